@@ -107,7 +107,7 @@ mod admin {
     assert_impl_all!(AdminBuilder: Send, Sync, Unpin, std::fmt::Debug);
     assert_impl_all!(AdminBody: Send, Sync, Unpin, std::fmt::Debug, http_body::Body);
     assert_impl_all!(AdminFuture: Send, Unpin, std::fmt::Debug);
-    // Of hyper's server and of axum's.
+    // With the bodies of hyper's server and of axum's.
     assert_impl_all!(Admin: tower::Service<Request<hyper::body::Incoming>>);
     assert_impl_all!(Admin: tower::Service<Request<axum::body::Body>>);
 }
@@ -118,13 +118,13 @@ assert_impl_all!(ReleaseError: std::error::Error);
 assert_impl_all!(LostError: std::error::Error, Send, Sync, Unpin);
 assert_impl_all!(Acquire: Send, Sync, Unpin, std::fmt::Debug);
 
-// A slot has one owner.
+// A slot has a single owner.
 assert_impl_all!(Permit: Send, Sync, Unpin, std::fmt::Debug);
 assert_not_impl_any!(Permit: Clone);
 assert_impl_all!(Hold: Send, Sync, Unpin, std::fmt::Debug);
 assert_not_impl_any!(Hold: Clone);
 
-/// A service over plain data, and one that stays on its thread.
+/// A service over plain data, and a service confined to its thread.
 type Answer<B> = Result<Response<B>, Infallible>;
 type Plain<Q> = tower::util::ServiceFn<fn(Request<Q>) -> Ready<Answer<Full<Bytes>>>>;
 type Local = tower::util::ServiceFn<fn(Request<()>) -> Ready<Answer<Rc<Full<Bytes>>>>>;
@@ -141,7 +141,7 @@ assert_not_impl_any!(ResponseBody<Rc<()>>: Send, Sync);
 assert_impl_all!(Limited<Plain<()>>: tower::Service<Request<()>>);
 assert_not_impl_any!(Limited<Local>: tower::Service<Request<()>>);
 
-/// What a client's types are does not matter.
+/// The types of a client do not matter.
 type Client = HttpClient<Plain<()>, Rc<()>, Rc<()>>;
 assert_impl_all!(Client: Send, Sync, Unpin, Clone, std::fmt::Debug);
 assert_impl_all!(HttpClientFuture<Ready<()>, (), Rc<()>>: Send, Sync, Unpin, std::fmt::Debug);
@@ -153,7 +153,7 @@ assert_impl_all!(ReadAheadBody<hyper::body::Incoming>: Send, Sync, Unpin, std::f
 
 fn send_sync<T: Send + Sync>(_: T) {}
 
-/// Compiled, never run.
+/// Only compiled, never run.
 #[allow(dead_code)]
 fn futures(limiter: &Limiter, permit: &Permit, slot: &Slot, hold: &Hold) {
     send_sync(permit.lost());

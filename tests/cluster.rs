@@ -1,5 +1,5 @@
-//! A cluster that changes while it is in use. What holds on any store is in `semaphore/`, and runs there on a cluster as
-//! well.
+//! A cluster that changes while in use. Properties of any store are tested in `semaphore/`, which also runs on a
+//! cluster.
 #![cfg(feature = "cluster")]
 
 mod support;
@@ -36,7 +36,7 @@ async fn replica(cluster: &RedisCluster) -> Limiter {
     builder().connect(&cluster.url()).await.expect("it is up")
 }
 
-/// The hash slots that ledgers of this namespace are in, with the keys in each.
+/// The hash slots with ledgers of this namespace, and the keys in each.
 fn ledgers(cluster: &RedisCluster) -> BTreeMap<u16, Vec<String>> {
     let mut slots: BTreeMap<u16, Vec<String>> = BTreeMap::new();
     for node in &cluster.primaries {
@@ -51,7 +51,7 @@ fn ledgers(cluster: &RedisCluster) -> BTreeMap<u16, Vec<String>> {
     slots
 }
 
-/// Work that goes on in the background, with what it sees of the cap.
+/// Load in the background, and its observations of the cap.
 struct Load {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicUsize>,
@@ -61,7 +61,7 @@ struct Load {
 }
 
 impl Load {
-    /// So many tasks that take a permit, hold it for a moment, and give it back.
+    /// Starts `tasks` tasks that acquire a permit, hold it for a moment, and release it.
     fn start(semaphores: &[Semaphore], tasks: usize) -> Self {
         let (stop, done, most, refused) = <(
             Arc<AtomicBool>,
@@ -103,7 +103,7 @@ impl Load {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Waits until so much more was done; returns how long that took.
+    /// Waits for a hundred more operations; returns how long they took.
     async fn goes_on(&self) -> Duration {
         let (before, began) = (self.done(), Instant::now());
         while self.done() < before + 100 {
@@ -113,7 +113,7 @@ impl Load {
         began.elapsed()
     }
 
-    /// The most permits held at once, and how many requests were refused.
+    /// Returns the maximum number of permits held at once, and the number of refusals.
     async fn end(self) -> (usize, usize) {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
@@ -126,7 +126,7 @@ impl Load {
     }
 }
 
-/// G1, G5: keys spread over all nodes, and nothing stays behind.
+/// G1, G5: keys are spread over all nodes, and nothing is left behind.
 #[test]
 fn ledgers_are_spread_over_the_nodes() {
     alone(async {
@@ -158,7 +158,8 @@ fn ledgers_are_spread_over_the_nodes() {
     });
 }
 
-/// G1, G3, G8: slots move from node to node under load; nobody is refused, the cap holds, the queue stays in order.
+/// G1, G3, G8: slots move from node to node under load; no request is refused, the cap holds, and the queue stays in
+/// order.
 #[test]
 fn slots_that_move_under_load_are_followed() {
     alone(async {
@@ -171,7 +172,7 @@ fn slots_that_move_under_load_are_followed() {
             .keys()
             .next()
             .expect("the ledger is there");
-        // Some neighbours, so that moving takes a while.
+        // Some neighbours, so that the move takes a while.
         let neighbour = Limit::concurrent("neighbour", 1);
         let mut held = Vec::new();
         for key in 0..300u64 {
@@ -204,8 +205,8 @@ fn slots_that_move_under_load_are_followed() {
     });
 }
 
-/// G1: a slot moves, and the subscription of a waiter stays at the node before, where all messages of the cluster arrive
-/// too. The waiter is passed over without one, and admitted when it asks.
+/// G1: a slot moves, and a waiter's subscription stays at the previous node, which also receives all messages of the
+/// cluster. The waiter is passed over without a wake-up, and admitted when it polls.
 #[test]
 fn a_waiter_whose_subscription_is_at_another_node_gets_no_message() {
     alone(async {
@@ -229,8 +230,8 @@ fn a_waiter_whose_subscription_is_at_another_node_gets_no_message() {
     });
 }
 
-/// G1: a slot is served by another node, which has none of its keys. Holders are put back there before a newcomer of their
-/// process is admitted.
+/// G1: a slot is now served by another node, which has none of its keys. Holders are restored there before any newcomer
+/// of their process is admitted.
 #[test]
 fn holders_are_at_the_next_node_before_newcomers() {
     alone(async {
@@ -252,7 +253,7 @@ fn holders_are_at_the_next_node_before_newcomers() {
     });
 }
 
-/// Where a key's ledger is, and where it is to move: the slot, its node and the next one.
+/// A key's slot, its current node, and the node to move it to.
 async fn way<'a>(
     cluster: &'a RedisCluster,
     semaphore: &Semaphore,
@@ -278,8 +279,8 @@ async fn until_granted(semaphore: &Semaphore) {
     }
 }
 
-/// G8: two nodes send an exchange to each other, as they may for a moment when a move is begun or broken off. That is an
-/// outage; it is not taken for a store that is set up wrongly, and it passes.
+/// G8: two nodes redirect an exchange to each other, which may happen briefly when a move starts or is aborted. This is
+/// a transient outage, not a configuration error.
 #[test]
 fn nodes_that_redirect_to_each_other_are_an_outage() {
     alone(async {
@@ -297,7 +298,7 @@ fn nodes_that_redirect_to_each_other_are_an_outage() {
     });
 }
 
-/// G8: a connection to the node that keys are moving to is not used again after it gave no answer: it may be half open.
+/// G8: a connection to the node that keys are migrating to is not reused after a missing answer: it may be half open.
 #[test]
 fn a_silent_node_that_keys_are_moving_to_is_connected_to_anew() {
     alone(async {
@@ -313,7 +314,7 @@ fn a_silent_node_that_keys_are_moving_to_is_connected_to_anew() {
         to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
         from.cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
         until_granted(&semaphore).await;
-        // It is the only one that does not listen for wake-ups.
+        // This connection is the only one without a subscription to wake-ups.
         let asking = || -> Vec<String> {
             let clients = to.cli(&["CLIENT", "LIST"]);
             let asking = clients
@@ -335,12 +336,12 @@ fn a_silent_node_that_keys_are_moving_to_is_connected_to_anew() {
     });
 }
 
-/// G8: a node that is gone concerns its own parts; the others go on as if nothing had happened.
+/// G8: a dead node affects only its own parts; the others continue undisturbed.
 #[test]
 fn a_node_that_is_gone_concerns_its_parts_only() {
     alone(async {
         let cluster = RedisCluster::start(3, 0);
-        // Else a part of the cluster that is gone takes the rest with it.
+        // Otherwise the rest of the cluster fails with the dead node.
         for node in cluster.nodes() {
             node.cli(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
         }
@@ -404,7 +405,7 @@ fn a_failover_is_survived_without_a_restart() {
         let recovered = began.elapsed();
         println!("in use again {recovered:?} after the primary was killed");
         assert!(recovered < Duration::from_secs(10), "{recovered:?}");
-        // Each permit is renewed at the node that has it now.
+        // Each permit is renewed at its new node.
         tokio::time::sleep(LEASE + LEASE / 2).await;
         assert!(
             held.iter().all(|permit| !permit.is_lost()),
@@ -424,7 +425,7 @@ fn a_failover_is_survived_without_a_restart() {
     });
 }
 
-/// G7: while a node is gone, the others send everybody there. They are asked once in each attempt.
+/// G7: while a node is dead, the others redirect everybody there. Each attempt asks every other node only once.
 #[test]
 fn a_node_that_is_gone_costs_the_others_few_connections() {
     alone(async {
@@ -467,7 +468,7 @@ fn a_node_that_is_gone_costs_the_others_few_connections() {
     });
 }
 
-/// G5, G8: a shutdown releases what it can, does not wait for a node that is silent, and reports what it leaves there.
+/// G5, G8: a shutdown releases as much as it can, does not wait for a silent node, and reports the permits left there.
 #[test]
 fn a_shutdown_reports_what_a_silent_node_may_still_count() {
     alone(async {
@@ -487,7 +488,7 @@ fn a_shutdown_reports_what_a_silent_node_may_still_count() {
             let limiter = limiter.clone();
             async move { limiter.shutdown(PATIENT).await }
         });
-        // All parts are closed: their permits count as released by the shutdown.
+        // All parts are closed, and their permits count as released by the shutdown.
         let is_closed = |kind| kind == AcquireErrorKind::ShutDown;
         for key in 0..KEYS {
             let late = limiter.semaphore(&limit, format!("late {key}"));
@@ -511,7 +512,7 @@ fn a_shutdown_reports_what_a_silent_node_may_still_count() {
     });
 }
 
-/// G8: the nodes of the URL may be gone when it matters.
+/// G8: all nodes in the URL may be dead by the time they are needed.
 #[test]
 fn dead_nodes_in_the_url_are_passed_over() {
     alone(async {

@@ -1,6 +1,6 @@
-//! What things cost may not grow unseen: allocations in this process, commands in the store. No time is taken.
+//! Costs must not grow unnoticed: allocations in this process, commands in the store. Times are not measured.
 //!
-//! A change that makes something cheaper lowers its number here. `.ci/cost` shows what there is beside it.
+//! A change that reduces a cost lowers its number here. `.ci/cost` also prints the actual numbers.
 
 #[path = "../benches/layer/contenders.rs"]
 mod contenders;
@@ -30,7 +30,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 const MANY: Limit = Limit::concurrent("many", 1_000);
 const ONE: Limit = Limit::concurrent("one", 1).wait_up_to(Duration::from_secs(60));
 
-/// Allocations are counted for the whole process: one test at a time.
+/// Allocations are counted for the whole process, so only one test runs at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -41,7 +41,7 @@ fn runtime() -> Runtime {
     runtime.expect("a runtime")
 }
 
-/// How much is allocated by one of those that `run` runs so many of. What is made once goes by taking the difference.
+/// Allocations of one of the operations that `run` repeats. The difference of two runs excludes one-time allocations.
 fn allocations_of_one(mut run: impl FnMut(usize)) -> f64 {
     const TIMES: usize = 1_000;
     let [once, twice] = [1, 2].map(|times| {
@@ -53,21 +53,21 @@ fn allocations_of_one(mut run: impl FnMut(usize)) -> f64 {
     (twice as f64 - once as f64) / TIMES as f64
 }
 
-/// What is allocated and not freed.
+/// Number of bytes allocated but not freed.
 fn allocated_bytes() -> f64 {
     let stats = ALLOCATOR.stats();
     stats.bytes_allocated as f64 - stats.bytes_deallocated as f64
 }
 
-/// Those that acquire a permit and give it back, one after the other.
+/// Acquires and releases permits, one after another.
 async fn pairs(semaphore: &Semaphore, count: usize) {
     for _ in 0..count {
         drop(semaphore.acquire().await.expect("free"));
     }
 }
 
-/// The lease, and the slot in the request's extensions (three of them, as there is nothing else in them), which is all
-/// without a limit; a key, unless it is short; a claim, its legs and its lists.
+/// Every request: the lease, and the slot in the request's extensions (three allocations, since they are otherwise
+/// empty). With limits also a key, unless it is short; and for a claim its legs and its lists.
 #[test]
 fn a_request_allocates_no_more_than_before() {
     let _alone = alone();
@@ -95,7 +95,7 @@ fn a_request_allocates_no_more_than_before() {
     assert_eq!(added.collect::<Vec<_>>(), known);
 }
 
-/// The lease is all. It is the same for one key and for a few in turn.
+/// Only the lease. The same for one key and for a few in turn.
 #[test]
 fn a_permit_in_memory_is_one_allocation() {
     let _alone = alone();
@@ -125,7 +125,7 @@ fn a_reused_permit_is_no_allocation() {
     assert_eq!(one.round(), 0.0);
 }
 
-/// Most are the driver's and the client's of Redis. How often exchanges meet is not the same in each run.
+/// Most of them belong to the driver and to the Redis client. How often exchanges coincide varies between runs.
 #[test]
 fn a_permit_of_a_store_allocates_no_more_than_before() {
     const MOST: f64 = 25.0;
@@ -138,7 +138,7 @@ fn a_permit_of_a_store_allocates_no_more_than_before() {
     assert!(one <= MOST, "{one} allocations, not {MOST}");
 }
 
-/// How often the server ran each command since the counts were last reset, but for the test's own.
+/// How often the server ran each command since the last reset, excluding the test's own commands.
 fn calls(server: &RedisServer) -> BTreeMap<String, u64> {
     let stats = server.cli(&["INFO", "commandstats"]);
     let stats = stats.lines().filter_map(|line| line.split_once(":calls="));
@@ -147,7 +147,7 @@ fn calls(server: &RedisServer) -> BTreeMap<String, u64> {
         let name = name.trim_start_matches("cmdstat_").to_owned();
         (name, count.parse().expect("a number"))
     });
-    // Redis 6.2 counts no subcommands.
+    // Redis 6.2 does not count subcommands.
     let own = ["config", "config|resetstat", "info", "keys", "zlexcount"];
     calls
         .filter(|(name, _)| !own.contains(&name.as_str()))
@@ -175,7 +175,7 @@ fn a_permit_is_two_short_exchanges() {
     runtime().block_on(async {
         let limiter = Limiter::connect(&server.url()).await.expect("up");
         let semaphore = limiter.semaphore(&MANY, "k");
-        // The script is loaded, and the key is there.
+        // Load the script and create the key first.
         let first = hold(&semaphore, 1).await;
         server.cli(&["CONFIG", "RESETSTAT"]);
         let permits = hold(&semaphore, TIMES).await;
@@ -211,7 +211,7 @@ fn a_permit_is_two_short_exchanges() {
     });
 }
 
-/// The right to use slots again is asked for by time, however many permits there are.
+/// The right to reuse slots is requested by time, regardless of the number of permits.
 #[test]
 fn reused_permits_cost_the_store_nothing_by_themselves() {
     const REUSED: Limit = Limit::concurrent("reused", 64).reuse();
@@ -237,7 +237,7 @@ fn reused_permits_cost_the_store_nothing_by_themselves() {
         for task in tasks.collect::<Vec<_>>() {
             task.await.expect("no panic");
         }
-        // On a busy machine a right may end before it is asked for again, and then the slots are, once.
+        // On a busy machine a right may expire before its renewal, and then each slot is requested once.
         let most = 8 + 2 * (start.elapsed().as_micros() / EVERY.as_micros()) as u64;
         let calls = calls(&server);
         let asked = calls.get("evalsha").copied().unwrap_or_default();
@@ -247,7 +247,7 @@ fn reused_permits_cost_the_store_nothing_by_themselves() {
     });
 }
 
-/// However many are held: they are renewed together.
+/// Permits are renewed together, regardless of their number.
 #[test]
 fn a_hundred_permits_are_renewed_in_one_exchange() {
     let _alone = alone();
@@ -268,14 +268,15 @@ fn a_hundred_permits_are_renewed_in_one_exchange() {
             sleep(Duration::from_millis(5)).await;
         }
         let calls = calls(&server);
-        // The first and the last may have been granted too far apart for one.
+        // The first and the last permit may have been granted too far apart for a single exchange.
         assert!(calls["evalsha"] <= 2, "{calls:?}");
         let most = 2 * calls["evalsha"];
         assert!(calls.values().all(|count| *count <= most), "{calls:?}");
     });
 }
 
-/// However many keys there are: renewals that are due within a moment share an exchange. They are spread all the same.
+/// Regardless of the number of keys, renewals due at about the same time share an exchange. They are still spread over
+/// time.
 #[test]
 fn renewals_of_a_thousand_keys_share_exchanges() {
     const KEYS: usize = 1_000;
@@ -297,18 +298,18 @@ fn renewals_of_a_thousand_keys_share_exchanges() {
         let calls = calls(&server);
         let exchanges = calls["evalsha"];
         assert!((10..=100).contains(&exchanges), "{calls:?}");
-        // What each key costs.
+        // The cost of each key.
         let of_a_key: u64 = calls.values().sum::<u64>() / KEYS as u64;
         assert!(of_a_key <= 4, "{calls:?}");
     });
 }
 
-/// A key is a queue and its place in the tables; a permit its entry and its lease. When they are given back nothing of
-/// them is kept, but for room in two lists.
+/// A key costs a queue and its place in the tables; a permit its entry and its lease. After the release nothing is
+/// kept, except the capacity of two lists.
 #[test]
 fn keys_take_no_memory_when_they_are_left() {
     const KEYS: usize = 20_000;
-    /// What operators see a permit as, and whether they have revoked it.
+    /// A permit's label for operators, and whether an operator has revoked it.
     const OPERATE: f64 = if cfg!(feature = "operate") { 64.0 } else { 0.0 };
     const MOST_HELD: [(usize, f64); 2] = [(1, 790.0 + OPERATE), (2, 520.0 + OPERATE)];
     const MOST_LEFT: f64 = 64.0;
@@ -343,7 +344,7 @@ fn keys_take_no_memory_when_they_are_left() {
     });
 }
 
-/// However many wait: only their keeper asks, once in a while.
+/// Regardless of the number of waiters, only their keeper asks, once in a while.
 #[test]
 fn waiting_is_a_poll_for_all() {
     const POLL: Duration = Duration::from_millis(100);
@@ -366,7 +367,7 @@ fn waiting_is_a_poll_for_all() {
         while calls(&server).get("evalsha").is_none_or(|polls| *polls < 5) {
             sleep(Duration::from_millis(5)).await;
         }
-        // Polls are a little early, by chance.
+        // Polls may be slightly early because of jitter.
         let least = POLL.mul_f64(0.9) * 4;
         assert!(start.elapsed() >= least, "{:?}", start.elapsed());
         let calls = calls(&server);

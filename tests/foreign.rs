@@ -1,6 +1,6 @@
-//! Foreign code: subscribers, log writers, recorders of metrics, wakers and closures that call every public method of the
-//! limiter from within, or block. Nothing hangs, and nobody else is held up. One process, since subscribers and recorders are
-//! global.
+//! Foreign code: subscribers, log writers, recorders of metrics, wakers and closures that call every public method of
+//! the limiter from within, or block. Nothing hangs, and no other task is held up. A single process, since subscribers
+//! and recorders are global.
 
 mod support;
 
@@ -51,14 +51,14 @@ use tracing_subscriber::{
     layer::{Context as Layered, SubscriberExt},
 };
 
-/// Longer than anything takes that a test waits for.
+/// Longer than anything a test waits for.
 const PATIENT: Duration = Duration::from_secs(60);
 const LEASE: Duration = Duration::from_millis(900);
 const STORE_TIMEOUT: Duration = Duration::from_millis(250);
-/// What foreign code uses.
+/// The limit used by foreign code.
 const PROBE: Limit = Limit::concurrent("probe", 3);
 
-/// What foreign code has at hand.
+/// Objects that foreign code can use.
 struct Scene {
     limiters: Vec<Limiter>,
     permits: Vec<Arc<Permit>>,
@@ -80,16 +80,16 @@ fn scene() -> MutexGuard<'static, Scene> {
     SCENE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Drops the permits that foreign code has at hand; not with the lock held, which it takes.
+/// Drops the permits available to foreign code; outside the lock, which the drop needs.
 fn let_go() {
     let permits = std::mem::take(&mut scene().permits);
     drop(permits);
 }
 
-/// The same foreign code calls back so often, and no more: what it does would call it again.
+/// Maximum number of callbacks of one kind, because each callback may cause another.
 const MAX_CALLS: usize = 20;
 
-/// Calls all that there is to call, from within foreign code.
+/// Calls every method from within foreign code.
 fn call_back(from: &str) {
     thread_local! {
         static INSIDE: AtomicBool = const { AtomicBool::new(false) };
@@ -157,7 +157,7 @@ fn call_limiter(limiter: &Limiter) {
     poll_once(request(&limiter.layer(PROBE), "/probe"));
 }
 
-/// Tells whether it is ready.
+/// Polls once. Returns whether the future is ready.
 fn poll_once<F: Future>(future: F) -> bool {
     let polled = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
     matches!(polled, Poll::Ready(_))
@@ -219,7 +219,7 @@ fn is_ours(site: &CallSite<'_>) -> bool {
     site.target().starts_with("tower_turnstile")
 }
 
-/// Of an event: its text.
+/// The text of an event.
 struct Message(String);
 
 impl Visit for Message {
@@ -230,7 +230,7 @@ impl Visit for Message {
     }
 }
 
-/// What logs are written to. It calls back, and blocks on demand.
+/// A writer for logs that calls back, or blocks on demand.
 struct Writer;
 
 static BLOCKED: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
@@ -238,7 +238,7 @@ static BLOCKED: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 impl io::Write for Writer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         call_back("write");
-        // Warnings only: the driver's, and not those of the threads that drop permits.
+        // Only warnings: these are the driver's, and not from threads that drop permits.
         if bytes.windows(5).any(|part| part == b" WARN") {
             let blocked = BLOCKED.0.lock().unwrap();
             drop(BLOCKED.1.wait_while(blocked, |blocked| *blocked).unwrap());
@@ -251,7 +251,7 @@ impl io::Write for Writer {
     }
 }
 
-/// Foreign code blocks in place of calling back, as long as this lives.
+/// While this lives, foreign code blocks instead of calling back.
 struct Blocked;
 
 impl Blocked {
@@ -356,7 +356,7 @@ impl Drop for Caught {
     }
 }
 
-/// Polls with wakers that call back, a new one each time.
+/// Polls with wakers that call back, a new waker each time.
 async fn caught<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     std::future::poll_fn(|cx| {
@@ -383,7 +383,7 @@ fn install() {
     });
 }
 
-/// One after the other, each in its time: what hangs is named.
+/// One scenario at a time, with a time limit: a hanging one is named.
 fn run(name: &str, scenario: impl FnOnce(&Runtime) + Send + 'static) {
     install();
     static ALONE: Mutex<()> = Mutex::new(());
@@ -445,7 +445,7 @@ async fn until_told(message: &'static str) {
     until(message, || was_called(&format!("event {message}"))).await;
 }
 
-/// A permit that foreign code has at hand too.
+/// A permit that foreign code can use too.
 async fn held(limiter: &Limiter, limit: &Limit) -> Arc<Permit> {
     let permit = caught(limiter.semaphore(limit, "key").acquire()).await;
     let permit = Arc::new(permit.unwrap());
@@ -453,7 +453,7 @@ async fn held(limiter: &Limiter, limit: &Limit) -> Arc<Permit> {
     permit
 }
 
-/// Whatever becomes of requests and permits, in memory and with a store.
+/// Requests and permits with every outcome, in memory and with a store.
 fn requests_and_permits(runtime: &Runtime, limiter: &Limiter) {
     let one = Limit::concurrent("one", 1).wait_up_to(PATIENT);
     runtime.block_on(async {
@@ -461,7 +461,7 @@ fn requests_and_permits(runtime: &Runtime, limiter: &Limiter) {
         let semaphore = limiter.semaphore(&one, "key");
         let waiter = tokio::spawn(caught(semaphore.acquire()));
         until("it waits", || limiter.status().waiting > 0).await;
-        // Given up, with another waker than the first.
+        // Cancelled, with a different waker from the first.
         let mut given_up = semaphore.acquire();
         poll_once(&mut given_up);
         poll_once(caught(&mut given_up));
@@ -469,7 +469,7 @@ fn requests_and_permits(runtime: &Runtime, limiter: &Limiter) {
         let_go();
         drop(first);
         drop(timeout(PATIENT, waiter).await.unwrap().unwrap().unwrap());
-        // Woken by a new value, by a shadow mode, by a rate.
+        // Woken by a new value, by shadow mode, and by a rate.
         let _held = held(limiter, &one).await;
         let waiter = tokio::spawn(caught(semaphore.acquire()));
         until("it waits", || limiter.status().waiting > 0).await;
@@ -491,7 +491,7 @@ fn requests_and_permits(runtime: &Runtime, limiter: &Limiter) {
             .and(Limit::concurrent("two", 2), "key");
         for _ in 0..3 {
             let permit = caught(both.acquire()).await.unwrap();
-            // By a name that none of its rates has: warned of once, then for debugging.
+            // A name that none of its rates has: one warning, later at debug level.
             permit.spend("unknown", 1);
         }
         let short = Limit::concurrent("one", 1).wait_up_to(Duration::from_millis(20));
@@ -540,7 +540,7 @@ fn layers(runtime: &Runtime, limiter: &Limiter) {
         let head = Request::get("/").body(axum::body::Body::empty()).unwrap();
         assert_eq!(unlayered.oneshot(head).await.unwrap().status(), 500);
         until_told("a handler extracts a slot on a route without a limit layer").await;
-        // A bound ends a response that is still being sent, and its slot.
+        // A bound ends a response in progress, and its slot.
         let bounded = limiter.layer(Limit::concurrent("bounded", 1));
         let bounded = bounded
             .max_hold(Duration::from_millis(50))
@@ -565,7 +565,7 @@ fn layers(runtime: &Runtime, limiter: &Limiter) {
     });
 }
 
-/// What a store can do, and the events that it causes.
+/// Faults of a store, and their events.
 fn troubles(runtime: &Runtime, server: &RedisServer, limiter: &Limiter) {
     let job = Limit::concurrent("job", 3);
     runtime.block_on(async {
@@ -617,13 +617,13 @@ fn troubles(runtime: &Runtime, server: &RedisServer, limiter: &Limiter) {
     });
 }
 
-/// What operators do, and the events that it causes.
+/// Operations of operators, and their events.
 async fn steered(server: &RedisServer, limiter: &Limiter) {
     let operator = Operator::connect(&server.url()).await.unwrap();
     let by = By::new("ada", "a test").unwrap();
     let starts = Limit::rate("starts", 5, Duration::from_secs(1));
     let _ = caught(limiter.semaphore(&starts, "key").acquire()).await;
-    // A rate has no such value, which only its replicas know.
+    // Only the replicas of a rate know that it cannot have this value.
     let target = Target::digest("starts", KeyDigest::of("starts", "key"));
     let seen = operator.overrides().await.unwrap();
     let set = operator.set(&seen, &target, 0, PATIENT, &by);
@@ -644,7 +644,7 @@ async fn steered(server: &RedisServer, limiter: &Limiter) {
     until_told("the overrides of operators are not as they should be").await;
 }
 
-/// A server that ends connections with a subscription at the first large reply.
+/// A server that ends subscribed connections at the first large reply.
 fn small_buffers(runtime: &Runtime, server: &RedisServer, limiter: &Limiter) {
     let limit_subscribers =
         |limit: &str| server.cli(&["CONFIG", "SET", "client-output-buffer-limit", limit]);
@@ -699,7 +699,7 @@ fn all_foreign_code_may_call_back() {
         let semaphore = limiter.semaphore(&PROBE, "late");
         drop(runtime.block_on(caught(semaphore.acquire())).unwrap());
         runtime.block_on(until_told(STALLED));
-        // The runtime ends with a slot that nobody gave back.
+        // The runtime ends with a slot that was never released.
         let ends = Builder::new_current_thread().enable_all().build().unwrap();
         let limiter = ends.block_on(builder().connect(&server.url())).unwrap();
         let semaphore = limiter.semaphore(&PROBE, "kept");
@@ -781,7 +781,8 @@ const DROPPED: &str = "the limiter was dropped without `shutdown`, and slots may
 const UNCONFIRMED: &str = "the store did not confirm all releases by the end of `shutdown`: \
      slots may stay taken until their leases end";
 
-/// Told after a minute only, and on the way of all others about the store: `tests/semaphore/main.rs` waits for it.
+/// Logged only after a minute, by the same code as all other events about the store. `tests/semaphore/main.rs` waits
+/// for it.
 const AFTER_A_MINUTE: &str =
     "the store has not been reached since the start: the fallback of each limit applies";
 
@@ -814,7 +815,7 @@ fn messages() -> BTreeSet<String> {
     messages
 }
 
-/// A writer that blocks holds up the thread that writes, and no other.
+/// A blocking writer holds up only the thread that writes.
 #[test]
 fn a_log_writer_that_blocks_holds_up_nobody_else() {
     run("a blocked writer", |runtime| {
@@ -831,9 +832,9 @@ fn a_log_writer_that_blocks_holds_up_nobody_else() {
         });
         let blocked = Blocked::new();
         server.pause();
-        // The driver finds the store to be down, and logs it.
+        // The driver finds the store down, and logs it.
         let waiting = runtime.spawn(limiter.semaphore(&PROBE, "key").acquire());
-        // The driver blocks a worker of the runtime now, whose timers may stand still with it.
+        // Now the driver blocks a worker of the runtime, whose timers may stop as well.
         let begin = Instant::now();
         while limiter.status().store_up {
             assert!(begin.elapsed() < PATIENT / 2, "it is down");

@@ -1,4 +1,4 @@
-//! The pages of the guide lead on in the repository as they do on docs.rs, where `links.md` has their links.
+//! Links between the guide's pages work in the repository as on docs.rs, where `links.md` has their targets.
 
 use std::{fs, path::Path};
 
@@ -19,7 +19,7 @@ fn links(folder: &Path) -> Vec<(String, String)> {
     links.map(link).collect()
 }
 
-/// Where a link leads in the repository: to another page, or to an item on docs.rs.
+/// The target of a link in the repository: another page, or an item on docs.rs.
 fn in_the_repository(target: &str) -> String {
     match target.strip_prefix(MODULE) {
         Some(page) => format!("{page}.md"),
@@ -67,7 +67,7 @@ fn each_page_ends_with_the_links_that_it_uses() {
     assert!(pages > 10, "{pages}");
 }
 
-/// What the guide shows as a file is one that is taken.
+/// The file shown in the guide is valid.
 #[cfg(feature = "config")]
 #[test]
 fn the_file_of_the_guide_is_valid() {

@@ -27,7 +27,7 @@ use tower_turnstile::{Limit, Limiter, Semaphore};
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// The example, with one slot, and the same limit in this process.
+/// The example with one slot, and the same limit in this process.
 async fn hold(server: &RedisServer, options: &[&str]) -> (Replica, Semaphore) {
     let mut example = command("hold", options);
     example.args(["--listen", "127.0.0.1:0", "--store", &server.url()]);
@@ -38,7 +38,7 @@ async fn hold(server: &RedisServer, options: &[&str]) -> (Replica, Semaphore) {
     (replica, limiter.semaphore(gpu, "acme"))
 }
 
-/// A client with nothing but the usual folders of programs in its environment.
+/// A client whose environment contains only the usual program folders.
 fn client(program: &str, arguments: &[&str]) -> Client {
     let mut command = Command::new(program);
     let path = std::env::var_os("PATH").expect("a path");
@@ -73,7 +73,7 @@ impl Client {
         lines
     }
 
-    /// Until a line of its errors begins so.
+    /// Waits until a line of its errors begins with this text.
     async fn notes(&mut self, start: &str) {
         while !next(&mut self.notes).await.starts_with(start) {}
     }
@@ -136,7 +136,7 @@ fn a_slot_is_held_for_as_long_as_the_connection_lives() {
     });
 }
 
-/// One that waits leaves the queue when it goes.
+/// A waiting client leaves the queue when it disconnects.
 #[test]
 fn a_client_that_leaves_does_not_wait_any_more() {
     alone(async {
@@ -182,7 +182,7 @@ fn refusals_and_losses_end_the_stream() {
     });
 }
 
-/// The scripts of the page, but for the port.
+/// The scripts of the page, with another port.
 fn scripts(folder: &Path, replica: &Replica) -> [(&'static str, PathBuf); 2] {
     let page = include_str!("../src/guide/not_rust.md");
     [("python3", "python", "py"), ("node", "js", "mjs")].map(|(program, language, ending)| {
@@ -223,7 +223,7 @@ fn the_scripts_of_the_guide_hold_slots() {
     });
 }
 
-/// Without a sign of life, or with the slot gone, the work stops.
+/// Without a sign of life, or without the slot, the work stops.
 #[test]
 fn the_scripts_of_the_guide_stop_without_a_slot() {
     alone(async {
@@ -234,7 +234,7 @@ fn the_scripts_of_the_guide_stop_without_a_slot() {
             let scripts = scripts(folder.path(), &replica);
             let mut clients = Vec::new();
             for (program, script) in &scripts {
-                // A key of its own for each.
+                // A different key for each.
                 let script = script.to_str().unwrap();
                 let text = std::fs::read_to_string(script).unwrap();
                 std::fs::write(script, text.replace("key=acme", &format!("key={program}")))
@@ -257,7 +257,7 @@ fn the_scripts_of_the_guide_stop_without_a_slot() {
     });
 }
 
-/// A client whose process stands still is not a dead network: it holds its slot.
+/// A client whose process is stopped is no dead network: it keeps its slot.
 #[test]
 fn a_client_that_does_not_read_keeps_its_slot() {
     alone(async {
@@ -269,7 +269,7 @@ fn a_client_that_does_not_read_keeps_its_slot() {
         assert_eq!(event, "event: granted");
         let pid = Pid::from_raw(holder.process.id().unwrap().try_into().unwrap());
         kill(pid, Signal::SIGSTOP).unwrap();
-        // Longer than a dead network is borne: its kernel acknowledges.
+        // Longer than a dead network is tolerated: the client's kernel still acknowledges.
         let waiter = timeout(Duration::from_secs(2), gpu.acquire()).await;
         assert!(waiter.is_err(), "it has its slot");
         kill(pid, Signal::SIGCONT).unwrap();

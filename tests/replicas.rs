@@ -1,6 +1,6 @@
-//! Several real processes of `examples/axum` on one real Redis: what a service owner would see.
+//! Several real processes of `examples/axum` on one real Redis: the view of a service owner.
 //!
-//! Each test names the guarantees that it checks. They run one at a time, since some are about load.
+//! Each test names the guarantees that it checks. The tests run one at a time, since some are about load.
 
 mod support;
 
@@ -59,7 +59,7 @@ fn three_replicas_share_one_cap_in_arrival_order() {
         }
         let seen = streams.seen();
         for (place, number) in seen.order.iter().enumerate() {
-            // Four are admitted almost at once, and their first events take ways of their own.
+            // Four are admitted almost at once, and their first events take different paths.
             assert!(place.abs_diff(*number) < 4, "G3: {:?}", seen.order);
         }
         assert!(
@@ -90,7 +90,7 @@ fn replicas_take_turns_in_arrival_order() {
         let server = RedisServer::start();
         let replicas = replicas(&server, 3, &["--limit", "1"]).await;
         let (streams, watch) = (Streams::default(), Ledger::watch(&server));
-        // Until all the others wait, however long that takes.
+        // Until all others wait, however long that takes.
         let first = streams.open(20, replicas[0].get("/stream?chunks=100000&every=25"));
         streams.until_started(20).await;
         let mut clients = Vec::new();
@@ -110,7 +110,7 @@ fn replicas_take_turns_in_arrival_order() {
     });
 }
 
-/// G5: slots of a killed replica are back within the lease, and handed on at once when it ends.
+/// G5: slots of a killed replica are free within the lease, and handed on at once when the lease ends.
 #[test]
 fn a_killed_holder_delays_waiters_by_its_lease_at_most() {
     alone(async {
@@ -168,7 +168,7 @@ fn dead_waiters_at_the_head_of_the_queue_are_passed_over() {
     });
 }
 
-/// G4: the same with several slots, and newcomers, who find slots that are free though there is a queue.
+/// G4: likewise with several slots, and with newcomers, who find free slots despite a queue.
 #[test]
 fn dead_waiters_leave_no_slot_idle() {
     alone(async {
@@ -207,7 +207,7 @@ fn dead_waiters_leave_no_slot_idle() {
     });
 }
 
-/// G4: a replica that dies every second costs the others little more than one that stops in order.
+/// G4: a replica that dies every second costs the others little more than an orderly shutdown.
 #[test]
 fn crashes_cost_little_more_than_stops() {
     alone(async {
@@ -223,7 +223,7 @@ enum Ends {
     ByCrash,
 }
 
-/// Requests that two replicas serve in ten seconds while a third one ends every second, with thirty waiters.
+/// Requests that two replicas serve in ten seconds, while a third one ends every second, with thirty waiters.
 async fn served_beside(end: Ends) -> usize {
     let server = RedisServer::start();
     let options = ["--limit", "8", "--lease", "1s", "--store-timeout", "300ms"];
@@ -262,7 +262,7 @@ async fn served_beside(end: Ends) -> usize {
     served.load(Relaxed)
 }
 
-/// G5: a client that leaves frees its slot, or its place, within a second.
+/// G5: a client that disconnects frees its slot, or its place, within a second.
 #[test]
 fn clients_that_leave_give_back_slots_and_places() {
     alone(async {
@@ -314,7 +314,7 @@ fn a_stopped_replica_aborts_its_streams_when_it_wakes() {
             .collect();
         watch.until_members(4).await;
         replicas[0].pause();
-        // What was in flight when it was stopped has arrived by then.
+        // By then all data in transit at the stop has arrived.
         sleep(Duration::from_millis(300)).await;
         let before = [streams.events(0), streams.events(1)];
         sleep(Duration::from_millis(3_700)).await;
@@ -335,8 +335,8 @@ fn a_stopped_replica_aborts_its_streams_when_it_wakes() {
     });
 }
 
-/// G8: with the store gone, requests are decided by policy within the store timeout; with the store back, the cap is
-/// shared again.
+/// G8: while the store is gone, policies decide on requests within the store timeout; once the store is back, the cap
+/// is shared again.
 #[test]
 fn an_outage_is_decided_by_policy_and_ends_unaided() {
     for (policy, status, at_once) in [("local", 200, 1), ("allow", 200, 3), ("reject", 503, 0)] {
@@ -404,7 +404,7 @@ fn an_outage_is_decided_by_policy_and_ends_unaided() {
     }
 }
 
-/// G8: a store that stands still is an outage too, and what it was sent in the meantime leaves nothing behind (G6).
+/// G8: a stalled store is an outage too, and the requests sent to it meanwhile leave nothing behind (G6).
 #[test]
 fn a_store_that_stands_still_is_an_outage() {
     alone(async {
@@ -444,7 +444,7 @@ fn a_store_that_stands_still_is_an_outage() {
     });
 }
 
-/// Held streams survive a restart of a store that forgets: they are adopted, and count again.
+/// Streams survive a restart of a store without its data: they are adopted, and count again.
 #[test]
 fn a_store_that_forgot_is_restored() {
     alone(async {
@@ -471,7 +471,7 @@ fn a_store_that_forgot_is_restored() {
     });
 }
 
-/// G7, and the cost of waiting: 60 waiters on three replicas cost a few calls a second.
+/// G7, and the cost of waiting: 60 waiters on three replicas cost a few calls per second.
 #[test]
 fn waiting_costs_the_store_next_to_nothing() {
     alone(async {
@@ -488,7 +488,7 @@ fn waiting_costs_the_store_next_to_nothing() {
         let before = script_calls(&server);
         sleep(5 * SECOND).await;
         let calls = script_calls(&server) - before;
-        // A poll a second for each replica, one roll call each, renewals of one slot.
+        // One poll per second and replica, one roll call each, and renewals of one slot.
         assert!((5..=25).contains(&calls), "{calls} calls in 5 s");
         holder.abort();
         for waiter in waiters {
@@ -497,7 +497,7 @@ fn waiting_costs_the_store_next_to_nothing() {
     });
 }
 
-/// G5: SIGTERM gives back every slot and refuses who waits; the process ends with 0 within a few seconds.
+/// G5: SIGTERM releases every slot and refuses waiting requests; the process exits with 0 within a few seconds.
 #[test]
 fn a_graceful_shutdown_leaves_nothing_behind() {
     alone(async {
@@ -546,7 +546,7 @@ fn a_websocket_holds_its_slot_to_the_end() {
     });
 }
 
-/// The same over HTTP/2, where a WebSocket begins with a CONNECT request (RFC 8441).
+/// Likewise over HTTP/2, where a WebSocket begins with a CONNECT request (RFC 8441).
 #[test]
 fn a_websocket_over_http2_holds_its_slot_to_the_end() {
     alone(async {
@@ -556,7 +556,7 @@ fn a_websocket_over_http2_holds_its_slot_to_the_end() {
         let (mut client, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
         let connection = tokio::spawn(connection);
         let url = |path| format!("http://{}{path}", replica.address());
-        // The server's settings come before its first response.
+        // The server's settings arrive before its first response.
         let request = Request::get(url("/free")).body(()).expect("valid");
         client = client.ready().await.expect("open");
         let (response, _) = client.send_request(request, true).expect("sent");
@@ -593,7 +593,7 @@ fn a_websocket_over_http2_holds_its_slot_to_the_end() {
     });
 }
 
-/// G5: a WebSocket that takes a slot for each message takes none between messages, and gives up its turn when it closes.
+/// G5: a WebSocket that takes a slot per message holds none between messages, and leaves the queue when it closes.
 #[test]
 fn a_websocket_that_closes_gives_up_its_turn() {
     alone(async {
@@ -602,7 +602,7 @@ fn a_websocket_that_closes_gives_up_its_turn() {
         let (streams, watch) = (Streams::default(), Ledger::watch(&server));
         let mut socket = replica.websocket("/turns?ms=1").await;
         assert_eq!(socket.echo("one").await, "one");
-        // An idle socket holds nothing.
+        // An idle socket holds no slot.
         timeout(SECOND, until_empty(&server)).await.expect("G5");
         let holder = streams.open(0, replica.get("/stream?chunks=100000&every=25"));
         watch.until_holders(1).await;
@@ -617,7 +617,7 @@ fn a_websocket_that_closes_gives_up_its_turn() {
             drop(socket);
             watch.until_members(1).await;
         }
-        // One that stays has its turn, and what it asks meanwhile is answered in order.
+        // A socket that stays gets its turn, and its later messages are answered in order.
         for text in ["three", "four"] {
             socket.send(TEXT, text.as_bytes()).await;
         }
@@ -637,7 +637,7 @@ fn a_websocket_learns_of_a_shutdown_at_its_beginning() {
             let server = RedisServer::start();
             let mut replica = Replica::start(&server.url(), &["--limit", "2"]).await;
             let streams = Streams::default();
-            // It goes on until the end of the shutdown.
+            // The stream continues until the end of the shutdown.
             let stream = streams.open(0, replica.get("/stream?chunks=100000&every=25"));
             streams.until_started(0).await;
             let mut socket = replica.websocket(path).await;
@@ -655,7 +655,7 @@ fn a_websocket_learns_of_a_shutdown_at_its_beginning() {
     }
 }
 
-/// SIGTERM, by which orchestrators end a process, lets a stream in progress come to its end: in each example that serves.
+/// SIGTERM, used by orchestrators to end a process, lets a stream in progress finish: in each example that serves.
 #[test]
 fn a_stream_in_progress_outlives_sigterm() {
     alone(async {
@@ -686,7 +686,7 @@ async fn whole_after_sigterm(mut replica: Replica, path: &str, events: usize) {
     assert_eq!(replica.terminated().await, Some(0));
 }
 
-/// The page goes with the service.
+/// The page ends with the service.
 #[cfg(feature = "admin")]
 #[test]
 fn the_example_with_a_page_ends_by_sigterm() {
@@ -697,7 +697,7 @@ fn the_example_with_a_page_ends_by_sigterm() {
     });
 }
 
-/// A bad option is one clear line that names it, and exit code 2.
+/// A bad option causes one clear line that names it, and exit code 2.
 #[test]
 fn bad_options_are_refused_in_one_line() {
     let server = RedisServer::start();
@@ -728,7 +728,7 @@ fn bad_options_are_refused_in_one_line() {
     }
 }
 
-/// A store that cannot be reached at the start is one warning, and the policy applies.
+/// A store unreachable at the start causes one warning, and the policy applies.
 #[test]
 fn a_service_starts_while_its_store_is_down() {
     alone(async {

@@ -1,6 +1,6 @@
 //! Redis Sentinel: real servers, real failovers.
 //!
-//! Each test names the guarantees that it checks. They run one at a time, since they measure times.
+//! Each test names the guarantees that it checks. The tests run one at a time, since they measure times.
 
 mod support;
 
@@ -26,11 +26,11 @@ use tower_turnstile::{
 };
 
 const PATIENT: Duration = Duration::from_secs(30);
-/// From the sentinels' word to the next grant: the longest pause between probes, one that was cut off, and slack for a
-/// machine that does other things too.
+/// From the sentinels' announcement to the next grant: the longest pause between probes, one aborted probe, and an
+/// allowance for a busy machine.
 const RECOVERED: Duration = Duration::from_millis(2_500);
 
-/// Its permits are from the store, or there are none.
+/// Its permits come only from the store.
 fn strict(max: u32) -> Limit {
     Limit::concurrent("strict", max).fallback(Fallback::Reject)
 }
@@ -40,7 +40,7 @@ async fn replica(url: &str) -> Limiter {
     builder.connect(url).await.expect("a URL")
 }
 
-/// Takes a slot from the store, as soon as there is one to ask.
+/// Takes a slot from the store as soon as the store is reachable.
 async fn granted(semaphore: &Semaphore) -> Permit {
     loop {
         match semaphore.acquire().await {
@@ -61,7 +61,7 @@ async fn until_in_use(semaphore: &Semaphore, in_use: u32) {
     seen.unwrap_or_else(|_| panic!("{in_use} in use"));
 }
 
-/// How many are inside, and how long more than the cap.
+/// The number inside, and how long the cap was exceeded.
 #[derive(Clone)]
 struct Gauge(Arc<Mutex<Inside>>);
 
@@ -72,7 +72,7 @@ struct Inside {
     peak: usize,
     over: Duration,
     over_since: Option<Instant>,
-    /// The longest time without anybody coming in.
+    /// The longest time without an admission.
     gap: Duration,
     last: Instant,
 }
@@ -120,7 +120,7 @@ impl Inside {
     }
 }
 
-/// Requests that come one after the other, until the task is aborted. None may be refused.
+/// Requests one after another, until the task is aborted. No request may be refused.
 fn load(semaphore: &Semaphore, gauge: &Gauge, tasks: usize) -> Vec<JoinHandle<()>> {
     let task = |_| {
         let (semaphore, gauge) = (semaphore.clone(), gauge.clone());
@@ -144,10 +144,11 @@ fn stop_load(tasks: Vec<JoinHandle<()>>) {
     }
 }
 
-/// What happens to a primary under load; what is measured is printed.
+/// Applies a fault to a primary under load, and prints the measurements.
 ///
-/// Two replicas hold a slot each of six, and each has eight tasks that want the others. In the outage each replica keeps
-/// to six by itself (`Local`), so ten are inside beside the two that hold; and for 10 ms those whom the store let in.
+/// Two replicas each hold one of six slots, and each has eight tasks that compete for the others. In the outage each
+/// replica enforces six alone (`Local`), so ten are inside in addition to the two holders, plus for 10 ms the tasks
+/// that the store had admitted.
 async fn under_load(strike: impl FnOnce(&mut Watched)) -> (Watched, Limiter) {
     let mut watched = Watched::start();
     let limit = Limit::concurrent("load", 6).wait_up_to(PATIENT);
@@ -174,7 +175,7 @@ async fn under_load(strike: impl FnOnce(&mut Watched)) -> (Watched, Limiter) {
         drop(probe.expect("the service goes on by itself"));
     }
     let recovered = struck.elapsed();
-    // Until what an outage let in has left.
+    // Until all tasks admitted during an outage have left.
     sleep(Duration::from_secs(1)).await;
     for permit in &held {
         assert!(!permit.is_lost(), "what was held stays held");
@@ -215,7 +216,7 @@ fn a_killed_primary_is_replaced_without_a_restart() {
     });
 }
 
-/// G1, G2, G4, G8: the primary takes in bytes but answers nothing, and comes back as a replica.
+/// G1, G2, G4, G8: the primary accepts bytes but answers nothing, and returns as a replica.
 #[test]
 fn a_silent_primary_is_replaced_and_does_no_harm_when_it_is_back() {
     alone(async {
@@ -235,8 +236,8 @@ fn a_silent_primary_is_replaced_and_does_no_harm_when_it_is_back() {
     });
 }
 
-/// G1, G2, G4: the sentinels have to choose another primary, while the old one is well. They leave it alone for up to
-/// ten seconds, but nothing more is done there.
+/// G1, G2, G4: the sentinels are made to choose another primary while the old one is healthy. They leave it alone for
+/// up to ten seconds, but it is no longer used.
 #[test]
 fn a_replaced_primary_that_is_well_is_left_at_once() {
     alone(async {
@@ -261,7 +262,8 @@ fn a_replaced_primary_that_is_well_is_left_at_once() {
     });
 }
 
-/// G1: the next primary has lost what is held. It is put back there before a newcomer of the same process is admitted.
+/// G1: the next primary has lost the holders. They are restored there before any newcomer of the same process is
+/// admitted.
 #[test]
 fn holders_are_at_the_next_primary_before_newcomers() {
     alone(async {
@@ -276,7 +278,7 @@ fn holders_are_at_the_next_primary_before_newcomers() {
             let new = watched.until_replaced(0);
             watched.servers[new].cli(&["FLUSHALL"]);
         });
-        // Its lease is not to be renewed yet, so nothing is said to the new primary before this.
+        // Its lease is not due for renewal yet, so this is the first message to the new primary.
         let error = loop {
             let error = semaphore.try_acquire().await.expect_err("it is taken");
             if error.kind() != AcquireErrorKind::Unavailable {
@@ -289,8 +291,8 @@ fn holders_are_at_the_next_primary_before_newcomers() {
     });
 }
 
-/// G8: neither a sentinel that is dead nor one that is silent takes time from the others, nor does one that still names
-/// a server which is no primary.
+/// G8: a dead sentinel, a silent sentinel, and a sentinel that names a server other than a primary cost the others no
+/// time.
 #[test]
 fn bad_sentinels_cost_no_time() {
     alone(async {
@@ -313,7 +315,7 @@ fn bad_sentinels_cost_no_time() {
                 watched.sentinels[2].listeners() == 0
             });
         }
-        // Although it answers long before the good one.
+        // Although this sentinel answers long before the good one.
         let builder = Limiter::builder().store_timeout(Duration::from_secs(2));
         watched.sentinels[2].signal(Signal::SIGSTOP);
         let limiter = tokio::spawn(async move { builder.connect(&url(&[stale, good])).await });
@@ -322,7 +324,7 @@ fn bad_sentinels_cost_no_time() {
         let limiter = limiter.await.expect("no panic").expect("a URL");
         let permit = limiter.semaphore(strict(1), "key").acquire().await;
         drop(permit.expect("the good one is waited for"));
-        // None but the stale one: an outage, since it may learn better.
+        // Only the stale sentinel: an outage, since the sentinel may update its knowledge.
         let limiter = replica(&url(&[stale])).await;
         let error = limiter.semaphore(strict(1), "key").acquire().await;
         let error = error.expect_err("no primary");
@@ -330,7 +332,7 @@ fn bad_sentinels_cost_no_time() {
     });
 }
 
-/// G8: what only people can mend is reported as such, and no password with it.
+/// G8: errors that only people can fix are reported as such, without any password.
 #[test]
 fn a_wrong_configuration_is_no_outage() {
     alone(async {
@@ -354,7 +356,7 @@ fn a_wrong_configuration_is_no_outage() {
             watched.url().replace("://", &format!("://{user}")) + parameters
         };
         let as_user = "?sentinel_username=turnstile&sentinel_password=";
-        // One sentinel that says so is enough, if no other one leads to a primary.
+        // A single sentinel with this error suffices, if no other leads to a primary.
         let (dead, first) = (free_port(), watched.sentinels[0].port());
         let one_answers = url(&[dead, first, dead]) + as_user + "canary-4";
         for (url, kind) in [
@@ -376,7 +378,7 @@ fn a_wrong_configuration_is_no_outage() {
             assert_eq!(error.kind(), kind, "{error}");
             assert!(!format!("{error} {error:?}").contains("canary"), "{error}");
         }
-        // The same with what is right: the least that the sentinels' user needs.
+        // The same with the right credentials: the minimum permissions of the sentinels' user.
         let limiter = replica(&with("turnstile:right@", &format!("{as_user}right"))).await;
         let semaphore = limiter.semaphore(strict(1), "key");
         let permit = semaphore.acquire().await.expect("it is right");
@@ -394,7 +396,7 @@ fn a_wrong_configuration_is_no_outage() {
         };
         assert!(!format!("{refused} {refused:?}").contains("right"));
         drop(permit);
-        // It is loud.
+        // An error is logged.
         let loud = log().until(&["the store is misconfigured"]);
         timeout(PATIENT, loud).await.expect("an error is logged");
         let log = log().text();
@@ -402,7 +404,7 @@ fn a_wrong_configuration_is_no_outage() {
     });
 }
 
-/// G8: a service can start while its store is not there.
+/// G8: a service can start while its store is down.
 #[test]
 fn sentinels_that_are_down_at_the_start_are_waited_for() {
     alone(async {
@@ -426,7 +428,7 @@ fn sentinels_that_are_down_at_the_start_are_waited_for() {
     });
 }
 
-/// G1, G2: data that the new primary lacks is put back by those who hold it.
+/// G1, G2: data missing from the new primary is restored by its holders.
 #[test]
 fn writes_that_a_failover_loses_are_adopted() {
     alone(async {
@@ -434,11 +436,11 @@ fn writes_that_a_failover_loses_are_adopted() {
         let limit = strict(2);
         let (a, b) = (replica(&watched.url()).await, replica(&watched.url()).await);
         let (here, there) = (a.semaphore(&limit, "key"), b.semaphore(&limit, "key"));
-        // Connected, so that it asks anew only when it must.
+        // Connected, so that it reconnects only when necessary.
         there.usage().await.expect("up");
         let kept = here.acquire().await.expect("up");
         block_in_place(|| {
-            // Replicas that may not come back to their primary.
+            // Replicas that cannot rejoin their primary.
             watched.until_copied();
             for replica in &watched.servers[1..] {
                 replica.cli(&["CONFIG", "SET", "masteruser", "nobody"]);
@@ -456,14 +458,14 @@ fn writes_that_a_failover_loses_are_adopted() {
             watched.until_replaced(0);
         });
         let began = Instant::now();
-        // The other replica asks without pause, to come before what was lost is put back.
+        // The other replica asks continuously, to be faster than the restoration of the lost data.
         let mut extra = Vec::new();
         let over = loop {
             if let Ok(permit) = there.try_acquire().await {
                 extra.push((permit, Instant::now()));
             }
             let usage = there.usage().await;
-            // All that are held are in the store again.
+            // All holders are in the store again.
             if usage.is_ok_and(|usage| usage.in_use as usize == 2 + extra.len()) {
                 break began.elapsed();
             }
@@ -474,7 +476,7 @@ fn writes_that_a_failover_loses_are_adopted() {
             extra.len()
         );
         assert!(over < RECOVERED, "{over:?}");
-        // One was lost altogether, and of the other its latest renewal.
+        // One permit was lost completely, and of the other only its latest renewal.
         assert!(extra.len() <= 2, "G1: by no more than what was held");
         assert!(!kept.is_lost() && !lost_there.is_lost(), "G2");
         let error = there.try_acquire().await.expect_err("G1: all is taken");

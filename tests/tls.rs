@@ -1,7 +1,7 @@
-//! TLS to real servers, with certificates made here.
+//! TLS to real servers, with certificates created here.
 //!
-//! Some tests run in a process of their own: which authorities a system trusts is said by its environment, and a
-//! process has one provider of cryptography, or none, for ever.
+//! Some tests run in a separate process: the environment determines which authorities a system trusts, and the crypto
+//! provider of a process can be set only once.
 
 mod support;
 
@@ -23,10 +23,10 @@ use support::{
 use tempfile::TempDir;
 use tower_turnstile::{AcquireErrorKind, ConfigError, ConfigErrorKind, Fallback, Limit, Limiter};
 
-/// What a process of its own finds in its environment.
+/// The environment variable with the URL for a separate process.
 const URL: &str = "TURNSTILE_TEST_URL";
 
-/// A server that speaks TLS, and who may talk to it.
+/// A server with TLS, and the clients that it accepts.
 struct Secured {
     server: RedisServer,
     tls_port: u16,
@@ -66,7 +66,7 @@ impl Authority {
 }
 
 impl Secured {
-    /// Its certificate is for these names. `clients`: "yes" if they must have one too.
+    /// The certificate is for these names. `clients`: "yes" if clients must have a certificate too.
     fn start(names: &[&str], clients: &str) -> Self {
         let authority = Authority::new("right");
         let folder = TempDir::with_prefix("turnstile-tls-").expect("a temporary folder");
@@ -109,7 +109,7 @@ impl Secured {
         self.folder.path().join(name)
     }
 
-    /// A limiter that trusts this authority, and shows this certificate.
+    /// A limiter that trusts this authority, and presents this certificate.
     async fn connect(
         &self,
         authority: &Authority,
@@ -128,24 +128,24 @@ impl Secured {
     }
 }
 
-/// Patient: to read all authorities of a system takes a while in a test build.
+/// With a long timeout, because loading all authorities of a system is slow in a test build.
 fn builder() -> tower_turnstile::LimiterBuilder {
     Limiter::builder().store_timeout(Duration::from_secs(5))
 }
 
 fn install_provider() {
-    // It fails if another test was first.
+    // Fails if another test was first.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// Its slots are from the store, or there are none.
+/// Checks that slots come from the store.
 async fn serves(limiter: &Limiter) {
     let limit = Limit::concurrent("strict", 1).fallback(Fallback::Reject);
     let permit = limiter.semaphore(&limit, "key").acquire().await;
     drop(permit.expect("the store is up"));
 }
 
-/// Runs an ignored test in a process of its own.
+/// Runs an ignored test in a separate process.
 fn in_own_process(test: &str, url: &str, trusted: Option<PathBuf>) {
     let mut command = Command::new(env::current_exe().expect("this program"));
     command.args(["--exact", test, "--ignored", "--nocapture"]);
@@ -172,7 +172,7 @@ async fn an_authority_of_ones_own_is_trusted() {
     serves(&limiter.expect("it is trusted")).await;
 }
 
-/// Through TLS a connection has a task of its own. It is not left on a runtime that nobody drives.
+/// With TLS a connection has its own task, which must not depend on a runtime that nobody drives.
 #[test]
 fn a_connection_belongs_to_the_runtime_that_serves() {
     install_provider();
@@ -220,7 +220,7 @@ async fn a_wrong_name_is_no_outage() {
     assert!(error.to_string().contains("not valid for name"), "{error}");
 }
 
-/// A certificate that turns wrong while the service runs.
+/// A certificate that becomes invalid while the service runs.
 #[tokio::test]
 async fn a_wrong_certificate_later_on_does_not_open_the_gate() {
     install_provider();
@@ -250,7 +250,7 @@ async fn a_wrong_certificate_later_on_does_not_open_the_gate() {
         .cli(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     let began = Instant::now();
     loop {
-        // Until it is known that the connection is cut.
+        // Until the limiter knows that the connection is cut.
         let kind = semaphore.acquire().await.err().map(|error| error.kind());
         if kind == Some(AcquireErrorKind::Misconfigured) {
             break;
@@ -328,7 +328,7 @@ fn sentinels_over_tls_lead_to_a_server_over_tls() {
     in_own_process("no_provider_is_told", &url, None);
 }
 
-/// Nothing, if the test was not started by another one.
+/// `None` if the test was not started by another one.
 async fn connect() -> Option<Result<Limiter, ConfigError>> {
     let url = env::var(URL).ok()?;
     Some(builder().connect(&url).await)
@@ -366,7 +366,7 @@ async fn no_provider_is_told() {
     assert!(error.to_string().contains("CryptoProvider"), "{error}");
 }
 
-/// The connection that operators ask by, and the one that a replica answers by.
+/// Both connections use TLS: the operator's, and the replica's for its answers.
 #[cfg(feature = "operate")]
 #[tokio::test]
 async fn operators_ask_over_tls() {

@@ -1,4 +1,4 @@
-//! The answers of the paths.
+//! The answers for each path.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -15,9 +15,9 @@ use crate::operate::{
     Override, PermitRow, PermitState, RefusalRow, ReplicaRow, UnclaimedRow, Verdict,
 };
 
-/// Most rows of a list.
+/// Maximum number of rows in a list.
 pub(super) const MAX_ROWS: usize = 500;
-/// Rows of a list, unless more are asked for.
+/// Default number of rows in a list.
 pub(super) const ROWS: usize = 100;
 
 /// Rows of replicas, up to a number.
@@ -62,7 +62,7 @@ fn cut(labels: &[String]) -> &[String] {
     &labels[..labels.len().min(ROWS)]
 }
 
-/// When replicas were asked, and why not later.
+/// When the replicas were asked, and why the answers are not newer.
 #[derive(Serialize)]
 struct Age {
     age_ms: u64,
@@ -83,15 +83,15 @@ struct StatusAnswer<'a> {
     #[serde(flatten)]
     age: Age,
     version: &'static str,
-    /// The author of changes by requests like this one, if they are allowed.
+    /// The author of changes by requests like this one, if allowed.
     author: Option<String>,
     store: StoreSummary,
     replicas: List<'a, ReplicaRow>,
     limits: List<'a, LimitRow>,
     overrides: Option<OverridesAnswer<'a>>,
-    /// Why overrides are not known.
+    /// Why the overrides are unknown.
     overrides_problem: Option<Cause>,
-    /// If there is no replica: the namespaces that are in use in the store. `null`: that is not known.
+    /// The namespaces in use in the store, if no replica answered. `null` if unknown.
     namespaces: Option<&'a [String]>,
 }
 
@@ -100,7 +100,7 @@ struct StatusAnswer<'a> {
 #[serde(rename_all = "kebab-case")]
 enum StoreSummary {
     Up,
-    /// Not to all replicas.
+    /// Only some replicas get answers.
     Partly,
     Down,
 }
@@ -158,7 +158,7 @@ struct DetailsAnswer<'a> {
     refusals: List<'a, RefusalRow>,
 }
 
-/// At most so many keys, holders, waiters and refusals.
+/// At most `count` keys, holders, waiters and refusals.
 pub(super) fn details(latest: &Latest<Details>, subject: &Subject, count: usize) -> Bytes {
     let Details {
         keys,
@@ -192,11 +192,11 @@ struct ExplanationAnswer<'a> {
     in_use: u32,
     waiting: u32,
     verdict: Option<&'static str>,
-    /// The place in the queue.
+    /// The place in the queue of such a request.
     place: Option<u32>,
-    /// How long it would be delayed or refused by a rate.
+    /// How long a rate would delay or refuse it.
     wait_ms: Option<u64>,
-    /// What a rate counts.
+    /// The unit of a rate.
     unit: Option<&'a str>,
     budget: Option<BudgetRow>,
     permits: List<'a, PermitRow>,
@@ -204,7 +204,7 @@ struct ExplanationAnswer<'a> {
     refusals: List<'a, RefusalRow>,
 }
 
-/// At most so many permits, refusals, and slots that no replica has answered for.
+/// At most `count` permits, refusals, and slots that no replica reports.
 pub(super) fn explanation(latest: &Latest<Explanation>, count: usize) -> Bytes {
     let why = &*latest.data;
     let (verdict, place, wait_ms) = match why.verdict {
@@ -250,7 +250,7 @@ pub(super) fn log(latest: &Latest<Vec<LogEntry>>) -> Bytes {
     })
 }
 
-/// The result of an order to end permits.
+/// The result of an order to revoke permits.
 pub(super) struct Revoked<'a> {
     answers: &'a Answers<PermitRow>,
     ended: usize,
@@ -268,7 +268,7 @@ impl<'a> Revoked<'a> {
         }
     }
 
-    /// Whether nothing runs on, as far as replicas may be asked.
+    /// Whether no revoked permit is still running, as far as replicas can be asked.
     pub(super) fn is_done(&self) -> bool {
         self.running == 0 && self.answers.is_complete()
     }
@@ -278,7 +278,7 @@ impl<'a> Revoked<'a> {
         struct RevokedAnswer<'a> {
             outcome: &'static str,
             ended: usize,
-            /// They are told, and keep their slots until they stop.
+            /// Revoked permits that keep their slots until their tasks stop.
             running: usize,
             permits: List<'a, PermitRow>,
         }

@@ -15,8 +15,8 @@ use crate::{error::ConfigError, limiter::Limiter, operate::Operator};
 ///
 /// | setting | default |
 /// | --- | --- |
-/// | [`authors`](Self::authors) | none: it is read-only |
-/// | [`origin`](Self::origin) | none: it is reached by `localhost` or an IP address |
+/// | [`authors`](Self::authors) | nobody: the page is read-only |
+/// | [`origin`](Self::origin) | `localhost` and IP addresses |
 #[must_use = "a builder does nothing until it builds"]
 pub struct AdminBuilder {
     operator: Operator,
@@ -25,10 +25,10 @@ pub struct AdminBuilder {
 }
 
 impl Limiter {
-    /// Returns a builder for a page that shows this process only.
+    /// Returns a builder for a page that shows only this process.
     ///
-    /// In memory that is all there is. With a store other replicas are left out, and nothing can be changed:
-    /// [`Admin::builder`] takes an operator who is connected to the store.
+    /// In memory, this covers everything. With a store, other replicas are left out, and nothing can be changed: pass
+    /// an operator that is connected to the store to [`Admin::builder`].
     pub fn admin(&self) -> AdminBuilder {
         Admin::builder(self.operator())
     }
@@ -37,7 +37,7 @@ impl Limiter {
 impl Admin {
     /// Returns a builder for a page that asks through this operator.
     ///
-    /// The operator should be the page's own: it asks one question at a time.
+    /// The page should have its own operator, because an operator asks one question at a time.
     pub fn builder(operator: Operator) -> AdminBuilder {
         AdminBuilder {
             operator,
@@ -48,13 +48,13 @@ impl Admin {
 }
 
 impl AdminBuilder {
-    /// Allows changes, by authors whom this closure names. Default: nobody may change anything.
+    /// Allows changes by the authors whom this closure names. Default: nobody may change anything.
     ///
-    /// A request whose author is `None` can read only. The name (1 to 64 bytes) is kept with each change, and shown to all
-    /// operators. It has to come from the application's authentication, which has to let only operators in: whoever the closure
-    /// names may open or pause any limit.
+    /// A request whose author is `None` is read-only. The name (1 to 64 bytes) is kept with each change, and shown to
+    /// all operators. It must come from the application's authentication, which must admit only operators: anybody
+    /// named by the closure can open or pause any limit.
     ///
-    /// If the application authenticates by cookies or client certificates, other sites cannot use them to change something: see
+    /// If the application authenticates by cookies or client certificates, other sites still cannot make changes: see
     /// [the guide](crate::guide::operating#what-a-change-needs).
     pub fn authors<F>(mut self, author: F) -> Self
     where
@@ -64,11 +64,11 @@ impl AdminBuilder {
         self
     }
 
-    /// Adds an origin by which browsers reach the page, such as `https://ops.example.com`, or with a port.
+    /// Adds an origin at which browsers reach the page, such as `https://ops.example.com`, optionally with a port.
     ///
-    /// Requests with another `Host` or `Origin` are refused. Without one, the page takes any IP address and `localhost`, but no
-    /// other names: a foreign site could give itself the address of this service (DNS rebinding). A proxy has to pass `Host`
-    /// on.
+    /// Requests with another `Host` or `Origin` are refused. Without an origin, the page accepts any IP address and
+    /// `localhost`, but no other names: a foreign site could give itself the address of this service (DNS rebinding). A
+    /// proxy must forward `Host`.
     pub fn origin(mut self, origin: impl Into<String>) -> Self {
         self.origins.push(origin.into());
         self
@@ -78,7 +78,8 @@ impl AdminBuilder {
     ///
     /// # Errors
     ///
-    /// If an origin cannot be read, or authors are named and the operator asks one process of a service with a store.
+    /// Fails if an origin cannot be parsed, or if authors are named but the operator asks a single process of a service
+    /// with a store.
     pub fn build(self) -> Result<Admin, ConfigError> {
         if self.authors.is_some() && !self.operator.has_record() {
             return Err(ConfigError::value(

@@ -1,8 +1,8 @@
-//! Which requests are taken: none that a foreign site could have sent.
+//! Which requests are accepted: none that a foreign site could have sent.
 //!
-//! A site cannot set a header of its own in a form, nor, without the service's consent, in a script; it cannot choose
-//! `Host`, `Origin` and `Sec-Fetch-Site` at all. With a name of its own that leads to this service (DNS rebinding) all of
-//! them fit each other, so that only known hosts are taken.
+//! A site cannot set a custom header in a form, nor in a script without the service's consent, and it can never choose
+//! `Host`, `Origin` and `Sec-Fetch-Site`. A site whose own name leads to this service (DNS rebinding) makes all of them
+//! consistent, so only known hosts are accepted.
 //!
 //! Tests: `tests/admin/guards.rs`, and below.
 
@@ -18,11 +18,11 @@ use http::{
 use super::problem::Problem;
 use crate::error::ConfigError;
 
-/// Header that a request needs which is not only read. Its value does not matter.
+/// Header required on all requests except reads. Its value does not matter.
 const MARK: HeaderName = HeaderName::from_static("x-turnstile");
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// An origin by which browsers reach the page.
+/// An origin at which browsers reach the page.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Origin {
     scheme: Scheme,
@@ -43,7 +43,7 @@ impl Origin {
     fn read(text: &str) -> Option<Self> {
         let (_, authority) = text.split_once("://")?;
         let uri: Uri = text.parse().ok()?;
-        // The path of a URI without one is `/`.
+        // A URI without a path has the path `/`.
         let is_whole = authority == uri.authority()?.as_str();
         let scheme = uri.scheme()?.clone();
         let (host, port) = host_and_port(uri.authority()?, default_port(&scheme)?)?;
@@ -59,7 +59,7 @@ fn default_port(scheme: &Scheme) -> Option<u16> {
     }
 }
 
-/// `None`: it has a user, no host, or a port that is no number.
+/// `None` if the authority has a user, lacks a host, or has an invalid port.
 fn host_and_port(authority: &Authority, default: u16) -> Option<(String, u16)> {
     let text = authority.as_str();
     let host = authority.host();
@@ -70,7 +70,7 @@ fn host_and_port(authority: &Authority, default: u16) -> Option<(String, u16)> {
     (!host.is_empty()).then(|| (host.to_ascii_lowercase(), port))
 }
 
-/// The origins by which browsers reach the page. None: any IP address, and `localhost`.
+/// The origins at which browsers reach the page. If empty: any IP address, and `localhost`.
 #[derive(Debug)]
 pub(super) struct Origins(Vec<Origin>);
 
@@ -79,7 +79,7 @@ impl Origins {
         Self(origins)
     }
 
-    /// Checks a request that reads.
+    /// Checks a reading request.
     pub(super) fn check(&self, head: &Parts) -> Result<(), Problem> {
         let host = host(head)?;
         if !self.knows_host(&host) {
@@ -142,7 +142,7 @@ impl Origins {
     }
 }
 
-/// Whether a host is no name that somebody else could have.
+/// Whether a host is an address or `localhost`, which a foreign site cannot own as a name.
 fn is_address(host: &str) -> bool {
     let inner = host
         .strip_prefix('[')
@@ -151,7 +151,7 @@ fn is_address(host: &str) -> bool {
 }
 
 fn host(head: &Parts) -> Result<Authority, Problem> {
-    // HTTP/2 has it in the URI.
+    // In HTTP/2 the URI contains the authority.
     if let Some(authority) = head.uri.authority() {
         return Ok(authority.clone());
     }
@@ -160,7 +160,7 @@ fn host(head: &Parts) -> Result<Authority, Problem> {
     host.ok_or_else(|| Problem::malformed("the header `host` is missing or cannot be read"))
 }
 
-/// A header that a request may have once.
+/// A header that may occur only once.
 fn one<'a>(head: &'a Parts, name: &HeaderName) -> Result<Option<&'a str>, Problem> {
     let mut values = head.headers.get_all(name).iter();
     let fault = || Problem::malformed(format!("the header `{name}` cannot be read"));

@@ -1,4 +1,4 @@
-//! JSON in ASCII: a terminal that shows it obeys nothing in it.
+//! JSON in ASCII, so that a terminal obeys nothing in it.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 
-/// Serializes a value of our own, whose keys are texts.
+/// Serializes one of our own values, whose keys are texts.
 pub(super) fn to_json(value: &impl Serialize) -> Bytes {
     let mut json = Vec::with_capacity(1_024);
     let mut serializer = Serializer::with_formatter(&mut json, Ascii);
@@ -16,7 +16,7 @@ pub(super) fn to_json(value: &impl Serialize) -> Bytes {
     json.into()
 }
 
-/// Escapes everything that is not printable ASCII: control characters, marks of direction, and all other scripts with them.
+/// Escapes everything except printable ASCII: control characters, direction marks, and also all other scripts.
 struct Ascii;
 
 impl Formatter for Ascii {

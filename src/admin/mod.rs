@@ -1,7 +1,7 @@
-//! A page for operators, and the JSON API that it uses: a tower service.
+//! A page for operators, and its JSON API: a tower service.
 //!
-//! [`Admin`] shows the state of the store, limits with their holders and waiters, the last refusals, and the overrides in
-//! force. It can be nested into an application, or have a port of its own:
+//! [`Admin`] shows the state of the store, limits with their holders and waiters, the last refusals, and the overrides
+//! in force. The service can be nested into an application, or have its own port:
 //!
 //! ```
 //! use axum::Router;
@@ -15,8 +15,8 @@
 //! # }
 //! ```
 //!
-//! It is read-only unless the application names the author of a request ([`AdminBuilder::authors`]). **Authentication is the
-//! application's**: put the service behind a layer that lets only operators in.
+//! The page is read-only unless the application names the author of a request ([`AdminBuilder::authors`]).
+//! **Authentication is the application's responsibility**: put the service behind a layer that admits only operators.
 //!
 //! Here an authentication layer has left the operator in the request's extensions:
 //!
@@ -41,16 +41,16 @@
 //!
 //! The paths, the data and the errors of the API are in [the guide](crate::guide::operating#the-page-and-its-api).
 
-// | file | what |
+// | file | content |
 // | --- | --- |
 // | `builder` | settings |
-// | `service` | the service: which path is answered how |
-// | `guard` | which requests it takes: host, origin, header, content type |
+// | `service` | the service: how each path is answered |
+// | `guard` | which requests are accepted: host, origin, header, content type |
 // | `receive`, `body` | bodies of requests, up to a size, and of responses |
-// | `views`, `view` | answers of replicas that all open pages share |
-// | `answer` | the answers of the paths |
+// | `views`, `view` | answers of replicas, shared by all open pages |
+// | `answer` | the answers for each path |
 // | `order` | changes that a request may order |
-// | `problem`, `json` | errors as problem details; JSON that a terminal may show |
+// | `problem`, `json` | errors as problem details; JSON that is safe for a terminal |
 // | `page` | the page: one HTML document with its style and script |
 
 mod answer;

@@ -1,6 +1,6 @@
 //! Changes that a request may order.
 //!
-//! A new kind of change is a variant of [`Order`] here, and an entry of `KINDS` in `page/change.js`.
+//! To add a kind of change, add a variant of [`Order`] here and an entry of `KINDS` in `page/change.js`.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::{
 #[derive(Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) enum Order {
-    /// Sets the value of a limit, or of one key, and for a rate perhaps the burst.
+    /// Sets the value of a limit or of one key, optionally with a burst for a rate.
     Set {
         limit: String,
         key: Option<KeyDigest>,
@@ -44,16 +44,16 @@ pub(super) enum Order {
         reason: String,
         seen: Option<SeenTokens>,
     },
-    /// Removes the overrides of a limit, or of one key.
+    /// Removes the overrides of a limit or of one key.
     Unset {
         limit: String,
         key: Option<KeyDigest>,
         reason: String,
         seen: Option<SeenTokens>,
     },
-    /// Takes back a change of the log.
+    /// Undoes a change of the log.
     Undo { id: String, reason: String },
-    /// Ends permits that are held.
+    /// Revokes held permits.
     Revoke {
         #[serde(flatten)]
         whose: Revocation,
@@ -68,10 +68,10 @@ pub(super) enum Made {
     Revoked(Answers<PermitRow>),
 }
 
-/// Tokens of the overrides that the operator has seen there. Absent: whatever there is.
+/// Tokens of the target's overrides as seen by the operator. Absent: any overrides.
 type SeenTokens = Vec<String>;
 
-/// The body of a question for the digest of a key, which is in a body so that no log of URLs has the key.
+/// The body of a request for the digest of a key. The key is in the body so that it never occurs in a log of URLs.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DigestOf {
@@ -163,7 +163,7 @@ fn target(limit: String, key: Option<KeyDigest>) -> Target {
     }
 }
 
-/// The overrides in force, which those of the target have to be that the operator has seen.
+/// The overrides in force, after checking that the operator has seen those of the target.
 async fn current(
     operator: &Operator,
     target: &Target,

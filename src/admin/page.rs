@@ -38,7 +38,7 @@ const PAGE: &str = concat!(
     "</script>\n</html>\n"
 );
 
-/// Only this style and this script, and requests to the service itself.
+/// Allows only this style and this script, and requests to the service itself.
 static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     let policy = format!(
         "default-src 'none'; connect-src 'self'; img-src data:; script-src {}; style-src {}; base-uri 'none'; \
@@ -89,7 +89,7 @@ mod tests {
         for text in ["http://", "https://", "src=", "@import", "url("] {
             assert!(!PAGE.contains(text), "{text}");
         }
-        // Handlers and styles in attributes would need exceptions from the policy.
+        // Attributes with handlers or styles would need exceptions from the policy.
         for text in [" on", " style="] {
             let body = include_str!("page/body.html");
             let is_attribute = |at: usize| body[at..].split(['=', ' ', '>']).count() > 1;

@@ -1,4 +1,4 @@
-//! Bodies of requests, up to a size and within a time.
+//! Bodies of requests, with limits on their size and time.
 //!
 //! Tests: `tests/admin/guards.rs`.
 
@@ -10,9 +10,9 @@ use tokio::time::timeout;
 
 use super::problem::Problem;
 
-/// Largest body of a request, in bytes. A change has a limit's name, a reason, and tokens.
+/// Maximum size of a request body, in bytes. A change has a limit's name, a reason, and tokens.
 const MAX_BODY: usize = 4 * 1_024;
-/// Longest time that a client may take to send it.
+/// How long a client may take to send the body.
 const MAX_TIME: Duration = Duration::from_secs(10);
 
 /// Reads a body.

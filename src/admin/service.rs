@@ -1,4 +1,4 @@
-//! The service: which path is answered how.
+//! The service: how each path is answered.
 
 use std::{
     convert::Infallible,
@@ -36,15 +36,15 @@ use crate::operate::{KeyDigest, Operator, Outcome, Target};
 
 /// A page for operators and its JSON API, as a tower service. Cheap to clone; clones share everything.
 ///
-/// It is made by [`Limiter::admin`](crate::Limiter::admin) or [`Admin::builder`]. Its paths are those below the one that it is
-/// nested at. It takes requests with any body, and never fails.
+/// Created by [`Limiter::admin`](crate::Limiter::admin) or [`Admin::builder`]. Its paths are relative to the path at
+/// which it is nested. The service accepts requests with any body, and never fails.
 ///
-/// Replicas are asked only while somebody looks, and all open pages share the answers: at most about six questions a second,
-/// however many pages are open, or eight for clients that ask for explanations all the time.
+/// Replicas are asked only while somebody is looking, and all open pages share the answers: at most about six questions
+/// per second, however many pages are open, or eight if clients request explanations all the time.
 #[derive(Clone)]
 pub struct Admin(pub(super) Arc<Shared>);
 
-/// Names the author of a request.
+/// Determines the author of a request.
 pub(super) type Authors = Box<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 pub(super) struct Shared {
@@ -157,7 +157,7 @@ impl Shared {
         })?;
         let order: Order = order::parse(&receive(body).await?)?;
         let outcome = order::make(&self.operator, order, author).await;
-        // Also after an error: the change may have been made, or somebody else's was.
+        // Even after an error: the change may have been made, or another operator's change was found.
         self.views.changed();
         let (body, is_done) = match outcome? {
             Made::Changed(outcome) => {
@@ -176,7 +176,7 @@ impl Shared {
         Ok(response)
     }
 
-    /// Changes nothing: the key is in the body so that no log of URLs has it.
+    /// Changes nothing: the key is in the body so that it never occurs in a log of URLs.
     async fn digest<B: Body>(&self, head: &Parts, body: B) -> Result<Response<AdminBody>, Problem> {
         self.origins.check_post(head)?;
         let DigestOf { limit, key } = order::parse(&receive(body).await?)?;
@@ -184,7 +184,7 @@ impl Shared {
     }
 }
 
-/// Which limit, perhaps which key, and how many rows of a list.
+/// Parses the limit, an optional key, and the number of rows per list.
 fn subject(query: &str) -> Result<(Subject, usize), Problem> {
     let (mut limit, mut key, mut count) = (None, None, ROWS);
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -236,7 +236,7 @@ fn page_response() -> Response<AdminBody> {
     response
 }
 
-/// Nothing is stored, shown in a frame, or taken for something else.
+/// Prevents storing the response, framing it, or guessing its type.
 fn hardened(mut response: Response<AdminBody>) -> Response<AdminBody> {
     let headers = response.headers_mut();
     for (name, value) in [

@@ -1,7 +1,7 @@
-//! An answer that all open pages share.
+//! An answer shared by all open pages.
 //!
-//! There is no task that polls: of the requests for an answer that is no longer fresh the first one asks, and the others get
-//! what it gets. So nobody is asked while nobody looks, and a client that leaves in the middle leaves nothing behind.
+//! There is no polling task: among the requests for a stale answer, the first one asks, and the others receive the same
+//! answer. So nobody is asked while nobody looks, and a client that disconnects in the middle leaves nothing behind.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -12,10 +12,10 @@ use tokio::{sync, time::Instant};
 
 use crate::operate::OperateError;
 
-/// One question, and the last answer to it.
+/// One question and its latest answer.
 #[derive(Debug)]
 pub(super) struct View<T> {
-    /// A request that asks the replicas holds it meanwhile.
+    /// Held by the request that is asking the replicas.
     asking: sync::Mutex<()>,
     state: Mutex<ViewState<T>>,
 }
@@ -30,17 +30,17 @@ struct ViewState<T> {
 #[derive(Debug)]
 struct Tried {
     at: Instant,
-    /// How many changes there were before.
+    /// Number of changes before this answer.
     changes: u64,
     failed: Option<OperateError>,
 }
 
-/// The latest answers, and how old they are.
+/// The latest answers and their age.
 #[derive(Debug)]
 pub(super) struct Latest<T> {
     pub(super) data: Arc<T>,
     pub(super) asked: Instant,
-    /// Why it is not newer.
+    /// Why the answers are not newer.
     pub(super) failed: Option<OperateError>,
 }
 
@@ -57,12 +57,12 @@ impl<T> Default for View<T> {
 }
 
 impl<T> View<T> {
-    /// Returns the latest answers. They are asked for again unless they are as fresh as this, or another request is about
-    /// it; after a change of a higher number, in any case.
+    /// Returns the latest answers. Asks again unless they are younger than `fresh_for`, or another request is asking;
+    /// after a newer change, in any case.
     ///
     /// # Errors
     ///
-    /// If nothing is known yet, and asking fails.
+    /// Fails if no answer is known yet, and asking fails.
     pub(super) async fn get(
         &self,
         fresh_for: Duration,
@@ -172,7 +172,7 @@ mod tests {
         view.get(FRESH, 1, ask()).await.unwrap();
         assert_eq!(asked.get(), 2, "something has changed");
         advance(FRESH).await;
-        // While one asks, the others do not wait.
+        // While one request asks, the others do not wait.
         let first = view.get(FRESH, 1, ask());
         let second = async { *view.get(FRESH, 1, pending()).await.unwrap().data };
         let (first, second) = tokio::join!(first, second);

@@ -1,4 +1,4 @@
-//! All that open pages look at: the overview, the log, limits, and explanations, of which each is a question of its own.
+//! The views of all open pages: the overview, the log, limits, and explanations. Each view asks its own question.
 
 use std::{
     collections::HashMap,
@@ -20,29 +20,28 @@ use crate::operate::{
     Operator, Overrides, PermitRow, RefusalRow, ReplicaRow,
 };
 
-/// Time for which an answer is fresh, if one page is open.
+/// Minimum time for which an answer is fresh.
 const FRESH: Duration = Duration::from_secs(1);
-/// The same for each view that is looked at: all of them together ask about six questions a second, or eight if they are
-/// explanations, of the twenty that replicas answer.
+/// An answer is fresh for this time multiplied by the number of open views. In total the views ask about six questions
+/// per second, or eight for explanations, of the twenty that replicas answer.
 const FRESH_PER_VIEW: Duration = Duration::from_millis(500);
-/// Time after which a view counts as closed.
+/// How soon an unused view counts as closed.
 const CLOSED_AFTER: Duration = Duration::from_secs(10);
-/// Most limits, or keys of limits, that are looked at.
+/// Maximum number of open views of limits and keys.
 const MAX_VIEWS: usize = 64;
-/// Longest time that a request waits for replicas.
+/// How long a request waits for replicas.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
-/// The overview.
 #[derive(Debug)]
 pub(super) struct Overview {
     pub(super) replicas: Answers<ReplicaRow>,
     pub(super) limits: Answers<LimitRow>,
     pub(super) overrides: Result<Overrides, OperateError>,
-    /// If there is no replica: the namespaces that are in use, as far as that may be seen.
+    /// The namespaces in use, if no replica answered and they can be determined.
     pub(super) namespaces: Option<Vec<String>>,
 }
 
-/// A limit, or one of its keys.
+/// A limit or one key.
 #[derive(Debug)]
 pub(super) struct Details {
     pub(super) keys: Answers<KeyRow>,
@@ -50,7 +49,7 @@ pub(super) struct Details {
     pub(super) refusals: Answers<RefusalRow>,
 }
 
-/// The name of a limit, and perhaps one of its keys.
+/// The name of a limit, and optionally one key.
 pub(super) type Subject = (String, Option<KeyDigest>);
 
 #[derive(Debug, Default)]
@@ -59,15 +58,15 @@ pub(super) struct Views {
     log: View<Vec<LogEntry>>,
     details: Subjects<Details>,
     explanations: Subjects<Explanation>,
-    /// How many changes were made here.
+    /// Number of changes made through this page.
     changes: AtomicU64,
 }
 
-/// Views of limits and keys, those that are looked at.
+/// The open views of limits and keys.
 #[derive(Debug)]
 struct Subjects<T>(Mutex<HashMap<Subject, OpenView<T>>>);
 
-/// A view of a limit or key, and when it was last looked at.
+/// A view of a limit or key, and its latest use.
 #[derive(Debug)]
 struct OpenView<T> {
     at: Instant,
@@ -75,7 +74,7 @@ struct OpenView<T> {
 }
 
 impl Views {
-    /// After a change answers are no longer fresh.
+    /// Marks the answers as stale after a change.
     pub(super) fn changed(&self) {
         self.changes.fetch_add(1, Ordering::Relaxed);
     }
@@ -135,7 +134,7 @@ impl Views {
         self.get(&view, self.open(), ask).await
     }
 
-    /// How many limits and keys are looked at.
+    /// Number of open views of limits and keys.
     fn open(&self) -> usize {
         self.details.looked_at().len() + self.explanations.looked_at().len()
     }

@@ -1,22 +1,22 @@
-//! Accounts: what a permit owes to a rate, from the charge at the door to the settlement.
+//! Accounts: a permit's debt to a rate, from the charge at admission to the settlement.
 //!
-//! A permit under a rate has a [`Fee`], which says what it was charged when it was admitted. Its [`Account`] is opened by
-//! the first thing that happens after that, is kept by the keeper under its lock, and goes when the permit has been
-//! released and nothing is left to be sent.
+//! A permit under a rate has a [`Fee`], the record of its charge at admission. Its [`Account`] is opened by its first
+//! use after admission. The keeper keeps it under its lock, until the permit has been released and nothing remains to
+//! be sent.
 //!
-//! Spending is summed up, and *reported* to the rate now and then. A sum counts as reported once it is sent: if it has no
-//! answer, it is not sent again. So nothing is counted twice, and an exchange that is lost may count too little.
+//! Spending is summed up and *reported* to the rate from time to time. A sum counts as reported once it is sent:
+//! without an answer it is not sent again. So nothing is counted twice, but a lost exchange may lead to an undercount.
 //!
-//! The settlement is the difference between the true cost and all that was charged and reported. If it is positive, it
-//! is reported like other spending. If it is negative, the latest charges are refunded by the rules of `ledger/rate.rs`, the
-//! earliest of them first: what was charged after a charge may stand in the way of its refund.
+//! The settlement is the difference between the true cost and the total charged and reported. If it is positive, it is
+//! reported like other spending. If it is negative, the latest charges are refunded by the rules of `ledger/rate.rs`,
+//! the earliest of them first: later charges may prevent the refund of an earlier one.
 //!
 //! Considered and rejected: to attach a settlement to the release of its permit, and run it if and only if that release
-//! removes the permit's name. It would be idempotent, as releases are, but only for permits whose release goes to the node
-//! of the rate, that were never lost, and of which no exchange has an unknown fate. Rates without slots, clusters, outages
-//! and reused slots would need the plain report all the same, and every release would carry the question. With faults in
-//! every other round, 1 to 11 of some 230 reports have no answer (`tests/faults/budgets.rs`). So there is one way, and what
-//! it may have lost is measured.
+//! removes the permit's name. The settlement would be idempotent, like releases, but only for permits whose release
+//! goes to the rate's node, that were never lost, and none of whose exchanges has an unknown fate. Rates without slots,
+//! clusters, outages and reused slots would still need the plain report, and every release would carry the question.
+//! With faults in every other round, 1 to 11 of some 230 reports have no answer (`tests/faults/budgets.rs`). So there
+//! is a single way, and its possible losses are measured.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,11 +35,11 @@ use crate::{
     limit::{Limit, LimitId, LimitValue},
 };
 
-/// Charges of one account that can still be refunded: the latest, and the largest before it. So a prompt outlasts the tokens
-/// of its answer.
+/// Most charges of one account that can still be refunded: the latest, and the largest before it. So the prompt's
+/// charge is still refundable after the many small charges of the answer.
 const MAX_CHARGES: usize = 32;
 
-/// How long sums that were spent wait for others: then all sums of this process are reported together.
+/// How long spent sums wait for others, so that all sums of this process are reported together.
 const REPORT_AFTER: Duration = Duration::from_secs(1);
 
 /// The charge of a request at one rate.
@@ -51,55 +51,55 @@ pub(crate) struct Fee {
     pub key: Key,
     /// The limit's value for the key.
     pub max: u32,
-    /// The value that the request came with, if it has one of its own.
+    /// The request's own value of the limit, if any.
     pub own_value: Option<LimitValue>,
-    /// How long the request may wait for its time.
+    /// Maximum wait of the request for its start.
     pub wait: Duration,
     /// Whether a cost above the burst counts as the burst.
     pub clamps: bool,
     pub charge: Charge,
     pub paid: Paid,
-    /// When the rate lets it go on.
+    /// When the rate admits the request.
     pub begins: Instant,
 }
 
-/// The name of an account: the number of the claim that was admitted, and the limit. No claim names a limit twice.
+/// The name of an account: the number of the admitted claim, and the limit. No claim names a limit twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct AccountId(pub Seq, pub LimitId);
 
-/// How a charge was made.
+/// How a charge was paid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Paid {
     Not,
     InStore(Tat),
     Here(Rate, Tat),
-    /// There is nothing to refund.
+    /// Nothing to refund.
     Free,
 }
 
 /// The costs of one permit at one rate.
 pub(crate) struct Account {
-    /// The charge at the door.
+    /// The charge at admission.
     fee: Fee,
-    /// The latest charges, in their order.
+    /// The latest charges, in order.
     charges: Vec<(u32, Paid)>,
-    /// The sum of all charges and reports, until the settlement.
+    /// Sum of all charges and reports until the settlement.
     counted: u64,
-    /// Spent, and not reported yet.
+    /// Spent but not reported yet.
     spent: u64,
-    /// The sum that is being reported.
+    /// The sum in the report in flight.
     in_flight: Option<u32>,
-    /// To be refunded once that has an answer.
+    /// To be refunded once that report has an answer.
     excess: u64,
     is_settled: bool,
     is_closed: bool,
-    /// The latest sum was refused: the next one is not urgent.
+    /// The latest report was refused, so the next one is not urgent.
     was_refused: bool,
-    /// When the rate would have admitted the latest charge, which it has refused.
+    /// The rate refused the latest charge, and would have admitted it at this time.
     refused_until: Option<Instant>,
 }
 
-/// A part of a charge that is to be refunded.
+/// A part of a charge to refund.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PaidBack {
     pub cost: u32,
@@ -110,24 +110,24 @@ pub(crate) struct PaidBack {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReportOutcome {
     Charged(Paid),
-    /// It was certainly not charged.
+    /// Certainly not charged.
     Refused,
-    /// There is no answer.
+    /// The report got no answer.
     Unknown,
 }
 
 impl ReportOutcome {
-    /// By the answer of the store.
+    /// The outcome according to the store.
     pub(crate) fn of(charged: &[Charged]) -> Self {
         match charged {
             &[Charged::Until { tat, .. }] => Self::Charged(Paid::InStore(tat)),
-            // It came too late.
+            // The report arrived too late.
             _ => Self::Refused,
         }
     }
 }
 
-/// The change that a settlement makes.
+/// The difference that a settlement makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settled {
     Up(u64),
@@ -138,15 +138,15 @@ pub(crate) enum Settled {
 #[derive(Default)]
 pub(crate) struct Accounts {
     open: BTreeMap<AccountId, Account>,
-    /// Those that have spent something, which is reported at `report_at`.
+    /// Accounts with spending to report at `report_at`.
     spending: BTreeSet<AccountId>,
     report_at: Option<Instant>,
-    /// Those with something to report now, by the keys of their rates.
+    /// Accounts with a report to send now, by the key of the rate.
     to_report: BTreeSet<(Arc<str>, AccountId)>,
 }
 
 impl Accounts {
-    /// Opened by its first use.
+    /// Returns the account, opened by its first use.
     pub(crate) fn account_of(&mut self, fee: &Fee) -> &mut Account {
         let open = self.open.entry(fee.id);
         open.or_insert_with(|| Account::of(fee))
@@ -160,8 +160,8 @@ impl Accounts {
         self.open.get_mut(&id)
     }
 
-    /// To be called after every change of an account: lists it where it will be found, or drops it. Returns what is to
-    /// be refunded.
+    /// Call after every change of an account: updates the lists that contain it, or drops it. Returns the refunds to
+    /// make.
     pub(crate) fn note_change(
         &mut self,
         id: AccountId,
@@ -190,7 +190,7 @@ impl Accounts {
         refund
     }
 
-    /// Has all recent spending reported, if it is time for that.
+    /// Schedules reports of all recent spending, if they are due.
     pub(crate) fn on_time(&mut self, now: Instant) {
         if self.report_at.is_some_and(|at| at <= now) {
             self.report_all();
@@ -201,7 +201,7 @@ impl Accounts {
         self.report_at
     }
 
-    /// Has all spending reported.
+    /// Schedules reports of all spending.
     pub(crate) fn report_all(&mut self) {
         self.report_at = None;
         for id in mem::take(&mut self.spending) {
@@ -211,12 +211,12 @@ impl Accounts {
         }
     }
 
-    /// The key of the rate of the next report.
+    /// The key of the next report's rate.
     pub(crate) fn next_key(&self) -> Option<&Arc<str>> {
         self.to_report.first().map(|(key, _)| key)
     }
 
-    /// Takes out the account of the next report.
+    /// Takes the account of the next report.
     pub(crate) fn next(&mut self) -> Option<AccountId> {
         self.to_report.pop_first().map(|(_, id)| id)
     }
@@ -231,7 +231,7 @@ impl Accounts {
 }
 
 impl Fee {
-    /// The refusal of a request that costs more than the rate ever has at once.
+    /// The refusal of a request that costs more than the rate ever admits at once.
     pub(crate) fn too_dear(&self, cost: u32) -> Option<AcquireError> {
         let burst = self.charge.rate.burst;
         let is_too_dear = cost > burst && !self.clamps && !self.charge.shadow;
@@ -245,12 +245,11 @@ impl Fee {
         })
     }
 
-    /// The id of its limit.
     pub(crate) fn limit_id(&self) -> LimitId {
         self.id.1
     }
 
-    /// The cost that was charged; 0 if nothing was.
+    /// The cost charged, if any; else 0.
     pub(crate) fn paid_cost(&self) -> u32 {
         match self.paid {
             Paid::InStore(_) => self.charge.cost,
@@ -261,7 +260,7 @@ impl Fee {
 }
 
 impl Account {
-    /// The account of a permit that was charged this when it was admitted.
+    /// The account of a permit with this charge at admission.
     pub(crate) fn of(fee: &Fee) -> Self {
         let mut account = Self {
             fee: fee.clone(),
@@ -283,12 +282,12 @@ impl Account {
         &self.fee
     }
 
-    /// The most that is remembered: a rate remembers no more debt.
+    /// The maximum debt that the rate remembers.
     fn most(&self) -> u64 {
         self.fee.charge.rate.most_owed()
     }
 
-    /// The permit was charged once more. Returns what of that is too much: after the settlement, all.
+    /// Adds another charge. Returns the excess; after settlement, the whole cost.
     pub(crate) fn charge(&mut self, cost: u32, paid: Paid) -> u64 {
         self.refused_until = None;
         self.add(cost, paid);
@@ -297,7 +296,7 @@ impl Account {
         excess
     }
 
-    /// The rate has refused a charge that it would admit then.
+    /// Notes that the rate refused a charge, and when the rate would admit it.
     pub(crate) fn refuse(&mut self, until: Instant) {
         self.refused_until = Some(until);
     }
@@ -320,7 +319,7 @@ impl Account {
         self.charges.push((cost, paid));
     }
 
-    /// The permit has spent this. Returns whether it counts: after the settlement it does not.
+    /// Adds spending. Returns whether it counts: after the settlement it does not.
     pub(crate) fn spend(&mut self, cost: u32) -> bool {
         if !self.is_settled {
             self.spent = (self.spent + u64::from(cost)).min(self.most());
@@ -328,7 +327,7 @@ impl Account {
         !self.is_settled
     }
 
-    /// This is what it has cost in all. Only the first settlement counts.
+    /// Settles the account at the total cost. Only the first settlement counts.
     pub(crate) fn settle(&mut self, actual: u32) -> Option<Settled> {
         if mem::replace(&mut self.is_settled, true) {
             return None;
@@ -346,27 +345,27 @@ impl Account {
         Some(Settled::Down(less))
     }
 
-    /// The permit is released. Its spending is still reported, and any excess refunded.
+    /// Notes that the permit is released. Its spending is still reported, and any excess refunded.
     pub(crate) fn end(&mut self) {
         self.is_closed = true;
     }
 
-    /// Whether nothing is left to be done for a permit that is gone.
+    /// Whether nothing remains to be done for a released permit.
     pub(crate) fn is_over(&self) -> bool {
         self.is_closed && self.spent == 0 && self.in_flight.is_none() && self.excess == 0
     }
 
-    /// Whether there is something to report. One report is in flight at a time: its outcome is a change of the account.
+    /// Whether a report can be sent. Only one is in flight at a time: its outcome is a change of the account.
     fn can_report(&self) -> bool {
         self.spent > 0 && self.in_flight.is_none()
     }
 
-    /// Whether that is to be done without delay.
+    /// Whether the report should be sent without delay.
     fn is_urgent(&self) -> bool {
         self.can_report() && !self.was_refused && (self.is_settled || self.is_closed)
     }
 
-    /// The next sum to report, at most this much at once.
+    /// The next sum to report, up to `most`.
     pub(crate) fn report(&mut self, most: u32) -> Option<u32> {
         if !self.can_report() {
             return None;
@@ -378,14 +377,14 @@ impl Account {
         Some(sum)
     }
 
-    /// The report has ended like this. Returns how much will not be reported, or perhaps was not.
+    /// Processes a report's outcome. Returns the sum that will not be reported again, and may not have been charged.
     pub(crate) fn on_outcome(&mut self, outcome: ReportOutcome) -> u64 {
         let Some(sum) = self.in_flight.take() else {
             return 0;
         };
         match outcome {
             ReportOutcome::Charged(paid) => self.add(sum, paid),
-            // It counts as charged, and is not refunded.
+            // The sum counts as charged, but is not refunded.
             ReportOutcome::Unknown => {
                 self.counted += u64::from(sum);
                 return sum.into();
@@ -395,7 +394,8 @@ impl Account {
         0
     }
 
-    /// The sum goes with the next report. That of a permit that is gone is not tried again, but what was not sent yet is.
+    /// Adds the sum to the next report. A refused report of a released permit is dropped; unsent spending is still
+    /// reported.
     fn on_refused(&mut self, sum: u64) -> u64 {
         let excess = sum.min(self.excess);
         self.excess -= excess;
@@ -425,17 +425,16 @@ impl Account {
         parts
     }
 
-    /// Spent, and not charged yet as far as is known.
+    /// Spending that is not known to be charged yet.
     pub(crate) fn unsent(&self) -> u64 {
         self.spent + u64::from(self.in_flight())
     }
 
-    /// The sum that is being reported.
+    /// The sum in the report in flight.
     pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight.unwrap_or(0)
     }
 
-    /// The latest charge.
     pub(crate) fn latest(&self) -> Option<Paid> {
         self.charges.last().map(|(_, paid)| *paid)
     }

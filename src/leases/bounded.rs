@@ -1,5 +1,5 @@
-//! Permits that end by themselves: held for too long, or with a response that nobody reads (*idle*; a pool's idle slots are
-//! something else).
+//! Permits that end at a bound: held for too long, or with an unread response (*idle*, unlike the idle slots of a
+//! pool).
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -15,13 +15,13 @@ use crate::{error::LostErrorKind, ledger::Seq};
 /// Bounds that end a permit while its lease is alive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// From the moment at which it is bound.
+    /// Counted from the call of [`BoundedPermits::bound`].
     pub max_hold: Option<Duration>,
-    /// From the moment that [`Lease::set_unread`] says.
+    /// Counted from the time set by [`Lease::set_unread`].
     pub idle: Option<Duration>,
 }
 
-/// The permits that have bounds, until they are released, and when to check which.
+/// Permits with bounds until their release, and when to check each.
 #[derive(Default)]
 pub(crate) struct BoundedPermits {
     permits: HashMap<Seq, BoundedPermit>,
@@ -32,7 +32,7 @@ struct BoundedPermit {
     lease: Arc<Lease>,
     until: Option<Instant>,
     idle: Option<Duration>,
-    /// Its place in [`BoundedPermits::due`].
+    /// Its key in [`BoundedPermits::due`].
     due: Instant,
 }
 
@@ -43,7 +43,7 @@ impl Bounds {
 }
 
 impl BoundedPermits {
-    /// Bounds a permit, in place of the bounds that it has.
+    /// Bounds a permit, replacing its previous bounds.
     pub(crate) fn bound(&mut self, lease: &Arc<Lease>, bounds: Bounds, now: Instant) {
         self.forget(lease.seq());
         let permit = BoundedPermit {
@@ -56,7 +56,7 @@ impl BoundedPermits {
     }
 
     pub(crate) fn forget(&mut self, seq: Seq) {
-        // Most layers have no bounds, and a look-up costs something even then.
+        // Most layers have no bounds, and even an empty look-up takes time.
         if self.permits.is_empty() {
             return;
         }
@@ -80,8 +80,8 @@ impl BoundedPermits {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Removes one that is over, and says why it is. A response notes without a lock since when a frame lies unread, which
-    /// is only looked at when its permit is due.
+    /// Removes a permit that has reached a bound, and returns the reason. A response records without a lock since when
+    /// a frame has been unread; the keeper reads this only when the permit is due.
     pub(crate) fn pop_over(&mut self, now: Instant) -> Option<(Arc<Lease>, LostErrorKind)> {
         while let Some(&(at, seq)) = self.due.first()
             && at <= now
@@ -104,7 +104,7 @@ impl BoundedPermits {
 }
 
 impl BoundedPermit {
-    /// When it will have been idle for too long, if no frame is asked for from `now` on.
+    /// When the permit will have been idle for too long, if no frame is requested from `now` on.
     fn idle_at(&self, now: Instant) -> Option<Instant> {
         let idle = self.idle?;
         Some(self.lease.unread_since().unwrap_or(now) + idle)

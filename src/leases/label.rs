@@ -1,4 +1,4 @@
-//! Labels: what a permit is for, as operators see it.
+//! Labels: the purpose of a permit, for operators.
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
@@ -8,10 +8,10 @@ use http::Method;
 
 use crate::sync::Mutex;
 
-/// Longest text of a label, in bytes. The rest is cut off.
+/// Maximum length of a label's text in bytes. The rest is cut off.
 const MAX_TEXT: usize = 128;
 
-/// A method and a route, or a text of the application. It is made without an allocation, except from a `String`.
+/// A method and a route, or a text of the application. Only a label from a `String` allocates.
 #[derive(Clone, Default)]
 pub(crate) struct Label {
     method: &'static str,
@@ -36,7 +36,7 @@ impl Label {
         }
     }
 
-    /// `route`: the pattern, not the path of the request.
+    /// `route`: the pattern instead of the request's path.
     #[cfg(feature = "axum")]
     pub(crate) fn of_route(method: &Method, route: &MatchedPath) -> Self {
         Self {
@@ -84,7 +84,7 @@ impl fmt::Debug for Label {
     }
 }
 
-/// The method, unless a client has invented it.
+/// The method's name, unless the client has invented the method.
 fn name_of(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
@@ -106,9 +106,9 @@ fn shortened(text: &str) -> &str {
     &text[..end.unwrap_or_default()]
 }
 
-/// The label of a lease, for one of the permits that it serves.
+/// A lease's label, for one of the permits that it serves.
 ///
-/// It is written and read under the keeper's lock; the mutex is only there because a lease is shared.
+/// Written and read under the keeper's lock; the mutex only exists because leases are shared.
 pub(crate) struct LabelSlot(Mutex<(u64, Label)>);
 
 impl LabelSlot {
@@ -116,14 +116,14 @@ impl LabelSlot {
         Self(Mutex::new((0, Label::default())))
     }
 
-    /// Labels the permit of this tenure. A later one has no label, unless it is given one.
+    /// Labels the permit of this tenure. A later permit is unlabelled unless it gets its own.
     pub(crate) fn set(&self, tenure: u64, label: Label) {
         if let Ok(mut slot) = self.0.lock() {
             *slot = (tenure, label);
         }
     }
 
-    /// Makes its label that of this tenure.
+    /// Moves the label to this tenure.
     pub(crate) fn move_to(&self, tenure: u64) {
         if let Ok(mut slot) = self.0.lock() {
             slot.0 = tenure;

@@ -1,4 +1,4 @@
-//! A lease: the deadline of a slot, as its permit and its keeper see it without a lock.
+//! A lease: the deadline of a slot, shared by its permit and its keeper without a lock.
 
 use std::{
     future::{Future, poll_fn},
@@ -22,11 +22,12 @@ use crate::{
     sync::{AtomicBool, AtomicU64, Notify, Ordering, assert_unlocked},
 };
 
-/// The number of a keeper among those of its limiter.
+/// The number of a keeper within its limiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeeperId(pub u32);
 
-/// The number of a queue in its keeper. That of a queue that was dropped is used again. No process has room for 2^32.
+/// The number of a queue within its keeper. The number of a dropped queue is reused. No process has room for 2^32
+/// queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueId(pub u32);
 
@@ -59,60 +60,60 @@ const HELD_TOO_LONG: u64 = 1;
 const IDLE: u64 = 2;
 /// The lease is over: the limiter was shut down.
 const SHUT_DOWN: u64 = 3;
-/// The lowest value that is a deadline.
+/// The lowest value of a deadline.
 const EARLIEST: u64 = 4;
-/// No deadline: the lease needs no renewal, or was given back.
+/// No deadline: the lease does not need renewal, or the slot was released.
 const FOREVER: u64 = u64::MAX;
 
 /// Sentinel for [`Lease::unread_us`]: the response is being read.
 const READ: u64 = 0;
-/// Sentinel for [`Lease::tenure_us`]: no permit has the lease.
+/// Sentinel for [`Lease::tenure_us`]: no permit holds the lease.
 const NO_TENURE: u64 = u64::MAX;
 
-/// A pool that a slot can go back to without a step of the keeper.
+/// A pool that can take a slot back without the keeper's lock.
 pub(crate) trait Recycle: Send + Sync {
-    /// Takes the slot of a permit without owners, unless it may not be kept.
+    /// Takes the slot of a permit without owners, if the pool may keep it.
     fn put_unseen(&self, lease: &Arc<Lease>) -> bool;
 }
 
-/// A conservative local deadline of a slot, and why it is over. Once over, it stays over.
+/// A conservative local deadline of a slot, and the reason of its end. An ended lease stays ended.
 ///
 /// # Why the orderings are enough
 ///
-/// - `until_us` is one word, and what changes it is a read-modify-write of it (but [`hold`](Self::hold), for a request
-///   whose permit nobody has yet, under the keeper's lock). So all threads agree on the order of its values, and a
-///   renewal that comes after the end finds the end. A reader that finds the deadline passed writes the end itself
-///   before it says so. None of this needs an ordering.
-/// - A watcher that sees the end asks next whether its permit still has the lease ([`Tenure::is_current`]), as it must not
-///   take the end of a later permit for its own. A thread that [ends](Self::end) the lease under a later permit has seen that
-///   permit, by the lock of the pool or of the keeper; so ending releases, and looking acquires. A deadline passes
-///   without anybody's doing: if that is at the very moment at which a permit is given back, its watcher may see either
-///   come first.
-/// - `seq` is read and written under the keeper's lock. `reusable` is written under it for a permit, and read by the last
-///   owner of that permit: [`Owners::leave`] orders them.
-/// - `revoked` names a tenure, so that whoever reads it for a later permit finds that it is not meant, however late the
-///   order came. That a watcher sees it is due to [`wake_watchers`](Self::wake_watchers), as with any end.
-/// - `unread_us` and `tenure_us` are times, and nothing else is read by them. A keeper that sees one a moment late revokes
-///   a permit, or measures how long it was held, by that moment.
+/// - `until_us` is one word, and every change is a read-modify-write (except [`hold`](Self::hold), under the keeper's
+///   lock, for a request whose permit nobody has yet). So all threads agree on the order of its values, and a renewal
+///   after the end observes the end. A reader that finds the deadline passed writes the end before reporting it. None
+///   of this needs an ordering.
+/// - A watcher that observes the end then checks whether its permit still has the lease ([`Tenure::is_current`]),
+///   because it must not take the end of a later permit for its own. A thread that [ends](Self::end) the lease under a
+///   later permit has observed that permit, through the lock of the pool or the keeper; so ending releases, and looking
+///   acquires. A deadline passes without any action: if it passes at the very moment of the permit's release, its
+///   watcher may observe either of them first.
+/// - `seq` is read and written under the keeper's lock. `reusable` is written under it for a permit, and read by the
+///   last owner of that permit: [`Owners::leave`] orders them.
+/// - `revoked` names a tenure, so a late order is never applied to a later permit.
+///   [`wake_watchers`](Self::wake_watchers) ensures that a watcher sees the revocation, as with any end.
+/// - `unread_us` and `tenure_us` are times, and no other data depends on them. A keeper that sees a change a moment
+///   late is off by that moment when it revokes a permit or measures how long it was held.
 ///
 /// [`Tenure::is_current`]: super::tenure::Tenure::is_current
 pub(crate) struct Lease {
     pub(crate) keeper: KeeperId,
     pub(crate) queue: QueueId,
-    /// Its name in the ledger. It changes while the request waits: a name whose fate is unknown is never used again.
+    /// Its name in the ledger. It changes while the request waits: a name whose fate is unknown is never reused.
     seq: AtomicU64,
     epoch: Instant,
     until_us: AtomicU64,
-    /// Since when its response lies unread, in microseconds after the epoch, or `READ`.
+    /// Since when its response has been unread, in microseconds after the epoch, or `READ`.
     unread_us: AtomicU64,
     /// Where it may wait for its next permit.
     pool: Option<Arc<dyn Recycle>>,
     owners: Owners,
     /// When the current tenure began, in microseconds after the epoch, or `NO_TENURE`.
     tenure_us: AtomicU64,
-    /// Whether it may go to the pool without a step of the keeper.
+    /// Whether it may return to the pool without the keeper's lock.
     reusable: AtomicBool,
-    /// The tenure of the permit that an operator has revoked, and one; 0: none.
+    /// The tenure of the permit revoked by an operator, plus one; 0: none.
     #[cfg(feature = "operate")]
     revoked: AtomicU64,
     watchers: Notify,
@@ -153,7 +154,7 @@ impl Lease {
         self.seq.store(seq, Ordering::Relaxed);
     }
 
-    /// Returns the slot of a permit without owners to the pool, unless it may not go there.
+    /// Returns the slot of a permit without owners to the pool, if it may go there.
     pub(crate) fn recycle(self: &Arc<Self>) -> bool {
         let pool = self.pool.as_ref();
         pool.is_some_and(|pool| pool.put_unseen(self))
@@ -170,13 +171,13 @@ impl Lease {
 
 /// The deadline.
 impl Lease {
-    /// Sets the deadline of a permit that had none; `None` for one that needs no renewal.
+    /// Sets the first deadline of a permit; `None` if it does not need renewal.
     pub(crate) fn hold(&self, until: Option<Instant>) {
         let until_us = until.map_or(FOREVER, |until| self.us(until));
         self.until_us.store(until_us, Ordering::Release);
     }
 
-    /// Moves the deadline forward, unless it is over by `now`. Returns whether the permit is still held.
+    /// Moves the deadline forward, unless the lease is over by `now`. Returns whether the permit is still held.
     pub(crate) fn extend(&self, until: Instant, now: Instant) -> bool {
         let (until, now) = (self.us(until), self.us(now));
         self.change(|old| match old {
@@ -187,8 +188,8 @@ impl Lease {
         })
     }
 
-    /// Ends it, whatever the deadline. One that is lost may still be ended by a shutdown, or by a bound, which is final.
-    /// Its watchers are to be [woken](Self::wake_watchers) then.
+    /// Ends the lease, regardless of its deadline. A lost lease may still be ended by a shutdown or by a bound, which
+    /// is final. The caller must [wake](Self::wake_watchers) the watchers afterwards.
     pub(crate) fn end(&self, kind: LostErrorKind) {
         let over = match kind {
             LostErrorKind::Lost => LOST,
@@ -200,7 +201,7 @@ impl Lease {
         self.change(|old| (!matches!(old, HELD_TOO_LONG | IDLE)).then_some(over));
     }
 
-    /// Its permit is given back: unless the lease was over by then, it is never lost any more.
+    /// Marks the permit as released: unless the lease was over by then, it can no longer be lost.
     pub(crate) fn return_at(&self, now: Instant) {
         self.change(|until| match until {
             ..EARLIEST | FOREVER => None,
@@ -209,7 +210,7 @@ impl Lease {
         });
     }
 
-    /// Returns whether there was a change.
+    /// Returns whether the value changed.
     fn change(&self, change: impl FnMut(u64) -> Option<u64>) -> bool {
         let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
         self.until_us.fetch_update(set, fetch, change).is_ok()
@@ -226,7 +227,8 @@ impl Lease {
                 ..EARLIEST => return true,
                 FOREVER => return false,
                 _ if self.us(now) < until => return false,
-                // The first to see that it is over makes it so: a renewal that comes too late must not bring it back.
+                // The first thread that sees the deadline passed records the end: a late renewal must not revive the
+                // lease.
                 _ => match self.until_us.compare_exchange(
                     until,
                     LOST,
@@ -247,15 +249,15 @@ impl Lease {
         }
     }
 
-    /// Whether it is over, and why.
+    /// Why the lease is over, if it is.
     pub(crate) fn over(&self) -> Option<LostErrorKind> {
-        // Asks the clock: its end may not be written down yet.
+        // Ask the clock first: the end may not be recorded yet.
         let _ = self.is_lost();
         self.end_reason()
     }
 
-    /// Why the permit that has it now has ended, once it is [over](Self::is_over), [ended](Self::end) or
-    /// [given back](Self::return_at). `None`: by its release alone.
+    /// Why the current permit has ended, once the lease is [over](Self::is_over), [ended](Self::end) or
+    /// [released](Self::return_at). `None`: only by its release.
     pub(crate) fn end_reason(&self) -> Option<LostErrorKind> {
         match self.until_us.load(Ordering::Acquire) {
             LOST => Some(LostErrorKind::Lost),
@@ -266,17 +268,17 @@ impl Lease {
         }
     }
 
-    /// Revokes the permit of this tenure. Its lease goes on, and is renewed, until its owners are gone: so a revoked permit
-    /// never runs on without a slot. Its watchers are to be [woken](Self::wake_watchers) then.
+    /// Revokes the permit of this tenure. Its lease is still renewed until its owners are gone, so a revoked permit
+    /// never continues without a slot. The caller must [wake](Self::wake_watchers) the watchers afterwards.
     #[cfg(feature = "operate")]
     pub(crate) fn revoke(&self, tenure: u64) {
-        // An order for an earlier permit that comes late must not undo one for a later permit.
+        // A late order for an earlier permit must not undo an order for a later one.
         let next = tenure + 1;
         let later = |before| (before < next).then_some(next);
         let _ = (self.revoked).fetch_update(Ordering::AcqRel, Ordering::Acquire, later);
     }
 
-    /// Whether the permit that has it now is revoked.
+    /// Whether the current permit is revoked.
     pub(super) fn is_revoked(&self) -> bool {
         #[cfg(feature = "operate")]
         let is_revoked = self.revoked.load(Ordering::Acquire) == self.owners.tenure() + 1;
@@ -285,25 +287,26 @@ impl Lease {
         is_revoked
     }
 
-    /// Makes all watchers look at it. Not to be called under a lock: it wakes tasks.
+    /// Makes all watchers check the lease. Must not be called under a lock: it wakes tasks.
     pub(crate) fn wake_watchers(&self) {
         assert_unlocked();
         self.watchers.notify_waiters();
     }
 
-    /// Completes when it is over for a reason that `counts`. `attend` makes sure that a task will wake this: the
-    /// keeper's driver may have gone with its runtime.
+    /// Completes when the lease is over for a reason that `counts`. `attend` ensures that some task will wake this
+    /// future: the keeper's driver may be gone with its runtime.
     pub(crate) async fn ended(
         &self,
         attend: impl Fn(),
         counts: impl Fn(LostErrorKind) -> bool,
     ) -> LostErrorKind {
-        // Made before the lease is looked at: it completes at an end after that look.
+        // Created before the first check, so it completes at any later end.
         let mut notified = pin!(self.watchers.notified());
         let mut is_attended = false;
         poll_fn(|cx| {
             loop {
-                // Also if something else woke this task: the driver may be late, as after this process was stopped.
+                // Check even if the wake-up had another cause: the driver may be late, for example after this process
+                // was stopped.
                 if let Some(kind) = self.over().filter(|kind| counts(*kind)) {
                     return Poll::Ready(kind);
                 }
@@ -319,7 +322,7 @@ impl Lease {
     }
 }
 
-/// Tenures, and times that a permit leaves for its keeper.
+/// Tenures, and times that a permit records for its keeper.
 impl Lease {
     pub(crate) fn owners(&self) -> &Owners {
         &self.owners
@@ -330,23 +333,23 @@ impl Lease {
         self.tenure_us.store(now_us, Ordering::Relaxed);
     }
 
-    /// Ends the tenure of a permit without owners. Returns how long it lasted. The watchers of that permit see no more of
+    /// Ends the tenure of a permit without owners. Returns its length. The watchers of that permit no longer observe
     /// the lease.
     pub(crate) fn end_tenure(&self, now: Instant) -> Duration {
         self.set_unread(None);
         let lasted = self.tenure_lasts(now);
-        // In this order: see `Owners`.
+        // The order matters: see `Owners`.
         self.tenure_us.store(NO_TENURE, Ordering::Relaxed);
         self.owners.next();
         lasted
     }
 
-    /// Gets the slot of a lease whose permit has no owners, for a request of which no permit was made yet: its name, its
-    /// deadline and its next tenure. That lease gets the name `unused` and is returned.
+    /// Takes over the slot of a lease without owners, for a request without a permit so far: its name, its deadline and
+    /// its next tenure. The other lease gets the name `unused` and is returned.
     pub(crate) fn succeed(&self, before: &Self, unused: Seq, now: Instant) {
         self.hold(before.deadline());
         self.rename(before.seq());
-        // Names and tenures together are used once: an order to revoke the earlier permit may come late.
+        // A pair of name and tenure is used only once: an order to revoke the earlier permit may arrive late.
         self.owners.follow(before.owners.tenure());
         self.label.move_to(self.owners.tenure());
         self.begin_tenure(now);
@@ -355,8 +358,8 @@ impl Lease {
         before.rename(unused);
     }
 
-    /// When the permit that has it now got it. `None`: it is idle in the pool, or its request has not collected it. Asked
-    /// for after the number of the tenure, it is that of this tenure or of a later one.
+    /// When the current permit got the lease. `None`: the lease is idle in the pool, or its request has not collected
+    /// it. If read after the tenure's number, the time belongs to this tenure or a later one.
     #[cfg(feature = "operate")]
     pub(crate) fn tenure_since(&self) -> Option<Instant> {
         match self.tenure_us.load(Ordering::Relaxed) {
@@ -365,7 +368,7 @@ impl Lease {
         }
     }
 
-    /// Labels the permit that has it now, or will.
+    /// Labels the current or next permit.
     pub(crate) fn set_label(&self, label: Label) {
         self.label.set(self.owners.tenure(), label);
     }
@@ -381,13 +384,14 @@ impl Lease {
         Duration::from_micros(self.since_epoch_us(now).saturating_sub(since_us))
     }
 
-    /// Whether it serves another permit than its first one.
+    /// Whether it serves a permit after its first one.
     #[cfg(test)]
     pub(crate) fn is_reused(&self) -> bool {
         self.owners.tenure() > 0
     }
 
-    /// Tells since when a frame of its response has been handed out and none asked for; `None`: that is not so.
+    /// Sets since when a frame of its response has been handed out without a request for another. `None`: the response
+    /// is being read.
     pub(crate) fn set_unread(&self, since: Option<Instant>) {
         let since_us = since.map_or(READ, |since| self.us(since));
         self.unread_us.store(since_us, Ordering::Relaxed);
@@ -400,7 +404,7 @@ impl Lease {
         }
     }
 
-    /// A time as it stands in `until_us` or `unread_us`: never a sentinel.
+    /// A time as stored in `until_us` or `unread_us`: never a sentinel.
     fn us(&self, at: Instant) -> u64 {
         self.since_epoch_us(at).max(EARLIEST)
     }

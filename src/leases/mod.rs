@@ -1,16 +1,16 @@
-//! Leases: shared by permits and their keeper without the keeper's lock, but for `account` and `bounded`.
+//! Leases: shared by permits and their keeper without the keeper's lock, except `account` and `bounded`.
 //!
-//! | file | what |
+//! | file | content |
 //! | --- | --- |
 //! | `lease` | the deadline of a slot, and why it ended |
-//! | `owners` | how many own the current permit of a lease |
-//! | `account` | what a permit was charged at a rate, and what it owes in the end |
-//! | `bounded` | permits that end by themselves |
+//! | `owners` | the number of owners of a lease's current permit |
+//! | `account` | a permit's charges at a rate, and its final settlement |
+//! | `bounded` | permits that end at a bound |
 //! | `tenure` | the permits that a lease serves one after the other; the leases of one permit |
 //! | `pool` | idle slots, for the next requests of this process |
-//! | `label` | what a permit is for, as operators see it; `no_label` in its place without the feature `operate` |
+//! | `label` | the purpose of a permit, for operators; `no_label` replaces it without the feature `operate` |
 //! | `clock` | deadlines by two clocks that are never compared |
-//! | `loom` | tests: interleavings of threads in these |
+//! | `loom` | tests: interleavings of threads |
 
 mod account;
 mod bounded;

@@ -1,10 +1,10 @@
-//! No labels: nobody could see them.
+//! Replaces labels, which nobody could see.
 
-/// In place of a label.
+/// Stands in for a label.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Label(());
 
-/// In place of the label of a lease.
+/// Stands in for the label of a lease.
 pub(crate) struct LabelSlot;
 
 impl LabelSlot {

@@ -1,12 +1,12 @@
-//! A pool: slots that came free while no request waited, for the next requests of this process.
+//! A pool: slots freed while no request waited, for the next requests of this process.
 //!
-//! A slot in the pool is held like any other: its lease is renewed, and the store counts it. The store gives the *right*
-//! to keep slots for a moment, to any replica that asks while no request waits. While it lasts, slots go from one local
-//! permit to the next under the pool's own locks, without the store, the keeper or its driver. When a request waits or
-//! is refused elsewhere, the right is recalled: idle slots are released at once, the others when they come free. If that
-//! message is lost, the right ends by itself.
+//! A slot in the pool is held like any other: its lease is renewed, and the store counts it. The store grants the
+//! *right* to keep slots for a moment to any replica that asks while no request waits. During that time slots pass from
+//! one local permit to the next under the pool's own locks, without the store, the keeper or its driver. When a request
+//! waits or is refused elsewhere, the right is recalled: idle slots are released at once, the others when they are
+//! freed. If that message is lost, the right expires soon.
 //!
-//! The ledger in this process gives the same right for as long as no request waits.
+//! The ledger in this process grants the same right for as long as no request waits.
 
 use std::{
     array, iter, mem,
@@ -26,56 +26,56 @@ use crate::{
     telemetry::{LimitMeter, Measure},
 };
 
-/// How long the store's right lasts, from the sending of the exchange that asked for it.
+/// How long the store's right lasts, from the sending of the exchange that requested it.
 pub(crate) const RIGHT: Duration = Duration::from_millis(RIGHT_MS);
 
-/// Loom looks at every order of steps: two shards have all that matters.
+/// Loom explores every order of steps, and two shards already show every case.
 const SHARDS: usize = if cfg!(turnstile_loom) { 2 } else { 4 };
 
 /// The idle slots of one queue.
 ///
 /// # Locks
 ///
-/// Sharded, to reduce contention: a thread puts slots into its own shard, and looks into the others only if that is empty.
-/// A slot is idle while it is in a shard, and is put there or taken out under the lock of that shard alone, so no two
-/// threads have it.
+/// Sharded, to reduce contention: a thread puts slots into its own shard, and searches the others only if its own is
+/// empty. A slot is idle while it is in a shard, and is put there or taken out under the lock of that shard alone, so
+/// two threads never have the same slot.
 ///
-/// The keeper's lock comes before those of shards, and these are taken in their order if several are. Under them nothing
-/// is called that takes a lock, waits, or is foreign: no recorder of metrics, no waker.
+/// The keeper's lock comes before the shards' locks, which are taken in order if several are needed. Code under them
+/// takes no lock, does not wait, and calls nothing foreign: no recorder of metrics, no waker.
 ///
-/// All shards have the same right, number of semaphores and value of the limit, but while the keeper changes them one by
-/// one. So each decision is made by what its own shard says, under one lock: once [`close`](Self::close) has been at a
-/// shard it has no slot, and none is put there; a slot that a permit gives back meanwhile is drained from a shard that
-/// `close` has yet to come to, or is refused. In the same way no slot is put into a shard or taken out of it for a permit
-/// once [`withhold`](Self::withhold) has been there.
+/// All shards agree on the right, the number of semaphores and the limit's value, except while the keeper changes them
+/// one by one. So each decision depends only on its own shard, under one lock. Once [`close`](Self::close) has visited
+/// a shard, the shard is empty and accepts no slot. A slot released meanwhile is drained from a shard that `close` has
+/// yet to visit, or is refused. In the same way no slot is put into a shard or taken from it for a permit once
+/// [`withhold`](Self::withhold) has visited it.
 ///
-/// The end of each permit is counted once (`turnstile_released_total` and others): by the pool that takes its slot, or by
-/// the keeper under its lock, when the slot's entry goes. An entry does not know whether its slot is idle, so a keeper that finds
-/// the lease to be over first writes that down, and then [removes](Self::remove) the slot from the shards. A slot that was put
-/// back before is found there, and its permit was counted; one that comes later is refused, since it is over by then: the
-/// lock of the shard orders the two.
+/// The end of each permit is counted once (`turnstile_released_total` and others): by the pool that takes its slot, or
+/// by the keeper under its lock, when the slot's entry is removed. An entry does not know whether its slot is idle, so
+/// a keeper that finds the lease over first records the end, and then [removes](Self::remove) the slot from the shards.
+/// A slot that was put back earlier is found there, and its permit was counted. A slot that comes later is refused,
+/// since its lease is over by then: the lock of the shard orders the two.
 pub(crate) struct Pool {
     shards: [Shard; SHARDS],
     meter: Arc<LimitMeter>,
 }
 
-/// On a cache line of its own.
+/// Each on its own cache line.
 #[repr(align(128))]
 struct Shard(Mutex<Slots>);
 
 struct Slots {
     right: Right,
-    /// The right, while it is [withheld](Pool::withhold): `right` is none then.
+    /// The right, while it is [withheld](Pool::withhold); `right` is `None` then.
     withheld: Option<Right>,
-    /// The last one to come free is the next one to go.
+    /// The last slot in is the first slot out.
     idle: Vec<Arc<Lease>>,
-    /// How many have been idle since the pool was last tended.
+    /// Number of slots idle since the pool was last tended.
     surplus: usize,
-    /// Whether a slot came or went since then.
+    /// Whether a slot was put or taken since then.
     used: bool,
-    /// How many semaphores are bound to the pool.
+    /// Number of semaphores bound to the pool.
     bound: usize,
-    /// The queue's own value of the limit: a request that would change it has to go through the keeper.
+    /// The queue's own value of the limit: a request that would change it must go through the keeper.
     own_value: Option<LimitValue>,
 }
 
@@ -102,17 +102,17 @@ impl Pool {
         Self { shards, meter }
     }
 
-    /// An idle slot for a new permit, if there is one that may be used.
+    /// Takes an idle slot for a new permit, if one is usable.
     pub(crate) fn take(&self, now: Instant) -> Option<Arc<Lease>> {
         self.take_if(now, |_| true)
     }
 
-    /// As [`take`](Self::take), for a request that the keeper does not see, with its own value of the limit.
+    /// Like [`take`](Self::take), for a request that bypasses the keeper, with its own value of the limit.
     pub(crate) fn take_unseen(&self, own_value: Option<LimitValue>) -> Option<Arc<Lease>> {
         self.take_if(Instant::now(), |slots| slots.own_value == own_value)
     }
 
-    /// To be called once a slot that was [taken unseen](Self::take_unseen) has an owner.
+    /// Call once a slot that was [taken unseen](Self::take_unseen) has an owner.
     pub(crate) fn record_take(&self) {
         self.meter.note(Measure::Held(1.0));
         self.meter.note(Measure::Admitted(Duration::ZERO));
@@ -133,7 +133,7 @@ impl Pool {
         Some(lease)
     }
 
-    /// Takes back the slot of a permit that was dropped, unless it may not be kept. Returns how the permit ended.
+    /// Takes the slot of a dropped permit, if the pool may keep it. Returns how the permit ended.
     pub(crate) fn put(&self, lease: &Arc<Lease>, now: Instant) -> Option<Measure> {
         self.put_if(lease, now, |_| true)
     }
@@ -148,7 +148,7 @@ impl Pool {
         if slots.right.is_over(now) || !may(&slots) || lease.is_over(now) {
             return None;
         }
-        // Before the tenure ends: a later permit is not revoked with this one.
+        // Read before the tenure ends, because a later permit is not revoked with this one.
         let reason = lease.end_reason();
         let held = lease.end_tenure(now);
         slots.idle.push(lease.clone());
@@ -156,7 +156,7 @@ impl Pool {
         Some(Measure::Ended(reason, held))
     }
 
-    /// The store has given the right, until then.
+    /// The store has granted the right until then.
     pub(crate) fn open(&self, until: Instant) {
         self.each(|slots| slots.set_right(Right::Until(until)));
     }
@@ -166,8 +166,8 @@ impl Pool {
         self.each(|slots| slots.set_right(Right::Ours));
     }
 
-    /// A request is on its way to the store. Until the right is [restored](Self::restore) no newcomer takes a slot before that
-    /// request, and a slot that comes free is for the keeper to hand over.
+    /// A request is on its way to the store. Until the right is [restored](Self::restore), no newcomer takes a slot
+    /// ahead of that request, and freed slots go through the keeper.
     pub(crate) fn withhold(&self) {
         self.each(|slots| {
             if slots.withheld.is_none() {
@@ -185,12 +185,12 @@ impl Pool {
         });
     }
 
-    /// Whether slots may be kept, also while the right is withheld.
+    /// Whether slots may be kept, even if the right is withheld.
     pub(crate) fn has_right(&self, now: Instant) -> bool {
         !self.first().right().is_over(now)
     }
 
-    /// The right is over. Returns the idle slots, which are to be released.
+    /// Ends the right. Returns the idle slots, which the caller must release.
     pub(crate) fn close(&self) -> Vec<Arc<Lease>> {
         let mut idle = Vec::new();
         self.each(|slots| {
@@ -201,8 +201,7 @@ impl Pool {
         idle
     }
 
-    /// To be called from time to time while it has slots. Returns those that were not needed lately, which are to be
-    /// released.
+    /// Call periodically while the pool has slots. Returns the slots not needed lately, which the caller must release.
     pub(crate) fn tend(&self, now: Instant) -> Vec<Arc<Lease>> {
         let mut shards = self.lock_all();
         let used = shards.iter().any(|slots| slots.used);
@@ -212,7 +211,7 @@ impl Pool {
         }
         let mut idle = Vec::new();
         for slots in &mut shards {
-            // The last ones to come free stay.
+            // The most recently freed slots stay.
             let surplus = slots.surplus;
             idle.extend(slots.idle.drain(..surplus));
             (slots.surplus, slots.used) = (slots.idle.len(), false);
@@ -220,7 +219,7 @@ impl Pool {
         idle
     }
 
-    /// Takes out up to `count` idle slots, which are to be released; first those that are `best`. The right goes on.
+    /// Takes up to `count` idle slots, which the caller must release, `best` ones first. The right continues.
     pub(crate) fn withdraw(
         &self,
         count: usize,
@@ -241,8 +240,8 @@ impl Pool {
         idle
     }
 
-    /// Takes this slot out, whose lease is over. Returns whether it was idle: otherwise a permit has it, since no slot that is
-    /// over is put back or taken.
+    /// Removes this slot, whose lease is over. Returns whether the slot was idle. Otherwise a permit has it, since a
+    /// slot with an ended lease is neither put back nor taken.
     pub(crate) fn remove(&self, lease: &Arc<Lease>) -> bool {
         let is_it = |idle: &Arc<Lease>| Arc::ptr_eq(idle, lease);
         self.shards.iter().any(|shard| {
@@ -253,7 +252,7 @@ impl Pool {
         })
     }
 
-    /// Whether the right is to be asked for, for the first time or again.
+    /// Whether to request the right, for the first time or again.
     pub(crate) fn wants_right(&self, now: Instant) -> bool {
         self.first().right().is_over(now + RIGHT / 2)
     }
@@ -262,8 +261,8 @@ impl Pool {
         self.first().right() != Right::None
     }
 
-    /// How many slots are idle. Under all locks at once: shard by shard, a slot that goes from one to another meanwhile
-    /// would be counted twice, or not at all.
+    /// The number of idle slots. Takes all locks at once: if shards were counted one by one, a moving slot could be
+    /// counted twice or missed.
     pub(crate) fn idle(&self) -> usize {
         self.lock_all().iter().map(|slots| slots.idle.len()).sum()
     }
@@ -307,8 +306,8 @@ impl Pool {
 }
 
 impl Recycle for Pool {
-    /// As [`put`](Pool::put), without a step of the keeper. A queue with a ledger in this process that no semaphore is bound
-    /// to is dropped only when a step finds it idle: its slots go through the keeper.
+    /// Like [`put`](Pool::put), but bypasses the keeper. A queue with an in-process ledger and no bound semaphore is
+    /// dropped only when a step finds it idle, so its slots must go through the keeper.
     fn put_unseen(&self, lease: &Arc<Lease>) -> bool {
         let may = |slots: &Slots| slots.right != Right::Ours || slots.bound > 0;
         if !lease.is_reusable() {
@@ -329,7 +328,7 @@ impl Shard {
     }
 }
 
-/// The shard of this thread.
+/// The current thread's shard.
 fn own_shard() -> usize {
     thread_number() % SHARDS
 }
@@ -346,7 +345,7 @@ impl Slots {
         }
     }
 
-    /// The last one to come free of those that will do. The others are left for the keeper to find.
+    /// The most recently freed suitable slot. The keeper will find the unsuitable ones.
     fn pop(&mut self, will_do: impl Fn(&Lease) -> bool) -> Option<Arc<Lease>> {
         let last = self.idle.iter().rposition(|lease| will_do(lease))?;
         Some(self.remove(last))

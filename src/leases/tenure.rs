@@ -1,4 +1,4 @@
-//! Tenures: the permits that a lease serves, one after the other; and the leases that one permit has.
+//! Tenures: the permits that a lease serves, one after another; and the leases of one permit.
 
 use std::{future::pending, slice, sync::Arc};
 
@@ -13,7 +13,8 @@ use crate::{
     sync::{AtomicBool, Ordering},
 };
 
-/// The time for which one permit has a lease. A lease that goes through the pool serves several permits in turn.
+/// The period during which one permit has a lease. A lease that goes through the pool serves several permits, one after
+/// another.
 #[derive(Clone)]
 pub(crate) struct Tenure {
     lease: Arc<Lease>,
@@ -21,7 +22,7 @@ pub(crate) struct Tenure {
 }
 
 impl Tenure {
-    /// The tenure of the permit that has the lease now.
+    /// The tenure of the lease's current permit.
     pub(crate) fn of(lease: Arc<Lease>) -> Self {
         let number = lease.owners().tenure();
         Self { lease, number }
@@ -31,8 +32,8 @@ impl Tenure {
         &self.lease
     }
 
-    /// Whether no later permit has the lease. For a watcher that has seen the lease end, and asks whether that concerns
-    /// its permit.
+    /// Whether no later permit has the lease. For a watcher that has seen the lease end, and must know whether that end
+    /// concerns its permit.
     pub(crate) fn is_current(&self) -> bool {
         self.lease.owners().tenure() == self.number
     }
@@ -42,12 +43,12 @@ impl Tenure {
         self.lease.owners().join(self.number)
     }
 
-    /// Takes an owner away. Returns whether it was the last, who must end the tenure or release the slot.
+    /// Removes an owner. Returns whether it was the last, which must end the tenure or release the slot.
     pub(crate) fn leave(&self) -> bool {
         self.lease.owners().leave()
     }
 
-    /// Returns the slot to the pool, if it may go there. Otherwise it has to be released.
+    /// Returns the slot to the pool, if it may go there. Otherwise the caller must release it.
     pub(crate) fn end(&self) -> bool {
         self.lease.recycle()
     }
@@ -57,19 +58,19 @@ impl Tenure {
 #[derive(Clone)]
 pub(crate) enum Leases {
     One(Tenure),
-    /// These go to no later permit, so a watcher may go on for ever.
+    /// These never serve a later permit, so a watcher may wait indefinitely.
     Many(Arc<Together>),
 }
 
-/// Several slots, or none, with the same owners.
+/// Several slots or none, with shared owners.
 pub(crate) struct Together {
     leases: Vec<Arc<Lease>>,
-    /// The charges of rates when the permit was admitted.
+    /// The charges of rates at admission.
     fees: Vec<Fee>,
-    /// Rates that the permit is not charged by, since their mode was off.
+    /// Rates that do not charge this permit, since their mode was off.
     exempt: Vec<Arc<Limit>>,
-    /// Whether one of these has an account. Set by an owner, and read by the last one that [leaves](Owners::leave), which
-    /// sees all that owners did before.
+    /// Whether any fee has an account. Set by an owner, and read by the last one that [leaves](Owners::leave), which
+    /// sees all changes by earlier owners.
     has_account: AtomicBool,
     owners: Owners,
 }
@@ -91,7 +92,7 @@ impl Leases {
         }))
     }
 
-    /// Adds the charges of rates, and the rates that charge nothing. To be called before it has a second owner.
+    /// Adds the charges of rates, and the rates that charge nothing. Call before the permit has a second owner.
     pub(crate) fn set_fees(&mut self, fees: Vec<Fee>, exempt: Vec<Arc<Limit>>) {
         if let Self::Many(together) = self
             && let Some(together) = Arc::get_mut(together)
@@ -100,7 +101,7 @@ impl Leases {
         }
     }
 
-    /// The charge of the rate of this name when the permit was admitted.
+    /// The charge of the rate of this name at admission.
     pub(crate) fn fee(&self, limit: &str) -> Option<&Fee> {
         self.fees().iter().find(|fee| fee.limit.name() == limit)
     }
@@ -113,7 +114,7 @@ impl Leases {
         }
     }
 
-    /// The charges of rates when the permit was admitted.
+    /// The charges of rates at admission.
     pub(crate) fn fees(&self) -> &[Fee] {
         match self {
             Self::One(_) => &[],
@@ -121,11 +122,11 @@ impl Leases {
         }
     }
 
-    /// The first of them, with the number of its tenure.
+    /// The first lease, with the number of its tenure.
     pub(crate) fn first(&self) -> Option<(&Lease, u64)> {
         match self {
             Self::One(tenure) => Some((&tenure.lease, tenure.number)),
-            // While the permit has it, no other tenure begins.
+            // No other tenure begins while the permit has this lease.
             Self::Many(together) => {
                 let first = together.leases.first();
                 first.map(|lease| (&**lease, lease.owners().tenure()))
@@ -140,14 +141,14 @@ impl Leases {
         }
     }
 
-    /// To be called by an owner before the permit gets its first account at a rate.
+    /// An owner must call this before the permit gets its first account at a rate.
     pub(crate) fn note_account(&self) {
         if let Self::Many(together) = self {
             together.has_account.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The fees that may have accounts, of which an owner knows: the last one of all.
+    /// The fees that may have accounts, as known to an owner; the last owner knows all of them.
     pub(crate) fn open_accounts(&self) -> &[Fee] {
         match self {
             Self::Many(together) if together.has_account.load(Ordering::Relaxed) => &together.fees,
@@ -155,13 +156,13 @@ impl Leases {
         }
     }
 
-    /// Units of the heaviest of them; 1 if there are none.
+    /// Units of the heaviest lease; 1 for a permit without leases.
     pub(crate) fn weight(&self) -> u32 {
         let weights = self.all().iter().map(|lease| weight_of(lease.seq()));
         weights.max().unwrap_or(1)
     }
 
-    /// Adds an owner, if they have one.
+    /// Adds an owner, if the leases have one.
     pub(crate) fn join(&self) -> bool {
         match self {
             Self::One(tenure) => tenure.join(),
@@ -169,7 +170,7 @@ impl Leases {
         }
     }
 
-    /// Takes an owner away. Returns whether it was the last, who has to give them back.
+    /// Removes an owner. Returns whether it was the last, which must release the slots.
     pub(crate) fn leave(&self) -> bool {
         match self {
             Self::One(tenure) => tenure.leave(),
@@ -177,7 +178,7 @@ impl Leases {
         }
     }
 
-    /// Whether one of them is lost: it may be another permit's.
+    /// Whether a lease is lost: another permit may have the slot.
     pub(crate) fn is_lost(&self) -> bool {
         self.is_lost_by(Instant::now())
     }
@@ -186,14 +187,14 @@ impl Leases {
         self.all().iter().any(|lease| lease.is_over(now)) && self.are_current()
     }
 
-    /// Whether one of them is over for a reason that `counts`.
+    /// Whether a lease is over for a reason that `counts`.
     pub(crate) fn over(&self, counts: impl Fn(LostErrorKind) -> bool) -> Option<LostErrorKind> {
         let over = self.all().iter().filter_map(|lease| lease.over());
         let over = { over }.find(|kind| counts(*kind));
         over.filter(|_| self.are_current())
     }
 
-    /// Whether no later permit has them. To be asked after what may be due to a later one was seen.
+    /// Whether no later permit has the leases. Check this after seeing an end that may belong to a later permit.
     fn are_current(&self) -> bool {
         match self {
             Self::One(tenure) => tenure.is_current(),
@@ -201,7 +202,7 @@ impl Leases {
         }
     }
 
-    /// Returns the slots to a pool, if they may go there. Otherwise they have to be released.
+    /// Returns the slots to a pool, if they may go there. Otherwise the caller must release them.
     pub(crate) fn end(&self) -> bool {
         match self {
             Self::One(tenure) => tenure.end(),
@@ -209,12 +210,12 @@ impl Leases {
         }
     }
 
-    /// As [`Lease::set_unread`], for all.
+    /// Like [`Lease::set_unread`], for all leases.
     pub(crate) fn set_unread(&self, since: Option<Instant>) {
         self.all().iter().for_each(|lease| lease.set_unread(since));
     }
 
-    /// Completes when one of them is over for a reason that `counts`.
+    /// Completes when a lease is over for a reason that `counts`.
     pub(crate) async fn ended(
         &self,
         attend: impl Fn(),

@@ -1,33 +1,32 @@
-//! Names of replicas and permits in the store: text of fixed length that sorts as the numbers do.
+//! Names of replicas and permits in the store: fixed-length text that sorts like the numbers.
 //!
-//! A permit may weigh more than one unit. Its name says how much: the first of the ten characters of a [`Seq`] is the
-//! weight less one, and the other nine are the permit's number. A name of weight 1 reads as it did before there were
-//! weights.
+//! A permit may weigh more than one unit. The first of the ten characters of a [`Seq`] encodes the weight less one, and
+//! the other nine the permit's number. A name of weight 1 reads as it did before weights existed.
 
 use std::fmt;
 
 use crate::ranges::MAX_WEIGHT;
 
-/// Names a replica's permit: its number, which is below 2^54 and never used again, and its weight less one, in the six
-/// bits above. So the number of a permit of weight 1 is its name.
+/// Names a replica's permit: the low bits are its number, below 2^54 and never reused, and the six bits above are its
+/// weight less one. So a permit of weight 1 is named by its plain number.
 pub(crate) type Seq = u64;
 
 const NUMBER_BITS: u32 = 54;
-// The bits above.
+// The weight fits into the bits above the number.
 const _: () = assert!(MAX_WEIGHT == 1 << (60 - NUMBER_BITS));
 
-/// The name of a permit with this number and this weight, from 1 to [`MAX_WEIGHT`].
+/// The name of a permit with this number and a weight from 1 to [`MAX_WEIGHT`].
 pub(crate) fn weighing(number: u64, weight: u32) -> Seq {
     debug_assert!(number >> NUMBER_BITS == 0 && (1..=MAX_WEIGHT).contains(&weight));
     number | u64::from(weight - 1) << NUMBER_BITS
 }
 
-/// How many units a permit counts for.
+/// A permit's weight in units.
 pub(crate) fn weight_of(seq: Seq) -> u32 {
     (seq >> NUMBER_BITS) as u32 + 1
 }
 
-/// The order in which a replica's permits were named.
+/// A permit's number: replicas number their permits in order.
 pub(crate) fn number_of(seq: Seq) -> u64 {
     seq & ((1 << NUMBER_BITS) - 1)
 }
@@ -36,21 +35,20 @@ pub(crate) fn number_of(seq: Seq) -> u64 {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ReplicaId(u128);
 
-/// A permit's name in the store: its replica, then its number there. The script reads from it which replica to wake.
+/// A permit's name in the store: its replica, then its number. The script reads from it which replica to wake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct MemberId {
     pub(crate) replica: ReplicaId,
     pub(crate) seq: Seq,
 }
 
-/// Six bits a character, in ASCII order.
+/// Six bits per character, in ASCII order.
 const ALPHABET: &[u8; 64] = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
 pub(crate) const REPLICA_CHARS: usize = 16;
 pub(crate) const SEQ_CHARS: usize = 10;
 pub(crate) const ID_CHARS: usize = REPLICA_CHARS + SEQ_CHARS;
 
-/// The suffixes that make the further members of a holder out of its name, which is the first: one for
-/// each unit.
+/// The suffixes that turn a holder's name, its first member, into its further members: one for each unit.
 #[cfg(any(test, feature = "redis"))]
 pub(crate) fn more_members(seq: Seq) -> impl Iterator<Item = u8> {
     (1..weight_of(seq) as usize).map(|unit| ALPHABET[unit])
@@ -67,7 +65,7 @@ impl ReplicaId {
         self.0
     }
 
-    /// Whether this is the text of an id.
+    /// Whether this is the text of a replica's id.
     #[cfg(feature = "operate")]
     pub(crate) fn is_text(text: &str) -> bool {
         text.len() == REPLICA_CHARS && digits(text.as_bytes()).is_some()
@@ -97,7 +95,7 @@ impl MemberId {
         self.replica.text().chars().chain(seq).collect()
     }
 
-    /// Reads what [`text`](Self::text) wrote.
+    /// Parses the output of [`text`](Self::text).
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let (replica, seq) = text.split_at_checked(REPLICA_CHARS)?;
         Some(Self {
@@ -112,7 +110,7 @@ pub(crate) fn seq_text(seq: Seq) -> [u8; SEQ_CHARS] {
     encode(u128::from(seq))
 }
 
-/// Reads what [`seq_text`] wrote.
+/// Parses the output of [`seq_text`].
 pub(crate) fn parse_seq(text: &[u8]) -> Option<Seq> {
     if text.len() != SEQ_CHARS {
         return None;
@@ -120,7 +118,7 @@ pub(crate) fn parse_seq(text: &[u8]) -> Option<Seq> {
     digits(text).map(|bits| bits as u64)
 }
 
-/// Reads what [`encode`] wrote.
+/// Parses the output of [`encode`].
 fn digits(text: &[u8]) -> Option<u128> {
     text.iter().try_fold(0, |bits, character| {
         let digit = ALPHABET.binary_search(character).ok()?;

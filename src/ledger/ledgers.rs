@@ -1,4 +1,5 @@
-//! A store in this process: all ledgers and rates, and what the script would do to them. For tests, also those of users.
+//! A store in this process: all ledgers and rates, with the operations of the script. For tests, including those of
+//! users.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +9,7 @@ use super::{
     machine::{SWEEP_BUDGET, queue::Offer},
 };
 
-/// Ledgers and the states of rates, by key.
+/// Ledgers and rate states by key.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Ledgers {
@@ -21,13 +22,13 @@ pub(crate) struct Ledgers {
 /// The replicas that receive wake-ups.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Audience {
-    /// The caller of the next exchange subscribes.
+    /// The caller of the next exchange subscribes to wake-ups.
     pub(crate) listens: bool,
-    /// Replicas without a connection that subscribes.
+    /// Replicas without a subscribed connection.
     pub(crate) absent: BTreeSet<ReplicaId>,
 }
 
-/// Everything that is stored, in the form that Redis would have.
+/// All stored data, in the form that Redis would have.
 #[cfg(test)]
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Content {
@@ -36,10 +37,10 @@ pub(crate) struct Content {
     pub(crate) rates: BTreeMap<String, String>,
 }
 
-/// One claim while it runs.
+/// A claim in progress.
 struct Claiming<'a> {
     batches: &'a [Batch],
-    /// For each batch: its queue was swept for a claim of this exchange.
+    /// For each batch: whether its queue was swept for a claim of this exchange.
     swept: &'a mut [bool],
     claim: &'a Claim,
     reply: ClaimReply,
@@ -144,7 +145,7 @@ impl Ledgers {
         }
     }
 
-    /// Nothing is charged yet, but what is used is converted to the rate.
+    /// Charges nothing yet, but converts the existing use to the rate.
     fn quote(&mut self, charge: &Charge, now_us: u64) -> (Charged, RateState) {
         let state = self.rates.get_mut(&*charge.key).map(|state| {
             *state = charge.rate.convert(*state, now_us);
@@ -154,8 +155,8 @@ impl Ledgers {
         charge.rate.charge(state, now_us, charge.cost, wait_us)
     }
 
-    /// Takes slots up to the first ledger that makes the claim wait, or none at all. Returns whether the claim was not
-    /// refused.
+    /// Takes slots up to the first ledger where the claim must wait, or none at all. Returns whether the claim was
+    /// accepted.
     fn take_slots(&mut self, call: &mut Call, claiming: &mut Claiming<'_>) -> bool {
         let mut slots = Vec::new();
         let asks = &claiming.claim.asks;

@@ -1,4 +1,4 @@
-//! The messages of a ledger: what a replica sends, and what the store replies and publishes.
+//! The messages of a ledger: requests of a replica, replies of the store, and wake-ups.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -7,45 +7,46 @@ use super::{
     rate::{Charged, Rate, Tat},
 };
 
-/// Units of the permits of one ledger in an exchange: Lua limits how many values `unpack` returns.
+/// Maximum number of units of one ledger's permits in an exchange: Lua limits how many values `unpack` returns.
 pub(crate) const MAX_PERMITS: u32 = 3_900;
 
-/// Waiters of a ledger that are told their places in an exchange.
+/// Most waiters of a ledger that learn their places in one exchange.
 pub(crate) const MAX_PLACES: usize = 64;
 
 /// How long a replica may keep freed slots unless they are recalled.
 pub(crate) const RIGHT_MS: u64 = 100;
 
-/// Everything that one replica asks of the store in one script call: a batch for each of one or more ledgers, then
-/// refunds and claims.
+/// All operations that one replica sends to the store in one script call: a batch for each of its ledgers, then refunds
+/// and claims.
 #[derive(Clone, Debug)]
 pub(crate) struct Exchange {
     /// The calling replica, which owns all permits named in the batches and claims.
     pub(crate) replica: ReplicaId,
     /// Lease of a permit that is renewed, adopted or acquired directly, from the time of the exchange.
     pub(crate) lease_ms: u64,
-    /// Lease of a promoted waiter until its replica renews it: a replica that crashed while it waited costs the queue
-    /// this much, not a whole lease.
+    /// Lease of a promoted waiter until its replica renews it. A replica that crashed while waiting costs the queue
+    /// this time, not a whole lease.
     pub(crate) promote_ms: u64,
     /// How long this replica's waiters count as alive after the exchange.
     pub(crate) heartbeat_ms: u64,
-    /// Store time after which nothing is acquired or adopted, since the caller has given up by then.
+    /// Store time after which nothing is acquired or adopted, since the caller has timed out by then.
     pub(crate) not_after_us: u64,
     /// At most one batch for each ledger.
     pub(crate) batches: Vec<Batch>,
-    /// Run after all batches, in this order.
+    /// Run in this order after all batches.
     pub(crate) claims: Vec<Claim>,
     /// Run before the claims. Each is sent at most once; if it is lost, the charge stands.
     pub(crate) refunds: Vec<Refund>,
 }
 
 impl Exchange {
-    /// Whether it asks for the time only.
+    /// Whether the exchange is empty, and only asks for the store's time.
     pub(crate) fn is_hello(&self) -> bool {
         self.batches.is_empty() && self.claims.is_empty() && self.refunds.is_empty()
     }
 
-    /// For each batch: whether a permit to renew, adopt or acquire in its ledger weighs more than 1, also by a claim.
+    /// For each batch: whether any permit to renew, adopt or acquire in its ledger, including by a claim, weighs more
+    /// than 1.
     pub(crate) fn weighs(&self) -> impl Iterator<Item = bool> {
         let asks = self.claims.iter().flat_map(|claim| &claim.asks);
         let heavy = asks.filter(|ask| weight_of(ask.seq) > 1);
@@ -62,7 +63,7 @@ pub(crate) struct Batch {
     pub(crate) key: Arc<str>,
     pub(crate) limit: u32,
     pub(crate) max_waiters: u32,
-    /// This replica has waiters here, or is about to.
+    /// This replica has or will have waiters here.
     pub(crate) waits: bool,
     pub(crate) reuse: Reuse,
     // No permit is named twice in one list.
@@ -81,19 +82,19 @@ impl Batch {
     }
 }
 
-/// Whether replicas may keep freed slots for a while and use them again without the store.
+/// Whether replicas may keep freed slots for a while and reuse them without the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Reuse {
     #[default]
     Never,
     /// Other replicas may keep slots, which are recalled if a permit of this batch waits or is refused.
     Others,
-    /// As `Others`, and this replica asks for the right to keep slots. Its reply grants the right if it shows at least
+    /// Like `Others`, and this replica asks for the right to keep slots. A reply grants the right if it shows at least
     /// one holder, no more holders than the limit, and no waiters.
     Keep,
 }
 
-/// One permit to acquire. It gets all units that it weighs or none.
+/// One permit to acquire, with all its units or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
     pub(crate) seq: Seq,
@@ -103,16 +104,16 @@ pub(crate) struct Ask {
 
 /// Slots in several ledgers and charges to several rates, granted together.
 ///
-/// A claim takes what it can get up to the first ledger that makes it wait, and is sent again from that ledger on. If
-/// any part of it is refused, nothing is written.
+/// A claim takes slots up to the first ledger where it must wait, and is later sent again from that ledger on. If any
+/// part is refused, nothing is written.
 ///
-/// No two of its charges have the same key, and no two of its asks the same ledger.
+/// Its charges have distinct keys, and its asks distinct ledgers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Claim {
     pub(crate) charges: Vec<Charge>,
     /// In the order in which slots are taken, which must be the same in all replicas: otherwise claims could deadlock.
     pub(crate) asks: Vec<ClaimAsk>,
-    /// The ticket with which it was first enqueued, in any ledger: its place in the next queue is by this ticket.
+    /// The claim's first ticket, in any ledger. Later queues place the claim by it.
     pub(crate) ticket: Option<i64>,
 }
 
@@ -125,14 +126,14 @@ pub(crate) struct ClaimAsk {
     pub(crate) want: Want,
 }
 
-/// The behaviour of a claim if a ledger has no free slot.
+/// How a claim handles a ledger without a free slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
     /// Refuse the claim.
     Now,
     /// Enqueue the permit.
     Wait,
-    /// Go on without this slot: the limit is not enforced.
+    /// Proceed without this slot: the limit is not enforced.
     IfFree,
 }
 
@@ -144,20 +145,20 @@ pub(crate) struct Charge {
     pub(crate) rate: Rate,
     /// From 1 to the burst.
     pub(crate) cost: u32,
-    /// How far ahead a start may be reserved; 0: now or not at all.
+    /// How far ahead a start may be reserved; 0: start now or be refused.
     pub(crate) wait_us: u64,
-    /// The limit is not enforced: if the rate refuses, the claim goes on without this charge. No start is reserved
+    /// The limit is not enforced: if the rate refuses, the claim proceeds without this charge. No start is reserved
     /// ahead.
     pub(crate) shadow: bool,
 }
 
-/// Takes back the charge of a request that was refused in the end.
+/// Reverses the charge of a request that was refused in the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refund {
     pub(crate) key: Arc<str>,
-    /// All of the charge, or a part.
+    /// The whole charge or a part.
     pub(crate) cost: u32,
-    /// What the charge has left. No charge is refunded twice.
+    /// The record of the charge. No charge is refunded twice.
     pub(crate) charged: Tat,
 }
 
@@ -166,7 +167,7 @@ pub(crate) struct Refund {
 pub(crate) struct Reply {
     /// Store time, read once for the whole exchange.
     pub(crate) now_us: u64,
-    /// The sweep budget ran out before the work did: send another exchange at once.
+    /// The sweep budget ran out before the work was done: send another exchange at once.
     pub(crate) more: bool,
     /// In the order of the batches. An error in one ledger does not stop the others.
     pub(crate) batches: Vec<Result<BatchReply, LedgerError>>,
@@ -179,12 +180,12 @@ pub(crate) struct Reply {
 pub(crate) struct ClaimReply {
     /// In the order of `Claim::charges`.
     pub(crate) charged: Vec<Charged>,
-    /// In the order of `Claim::asks`. `Absent`: the claim did not get that far, or another part of it was refused.
+    /// In the order of `Claim::asks`. `Absent`: the claim did not reach this ledger, or another part of it was refused.
     pub(crate) standings: Vec<Standing>,
 }
 
 impl ClaimReply {
-    /// The ticket with which it was enqueued.
+    /// The ticket of a waiting claim.
     pub(crate) fn ticket(&self) -> Option<i64> {
         self.standings.iter().find_map(Standing::ticket)
     }
@@ -193,17 +194,18 @@ impl ClaimReply {
 /// One ledger's answer: its state after the exchange, and the outcome for each permit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BatchReply {
-    /// Units that are held.
+    /// Units in use.
     pub(crate) in_use: u32,
-    /// Permits in the queue.
+    /// Number of permits in the queue.
     pub(crate) waiting: u32,
-    /// Ticket of the waiter at the head of the queue.
+    /// Ticket of the first waiter that was never passed over, if any.
     pub(crate) head: Option<i64>,
-    /// When the next lease ends, in store milliseconds; present only while there are waiters.
+    /// When the next lease ends, in store milliseconds; present only while permits wait.
     pub(crate) nearest_ms: Option<u64>,
     /// In the order of `Batch::renew`.
     pub(crate) renewed: Vec<Standing>,
-    /// The places in the queue, from 1 on, of those renewed that wait: of the first [`MAX_PLACES`], before anybody leaves it.
+    /// Queue positions, from 1, of renewed permits that wait: the first [`MAX_PLACES`], before any permit leaves the
+    /// queue.
     pub(crate) places: Vec<u32>,
     /// In the order of `Batch::adopt`.
     pub(crate) adopted: Vec<Standing>,
@@ -216,15 +218,15 @@ pub(crate) struct BatchReply {
 /// The standing of a permit in its ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// Holds a slot until then, in store milliseconds.
+    /// Holds a slot until this time, in store milliseconds.
     Held { until_ms: u64 },
-    /// Was missing and is restored: holds a slot until then, in store milliseconds.
+    /// Was missing and has been restored: holds a slot until this time, in store milliseconds.
     Adopted { until_ms: u64 },
     /// Waits in the queue with this (negative) ticket; lower tickets are served first.
     Waiting { ticket: i64 },
     /// Not in the ledger.
     Absent,
-    /// Refused: no slot is free, and it does not wait.
+    /// Refused: no slot is free, and the permit does not wait.
     Full,
     /// Refused: no slot is free, and the queue is full.
     QueueFull,
@@ -248,14 +250,14 @@ pub(crate) struct Promotion {
     pub(crate) until_ms: u64,
 }
 
-/// Why a ledger could not be changed.
+/// Why an operation on a ledger failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LedgerError {
     /// The store's own message, such as `WRONGTYPE Operation against a key ...`.
     pub(crate) message: String,
 }
 
-/// Published to a replica whose waiters were promoted by another replica's exchange; or, without permits, to one whose
+/// Published to a replica whose waiters another replica's exchange promoted, or, without permits, to a replica whose
 /// kept slots are recalled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wake {

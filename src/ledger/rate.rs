@@ -1,45 +1,48 @@
 //! Rates: the generic cell rate algorithm (GCRA, ITU-T I.371), in exact arithmetic.
 //!
-//! The state of a key is one time, the *theoretical arrival time* (TAT): when the bucket that the charges have filled
-//! will be empty. It is stored as whole microseconds and a remainder, in parts of the rate's count, so that no charge
-//! is ever rounded.
+//! The state of a key is a single time, the *theoretical arrival time* (TAT), at which the bucket filled by the charges
+//! will be empty. It is stored as whole microseconds and a remainder in parts of the rate's count, so that no charge is
+//! ever rounded.
 //!
 //! # Rates that change
 //!
-//! The state names the rate under which it was written. A charge at another rate first converts what is in the bucket:
-//! the units stay, and the time that they take changes. The result is rounded up, by less than a microsecond and less
-//! than a unit. The amount rounded is kept with the state, and taken off by the next conversion: so replicas that disagree on
-//! the rate can take turns as often as they like. (What remains is 2^-35 of a unit a turn.) A refused charge converts, too:
-//! from then on the bucket drains at the new rate, or the start reported would not be true.
+//! The state records the rate under which it was written. A charge at another rate first converts the contents of the
+//! bucket: the number of units stays, and their duration changes. The result is rounded up, by less than a microsecond
+//! and less than a unit. The state also records the rounding, and the next conversion subtracts it, so replicas that
+//! disagree on the rate may alternate any number of times. (An error of 2^-35 of a unit per turn remains.) A refused
+//! charge converts too: the bucket must drain at the new rate from then on, or the reported start would be wrong.
 //!
-//! Starts that were reserved stay where they are when the rate changes. Until the last of them has begun, as many may start
-//! besides what the fastest of these rates allows.
+//! Reserved starts keep their times when the rate changes. Until the last of them has begun, they may come on top of
+//! the starts that the fastest of these rates allows.
 //!
-//! More than a slower rate can remember (what drains in the longest wait, and the burst) is not converted. The rate that is
-//! named stays in force until that much has drained, since what a replica forgets another could admit again. So does a rate
-//! that differs in nothing but a larger burst. The burst is no part of the use: a charge goes by its own, whatever is named.
+//! A rate can remember no more than its burst and the units that drain within the longest wait. If the bucket contains
+//! more, it is not converted to a slower rate: the recorded rate stays in force until the excess has drained, since
+//! another replica could admit forgotten units again. For the same reason a recorded rate with only a larger burst
+//! stays. The burst is not part of the use: each charge applies its own burst, whatever the record says.
 //!
 //! # Refunds
 //!
-//! The promise for the charges that stand is that in any time `t` (of whole microseconds, the first and the last included)
-//! at most `t / T + burst` requests start. It is kept as long as the TAT is not before the *true end*: when a bucket would be
-//! empty into which each standing charge falls at its start, also if that is ahead. A request of cost `c` starts at
-//! `TAT + (c - burst) x T` at the earliest, and what fell in from any earlier moment `m` on is at most `(TAT - m) / T`; so no time
-//! has more than its share.
+//! The promise for the standing charges is that in any time `t` (in whole microseconds, including the first and the
+//! last) at most `t / T + burst` requests start. It is kept as long as the TAT is not before the *true end*: the time
+//! at which a bucket would be empty if each standing charge fell into it at its start, even a start in the future. A
+//! request of cost `c` starts at `TAT + (c - burst) x T` at the earliest, and the charges that fell in from any earlier
+//! moment `m` on are at most `(TAT - m) / T`; so no interval has more than its share.
 //!
-//! A refund may lower the TAT by whatever can be proved to lower the true end: the cost, but not below `S + x`, where `S` is the
-//! latest start, and `x` the time of all that may have come later. Three rules, of which the most generous counts:
+//! A refund may lower the TAT as far as the true end provably moves: by the cost, but not below `S + x`, where `S` is
+//! the latest start, and `x` the duration of all charges that may have come later. Three rules apply, and the most
+//! generous one counts:
 //!
-//! - **Last:** the charge made last is undone. Nothing was built on it, so there is no bound.
-//! - **Since:** `x` is all that was charged since, whether it was refunded or not. What else the bucket contains at `S` has been
+//! - **Last:** the latest charge is undone. Nothing was built on it, so there is no bound.
+//! - **Since:** `x` covers all charges made since, refunded or not. The rest of the bucket's contents at `S` has been
 //!   there since the charge: the level was never below that, and the true end moves by as much.
-//! - **Group:** the latest charges form a group, and `x` is what stands of it without this charge. Let `B` be the TAT without
-//!   the group. In whatever order its charges and refunds come, the true end is at most `max(B, S) + x`. A charge that starts
-//!   after `B` begins the next group, so `S` is not after `B`, and the current group is refunded in full. (`B` is lowered by
-//!   refunds of older charges. What is kept back of the group then raises it.)
+//! - **Group:** the latest charges form a group, and `x` is the group's standing part without this charge. Let `B` be
+//!   the TAT without the group. In whatever order its charges and refunds come, the true end is at most `max(B, S) +
+//!   x`. A charge that starts after `B` begins the next group, so `S` is not after `B`, and the current group is
+//!   refunded in full. (Refunds of older charges lower `B`. The part of the group that is withheld then raises it.)
 //!
-//! So nothing is lost of the current group, however many leave in whatever order; and of an older charge no more than has
-//! drained and was refunded since, less what was in the bucket before it.
+//! A refund within the current group therefore loses nothing, however many requests leave in whatever order. A refund
+//! of an older charge loses at most the units drained and refunded since, less the contents of the bucket before that
+//! charge.
 //!
 //! Tests are in `tests/rates.rs` and `tests/refunds.rs`.
 
@@ -50,18 +53,18 @@ use std::{
 
 use crate::ranges::{MAX_LIMIT, MAX_WAIT};
 
-/// Largest product of two numbers: exact in the script's floating point numbers, with room for sums.
+/// Maximum product of two numbers: exact in the script's floating-point numbers, with room for sums.
 pub(super) const MAX_EXACT: u64 = 1 << 52;
-/// Longest time from now to a start that is reserved.
+/// Maximum time from now to a reserved start.
 pub(super) const MAX_WAIT_US: u64 = MAX_WAIT.as_micros() as u64;
-/// A wait that no rate refuses: the cost is charged whatever the rate has left.
+/// A wait that no rate refuses: the cost is charged even if nothing remains.
 pub(crate) const WAIT_FOREVER_US: u64 = MAX_EXACT;
-/// Largest burst.
+/// Maximum burst.
 pub(super) const MAX_BURST: u32 = MAX_LIMIT;
-/// Parts of a unit, in which roundings of conversions are kept.
+/// Fractions of a unit in which rounding by conversions is recorded.
 pub(super) const ROUNDING_PARTS: u64 = 1 << 36;
 
-/// `count` starts in each `period_us`, in lowest terms, and up to `burst` at once.
+/// `count` starts per `period_us`, in lowest terms, and up to `burst` at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Rate {
     pub(crate) count: u32,
@@ -69,28 +72,28 @@ pub(crate) struct Rate {
     pub(crate) burst: u32,
 }
 
-/// The state of a key: the time `us + rem / rate.count`, in store time.
+/// The state of a key: the store time `us + rem / rate.count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RateState {
     pub(crate) us: u64,
     pub(crate) rem: u32,
-    /// The rate under which it was written.
+    /// The rate under which the state was written.
     pub(crate) rate: Rate,
-    /// By how much conversions have rounded it up, in [`ROUNDING_PARTS`] of a unit.
+    /// Total rounding by conversions, in [`ROUNDING_PARTS`] of a unit.
     pub(crate) rounded: u64,
-    /// When the bucket was last empty. Charges from before are not refunded.
+    /// When the bucket was last empty. Earlier charges are not refunded.
     pub(crate) since_us: u64,
-    /// Units charged since then, whether refunded or not, but for those that were the last.
+    /// Units charged since then, refunded or not, except charges undone as the latest.
     pub(crate) charged: u64,
     /// [`charged`](Self::charged) before the current group.
     pub(crate) before_group: u64,
-    /// Units of the current group that stand.
+    /// Standing units of the current group.
     pub(crate) group: u64,
     /// The latest start of all charges.
     pub(crate) start_us: u64,
 }
 
-/// What a charge has left: how the rate stands, and what a refund needs to know.
+/// The record of a charge: the rate's state after it, and the data for a refund.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tat {
     pub(crate) us: u64,
@@ -99,18 +102,19 @@ pub(crate) struct Tat {
     pub(crate) rate: Rate,
     /// As in [`RateState`].
     pub(crate) since_us: u64,
-    /// As in [`RateState`], with this charge.
+    /// As in [`RateState`], including this charge.
     pub(crate) charged: u64,
-    /// The latest start of the charges before it.
+    /// The latest start among the earlier charges.
     pub(crate) before_us: u64,
 }
 
 /// The outcome of a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Charged {
-    /// Charged. The request may start at `start_us`; if that is ahead, no slot was taken yet.
+    /// Charged. The request may start at `start_us`; if that time is in the future, no slot was taken yet.
     Until { tat: Tat, start_us: u64 },
-    /// Refused: the rate would allow it at `start_us`. Every rate that refuses reports this, whatever else refused.
+    /// Refused: the rate would allow the request at `start_us`. Every refusing rate reports this, whichever other part
+    /// was refused.
     TooSoon { start_us: u64 },
     /// Not charged, because another part of the claim was refused.
     Not,
@@ -127,28 +131,28 @@ impl Rate {
         }
     }
 
-    /// Whether its arithmetic is exact in the script too.
+    /// Whether the rate's arithmetic is also exact in the script.
     pub(crate) fn is_exact(&self) -> bool {
         let filled = self.period_us.checked_mul(u64::from(self.burst));
         (1..=MAX_BURST).contains(&self.burst) && filled.is_some_and(|filled| filled <= MAX_EXACT)
     }
 
-    /// With the nearest burst for which it is exact.
+    /// The rate with the nearest burst that keeps it exact.
     pub(crate) fn clamped(self) -> Self {
         let most = (MAX_EXACT / self.period_us).min(MAX_BURST.into()) as u32;
         let burst = self.burst.clamp(1, most);
         Self { burst, ..self }
     }
 
-    /// The largest part of a debt that is charged at once, with [`WAIT_FOREVER_US`]: so much that the arithmetic is exact
-    /// in the script too, and that drains within the longest wait.
+    /// The largest part of a debt that is charged at once, with [`WAIT_FOREVER_US`]: small enough for exact arithmetic
+    /// in the script, and to drain within the longest wait.
     pub(crate) fn most_at_once(&self) -> u32 {
         let exact = MAX_EXACT / self.period_us;
         let most = exact.min(self.drains_in_longest_wait().max(1));
         most.min(u32::MAX.into()) as u32
     }
 
-    /// The most that a key can owe: beyond that it is forgotten. See [`RateState::clamped`].
+    /// Maximum debt of a key: the excess is forgotten. See [`RateState::clamped`].
     pub(crate) fn most_owed(&self) -> u64 {
         u64::from(self.burst) + self.drains_in_longest_wait()
     }
@@ -158,7 +162,7 @@ impl Rate {
         (parts / u128::from(self.period_us)) as u64
     }
 
-    /// The state of a key for this rate, which the caller stores, whatever becomes of the charge.
+    /// Converts a key's state to this rate. The caller stores the result whether or not the charge succeeds.
     pub(crate) fn convert(self, state: RateState, now_us: u64) -> RateState {
         if state.is_over(now_us) {
             return state;
@@ -188,7 +192,7 @@ impl Rate {
             true => before.renewed(),
             false => before,
         };
-        // The rate in force. It is another one if more is used than this one can remember.
+        // The rate in force: another one if the use is too large for this rate to remember.
         let rate = Rate {
             burst: self.burst,
             ..before.rate
@@ -200,7 +204,7 @@ impl Rate {
         if start_us - now_us > wait_us {
             return (Charged::TooSoon { start_us }, before);
         }
-        // What is charged in any case begins at once.
+        // An unconditional charge begins at once.
         let begins_us = match wait_us {
             WAIT_FOREVER_US => now_us,
             _ => start_us,
@@ -230,7 +234,7 @@ impl Rate {
         (room.max(0) / i128::from(self.period_us)) as u32
     }
 
-    /// How much of what was charged is above the burst, and has to drain before the next request may start.
+    /// Units charged above the burst, which must drain before the next request may start.
     pub(crate) fn debt(self, tat: Tat, now_us: u64) -> u64 {
         let debt = self.ahead(tat, now_us) - self.time(self.burst.into());
         (debt.max(0) / i128::from(self.period_us)) as u64
@@ -242,14 +246,14 @@ impl Rate {
         now_us + self.up_us(next)
     }
 
-    /// The time in which the bucket will be empty, in parts.
+    /// Time until the bucket will be empty, in parts.
     fn ahead(self, tat: Tat, now_us: u64) -> i128 {
         let now = self.parts_at(now_us);
         let end = self.parts_at(tat.us) + i128::from(tat.rem);
         end.clamp(now, self.latest(now_us)) - now
     }
 
-    /// The time that a cost fills, rounded up.
+    /// Duration of a cost, rounded up.
     pub(crate) fn time_of(self, cost: u32) -> u64 {
         self.up_us(self.time(cost.into()))
     }
@@ -258,7 +262,7 @@ impl Rate {
         (self.count, self.period_us) == (other.count, other.period_us)
     }
 
-    /// The time that these units fill, in parts of a microsecond, `count` to one.
+    /// Duration of these units, in parts of a microsecond (`count` parts each).
     fn time(self, units: u64) -> i128 {
         i128::from(units) * i128::from(self.period_us)
     }
@@ -272,12 +276,12 @@ impl Rate {
         ((parts / count) as u64, (parts % count) as u32)
     }
 
-    /// The latest end of a bucket that this rate remembers.
+    /// The latest time of an empty bucket that this rate can remember.
     fn latest(self, now_us: u64) -> i128 {
         self.parts_at(now_us + MAX_WAIT_US) + self.time(self.burst.into())
     }
 
-    /// Parts as microseconds, rounded up; 0 if negative.
+    /// Converts parts to microseconds, rounded up; 0 if negative.
     fn up_us(self, parts: i128) -> u64 {
         (parts.max(0) as u128).div_ceil(self.count.into()) as u64
     }
@@ -298,7 +302,7 @@ impl RateState {
         }
     }
 
-    /// The bucket is empty: the same as no state at all.
+    /// Whether the bucket is empty, which is equivalent to no state at all.
     pub(crate) fn is_over(&self, now_us: u64) -> bool {
         (self.us, self.rem) <= (now_us, 0)
     }
@@ -332,7 +336,7 @@ impl RateState {
         after.with_parts(end.max(self.rate.parts_at(now_us)))
     }
 
-    /// What the bucket contains at the latest start.
+    /// Contents of the bucket at the latest start.
     fn at_latest_start(&self) -> i128 {
         self.parts() - self.rate.parts_at(self.start_us)
     }
@@ -352,7 +356,7 @@ impl RateState {
         after
     }
 
-    /// One too far ahead was set before the clock was stepped back, or holds a debt that is forgotten.
+    /// A state too far in the future was set before the clock was stepped back, or holds a debt that is forgotten.
     fn clamped(self, now_us: u64) -> Self {
         match self.is_remembered(now_us) {
             true => self,
@@ -371,7 +375,7 @@ impl RateState {
         self.parts() <= self.rate.latest(now_us)
     }
 
-    /// As many units under another rate, unless it cannot remember as many.
+    /// Converts to the same number of units under another rate, unless that rate cannot remember as many.
     fn converted(self, rate: Rate, now_us: u64) -> Option<Self> {
         let (of_old, of_new) = (i128::from(self.rate.period_us), i128::from(rate.period_us));
         let unit = i128::from(ROUNDING_PARTS);
@@ -385,7 +389,7 @@ impl RateState {
         let converted = Self {
             rate,
             rounded: rounded as u64,
-            // What has drained since then was not by this rate.
+            // The units drained since then did not drain at this rate.
             start_us: max(self.start_us, now_us),
             ..self
         };
@@ -423,7 +427,7 @@ impl RateState {
         }
     }
 
-    /// The text in the store.
+    /// The state's text in the store.
     #[cfg(test)]
     pub(super) fn text(self) -> String {
         let Self {
@@ -449,7 +453,7 @@ impl RateState {
 }
 
 impl Tat {
-    /// Without its charge, as long as nothing was charged since.
+    /// The state without its latest charge, of this cost.
     pub(crate) fn without(self, cost: u32) -> Self {
         let end = self.rate.parts_at(self.us) + i128::from(self.rem);
         let (us, rem) = self.rate.split(end - self.rate.time(cost.into()));

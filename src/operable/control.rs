@@ -1,4 +1,4 @@
-//! The task that listens to operators. Without the feature `operate` there is none.
+//! The task that listens to operators; absent without the feature `operate`.
 
 #[cfg(feature = "operate")]
 use std::sync::{Arc, OnceLock};
@@ -7,20 +7,20 @@ use std::sync::{Arc, OnceLock};
 use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 
-/// Listens to operators, beside the drivers. It is dropped with the last keeper.
+/// Listens to operators, independently of the drivers. Dropped with the last keeper.
 #[cfg(feature = "operate")]
 pub(crate) trait ControlTask: Send + Sync {
-    /// Runs on this runtime, unless it runs already.
+    /// Runs the task on this runtime, unless it is already running.
     fn run_on(&self, runtime: &Handle);
 
-    /// The store has lost its data, and so what operators know of this process.
+    /// The store has lost its data, and with it the operators' knowledge of this process.
     fn data_lost(&self);
 
-    /// The limiter is shut down: this process is not asked any more.
+    /// The limiter is shut down, so this process no longer answers operators.
     fn leave(&self) -> BoxFuture<'static, ()>;
 }
 
-/// The task of a keeper, if it has one.
+/// A keeper's control task, if any.
 #[derive(Default)]
 pub(crate) struct Control {
     #[cfg(feature = "operate")]
@@ -30,7 +30,7 @@ pub(crate) struct Control {
 #[cfg(feature = "operate")]
 impl Control {
     pub(crate) fn set(&self, task: Arc<dyn ControlTask>) {
-        // A keeper is given one only once.
+        // A keeper gets its task only once.
         let _ = self.task.set(task);
     }
 

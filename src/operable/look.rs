@@ -1,4 +1,4 @@
-//! Looks under the keeper's lock for operators, a little at a time.
+//! Bounded inspections under the keeper's lock, for operators.
 
 use std::sync::Arc;
 
@@ -12,38 +12,37 @@ use crate::{
     status::Usage,
 };
 
-/// Queues and entries that one look passes, in up to 20 microseconds under the lock (measured in `operate/walk.rs`).
+/// Queues and entries per look, which takes up to 20 microseconds under the lock (measured in `operate/walk.rs`).
 pub(crate) const LOOK: usize = 256;
 
-/// Where the next look begins.
+/// Where the next look continues.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Cursor {
     pub queue: u32,
     pub seq: Seq,
-    /// Of the keys of rates, which come after all queues.
+    /// Position among the keys of rates, which come after all queues.
     pub standing: usize,
 }
 
-/// The receiver of all that a walk sees.
+/// The receiver of everything that a walk visits.
 pub(crate) trait Visitor {
-    /// Whether to see the entries of this queue.
-    /// `ledger`: its name in the store; empty in memory.
+    /// Visits a queue. Returns whether to visit its entries. `ledger`: the queue's name in the store; empty in memory.
     fn queue(&mut self, limit: LimitId, key: &Key, ledger: &str, usage: &dyn Fn() -> Usage)
     -> bool;
 
-    /// An entry of the queue that was seen last.
+    /// Visits an entry of the latest queue.
     fn entry(&mut self, entry: EntryLook<'_>);
 
-    /// A key of a rate. `look`: how it stands at a time.
+    /// Visits a key of a rate. `look`: the key's state at a given time.
     fn rate(&mut self, _: LimitId, _: &Key, _look: &dyn Fn(Instant) -> Option<RateLook>) {}
 }
 
-/// How a key of a rate stands.
+/// The state of a key of a rate.
 pub(crate) struct RateLook {
     /// The rate's value for the key.
     pub max: u32,
     pub burst: u32,
-    /// Units that the rate has at once.
+    /// Units available at once.
     pub remaining: u32,
     /// Microseconds until the rate admits a request of one unit.
     pub next_us: u64,
@@ -52,30 +51,30 @@ pub(crate) struct RateLook {
 }
 
 impl RateLook {
-    /// Whether less than the burst is left.
+    /// Whether fewer units than the burst are available.
     pub(crate) fn is_used(&self) -> bool {
         self.remaining < self.burst
     }
 }
 
-/// A limit, as it is under the keeper's lock.
+/// A limit as seen under the keeper's lock.
 pub(crate) struct LimitLook {
     pub limit: Arc<Limit>,
-    /// Its value without overrides.
+    /// The limit's value without overrides.
     pub declared_max: u32,
     pub is_paused: bool,
-    /// Requests that a rate delays.
+    /// Number of requests that a rate delays.
     pub delayed: usize,
 }
 
-/// A permit or a request, as it is under the keeper's lock.
+/// A permit or a request as seen under the keeper's lock.
 pub(crate) struct EntryLook<'a> {
     pub lease: &'a Arc<Lease>,
     /// The number of its permit.
     pub tenure: u64,
     pub waits: bool,
-    /// Since when it is held, or waits for this limit.
+    /// Since when the permit has been held, or the request has waited for this limit.
     pub since: Instant,
-    /// The place at which a waiter joined the queue; 0 if it did not.
+    /// The place at which a waiter joined the queue; 0 if it never queued.
     pub place: u32,
 }

@@ -1,11 +1,11 @@
-//! The keeper's hooks for operators who ask and steer: `operate` is built on them.
+//! The keeper's hooks for operators, on which `operate` is built.
 //!
-//! | file | what |
+//! | file | content |
 //! | --- | --- |
 //! | `control` | the task that listens to operators |
 //! | `look` | a bounded look at queues and permits under the keeper's lock |
-//! | `standings` | how keys of rates stand; `no_standings` in its place without the feature `operate` |
-//! | `refusals` | the last refusals of each limit; `no_refusals` in its place without the feature `operate` |
+//! | `standings` | the state of rate keys; `no_standings` replaces it without the feature `operate` |
+//! | `refusals` | the last refusals of each limit; `no_refusals` replaces it without the feature `operate` |
 
 mod control;
 #[cfg(feature = "operate")]

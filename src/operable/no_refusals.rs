@@ -1,4 +1,4 @@
-//! In place of the last refusals: nobody could see them.
+//! Replaces the last refusals, which nobody could see.
 
 use tokio::time::Instant;
 

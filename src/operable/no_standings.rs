@@ -1,4 +1,4 @@
-//! In place of how keys of rates stand: nobody could see it.
+//! Replaces the state of rate keys, which nobody could see.
 
 use tokio::time::Instant;
 

@@ -1,5 +1,5 @@
-//! The last refusals of each limit, for operators: why was this caller refused? `no_refusals.rs` is in its place without
-//! the feature `operate`.
+//! The last refusals of each limit, for operators: why was this caller refused? `no_refusals.rs` replaces this file
+//! without the feature `operate`.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -12,10 +12,10 @@ use crate::{
     limit::LimitId,
 };
 
-/// Refusals of a limit that are kept.
+/// Number of refusals kept for each limit.
 pub(crate) const MAX_REFUSALS: usize = 20;
 
-/// A refusal, with the numbers by which it was decided.
+/// A refusal, with the numbers that decided it.
 #[derive(Clone)]
 pub(crate) struct RefusalNote {
     pub at: Instant,
@@ -33,7 +33,7 @@ pub(crate) struct RefusalNote {
 pub(crate) struct Refusals(Vec<VecDeque<RefusalNote>>);
 
 impl Refusals {
-    /// Keeps a refusal. `about`: the key under the limit, and a lease of the request, as far as there are any.
+    /// Keeps a refusal. `about`: the key under the limit, and a lease of the request, if any.
     pub(crate) fn keep<'a>(
         &mut self,
         limit: LimitId,

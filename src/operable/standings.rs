@@ -1,8 +1,8 @@
-//! How keys of rates stand after their last charges by this process, for operators. `no_standings.rs` is in its place without
-//! the feature `operate`.
+//! The state of rate keys after this process's last charges, for operators. `no_standings.rs` replaces this file
+//! without the feature `operate`.
 //!
-//! The store is not asked: each charge that it confirms tells how its key stands. So the latest of all replicas is how
-//! the store has it, but for charges of replicas that are gone.
+//! The store is not asked: each charge that it confirms reports the state of its key. So the latest state of all
+//! replicas is the store's, except for charges of replicas that are gone.
 
 use std::{collections::HashMap, mem};
 
@@ -15,22 +15,22 @@ use crate::{
     limit::{LimitId, LimitValue},
 };
 
-/// Keys of all rates that are kept.
+/// Number of keys kept, over all rates.
 const MAX_STANDINGS: usize = 1_024;
 
 /// The last charge of a key.
 pub(crate) struct Standing {
     pub limit: LimitId,
     pub key: Key,
-    /// The limit's value for the key, if its request came with one.
+    /// The key's own value of the limit, if its request had one.
     pub own_value: Option<LimitValue>,
     pub paid: Paid,
     pub at: Instant,
-    /// Whether it was charged again since the hand was here.
+    /// Whether it was charged again since the hand last passed.
     again: bool,
 }
 
-/// Once it is full, a key takes the place of one that was not charged again for a whole turn of the hand.
+/// A clock cache: once full, a new key replaces one that was not charged again during a whole turn of the hand.
 #[derive(Default)]
 pub(crate) struct Standings {
     all: Vec<Standing>,
@@ -40,7 +40,7 @@ pub(crate) struct Standings {
 }
 
 impl Standings {
-    /// A key was charged.
+    /// Records the charge of a key.
     pub(crate) fn note(&mut self, fee: &Fee, paid: Paid, at: Instant) {
         if let Paid::Not | Paid::Free = paid {
             return;
@@ -76,10 +76,10 @@ impl Standings {
         self.places[limit.0].insert(key, place);
     }
 
-    /// A part of a charge was refunded.
+    /// Records the refund of a part of a charge.
     pub(crate) fn refund(&mut self, fee: &Fee, charged: Paid, refund: impl FnOnce(Tat) -> Tat) {
         let known = self.find(fee).map(|known| &mut known.paid);
-        // Times of the store and of this process do not compare.
+        // Times of the store and times of this process are not comparable.
         if let Some((Paid::InStore(tat), Paid::InStore(_)) | (Paid::Here(_, tat), Paid::Here(..))) =
             known.map(|known| (known, charged))
         {
@@ -87,7 +87,7 @@ impl Standings {
         }
     }
 
-    /// A few of them, in no order.
+    /// The standings from this position on, in no particular order.
     pub(crate) fn from(&self, place: usize) -> impl Iterator<Item = &Standing> {
         self.all.iter().skip(place)
     }

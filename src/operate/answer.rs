@@ -1,4 +1,4 @@
-//! Answers for operators: rows, and how many replicas they come from.
+//! Answers for operators: rows, and the number of replicas behind them.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,8 +7,8 @@ use crate::permit_id::PermitId;
 
 /// The answers of all replicas to one question.
 ///
-/// "7 of 8 replicas answered" is `answered` of `replicas`: those that were on the roster of the store, and any other that
-/// answered. A replica that crashed stays on the roster for up to three minutes.
+/// "7 of 8 replicas answered" is `answered` of `replicas`: the replicas on the store's roster, and any other replica
+/// that answered. A crashed replica stays on the roster for up to three minutes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Answers<T> {
@@ -18,13 +18,13 @@ pub struct Answers<T> {
     pub answered: usize,
     /// Replicas that were asked.
     pub replicas: usize,
-    /// Labels of replicas that did not answer in time. Replicas that hold slots and are not on the roster, because they are not
-    /// operable or the store has lost it, are named by their ids where that matters: by [`drained`](super::Operator::drained)
-    /// and [`revoke`](super::Operator::revoke).
+    /// Labels of replicas that did not answer in time. Replicas that hold slots but are not on the roster (not
+    /// operable, or the store has lost the roster) are listed by id where they matter: by
+    /// [`drained`](super::Operator::drained) and [`revoke`](super::Operator::revoke).
     pub missing: Vec<String>,
     /// Labels of replicas that refused to answer because they are asked too often.
     pub busy: Vec<String>,
-    /// Rows that did not fit into the answers, which have up to 16 KiB each. Those that are left out are the youngest.
+    /// Rows that did not fit into the answers, which have up to 16 KiB each. The youngest rows are left out.
     pub left_out: u64,
 }
 
@@ -40,7 +40,8 @@ impl<T> Answers<T> {
         }
     }
 
-    /// Returns whether all replicas answered in full. If none did, as when no replica is operable, it is not complete.
+    /// Returns whether all replicas answered in full. Without any answer, for example if no replica is operable, the
+    /// result is incomplete.
     pub fn is_complete(&self) -> bool {
         self.answered > 0
             && self.answered == self.replicas
@@ -53,25 +54,25 @@ impl<T> Answers<T> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ReplicaRow {
-    /// The replica's id: random, and new with each start.
+    /// The replica's id: random, and new at each start.
     pub replica: String,
-    /// Its label: the host's name by default.
+    /// Its label, by default the host's name.
     pub label: String,
-    /// The version of this library in it.
+    /// Its version of this library.
     pub version: String,
-    /// Time since its limiter was made, in milliseconds.
+    /// Time since its limiter was created, in milliseconds.
     pub uptime_ms: u64,
-    /// Permits that it holds.
+    /// Number of permits it holds.
     pub held: usize,
-    /// Its queued requests.
+    /// Number of its queued requests.
     pub waiting: usize,
-    /// Whether its last call to the store succeeded.
+    /// Whether its latest call to the store succeeded.
     pub store_up: bool,
-    /// Its lease, in milliseconds. Replicas should have the same settings.
+    /// Its lease, in milliseconds. All replicas should have the same settings.
     pub lease_ms: u64,
     /// Its waiter TTL, in milliseconds.
     pub waiter_ttl_ms: u64,
-    /// The version of the operators' record that it applies. `None`: it has read none.
+    /// The version of the operators' record in force. `None`: it has not read the record.
     pub token: Option<String>,
 }
 
@@ -81,15 +82,15 @@ pub struct ReplicaRow {
 pub struct LimitRow {
     /// The limit's name.
     pub limit: String,
-    /// Its value; of replicas that differ, the largest, which applies.
+    /// Its value; if replicas differ, the largest, which applies.
     pub max: u32,
-    /// Its value without an operator's override: in code, or in the configuration file.
+    /// Its value without an operator's override: as declared in code or in the configuration file.
     pub declared_max: u32,
-    /// Whether an operator has paused it.
+    /// Whether an operator has paused the limit.
     pub paused: bool,
-    /// Of a rate: the period that the value is for, in milliseconds.
+    /// The period of a rate, in milliseconds.
     pub period_ms: Option<u64>,
-    /// Of a rate: what it counts. See [`Limit::unit`](crate::Limit::unit).
+    /// The unit of a rate. See [`Limit::unit`](crate::Limit::unit).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
     /// `enforce`, `shadow` or `off`.
@@ -98,23 +99,23 @@ pub struct LimitRow {
     pub wait_ms: u64,
     /// Longest queue of a key.
     pub max_waiters: u32,
-    /// Slots that are held, under all keys. A heavy permit holds several.
+    /// Slots in use, over all keys. A heavy permit holds several.
     pub held: usize,
-    /// Requests that are queued or delayed, under all keys.
+    /// Requests queued or delayed, over all keys.
     pub waiting: usize,
-    /// Keys that a replica holds or waits for; of a rate, keys whose burst is not whole. One on several replicas counts on
-    /// each, unless all callers share it.
+    /// Keys with permits or waiters on some replica; for a rate, keys with part of the burst used. A key on several
+    /// replicas is counted once for each, unless all callers share one key.
     pub keys: usize,
-    /// Whether all callers share the value, as far as is known: replicas know the key that all share, and no other one.
+    /// Whether all callers share the value, as far as known: replicas know the shared key and no other.
     #[serde(default)]
     pub shared: bool,
     /// Age of the oldest waiter, in milliseconds.
     pub oldest_wait_ms: Option<u64>,
-    /// Whether replicas differ in the value or the mode, as in a rollout.
+    /// Whether replicas differ in the value or the mode, for example during a rollout.
     pub differs: bool,
 }
 
-/// A permit that is held, or a request that waits.
+/// A held permit or a waiting request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PermitRow {
@@ -123,20 +124,20 @@ pub struct PermitRow {
     pub limit: String,
     /// The caller.
     pub key: KeyDigest,
-    /// The caller's key, if its replica [shows keys](crate::LimiterBuilder::show_keys). Bytes that are no text are
+    /// The caller's key, if its replica [shows keys](crate::LimiterBuilder::show_keys). Bytes other than text are
     /// escaped. Empty for the key that all callers share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_text: Option<String>,
-    /// Its id, which the store, logs and [`Permit::id`](crate::Permit::id) have too.
+    /// Its id, which is also in the store, in logs and in [`Permit::id`](crate::Permit::id).
     pub id: PermitId,
-    /// Whether it is held, waits, or has been ended.
+    /// Whether it is held, waiting, or ended.
     pub state: PermitState,
-    /// How many slots it has, or waits for. See [`Semaphore::acquire_many`](crate::Semaphore::acquire_many).
+    /// Number of slots that it has or waits for. See [`Semaphore::acquire_many`](crate::Semaphore::acquire_many).
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub weight: u32,
-    /// For how long it has been held, or has waited, in milliseconds.
+    /// How long it has been held or has waited, in milliseconds.
     pub age_ms: u64,
-    /// Of a waiter: the place at which it joined the queue; 0 if that is not known.
+    /// For a waiter: the place at which it joined the queue; 0 if unknown.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub place: u32,
     /// Its label: by default the method and the route.
@@ -155,11 +156,11 @@ pub struct PermitRow {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum PermitState {
-    /// It is held.
+    /// Holds its slots.
     Held,
-    /// It waits.
+    /// Waiting for a slot.
     Waiting,
-    /// It was held until an operator revoked it.
+    /// Held until an operator revoked it.
     Ended,
 }
 
@@ -175,42 +176,42 @@ pub struct KeyRow {
     /// The caller's key: see [`PermitRow::key_text`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_text: Option<String>,
-    /// Slots that are held. A heavy permit holds several.
+    /// Slots in use. A heavy permit holds several.
     pub held: usize,
-    /// Requests that are queued.
+    /// Queued requests.
     pub waiting: usize,
-    /// The limit's value for this key; of replicas that differ, the largest.
+    /// The limit's value for this key; if replicas differ, the largest.
     pub max: u32,
     /// Age of the oldest waiter, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oldest_wait_ms: Option<u64>,
-    /// Replicas that hold or wait for it; of a rate, that have charged it lately.
+    /// Replicas with permits or waiters of this key; for a rate, replicas that have charged it lately.
     #[serde(default)]
     pub replicas: usize,
-    /// Of a rate: what the key has left, as the replica that has charged it last knows it.
+    /// The key's budget at a rate, according to the replica that charged it last.
     #[serde(default, flatten)]
     pub budget: Option<BudgetRow>,
 }
 
-/// What a key has left of a rate.
+/// A key's remaining budget at a rate.
 ///
-/// It is worked out from the latest charge that a replica knows of, and what has drained since. Charges of replicas that
-/// are gone, and spending that was not reported yet, are not in it. After the store has lost its data it is that of before
-/// until a replica charges the key again.
+/// Calculated from the latest charge that any replica knows, and the units drained since. It excludes charges of
+/// replicas that are gone, and spending not reported yet. If the store loses its data, the old budget is shown until a
+/// replica charges the key again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct BudgetRow {
-    /// Units that a request gets at once. 0 if the rate is in debt.
+    /// Units available at once. 0 if the rate is in debt.
     pub remaining: u32,
-    /// The most that there is at once.
+    /// Maximum number of units available at once.
     pub burst: u32,
-    /// Time until a request of one unit is admitted, in milliseconds.
+    /// Time until the rate admits a request of one unit, in milliseconds.
     pub next_ms: u64,
     /// Time since the latest charge, in milliseconds.
     pub charged_ms: u64,
 }
 
-/// A refusal, with the numbers of the moment at which it was decided.
+/// A refusal, with the numbers at the moment of the decision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RefusalRow {
@@ -230,13 +231,13 @@ pub struct RefusalRow {
     pub age_ms: u64,
     /// The limit's value for the key.
     pub max: u32,
-    /// Slots that were in use.
+    /// Slots in use.
     pub in_use: u32,
-    /// Requests that were queued.
+    /// Queued requests.
     pub waiting: u32,
-    /// How long it had waited, in milliseconds.
+    /// How long the request had waited, in milliseconds.
     pub waited_ms: u64,
-    /// Its label, as that of a permit.
+    /// The request's label, like a permit's label.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,
     /// The id of its replica.
@@ -247,7 +248,7 @@ pub struct RefusalRow {
     pub replica_label: String,
 }
 
-/// The prospects of one caller's next request, and the reasons.
+/// The prospects of a caller's next request, and the reasons.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Explanation {
@@ -257,19 +258,19 @@ pub struct Explanation {
     pub key: KeyDigest,
     /// The limit's value for this caller.
     pub max: u32,
-    /// Slots in use, by the store.
+    /// Slots in use, according to the store.
     pub in_use: u32,
-    /// Requests that are queued, by the store.
+    /// Queued requests, according to the store.
     pub waiting: u32,
-    /// Of a rate: what the caller has left. `None` if no replica has charged it lately.
+    /// The caller's remaining budget at a rate. `None` if no replica has charged it lately.
     pub budget: Option<BudgetRow>,
-    /// The outcome of a request now, at a rate of one unit. `None` for a rate that no replica has charged lately.
+    /// The outcome of a request now; at a rate, of one unit. `None` for a rate that no replica has charged lately.
     pub verdict: Option<Verdict>,
     /// The caller's permits and queued requests.
     pub permits: Answers<PermitRow>,
-    /// Slots in use that no replica has answered for.
+    /// Slots in use that no replica reports.
     pub unclaimed: Vec<UnclaimedRow>,
-    /// The last refusals of the caller.
+    /// The caller's latest refusals.
     pub refusals: Answers<RefusalRow>,
 }
 
@@ -282,11 +283,11 @@ pub enum Verdict {
     Paused,
     /// A slot is free, the rate has a unit left, or the limit is not enforced.
     Admitted,
-    /// The rate is used up. It would wait for as many milliseconds.
+    /// The rate is used up. The request would wait for this many milliseconds.
     Delayed(u64),
-    /// The rate is used up for as many milliseconds, which is longer than requests wait.
+    /// The rate is used up for this many milliseconds, which is longer than requests wait.
     TooSoon(u64),
-    /// It would queue, at this place.
+    /// The request would queue, at this place.
     Queued(u32),
     /// All slots are in use, and requests do not queue.
     Full,
@@ -294,14 +295,14 @@ pub enum Verdict {
     QueueFull,
 }
 
-/// A slot in use that no replica has answered for.
+/// A slot in use that no replica reports.
 ///
-/// Its replica has crashed, does not answer, or is not operable. Under [`Limit::reuse`](crate::Limit::reuse) it may also be
-/// idle.
+/// Its replica has crashed, does not answer, or is not operable. Under [`Limit::reuse`](crate::Limit::reuse) the slot
+/// may also be idle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct UnclaimedRow {
-    /// Its name in the store, which begins with the id of its replica.
+    /// Its name in the store, which begins with its replica's id.
     pub id: String,
     /// Time until its lease ends, unless it is renewed, in milliseconds.
     pub ends_in_ms: u64,

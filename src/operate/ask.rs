@@ -19,17 +19,17 @@ use super::{
 };
 use crate::store::{StoreError, redis::control::ControlConnection};
 
-/// How long replicas have for their answers. The jitter of many replicas is added.
+/// How long replicas may take to answer. With many replicas their jitter is added.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How long a question counts, in milliseconds of the store's clock.
+/// How long a question is valid, in milliseconds on the store's clock.
 const VALID_MS: u64 = 5_000;
 
-/// A connection to the store, and the answers that come by it.
+/// A connection to the store, and the answers received on it.
 pub(super) struct Remote {
     pub(super) control: ControlConnection,
     pub(super) names: Names,
     pub(super) scanner: Scanner,
-    /// Characters of the channel of its answers.
+    /// The last part of its answer channel's name.
     id: String,
     asking: Mutex<Asking>,
 }
@@ -62,8 +62,8 @@ impl Remote {
         })
     }
 
-    /// Asks all replicas, and waits until those on the roster have answered, or have had their time. One question at a
-    /// time.
+    /// Asks all replicas, and waits until all replicas on the roster have answered or timed out. Only one question is
+    /// asked at a time.
     pub(super) async fn ask(&self, question: Question) -> Result<Collected, StoreError> {
         let mut asking = self.asking.lock().await;
         let (number, roster) = self.publish(&mut asking, question).await?;
@@ -71,7 +71,7 @@ impl Remote {
         let until = Instant::now() + PATIENCE + jitter;
         let mut awaited: HashSet<&str> = roster.iter().map(|member| &*member.id).collect();
         let mut answers: Vec<Answer> = Vec::new();
-        // If none is on the roster, the store may have lost it: whoever is there answers, too.
+        // If the roster is empty, the store may have lost it: wait for all answers.
         while !awaited.is_empty() || roster.is_empty() {
             let Ok(Some(message)) = timeout_at(until, asking.answers.recv()).await else {
                 break;
@@ -90,20 +90,20 @@ impl Remote {
         Ok(Collected { answers, missing })
     }
 
-    /// The ledger of a key, as the store has it.
+    /// The state of a key's ledger in the store.
     pub(super) async fn ledger(&self, key: KeyDigest) -> Result<LedgerLook, StoreError> {
-        // In a cluster the connection may move, and miss answers.
+        // In a cluster the connection may move, and would miss answers.
         let _asking = self.asking.lock().await;
         ledger::read(&self.control, &self.names.ledger(key)).await
     }
 
-    /// Returns the number of the message, and the replicas that should see it.
+    /// Publishes a question. Returns its number, and the replicas that should receive it.
     async fn publish(
         &self,
         asking: &mut Asking,
         question: Question,
     ) -> Result<(u64, Vec<RosterMember>), StoreError> {
-        // The roster first: in a cluster its key leads the connection to where the answers are subscribed to.
+        // The roster comes first: in a cluster its key leads the connection to the node with the subscription.
         let (now_ms, roster) = roster::read(&self.control, &self.names).await?;
         asking.last_number += 1;
         let message = Message {

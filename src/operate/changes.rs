@@ -13,45 +13,45 @@ use crate::{
     permit_id::PermitId,
 };
 
-/// Longest name of a limit, in bytes.
+/// Maximum length of a limit's name, in bytes.
 const MAX_NAME: usize = 128;
 
-/// The author of a change, and the reason for it. Both are kept with it, and are shown to all operators.
+/// The author of a change, and the reason for it. Both are kept with the change and shown to all operators.
 ///
-/// They are claims: the store knows only the user that an operator is logged in as.
+/// Neither is verified: the store knows only the user that an operator is logged in as.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct By {
     author: String,
     reason: String,
 }
 
-/// The overrides in force, as an operator has seen them.
+/// The overrides in force, as seen by an operator.
 ///
-/// A change names what its operator has seen, and is refused if that has changed meanwhile.
+/// A change states what its operator has seen, and is refused if that has changed meanwhile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     all: Vec<Override>,
     record: Record,
 }
 
-/// How far a change has come.
+/// How far a change has been applied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It is in force in all replicas.
+    /// In force in all replicas.
     Done {
-        /// How many there are.
+        /// Number of replicas.
         replicas: usize,
     },
-    /// It is recorded. Replicas that have not confirmed it apply it once they read the record: within a minute, or when they
-    /// connect.
+    /// Recorded, but not confirmed by all replicas. The others apply the change once they read the record: within a
+    /// minute, or when they connect.
     Recorded {
-        /// Replicas that have confirmed it.
+        /// Number of replicas that have confirmed it.
         confirmed: usize,
-        /// Replicas that are known.
+        /// Number of known replicas.
         of: usize,
-        /// The labels of those that have not.
+        /// Labels of the replicas that have not confirmed it.
         missing: Vec<String>,
     },
 }
@@ -62,17 +62,17 @@ pub enum Outcome {
 pub struct LogEntry {
     /// Identifies the change: 32 hexadecimal digits, random.
     pub id: String,
-    /// When it was made, in milliseconds since 1970 by the store's clock.
+    /// When it was made, in milliseconds since 1970 on the store's clock.
     pub at_ms: u64,
-    /// Its author, as they said.
+    /// Its author, as given by the operator.
     pub author: String,
-    /// The reason for it, as they said.
+    /// Its reason, as given by the operator.
     pub reason: String,
     /// The kind of change.
     pub what: What,
-    /// Each override that was changed, before and after. Of those that were written back, the first 50.
+    /// Each changed override, before and after; at most the first 50 restored ones.
     pub edits: Vec<Edited>,
-    /// The permits that were revoked, in words: whose, and how many.
+    /// The revoked permits in words: whose they were, and how many.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revoked: Option<String>,
     #[serde(skip)]
@@ -86,9 +86,9 @@ pub struct Edited {
     /// The limit or key.
     #[serde(flatten)]
     pub target: Target,
-    /// `None`: there was no override.
+    /// `None` if there was no override.
     pub before: Option<Setting>,
-    /// `None`: there is no override.
+    /// `None` if no override is left.
     pub after: Option<Setting>,
 }
 
@@ -97,7 +97,7 @@ pub struct Edited {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Revocation {
-    /// One permit. If it has slots of several limits, all of them.
+    /// One permit, with its slots of all limits.
     Permit(PermitId),
     /// All permits of a caller under a limit.
     Key {
@@ -134,18 +134,18 @@ impl Revocation {
 }
 
 impl Target {
-    /// One key of a limit, by its digest.
+    /// One key of a limit, by digest.
     pub fn digest(limit: impl Into<String>, digest: KeyDigest) -> Self {
         Self::of_digest(limit, digest.bits())
     }
 }
 
 impl By {
-    /// An author (1 to 64 bytes) with a reason (1 to 256 bytes), both without control characters.
+    /// Creates an author (1 to 64 bytes) with a reason (1 to 256 bytes), both without control characters.
     ///
     /// # Errors
     ///
-    /// If one of them is not.
+    /// Fails if the author or the reason is out of these bounds.
     pub fn new(author: impl Into<String>, reason: impl Into<String>) -> Result<Self, OperateError> {
         let (author, reason) = (author.into(), reason.into());
         for (what, text, most) in [
@@ -184,7 +184,8 @@ impl From<Record> for Overrides {
 }
 
 impl Overrides {
-    /// Returns all of them, also those that replicas have in force and the store has lost ([`Override::recorded`]).
+    /// Returns all overrides, including any that the store has lost but replicas still have in force
+    /// ([`Override::recorded`]).
     pub fn all(&self) -> &[Override] {
         &self.all
     }
@@ -193,17 +194,17 @@ impl Overrides {
         &self.record
     }
 
-    /// Returns those of a limit or key.
+    /// Returns the overrides of a limit or key.
     pub fn of<'a>(&'a self, target: &'a Target) -> impl Iterator<Item = &'a Override> {
         self.all().iter().filter(move |one| one.target == *target)
     }
 
-    /// Returns how many entries of the record cannot be read, and are ignored.
+    /// Returns the number of unreadable entries in the record, which are ignored.
     pub fn ignored(&self) -> usize {
         self.record.faults.len()
     }
 
-    /// Returns when they were read, in milliseconds since 1970 by the store's clock.
+    /// Returns when the record was read, in milliseconds since 1970 on the store's clock.
     pub fn read_at_ms(&self) -> u64 {
         self.record.now_ms
     }

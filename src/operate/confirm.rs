@@ -1,4 +1,4 @@
-//! Which replicas have put a change in force.
+//! Which replicas have applied a change.
 //!
 //! Tests: `tests/operate/steering.rs`.
 
@@ -9,11 +9,11 @@ use tokio::time::sleep;
 use super::{answer::ReplicaRow, changes::Outcome, operator::Operator};
 use crate::overrides::Token;
 
-/// Time for replicas that were slow to read the record.
+/// Extra time for replicas that were slow to read the record.
 const SECOND_TRY: Duration = Duration::from_millis(200);
 
 impl Operator {
-    /// Asks all replicas. Each reads the record before it answers, if it has heard of the change.
+    /// Asks all replicas. A replica that has been notified of the change reads the record before it answers.
     pub(super) async fn confirmation(&self, token: &Token) -> Outcome {
         let mut outcome = self.confirmed(token).await;
         if let Outcome::Recorded { of: 1.., .. } = outcome {
@@ -24,7 +24,7 @@ impl Operator {
     }
 
     async fn confirmed(&self, token: &Token) -> Outcome {
-        // The change is recorded, whatever becomes of the question.
+        // The change is recorded, even if the question fails.
         let Ok(answers) = self.replicas().await else {
             return Outcome::Recorded {
                 confirmed: 0,

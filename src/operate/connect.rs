@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// Answers that wait to be read: one of each replica, and some that are late.
+/// Answers waiting to be read: one from each replica, and a few late ones.
 const MAX_ANSWERS: usize = 1_024;
 
 /// Configures an [`Operator`].
@@ -65,7 +65,7 @@ impl Operator {
     ///
     /// # Errors
     ///
-    /// Those of [`OperatorBuilder::connect`].
+    /// See [`OperatorBuilder::connect`].
     pub async fn connect(url: &str) -> Result<Self, ConfigError> {
         Self::builder().connect(url).await
     }
@@ -79,28 +79,28 @@ impl Operator {
 impl OperatorBuilder {
     /// Sets the prefix of the service's keys and channels. Default: `turnstile`.
     ///
-    /// It has to be the limiters': see [`LimiterBuilder::namespace`].
+    /// Must match the limiters' namespace: see [`LimiterBuilder::namespace`].
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
         self
     }
 
-    /// Sets the longest time that the store has for a command. Default: 2 s.
+    /// Sets the time limit for a command of the store. Default: 2 s.
     pub fn store_timeout(mut self, store_timeout: Duration) -> Self {
         self.store_timeout = store_timeout;
         self
     }
 
-    /// Connects to the store at this URL: one of those that [`LimiterBuilder::connect`] takes, except `memory:`.
+    /// Connects to the store at this URL. All URLs of [`LimiterBuilder::connect`] are accepted, except `memory:`.
     ///
-    /// The connection belongs to the current Tokio runtime. If it ends, the next call makes a new one: also a call on
-    /// another runtime, once the first one has ended or nothing drives it.
+    /// The connection belongs to the current Tokio runtime. If it ends, the next call reconnects. A call on another
+    /// runtime can reconnect too, once the first runtime has ended or no longer drives the connection.
     ///
     /// # Errors
     ///
-    /// If a setting is out of range, the URL cannot be used, the store cannot be reached ([`ConfigErrorKind::Unreachable`])
-    /// or refuses the credentials or the channel of answers ([`ConfigErrorKind::Permission`]), or there is no Tokio runtime
-    /// with timers and IO.
+    /// Fails if a setting is out of range, the URL cannot be used, the store cannot be reached
+    /// ([`ConfigErrorKind::Unreachable`]) or refuses the credentials or the channel of answers
+    /// ([`ConfigErrorKind::Permission`]), or the caller is not on a Tokio runtime with timers and IO.
     pub async fn connect(self, url: &str) -> Result<Operator, ConfigError> {
         self.on_target(StoreTarget::open(url)?).await
     }
@@ -109,23 +109,23 @@ impl OperatorBuilder {
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect), except for the URL.
+    /// See [`connect`](Self::connect), except for errors of the URL.
     pub async fn connect_client(self, client: redis::Client) -> Result<Operator, ConfigError> {
         self.on_target(client.into()).await
     }
 
-    /// Looks at the store at this URL and at the replicas, and says what is wrong with them.
+    /// Checks the store at this URL and the replicas, and reports what is wrong with them.
     ///
-    /// It takes the user's rights as they are, of a service or an operator. It runs the script that services run: two
-    /// replicas acquire, hand over and release a slot, on a key of their own that is gone then, or soon if something fails.
-    /// Nothing else is changed. It asks the store some eighty times, scans up to 50,000 keys, and asks the replicas twice if
-    /// the user may.
+    /// Uses the given user's permissions, whether a service's or an operator's. It runs the services' script: two
+    /// replicas acquire, hand over and release a slot, on a separate key that is removed afterwards, or expires soon if
+    /// a step fails. Nothing else is changed. The check sends some eighty commands to the store, scans up to 50,000
+    /// keys, and asks the replicas twice if permitted.
     ///
-    /// Each check stands alone: what the store refuses, or does not answer, is a finding.
+    /// Checks are independent: a command that the store refuses or does not answer becomes a finding.
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect), but for the rights.
+    /// See [`connect`](Self::connect), except for missing permissions.
     pub async fn diagnose(self, url: &str) -> Result<Vec<Finding>, ConfigError> {
         let target = StoreTarget::open(url)?;
         let (names, _) = self.names(&target)?;
@@ -141,9 +141,9 @@ impl OperatorBuilder {
         Ok(findings)
     }
 
-    /// The names in the store, and the operator's own.
+    /// The names in the store, and the operator's id.
     fn names(&self, target: &StoreTarget) -> Result<(Names, String), ConfigError> {
-        // The same ranges as for a limiter.
+        // The ranges are the same as for a limiter.
         let settings = LimiterBuilder::default()
             .namespace(&self.namespace)
             .store_timeout(self.store_timeout)

@@ -1,4 +1,4 @@
-//! Answers of this process to operators.
+//! Answers operators on behalf of this process.
 
 use std::{
     cmp::Reverse,
@@ -27,21 +27,21 @@ use crate::{
     permit_id::PermitId,
 };
 
-/// Longest answer, in bytes.
+/// Maximum size of an answer, in bytes.
 pub(super) const MAX_ANSWER: usize = 16 * 1_024;
-/// Bytes of an answer beside its rows, at most: labels may be escaped.
+/// Maximum size of an answer without its rows, in bytes: labels may be escaped.
 const HEADER: usize = 1_024;
 
 /// Answers for one process.
 pub(super) struct Desk {
     pub(super) keepers: Weak<Keepers>,
-    /// One id over all parts of a cluster.
+    /// One id for all parts of a cluster.
     replica: String,
     label: String,
     parts: Vec<String>,
     shows_keys: bool,
     since: Instant,
-    /// The record of overrides, as it was last read here.
+    /// The record of overrides, as last read by this process.
     pub(super) record: OnceLock<Arc<dyn Hook>>,
 }
 
@@ -66,7 +66,7 @@ impl Desk {
         &self.label
     }
 
-    /// `None`: the limiter is gone, or there is nothing to answer.
+    /// `None` if the limiter is gone or the question has no answer here.
     pub(super) async fn answer(&self, number: u64, question: &Question) -> Option<Answer> {
         let keepers = self.keepers.upgrade()?;
         let mut left_out = 0;
@@ -249,7 +249,7 @@ impl Desk {
         (rows.collect(), left_out)
     }
 
-    /// The latest first.
+    /// Newest first.
     fn refusals(&self, keepers: &Keepers, limit: LimitId, of: &Of) -> Vec<RefusalRow> {
         let now = Instant::now();
         let mut notes = keepers.refusals(limit);
@@ -324,11 +324,11 @@ fn age_ms(since: Instant, now: Instant) -> u64 {
     now.saturating_duration_since(since).as_millis() as u64
 }
 
-/// Leaves out the last rows that do not fit into an answer, and counts them.
+/// Drops the last rows that do not fit into an answer, and counts them.
 fn fitting<T: Serialize>(mut rows: Vec<T>, left_out: &mut u64) -> Vec<T> {
     let mut bytes = HEADER;
     let fits = rows.iter().take_while(|row| {
-        // Its comma is counted too.
+        // Includes its comma.
         bytes += serde_json::to_vec(row).map_or(MAX_ANSWER, |text| text.len() + 1);
         bytes <= MAX_ANSWER
     });

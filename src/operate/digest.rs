@@ -8,8 +8,8 @@ use crate::key::Key;
 
 /// The digest of a caller's key under one limit.
 ///
-/// Keys are often credentials, so operators see digests. As text it has 32 hexadecimal digits: those in the name of the
-/// key in the store (see [Inspecting a key](crate::guide::redis#inspecting-a-key)).
+/// Keys are often credentials, so operators only see digests. As text a digest has 32 hexadecimal digits, which are
+/// also in the key's name in the store (see [Inspecting a key](crate::guide::redis#inspecting-a-key)).
 ///
 /// ```
 /// use tower_turnstile::operate::KeyDigest;
@@ -22,7 +22,7 @@ use crate::key::Key;
 pub struct KeyDigest(u128);
 
 impl KeyDigest {
-    /// The digest of a key under the limit of this name.
+    /// Returns the digest of a key under the limit of this name.
     pub fn of(limit: &str, key: impl Into<Key>) -> Self {
         Self(key.into().digest(limit))
     }
@@ -44,7 +44,7 @@ impl fmt::Debug for KeyDigest {
     }
 }
 
-/// Error of a text that is no [`KeyDigest`].
+/// Error of a text that is not a [`KeyDigest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseKeyDigestError(());
 

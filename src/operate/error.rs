@@ -18,23 +18,23 @@ pub struct OperateError {
 pub enum OperateErrorKind {
     /// The store did not answer in time.
     Unavailable,
-    /// The store's user may not use a command, key or channel that is needed.
+    /// The store's user lacks permission for a required command, key or channel.
     Permission,
     /// The store answers but cannot be used.
     Store,
     /// No replica has a limit of this name.
     UnknownLimit,
-    /// The replicas are asked more often than they answer: up to 20 times a second.
+    /// The replicas are asked more often than they answer: up to 20 times per second.
     Busy,
-    /// The operator asks its own process only, and the call needs a store.
+    /// The operator asks only its own process, but the call needs a store.
     NoStore,
     /// A value, a time, or an author is out of range.
     Value,
-    /// Another operator has changed the same since it was read.
+    /// Another operator has changed the same override since it was read.
     Conflict,
-    /// There are too many overrides.
+    /// The record has too many overrides.
     Full,
-    /// There is nothing to remove.
+    /// Nothing to remove, or no such permit.
     NotFound,
 }
 

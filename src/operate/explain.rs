@@ -1,4 +1,4 @@
-//! The prospects of one caller's next request, worked out from the answers of replicas and the store.
+//! The prospects of a caller's next request, derived from the answers of the replicas and the store.
 
 #[cfg(feature = "redis")]
 use std::collections::HashSet;
@@ -20,21 +20,21 @@ use crate::ledger::ID_CHARS;
 use crate::overrides::{Setting, Target};
 
 impl Operator {
-    /// Explains what a request of one caller would meet now, from the replicas and from the store.
+    /// Explains what would happen to a request of this caller now, according to the replicas and the store.
     ///
-    /// It asks four questions in turn, so the parts may be of different moments. A value that is declared for this caller alone
-    /// is known only while the caller is in use.
+    /// The method asks four questions one after another, so the parts may stem from different moments. A value declared
+    /// for this caller alone is known only while the caller is in use.
     ///
     /// # Errors
     ///
-    /// As [`permits`](Self::permits), and [`OperateErrorKind::Busy`] if the replicas are asked too often.
+    /// See [`permits`](Self::permits); and [`OperateErrorKind::Busy`] if the replicas are asked too often.
     pub async fn explain(&self, limit: &str, key: KeyDigest) -> Result<Explanation, OperateError> {
         let permits = self.permits(limit, Some(key)).await?;
         let refusals = self.refusals(limit, Some(key)).await?;
         let mut keys = self.keys(limit, Some(key)).await?;
         let limits = self.limits().await?;
         let busy = [&permits.busy, &refusals.busy, &keys.busy, &limits.busy];
-        // A row that is missing in one answer would look like a slot that nobody has.
+        // A row missing from one answer would look like an unclaimed slot.
         if busy.iter().any(|busy| !busy.is_empty()) {
             let fault = "the replicas are asked too often";
             return Err(OperateError::new(OperateErrorKind::Busy, fault));
@@ -51,8 +51,8 @@ impl Operator {
         Ok(explain(row, key, (max, budget), usage, permits, refusals))
     }
 
-    /// The value that operators have set for a key, which replicas tell only if it is in use. `None` also if this operator may
-    /// not read the record.
+    /// The value that operators have set for a key, which replicas report only while the key is in use. `None` if this
+    /// operator may not read the record.
     async fn overridden(&self, limit: &str, key: KeyDigest) -> Option<u32> {
         let overrides = Overrides::from(self.record().await.ok()?);
         let target = Target::digest(limit, key);
@@ -63,7 +63,7 @@ impl Operator {
         values.flatten().next()
     }
 
-    /// The use of a key, by the store; in memory, by the permits.
+    /// The usage of a key, according to the store; in memory, according to the permits.
     async fn usage(
         &self,
         #[cfg_attr(not(feature = "redis"), allow(unused_variables))] key: KeyDigest,
@@ -77,7 +77,7 @@ impl Operator {
     }
 }
 
-/// The use of a key: units, waiters, and holders that no replica knows.
+/// The usage of a key: units, waiters, and holders unknown to all replicas.
 pub(super) struct KeyUsage {
     in_use: u32,
     waiting: u32,
@@ -85,7 +85,7 @@ pub(super) struct KeyUsage {
 }
 
 impl KeyUsage {
-    /// In memory: by the permits.
+    /// In memory: according to the permits.
     fn of(permits: &Answers<PermitRow>) -> Self {
         let of = |state| permits.rows.iter().filter(move |row| row.state == state);
         Self {
@@ -101,7 +101,7 @@ impl KeyUsage {
         let known: HashSet<String> = known.collect();
         let unclaimed = ledger.holders.into_iter().filter_map(|(id, until_ms)| {
             let ends_in_ms = (until_ms as u64).saturating_sub(ledger.now_ms);
-            // A heavy permit has a member for each unit; the others are longer than its name.
+            // A heavy permit has one member per unit; only the first is a plain name, the others are longer.
             let is_name = id.len() == ID_CHARS;
             let id = String::from_utf8_lossy(&id).into_owned();
             (is_name && !known.contains(&id)).then_some(UnclaimedRow { id, ends_in_ms })
@@ -109,7 +109,7 @@ impl KeyUsage {
         Self {
             in_use: ledger.in_use,
             waiting: ledger.waiting,
-            // Of answers that were cut, the rest is unknown and not unclaimed.
+            // If answers were truncated, the other holders are unknown rather than unclaimed.
             unclaimed: match permits.left_out {
                 0 => unclaimed.collect(),
                 _ => Vec::new(),

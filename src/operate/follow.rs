@@ -1,5 +1,5 @@
-//! A replica follows the record of overrides: it reads the whole of it, puts it in force, and writes back what the store has
-//! lost of it.
+//! A replica follows the record of overrides: it reads the whole record, applies it, and restores any part that the
+//! store has lost.
 //!
 //! Tests: below; `tests/operate/steering.rs`.
 
@@ -18,7 +18,7 @@ use crate::{
     store::redis::control::ControlConnection,
 };
 
-/// Characters of the replica's label that the log has.
+/// Maximum length of the replica's label in the log, in characters.
 const MAX_LABEL: usize = 64;
 
 /// A replica's view of the record.
@@ -31,11 +31,11 @@ pub(super) struct Follower {
 
 #[derive(Debug, Default)]
 struct Followed {
-    /// What is in force, and what is known of what was.
+    /// The overrides in force, and everything known about earlier ones.
     record: Record,
-    /// What was put in force, for a store whose clock is stepped.
+    /// The overrides in force by the local clock, in case the store's clock is stepped.
     in_force: Outlasting,
-    /// The fault that was reported last, so that it is not reported each minute.
+    /// The last reported fault, so that it is not reported again each minute.
     reported: Option<String>,
 }
 
@@ -50,9 +50,9 @@ impl Hook for Follower {
             let reading = read(control, names).await;
             let (fault, lost) = match reading {
                 Ok(reading) => self.take(keepers, reading),
-                // It is read again on the next connection.
+                // The next connection reads the record again.
                 Err(error) if error.is_outage() => return,
-                // What is in force stays until its end.
+                // The overrides in force stay until they end.
                 Err(error) => (Some(error.message), None),
             };
             let not_written = match lost {
@@ -84,8 +84,8 @@ impl Follower {
         }
     }
 
-    /// Puts what was read in force, and what was known before as far as that is newer. Returns the fault of it, and what the
-    /// store has lost.
+    /// Applies the record just read, plus earlier knowledge that is newer. Returns the record's fault, and the record
+    /// with its lost part, if any.
     fn take(
         &self,
         keepers: &Keepers,
@@ -103,7 +103,7 @@ impl Follower {
         (fault, (!record.lost().entries.is_empty()).then_some(record))
     }
 
-    /// Writes back what was lost, unless another replica was faster, and knew more. Returns why it could not.
+    /// Restores the lost part, unless another replica knew more and was faster. Returns why this failed.
     async fn write_back(
         &self,
         keepers: &Keepers,
@@ -149,7 +149,7 @@ impl Follower {
         let is_news = fault != followed.reported;
         followed.reported.clone_from(&fault);
         drop(followed);
-        // A subscriber is foreign code.
+        // Log outside the lock: a subscriber is foreign code.
         if let Some(fault) = fault.filter(|_| is_news) {
             tracing::warn!(
                 fault,
@@ -228,7 +228,7 @@ mod tests {
             changed.expect("it is up");
         }
 
-        /// The value that a request meets.
+        /// The limit's value for a request.
         async fn max(&self) -> u32 {
             self.chat.usage().await.expect("it is up").max
         }
@@ -236,7 +236,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3_600);
 
-    /// And is written back, unless something else has its key.
+    /// The overrides are also restored, unless another type of value has their key.
     #[tokio::test]
     async fn what_is_in_force_stays_when_the_record_is_lost_or_unreadable() {
         for (fault, is_written, is_reported) in [
@@ -273,7 +273,7 @@ mod tests {
             if is_written {
                 assert_eq!(field(&scene), before, "{fault}");
             }
-            // Unaided.
+            // The override ends without another read.
             while scene.max().await != 2 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }

@@ -7,10 +7,10 @@ use super::names::Names;
 #[cfg(feature = "redis")]
 use crate::{keeper::Keepers, store::redis::control::ControlConnection};
 
-/// The record, as a replica follows it.
+/// The record as followed by a replica.
 pub(crate) trait Hook: Send + Sync {
-    /// Reads the record, and writes back what the store has lost of it: on each new connection to operators, when it has
-    /// changed, and once a minute. It has no time limit but the connection's own; questions wait for it meanwhile.
+    /// Reads the record, and restores any part that the store has lost: on each new connection to operators, after a
+    /// change, and once a minute. The only time limit is the connection's; questions wait meanwhile.
     #[cfg(feature = "redis")]
     fn read_again<'a>(
         &'a self,
@@ -19,9 +19,9 @@ pub(crate) trait Hook: Send + Sync {
         names: &'a Names,
     ) -> BoxFuture<'a, ()>;
 
-    /// The version that is applied here.
+    /// The version in force in this process.
     fn token(&self) -> Option<String>;
 
-    /// What is applied here and not recorded, as fields and texts of the record.
+    /// Overrides in force but missing from the record, as fields and texts of the record.
     fn unrecorded(&self) -> Vec<[String; 2]>;
 }

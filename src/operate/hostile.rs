@@ -1,4 +1,4 @@
-//! The readers of what the store holds and passes on, given anything: it is read or refused. See `fuzzing.rs`.
+//! Passes arbitrary bytes to all readers of data from the store: they parse or refuse the bytes. See `fuzzing.rs`.
 //!
 //! With real servers: `tests/operate/hostile.rs`.
 
@@ -30,14 +30,14 @@ pub(crate) fn read(bytes: &[u8]) {
     scores(bytes);
 }
 
-/// A question or an order, as a replica gets it.
+/// A question or an order, as received by a replica.
 fn message(bytes: &[u8]) {
     if let Ok(message) = serde_json::from_slice::<Message>(bytes) {
         assert!(serde_json::to_vec(&message).is_ok());
     }
 }
 
-/// Answers of replicas, as an operator gets them: the same numbers from three.
+/// Answers of replicas, as received by an operator: the same numbers from three replicas.
 fn answers(bytes: &[u8]) {
     let Ok(answer) = serde_json::from_slice::<Answer>(bytes) else {
         return;
@@ -59,7 +59,7 @@ fn answers(bytes: &[u8]) {
     assert_eq!(permits.rows.len(), collected().revoked().rows.len());
 }
 
-/// The record of overrides: fields and texts by turns, one a line.
+/// The record of overrides: fields and texts alternately, one per line.
 fn record(bytes: &[u8]) {
     let mut lines = bytes.split(|byte| *byte == b'\n').map(<[u8]>::to_vec);
     let mut fields = BTreeMap::new();
@@ -82,7 +82,7 @@ fn record(bytes: &[u8]) {
     }
 }
 
-/// An entry of the log, and what takes it back; a reply to a change.
+/// An entry of the log, with the change that undoes it; and a reply to a change.
 fn log(bytes: &[u8]) {
     let words = bytes.split(|byte| *byte == b'\n');
     let words: Vec<_> = words
@@ -108,7 +108,8 @@ fn log(bytes: &[u8]) {
     assert!(LogEntry::from(logged).edits.len() <= edits);
 }
 
-/// Members with scores, as a roster and as a ledger: eight bytes of a score, one of the length of a member, and that.
+/// Members with scores, as both a roster and a ledger: eight bytes for a score, one for a member's length, then the
+/// member.
 fn scores(bytes: &[u8]) {
     let (mut rest, mut members) = (bytes, Vec::new());
     while let Some((score, more)) = rest.split_first_chunk::<8>()
@@ -139,14 +140,14 @@ mod tests {
     use super::*;
 
     const TOKEN: &str = "0123456789abcdef0123456789abcdef";
-    /// Of all kinds of rows. In place of each `?` comes a value.
+    /// A row with the fields of all kinds. Each `?` is replaced by a value.
     const ROW: &str = r#"{"limit":"chat","key":"0123456789abcdef0123456789abcdef","max":?,"declared_max":?,
         "paused":false,"period_ms":?,"mode":"off","wait_ms":?,"max_waiters":?,"held":?,"waiting":?,"keys":?,
         "oldest_wait_ms":?,"differs":false,"replica":"a","label":"b","version":"1","uptime_ms":?,"store_up":true,
         "lease_ms":?,"waiter_ttl_ms":?,"token":null,"id":"ID","state":"held","weight":?,"age_ms":?,"place":?,
         "reason":"full","in_use":?,"waited_ms":?,"replicas":?}"#;
 
-    /// A number or text as JSON, at the edges of what fits.
+    /// A number or text as JSON, around the limits of the range.
     fn value() -> impl Strategy<Value = String> {
         let fitting = select(vec!["0", "1", "4294967295"]);
         let edges = select(vec![
@@ -168,7 +169,7 @@ mod tests {
         ]
     }
 
-    /// Texts that are nearly right.
+    /// Almost valid texts.
     fn nearly() -> impl Strategy<Value = String> {
         let id = crate::permit_id::PermitId::new(
             crate::ledger::MemberId {
@@ -214,7 +215,7 @@ mod tests {
         })
     }
 
-    /// A score at the edges, as `scores` takes it.
+    /// A score at the edges, in the form that `scores` accepts.
     fn member() -> impl Strategy<Value = Vec<u8>> {
         let edges = select(vec![
             0.0,
@@ -248,7 +249,7 @@ mod tests {
         }
     }
 
-    /// Without this, a change of the format could leave the texts above with nothing but refusals.
+    /// Otherwise a change of the format could turn all texts above into refusals.
     #[test]
     fn the_texts_are_nearly_right() {
         let mut runner = TestRunner::deterministic();

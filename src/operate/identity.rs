@@ -1,4 +1,4 @@
-//! The label by which operators see a replica.
+//! The label under which operators see a replica.
 
 #[cfg(feature = "redis")]
 use std::time::Duration;
@@ -8,10 +8,10 @@ use super::link::OperatorLink;
 #[cfg(feature = "redis")]
 use crate::store::redis::StoreTarget;
 
-/// Longest label of a replica, in characters.
+/// Maximum length of a replica's label, in characters.
 const MAX_LABEL: usize = 64;
 
-/// Settings of a limiter for operators.
+/// A limiter's settings for operators.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Identity {
     /// Whether operators may ask this replica through the store.
@@ -22,7 +22,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Describes a label that cannot be used.
+    /// Describes why the label cannot be used.
     pub(crate) fn fault(&self) -> Option<String> {
         let label = self.label.as_ref()?;
         let is_good = (1..=MAX_LABEL).contains(&label.chars().count())
@@ -33,7 +33,7 @@ impl Identity {
         (!is_good).then(fault)
     }
 
-    /// The label, or else the host's name.
+    /// The label, or by default the host's name.
     pub(crate) fn label(&self) -> String {
         match &self.label {
             Some(label) => label.clone(),
@@ -46,7 +46,7 @@ impl Identity {
         }
     }
 
-    /// The way to operators, if they may ask.
+    /// The connection to operators, if they may ask.
     #[cfg(feature = "redis")]
     pub(crate) fn link(&self, target: &StoreTarget, patience: Duration) -> Option<OperatorLink> {
         self.operable.then(|| OperatorLink::new(target, patience))

@@ -1,4 +1,4 @@
-//! Ledgers, as the store has them: also what belongs to replicas that do not answer.
+//! Ledgers in the store, including slots of replicas that do not answer.
 
 use std::collections::BTreeMap;
 
@@ -10,27 +10,27 @@ use crate::{
     store::{StoreError, redis::control::ControlConnection},
 };
 
-/// Most holders that are read.
+/// Maximum number of holders read.
 const MAX_HOLDERS: u32 = 2_000;
-/// Scores from here on are no holders: see the table of the guide.
+/// The end of the holders' scores: see the table of the guide.
 const HOLDING_END: &str = "(2251799813685248";
 
 /// Holders and waiters of a key.
 pub(super) struct LedgerLook {
     pub now_ms: u64,
     pub in_use: u32,
-    /// Names, and when their leases end, in milliseconds of the store's clock.
+    /// Names, and the ends of their leases in milliseconds on the store's clock.
     pub holders: Vec<(Vec<u8>, f64)>,
     pub waiting: u32,
 }
 
-/// Reads a ledger by a few commands: what changes in between may be missed.
+/// Reads a ledger by several commands, so changes in between may be missed.
 pub(super) async fn read(
     control: &ControlConnection,
     ledger: &str,
 ) -> Result<LedgerLook, StoreError> {
     let waiting = count(control, ledger, "-inf", "(0").await?;
-    // Now the connection leads to the node that has the ledger.
+    // From here on the connection leads to the ledger's node.
     let now_ms = time_ms(control).await?;
     let from = now_ms.to_string();
     let in_use = count(control, ledger, &from, HOLDING_END).await?;
@@ -46,12 +46,12 @@ pub(super) async fn read(
     })
 }
 
-/// Asks something of a key, so that in a cluster the connection leads to its node.
+/// Sends a command about a key, which in a cluster leads the connection to its node.
 pub(super) async fn lead_to(control: &ControlConnection, key: &str) -> Result<(), StoreError> {
     count(control, key, "0", "0").await.map(drop)
 }
 
-/// The units that each replica holds under this ledger, by its id.
+/// Units that each replica holds in this ledger, by the replica's id.
 pub(super) async fn holders(
     control: &ControlConnection,
     ledger: &[u8],
@@ -68,7 +68,7 @@ pub(super) async fn holders(
     Ok(units)
 }
 
-/// The id in a holder's name, or in one of the others that a heavy permit has.
+/// The replica's id in a member's name; a heavy permit has several members.
 fn replica_of(member: &[u8]) -> Option<String> {
     let name = member.get(..ID_CHARS)?;
     let replica = str::from_utf8(&name[..REPLICA_CHARS]).ok()?;

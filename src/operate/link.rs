@@ -1,4 +1,4 @@
-//! A replica's connection to operators, before there is a replica to answer.
+//! A replica's connection to operators, created before the replica can answer.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use crate::store::redis::{
     control::{ControlConnection, Inbox},
 };
 
-/// Questions that wait to be answered. A flood fills this queue and nothing else.
+/// Maximum number of questions waiting for an answer. A flood of messages fills only this queue.
 const MAX_QUESTIONS: usize = 16;
-/// Longest question, in bytes.
+/// Maximum size of a question, in bytes.
 pub(super) const MAX_QUESTION: usize = 4 * 1_024;
 
-/// A connection, and the questions that come by it.
+/// A connection, and the questions received on it.
 pub(crate) struct OperatorLink {
     pub(super) control: ControlConnection,
     pub(super) questions: mpsc::Receiver<Vec<u8>>,

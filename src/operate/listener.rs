@@ -1,8 +1,8 @@
-//! A replica's ear for operators: one task and one connection of a process, apart from those that requests use.
+//! A replica's listener for operators: one task and one connection per process, separate from those of requests.
 //!
-//! Messages are checked before they are read: their size when they come in, their number by the length of the queue and
-//! by a rate. Then: the format, the operator's name (it becomes part of a channel), the store time until which they count,
-//! and whether they were seen before.
+//! Messages are checked before they are parsed: their size on arrival, and their number by the length of the queue and
+//! by a rate. The next checks are the format, the operator's name (which becomes part of a channel's name), the
+//! message's validity in store time, and repetition.
 //!
 //! Tests: `tests/operate/`.
 
@@ -38,25 +38,24 @@ use crate::{
     store::{StoreError, redis::control::ControlConnection},
 };
 
-/// Messages in a second that are read; others are dropped unread. So many may come at once.
+/// Messages parsed per second; all others are dropped unread. Also the burst.
 const MAX_READ: f64 = 50.0;
-/// Questions in a second that are answered; to others the answer is that this replica is busy.
+/// Questions answered per second; the others are answered with `Busy`.
 const MAX_ANSWERED: f64 = 20.0;
-/// Messages that are remembered, so that one that comes twice is answered once.
+/// Number of remembered messages, so that a repeated message is answered once.
 const MAX_KNOWN: usize = 64;
-/// Longest time for which a message may count, in milliseconds.
+/// Maximum validity of a message, in milliseconds.
 const MAX_VALID_MS: u64 = 60_000;
-/// Longest delay of an answer. It grows by a millisecond with each replica.
+/// Maximum delay of an answer. It grows by a millisecond per replica.
 const MAX_JITTER_MS: u32 = 1_000;
-/// First and longest pause between attempts to reach a store that is down. Until one succeeds, changes of the record are
-/// missed.
+/// First and longest pause between attempts to reach a store that is down. Meanwhile changes of the record are missed.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Pause after the store has refused: rights are seldom given meanwhile.
+/// Pause after a refusal by the store: permissions rarely change in the meantime.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
-/// Shortest time between two entries of a replica in the roster, once it has reason to be off it.
+/// Minimum time between two registrations in the roster, if the replica may be missing from it.
 const REJOIN_PAUSE: Duration = Duration::from_millis(250);
-/// Shortest time between two looks at the store's clock because of a message that seems too old.
+/// Minimum time between two reads of the store's clock caused by messages that seem expired.
 const CLOCK_PAUSE: Duration = Duration::from_secs(1);
 
 /// Answers operators until it is dropped.
@@ -67,20 +66,20 @@ struct Shared {
     names: Names,
     desk: Desk,
     questions: Mutex<mpsc::Receiver<Vec<u8>>>,
-    /// Whether its task runs.
+    /// Whether its task is running.
     runs: AtomicBool,
-    /// The limiter is shut down.
+    /// Whether the limiter is shut down.
     has_left: AtomicBool,
-    /// Whether it was logged that operators cannot ask.
+    /// Whether a warning was logged that operators cannot ask.
     warned: AtomicBool,
     over: Notify,
     /// The store has lost its data.
     data_lost: Notify,
 }
 
-/// Has a limiter listen to operators, from now on, on this runtime or the current one.
+/// Makes a limiter listen to operators from now on, on this runtime or the current one.
 ///
-/// If the store is there, the record of overrides is in force when this returns, before the first request.
+/// If the store is reachable, the overrides are in force when this function returns, before the first request.
 pub(crate) async fn listen(
     limiter: &Limiter,
     link: OperatorLink,
@@ -151,7 +150,7 @@ impl Drop for Listener {
     }
 }
 
-/// Notes the end of the task, however it ends.
+/// Notes the end of the task, whatever its cause.
 struct Running(Arc<Shared>);
 
 impl Drop for Running {
@@ -160,7 +159,7 @@ impl Drop for Running {
     }
 }
 
-/// Why a replica does not listen any more on a connection.
+/// Why a replica has stopped listening on a connection.
 enum End {
     /// The limiter is gone, or shut down.
     Over,
@@ -192,7 +191,7 @@ impl Shared {
                     REFUSED_PAUSE
                 }
             };
-            // Replicas do not come back all at once.
+            // Jitter, so that replicas do not reconnect all at once.
             let rest = rest.mul_f64(0.5 + 0.5 * fastrand::f64());
             pause = (2 * pause).min(LONGEST_PAUSE);
             tokio::select! {
@@ -202,14 +201,14 @@ impl Shared {
         }
     }
 
-    /// Until the connection ends, or something fails.
+    /// Listens until the connection ends or an operation fails.
     async fn listen(
         &self,
         questions: &mut mpsc::Receiver<Vec<u8>>,
         state: &mut Listening,
         pause: &mut Duration,
     ) -> End {
-        // The roster first: in a cluster its key leads the connection to the right node.
+        // Join the roster first: in a cluster its key leads the connection to the right node.
         if let Err(error) = self.join_roster(state).await {
             return End::Failed(error);
         }
@@ -252,10 +251,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Without waiting for long: the process may be about to end.
+    /// Leaves without waiting for long: the process may be about to end.
     async fn leave_roster(&self) {
         let me = (self.desk.replica(), self.desk.label());
-        // If it fails, the entry gets stale.
+        // If this fails, the entry becomes stale.
         let _ = roster::write(&self.control, &self.names, me, false).await;
         self.control.disconnect();
     }
@@ -268,14 +267,14 @@ impl Shared {
         }
     }
 
-    /// Whether an operator who asks for overrides has seen another record than this replica: one of them is behind, or the
-    /// store has lost its data.
+    /// Whether an operator who asks for overrides has seen a different record: either side is behind, or the store has
+    /// lost its data.
     fn has_read_another(&self, ask: &Question) -> bool {
         let token = self.desk.record.get().and_then(|record| record.token());
         matches!(ask, Question::Overrides(seen) if seen.token != token)
     }
 
-    /// Reads and answers a message, unless it is not to be trusted.
+    /// Parses and answers a message, unless it fails a check.
     async fn take(&self, message: &[u8], state: &mut Listening) -> Result<(), StoreError> {
         if !state.read.take() {
             return Ok(());
@@ -298,7 +297,7 @@ impl Shared {
         if !state.is_new(&message) {
             return Ok(());
         }
-        // An operator's message about the record does not count replicas.
+        // Messages about the record do not contain the number of replicas.
         if message.ask != Question::ReadAgain && message.replicas < state.members {
             state.join_soon();
         }
@@ -344,12 +343,13 @@ impl Shared {
     }
 }
 
-/// State of a listener from one message to the next.
+/// State of a listener between messages.
 struct Listening {
     /// The store's time in milliseconds, and when it was read.
     clock: Option<(u64, Instant)>,
     clock_looked_at: Option<Instant>,
-    /// When it was last added to the roster, how many replicas there were then, and when it is added again.
+    /// The latest registration in the roster, the number of replicas at that time, and the time of the next
+    /// registration.
     joined_at: Instant,
     members: u32,
     join_at: Instant,
@@ -373,7 +373,7 @@ impl Listening {
         }
     }
 
-    /// Whether a message counts now, by the store's clock.
+    /// Whether a message is valid now, by the store's clock.
     fn counts(&self, message: &Message) -> bool {
         self.clock.is_some_and(|(read_ms, at)| {
             let now_ms = read_ms.saturating_add(at.elapsed().as_millis() as u64);
@@ -381,12 +381,12 @@ impl Listening {
         })
     }
 
-    /// It may be off the roster.
+    /// Registers soon: the replica may be missing from the roster.
     fn join_soon(&mut self) {
         self.join_at = self.join_at.min(self.joined_at + REJOIN_PAUSE);
     }
 
-    /// The store's clock may have been stepped since it was read.
+    /// Whether to read the store's clock again: it may have been stepped.
     fn may_look_at_clock(&mut self) -> bool {
         let now = Instant::now();
         let may = self
@@ -411,7 +411,7 @@ impl Listening {
     }
 }
 
-/// A rate in a second, which is also the burst.
+/// A rate per second, which is also the burst.
 struct Budget {
     rate: f64,
     left: f64,
@@ -466,7 +466,7 @@ mod tests {
         assert_eq!((0..100).filter(|_| budget.take()).count(), 20);
     }
 
-    /// By the store's clock: this process may have any.
+    /// By the store's clock: this process's clock may be wrong.
     #[tokio::test(start_paused = true)]
     async fn a_message_counts_for_a_while() {
         let mut state = Listening::new();
@@ -487,7 +487,7 @@ mod tests {
         }
         advance(Duration::from_millis(10)).await;
         assert!(!state.counts(&message(1, 1_000_009)));
-        // A server may say any time.
+        // A server may report any time.
         state.clock = Some((u64::MAX, Instant::now()));
         assert!(!state.counts(&message(1, u64::MAX)));
         assert!(state.may_look_at_clock());

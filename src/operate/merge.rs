@@ -1,4 +1,4 @@
-//! The answers of several replicas as one. Whoever may publish may answer, so any number may be in one.
+//! Merges the answers of several replicas. Everybody who may publish may answer, so the numbers can be arbitrary.
 
 use std::{
     cmp::Reverse,
@@ -11,7 +11,7 @@ use super::{
     wire::{Answer, Body},
 };
 
-/// All answers to one question, and who did not answer.
+/// All answers to one question, and the replicas that did not answer.
 #[derive(Clone)]
 pub(super) struct Collected {
     pub answers: Vec<Answer>,
@@ -19,14 +19,14 @@ pub(super) struct Collected {
 }
 
 impl Collected {
-    /// Whether replicas answered, and none knows the limit.
+    /// Whether replicas answered, but none knows the limit.
     pub(super) fn is_unknown_limit(&self) -> bool {
         let mut bodies = self.answers.iter().map(|answer| &answer.body);
         let is_any = !self.answers.is_empty();
         is_any && bodies.all(|body| matches!(body, Body::UnknownLimit))
     }
 
-    /// Counts replicas that hold slots and have not answered as missing. Returns how many slots they hold.
+    /// Counts replicas as missing if they hold slots but did not answer. Returns the number of their slots.
     #[cfg(feature = "redis")]
     pub(super) fn miss(&mut self, holders: BTreeMap<String, u32>) -> usize {
         let ids = |answer: &Answer| {
@@ -44,7 +44,7 @@ impl Collected {
         held
     }
 
-    /// The numbers, without the rows.
+    /// The counts, without the rows.
     fn head<T>(&self) -> Answers<T> {
         let is_busy = |answer: &&Answer| matches!(answer.body, Body::Busy);
         let busy = self.answers.iter().filter(is_busy);
@@ -90,7 +90,7 @@ impl Collected {
         all
     }
 
-    /// Holders first, then waiters; of each the oldest first.
+    /// Holders first, then waiters; each group oldest first.
     pub(super) fn permits(self, limit: &str) -> Answers<PermitRow> {
         let mut all = self.each_permit();
         all.rows
@@ -99,12 +99,12 @@ impl Collected {
         all
     }
 
-    /// Permits that were revoked, of any limit: those that still run first.
+    /// Revoked permits of any limit, running ones first.
     pub(super) fn revoked(self) -> Answers<PermitRow> {
         self.each_permit()
     }
 
-    /// With its replica; by state, and of each the oldest first.
+    /// Adds the replica to each row; sorted by state, then oldest first.
     fn each_permit(self) -> Answers<PermitRow> {
         let mut all = self.head();
         for answer in self.answers {
@@ -122,7 +122,7 @@ impl Collected {
         all
     }
 
-    /// The longest queues first; of a rate, those with the least left.
+    /// Longest queues first; for a rate, smallest remaining budget first.
     pub(super) fn keys(self, limit: &str) -> Answers<KeyRow> {
         let mut all = self.head();
         let mut keys: HashMap<KeyDigest, KeyRow> = HashMap::new();
@@ -147,7 +147,7 @@ impl Collected {
                 sum.max = sum.max.max(row.max);
                 sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
                 sum.replicas += 1;
-                // The replica that has charged it last knows what the others have charged before.
+                // The replica with the latest charge knows all earlier charges of the others.
                 sum.budget = { sum.budget.into_iter().chain(row.budget) }
                     .min_by_key(|budget| (budget.charged_ms, budget.remaining));
                 sum.key_text = sum.key_text.take().or(row.key_text);
@@ -160,8 +160,8 @@ impl Collected {
         all
     }
 
-    /// Fields and texts that replicas apply and that are not recorded; and whether all apply this record. Those that have read
-    /// another one have just done so.
+    /// Fields and texts in force but not recorded, and whether all replicas apply this record. Replicas that had read
+    /// another record have just read it again.
     pub(super) fn overrides(self, token: Option<&str>) -> (Vec<[String; 2]>, bool) {
         let (mut unrecorded, mut agree) = (Vec::new(), true);
         for answer in self.answers {
@@ -173,7 +173,7 @@ impl Collected {
         (unrecorded, agree)
     }
 
-    /// The latest first.
+    /// Newest first.
     pub(super) fn refusals(self, limit: &str) -> Answers<RefusalRow> {
         let mut all = self.head();
         for answer in self.answers {
@@ -202,7 +202,7 @@ fn add_limit(sum: &mut LimitRow, row: LimitRow) {
     sum.waiting = sum.waiting.saturating_add(row.waiting);
     let has_others = |row: &LimitRow| row.keys > 0 && !row.shared;
     sum.shared = (sum.shared || row.shared) && !has_others(sum) && !has_others(&row);
-    // The key that all callers share is the same on each replica.
+    // The key shared by all callers is the same on each replica.
     sum.keys = match sum.shared {
         true => sum.keys.max(row.keys),
         false => sum.keys.saturating_add(row.keys),

@@ -1,10 +1,10 @@
 //! Operators: who holds the slots, who waits, and why a caller was refused.
 //!
-//! The store knows digests of keys only. Each replica knows its own permits and waiters with route and age, so an
-//! [`Operator`] asks the replicas: a question is published to them, and their answers to it. While nobody asks, it costs
-//! one idle connection of each process, and a command a minute.
+//! The store only knows digests of keys. Each replica knows its own permits and waiters with route and age, so an
+//! [`Operator`] asks the replicas: it publishes a question, and they publish their answers. Without questions the cost
+//! is one idle connection per process, and one command a minute.
 //!
-//! Replicas answer if they are made [operable](crate::LimiterBuilder::operable). See [Operating](crate::guide::operating).
+//! A replica answers if it is [operable](crate::LimiterBuilder::operable). See [Operating](crate::guide::operating).
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -20,8 +20,8 @@
 //! # }
 //! ```
 //!
-//! Decisions of operators about limits for a time, [overrides](Override), are one record in the store, which every operable
-//! replica reads:
+//! [Overrides](Override), operators' temporary decisions about limits, are one record in the store, which every
+//! operable replica reads:
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -39,27 +39,27 @@
 //! # }
 //! ```
 
-// | file | what |
+// | file | content |
 // | --- | --- |
-// | `operator` | what an operator asks, of all replicas or of this process |
+// | `operator` | an operator's questions, to all replicas or to this process |
 // | `connect` | an operator's connection to a store |
 // | `ask` | a question to all replicas, and the collection of their answers |
-// | `explain`, `ledger` | what a request of one caller would meet |
-// | `scan` | a look at all keys of a store: who holds slots, and which namespaces there are |
-// | `merge` | the answers of several replicas as one |
-// | `answer`, `digest` | what operators are told |
+// | `explain`, `ledger` | the prospects of a caller's next request |
+// | `scan` | a scan of a store's keys: who holds slots, and which namespaces exist |
+// | `merge` | merges the answers of several replicas |
+// | `answer`, `digest` | the answers as operators see them |
 // | `listener`, `link` | a replica's task that answers operators, and its connection |
-// | `desk`, `walk` | what a process answers, and how it finds that out |
-// | `roster`, `roster.lua` | which replicas there are |
-// | `steer`, `changes` | what operators change: values, modes and pauses, for a time; what they say and are told |
-// | `revoke` | permits that are ended by their replicas |
-// | `confirm` | which replicas have put a change in force |
-// | `doctor` | what is wrong with a store or with the replicas |
-// | `record`, `follow` | the record of that in the store; a replica follows it |
-// | `hook` | what a replica does about the record of what operators decided |
-// | `identity` | what operators see a replica as |
+// | `desk`, `walk` | a process's answers, and how it collects them |
+// | `roster`, `roster.lua` | which replicas exist |
+// | `steer`, `changes` | changes by operators: temporary values, modes and pauses; their requests and outcomes |
+// | `revoke` | permits ended by their replicas |
+// | `confirm` | which replicas have applied a change |
+// | `doctor` | diagnoses a store and its replicas |
+// | `record`, `follow` | the record of overrides in the store, and how a replica follows it |
+// | `hook` | the interface between a replica and the record |
+// | `identity` | how operators see a replica |
 // | `wire`, `names`, `error` | messages, names in the store, errors |
-// | `hostile` | the readers of all that, given anything |
+// | `hostile` | all these readers, given arbitrary bytes |
 
 mod answer;
 #[cfg(feature = "redis")]

@@ -7,7 +7,7 @@ use crate::part::Part;
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     namespace: String,
-    /// Channels are common to all databases of a server.
+    /// Channels are shared by all databases of a server.
     db: i64,
     in_cluster: bool,
 }
@@ -21,7 +21,7 @@ impl Names {
         }
     }
 
-    /// In a cluster the names of ledgers begin with those of its parts.
+    /// In a cluster the names of ledgers begin with their part.
     pub(crate) fn in_cluster(self, in_cluster: bool) -> Self {
         Self { in_cluster, ..self }
     }
@@ -30,7 +30,6 @@ impl Names {
         &self.namespace
     }
 
-    /// The key of a ledger.
     pub(crate) fn ledger(&self, digest: KeyDigest) -> String {
         match self.in_cluster {
             true => format!(
@@ -41,7 +40,7 @@ impl Names {
         }
     }
 
-    /// The beginning of the keys of ledgers, in a cluster of those of one part.
+    /// The common prefix of all ledgers' keys; in a cluster, of one part.
     pub(crate) fn ledgers(&self, part: Option<Part>) -> String {
         match part {
             Some(part) => part.prefix(&self.namespace),
@@ -49,17 +48,18 @@ impl Names {
         }
     }
 
-    /// The key of the record of overrides. Its hash slot is that of all keys here.
+    /// The key of the record of overrides. All keys below share its hash slot.
     pub(crate) fn record(&self) -> String {
         format!("{}:control", self.namespace)
     }
 
-    /// The key of the log of changes. Services may not write it: unlike a ledger it does not begin with `<namespace>:{`.
+    /// The key of the log of changes. It does not begin with `<namespace>:{` like a ledger, so services cannot write
+    /// it.
     pub(crate) fn log(&self) -> String {
         format!("{{{}:control}}:log", self.namespace)
     }
 
-    /// The key of the roster. Like the ledgers it begins with `<namespace>:{`, so that services may write it.
+    /// The key of the roster. It begins with `<namespace>:{` like the ledgers, so that services can write it.
     pub(crate) fn roster(&self) -> String {
         format!("{0}:{{{0}:control}}:roster", self.namespace)
     }
@@ -69,7 +69,6 @@ impl Names {
         format!("{}:control:{}", self.namespace, self.db)
     }
 
-    /// The channel of the answers to one operator.
     pub(crate) fn answer_channel(&self, operator: &str) -> String {
         format!("{}:answer:{operator}", self.namespace)
     }

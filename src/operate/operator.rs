@@ -1,4 +1,4 @@
-//! An operator: whom it asks, and what it asks.
+//! An operator: the replicas that it asks, and its questions.
 
 use std::{fmt, time::Duration};
 
@@ -17,13 +17,13 @@ use super::{
 };
 use crate::limiter::Limiter;
 
-/// An operator of a service: asks its replicas what they hold and wait for.
+/// An operator of a service: asks its replicas about their permits and waiting requests.
 ///
 /// [`connect`](Self::connect) asks all replicas of a store, [`Limiter::operator`] one process. An operator acquires
-/// nothing, and no request waits for it. The store stores none of its questions, nor their answers.
+/// nothing, and never delays a request. The store keeps neither its questions nor the answers.
 ///
 /// Each question goes to all replicas at once and takes a few round trips. Replicas that do not answer within half a
-/// second are named ([`Answers::missing`]). One operator asks one question at a time.
+/// second are listed ([`Answers::missing`]). An operator asks one question at a time.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -41,7 +41,7 @@ use crate::limiter::Limiter;
 /// ```
 pub struct Operator(Access);
 
-/// How an operator reaches replicas: this one directly, or all by the store.
+/// How an operator reaches replicas: this one directly, or all of them through the store.
 pub(super) enum Access {
     Here(Desk),
     #[cfg(feature = "redis")]
@@ -49,9 +49,9 @@ pub(super) enum Access {
 }
 
 impl Limiter {
-    /// Returns an operator that asks this process only.
+    /// Returns an operator that asks only this process.
     ///
-    /// In memory that is all there is. With a store other replicas are left out: see
+    /// In memory, this covers everything. With a store, other replicas are left out: see
     /// [`Operator::connect`](crate::operate::Operator).
     pub fn operator(&self) -> Operator {
         let identity = self.identity();
@@ -66,7 +66,7 @@ impl Operator {
         Self(Access::Store(Box::new(remote)))
     }
 
-    /// Whether it asks its own process only.
+    /// Whether the operator asks only its own process.
     pub(super) fn is_here(&self) -> bool {
         matches!(self.0, Access::Here(_))
     }
@@ -79,7 +79,7 @@ impl Operator {
     ///
     /// # Errors
     ///
-    /// If the store does not answer, or refuses. Replicas that do not answer are no error.
+    /// Fails if the store does not answer or refuses. A replica that does not answer is not an error.
     ///
     /// # Cancel safety
     ///
@@ -88,22 +88,22 @@ impl Operator {
         self.ask(Question::Replicas).await.map(Collected::replicas)
     }
 
-    /// Lists the limits, with what all replicas hold and wait for under them.
+    /// Lists the limits, with the usage on all replicas.
     ///
     /// # Errors
     ///
-    /// As [`replicas`](Self::replicas).
+    /// See [`replicas`](Self::replicas).
     pub async fn limits(&self) -> Result<Answers<LimitRow>, OperateError> {
         self.ask(Question::Limits).await.map(Collected::limits)
     }
 
-    /// Lists who holds slots of a limit and who waits for them, under all keys or one.
+    /// Lists the holders and waiters of a limit, under all keys or one.
     ///
-    /// Holders come first, then waiters; of each the oldest first. Of a rate nobody holds anything.
+    /// Holders come first, then waiters, each oldest first. A rate has no holders.
     ///
     /// # Errors
     ///
-    /// As [`replicas`](Self::replicas), and [`OperateErrorKind::UnknownLimit`] if no replica knows the limit.
+    /// See [`replicas`](Self::replicas); and [`OperateErrorKind::UnknownLimit`] if no replica knows the limit.
     pub async fn permits(
         &self,
         limit: &str,
@@ -113,11 +113,11 @@ impl Operator {
         Ok(collected.permits(limit))
     }
 
-    /// Lists the keys of a limit that are in use, those with the longest queues first.
+    /// Lists the keys of a limit in use, longest queues first.
     ///
     /// # Errors
     ///
-    /// As [`permits`](Self::permits).
+    /// See [`permits`](Self::permits).
     pub async fn keys(
         &self,
         limit: &str,
@@ -127,11 +127,11 @@ impl Operator {
         Ok(collected.keys(limit))
     }
 
-    /// Lists the last refusals of a limit, up to 20 of each replica, the latest first.
+    /// Lists the latest refusals of a limit, newest first, up to 20 per replica.
     ///
     /// # Errors
     ///
-    /// As [`permits`](Self::permits).
+    /// See [`permits`](Self::permits).
     pub async fn refusals(
         &self,
         limit: &str,
@@ -178,28 +178,30 @@ impl Operator {
 
 /// Orders.
 impl Operator {
-    /// Revokes permits that are held, and returns each with what became of it.
+    /// Revokes held permits, and returns the state of each.
     ///
     /// A response of an [operable](crate::LimiterBuilder::operable) limiter ends with a
-    /// [`LostError`](crate::layer::LostError), whatever the layer's [`on_lost`](crate::LimitLayer::on_lost) says, and releases
-    /// its slot ([`Ended`](crate::operate::PermitState::Ended)). Tasks that have a [`Permit`](crate::Permit) or a
-    /// [`Hold`](crate::layer::Hold) are told by `lost()`, and keep the slot until they drop it: those that had not by the time
-    /// of the answer, a quarter of a second, are still [`Held`](crate::operate::PermitState::Held). Under
-    /// [`Limit::reuse`](crate::Limit::reuse) the slot may serve its next permit, which is not meant.
+    /// [`LostError`](crate::layer::LostError), regardless of the layer's [`on_lost`](crate::LimitLayer::on_lost), and
+    /// releases its slot ([`Ended`](crate::operate::PermitState::Ended)). A task with a [`Permit`](crate::Permit) or a
+    /// [`Hold`](crate::layer::Hold) is notified by `lost()`, and keeps the slot until it drops the permit. If it does
+    /// not drop the permit within a quarter of a second, the answer reports
+    /// [`Held`](crate::operate::PermitState::Held). Under [`Limit::reuse`](crate::Limit::reuse) the slot may serve its
+    /// next permit, which is not revoked.
     ///
-    /// Requests that wait are not revoked, and nothing keeps the caller from coming back: [pause](Self::pause) the limit
-    /// first, or [set](Self::set) the caller's value to 0. The replicas log author and reason, and so does the
+    /// Waiting requests are not revoked, and the caller can come back: to prevent that, first [pause](Self::pause) the
+    /// limit, or [set](Self::set) the caller's value to 0. The replicas log the author and the reason, and so does the
     /// [log](Self::log) if the operator's user may write it.
     ///
     /// # Errors
     ///
-    /// If all replicas have answered, one at least, and none has such a permit ([`OperateErrorKind::NotFound`]), or the store
-    /// does not answer or refuses. A replica that does not answer is no error: it may have obeyed. Nor is one that holds
-    /// slots, by the store, and cannot be asked: it may have that permit.
+    /// Fails if every replica has answered (at least one) and none has such a permit ([`OperateErrorKind::NotFound`]),
+    /// or if the store does not answer or refuses. A replica that does not answer is not an error: it may have revoked
+    /// the permit. The same applies to a replica that cannot be asked but holds slots according to the store: it may
+    /// have that permit.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, permits may be revoked all the same.
+    /// If the future is dropped, permits may still be revoked.
     pub async fn revoke(
         &self,
         whose: &Revocation,
@@ -228,7 +230,7 @@ impl Operator {
         Ok(answers)
     }
 
-    /// Counts replicas as missing that were not on the roster when they were asked: the store may have lost it.
+    /// Counts replicas as missing that were not on the roster when the question was asked: the store may have lost it.
     async fn miss_late(&self, collected: &mut Collected) -> Result<(), OperateError> {
         if self.is_here() {
             return Ok(());
@@ -244,9 +246,9 @@ impl Operator {
     }
 }
 
-/// Time within which a replica is on the roster again after it was asked.
+/// How soon a replica is on the roster again after a question.
 const ROSTER_PAUSE: Duration = Duration::from_millis(300);
-/// Longest name of a limit that is asked for, in bytes: a question has 4 KiB, and a byte may take six there.
+/// Maximum length of a limit's name in a question, in bytes: a question has 4 KiB, and a byte may take six of them.
 const MAX_LIMIT_NAME: usize = 512;
 
 pub(super) fn unknown(limit: &str) -> OperateError {

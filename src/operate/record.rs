@@ -21,24 +21,24 @@ use crate::{
     store::{StoreError, StoreErrorKind, redis::control::ControlConnection},
 };
 
-/// Fields of the record in one reply: all of them, unless the server has a sparse table.
+/// Fields of the record per reply: all of them, unless the server has a sparse table.
 const PAGE: usize = 2 * MAX_ENTRIES;
 
-/// The record, and when it was asked for.
+/// The record, and when it was read.
 pub(super) struct Reading {
     pub(super) record: Record,
-    /// The moment from which its times count.
+    /// Before the read was sent: the record's times count from here.
     pub(super) since: Instant,
 }
 
-/// Reads the whole record, with one round trip, or one more on a new connection. It is not read by `HGETALL`, which would return all of a hash that is no
-/// record, however large.
+/// Reads the whole record in one round trip, or two on a new connection. `HGETALL` is not used, because it would return
+/// an unrelated hash of any size in full.
 pub(super) async fn read(
     control: &ControlConnection,
     names: &Names,
 ) -> Result<Reading, StoreError> {
     if !control.is_connected() {
-        // In a cluster this leads to the node of the record, whose clock is the one that counts.
+        // In a cluster this leads to the record's node, whose clock is authoritative.
         let _ = page(control, names, "0").await?;
     }
     let since = Instant::now();
@@ -69,7 +69,7 @@ async fn page(
     parsed(control.run(&scan).await?)
 }
 
-/// Makes a change, and tells the replicas.
+/// Makes a change, and notifies the replicas.
 pub(super) async fn change(
     control: &ControlConnection,
     names: &Names,
@@ -86,7 +86,7 @@ pub(super) async fn change(
     reply(&words).ok_or_else(|| unreadable("the answer to a change of overrides cannot be read"))
 }
 
-/// The message that the record has changed, of an operator who asks nothing else. The script adds until when it counts.
+/// The notification of a change, from an operator who asks nothing else. The script sets its expiry.
 fn read_again() -> String {
     let from = ReplicaId::from_bits(u128::from(fastrand::u64(..)));
     let message = Message {
@@ -100,7 +100,7 @@ fn read_again() -> String {
     serde_json::to_string(&message).expect("texts and numbers")
 }
 
-/// The latest changes, newest first. Entries that cannot be read are left out.
+/// The latest changes, newest first. Unreadable entries are skipped.
 pub(super) async fn log(
     control: &ControlConnection,
     names: &Names,

@@ -1,7 +1,8 @@
-//! Revoking permits: an order to the replicas that hold them, not a deletion in the store, which they would adopt again.
+//! Revokes permits by an order to the replicas that hold them. A deletion in the store would not do: replicas would
+//! adopt the permits again.
 //!
-//! The permit's response ends with an error; a task that holds one is told. The slot is released when they are gone, so
-//! nothing that was revoked runs on beside its successor.
+//! A permit's response ends with an error; a task with a permit is notified. The slot is released once they are gone,
+//! so a revoked permit never runs beside its successor.
 //!
 //! Tests: `tests/operate/revoking.rs`.
 
@@ -24,11 +25,11 @@ use crate::{
     status::Usage,
 };
 
-/// How long a replica waits for the ends of what it has revoked before it answers.
+/// How long a replica waits for revoked permits to end before it answers.
 const PATIENCE: Duration = Duration::from_millis(250);
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 
-/// A permit that is held, to be revoked.
+/// A held permit to revoke.
 pub(super) struct HeldPermit {
     pub lease: Arc<Lease>,
     pub id: PermitId,
@@ -37,7 +38,7 @@ pub(super) struct HeldPermit {
     pub since: Instant,
 }
 
-/// Obeys an order, and returns what became of each permit: those that still run first.
+/// Carries out an order, and returns the state of each permit, running ones first.
 pub(super) async fn revoke(
     keepers: &Keepers,
     selector: PermitSelector,
@@ -57,7 +58,7 @@ pub(super) async fn revoke(
             remaining = still.into_iter().map(|one| one.id).collect();
         }
     };
-    // The time is up: what is left by the last look still runs.
+    // After the timeout, permits seen in the last look are still running.
     let _ = timeout(PATIENCE, ended).await;
     let of = |one: HeldPermit| {
         let state = match remaining.contains(&one.id) {
@@ -82,18 +83,18 @@ async fn holders(keepers: &Keepers, selector: PermitSelector) -> Vec<HeldPermit>
     holders.held
 }
 
-/// The permits that an order means, in this process.
+/// The permits selected by an order in this process.
 pub(super) enum PermitSelector {
     Among(HashSet<PermitId>),
     OfKey(Which),
     Everybody,
 }
 
-/// Permits that are held, of all limits.
+/// Held permits of all limits.
 struct Holders {
     selector: PermitSelector,
     replica: ReplicaId,
-    /// The queue that is seen.
+    /// The current queue.
     queue: (LimitId, Key),
     held: Vec<HeldPermit>,
 }

@@ -1,8 +1,8 @@
-//! The roster: which replicas there are, so that an operator knows who did not answer.
+//! The roster: the existing replicas, so that an operator knows which ones did not answer.
 //!
-//! A member is a replica's id and label. It is added once a minute, and counts for three. If the store has lost its data, a
-//! replica adds itself again once it notices: by permits of its own that the store has lost, or by a question to fewer
-//! replicas than it knows.
+//! A member is a replica's id and label. A replica registers once a minute, and stays on the roster for three. If the
+//! store has lost its data, a replica registers again once it notices: because the store has lost its permits, or
+//! because a question names fewer replicas than it knows.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use super::names::Names;
 use crate::store::{StoreError, StoreErrorKind, redis::control::ControlConnection};
 
 const ROSTER_LUA: &str = include_str!("roster.lua");
-/// How often a replica is added.
+/// Time between two registrations.
 pub(super) const EVERY: Duration = Duration::from_secs(60);
-/// Time after which a replica is off the roster, in milliseconds.
+/// How long a replica stays on the roster, in milliseconds.
 const STALE_MS: u64 = 180_000;
-/// Most members that are read.
+/// Maximum number of members read.
 const MAX_MEMBERS: u32 = 10_000;
 
-/// Characters of a replica's id.
+/// Length of a replica's id, in characters.
 const ID_CHARS: usize = 16;
-/// Longest member, in bytes: of a label of 64 characters.
+/// Maximum length of a member, in bytes, with a label of 64 characters.
 const MAX_MEMBER: usize = ID_CHARS + 4 * 64;
 
 /// A replica on the roster.
@@ -30,7 +30,7 @@ pub(super) struct RosterMember {
     pub label: String,
 }
 
-/// Adds a replica, or takes it off. Returns the store's time in milliseconds, and how many replicas there are.
+/// Adds a replica or removes it. Returns the store's time in milliseconds, and the number of replicas.
 pub(super) async fn write(
     control: &ControlConnection,
     names: &Names,
@@ -52,7 +52,7 @@ pub(super) async fn read(
     control: &ControlConnection,
     names: &Names,
 ) -> Result<(u64, Vec<RosterMember>), StoreError> {
-    // Plain commands: an operator who only reads may not run scripts.
+    // Plain commands, because a read-only operator may not run scripts.
     let mut range = cmd("ZRANGE");
     range.arg(names.roster()).arg("-inf").arg("+inf");
     range.arg("BYSCORE").arg("LIMIT").arg(0).arg(MAX_MEMBERS);
@@ -62,7 +62,7 @@ pub(super) async fn read(
     Ok((now_ms, fresh(&members, now_ms)))
 }
 
-/// The replicas among the members, by their scores. Anybody who may write a ledger may write these.
+/// The replicas among the members, by score. Everybody who may write a ledger may write these too.
 pub(super) fn fresh(members: &[(Vec<u8>, f64)], now_ms: u64) -> Vec<RosterMember> {
     let is_fresh = |added_ms: f64| (added_ms as u64).saturating_add(STALE_MS) >= now_ms;
     let members = members.iter().filter(|(_, added_ms)| is_fresh(*added_ms));
@@ -77,13 +77,13 @@ pub(super) fn fresh(members: &[(Vec<u8>, f64)], now_ms: u64) -> Vec<RosterMember
     members.collect()
 }
 
-/// The store's time in milliseconds: of the node that the last command went to.
+/// The store's time in milliseconds, from the node that received the last command.
 pub(super) async fn time_ms(control: &ControlConnection) -> Result<u64, StoreError> {
     let time = control.run(&cmd("TIME")).await?;
     from_redis_value(time).map(to_ms).map_err(|_| unreadable())
 }
 
-/// An answer to `TIME` in milliseconds.
+/// Converts an answer to `TIME` to milliseconds.
 pub(super) fn to_ms((seconds, micros): (u64, u64)) -> u64 {
     seconds.saturating_mul(1_000).saturating_add(micros / 1_000)
 }

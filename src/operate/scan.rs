@@ -1,6 +1,6 @@
-//! A look at the names of a store's keys, a bounded number of them: who holds slots, and which namespaces there are.
+//! A bounded scan of the names of a store's keys: who holds slots, and which namespaces exist.
 //!
-//! It is for the rare moment in which replicas say that nobody holds anything, or none of them answers.
+//! Only for the rare case in which replicas report no holders, or no replica answers.
 //!
 //! Tests: below; `tests/operate/lost_data.rs`, `namespaces.rs`.
 
@@ -29,19 +29,19 @@ use crate::{
     },
 };
 
-/// Names that one step passes, roughly.
+/// Approximate number of names per step.
 const PAGE: usize = 1_000;
-/// Most steps: of each part of a cluster for holders, and of all together for namespaces.
+/// Maximum number of steps: for holders, in each part of a cluster; for namespaces, in all parts together.
 const MAX_PAGES: usize = 50;
-/// Ledgers that are read at a time.
+/// Number of ledgers read concurrently.
 const AT_ONCE: usize = 64;
-/// Most namespaces that are named.
+/// Maximum number of namespaces listed.
 const MAX_NAMESPACES: usize = 20;
 
-/// Connections for looks at all keys, which are made for each look.
+/// Connections for scans, opened anew for each scan.
 pub(super) struct Scanner(Vec<ScannedPart>);
 
-/// A part of a cluster, or a store that is one whole.
+/// A part of a cluster, or an undivided store.
 struct ScannedPart {
     part: Option<Part>,
     control: ControlConnection,
@@ -56,7 +56,7 @@ impl Scanner {
         Self(parts.collect())
     }
 
-    /// The units that each replica holds, by its id.
+    /// Units that each replica holds, by the replica's id.
     pub(super) async fn holders(&self, names: &Names) -> Result<BTreeMap<String, u32>, StoreError> {
         let mut units = BTreeMap::new();
         for scanned in &self.0 {
@@ -67,7 +67,7 @@ impl Scanner {
         Ok(units)
     }
 
-    /// The namespaces that have keys in this database, the first of them.
+    /// The first namespaces that have keys in this database.
     pub(super) async fn namespaces(&self) -> Result<Vec<String>, StoreError> {
         let pages = (MAX_PAGES / self.0.len()).max(1);
         let mut found = BTreeSet::new();
@@ -88,7 +88,7 @@ impl ScannedPart {
     ) -> Result<(), StoreError> {
         let control = &self.control;
         let prefix = names.ledgers(self.part);
-        // In a cluster the connection leads to the node of this part from here on.
+        // In a cluster the connection leads to this part's node from here on.
         lead_to(control, &prefix).await?;
         let now_ms = time_ms(control).await?;
         let ledgers = scan(control, &format!("{prefix}*"), MAX_PAGES).await?;
@@ -104,7 +104,7 @@ impl ScannedPart {
     }
 }
 
-/// The keys of a node with such names, up to a number.
+/// The keys of a node that match the pattern, up to a number.
 async fn scan(
     control: &ControlConnection,
     pattern: &str,
@@ -127,7 +127,7 @@ async fn scan(
     Ok(keys)
 }
 
-/// The namespace of a ledger, or of a roster. `None`: the key is none of ours.
+/// The namespace of a ledger or a roster. `None` if the key has another format.
 fn namespace_of(key: &[u8]) -> Option<String> {
     let key = str::from_utf8(key).ok()?;
     let (namespace, rest) = key.rsplit_once(":{")?;

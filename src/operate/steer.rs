@@ -1,4 +1,4 @@
-//! Changes by operators: values, modes and pauses, for a time.
+//! Changes by operators: temporary values, modes and pauses.
 //!
 //! Tests: `tests/operate/changes.rs`, `steering.rs`.
 
@@ -27,25 +27,25 @@ use crate::{
 
 /// Time between two questions whether a limit is in use.
 const DRAIN_INTERVAL: Duration = Duration::from_secs(1);
-/// Time until it is looked at once more whether it is not.
+/// Pause before the second check that a limit is drained.
 const SECOND_LOOK: Duration = Duration::from_millis(300);
-/// Shortest time of an override.
+/// Minimum length of an override.
 const MIN_LENGTH: Duration = Duration::from_secs(1);
 
 impl Operator {
     /// Reads the overrides in force.
     ///
-    /// Replicas that have seen another record read it again, and write back what the store has lost of it. What they may not
-    /// write back is in the answer too ([`Override::recorded`]): the next change does it.
+    /// Replicas that have seen another record read it again, and restore any part that the store has lost. The answer
+    /// also contains overrides that they may not restore ([`Override::recorded`]): the next change restores them.
     ///
     /// # Errors
     ///
-    /// If the store does not answer or refuses, or has something else under the record's key. Replicas that do not answer are
-    /// no error.
+    /// Fails if the store does not answer or refuses, or has another type of value under the record's key. A replica
+    /// that does not answer is not an error.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: nothing is changed but what was lost.
+    /// Cancel safe: nothing is changed except that lost overrides may be restored.
     pub async fn overrides(&self) -> Result<Overrides, OperateError> {
         let record = self.record().await?;
         let token = record.token().cloned().map(String::from);
@@ -58,7 +58,7 @@ impl Operator {
         let (unrecorded, agree) = match self.ask(question).await {
             Ok(collected) => collected.overrides(token.as_deref()),
             Err(error) if error.kind() == OperateErrorKind::Unavailable => return Err(error),
-            // An operator who may not ask is told what is recorded.
+            // An operator who may not ask sees only the recorded overrides.
             Err(_) => (Vec::new(), true),
         };
         let mut record = match agree {
@@ -69,8 +69,8 @@ impl Operator {
         Ok(record.into())
     }
 
-    /// As [`overrides`](Self::overrides), with the replicas that have just answered: they are asked again only if one applies
-    /// another record.
+    /// Like [`overrides`](Self::overrides), given the replicas that have just answered: they are asked again only if
+    /// any of them applies another record.
     #[cfg(feature = "admin")]
     pub(crate) async fn overrides_beside(
         &self,
@@ -88,7 +88,7 @@ impl Operator {
         }
     }
 
-    /// Reads what is recorded.
+    /// Reads the record.
     pub(super) async fn record(&self) -> Result<Record, OperateError> {
         match self.access() {
             Access::Here(desk) => here(desk, |keepers| Some(keepers.local_record()?.read())),
@@ -97,26 +97,27 @@ impl Operator {
         }
     }
 
-    /// Sets the value of a limit, or of one of its keys, for a time.
+    /// Sets the value of a limit or of one key, for a limited time.
     ///
-    /// A raise admits waiters at once. Lowering takes no slot away: newcomers wait until there are fewer holders. In an outage
-    /// a lowered value caps [`Fallback::Local`](crate::Fallback::Local) too. Over a limit's value goes that of a key. At the
-    /// end, 1 second to 7 days from now, the declared value holds again.
+    /// A raise admits waiters at once. A lower value revokes no slot: newcomers wait until fewer are held. In an outage
+    /// a lower value also caps [`Fallback::Local`](crate::Fallback::Local). A key's value takes precedence over its
+    /// limit's. After the given time, 1 second to 7 days, the declared value applies again.
     ///
-    /// A value is a number, or for a rate a [`LimitValue`] with a burst. Without one, a limit keeps its declared burst, or has
-    /// as much as the value if none is declared; and a key has the burst of its limit.
+    /// A value is a number, or for a rate a [`LimitValue`] with a burst. Without a burst, a limit keeps its declared
+    /// burst, or uses the value as burst if none is declared; a key uses its limit's burst.
     ///
-    /// A value that a limit cannot have, as is known only to the replicas, is ignored and logged by them: such as a burst of a
-    /// limit that is no rate.
+    /// Only replicas can check whether a value is valid for the limit, such as a burst for a limit that is not a rate.
+    /// They ignore and log an invalid value.
     ///
     /// # Errors
     ///
-    /// If a value is out of range (a limit has 1 to 1,000,000, a key also 0, a burst is 1 to 1,000,000), another operator was faster
-    /// ([`OperateErrorKind::Conflict`]), there are 1,000 overrides, or the store does not answer or refuses.
+    /// Fails if a value is out of range (1 to 1,000,000 for a limit, also 0 for a key, 1 to 1,000,000 for a burst),
+    /// another operator was faster ([`OperateErrorKind::Conflict`]), the record has 1,000 overrides, or the store does
+    /// not answer or refuses.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the change may be made all the same.
+    /// If the future is dropped, the change may still be made.
     pub async fn set(
         &self,
         seen: &Overrides,
@@ -133,15 +134,15 @@ impl Operator {
         self.set_for(seen, target, setting, length, by).await
     }
 
-    /// Sets the mode of a limit for a time. [`Mode::Off`] admits everybody, and so does [`Mode::Shadow`].
+    /// Sets the mode of a limit for a limited time. [`Mode::Off`] and [`Mode::Shadow`] admit everybody.
     ///
     /// # Errors
     ///
-    /// As [`set`](Self::set).
+    /// See [`set`](Self::set).
     ///
     /// # Cancel safety
     ///
-    /// As [`set`](Self::set).
+    /// See [`set`](Self::set).
     pub async fn mode(
         &self,
         seen: &Overrides,
@@ -155,18 +156,18 @@ impl Operator {
             .await
     }
 
-    /// Pauses a limit for a time: it admits nobody, in any mode, and in an outage too.
+    /// Pauses a limit for a limited time: it admits nobody, in any mode, even in an outage.
     ///
-    /// Newcomers and requests that wait are refused ([`AcquireErrorKind::Paused`](crate::AcquireErrorKind::Paused)). Holders
-    /// finish.
+    /// Newcomers and waiting requests are refused ([`AcquireErrorKind::Paused`](crate::AcquireErrorKind::Paused)).
+    /// Holders finish.
     ///
     /// # Errors
     ///
-    /// As [`set`](Self::set).
+    /// See [`set`](Self::set).
     ///
     /// # Cancel safety
     ///
-    /// As [`set`](Self::set).
+    /// See [`set`](Self::set).
     pub async fn pause(
         &self,
         seen: &Overrides,
@@ -178,15 +179,15 @@ impl Operator {
             .await
     }
 
-    /// Completes once no replica holds a slot of this limit, such as after a [pause](Self::pause).
+    /// Completes once no replica holds a slot of this limit, for example after a [pause](Self::pause).
     ///
-    /// It asks each second, and goes on while a replica does not answer, or none does. Replicas that cannot be asked, as they
-    /// are not operable, may hold slots of this limit: so it also goes on while the store has slots of theirs, of whatever
-    /// limit, if the operator's user may scan the keys.
+    /// The method asks every second, and continues while any replica does not answer, or none does. Replicas that
+    /// cannot be asked because they are not operable may hold slots of this limit. So it also continues while the store
+    /// has slots of such replicas, under any limit, if the operator's user may scan the keys.
     ///
     /// # Errors
     ///
-    /// If the store does not answer or refuses.
+    /// Fails if the store does not answer or refuses.
     ///
     /// # Cancel safety
     ///
@@ -195,11 +196,11 @@ impl Operator {
         self.drained_with(limit, |_, _| ()).await
     }
 
-    /// As [`drained`](Self::drained). Each answer before is passed to `progress`, with the slots that are held by it.
+    /// Like [`drained`](Self::drained). Each earlier answer is passed to `progress`, with its number of held slots.
     ///
     /// # Errors
     ///
-    /// As [`drained`](Self::drained).
+    /// See [`drained`](Self::drained).
     ///
     /// # Cancel safety
     ///
@@ -216,7 +217,7 @@ impl Operator {
             if is_drained && was_drained {
                 return Ok(());
             }
-            // Replicas that were not on the roster are there when it is looked at once more.
+            // Replicas missing from the roster have registered by the second check.
             was_drained = is_drained;
             if is_drained {
                 sleep(SECOND_LOOK).await;
@@ -227,7 +228,7 @@ impl Operator {
         }
     }
 
-    /// The slots that are held of a limit, and those of any limit that replicas hold who cannot be asked.
+    /// The slots held under a limit, or otherwise the slots of replicas that cannot be asked, under any limit.
     async fn held_of(&self, limit: &str) -> Result<(usize, Answers<LimitRow>), OperateError> {
         let mut collected = self.ask(Question::Limits).await?;
         let held = |answers: &Answers<LimitRow>| -> usize {
@@ -242,8 +243,8 @@ impl Operator {
         Ok((held_by_others, collected.limits()))
     }
 
-    /// Compares those who have answered with those who hold slots by the store. Others count as missing. Returns how many slots
-    /// they hold.
+    /// Compares the replicas that answered with the holders according to the store. Holders that did not answer count
+    /// as missing. Returns the number of their slots.
     pub(super) async fn miss_holders(
         &self,
         #[cfg_attr(not(feature = "redis"), allow(unused_variables))] collected: &mut Collected,
@@ -254,21 +255,21 @@ impl Operator {
             Access::Store(remote) => match remote.scanner.holders(&remote.names).await {
                 Ok(holders) => Ok(collected.miss(holders)),
                 Err(error) if error.is_outage() => Err(error.into()),
-                // A user who may not scan has the replicas' word only.
+                // Without permission to scan, the replicas' answers must suffice.
                 Err(_) => Ok(0),
             },
         }
     }
 
-    /// Lists the namespaces that the store has keys of, up to twenty: so that a wrong one does not look like a service without
-    /// a limit.
+    /// Lists up to twenty namespaces that have keys in the store, so that a wrong namespace is not mistaken for a
+    /// service without limits.
     ///
-    /// It scans up to 50,000 keys. A namespace is there while somebody holds or waits for something, or a replica is on its
+    /// Scans up to 50,000 keys. A namespace exists while any request holds or waits for a slot, or a replica is on its
     /// roster.
     ///
     /// # Errors
     ///
-    /// If the store does not answer or refuses, or there is none.
+    /// Fails if the store does not answer or refuses, or if this operator has no store.
     ///
     /// # Cancel safety
     ///
@@ -305,16 +306,16 @@ impl Operator {
         self.make(&change).await
     }
 
-    /// Removes all overrides of a limit, but not those of its keys; or that of one key.
+    /// Removes all overrides of a limit, but not of its keys; or the override of one key.
     ///
     /// # Errors
     ///
-    /// If there is none ([`OperateErrorKind::NotFound`]), another operator was faster, or the store does not answer or
-    /// refuses.
+    /// Fails without such an override ([`OperateErrorKind::NotFound`]), if another operator was faster, or if the store
+    /// does not answer or refuses.
     ///
     /// # Cancel safety
     ///
-    /// As [`set`](Self::set).
+    /// See [`set`](Self::set).
     pub async fn unset(
         &self,
         seen: &Overrides,
@@ -326,17 +327,17 @@ impl Operator {
         self.make(&change).await
     }
 
-    /// Takes back a change of the [log](Self::log), unless another change was made to the same since then.
+    /// Undoes a change of the [log](Self::log), unless another change was made to the same override since.
     ///
-    /// An override that was there before is put back with its author, reason and end, unless that has passed.
+    /// An earlier override is restored with its author, reason and end, unless it has ended by now.
     ///
     /// # Errors
     ///
-    /// As [`unset`](Self::unset).
+    /// See [`unset`](Self::unset).
     ///
     /// # Cancel safety
     ///
-    /// As [`set`](Self::set).
+    /// See [`set`](Self::set).
     pub async fn undo(&self, entry: &LogEntry, by: &By) -> Result<Outcome, OperateError> {
         let seen = self.overrides().await?;
         let change = Change::undo(seen.record(), &entry.logged, signed(by, What::Undo)?);
@@ -347,7 +348,7 @@ impl Operator {
     ///
     /// # Errors
     ///
-    /// If the store does not answer or refuses.
+    /// Fails if the store does not answer or refuses.
     ///
     /// # Cancel safety
     ///
@@ -361,7 +362,7 @@ impl Operator {
         Ok(log.into_iter().map(LogEntry::from).collect())
     }
 
-    /// Whether it has a record of overrides: an operator of one process of several has none.
+    /// Whether the operator has a record of overrides: with a store, an operator of a single process does not.
     #[cfg(feature = "admin")]
     pub(crate) fn has_record(&self) -> bool {
         match self.access() {
@@ -371,7 +372,8 @@ impl Operator {
         }
     }
 
-    /// Notes in the log that permits were revoked. Their replicas log it too, so an operator who may not write it need not.
+    /// Logs that permits were revoked. The replicas log it too, so an operator without permission for the log may still
+    /// revoke.
     pub(super) async fn note_revoked(&self, whose: &Revocation, by: &By, permits: usize) {
         let some = if permits == 1 { "permit" } else { "permits" };
         let text = match whose {
@@ -430,7 +432,7 @@ fn done(changed: Changed) -> Result<(), OperateError> {
     Err(OperateError::new(kind, message))
 }
 
-/// Works on the record of this process.
+/// Uses the record of this process.
 fn here<T>(desk: &Desk, work: impl FnOnce(&Keepers) -> Option<T>) -> Result<T, OperateError> {
     let keepers = desk.keepers.upgrade().ok_or_else(gone)?;
     work(&keepers).ok_or_else(|| {
@@ -444,7 +446,7 @@ fn here<T>(desk: &Desk, work: impl FnOnce(&Keepers) -> Option<T>) -> Result<T, O
 fn change_here(keepers: &Keepers, change: &Change) -> Option<Changed> {
     let local = keepers.local_record()?;
     let changed = local.change(change);
-    // Of changes at one time the one that is recorded last is put in force last.
+    // Of simultaneous changes, the last one recorded must also be applied last.
     loop {
         let record = local.read();
         keepers.steer(record.in_force(Instant::now()));

@@ -1,7 +1,7 @@
-//! Walks over all queues of a process, and what is seen on the way.
+//! Walks over all queues of a process, and the visitors that collect the answers.
 //!
-//! A walk takes looks of 256 queues and entries, 4 to 20 microseconds under the lock each, and yields between them:
-//! requests go on meanwhile.
+//! A walk consists of looks at 256 queues and entries, each 4 to 20 microseconds under the lock, and yields in between,
+//! so that requests can proceed.
 //!
 //! Tests: below; `tests/operate/questions.rs`.
 
@@ -20,14 +20,14 @@ use crate::{
     status::Usage,
 };
 
-/// Rows that are kept while walking: more than fit into an answer.
+/// Number of rows kept during a walk: more than fit into an answer.
 const MAX_ROWS: usize = 256;
 
-/// A visitor on its way over all keepers.
+/// A visitor for all keepers.
 pub(super) trait Walk: Visitor {
     fn enter(&mut self, _replica: ReplicaId) {}
 
-    /// Between two looks, without the lock.
+    /// Called between two looks, without the lock.
     fn rest(&mut self) {}
 }
 
@@ -43,14 +43,14 @@ pub(super) async fn walk(keepers: &Keepers, visitor: &mut impl Walk) {
     }
 }
 
-/// Rows of which the first are kept.
+/// Rows with an order: only the first ones are kept.
 trait Ranked {
     type Rank: Ord;
 
     fn rank(&self) -> Self::Rank;
 }
 
-/// The first of many, by their rank.
+/// The first rows of many, by rank.
 struct Top<T> {
     rows: Vec<T>,
     dropped: u64,
@@ -76,14 +76,14 @@ impl<T: Ranked> Top<T> {
         self.rows.truncate(MAX_ROWS);
     }
 
-    /// In order, with the number of the others.
+    /// Returns the rows in order, and the number of dropped ones.
     fn finish(mut self) -> (Vec<T>, u64) {
         self.cut();
         (self.rows, self.dropped)
     }
 }
 
-/// Which queues count.
+/// Selects the queues to count.
 pub(super) struct Which {
     limit: LimitId,
     limit_name: String,
@@ -99,7 +99,7 @@ impl Which {
         }
     }
 
-    /// Whether only one key counts.
+    /// Whether only one key is selected.
     fn is_one(&self) -> bool {
         self.key.is_some()
     }
@@ -107,7 +107,7 @@ impl Which {
     pub(super) fn counts(&self, limit: LimitId, key: &Key, ledger: &str) -> bool {
         let is_key = || match &self.key {
             None => true,
-            // In memory ledgers have no names.
+            // In memory the ledgers have no names.
             Some((digest, _)) if ledger.is_empty() => {
                 *digest == KeyDigest::of(&self.limit_name, key)
             }
@@ -144,7 +144,7 @@ impl Ranked for SeenPermit {
 }
 
 impl Permits {
-    /// The oldest first, with the number of those that were dropped.
+    /// Oldest first, with the number of dropped rows.
     pub(super) fn finish(self) -> (Vec<SeenPermit>, u64) {
         self.seen.finish()
     }
@@ -192,7 +192,7 @@ impl Walk for Permits {
     }
 }
 
-/// The keys of a limit, those with the longest queues first; of a rate, those with the least left.
+/// The keys of a limit, longest queues first; for a rate, smallest remaining budget first.
 pub(super) struct Keys {
     which: Which,
     now: Option<KeySum>,
@@ -205,7 +205,7 @@ pub(super) struct KeySum {
     pub waiting: usize,
     pub max: u32,
     pub oldest: Option<Instant>,
-    /// Of a rate.
+    /// For a rate.
     pub budget: Option<RateLook>,
 }
 
@@ -250,7 +250,7 @@ impl Visitor for Keys {
         if !self.which.counts(limit, key, ledger) {
             return false;
         }
-        // A queue that a look has left in the middle is seen once more.
+        // A queue left in the middle by a look is visited again.
         if self.now.as_ref().is_none_or(|now| now.key != *key) {
             self.next(Some(KeySum {
                 key: key.clone(),
@@ -271,11 +271,11 @@ impl Visitor for Keys {
     }
 
     fn rate(&mut self, limit: LimitId, key: &Key, look: &dyn Fn(Instant) -> Option<RateLook>) {
-        // Rates have no ledgers.
+        // Rates do not have ledgers.
         if !self.which.counts(limit, key, "") {
             return;
         }
-        // A key that is asked for is shown with its burst whole, too.
+        // A requested key is shown even if its whole burst is available.
         let budget = look(Instant::now());
         let budget = budget.filter(|budget| budget.is_used() || self.which.is_one());
         self.seen.rows.extend(budget.map(|budget| KeySum {
@@ -295,7 +295,7 @@ impl Walk for Keys {
     }
 }
 
-/// All limits, by their numbers.
+/// All limits, by id.
 #[derive(Default)]
 pub(super) struct LimitCounts {
     pub by_limit: Vec<LimitCount>,
@@ -308,15 +308,15 @@ pub(super) struct LimitCount {
     pub waiting: usize,
     pub keys: usize,
     pub oldest: Option<Instant>,
-    /// Whether the key that all callers share is known, and whether another one is.
+    /// Whether the key shared by all callers is known, and whether any other key is.
     has_shared: bool,
     has_other: bool,
-    /// Whether the queue that was seen last counts as a key.
+    /// Whether the latest queue was counted as a key.
     counted: bool,
 }
 
 impl LimitCount {
-    /// Whether the key that all callers share is the only one.
+    /// Whether the key shared by all callers is the only one.
     pub(super) fn is_shared(&self) -> bool {
         self.has_shared && !self.has_other
     }
@@ -399,7 +399,7 @@ mod tests {
         held
     }
 
-    /// Counts what one look passes.
+    /// Counts the queues and entries per look.
     #[derive(Default)]
     struct Passed(usize);
 
@@ -431,7 +431,7 @@ mod tests {
         }
     }
 
-    /// The time of a look under the lock: the median of a walk.
+    /// The median time of a look under the lock.
     fn look_time(limiter: &Limiter, visitor: &mut impl Walk) -> Duration {
         let keepers = limiter.keepers();
         let (mut from, mut times) = (Some(Cursor::default()), Vec::new());

@@ -1,4 +1,4 @@
-//! Questions and answers on the wire: JSON, read only once their size is known to be small.
+//! Questions and answers on the wire: JSON, parsed only after a check of its size.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use super::{
     digest::KeyDigest,
 };
 
-/// Format of messages. A replica ignores those of another one.
+/// Format of messages. A replica ignores other formats.
 pub(super) const VERSION: u32 = 1;
 
 /// A message on the control channel.
@@ -17,13 +17,13 @@ pub(super) const VERSION: u32 = 1;
 pub(super) struct Message {
     /// The format.
     pub v: u32,
-    /// The operator, which is the last part of the channel of its answers.
+    /// The operator's id, which is the last part of its answer channel's name.
     pub from: String,
     /// Numbers the operator's messages.
     pub number: u64,
-    /// Until when it counts, in milliseconds of the store's clock.
+    /// Until when the message is valid, in milliseconds on the store's clock.
     pub not_after_ms: u64,
-    /// Replicas on the roster: they do not answer all at once.
+    /// Number of replicas on the roster, which spread their answers over time accordingly.
     pub replicas: u32,
     pub ask: Question,
 }
@@ -37,15 +37,15 @@ pub(super) enum Question {
     Permits(Of),
     Keys(Of),
     Refusals(Of),
-    /// Overrides that a replica has in force and that are not recorded.
+    /// Overrides that a replica has in force but that are not recorded.
     Overrides(Seen),
-    /// To revoke permits.
+    /// Revoke permits.
     Revoke(RevokeOrder),
     /// The operators' record has changed.
     ReadAgain,
 }
 
-/// A limit, and perhaps one of its keys.
+/// A limit and optionally one key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Of {
@@ -54,15 +54,15 @@ pub(super) struct Of {
     pub key: Option<KeyDigest>,
 }
 
-/// The record of overrides that an operator has seen, by the token of its latest change. A replica that has seen another one
-/// reads it again before it answers.
+/// The record of overrides seen by an operator, identified by the token of its latest change. A replica that has seen a
+/// different record reads it again before it answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Seen {
     pub token: Option<String>,
 }
 
-/// An order to revoke permits. Author and reason are logged by those that obey.
+/// An order to revoke permits. Replicas that carry it out log the author and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RevokeOrder {
@@ -78,7 +78,7 @@ pub(super) struct Answer {
     pub number: u64,
     pub replica: String,
     pub label: String,
-    /// In a cluster: the ids by which each part of it knows this replica.
+    /// In a cluster: this replica's ids in all parts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<String>,
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -89,9 +89,9 @@ pub(super) struct Answer {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Body {
-    /// It is asked too often.
+    /// The replica is asked too often.
     Busy,
-    /// It has no limit of this name.
+    /// The replica does not have a limit of this name.
     UnknownLimit,
     Replicas(Vec<ReplicaRow>),
     Limits(Vec<LimitRow>),
@@ -104,9 +104,9 @@ pub(super) enum Body {
 /// The overrides of a replica.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Applied {
-    /// That of the record that it applies.
+    /// The token of the record in force.
     pub token: Option<String>,
-    /// Fields and texts that it applies and that are not recorded.
+    /// Fields and texts in force but not recorded.
     pub unrecorded: Vec<[String; 2]>,
 }
 

@@ -1,4 +1,4 @@
-//! A change of the record: what an operator asks for, and what comes of it.
+//! A change of the record: an operator's request, and its result.
 //!
 //! Tests: `tests/operate/`, by theme.
 
@@ -10,16 +10,16 @@ use super::{
     setting::{Override, Setting, Target, Token},
 };
 
-/// Changes that are kept in the log.
+/// Number of changes kept in the log.
 pub(crate) const MAX_LOGGED: usize = 100;
-/// Most edits of what is written back that are logged.
+/// Maximum number of restored edits that are logged.
 pub(super) const MAX_RESTORED_EDITS: usize = 50;
-/// Time for which the log is kept after the last change, in ms: 30 days.
+/// How long the log is kept after the last change, in ms: 30 days.
 pub(crate) const LOG_MS: u64 = 30 * 24 * 3_600_000;
 
-/// A change to be made: all of its edits, or none.
+/// A change to make. Its edits are applied together or not at all.
 ///
-/// Before them, what the store has lost is written back. Without edits that is all.
+/// Overrides that the store has lost are restored first. A change without edits only restores.
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
     pub(crate) token: Token,
@@ -31,28 +31,28 @@ pub(crate) struct Change {
 #[derive(Clone, Debug)]
 pub(crate) struct Edit {
     pub(crate) field: String,
-    /// The token that the operator has seen there; `None` if there was no override.
+    /// The token that the operator has seen in this field; `None` if no override was in force.
     pub(crate) seen: Option<Token>,
     pub(crate) to: New,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) enum New {
-    /// An override of this length from now, with this [JSON](Override::json).
+    /// An override of this length from now on, with this [JSON](Override::json).
     For { length_ms: u64, json: String },
-    /// A whole text that was there before.
+    /// A complete earlier text.
     Text(String),
     /// No override.
     Nothing,
 }
 
-/// The log's note of a change, besides its edits.
+/// The log's note of a change, in addition to its edits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ChangeNote {
     pub(crate) author: String,
     pub(crate) reason: String,
     pub(crate) what: What,
-    /// The permits that were revoked, in words.
+    /// Description of the revoked permits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) revoked: Option<String>,
 }
@@ -66,11 +66,11 @@ pub enum What {
     Set,
     /// Overrides were removed.
     Unset,
-    /// The change before was taken back.
+    /// The previous change was undone.
     Undo,
-    /// A replica has written overrides back that the store had lost.
+    /// A replica has restored overrides that the store had lost.
     Restored,
-    /// Permits were revoked, which cannot be taken back.
+    /// Permits were revoked, which cannot be undone.
     Revoked,
 }
 
@@ -78,14 +78,14 @@ pub enum What {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Changed {
     Done,
-    /// Another operator was faster at this field.
+    /// Another operator changed this field first.
     Meanwhile {
         field: String,
         text: String,
     },
-    /// There would be too many overrides.
+    /// The record would have too many overrides.
     Full,
-    /// There is nothing to remove, or nothing was lost.
+    /// Nothing to remove, or nothing was lost.
     Same,
 }
 
@@ -95,12 +95,12 @@ pub(crate) struct Logged {
     pub(crate) at_ms: u64,
     pub(crate) token: Token,
     pub(crate) note: ChangeNote,
-    /// Field, text before and text after, which are empty where there was no override.
+    /// Field, text before and text after; a text is empty for a missing override.
     pub(crate) edits: Vec<[String; 3]>,
 }
 
 impl Change {
-    /// Sets something, in place of what the operator has seen. `None`: a key cannot have that.
+    /// Sets an override in place of the one seen by the operator. `None`: a key cannot have this setting.
     pub(crate) fn set(
         seen: &Record,
         target: &Target,
@@ -143,7 +143,7 @@ impl Change {
         }
     }
 
-    /// Takes back a change, unless something was changed there since.
+    /// Undoes a change, unless a field has changed since.
     pub(crate) fn undo(seen: &Record, logged: &Logged, (token, note): (Token, ChangeNote)) -> Self {
         let edits = logged.edits.iter().map(|[field, before, after]| Edit {
             field: field.clone(),
@@ -161,7 +161,7 @@ impl Change {
         }
     }
 
-    /// Writes back what the store has lost of this record, as far as it has.
+    /// Restores the overrides of this record that the store has lost.
     pub(crate) fn restore(seen: &Record, (token, note): (Token, ChangeNote)) -> Self {
         Self {
             token,
@@ -174,7 +174,7 @@ impl Change {
         }
     }
 
-    /// Notes in the log what changes no override.
+    /// Logs an event that changes no override.
     pub(crate) fn note((token, note): (Token, ChangeNote)) -> Self {
         Self {
             token,
@@ -184,7 +184,7 @@ impl Change {
         }
     }
 
-    /// Whether it is logged although it changes no override.
+    /// Whether the change is logged although it changes no override.
     pub(super) fn is_noted(&self) -> bool {
         self.note.what == What::Revoked
     }

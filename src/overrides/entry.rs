@@ -1,4 +1,4 @@
-//! A field of the record: an override, or what is still known of one that has ended or was removed.
+//! A field of the record: an override, or the memory of an ended or removed override.
 //!
 //! Tests: below.
 
@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use super::setting::{MAX_AUTHOR, MAX_REASON, Override, Setting, Target, Token};
 
-/// Longest time of an override, in ms: seven days.
+/// Maximum length of an override, in ms: seven days.
 pub(crate) const MAX_LENGTH_MS: u64 = 7 * 24 * 3_600_000;
-/// Furthest end that counts, in ms from now. A day more: after a failover, or a step of its clock, the server that reads
-/// an end may be behind the one that wrote it.
+/// The furthest end that counts, in ms from now. It includes an extra day: after a failover, or a step of its clock,
+/// the server that reads an end may be behind the server that wrote it.
 pub(super) const MAX_REST_MS: u64 = MAX_LENGTH_MS + 24 * 3_600_000;
-/// Most bytes of a field's text in the store. JSON may need six for one.
+/// Maximum size of a field's text in the store, in bytes. JSON may need six bytes for one.
 const MAX_TEXT: usize = 6 * (MAX_AUTHOR + MAX_REASON) + 256;
 
 /// Entries by the names of their fields.
@@ -21,29 +21,29 @@ pub(crate) type Entries = BTreeMap<String, Entry>;
 
 /// A field of the record. `record.lua` describes its text.
 ///
-/// It outlives its override: as long as a replica that was cut off may have that in force, the record knows that it was
-/// removed or replaced. So what is not in the record was lost.
+/// An entry outlives its override: as long as a disconnected replica may have the override in force, the record
+/// remembers its removal or replacement. So everything missing from the record was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// As it is in the store.
+    /// The text in the store.
     pub(crate) text: String,
     pub(crate) version: u64,
-    /// Until when it is kept: the last end that an override there has had.
+    /// Until when the entry is kept: the latest end that any override in this field has had.
     pub(crate) known_ms: u64,
-    /// Once its end has passed it is in force nowhere. That of one that was removed is 0.
+    /// The override. After its end it is in force nowhere. A removed override has the end 0.
     pub(crate) one: Override,
 }
 
 /// Why a field of the record is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FieldFault {
-    /// Its name is none of ours.
+    /// The name is unknown.
     Name,
-    /// Its text is too long.
+    /// The text is too long.
     Length,
-    /// Its text cannot be read.
+    /// The text cannot be read.
     Text,
-    /// Its value is out of range.
+    /// The value is out of range.
     Range,
 }
 
@@ -57,7 +57,7 @@ struct Signed {
 }
 
 impl Entry {
-    /// Reads a field of the record.
+    /// Parses a field of the record.
     pub(crate) fn read(field: &[u8], text: &[u8]) -> Result<Self, FieldFault> {
         if text.len() > MAX_TEXT {
             return Err(FieldFault::Length);
@@ -69,7 +69,7 @@ impl Entry {
         let Override {
             target, setting, ..
         } = &entry.one;
-        // The name of the field is what changes go by.
+        // Changes refer to the field by its name.
         if target.field(*setting).as_deref() != Some(field) {
             return Err(FieldFault::Text);
         }
@@ -79,7 +79,7 @@ impl Entry {
         }
     }
 
-    /// Whether it counts at this time of the store: nothing in it is further away than what we write.
+    /// Whether the entry is valid at this store time: no time in it is further ahead than we would write.
     pub(super) fn is_plausible(&self, now_ms: u64) -> bool {
         let furthest_ms = now_ms.saturating_add(MAX_REST_MS);
         self.one.until_ms <= self.known_ms
@@ -95,19 +95,19 @@ impl Entry {
         self.one.until_ms > now_ms
     }
 
-    /// The text from behind the token on.
+    /// The part of the text after the token.
     pub(super) fn json(&self) -> &str {
         self.text.splitn(6, ' ').nth(5).unwrap_or_default()
     }
 }
 
 impl Override {
-    /// Reads an override in a field of the record, whether it has ended or not.
+    /// Parses an override from a field of the record, whether or not it has ended.
     pub(crate) fn read(field: &[u8], text: &[u8]) -> Result<Self, FieldFault> {
         Entry::read(field, text).map(|entry| entry.one)
     }
 
-    /// The text from behind the token on.
+    /// The part of the text after the token.
     pub(crate) fn json(setting: Setting, author: &str, reason: &str) -> String {
         let (author, reason) = (author.to_owned(), reason.to_owned());
         let signed = Signed {
@@ -119,7 +119,6 @@ impl Override {
     }
 }
 
-/// The token in a text.
 pub(crate) fn token_in(text: &str) -> Option<Token> {
     Token::try_from(text.split(' ').nth(4)?.to_owned()).ok()
 }
@@ -216,7 +215,7 @@ mod tests {
         assert_eq!(serde_json::from_value::<Override>(value).unwrap(), read);
     }
 
-    /// A reader that knows of no burst has the value, and one that does reads a value without.
+    /// A reader without bursts still gets the value, and a reader with bursts accepts a value without one.
     #[test]
     fn a_burst_is_beside_the_value() {
         let value = LimitValue::new(100).burst(20);

@@ -1,4 +1,4 @@
-//! Overrides as this process applies them: laid over declared limits, until their local ends.
+//! Overrides as applied by this process: laid over declared limits, until their local ends.
 //!
 //! Tests: `keeper/tests/overrides.rs`.
 
@@ -12,11 +12,11 @@ use crate::{
     limit::{Limit, LimitValue, Mode},
 };
 
-/// All overrides that are in force in this process.
+/// All overrides in force in this process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InForce {
     by_limit: HashMap<String, OfLimit>,
-    /// When the first of them ends.
+    /// When the first override ends.
     next_end: Option<Instant>,
 }
 
@@ -36,17 +36,17 @@ struct Until<T> {
     end: Instant,
 }
 
-/// Whether both are the same for as long as they last.
+/// Compares the decisions, but not their ends.
 impl<T: PartialEq> PartialEq for Until<T> {
     fn eq(&self, other: &Self) -> bool {
         self.what == other.what
     }
 }
 
-/// An operator's decision about a limit, or about one of its keys.
+/// An operator's decision about a limit or a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// The limit's value, for all keys that have no override of their own.
+    /// The limit's value, for all keys without an override of their own.
     Value(LimitValue),
     /// The value of the key with this digest.
     KeyValue(u128, LimitValue),
@@ -67,19 +67,19 @@ pub(crate) struct Steered {
 enum SteeredValue {
     #[default]
     Declared,
-    /// The limit has an override, which is in the value of the limit itself.
+    /// The limit has an override, which is already in the limit's own value.
     Limit,
     Key(LimitValue),
 }
 
 impl Steered {
-    /// Whether there is any.
+    /// Whether any override applies.
     pub(crate) fn is_some(self) -> bool {
         self.value != SteeredValue::Declared || self.paused_until.is_some()
     }
 
-    /// The key's own value, if the declared one is this. A key that is declared to have no slots at all is blocked, and
-    /// stays so when the limit is raised.
+    /// The key's own value, given its declared value. A key declared with no slots is blocked, and stays blocked when
+    /// the limit is raised.
     pub(crate) fn own_value(self, declared: Option<LimitValue>) -> Option<LimitValue> {
         match self.value {
             SteeredValue::Key(value) => Some(value),
@@ -94,12 +94,12 @@ impl InForce {
         self.by_limit.is_empty()
     }
 
-    /// Whether both decide the same, whenever that ends.
+    /// Whether both contain the same decisions, whatever their ends.
     pub(crate) fn agrees_with(&self, other: &Self) -> bool {
         self.by_limit == other.by_limit
     }
 
-    /// Adds a decision that holds until then.
+    /// Adds a decision that holds until `end`.
     pub(crate) fn add(&mut self, limit_name: &str, decision: Decision, end: Instant) {
         let of_limit = self.by_limit.entry(limit_name.to_owned()).or_default();
         match decision {
@@ -113,7 +113,7 @@ impl InForce {
         self.next_end = Some(self.next_end.map_or(end, |first| first.min(end)));
     }
 
-    /// Drops what has ended. Returns whether there was any.
+    /// Drops ended overrides. Returns whether any had ended.
     pub(crate) fn end(&mut self, now: Instant) -> bool {
         let ended = self.next_end().is_some_and(|end| end <= now);
         if ended {
@@ -134,7 +134,7 @@ impl InForce {
         self.next_end
     }
 
-    /// The limit with its overrides. Those that do not fit this limit are left out.
+    /// The limit with its overrides, except misfits.
     pub(crate) fn apply(&self, declared: &Arc<Limit>) -> Arc<Limit> {
         let Some(of_limit) = self.by_limit.get(declared.name()) else {
             return declared.clone();
@@ -147,7 +147,7 @@ impl InForce {
         }
     }
 
-    /// Whether the limit itself has one: a value that fits, a mode, or a pause.
+    /// Whether the limit itself has an override: a value that fits, a mode, or a pause.
     pub(crate) fn overrides(&self, declared: &Limit) -> bool {
         self.by_limit.get(declared.name()).is_some_and(|of_limit| {
             let has_value = matches!(of_limit.value_of(declared), Ok(Some(_)));
@@ -155,7 +155,7 @@ impl InForce {
         })
     }
 
-    /// Returns those that concern a key of this limit.
+    /// The overrides that apply to a key of this limit.
     pub(crate) fn for_key(&self, limit: &Limit, key: &Key) -> Steered {
         let Some(of_limit) = self.by_limit.get(limit.name()) else {
             return Steered::default();
@@ -182,7 +182,7 @@ impl InForce {
         Some(pause.end)
     }
 
-    /// The first value that this limit cannot have, if there is one.
+    /// Fails with the first value that this limit cannot have.
     pub(crate) fn misfit(&self, declared: &Limit) -> Result<(), ConfigError> {
         let Some(of_limit) = self.by_limit.get(declared.name()) else {
             return Ok(());
@@ -205,7 +205,7 @@ impl OfLimit {
     fn value_of(&self, limit: &Limit) -> Result<Option<LimitValue>, ConfigError> {
         let value = self.value.map(|value| value.what);
         value.map_or(Ok(()), |value| limit.check_value(value))?;
-        // To admit nobody there is the pause, which says so to callers.
+        // To admit nobody, operators use a pause, which is reported to callers.
         Ok(value.filter(|value| value.max > 0))
     }
 }

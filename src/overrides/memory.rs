@@ -1,4 +1,4 @@
-//! The record of a limiter without a store: the same steps as in `record.lua`.
+//! The record of a limiter without a store: the steps of `record.lua`.
 //!
 //! Tests: `tests.rs`.
 
@@ -21,7 +21,7 @@ use super::{
 #[derive(Debug)]
 pub(crate) struct LocalRecord {
     record: Mutex<MemoryRecord>,
-    /// The time at which it was made, in ms since 1970: only to be shown, since ends are counted from there.
+    /// Time of creation, in ms since 1970. Its value only matters for display: ends are counted from it.
     made_ms: u64,
     made: Instant,
 }
@@ -58,7 +58,7 @@ impl LocalRecord {
     }
 }
 
-/// The record and the log, by a clock that is passed in.
+/// The record and the log, with a clock that is passed in.
 #[derive(Debug, Default)]
 pub(super) struct MemoryRecord {
     latest: Option<Latest>,
@@ -66,14 +66,14 @@ pub(super) struct MemoryRecord {
     log: VecDeque<Logged>,
 }
 
-/// What was written back.
+/// The result of restoring lost overrides.
 #[derive(Default)]
 struct Restored {
     is_any: bool,
     edits: Vec<[String; 3]>,
 }
 
-/// A change on its way: what there will be.
+/// A change in preparation, with the resulting record.
 struct Draft<'a> {
     change: &'a Change,
     now_ms: u64,
@@ -90,7 +90,7 @@ impl MemoryRecord {
         Record::of(self.latest.clone(), known.collect(), now_ms)
     }
 
-    /// As a store that has lost its data.
+    /// Simulates a store that has lost its data.
     #[cfg(all(test, feature = "redis"))]
     pub(super) fn lose(&mut self) {
         (self.latest, self.entries) = Default::default();
@@ -157,7 +157,7 @@ impl MemoryRecord {
     }
 }
 
-/// Of each field the newer text counts. Returns before and after of those that were lost.
+/// For each field the newer text wins. Returns the texts before and after of restored overrides.
 fn write_back(entries: &mut Entries, lost: &Entries, now_ms: u64) -> Restored {
     let mut restored = Restored::default();
     for (field, entry) in lost {
@@ -220,7 +220,7 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// An override that was there before, unless it has ended meanwhile.
+    /// An earlier override, unless it has ended meanwhile.
     fn put_back(&self, field: &str, text: &str) -> Option<Entry> {
         let to = Entry::read(field.as_bytes(), text.as_bytes()).ok()?;
         (to.is_known(self.now_ms) && to.is_in_force(self.now_ms)).then_some(to)
@@ -237,7 +237,8 @@ impl Draft<'_> {
         format!("{since_ms} {end_ms} {known_ms} {version} {token} {json}")
     }
 
-    /// Forgets the oldest of those that are not in force, as far as there are too many. Returns whether not too many are.
+    /// Forgets the oldest entries that are not in force, if the record is too large. Returns whether it fits
+    /// afterwards.
     fn fits(&mut self) -> bool {
         let now_ms = self.now_ms;
         let known = self.entries.iter();

@@ -1,16 +1,17 @@
-//! Overrides: what operators have decided about limits, for a time.
+//! Overrides: temporary decisions of operators about limits.
 //!
-//! The record of all overrides is one hash in the store: replicas read it whole, lay it over the limits that they declare, and
-//! write back what the store has lost of it. A key's override goes before its limit's, and that before what is declared, in code or by
-//! the configuration file. Each ends by itself, on every replica, whether the store is there or not.
+//! The record of all overrides is one hash in the store. Replicas read the whole record, lay it over their declared
+//! limits, and restore any part that the store has lost. A key's override wins over its limit's override, which wins
+//! over everything declared, in code or in the configuration file. Each override expires on its own, on every replica,
+//! even without the store.
 //!
-//! | file | what |
+//! | file | content |
 //! | --- | --- |
-//! | `in_force` | overrides as this process applies them |
-//! | `setting` | an override as operators see it |
+//! | `in_force` | overrides as applied by this process |
+//! | `setting` | an override as seen by operators |
 //! | `entry` | an override as a field of the record |
-//! | `record` | the whole record, as it is read |
-//! | `change` | a change of it, and what comes of that |
+//! | `record` | the whole record, as read by replicas |
+//! | `change` | a change of the record, and its result |
 //! | `script` | changes in Redis: `record.lua` |
 //! | `memory` | changes in this process: the same steps |
 

@@ -1,17 +1,18 @@
--- One change of the record of overrides: all of its edits, or none. Before them, what the store has lost is written back.
--- The same steps as in memory.rs.
+-- One change of the record of overrides. Its edits are applied together or not at all. Overrides that the store has
+-- lost are restored first. The steps match memory.rs.
 --
 -- Data
 -- ====
--- The record is a hash. The field 'token' has 'version token' of the latest change; versions grow with each change. Each
--- other field is an override. Its name says what it is about, and its text is
--- 'since_ms end_ms known_ms version token json', which is opaque here from the token on. `version` is that of the change
--- that wrote it. An override that was removed has the end 0. A text is kept until `known_ms`, the last end that its field
--- has ever had: until then a replica that was cut off may have an older override in force, and learns from it that this was
--- replaced or removed. So a field that is not there was lost with the store's data, and replicas write it back: of two texts
--- of a field the one with the greater version counts. The hash expires with the last of them.
+-- The record is a hash. The field 'token' has 'version token' of the latest change; versions grow with each change.
+-- Each other field is an override. Its name denotes its subject, and its text is
+-- 'since_ms end_ms known_ms version token json', which is opaque here from the token on. `version` belongs to the
+-- change that wrote the text. A removed override has the end 0. A text is kept until `known_ms`, the latest end that its
+-- field has ever had: until then a disconnected replica may have an older override in force, and learns from the text
+-- that its override was replaced or removed. So a missing field was lost with the store's data, and replicas restore it:
+-- of two texts for a field the greater version wins. The hash expires with its last text.
 --
--- The log is a list of the latest changes, newest first, each as JSON. Of what is written back it has the first 50.
+-- The log is a list of the latest changes, newest first, each as JSON. It has only the first 50 restored overrides of a
+-- change.
 --
 -- KEYS
 -- ====
@@ -20,36 +21,36 @@
 -- ARGV
 -- ====
 --   1, 2     token of this change; a note about it for the log
---   3, 4     channel and message to be published after it, in which '"not_after_ms":0' gets a time
---   5, 6     most overrides, most changes in the log
---   7, 8     in ms: furthest time that counts, time for which the log is kept
---   9        text of the field 'token' that the caller knows ('' if none)
---   10, 11   how many texts the record may have lost, how many edits
+--   3, 4     channel and message to publish after it, in which '"not_after_ms":0' is replaced by a time
+--   5, 6     maximum number of overrides; maximum number of changes in the log
+--   7, 8     in ms: furthest valid time from now; how long the log is kept
+--   9        text of the field 'token' that the caller knows ('' if unknown)
+--   10, 11   number of texts that the record may have lost; number of edits
 --   12       '1' to log the note in any case
 --   then for each text
 --            field, text
 --   then for each edit
 --            field
 --            token that the caller has seen there ('' if there was no override)
---            length in ms; or '' if what follows is a whole text
---            text from behind the token on; or a whole text that was there before; or '' to remove the override
+--            length in ms; or '' if a complete text follows
+--            text after the token; or a complete earlier text; or '' to remove the override
 --
 -- Reply
 -- =====
 --   'done', now_ms
---   'changed', field, its text ('' if there is none now): the caller has seen another token there
+--   'changed', field, its text ('' if it has no override now): the caller has seen another token there
 --   'full': there would be too many overrides
---   'same': there is nothing to remove; without edits, nothing was lost
+--   'same': nothing to remove; without edits, nothing was lost
 --
--- Texts that are not known any more, or cannot be read, are removed, and of more than are kept the oldest of those that are
--- not in force. The first write frees memory, so that a change is possible at `maxmemory`.
+-- Texts that have expired or cannot be read are removed, and so are the oldest texts not in force, if they are too
+-- many. The first write frees memory, so that a change is possible at `maxmemory`.
 
 local record, log = KEYS[1], KEYS[2]
 local token, note, channel, message = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local most, most_logged = tonumber(ARGV[5]), tonumber(ARGV[6])
 local furthest_ms, log_ms = tonumber(ARGV[7]), tonumber(ARGV[8])
 local latest, lost, edits, is_noted = ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12] == '1'
-local MOST_EDITS = 50 -- of those that are logged
+local MOST_EDITS = 50 -- restored edits that are logged
 
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -71,7 +72,7 @@ local function written(since, end_ms, known_ms, version, of, json)
   return read(string.format('%s %.0f %.0f %.0f %s %s', since, end_ms, known_ms, version, of, json))
 end
 
--- What there is.
+-- Read the record.
 local entries, ended, there = {}, {}, ''
 local all = redis.call('HGETALL', record)
 for i = 1, #all, 2 do
@@ -86,7 +87,7 @@ for i = 1, #all, 2 do
   end
 end
 
--- What was lost.
+-- Restore lost texts.
 local new, last_ms, before_after = {}, 0, {}
 for i = 1, lost do
   local field, text = ARGV[11 + 2 * i], ARGV[12 + 2 * i]
@@ -114,7 +115,7 @@ for _, entry in pairs(entries) do
   version = math.max(version, entry.version + 1)
 end
 
--- What is changed.
+-- Apply the edits.
 if edits > 0 then
   before_after, latest = {}, string.format('%.0f %s', version, token)
 end
@@ -132,14 +133,14 @@ for i = 1, edits do
     to = written(string.format('%.0f', now_ms), end_ms, math.max(known_ms, end_ms), version, token, text)
   else
     to = read(text)
-    if to and to.is_in_force then -- one that is put back may have ended meanwhile
+    if to and to.is_in_force then -- the restored override may have ended meanwhile
       to = written(to.since, to.end_ms, math.max(known_ms, to.known_ms), version, to.token, to.json)
     else
       to = nil
     end
   end
   if to and before ~= '' and to.token == was.token then
-    to = was -- it is there already
+    to = was -- already there
   end
   local after = to and to.text or ''
   if after == '' and before ~= '' then
@@ -155,7 +156,7 @@ if not is_noted and (edits > 0 and #before_after == 0 or not next(new)) then
   return { 'same' }
 end
 
--- How much that is.
+-- Check the size of the record.
 local count, known, forgotten = 0, {}, {}
 for field, entry in pairs(entries) do
   if entry.is_in_force then
@@ -172,7 +173,7 @@ for i = 1, #known - most do
   forgotten[i], new[known[i]] = known[i], nil
 end
 
-redis.call('LLEN', log) -- an error of its type comes before anything is written
+redis.call('LLEN', log) -- fails on a wrong type before anything is written
 redis.call('HDEL', record, '-', unpack(ended))
 if count > most then
   return { 'full' }
@@ -186,7 +187,7 @@ if latest ~= '' then
   redis.call('HSET', record, 'token', latest)
 end
 if ttl_ms == -1 then
-  last_ms = now_ms + furthest_ms -- it was not made here
+  last_ms = now_ms + furthest_ms -- the hash was not created here
 end
 if last_ms - now_ms > ttl_ms then
   redis.call('PEXPIRE', record, string.format('%.0f', math.max(last_ms - now_ms, 1000)))

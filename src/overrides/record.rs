@@ -1,4 +1,4 @@
-//! The record of overrides, as it is read.
+//! The record of overrides, as read by replicas.
 //!
 //! Tests: below; `tests/operate/`, by theme.
 
@@ -15,9 +15,9 @@ use super::{
     setting::{Override, Setting, Token},
 };
 
-/// Most overrides in force.
+/// Maximum number of overrides in force.
 pub(crate) const MAX_OVERRIDES: usize = 1_000;
-/// Most entries of a record: as many again have ended or were removed, and are known.
+/// Maximum number of entries in a record, half of which may be ended or removed overrides.
 pub(crate) const MAX_ENTRIES: usize = 2 * MAX_OVERRIDES;
 /// The field of the latest change.
 pub(super) const LATEST: &str = "token";
@@ -25,38 +25,37 @@ pub(super) const LATEST: &str = "token";
 /// The record of overrides.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// `None`: there was none, or it was lost.
+    /// `None`: the record was never written, or was lost.
     pub(crate) latest: Option<Latest>,
-    /// All that are known, by their fields.
+    /// All known entries, by field.
     entries: Entries,
-    /// Fields that replicas know, and the record does not.
+    /// Fields known to replicas but missing from the record.
     lost: BTreeSet<String>,
-    /// Fields that are ignored.
+    /// Faults of ignored fields.
     pub(crate) faults: Vec<FieldFault>,
-    /// The store's time when it was read, in ms.
+    /// The store's time of the read, in ms.
     pub(crate) now_ms: u64,
 }
 
-/// The latest change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Latest {
-    /// Numbers changes, as far as the store has not lost them: its time in ms, or one more than that of the change before.
+    /// Numbers the changes, unless the store has lost them: its time in ms, or one more than the previous version.
     pub(crate) version: u64,
     pub(crate) token: Token,
 }
 
-/// What a record may have lost: of each field the newer text counts.
+/// Entries that a record may have lost: for each field the newer text wins.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lost {
     pub(crate) latest: Option<Latest>,
     pub(crate) entries: Entries,
 }
 
-/// Overrides in force in a process, with their ends there.
+/// Overrides in force in a process, with their local ends.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outlasting(BTreeMap<String, (Override, Instant)>);
 
-/// Too many fields to be a record.
+/// The hash has too many fields to be a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TooLarge;
 
@@ -75,7 +74,7 @@ impl Latest {
 }
 
 impl Record {
-    /// Reads the fields of the hash.
+    /// Parses the fields of the hash.
     pub(crate) fn read(fields: &BTreeMap<Vec<u8>, Vec<u8>>, now_ms: u64) -> Result<Self, TooLarge> {
         if fields.len() > MAX_ENTRIES + 1 {
             return Err(TooLarge);
@@ -113,7 +112,7 @@ impl Record {
         }
     }
 
-    /// Takes what was known before, as far as it is newer: the store has lost that.
+    /// Adopts newer entries of an earlier record: the store has lost them.
     pub(crate) fn take_newer(&mut self, before: &Self) {
         self.take_newer_entries(&before.entries);
         let version = |latest: &Option<Latest>| latest.as_ref().map(|latest| latest.version);
@@ -122,7 +121,7 @@ impl Record {
         }
     }
 
-    /// The same of fields and texts that a replica has told of. What cannot be read is left out.
+    /// Adopts newer fields and texts reported by a replica. Unreadable texts are skipped.
     pub(crate) fn take_told(&mut self, texts: &[[String; 2]]) {
         let read = |[field, text]: &[String; 2]| {
             let entry = Entry::read(field.as_bytes(), text.as_bytes()).ok()?;
@@ -143,7 +142,7 @@ impl Record {
         }
     }
 
-    /// What the record does not have.
+    /// The entries that the store has lost.
     pub(crate) fn lost(&self) -> Lost {
         let entry = |field: &String| Some((field.clone(), self.entries.get(field)?.clone()));
         Lost {
@@ -175,12 +174,12 @@ impl Record {
         entries.filter(|(_, entry)| entry.is_in_force(self.now_ms))
     }
 
-    /// The end of an override by the clock of a process that began to read the record at this moment.
+    /// The end of an override on the clock of a process that began to read the record at `since`.
     fn end_of(&self, one: &Override, since: Instant) -> Instant {
         since + Duration::from_millis(one.until_ms.saturating_sub(self.now_ms))
     }
 
-    /// The overrides of a process that began to read the record at this moment. The process's own wall clock does not
+    /// The overrides of a process that began to read the record at `since`. The process's own wall clock does not
     /// matter.
     pub(crate) fn in_force(&self, since: Instant) -> InForce {
         let mut in_force = InForce::default();
@@ -190,8 +189,8 @@ impl Record {
         in_force
     }
 
-    /// With those of before that this record does not know: by the store's clock they have ended, but it may have been
-    /// stepped. They end when they would have by this process's.
+    /// Adds earlier overrides that this record does not know. By the store's clock they have ended, but that clock may
+    /// have been stepped. They keep their ends on this process's clock.
     pub(crate) fn in_force_with(&self, since: Instant, before: &mut Outlasting) -> InForce {
         before.0.retain(|field, (_, end)| {
             let is_over = *end <= since || self.entries.contains_key(field);
@@ -283,7 +282,7 @@ mod tests {
         assert_eq!(Record::read(&fields, NOW_MS), Err(TooLarge));
     }
 
-    /// Overrides last for as long as the store says, however wrong the clock of this machine is.
+    /// Overrides last as long as the store says, regardless of this machine's wall clock.
     #[tokio::test(start_paused = true)]
     async fn ends_are_local() {
         let gold = Key::from("gold");
@@ -307,7 +306,7 @@ mod tests {
         assert_eq!(in_force.next_end(), Some(start + millis(2_500)));
     }
 
-    /// What replicas knew before goes into the record if that has lost it, and never over what is newer there.
+    /// Replicas' knowledge is restored to a record that has lost it, but never replaces newer entries.
     #[test]
     fn of_what_was_known_before_the_newer_counts() {
         let entry = |version: u64, length_ms: u64, end: bool| {

@@ -1,4 +1,4 @@
-//! The script that changes the record in Redis, and the shape of what goes in and out of it.
+//! The script that changes the record in Redis, and the shape of its arguments and replies.
 //!
 //! Tests: below.
 
@@ -13,7 +13,7 @@ use super::{
 /// `record.lua` describes the format.
 pub(crate) const RECORD_LUA: &str = include_str!("record.lua");
 
-/// The arguments of a change, behind which this message is published.
+/// The arguments of a change. `message` is published after it.
 pub(crate) fn arguments(change: &Change, channel: &str, message: &str) -> Vec<String> {
     let note = serde_json::to_string(&change.note).expect("texts");
     let mut arguments = vec![
@@ -50,7 +50,7 @@ pub(crate) fn arguments(change: &Change, channel: &str, message: &str) -> Vec<St
     arguments
 }
 
-/// Reads the reply. `None`: it is none of the script's.
+/// Parses the reply. `None`: not a reply of the script.
 pub(crate) fn reply(words: &[String]) -> Option<Changed> {
     let words: Vec<&str> = words.iter().map(|word| &**word).collect();
     Some(match words[..] {
@@ -65,7 +65,7 @@ pub(crate) fn reply(words: &[String]) -> Option<Changed> {
     })
 }
 
-/// An entry of the log as the script writes it.
+/// An entry of the log as written by the script.
 #[derive(Deserialize)]
 struct RawLogEntry {
     at_ms: String,
@@ -75,10 +75,10 @@ struct RawLogEntry {
     edits: Vec<[String; 3]>,
 }
 
-/// Longest entry of the log, in bytes: of fifty overrides that were written back, each text in JSON.
+/// Maximum size of a log entry in bytes: fifty restored overrides, with each text in JSON.
 const MAX_ENTRY: usize = 256 * 1_024;
 
-/// Reads an entry of the log. `None`: it is none of the script's.
+/// Parses an entry of the log. `None`: not an entry of the script.
 pub(crate) fn logged(entry: &[u8]) -> Option<Logged> {
     if entry.len() > MAX_ENTRY {
         return None;

@@ -1,4 +1,4 @@
-//! An override as operators see it.
+//! An override as seen by operators.
 //!
 //! Tests: `entry.rs`.
 
@@ -11,15 +11,15 @@ use crate::{
     limit::{LimitValue, MAX_LIMIT, Mode},
 };
 
-/// Longest name of a limit, in bytes.
+/// Maximum length of a limit's name, in bytes.
 const MAX_NAME: usize = 128;
-/// Hexadecimal digits of a token, and of a key's digest.
+/// Hexadecimal digits of a token and of a key's digest.
 const HEX: usize = 32;
-/// Most bytes of an author's name.
+/// Maximum length of an author's name, in bytes.
 pub(crate) const MAX_AUTHOR: usize = 64;
-/// Most bytes of a reason.
+/// Maximum length of a reason, in bytes.
 pub(crate) const MAX_REASON: usize = 256;
-/// The subject of an override: a limit, or one of its keys.
+/// The subject of an override: a limit, or a single key of a limit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Target {
     limit: String,
@@ -27,23 +27,23 @@ pub struct Target {
     key: Option<String>,
 }
 
-/// A decision of an operator, for a time.
+/// An operator's decision, for a limited time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Written", into = "Written")]
 #[non_exhaustive]
 pub enum Setting {
     /// The value: slots, or requests in a period, and their burst.
     ///
-    /// Of a limit it applies to all keys that have no override of their own, also to those with declared
+    /// For a limit it applies to all keys without an override of their own, even those with declared
     /// [values](crate::Scope::values), except that a key with a declared value of 0 stays blocked.
     Value(LimitValue),
     /// Whether the limit is enforced. [`Mode::Off`] admits everybody.
     Mode(Mode),
-    /// The limit admits nobody. Holders finish; requests that wait are refused.
+    /// The limit admits nobody. Holders finish; waiting requests are refused.
     Pause,
 }
 
-/// A setting in JSON. The burst is beside the value: who knows of none reads the rest.
+/// A setting in JSON. The burst is a separate field, so that readers without bursts can read the rest.
 #[derive(Serialize, Deserialize)]
 struct Written {
     #[serde(flatten)]
@@ -60,7 +60,7 @@ enum Kind {
     Pause,
 }
 
-/// A decision of an operator that is in force.
+/// An operator's decision in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Override {
@@ -70,28 +70,28 @@ pub struct Override {
     /// The decision.
     #[serde(flatten)]
     pub setting: Setting,
-    /// Its author, as they said.
+    /// Its author, as given by the operator.
     pub author: String,
-    /// The reason for it, as they said.
+    /// Its reason, as given by the operator.
     pub reason: String,
-    /// When it was set, in milliseconds since 1970 by the store's clock.
+    /// When it was set, in milliseconds since 1970 on the store's clock.
     pub since_ms: u64,
-    /// When it ends.
+    /// When it ends, in milliseconds since 1970 on the store's clock.
     pub until_ms: u64,
-    /// Whether it is in the record. Replicas have one in force that is not if the store has lost it; they write it back, unless
-    /// their user lacks the rights.
+    /// Whether the store's record has it. If the store has lost it, replicas still have it in force, and restore it
+    /// unless their user lacks the permission.
     #[serde(default = "yes")]
     pub recorded: bool,
     pub(crate) token: Token,
 }
 
-/// Identifies a change. Random: a number would start anew with a store that has lost its data.
+/// Identifies a change. Random, because a counter would restart with a store that has lost its data.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Token(String);
 
 impl Target {
-    /// A limit, by its name.
+    /// A limit, by name.
     pub fn limit(name: impl Into<String>) -> Self {
         let limit = name.into();
         Self { limit, key: None }
@@ -104,7 +104,7 @@ impl Target {
         Self::of_digest(limit, digest)
     }
 
-    /// One key of a limit, by its digest.
+    /// One key of a limit, by digest.
     pub(crate) fn of_digest(limit: impl Into<String>, digest: u128) -> Self {
         let (limit, key) = (limit.into(), Some(hex(digest)));
         Self { limit, key }
@@ -115,7 +115,7 @@ impl Target {
         &self.limit
     }
 
-    /// Returns the digest of the key; `None` if it is about the whole limit.
+    /// Returns the digest of the key; `None` for a whole limit.
     pub fn key_digest(&self) -> Option<&str> {
         self.key.as_deref()
     }
@@ -136,7 +136,7 @@ impl Target {
         in_range(least, value.max) && value.burst.is_none_or(|burst| in_range(1, burst))
     }
 
-    /// The fields that are about it.
+    /// The fields of the record for this target.
     pub(crate) fn fields(&self) -> Vec<String> {
         let limit = &self.limit;
         match &self.key {
@@ -147,7 +147,7 @@ impl Target {
         }
     }
 
-    /// The field that has this setting. A key has a value only.
+    /// The field for this setting. A key can only have a value.
     pub(crate) fn field(&self, setting: Setting) -> Option<String> {
         let limit = &self.limit;
         match (&self.key, setting) {
@@ -159,7 +159,7 @@ impl Target {
         }
     }
 
-    /// The subject of a field.
+    /// Parses the target from the name of a field.
     pub(super) fn of_field(field: &str) -> Option<Self> {
         let (kind, rest) = field.split_once(':')?;
         let target = match kind {

@@ -1,4 +1,4 @@
-//! The record in Redis and the one in this process: twins.
+//! Compares the record in Redis with the record in this process.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ const KEYS: [&str; 2] = ["turnstile:control", "{turnstile:control}:log"];
 const CHANNEL: &str = "turnstile:control:0";
 const HOUR_MS: u64 = 3_600_000;
 
-/// A record in Redis and one in this process, which are to agree.
+/// A record in Redis and a record in this process, which must agree.
 struct Twins {
     server: RedisServer,
     redis: Connection,
@@ -37,7 +37,7 @@ impl Twins {
         self.run_timed(change).0
     }
 
-    /// With the time at which it was made, if it was.
+    /// Returns the time of the change too, if it was made.
     fn run_timed(&mut self, change: &Change) -> (Changed, Option<u64>) {
         let mut eval = cmd("EVAL");
         eval.arg(script::RECORD_LUA).arg(2).arg(&KEYS);
@@ -62,7 +62,7 @@ impl Twins {
         entries.map(|entry| entry.expect("readable")).collect()
     }
 
-    /// Both make the change, and agree on what comes of it, on what they have then, and on the log.
+    /// Both records make the change, and must agree on its result, on the record afterwards, and on the log.
     fn change(&mut self, make: impl Fn(&Record) -> Change) -> Changed {
         let change = make(&self.read());
         let (changed, at_ms) = self.run_timed(&change);
@@ -95,13 +95,13 @@ impl Twins {
         self.change(|seen| Change::undo(seen, &last, signed(What::Undo)))
     }
 
-    /// Both lose everything, but for the logs.
+    /// The records lose everything except their logs.
     fn lose(&mut self) {
         self.server.cli(&["DEL", KEYS[0]]);
         self.memory.lose();
     }
 
-    /// A replica that knows this writes it back.
+    /// A replica with this knowledge restores it.
     fn restore(&mut self, known: &Record) -> Changed {
         self.change(|there| {
             let mut there = there.clone();
@@ -177,7 +177,7 @@ fn changes_at_random_agree() {
             2 if !has_key => twins.set(target, Setting::Pause),
             3 if !has_key => twins.set(target, Setting::Mode(crate::limit::Mode::Off)),
             4 => {
-                // Of an operator who has seen nothing of what is there.
+                // An operator who has not seen the current record.
                 twins.change(|_| set(&Record::default(), target, value(3), HOUR_MS))
             }
             _ => twins.set(target, value(rng.u32(1..100))),
@@ -202,7 +202,7 @@ fn the_second_of_two_operators_is_told_and_changes_nothing() {
     let now_there = Override::read(field.as_bytes(), text.as_bytes()).unwrap();
     assert_eq!(now_there.setting, value(8));
     assert_eq!(shown(&twins.read()), shown(&before));
-    // Changes of another limit, or of another setting, are not in the way.
+    // Changes of another limit or setting do not conflict.
     assert_eq!(
         twins.change(|_| set(&seen, &other, value(9), HOUR_MS)),
         Changed::Done
@@ -229,7 +229,7 @@ fn an_undo_puts_back_what_was_there_and_is_undone() {
     assert_eq!(twins.unset(&chat), Changed::Same);
     assert_eq!(twins.undo(), Changed::Done);
     assert_eq!(twins.read().overrides().count(), 2);
-    // One that was changed since is left alone.
+    // A change whose field has changed since is not undone.
     let last = twins.log().swap_remove(0);
     twins.set(&chat, value(10));
     let changed = twins.change(|seen| Change::undo(seen, &last, signed(What::Undo)));
@@ -256,11 +256,11 @@ fn a_thousand_overrides_and_no_more() {
     assert_eq!(twins.unset(&Target::limit("limit-1")), Changed::Done);
     assert_eq!(twins.set(&one_more, value(8)), Changed::Done);
     let length: usize = cmd("HLEN").arg(KEYS[0]).query(&mut twins.redis).unwrap();
-    // The one that was removed is known.
+    // The removed override is still known.
     assert_eq!(length, MAX_OVERRIDES + 2);
 }
 
-/// What was removed is known until its end, but no more than a thousand of it: the latest.
+/// Removed overrides are known until their end, but only the latest thousand.
 #[test]
 fn a_thousand_that_were_removed_are_known() {
     let mut twins = Twins::new(RedisServer::start());
@@ -285,7 +285,7 @@ fn a_thousand_that_were_removed_are_known() {
     assert!(there.contains(&"value:limit-5".to_owned()));
 }
 
-/// Replicas that know more or less write back what the store has lost: the newer counts, whoever is first.
+/// Replicas with different knowledge restore the record: the newer text wins, whoever is first.
 #[test]
 fn the_newest_is_written_back_and_nothing_that_was_removed() {
     for newer_is_first in [true, false] {
@@ -302,7 +302,7 @@ fn the_newest_is_written_back_and_nothing_that_was_removed() {
         twins.unset(&gone);
         let newer = twins.read();
         twins.lose();
-        // An operator who has seen nothing of all that.
+        // An operator who has seen none of this.
         twins.change(|_| set(&Record::default(), &other, value(7), HOUR_MS));
         let token = twins.read().token().cloned();
         let order = match newer_is_first {
@@ -317,14 +317,14 @@ fn the_newest_is_written_back_and_nothing_that_was_removed() {
         assert_eq!(settings, [value(4), value(7)]);
         assert_eq!(now.token(), token.as_ref(), "the change is newer");
         assert_eq!(twins.restore(&newer), Changed::Same);
-        // It is as if it had never been lost.
+        // The record is as if it had never been lost.
         assert_eq!(twins.unset(&chat), Changed::Done);
         assert_eq!(twins.restore(&newer), Changed::Same);
         assert_eq!(twins.read().overrides().count(), 1);
     }
 }
 
-/// A replica may not write: an operator who has seen what is in force there writes it back with each change.
+/// If a replica may not write, an operator who has seen its overrides restores them with each change.
 #[test]
 fn what_replicas_have_in_force_is_changed_by_operators_who_have_seen_it() {
     let mut twins = Twins::new(RedisServer::start());
@@ -342,7 +342,7 @@ fn what_replicas_have_in_force_is_changed_by_operators_who_have_seen_it() {
             false => set(&seen, &chat, Setting::Pause, HOUR_MS),
         });
         assert_eq!(changed, Changed::Done);
-        // The other is written back.
+        // The other override is restored.
         let left = if is_removed { 1 } else { 2 };
         assert_eq!(twins.read().overrides().count(), left);
         let before = &twins.log()[0].edits[0][1];
@@ -350,7 +350,7 @@ fn what_replicas_have_in_force_is_changed_by_operators_who_have_seen_it() {
     }
 }
 
-/// A short one in place of a long one: a replica that was cut off still has the long one in force when the short one ends.
+/// A short override replaces a long override, which a disconnected replica still has in force when the short one ends.
 #[test]
 fn what_was_replaced_is_not_written_back_after_its_successor_has_ended() {
     let mut twins = Twins::new(RedisServer::start());
@@ -369,7 +369,7 @@ fn what_was_replaced_is_not_written_back_after_its_successor_has_ended() {
     assert_eq!(restored, Changed::Same);
 }
 
-/// G7: an override that was removed is seen to be, until the moment at which it would have ended.
+/// G7: a removed override is known to be removed until its original end.
 #[test]
 fn the_record_expires_with_the_last_end_that_it_had() {
     let mut twins = Twins::new(RedisServer::start());
@@ -396,7 +396,7 @@ fn the_record_expires_with_the_last_end_that_it_had() {
     let seen = twins.read();
     twins.run(&set(&seen, &chat, value(8), 2 * HOUR_MS));
     near(ttl(&mut twins), 2 * HOUR_MS);
-    // One that was made by hand.
+    // A record without an expiry was created by someone else.
     let _: () = cmd("PERSIST").arg(KEYS[0]).query(&mut twins.redis).unwrap();
     let seen = twins.read();
     twins.run(&Change::unset(&seen, &chat, signed(What::Unset)));
@@ -429,7 +429,7 @@ fn what_has_ended_and_what_cannot_be_read_is_removed() {
     assert_eq!(fields.len(), 2, "{fields:?}");
 }
 
-/// After a failover the clock may be behind that of the server that wrote the end.
+/// After a failover the clock may be behind the clock of the server that wrote the end.
 #[test]
 fn an_end_counts_up_to_a_day_further_away_than_it_was_set() {
     let mut twins = Twins::new(RedisServer::start());
@@ -461,7 +461,7 @@ fn an_end_counts_up_to_a_day_further_away_than_it_was_set() {
 fn a_change_is_possible_at_maxmemory() {
     let server = RedisServer::start_with(&["--maxmemory", "3mb"]);
     let mut twins = Twins::new(server);
-    // Below the limit by less than anything takes, though buffers of connections come and go.
+    // Just below the limit, by less than any change takes, although connection buffers come and go.
     for (number, size) in [65_536, 4_096, 256, 16].into_iter().enumerate() {
         let fill = |nth: usize, redis: &mut Connection| {
             let mut set = cmd("SET");

@@ -1,8 +1,8 @@
 //! The store: where ledgers live when they are shared by replicas.
 //!
-//! A [`Store`] opens a [`Session`] for each driver of a keeper. A session runs [`Exchange`]s and reports [`Event`]s. It
-//! knows nothing of permits, time limits or retries: those are the keeper's. The in-process ledger needs no store: the
-//! keeper runs it itself. A [`KeptSession`] is one that no driver polls.
+//! A [`Store`] opens a [`Session`] for each driver of a keeper. A session runs [`Exchange`]s and reports [`Event`]s.
+//! Permits, time limits and retries are the keeper's business. The in-process ledger needs no store: the keeper runs it
+//! itself. A [`KeptSession`] waits for the next driver.
 
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
@@ -23,11 +23,11 @@ use tokio::{
 
 use crate::ledger::{Exchange, LedgerError, Reply, Wake};
 
-/// Time for which a session may lie unused: later a firewall may have forgotten its connection, and the first request
-/// would wait for nothing.
+/// How long a session may stay unused. After a longer time a firewall may have dropped its connection, and the first
+/// request would wait in vain.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// Opens sessions, and keeps for the next one what a session has learned of the servers.
+/// Opens sessions, and keeps what they learn about the servers for later sessions.
 pub(crate) trait Store: Send + Sync + 'static {
     /// A session that has not connected yet.
     fn open(&self) -> Box<dyn Session>;
@@ -35,33 +35,33 @@ pub(crate) trait Store: Send + Sync + 'static {
 
 /// The connections of one driver.
 ///
-/// They are made on the runtime that polls the session and its exchanges, and end when both are dropped: no connection
-/// outlives its reactor, and none is left to a reactor that no thread drives.
+/// The connections are made on the runtime that polls the session and its exchanges, and end when both are dropped. So
+/// no connection outlives its reactor or depends on a reactor that no thread drives.
 pub(crate) trait Session: Send + 'static {
-    /// Runs one exchange. Exchanges are sent in the order in which these futures are first polled. The caller bounds it in
-    /// time; once polled it may run in the store although the future was dropped.
+    /// Runs one exchange. Exchanges are sent in the order in which these futures are first polled. The caller sets the
+    /// time limit. Once polled, the exchange may run in the store even if the future is dropped.
     ///
-    /// Only a [hello](Exchange::is_hello) makes a connection, or follows its key to another node. Any other exchange fails if
-    /// the connection has ended: the next server may have lost the holders, and newcomers must not be there before them.
+    /// Only a [hello](Exchange::is_hello) connects, or follows its key to another node. Any other exchange fails if the
+    /// connection has ended: the next server may have lost the holders, and must see them before any newcomer.
     fn exchange(
         &mut self,
         exchange: Arc<Exchange>,
     ) -> BoxFuture<'static, Result<Reply, StoreError>>;
 
-    /// Moves the bytes of its connections, and returns what the store reports by itself. The one task that awaits
-    /// exchanges polls this too: so a reply wakes one task and not two.
+    /// Drives the connections' I/O and returns the store's own reports. The same task awaits exchanges and polls this
+    /// method, so a reply wakes one task instead of two.
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event>;
 
     /// Stops using the current connection, which may be half open. The next exchange makes a new one.
     fn disconnect(&mut self);
 
-    /// The error of an exchange that has no answer within this time: it says what was waited for, as far as that is known.
+    /// The error of an exchange without an answer within `patience`. Names the stage that timed out, if it is known.
     fn no_answer(&self, patience: Duration) -> StoreError {
         StoreError::outage(format!("no answer within {patience:?}"))
     }
 }
 
-/// A session that is not polled, and the runtime that its connections belong to.
+/// A session without a driver, and the runtime of its connections.
 pub(crate) struct KeptSession {
     session: Box<dyn Session>,
     runtime: runtime::Id,
@@ -81,45 +81,44 @@ impl KeptSession {
         self.runtime == runtime.id()
     }
 
-    /// The session, if a driver on this runtime may go on with it.
+    /// The session, if a driver on this runtime may continue with it.
     pub(crate) fn session(self, runtime: &Handle) -> Option<Box<dyn Session>> {
         let is_fresh = self.since.elapsed() < FRESH;
         (is_fresh && self.is_for(runtime)).then_some(self.session)
     }
 }
 
-/// A report of a store that nobody asked for.
+/// An unsolicited report of a store.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A new connection is there, and its subscription to wake-ups is confirmed if it has one; earlier wake-ups may be
-    /// lost.
+    /// A new connection is ready, and its subscription to wake-ups, if any, is confirmed. Earlier wake-ups may be lost.
     Connected,
-    /// A connection has ended: from now on wake-ups are lost. Its exchanges in flight fail by themselves.
+    /// A connection has ended, so wake-ups are lost from now on. Its exchanges in flight fail on their own.
     Disconnected,
-    /// Waiters of this replica were promoted by another one's exchange.
+    /// Another replica's exchange promoted waiters of this replica.
     Wake(Wake),
-    /// Wake-ups came faster than they were taken, and some were dropped.
+    /// Wake-ups arrived faster than the driver took them, and some were dropped.
     Missed,
 }
 
-/// Why an exchange has no reply, or a ledger none.
+/// Why an exchange or a ledger has no reply.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreError {
     pub(crate) kind: StoreErrorKind,
-    /// In our own words: without passwords, keys, or any other text of a server.
+    /// In our own words, without passwords, keys or any text from a server.
     pub(crate) message: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoreErrorKind {
-    /// Down, slow, full, loading, failing over: it may recover by itself, and the limit's fallback applies.
+    /// Down, slow, full, loading or failing over. The store may recover on its own, and the limit's fallback applies.
     Outage,
-    /// The store refuses the name or password. Like the kinds that follow it stays until an operator mends it, and it
-    /// never opens the gate.
+    /// The store refuses the name or password. This kind and the following ones last until an operator fixes them, and
+    /// never open the gate.
     Credentials,
     /// The store does not permit a command, key or channel.
     Permission,
-    /// A key of another type, a cluster, a server that is too old or no Redis at all.
+    /// A key of another type, a cluster, an outdated server, or a server other than Redis.
     Misconfigured,
 }
 
@@ -149,13 +148,13 @@ pub(crate) struct ExchangeError {
     pub error: StoreError,
 }
 
-/// Why an exchange has no reply.
+/// Why an exchange failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// The connection was cut, or could not be made.
     Cut,
     TimedOut,
-    /// By the store's own word.
+    /// The store refused it explicitly.
     Refused,
 }
 

@@ -1,15 +1,15 @@
 //! The meaning of an error of a Redis server, in words of our own.
 //!
-//! A server may quote what it was sent, and it was sent a user's name and a password. An unknown command is repeated with
-//! its arguments; a proxy may repeat anything, at any later time, in a form of its own. So no word of a server is passed
-//! on: its error is recognized, and replaced by words of ours. All texts that can come of it are in this file.
+//! A server may quote its input, which includes a user's name and a password. An unknown command is repeated with its
+//! arguments, and a proxy may repeat anything, at any later time, in any form. So no word of a server is passed on: its
+//! error is recognized and replaced by our own text. All possible texts are in this file.
 
 use super::{
     StoreError,
     StoreErrorKind::{self, Credentials, Misconfigured, Outage, Permission},
 };
 
-/// Errors that are known by their code, the first word: the kind, and our text after the code.
+/// Errors recognized by their code, the first word: the kind, and our text after the code.
 const CODES: &[(&str, StoreErrorKind, &str)] = &[
     ("ASK", Misconfigured, IN_A_CLUSTER),
     ("BUSY", Outage, "the server is busy with a script"),
@@ -72,8 +72,8 @@ const CODES: &[(&str, StoreErrorKind, &str)] = &[
 const IN_A_CLUSTER: &str =
     "the server is a node of a cluster: the URL of one begins with `redis+cluster://`";
 
-/// Errors without a code of their own: words that they have, and our text after `ERR`. None is an outage, which could
-/// open the gate: the server may be repeating words that we sent.
+/// Errors without a code of their own: phrases in them, and our text after `ERR`. None counts as an outage, because
+/// that could open the gate: the server may be repeating our own words.
 const PHRASES: &[(&str, &str)] = &[
     (
         "DB index is out of range",
@@ -93,13 +93,13 @@ const PHRASES: &[(&str, &str)] = &[
     ),
 ];
 const MAX_CLIENTS: &str = "ERR max number of clients";
-/// How the permissions of a script's commands are refused, without a code.
+/// How Redis refuses a script's commands for lack of permission, without a code.
 const FORBIDDEN_IN_SCRIPT: [&str; 2] = ["ACL failure in script", "user executing the script"];
 const UNKNOWN_COMMAND: &str = "unknown command";
 const UNKNOWN: &str = "ERR: an error that is not known here, whose words are left out because they may quote \
                        a password: the server's log or `redis-cli` may tell more";
 
-/// Things that may be refused or not known, by the names that users know from the documentation of Redis and of ACLs.
+/// Names that a server may refuse or not know, as documented for Redis and its ACLs.
 const COMMANDS: &[&str] = &[
     "asking",
     "auth",
@@ -144,15 +144,16 @@ const COMMANDS: &[&str] = &[
 ];
 
 impl StoreError {
-    /// Reads the words of a Redis server. An unknown error is no outage: that would open the gate.
+    /// Classifies an error by a Redis server's words. An unknown error never counts as an outage, because that would
+    /// open the gate.
     ///
-    /// Idempotent: the message reads as the same error.
+    /// Idempotent: the message parses as the same error.
     pub(crate) fn of_server(words: &str) -> Self {
         let (kind, message) = read(words);
         Self { kind, message }
     }
 
-    /// Whether the server does not know the command, or does not permit it, its key or its channel.
+    /// Whether the server does not know the command, or forbids it, its key or its channel.
     #[cfg(all(feature = "operate", feature = "redis"))]
     pub(crate) fn lacks_command(&self) -> bool {
         let is_unknown = || self.message.starts_with("ERR unknown command");
@@ -175,7 +176,7 @@ fn read(words: &str) -> (StoreErrorKind, String) {
         );
     }
     if has(&UNKNOWN_COMMAND) {
-        // Behind it come its arguments, quoted too.
+        // The command's arguments follow, quoted too.
         let command = quoted(words).next().and_then(known_command);
         let command = command.map_or_else(String::new, |command| format!(" `{command}`"));
         return (Misconfigured, format!("ERR {UNKNOWN_COMMAND}{command}"));
@@ -185,9 +186,9 @@ fn read(words: &str) -> (StoreErrorKind, String) {
     (Misconfigured, message)
 }
 
-/// The rights that the store's user lacks.
+/// The permissions that the store's user lacks.
 fn forbidden(words: &str) -> String {
-    // Before it may come the user's name. A key or a channel may be quoted too.
+    // The user's name may precede the command. A key or a channel may be quoted too.
     let is_of_command = words.contains(" command");
     let command = quoted(words).filter_map(known_command).last();
     if let Some(command) = command.filter(|_| is_of_command) {
@@ -203,7 +204,7 @@ fn forbidden(words: &str) -> String {
 
 fn known_code(words: &str) -> Option<&'static (&'static str, StoreErrorKind, &'static str)> {
     let known = |code: &str| CODES.iter().find(|(known, ..)| *known == code);
-    // The error of a command in a script has its code first, or in Redis 6 behind the places it came through.
+    // An error of a command in a script begins with its code, or in Redis 6 with the places it passed through.
     let in_script = words.split("user_script:").skip(1).filter_map(|part| {
         let is_place = |c: char| c.is_ascii_digit() || matches!(c, ' ' | ':' | '-');
         code(part.trim_start_matches(is_place))
@@ -216,7 +217,7 @@ fn code(words: &str) -> Option<&str> {
     words.split([' ', ':']).next()
 }
 
-/// What stands in quotes, and between them.
+/// Quoted parts and the text between them.
 fn quoted(words: &str) -> impl Iterator<Item = &str> {
     words.split(['\'', '`', '"']).skip(1)
 }
@@ -365,7 +366,7 @@ mod tests {
                 Misconfigured,
                 "ERR unknown command `evalsha`",
             ),
-            // An argument is not the command.
+            // An argument is not mistaken for the command.
             (
                 "ERR unknown command 'CANARY', with args beginning with: 'GET' 'maxmemory-policy' ",
                 Misconfigured,
@@ -376,7 +377,7 @@ mod tests {
                 Misconfigured,
                 "ERR unknown command `config`",
             ),
-            // Nor is the user's name.
+            // The user's name is not mistaken for the command.
             (
                 "NOPERM User 'get' has no permissions to run the 'evalsha' command",
                 Permission,
@@ -422,7 +423,7 @@ mod tests {
         }
     }
 
-    /// Words of servers, and pieces of them with something else in between.
+    /// Words of servers, and pieces of them with other text in between.
     fn words() -> impl Strategy<Value = String> {
         let codes = CODES.iter().map(|(code, ..)| *code);
         let phrases = PHRASES.iter().map(|(phrase, _)| *phrase);
@@ -459,7 +460,7 @@ mod tests {
             .prop_map(|(pieces, between)| pieces.join(between))
     }
 
-    /// All texts that can come of an error.
+    /// All texts that an error can produce.
     fn all_messages() -> BTreeSet<String> {
         let codes = CODES
             .iter()

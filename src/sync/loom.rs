@@ -12,10 +12,9 @@ use std::{
 use ::loom::sync::atomic;
 pub(crate) use ::loom::sync::{Mutex, MutexGuard, atomic::Ordering};
 
-/// An atomic of which loom tries all orders of accesses. It remembers only the last access to an object, so by itself it
-/// would not try a write by one thread before a read by another one if the first thread has read too before it writes,
-/// as every compare-and-swap loop does. Of read-modify-writes each concerns the one before; relaxed, they order nothing
-/// else.
+/// An atomic whose accesses loom explores in every order. Loom remembers only the last access to an object. So on its
+/// own it would not try a write by one thread before a read by another if the first thread also read before writing, as
+/// every compare-and-swap loop does. Each read-modify-write concerns the previous one; relaxed, it orders nothing else.
 macro_rules! atomic {
     ($name:ident, $value:ty) => {
         pub(crate) struct $name {
@@ -91,7 +90,7 @@ impl AtomicU64 {
     static NUMBER: Cell<usize> = Cell::new(0);
 }
 
-/// Given by the model, so that loom need not try all of them.
+/// The model assigns the number, so that loom need not try all values.
 pub(crate) fn set_thread_number(number: usize) {
     NUMBER.with(|own| own.set(number));
 }
@@ -100,8 +99,8 @@ pub(crate) fn thread_number() -> usize {
     NUMBER.with(Cell::get)
 }
 
-/// The part of [`tokio::sync::Notify`] that a lease needs, which Tokio checks with loom by itself: `notify_waiters` completes all
-/// futures that were made before, and what happened before it happens before they complete.
+/// The part of [`tokio::sync::Notify`] that a lease needs; Tokio checks it with loom itself. `notify_waiters` completes
+/// all futures created earlier, and everything before the call happens before they complete.
 pub(crate) struct Notify(Mutex<Waiting>);
 
 #[derive(Default)]
@@ -151,8 +150,8 @@ impl Future for Notified<'_> {
     }
 }
 
-/// As [`futures_util::task::AtomicWaker`]: `wake` wakes the task that was registered last, and what happened before it
-/// happens before what a task sees that registers later.
+/// Like [`futures_util::task::AtomicWaker`]: `wake` wakes the last registered task. Everything before the wake happens
+/// before the work of a task that registers later.
 pub(crate) struct AtomicWaker(Mutex<Option<Waker>>);
 
 impl AtomicWaker {

@@ -1,4 +1,4 @@
-//! Whether a thread holds a lock under which no foreign code may run: in debug builds each knows.
+//! Tracks in debug builds whether a thread holds a lock under which no foreign code may run.
 
 #[cfg(debug_assertions)]
 pub(crate) use self::known::{LockMarker, assert_unlocked};
@@ -10,11 +10,11 @@ mod known {
     use std::{cell::Cell, thread};
 
     thread_local! {
-        /// How many locks it holds.
+        /// Number of such locks held by the thread.
         static LOCKED: Cell<u32> = const { Cell::new(0) };
     }
 
-    /// As long as it lives, this thread runs no foreign code.
+    /// While it lives, this thread runs no foreign code.
     pub(crate) struct LockMarker(());
 
     impl LockMarker {
@@ -30,7 +30,7 @@ mod known {
         }
     }
 
-    /// A thread that ends may drop permits when its own values are gone.
+    /// A thread may drop permits at its end, when its thread-locals are gone.
     fn change(by: impl FnOnce(u32) -> u32) {
         let _ = LOCKED.try_with(|cell| cell.set(by(cell.get())));
     }

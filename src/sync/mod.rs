@@ -1,5 +1,5 @@
-//! The primitives under what threads share without the keeper's lock (its leases, tenures and pools, and the revocable
-//! responses of the layer): those of std, futures and Tokio, or stand-ins while loom explores interleavings of them
+//! The primitives for data that threads share without the keeper's lock (leases, tenures, pools, and the layer's
+//! revocable responses): the types of std, futures and Tokio, or stand-ins while loom explores their interleavings
 //! (`.ci/loom`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +18,7 @@ pub(crate) use self::{
     tasks::{Confirmation, Confirmations, Inquiry, StoredWaker},
 };
 
-/// Runs foreign code whose panic ends here, once the panic hook has reported it.
+/// Runs foreign code, and stops its panic after the panic hook has reported it.
 pub(crate) fn shielded(run: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(run));
 }
@@ -34,13 +34,13 @@ mod real {
     pub(crate) use futures_util::task::AtomicWaker;
     pub(crate) use tokio::sync::Notify;
 
-    /// A number for the calling thread: consecutive, from 0 on.
+    /// A number for the calling thread: consecutive from 0.
     pub(crate) fn thread_number() -> usize {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
         thread_local! {
             static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
         }
-        // A thread that ends may drop permits when its own values are gone.
+        // A thread may drop permits at its end, when its thread-locals are gone.
         NUMBER.try_with(|number| *number).unwrap_or(0)
     }
 }

@@ -1,5 +1,5 @@
-//! Tasks that wait, as a state machine may keep them: it can pass them on, and nothing else. To wake, clone or drop one
-//! runs foreign code, which asserts that no lock is held.
+//! Waiting tasks, as stored by a state machine, which may only pass them on. Waking, cloning or dropping one runs
+//! foreign code, which asserts that no lock is held.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,12 +12,12 @@ use tokio::{sync::oneshot, time::Instant};
 use super::marker::assert_unlocked;
 use crate::{ledger::Seq, status::Usage};
 
-/// The waker of a request. The state machine can keep it and pass it on, and nothing else.
+/// The waker of a request. A state machine may only store it and pass it on.
 #[derive(Debug)]
 pub(crate) struct StoredWaker(Waker);
 
 impl StoredWaker {
-    /// To be made without the lock: to clone a waker runs foreign code too.
+    /// Call without the lock, because cloning a waker runs foreign code too.
     pub(crate) fn of(waker: &Waker) -> Self {
         assert_unlocked();
         Self(waker.clone())
@@ -27,7 +27,7 @@ impl StoredWaker {
         mem::replace(&mut self.0, Waker::noop().clone()).wake();
     }
 
-    /// Whether both wake the same task. This compares pointers only.
+    /// Whether both wake the same task. Compares only pointers.
     pub(crate) fn will_wake(&self, waker: &Waker) -> bool {
         self.0.will_wake(waker)
     }
@@ -39,7 +39,7 @@ impl Drop for StoredWaker {
     }
 }
 
-/// Somebody who asked how a ledger stands. To answer or to drop it wakes a task.
+/// A task that asked for the usage of a ledger. Answering or dropping it wakes the task.
 #[derive(Debug)]
 pub(crate) struct Inquiry(Option<oneshot::Sender<Usage>>);
 
@@ -63,7 +63,7 @@ impl Drop for Inquiry {
     }
 }
 
-/// A task that waits until a release is confirmed. To answer or to drop it wakes the task.
+/// A task that waits for the confirmation of a release. Answering or dropping it wakes the task.
 #[derive(Debug)]
 pub(crate) struct Confirmation(Option<oneshot::Sender<()>>);
 
@@ -74,7 +74,7 @@ impl Confirmation {
     }
 
     pub(crate) fn notify(mut self) {
-        // Nobody may be waiting any more.
+        // The receiver may be gone.
         self.0.take().map(|confirmed| confirmed.send(()));
     }
 }
@@ -87,12 +87,11 @@ impl Drop for Confirmation {
     }
 }
 
-/// Releases that a task waits for, by name: until the store has confirmed them, or for as long as a request waits for the
-/// store.
+/// Awaited releases by name: until the store has confirmed them, or as long as a request waits for the store.
 #[derive(Default)]
 pub(crate) struct Confirmations {
     by_name: HashMap<Seq, Confirmation>,
-    /// In the order in which they were asked for, which is that of their deadlines. The first one is in `by_name`.
+    /// In order of registration, which is also the order of deadlines. The first one is in `by_name`.
     due: VecDeque<(Instant, Seq)>,
 }
 
@@ -102,7 +101,7 @@ impl Confirmations {
         self.due.push_back((until, seq));
     }
 
-    /// Takes out the one that is waited for under this name. Releases are frequent, and most are not waited for.
+    /// Takes the confirmation for this name. Releases are frequent, and most are not awaited.
     #[inline]
     pub(crate) fn take(&mut self, seq: Seq) -> Option<Confirmation> {
         if self.by_name.is_empty() {
@@ -113,7 +112,7 @@ impl Confirmations {
         confirmation
     }
 
-    /// Takes out one whose deadline has passed.
+    /// Takes a confirmation whose deadline has passed.
     pub(crate) fn take_overdue(&mut self, now: Instant) -> Option<Confirmation> {
         let &(until, seq) = self.due.front()?;
         (until <= now).then(|| self.take(seq)).flatten()

@@ -2,7 +2,7 @@
 //!
 //! Tests: `tests.rs`.
 
-/// A metric, as it is described to a recorder.
+/// A metric as described to a recorder.
 #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
 pub(super) struct Metric {
     pub(super) name: &'static str,

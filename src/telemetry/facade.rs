@@ -34,12 +34,11 @@ fn owned(labels: &[MetricLabel<'_>]) -> Vec<metrics::Label> {
     labels.iter().map(label).collect()
 }
 
-/// Whether handles that are made now by this thread record.
+/// Whether new handles of this thread would record.
 ///
-/// `metrics` has no call for that, so this is a guess: the recorder that stands in for a missing one has no size, and is a
-/// static, which has an address. A recorder without a size that an application has installed is in a `Box`, which has none
-/// to give: its address is its alignment. So this can be wrong about a recorder without a size that is only set for this
-/// thread.
+/// `metrics` cannot report this, so the function guesses. The no-op recorder that replaces a missing one is a
+/// zero-sized static with an ordinary address. A zero-sized recorder installed by an application is in a `Box`, whose
+/// address is just the alignment. So the guess may be wrong for a zero-sized recorder set only for this thread.
 pub(super) fn is_recording() -> bool {
     metrics::with_recorder(|recorder: &dyn Recorder| {
         let address = std::ptr::from_ref(recorder).addr();

@@ -1,17 +1,17 @@
 //! The history of the messages between a process and its store, for checking the guarantees afterwards.
 //!
-//! These are TRACE events of the target `tower_turnstile::history`, with one field `event`: an object in JSON, one
-//! for each exchange sent, answered or failed, each wake-up, and each permit that is held, taken, given back or lost.
-//! They are diagnostics for the tests of this crate, and may change with any version. They name ledgers (a digest of
-//! the key, never the key) and permits by number.
+//! TRACE events of the target `tower_turnstile::history` with a single field `event`: a JSON object for each exchange
+//! sent, answered or failed, each wake-up, and each permit held, taken, released or lost. The events are diagnostics
+//! for this crate's tests, and may change in any version. They name ledgers (by a digest of the key, never the key
+//! itself) and permits by number.
 //!
-//! Local times are microseconds of the monotonic clock since the limiter was made. A process's own are in order; how
-//! they relate to the store's is learned from the exchanges: the store ran each between its sending and its answer.
-//! An exchange is recorded before it is sent, and a permit before its owner has it.
+//! Local times are microseconds of the monotonic clock since the limiter was created. Times of one process are ordered;
+//! their relation to the store's times follows from the exchanges: the store ran each between its sending and its
+//! answer. An exchange is recorded before it is sent, and a permit before its owner gets it.
 //!
-//! An event is made while the keeper's lock is held, and written when it is free, by the same thread. So events of
-//! several threads may change places, and a process that is killed may leave gaps: `order` numbers those of a replica as
-//! they happened. The driver asks before each step whether a subscriber listens. Without one, nothing is written or
+//! An event is created while the keeper's lock is held, and written by the same thread after the lock is released. So
+//! events of several threads may swap places, and a killed process may leave gaps: `order` numbers a replica's events
+//! as they happened. The driver checks before each step whether a subscriber listens. Otherwise nothing is written or
 //! allocated.
 //!
 //! Tests: `tests/history/`.
@@ -30,7 +30,7 @@ use crate::ledger::{
 
 const TARGET: &str = "tower_turnstile::history";
 
-/// Makes the events of one keeper; `None` if no subscriber listens.
+/// Creates the events of one keeper; `None` if no subscriber listens.
 #[derive(Debug)]
 pub(crate) struct History {
     on: bool,
@@ -50,7 +50,7 @@ impl History {
         }
     }
 
-    /// Whether a subscriber listens. This asks it.
+    /// Asks the subscriber whether it listens.
     pub(crate) fn is_wanted() -> bool {
         tracing::event_enabled!(target: TARGET, Level::TRACE)
     }
@@ -63,7 +63,7 @@ impl History {
         tracing::trace!(target: TARGET, event);
     }
 
-    /// An exchange is about to be sent.
+    /// Before an exchange is sent.
     pub(crate) fn sent(&self, number: u64, exchange: &Exchange, now: Instant) -> Option<String> {
         self.event("sent", now, |out| {
             write!(out, r#","n":{number},{}"#, SentJson(exchange))
@@ -76,7 +76,7 @@ impl History {
         })
     }
 
-    /// It is not known whether the exchange ran, or will.
+    /// An exchange failed; it is unknown whether it ran or still will.
     pub(crate) fn failed(&self, number: u64, now: Instant) -> Option<String> {
         self.event("failed", now, |out| write!(out, r#","n":{number}"#))
     }
@@ -96,7 +96,7 @@ impl History {
         })
     }
 
-    /// A permit counts as held until `until` by the local clock, and until `until_ms` by the store's.
+    /// A permit counts as held until `until` on the local clock, and until `until_ms` on the store's.
     pub(crate) fn held(
         &self,
         key: &str,
@@ -119,7 +119,7 @@ impl History {
         self.permit_event("admitted", key, seq, now)
     }
 
-    /// A permit is handed to its owner.
+    /// A permit is about to be handed to its owner.
     pub(crate) fn taken(&self, key: &str, seq: Seq, now: Instant) -> Option<String> {
         self.permit_event("taken", key, seq, now)
     }
@@ -128,7 +128,7 @@ impl History {
         self.permit_event("lost", key, seq, now)
     }
 
-    /// A permit is no longer wanted, whether it was held or not.
+    /// A permit is no longer wanted, whether held or not.
     pub(crate) fn given_up(&self, key: &str, seq: Seq, now: Instant) -> Option<String> {
         self.permit_event("given_up", key, seq, now)
     }
@@ -161,7 +161,7 @@ impl History {
         let order = self.count.replace(self.count.get() + 1);
         let mut event =
             format!(r#"{{"kind":"{kind}","replica":"{replica}","order":{order},"at_us":{at_us}"#);
-        // A `String` takes everything.
+        // Writing to a `String` cannot fail.
         let _ = rest(&mut event);
         event.push('}');
         event

@@ -1,7 +1,7 @@
 //! The measurements of a limit.
 //!
-//! A limit has the series that its settings make possible ([`LimitMeter::expect`]): they are there with a zero before the
-//! first event. Any other one is made by its first event.
+//! The settings of a limit determine its possible series ([`LimitMeter::expect`]), which start at zero before the first
+//! event. Any other series is created by its first event.
 //!
 //! Tests: `tests.rs`, `tests/metrics/main.rs`.
 
@@ -24,12 +24,13 @@ use crate::{
     sync::{assert_unlocked, shielded},
 };
 
-/// Something that is measured of a limit. Recorders are foreign code, so the keeper notes it under its lock and records it later.
+/// A measurement of a limit. Recorders are foreign code, so the keeper collects measurements under its lock and records
+/// them later.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Measure {
     /// Change of the value in force.
     Max(f64),
-    /// Change of whether it is an operator's.
+    /// Change of whether the value is an operator's.
     Overridden(f64),
     /// Change of the number of held permits.
     Held(f64),
@@ -38,39 +39,39 @@ pub(crate) enum Measure {
     /// A request got its permit after this wait.
     Admitted(Duration),
     Refused(AcquireErrorKind),
-    /// A request would have been refused, if the limit were enforced.
+    /// A request that would have been refused if the limit were enforced.
     RefusedInShadow(AcquireErrorKind),
-    /// A permit has ended after this time: it was released if there is no other reason. Each admitted permit ends once.
+    /// A permit ended after this time, by its release if no other reason is given. Each admitted permit ends once.
     Ended(Option<LostErrorKind>, Duration),
-    /// Permits were entered into a store that did not have them.
+    /// Permits were registered with a store that did not have them.
     Adopted(Adopted, u64),
     /// Cost at a rate.
     Cost(Cost, u64),
 }
 
-/// Why a store did not have a permit that is held.
+/// Why a store did not have a held permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Adopted {
-    /// It has lost what it had granted.
+    /// The store lost its grants.
     Lost,
-    /// A fallback had admitted it.
+    /// A fallback had admitted the permit.
     Fallback,
 }
 
-/// How a cost at a rate came up.
+/// How a cost at a rate arose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cost {
-    /// Charged at the door, or before the work.
+    /// Charged at admission, or before the work.
     Charged,
     /// Spent during the work.
     Spent,
-    /// Found in the end, beyond what was charged and spent.
+    /// Settled above the charges and spending.
     SettledUp,
-    /// The same the other way: refunded, as far as it has not drained.
+    /// Settled below the charges and spending: refunded, as far as it has not drained.
     SettledDown,
-    /// Of what was spent or settled: above the burst, so that newcomers wait until it has drained.
+    /// The part of spending and settlements above the burst: newcomers wait until it has drained.
     Debt,
-    /// Spent, and perhaps never charged.
+    /// Spent, but possibly never charged.
     Unsettled,
 }
 
@@ -137,7 +138,7 @@ struct Ends {
 }
 
 impl LimitMeter {
-    /// Without any series.
+    /// Creates a meter without any series.
     pub(crate) fn new(namespace: &str, limit: &str) -> Self {
         let expired =
             |kind: LostErrorKind| Series::labelled(catalog::EXPIRED, ("bound", kind.as_str()));
@@ -179,7 +180,7 @@ impl LimitMeter {
         limit_name
     }
 
-    /// Makes the series of what can happen under this limit. To be called without a lock, as a recorder is foreign code.
+    /// Creates the series that can occur under this limit. Call without a lock, because a recorder is foreign code.
     pub(crate) fn expect(&self, limit: &Limit, has_store: bool) {
         let (is_rate, waits) = (limit.period().is_some(), !limit.wait().is_zero());
         let (refusals, in_shadow) = match limit.current_mode() {
@@ -215,7 +216,7 @@ impl LimitMeter {
         let queues = waits && !is_rate && !in_shadow;
         self.refusals.shut_down.of(&self.labels);
         for (series, can_occur) in [
-            // With a wait too: `try_acquire` does not wait.
+            // Even with a wait, because `try_acquire` does not wait.
             (&refusals.full, !is_rate),
             (&refusals.too_soon, is_rate),
             (&refusals.queue_full, queues),
@@ -232,7 +233,7 @@ impl LimitMeter {
         }
     }
 
-    /// Requests may come without a key under this limit: they are refused or pass.
+    /// Requests without a key may occur under this limit; they are refused or admitted.
     pub(crate) fn expect_unkeyed(&self, refuses: bool) {
         self.unkeyed.of(&self.labels);
         if refuses {
@@ -240,19 +241,19 @@ impl LimitMeter {
         }
     }
 
-    /// Slots of this limit may be taken back at a bound.
+    /// Slots of this limit may be revoked at a bound.
     pub(crate) fn expect_expired(&self, kind: LostErrorKind) {
         if let Some(expired) = self.expired_by(kind) {
             expired.of(&self.labels);
         }
     }
 
-    /// Responses may end with their slot for this reason.
+    /// Responses may be aborted together with their slot for this reason.
     pub(crate) fn expect_aborted(&self, kind: LostErrorKind) {
         self.aborted.by(kind).of(&self.labels);
     }
 
-    /// A request without a key has come, and was refused or has passed.
+    /// A request without a key was refused or admitted.
     pub(crate) fn note_unkeyed(&self, refused: bool) {
         let series = match refused {
             true => &self.refused_unkeyed,
@@ -261,13 +262,13 @@ impl LimitMeter {
         series.of(&self.labels).increment(1);
     }
 
-    /// A request has got its permit.
+    /// A request has obtained its permit.
     fn let_in(&self, waited: Duration) {
         self.admitted.of(&self.labels).increment(1);
         self.wait.of(&self.labels).record(waited);
     }
 
-    /// A recorder is foreign code: a panic of it ends here, since a slot that is taken or given back must get where it goes.
+    /// A recorder is foreign code: a panic in it stops here, since the slot in transit must still arrive.
     #[inline]
     pub(crate) fn note(&self, measure: Measure) {
         if cfg!(feature = "metrics") {
@@ -301,7 +302,7 @@ impl LimitMeter {
         }
     }
 
-    /// The series of slots that were taken back, if this is a bound.
+    /// The series of slots revoked at this bound, if `kind` is a bound.
     fn expired_by(&self, kind: LostErrorKind) -> Option<&Series<Counter>> {
         match kind {
             LostErrorKind::HeldTooLong => Some(&self.expired_max_hold),
@@ -310,7 +311,7 @@ impl LimitMeter {
         }
     }
 
-    /// The series of permits that ended so. Those that a shutdown ends are lost, too.
+    /// The series of permits that ended for this reason. Permits ended by a shutdown count as lost.
     fn ended_by(&self, reason: Option<LostErrorKind>) -> &Series<Counter> {
         match reason {
             None => &self.released,
@@ -321,12 +322,12 @@ impl LimitMeter {
         }
     }
 
-    /// A response is ended with its slot. Returns for how many of them an event is due.
+    /// Before a response is aborted with its slot. Returns the number of responses to log now, if an event is due.
     pub(crate) fn abort_to_log(&self, kind: LostErrorKind) -> Option<u64> {
         self.abort_log.add(kind, Instant::now())
     }
 
-    /// A response was ended with its slot.
+    /// A response was aborted with its slot.
     pub(crate) fn aborted(&self, kind: LostErrorKind) {
         self.aborted.by(kind).of(&self.labels).increment(1);
     }
@@ -424,16 +425,16 @@ impl Ends {
     }
 }
 
-/// Time between two log events of aborted responses.
+/// Minimum time between two log events of aborted responses.
 const ABORTS_GATHERED_FOR: Duration = Duration::from_secs(1);
 
-/// Aborted responses that are not logged yet, and when an event was last due, by kind. Nothing else is locked or called under
-/// its lock.
+/// Aborted responses not logged yet, and the time of the last event, by kind. Code under its lock takes no other lock
+/// and calls nothing else.
 #[derive(Debug, Default)]
 struct AbortLog(Mutex<BTreeMap<&'static str, (u64, Option<Instant>)>>);
 
 impl AbortLog {
-    /// The first of many is logged at once.
+    /// The first response of many is logged at once.
     fn add(&self, kind: LostErrorKind, now: Instant) -> Option<u64> {
         let mut kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (unlogged, last) = kinds.entry(kind.as_str()).or_default();
@@ -446,14 +447,14 @@ impl AbortLog {
     }
 }
 
-/// Of all series of a limit: its namespace and its name.
+/// Labels of all series of a limit: its namespace and its name.
 type SeriesLabels = [(&'static str, String); 2];
 
-/// A handle that is made when it is first needed.
+/// A handle created on first use.
 #[derive(Debug)]
 struct Series<H> {
     name: &'static str,
-    /// Besides those of the limit.
+    /// A label in addition to the limit's.
     label: Option<MetricLabel<'static>>,
     handle: OnceLock<H>,
 }
@@ -483,8 +484,8 @@ impl<H: Handle> Series<H> {
         }
     }
 
-    /// A recorder is foreign code: `OnceLock::get_or_init` would run it while others wait. If two threads make the handle,
-    /// both have the same series.
+    /// A recorder is foreign code: `OnceLock::get_or_init` would run it while other threads wait. If two threads create
+    /// the handle, both get the same series.
     #[cold]
     fn make(&self, [namespace, limit]: &SeriesLabels) -> &H {
         assert_unlocked();

@@ -1,19 +1,19 @@
-//! Metrics, through the `metrics` facade. Without the feature the handles are there and do nothing, so that no other
-//! module depends on it.
+//! Metrics, through the `metrics` facade. Without the feature the handles do nothing, so other modules do not depend on
+//! it.
 //!
-//! Handles are made once for each limit, and cost an atomic operation each time. A limit has only the series that its
-//! settings make possible. Labels are the namespace, the limit's
-//! name and a reason, which are few; never a key.
+//! Handles are created once for each limit, and each use costs an atomic operation. A limit has only the series that
+//! its settings make possible. Labels are the namespace, the limit's name and a reason from a small set, but never a
+//! key.
 //!
-//! | file | what |
+//! | file | content |
 //! | --- | --- |
-//! | `catalog` | the names of all metrics, and what they mean |
-//! | `limit` | what is measured of a limit |
-//! | `store` | what is measured of the store |
+//! | `catalog` | the names and descriptions of all metrics |
+//! | `limit` | measurements of a limit |
+//! | `store` | measurements of the store |
 //! | `unknown_rates` | charges at rates that their requests do not have |
-//! | `facade` | the handles; `noop` in its place without the feature |
-//! | `tests` | with `balance`: each admitted permit ends once, and is counted so |
-//! | `reports` | what happens at many places at a time, for one event of the log |
+//! | `facade` | the handles; `noop` replaces it without the feature |
+//! | `tests` | with `balance`: each admitted permit ends once, and is counted once |
+//! | `reports` | gathers simultaneous events into one event of the log |
 //! | `history` | exchanges and permits, event by event at TRACE: diagnostics for tests, unstable |
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,7 +40,7 @@ pub(crate) use self::{
     unknown_rates::{RateCall, UnknownRates},
 };
 
-/// Describes all metrics to the recorder, and warns if there is none.
+/// Describes all metrics to the recorder, and warns if the recorder is missing.
 pub(crate) fn describe(namespace: &str) {
     catalog::METRICS.iter().for_each(facade::describe);
     static WARNED: AtomicBool = AtomicBool::new(false);

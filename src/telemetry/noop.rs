@@ -58,7 +58,7 @@ pub(super) fn histogram(_: &'static str, _: &[MetricLabel<'_>]) -> Histogram {
     Histogram
 }
 
-/// Nobody expects that they record.
+/// Nobody expects these handles to record.
 pub(super) fn is_recording() -> bool {
     true
 }

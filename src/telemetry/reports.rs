@@ -1,5 +1,5 @@
-//! What happens at many places at a time and is one event of the log: to permits of thousands of keys, when a store comes back,
-//! and to all parts of a cluster.
+//! Gathers simultaneous events into one event of the log: permits of thousands of keys when a store recovers, and all
+//! parts of a cluster.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,17 +17,17 @@ use crate::{
     part::{PARTS, Part},
 };
 
-/// Time for which a report waits for more of its kind.
+/// How long a report waits for more of its kind.
 const GATHERED_FOR: Duration = Duration::from_secs(1);
 
-/// What has happened to permits.
+/// An event that affects permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Topic {
-    /// They were not renewed in time.
+    /// Not renewed in time.
     Lost,
-    /// They were entered into a store that did not have them.
+    /// Registered with a store that did not have them.
     Adopted(Adopted),
-    /// They have reached a bound.
+    /// Ended at a bound.
     Ended(Bound),
 }
 
@@ -51,7 +51,7 @@ struct Concerned {
     permits: u64,
 }
 
-/// One line of the log.
+/// One event of the log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Report {
     pub(crate) limit: LimitId,
@@ -104,7 +104,7 @@ impl Report {
 }
 
 impl Topic {
-    /// `None`: that is not reported, as it is what was asked for.
+    /// `None`: the end was requested, so it is not reported.
     pub(crate) fn of_end(reason: Option<LostErrorKind>) -> Option<Self> {
         match reason? {
             LostErrorKind::Lost => Some(Self::Lost),
@@ -116,7 +116,7 @@ impl Topic {
 }
 
 impl Bound {
-    /// As in the metrics.
+    /// The same names as in the metrics.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::MaxHold => LostErrorKind::HeldTooLong.as_str(),
@@ -144,7 +144,7 @@ impl Reports {
         self.due
     }
 
-    /// All of them, to be logged.
+    /// Takes all reports, to log them.
     pub(crate) fn take(&mut self) -> impl Iterator<Item = Report> + use<> {
         self.due = None;
         let pending = std::mem::take(&mut self.pending).into_iter();
@@ -157,31 +157,31 @@ impl Reports {
     }
 }
 
-/// Why a store is in trouble.
+/// Why a store has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     Outage,
     Refusal,
-    /// It answers, and refuses to write.
+    /// The store answers, but refuses to write.
     Full,
-    /// This process does not see its answers.
+    /// This process does not process the store's answers.
     Stall,
 }
 
-/// How many causes there are.
 pub(crate) const CAUSES: usize = 4;
 
-/// The troubles of a store that were logged. The keepers of a cluster's parts share it: the first part that fails is logged for
-/// all of them, and the last that works again.
+/// Store failures that were logged. Shared by the keepers of a cluster's parts: the first failing part is logged for
+/// all of them, and so is the last part to recover.
 ///
-/// One word, with a bit for each cause and part, so that of several threads one finds its change to be the first or the last.
+/// One word, with a bit for each cause and part, so that exactly one of several threads finds its change to be the
+/// first or the last.
 #[derive(Debug, Default)]
 pub(crate) struct StoreNews(AtomicU64);
 
 const _: () = assert!(CAUSES * PARTS <= 64);
 
 impl StoreNews {
-    /// A part is in trouble. Returns whether no part was, for this cause.
+    /// Marks a part as failed. Returns whether no part had failed before for this cause.
     pub(crate) fn begins(&self, cause: Cause, part: Option<Part>) -> bool {
         let all = ((1 << PARTS) - 1) << (cause as usize * PARTS);
         let before = self
@@ -190,7 +190,7 @@ impl StoreNews {
         before & all == 0
     }
 
-    /// A part works again. Returns whether all do, and one did not.
+    /// Marks a part as recovered. Returns whether this was the last failed part.
     pub(crate) fn ends(&self, part: Option<Part>) -> bool {
         let causes = (0..CAUSES).map(|cause| bit(cause, part));
         let own = causes.fold(0, |all, bit| all | bit);

@@ -10,11 +10,11 @@ use super::{
 };
 use crate::store::Failure;
 
-/// Whether the store answers, as it has just turned out.
+/// A change of whether the store answers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StoreState {
     Up,
-    /// The breaker has opened, or it is now known why: by the store's own word, if `refused`.
+    /// The breaker has opened, or the reason is now known. `refused`: the store refused explicitly.
     Down {
         was_up: bool,
         refused: bool,
@@ -25,7 +25,7 @@ pub(crate) enum StoreState {
 #[derive(Clone, Debug)]
 pub(crate) struct StoreMeter {
     up: Gauge,
-    /// How much of the store this is, if not all of it.
+    /// This part's share of the store, if the store has several parts.
     share: Option<f64>,
     seconds: Histogram,
     answered: Counter,
@@ -37,9 +37,9 @@ pub(crate) struct StoreMeter {
 }
 
 impl StoreMeter {
-    /// The store is taken to be up until it is seen to be down.
+    /// The store counts as up until it is found to be down.
     ///
-    /// `share`: how much of the store is seen from here, if not all.
+    /// `share`: this part's share of the store, if the store has several parts.
     pub(crate) fn new(namespace: &str, share: Option<f64>) -> Self {
         let labels = [("namespace", namespace)];
         let with = |label, value| [labels[0], (label, value)];
@@ -74,7 +74,7 @@ impl StoreMeter {
         }
     }
 
-    /// An exchange is over, perhaps without a reply.
+    /// Records the end of an exchange, with or without a reply.
     pub(crate) fn exchanged(&self, failure: Option<Failure>, took: Duration) {
         self.seconds.record(took);
         let outcome = match failure {

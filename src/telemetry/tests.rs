@@ -1,4 +1,4 @@
-//! The values that a recorder receives.
+//! The values received by a recorder.
 
 #[cfg(all(feature = "operate", feature = "test-util"))]
 mod balance;
@@ -21,7 +21,7 @@ use crate::{
     store::Failure,
 };
 
-/// Handles that record to the snapshotter, as long as it lives.
+/// Meters that record to the snapshotter while it lives.
 struct Meters {
     store: StoreMeter,
     chat: LimitMeter,
@@ -44,7 +44,7 @@ fn meters(shared: bool, share: Option<f64>) -> (Meters, Snapshotter) {
     (meters, snapshotter)
 }
 
-/// All values but zeros, as `name{label=value}`; histograms by the number of their values. Each value is returned once.
+/// All non-zero values, as `name{label=value}`; a histogram by the number of its values. Each value is returned once.
 fn recorded(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
     let metric = |(key, _, _, value)| {
         let key: metrics_util::CompositeKey = key;
@@ -186,7 +186,7 @@ fn a_part_of_the_store_counts_for_its_share() {
     one.is(down(false, true));
     other.is(down(true, false));
     one.is(StoreState::Up);
-    // The other one is still down.
+    // The other part is still down.
     assert_eq!(
         recorded(&snapshotter)["turnstile_store_up{namespace=shop}"],
         0.75
@@ -223,7 +223,7 @@ fn a_store_in_memory_is_not_measured() {
     assert_recorded(&snapshotter, &[]);
 }
 
-/// The series of the limit `chat`, without the prefix and the labels of all.
+/// The series of the limit `chat`, without the common prefix and labels.
 fn series(snapshotter: &Snapshotter) -> Vec<String> {
     let name = |(key, ..): (metrics_util::CompositeKey, _, _, _)| {
         let labels = key
@@ -307,7 +307,7 @@ fn a_limit_has_the_series_that_can_occur() {
     assert_eq!(series(&snapshotter), [""; 0]);
 }
 
-/// A missing recorder is distinguished from others, also from those without a size.
+/// A missing recorder is distinguished from all others, even zero-sized ones.
 #[test]
 fn a_missing_recorder_is_noticed() {
     assert!(!facade::is_recording());
@@ -316,12 +316,12 @@ fn a_missing_recorder_is_noticed() {
     drop(meters);
     let without_size: Box<dyn metrics::Recorder> = Box::new(metrics::NoopRecorder);
     let recording = || facade::is_recording();
-    // As one that is installed for the process is kept.
+    // In a box, like a recorder installed for the process.
     assert!(metrics::with_local_recorder(&*without_size, recording));
     assert!(!facade::is_recording());
 }
 
-/// The docs have a row for each metric that is described, and each that is made is described.
+/// The docs list every described metric, and every recorded metric is described.
 #[test]
 fn all_metrics_are_described() {
     let (meters, snapshotter) = meters(true, None);

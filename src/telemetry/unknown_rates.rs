@@ -1,4 +1,4 @@
-//! Calls that name a rate which their permit does not have: what they were to charge is not charged.
+//! Calls that name a rate which their permit does not have. Their cost is not charged.
 //!
 //! Tests: `tests/metrics/main.rs`, `tests/layer/slots.rs`.
 
@@ -10,10 +10,10 @@ use super::{
 };
 use crate::sync::shielded;
 
-/// Names that are warned of once each. Later ones are logged at debug level only.
+/// Number of names with one warning each. Later names are logged at debug level only.
 const MAX_WARNED: usize = 16;
 
-/// What was called.
+/// The method called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RateCall {
     Charge,
@@ -35,7 +35,7 @@ impl RateCall {
     }
 }
 
-/// Counts and logs them for one limiter. The names are for the log: there may be any number of them.
+/// Counts and logs such calls for one limiter. Names appear only in the log, because their number is unlimited.
 pub(crate) struct UnknownRates {
     namespace: String,
     counters: OnceLock<[Counter; 4]>,
@@ -51,7 +51,7 @@ impl UnknownRates {
         }
     }
 
-    /// Makes the series, once there is a rate. To be called without a lock, as a recorder is foreign code.
+    /// Creates the series, once a rate exists. Call without a lock, because a recorder is foreign code.
     pub(crate) fn expect(&self) -> &[Counter; 4] {
         if let Some(counters) = self.counters.get() {
             return counters;
@@ -61,12 +61,12 @@ impl UnknownRates {
             facade::counter(catalog::UNKNOWN_RATE, &labels)
         });
         let mut counters = Some(counters);
-        // If two threads make them, both have the same series.
+        // If two threads create the counters, both get the same series.
         self.counters
             .get_or_init(|| counters.take().expect("made once"))
     }
 
-    /// A call has named a limit that is not among the rates of its permit.
+    /// Records a call with a limit that is not among the rates of its permit.
     #[cold]
     pub(crate) fn note(&self, call: RateCall, limit_name: &str) {
         if cfg!(feature = "metrics") {

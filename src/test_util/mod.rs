@@ -1,8 +1,8 @@
-//! A store for tests of outages: it can be slow, down, back up, and forgetful (feature `test-util`).
+//! A store for tests of outages: it can be slow, go down, recover, and lose its data (feature `test-util`).
 //!
-//! A [`TestStore`] lives in this process and follows the rules of the store in Redis. Each limiter that connects to it is a
-//! replica with a connection of its own, so a test can check what a service does while its store is down, and what two
-//! replicas do together.
+//! A [`TestStore`] lives in this process and follows the rules of the store in Redis. Each connected limiter is a
+//! separate replica with its own connection. So a test can check how a service behaves while its store is down, and how
+//! two replicas interact.
 //!
 //! ```
 //! use std::time::Duration;
@@ -38,16 +38,16 @@
 //!
 //! # Paused time
 //!
-//! The store's clock and its delays are those of [`tokio::time`]. With paused time (`start_paused = true`, and Tokio's
-//! feature `test-util`) leases, timeouts and outages of minutes pass at once. Each limiter runs on the runtime of the
-//! test then: not on a [`dedicated_thread`](LimiterBuilder::dedicated_thread), whose time is not paused.
+//! The store's clock and its delays use [`tokio::time`]. With paused time (`start_paused = true`, and Tokio's feature
+//! `test-util`) leases, timeouts and outages of minutes pass at once. Run each limiter on the test's runtime in that
+//! case, because the time of a [`dedicated_thread`](LimiterBuilder::dedicated_thread) is not paused.
 //!
 //! # The module
 //!
-//! | file | what |
+//! | file | content |
 //! | --- | --- |
-//! | `server` | the store: ledgers, clock, connections, and exchanges that have not arrived |
-//! | `session` | a replica's connection to it |
+//! | `server` | the store: ledgers, clock, connections, and exchanges in transit |
+//! | `session` | a replica's connection to the store |
 
 mod server;
 mod session;
@@ -62,50 +62,50 @@ use crate::{
     limiter::Limiter,
 };
 
-/// A store in this process that a test can slow down, cut off and make forget. Clones share everything.
+/// An in-process store that a test can slow down, disconnect and make forget. Clones share everything.
 ///
 /// See the [module's documentation](self) for an example.
 #[derive(Clone, Default)]
 pub struct TestStore(Arc<Server>);
 
 impl TestStore {
-    /// Creates a store that is up, answers at once, and holds nothing.
+    /// Creates an empty store that is up and answers at once.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Cuts all connections, and refuses new ones until [`come_back`](Self::come_back). The data is kept.
     ///
-    /// Messages that have not arrived are lost, and so are the replies under way. To a limiter this is a server that was
-    /// stopped or cannot be reached. For one that takes connections and never answers, use
-    /// [`respond_after`](Self::respond_after) with more than the limiter's
-    /// [`store_timeout`](LimiterBuilder::store_timeout).
+    /// Messages and replies in transit are lost. To a limiter, the server seems stopped or unreachable. To simulate a
+    /// server that accepts connections but never answers, use [`respond_after`](Self::respond_after) with more than the
+    /// limiter's [`store_timeout`](LimiterBuilder::store_timeout).
     pub fn go_down(&self) {
         self.0.go_down();
     }
 
-    /// Takes connections again. A limiter notices at its next probe, within some seconds.
+    /// Accepts connections again. A limiter notices at its next probe, within some seconds.
     pub fn come_back(&self) {
         self.0.come_back();
     }
 
-    /// Whether connections are refused since [`go_down`](Self::go_down).
+    /// Returns whether connections have been refused since [`go_down`](Self::go_down).
     pub fn is_down(&self) -> bool {
         self.0.is_down()
     }
 
-    /// Sets how long the store takes to answer what is sent from now on. Default: no time at all.
+    /// Sets how long the store takes to answer messages sent from now on. Default: no time.
     ///
-    /// Half of the delay passes before the store does what it is asked, and half before the limiter knows: as with a slow
-    /// network, a request whose limiter has given up may still take effect. Wake-ups for waiters are late by half of it.
+    /// Half of the delay passes before the store executes a message, and half before the limiter receives the answer.
+    /// So, as with a slow network, a message may still take effect after the limiter's timeout. Wake-ups for waiters
+    /// are delayed by half as much.
     pub fn respond_after(&self, delay: Duration) {
         self.0.respond_after(delay);
     }
 
-    /// Loses all data, and stays up: who holds, who waits, and what rates have given.
+    /// Loses all data but stays up: holders, waiters, and the state of rates.
     ///
-    /// A server that was restarted without its data has gone down first: call this between [`go_down`](Self::go_down)
-    /// and [`come_back`](Self::come_back). Permits that are still held are put back when their limiter renews them.
+    /// To simulate a server restarted without its data, call this between [`go_down`](Self::go_down) and
+    /// [`come_back`](Self::come_back). Permits that are still held are restored when their limiter renews them.
     pub fn forget(&self) {
         self.0.forget();
     }
@@ -120,13 +120,13 @@ impl fmt::Debug for TestStore {
 }
 
 impl LimiterBuilder {
-    /// Connects a limiter to a store of a test. Each one is another replica.
+    /// Connects a limiter to a test's store. Each limiter is a separate replica.
     ///
-    /// That the store is down is no error, as with [`connect`](Self::connect).
+    /// As with [`connect`](Self::connect), a store that is down is not an error.
     ///
     /// # Errors
     ///
-    /// If a setting is out of range, or there is no Tokio runtime with timers.
+    /// Fails if a setting is out of range, or if the caller is not on a Tokio runtime with timers.
     pub async fn connect_to(self, store: &TestStore) -> Result<Limiter, ConfigError> {
         let (home, settings) = (self.home()?, self.settings(None)?);
         let replica = Replica::new(store.0.clone(), settings.replica);
@@ -135,7 +135,7 @@ impl LimiterBuilder {
         Ok(Limiter::new(Keepers::new(vec![keeper])))
     }
 
-    /// As [`connect_to`](Self::connect_to), with a keeper for each part, as for a cluster.
+    /// Like [`connect_to`](Self::connect_to), with one keeper per part, as for a cluster.
     #[cfg(test)]
     #[cfg_attr(not(all(feature = "metrics", feature = "operate")), allow(dead_code))]
     pub(crate) async fn connect_parts_to(self, store: &TestStore) -> Result<Limiter, ConfigError> {

@@ -1,4 +1,4 @@
-//! The store: ledgers, a clock, connections, and exchanges that have not arrived.
+//! The store: ledgers, a clock, connections, and exchanges in transit.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,16 +14,16 @@ use tokio::{
 
 use crate::ledger::{Audience, Exchange, Ledgers, ReplicaId, Reply, Wake};
 
-/// Store time when the store was made.
+/// Store time at the store's creation.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
-/// Longest delay: more than any test lasts, and an `Instant` can be that far ahead.
+/// Maximum delay: longer than any test, but within the range of `Instant`.
 const MAX_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// The number of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnectionId(u64);
 
-/// Wake-ups of one connection, each with the time when it arrives. It is closed with the connection.
+/// Wake-ups of one connection, each with its time of arrival. Closed with the connection.
 pub(super) type WakeReceiver = mpsc::UnboundedReceiver<(Instant, Wake)>;
 
 type WakeSender = mpsc::UnboundedSender<(Instant, Wake)>;
@@ -33,7 +33,7 @@ pub(super) struct Server {
     state: Mutex<ServerState>,
 }
 
-/// Channels wake tasks, which is foreign code: what was taken out of the state is sent or dropped without the lock.
+/// Channels wake tasks, which is foreign code, so messages taken from the state are sent or dropped without the lock.
 #[derive(Default)]
 struct ServerState {
     ledgers: Ledgers,
@@ -41,24 +41,24 @@ struct ServerState {
     delay: Duration,
     /// Store time of the last exchange.
     last_us: u64,
-    /// Of the last connection or exchange.
+    /// Number of the latest connection or exchange.
     last_number: u64,
-    /// All replicas that have ever connected. `None`: it has no connection now.
+    /// All replicas that have ever connected. `None` while a replica is disconnected.
     replicas: BTreeMap<ReplicaId, Option<ServerConnection>>,
-    /// Exchanges that have not arrived, by the time when they do and in the order in which they were sent.
+    /// Exchanges in transit, by time of arrival and in the order in which they were sent.
     under_way: BTreeMap<(Instant, u64), UnderWay>,
 }
 
 struct ServerConnection {
     id: ConnectionId,
     wakes: WakeSender,
-    /// When the last exchange on it arrives: none overtakes another.
+    /// When its latest exchange arrives: exchanges never overtake each other.
     last_arrival: Option<Instant>,
 }
 
 struct UnderWay {
     exchange: Arc<Exchange>,
-    /// How long the reply takes to get back.
+    /// Time that the reply takes.
     back: Duration,
     reply: oneshot::Sender<Reply>,
 }
@@ -66,13 +66,13 @@ struct UnderWay {
 /// An exchange that was sent.
 pub(super) struct PendingReply {
     pub(super) arrives: Instant,
-    /// When the reply is there.
+    /// When the reply arrives.
     pub(super) answered: Instant,
-    /// Closed if the exchange is lost on its way.
+    /// Closed if the exchange is lost in transit.
     pub(super) reply: oneshot::Receiver<Reply>,
 }
 
-/// Messages of exchanges that are still to be delivered.
+/// Replies and wake-ups that remain to be delivered.
 #[derive(Default)]
 struct Delivery {
     replies: Vec<(oneshot::Sender<Reply>, Reply)>,
@@ -114,7 +114,7 @@ impl Server {
         self.lock().ledgers.clear();
     }
 
-    /// A new connection, in place of an older one. `None`: the store is down.
+    /// Opens a connection, which replaces an older one. `None` if the store is down.
     pub(super) fn connect(&self, replica: ReplicaId) -> Option<(ConnectionId, WakeReceiver)> {
         let (wakes, inbox) = mpsc::unbounded_channel();
         let mut state = self.lock();
@@ -133,7 +133,7 @@ impl Server {
         Some((id, inbox))
     }
 
-    /// Closes a connection from the replica's side. Messages that were sent on it arrive.
+    /// Closes a connection from the replica's side. Messages already sent still arrive.
     pub(super) fn disconnect(&self, replica: ReplicaId, id: ConnectionId) {
         let mut state = self.lock();
         let connection = state.replicas.get_mut(&replica);
@@ -146,7 +146,7 @@ impl Server {
         self.lock().connection(replica, id).is_some()
     }
 
-    /// Sends an exchange. `None`: the connection was cut.
+    /// Sends an exchange. `None` if the connection was cut.
     pub(super) fn send(&self, id: ConnectionId, exchange: Arc<Exchange>) -> Option<PendingReply> {
         let now = Instant::now();
         let mut state = self.lock();
@@ -169,7 +169,7 @@ impl Server {
         })
     }
 
-    /// Runs what has arrived, each exchange by the time of its arrival.
+    /// Runs all exchanges that have arrived, each at its time of arrival.
     pub(super) fn run_arrived(&self) {
         let (now, mut delivery) = (Instant::now(), Delivery::default());
         let mut state = self.lock();
@@ -184,7 +184,7 @@ impl Server {
         delivery.deliver();
     }
 
-    /// It is whole after a panic, too: nothing of a user runs under it.
+    /// The state is consistent even after a panic: no user code runs under the lock.
     fn lock(&self) -> MutexGuard<'_, ServerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -206,7 +206,7 @@ impl ServerState {
     }
 
     fn run(&mut self, sent: UnderWay, arrived: Instant, now_us: u64, delivery: &mut Delivery) {
-        // No two exchanges have the same time, though the clock may be paused: the shortest takes some microseconds.
+        // Every exchange has a distinct time, even if the clock is paused: the shortest takes some microseconds.
         self.last_us = now_us.max(self.last_us + 1);
         let is_absent = |(replica, open): (&ReplicaId, &Option<ServerConnection>)| {
             open.is_none().then_some(*replica)
@@ -228,7 +228,7 @@ impl ServerState {
 }
 
 impl Delivery {
-    /// To those who are still there.
+    /// Delivers to all receivers that still exist.
     fn deliver(self) {
         for (receiver, arrives, wake) in self.wakes {
             let _ = receiver.send((arrives, wake));

@@ -1,4 +1,4 @@
-//! A replica's connection to a store of a test.
+//! A replica's connection to a test's store.
 
 use std::{
     collections::VecDeque,
@@ -16,7 +16,7 @@ use crate::{
     store::{Event, Session, Store, StoreError},
 };
 
-/// The way of one limiter to its store.
+/// A limiter's path to its store.
 #[derive(Clone)]
 pub(super) struct Replica {
     server: Arc<Server>,
@@ -42,19 +42,20 @@ impl Store for Replica {
 struct TestSession {
     replica: Replica,
     connection: Option<ClientConnection>,
-    /// Beginnings and ends of connections that the driver has not seen.
+    /// Starts and ends of connections that the driver has not seen.
     events: VecDeque<Event>,
 }
 
 struct ClientConnection {
     id: ConnectionId,
     inbox: WakeReceiver,
-    /// A wake-up under way.
+    /// The wake-up in transit.
     next: Option<(Pin<Box<Sleep>>, Wake)>,
 }
 
 impl TestSession {
-    /// The connection for an exchange. A hello makes it anew if it was cut. `None`: there is none, or the store is down.
+    /// The connection for an exchange. A hello reconnects if it was cut. `None` if the exchange has no connection, or
+    /// the store is down.
     fn connection(&mut self, exchange: &Exchange) -> Option<ConnectionId> {
         let Replica { server, id } = &self.replica;
         if let Some(open) = &self.connection {
@@ -101,7 +102,7 @@ impl Session for TestSession {
             return Poll::Ready(event);
         }
         let Some(connection) = &mut self.connection else {
-            // An exchange that makes one is polled by the same task.
+            // The exchange that opens a connection is polled by the same task.
             return Poll::Pending;
         };
         match ready!(connection.poll_wake(cx)) {
@@ -127,7 +128,7 @@ impl Drop for TestSession {
 }
 
 impl ClientConnection {
-    /// `None`: it has ended.
+    /// `None` if the connection has ended.
     fn poll_wake(&mut self, cx: &mut Context<'_>) -> Poll<Option<Wake>> {
         loop {
             if let Some((arrives, _)) = &mut self.next {
@@ -145,12 +146,12 @@ impl ClientConnection {
 }
 
 impl Replica {
-    /// Sends an exchange when it is first polled. `None`: the connection was cut before the reply was there.
+    /// Sends an exchange when first polled. `None` if the connection was cut before the reply arrived.
     async fn exchange(self, connection: ConnectionId, exchange: Arc<Exchange>) -> Option<Reply> {
         let Self { server, id } = self;
         let sent = server.send(connection, exchange)?;
         if sent.arrives > Instant::now() {
-            // It arrives also if the reply is not waited for.
+            // The exchange arrives even if nobody awaits the reply.
             let server = server.clone();
             tokio::spawn(async move {
                 sleep_until(sent.arrives).await;

@@ -1,4 +1,4 @@
-//! What the API answers.
+//! The answers of the API.
 
 use std::time::Duration;
 
@@ -112,7 +112,7 @@ async fn what_a_key_has_left_of_a_rate_is_shown() {
     }
 }
 
-/// Also a caller whose slots are those of a replica that cannot be asked.
+/// Including a caller whose slots belong to a replica that cannot be asked.
 #[tokio::test]
 async fn a_key_is_explained() {
     let explain = async |scene: &Scene, key: &str, more: &str| {
@@ -164,7 +164,7 @@ async fn a_key_is_explained() {
     }
 }
 
-/// Lists have a size, and say what they leave out.
+/// Lists have a maximum size, and report how many rows are omitted.
 #[tokio::test]
 async fn ten_thousand_permits_are_cut() {
     let scene = in_memory();
@@ -215,7 +215,7 @@ async fn questions_that_cannot_be_read_are_refused() {
     }
 }
 
-/// Names of limits may have any characters.
+/// Limit names may contain any characters.
 #[tokio::test]
 async fn names_are_percent_encoded() {
     let scene = in_memory();
@@ -231,7 +231,7 @@ async fn names_are_percent_encoded() {
     }
 }
 
-/// The page of one process of several says so, and cannot be given authors.
+/// The page of a single process says that it shows only this process, and cannot have authors.
 #[tokio::test]
 async fn a_page_of_one_process_changes_nothing() {
     let server = RedisServer::start();
@@ -271,7 +271,7 @@ async fn a_store_that_goes_away_leaves_the_last_answer() {
     );
     assert_eq!(status["limits"]["rows"][0]["held"], 2, "as it was");
     assert!(status["age_ms"].as_u64().unwrap() >= 1_000, "{status}");
-    // What was never known is an error.
+    // Data that was never known is an error.
     let log = problem(call(&scene.admin, get("/api/changes"), "").await).await;
     assert_eq!(log, (503, "unavailable".to_owned()));
     scene.server.as_mut().unwrap().restart();
@@ -329,7 +329,7 @@ async fn the_page_loads_nothing_and_is_in_no_frame() {
     );
 }
 
-/// With a router of axum below a path, with and without a slash at its end.
+/// Nested into an axum router below a path, with and without a trailing slash.
 #[tokio::test]
 async fn it_is_nested_into_routers() {
     use tower::ServiceExt;
@@ -348,7 +348,7 @@ async fn it_is_nested_into_routers() {
     }
 }
 
-/// An operator whose user may not read the record sees the rest.
+/// An operator whose user may not read the record sees everything else.
 #[tokio::test]
 async fn missing_rights_are_told() {
     let server = RedisServer::start();

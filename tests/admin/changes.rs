@@ -1,4 +1,4 @@
-//! What is changed through the API.
+//! Changes through the API.
 
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -112,7 +112,7 @@ async fn a_change_is_taken_back_by_its_id() {
     }
 }
 
-/// Of two operators who look at one page, the second is told.
+/// Two operators look at the same page: the second one's change is refused.
 #[tokio::test]
 async fn a_change_is_refused_if_something_else_was_seen() {
     for scene in scenes().await {
@@ -166,7 +166,7 @@ async fn values_out_of_range_change_nothing() {
     assert_eq!(scene.max("acme").await, 2);
 }
 
-/// One that died a moment ago is still on the roster.
+/// A replica that died a moment ago is still on the roster.
 #[tokio::test]
 async fn a_change_that_not_all_have_confirmed_is_accepted() {
     let scene = on_redis(1).await;
@@ -183,7 +183,7 @@ async fn a_change_that_not_all_have_confirmed_is_accepted() {
     assert_eq!((status, body), (StatusCode::ACCEPTED, recorded));
 }
 
-/// A job is told, and runs until it stops; one that stops has ended.
+/// A job is notified, and runs until it stops; only then has its permit ended.
 #[tokio::test]
 async fn permits_are_revoked() {
     for scene in scenes().await {

@@ -1,4 +1,4 @@
-//! Requests that are refused, and change nothing.
+//! Refused requests, which change nothing.
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
@@ -16,7 +16,7 @@ fn order() -> String {
         .to_string()
 }
 
-/// Sends a good change in another form. Nothing may have changed unless it is taken.
+/// Sends a valid change in another form. Checks that nothing has changed unless it was accepted.
 async fn outcome(
     scene: &Scene,
     change: impl FnOnce(&mut Request<()>),
@@ -60,7 +60,7 @@ async fn what_another_site_sends_is_refused() {
         ),
         ("sec-fetch-site", "cross-site", (403, "cross-site")),
         ("sec-fetch-site", "same-site", (403, "cross-site")),
-        // A name of theirs that leads here.
+        // A foreign name that leads here.
         ("host", "evil.example:3000", (421, "wrong-host")),
         ("host", "", (400, "malformed")),
         ("content-type", "text/plain", (415, "content-type")),
@@ -107,7 +107,7 @@ async fn what_the_page_and_programs_send_is_taken() {
     outcome(&in_memory(), header("sec-fetch-site", "none"))
         .await
         .unwrap();
-    // A program has neither.
+    // Requests of programs have neither header.
     outcome(&in_memory(), |request| {
         without("origin")(request);
         let _ = request.headers_mut().remove("sec-fetch-site");
@@ -129,7 +129,7 @@ async fn what_the_page_and_programs_send_is_taken() {
     .unwrap();
 }
 
-/// Another site reads nothing either, whatever the application allows in general.
+/// Another site cannot even read, whatever the application allows in general.
 #[tokio::test]
 async fn other_sites_read_nothing() {
     let scene = in_memory();
@@ -201,7 +201,7 @@ async fn a_read_only_page_takes_no_change() {
     assert_eq!(status, 200, "this is no change");
 }
 
-/// The application knows them by what its own layers have left in the request.
+/// The application determines authors by the request extensions that its own layers have set.
 #[tokio::test]
 async fn only_authors_change_something() {
     let limiter = Limiter::in_memory();
@@ -282,7 +282,7 @@ async fn large_bodies_are_not_read() {
     let large = format!("{}{}", order(), " ".repeat(4_096));
     let response = call(&scene.admin, post("/api/changes"), &large).await;
     assert_eq!(problem(response).await, (413, "too-large".to_owned()));
-    // One that does not say how large it is, and never ends.
+    // A body of unknown size that never ends.
     let endless = stream::repeat(Bytes::from_static(&[b' '; 64]));
     let endless = endless.map(|part| Ok::<_, std::io::Error>(Frame::data(part)));
     let request = post("/api/changes").body(StreamBody::new(endless)).unwrap();

@@ -30,7 +30,7 @@ async fn the_api_escapes_all_but_loses_nothing() {
     let held = tower::ServiceExt::oneshot(service, Request::new(()))
         .await
         .unwrap();
-    // `json_of` checks that it is printable ASCII.
+    // `json_of` checks that the text is printable ASCII.
     let status = scene.get("/api/status").await;
     assert_eq!(status["limits"]["rows"][0]["limit"], name);
     let encoded: String = name.bytes().map(|byte| format!("%{byte:02x}")).collect();
@@ -51,7 +51,7 @@ async fn the_api_escapes_all_but_loses_nothing() {
     drop(held);
 }
 
-/// Errors may name what a request has said.
+/// Errors may quote parts of a request.
 #[tokio::test]
 async fn problems_are_escaped() {
     let scene = in_memory();

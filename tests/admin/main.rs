@@ -1,4 +1,4 @@
-//! The page for operators and its API.
+//! The page for operators, and its API.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -21,14 +21,14 @@ pub(crate) const CHAT: Limit = Limit::concurrent("chat", 2).wait_up_to(Duration:
 pub(crate) const HOST: &str = "127.0.0.1:3000";
 pub(crate) const HOUR_MS: u64 = 3_600_000;
 
-/// A service of one process or of several, with a page.
+/// A service with one process or several, and a page.
 pub(crate) struct Scene {
     pub admin: Admin,
     pub limiters: Vec<Limiter>,
     pub server: Option<RedisServer>,
 }
 
-/// In memory and with two replicas on Redis, each with a page that is written by Ada.
+/// In memory, and with two replicas on Redis, each with a page whose author is Ada.
 pub(crate) async fn scenes() -> [Scene; 2] {
     [in_memory(), on_redis(2).await]
 }
@@ -61,7 +61,7 @@ pub(crate) async fn on_redis(replicas: usize) -> Scene {
     }
 }
 
-/// They begin to listen once they are connected.
+/// Replicas start to listen only after they have connected.
 async fn await_replicas(operator: &Operator, count: usize) {
     let all = async {
         while operator.replicas().await.unwrap().answered < count {
@@ -73,7 +73,7 @@ async fn await_replicas(operator: &Operator, count: usize) {
         .expect("in time");
 }
 
-/// A key with this many holders and a request that waits.
+/// A key with this many holders and a waiting request.
 pub(crate) async fn used(limiter: &Limiter, key: &str) -> (Vec<Permit>, Acquire) {
     let semaphore = limiter.semaphore(CHAT, key);
     let mut held = Vec::new();
@@ -87,7 +87,7 @@ pub(crate) fn get(path: &str) -> Builder {
     Request::get(path).header("host", HOST)
 }
 
-/// As the page sends it.
+/// A request with the page's headers.
 pub(crate) fn post(path: &str) -> Builder {
     Request::post(path)
         .header("host", HOST)
@@ -118,7 +118,7 @@ pub(crate) async fn json_of(response: Response<AdminBody>) -> (StatusCode, Value
 }
 
 impl Scene {
-    /// What a path answers that works.
+    /// The successful answer of a path.
     pub(crate) async fn get(&self, path: &str) -> Value {
         let (status, body) = json_of(call(&self.admin, get(path), "").await).await;
         assert_eq!(status, StatusCode::OK, "{path}: {body}");
@@ -130,7 +130,7 @@ impl Scene {
         json_of(response).await
     }
 
-    /// A change that is done.
+    /// Makes a change that must succeed.
     pub(crate) async fn changed(&self, order: Value) {
         let (status, body) = self.change(&order).await;
         let replicas = self.limiters.len();
@@ -144,7 +144,7 @@ impl Scene {
     }
 }
 
-/// The kind of a problem, which has the status of its response.
+/// The status and kind of a problem, which must match its response.
 pub(crate) async fn problem(response: Response<AdminBody>) -> (u16, String) {
     let content_type = response.headers()["content-type"].clone();
     let (status, body) = json_of(response).await;

@@ -1,4 +1,4 @@
-//! What open pages cost.
+//! The cost of open pages.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tower_turnstile::operate::KeyDigest;
 
 use crate::scene::{Scene, call, get, in_memory, on_redis, problem, used};
 
-/// Questions and answers so far.
+/// Number of questions and answers so far.
 fn published(scene: &Scene) -> u32 {
     let server = scene.server.as_ref().unwrap();
     let stats = server.cli(&["INFO", "commandstats"]);
@@ -19,7 +19,7 @@ fn published(scene: &Scene) -> u32 {
     calls.map_or(0, |calls| calls.parse().expect("a number"))
 }
 
-/// A hundred pages that look at the overview and at a limit cost what one costs.
+/// A hundred pages with the overview and a limit cost as much as a single one.
 #[tokio::test]
 async fn replicas_are_asked_as_often_for_many_pages_as_for_one() {
     let scene = on_redis(1).await;
@@ -36,21 +36,21 @@ async fn replicas_are_asked_as_often_for_many_pages_as_for_one() {
         }
     };
     join_all((0..100).map(|_| page())).await;
-    // Each question is published, and so is its answer: two, or three of them, each second at most.
+    // Each question is published, and so is its answer: at most two or three questions per second.
     let asked = (published() - before) / 2;
     let seconds = began.elapsed().as_secs() as u32 + 1;
     assert!(
         (5..=5 * (seconds + 1)).contains(&asked),
         "{asked} in {seconds} s"
     );
-    // Nobody looks.
+    // Nobody looks any longer.
     sleep(Duration::from_millis(1_100)).await;
     let before = published();
     sleep(Duration::from_millis(1_500)).await;
     assert_eq!(published(), before);
 }
 
-/// It is four questions.
+/// An explanation takes four questions.
 #[tokio::test]
 async fn an_explanation_is_shared() {
     let scene = on_redis(1).await;

@@ -1,4 +1,4 @@
-//! Semaphores of a file's limits, for work that is no request.
+//! Semaphores of a file's limits, for work other than requests.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ async fn a_caller_has_the_value_of_its_plan_or_its_own() {
     assert_eq!(error.kind(), AcquireErrorKind::Full);
 }
 
-/// Jobs and requests of a caller are counted together, and only the job waits.
+/// Jobs and requests of a caller count together, but only the job waits.
 #[tokio::test]
 async fn a_job_has_a_slot_of_the_caller_of_requests() {
     let text = "

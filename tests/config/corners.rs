@@ -1,4 +1,4 @@
-//! Corners: paths that lead to two routes, faults beside faults, changes that fail.
+//! Corner cases: paths with two routes, several faults at once, changes that fail.
 
 #[path = "../support/redis_server.rs"]
 mod redis_server;
@@ -67,7 +67,7 @@ async fn a_path_of_two_routes_counts_for_both_of_their_keys() {
     }
 }
 
-/// A response under `at_shutdown` ends with a shutdown, whatever it does when its slot is lost.
+/// Under `at_shutdown` a response ends at a shutdown, regardless of its behaviour on a lost slot.
 #[tokio::test]
 async fn a_shutdown_ends_the_responses_of_a_route_that_says_so() {
     for (settings, ends) in [
@@ -121,7 +121,7 @@ async fn a_path_of_two_routes_keeps_to_the_stricter_settings() {
     );
 }
 
-/// It would be compared with paths as they stand, and `/gr%c3%bcn` would slip past it.
+/// An encoded pattern would be compared verbatim, and `/gr%c3%bcn` would bypass it.
 #[test]
 fn an_encoded_pattern_is_a_fault() {
     for pattern in ["/gr%C3%BCn", "/a\\b", "/chat?stream=true", "/chat#top"] {
@@ -220,7 +220,7 @@ fn routes_of_one_name_are_a_fault() {
     Config::from_toml(text).unwrap_err();
 }
 
-/// And it waits for both, in memory and in the store.
+/// A request waits for both, in memory and in the store.
 #[tokio::test]
 async fn a_path_of_two_routes_waits_for_both_of_their_keys() {
     let redis = redis_server::RedisServer::start();

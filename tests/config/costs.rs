@@ -33,7 +33,7 @@ async fn send(layer: &LimitLayer, cost: Option<&str>) -> Response<()> {
     send_all(layer, &Vec::from_iter(cost.map(str::as_bytes))).await
 }
 
-/// With a header field for each of these.
+/// Sends a request with a header field for each cost.
 async fn send_all(layer: &LimitLayer, costs: &[&[u8]]) -> Response<()> {
     let serve = service_fn(async |_: Request<()>| {
         Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
@@ -46,7 +46,7 @@ async fn send_all(layer: &LimitLayer, costs: &[&[u8]]) -> Response<()> {
     layer.layer(serve).oneshot(request).await.unwrap().map(drop)
 }
 
-/// What the rate has left, by the fields of a response.
+/// The remaining units of the rate, according to the response's fields.
 fn left(response: &Response<()>) -> &str {
     let field = response.headers()["ratelimit"].to_str().unwrap();
     let (_, left) = field.split_once(";r=").unwrap();
@@ -71,7 +71,7 @@ async fn a_cost_is_that_of_the_header() {
     let layer = layer("cost.header = 'x-prompt-tokens'").await;
     for (cost, expected) in [
         (Some("3"), "7"),
-        // Without the header it is 1.
+        // Without the header the cost is 1.
         (None, "6"),
         (Some("002"), "4"),
         (Some("\t1 "), "3"),
@@ -93,7 +93,7 @@ fn assert_invalid(response: &Response<()>, what: &str) {
     assert_eq!(kind, Some("invalid_cost"), "{what}");
 }
 
-/// Fields that are no whole number. With a cost of 1 the dearest request would be the cheapest.
+/// Fields other than whole numbers. If they cost 1, the most expensive request would be the cheapest.
 const NO_NUMBERS: [&[u8]; 17] = [
     b"",
     b" ",
@@ -114,7 +114,7 @@ const NO_NUMBERS: [&[u8]; 17] = [
     b"\"3\"",
 ];
 
-/// Numbers beyond 32 bits, beyond 64, and longer ones.
+/// Numbers beyond 32 bits, beyond 64 bits, and longer ones.
 const LARGE: [&[u8]; 5] = [
     b"4294967295",
     b"4294967296",
@@ -136,11 +136,11 @@ async fn a_header_that_is_no_number_costs_the_most() {
         let in_shadow = send_all(&shadow, &[cost]).await;
         assert_eq!(in_shadow.status(), StatusCode::OK, "{what}");
     }
-    // None of them was charged.
+    // No request above was charged.
     assert_eq!(left(&send(&strict, Some("1")).await), "9");
 }
 
-/// A caller adds a field of its own before that of the proxy, or after it.
+/// A caller adds its own field before or after the proxy's.
 #[tokio::test]
 async fn a_repeated_header_costs_the_most() {
     let layer = layer("cost.header = 'x-prompt-tokens'").await;
@@ -157,7 +157,7 @@ async fn a_cost_above_the_burst_is_clamped() {
     assert_eq!(left(&send(&layer, Some("11")).await), "0");
 }
 
-/// A route has a rate or not, as the file says. A name that the file does not have is a typo.
+/// The file determines whether a route has a rate. A name missing from the file is a typo.
 #[tokio::test]
 async fn a_handler_may_name_each_rate_of_the_file() {
     const FILE: &str = "
@@ -199,7 +199,7 @@ async fn a_handler_may_name_each_rate_of_the_file() {
         let response = service.clone().oneshot(request).await.unwrap();
         response.extensions().get::<Vec<&str>>().unwrap().clone()
     };
-    // Two routes at once, and none.
+    // Two routes at once, and no route.
     for path in ["/chat", "/free", "/free/../chat", "/other"] {
         assert_eq!(known(path).await, ["tokens", "others"], "{path}");
     }

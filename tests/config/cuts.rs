@@ -1,4 +1,4 @@
-//! Files that were cut short: refused, or as good as whole.
+//! Truncated files: either refused or equivalent to the whole file.
 
 use tower_turnstile::{
     Limiter,
@@ -58,7 +58,7 @@ match = ["/export"]
 limits = ["opens"]
 "#;
 
-/// Routes first, the store last, and one limit that only the program uses.
+/// Routes first, the store last, and a limit that only the program uses.
 pub(super) const BACKWARDS: &str = r#"
 [[routes]]
 match = ["/a"]
@@ -99,12 +99,12 @@ store.url = 'memory:'
 store.waiter_ttl = '50s'
 ";
 
-/// What a file cut short at each byte is taken for.
+/// How the prefix of a file is read, for each length.
 #[derive(Debug, Default)]
 struct Cuts {
     refused: usize,
     same: usize,
-    /// Texts that mean something else.
+    /// Prefixes with another meaning.
     others: Vec<String>,
 }
 
@@ -147,12 +147,12 @@ fn no_part_of_a_file_with_a_last_line_is_taken_for_all_of_it() {
         let cuts = cuts(&text);
         println!("{name}: {} refused, {} the same", cuts.refused, cuts.same);
         assert!(cuts.others.is_empty(), "{name}: {:?}", cuts.others);
-        // But for line breaks behind the end.
+        // Except line breaks at the end.
         assert!(cuts.same <= 2, "{name}: {}", cuts.same);
     }
 }
 
-/// What is left: each of these is whole lines, in which a route has a limit and each limit a route.
+/// The remaining cases: each consists of whole lines in which every route has a limit and every limit a route.
 #[test]
 fn without_a_last_line_only_whole_lines_can_be_missing() {
     for (name, text, expected) in [
@@ -203,7 +203,7 @@ fn a_number_at_the_end_may_have_had_more_digits() {
     for end in ["\n", "\r\n", " ", " # a hundred", " # a hundred\n"] {
         Config::from_toml(&format!("{text}{end}")).expect(end);
     }
-    // Other faults go first.
+    // Other faults take precedence.
     let error = Config::from_toml("limits.a.concurrent = 0").unwrap_err();
     assert_eq!(error.faults()[0].path(), "limits.a.concurrent");
 }
@@ -265,7 +265,7 @@ fn a_reload_takes_limits_away_but_not_all_without_saying_so() {
     let fewer = fewer.replace(", { match = ['/b'], limits = ['b'] }", "");
     live.reload(&Config::from_toml(&fewer).unwrap()).unwrap();
     assert_eq!(live.limit("b"), None);
-    // Made in code, or by another format.
+    // A configuration made in code or read from another format.
     let nothing = toml::from_str::<Config>("").unwrap();
     for config in [nothing, Config::default()] {
         let error = live.reload(&config).unwrap_err();

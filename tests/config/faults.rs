@@ -1,4 +1,4 @@
-//! Values that are out of range or do not go together: all of them are reported, each by its path.
+//! Values out of range and inconsistent values: all of them are reported, each by its path.
 
 use tower_turnstile::config::Config;
 
@@ -63,7 +63,7 @@ fn all_faults_are_reported_at_once() {
     assert!(faults[8].ends_with("there is no limit `missing`"));
 }
 
-/// One fault each: the path, and words of the message.
+/// One fault each: the path and some words of the message.
 pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
     let limit = |fields: &str| format!("[limits.a]\n{fields}");
     let route = |fields: &str| format!("limits.a.concurrent = 1\n[[routes]]\n{fields}");

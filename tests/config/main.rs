@@ -1,4 +1,4 @@
-//! Limits from a file: what is wrong with one, which requests it holds to what, and what a new one changes.
+//! Limits from a file: its faults, which requests it limits, and the effect of a reload.
 
 mod callers;
 mod corners;

@@ -1,4 +1,4 @@
-//! What a request would meet, and whether that is what it meets.
+//! Previews of a request, compared with the actual outcome.
 
 use http::Request;
 use tower::Layer;
@@ -54,7 +54,7 @@ fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> Request<()> {
     request
 }
 
-/// `name caller value weight cost`, and why it is refused.
+/// `name caller value weight cost`, and the reason of a refusal.
 fn shown(limit: &LimitPreview) -> String {
     let caller = limit.caller.as_ref().map_or("-", |caller| caller.as_str());
     let refusal = limit.refusal.map_or("", RefusalKind::as_str);
@@ -70,7 +70,7 @@ fn shown(limit: &LimitPreview) -> String {
         .to_owned()
 }
 
-/// Routes, and limits.
+/// Routes and limits.
 fn preview(method: &str, path: &str, headers: &[(&str, &str)]) -> (Vec<usize>, Vec<String>) {
     let (head, ()) = request(method, path, headers).into_parts();
     let preview = config().preview(&head).expect("valid");
@@ -174,7 +174,7 @@ fn a_request_meets_the_limits_of_its_route() {
     }
 }
 
-/// A path that cannot be read is under no route, and refused.
+/// A path with too many readings matches no route, and is refused.
 #[test]
 fn a_path_with_too_many_readings_is_told() {
     let path = format!("/v1/%{}2F", "25".repeat(200));
@@ -183,7 +183,7 @@ fn a_path_with_too_many_readings_is_told() {
     assert!(preview.unreadable && preview.routes.is_empty() && preview.limits.is_empty());
 }
 
-/// The layer of the same file refuses at once whatever the preview says is always refused, and admits the rest.
+/// The layer of the same file refuses at once every request that the preview always refuses, and admits the others.
 #[tokio::test]
 async fn the_layer_does_what_the_preview_says() {
     for (path, key, tokens) in [

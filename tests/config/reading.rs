@@ -1,4 +1,4 @@
-//! Texts that are a configuration, and texts that are none.
+//! Texts that are valid configurations, and invalid texts.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tower_turnstile::{
 
 const ROUTE: &str = "routes = [{ match = ['*'], limits = ['a'] }]";
 
-/// The line and the text of the one fault.
+/// The line and the message of the only fault.
 #[track_caller]
 fn refusal(text: &str) -> (usize, String) {
     let error = Config::from_toml(text).unwrap_err();
@@ -93,7 +93,7 @@ fn words_and_tables_read_alike() {
     assert_eq!(policy("{ local = 7 }"), Some(Fallback::Local(7)));
 }
 
-/// Texts that cannot be read, the line, and words of TOML's own message.
+/// Unreadable texts, the line, and words of TOML's own message.
 pub(super) const UNREADABLE: [(&str, usize, &str); 27] = [
     (
         "[limits.a]\nplans = { p = { rate = 5 } }",

@@ -1,4 +1,4 @@
-//! What a new configuration changes, and what it leaves alone.
+//! The effects of a reload, and the state that it preserves.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
@@ -113,7 +113,7 @@ async fn one_callers_new_value_acts_at_once() {
         .unwrap();
     assert!(one.is_woken() && !other.is_woken());
     assert_eq!(assert_ready!(one.poll()).unwrap().status(), StatusCode::OK);
-    // One that is not listed any more has the limit's value.
+    // A removed override falls back to the limit's value.
     let without = text
         .replace("overrides = { k = 1 }, ", "")
         .replace("concurrent = 1", "concurrent = 3");
@@ -177,7 +177,7 @@ limits.a: limit `a` cannot change between concurrent and rate while it is in use
             "routes[0].limits[0]: there is no limit `b`",
         ),
     ] {
-        // Not by `from_toml`, which would find some of it before.
+        // `from_toml` would find some of these faults earlier.
         let config: Config = toml::from_str(text).unwrap();
         assert_eq!(live.reload(&config).unwrap_err().to_string(), faults);
         assert_eq!(live.limit("a").unwrap().max(), 1);
@@ -198,7 +198,7 @@ fn a_key_by_route_is_of_a_class_of_its_own() {
         .unwrap();
 }
 
-/// The limiter refuses the second limit, when the first has its new value already.
+/// The limiter refuses the second limit after the first already has its new value.
 #[tokio::test]
 async fn a_change_that_fails_half_way_is_taken_back() {
     let live = live(&of(1));
@@ -258,7 +258,7 @@ async fn the_named_limit_serves_without_http() {
     assert_eq!(send(&service, get("/")).await.status(), StatusCode::OK);
 }
 
-/// Taken before two reloads: neither the first values of the limit, nor its last.
+/// Taken before two reloads: neither the first values of the limit nor its last.
 #[tokio::test]
 async fn a_limit_that_was_taken_stays_valid_over_reloads() {
     let live = live(&of(1));
@@ -269,19 +269,19 @@ async fn a_limit_that_was_taken_stays_valid_over_reloads() {
     let limiter = live.limiter();
     let semaphore = limiter.try_semaphore(&taken, Key::SHARED).unwrap();
     let layer = limiter.try_layer(taken.wait_up_to(SECOND)).unwrap();
-    // Both keep to the latest values.
+    // Both semaphores follow the latest values.
     let mut held = Vec::new();
     for _ in 0..3 {
         held.push(semaphore.acquire().await.unwrap());
     }
     let service = layer.layer(serve(Script::of([])));
     assert!(service.oneshot(get("/")).now_or_never().is_none());
-    // The limit of a semaphore serves for another one, too.
+    // A semaphore's limit is valid for another semaphore, too.
     live.reload(&of(4)).unwrap();
     limiter.try_semaphore(semaphore.limit(), "other").unwrap();
 }
 
-/// A handler takes a limit and registers it, as the guide has it, at any moment of a reload.
+/// A handler takes a limit and registers it, as shown in the guide, at any moment of a reload.
 #[test]
 fn limits_are_taken_and_registered_while_reloads_run() {
     const RELOADS: u32 = 2_000;
@@ -310,7 +310,7 @@ fn limits_are_taken_and_registered_while_reloads_run() {
     assert!(calls.load(Relaxed) >= RELOADS);
 }
 
-/// The values of single keys that code has found are not the file's business.
+/// A reload does not touch values of single keys set by code.
 #[tokio::test]
 async fn a_reload_leaves_the_programs_own_values_alone() {
     let text = "
@@ -332,7 +332,7 @@ async fn a_reload_leaves_the_programs_own_values_alone() {
     let _third = assert_ready!(third.poll()).unwrap();
 }
 
-/// Two limits that change together, as one reader sees them.
+/// Two limits that change together, observed by one reader.
 #[test]
 fn limits_are_taken_from_one_configuration() {
     const RELOADS: u32 = 2_000;
@@ -365,7 +365,7 @@ fn limits_are_taken_from_one_configuration() {
     assert!(calls.load(Relaxed) >= RELOADS);
 }
 
-/// What code makes of a limit is its own, and so is a limit at another limiter.
+/// A limit derived in code is independent, and so is a limit at another limiter.
 #[test]
 fn a_limit_that_code_has_changed_is_compared() {
     let text = "

@@ -1,4 +1,4 @@
-//! Which requests are held to which limits.
+//! Which limits apply to which requests.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ use crate::support::{Script, get, held, send, serve};
 
 type Answer = Response<ResponseBody<Script>>;
 
-/// A service whose responses go on for ever, behind the layer of this configuration.
+/// A service with endless responses, behind the layer of this configuration.
 fn limited(
     text: &str,
     limiter: &Limiter,
@@ -28,7 +28,7 @@ fn limited(
     layer.layer(serve(Script::of([]).then_waits()))
 }
 
-/// The statuses of these requests, while all that were admitted go on.
+/// The statuses of these requests, while all admitted ones are still running.
 async fn statuses<const N: usize>(text: &str, requests: [Request<()>; N]) -> [u16; N] {
     let service = limited(text, &Limiter::in_memory());
     let mut answers: Vec<Answer> = Vec::new();
@@ -175,7 +175,7 @@ async fn a_key_by_address_is_the_peers() {
     ";
     let peers = ["192.0.2.1:1", "192.0.2.1:2", "192.0.2.2:1"];
     assert_eq!(statuses(text, peers.map(from)).await, [200, 429, 200]);
-    // The value belongs to the whole network.
+    // The value applies to the whole network.
     let peers = [
         "[2001:db8::1]:1",
         "[2001:db8::2]:1",
@@ -258,7 +258,7 @@ async fn a_path_of_several_readings_is_held_to_the_limits_of_all() {
         statuses(text, [both(), get("/p/a"), get("/p/a/b")]).await,
         [200, 430, 503]
     );
-    // The one that they share is taken once.
+    // The shared limit is acquired only once.
     let one_each = text.replace("9", "1");
     assert_eq!(statuses(&one_each, [both()]).await, [200]);
 }
@@ -281,7 +281,7 @@ async fn a_route_has_a_weight() {
         statuses(text, requests.map(get)).await,
         [200, 200, 429, 200, 429, 200, 200, 429]
     );
-    // More than this caller has, and a caller who has nothing.
+    // A request heavier than this caller's value, and a caller with a value of 0.
     let of = |key| {
         Request::get("/large")
             .header("x-key", key)

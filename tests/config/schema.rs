@@ -1,4 +1,4 @@
-//! The schema agrees with what reads a file: it accepts whatever is accepted, and refuses what no section can hold.
+//! The schema agrees with the reader: it accepts every valid file, and refuses values that no section can hold.
 
 use std::{fs, path::Path};
 
@@ -29,12 +29,12 @@ fn examples() -> Vec<String> {
         .collect()
 }
 
-/// As a plugin for TOML gives it to the schema. `None`: it is not TOML.
+/// A TOML plugin's input for the schema. `None` if the text is not TOML.
 fn tree(text: &str) -> Option<Value> {
     toml::from_str(text).ok()
 }
 
-/// The first block of TOML in a page.
+/// The first TOML block of a page.
 fn block(page: &str) -> &str {
     let (_, block) = page.split_once("```toml\n").expect("a block");
     block.split_once("```").expect("its end").0
@@ -70,7 +70,7 @@ fn schema_refuses_what_cannot_be_read() {
     }
 }
 
-/// How long a duration is, and what another section says, no schema knows.
+/// A schema cannot know the length of a duration or the content of another section.
 const UNKNOWN_TO_IT: [(&str, &str); 18] = [
     ("limits.a.per", "1 ms to 86400s"),
     ("limits.a.cost", "more than the burst of 2"),
@@ -105,8 +105,8 @@ fn schema_refuses_what_is_faulty_by_itself() {
     assert_eq!(passed, UNKNOWN_TO_IT);
 }
 
-/// All values in the place of all values: the schema is never stricter than what reads a file, and never accepts a value of a
-/// type, or a field, that cannot be read.
+/// Every value in the place of every other value: the schema is never stricter than the reader, and never accepts a
+/// field or a type of value that the reader cannot parse.
 #[test]
 fn schema_and_reader_agree_on_changed_files() {
     let schema = schema();
@@ -154,7 +154,7 @@ fn schema_and_reader_agree_on_changed_files() {
         for place in places(&whole) {
             let values = values.iter().cloned().map(Some).chain([None]);
             for value in values {
-                // serde reads a list as a table's fields in their order, which nobody should write.
+                // serde reads a list as a table's fields in order, which nobody should write.
                 if value.as_ref().is_some_and(Value::is_array)
                     && whole.pointer(&place).is_some_and(Value::is_object)
                 {
@@ -187,7 +187,7 @@ fn schema_and_reader_agree_on_changed_files() {
     );
 }
 
-/// JSON pointers (RFC 6901) to all values below this one. No name has a slash or a tilde.
+/// JSON pointers (RFC 6901) to all values below this one. The names contain neither slashes nor tildes.
 fn places(tree: &Value) -> Vec<String> {
     let names: Vec<String> = match tree {
         Value::Object(fields) => fields.keys().cloned().collect(),
@@ -206,7 +206,7 @@ fn places(tree: &Value) -> Vec<String> {
     names.into_iter().flat_map(below).collect()
 }
 
-/// Puts a value in a place, or removes what is there. The file then ends in another line than it announced.
+/// Replaces the value at a place, or removes it. The file then ends with another line than it announces.
 fn change(whole: &Value, place: &str, value: Option<Value>) -> Value {
     let mut changed = whole.clone();
     changed

@@ -1,4 +1,4 @@
-//! Values of plans and of single callers with a burst of their own.
+//! Values of plans and single callers with their own burst.
 
 use std::convert::Infallible;
 
@@ -11,7 +11,7 @@ use tower_turnstile::{
     config::{Config, LiveConfig},
 };
 
-/// A rate of 100,000 a day, with these values.
+/// A rate of 100,000 per day, with these values.
 fn config(values: &str) -> Config {
     let text = format!(
         "
@@ -27,7 +27,7 @@ fn config(values: &str) -> Config {
     Config::from_toml(&text).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Charges a caller, and returns what it has left.
+/// Charges a caller, and returns its remaining budget.
 async fn charge(layer: &LimitLayer, key: &str, cost: u32) -> Option<u32> {
     let serve = service_fn(move |request: Request<()>| async move {
         let slot = request
@@ -71,7 +71,7 @@ async fn plans_and_single_callers_have_their_own_bursts() {
     }
 }
 
-/// 95,000 of 100,000 stay 95,000, whatever the plan has.
+/// A use of 95,000 out of 100,000 stays 95,000, whatever the plan's burst.
 #[tokio::test]
 async fn use_stays_when_a_plan_gets_another_burst() {
     let live =

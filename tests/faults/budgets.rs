@@ -1,12 +1,12 @@
-//! Budgets of tokens on three replicas whose messages are lost, late, cut off and sent again: what the store counts is what
-//! was charged, spent and settled.
+//! Token budgets on three replicas whose messages are lost, late, cut off and repeated: the store must count exactly
+//! the charges, spending and settlements.
 //!
-//! Each stream notes what it does (`journal`). A recorder between the faults and the server notes what has run, which is
-//! replayed with arithmetic of its own (`replay`). The state of a rate must be that of the replay to the remainder of a
-//! microsecond, and each charge that of a stream, by the rules of the guide's page: nothing twice, nothing of a refusal,
-//! and exactly what is owed where nothing was lost.
+//! Each stream records its actions (`journal`). A recorder between the faults and the server records the executed
+//! commands, which are replayed with independent arithmetic (`replay`). The state of a rate must match the replay to
+//! the remainder of a microsecond, and each charge must belong to a stream. By the rules of the guide's page, nothing
+//! counts twice, no refusal is charged, and the exact debt is charged if nothing was lost.
 //!
-//! Streams come in rounds, with faults and without. The seed is printed.
+//! Streams come in rounds, with and without faults. The seed is printed.
 
 mod journal;
 mod replay;
@@ -52,17 +52,17 @@ use crate::{
 
 const STREAMS: usize = 500;
 const KEYS: usize = 10;
-/// How many streams of a round run at about the same time.
+/// Number of rounds. The streams of a round run at about the same time.
 const ROUNDS: usize = 4;
-/// Longer than a busy machine stands still: what is lost here was cut off.
+/// Longer than any stall of a busy machine, so that messages are lost only by cuts.
 const STORE_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// Renewed after a third of it, when the longer streams are still there.
+/// Renewed after a third of it, while the longer streams are still running.
 const LEASE: Duration = Duration::from_secs(5);
 
 type Service = BoxCloneSyncService<Request<Arc<Stream>>, (), Infallible>;
 
 struct Replica {
-    /// Gone with its process.
+    /// Dropped with its process.
     runtime: Option<Runtime>,
     proxy: FaultProxy,
     limiter: Limiter,
@@ -94,7 +94,7 @@ impl Replica {
         }
     }
 
-    /// A request, and what becomes of it.
+    /// Sends a request, and handles its outcome.
     fn send(&self, stream: &Arc<Stream>) -> impl Future<Output = ()> + use<> {
         let mut request = Request::new(stream.clone());
         let key = format!("key-{}", stream.key).parse().expect("a value");
@@ -107,11 +107,11 @@ impl Replica {
             // A refusal is a response.
             let _ = timeout(stream.leaves, service.oneshot(request)).await;
         });
-        // It is cancelled if the process is killed.
+        // Cancelled if the process is killed.
         async move { drop(sent.await) }
     }
 
-    /// Until it works again, with all that was wrong before behind it.
+    /// Waits until the replica works again, and all earlier faults are over.
     async fn until_well(&self) {
         let slots = self.limiter.semaphore(slots(), "another");
         soon(async {
@@ -125,7 +125,7 @@ impl Replica {
 
 impl Drop for Replica {
     fn drop(&mut self) {
-        // Not from within another runtime.
+        // A runtime cannot be dropped inside another one.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -163,11 +163,11 @@ struct Scene {
     server: RedisServer,
     recorder: Recorder,
     replicas: Vec<Replica>,
-    /// The name of the rate: each test measures one of its own.
+    /// The name of the rate: each test measures its own.
     #[cfg(feature = "metrics")]
     tokens: String,
     streams: Vec<Arc<Stream>>,
-    /// Of the rates, in the order of their numbers.
+    /// Keys of the rates, in the order of their numbers.
     keys: BTreeMap<String, usize>,
     /// When the data was lost.
     losses: Vec<u64>,
@@ -221,7 +221,7 @@ impl Scene {
         replicas.filter(|replica| replica.runtime.is_some())
     }
 
-    /// Starts the streams of a round, each at one of the replicas.
+    /// Starts the streams of a round, each on one of the replicas.
     fn begin(&self, round: usize) -> (Vec<Arc<Stream>>, impl Future<Output = ()> + use<>) {
         let size = STREAMS / ROUNDS;
         let streams = self.streams[round * size..][..size].to_vec();
@@ -236,7 +236,7 @@ impl Scene {
         (streams, async move { drop(join_all(sent).await) })
     }
 
-    /// Nothing is wrong: all that is owed is reported.
+    /// Without faults the whole debt is reported.
     async fn calm_round(&mut self, round: usize) {
         let (streams, over) = self.begin(round);
         soon(over).await;
@@ -270,19 +270,19 @@ impl Scene {
         }
         assert!(faults > 4, "seed {}: only {faults} faults", self.seed);
         for replica in self.alive() {
-            // Nothing of before comes later.
+            // No message from before arrives later.
             replica.proxy.cut_all();
             replica.until_well().await;
         }
     }
 
-    /// Something happens to a replica's messages, and is over.
+    /// Injects a fault into a replica's messages, and ends it.
     async fn fault(&mut self) {
         let alive = self.alive().count();
         let proxy = &self.replicas[self.rng.usize(..alive)].proxy;
         let length = Duration::from_millis(self.rng.u64(10..120));
         match self.rng.u32(..8) {
-            // Answers are lost.
+            // Replies are lost.
             0..4 => {
                 proxy.drop_replies(true);
                 sleep(length).await;
@@ -296,7 +296,7 @@ impl Scene {
                 sleep(length).await;
                 proxy.delay(way, Duration::ZERO);
             }
-            // Messages arrive once their sender has given them up, and sends others.
+            // Messages arrive after their sender has timed out and sends others.
             6 => {
                 proxy.hold_all(Way::Requests);
                 sleep(length).await;
@@ -314,7 +314,7 @@ impl Scene {
         }
     }
 
-    /// The last replica is gone in the middle of everything.
+    /// The last replica dies in the middle of everything.
     fn kill(&mut self) {
         let replica = self.replicas.last_mut().expect("three");
         replica.proxy.half_open(true);
@@ -344,7 +344,7 @@ impl Scene {
     }
 
     fn check_each(&mut self, streams: &[Arc<Stream>]) -> Result<(), String> {
-        // What has been answered has run.
+        // Every answered request was executed.
         self.answers.read_on();
         let (runs, none) = (self.runs(&self.recorder.executed()), Run::default());
         streams.iter().try_for_each(|stream| {
@@ -353,7 +353,7 @@ impl Scene {
         })
     }
 
-    /// The state of each rate by the replay of all that has run, and how it came to be.
+    /// Replays all executed commands for each rate, and compares the states.
     fn replay(&self, executed: &[Executed]) -> Vec<Replay> {
         let mut rates = vec![Replay::default(); KEYS];
         let mut losses = self.losses.iter().peekable();
@@ -391,7 +391,7 @@ impl Scene {
         self.check_sums(&executed, &rates);
     }
 
-    /// Without a loss: what is counted is what was charged, spent and settled, less what was given back.
+    /// Without data loss the counted cost equals the charges, spending and settlements, less the refunds.
     fn check_sums(&self, executed: &[Executed], rates: &[Replay]) {
         let runs = self.runs(executed);
         for (number, rate) in rates.iter().enumerate().filter(|_| self.losses.is_empty()) {
@@ -405,7 +405,7 @@ impl Scene {
         self.check_missing(&runs);
     }
 
-    /// What is missing, of processes that live, was measured as such.
+    /// The metrics report the cost missing from live processes.
     #[cfg(feature = "metrics")]
     fn check_missing(&self, runs: &BTreeMap<Owner, Run>) {
         let missing = self.streams.iter().map(|stream| {
@@ -438,10 +438,10 @@ impl Scene {
     }
 }
 
-/// The replies that have reached a replica: which, and the server's time.
+/// The replies that have reached a replica, each with the server's time.
 #[derive(Default)]
 struct Answers {
-    /// Of the log.
+    /// Length of the log read so far.
     length: usize,
     arrived: HashSet<(String, u64)>,
 }
@@ -463,7 +463,7 @@ impl Answers {
     }
 }
 
-/// Of this process, from the first call on.
+/// Metrics of this process, from the first call on.
 #[cfg(feature = "metrics")]
 fn measured() -> &'static PrometheusHandle {
     static MEASURED: LazyLock<PrometheusHandle> = LazyLock::new(|| {
@@ -475,7 +475,7 @@ fn measured() -> &'static PrometheusHandle {
     &MEASURED
 }
 
-/// The cost that was perhaps never charged.
+/// The cost that was possibly never charged.
 #[cfg(feature = "metrics")]
 fn unsettled(limit: &str) -> u64 {
     let text = measured().render();
@@ -487,7 +487,7 @@ fn unsettled(limit: &str) -> u64 {
     value.map_or(0, |value| value.parse().expect("a whole number"))
 }
 
-/// G1 for budgets: the state is what was charged, spent and settled, and nothing counts twice.
+/// G1 for budgets: the state equals the charges, spending and settlements, and nothing counts twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_budget_counts_what_was_settled_whatever_is_lost() {
     let mut scene = Scene::start(seed()).await;
@@ -498,7 +498,7 @@ async fn a_budget_counts_what_was_settled_whatever_is_lost() {
     scene.finish().await;
 }
 
-/// G1 for budgets: what the store forgets is gone, and permits that come back to it are not charged again.
+/// G1 for budgets: data forgotten by the store is gone, and returning permits are not charged again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_budget_counts_nothing_twice_when_the_store_forgets() {
     let mut scene = Scene::start(seed()).await;

@@ -1,5 +1,5 @@
-//! G4, G8: a server whose output buffers for subscribers are too small ends the connection, with whatever is under way
-//! on it.
+//! G4, G8: a server whose output buffers for subscribers are too small ends the connection, with all exchanges in
+//! flight.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::{
     support::redis_server::RedisServer,
 };
 
-/// One exchange for as many has a reply of more than 16 KiB.
+/// One exchange for this many waiters has a reply of more than 16 KiB.
 const WAITERS: u32 = 1_500;
 const POLL: Duration = Duration::from_secs(1);
 
@@ -27,7 +27,7 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
     let limiter = builder.connect(&server.url()).await.expect("it is up");
     let waits = limiter.semaphore(strict(1).max_waiters(10_000), "key");
 
-    // A wake-up comes at once.
+    // A wake-up arrives at once.
     let handoff = async || {
         let held = soon(giver.acquire()).await.expect("free");
         let waiter = queue(&waits, 1).await;
@@ -48,7 +48,7 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
         waiting.spawn(async move { request.await.map(drop) });
     }
     let began = Instant::now();
-    // A question that is under way on a connection when that ends is not asked again.
+    // A question in flight on a connection that ends is not repeated.
     let are_queued = async || {
         waits
             .usage()
@@ -61,7 +61,7 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     println!("{WAITERS} are in the queue after {:?}", began.elapsed());
-    // Polls are large too. Nobody is refused.
+    // Polls are large too. No request is refused.
     tokio::time::sleep(3 * POLL).await;
     assert!(limiter.status().store_up, "G8");
     assert!(waiting.try_join_next().is_none());
@@ -76,7 +76,7 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
     until_empty(&server).await;
     let without = handoff().await;
     assert!(without < POLL + SLACK, "G4: {without:?}");
-    // One that begins now finds out first.
+    // A limiter that starts now has to probe first.
     let newcomer = semaphore(&server.url(), &strict(1)).await;
     let took = until_granted(&newcomer).await;
     println!("a newcomer is served after {took:?}");
@@ -86,7 +86,7 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
     limit_subscribers(&server, "32mb 8mb 60");
     let repaired = Instant::now();
     let mut quick = 0;
-    // Without wake-ups one in five would be as quick by chance.
+    // Without wake-ups one in five would be as fast by chance.
     while quick < 4 {
         assert!(repaired.elapsed() < PATIENT, "no wake-ups again");
         quick = match handoff().await < POLL / 5 {

@@ -1,4 +1,4 @@
-//! Clocks that are wrong: the server's, stepped by a minute and more, and those of the processes.
+//! Wrong clocks: the server's, stepped by a minute and more, and the processes'.
 
 use std::{
     sync::Arc,
@@ -31,7 +31,7 @@ struct Stepped {
     server: RedisServer,
 }
 
-/// Holders hold on while others wait; then the server's clock is stepped.
+/// Some holders keep their permits while others wait; then the server's clock is stepped.
 async fn step(clock: &Clock, seconds: i64) -> Stepped {
     let server = clock.server();
     let holders = Holders::count(CAP);
@@ -46,7 +46,7 @@ async fn step(clock: &Clock, seconds: i64) -> Stepped {
     let load = holders.load(&other, 4, HOLD);
     until_usage(&other, |_, waiting| waiting == 4).await;
     clock.step(&server, seconds).await;
-    // Until leases were renewed by the new time, or their permits put back.
+    // Until all leases were renewed by the new time, or their permits restored.
     sleep(LEASE / 3 + POLL + SLACK).await;
     let figures = holders.figures();
     sleep(4 * HOLD).await;
@@ -57,7 +57,7 @@ async fn step(clock: &Clock, seconds: i64) -> Stepped {
         held.iter().all(|permit| !permit.is_lost()),
         "their own clocks were right"
     );
-    // Until its end, those of the others go on.
+    // Free a slot, so that the load makes progress.
     held.pop();
     sleep(10 * HOLD).await;
     let done = load.finish().await;
@@ -71,7 +71,8 @@ async fn step(clock: &Clock, seconds: i64) -> Stepped {
     }
 }
 
-/// All leases are over by the server's clock. What G1 then excuses is bounded by those who hold on by their own.
+/// By the server's clock all leases are over. The violation of G1 that this excuses is bounded by the holders that
+/// continue by their own clocks.
 #[tokio::test]
 async fn a_server_clock_stepped_forward_overshoots_once() {
     let clock = Clock::new();
@@ -88,7 +89,7 @@ async fn a_server_clock_stepped_forward_overshoots_once() {
     println!("empty {empty:?} after the last release");
 }
 
-/// Leases last longer by that: nothing is granted twice, and what is given back is free at once.
+/// Leases last longer by the step: nothing is granted twice, and a released slot is free at once.
 #[tokio::test]
 async fn a_server_clock_stepped_back_breaks_no_cap() {
     let clock = Clock::new();
@@ -107,12 +108,12 @@ async fn a_server_clock_stepped_back_breaks_no_cap() {
         "G5"
     );
     drop(permits);
-    // What was asked for before the step may be repeated until the time is what it was; nobody delays others.
+    // Requests made before the step may be repeated until the clock has caught up; they delay nobody.
     until_usage(&other, |in_use, waiting| in_use + waiting == 0).await;
 }
 
-/// Deadlines that lie further ahead than any lease could last are cut, or a crashed holder would hold its slot for as
-/// long as the clock was stepped back.
+/// Deadlines further ahead than any lease are shortened. Otherwise a crashed holder would keep its slot for as long as
+/// the clock was stepped back.
 #[tokio::test]
 async fn a_clock_stepped_back_by_a_day_leaves_no_deadline_beyond_the_longest_lease() {
     let clock = Clock::new();
@@ -120,7 +121,7 @@ async fn a_clock_stepped_back_by_a_day_leaves_no_deadline_beyond_the_longest_lea
     clock.step(&server, 24 * 60 * 60).await;
     let one = semaphore(&server.url(), &strict(1)).await;
     let _permit = soon(one.acquire()).await.expect("free");
-    // Of a process that is no more: in an hour's lease at most.
+    // A holder of a dead process ends within an hour's lease at most.
     let key = server.cli(&["KEYS", "*"]);
     let until_ms = (time_of(&server) + 30) * 1_000;
     server.cli(&["ZADD", &key, &until_ms.to_string(), "crashed"]);
@@ -135,7 +136,7 @@ async fn a_clock_stepped_back_by_a_day_leaves_no_deadline_beyond_the_longest_lea
     assert!((0.0..=3_601.0).contains(&ahead), "{ahead}");
 }
 
-/// Back by more than the lease, then forward by less than a waiter's time: the queue stays as it is.
+/// Back by more than the lease, then forward by less than a waiter's time to live: the queue is unchanged.
 #[tokio::test]
 async fn small_steps_cost_no_queue_position() {
     let clock = Clock::new();
@@ -158,7 +159,7 @@ async fn small_steps_cost_no_queue_position() {
     until_empty(&server).await;
 }
 
-/// The time of day of a process is used for nothing: replicas minutes apart share one cap, in the order of arrival.
+/// A process's wall clock is never used: replicas minutes apart share one cap, in order of arrival.
 #[test]
 fn replicas_whose_clocks_are_wrong_share_one_cap() {
     alone(async {
@@ -185,11 +186,11 @@ fn replicas_whose_clocks_are_wrong_share_one_cap() {
             watch.until_members(number + 2).await;
         }
         streams.until_started(99).await;
-        // In the middle of it all, they are wrong the other way.
+        // In the middle of the run, the clocks are wrong in the other direction.
         for (clock, seconds) in clocks.iter().zip([600, -3_600, -600]) {
             clock.step_to(seconds);
         }
-        // For longer than a lease.
+        // Longer than a lease.
         sleep(LEASE + POLL).await;
         holder.abort();
         for client in clients {

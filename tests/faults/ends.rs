@@ -33,12 +33,12 @@ fn runtime() -> Runtime {
         .expect("a runtime")
 }
 
-/// Waits for it on a runtime of its own.
+/// Waits on a separate runtime until the store is empty.
 fn empty(server: &RedisServer) -> Duration {
     runtime().block_on(until_empty(server))
 }
 
-/// A panic here would end the process with an abort.
+/// A panic here would abort the process.
 #[test]
 fn permits_and_requests_dropped_after_their_runtime_are_back_within_the_lease() {
     let server = RedisServer::start();
@@ -60,7 +60,7 @@ fn permits_and_requests_dropped_after_their_runtime_are_back_within_the_lease() 
     let outside = thread::spawn(move || {
         drop(requests.pop());
         drop(permit);
-        // Inside the context of the runtime that is gone.
+        // Inside the context of the dead runtime.
         let _in_runtime = dead.enter();
         drop(requests);
     });
@@ -79,7 +79,7 @@ fn permits_and_requests_dropped_after_their_runtime_are_back_within_the_lease() 
     empty(&server);
 }
 
-/// On a bare thread, while the runtime goes on: at once.
+/// Dropped on a bare thread while the runtime is running: released at once.
 #[test]
 fn a_permit_dropped_by_a_panic_outside_a_runtime_is_back_at_once() {
     let server = RedisServer::start();
@@ -103,7 +103,7 @@ fn a_permit_dropped_by_a_panic_outside_a_runtime_is_back_at_once() {
     assert!(took < LEASE / 2, "G5: {took:?}");
 }
 
-/// G2: a stream that may go on without its slot does, and that is counted.
+/// G2: a stream allowed to continue without its slot does so, and is counted.
 #[test]
 fn a_stopped_replica_that_goes_on_reports_its_loss() {
     alone(async {
@@ -147,7 +147,7 @@ async fn metrics(replica: &Replica) -> String {
     String::from_utf8_lossy(&body.to_bytes()).into_owned()
 }
 
-/// G5: SIGTERM with a thousand streams open and some requests waiting.
+/// G5: SIGTERM with a thousand open streams and some waiting requests.
 #[test]
 fn a_graceful_shutdown_with_a_thousand_streams_gives_all_back() {
     const STREAMS: usize = 1_000;
@@ -162,7 +162,7 @@ fn a_graceful_shutdown_with_a_thousand_streams_gives_all_back() {
         let open = |number| streams.open(number, replica.get("/stream?chunks=1000000&every=200"));
         let clients: Vec<_> = (0..STREAMS).map(open).collect();
         watch.until_holders(STREAMS).await;
-        // The ledger knows of them before their handlers do.
+        // The ledger contains them before their handlers run.
         for number in 0..STREAMS {
             streams.until_started(number).await;
         }
@@ -202,7 +202,7 @@ fn a_graceful_shutdown_with_a_thousand_streams_gives_all_back() {
     });
 }
 
-/// G5: releases that take longer than `store_timeout` together, as the store is far away, are all waited for.
+/// G5: releases to a distant store, which together take longer than `store_timeout`, are all awaited.
 #[tokio::test]
 async fn a_shutdown_over_a_distance_gives_all_back() {
     const KEYS: u64 = 3_000;
@@ -212,7 +212,7 @@ async fn a_shutdown_over_a_distance_gives_all_back() {
     let limiter = limiter.connect(&proxy.url()).await.expect("up");
     let acquire = |key| limiter.semaphore(strict(1), key).acquire();
     let mut permits = Vec::new();
-    // A few at a time: a request that waits here for longer than `store_timeout` is refused.
+    // A few at a time, because a request that waits here for longer than `store_timeout` is refused.
     for key in (0..KEYS).step_by(200) {
         permits.extend(soon(join_all((key..key + 200).map(acquire))).await);
     }

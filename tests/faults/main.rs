@@ -1,17 +1,17 @@
-//! Real faults: of networks, servers, clocks, storage and configuration, made to happen to a real server.
+//! Real faults: of networks, servers, clocks, storage and configuration, injected into a real server.
 //!
-//! Each test states its guarantee (G1 to G9 in the crate's docs) and prints its figures: the most that held at once, for
-//! how long more did than the cap allows, how long it took to recover. To see them, one line a finding:
+//! Each test states its guarantee (G1 to G9 in the crate's docs) and prints its figures: the peak number of holders,
+//! how long the cap was exceeded, and the time to recover. To see them, one line per finding:
 //!
 //! ```text
 //! cargo test --all-features --test faults -- --nocapture --test-threads 2
 //! ```
 //!
-//! On Valkey: `.ci/valkey 9 --test faults`, or 8. It takes under a minute; a C compiler has to be there for the clocks.
+//! On Valkey: `.ci/valkey 9 --test faults`, or 8. The tests take under a minute. Those of the clocks need a C compiler.
 //!
 //! # Every fault and its tests
 //!
-//! A name without a file is here. `K` is `src/keeper/tests`, `S` is `src/store/redis/tests.rs`, `L` is `tests/layer`,
+//! A test without a file is here. `K` is `src/keeper/tests`, `S` is `src/store/redis/tests.rs`, `L` is `tests/layer`,
 //! `R` is `tests/replicas.rs`, `M` is `tests/semaphore`, `G` is `tests/gateway/failures.rs`.
 //!
 //! | fault | guarantee | tests |
@@ -47,7 +47,8 @@
 //! | least-privilege ACL | G8 | `tests/security/rights.rs`, S `the_documented_permissions_are_enough_and_all_needed` |
 //! | graceful shutdown under load, over a distance, in an outage | G5 | `ends::a_graceful_shutdown_with_a_thousand_streams_gives_all_back`, `ends::a_shutdown_over_a_distance_gives_all_back`, R `a_graceful_shutdown_leaves_nothing_behind`, M `test_store::a_shutdown_does_not_wait_for_a_store_that_is_gone` |
 //!
-//! A known limit, `CLUSTER`: this suite uses the client of one server. What a cluster does is in `tests/cluster.rs`.
+//! A known limit, `CLUSTER`: this suite uses the client of a single server. Faults of a cluster are in
+//! `tests/cluster.rs`.
 
 #[path = "../support/mod.rs"]
 mod support;

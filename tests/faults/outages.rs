@@ -1,5 +1,5 @@
-//! G8: a store that says nothing, or says no for a while. Nobody waits for it longer than `store_timeout`; then each
-//! limit's policy decides; and all is well again by itself.
+//! G8: a store that is silent, or refuses for a while. No request waits for it longer than `store_timeout`; then each
+//! limit's policy decides; and everything recovers automatically.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// The longest pause between two probes, with its jitter.
+/// Maximum pause between two probes, including jitter.
 const PROBE: Duration = Duration::from_millis(1_500);
 
 const OPEN: Limit = Limit::concurrent("open", 1)
@@ -28,7 +28,7 @@ const LOCAL: Limit = Limit::concurrent("local", 2)
     .wait_up_to(STORE_TIMEOUT)
     .fallback(Fallback::Local(2));
 
-/// While the fault lasts: each policy decides, in time. Holders keep their permits.
+/// While the fault lasts, each policy decides in time. Holders keep their permits.
 async fn is_decided_by_policy(fault: &str, limiter: &Limiter) {
     let bound = STORE_TIMEOUT + SLACK;
     let (kind, first) = refused(&limiter.semaphore(strict(1), "key")).await;
@@ -45,7 +45,7 @@ async fn is_decided_by_policy(fault: &str, limiter: &Limiter) {
     let local = limiter.semaphore(&LOCAL, "key");
     let permits = [soon(local.acquire()).await, soon(local.acquire()).await];
     assert!(permits.iter().all(Result::is_ok), "G8: {fault}");
-    // A store that answers probes and does no work may be asked for the last time when its wait is over.
+    // If the store answers probes but does no work, the request may ask it for the last time at the end of its wait.
     let kind = refused(&local).await.0;
     assert_eq!(kind, AcquireErrorKind::TimedOut, "G1: {fault}");
     let took = began.elapsed();
@@ -53,7 +53,7 @@ async fn is_decided_by_policy(fault: &str, limiter: &Limiter) {
     println!("{fault}: refused after {first:?} and {second:?}");
 }
 
-/// Then it is as if nothing had been. Returns how long that took.
+/// Waits for full recovery. Returns how long it took.
 async fn recovers(fault: &str, limiter: &Limiter, server: &RedisServer) {
     let took = until_granted(&limiter.semaphore(strict(1), "key")).await;
     let empty = until_empty(server).await;
@@ -71,7 +71,7 @@ async fn a_paused_server_is_an_outage() {
     let limiter = replica(&server.url()).await;
     for mode in ["WRITE", "ALL"] {
         until_granted(&limiter.semaphore(strict(1), "key")).await;
-        // It ends by itself: a client that is paused cannot end it.
+        // The pause must expire: a paused client cannot end it.
         server.cli(&["CLIENT", "PAUSE", "2500", mode]);
         is_decided_by_policy(mode, &limiter).await;
         recovers(mode, &limiter, &server).await;
@@ -123,7 +123,7 @@ async fn a_broken_network_is_an_outage() {
     println!("{} connections, {} open", seen.accepted(), seen.open());
 }
 
-/// A connection that was forgotten on the way: nothing ends it, and nothing comes of it. A new one would work.
+/// A connection forgotten by the network: it neither ends nor delivers anything. A new connection would work.
 #[tokio::test]
 async fn a_half_open_connection_is_left_for_a_new_one() {
     let server = RedisServer::start();
@@ -145,7 +145,7 @@ async fn a_half_open_connection_is_left_for_a_new_one() {
     }
 }
 
-/// G1 and G2 through a partition: whoever is cut off loses its permits before others get the slots.
+/// G1 and G2 in a partition: a disconnected replica loses its permits before others get the slots.
 #[tokio::test]
 async fn a_partition_gives_no_slot_twice() {
     const CAP: u32 = 3;
@@ -176,7 +176,7 @@ async fn a_partition_gives_no_slot_twice() {
     assert!(empty < LEASE, "G6: {empty:?}");
 }
 
-/// A fault that ends within the lease costs holders nothing.
+/// A fault shorter than the lease costs holders nothing.
 #[tokio::test]
 async fn holders_survive_a_short_outage() {
     let server = RedisServer::start();
@@ -199,8 +199,8 @@ async fn holders_survive_a_short_outage() {
 
 type Command<'a> = &'a [&'a str];
 
-/// What real servers say when they cannot serve for a while. (`TRYAGAIN` needs a cluster: with the others it is in the
-/// table of `store/redis/tests.rs`.)
+/// Errors of real servers that are temporarily unavailable. (`TRYAGAIN` needs a cluster. The table in
+/// `store/redis/tests.rs` contains it, with the others.)
 #[tokio::test]
 async fn passing_trouble_of_a_server_is_an_outage() {
     let nobody = free_port().to_string();
@@ -234,7 +234,7 @@ async fn passing_trouble_of_a_server_is_an_outage() {
         let server = RedisServer::start_with(options);
         let limiter = replica(&server.url()).await;
         until_granted(&limiter.semaphore(strict(1), "key")).await;
-        // A request that comes with a release has its memory.
+        // A request sent together with a release gets the memory it frees.
         until_empty(&server).await;
         server.cli(&["CONFIG", "RESETSTAT"]);
         server.cli(begin);
@@ -245,7 +245,7 @@ async fn passing_trouble_of_a_server_is_an_outage() {
     }
 }
 
-/// The fault was what it should be. Redis 6 does not count all errors of scripts by their codes.
+/// Checks that the fault was the intended one. Redis 6 does not count all script errors by code.
 pub(crate) fn assert_error(server: &RedisServer, says: &str) {
     let stats = server.cli(&["INFO", "errorstats"]);
     let is_old = server.cli(&["INFO", "server"]).contains("redis_version:6.");
@@ -253,7 +253,7 @@ pub(crate) fn assert_error(server: &RedisServer, says: &str) {
     assert!(said || is_old, "{says}: {stats}");
 }
 
-/// A cluster without one of its nodes. (With several limits the client of one server would be wrong there.)
+/// A cluster without one of its nodes. (With several limits the client for a single server would be wrong there.)
 #[tokio::test]
 async fn a_slot_without_a_node_is_an_outage() {
     let server = RedisServer::start_with(&["--cluster-enabled", "yes"]);
@@ -278,7 +278,7 @@ async fn a_slot_without_a_node_is_an_outage() {
     recovers("CLUSTERDOWN", &limiter, &server).await;
 }
 
-/// A script of another client that does not end, until it is killed.
+/// A script of another client that runs until it is killed.
 #[tokio::test]
 async fn a_busy_server_is_an_outage() {
     let server = RedisServer::start_with(&["--lua-time-limit", "20"]);
@@ -310,7 +310,7 @@ fn is_busy(port: u16) -> bool {
     asked.is_err_and(|error| error.code() == Some("BUSY"))
 }
 
-/// A server that reads its data at its start, and says so to whoever asks.
+/// A server that is still loading its data, and reports this to every client.
 #[tokio::test]
 async fn a_loading_server_is_an_outage() {
     let server = debuggable(&["--loading-process-events-interval-bytes", "1024"]);

@@ -1,4 +1,4 @@
-//! The proxy itself: each switch does what it says.
+//! The proxy itself: tests each of its switches.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -12,7 +12,7 @@ use crate::support::fault_proxy::{FaultProxy, Seen, Way};
 const SHORT: Duration = Duration::from_millis(60);
 const LONG: Duration = Duration::from_secs(5);
 
-/// A server that sends back what it gets. It ends with the test's process.
+/// An echo server. It ends with the test's process.
 fn echo() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let port = listener.local_addr().expect("an address").port();
@@ -37,7 +37,7 @@ fn send(mut stream: &TcpStream, text: &str) {
     stream.write_all(text.as_bytes()).expect("open");
 }
 
-/// Waits for a text of that length.
+/// Waits for a text of this length.
 fn read(mut stream: &TcpStream, length: usize) -> String {
     let mut text = vec![0; length];
     stream.read_exact(&mut text).expect("as much");
@@ -227,7 +227,7 @@ fn connections_to_come_lead_elsewhere() {
 fn a_refusing_proxy_is_not_there_for_newcomers() {
     let proxy = FaultProxy::start(echo());
     let old = connect(&proxy);
-    // Or it would end in the backlog of the listener.
+    // Otherwise the connection would stay in the listener's backlog.
     until(&proxy, |seen| seen.open() == 1);
     for _ in 0..3 {
         proxy.refuse(true);

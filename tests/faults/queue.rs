@@ -1,4 +1,4 @@
-//! G4: waiters go on though what should wake them is lost.
+//! G4: the queue advances even if wake-ups are lost.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// Connections with subscriptions are killed all the time, and with them wake-ups, replies and requests.
+/// Subscribed connections are killed continuously, and wake-ups, replies and requests with them.
 #[tokio::test]
 async fn killed_subscribers_delay_nobody_by_more_than_a_poll() {
     const PLACES: u32 = 12;
@@ -38,8 +38,8 @@ async fn killed_subscribers_delay_nobody_by_more_than_a_poll() {
     while !line.is_empty() {
         let released = Instant::now();
         drop(held);
-        // At once, and then some more: a wake-up is most likely lost. A waiter whose connection is gone when the slot is
-        // given back may be passed over.
+        // Kill at once, and a few more times: a wake-up is most likely lost. A waiter may be passed over if its
+        // connection is gone at the time of the release.
         for _ in 0..5 {
             let kill = server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
             killed += kill.parse::<u32>().expect("a number");
@@ -53,7 +53,7 @@ async fn killed_subscribers_delay_nobody_by_more_than_a_poll() {
         "{killed} connections killed; the slowest of {PLACES} waited {slowest:?}; {}",
         holders.figures()
     );
-    // One that replaces several may be without a subscription for a while.
+    // A connection that replaces several others may lack a subscription for a while.
     assert!(killed > PLACES / 2, "{killed}");
     assert!(slowest < POLL + SLACK, "G4: {slowest:?}");
     assert_eq!(holders.figures().peak, 1, "G1");
@@ -61,7 +61,8 @@ async fn killed_subscribers_delay_nobody_by_more_than_a_poll() {
     until_empty(&server).await;
 }
 
-/// A wake-up is lost with its connection: the end of that is noticed, and the next one begins with a question.
+/// A wake-up is lost with its connection. The end of the connection is noticed, and the next one begins with a
+/// question.
 #[tokio::test]
 async fn a_wake_up_lost_with_its_connection_is_asked_for() {
     let server = RedisServer::start();
@@ -90,7 +91,7 @@ async fn a_wake_up_lost_with_its_connection_is_asked_for() {
     }
 }
 
-/// No wake-up is sent at all.
+/// Wake-ups are never sent.
 #[tokio::test]
 async fn without_wake_ups_the_queue_moves_by_polls() {
     let server = RedisServer::start();
@@ -112,7 +113,7 @@ async fn without_wake_ups_the_queue_moves_by_polls() {
     assert!(log.contains("publish"), "it was refused: {log}");
 }
 
-/// The head of the queue is cut off: its replica is as good as crashed.
+/// The head of the queue is disconnected: its replica is as good as crashed.
 #[tokio::test]
 async fn a_head_that_is_cut_off_delays_others_by_twice_its_time() {
     let server = RedisServer::start();

@@ -1,5 +1,5 @@
-//! G8: a store that is configured wrongly is loud, and opens the gate under no policy. The password is in no line of the
-//! log, at its most talkative.
+//! G8: a misconfigured store causes explicit errors, and never opens the gate, whatever the policy. The password never
+//! appears in the log, even at the most verbose level.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
 
 const CANARY: &str = "canary-in-a-coal-mine";
 
-/// A server with a user of that password, who may do all.
+/// A server with a user of this password, who has all permissions.
 fn server() -> (RedisServer, String) {
     let server = RedisServer::start();
     let password = format!(">{CANARY}");
@@ -27,7 +27,7 @@ fn server() -> (RedisServer, String) {
     (server, url)
 }
 
-/// It would let everybody in during an outage.
+/// A service that would admit everybody during an outage, with verbose logs.
 fn talkative(url: &str) -> std::process::Command {
     let mut command = command(
         "axum",
@@ -53,7 +53,7 @@ fn assert_silent_on_the_password(what: &str, log: &str) {
     );
 }
 
-/// `begin` makes it wrong for a service that runs, `end` right again.
+/// `begin` makes the configuration wrong for a running service, and `end` repairs it.
 async fn is_refused(what: &str, says: &str, begin: &[&[&str]], end: &[&[&str]]) {
     let (server, url) = server();
     let replica = Replica::launch(talkative(&url)).await;
@@ -133,7 +133,7 @@ fn a_permission_that_was_taken_away_is_no_outage() {
     alone(is_refused("NOPERM", "NOPERM", &[less], &[more]));
 }
 
-/// The server asks for a password, and the service has none.
+/// The server requires a password, but the service does not have it.
 #[test]
 fn a_missing_password_is_no_outage() {
     alone(async {
@@ -153,7 +153,7 @@ fn a_missing_password_is_no_outage() {
     });
 }
 
-/// One key that is none of ours: its callers are refused, all others served.
+/// One key has a foreign type: its callers are refused, all others are served.
 #[test]
 fn a_key_of_another_type_is_no_outage() {
     alone(async {

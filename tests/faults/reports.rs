@@ -1,4 +1,4 @@
-//! What operators read: one warning for as long as a state of the store lasts, and one line for what happens to many keys.
+//! Reports for operators: one warning for the duration of a store's fault, and one line for an event with many keys.
 
 use std::time::{Duration, Instant};
 
@@ -17,10 +17,10 @@ const DOWN: &str = "the store is down";
 const BACK: &str = "the store is back";
 const RESTORED: &str = "permits that the store had lost were put back";
 const ENTERED: &str = "permits that a fallback had admitted were entered";
-/// Keys, each with one permit.
+/// Number of keys, each with one permit.
 const KEYS: usize = 200;
 
-/// Events of one namespace with these words.
+/// Events of one namespace that contain these words.
 fn events(namespace: &str, words: &str) -> Vec<String> {
     let namespace = format!("namespace=\"{namespace}\"");
     let lines = log().lines_with(&namespace).into_iter();
@@ -37,7 +37,7 @@ fn field(line: &str, name: &str) -> usize {
 
 async fn limiter(server: &RedisServer, namespace: &str) -> Limiter {
     log();
-    // Longer than a server takes to restart beside other tests.
+    // Longer than a server takes to restart while other tests run.
     let builder = quick().namespace(namespace).lease(10 * LEASE);
     builder
         .connect(&server.url())
@@ -54,7 +54,7 @@ async fn is_up(limiter: &Limiter) {
     .await;
 }
 
-/// Requests all the while, as in a service; the fallback lets them in.
+/// Sends requests throughout, like a service; the fallback admits them.
 async fn ask_for(limiter: &Limiter, time: Duration) {
     let semaphore = limiter.semaphore(local("asked"), "key");
     let began = Instant::now();
@@ -71,15 +71,15 @@ fn local(name: &'static str) -> Limit {
 
 type Commands<'a> = &'a [&'a [&'a str]];
 
-/// Its folder is gone: nobody is kept from writing by its rights, if the tests run as root.
+/// Removes the server's folder, because as root the tests ignore file permissions.
 fn cannot_save(server: &RedisServer) {
     let folder = server.cli(&["CONFIG", "GET", "dir"]);
     let folder = folder.lines().nth(1).expect("a folder");
     std::fs::remove_dir_all(folder).expect("it is there");
 }
 
-/// G8: a server that answers and does not work is reported when that begins and when it ends, and `store_up` says so
-/// from the one to the other.
+/// G8: a server that answers but does not work is reported at the beginning and at the end of this state, and
+/// `store_up` is 0 in between.
 #[tokio::test]
 async fn a_state_in_which_some_commands_work_is_reported_once() {
     let nobody = free_port().to_string();
@@ -155,7 +155,7 @@ async fn a_state_in_which_some_commands_work_is_reported_once() {
     }
 }
 
-/// One permit of each key.
+/// Acquires one permit of each key.
 async fn fill(limiter: &Limiter, limit: &Limit, keys: std::ops::Range<usize>) -> Vec<Permit> {
     let mut permits = Vec::new();
     for key in keys {
@@ -165,7 +165,7 @@ async fn fill(limiter: &Limiter, limit: &Limit, keys: std::ops::Range<usize>) ->
     permits
 }
 
-/// A server that was restarted without its data.
+/// A server restarted without its data.
 #[tokio::test]
 async fn data_that_the_store_has_lost_is_reported_with_counts_and_not_by_key() {
     let mut server = RedisServer::start();
@@ -186,7 +186,7 @@ async fn data_that_the_store_has_lost_is_reported_with_counts_and_not_by_key() {
     assert!(permits.iter().all(|permit| !permit.is_lost()));
 }
 
-/// A server that stood still has lost nothing, although it does not know of what was admitted meanwhile.
+/// A server that stalled has lost nothing, although it does not know the permits admitted meanwhile.
 #[tokio::test]
 async fn permits_of_a_fallback_are_no_evidence_of_lost_data() {
     let server = RedisServer::start();

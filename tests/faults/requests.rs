@@ -1,4 +1,4 @@
-//! Requests and replies that are late, lost, overtaken or abandoned: what runs when nobody waits for it any more.
+//! Requests and replies that are late, lost, overtaken or abandoned: work executed after everybody has stopped waiting.
 
 use std::{
     io::{Read, Write},
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// A server that allows `DEBUG`. Redis 6 always does.
+/// A server that allows `DEBUG`, as Redis 6 always does.
 pub(crate) fn debuggable(options: &[&str]) -> RedisServer {
     let server = RedisServer::start_with(options);
     match server
@@ -31,7 +31,7 @@ pub(crate) fn debuggable(options: &[&str]) -> RedisServer {
     }
 }
 
-/// Lets the server sleep. It does when this returns. Redis then runs all that it was sent meanwhile.
+/// Puts the server to sleep, before this returns. On waking, Redis runs everything that was sent meanwhile.
 pub(crate) fn put_to_sleep(server: &RedisServer, seconds: &str) -> TcpStream {
     let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, server.port())).expect("it listens");
     let (mut sleeper, mut asker) = (connect(), connect());
@@ -48,8 +48,8 @@ pub(crate) fn put_to_sleep(server: &RedisServer, seconds: &str) -> TcpStream {
     }
 }
 
-/// G6. Redis runs a request even if its client is gone: within `not_after` the slot comes back by the release that
-/// follows, after it the request is void.
+/// G6. Redis runs a request even if its client is gone. Before `not_after` the following release frees the slot; after
+/// it the request is void.
 #[tokio::test]
 async fn an_acquire_abandoned_in_flight_leaves_no_ghost() {
     for store_timeout in [STORE_TIMEOUT, Duration::from_secs(2)] {
@@ -66,7 +66,7 @@ async fn an_acquire_abandoned_in_flight_leaves_no_ghost() {
         let _asleep = put_to_sleep(&server, "1");
         let abandoned = timeout(Duration::from_millis(200), one.acquire()).await;
         abandoned.expect_err("G6: it is in flight when it is dropped");
-        // It answers again when it has slept.
+        // The server answers again after its sleep.
         let keys = server.cli(&["DBSIZE"]);
         let began = Instant::now();
         while scripts(&server) == before {
@@ -83,8 +83,8 @@ async fn an_acquire_abandoned_in_flight_leaves_no_ghost() {
     }
 }
 
-/// G6. The connection is cut while an acquire is on its way; the release overtakes it on the next connection, and only
-/// then it arrives: it is granted, and the release comes again.
+/// G6. The connection is cut while an acquire is in flight. The release overtakes it on the next connection. Only then
+/// does the acquire arrive: it is granted, and the release is repeated.
 #[tokio::test]
 async fn an_acquire_that_arrives_after_its_release_leaves_no_ghost() {
     let server = RedisServer::start();
@@ -103,7 +103,7 @@ async fn an_acquire_that_arrives_after_its_release_leaves_no_ghost() {
     drop(request);
     let before = scripts(&server);
     proxy.cut_client(0);
-    // The release, on a connection of its own.
+    // The release, on a separate connection.
     while scripts(&server) == before {
         sleep(Duration::from_millis(2)).await;
     }
@@ -117,7 +117,7 @@ async fn an_acquire_that_arrives_after_its_release_leaves_no_ghost() {
     assert!(took < POLL + SLACK, "G6: {took:?}");
 }
 
-/// G6. A renewal that arrives after the release does not bring the permit back, and takes no slot from its next holder.
+/// G6. A renewal that arrives after the release does not revive the permit, and takes no slot from its next holder.
 #[tokio::test]
 async fn a_renewal_that_arrives_after_the_release_revives_nothing() {
     let server = RedisServer::start();
@@ -146,7 +146,7 @@ async fn a_renewal_that_arrives_after_the_release_revives_nothing() {
     assert!(took < SLACK, "G6: {took:?}");
 }
 
-/// G6. A release that arrives when it was made long ago on another connection touches no other holder.
+/// G6. A late release, already repeated long ago on another connection, affects no other holder.
 #[tokio::test]
 async fn a_release_that_arrives_late_touches_no_other_holder() {
     let server = RedisServer::start();
@@ -158,14 +158,14 @@ async fn a_release_that_arrives_late_touches_no_other_holder() {
     drop(permit);
     soon(proxy.until(|seen| seen.connections[0].received(Way::Requests) > sent)).await;
     proxy.cut_client(0);
-    // The same replica, so its number differs but its name does not.
+    // The same replica: the next permit differs in its number only.
     let next = soon(one.acquire()).await.expect("released meanwhile");
     let before = scripts(&server);
     proxy.release(Way::Requests);
     while scripts(&server) == before {
         sleep(Duration::from_millis(1)).await;
     }
-    // A request whose fate was unknown may have left a waiter, which goes when that is over.
+    // A request of unknown fate may have left a waiter, which is gone afterwards.
     soon(async {
         loop {
             let (in_use, waiting) = usage(&one).await;
@@ -181,7 +181,7 @@ async fn a_release_that_arrives_late_touches_no_other_holder() {
     assert!(!next.is_lost(), "G6");
 }
 
-/// G6. What was done is not known, again and again: neither ghosts nor slots given twice.
+/// G6. The fate of requests is unknown, again and again: this leaves neither ghosts nor slots granted twice.
 #[tokio::test]
 async fn lost_replies_cost_neither_the_cap_nor_a_slot() {
     const CAP: u32 = 3;
@@ -213,13 +213,13 @@ async fn lost_replies_cost_neither_the_cap_nor_a_slot() {
     assert!(sound.refused.is_empty(), "{sound:?}");
 }
 
-/// G2. A wake-up that comes when its grant may be over is not used: by then another may hold the slot.
+/// G2. A wake-up that arrives when its grant may be over is not used: another holder may have the slot by then.
 #[tokio::test]
 async fn a_late_wake_up_is_not_used() {
     let server = RedisServer::start();
     let holders = Holders::count(1);
     let proxy = FaultProxy::start(server.port());
-    // They ask nothing while the wake-up is held back, or they would notice.
+    // These limiters must not poll while the wake-up is held back, or they would notice the grant.
     let long = quick().lease(10 * LEASE);
     let giver = long.clone().connect(&server.url()).await.expect("it is up");
     let giver = giver.semaphore(strict(1), "key");
@@ -234,7 +234,7 @@ async fn a_late_wake_up_is_not_used() {
     proxy.hold_all(Way::Replies);
     let granted = Instant::now();
     drop(held);
-    // The first one's grant ends unused, after the giver's `waiter_ttl`.
+    // The first grant ends unused, after the giver's `waiter_ttl`.
     let next = holders.enter(soon(second).await.expect("no panic"));
     let passed = granted.elapsed();
     proxy.release(Way::Replies);
@@ -247,7 +247,7 @@ async fn a_late_wake_up_is_not_used() {
     assert_eq!(holders.figures().peak, 1, "G1, G2");
 }
 
-/// G2. A reply that is late by less than the time-out: the permit ends by when its request was sent.
+/// G2. A reply delayed by less than the timeout: the permit's deadline counts from the sending of its request.
 #[tokio::test]
 async fn a_slow_store_shortens_permits_and_breaks_no_cap() {
     const CAP: u32 = 2;
@@ -283,8 +283,8 @@ async fn a_slow_store_shortens_permits_and_breaks_no_cap() {
     assert!(holders.figures().peak <= CAP as usize, "G1");
 }
 
-/// G8. A new connection takes three round trips after that of TCP, so that it fits into the time of an exchange. The first
-/// connection of a limiter asks for more than a later one.
+/// G8. After the TCP handshake, a new connection takes three round trips, so that it fits into an exchange's time
+/// limit. A limiter's first connection asks more questions than a later one.
 #[tokio::test]
 async fn a_connection_to_a_distant_store_is_made_in_time() {
     let server = RedisServer::start();

@@ -1,5 +1,5 @@
-//! G1, G8: the runtime that a limiter was connected on ends, or nobody drives it any more. Requests on another runtime
-//! are still decided on by the store, at once: the connection belongs to the limiter's task, and to the runtime of that.
+//! G1, G8: the runtime on which a limiter was connected ends or is no longer driven. The store still decides at once on
+//! requests from another runtime: the connection belongs to the limiter's task and that task's runtime.
 
 use std::{
     sync::mpsc,
@@ -12,11 +12,11 @@ use tower_turnstile::{AcquireErrorKind, Fallback, Limit, Limiter, LimiterBuilder
 
 use crate::{scene::until_empty, support::redis_server::RedisServer};
 
-/// Much longer than a request takes, so that one which had to wait for it is noticed.
+/// Much longer than a request takes, so that a request that had to wait this long is noticed.
 const STORE_TIMEOUT: Duration = Duration::from_secs(4);
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// Without the store it would let one request in.
+/// A fallback without the store would admit one request.
 const LIMIT: Limit = Limit::concurrent("one", 1).fallback(Fallback::Local(1));
 
 fn builder() -> LimiterBuilder {
@@ -39,7 +39,7 @@ fn connect(runtime: &Runtime, builder: LimiterBuilder, server: &RedisServer) -> 
     limiter.expect("it is up")
 }
 
-/// Connections that are subscribed to wake-ups.
+/// Connections subscribed to wake-ups.
 fn subscribers(server: &RedisServer) -> usize {
     server
         .cli(&["CLIENT", "LIST", "TYPE", "pubsub"])
@@ -56,7 +56,7 @@ fn until_subscribers(server: &RedisServer, count: usize) {
     }
 }
 
-/// The only slot is taken by another replica, and then free: the store reports both at once.
+/// The only slot is taken by another replica and then freed: the store reports both at once.
 fn is_served(limiter: &Limiter, serving: &Runtime, server: &RedisServer) {
     let other = connect(serving, builder(), server).semaphore(&LIMIT, "key");
     let semaphore = limiter.semaphore(&LIMIT, "key");
@@ -97,7 +97,7 @@ fn neither_is_it_with_a_runtime_of_its_own() {
     let (left, serving) = (current_thread(), multi_thread());
     let builder = builder().runtime(serving.handle().clone());
     let limiter = connect(&left, builder, &server);
-    // The first connection is of no use, and closed without anybody driving its runtime.
+    // The first connection is useless, and closed although nobody drives its runtime.
     until_subscribers(&server, 0);
     is_served(&limiter, &serving, &server);
     drop(left);
@@ -113,7 +113,7 @@ fn a_thread_that_works_on_without_its_runtime_is_no_outage() {
         current_thread().block_on(async {
             let limiter = builder().connect(&url).await;
             give.send(limiter.expect("it is up")).expect("a receiver");
-            // Blocks the thread, in the middle of a task.
+            // Blocks the thread in the middle of a task.
             assert!(ended.recv().is_err());
         });
     });
@@ -147,7 +147,7 @@ fn each_runtime_in_turn_has_a_connection_and_takes_it_with_it() {
     }
 }
 
-/// Connected and served on one runtime: one connection for all.
+/// Connected and served on the same runtime: a single connection.
 #[test]
 fn what_connects_serves() {
     let server = RedisServer::start();
@@ -167,7 +167,7 @@ fn what_connects_serves() {
             drop(permit);
             runtime.block_on(async { while semaphore.usage().await.expect("up").in_use > 0 {} });
         }
-        // Three questions about subscribers, and the last one.
+        // The limiter's connection, three queries for subscribers, and the last query for the count.
         assert_eq!(accepted().expect("a count") - before, 1 + 3 + 1);
     }
 }

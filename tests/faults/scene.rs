@@ -1,4 +1,4 @@
-//! What the tests share: limiters that notice faults early, a count of those who believe they hold, load, and waits.
+//! Shared by the tests: limiters that notice faults early, a count of permits that holders believe in, load, and waits.
 
 use std::{
     collections::BTreeMap,
@@ -25,9 +25,9 @@ pub(crate) const LEASE: Duration = Duration::from_secs(2);
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_millis(400);
 pub(crate) const POLL: Duration = Duration::from_millis(200);
 pub(crate) const WAITER_TTL: Duration = Duration::from_millis(1_200);
-/// What a busy machine may add to any time.
+/// Allowance for a busy machine.
 pub(crate) const SLACK: Duration = Duration::from_millis(700);
-/// Longer than anything takes that a test waits for.
+/// Longer than anything a test waits for.
 pub(crate) const PATIENT: Duration = Duration::from_secs(20);
 
 pub(crate) fn quick() -> LimiterBuilder {
@@ -54,18 +54,18 @@ pub(crate) async fn semaphore(url: &str, limit: &Limit) -> Semaphore {
     replica(url).await.semaphore(limit, "key")
 }
 
-/// Fails rather than hangs.
+/// Fails instead of hanging.
 pub(crate) async fn soon<F: Future>(future: F) -> F::Output {
     timeout(PATIENT, future).await.expect("in time")
 }
 
-/// Polls a request once, so that it is under way.
+/// Polls a request once, so that it is in flight.
 pub(crate) fn start(request: &mut Acquire) {
     let polled = pin!(request).poll(&mut Context::from_waker(Waker::noop()));
     assert!(matches!(polled, Poll::Pending), "{polled:?}");
 }
 
-/// A request that queues in the store at this position.
+/// A request that queues in the store at this place.
 pub(crate) async fn queue(semaphore: &Semaphore, place: u32) -> JoinHandle<Permit> {
     let request = semaphore.acquire();
     let task = tokio::spawn(async move { request.await.expect("a slot comes free") });
@@ -73,7 +73,7 @@ pub(crate) async fn queue(semaphore: &Semaphore, place: u32) -> JoinHandle<Permi
     task
 }
 
-/// Waits until slots in use and waiters are so. Returns how long that took.
+/// Waits until the slots in use and the waiters satisfy `is`. Returns how long it took.
 pub(crate) async fn until_usage(semaphore: &Semaphore, is: impl Fn(u32, u32) -> bool) -> Duration {
     let began = Instant::now();
     let seen = async {
@@ -90,20 +90,20 @@ pub(crate) async fn until_usage(semaphore: &Semaphore, is: impl Fn(u32, u32) -> 
     began.elapsed()
 }
 
-/// Slots in use, and waiters.
+/// Slots in use and number of waiters.
 pub(crate) async fn usage(semaphore: &Semaphore) -> (u32, u32) {
     let usage = semaphore.usage().await.expect("the store is up");
     (usage.in_use, usage.waiting)
 }
 
-/// Waits until nothing is left in the store. Returns how long that took.
+/// Waits until the store is empty. Returns how long it took.
 pub(crate) async fn until_empty(server: &RedisServer) -> Duration {
     let began = Instant::now();
     soon(crate::support::watch::until_empty(server)).await;
     began.elapsed()
 }
 
-/// Asks again and again, until the store grants it. Returns how long that took.
+/// Asks repeatedly until the store grants a permit. Returns how long it took.
 pub(crate) async fn until_granted(semaphore: &Semaphore) -> Duration {
     let began = Instant::now();
     let granted = async {
@@ -115,7 +115,7 @@ pub(crate) async fn until_granted(semaphore: &Semaphore) -> Duration {
     began.elapsed()
 }
 
-/// How often the server ran a command so far, scripts' commands too.
+/// How often the server has run a command, including by scripts.
 pub(crate) fn calls(server: &RedisServer, command: &str) -> usize {
     let stats = server.cli(&["INFO", "commandstats"]);
     let prefix = format!("cmdstat_{command}:calls=");
@@ -124,12 +124,13 @@ pub(crate) fn calls(server: &RedisServer, command: &str) -> usize {
     calls.map_or(0, |calls| calls.parse().expect("a number"))
 }
 
-/// Scripts that the server ran so far, by text or by digest.
+/// Number of scripts that the server has run, by text or by digest.
 pub(crate) fn scripts(server: &RedisServer) -> usize {
     calls(server, "eval") + calls(server, "evalsha")
 }
 
-/// All permits of a test whose holders believe in them, over all replicas: counted at each new one, and all the time.
+/// All permits of a test that their holders believe in, over all replicas: counted at each new permit, and
+/// continuously.
 pub(crate) struct Holders {
     shared: Arc<Counted>,
     thread: Option<thread::JoinHandle<()>>,
@@ -144,12 +145,12 @@ struct Counted {
     is_over: AtomicBool,
 }
 
-/// The cap, and what was over it.
+/// The cap, and the excess over it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figures {
     pub(crate) cap: usize,
     pub(crate) peak: usize,
-    /// How long more were held than the cap allows.
+    /// How long the cap was exceeded.
     pub(crate) over: Duration,
 }
 
@@ -177,7 +178,7 @@ impl Holders {
         }
     }
 
-    /// It counts from now on until it is dropped or lost.
+    /// Counts the permit from now on until it is dropped or lost.
     pub(crate) fn enter(&self, permit: Permit) -> Arc<Permit> {
         self.shared.enter(permit)
     }
@@ -191,7 +192,7 @@ impl Holders {
         }
     }
 
-    /// Clients that acquire, hold for that long, release, and begin again.
+    /// Clients that repeatedly acquire, hold for this long, and release.
     pub(crate) fn load(&self, semaphore: &Semaphore, clients: usize, hold: Duration) -> Load {
         let ended = Arc::new(AtomicBool::new(false));
         let client = |_| {
@@ -238,7 +239,7 @@ impl Counted {
         let mut held = self.held.lock().expect("no panic");
         held.retain(|permit| permit.strong_count() > 0);
         let upgraded: Vec<_> = held.iter().filter_map(Weak::upgrade).collect();
-        // The last one to let go of a permit releases it: not while this is locked.
+        // The last owner of a permit releases it, which must not happen under this lock.
         drop(held);
         upgraded.iter().filter(|permit| !permit.is_lost()).count()
     }
@@ -248,7 +249,7 @@ impl Drop for Holders {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It has nothing to report.
+            // The thread returns nothing.
             let _ = thread.join();
         }
     }
@@ -261,7 +262,7 @@ impl fmt::Display for Figures {
     }
 }
 
-/// What clients do until it is over.
+/// Clients that run until the load ends.
 pub(crate) struct Load {
     ended: Arc<AtomicBool>,
     clients: Vec<JoinHandle<Done>>,
@@ -289,7 +290,7 @@ impl Load {
     }
 }
 
-/// One acquire that fails: why, and after how long.
+/// A failing acquire: the reason, and the time it took.
 pub(crate) async fn refused(semaphore: &Semaphore) -> (AcquireErrorKind, Duration) {
     let began = Instant::now();
     let error = soon(semaphore.acquire()).await.expect_err("refused");

@@ -1,5 +1,5 @@
-//! A store that loses its data. Holders put it back, each by its own deadline; the cap is overshot by no more
-//! than what was lost, until those holders have ended.
+//! A store that loses its data. Holders restore it, each within its own deadline; until then the cap is exceeded at
+//! most by the lost permits.
 
 use std::{
     sync::Arc,
@@ -19,9 +19,9 @@ use crate::{
 };
 
 const CAP: u32 = 4;
-/// How long others hold.
+/// Hold time of the other clients.
 const SHORT: Duration = Duration::from_millis(50);
-/// A third of the lease until a renewal finds its permit gone, or a probe finds the store again.
+/// A third of the lease until a renewal finds its permit missing, or a probe finds the store again.
 const TOLD_AGAIN: Duration = Duration::from_millis(1_300);
 
 async fn fill(holders: &Holders, semaphore: &Semaphore, permits: u32) -> Vec<Arc<Permit>> {
@@ -32,7 +32,7 @@ async fn fill(holders: &Holders, semaphore: &Semaphore, permits: u32) -> Vec<Arc
     held
 }
 
-/// Holders hold on while others wait; then the store loses all, and gets it back.
+/// Some holders keep their permits while others wait; then the store loses all data, which is restored.
 async fn survives(what: &str, lose: impl AsyncFnOnce(&mut RedisServer)) {
     let mut server = RedisServer::start();
     let holders = Holders::count(CAP);
@@ -57,7 +57,8 @@ async fn survives(what: &str, lose: impl AsyncFnOnce(&mut RedisServer)) {
     until_empty(&server).await;
 }
 
-/// After a loss: while those hold on whose permits were lost, others get their slots too, but only until they are put back.
+/// After a loss, others get the lost permits' slots while their holders continue, but only until the permits are
+/// restored.
 async fn overshoots_at_most(what: &str, holders: &Holders, lost: u32) {
     sleep(TOLD_AGAIN).await;
     let figures = holders.figures();
@@ -82,12 +83,12 @@ async fn a_store_that_restarts_empty_is_restored() {
     survives("restart", async |server| server.restart()).await;
 }
 
-/// Under `allkeys-lru` the ledger goes when memory is short; there is a warning at the start for that.
+/// Under `allkeys-lru` the ledger is evicted when memory is short, of which a warning at the start informs.
 #[tokio::test]
 async fn an_evicted_ledger_is_restored() {
     survives("allkeys-lru", async |server| {
         server.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
-        // Much too little, for a moment.
+        // Far too little memory, for a moment.
         server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
         let began = Instant::now();
         while server
@@ -101,7 +102,7 @@ async fn an_evicted_ledger_is_restored() {
     .await;
 }
 
-/// Newcomers are refused while there is no memory; who holds is renewed, and who ends gives back.
+/// Without memory newcomers are refused, but holders are renewed, and releases succeed.
 #[tokio::test]
 async fn without_memory_holders_hold_on_and_give_back() {
     let server = RedisServer::start();
@@ -113,7 +114,7 @@ async fn without_memory_holders_hold_on_and_give_back() {
     server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
     drop(first);
     until_usage_in_store(&server, 1).await;
-    // Policies decide on newcomers all the while.
+    // Meanwhile the policies decide on newcomers.
     let began = Instant::now();
     while began.elapsed() < LEASE + LEASE / 2 {
         let (kind, took) = refused(&one).await;
@@ -133,8 +134,7 @@ async fn without_memory_holders_hold_on_and_give_back() {
     );
 }
 
-/// Members of the one ledger: nobody waits.
-/// G8: a store that does not write, and does all else, is reported once, and asked for permits ever more rarely.
+/// G8: a store that does not write, but does everything else, is reported once, and asked for permits ever more rarely.
 #[tokio::test]
 async fn without_memory_the_store_is_reported_once_and_asked_rarely() {
     log();
@@ -148,7 +148,7 @@ async fn without_memory_the_store_is_reported_once_and_asked_rarely() {
     let before = scripts(&server);
     let (begin, mut served) = (Instant::now(), 0);
     while begin.elapsed() < Duration::from_secs(3) {
-        // The fallback lets it in; its release goes to nobody.
+        // The fallback admits it; its release is sent nowhere.
         drop(
             soon(semaphore.acquire())
                 .await
@@ -164,7 +164,7 @@ async fn without_memory_the_store_is_reported_once_and_asked_rarely() {
     let asked = scripts(&server) - before;
     println!("G8 without memory: {served} requests in 3 s, the store was asked {asked} times");
     assert!(served > 100, "{served} requests");
-    // Probes after 50 ms, 100 ms and so on, each with a try; and renewals.
+    // Probes after 50 ms, 100 ms and so on, each with one attempt; and renewals.
     assert!(asked < 40, "{asked} times");
     assert_eq!(lines("the store accepts no new permits"), 1);
     assert_eq!((lines("ERROR"), lines("the store is back")), (0, 0));
@@ -214,7 +214,7 @@ async fn until_usage_in_store(server: &RedisServer, members: usize) {
     soon(seen).await;
 }
 
-/// A failover: what was not replicated is lost, the rest is not. The name leads to it before it is promoted.
+/// A failover: unreplicated data is lost, the rest is not. The name leads to the new server before its promotion.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failover_that_loses_writes_overshoots_by_what_it_lost() {
     let mut primary = RedisServer::start();
@@ -260,7 +260,7 @@ async fn a_failover_that_loses_writes_overshoots_by_what_it_lost() {
     until_empty(&standby).await;
 }
 
-/// No request sees it, and none is lost by it.
+/// No request notices the flush, and none is lost.
 #[tokio::test]
 async fn flushed_scripts_are_noticed_by_no_request() {
     let server = RedisServer::start();

@@ -1,37 +1,37 @@
-//! Answers of language models in two dialects, with their quirks, and what each of them costs.
+//! Answers of language models in two dialects, with their quirks, and the cost of each.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
 use crate::sse::MAX_EVENT;
 
-/// Text of the prompt before each of them. The gateway takes it for [`ESTIMATE`] tokens.
+/// Length of the prompt's text before each answer. The gateway estimates it at [`ESTIMATE`] tokens.
 pub(crate) const PROMPT_BYTES: usize = 4_000;
 pub(crate) const ESTIMATE: u64 = 1_000;
-/// As the upstream reports it.
+/// According to the upstream.
 const PROMPT: u64 = 1_200;
 const OPENAI: &str = "/v1/chat/completions";
 const ANTHROPIC: &str = "/v1/messages";
 
-/// An answer, which the upstream gives to requests with its name in `x-answer`.
+/// An answer that the upstream sends to requests with its name in `x-answer`.
 pub(crate) struct Answer {
     pub(crate) name: &'static str,
     pub(crate) path: &'static str,
     pub(crate) status: u16,
     pub(crate) headers: Vec<(&'static str, &'static str)>,
-    /// Each is a chunk of HTTP/1.
+    /// Each piece is a chunk of HTTP/1.
     pub(crate) pieces: Vec<Bytes>,
     pub(crate) end: End,
-    /// What is settled for it, with its prompt.
+    /// The settled cost of the answer with its prompt.
     pub(crate) tokens: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Whole,
-    /// The connection breaks when the test says so.
+    /// The connection breaks on the test's command.
     Cut,
-    /// Nothing more comes, and no end.
+    /// No more data, and no end.
     Open,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn all() -> Vec<Answer> {
     answers.into_iter().flatten().collect()
 }
 
-/// Text of five deltas, with characters of one to four bytes.
+/// The text of five deltas, with characters of one to four bytes.
 const DELTAS: [&str; 5] = ["Gr", "üß", " €", " 𝄞", "!"];
 
 fn openai() -> Vec<Answer> {
@@ -229,7 +229,7 @@ fn anthropic() -> Vec<Answer> {
     ]
 }
 
-/// The estimate of the prompt stands.
+/// Unread answers: the estimate of the prompt stands.
 fn unread() -> Vec<Answer> {
     let gzip = |text: String| vec![stored(&text)];
     vec![
@@ -247,7 +247,8 @@ fn unread() -> Vec<Answer> {
     ]
 }
 
-/// A gzip file (RFC 1952) of one block that is not compressed, and without its checksum: its text could be read.
+/// A gzip file (RFC 1952) with a single uncompressed block and without its checksum, so that its text would be
+/// readable.
 fn stored(text: &str) -> Bytes {
     let text = format!("\n{text}");
     let length = u16::try_from(text.len()).expect("one block");
@@ -267,7 +268,7 @@ fn named_event(line_end: &str, data: &Value) -> String {
     format!("event: {name}{line_end}data: {data}{line_end}{line_end}")
 }
 
-/// A chunk for each event.
+/// One chunk per event.
 fn events(stream: &str) -> Vec<Bytes> {
     let blank = ["\r\n\r\n", "\n\n", "\r\r"];
     let blank = blank.into_iter().find(|blank| stream.contains(blank));
@@ -275,7 +276,7 @@ fn events(stream: &str) -> Vec<Bytes> {
     events.map(|event| Bytes::from(event.to_owned())).collect()
 }
 
-/// Chunks of this length, wherever that cuts characters.
+/// Chunks of this length, even if that splits characters.
 fn cut(text: &str, length: usize) -> Vec<Bytes> {
     let pieces = text.as_bytes().chunks(length.max(text.len() / 10_000));
     pieces.map(Bytes::copy_from_slice).collect()
@@ -288,7 +289,7 @@ fn chunk(delta: &Value) -> Value {
     })
 }
 
-/// The first so many, behind the chunk that begins each stream.
+/// The first deltas, after the chunk that begins each stream.
 fn deltas(count: usize) -> impl Iterator<Item = Value> {
     let role = json!({ "role": "assistant", "content": "" });
     let texts = DELTAS.into_iter().take(count);

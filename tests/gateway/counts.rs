@@ -1,10 +1,10 @@
-//! What the gateway counts of an answer.
+//! How the gateway counts an answer.
 
 use serde_json::{Value, json};
 
 use crate::usage::Count;
 
-/// After these events, behind a prompt that was estimated at 100.
+/// The count after these events, with a prompt estimated at 100.
 fn after(events: impl IntoIterator<Item = Value>) -> Count {
     let mut count = Count::new(100);
     for event in events {
@@ -74,7 +74,7 @@ fn deltas_with_content_are_tokens() {
     }
 }
 
-/// Some servers put many tokens into one.
+/// Some servers put many tokens into one delta.
 #[test]
 fn long_deltas_are_a_token_for_four_bytes() {
     assert_eq!(total([delta(&"a".repeat(40))]), 110);
@@ -90,14 +90,14 @@ fn reports_are_the_truth() {
     assert_eq!(total(many().chain([last])), 15);
     let with_choice = json!({ "choices": [{ "delta": { "content": "a" } }], "usage": used(7, 8) });
     assert_eq!(total(many().chain([with_choice])), 15);
-    // In the same chunk as each delta: what comes after the last one is counted.
+    // In the same chunk as each delta: any text after the last report is counted.
     let running =
         |tokens| json!({ "choices": [{ "delta": { "content": "a" } }], "usage": used(7, tokens) });
     assert_eq!(total([running(1), running(2), delta("a")]), 10);
-    // Thoughts that are in the total only.
+    // Reasoning tokens that only the total contains.
     let thoughts = json!({ "prompt_tokens": 7, "completion_tokens": 8, "total_tokens": 35 });
     assert_eq!(total([json!({ "choices": [], "usage": thoughts })]), 35);
-    // What a cache gave is in the prompt already.
+    // Cached tokens are already included in the prompt.
     let cached = json!({
         "prompt_tokens": 7, "completion_tokens": 8, "cache_read_input_tokens": 5,
         "prompt_tokens_details": { "cached_tokens": 5 },
@@ -121,7 +121,7 @@ fn reports_in_the_style_of_anthropic_are_the_truth() {
         "input_tokens": 10, "cache_creation_input_tokens": 20, "cache_read_input_tokens": 30,
     });
     assert_eq!(total([message_start(cached), end(9)]), 69);
-    // Known at the end only, or not any more.
+    // Known only at the end, or replaced by zero.
     let late =
         json!({ "type": "message_delta", "usage": { "input_tokens": 10, "output_tokens": 9 } });
     let zero = || message_start(json!({ "input_tokens": 0, "output_tokens": 0 }));
@@ -191,7 +191,7 @@ fn an_answer_that_is_no_stream_costs_what_it_reports() {
         of(json!({ "usage": { "prompt_tokens": 7, "total_tokens": 7 } })),
         7
     );
-    // Without a report by its length, and also if it was cut short.
+    // Without a report the length counts, and also if the answer was cut short.
     assert_eq!(read(&[b'a'; 40]), 110);
     let whole = json!({ "usage": used(7, 8), "text": "a" }).to_string();
     let half = &whole.as_bytes()[..40];

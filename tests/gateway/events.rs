@@ -1,4 +1,4 @@
-//! The gateway's reader of server-sent events, however the bytes are cut.
+//! The gateway's reader of server-sent events, wherever the bytes are split.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -14,7 +14,7 @@ fn events<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
     events
 }
 
-/// The pieces between these places.
+/// The pieces between these positions.
 fn cut<'a>(bytes: &'a [u8], places: &[usize]) -> Vec<&'a [u8]> {
     let mut places: Vec<_> = places.iter().map(|at| at % (bytes.len() + 1)).collect();
     places.extend([0, bytes.len()]);
@@ -75,7 +75,7 @@ fn an_event_that_is_too_long_passes_unread_and_the_next_one_is_read() {
     }
 }
 
-/// Parts of streams, as they may follow each other.
+/// Parts of streams, in any sequence.
 fn part() -> impl Strategy<Value = String> {
     prop_oneof![
         Just("data: ".to_owned()),

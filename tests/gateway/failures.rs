@@ -1,4 +1,4 @@
-//! Clients that leave, an upstream that fails, a gateway that is killed: all slots come back.
+//! Clients that leave, a failing upstream, a killed gateway: all slots are released.
 
 use std::time::{Duration, Instant};
 
@@ -120,7 +120,7 @@ fn slots_of_a_killed_gateway_are_back_within_its_lease() {
     alone(async {
         let lease = |policy: String| changed(&policy, r#"lease = "10s""#, r#"lease = "2s""#);
         let mut stage = Stage::with(&[], lease).await;
-        // Three on the first one, two on the other.
+        // Three on the first replica, two on the other.
         let mut open = stage.open_many("alice", 5).await;
         stage.replicas[0].kill();
         let killed = Instant::now();
@@ -138,7 +138,7 @@ fn slots_of_a_killed_gateway_are_back_within_its_lease() {
         let took = killed.elapsed();
         assert!(took < Duration::from_millis(2_500), "G5: {took:?}");
         assert!(stage.open(1, "alice").await.is_err(), "G1");
-        // The other one's streams went on.
+        // The streams of the other replica continue.
         stage.upstream.tell();
         for number in [1, 3] {
             assert_eq!(open[number].event().await, "data: 1\n\n");
@@ -162,7 +162,7 @@ fn a_gateway_that_is_asked_to_end_leaves_nothing_behind() {
     });
 }
 
-/// What holds no slot has as long.
+/// Work without a slot gets as much time.
 #[test]
 fn a_gateway_that_is_asked_to_end_lets_requests_end() {
     alone(async {

@@ -1,6 +1,6 @@
-//! Two processes of `examples/llm_gateway`, with the policy of its file, on a real Redis and before an upstream that
-//! does what the test says: what a service owner would see. The parts of the example that read requests and answers, by
-//! themselves. And `examples/grpc`, which ends by itself.
+//! Two processes of `examples/llm_gateway`, with the policy of its file, on a real Redis and in front of an upstream
+//! controlled by the test: the view of a service owner. Also the example's parsers of requests and answers in
+//! isolation, and `examples/grpc`, which ends on its own.
 
 mod answers;
 mod counts;

@@ -1,4 +1,4 @@
-//! What the examples say to bad options, and the example that takes none.
+//! The examples' reactions to bad options, and the example without options.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! How the gateway reads the requests that it charges, and what it changes of them.
+//! How the gateway reads the requests that it charges, and how it changes them.
 
 use std::io;
 
@@ -46,7 +46,7 @@ fn requests_with_tokens_are_known_by_their_paths() {
     }
 }
 
-/// Byte by byte, but for what is put in.
+/// Unchanged byte by byte, except the insertion.
 #[test]
 fn a_stream_is_asked_for_its_usage() {
     for (request, sent) in [
@@ -130,7 +130,7 @@ fn a_prompt_is_charged_by_the_length_of_its_text() {
     ] {
         assert_eq!(openai(&request.to_string()).tokens, tokens, "{request}");
     }
-    // What is not read is charged by all its bytes.
+    // An unreadable request is charged by its length in bytes.
     assert_eq!(openai(&text(400)).tokens, 100);
     assert_eq!(openai("").tokens, 1);
 }

@@ -1,4 +1,4 @@
-//! What the gateway changes of a request and of its response, and what it does not.
+//! The gateway's changes of requests and responses, and the parts that it leaves alone.
 
 use std::convert::Infallible;
 
@@ -22,7 +22,7 @@ use crate::{
     support::{alone, replica::Replica},
 };
 
-/// Over HTTP/1 or HTTP/2, on a connection of its own.
+/// Sends over HTTP/1 or HTTP/2, on a separate connection.
 pub(crate) async fn send<B>(
     replica: &Replica,
     version: Version,
@@ -113,7 +113,7 @@ fn heads_are_passed_on_but_for_what_belongs_to_a_connection() {
     });
 }
 
-/// Frames as they are sent into a channel.
+/// A body of the frames sent into a channel.
 pub(crate) fn body_of(
     frames: UnboundedReceiver<Bytes>,
 ) -> impl Body<Data = Bytes, Error = Infallible> + Send + Unpin {
@@ -124,7 +124,7 @@ pub(crate) fn body_of(
     StreamBody::new(frames.boxed())
 }
 
-/// The second part is sent when the first one has come back.
+/// The second part is sent after the first one has come back.
 #[test]
 fn bodies_go_both_ways_as_they_come() {
     alone(async {
@@ -142,7 +142,7 @@ fn bodies_go_both_ways_as_they_come() {
                 let data = frame.expect("no error").into_data().expect("data");
                 assert_eq!(data, part);
                 let next = if part == "to" { "and" } else { "fro" };
-                // The last one is read by nobody.
+                // Nobody reads the last part.
                 let _ = parts.send(Bytes::from(next));
             }
             stage.until_held(1).await;

@@ -1,4 +1,4 @@
-//! The file is read again, and again, while requests come.
+//! The file is reloaded repeatedly while requests arrive.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -12,7 +12,7 @@ use crate::{
 
 const RELOADS: usize = 100;
 
-/// Each with a fault of its own.
+/// Each with a different fault.
 fn broken(policy: &str) -> Vec<String> {
     vec![
         format!("{policy}\n[[["),
@@ -71,7 +71,7 @@ fn a_hundred_reloads_under_load_fail_no_request_and_lose_no_slot() {
         timeout(SECOND, stage.until_held(15))
             .await
             .expect("as many as before");
-        // The last good file says six.
+        // The last valid file says six.
         held.extend(stage.open_many("alice", 1).await);
         stage.assert_refused("alice", 429, "chat-key").await;
         stage.upstream.tell();
@@ -84,7 +84,7 @@ fn a_hundred_reloads_under_load_fail_no_request_and_lose_no_slot() {
     });
 }
 
-/// One good, one broken, in turns; and waits until both replicas have read it.
+/// Valid and broken files alternately. Waits until both replicas have read the file.
 async fn reload(stage: &Stage, number: usize) {
     let turn = number / 2;
     if number.is_multiple_of(2) {
@@ -105,7 +105,7 @@ async fn reload(stage: &Stage, number: usize) {
     }
 }
 
-/// A short request, then a stream whose client leaves. No limit refuses a new key.
+/// A short request, then a stream whose client disconnects. No limit refuses a new key.
 async fn use_one(stage: &Stage, key: &str, replica: usize) {
     stage.pass(replica, key).await.expect("it is let in");
     let mut stream = stage.open(replica, key).await.expect("it is let in");

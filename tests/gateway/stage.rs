@@ -1,4 +1,4 @@
-//! What each test has: a store, an upstream, two gateways and their file.
+//! The setup of each test: a store, an upstream, two gateways and their file.
 
 use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     upstream::Upstream,
 };
 
-/// The file that comes with the example.
+/// The example's own file.
 const POLICY: &str = include_str!("../../examples/llm_gateway.toml");
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
@@ -23,18 +23,18 @@ pub(crate) struct Stage {
     pub(crate) redis: RedisServer,
     pub(crate) upstream: Upstream,
     pub(crate) replicas: Vec<Replica>,
-    /// What the file says.
+    /// The content of the file.
     pub(crate) policy: String,
     folder: TempDir,
 }
 
 impl Stage {
-    /// Two replicas.
+    /// With two replicas.
     pub(crate) async fn new() -> Self {
         Self::with(&[], |policy| policy).await
     }
 
-    /// With options for both, and another policy.
+    /// With options for both replicas, and another policy.
     pub(crate) async fn with(options: &[&str], policy: impl FnOnce(String) -> String) -> Self {
         let redis = RedisServer::start();
         let policy = policy(changed(POLICY, "redis://127.0.0.1", &redis.url()));
@@ -54,7 +54,7 @@ impl Stage {
         stage
     }
 
-    /// One more gateway, before another upstream.
+    /// Starts another gateway, in front of another upstream.
     pub(crate) async fn replica(&self, upstream: &str, options: &[&str]) -> Replica {
         let mut command = command("llm_gateway", options);
         command
@@ -64,7 +64,7 @@ impl Stage {
         Replica::launch(command).await
     }
 
-    /// Writes the file. Nobody has read it yet.
+    /// Writes the file, which no gateway has read yet.
     pub(crate) fn write(&self, policy: &str) {
         fs::write(self.file(), policy).expect("a file");
     }
@@ -73,19 +73,19 @@ impl Stage {
         self.folder.path().join("gateway.toml")
     }
 
-    /// A stream of that key through that replica.
+    /// Opens a stream with this key through this replica.
     pub(crate) async fn open(&self, replica: usize, key: &str) -> Result<Call, Refused> {
         ask(self.replicas[replica].get("/v1/chat/stream").key(key)).await
     }
 
-    /// A short request, to its end.
+    /// Sends a short request, and reads its whole response.
     pub(crate) async fn pass(&self, replica: usize, key: &str) -> Result<(), Refused> {
         let call = ask(self.replicas[replica].get("/v1/chat/short").key(key)).await?;
         assert_eq!(call.rest().await.expect("it is sent whole"), "done");
         Ok(())
     }
 
-    /// So many streams, on one replica after the other.
+    /// Opens several streams, alternating between the replicas.
     pub(crate) async fn open_many(&self, key: &str, streams: usize) -> Vec<Call> {
         let mut open = Vec::new();
         for number in 0..streams {
@@ -95,7 +95,7 @@ impl Stage {
         open
     }
 
-    /// Refused on both replicas, in the name of that limit, and nothing is charged for it in the store.
+    /// Checks that both replicas refuse, naming this limit, and that the store is not charged.
     pub(crate) async fn assert_refused(&self, key: &str, status: u16, limit: &str) {
         let before = self.contents();
         for replica in 0..2 {
@@ -108,13 +108,13 @@ impl Stage {
             );
             assert!(refused.retry_after >= 1);
         }
-        // What others used up may be over meanwhile.
+        // Other streams' use may have drained meanwhile.
         let mut after = self.contents();
         after.retain(|ledger, content| !content.is_empty() && before.get(ledger) != Some(content));
         assert!(after.is_empty(), "{key}: {after:?}");
     }
 
-    /// Who holds a slot in each ledger, in the order of their names, and the state of each rate.
+    /// The holders in each ledger, sorted by name, and the state of each rate.
     pub(crate) fn contents(&self) -> BTreeMap<String, String> {
         let content = |key: &str| {
             if self.redis.cli(&["TYPE", key]) == "string" {
@@ -131,7 +131,7 @@ impl Stage {
             .collect()
     }
 
-    /// How often each rate was charged, and how many streams each ledger holds. Both sorted.
+    /// How often each rate was charged, and the number of streams in each ledger. Both sorted.
     pub(crate) fn totals(&self) -> (Vec<u64>, Vec<u64>) {
         let (mut charged, mut held) = (Vec::new(), Vec::new());
         for (key, content) in self.contents() {
@@ -149,7 +149,7 @@ impl Stage {
         (charged, held)
     }
 
-    /// Waits until this many streams hold slots: each has one of its key, and one of all.
+    /// Waits until this many streams hold slots: each has one of its key, and one of the total.
     pub(crate) async fn until_held(&self, streams: usize) {
         let members = (2 * streams).to_string();
         while self.redis.cli(&["EVAL", MEMBERS, "0"]) != members {
@@ -168,19 +168,19 @@ const MEMBERS: &str = "
     end
     return members";
 
-/// The text with something else in one place.
+/// Replaces the only occurrence in the text.
 pub(crate) fn changed(text: &str, from: &str, to: &str) -> String {
     assert_eq!(text.matches(from).count(), 1, "{from}");
     text.replace(from, to)
 }
 
-/// A call that was let in. Dropping it closes its connection, as a client does that leaves.
+/// An admitted call. Dropping it closes its connection, like a client that disconnects.
 pub(crate) struct Call {
     pub(crate) response: Response<Incoming>,
     _connection: Connection,
 }
 
-/// What a refusal says.
+/// The content of a refusal.
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub(crate) status: u16,
@@ -220,7 +220,6 @@ impl Call {
         String::from_utf8(data.to_vec()).expect("text")
     }
 
-    /// All that still comes.
     pub(crate) async fn rest(self) -> Result<String, hyper::Error> {
         let body = self.response.into_body().collect().await?;
         Ok(String::from_utf8(body.to_bytes().to_vec()).expect("text"))

@@ -1,4 +1,4 @@
-//! Answers of language models pass unchanged, and are charged to the token.
+//! Answers of language models pass through unchanged, and are charged exactly, to the token.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::{
     support::{alone, redis_server::free_port},
 };
 
-/// The time that a token takes to drain: what a test uses stays.
+/// The time that a token takes to drain: use hardly drains during a test.
 const SPACING_US: u64 = 86_400;
 
 fn slow(policy: String) -> String {
@@ -53,7 +53,7 @@ fn request(path: &str, answer: &str, key: &str, body: String) -> Request<Full<By
         .expect("a request")
 }
 
-/// The request as this version needs it.
+/// The request in the form required by this version.
 fn over<B>(version: Version, mut request: Request<B>) -> Request<B> {
     if version == Version::HTTP_2 {
         let host = request.headers_mut().remove("host").expect("a host");
@@ -72,7 +72,7 @@ async fn ask(stage: &Stage, answer: &Answer, key: &str) -> Response<Incoming> {
         .expect("it is answered at once")
 }
 
-/// Reads the answer as far as it goes. An answer that has no end is dropped then.
+/// Reads the answer as far as possible. An endless answer is then dropped.
 async fn read(stage: &Stage, answer: &Answer, mut response: Response<Incoming>) -> (Vec<u8>, End) {
     let (mut body, whole) = (Vec::new(), answer.body());
     loop {
@@ -91,7 +91,7 @@ async fn read(stage: &Stage, answer: &Answer, mut response: Response<Incoming>) 
 }
 
 impl Stage {
-    /// Tokens that all keys have used.
+    /// Tokens used by all keys.
     fn tokens(&self) -> u64 {
         let of = |state: &str| {
             let parts: Vec<&str> = state.split(' ').collect();
@@ -235,7 +235,7 @@ fn a_prompt_beyond_the_budget_is_refused_before_the_upstream_is_called() {
         assert_eq!(refused.status(), 429);
         let retry_after = refused.headers()["retry-after"].to_str().expect("text");
         let retry_after: u64 = retry_after.parse().expect("whole seconds");
-        // 18,005 tokens have to drain.
+        // 18,005 tokens must drain.
         let exact = 18_005 * SPACING_US / 1_000_000;
         assert!(
             (exact - 5..=exact + 1).contains(&retry_after),
@@ -254,7 +254,7 @@ fn a_prompt_beyond_the_budget_is_refused_before_the_upstream_is_called() {
         timeout(SECOND, stage.until_held(0)).await.expect("G5");
         assert_eq!(stage.tokens(), used);
 
-        // Another key has a budget of its own.
+        // Another key has a separate budget.
         let response = ask(&stage, &answer, "other").await;
         assert_eq!(response.status(), 200);
         read(&stage, &answer, response).await;
@@ -326,7 +326,7 @@ fn a_prompt_that_does_not_come_is_a_408() {
     });
 }
 
-/// But for the wish to see the usage of a stream, and for encodings.
+/// Except for the option that requests usage of a stream, and for encodings.
 #[test]
 fn requests_pass_unchanged() {
     alone(async {

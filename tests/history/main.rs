@@ -9,7 +9,7 @@ mod checker;
 mod runs;
 mod soak;
 
-/// The processes of the tests here.
+/// Entry point of the processes that the tests here start.
 #[test]
 #[ignore = "a process that other tests start"]
 fn process() {

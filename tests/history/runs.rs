@@ -48,11 +48,11 @@ fn finish(mut running: Vec<Running>) -> Vec<Process> {
     running.into_iter().map(Running::finish).collect()
 }
 
-/// G1 to G6 without any fault, and no excuse is used.
+/// G1 to G6 without any fault, and without using an excuse.
 #[test]
 fn processes_under_contention_keep_every_promise() {
     let (server, folder) = (RedisServer::start(), folder());
-    // Nothing is lost here however busy the machine is.
+    // Long enough that nothing is lost, however busy the machine is.
     let (running, mut history) = start(&server, &folder, |orders| {
         (orders.lease_ms, orders.long_holds) = (30_000, 0);
         (orders.store_timeout_ms, orders.waiter_ttl_ms) = (5_000, 5_000);
@@ -69,8 +69,8 @@ fn processes_under_contention_keep_every_promise() {
     assert_eq!((report.adopted, report.over.len()), (0, 0), "{report}");
 }
 
-/// G1 to G6 for requests of 1 to 10 units of a limit of 10, far more than there is room for: in the order of arrival, whatever
-/// they weigh. A process is killed, the data is lost, and the limit is lowered to 6.
+/// G1 to G6 for requests of 1 to 10 units of a limit of 10, with far more load than capacity: in order of arrival,
+/// whatever their weight. A process is killed, the data is lost, and the limit is lowered to 6.
 #[test]
 fn heavy_and_light_requests_share_a_limit_in_the_order_of_arrival() {
     let (server, folder) = (RedisServer::start(), folder());
@@ -93,12 +93,12 @@ fn heavy_and_light_requests_share_a_limit_in_the_order_of_arrival() {
         units.granted(light.clone()) > 10 && units.granted(heavy.clone()) > 5,
         "{units}"
     );
-    // All stand in one queue.
+    // All requests share one queue.
     let [light, heavy] = [light, heavy].map(|weights| units.longest_wait_us(weights));
     assert!(heavy < 3 * light && light < 3 * heavy, "{units}");
 }
 
-/// G4, G5: what a killed process held returns with its lease, and its waiters are passed over.
+/// G4, G5: the slots of a killed process are free when its leases end, and its waiters are passed over.
 #[test]
 fn a_killed_process_leaves_nothing_behind() {
     let (server, folder) = (RedisServer::start(), folder());
@@ -114,7 +114,7 @@ fn a_killed_process_leaves_nothing_behind() {
     assert!(granted_later && report.promotions > 50, "{report}");
 }
 
-/// G1: what the store has lost is put back, which is counted, and the cap holds again when that has ended.
+/// G1: lost permits are restored and counted, and once they have ended the cap holds again.
 #[test]
 fn a_store_that_loses_everything_is_excused_and_counted() {
     let (server, folder) = (RedisServer::start(), folder());
@@ -131,7 +131,7 @@ fn a_store_that_loses_everything_is_excused_and_counted() {
     println!("{report}");
     report.assert_clean();
     assert!(report.adopted > 0, "{report}");
-    // Without the excuse it would not do.
+    // Without the excuse the check would fail.
     history.losses.clear();
     assert!(!check(&history).violations.is_empty());
 }

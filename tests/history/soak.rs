@@ -1,4 +1,4 @@
-//! Soak: several processes under load, and a fault every other second; then the history is checked.
+//! Soak test: several processes under load, with a fault every other second; then the history is checked.
 //!
 //! `.ci/soak <minutes> [seed]` runs [`for_minutes`].
 
@@ -22,9 +22,9 @@ use crate::{
 };
 
 const PROCESSES: usize = 4;
-/// A history is checked after so long, and another one begun: it is held in memory.
+/// How long a history lasts until it is checked and a new one begins: it is held in memory.
 const ROUND: Duration = Duration::from_secs(60);
-/// Until all keys of a round have expired.
+/// Long enough for all keys of a round to expire.
 const EXPIRY: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -44,7 +44,7 @@ enum Fault {
     Cut,
 }
 
-/// The first ones twice as often as the rest, those that lose data rarely.
+/// The first faults are twice as frequent as the others; data loss is rare.
 const FAULTS: [(Fault, u32); 13] = [
     (Fault::Kill, 4),
     (Fault::StopPastLease, 4),
@@ -61,13 +61,13 @@ const FAULTS: [(Fault, u32); 13] = [
     (Fault::Cut, 4),
 ];
 
-/// G1 to G6 under faults, for a short while.
+/// G1 to G6 under faults, for a short time.
 #[test]
 fn promises_are_kept_under_faults() {
     soak(Duration::from_secs(15), fastrand::u64(..));
 }
 
-/// For `SOAK_MINUTES`, from `SOAK_SEED`.
+/// Runs for `SOAK_MINUTES`, with the seed `SOAK_SEED`.
 #[test]
 #[ignore = "as long as it is told to run"]
 fn for_minutes() {
@@ -110,7 +110,7 @@ struct Soak {
     rng: fastrand::Rng,
     server: RedisServer,
     folder: TempDir,
-    /// Each with the way to the store.
+    /// Each process with its proxy to the store.
     running: Vec<(Running, FaultProxy)>,
     started: usize,
     ended: Vec<Process>,
@@ -258,7 +258,7 @@ impl Soak {
         self.history.troubles.push((since, recovered(now_us())));
     }
 
-    /// Everybody goes, and nothing may be left in the store.
+    /// Ends all processes, after which the store must be empty.
     fn finish(mut self) -> History {
         let running = std::mem::take(&mut self.running);
         let (mut running, proxies): (Vec<_>, Vec<_>) = running.into_iter().unzip();

@@ -1,4 +1,4 @@
-//! Handlers that acquire by themselves, and answer as the layer would.
+//! Handlers that acquire permits directly, and answer like the layer would.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::support::{ONE, get, send, serve};
 
 const OPENS: Limit = Limit::rate("opens", 1, Duration::from_secs(3_600));
 
-/// What is in a refusal but for the time of a retry, which is a little different each time.
+/// The content of a refusal, except the retry time, which varies slightly.
 fn shown<B: AsRef<[u8]>>(response: &Response<B>) -> (StatusCode, HeaderValue, Value) {
     let mut problem: Value = serde_json::from_slice(response.body().as_ref()).unwrap();
     let retry = problem["retry_after"].take();
@@ -63,7 +63,7 @@ async fn an_error_is_refused_as_the_layer_would() {
     }
 }
 
-/// The one that refused decides whose it is.
+/// The limit that refused determines the owner.
 #[tokio::test]
 async fn each_of_several_limits_is_shared_or_the_callers_own() {
     const ALL: Limit = Limit::concurrent("all", 1);

@@ -1,4 +1,4 @@
-//! Clients distinguished by their addresses: those that proxies forward, and those that callers forge.
+//! Clients identified by address, with headers forwarded by proxies and headers forged by callers.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -49,11 +49,11 @@ fn forwarded_for_is_counted_from_the_right() {
         (1, &["[2001:db8::1]:4711"], Some("2001:db8::1")),
         (1, &["::ffff:192.0.2.1"], Some("192.0.2.1")),
         (1, &["[::FFFF:c000:201]:1"], Some("192.0.2.1")),
-        // Too few entries, or none: never the leftmost.
+        // Too few entries: the leftmost one is never used.
         (1, &[], None),
         (2, &["192.0.2.1"], None),
         (3, &["6.6.6.6, 192.0.2.1"], None),
-        // What is no address is not skipped.
+        // An entry other than an address is not skipped.
         (1, &["6.6.6.6, unknown"], None),
         (1, &["6.6.6.6,"], None),
         (1, &["6.6.6.6", ""], None),
@@ -106,7 +106,7 @@ fn forwarded_is_counted_from_the_right() {
             &["for=6.6.6.6, for=192.0.2.1", "for=10.0.0.1"],
             Some("192.0.2.1"),
         ),
-        // A comma or a semicolon in quotes, with and without an escaped quote.
+        // A comma or a semicolon inside quotes, with and without an escaped quote.
         (
             1,
             &["for=192.0.2.1;host=\"a, for=6.6.6.6\""],
@@ -127,7 +127,7 @@ fn forwarded_is_counted_from_the_right() {
             &["for=192.0.2.1;host=\"a\\\\\", for=10.0.0.1"],
             Some("192.0.2.1"),
         ),
-        // A caller's open quote swallows nothing.
+        // A quote left open by a caller swallows nothing.
         (1, &["for=6.6.6.6;by=\", for=192.0.2.1"], Some("192.0.2.1")),
         (1, &["for=\"6.6.6.6\\, for=192.0.2.1"], Some("192.0.2.1")),
         (1, &["for=\"6.6.6.6", "for=192.0.2.1"], Some("192.0.2.1")),
@@ -136,7 +136,7 @@ fn forwarded_is_counted_from_the_right() {
             &["\", for=192.0.2.1, for=\"[2001:db8::1]\""],
             Some("192.0.2.1"),
         ),
-        // No address there.
+        // No address at the position.
         (1, &[], None),
         (2, &["for=192.0.2.1"], None),
         (1, &["for=6.6.6.6, for=unknown"], None),
@@ -158,7 +158,7 @@ fn forwarded_is_counted_from_the_right() {
     }
 }
 
-/// A proxy that writes one of them passes the other on as the caller sent it.
+/// A proxy that writes one header passes the other on as sent by the caller.
 #[test]
 fn the_other_header_is_not_looked_at() {
     assert_eq!(
@@ -189,7 +189,7 @@ fn entry_of_any_length_is_bounded_work() {
     }
     let long = format!("6.6.6.6, 192.0.2.1{}", " ".repeat(600));
     assert_eq!(found(ClientAddress::forwarded_for(1), FOR, &[&long]), None);
-    // Taken for one entry, it would lead too far to the left.
+    // Counted as one entry, it would lead too far to the left.
     let long = format!("192.0.2.1, {}", "x".repeat(600));
     let lines = ["6.6.6.6", &long];
     assert_eq!(found(ClientAddress::forwarded_for(2), FOR, &lines), None);
@@ -235,7 +235,7 @@ fn ipv6_clients_are_distinguished_by_their_network() {
         ),
         (default.clone().ipv6_prefix(1), "::1", "7fff::", true),
         (default.clone().ipv6_prefix(1), "::1", "8000::", false),
-        // IPv4 is whole, however it is written.
+        // IPv4 addresses are used whole, in any notation.
         (default.clone(), "192.0.2.1", "192.0.2.2", false),
         (
             default.clone(),
@@ -283,7 +283,7 @@ fn peer_is_found_in_the_extensions() {
         assert_eq!(own.find(&head), Some(other));
         assert_eq!(own.peer_by(|_| None).find(&head), None);
     }
-    // Whoever goes round the proxies is not believed to be one.
+    // A client that bypasses the proxies is not trusted as one.
     assert_eq!(ClientAddress::forwarded_for(2).find(&head), None);
 }
 
@@ -299,7 +299,7 @@ fn bad_values_are_refused() {
         let message = format!("{address:?}");
         let error = ONE.try_by_client_address(address.clone()).unwrap_err();
         assert_eq!(error.kind(), ConfigErrorKind::Value, "{message}");
-        // It is no scope, and can still be asked.
+        // The address is invalid as a scope, but can still be queried.
         let _ = address.key(&head(FOR, &[b"2001:db8::1"]));
     }
     assert!(catch_unwind(|| ONE.by_client_address(ClientAddress::forwarded(33))).is_err());
@@ -357,7 +357,7 @@ async fn peer_of_a_connection_to_axum() {
     drop(permit);
 }
 
-/// A header line of any bytes that one may have, with many that mean something.
+/// A header line of any allowed bytes, many of them with a special meaning.
 fn line() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![
         3 => prop::sample::select(b",;=\"\\ :[]for1.\t".to_vec()),
@@ -366,7 +366,7 @@ fn line() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(byte, 0..80)
 }
 
-/// What trusted proxies write.
+/// An entry as written by a trusted proxy.
 fn entry() -> impl Strategy<Value = String> {
     let address = any::<IpAddr>().prop_map(|address| match address {
         IpAddr::V4(address) => address.to_string(),
@@ -387,7 +387,7 @@ proptest! {
         ClientAddress::forwarded(proxies).key(&head(RFC7239, &lines));
     }
 
-    /// By a caller, to the left of what as many proxies as are trusted have written.
+    /// Prepended by a caller, to the left of the entries of as many proxies as are trusted.
     #[test]
     fn whatever_is_prepended_changes_nothing(
         caller in prop::collection::vec(line(), 0..3),
@@ -412,7 +412,7 @@ proptest! {
         prop_assert_eq!(address.find(&head(RFC7239, &lines)), alone);
     }
 
-    /// As above, for entries that are only addresses.
+    /// Like above, for entries that are only addresses.
     #[test]
     fn whatever_is_prepended_to_addresses_changes_nothing(
         caller in line(),

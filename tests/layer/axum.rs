@@ -91,7 +91,7 @@ async fn routes_are_counted_apart() {
         assert_eq!(response.status(), expected, "{path}");
     }
     drop(first);
-    // Its class cannot change while it is in use: it is that of a route.
+    // While in use, a limit cannot change its class: this one belongs to a route.
     let by_caller = Limit::concurrent("one", 1).mode(Mode::Shadow);
     limiter.update(&by_caller).expect_err("another class");
     limiter

@@ -1,4 +1,4 @@
-//! Slots that are taken back from responses that do not end.
+//! Slots revoked from responses that do not end.
 
 use std::{
     convert::Infallible,
@@ -33,7 +33,7 @@ use crate::{
 const IDLE: Duration = Duration::from_secs(10);
 const MAX: Duration = Duration::from_secs(60);
 
-/// Queues for the slot, and returns how long that took.
+/// Queues for the slot, and returns the wait.
 async fn admitted(limiter: &Limiter) -> (Permit, Duration) {
     let patient = ONE.wait_up_to(2 * MAX);
     let started = Instant::now();
@@ -42,7 +42,7 @@ async fn admitted(limiter: &Limiter) -> (Permit, Duration) {
     (permit.expect("the slot comes free"), started.elapsed())
 }
 
-/// Timers run to the next millisecond.
+/// Timers are rounded up to the next millisecond.
 #[track_caller]
 fn assert_at(passed: Duration, expected: Duration) {
     let late = passed.checked_sub(expected);
@@ -59,7 +59,7 @@ fn assert_ended<T>(frame: Option<Result<T, BoxError>>, kind: LostErrorKind) {
 
 type Feed = mpsc::UnboundedSender<Frame<Bytes>>;
 
-/// A service with one response, whose frames the test gives.
+/// A service with one response, whose frames the test supplies.
 fn fed() -> (
     Feed,
     impl Service<
@@ -114,7 +114,7 @@ async fn unread_frame_makes_room() {
     assert_ended(response.frame().await, LostErrorKind::Idle);
 }
 
-/// The service thinks: nobody is idle.
+/// The service is working: the reader is not idle.
 #[tokio::test(start_paused = true)]
 async fn body_that_waits_is_not_idle() {
     let limiter = Limiter::in_memory();
@@ -216,7 +216,7 @@ async fn max_hold_before_the_head_refuses() {
         });
     let call = layer.layer(hangs).oneshot(get("/slow"));
     let response = timeout(2 * MAX, call).await.expect("in time").unwrap();
-    // One is left in the service.
+    // A single clone is left in the service.
     assert_eq!(dropped.strong_count(), 0);
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     let refusal = response.extensions().get::<Refusal>().unwrap();
@@ -225,7 +225,7 @@ async fn max_hold_before_the_head_refuses() {
     assert_eq!((body.as_ref(), held(&limiter)), (&b"/slow"[..], 0));
 }
 
-/// A service that leaves a hold on its slot in the response, which has this body.
+/// A service that leaves a hold on its slot in the response, with this body.
 fn holds(
     text: &'static str,
 ) -> impl Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send> + Clone
@@ -254,7 +254,7 @@ async fn max_hold_ends_a_hold() {
     assert!(hold.is_lost());
 }
 
-/// G1: whether the body was read, dropped, never there (as after an upgrade), or has no part in the slot.
+/// G1: whether the body was read, dropped, never existed (as after an upgrade), or does not use the slot.
 #[tokio::test(start_paused = true)]
 async fn hold_without_a_response_is_not_idle() {
     for (text, is_read, release_at) in [
@@ -323,7 +323,7 @@ fn bounds_out_of_range_are_refused() {
     }
 }
 
-/// A client that reads nothing of an endless body, and stays.
+/// A client that reads nothing of an endless body, and stays connected.
 #[tokio::test]
 async fn client_that_stops_reading_makes_room() {
     let idle = Duration::from_millis(200);
@@ -348,7 +348,7 @@ async fn client_that_stops_reading_makes_room() {
         assert_eq!(held(&limiter), 1);
         one = http1(address).await;
     }
-    // They get an error, once they have read what was on the way.
+    // These clients get an error, once they have read the data in transit.
     for mut response in unread.drain(..3) {
         let end = async {
             loop {

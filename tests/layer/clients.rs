@@ -1,4 +1,4 @@
-//! The layer on clients: it caps the calls in progress to a peer. hyper-util, tonic and reqwest.
+//! The layer on clients, where it caps calls in progress to a peer: hyper-util, tonic and reqwest.
 
 use std::{convert::Infallible, future::IntoFuture, net::SocketAddr};
 
@@ -28,8 +28,8 @@ use crate::{
     support::{ONE, SOON, Script, freed, held, soon, take},
 };
 
-/// One that never ends at `/endless`, one that does at `/short`, a refusal of its own at `/busy`, and a gRPC call of
-/// one message that never ends.
+/// A peer with an endless response at `/endless`, a finite one at `/short`, its own refusal at `/busy`, and a gRPC call
+/// of one message that never ends.
 pub(crate) async fn peer() -> SocketAddr {
     let endless = async || Body::from_stream(first_then_nothing("data"));
     let grpc = async || {
@@ -56,7 +56,7 @@ fn first_then_nothing(
     stream::iter([Ok(Bytes::from_static(data.as_bytes()))]).chain(stream::pending())
 }
 
-/// Each way in which a call gives its slot back, and what a refusal looks like.
+/// Each way in which a call releases its slot, and the form of a refusal.
 async fn caps_calls<S, Q, B>(limiter: Limiter, client: S, request: impl Fn(&str) -> Request<Q>)
 where
     S: Service<Request<Q>, Response = Response<ResponseBody<B>>> + Clone,
@@ -84,7 +84,7 @@ where
     );
     freed(&limiter).await;
 
-    // The peer's own.
+    // The peer's own refusal.
     let busy = send("/busy").await;
     assert_eq!(busy.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(busy.extensions().get::<Refusal>().is_none());
@@ -117,7 +117,7 @@ async fn reqwest_client() {
     .await;
 }
 
-/// The client cannot have such a request: its error comes through, and no slot stays behind.
+/// The client cannot represent such a request: its error is passed on, and no slot is left in use.
 #[tokio::test]
 async fn request_that_does_not_convert_fails() {
     let limiter = Limiter::in_memory();
@@ -132,7 +132,7 @@ fn reqwest_service() -> ReqwestService {
     HttpClient::new(reqwest::Client::new())
 }
 
-/// The limited response turns into reqwest's again, with its slot, and what a refusal is can still be seen.
+/// The limited response is converted back to reqwest's type, with its slot, and a refusal is still recognizable.
 #[tokio::test]
 async fn reqwest_response() {
     let (limiter, peer) = (Limiter::in_memory(), peer().await);
@@ -179,7 +179,7 @@ async fn tonic_channel() {
     }
 }
 
-/// A call that waits for its slot is not sent, and one that is given up leaves the queue.
+/// A call waiting for its slot is not sent, and a cancelled call leaves the queue.
 #[tokio::test]
 async fn call_that_is_given_up_leaves_the_line() {
     let (limiter, peer) = (Limiter::in_memory(), peer().await);
@@ -201,7 +201,7 @@ async fn call_that_is_given_up_leaves_the_line() {
     assert_eq!(response.status(), StatusCode::OK);
 }
 
-/// The recipe without the layer: the slot counts until the last chunk, the end or the drop.
+/// The recipe without the layer: the slot is held until the last chunk, the end or the drop.
 #[tokio::test]
 async fn permit_goes_with_the_stream() {
     let limiter = Limiter::in_memory();

@@ -1,4 +1,4 @@
-//! Corners: keys without slots, rates that refuse together, lookups that are left.
+//! Corner cases: keys without slots, rates that refuse together, abandoned lookups.
 
 use std::{
     sync::{
@@ -38,9 +38,9 @@ async fn a_rate_that_was_given_back_does_not_put_the_retry_off() {
     let refusal = refused.extensions().get::<Refusal>().unwrap();
     assert_eq!(refusal.limit_name(), "one");
     drop(first);
-    // The charge was given back:
+    // The charge was refunded.
     assert_eq!(send(&service, keyed("b")).await.status(), StatusCode::OK);
-    // But the client was asked to stay away for an hour.
+    // If the charge still counted, the client would be asked to stay away for an hour.
     assert!(
         refusal.retry_after() < Duration::from_secs(60),
         "{:?}",
@@ -134,7 +134,7 @@ async fn of_two_rates_the_longer_one_sets_the_retry() {
     );
 }
 
-/// Two of three times at the rate are used: by the one that is let in, and by the one that is given back.
+/// Two of three starts at the rate are used: by the admitted request, and by the refunded one.
 #[tokio::test]
 async fn a_refusal_after_a_wait_tells_how_the_rate_stands_that_was_given_back() {
     let redis = RedisServer::start();

@@ -1,4 +1,4 @@
-//! Refusals of gRPC calls, as tonic's client reads them.
+//! Refusals of gRPC calls, as read by tonic's client.
 
 use std::{convert::Infallible, future::pending, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::support::{ONE, freed, held, send, serve, take};
 
 type Served = Result<Response<Full<Bytes>>, Infallible>;
 
-/// tonic's health service behind the layer, on a port of its own, until the test's runtime ends.
+/// tonic's health service behind the layer, on a separate port, until the test's runtime ends.
 async fn health(layer: LimitLayer) -> HealthClient<Channel> {
     let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = incoming.local_addr().unwrap();
@@ -84,7 +84,7 @@ async fn shutdown_is_unavailable() {
     assert!(status.get_details_quota_failure().is_none());
 }
 
-/// The service has the request by then.
+/// By then the service has the request.
 #[tokio::test]
 async fn loss_before_the_answer_is_unavailable() {
     let limiter = Limiter::in_memory();

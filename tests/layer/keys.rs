@@ -1,4 +1,4 @@
-//! Requests without a key: refused where one is required, and never unlimited without a word.
+//! Requests without a key: refused if one is required, and never silently unlimited.
 
 use std::{future::ready, net::SocketAddr};
 
@@ -17,7 +17,7 @@ use crate::{
     support::{ONE, Script, get, held, send, serve},
 };
 
-/// What an authentication layer leaves behind.
+/// Inserted by an authentication layer.
 #[derive(Clone)]
 struct Tenant(String);
 
@@ -49,7 +49,7 @@ fn by_tenant_later() -> Scope {
     })
 }
 
-/// Rules for keys, with a request that has one and those that have none.
+/// Rules for keys, each with a request that has a key and requests without.
 fn rules() -> Vec<(Scope, Request<()>, Vec<Request<()>>)> {
     let by_address = ONE.by_client_address(ClientAddress::peer());
     vec![
@@ -130,7 +130,7 @@ async fn the_hook_may_answer_otherwise() {
     assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
 }
 
-/// Nothing is taken of the other limits, wherever the one without a key stands.
+/// The other limits are not used, wherever the limit without a key stands.
 #[tokio::test]
 async fn one_key_that_is_missing_is_enough() {
     let all = || Scope::from(Limit::concurrent("all", 1));

@@ -1,4 +1,4 @@
-//! What the layer logs, and what it must not log.
+//! The layer's log events, and data that must never be logged.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ async fn aborted_response_is_a_warning() {
     }
 }
 
-/// An event for each of thousands would hide all others. The time stands still.
+/// An event for each of thousands of responses would hide all others. Time is paused.
 #[tokio::test(start_paused = true)]
 async fn responses_that_are_aborted_together_are_one_warning() {
     let log = log();
@@ -90,7 +90,7 @@ async fn responses_that_are_aborted_together_are_one_warning() {
     ] {
         assert!(ended.contains(part), "{ended}");
     }
-    // The rest of them is in the next event.
+    // The next event contains the remaining ones.
     let last = send(&service, get("/")).await;
     tokio::time::sleep(Duration::from_secs(7)).await;
     let aborted = log.lines_with("logged-aborts").into_iter();
@@ -100,7 +100,7 @@ async fn responses_that_are_aborted_together_are_one_warning() {
     drop((responses, last));
 }
 
-/// One limit, or the first of several.
+/// With one limit, or the first of several.
 #[tokio::test]
 async fn aborted_body_of_a_client_names_its_limit() {
     const PARTNER: Limit = Limit::concurrent("logged-partner", 2);

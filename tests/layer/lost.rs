@@ -1,4 +1,4 @@
-//! A slot that is lost while its request is in progress.
+//! A slot lost while its request is in progress.
 
 use std::{
     convert::Infallible,
@@ -25,7 +25,7 @@ use crate::{
     support::{ONE, Script, get, held, send, serve, soon},
 };
 
-/// Marks what is held as lost.
+/// Marks all held permits as lost.
 async fn lose_all(limiter: &Limiter) {
     limiter.shutdown(Duration::ZERO).await;
 }
@@ -184,7 +184,7 @@ async fn a_shutdown_does_as_a_loss_unless_it_is_said() {
     }
 }
 
-/// An outage of the store that is longer than a lease.
+/// An outage of the store longer than a lease.
 #[tokio::test]
 async fn an_outage_cuts_no_stream_that_a_shutdown_ends() {
     let mut server = RedisServer::start();

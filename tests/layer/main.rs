@@ -1,4 +1,5 @@
-//! The layer, by what can end a response and what can go wrong on the way. Nothing here sleeps: tests wait for events.
+//! The layer, by the ways in which a response can end and in which calls can fail. No test sleeps: tests wait for
+//! events.
 
 mod acquire_errors;
 mod addresses;

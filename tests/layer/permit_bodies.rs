@@ -1,4 +1,4 @@
-//! Clients that acquire by themselves, and move the permit into the body of the response. The peer is a real HTTP server.
+//! Clients that acquire permits directly, and move them into the bodies of responses. The peer is a real HTTP server.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{
     support::{Gauge, Script, Watched, freed, held, soon, take},
 };
 
-/// Sends a request, and gives the permit to its response.
+/// Sends a request, and moves the permit into its response.
 async fn call(permit: Permit, url: String, on_lost: OnLost) -> reqwest::Response {
     let response = http::Response::from(soon(reqwest::get(url)).await.unwrap());
     let response = response.map(|body| permit.attach_body(body, on_lost));
@@ -58,7 +58,7 @@ async fn lost_permit_ends_its_response() {
     assert!(causes.any(|cause| cause.is::<LostError>()), "{error:?}");
 }
 
-/// Though no task reads it.
+/// Even if no task reads it.
 #[tokio::test]
 async fn lost_permit_drops_its_body() {
     for (on_lost, open) in [(OnLost::Abort, 0), (OnLost::Continue, 1)] {
@@ -80,7 +80,7 @@ async fn lost_permit_drops_its_body() {
     }
 }
 
-/// However it ends.
+/// However the body ends.
 #[tokio::test]
 async fn body_that_ends_or_fails_releases() {
     let limiter = Limiter::in_memory();

@@ -20,7 +20,7 @@ const EACH: Limit = Limit::concurrent("each", 1);
 const OPENS: Limit = Limit::rate("opens", 3, Duration::from_secs(60));
 const GLOBAL: Limit = Limit::concurrent("global", 2);
 
-/// A request takes two slots, and one of three times at a rate.
+/// A request takes two slots, and a start at a rate of three.
 fn policy() -> Policy {
     let (each, opens) = (EACH.by_header("x-key"), OPENS.by_header("x-key"));
     [each, opens, GLOBAL.into()].into()
@@ -62,7 +62,7 @@ async fn refusal_is_that_of_the_limit_that_refused() {
 
     drop((first, second));
     assert_eq!(held(&limiter), 0);
-    // The one that was refused has cost nothing.
+    // The refused request cost nothing.
     for _ in 0..2 {
         assert_eq!(send(&service, with_key("a")).await.status(), StatusCode::OK);
     }
@@ -171,7 +171,7 @@ async fn scope_without_a_key_is_left_out() {
     );
 }
 
-/// The items of a list: a name, and its parameters.
+/// The items of a list, each with its name and parameters.
 fn fields(response: &Response<impl Sized>, field: &str) -> Vec<(String, Vec<String>)> {
     let lines = response.headers().get_all(field).iter();
     let lines: Vec<_> = lines.map(|line| line.to_str().unwrap()).collect();
@@ -247,7 +247,7 @@ async fn admitted_responses_tell_how_the_limits_stand() {
             item("opens", &["r=1"])
         ]
     );
-    // A refusal reports the others too, without itself.
+    // A refusal also reports the other limits, without itself.
     let refused = send(&service, with_key("gold")).await;
     assert_eq!(refusal(&refused).limit_name(), "global");
     let values = fields(&refused, "ratelimit");
@@ -282,7 +282,7 @@ async fn shadow_in_a_policy_lets_pass_what_the_others_admit() {
     assert_eq!(held(&limiter), 1);
     let second = send(&service, with_key("a")).await;
     assert_eq!(second.status(), StatusCode::OK);
-    // No slot of the shadow's.
+    // The shadow limit holds no slot.
     assert_eq!(held(&limiter), 2);
     let third = send(&service, with_key("a")).await;
     assert_eq!(refusal(&third).limit_name(), "global");
@@ -328,7 +328,7 @@ async fn request_that_is_dropped_in_the_queue_releases_what_it_has() {
     assert_eq!(soon(waiting).await.unwrap().status(), StatusCode::OK);
 }
 
-/// Answers at once and leaves its slot in the response.
+/// Answers at once, and leaves its slot in the response.
 fn shows_slot()
 -> impl Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send> + Clone
 {
@@ -372,7 +372,7 @@ async fn slot_and_hold_see_the_loss_of_any() {
     assert!(slot.is_lost() && hold.is_lost());
 }
 
-/// A rate holds nothing that could be lost.
+/// A rate holds no slot that could be lost.
 #[tokio::test]
 async fn slot_under_rates_only_is_never_lost() {
     let limiter = Limiter::in_memory();

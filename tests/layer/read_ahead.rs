@@ -1,5 +1,5 @@
-//! Clients that leave while their request waits, with a body that nobody reads: what is noticed with read-ahead and
-//! what without, on real connections.
+//! Clients that disconnect while their request waits, with an unread body: whether this is noticed, with and without
+//! read-ahead, on real connections.
 
 use std::{
     convert::Infallible,
@@ -35,7 +35,7 @@ use crate::{
 
 const KIB: usize = 1024;
 
-/// A limiter whose one slot is taken, and a layer that waits for it.
+/// A limiter whose only slot is taken, and a layer that waits for it.
 pub(crate) async fn busy() -> (Limiter, Permit, ReadAheadLayer) {
     let limiter = Limiter::in_memory();
     let permit = take(&limiter).await;
@@ -43,7 +43,7 @@ pub(crate) async fn busy() -> (Limiter, Permit, ReadAheadLayer) {
     (limiter, permit, layer)
 }
 
-/// A service that reports its calls, and reads the body.
+/// A service that reports its calls and reads the body.
 fn reader<Q>() -> (
     impl Service<Request<Q>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send>
     + Clone
@@ -89,7 +89,7 @@ fn bytes(length: usize) -> Vec<u8> {
     (0..length).map(|index| (index % 251) as u8).collect()
 }
 
-/// Sends a raw request until the task is aborted, and counts the bytes.
+/// Sends a raw request, counting the bytes, until the task is aborted.
 fn http1(address: SocketAddr, raw: Vec<u8>) -> (JoinHandle<()>, Arc<AtomicUsize>) {
     let sent = Arc::new(AtomicUsize::new(0));
     let count = sent.clone();
@@ -104,7 +104,7 @@ fn http1(address: SocketAddr, raw: Vec<u8>) -> (JoinHandle<()>, Arc<AtomicUsize>
     (client, sent)
 }
 
-/// Queues with this request, sends at least this much of it, and leaves.
+/// Queues with this request, sends at least this much of it, and disconnects.
 async fn joins_and_leaves(limiter: &Limiter, address: SocketAddr, raw: Vec<u8>, at_least: usize) {
     let waiting = limiter.status().waiting;
     let (client, sent) = http1(address, raw);
@@ -158,7 +158,7 @@ async fn http1_client_with_a_long_body_is_noticed_if_so_much_is_read_ahead() {
     }
 }
 
-/// What is documented to be missed, so that it is noticed when the docs are no longer right.
+/// Documented limitation: this test fails when the docs become outdated.
 #[tokio::test]
 async fn http1_client_with_more_than_is_read_ahead_is_not_noticed() {
     let (limiter, permit, layer) = busy().await;
@@ -167,7 +167,7 @@ async fn http1_client_with_more_than_is_read_ahead_is_not_noticed() {
     keeps_its_position(&limiter, permit, address, calls, 1024 * KIB, 512 * KIB).await;
 }
 
-/// As above, for the layer without read-ahead.
+/// As above, with the layer without read-ahead.
 #[tokio::test]
 async fn http1_client_with_a_body_is_not_noticed_without_read_ahead() {
     let (limiter, permit, _) = busy().await;
@@ -185,7 +185,7 @@ async fn keeps_its_position(
     at_least: usize,
 ) {
     joins_and_leaves(limiter, address, with_length(length), at_least).await;
-    // The server has time to notice those who come and go after it.
+    // Clients that come and go afterwards give the server time to notice.
     for _ in 0..3 {
         joins_and_leaves(limiter, address, with_length(0), 1).await;
         soon(until(|| limiter.status().waiting == 1)).await;
@@ -207,7 +207,7 @@ async fn http2_client_that_leaves_is_noticed_in_any_case() {
             call.abort();
             soon(until(|| limiter.status().waiting == 0)).await;
 
-            // All of its tasks end with their runtime, and the connection with them.
+            // All its tasks end with their runtime, and so does the connection.
             let clients = tokio::runtime::Runtime::new().unwrap();
             let call = async move { http2(address).await.send_request(upload(length)).await };
             clients.spawn(call);
@@ -235,7 +235,7 @@ fn upload(length: usize) -> Request<StreamBody<Frames>> {
     Request::post("http://test/").body(body).unwrap()
 }
 
-/// It has closed its side in the middle of the body, and still listens.
+/// The client has closed its side in the middle of the body, and still listens.
 #[tokio::test]
 async fn request_whose_body_fails_is_refused() {
     let (_limiter, _permit, layer) = busy().await;

@@ -1,4 +1,4 @@
-//! The answers to requests that get no slot.
+//! The responses to refused requests.
 
 use std::time::Duration;
 
@@ -172,7 +172,7 @@ async fn a_closure_builds_the_response() {
     );
 }
 
-/// One of a framework, with a body of its own.
+/// A framework's response, with its own body type.
 #[tokio::test]
 async fn a_closure_returns_any_response() {
     use axum::response::IntoResponse;
@@ -187,7 +187,7 @@ async fn a_closure_returns_any_response() {
     let answer = answer(layer).await;
     assert_eq!(answer.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(answer.headers()["content-type"], "application/json");
-    // The layer adds what it has not.
+    // The layer adds missing fields only.
     let retry_after = answer.headers()["retry-after"].to_str().unwrap();
     assert!(retry_after.parse::<u64>().unwrap() >= 1);
     assert!(answer.headers().contains_key("ratelimit-policy"));
@@ -232,7 +232,7 @@ async fn retry_after_of_a_closure_stays() {
     let values: Vec<_> = answered.headers().get_all("retry-after").iter().collect();
     assert_eq!(values, ["7"]);
     assert!(answered.body().is_end_stream());
-    // A status of gRPC has its own word for it.
+    // A gRPC status has its own field for the retry.
     let layer = limiter.layer(ONE);
     let layer = layer.refuse_with(|refusal, _| refusal.to_grpc_response());
     assert!(!answer(layer).await.headers().contains_key("retry-after"));
@@ -264,7 +264,7 @@ async fn a_hostile_name_stays_json() {
         .await
         .unwrap();
     let problem = problem(answer(limiter.layer(&hostile)).await).await;
-    // As it is in `RateLimit`.
+    // The same form as in `RateLimit`.
     let name = "a\"b\\c%0A%01%C3%BC";
     assert_eq!(problem["violated-policies"][0], name);
 }

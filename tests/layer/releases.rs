@@ -1,4 +1,4 @@
-//! Each way in which a response gives its slot back, in process.
+//! Each way in which a response releases its slot, in process.
 
 use std::{convert::Infallible, panic::AssertUnwindSafe, pin::pin};
 

@@ -1,4 +1,4 @@
-//! What the service gets of a body that was read ahead, and when it is read, in process.
+//! How the service receives a body that was read ahead, and when the body is read, in process.
 
 use std::{
     collections::VecDeque,
@@ -29,7 +29,7 @@ use crate::{
     support::{ONE, SOON, take},
 };
 
-/// Gives its frames, then fails, or ends with or without trailers; counts what is taken.
+/// Yields its frames, then fails, or ends with or without trailers; counts the frames taken.
 struct Upload {
     frames: VecDeque<&'static str>,
     fails: bool,
@@ -101,7 +101,7 @@ impl Body for Upload {
     }
 }
 
-/// The frames as the service gets them, each with the length and the end that the body had reported before.
+/// The frames as received by the service, each with the length and end reported by the body beforehand.
 async fn replay<B>(request: Request<B>) -> Result<Response<Full<Bytes>>, Infallible>
 where
     B: Body<Data = Bytes, Error = BoxError> + Unpin,
@@ -221,7 +221,7 @@ async fn nothing_is_read_ahead_before_a_wait() {
     assert_eq!(taken.load(Ordering::Relaxed), 0);
 }
 
-/// Clients can send them for ever: other tasks have to run too.
+/// Clients can send empty frames for ever, but other tasks must run too.
 #[tokio::test(start_paused = true)]
 async fn empty_frames_do_not_hold_the_runtime_up() {
     let (_limiter, _permit, layer) = busy().await;
@@ -237,7 +237,7 @@ async fn empty_frames_do_not_hold_the_runtime_up() {
     assert!(taken.load(Ordering::Relaxed) < 1_000);
 }
 
-/// The limiter has a runtime, those who use it have none.
+/// The limiter has a runtime, but its callers do not.
 #[test]
 fn without_a_runtime_it_reads_at_once() {
     let runtime = tokio::runtime::Runtime::new().unwrap();

@@ -31,7 +31,7 @@ const BOUND: Duration = Duration::from_secs(5);
 
 type Setting = fn(LimitLayer) -> LimitLayer;
 
-/// Ways in which a slot ends early, and the error of the response.
+/// Ways in which a slot ends early, and the resulting error of the response.
 const ENDS: [(Setting, LostErrorKind); 3] = [
     (|layer| layer.idle(BOUND), LostErrorKind::Idle),
     (|layer| layer.max_hold(BOUND), LostErrorKind::HeldTooLong),
@@ -41,7 +41,7 @@ const ENDS: [(Setting, LostErrorKind); 3] = [
     ),
 ];
 
-/// Has the slot end, unless its bound does that.
+/// Ends the slot, unless its bound does so.
 async fn end(limiter: &Limiter, kind: LostErrorKind) {
     if kind == LostErrorKind::ShutDown {
         limiter.shutdown(Duration::ZERO).await;
@@ -71,7 +71,7 @@ async fn unread_body_is_dropped() {
             end(&limiter, kind).await;
             gauge.until(0).await;
             assert_eq!(held(&limiter), 0);
-            // The client must not take it for complete.
+            // The client must not mistake it for complete.
             assert!(!body.is_end_stream());
             assert_eq!(body.size_hint().exact(), None);
             assert_eq!(lost_kind(body.frame().await), kind);
@@ -81,7 +81,7 @@ async fn unread_body_is_dropped() {
     }
 }
 
-/// A future that fills a place of a set, or a branch of a `select!`, may not be polled for long.
+/// A future in a set or in a branch of a `select!` may not be polled for a long time.
 #[tokio::test(start_paused = true)]
 async fn call_that_nobody_polls_is_dropped() {
     for (setting, kind, refusal_kind) in [
@@ -102,7 +102,7 @@ async fn call_that_nobody_polls_is_dropped() {
         assert_pending!(call.poll());
         assert_eq!(gauge.open(), 1);
         end(&limiter, kind).await;
-        // What the layer holds to call is not counted.
+        // The call is dropped, although nobody polls it.
         gauge.until(0).await;
         assert!(call.is_woken());
         let response = assert_ready!(call.poll()).unwrap();
@@ -112,7 +112,7 @@ async fn call_that_nobody_polls_is_dropped() {
     }
 }
 
-/// What ends with an outer slot gives back the inner one.
+/// Work that ends with the outer slot releases the inner one.
 #[tokio::test(start_paused = true)]
 async fn inner_slot_is_given_back() {
     let (outer, inner) = (Limiter::in_memory(), Limiter::in_memory());
@@ -129,7 +129,7 @@ async fn inner_slot_is_given_back() {
     assert_eq!(held(&inner), 0);
 }
 
-/// Whoever comes next finds the work of those before ended.
+/// The next request finds that all earlier work has ended.
 #[tokio::test(start_paused = true)]
 async fn waiters_start_when_the_work_has_ended() {
     let (limiter, gauge) = (Limiter::in_memory(), Gauge::default());
@@ -146,7 +146,7 @@ async fn waiters_start_when_the_work_has_ended() {
     drop(unread);
 }
 
-/// Ends its own slot while it is polled, and then gives a frame, or waits for ever.
+/// Ends its own slot while it is polled, then yields a frame or waits for ever.
 struct EndsItsSlot {
     end: BoxFuture<'static, ShutdownReport>,
     has_frame: bool,
@@ -196,7 +196,7 @@ async fn body_may_end_its_own_slot() {
     }
 }
 
-/// Blocks its thread until the test lets it go on.
+/// Blocks its thread until the test unblocks it.
 struct Gate {
     entered: Option<oneshot::Sender<()>>,
     go_on: mpsc::Receiver<()>,
@@ -218,7 +218,7 @@ impl Gate {
     }
 }
 
-/// Blocks in a poll, and then gives a frame.
+/// Blocks in a poll, then yields a frame.
 struct Blocks {
     gate: Gate,
     _open: Open,
@@ -237,7 +237,7 @@ impl Body for Blocks {
     }
 }
 
-/// Whoever polled it drops it, without another poll.
+/// The thread that polled it drops it, without another poll.
 #[tokio::test]
 async fn slot_that_ends_while_a_body_is_polled() {
     let (limiter, gauge) = (Limiter::in_memory(), Gauge::default());
@@ -266,7 +266,7 @@ async fn slot_that_ends_while_a_body_is_polled() {
     assert_eq!(lost_kind(body.frame().await), LostErrorKind::ShutDown);
 }
 
-/// The response comes too late.
+/// The response arrives too late.
 #[tokio::test]
 async fn slot_that_ends_while_a_call_is_polled() {
     let (limiter, gauge) = (Limiter::in_memory(), Gauge::default());
@@ -294,7 +294,7 @@ async fn slot_that_ends_while_a_call_is_polled() {
     assert_eq!(refusal.kind(), RefusalKind::ShutDown);
 }
 
-/// A reader on one thread, the end of the slot on another.
+/// A reader on one thread, and the end of the slot on another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reader_and_end_in_a_race() {
     for _ in 0..300 {
@@ -329,7 +329,7 @@ async fn reader_and_end_in_a_race() {
     }
 }
 
-/// Does this when it is dropped, unless the test has failed.
+/// Runs a closure when dropped, unless the test has failed.
 struct OnDrop<F: FnMut()>(F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {
@@ -340,7 +340,7 @@ impl<F: FnMut()> Drop for OnDrop<F> {
     }
 }
 
-/// A response whose body does this when it is dropped.
+/// A response whose body runs a closure when dropped.
 async fn with_drop<F>(layer: LimitLayer, on_drop: F) -> Response<impl Body>
 where
     F: FnMut() + Clone + Send + Sync + Unpin + 'static,
@@ -351,7 +351,7 @@ where
 
 const TWO: tower_turnstile::Limit = tower_turnstile::Limit::concurrent("two", 2);
 
-/// The next slots end as they should.
+/// The next slots end normally.
 #[tokio::test(start_paused = true)]
 async fn drop_may_panic() {
     let (limiter, gauge) = (Limiter::in_memory(), Gauge::default());
@@ -366,7 +366,7 @@ async fn drop_may_panic() {
     assert_eq!(held(&limiter), 0);
 }
 
-/// Neither the keeper nor other responses wait for it.
+/// Neither the keeper nor other responses wait for the drop.
 #[test]
 fn drop_may_block() {
     let bound = Duration::from_millis(50);
@@ -375,7 +375,7 @@ fn drop_may_block() {
         .enable_all()
         .build()
         .unwrap();
-    // The limiter has one thread, which must not be the one that blocks.
+    // The limiter has a single thread, which must not be blocked.
     let own = runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -415,7 +415,7 @@ async fn drop_may_call_the_limiter() {
     let service = limiter.layer(ONE).max_hold(BOUND).layer(service_fn({
         move |request: Request<()>| {
             let slot = request.extensions().get::<Slot>().expect("a slot");
-            // Dropped with the body, in its middle.
+            // Dropped while the body is being dropped.
             let hold: Option<Hold> = slot.hold();
             let (asked, other) = (asked.clone(), other.clone());
             let held_in_drop = held_in_drop.clone();
@@ -435,7 +435,7 @@ async fn drop_may_call_the_limiter() {
     drop(take(&limiter).await);
 }
 
-/// The runtime of the limiter does it.
+/// The limiter's runtime drops it.
 #[test]
 fn response_outside_a_runtime_is_dropped() {
     let own = runtime::Builder::new_multi_thread()
@@ -456,7 +456,7 @@ fn response_outside_a_runtime_is_dropped() {
     assert_eq!(lost_kind(end), LostErrorKind::HeldTooLong);
 }
 
-/// A loss does not end it, and the bound is still awaited.
+/// A loss does not end the response, and the bound still applies.
 #[tokio::test(start_paused = true)]
 async fn lost_slot_that_goes_on_is_revoked_at_its_bound() {
     let (limiter, gauge) = (Limiter::in_memory(), Gauge::default());
@@ -472,7 +472,7 @@ async fn lost_slot_that_goes_on_is_revoked_at_its_bound() {
     assert_eq!(lost_kind(end), LostErrorKind::HeldTooLong);
 }
 
-/// The driver runs where the limiter was first used.
+/// The driver runs on the runtime where the limiter was first used.
 #[test]
 fn end_of_the_drivers_runtime_is_survived() {
     let runtime = || {
@@ -491,7 +491,7 @@ fn end_of_the_drivers_runtime_is_survived() {
     second.block_on(gauge.until(1));
 }
 
-/// A body that has reported its end is not taken away, though trailers may come.
+/// A body that has reported its end is left alone, though trailers may follow.
 #[tokio::test]
 async fn body_that_has_ended_is_left_alone() {
     let (limiter, gauge) = (Limiter::in_memory(), Gauge::default());
@@ -508,7 +508,7 @@ async fn body_that_has_ended_is_left_alone() {
     assert!(body.frame().await.is_none());
 }
 
-/// G1 holds for the work behind the layer: the next request starts when it has ended.
+/// G1 holds for the work behind the layer: the next request starts after the work has ended.
 #[tokio::test]
 async fn slot_is_given_back_after_its_work() {
     let plain: Setting = |layer| layer;

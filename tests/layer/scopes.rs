@@ -8,7 +8,7 @@ use tower_turnstile::{Limit, Limiter, Policy};
 
 use crate::support::{ONE, Script, get, held, send, serve};
 
-/// Sends these requests at once and returns which were admitted.
+/// Sends these requests at once, and returns whether each was admitted.
 async fn admitted<const N: usize>(
     scope: impl Into<Policy>,
     requests: [Request<()>; N],
@@ -107,7 +107,7 @@ async fn request_takes_no_slot_before_its_key_is_known() {
     drop(response);
 }
 
-/// Lists of limits, of references, of scopes, and tuples that mix them.
+/// Lists of limits, of references, of scopes, and mixed tuples.
 #[tokio::test]
 async fn lists_are_taken_as_they_are() {
     let (two, three) = (Limit::concurrent("two", 2), Limit::concurrent("three", 3));

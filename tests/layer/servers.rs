@@ -1,4 +1,4 @@
-//! Responses that end on a real connection: hyper on both sides, HTTP/1 and HTTP/2.
+//! Responses that end on a real connection, with hyper on both sides, over HTTP/1 and HTTP/2.
 
 use std::{convert::Infallible, net::SocketAddr};
 
@@ -24,7 +24,7 @@ use tower_turnstile::{Limiter, OnLost, Slot};
 
 use crate::support::{ONE, SOON, Script, freed, held, serve, soon, take};
 
-/// Serves on a port of its own until the test's runtime ends.
+/// Serves on a separate port until the test's runtime ends.
 pub(crate) async fn server<L, S, B>(layer: L, service: S) -> SocketAddr
 where
     L: Layer<S>,
@@ -154,7 +154,7 @@ async fn head_request_releases() {
     }
 }
 
-/// Their bodies are never sent, whatever the service says.
+/// Such bodies are never sent, whatever the service returns.
 #[tokio::test]
 async fn no_content_and_not_modified_release() {
     let limiter = Limiter::in_memory();
@@ -173,7 +173,7 @@ async fn no_content_and_not_modified_release() {
     }
 }
 
-/// A server that has sent the announced length does not ask for the end.
+/// A server that has sent the announced length does not poll for the end.
 #[tokio::test]
 async fn content_length_reached_releases() {
     let limiter = Limiter::in_memory();
@@ -236,7 +236,7 @@ async fn refusal_is_a_whole_response() {
     }
 }
 
-/// Answers 101 and echoes until the client closes.
+/// Answers 101, and echoes until the client closes.
 async fn echo(mut request: Request<Incoming>, holds: bool) -> Response<Empty<Bytes>> {
     let slot = request.extensions().get::<Slot>().expect("a slot");
     let hold = slot.hold().filter(|_| holds);

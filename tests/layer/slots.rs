@@ -1,4 +1,4 @@
-//! The slot as handlers see it.
+//! The slot as seen by handlers.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
     support::{ONE, get, held, send, soon},
 };
 
-/// Answers at once and leaves its slot in the response.
+/// Answers at once, and leaves its slot in the response.
 fn shows_slot()
 -> impl Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send> + Clone
 {
@@ -140,7 +140,7 @@ fn unlimited(limiter: &Limiter) -> [LimitLayer; 4] {
     ]
 }
 
-/// A handler that asks for its slot need not know whether there is a limit.
+/// A handler that uses its slot need not know whether a limit applies.
 #[tokio::test]
 async fn slot_of_an_unlimited_request_holds_nothing() {
     for number in 0..4 {
@@ -187,7 +187,7 @@ async fn unlimited_layer_around_changes_no_slot() {
     }
 }
 
-/// A WebSocket takes a hold of its slot, as before the reload that took the limits off its route.
+/// A WebSocket takes a hold of its slot, as before the reload that removed the limits of its route.
 #[cfg(feature = "config")]
 #[tokio::test]
 async fn route_without_limits_has_slots() {
@@ -223,7 +223,7 @@ async fn route_without_limits_has_slots() {
 
 const TOKENS: Limit = Limit::rate("tokens", 100, Duration::from_secs(3_600));
 
-/// What a charge of one unit at this rate comes to, by the slot and by a hold of it.
+/// The outcome of a charge of one unit at this rate, by the slot and by a hold.
 async fn charged(slot: &Slot, name: &str) -> Result<(), AcquireErrorKind> {
     let by_slot = slot.charge(name, 1).await.map_err(|error| error.kind());
     let hold = slot.hold().unwrap();
@@ -232,7 +232,7 @@ async fn charged(slot: &Slot, name: &str) -> Result<(), AcquireErrorKind> {
     by_slot
 }
 
-/// The rate applies to some requests and not to others, which is no typo.
+/// The rate applies only to some requests, which is not a typo.
 #[tokio::test]
 async fn a_rate_that_the_layer_has_is_known_without_a_key_too() {
     let limiter = Limiter::in_memory();
@@ -241,7 +241,7 @@ async fn a_rate_that_the_layer_has_is_known_without_a_key_too() {
     let layers = [
         limiter.layer(by_header()),
         limiter.layer([ONE.into(), by_header()]),
-        // Without a rate of its own, around one that has, and the other way round.
+        // A layer without a rate around a layer with one, and vice versa.
         limiter.layer([Scope::from(Limit::concurrent("many", 9)), by_header()]),
     ];
     for (number, layer) in layers.iter().enumerate() {
@@ -289,7 +289,7 @@ async fn a_rate_that_is_off_is_known() {
     let layer = limiter.layer([Scope::from(&off), ONE.into()]);
     let response = send(&layer.layer(shows_slot()), get("/")).await;
     assert_eq!(charged(&slot(&response), "off").await, Ok(()));
-    // Without a layer, too, and after it was turned on again.
+    // Also without a layer, and after the limit was turned on again.
     let semaphores = [
         limiter.semaphore(&off, "a"),
         limiter.semaphore([&off, &Limit::concurrent("slots", 1)], "a"),
@@ -306,7 +306,7 @@ async fn a_rate_that_is_off_is_known() {
     }
 }
 
-/// A fault of the service: the client cannot do anything about it, and a retry is in vain.
+/// A fault of the service: the client cannot fix it, and a retry would be in vain.
 #[tokio::test]
 async fn the_refusal_of_an_unknown_rate_is_a_server_error() {
     let limiter = Limiter::in_memory();
@@ -333,7 +333,7 @@ async fn the_refusal_of_an_unknown_rate_is_a_server_error() {
     }
 }
 
-/// Once of each name, of which there may be many: the others are for debugging.
+/// One warning per name, for a limited number of names; the others are logged at debug level.
 #[tokio::test]
 async fn an_unknown_rate_is_warned_of_once() {
     let log = log();
@@ -365,7 +365,7 @@ async fn an_unknown_rate_is_warned_of_once() {
     }
     let warnings = log.lines_with("logged-other").into_iter();
     assert_eq!(warnings.filter(|line| line.contains("WARN")).count(), 15);
-    // A rate that the layer has is not worth a line.
+    // A known rate of the layer is not worth an event.
     let rate = Limit::rate("logged-known", 1, Duration::from_secs(60));
     let without_key = rate.by_key(|_| None::<u64>);
     let response = send(&limiter.layer(without_key).layer(shows_slot()), get("/")).await;

@@ -1,4 +1,4 @@
-//! The layer in the places where it is used: axum, hyper, tonic, and their clients.
+//! The layer in its typical places: axum, hyper, tonic, and their clients.
 
 use std::{convert::Infallible, future::IntoFuture};
 
@@ -103,7 +103,7 @@ async fn hyper_util_client() {
     freed(&limiter).await;
 }
 
-/// Messages of no bytes.
+/// An empty message.
 #[derive(Default)]
 pub(crate) struct Nothing;
 
@@ -148,7 +148,7 @@ fn grpc_layer(limiter: &Limiter) -> LimitLayer {
     limiter.layer(ONE).refuse_with(status)
 }
 
-/// A gRPC server without services: whatever gets through is unimplemented.
+/// A gRPC server without services: an admitted call is unimplemented.
 async fn tonic_channel(limiter: &Limiter) -> Channel {
     let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = incoming.local_addr().unwrap();
@@ -184,7 +184,7 @@ async fn tonic_server_and_channel() {
     }
 }
 
-/// Middleware of tower-http, in the orders that the documentation calls sensible.
+/// tower-http's middleware, in the order recommended by the documentation.
 mod tower_http_layers {
     use std::time::Duration;
 
@@ -232,7 +232,7 @@ mod tower_http_layers {
         request.body(Body::empty()).unwrap()
     }
 
-    /// Sends requests through a stack: those of [`check_served`], and one that is refused.
+    /// Sends requests through a stack: the requests of [`check_served`], and a refused one.
     async fn check<S, B>(stack: S, limiter: &Limiter, compresses: bool)
     where
         S: Service<Request<Body>, Response = Response<B>, Error: std::fmt::Debug> + Clone,
@@ -248,7 +248,7 @@ mod tower_http_layers {
         drop(permit);
     }
 
-    /// Sends a request that is served, one that panics and one that hangs.
+    /// Sends three requests: one is served, one panics and one hangs.
     async fn check_served<S, B>(stack: &S, limiter: &Limiter, compresses: bool)
     where
         S: Service<Request<Body>, Response = Response<B>, Error: std::fmt::Debug> + Clone,
@@ -275,7 +275,7 @@ mod tower_http_layers {
         }
     }
 
-    /// The order of the documentation, with compression outside and inside.
+    /// The documented order, with compression outside and inside.
     #[tokio::test]
     async fn around_a_router() {
         let limiter = Limiter::in_memory();
@@ -303,7 +303,7 @@ mod tower_http_layers {
                 .layer(CompressionLayer::new())
                 .service(app());
             check(inside, &limiter, true).await;
-            // A panic of the service passes the limit, and gives the slot back.
+            // A panic of the service passes through the limit, and releases the slot.
             let catching_outside = ServiceBuilder::new()
                 .layer(TraceLayer::new_for_http())
                 .layer(cors())
@@ -344,12 +344,12 @@ mod tower_http_layers {
         check(at_once, &limiter, false).await;
     }
 
-    /// A limit that a setting turns off.
+    /// A limit that a setting can turn off.
     #[tokio::test]
     async fn optional() {
         let limiter = Limiter::in_memory();
         for is_limited in [true, false] {
-            // Both alternatives need bodies of one type.
+            // Both alternatives need the same body type.
             let boxed = MapResponseBodyLayer::new(Body::new);
             let limit = is_limited.then(|| (boxed, limiter.layer(ONE)));
             let app = Router::new()
@@ -385,7 +385,7 @@ mod tower_http_layers {
         }
     }
 
-    /// Strangers take no slot, and the key is the one that authentication has found.
+    /// Unauthenticated requests take no slot, and the key is the authenticated one.
     #[tokio::test]
     async fn inside_authentication() {
         #[derive(Clone)]
@@ -431,7 +431,7 @@ mod tower_http_layers {
         }
     }
 
-    /// It also counts the time in the queue, and gives up the position.
+    /// A timeout also covers the time in the queue, and cancels a queued request.
     #[tokio::test]
     async fn timeout_outside() {
         let limiter = Limiter::in_memory();
@@ -450,7 +450,7 @@ mod tower_http_layers {
         drop(permit);
     }
 
-    /// Middleware that makes responses of its own has a body for them.
+    /// Middleware that creates its own responses has a body for them.
     #[tokio::test]
     async fn an_empty_body_is_there_for_the_asking() {
         let empty = ResponseBody::<Body>::default();

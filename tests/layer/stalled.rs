@@ -1,4 +1,4 @@
-//! Readers that stop and do not leave: their calls end with their slots, on real connections.
+//! Readers that stop but stay connected: their calls end with their slots, on real connections.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -38,7 +38,8 @@ enum Version {
 
 const VERSIONS: [Version; 2] = [Version::Http1, Version::Http2];
 
-/// So many requests at once, until each has its response head. Nothing else is read: windows and sockets fill up.
+/// Opens several requests at once, until each has its response head. The bodies are not read, so windows and sockets
+/// fill up.
 async fn open(version: Version, address: SocketAddr, count: usize) -> Vec<Response<Incoming>> {
     let get = || request(Method::GET);
     let responses = match version {
@@ -70,7 +71,7 @@ async fn connect(address: SocketAddr) -> TokioIo<TcpStream> {
     TokioIo::new(TcpStream::connect(address).await.unwrap())
 }
 
-/// A service whose responses never end, as fast as they are read.
+/// A service with endless responses, as fast as they are read.
 fn flood<Q>(
     gauge: &Gauge,
 ) -> impl Service<
@@ -91,7 +92,7 @@ fn flood<Q>(
     })
 }
 
-/// Reads what is there, and returns how much that was.
+/// Reads the available data, and returns its length.
 async fn read_on(
     mut response: Response<impl Body<Data = Bytes, Error: std::fmt::Debug> + Unpin>,
 ) -> usize {
@@ -111,7 +112,7 @@ async fn all_read_on(unread: Vec<Response<Incoming>>) {
     }
 }
 
-/// One client could pile up calls: the slots of those that it leaves unread serve its next ones.
+/// Otherwise one client could pile up calls, because the slots of its unread responses serve its next requests.
 #[tokio::test]
 async fn no_more_calls_are_open_than_the_limit_allows() {
     for version in VERSIONS {
@@ -130,7 +131,7 @@ async fn no_more_calls_are_open_than_the_limit_allows() {
     }
 }
 
-/// A client that waits for its peer reads nothing either, and a response that its program does not read is one more.
+/// A client waiting for its peer does not read either. A program that ignores a response adds to the unread ones.
 #[tokio::test]
 async fn clients_let_go_of_calls_that_are_not_read() {
     for version in VERSIONS {
@@ -144,7 +145,7 @@ async fn clients_let_go_of_calls_that_are_not_read() {
         let get = Request::get(format!("http://{peer}/")).body(Empty::new());
         let response = soon(client.oneshot(get.unwrap())).await.unwrap();
         assert_eq!((gauge.open(), held(&limiter)), (1, 1), "{version:?}");
-        // The peer sees that nobody is there any more.
+        // The peer notices that the client is gone.
         gauge.until(0).await;
         assert_eq!(held(&limiter), 0);
         read_on(response).await;
@@ -171,7 +172,7 @@ async fn clients_let_go_of_calls_that_are_not_polled() {
         let client = limiter.layer(ONE).max_hold(BOUND).layer(client);
         let get = Request::get(format!("http://{peer}/")).body(Empty::new());
         let mut call = task::spawn(client.oneshot(get.unwrap()));
-        // A connection is made by a task of its own once it is asked for.
+        // A separate task opens the connection once it is requested.
         while gauge.open() == 0 {
             if call.is_woken() || gauge.most() == 0 {
                 assert_pending!(call.poll());
@@ -205,7 +206,7 @@ mod lost {
         builder.connect(url).await.expect("up")
     }
 
-    /// When another replica gets the slots, the work that had them has ended.
+    /// When another replica gets the slots, their previous work has ended.
     #[tokio::test]
     async fn store_that_is_black_holed_for_longer_than_a_lease() {
         for version in VERSIONS {
@@ -227,7 +228,7 @@ mod lost {
             let taken = soon(join_all(takes)).await;
             gauge.until(0).await;
             let first = taken.iter().map(|(_, at)| *at).min().expect("eight");
-            // A busy machine needs some time to get to it.
+            // A busy machine may be late.
             assert!(first.elapsed() < LEASE / 2, "{:?}", first.elapsed());
             proxy.half_open(false);
             drop(taken);

@@ -1,4 +1,5 @@
-//! How the limits stand, in the fields of the IETF's draft. What stands in them is tested where they are written.
+//! The state of the limits in the fields of the IETF draft. Their exact content is tested next to the code that writes
+//! them.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};

@@ -20,12 +20,12 @@ use tower_turnstile::{Key, Limit, Limiter, Permit};
 pub(crate) const ONE: Limit = Limit::concurrent("one", 1);
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 
-/// Gives its frames, then waits for ever, fails or ends.
+/// Yields its frames, then waits for ever, fails or ends.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Script {
     frames: VecDeque<Result<Bytes, HeaderMap>>,
     then: Then,
-    /// Tells that it has ended as soon as it has, not only when it is asked for the next frame.
+    /// Whether the end is reported as soon as it is reached, instead of at the next poll.
     tells_end: bool,
     length: Option<u64>,
 }
@@ -103,14 +103,14 @@ impl Body for Script {
     }
 }
 
-/// A service that always gives this body.
+/// A service that always returns this body.
 pub(crate) fn serve<Q, B: Clone + Send>(
     body: B,
 ) -> impl Service<Request<Q>, Response = Response<B>, Error = Infallible, Future: Send> + Clone {
     service_fn(move |_| ready(Ok(Response::new(body.clone()))))
 }
 
-/// What comes of one request.
+/// The response to one request.
 pub(crate) async fn send<S>(service: &S, request: Request<()>) -> S::Response
 where
     S: Service<Request<()>, Error: std::fmt::Debug> + Clone,
@@ -134,19 +134,19 @@ pub(crate) async fn take(limiter: &Limiter) -> Permit {
         .unwrap()
 }
 
-/// Waits until the one slot is free.
+/// Waits until the only slot is free.
 pub(crate) async fn freed(limiter: &Limiter) {
     let patient = ONE.wait_up_to(SOON);
     let permit = limiter.semaphore(&patient, Key::SHARED).acquire().await;
     drop(permit.expect("the slot comes free"));
 }
 
-/// Fails rather than hangs.
+/// Fails instead of hanging.
 pub(crate) async fn soon<F: Future>(future: F) -> F::Output {
     timeout(SOON, future).await.expect("in time")
 }
 
-/// Counts what is open at a time, and the most that was.
+/// Counts open calls, and their maximum.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gauge(Arc<watch::Sender<Count>>);
 
@@ -156,7 +156,7 @@ struct Count {
     most: usize,
 }
 
-/// One that is open until this is dropped.
+/// Counts as open until dropped.
 #[derive(Debug)]
 pub(crate) struct Open(Gauge);
 
@@ -195,11 +195,11 @@ impl Drop for Open {
     }
 }
 
-/// A body that does something when it is dropped: it counts, blocks, panics.
+/// A body with a value that acts when dropped: counts, blocks or panics.
 #[derive(Debug)]
 pub(crate) struct Watched<B, D> {
     pub(crate) body: B,
-    /// Dropped with it.
+    /// Dropped with the body.
     #[expect(dead_code)]
     pub(crate) end: D,
 }
@@ -224,7 +224,7 @@ impl<B: Body + Unpin, D: Unpin> Body for Watched<B, D> {
     }
 }
 
-/// A service that always gives this body, with what `end` makes.
+/// A service that always returns this body, with the value that `end` creates.
 pub(crate) fn serve_watched<Q, B, D>(
     body: B,
     end: impl Fn() -> D + Clone + Send + Sync + 'static,

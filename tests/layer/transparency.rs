@@ -1,4 +1,4 @@
-//! What the layer must leave as it was (G9).
+//! Everything that the layer must leave unchanged (G9).
 
 use std::{
     convert::Infallible,
@@ -127,7 +127,7 @@ async fn head_and_extensions_pass() {
     }
 }
 
-/// Panics if it is called before it is ready; its clones are not ready.
+/// Panics if called before it is ready; its clones are not ready.
 #[derive(Default)]
 struct Fussy {
     ready: bool,

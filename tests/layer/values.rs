@@ -29,7 +29,7 @@ fn endless() -> Script {
     Script::of([]).then_waits()
 }
 
-/// How many of ten requests with this key are admitted at once, and what the limit says of itself to the others.
+/// How many of ten requests with this key are admitted at once, and the limit's value reported to the others.
 async fn admitted(policy: impl Into<Policy>, request: impl Fn() -> Request<()>) -> (usize, u32) {
     let service = Limiter::in_memory().layer(policy).layer(serve(endless()));
     let (mut responses, mut max) = (Vec::new(), 0);
@@ -73,7 +73,7 @@ async fn closure_sees_the_key_and_the_head() {
         request
     };
     assert_eq!(admitted(scope.clone(), with_plan).await, (7, 7));
-    // The table comes first.
+    // The table takes precedence.
     let both = scope.values([("gold", 3)]);
     assert_eq!(admitted(both, || with_key("gold")).await.0, 3);
 }
@@ -116,7 +116,7 @@ async fn rate_has_values_too() {
     assert_eq!(admitted(scope, || with_key("none")).await, (1, 1));
 }
 
-/// Without a burst of its own a value has the limit's, or if there is none as much as itself.
+/// A value without a burst uses the limit's burst, or itself if none is declared.
 #[tokio::test]
 async fn a_value_may_have_a_burst() {
     let gold = LimitValue::new(5).burst(3);
@@ -134,7 +134,7 @@ async fn a_value_may_have_a_burst() {
             );
         }
     }
-    // Slots have none.
+    // Slots do not have bursts.
     let scope = ONE.by_header("x-key").values_by(move |_, _| Some(gold));
     assert_eq!(admitted(scope, || with_key("a")).await, (5, 5));
 }
@@ -215,7 +215,7 @@ async fn value_that_is_raised_by_a_request_admits_waiters() {
     assert!(waiting.is_woken());
     let second = soon(&mut waiting).await.unwrap();
     assert_eq!(held(&limiter), 3);
-    // A lower one takes nothing away.
+    // A lower value revokes nothing.
     value.store(1, Ordering::SeqCst);
     let mut fourth = task::spawn(service.oneshot(with_key("a")));
     assert_pending!(fourth.poll());
@@ -226,7 +226,7 @@ async fn value_that_is_raised_by_a_request_admits_waiters() {
     assert_eq!(soon(fourth).await.unwrap().status(), StatusCode::OK);
 }
 
-/// Looks values up when it is allowed to, and writes down for which keys.
+/// Looks values up when permitted by the test, and records the keys.
 #[derive(Clone)]
 struct Plans {
     asked: Arc<Mutex<Vec<Key>>>,
@@ -279,7 +279,7 @@ async fn lookup_is_made_once_for_all_requests_that_wait_for_it() {
             admitted.push(response);
         }
     }
-    // Two of `a`, one of `b`.
+    // Two requests of `a`, a single one of `b`.
     assert_eq!((plans.asked(), admitted.len(), held(&limiter)), (2, 3, 3));
 }
 
@@ -331,6 +331,6 @@ async fn kept_answers_are_bounded() {
             send(&service, with_key(&number.to_string())).await;
         }
     }
-    // At most ten of them are found again.
+    // At most ten of the keys are found again.
     assert!(plans.asked() >= 1_990, "{}", plans.asked());
 }

@@ -10,7 +10,7 @@ use crate::support::{Script, get, send, serve};
 
 const TEN: Limit = Limit::concurrent("ten", 10);
 
-/// By a header.
+/// The weight is in a header.
 fn weighed(limiter: &Limiter) -> LimitLayer {
     limiter.layer(Scope::from(TEN).weight_by_header("x-weight"))
 }
@@ -43,7 +43,7 @@ async fn a_request_takes_as_many_units_as_it_weighs() {
     assert_eq!(in_use().await, 0);
 }
 
-/// With a weight of 1 the heaviest request would be the lightest.
+/// If it had a weight of 1, the heaviest request would be the lightest.
 #[tokio::test]
 async fn a_header_that_is_no_weight_is_refused() {
     let limiter = Limiter::in_memory();

@@ -1,4 +1,4 @@
-//! G5, G7: one client opens 10,000 HTTP/2 streams and resets them.
+//! G5, G7: one client opens and resets 10,000 HTTP/2 streams.
 
 use std::{convert::Infallible, future::pending, net::SocketAddr, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
 };
 
 const STREAMS: u32 = 10_000;
-/// Opened before they are reset together.
+/// Streams opened before they are reset together.
 const AT_ONCE: u32 = 100;
 const SLOTS: u32 = 8;
 const FLOOD: Limit = Limit::concurrent("flood", SLOTS).wait_up_to(Duration::from_secs(60));
@@ -41,7 +41,7 @@ fn ten_thousand_streams_that_are_reset_leave_nothing_behind() {
         let calls = script_calls(&server) - calls;
         let more_kib = resident_kib().saturating_sub(before_kib);
         println!("{STREAMS} streams reset: {calls} script calls, {more_kib} KiB more");
-        // To ask and to give back, and some polls.
+        // Acquires and releases, and some polls.
         assert!(calls <= u64::from(2 * STREAMS), "{calls}");
         assert!(more_kib < 32 * 1024, "{more_kib}");
 
@@ -51,7 +51,8 @@ fn ten_thousand_streams_that_are_reset_leave_nothing_behind() {
     });
 }
 
-/// On one connection, many at once. Some are answered, most still wait when they are reset.
+/// Sends the flood over one connection, many streams at once. Some are answered, but most are still waiting when they
+/// are reset.
 async fn flood(address: SocketAddr, streams: u32) {
     let mut client = connect(address).await;
     for _ in 0..streams / AT_ONCE {
@@ -62,7 +63,7 @@ async fn flood(address: SocketAddr, streams: u32) {
             answers.push(answer);
             streams.push(stream);
         }
-        // All slots are taken anew, by whichever streams came first: those from before have left.
+        // All slots are taken again, by whichever streams came first: the earlier ones have released theirs.
         let mut admitted = answers.take(SLOTS as usize);
         while let Some(answer) = admitted.next().await {
             assert_eq!(answer.unwrap().status(), StatusCode::OK);
@@ -84,7 +85,7 @@ fn request() -> Request<()> {
     Request::get("http://localhost/").body(()).unwrap()
 }
 
-/// Serves bodies that do not end, until the test's runtime does.
+/// Serves endless bodies until the test's runtime ends.
 async fn serve(limiter: &Limiter) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -96,7 +97,7 @@ async fn serve(limiter: &Limiter) -> SocketAddr {
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let mut builder = http2::Builder::new(TokioExecutor::new());
-            // Else hyper ends the connection: the flood is to reach the layer.
+            // Otherwise hyper ends the connection before the flood reaches the layer.
             builder.max_pending_accept_reset_streams(STREAMS as usize);
             tokio::spawn(builder.serve_connection(TokioIo::new(stream), service.clone()));
         }

@@ -1,4 +1,4 @@
-//! G7: keys without number, and keys that try to be something else.
+//! G7: unlimited numbers of keys, and keys that imitate something else.
 
 use std::{collections::BTreeSet, convert::Infallible, time::Instant};
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 const EACH: Limit = Limit::concurrent("each", 1);
-/// Held at once.
+/// Permits held at once.
 const AT_ONCE: u64 = 1_000;
 
 #[test]
@@ -40,7 +40,7 @@ async fn keys_leave_nothing_behind(keys: u64) {
     idle(&limiter, &server).await;
 }
 
-/// Memory has its full size after a tenth of the keys: what the others add is what would be kept of each.
+/// Memory has its full size after a tenth of the keys: any further growth would be kept for each key.
 async fn many_keys(limiter: &Limiter, place: &str, keys: u64) {
     let start = Instant::now();
     take_each(limiter, 0..keys / 10).await;
@@ -77,7 +77,7 @@ fn hostile_keys_have_one_slot_each() {
         let service = service_fn(|_: Request<()>| async move {
             Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("hello")))
         });
-        // Its slot is held as long as the body is not read.
+        // Its slot is held until the body is read.
         let (by_key, by_header) = (by_key.layer(service), by_header.layer(service));
         let requests = || {
             let in_head = hostile().into_iter().map(|key| {
@@ -123,7 +123,7 @@ fn hostile_keys_have_one_slot_each() {
     });
 }
 
-/// Braces, control characters, commands, bytes that are no text; as long as a raw key may be, and longer.
+/// Braces, control characters, commands, and bytes that are not text; as long as a raw key may be, and longer.
 fn hostile() -> Vec<Vec<u8>> {
     let megabyte = |end: u8| [vec![b'x'; 1 << 20], vec![end]].concat();
     let texts = [

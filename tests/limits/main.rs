@@ -1,5 +1,5 @@
-//! What a flood of streams or keys may cost: commands of the store, memory, and what is left behind. One test runs at a
-//! time, since memory is the process's. The figures are shown with `-- --nocapture`.
+//! The cost of a flood of streams or keys: store commands, memory, and leftovers. One test runs at a time, since memory
+//! is shared by the process. `-- --nocapture` shows the figures.
 //!
 //! `cargo test --release --all-features --test limits -- --ignored --nocapture` runs a million keys, in a minute.
 
@@ -16,14 +16,15 @@ use tower_turnstile::Limiter;
 
 const PAGE_KIB: usize = 4;
 
-/// What this process has in memory.
+/// The resident memory of this process.
 fn resident_kib() -> usize {
     let statm = fs::read_to_string("/proc/self/statm").expect("Linux");
     let pages = statm.split(' ').nth(1).expect("the second field");
     pages.parse::<usize>().expect("a number") * PAGE_KIB
 }
 
-/// Until nobody holds or waits, here and in the store. Who runs the test says how long that may take.
+/// Waits until nothing is held or waiting, here and in the store. Never gives up: the test runner
+/// limits the time.
 async fn idle(limiter: &Limiter, server: &RedisServer) {
     loop {
         let status = limiter.status();

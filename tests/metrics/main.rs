@@ -1,4 +1,4 @@
-//! Metrics as a recorder receives them, end to end.
+//! Metrics as received by a recorder, end to end.
 #![cfg(feature = "metrics")]
 
 mod operations;
@@ -37,14 +37,14 @@ use tracing_subscriber::layer::SubscriberExt;
 
 const ONE: Limit = Limit::concurrent("one", 1);
 
-/// For this thread, and so for a test's runtime.
+/// A recorder for this thread, and so for a test's runtime.
 fn recorder() -> (PrometheusHandle, impl Drop) {
     let recorder = Box::leak(Box::new(PrometheusBuilder::new().build_recorder()));
     let handle = recorder.handle();
     (handle, metrics::set_default_local_recorder(recorder))
 }
 
-/// The value of a metric, written as Prometheus does.
+/// The value of a metric in Prometheus's notation.
 #[track_caller]
 fn value(handle: &PrometheusHandle, metric: &str) -> f64 {
     let text = handle.render();
@@ -64,7 +64,7 @@ async fn response(layer: LimitLayer) -> Response<impl http_body::Body> {
         .expect("infallible")
 }
 
-/// As Prometheus has it, with the labels of a limit.
+/// The name of a metric in Prometheus's notation, with the labels of a limit.
 fn of(metric: &str, limit: &str, reason: Option<&str>) -> String {
     let reason = reason.map_or(String::new(), |reason| format!(r#",reason="{reason}""#));
     format!(r#"turnstile_{metric}{{namespace="turnstile",limit="{limit}"{reason}}}"#)
@@ -130,7 +130,7 @@ async fn costs_of_a_rate_are_counted_by_kind() {
         ("spent", 25.0),
         ("settled_up", 9.0),
         ("settled_down", 4.0),
-        // 61 and 70, of which 50 are the burst.
+        // Key `a` costs 61, then 70; the burst covers 50.
         ("debt", 11.0 + 9.0),
     ] {
         let metric = format!(
@@ -140,7 +140,7 @@ async fn costs_of_a_rate_are_counted_by_kind() {
     }
 }
 
-/// By their calls, and not by their names, of which there may be any number.
+/// By method, not by name, because the number of names is unlimited.
 #[tokio::test]
 async fn calls_about_unknown_rates_are_counted() {
     const TOKENS: Limit = Limit::rate("tokens", 100, Duration::from_secs(60));
@@ -168,7 +168,7 @@ async fn calls_about_unknown_rates_are_counted() {
     assert_eq!(counts, [1.0, 2.0, 4.0, 2.0]);
 }
 
-/// Even the limit that refuses paths which cannot be looked up.
+/// Not even for the limit that refuses paths which cannot be looked up.
 #[cfg(feature = "config")]
 #[tokio::test]
 async fn a_configuration_without_routes_has_the_series_of_its_own_limits_only() {
@@ -209,7 +209,7 @@ async fn requests_without_a_key_are_counted() {
         (value(&recorded, &passed), value(&recorded, &refused)),
         (1.0, 1.0)
     );
-    // Where no request can lack a key there is no series.
+    // If no request can lack a key, the series does not exist.
     drop(limiter.layer(ONE));
     assert!(
         !recorded
@@ -218,13 +218,13 @@ async fn requests_without_a_key_are_counted() {
     );
 }
 
-/// What can occur is there from the beginning, and what a new value makes possible from then on.
+/// Possible series exist from the beginning, and series enabled by a new value from then on.
 #[tokio::test]
 async fn series_begin_when_they_can_occur() {
     let (recorded, _guard) = recorder();
     let limiter = Limiter::in_memory();
     let layer = limiter.layer(ONE);
-    // All but the histograms, which have many lines.
+    // All series except histograms, which have many lines.
     let series = || {
         let text = recorded.render();
         let names = text.lines().filter(|line| line.starts_with("turnstile_"));
@@ -262,7 +262,7 @@ async fn series_begin_when_they_can_occur() {
     );
 }
 
-/// The sum over the limiters of this process: it is gone with them.
+/// The sum over all limiters of this process, without dropped ones.
 #[tokio::test(start_paused = true)]
 async fn the_value_in_force_is_seen() {
     let (recorded, _guard) = recorder();
@@ -289,7 +289,7 @@ async fn the_value_in_force_is_seen() {
         let set = operator.set(&seen, &target, 9, minute, &by);
         set.await.expect("in range");
         assert_eq!((max(), overridden()), (9.0, 1.0));
-        // Its end comes by itself.
+        // The override ends on its own.
         sleep(2 * minute).await;
         assert_eq!((max(), overridden()), (4.0, 0.0));
         let seen = operator.overrides().await.expect("in memory");
@@ -314,7 +314,7 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Warnings {
     }
 }
 
-/// All others of this process have a recorder.
+/// All other limiters of this process have a recorder.
 #[test]
 fn a_limiter_without_a_recorder_warns_once() {
     let warnings = Warnings::default();
@@ -389,7 +389,7 @@ async fn slots_that_are_taken_back_are_counted() {
     sleep(2 * second).await;
     let expired = r#"turnstile_expired_total{namespace="turnstile",limit="one",bound="idle"}"#;
     let aborted = r#"turnstile_aborted_total{namespace="turnstile",limit="one",reason="idle"}"#;
-    // Nobody has to read it for that.
+    // Nobody needs to read the response for that.
     assert_eq!(
         (value(&recorded, expired), value(&recorded, aborted)),
         (1.0, 1.0)
@@ -412,7 +412,7 @@ async fn responses_whose_slot_is_lost_are_counted() {
         r#"turnstile_aborted_total{namespace="turnstile",limit="one",reason="shut_down"}"#;
     assert_eq!(value(&recorded, aborted), 1.0);
 
-    // As are bodies of clients that acquire by themselves.
+    // The same applies to bodies of clients that acquire permits directly.
     let limiter = Limiter::in_memory();
     let permit = limiter.semaphore(&ONE, "key").acquire().await;
     let body = permit
@@ -439,7 +439,7 @@ async fn exchanges_are_counted_and_timed() {
         &recorded,
         r#"turnstile_exchanges_total{namespace="turnstile",outcome="ok"}"#,
     );
-    // One to see whether it is there, one to acquire.
+    // One exchange to check that the store is reachable, and one to acquire.
     assert!(ok >= 2.0);
     let timed = value(
         &recorded,
@@ -494,7 +494,7 @@ async fn permits_that_the_store_has_lost_are_counted() {
     assert!(!held.expect("free").is_lost());
 }
 
-/// Runs something foreign whenever a slot of `turnstile_held` comes or goes.
+/// Runs foreign code whenever a slot of `turnstile_held` is taken or released.
 #[derive(Clone, Default)]
 struct OnHeld(Arc<Mutex<Option<Foreign>>>);
 
@@ -505,7 +505,7 @@ impl OnHeld {
         *self.0.lock().unwrap() = Some(Box::new(run));
     }
 
-    /// Not from within itself.
+    /// Does not run recursively.
     fn run(&self) {
         let run = self.0.lock().unwrap().take();
         if let Some(run) = run {
@@ -565,7 +565,7 @@ fn acquire_now(semaphore: &Semaphore) -> Result<Permit, AcquireError> {
     acquired.expect("it is in memory")
 }
 
-/// A recorder is foreign code: it may use what it measures.
+/// A recorder is foreign code: it may use the limits that it measures.
 #[test]
 fn a_recorder_may_use_reused_slots() {
     let on_held = OnHeld::default();
@@ -582,8 +582,8 @@ fn a_recorder_may_use_reused_slots() {
     }
 }
 
-/// G5: it may panic each time, and strands no slot: new, reused, or of several limits; nor during another panic, which a
-/// second one would turn into the end of the process.
+/// G5: a recorder may panic each time, but strands no slot: new, reused, or of several limits; not even during another
+/// panic, when a second one would abort the process.
 #[test]
 fn a_recorder_that_panics_strands_no_slot() {
     type Make = fn(&Limiter) -> Semaphore;
@@ -622,7 +622,7 @@ fn a_recorder_that_panics_strands_no_slot() {
     }
 }
 
-/// Every counter, gauge and histogram panics, once it is told to.
+/// Once enabled, every counter, gauge and histogram panics.
 #[derive(Clone, Default)]
 struct Panics(Arc<AtomicBool>);
 
@@ -682,7 +682,7 @@ impl Recorder for Panics {
     }
 }
 
-/// G5, G8: nor does it cost the driver.
+/// G5, G8: the panics do not end the driver either.
 #[tokio::test]
 async fn a_recorder_that_always_panics_costs_no_request() {
     let recorder = Panics::default();
@@ -698,7 +698,7 @@ async fn a_recorder_that_always_panics_costs_no_request() {
     }
 }
 
-/// A process that stood still: the response finds its slot over before the driver does, and ends with it.
+/// A stopped process: the response notices the lost slot before the driver does, and ends.
 #[tokio::test(start_paused = true)]
 async fn permits_whose_responses_see_the_loss_first_are_counted() {
     const LEASE: Duration = Duration::from_secs(30);
@@ -713,7 +713,7 @@ async fn permits_whose_responses_see_the_loss_first_are_counted() {
     for _ in 0..8 {
         responses.push(pending_response(&layer).await);
     }
-    // Time passes at the first poll, and the driver has not run when the responses are read.
+    // Time passes at the first poll, and the driver has not run by the time the responses are read.
     let mut stands_still = std::pin::pin!(tokio::time::advance(2 * LEASE));
     assert!(stands_still.as_mut().now_or_never().is_none());
     for mut response in responses {
@@ -726,7 +726,7 @@ async fn permits_whose_responses_see_the_loss_first_are_counted() {
     assert_eq!(value(&recorded, &of("held", "one", None)), 0.0);
 }
 
-/// A response that does not end by itself.
+/// A response that never ends on its own.
 async fn pending_response(
     layer: &LimitLayer,
 ) -> Response<impl http_body::Body<Data = Bytes> + Unpin> {

@@ -1,4 +1,4 @@
-//! The dashboard and the alerts in `operations/`: their expressions fit the metrics, and work in a real Prometheus.
+//! The dashboard and the alerts in `operations/`: their expressions match the metrics, and work in a real Prometheus.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +25,7 @@ fn read(name: &str) -> String {
     fs::read_to_string(Path::new(OPERATIONS).join(name)).expect("it is there")
 }
 
-/// Expressions of the dashboard, with the titles of their panels.
+/// Expressions of the dashboard, with the title of their panels.
 fn panels() -> Vec<(String, String)> {
     let dashboard: Value = serde_json::from_str(&read("grafana.json")).expect("it is JSON");
     let panels = dashboard["panels"].as_array().expect("panels").iter();
@@ -42,7 +42,7 @@ fn panels() -> Vec<(String, String)> {
     expressions.collect()
 }
 
-/// Names of alerts, and what stands below each.
+/// Names of alerts, and the content below each.
 fn alerts() -> BTreeMap<String, String> {
     let text = read("alerts.yml");
     let alerts = text.split("- alert: ").skip(1);
@@ -52,7 +52,7 @@ fn alerts() -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The metrics of the guide, and the labels of each.
+/// The documented metrics and their labels.
 fn documented() -> BTreeMap<String, BTreeSet<String>> {
     let words = |cell: &str| {
         let words = cell.split('`').skip(1).step_by(2);
@@ -69,7 +69,7 @@ fn documented() -> BTreeMap<String, BTreeSet<String>> {
     rows.collect()
 }
 
-/// The metrics in a text, and the labels that each is selected by.
+/// The metrics in a text, and the labels in their selectors.
 fn used(text: &str) -> Vec<(&str, Vec<&str>)> {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let starts = text
@@ -113,7 +113,7 @@ fn expressions_use_metrics_and_labels_that_exist() {
     assert_eq!(seen, all, "each metric has its place");
 }
 
-/// A Prometheus server that scrapes one address each second. Dropping it kills it.
+/// A Prometheus server that scrapes one address each second. Killed when dropped.
 struct Prometheus {
     process: Child,
     address: SocketAddr,
@@ -146,7 +146,7 @@ impl Prometheus {
         }
     }
 
-    /// What an expression has for a result now. An error of its syntax is a panic.
+    /// The current result of an expression. Panics on a syntax error.
     async fn query(&self, expression: &str) -> Option<Vec<Value>> {
         let url = format!("http://{}/api/v1/query", self.address);
         let url = reqwest::Url::parse_with_params(&url, [("query", expression)]).expect("a URL");
@@ -168,13 +168,13 @@ impl Prometheus {
 
 impl Drop for Prometheus {
     fn drop(&mut self) {
-        // It fails only if the process has ended by itself.
+        // Fails only if the process has already ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Grafana's variables, as they are with `All`.
+/// Replaces Grafana's variables by their values for `All`.
 fn plain(expression: &str) -> String {
     expression
         .replace("$__rate_interval", "5s")
@@ -197,7 +197,7 @@ fn expressions_work_in_a_real_prometheus() {
         ];
         let replica = Replica::start(&server.url(), &options).await;
         let prometheus = Prometheus::start(replica.address());
-        // One works, one waits, and the third is refused, again and again.
+        // One request is served, one waits, and the third is refused, repeatedly.
         let load = async {
             loop {
                 let ask = async || replica.get("/work?ms=50").send().await;

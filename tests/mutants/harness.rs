@@ -1,4 +1,4 @@
-//! Tests as `cargo test` and its harness name them.
+//! Tests as named by `cargo test` and its harness.
 
 use std::{fs, path::Path};
 
@@ -41,7 +41,7 @@ impl TryFrom<String> for Tests {
 }
 
 impl Binary {
-    /// As arguments of `cargo test`.
+    /// The arguments for `cargo test`.
     pub(crate) fn arguments(&self) -> Vec<&str> {
         match self {
             Self::Lib => vec!["--lib"],
@@ -49,8 +49,8 @@ impl Binary {
         }
     }
 
-    /// The paths of all functions in its sources, as the test harness prints those of tests. What macros and `#[path]`
-    /// add is missing.
+    /// The paths of all functions in its sources, in the notation of the test harness. Functions added by macros and
+    /// `#[path]` are missing.
     pub(crate) fn functions(&self, root: &Path) -> Vec<String> {
         let mut known = Vec::new();
         match self {
@@ -84,7 +84,7 @@ fn read_folder(path: &Path, module: &str, known: &mut Vec<String>) {
     }
 }
 
-/// A function counts as one of each module that the file declares inside it: which one it is in does not matter here.
+/// Each function counts for every module declared inside the file: its exact module does not matter here.
 fn read_file(path: &Path, module: &str, known: &mut Vec<String>) {
     let source = fs::read_to_string(path).unwrap_or_default();
     let after = |keyword: &'static str| {

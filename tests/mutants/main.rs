@@ -1,4 +1,4 @@
-//! Deliberate defects ("mutants"), each of which some test must catch: see `table.toml`.
+//! Deliberate defects ("mutants"). Some test must catch each of them: see `table.toml`.
 //!
 //! The tests here check that the table still fits the source. `.ci/mutants` applies each mutant to a copy and runs the
 //! tests that must catch it.
@@ -26,7 +26,7 @@ fn mutants() -> Vec<Mutant> {
     parse(include_str!("table.toml")).unwrap_or_else(|error| panic!("table.toml: {error}"))
 }
 
-/// Reports all faulty entries at once: a refactoring may break several.
+/// Reports all faulty entries at once, because a refactoring may break several.
 fn check(mut fault: impl FnMut(&Mutant) -> Option<String>) {
     let named = |mutant: Mutant| Some(format!("{}: {}", mutant.name, fault(&mutant)?));
     let faults: Vec<_> = mutants().into_iter().filter_map(named).collect();
@@ -116,7 +116,7 @@ fn an_edit_must_apply_once_and_change_something() {
     }
 }
 
-/// All mutants, or those that the variable `MUTANTS` selects.
+/// All mutants, or the ones selected by the variable `MUTANTS`.
 #[tokio::test]
 #[ignore = "takes minutes; run by .ci/mutants"]
 async fn run() {

@@ -1,6 +1,6 @@
-//! Applies mutants to a copy of the project, one after the other, and runs the tests that must catch them.
+//! Applies mutants to a copy of the project, one after another, and runs the tests that must catch them.
 //!
-//! The copy and its build are kept in the folder that the variable `MUTANTS_DIR` names, or in `target/mutants`.
+//! The copy and its build are kept in the folder named by the variable `MUTANTS_DIR`, or in `target/mutants`.
 
 use std::{
     collections::BTreeMap,
@@ -31,27 +31,28 @@ use crate::{
 
 /// Time limit for tests of the unchanged source.
 const UNBROKEN_LIMIT: Duration = Duration::from_secs(600);
-/// A mutant hangs, and so is caught, if its tests take this many times as long as all tests of the suite took without it.
+/// A mutant counts as hanging, and so as caught, if its tests take this many times as long as the whole suite without
+/// it.
 const HANGS_AFTER: u32 = 10;
-/// The shortest time limit.
+/// Minimum time limit.
 const MIN_LIMIT: Duration = Duration::from_secs(30);
-/// How long other tests may still fail after the first one has.
+/// How long other tests may still fail after the first failure.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// A test binary, and the compiler flags for its build.
 type Suite<'a> = (Option<&'a str>, &'a Binary);
 
-/// Runs the mutants that are [selected](select).
+/// Runs the [selected](select) mutants.
 ///
 /// # Panics
 ///
-/// If one survives or cannot be run, or if its tests fail without it.
+/// If a mutant survives or cannot be run, or if its tests fail without it.
 pub(crate) async fn run(root: &Path, all: Vec<Mutant>) {
     let mutants = select(root, all);
     let runner = Runner::new(root);
     let caught = tokio::select! {
         caught = runner.run(&mutants) => caught,
-        // Unwinding drops the group of processes that runs now.
+        // Unwinding drops the current process group.
         _ = signal::ctrl_c() => panic!("interrupted"),
     };
     println!("{caught} of {} caught", mutants.len());
@@ -61,7 +62,7 @@ pub(crate) async fn run(root: &Path, all: Vec<Mutant>) {
 struct Runner {
     tree: PathBuf,
     build: PathBuf,
-    /// Holds the temporary files that killed tests leave behind.
+    /// Contains the temporary files that killed tests leave behind.
     temporary: TempDir,
     log: PathBuf,
 }
@@ -71,7 +72,7 @@ struct Runner {
 struct Outcome {
     passed: Vec<String>,
     failed: Vec<String>,
-    /// How the run ended, if it did not succeed.
+    /// How the run ended, unless it succeeded.
     end: Option<&'static str>,
 }
 
@@ -86,7 +87,7 @@ impl Runner {
             temporary: tempfile::tempdir().expect("a temporary folder"),
             log: folder.join("log"),
         };
-        // New files have new modification times: cargo rebuilds what a mutant of the last run has left behind.
+        // New files have new modification times, so cargo rebuilds everything left by a mutant of the last run.
         let _ = fs::remove_dir_all(&runner.tree);
         let others = ["--cached", "--others", "--exclude-standard"];
         let files = git(root, &[&["ls-files", "-z"], &others[..]].concat()).expect("a repository");
@@ -130,7 +131,7 @@ impl Runner {
         caught
     }
 
-    /// The tests must pass on the unchanged source. Returns how long they took.
+    /// Checks that the tests pass on the unchanged source. Returns the time they took.
     async fn check_unbroken(&self, suite: Suite<'_>, filters: &[&str]) -> Duration {
         let name = suite.1.arguments().join(" ");
         if let Err(fault) = self.build(suite).await {
@@ -157,7 +158,7 @@ impl Runner {
         taken
     }
 
-    /// Returns what has caught it, or why nothing did.
+    /// Returns the tests that caught it, or why it survived.
     async fn try_one(&self, mutant: &Mutant, limit: Duration) -> Result<String, String> {
         let unbroken = self.replace(mutant.apply(&self.tree)?);
         let verdict = self.judge(mutant, limit).await;
@@ -178,7 +179,7 @@ impl Runner {
         }
     }
 
-    /// Writes these files, and returns what was in them.
+    /// Writes these files, and returns their previous contents.
     fn replace<'a>(&self, files: BTreeMap<&'a str, String>) -> BTreeMap<&'a str, String> {
         let replace = |(file, source)| {
             let path = self.tree.join(file);
@@ -189,8 +190,8 @@ impl Runner {
         files.into_iter().map(replace).collect()
     }
 
-    /// Builds once more without what earlier builds have left if the compiler itself has failed: its incremental builds
-    /// do so at times.
+    /// If the compiler itself has failed, as its incremental builds sometimes do, builds again without the results of
+    /// earlier builds.
     async fn build(&self, suite: Suite<'_>) -> Result<(), String> {
         let result = self.build_once(suite).await;
         if result.is_err()
@@ -260,7 +261,7 @@ impl Runner {
             .current_dir(&self.tree)
             .env("CARGO_TARGET_DIR", &self.build)
             .env("CARGO_TERM_COLOR", "never")
-            // A third of the time for a change of one line.
+            // A one-line change compiles in a third of the time.
             .env("CARGO_INCREMENTAL", "1")
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
             .stdin(Stdio::null())
@@ -281,12 +282,12 @@ fn filters_of(mutant: &Mutant) -> Vec<&str> {
     filters.map(String::as_str).collect()
 }
 
-/// A test and its result, if the line of the test harness has one.
+/// A test and its result, if the harness's line contains one.
 fn read(line: &str) -> Option<(&str, &str)> {
     line.strip_prefix("test ")?.split_once(" ... ")
 }
 
-/// A process and all that it starts. Dropping it kills them.
+/// A process and all its descendants. Killed when dropped.
 struct Group {
     process: tokio::process::Child,
     id: Pid,
@@ -303,7 +304,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // It fails if all of them have ended.
+        // Fails if all of them have ended.
         let _ = killpg(self.id, Signal::SIGKILL);
     }
 }

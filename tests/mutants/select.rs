@@ -1,10 +1,10 @@
-//! Which mutants to run.
+//! Selects the mutants to run.
 
 use std::{env, path::Path, process::Command};
 
 use crate::table::{Mutant, parse};
 
-/// The variable `MUTANTS` has the starts of names, or `--changed <revision>`; without it, all are run.
+/// The variable `MUTANTS` contains prefixes of names, or `--changed <revision>`; if it is unset, all mutants run.
 pub(crate) fn select(root: &Path, mut all: Vec<Mutant>) -> Vec<Mutant> {
     let words = env::var("MUTANTS").unwrap_or_default();
     let words: Vec<_> = words.split_whitespace().collect();
@@ -33,7 +33,7 @@ pub(crate) fn select(root: &Path, mut all: Vec<Mutant>) -> Vec<Mutant> {
     all
 }
 
-/// What git prints, if it succeeds.
+/// The output of git, if it succeeds.
 pub(crate) fn git(root: &Path, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new("git");
     let output = command.args(arguments).current_dir(root).output();

@@ -1,4 +1,4 @@
-//! The entries of `table.toml`, and how one is applied.
+//! The entries of `table.toml`, and how they are applied.
 
 use std::{collections::BTreeMap, fs, ops::Range, path::Path};
 
@@ -65,7 +65,7 @@ impl Guarantee {
 }
 
 impl Mutant {
-    /// Returns the new contents of the files that it changes below `root`.
+    /// Returns the new contents of the files that the mutant changes below `root`.
     pub(crate) fn apply(&self, root: &Path) -> Result<BTreeMap<&str, String>, String> {
         let mut changed = BTreeMap::new();
         for edit in &self.edit {
@@ -109,7 +109,7 @@ impl Edit {
     }
 }
 
-/// The places of these words in a row, with any white space in between.
+/// The places of these consecutive words, with any white space in between.
 fn find(source: &str, words: &[&str]) -> Vec<Range<usize>> {
     let end_of = |start: usize| {
         let mut at = start + words[0].len();

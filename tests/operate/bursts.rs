@@ -1,4 +1,4 @@
-//! Values with a burst of their own.
+//! Values with their own burst.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ async fn set(operator: &Operator, target: &Target, value: LimitValue, replicas: 
     assert_eq!(outcome.unwrap(), Outcome::Done { replicas });
 }
 
-/// What the key has left after a request more is this, but for what has drained meanwhile.
+/// After one more request the key has this much left, apart from units drained meanwhile.
 async fn has_left(tokens: &Semaphore, expected: u32) {
     let permit = tokens.try_acquire().await.expect("there is room");
     let left = permit.remaining("daily").expect("it was charged");
@@ -30,7 +30,7 @@ async fn has_left(tokens: &Semaphore, expected: u32) {
     );
 }
 
-/// 95,000 of 100,000 stay 95,000.
+/// A use of 95,000 out of 100,000 stays 95,000.
 async fn use_stays(limiters: &[Limiter], operator: &Operator) {
     let tokens: Vec<_> = (limiters.iter())
         .map(|limiter| limiter.semaphore(&DAILY, "acme"))
@@ -42,7 +42,7 @@ async fn use_stays(limiters: &[Limiter], operator: &Operator) {
     for (target, value, left) in [
         (&all, value(100_000).burst(200_000), 105_000),
         (&one, value(1_000_000).burst(400_000), 305_000),
-        // With the burst of the limit.
+        // With the limit's burst.
         (&one, value(1_000_000), 105_000),
     ] {
         set(operator, target, value, limiters.len()).await;
@@ -73,7 +73,7 @@ async fn use_stays_when_an_operator_sets_a_burst_in_the_store() {
     use_stays(&limiters, &operator).await;
 }
 
-/// Of slots, which only replicas know to be none of a rate.
+/// A burst for slots, although only replicas know that the limit is not a rate.
 #[tokio::test]
 async fn a_burst_of_slots_is_ignored_with_its_value() {
     let limiter = Limiter::in_memory();

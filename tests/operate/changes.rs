@@ -1,4 +1,4 @@
-//! What operators change, and what becomes of it in the store.
+//! Changes by operators, and their effect in the store.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ async fn an_override_is_set_shown_and_removed() {
     assert_eq!((&*one.author, &*one.reason), ("ada", "Black Friday"));
     assert_eq!(one.until_ms - one.since_ms, 3_600_000);
     assert!((one.since_ms..one.since_ms + 60_000).contains(&seen.read_at_ms()));
-    // The key keeps its own.
+    // The key keeps its own override.
     operator.unset(&seen, &chat, &bob()).await.unwrap();
     let seen = operator.overrides().await.unwrap();
     assert_eq!(seen.all().len(), 2);
@@ -120,7 +120,7 @@ async fn a_change_is_logged_and_taken_back() {
     let now = operator.overrides().await.unwrap();
     assert_eq!(now.all()[0].setting, Setting::Value(8.into()));
     assert_eq!(now.all()[0].author, "ada");
-    // Both are older than what is there now.
+    // Both changes are older than the current override.
     let error = operator.undo(&log[0], &bob()).await;
     assert_eq!(kind(error), OperateErrorKind::Conflict);
     operator.undo(&log[1], &bob()).await.unwrap();
@@ -187,7 +187,7 @@ async fn a_store_that_refuses_changes_nothing() {
     assert_eq!(server.cli(&["DBSIZE"]), "0");
 }
 
-/// Whoever writes to the store by hand can spoil an entry, and nothing else.
+/// Anybody who writes to the store directly can spoil an entry, and nothing else.
 #[tokio::test]
 async fn what_cannot_be_read_is_counted() {
     let (server, operator) = server_and_operator().await;

@@ -1,4 +1,4 @@
-//! `turnstile check`: a configuration file, before a service has it.
+//! `turnstile check`: checks a configuration file before a service uses it.
 
 use std::io::Write;
 
@@ -39,7 +39,7 @@ weight = 2
 match = ["/health"]
 "#;
 
-/// Its exit code and output, without a store.
+/// The exit code and the output, without a store.
 async fn check(text: &str, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut file = NamedTempFile::new().expect("a file");
     file.write_all(text.as_bytes()).expect("room");
@@ -91,7 +91,7 @@ async fn a_valid_file_is_shown_as_it_applies() {
     );
 }
 
-/// The page of the guide shows what is printed for the file that it begins with.
+/// The guide's page shows the output for the file at its beginning.
 #[tokio::test]
 async fn the_guide_shows_what_is_printed() {
     let page = include_str!("../../src/guide/config_file.md");
@@ -173,7 +173,7 @@ async fn each_fault_has_its_place() {
         rows[1],
         json!({"place": "routes[0].limits[1]", "fault": "there is no limit `opend`"})
     );
-    // What does not parse has its line, and no secret is quoted.
+    // A syntax error is reported with its line, and no secret is quoted.
     let (code, output, _) = check(&FILE.replace("wait = \"2s\"", "wiat = 'canary'"), &[]).await;
     assert_eq!(code, Some(1));
     assert!(

@@ -33,7 +33,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("text")
 }
 
-/// Its output, if it ends well.
+/// The output of a successful command.
 async fn says(server: &RedisServer, arguments: &[&str]) -> String {
     let output = turnstile(&server.url(), arguments).await;
     let errors = text(&output.stderr);
@@ -181,7 +181,7 @@ async fn a_rate_is_told_in_its_unit() {
     assert!(limits.contains("100 tokens per 1d00h"), "{limits}");
 }
 
-/// Nothing that a caller has chosen moves a cursor, or turns text round.
+/// No text chosen by a caller moves a cursor, or reverses the direction of text.
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_texts_are_escaped() {
     let server = RedisServer::start();
@@ -243,7 +243,7 @@ async fn exit_codes_say_what_happened() {
     assert_eq!(code("http://canary@host", &["limits"]).await.0, 2);
     let nobody = format!("redis://user:canary@127.0.0.1:{}", free_port());
     assert_eq!(code(&nobody, &["limits"]).await.0, 3);
-    // One that crashed a moment ago.
+    // A replica that crashed a moment ago.
     let roster = "turnstile:{turnstile:control}:roster";
     let now_ms = server.cli(&["EVAL", "return redis.call('TIME')[1] * 1000", "0"]);
     server.cli(&["ZADD", roster, &now_ms, "AAAAAAAAAAAAAAAAweb-9"]);
@@ -322,7 +322,7 @@ async fn limits_are_changed() {
     drop(operator);
 }
 
-/// It says how far it is, and ends when the last holder does.
+/// The command reports its progress, and ends with the last holder.
 #[tokio::test]
 async fn a_pause_waits_for_holders() {
     let server = RedisServer::start();
@@ -363,7 +363,7 @@ async fn permits_are_revoked() {
             text(&output.stderr),
         )
     };
-    // Jobs run on until they stop.
+    // Jobs continue until they stop.
     let (code, rows, errors) = revoke(&[&id]).await;
     assert_eq!(code, Some(4), "{errors}");
     let rows: Vec<Value> = serde_json::from_str(&rows).unwrap();
@@ -415,7 +415,7 @@ async fn the_doctor_says_what_is_wrong() {
     }
 }
 
-/// Whether nobody reads what is written, or it cannot be written.
+/// Why the output is lost: nobody reads it, or it cannot be written.
 #[derive(Clone, Copy, Debug)]
 enum Sink {
     Unread,
@@ -438,7 +438,8 @@ impl Sink {
     }
 }
 
-/// The exit code is what happened, whoever reads of it; only output that could not be written is a failure.
+/// The exit code reports the outcome, even if nobody reads the output; only output that could not be written counts as
+/// a failure.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn output_that_nobody_reads_changes_no_exit_code() {
@@ -485,11 +486,11 @@ async fn output_that_nobody_reads_changes_no_exit_code() {
     }
     let full = Some(Sink::Full);
     assert_eq!(code(&server.url(), &["limits"], full, full).await, Some(5));
-    // It has failed anyhow.
+    // The command has failed anyway.
     assert_eq!(code(&nobody, &["limits"], full, None).await, Some(3));
 }
 
-/// A shell's prompt comes on a line of its own.
+/// A shell's prompt starts on a new line.
 #[tokio::test]
 async fn each_table_ends_with_its_line() {
     let server = RedisServer::start();
@@ -505,7 +506,7 @@ async fn each_table_ends_with_its_line() {
     }
 }
 
-/// A wrong namespace is not said to be a service without limits.
+/// A wrong namespace is not reported as a service without limits.
 #[tokio::test]
 async fn a_namespace_without_a_replica_is_named_with_those_that_there_are() {
     let server = RedisServer::start();

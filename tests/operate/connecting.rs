@@ -1,4 +1,4 @@
-//! Connecting to a store, and what may be wrong with it.
+//! Connecting to a store, and the possible errors.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn an_operator_connects_to_a_server() {
             .count(),
         1
     );
-    // It is no replica, and leaves nothing behind.
+    // An operator is not a replica, and leaves nothing behind.
     assert_eq!(server.cli(&["DBSIZE"]), "0");
     drop(operator);
 }

@@ -1,4 +1,4 @@
-//! What is wrong with a store or the replicas.
+//! Faults of a store or its replicas, as found by the doctor.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn of(findings: &[Finding], check: Check) -> &Finding {
         .expect("it is looked at")
 }
 
-/// Whatever is not good.
+/// All findings that are not good.
 fn bad(findings: &[Finding]) -> Vec<(Check, Health)> {
     let bad = findings.iter().filter(|one| one.health != Health::Good);
     bad.map(|one| (one.check, one.health)).collect()
@@ -44,7 +44,7 @@ async fn a_server_and_replicas_that_are_well() {
         expected.insert(0, (Check::Version, Health::Note));
     }
     assert_eq!(bad(&findings), expected, "{findings:?}");
-    // It leaves nothing behind.
+    // The doctor leaves nothing behind.
     assert_eq!(server.cli(&["DBSIZE"]), "0");
 
     let (limiters, _operator) = replicas(&server, 2).await;
@@ -73,7 +73,7 @@ async fn a_server_that_evicts_and_ends_connections() {
     assert_eq!(of(&findings, Check::Buffers).health, Health::Warning);
 }
 
-/// 100 ms for a round trip, most of it on the way there.
+/// A round trip of 100 ms, most of it on the way there.
 #[tokio::test]
 async fn a_server_that_is_far_away() {
     let server = RedisServer::start();
@@ -88,7 +88,7 @@ async fn a_server_that_is_far_away() {
         "{}",
         latency.text
     );
-    // The way is no difference of the clocks.
+    // Latency is not mistaken for a clock difference.
     assert_eq!(of(&findings, Check::Clock).health, Health::Good);
 }
 
@@ -108,7 +108,7 @@ async fn a_server_whose_clock_is_off() {
     assert_eq!(of(&findings, Check::Clock).health, Health::Good);
 }
 
-/// Users who lack a right each, by the lists of the guide.
+/// Users who lack one permission each, derived from the guide's lists.
 #[tokio::test]
 async fn the_right_that_is_lacking_is_named() {
     let server = RedisServer::start();
@@ -152,13 +152,13 @@ async fn the_right_that_is_lacking_is_named() {
         service.text
     );
     assert_eq!(of(&findings, Check::AskingRights).health, Health::Note);
-    // Keys of another namespace only.
+    // Only keys of another namespace.
     let findings = diagnose(&user(&["resetkeys", "~other:*"])).await;
     assert_eq!(of(&findings, Check::ServiceRights).health, Health::Fault);
     assert!(of(&findings, Check::ServiceRights).text.contains("zadd"));
 }
 
-/// Why a service does not work.
+/// Why a service fails.
 #[derive(Debug)]
 #[allow(dead_code, reason = "to be printed")]
 enum Fails {
@@ -166,7 +166,7 @@ enum Fails {
     ByRequest(AcquireError),
 }
 
-/// The life of a service of two replicas, which does not let anybody in without its store.
+/// The life of a service with two replicas, which admits nobody without its store.
 async fn serve(url: &str) -> Result<(), Fails> {
     let one = Limit::concurrent("one", 1).fallback(Fallback::Reject);
     let one = one.wait_up_to(Duration::from_secs(10));
@@ -194,10 +194,10 @@ async fn serve(url: &str) -> Result<(), Fails> {
     Ok(())
 }
 
-/// Commands without which two replicas work until a lease ends, a clock is stepped, or a heavy permit comes.
+/// Commands that two replicas do not need until a lease ends, a clock is stepped, or a heavy permit arrives.
 const RARE: [&str; 4] = ["ZMSCORE", "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE", "ZSCORE"];
 
-/// The doctor finds a fault where a service does not work, and names the command; otherwise it finds none.
+/// The doctor must find a fault if and only if a service fails, and must name the command.
 async fn is_seen(url: &str, command: &str, how: &str) {
     let served = serve(url).await;
     let builder = Operator::builder().store_timeout(Duration::from_millis(500));
@@ -217,7 +217,7 @@ async fn is_seen(url: &str, command: &str, how: &str) {
         is_fault == served.is_err() || is_fault && is_rare,
         "{what}: {findings:#?}"
     );
-    // What is not needed, or is found out otherwise, is no finding.
+    // A command that is unneeded, or detected in another way, is not a finding.
     let is_needed = !["CLIENT", "HGETALL", "INFO"].contains(&command);
     let mut bad = findings.iter().filter(|one| one.health != Health::Good);
     let is_named = bad.any(|one| one.text.contains(&name));
@@ -263,7 +263,7 @@ async fn a_command_that_the_server_does_not_know_is_named_where_it_is_needed() {
     for command in COMMANDS {
         let server = RedisServer::start_with(&["--rename-command", command, ""]);
         is_seen(&server.url(), command, "renamed").await;
-        // Whatever was acquired is released, or ends.
+        // All acquired slots are released, or expire.
         if command == "PEXPIRE" {
             assert_eq!(server.cli(&["KEYS", "turnstile:*"]), "");
         }
@@ -274,7 +274,7 @@ async fn a_command_that_the_server_does_not_know_is_named_where_it_is_needed() {
 async fn a_command_that_the_user_may_not_run_is_named_where_it_is_needed() {
     let server = RedisServer::start();
     for command in COMMANDS.into_iter().chain(["INFO"]) {
-        // All users may say hello.
+        // All users may run `HELLO`.
         if command == "HELLO" {
             continue;
         }
@@ -289,7 +289,7 @@ async fn a_command_that_the_user_may_not_run_is_named_where_it_is_needed() {
     }
 }
 
-/// A replica of a server takes no writes.
+/// A replica of a server accepts no writes.
 #[tokio::test]
 async fn a_server_that_takes_no_writes_is_a_fault_of_the_service() {
     let server = RedisServer::start();
@@ -301,7 +301,7 @@ async fn a_server_that_takes_no_writes_is_a_fault_of_the_service() {
     assert_eq!(of(&findings, Check::ServiceRights).health, Health::Good);
 }
 
-/// Hosted servers have no `CONFIG`, and most of them evict.
+/// Hosted servers lack `CONFIG`, and most of them evict keys.
 #[tokio::test]
 async fn eviction_is_seen_without_config() {
     let arguments = ["--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"];
@@ -340,7 +340,7 @@ async fn replicas_that_differ_or_do_not_answer() {
     let limits = of(&findings, Check::Limits);
     assert_eq!(limits.health, Health::Warning, "{}", limits.text);
     assert!(limits.text.contains("chat"), "{}", limits.text);
-    // It has crashed: it is on the roster for a while.
+    // This replica has crashed, but stays on the roster for a while.
     server.cli(&[
         "ZADD",
         "turnstile:{turnstile:control}:roster",

@@ -1,4 +1,4 @@
-//! What a request of one caller would meet.
+//! The prospects of a caller's next request.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
     support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
-/// Replicas answer 20 questions a second.
+/// Replicas answer 20 questions per second.
 const PAUSE: Duration = Duration::from_millis(250);
 
 const JOBS: Limit = Limit::concurrent("jobs", 2)
@@ -55,7 +55,7 @@ async fn each_verdict_is_what_a_request_meets() {
     assert_eq!(error.kind(), OperateErrorKind::UnknownLimit);
 }
 
-/// An answer that is missing would make slots look as if nobody had them.
+/// With an answer missing, slots would appear unclaimed.
 #[tokio::test]
 async fn replicas_that_are_asked_too_often_explain_nothing() {
     let server = RedisServer::start();
@@ -65,7 +65,7 @@ async fn replicas_that_are_asked_too_often_explain_nothing() {
     let mut refused = 0;
     for _ in 0..10 {
         match operator.explain("jobs", acme).await {
-            // In a flood it is not heard at all, which the answer says.
+            // In a flood the replica does not receive the question, which the answer reports.
             Ok(why) if !why.permits.missing.is_empty() => {}
             Ok(why) => assert_eq!((why.permits.rows.len(), why.unclaimed.len()), (1, 0)),
             Err(error) => {
@@ -78,7 +78,7 @@ async fn replicas_that_are_asked_too_often_explain_nothing() {
     drop(held);
 }
 
-/// A slot of a replica that crashed counts until its lease ends, and is shown as what it is.
+/// A slot of a crashed replica counts until its lease ends, and is shown as unclaimed.
 #[tokio::test]
 async fn a_slot_that_nobody_answers_for_is_unclaimed() {
     let server = RedisServer::start();
@@ -98,7 +98,7 @@ async fn a_slot_that_nobody_answers_for_is_unclaimed() {
     drop(held);
 }
 
-/// No replica has anything of a caller whom an operator has blocked: the value is in the record.
+/// No replica has data of a caller blocked by an operator: the value comes from the record.
 #[tokio::test]
 async fn a_caller_that_is_blocked_would_be_refused() {
     let server = RedisServer::start();
@@ -115,7 +115,7 @@ async fn a_caller_that_is_blocked_would_be_refused() {
     }
 }
 
-/// What replicas know by their charges: the latest of them knows what the others have charged.
+/// Replicas know a budget from their charges: the latest charge includes all earlier ones of other replicas.
 #[tokio::test]
 async fn a_caller_sees_what_is_left_of_a_rate() {
     const TOKENS: Limit = Limit::rate("tokens", 100, Duration::from_secs(86_400))
@@ -152,7 +152,7 @@ async fn a_caller_sees_what_is_left_of_a_rate() {
             (budget.remaining, budget.burst, budget.next_ms),
             (19, 50, 0)
         );
-        // What is refunded, and what is spent.
+        // Refunds and spending.
         second.settle(&TOKENS, 11);
         assert_eq!(left().await, Some(29));
         first.charge(&TOKENS, 29).await.unwrap();
@@ -162,7 +162,7 @@ async fn a_caller_sees_what_is_left_of_a_rate() {
             Some(Verdict::TooSoon(ms)) => assert!((863_000..=864_000).contains(&ms), "{ms}"),
             other => panic!("{other:?}"),
         }
-        // Among the keys; one whose burst is whole is not.
+        // Listed among the keys; but a key whose whole burst is available is not.
         let idle = one_of(&limiters[0], "idle").await;
         idle.settle(&TOKENS, 0);
         drop(idle);
@@ -186,7 +186,7 @@ async fn a_caller_sees_what_is_left_of_a_rate() {
     }
 }
 
-/// A flood of keys does not grow without end, nor hide the key that is charged again and again.
+/// The list of rate keys is bounded, and a flood of keys does not hide a key that is charged repeatedly.
 #[tokio::test]
 async fn the_keys_of_a_rate_that_are_kept_are_bounded() {
     const STARTS: Limit = Limit::rate("starts", 100, Duration::from_secs(86_400));

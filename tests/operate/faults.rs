@@ -1,4 +1,4 @@
-//! Messages that no operator would send, floods, replays, and users without the rights.
+//! Messages that no operator would send, floods, replays, and users without permissions.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const CONTROL: &str = "turnstile:control:0";
 const OPERATOR: &str = "AAAAAAAAAAAAAAAA";
 const QUIET: Duration = Duration::from_millis(300);
 
-/// Hears all answers.
+/// Receives all answers.
 async fn ear(server: &RedisServer) -> PubSub {
     let client = redis::Client::open(server.url()).unwrap();
     let mut ear = client.get_async_pubsub().await.unwrap();
@@ -34,7 +34,7 @@ async fn next(ear: &mut PubSub) -> Option<Value> {
     Some(serde_json::from_slice(message.get_payload_bytes()).unwrap())
 }
 
-/// The store's time, a second from now.
+/// A time one to two seconds ahead, by the store's clock.
 fn soon_ms(server: &RedisServer) -> u64 {
     let time = server.cli(&["TIME"]);
     let seconds: u64 = time.lines().next().unwrap().parse().unwrap();
@@ -83,7 +83,7 @@ async fn messages_that_no_operator_sends_are_ignored() {
         with("not_after_ms", json!(0)),
         with("not_after_ms", json!(u64::MAX)),
         with("not_after_ms", json!(soon_ms(&server) + 120_000)),
-        // Longer than 4 KiB, though it is one that would be understood.
+        // Longer than 4 KiB, though otherwise valid.
         format!("{}{}", good, " ".repeat(4_096)),
     ];
     for message in &bad {
@@ -96,7 +96,7 @@ async fn messages_that_no_operator_sends_are_ignored() {
     await_replicas(&operator, 1).await;
 }
 
-/// A recorded message cannot be played again: neither at once, nor when its time is over.
+/// A recorded message cannot be replayed: neither at once, nor after it has expired.
 #[tokio::test]
 async fn a_message_counts_once_and_for_a_while() {
     let server = RedisServer::start();
@@ -109,7 +109,7 @@ async fn a_message_counts_once_and_for_a_while() {
         publish(&server, &recorded);
     }
     assert_eq!(next(&mut ear).await, None);
-    // So many others that it is forgotten.
+    // So many other messages that the first one is forgotten.
     for number in 2..=70 {
         publish(&server, &question(number, soon_ms(&server)));
         tokio::time::sleep(Duration::from_millis(25)).await;
@@ -119,7 +119,7 @@ async fn a_message_counts_once_and_for_a_while() {
     assert_eq!(next(&mut ear).await, None);
 }
 
-/// A flood delays no request, loses no wake-up, and once it is over operators are answered.
+/// A flood delays no request and loses no wake-up, and operators get answers once it is over.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_messages_touches_no_request() {
     let server = RedisServer::start();
@@ -154,7 +154,7 @@ async fn a_flood_of_messages_touches_no_request() {
     await_replicas(&operator, 2).await;
 }
 
-/// More questions in a second than are answered: the rest is told that the replica is busy.
+/// More questions per second than are answered: the others get the answer that the replica is busy.
 #[tokio::test]
 async fn a_replica_that_is_asked_too_often_is_busy() {
     let server = RedisServer::start();
@@ -172,7 +172,7 @@ async fn a_replica_that_is_asked_too_often_is_busy() {
     await_replicas(&operator, 1).await;
 }
 
-/// Without the rights a service works as before, and says once that it cannot be asked.
+/// Without permissions a service works as before, and logs once that operators cannot ask it.
 #[tokio::test]
 async fn without_rights_a_replica_works_and_says_so_once() {
     for (number, missing) in [
@@ -211,7 +211,7 @@ async fn without_rights_a_replica_works_and_says_so_once() {
     }
 }
 
-/// It is a replica for the store, but not for operators, unless it is made operable.
+/// A limiter is a replica for the store, but operators cannot ask it unless it is operable.
 #[tokio::test]
 async fn by_default_operators_are_not_listened_to() {
     let server = RedisServer::start();
@@ -234,7 +234,7 @@ async fn by_default_operators_are_not_listened_to() {
     drop(operable);
 }
 
-/// Each answer is as large as it may be, and all come at the same moment.
+/// Each answer has the maximum size, and all arrive at the same moment.
 #[tokio::test(flavor = "multi_thread")]
 async fn five_hundred_answers_at_once() {
     use futures_util::StreamExt;

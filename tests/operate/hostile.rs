@@ -1,5 +1,5 @@
-//! A store that holds anything under our names, and passes on any message: nothing panics, nothing hangs, and all works
-//! again once it is gone. The readers by themselves: `src/operate/hostile.rs`.
+//! A store with arbitrary data under our names, which passes on arbitrary messages: nothing panics or hangs, and
+//! everything works again once the data is gone. `src/operate/hostile.rs` tests the readers in isolation.
 
 use std::{
     panic,
@@ -30,7 +30,7 @@ const LOG: &str = "{turnstile:control}:log";
 const ONE: Limit = Limit::concurrent("one", 2).fallback(Fallback::Reject);
 const RATE: Limit = Limit::rate("rate", 5, Duration::from_secs(1)).fallback(Fallback::Reject);
 
-/// Panics of the library, on whatever thread.
+/// Panics of the library, on any thread.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
 fn count_panics() {
@@ -47,7 +47,7 @@ fn count_panics() {
     });
 }
 
-/// Someone who may write everything.
+/// An attacker who may write everything.
 struct Foe {
     connection: MultiplexedConnection,
     rng: Rng,
@@ -55,7 +55,7 @@ struct Foe {
 
 impl Foe {
     async fn run(&mut self, command: &Cmd) {
-        // A wrong type is an error.
+        // A wrong type causes an error.
         let _: redis::RedisResult<redis::Value> = command.query_async(&mut self.connection).await;
     }
 
@@ -126,7 +126,7 @@ impl Foe {
         }
     }
 
-    /// Puts anything under one of these names.
+    /// Writes arbitrary data under one of these names.
     async fn write(&mut self, ledger: &str) {
         let rate = format!("{}:rate", KeyDigest::of("rate", "acme"));
         let rate = format!("turnstile:{{{}}}:rate", &rate[..32]);
@@ -183,7 +183,7 @@ impl Foe {
         self.run(&command).await;
     }
 
-    /// Publishes anything to operators and replicas.
+    /// Publishes arbitrary messages to operators and replicas.
     async fn publish(&mut self, channels: &[String]) {
         for channel in channels {
             let row = format!(
@@ -278,7 +278,7 @@ async fn whatever_the_store_holds_nothing_panics_or_hangs() {
         }
         assert_eq!(PANICS.load(Relaxed), 0, "seed {seed}");
     }
-    // Once it is as it was, all is well.
+    // Once the original data is back, everything works.
     server.cli(&["FLUSHALL"]);
     server.cli(&["ZADD", ROSTER, score, member]);
     let replicas = await_replicas(&operator, 1).await;

@@ -18,7 +18,7 @@ async fn the_id_of_a_permit_is_its_name_in_the_store() {
     assert!(format!("{permit:?}").contains(&members));
 }
 
-/// Under reuse a slot serves several permits, each with an id of its own.
+/// Under reuse a slot serves several permits, each with its own id.
 #[tokio::test]
 async fn a_successor_in_a_slot_has_another_id() {
     let limiter = Limiter::in_memory();
@@ -48,7 +48,7 @@ async fn a_permit_of_several_limits_has_one_id_and_one_of_a_rate_none() {
     assert_eq!(rate_only.id(), None);
 }
 
-/// A handler's slot, and a hold of it.
+/// A handler's slot and a hold of it.
 #[tokio::test]
 async fn a_slot_and_its_hold_have_the_id_of_the_permit() {
     use http::{Request, Response};

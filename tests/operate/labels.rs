@@ -1,4 +1,4 @@
-//! What a permit is for, as operators see it.
+//! The purpose of a permit, as shown to operators.
 
 use axum::{Router, body::Body, routing::post};
 use http::Request;
@@ -45,7 +45,7 @@ async fn a_label_is_the_method_or_what_the_application_says() {
     assert_eq!(label(&limiter, &layer, request()).await.len(), 128);
 }
 
-/// The pattern, never the path, which may hold a secret.
+/// The pattern, never the path, which may contain a secret.
 #[tokio::test]
 async fn in_a_router_the_route_is_part_of_the_label() {
     let limiter = Limiter::in_memory();
@@ -58,7 +58,7 @@ async fn in_a_router_the_route_is_part_of_the_label() {
     drop(response);
 }
 
-/// A slot that goes through the pool has the label of the request that has it now.
+/// A slot that goes through the pool has the label of its current request.
 #[tokio::test]
 async fn a_reused_slot_has_the_label_of_its_request() {
     let limiter = Limiter::in_memory();

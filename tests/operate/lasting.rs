@@ -1,4 +1,4 @@
-//! How long overrides last: until their end, whatever restarts, reloads, fails over or has a wrong clock meanwhile.
+//! Overrides last until their end, despite restarts, reloads, failovers and wrong clocks.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn at_its_end_all_replicas_have_the_declared_value_unaided() {
     assert_eq!(server.cli(&["EXISTS", "turnstile:control"]), "0");
 }
 
-/// The store restarts without its data: what is in force stays, is written back, and a later change is seen.
+/// The store restarts without its data: overrides in force stay and are restored, and a later change is noticed.
 #[tokio::test]
 async fn what_is_in_force_outlives_the_stores_data() {
     let mut server = RedisServer::start();
@@ -94,7 +94,7 @@ async fn a_reload_changes_what_is_declared_only() {
     until_max(&semaphore, 7).await;
 }
 
-/// The server restarts with its data, then a replica, then each reads its file anew.
+/// The server restarts with its data, then a replica restarts, then each reloads its file.
 #[cfg(feature = "config")]
 #[tokio::test]
 async fn across_restarts_and_reloads_an_override_holds_until_its_end() {
@@ -140,7 +140,7 @@ async fn across_restarts_and_reloads_an_override_holds_until_its_end() {
     assert!(seen(&operator).await.all().is_empty());
 }
 
-/// The next primary has the record, and takes changes of it.
+/// The next primary has the record, and accepts changes of it.
 #[cfg(feature = "sentinel")]
 #[test]
 fn an_override_holds_across_a_failover() {
@@ -172,7 +172,7 @@ fn an_override_holds_across_a_failover() {
     });
 }
 
-/// Ends are by the server's clock, and a replica counts the time that is left by its monotonic clock.
+/// Ends are defined by the server's clock, and a replica counts the remaining time on its monotonic clock.
 #[tokio::test]
 async fn replicas_and_the_server_may_be_a_day_apart() {
     for day in [1, -1] {
@@ -191,7 +191,7 @@ async fn replicas_and_the_server_may_be_a_day_apart() {
     }
 }
 
-/// It moves the ends that are read from then on. Those that were read before stay.
+/// A step moves the ends read afterwards. Ends read earlier stay.
 #[tokio::test]
 async fn a_step_of_the_servers_clock_moves_the_ends() {
     let clock = Clock::new();
@@ -204,16 +204,16 @@ async fn a_step_of_the_servers_clock_moves_the_ends() {
     assert_eq!(acme(&late).usage().await.unwrap().max, 5);
     await_replicas(&operator, 2).await;
 
-    // It is ahead by more than the hour: the record has nothing any more.
+    // The clock is ahead by more than the hour, so all overrides in the record have ended.
     clock.step(&server, 3 * 3_600).await;
     assert!(seen(&operator).await.all().is_empty());
     assert_eq!(semaphore.usage().await.unwrap().max, 5);
-    // Nobody has refreshed the roster since, until somebody asks.
+    // Nobody has refreshed the roster since, until a question arrives.
     await_replicas(&operator, 2).await;
     set(&operator, 4, Duration::from_secs(1), 2).await;
     until_max(&semaphore, 2).await;
 
-    // It is behind: an end is late by as much, and no override lasts for longer than it may.
+    // The clock is behind: an end is late by as much, but no override lasts longer than the maximum.
     set(&operator, 6, HOUR, 2).await;
     clock.step(&server, 0).await;
     let now = seen(&operator).await;
@@ -227,7 +227,8 @@ async fn a_step_of_the_servers_clock_moves_the_ends() {
     assert_eq!(semaphore.usage().await.unwrap().max, 2);
 }
 
-/// It keeps what it knows, and newcomers do not wait. Once the store is back it reads what it has missed.
+/// A disconnected replica keeps its overrides, and newcomers do not wait. Once the store is back, the replica reads the
+/// changes that it missed.
 #[tokio::test]
 async fn a_replica_that_was_cut_off_keeps_what_it_knows_and_catches_up() {
     let server = RedisServer::start();
@@ -267,7 +268,7 @@ async fn a_replica_that_was_cut_off_keeps_what_it_knows_and_catches_up() {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    // The longest pause between its attempts, and some more.
+    // The longest pause between its attempts, with a margin.
     timeout(Duration::from_secs(8), caught_up)
         .await
         .expect("in time");

@@ -1,5 +1,5 @@
-//! The store loses its data: what is in force in replicas is shown, can be ended, and is written back; replicas are on the
-//! roster again, and who holds slots is not forgotten.
+//! The store loses its data: overrides in force in replicas are shown, can be removed, and are restored; replicas
+//! register again, and holders of slots are not forgotten.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ async fn is_paused(semaphore: &Semaphore) -> bool {
     error.is_some_and(|error| error.kind() == AcquireErrorKind::Paused)
 }
 
-/// All of the data at once, with no sign of it.
+/// Loses all data at once, without any notification.
 fn lose(server: &RedisServer) {
     server.cli(&["FLUSHALL"]);
 }
@@ -71,7 +71,7 @@ async fn a_pause_whose_record_was_lost_is_shown_and_ended() {
     }
 }
 
-/// The log is lost too: what is written back is in the new one, and can be taken back.
+/// The log is lost too: the new log contains the restored override, which can be undone.
 #[tokio::test]
 async fn a_pause_whose_record_was_lost_is_taken_back() {
     let server = RedisServer::start();
@@ -85,7 +85,7 @@ async fn a_pause_whose_record_was_lost_is_taken_back() {
     drop(acme(&limiters[0]).try_acquire().await.unwrap());
 }
 
-/// Of an operator who has looked before, or has not looked at all.
+/// By an operator who read the overrides before, or never.
 #[tokio::test]
 async fn a_change_of_another_limit_does_not_end_a_pause_that_was_lost() {
     let server = RedisServer::start();
@@ -105,7 +105,7 @@ async fn a_change_of_another_limit_does_not_end_a_pause_that_was_lost() {
     assert!(is_paused(&acme(&late)).await);
 }
 
-/// Nobody looks: the replicas write it back, and newcomers have it.
+/// Even if nobody looks, the replicas restore the record, and new replicas apply it.
 #[tokio::test]
 async fn what_the_store_has_lost_is_written_back() {
     let mut server = RedisServer::start();
@@ -120,13 +120,13 @@ async fn what_the_store_has_lost_is_written_back() {
     let late = replica(&server, "late").await;
     assert!(is_paused(&acme(&late)).await);
     assert!(is_paused(&acme(&limiters[0])).await);
-    // Which is not more than there was.
+    // The expiry is no later than before.
     assert_eq!(server.cli(&["HLEN", "turnstile:control"]), "2");
     let ttl_ms: u64 = server.cli(&["PTTL", "turnstile:control"]).parse().unwrap();
     assert!((3_500_000..=3_600_000).contains(&ttl_ms), "{ttl_ms}");
 }
 
-/// A replica that was cut off knows an older value, and is the first to write it back, which the other one hears of.
+/// A disconnected replica knows an older value, and is the first to restore it, which the other one notices.
 #[tokio::test]
 async fn of_what_is_written_back_the_newest_wins() {
     let server = RedisServer::start();
@@ -154,7 +154,7 @@ async fn of_what_is_written_back_the_newest_wins() {
     assert_eq!(now.all()[0].setting, Setting::Value(4.into()));
 }
 
-/// What was removed while a replica was cut off does not come back with it.
+/// An override removed while a replica was disconnected does not come back with it.
 #[tokio::test]
 async fn what_was_removed_is_not_written_back() {
     let server = RedisServer::start();
@@ -185,7 +185,7 @@ async fn a_limit_is_not_drained_while_a_replica_off_the_roster_holds_a_slot() {
     drained.expect("in time").unwrap();
 }
 
-/// Its first question brings them back.
+/// The first question brings them back.
 #[tokio::test]
 async fn replicas_are_on_the_roster_again_once_one_is_asked() {
     let server = RedisServer::start();
@@ -200,7 +200,7 @@ async fn replicas_are_on_the_roster_again_once_one_is_asked() {
     );
 }
 
-/// A permit is held, and the data of the store is lost: the holder notices by itself, and nobody asks.
+/// A permit is held, and the store loses its data: the holder notices on its own, without any question.
 #[tokio::test]
 async fn a_replica_that_finds_the_data_lost_is_on_the_roster_at_once() {
     let server = RedisServer::start();
@@ -231,7 +231,7 @@ async fn a_permit_is_revoked_after_the_roster_was_lost() {
     assert!(held.is_lost());
 }
 
-/// Nobody can be asked, and somebody holds slots.
+/// No replica can be asked, but one holds slots.
 #[tokio::test]
 async fn what_a_replica_holds_that_is_not_operable_is_not_forgotten() {
     let server = RedisServer::start();
@@ -255,12 +255,12 @@ async fn what_a_replica_holds_that_is_not_operable_is_not_forgotten() {
     assert_eq!((answers.answered, answers.replicas), (0, 1));
     drop((held, semaphore));
     limiter.shutdown(SOON).await;
-    // Nobody holds anything, and nobody can be asked.
+    // No slot is held, and no replica can be asked.
     let error = operator.revoke(&whose, &ada()).await;
     assert!(!error.unwrap().is_complete());
 }
 
-/// Beside one that can be asked.
+/// Next to a replica that can be asked.
 #[tokio::test]
 async fn a_permit_of_a_replica_that_is_not_operable_is_not_said_to_be_unknown() {
     let server = RedisServer::start();
@@ -275,7 +275,7 @@ async fn a_permit_of_a_replica_that_is_not_operable_is_not_said_to_be_unknown() 
     assert_eq!(error.kind(), OperateErrorKind::NotFound);
 }
 
-/// All replicas use the same key, which is one.
+/// All replicas use the same key, which counts once.
 #[tokio::test]
 async fn a_key_that_several_replicas_use_counts_once_if_it_is_the_only_one() {
     let server = RedisServer::start();

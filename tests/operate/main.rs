@@ -1,4 +1,4 @@
-//! Operators: what they are told of a service's replicas.
+//! Operators: the information that they get about a service's replicas.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! In memory the one process answers the same questions.
+//! In memory the process itself answers the same questions.
 
 use std::time::Duration;
 
@@ -94,7 +94,7 @@ async fn the_last_refusals_are_kept() {
     drop(held);
 }
 
-/// Rates hold nothing, but delay.
+/// Rates hold nothing, but delay requests.
 #[tokio::test]
 async fn a_rate_has_its_delayed_requests_and_its_refusals() {
     let limiter = Limiter::in_memory();
@@ -118,7 +118,7 @@ async fn a_rate_has_its_delayed_requests_and_its_refusals() {
     drop((permit, delayed));
 }
 
-/// Keys are digests, unless the application shows them; then any bytes are text.
+/// Keys are digests, unless the application shows them; then any bytes are converted to text.
 #[tokio::test]
 async fn keys_are_shown_only_if_the_application_says_so() {
     for shows in [false, true] {
@@ -156,7 +156,7 @@ async fn a_limiter_that_was_dropped_answers_nothing() {
     assert_eq!(error.kind(), OperateErrorKind::Unavailable);
 }
 
-/// A permit may be of several slots.
+/// A permit may have several slots.
 #[tokio::test]
 async fn heavy_permits_count_as_many_slots() {
     let server = RedisServer::start();

@@ -1,4 +1,4 @@
-//! Questions to several replicas: each answer equals what the clients know.
+//! Questions to several replicas: each answer matches the clients' knowledge.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,10 +15,10 @@ use crate::{
     support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
-/// Of an answer over the loopback interface.
+/// Time limit for an answer over the loopback interface.
 const SOON: Duration = Duration::from_millis(200);
 
-/// An answer, in time.
+/// Awaits an answer, within the time limit.
 async fn timed<T>(answer: impl Future<Output = T>) -> T {
     let start = Instant::now();
     let answer = answer.await;
@@ -102,7 +102,7 @@ async fn three_replicas_with_sixty_streams_and_forty_waiters() {
     drop((streams, waiters));
 }
 
-/// A replica whose process stands still: it is connected, and on the roster.
+/// A replica whose process is stopped: it is connected, and on the roster.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_that_stands_still_is_named() {
     let server = RedisServer::start();
@@ -136,7 +136,7 @@ async fn a_replica_that_stands_still_is_named() {
     runtime.shutdown_background();
 }
 
-/// Staging must not see, or steer, production.
+/// Staging must neither see nor change production.
 #[tokio::test]
 async fn other_databases_and_namespaces_are_others() {
     let server = RedisServer::start();
@@ -157,7 +157,7 @@ async fn other_databases_and_namespaces_are_others() {
     }
 }
 
-/// A replica leaves the roster when it is shut down, or dropped: a deployment leaves no ghosts.
+/// A replica leaves the roster when it is shut down or dropped: a deployment leaves no ghosts.
 #[tokio::test]
 async fn a_replica_that_leaves_is_not_missed() {
     let server = RedisServer::start();
@@ -182,7 +182,7 @@ async fn a_replica_listens_anew_after_the_store_was_restarted() {
     await_replicas(&operator, 2).await;
 }
 
-/// More than fits into an answer: the oldest are shown, and the rest is counted.
+/// More rows than fit into an answer: the oldest are shown, and the others counted.
 #[tokio::test]
 async fn what_does_not_fit_is_counted() {
     let server = RedisServer::start();

@@ -27,7 +27,8 @@ const WAY: Duration = Duration::from_millis(100);
 const REPLICAS: usize = 3;
 const WAITERS: usize = 40;
 
-/// The message to the replicas takes one way. Then a replica reads the record, and asks for its waiters: two round trips.
+/// The message to the replicas takes one way. Then a replica reads the record and polls for its waiters: two round
+/// trips.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_raise_admits_the_first_waiter_after_a_message_and_two_round_trips() {
     let server = RedisServer::start();
@@ -59,7 +60,7 @@ async fn a_raise_admits_the_first_waiter_after_a_message_and_two_round_trips() {
     let by = ["--author", "ada", "--reason", "launch"];
     let raise = [&raise[..], &by].concat();
     let raise = tokio::spawn(async move { turnstile(&url, &raise).await });
-    // Before, replicas are asked what they have in force.
+    // Before the change, replicas are asked for their overrides in force.
     let order = async {
         loop {
             let message = orders.on_message().next().await.expect("a message");
@@ -78,7 +79,7 @@ async fn a_raise_admits_the_first_waiter_after_a_message_and_two_round_trips() {
         "{took:?} from the order to the stream; a round trip takes {:?}",
         2 * WAY
     );
-    // Not a round trip more than that.
+    // Not a single round trip more.
     assert!(took < 7 * WAY, "{took:?}");
     assert_eq!(raise.await.unwrap().status.code(), Some(0));
     let held = operator.permits("one", None).await.unwrap().rows;

@@ -1,4 +1,4 @@
-//! Permits that operators revoke.
+//! Permits revoked by operators.
 
 use std::{convert::Infallible, future::pending, time::Duration};
 
@@ -38,7 +38,7 @@ fn states(answers: &Answers<PermitRow>) -> Vec<PermitState> {
 
 type Body = ResponseBody<BoxBody<Bytes, Infallible>>;
 
-/// A stream of one frame that has no end, behind a layer.
+/// An endless stream of one frame, behind a layer.
 async fn open(layer: &LimitLayer) -> (Body, Slot) {
     let service = service_fn(|request: Request<()>| async move {
         let slot = request.extensions().get::<Slot>().unwrap().clone();
@@ -56,7 +56,7 @@ async fn open(layer: &LimitLayer) -> (Body, Slot) {
     (body, head.extensions.get::<Slot>().unwrap().clone())
 }
 
-/// Its client sees the error, and its slot is another's, on another replica, within a second.
+/// Its client sees the error, and within a second another replica has its slot.
 #[tokio::test]
 async fn a_stream_on_another_replica_ends_and_its_slot_is_anothers() {
     let server = RedisServer::start();
@@ -84,7 +84,7 @@ async fn a_stream_on_another_replica_ends_and_its_slot_is_anothers() {
     }
 }
 
-/// Its task is told, and the slot is its own until it is done.
+/// Its task is notified, and keeps the slot until it is done.
 #[tokio::test]
 async fn a_job_is_told_and_keeps_its_slot() {
     let server = RedisServer::start();
@@ -96,7 +96,7 @@ async fn a_job_is_told_and_keeps_its_slot() {
     assert_eq!(states(&answers), [PermitState::Held]);
     assert_eq!(permit.lost().await, LostErrorKind::Revoked);
     assert!(permit.is_lost());
-    // It is renewed all the same.
+    // The permit is still renewed.
     assert!(permit.deadline().is_some());
     limiters[1]
         .semaphore(&one, "")
@@ -108,7 +108,7 @@ async fn a_job_is_told_and_keeps_its_slot() {
     assert!(!next.is_lost());
 }
 
-/// A slot that serves one permit after the other: the order names one of them.
+/// A slot that serves several permits in turn: the order names a single permit.
 #[tokio::test]
 async fn under_reuse_the_successor_is_not_meant() {
     let limiter = Limiter::in_memory();
@@ -130,7 +130,7 @@ async fn under_reuse_the_successor_is_not_meant() {
         "the slot is the same"
     );
     assert!(!second.is_lost());
-    // An order that comes late.
+    // A late order.
     let late = operator.revoke(&Revocation::Permit(first_id), &ada()).await;
     assert_eq!(late.unwrap_err().kind(), OperateErrorKind::NotFound);
     assert!(!second.is_lost());
@@ -141,7 +141,7 @@ async fn under_reuse_the_successor_is_not_meant() {
     assert!(second.is_lost());
 }
 
-/// Under several limits a permit has several ids, and goes whole by any of them.
+/// Under several limits a permit has several ids. Each of them revokes the whole permit.
 #[tokio::test]
 async fn a_permit_of_several_limits_goes_whole() {
     let server = RedisServer::start();
@@ -197,11 +197,11 @@ async fn the_permits_of_a_caller_and_of_a_replica() {
     assert_eq!(states(&answers), [PermitState::Held; 3]);
     assert_eq!(lost(&held), [true, true, true, false, true, false, true]);
     drop(held);
-    // Whoever waits is not revoked.
+    // A waiting request is not revoked.
     drop(timeout(SOON, waiting).await.expect("in time").unwrap());
 }
 
-/// Before there is a response the call is cancelled, and refused.
+/// Before its response the call is cancelled and refused.
 #[tokio::test]
 async fn a_call_without_a_response_is_refused() {
     let limiter = builder("web-0").in_memory().unwrap();
@@ -269,7 +269,7 @@ async fn what_nobody_holds_is_not_found() {
     }
 }
 
-/// An order that somebody has recorded and publishes again, after its time or within it.
+/// An order that an attacker has recorded and publishes again, before or after it expires.
 #[tokio::test]
 async fn an_order_does_not_count_twice() {
     let server = RedisServer::start();
@@ -289,7 +289,7 @@ async fn an_order_does_not_count_twice() {
     operator.revoke(&whose, &ada()).await.unwrap();
     assert!(first.is_lost());
     let second = semaphore.acquire().await.unwrap();
-    // The questions of `await_replicas` came before it was subscribed.
+    // The recorder subscribed after the questions of `await_replicas`.
     let recorded = recorder.on_message().next().await.unwrap();
     let (channel, order) = (
         recorded.get_channel_name().to_owned(),
@@ -304,12 +304,12 @@ async fn an_order_does_not_count_twice() {
         let () = publish.query_async(publisher).await.unwrap();
     };
     replay(text, &mut publisher).await;
-    // With another number it is another order, but its time is over.
+    // With another number it is a different order, but it has expired.
     let mut stale: serde_json::Value = serde_json::from_str(text).unwrap();
     stale["number"] = 1_000.into();
     stale["not_after_ms"] = (stale["not_after_ms"].as_u64().unwrap() - 60_000).into();
     replay(&stale.to_string(), &mut publisher).await;
-    // Messages are read in order: when this is answered, those have been.
+    // Messages are read in order: this answer follows all earlier ones.
     operator.replicas().await.unwrap();
     assert!(!second.is_lost());
 }

@@ -1,4 +1,4 @@
-//! The rights that the guide lists: enough for each, and no more than that.
+//! The permissions listed in the guide: sufficient for each user, and no more than necessary.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{
     support::redis_server::RedisServer,
 };
 
-/// The lists of the guide about operators, in their order: arguments of `ACL`.
+/// The guide's lists about operators, in order: arguments of `ACL`.
 fn lists() -> Vec<Vec<String>> {
     let text = include_str!("../../src/guide/redis.md");
     let (_, text) = text.split_once("### Operators").expect("the part");
@@ -25,7 +25,7 @@ fn lists() -> Vec<Vec<String>> {
     lists.map(list).collect()
 }
 
-/// Redis takes a selector as one argument.
+/// Redis expects a selector as a single argument.
 fn acl(server: &RedisServer, list: &[String]) {
     let mut arguments = vec!["ACL".to_owned()];
     for word in list {
@@ -99,7 +99,7 @@ async fn the_documented_rights_are_enough_and_services_cannot_ask() {
             "{user} {forbidden:?}: {error}"
         );
     }
-    // The replica reads what an operator with more rights has changed.
+    // The replica reads changes by an operator with more permissions.
     acl(&server, changing);
     let (hour, ada) = (
         Duration::from_secs(3_600),
@@ -112,7 +112,7 @@ async fn the_documented_rights_are_enough_and_services_cannot_ask() {
     let outcome = asking.undo(&log[0], &ada).await.unwrap();
     assert_eq!(outcome, Outcome::Done { replicas: 1 });
 
-    // The replica writes back what the store has lost.
+    // The replica restores overrides that the store has lost.
     let seen = asking.overrides().await.unwrap();
     asking.set(&seen, &chat, 11, hour, &ada).await.unwrap();
     server.cli(&["FLUSHALL"]);
@@ -123,7 +123,7 @@ async fn the_documented_rights_are_enough_and_services_cannot_ask() {
     drop(held);
 }
 
-/// Of a service that may only read the record.
+/// Overrides of a service that may only read the record.
 #[tokio::test]
 async fn what_a_replica_may_not_write_back_is_shown_and_ended() {
     let server = RedisServer::start();
@@ -161,11 +161,11 @@ async fn what_a_replica_may_not_write_back_is_shown_and_ended() {
     let outcome = operator.unset(&seen, &chat, &ada).await.unwrap();
     assert_eq!(outcome, Outcome::Done { replicas: 1 });
     assert_eq!(max().await, 10);
-    // The change has written back what it was not about.
+    // The change has also restored the other overrides.
     assert_eq!(recorded().await, [true]);
 }
 
-/// With the channels and nothing else beside the list for a service, on any version.
+/// With only the channels added to a service's list, on any version.
 #[tokio::test]
 async fn the_channels_are_all_that_a_replica_needs_more() {
     let server = RedisServer::start();

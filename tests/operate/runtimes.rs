@@ -1,4 +1,4 @@
-//! An operator outlives the runtime that it was connected on, and so does a replica that answers it.
+//! An operator outlives the runtime on which it was connected, and so does a replica that answers it.
 
 use tokio::runtime::{Builder, Runtime};
 use tower_turnstile::operate::Operator;
@@ -25,7 +25,7 @@ fn the_first_call_on_another_runtime_is_answered() {
     let serving = multi_thread();
     let _limiter = serving.block_on(replica(&server, "web"));
     type Begin = fn() -> Runtime;
-    /// Returns it if it is still there.
+    /// Returns the runtime if it still exists.
     type End = fn(Runtime) -> Option<Runtime>;
     let ends: [(&str, Begin, End); 4] = [
         ("dropped", current_thread, |first| {
@@ -55,7 +55,7 @@ fn the_first_call_on_another_runtime_is_answered() {
     }
 }
 
-/// Calls on several runtimes that all run share one connection, and its subscription to answers.
+/// Calls on several running runtimes share one connection, and its subscription to answers.
 #[test]
 fn runtimes_that_run_share_a_connection() {
     let server = RedisServer::start();
@@ -71,7 +71,7 @@ fn runtimes_that_run_share_a_connection() {
     let before = clients();
     let answered = second.block_on(operator.replicas()).unwrap().answered;
     assert_eq!(answered, 1);
-    // The last one is that of the question.
+    // The last connection is this query's own.
     let after = clients();
     assert_eq!(after[..after.len() - 1], before[..before.len() - 1]);
 }

@@ -1,4 +1,4 @@
-//! Replicas of a service on one server, what their clients know, and how operators steer them.
+//! Replicas of a service on one server, their clients, and operators who change limits.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -33,7 +33,7 @@ pub(crate) async fn replica(server: &RedisServer, label: &str) -> Limiter {
         .expect("it is up")
 }
 
-/// Replicas `web-0` and so on, and an operator who knows them all.
+/// Replicas `web-0` and so on, and an operator to whom all of them answer.
 pub(crate) async fn replicas(server: &RedisServer, count: usize) -> (Vec<Limiter>, Operator) {
     let mut replicas = Vec::new();
     for number in 0..count {
@@ -44,7 +44,7 @@ pub(crate) async fn replicas(server: &RedisServer, count: usize) -> (Vec<Limiter
     (replicas, operator)
 }
 
-/// Until so many replicas answer. They begin to listen once they are connected.
+/// Waits until this many replicas answer. Replicas start to listen only after they have connected.
 pub(crate) async fn await_replicas(operator: &Operator, count: usize) -> Vec<ReplicaRow> {
     let all = async {
         loop {
@@ -62,7 +62,7 @@ pub(crate) async fn await_replicas(operator: &Operator, count: usize) -> Vec<Rep
         .expect("in time")
 }
 
-/// A response whose body nobody reads: it holds its slot until it is dropped.
+/// A response whose unread body holds its slot until dropped.
 pub(crate) type Open = Box<dyn Send>;
 
 /// Opens a stream behind a layer.
@@ -96,7 +96,7 @@ pub(crate) async fn seen(operator: &Operator) -> Overrides {
     operator.overrides().await.unwrap()
 }
 
-/// Sets the value of the limit, which is to be in force in this many replicas.
+/// Sets the value of the limit, and waits until it is in force in this many replicas.
 pub(crate) async fn set(operator: &Operator, value: u32, length: Duration, replicas: usize) {
     let seen = seen(operator).await;
     let outcome = operator.set(&seen, &jobs(), value, length, &ada()).await;

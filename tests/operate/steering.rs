@@ -1,4 +1,4 @@
-//! What replicas make of what operators decide.
+//! The effect of operators' decisions in the replicas.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ async fn hold(semaphore: &Semaphore, count: usize) -> Vec<Permit> {
     held
 }
 
-/// Admits as many of the waiters as there are new slots.
+/// Checks that as many waiters are admitted as there are new slots.
 async fn admitted(waiters: Vec<Acquire>, count: usize) -> Vec<Permit> {
     let mut waiters: Vec<_> = waiters.into_iter().map(Box::pin).collect();
     let mut admitted = Vec::new();
@@ -33,7 +33,7 @@ async fn admitted(waiters: Vec<Acquire>, count: usize) -> Vec<Permit> {
         admitted.push(permit.unwrap());
         waiters = rest;
     }
-    // No more than that.
+    // Not one more.
     let any = futures_util::future::select_all(waiters);
     assert!(timeout(Duration::from_millis(100), any).await.is_err());
     admitted
@@ -50,7 +50,7 @@ async fn a_raise_admits_waiters_of_all_replicas() {
         waiters.push(wait_in_line(&semaphores[number % 2]).await);
     }
     set(&operator, 6, HOUR, 2).await;
-    // Both are shown.
+    // Both values are shown.
     let row = operator.limits().await.unwrap().rows.swap_remove(0);
     assert_eq!((row.max, row.declared_max, row.differs), (6, 2, false));
     let admitted = admitted(waiters, 4).await;
@@ -75,7 +75,7 @@ async fn a_lowered_limit_takes_nothing_away_and_admits_nobody_above_it() {
     drop(semaphores[1].try_acquire().await.unwrap());
 }
 
-/// A replica that starts has read the record before its first request.
+/// A starting replica reads the record before its first request.
 #[tokio::test]
 async fn a_replica_that_starts_knows_what_is_in_force() {
     let server = RedisServer::start();
@@ -154,7 +154,7 @@ async fn a_mode_and_one_key_are_changed() {
     drop(held);
 }
 
-/// A replica without the right to read the record goes on as before, and the operator is told.
+/// A replica without permission to read the record continues as before, and the operator is informed.
 #[tokio::test]
 async fn a_replica_that_does_not_confirm_is_named() {
     let server = RedisServer::start();
@@ -177,7 +177,7 @@ async fn a_replica_that_does_not_confirm_is_named() {
     assert_eq!(acme(&blind).usage().await.unwrap().max, 2);
 }
 
-/// An override for a limit that nobody has waits for one that does.
+/// An override for an unused limit waits for a replica with this limit.
 #[tokio::test]
 async fn a_limit_that_comes_later_has_its_override() {
     let server = RedisServer::start();
@@ -189,7 +189,7 @@ async fn a_limit_that_comes_later_has_its_override() {
     operator.set(&now, &gone, 5, HOUR, &ada()).await.unwrap();
 }
 
-/// Times are paused: nothing but the end itself ends an override.
+/// With paused time: only the end itself ends an override.
 #[tokio::test(start_paused = true)]
 async fn in_memory_the_same() {
     let limiter = Limiter::in_memory();
@@ -228,7 +228,7 @@ async fn in_memory_the_same() {
     drop((held, third));
 }
 
-/// The record has one node, and the keys of a limit have many.
+/// A single node has the record, but many have the keys of a limit.
 #[cfg(feature = "cluster")]
 #[tokio::test]
 async fn in_a_cluster_one_record_is_for_all_nodes() {
@@ -259,7 +259,7 @@ async fn in_a_cluster_one_record_is_for_all_nodes() {
     }
 }
 
-/// Slots that lie idle are taken without a step of the keeper, and so are those that are given back during the pause.
+/// Idle slots are taken without the keeper, as are slots released during the pause.
 #[tokio::test]
 async fn a_pause_holds_for_slots_that_are_reused() {
     let server = RedisServer::start();

@@ -16,7 +16,7 @@ use crate::{
     support::{alone, redis_cluster::RedisCluster, sentinel::Watched},
 };
 
-/// A process has sixteen connections to a cluster, and one that operators are heard by.
+/// A process has sixteen connections to a cluster, and one for operators.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_cluster_each_process_answers_once_for_all_its_parts() {
     let cluster = RedisCluster::shared();
@@ -43,7 +43,7 @@ async fn in_a_cluster_each_process_answers_once_for_all_its_parts() {
     assert_eq!(rows, ids);
     let replicas = operator.replicas().await.unwrap().rows;
     assert_eq!(replicas.iter().map(|row| row.held).sum::<usize>(), 40);
-    // Ledgers are at all nodes, and the roster at one.
+    // Ledgers are on all nodes, but the roster is on one.
     for number in 0..4u64 {
         let why = operator
             .explain("chat", KeyDigest::of("chat", number))
@@ -63,7 +63,7 @@ async fn in_a_cluster_each_process_answers_once_for_all_its_parts() {
     assert_eq!(cluster.nodes().filter_map(heard).sum::<usize>(), 2);
 }
 
-/// A slot that served a permit alone serves one of several limits: its id is that of operators.
+/// A slot that served a single limit now serves a permit with several: its id is the id seen by operators.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_cluster_a_permit_with_a_reused_slot_has_the_id_that_operators_see() {
     let cluster = RedisCluster::shared();
@@ -124,7 +124,7 @@ async fn in_a_cluster_the_delays_and_refusals_of_all_parts_are_seen() {
     delayed.iter().for_each(|waits| waits.abort());
 }
 
-/// Both sides follow the sentinels to the next primary.
+/// Operators and replicas both follow the sentinels to the next primary.
 #[test]
 fn operators_and_replicas_follow_a_failover() {
     alone(async {

@@ -1,4 +1,5 @@
-//! Servers that are no Redis, or speak otherwise than the URL says: `connect`, the log and the doctor name the same cause.
+//! Servers other than Redis, and servers whose protocol contradicts the URL: `connect`, the log and the doctor name the
+//! same cause.
 
 use std::{
     io::{Read, Write},
@@ -28,7 +29,7 @@ fn serve(port: u16, with: fn(TcpStream)) {
     });
 }
 
-/// Answers what comes first, and then ends the connection.
+/// Answers the first bytes received, and then ends the connection.
 fn answer(mut stream: TcpStream, with: &[u8]) {
     let _ = stream.read(&mut [0; 4_096]);
     let _ = stream.write_all(with);
@@ -41,17 +42,17 @@ fn web_server(stream: TcpStream) {
     );
 }
 
-/// The page alone, as to a request without a version.
+/// Only the page, like the answer to a request without a version.
 fn old_web_server(stream: TcpStream) {
     answer(stream, b"<!DOCTYPE HTML><title>canary</title>");
 }
 
-/// An alert: a record that is none.
+/// An alert, because the first bytes are not a TLS record.
 fn tls_server(stream: TcpStream) {
     answer(stream, &[0x15, 3, 1, 0, 2, 2, 0x46]);
 }
 
-/// As a proxy that does not know `HELLO`, or a TLS server that says nothing.
+/// Like a proxy that does not know `HELLO`, or a silent TLS server.
 fn closing(stream: TcpStream) {
     answer(stream, b"");
 }
@@ -64,7 +65,7 @@ fn other(stream: TcpStream) {
     answer(stream, b"SSH-2.0-canary\r\n");
 }
 
-/// Answers `HELLO 3` as `HELLO 2`, and what follows it.
+/// Answers `HELLO 3` like `HELLO 2`, and the commands after it.
 fn old_protocol(mut stream: TcpStream) {
     let answer = b"*4\r\n$6\r\nserver\r\n$6\r\ncanary\r\n$5\r\nproto\r\n:2\r\n+OK\r\n+OK\r\n";
     let _ = stream.read(&mut [0; 4_096]);
@@ -74,9 +75,9 @@ fn old_protocol(mut stream: TcpStream) {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// It may pass: the fallback of each limit applies.
+    /// Possibly transient: the fallback of each limit applies.
     Outage,
-    /// It does not pass: requests are refused.
+    /// Permanent: requests are refused.
     Refused,
 }
 
@@ -160,7 +161,7 @@ async fn the_cause_is_the_same_if_tls_is_expected() {
         })
         .await;
     }
-    // A real one waits for the end of a line.
+    // A real server waits for the end of a line.
     let server = RedisServer::start();
     let cause = "to the TLS handshake: the server may speak without TLS (`redis://`)";
     is_said(
@@ -183,7 +184,7 @@ async fn is_said(
     begin: impl FnOnce(),
 ) {
     let url = format!("{scheme}://canary-user:canary-password@127.0.0.1:{port}");
-    // Patient with the system's authorities, which a test build is slow to read.
+    // Allow time for loading the system's certificate authorities, which is slow in a test build.
     let patience = match scheme {
         "redis" => PATIENCE,
         _ => 4 * PATIENCE,
@@ -198,7 +199,7 @@ async fn is_said(
             .store_timeout(patience)
     };
     let mut log_from = log().text().len();
-    // One that is refused at once runs if the server was down before.
+    // A limiter that such a server would refuse at once can only run if it started while the server was down.
     let mut limiter = None;
     if kind == Kind::Refused {
         limiter = Some(builder().connect(&url).await.expect("nobody listens"));

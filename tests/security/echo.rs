@@ -1,4 +1,4 @@
-//! A server that repeats what it was sent, in any of the forms that a server may choose, or a proxy before it.
+//! A server that repeats the data it receives, in any form that a server or a proxy might choose.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -11,22 +11,22 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// In all that it says of its own, whatever becomes of the rest.
+/// Contained in every text of its own, whatever else is repeated.
 pub(crate) const SAID: &str = "parrot";
 
-/// What it does instead of answering.
+/// The behaviour in place of an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Echo {
     pub(crate) at: At,
     pub(crate) form: Form,
-    /// What its error begins with.
+    /// The beginning of its error.
     pub(crate) code: &'static str,
     pub(crate) quote: Quote,
     /// How many bytes of it are sent.
     pub(crate) cut: usize,
 }
 
-/// The command that is answered so; all others are served.
+/// The command that gets this answer; all others are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum At {
     Hello,
@@ -40,7 +40,7 @@ pub(crate) enum At {
     Each,
 }
 
-/// What kind of answer it is.
+/// The kind of answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Error,
@@ -51,21 +51,21 @@ pub(crate) enum Form {
     Number,
     List,
     Map,
-    /// An error within an answer.
+    /// An error inside another answer.
     Nested,
-    /// The script's reply, with the error of a ledger in it.
+    /// The script's reply, with a ledger's error in it.
     Reply,
-    /// A wake-up, beside no answer at all.
+    /// A wake-up without any answer.
     Wake,
     /// Another kind of push.
     Push,
-    /// The server names another one.
+    /// The server names another server.
     Address,
     Http,
     Noise,
 }
 
-/// How an argument is written.
+/// How an argument is quoted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Quote {
     None,
@@ -77,7 +77,7 @@ pub(crate) enum Quote {
     Hex,
 }
 
-/// Dropping it closes the port.
+/// Closes the port when dropped.
 pub(crate) struct EchoServer {
     address: SocketAddr,
     task: JoinHandle<()>,
@@ -116,7 +116,7 @@ impl Drop for EchoServer {
 struct Server {
     echo: Echo,
     address: SocketAddr,
-    /// What somebody said to log in.
+    /// The credentials received.
     login: Mutex<Vec<String>>,
 }
 
@@ -140,7 +140,7 @@ async fn serve(mut stream: TcpStream, server: Arc<Server>) {
     }
 }
 
-/// The first command, and its length.
+/// The first command and its length.
 fn command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
     let (count, mut rest) = number(bytes)?;
     let mut command = Vec::new();
@@ -153,7 +153,7 @@ fn command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
     Some((command, bytes.len() - rest.len()))
 }
 
-/// The number in the first line, and what comes after it.
+/// The number in the first line, and the rest.
 fn number(bytes: &[u8]) -> Option<(usize, &[u8])> {
     let end = bytes.windows(2).position(|pair| pair == b"\r\n")?;
     let number = str::from_utf8(&bytes[1..end]).ok()?.parse().ok()?;
@@ -195,7 +195,7 @@ impl Server {
         }
     }
 
-    /// All that it knows of who logged in, in the form that was chosen.
+    /// Repeats everything known about the login, in the chosen form.
     fn repeat(&self, channel: &str) -> Vec<u8> {
         let echo = &self.echo;
         let arguments = self.login().clone();

@@ -1,4 +1,4 @@
-//! No word of a server that repeats what it was sent becomes one of ours.
+//! No word of a server that repeats its input appears in our texts.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// The user's name and the password: however they are cut, a piece is a canary.
+/// The user's name and the password: any part of either is a canary.
 const USER: &str = "CanaryUserCanaryUser";
 const PASSWORD: &str = "canary-canary-'CANARY'-canary-\"canary";
 const CASES: u32 = 300;
@@ -134,7 +134,7 @@ fn url(scheme: Scheme, host: &str) -> String {
     }
 }
 
-/// All that the library says while it deals with such a server.
+/// Everything that the library outputs while it deals with such a server.
 async fn meet(output: &mut Output, url: &str) -> Option<ConfigErrorKind> {
     let builder = Limiter::builder()
         .namespace("echo")
@@ -158,7 +158,7 @@ async fn meet(output: &mut Output, url: &str) -> Option<ConfigErrorKind> {
     serve_two(output, &limiter, one).await;
     output.debug(&limiter.status());
     output.debug(&limiter.shutdown(Duration::ZERO).await);
-    // The driver says its last words.
+    // Lets the driver log its last events.
     yield_now().await;
     None
 }
@@ -192,7 +192,7 @@ fn no_word_of_a_server_that_repeats_is_shown() {
     assert!(output.searched.texts > 1_000);
 }
 
-/// As in a hosted Redis that forbids it, or behind a proxy that does not know it.
+/// As in a hosted Redis that forbids `HELLO`, or behind a proxy that does not know it.
 #[tokio::test]
 async fn the_password_of_a_server_without_hello_is_not_shown() {
     log();
@@ -210,7 +210,7 @@ async fn the_password_of_a_server_without_hello_is_not_shown() {
             "+@all",
         ];
         server.cli(&user);
-        // What it repeats is what is looked for below.
+        // Proves that the text searched for below is really repeated.
         if renamed == "HELLO" {
             let echoed = command(server.port(), &["HELLO", "3", "AUTH", USER, PASSWORD]);
             let echoed = echoed.expect("it answers").expect_err("it has none");

@@ -1,5 +1,5 @@
-//! Each error that there is, each refusal and each end of a response, and `Debug` of each public type, with secrets in
-//! all that callers send and all that is configured.
+//! Every error, every refusal, every end of a response, and `Debug` of every public type, with secrets in all data from
+//! callers and in the configuration.
 
 use std::{
     collections::BTreeSet,
@@ -40,7 +40,7 @@ const LINE: Limit = Limit::concurrent("line", 1)
 const RATE: Limit = Limit::rate("rate", 1, Duration::from_secs(60));
 const CLOSED: Limit = Limit::concurrent("closed", 1).fallback(Fallback::Reject);
 
-/// What was said, and which kinds of it.
+/// The collected output, and the kinds seen.
 #[derive(Default)]
 struct Scene {
     output: Output,
@@ -75,7 +75,7 @@ impl Scene {
         }
     }
 
-    /// Sends a request and waits for the head.
+    /// Sends a request, and waits for the head.
     async fn send<S, Q, B>(&mut self, mut service: S, request: Request<Q>) -> Response<B>
     where
         S: Service<Request<Q>, Response = Response<B>, Error = Infallible, Future: Debug> + Debug,
@@ -128,7 +128,7 @@ fn done<Q>(_: Request<Q>) -> Ready<Answer<Full<Bytes>>> {
     ready(Ok(Response::new("done".into())))
 }
 
-/// A service whose response goes on for ever.
+/// A service with an endless response.
 fn endless<Q>(
     _: Request<Q>,
 ) -> Ready<Answer<impl Body<Data = Bytes, Error = Infallible> + Debug + Send + 'static>> {
@@ -143,7 +143,7 @@ async fn silent<Q>(_: Request<Q>) -> Answer<Full<Bytes>> {
     pending().await
 }
 
-/// What a limit that was reached says, by a layer and by a semaphore.
+/// The output of a full limit, by a layer and by a semaphore.
 async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_type: &str) {
     let own = |limit: Limit| limit.by_header("authorization").values([(TOKEN, 1)]);
     for limit in [FULL, LINE, RATE] {
@@ -152,7 +152,7 @@ async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_t
         scene.output.debug(&layer);
         let service = layer.layer(service_fn(done));
         let first = scene.send(service.clone(), request(content_type)).await;
-        // The second waits, if it may; then there is no room for a third.
+        // The second request waits, if allowed; then a third finds the queue full.
         let second = service.clone().oneshot(request(content_type));
         let third = service.clone().oneshot(request(content_type));
         let (Ok(second), Ok(third)) = join(second, third).await;
@@ -161,7 +161,7 @@ async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_t
         }
         scene.output.debug(&limiter.status());
 
-        // The slot is still the first response's.
+        // The first response still has the slot.
         let semaphore = limiter.semaphore(&limit, TOKEN);
         scene.output.debug(&semaphore);
         let waits = semaphore.acquire();
@@ -173,7 +173,7 @@ async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_t
             .debug(&limiter.semaphore(&limit, TOKEN).and(&CLOSED, "canary"));
         scene.read(first).await;
     }
-    // One that has no key, whatever else it has.
+    // A request without a key, whatever else it has.
     let keyed = Limit::concurrent("keyed", 1)
         .by_header("x-key")
         .require_key();
@@ -181,7 +181,7 @@ async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_t
     let keyed = limiter.layer(keyed).layer(service_fn(done));
     let response = scene.send(keyed, request(content_type)).await;
     scene.read(response).await;
-    // By other keys, which nobody may see either.
+    // By other keys, which must not be shown either.
     let addresses = [ClientAddress::forwarded_for(1), ClientAddress::forwarded(1)];
     for address in addresses
         .into_iter()
@@ -227,7 +227,7 @@ async fn ends(scene: &mut Scene, content_type: &str) {
     sleep(2 * SHORT).await;
     scene.read(response).await;
 
-    // A slot, and what holds it for longer.
+    // A slot, and a hold that keeps it for longer.
     let show = service_fn(|request: Request<Full<Bytes>>| {
         let slot = request.extensions().get::<Slot>().expect("a slot");
         let said = format!("{slot:?} {:?}", slot.hold());
@@ -253,7 +253,7 @@ async fn ends(scene: &mut Scene, content_type: &str) {
     scene.acquire(&limiter.semaphore(&FULL, TOKEN)).await;
 }
 
-/// A request whose body fails while it waits.
+/// A request whose body fails while the request waits.
 async fn a_body_that_fails(scene: &mut Scene) {
     let limiter = Limiter::in_memory();
     let patient = Limit::concurrent("patient", 1).wait_up_to(LONG);
@@ -272,7 +272,7 @@ async fn a_body_that_fails(scene: &mut Scene) {
     scene.read(response).await;
 }
 
-/// A store that is away, and one that refuses.
+/// An unreachable store, and a refusing one.
 async fn stores(scene: &mut Scene) {
     let at = |port| format!("redis://canary-user:canary-password@127.0.0.1:{port}");
     let server = RedisServer::start();
@@ -304,7 +304,7 @@ async fn stores(scene: &mut Scene) {
         scene.output.debug(&limiter);
         scene.output.debug(&limiter.shutdown(Duration::ZERO).await);
     }
-    // Something else than Redis.
+    // A server other than Redis.
     let web = tokio::net::TcpListener::bind("127.0.0.1:0")
         .await
         .expect("a port");
@@ -347,7 +347,7 @@ fn no_error_and_no_type_shows_a_secret() {
     let mut scene = Scene::default();
     configurations(&mut scene);
     let nobody = Limiter::in_memory().semaphore(&LINE, TOKEN);
-    // The slot is taken, and nobody would go on with a wait.
+    // The slot is taken, and no runtime could continue a wait.
     let _held = nobody.acquire().now_or_never();
     let outside = scene.acquire(&nobody).now_or_never();
     outside.expect("an error");

@@ -1,4 +1,4 @@
-//! Configuration files with a secret in any place, in any form.
+//! Configuration files with a secret at any place, in any form.
 
 use proptest::{prelude::*, sample::select, test_runner::TestRunner};
 use tower_turnstile::{
@@ -9,12 +9,12 @@ use tower_turnstile::{
 use crate::output::{CANARY, Output};
 
 const CASES: u32 = 6_000;
-/// A number and a date that are secrets.
+/// A secret number and a secret date.
 const NUMBER: &str = "99887766";
 const DATE: &str = "1998-08-07";
 
-/// Lines with a place for a value (`@`), for one that is no number (`#`), or for the name of a field (`%`). Not here are names that are public: those of
-/// limits, plans, routes and headers, patterns, and the comment at the end.
+/// Lines with placeholders: `@` for any value, `#` for a value other than a number, and `%` for the name of a field.
+/// Excluded are public names: of limits, plans, routes and headers, as well as patterns, and the comment at the end.
 const PLACES: &[&str] = &[
     "@",
     "% = 1",
@@ -90,7 +90,7 @@ const PLACES: &[&str] = &[
     "unlimited = @",
 ];
 
-/// A secret, and what an attempt to quote it could stumble over.
+/// A secret with text that might break an attempt to quote it.
 fn secret() -> impl Strategy<Value = String> {
     let hostile = select(vec![
         "",
@@ -120,7 +120,7 @@ fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\n', "\\n"))
 }
 
-/// A value as it can stand there, rightly or wrongly.
+/// A value in any valid or invalid notation.
 fn value() -> impl Strategy<Value = String> {
     let of = |form: fn(&str) -> String| secret().prop_map(move |secret| form(&secret));
     let unquoted = vec![
@@ -174,7 +174,7 @@ fn text() -> impl Strategy<Value = String> {
     ]);
     (select(PLACES), value(), name(), rest).prop_map(|(place, value, name, rest)| {
         let is_number = |value: &str| value.bytes().all(|byte| b"+-_0123456789".contains(&byte));
-        // Of numbers that are out of range those of limits may be output.
+        // The errors may quote a limit's number that is out of range.
         let other = if is_number(&value) { CANARY } else { &value };
         let place = place.replace('#', other).replace('@', &value);
         format!("{}{rest}", place.replace('%', &name))
@@ -201,7 +201,7 @@ fn no_fault_of_a_configuration_quotes_it() {
             }
             Err(error) => {
                 **bad += 1;
-                // The value of a limit is no secret.
+                // A limit's value is not secret.
                 let output_of =
                     |text: String| text.replace(&format!("is {NUMBER}: it must be"), "");
                 output.text(output_of(error.to_string()));
@@ -221,7 +221,7 @@ fn no_fault_of_a_configuration_quotes_it() {
     assert!(good > 50 && bad > 1_000);
 }
 
-/// Their errors are those of the format, in which a secret can have another type.
+/// Their errors come from the format's own library, where a secret may have another type.
 #[test]
 fn other_formats_do_not_quote_secrets_either() {
     let mut output = Output::default();
@@ -244,7 +244,7 @@ fn other_formats_do_not_quote_secrets_either() {
         }
         for store in [url, variable] {
             if let Err(error) = serde_json::from_str::<StoreConfig>(&store) {
-                // The name of a field is serde's to quote.
+                // serde may quote the name of a field.
                 output.text(error.to_string().replace("unknown field `canary`", ""));
                 read += 1;
             }

@@ -1,17 +1,17 @@
-//! What an operator may rely on: a user of the store with few rights, a gate that a refusal does not open, and secrets
-//! that stay where they are.
+//! The guarantees for operators: a store user with few permissions suffices, a refusal never opens the gate, and
+//! secrets stay secret.
 //!
-//! Secrets are planted wherever one can stand, and all output of the library is searched for them: `Display`
-//! and `Debug`, log lines at trace level, metrics, responses. How much was searched is shown with `-- --nocapture`.
+//! Secrets are planted at every possible place, and all output of the library is searched for them: `Display` and
+//! `Debug`, log lines at trace level, metrics, responses. `-- --nocapture` shows how much was searched.
 //!
-//! | file | what |
+//! | file | content |
 //! | --- | --- |
-//! | `rights` | the documented rights are enough, each is needed, and without one the gate stays shut |
-//! | `urls` | no URL of a store is repeated, wherever it stands |
-//! | `servers` | real servers: whatever happens to the store, no secret is output |
-//! | `echoes`, `echo` | servers that repeat what they were sent, in any form |
-//! | `files` | configuration files with a secret in any place |
-//! | `errors` | each error that there is, each refusal, and `Debug` of each public type |
+//! | `rights` | the documented permissions suffice, each is needed, and without any one of them the gate stays shut |
+//! | `urls` | no URL of a store is repeated, wherever it occurs |
+//! | `servers` | real servers: no secret is output, whatever happens to the store |
+//! | `echoes`, `echo` | servers that repeat their input, in any form |
+//! | `files` | configuration files with a secret at any place |
+//! | `errors` | every error, every refusal, and `Debug` of every public type |
 #![cfg(feature = "redis")]
 
 #[path = "../support/mod.rs"]

@@ -8,19 +8,19 @@ use http_body_util::BodyExt;
 
 use crate::support::log::log;
 
-/// A part of all secrets here. It stands at their beginning, or they repeat it, so that a piece of one is found too.
+/// A part of all secrets here, at their beginning or repeated, so that fragments are found too.
 pub(crate) const CANARY: &str = "canary";
 
-/// Texts that anybody may come to see.
+/// Texts that anybody might see.
 #[derive(Default)]
 pub(crate) struct Output {
     texts: Vec<String>,
-    /// How much of the log was searched before.
+    /// Length of the log already searched.
     log_before: usize,
     pub(crate) searched: Searched,
 }
 
-/// How much was searched in all.
+/// Totals of the searched output.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Searched {
     pub(crate) texts: usize,
@@ -36,7 +36,7 @@ impl Output {
         self.text(format!("{what:?} {what:#?}"));
     }
 
-    /// With all that it names as its cause.
+    /// Includes all causes of the error.
     pub(crate) fn error(&mut self, error: &(dyn std::error::Error + 'static)) {
         self.debug(&error);
         let mut next = Some(error);
@@ -46,7 +46,7 @@ impl Output {
         }
     }
 
-    /// Head, extensions of ours, and body or its error.
+    /// The head, our extensions, and the body or its error.
     pub(crate) async fn response<B>(&mut self, response: Response<B>)
     where
         B: http_body::Body<Data = Bytes> + Debug,
@@ -64,7 +64,7 @@ impl Output {
         }
     }
 
-    /// Searches all that was output since the last time, and the log.
+    /// Searches the log and all output since the last call.
     #[track_caller]
     pub(crate) fn has_none_of(&mut self, secrets: &[&str]) {
         let found = self.search(secrets);
@@ -76,7 +76,7 @@ impl Output {
         self.has_none_of(&[CANARY]);
     }
 
-    /// The first text that has one of these in it, whatever its case.
+    /// The first text that contains any of these secrets, in any case.
     pub(crate) fn search(&mut self, secrets: &[&str]) -> Option<String> {
         let new = log().since(&mut self.log_before);
         self.searched.texts += self.texts.len();
@@ -91,7 +91,7 @@ impl Output {
     }
 }
 
-/// Whether the log says that the store refuses one of this namespace's limiters.
+/// Whether the log reports that the store refuses a limiter of this namespace.
 pub(crate) fn is_refused(namespace: &str) -> bool {
     let lines = log().lines_with("the store is misconfigured");
     let of_it = format!("namespace=\"{namespace}\"");

@@ -1,4 +1,4 @@
-//! The rights of the store's user.
+//! The permissions of the store's user.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use crate::{
 };
 
 const PATIENT: Duration = Duration::from_secs(20);
-/// An outage would let everybody in.
+/// An outage would admit everybody.
 const ONE: Limit = Limit::concurrent("one", 1)
     .wait_up_to(PATIENT)
     .fallback(Fallback::Allow);
 const ALL: Limit = Limit::concurrent("all", 5).fallback(Fallback::Allow);
 const RATE: Limit = Limit::rate("rate", 10_000, Duration::from_secs(1)).fallback(Fallback::Allow);
-/// Longer than a test takes: waiters learn of their slots by wake-ups alone.
+/// Longer than a test takes: waiters learn of their slots only through wake-ups.
 const RARELY: Duration = Duration::from_secs(60);
 const OFTEN: Duration = Duration::from_millis(50);
 
-/// The list of the guide, for this namespace: `ACL SETUSER` and what comes after it.
+/// The guide's list, for this namespace: `ACL SETUSER` and its arguments.
 fn documented(namespace: &str) -> Vec<String> {
     let text = include_str!("../../src/guide/redis.md");
     let (_, list) = text.split_once("\nACL SETUSER").expect("the list");
@@ -32,7 +32,7 @@ fn documented(namespace: &str) -> Vec<String> {
     list.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Makes a user of the documented rights, with changes; returns the URL.
+/// Creates a user with the documented permissions, and changes; returns the URL.
 fn user(server: &RedisServer, namespace: &str, changes: &[&str]) -> String {
     let documented = documented(namespace);
     let mut command = vec!["ACL", "SETUSER"];
@@ -42,7 +42,7 @@ fn user(server: &RedisServer, namespace: &str, changes: &[&str]) -> String {
     server.url().replace("://", "://turnstile:password@")
 }
 
-/// How a missing right was noticed.
+/// How a missing permission was noticed.
 #[derive(Debug)]
 enum Noticed {
     AtConnect(ConfigErrorKind),
@@ -70,7 +70,7 @@ async fn connect(url: &str, namespace: &str, poll: Duration) -> Result<Limiter, 
     builder.connect(url).await
 }
 
-/// Waits until it is so, or until the log says that the store refuses.
+/// Waits until the condition holds, or until the log reports that the store refuses.
 async fn until(namespace: &str, done: impl Fn() -> bool) -> Result<(), Noticed> {
     let wait = async {
         while !done() {
@@ -84,8 +84,8 @@ async fn until(namespace: &str, done: impl Fn() -> bool) -> Result<(), Noticed> 
     timeout(PATIENT, wait).await.expect("in time")
 }
 
-/// The life of a service of two replicas: all that a user of the store is needed for. An error as soon as anything
-/// but a full limit prevents that.
+/// The life of a service with two replicas, which exercises every permission of the store's user. Returns an error as
+/// soon as anything but a full limit interferes.
 async fn live(
     server: &RedisServer,
     url: &str,
@@ -97,7 +97,7 @@ async fn live(
     let held = one.semaphore(&ONE, "key").acquire().await?;
     let key = server.cli(&["KEYS", &format!("{namespace}:*")]);
 
-    // Whatever is forbidden, nobody else gets the slot.
+    // Whatever is forbidden, nobody else may get the slot.
     let semaphore = other.semaphore(&ONE, "key");
     match semaphore.try_acquire().await {
         Ok(_) => panic!("the gate is open"),
@@ -126,7 +126,7 @@ async fn live(
     };
     let before = deadline();
     until(namespace, || deadline() != before).await?;
-    // Somebody crashed.
+    // Another holder has crashed.
     server.cli(&["ZADD", &key, "1", "crashed"]);
     drop(held);
     until(namespace, || waiter.is_finished()).await?;
@@ -171,7 +171,7 @@ async fn without_publish_the_queue_moves_by_polls() {
         .expect("all goes on");
 }
 
-/// Waiters of a crashed replica are not passed over then.
+/// In this case waiters of a crashed replica are not passed over.
 #[tokio::test]
 async fn without_pubsub_all_goes_on() {
     log();
@@ -182,7 +182,7 @@ async fn without_pubsub_all_goes_on() {
         .expect("all goes on");
 }
 
-/// Without these there is less comfort, as the tests above show.
+/// Commands whose absence only reduces comfort, as the tests above show.
 const OPTIONAL: [&str; 2] = ["publish", "pubsub"];
 
 #[tokio::test]

@@ -21,7 +21,7 @@ pub(crate) fn request() -> Request<()> {
     request.body(()).expect("a request")
 }
 
-/// Two requests of one caller under a limit of one, and all that is said about it.
+/// Two requests of one caller under a limit of one, and all their output.
 pub(crate) async fn serve_two(output: &mut Output, limiter: &Limiter, limit: Limit) {
     let layer = limiter.layer(limit.clone().by_header("authorization"));
     output.debug(&layer);
@@ -107,7 +107,7 @@ async fn no_secret_is_shown_whatever_happens_to_the_store() {
     serve(&mut output).await;
     output.text(server.cli(&["KEYS", "*"]));
 
-    // The password is changed under way.
+    // The password changes while the service runs.
     password(">canary-other");
     server.cli(&["CLIENT", "KILL", "USER", "canary-user"]);
     while limiter.status().store_up {

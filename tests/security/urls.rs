@@ -1,4 +1,4 @@
-//! URLs of stores, in all forms: none is repeated, wherever it stands.
+//! URLs of stores, in all forms: none is repeated, wherever it occurs.
 
 use tower_turnstile::Limiter;
 
@@ -47,7 +47,7 @@ async fn no_url_is_repeated() {
                     Ok(limiter) => output.debug(&limiter),
                     Err(error) => output.error(&error),
                 }
-                // A name that could be a namespace is no secret.
+                // A name that could be a namespace is not secret.
                 let builder = Limiter::builder().namespace(url + "//");
                 output.debug(&builder);
                 if let Err(error) = builder.in_memory() {

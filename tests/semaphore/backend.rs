@@ -1,4 +1,4 @@
-//! Where the replicas of a test meet, and what tests wait for.
+//! The stores that a test's replicas share, and conditions that tests wait for.
 
 #[cfg(feature = "cluster")]
 use std::sync::{
@@ -22,7 +22,7 @@ use tower_turnstile::{Acquire, Limit, Limiter, LimiterBuilder, Permit, Semaphore
 use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
 
-/// Longer than anything takes that a test waits for.
+/// Longer than anything a test waits for.
 pub(crate) const PATIENT: Duration = Duration::from_secs(30);
 
 pub(crate) enum Backend {
@@ -34,7 +34,7 @@ pub(crate) enum Backend {
     Cluster(Arc<RedisCluster>, String),
 }
 
-/// The promises that every store keeps.
+/// The guarantees that every store keeps.
 macro_rules! promises {
     ($run:ident) => {
         $run! {
@@ -60,7 +60,7 @@ macro_rules! promises {
     };
 }
 
-/// Each case in memory, on a Redis server of its own, and in a namespace of its own on a cluster.
+/// Runs each case in memory, on a separate Redis server, and in a separate namespace on a cluster.
 macro_rules! conformance {
     ($($case:ident),* $(,)?) => {
         mod memory {
@@ -105,7 +105,7 @@ impl Backend {
         self.connect(Limiter::builder()).await
     }
 
-    /// One that would be late for what it only learns when it asks.
+    /// A replica that would notice too late anything it only learns by polling.
     pub(crate) async fn replica_that_rarely_asks(&self) -> Limiter {
         let patient = Limiter::builder()
             .lease(20 * PATIENT)
@@ -137,7 +137,7 @@ impl Backend {
         !matches!(self, Self::Memory(_))
     }
 
-    /// There limits are asked one after the other, and what a refusal took of the others is given back.
+    /// In a cluster, limits are asked one after another, and a refusal refunds or releases the earlier ones.
     pub(crate) fn is_a_cluster(&self) -> bool {
         #[cfg(feature = "cluster")]
         return matches!(self, Self::Cluster(..));
@@ -145,7 +145,7 @@ impl Backend {
         return false;
     }
 
-    /// All keys of the store with what is in them; in this process nothing.
+    /// All keys of the store with their contents; in memory nothing.
     pub(crate) fn contents(&self) -> Vec<String> {
         let content = |server: &RedisServer, key: &str| match server.cli(&["TYPE", key]).as_str() {
             "zset" => server.cli(&["ZRANGE", key, "0", "-1", "WITHSCORES"]),
@@ -163,7 +163,7 @@ impl Backend {
         self.each_key("*:rate", |server, key| server.cli(&["GET", key]))
     }
 
-    /// When the rates in Redis are empty: microseconds, and the rest of one.
+    /// When the rates in Redis will be empty: microseconds, and the remainder.
     pub(crate) fn rate_ends(&self) -> Vec<String> {
         let end = |state: String| state.split(' ').take(2).collect::<Vec<_>>().join(" ");
         self.rate_states().into_iter().map(end).collect()
@@ -188,7 +188,7 @@ impl Backend {
     }
 }
 
-/// Waits until it looks as it did.
+/// Waits until `look` returns the earlier value again.
 pub(crate) async fn until_same<T: PartialEq>(before: &T, look: impl Fn() -> T) {
     soon(async {
         while look() != *before {
@@ -202,7 +202,7 @@ fn lines(text: &str) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// Waits until that many wait in the store, so that the order of arrival is known.
+/// Waits until this many requests wait in the store, so that the order of arrival is known.
 pub(crate) async fn until_waiting(semaphore: &Semaphore, waiting: u32) {
     until(semaphore, |_, now| now == waiting).await;
 }
@@ -224,26 +224,26 @@ pub(crate) async fn until(semaphore: &Semaphore, done: impl Fn(u32, u32) -> bool
     .await;
 }
 
-/// Slots in use, and waiters.
+/// Slots in use and number of waiters.
 pub(crate) async fn usage(semaphore: &Semaphore) -> (u32, u32) {
     let usage = semaphore.usage().await.expect("the store is up");
     (usage.in_use, usage.waiting)
 }
 
-/// Fails rather than hangs.
+/// Fails instead of hanging.
 pub(crate) async fn soon<F: Future>(future: F) -> F::Output {
     tokio::time::timeout(PATIENT, future)
         .await
         .expect("it comes about in time")
 }
 
-/// Polls a request once, so that it is under way.
+/// Polls a request once, so that it is in flight.
 pub(crate) fn start<F: Future<Output: Debug> + Unpin>(request: &mut F) {
     let polled = pin!(request).poll(&mut Context::from_waker(Waker::noop()));
     assert!(matches!(polled, Poll::Pending), "{polled:?}");
 }
 
-/// Polls a request until something has come about without an answer to it.
+/// Polls a request until `done` completes, while the request must stay pending.
 pub(crate) async fn meanwhile(request: &mut Acquire, done: impl Future<Output = ()>) {
     tokio::select! {
         biased;
@@ -252,12 +252,12 @@ pub(crate) async fn meanwhile(request: &mut Acquire, done: impl Future<Output = 
     }
 }
 
-/// A request that queues at this position.
+/// A request that queues at this place.
 pub(crate) async fn queue(semaphore: &Semaphore, place: u32) -> JoinHandle<Permit> {
     queue_under(semaphore, semaphore, place).await
 }
 
-/// A request that queues at this position of `scope`, which is one of its limits.
+/// A request that queues at this place of `scope`, a limit of the request.
 pub(crate) async fn queue_under(
     semaphore: &Semaphore,
     scope: &Semaphore,

@@ -1,4 +1,5 @@
-//! Ten minutes of a budget of tokens that three replicas share, under overload, kept in three ways. The table of the guide's page is printed:
+//! Ten minutes of a token budget shared by three replicas, under overload, enforced in three ways. Prints the table of
+//! the guide's page:
 //!
 //! ```text
 //! cargo test --all-features --test semaphore budgets -- --nocapture
@@ -25,31 +26,31 @@ const MINUTE: Duration = Duration::from_secs(60);
 const LENGTH: Duration = Duration::from_secs(600);
 const PER_MINUTE: u32 = 100_000;
 const BURST: u32 = 20_000;
-/// The most that a stream may cost.
+/// Maximum cost of a stream.
 const MAX_TOKENS: u32 = 4_096;
 
 const TOKENS: Limit = Limit::rate("tokens", PER_MINUTE, MINUTE).burst(BURST);
 const STREAMS: Limit = Limit::concurrent("streams", 60);
 
-/// Mean time between requests: they ask for three to four times the budget.
+/// Mean time between requests, whose demand is three to four times the budget.
 const ARRIVAL: Duration = Duration::from_millis(250);
-/// How often a stream sends what it has produced.
+/// How often a stream sends the tokens produced since.
 const TICK: Duration = Duration::from_millis(250);
 const ROUND_TRIP: Duration = Duration::from_millis(2);
-/// When the store knows at the latest what was spent.
+/// How late the store may learn of spending.
 const TOLD_AFTER: Duration = Duration::from_millis(1_050);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// Charge the prompt, spend the answer.
     Spend,
-    /// Let in whoever finds something left, and charge all at the end.
+    /// Admit every request while anything is left, and charge everything at the end.
     CountAfterwards,
-    /// Charge the most that it can cost, and give back the rest at the end.
+    /// Charge the maximum cost, and refund the rest at the end.
     Reserve,
 }
 
-/// What a client asks for. Nobody knows its length before its end.
+/// A client's request. Its length is unknown until its end.
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     prompt: u32,
@@ -58,7 +59,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Of 1 to 60 seconds, with 20 to 60 tokens in each.
+    /// A stream of 1 to 60 seconds, with 20 to 60 tokens per second.
     fn random(rng: &mut Rng) -> Self {
         let per_second = TICK.as_millis() as u32;
         let stream = Self {
@@ -75,12 +76,12 @@ impl Stream {
     }
 }
 
-/// What came of ten minutes.
+/// The result of ten minutes.
 #[derive(Debug, Default)]
 struct Run {
     asked: usize,
     admitted: usize,
-    /// By all streams, in the order of time.
+    /// Over all streams, in order of time.
     used: Vec<Use>,
 }
 
@@ -136,14 +137,14 @@ async fn run(way: Way) -> Run {
         at += ARRIVAL.mul_f64(2.0 * rng.f64());
         sleep_until(at).await;
     }
-    // Those that are in progress end.
+    // Wait for the streams in progress.
     while let Some(response) = streams.join_next().await {
         drop(response.expect("no panic"));
     }
     std::mem::take(&mut run.lock().expect("no panic"))
 }
 
-/// The handler of a stream. Says what it uses: the prompt, or a part of the answer.
+/// The handler of a stream. Reports its use: the prompt, or a part of the answer.
 async fn serve(way: Way, stream: Stream, slot: &Slot, uses: impl Fn(bool, u32)) {
     uses(true, stream.prompt);
     for _ in 0..stream.ticks {
@@ -156,7 +157,7 @@ async fn serve(way: Way, stream: Stream, slot: &Slot, uses: impl Fn(bool, u32)) 
     slot.settle(&TOKENS, stream.cost());
 }
 
-/// Tokens of a stream, and when.
+/// Tokens of a stream, and the time of their use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Use {
     at: Duration,
@@ -165,13 +166,13 @@ struct Use {
 }
 
 impl Run {
-    /// Tokens in the ten minutes.
+    /// Tokens used in the ten minutes.
     fn tokens(&self) -> u32 {
         let used = self.used.iter().filter(|used| used.at <= LENGTH);
         used.map(|used| used.tokens).sum()
     }
 
-    /// The most in any minute.
+    /// Maximum use in any minute.
     fn worst_minute(&self) -> u32 {
         let (mut first, mut sum, mut worst) = (0, 0, 0);
         for used in &self.used {
@@ -185,13 +186,13 @@ impl Run {
         worst
     }
 
-    /// The most by which any time `t` had more than `rate * t + burst`; and the most by which that was more than the streams
-    /// in progress have produced since somebody was last let in, and shortly before.
+    /// The maximum excess of any time `t` over `rate * t + burst`; and the maximum excess that is not explained by
+    /// streams in progress, which produced it since shortly before the last admission.
     fn excess(&self) -> (f64, f64) {
         let per_second = f64::from(PER_MINUTE) / MINUTE.as_secs_f64();
         let (mut most, mut most_unexplained) = (f64::MIN, f64::MIN);
         let (mut level, mut last) = (0.0_f64, Duration::ZERO);
-        // Parts of answers, of which the rate need not know yet when somebody is let in.
+        // Parts of answers that the rate need not know yet at an admission.
         let (mut produced, mut first) = (0.0, 0);
         for (number, used) in self.used.iter().enumerate() {
             if used.is_prompt {
@@ -203,7 +204,7 @@ impl Run {
             } else {
                 produced += f64::from(used.tokens);
             }
-            // The most over all times that end here.
+            // Maximum over all times that end here.
             let drained = (used.at - last).as_secs_f64() * per_second;
             level = (level - drained).max(0.0) + f64::from(used.tokens);
             last = used.at;
@@ -227,7 +228,7 @@ impl Run {
     }
 }
 
-/// Charging what is sure and spending the rest uses the budget, and exceeds it by no more than the streams in progress.
+/// Charging the certain cost and spending the rest uses the budget, and exceeds it at most by the streams in progress.
 #[tokio::test(start_paused = true)]
 async fn ten_minutes_of_a_budget() {
     let spend = run(Way::Spend).await;

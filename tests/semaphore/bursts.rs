@@ -1,4 +1,4 @@
-//! Values of a key with a burst of their own, and its use when they change.
+//! Values of a key with their own burst, and the key's use when they change.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn tokens(limiter: &Limiter, value: LimitValue) -> Semaphore {
     limiter.semaphore(&DAILY, "a").value(value)
 }
 
-/// What the key has left after a request more, to within what has drained meanwhile.
+/// The remaining budget after one more request, apart from units drained meanwhile.
 async fn left(tokens: &Semaphore) -> u32 {
     let permit = tokens.try_acquire().await.expect("there is room");
     permit.remaining("daily").expect("it was charged")
@@ -36,12 +36,12 @@ async fn a_key_has_the_burst_of_its_value(backend: Backend) {
         (error.kind(), error.max()),
         (AcquireErrorKind::TooSoon, 100)
     );
-    // One in 864 seconds.
+    // One per 864 seconds.
     let rest = error.retry_after().expect("exact").as_secs();
     assert!((800..=864).contains(&rest), "{rest}");
 }
 
-/// 95,000 of 100,000 used are 95,000 of whatever the burst is then.
+/// A use of 95,000 out of 100,000 stays 95,000, whatever the new burst.
 async fn use_of_a_key_stays_when_its_value_and_burst_change(backend: Backend) {
     let limiter = backend.replica().await;
     let used = limiter
@@ -64,7 +64,7 @@ async fn use_of_a_key_stays_when_its_value_and_burst_change(backend: Backend) {
             "{value:?}: {left}"
         );
     }
-    // 35,000 have to drain, of 40,000 a day.
+    // 35,000 must drain, at 40,000 per day.
     let error = tokens(&limiter, value(40_000).burst(60_000))
         .try_acquire()
         .await;
@@ -76,7 +76,7 @@ async fn use_of_a_key_stays_when_its_value_and_burst_change(backend: Backend) {
     assert!((74_000..=75_630).contains(&rest), "{rest}");
 }
 
-/// As in a rollout: each says another burst at each turn.
+/// As during a rollout: each replica declares a different burst, in turn.
 async fn use_of_a_key_stays_while_replicas_disagree_on_its_burst(backend: Backend) {
     let [one, other] = [backend.replica().await, backend.replica().await];
     let used = one.semaphore(&DAILY, "a").acquire().await.expect("whole");

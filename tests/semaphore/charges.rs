@@ -1,4 +1,4 @@
-//! Charges at a rate while a permit is held: more at the door, spending, and the truth in the end.
+//! Charges at a rate while a permit is held: at admission and later, spending, and the settlement at the end.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     support::redis_server::RedisServer,
 };
 
-/// 50 at once, and one more in a quarter of an hour: nothing drains in a test.
+/// 50 at once, then one per quarter of an hour: nothing drains during a test.
 const TOKENS: Limit = Limit::rate("tokens", 100, Duration::from_secs(86_400)).burst(50);
 const SPACING: Duration = Duration::from_secs(864);
 
@@ -38,7 +38,7 @@ conformance! {
     a_refused_charge_is_in_the_fields,
 }
 
-/// What the rate would admit at once; if it is in debt, how much it owes, as a negative number. Changes nothing.
+/// How much the rate would admit at once; in debt, the debt as a negative number. Changes nothing.
 async fn standing(semaphore: &Semaphore) -> i64 {
     match semaphore.try_acquire().await {
         Ok(permit) => {
@@ -54,7 +54,7 @@ async fn standing(semaphore: &Semaphore) -> i64 {
     }
 }
 
-/// Waits until the rate stands like this.
+/// Waits until the rate has this standing.
 async fn until_standing(semaphore: &Semaphore, expected: i64) {
     let until = Instant::now() + PATIENT;
     let mut seen = standing(semaphore).await;
@@ -65,7 +65,7 @@ async fn until_standing(semaphore: &Semaphore, expected: i64) {
     }
 }
 
-/// Waits until what this does has come to the store.
+/// Waits until the effect of `act` has reached the store.
 async fn until_reported(backend: &Backend, act: impl FnOnce()) {
     let before = backend.rate_states();
     act();
@@ -94,7 +94,7 @@ async fn a_charge_is_decided_like_a_newcomer(backend: Backend) {
         (AcquireErrorKind::InvalidCost, 51)
     );
     assert!(error.retry_after().is_none());
-    // Refusals cost nothing, and a permit that is dropped gives nothing back.
+    // Refusals cost nothing, and dropping a permit refunds nothing.
     drop(permit);
     assert_eq!(standing(&tokens).await, 9);
     assert_eq!(standing(&limiter.semaphore(&TOKENS, "b")).await, 50);
@@ -131,7 +131,7 @@ async fn a_charge_that_is_given_up_is_refunded(backend: Backend) {
     until_remaining(&limiter.semaphore(&patient, "a"), 4).await;
 }
 
-/// As [`until_standing`], for a rate that is not in debt, where requests wait.
+/// Like [`until_standing`], for a rate without debt, where requests wait.
 async fn until_remaining(semaphore: &Semaphore, expected: u32) {
     soon(async {
         loop {
@@ -183,7 +183,7 @@ async fn a_settlement_makes_up_the_difference(backend: Backend) {
     permit.charge(&TOKENS, 10).await.expect("within the burst");
     permit.spend(&TOKENS, 5);
     permit.settle(&TOKENS, 30);
-    // While it is held.
+    // While the permit is held.
     until_standing(&tokens, 20).await;
     drop(permit);
     assert_eq!(standing(&tokens).await, 20);
@@ -197,7 +197,7 @@ async fn a_settlement_returns_what_was_too_much(backend: Backend) {
     permit.spend(&TOKENS, 10);
     until_standing(&tokens, 14).await;
     permit.spend(&TOKENS, 10);
-    // More than what was spent last: of the charge, too.
+    // More than the latest spending: the refund also includes a part of the charge.
     permit.settle(&TOKENS, 12);
     drop(permit);
     until_standing(&tokens, 38).await;
@@ -217,7 +217,7 @@ async fn a_prompt_is_returned_after_many_tokens(backend: Backend) {
     until_standing(&tokens, 45).await;
 }
 
-/// Nothing drains meanwhile.
+/// Nothing drains in the meantime.
 async fn a_settlement_returns_all_of_it_though_others_were_charged_since(backend: Backend) {
     let limiter = backend.replica().await;
     let daily = Limit::rate("daily", 25_000, Duration::from_secs(86_400));
@@ -229,11 +229,11 @@ async fn a_settlement_returns_all_of_it_though_others_were_charged_since(backend
     assert_eq!(other.remaining(&daily), Some(4_998));
     permit.settle(&daily, 1);
     drop(permit);
-    // The test itself may take some tokens' time.
+    // During the test itself some tokens may drain.
     until_left(&tokens, 24_997..=25_000).await;
 }
 
-/// 100 requests that each have started at the rate, and wait for a slot.
+/// 100 requests that have started at the rate and wait for a slot.
 async fn waiters_that_leave_in_any_order_are_all_refunded(backend: Backend) {
     let limiter = backend.replica().await;
     let starts = Limit::rate("starts", 1_000, Duration::from_secs(86_400));
@@ -258,7 +258,7 @@ async fn waiters_that_leave_in_any_order_are_all_refunded(backend: Backend) {
     until_left(&starts, 998..=999).await;
 }
 
-/// Waits until a rate would admit this much at once. Changes nothing.
+/// Waits until a rate would admit this many units at once. Changes nothing.
 async fn until_left(semaphore: &Semaphore, expected: std::ops::RangeInclusive<i64>) {
     let until = Instant::now() + PATIENT;
     loop {
@@ -271,7 +271,7 @@ async fn until_left(semaphore: &Semaphore, expected: std::ops::RangeInclusive<i6
     }
 }
 
-/// Of a permit without a slot.
+/// For a permit without a slot.
 async fn a_shutdown_waits_for_a_settlement(backend: Backend) {
     let limiter = backend.replica().await;
     let tokens = limiter.semaphore(&TOKENS, "a");
@@ -323,18 +323,19 @@ async fn without_a_settlement_what_was_spent_stands(backend: Backend) {
     until_standing(&tokens, 42).await;
 }
 
-/// The debt is reported in parts of what drains in a day.
+/// The debt is reported in parts that drain in a day each.
 async fn more_than_the_burst_is_charged_in_full(backend: Backend) {
     let limiter = backend.replica().await;
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
     permit.spend(&TOKENS, 149);
     until_reported(&backend, || drop(permit)).await;
-    // That is all that the rate can owe.
+    // The maximum debt of the rate.
     until_standing(&tokens, 50 - 150).await;
 }
 
-/// A typo, a limit that is no rate, a rate of others. The charge would else be no charge, and the limit no limit.
+/// A typo, a limit other than a rate, and a rate of another permit. Otherwise the charge would be lost, and the limit
+/// ineffective.
 async fn a_rate_that_is_not_of_the_permit_is_an_error(backend: Backend) {
     let limiter = backend.replica().await;
     let slots = Limit::concurrent("slots", 5);
@@ -352,7 +353,7 @@ async fn a_rate_that_is_not_of_the_permit_is_an_error(backend: Backend) {
         permit.settle(name, 100);
         assert_eq!(permit.remaining(name), None);
     }
-    // By a permit of one slot, too.
+    // Also with a permit of a single slot.
     let plain = limiter.semaphore(&slots, "a").acquire().await;
     let error = plain.expect("a slot").charge(&TOKENS, 1).await;
     let error = error.expect_err("not its rate");
@@ -361,7 +362,7 @@ async fn a_rate_that_is_not_of_the_permit_is_an_error(backend: Backend) {
     assert_eq!(standing(&limiter.semaphore(&TOKENS, "a")).await, 49);
 }
 
-/// The handler charges the prompt and spends; a task that outlives the response settles by its hold.
+/// The handler charges the prompt and spends; a task that outlives the response settles through its hold.
 async fn a_request_settles_by_its_slot(backend: Backend) {
     let limiter = backend.replica().await;
     let kept: Arc<Mutex<Option<(Slot, Hold)>>> = Arc::default();
@@ -381,7 +382,7 @@ async fn a_request_settles_by_its_slot(backend: Backend) {
     let policy = [Scope::from(TOKENS).cost_by(|_| 0), slots.into()];
     let service = limiter.layer(policy).rate_limit_fields().layer(serve);
     let response = service.oneshot(Request::new(())).await.expect("in time");
-    // The fields know what the handler has charged.
+    // The fields include the handler's charges.
     let field = response.headers()["ratelimit"].to_str().expect("text");
     assert!(field.contains("\"tokens\";r=25"), "{field}");
     drop(response);
@@ -392,7 +393,7 @@ async fn a_request_settles_by_its_slot(backend: Backend) {
     drop(hold);
     let tokens = limiter.semaphore(&TOKENS, Key::SHARED);
     until_standing(&tokens, 28).await;
-    // It is released: nothing happens any more.
+    // The slot is released, so these calls have no effect.
     slot.spend(&TOKENS, 10);
     slot.settle(&TOKENS, 10);
     slot.charge(&TOKENS, 10).await.expect("nothing happens");
@@ -402,7 +403,7 @@ async fn a_request_settles_by_its_slot(backend: Backend) {
     );
 }
 
-/// A request that costs nothing at the door, whose handler charges 20, and answers with a refusal of its own.
+/// A request that costs nothing at admission, whose handler charges 20 and responds with its own refusal.
 async fn a_refused_charge_is_in_the_fields(backend: Backend) {
     let limiter = backend.replica().await;
     let serve = service_fn(async |request: Request<()>| {
@@ -428,7 +429,7 @@ async fn a_refused_charge_is_in_the_fields(backend: Backend) {
         let response = service.oneshot(Request::new(())).await.expect("in time");
         let field = |name| response.headers()[name].to_str().expect("text");
         let seconds: u64 = field("x-seconds").parse().expect("a number");
-        // Rounded up, and a moment later.
+        // Rounded up, and possibly a moment later.
         let expected = [seconds, seconds + 1].map(|t| format!("\"tokens\";r=0;t={t}"));
         let (limit, policy) = (field("ratelimit"), field("ratelimit-policy"));
         let has_it = expected.iter().any(|item| limit.contains(item));
@@ -458,7 +459,7 @@ async fn a_cost_above_the_burst_is_refused_at_the_door() {
     assert_eq!(standing(&limiter.semaphore(&TOKENS, Key::SHARED)).await, 0);
 }
 
-/// While the store is down its fallback is charged, and what the store has charged before is not given back.
+/// During an outage the fallback is charged, and earlier charges of the store are not refunded.
 #[tokio::test]
 async fn an_outage_is_charged_to_the_fallback() {
     let mut server = RedisServer::start();
@@ -468,7 +469,7 @@ async fn an_outage_is_charged_to_the_fallback() {
     let permit = tokens.acquire().await.expect("within the burst");
     permit.charge(&TOKENS, 20).await.expect("within the burst");
     server.stop();
-    // From now on this process counts by itself, with a burst of its own.
+    // From now on this process counts alone, with a separate burst.
     permit.charge(&TOKENS, 6).await.expect("within the burst");
     assert!(!limiter.status().store_up);
     assert_eq!(permit.remaining(&TOKENS), Some(44));

@@ -1,4 +1,4 @@
-//! Limits that change while they are in use: their values, and whether they are enforced.
+//! Limits that change while in use: their values and their modes.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::backend::{
 
 const LIVE: Limit = Limit::concurrent("live", 1).wait_up_to(PATIENT);
 const ALL: Limit = Limit::concurrent("all", 9);
-/// One at once, then one in ten seconds.
+/// One at once, then one per ten seconds.
 const SLOW: Limit = Limit::rate("slow", 6, Duration::from_secs(60)).burst(1);
 
 conformance! {
@@ -70,13 +70,13 @@ async fn a_raised_limit_admits_waiters_at_once(backend: Backend) {
         ),
         Ok((3, 2, 3))
     );
-    // All the others go at once too.
+    // All the others are admitted at once, too.
     update(&limiter, &with(1_000));
     for waiter in last {
         permits.push(soon(waiter).await.expect("no panic"));
     }
     assert_eq!(usage(&live).await, (5, 0));
-    // The wait is not part of it.
+    // The semaphore still has its original limit.
     assert_eq!(live.limit().max(), 1);
 }
 
@@ -102,7 +102,7 @@ async fn a_raised_limit_admits_those_of_replicas_that_are_told_later(backend: Ba
     drop(permits);
 }
 
-/// More than one call of the store's script admits.
+/// More requests than one call of the store's script admits.
 async fn a_raised_limit_admits_thousands_at_once(backend: Backend) {
     const WAITERS: u32 = 2_500;
     let limiter = backend.replica_that_rarely_asks().await;
@@ -165,7 +165,7 @@ async fn a_rate_may_become_faster(backend: Backend) {
     assert!(error.retry_after() > Some(Duration::from_secs(5)));
     let quick = Limit::rate("slow", 1_000, Duration::from_secs(1)).burst(1_000);
     update(&limiter, &quick);
-    // What was charged before is one of 1,000 now, whose time is over in a millisecond.
+    // The earlier charge is now one of 1,000, which drains within a millisecond.
     let quick = limiter.semaphore(quick, "a");
     let permit = quick.try_acquire().await.expect("999 are left");
     let left = permit.remaining(quick.limit());
@@ -179,7 +179,7 @@ async fn a_rate_may_become_faster(backend: Backend) {
     );
 }
 
-/// 95,000 of 100,000 used are 95,000 of 1,000,000, and of 40,000.
+/// A use of 95,000 out of 100,000 stays 95,000, with 1,000,000 and with 40,000.
 async fn use_of_a_rate_stays_when_it_changes(backend: Backend) {
     let daily = |count| {
         let daily = Limit::rate("daily", count, Duration::from_secs(86_400));
@@ -210,7 +210,7 @@ async fn a_shadow_admits_and_takes_no_slot_that_is_not_free(backend: Backend) {
     }
     drop(others);
     assert_eq!(usage(&live).await, (1, 0));
-    // Who has a slot keeps it when the limit is enforced.
+    // Holders keep their slots when the limit is enforced.
     update(&limiter, &with(1));
     let enforced = limiter.semaphore(&LIVE, "a");
     let error = enforced.try_acquire().await.expect_err("taken");
@@ -244,7 +244,7 @@ async fn a_shadow_of_one_limit_leaves_the_others_enforced(backend: Backend) {
     drop((taken, permit));
     until_free(&live_alone).await;
     until_free(&one_alone).await;
-    // A slot that is free is taken, and given back if another limit refuses.
+    // A free slot is taken, and released if another limit refuses.
     let _taken = one_alone.acquire().await.expect("free");
     jobs.acquire().await.expect_err("taken");
     until_free(&live_alone).await;
@@ -264,7 +264,7 @@ async fn a_shadow_rate_charges_only_what_it_would_allow(backend: Backend) {
         .await
         .expect_err("used up");
     assert_eq!(error.kind(), AcquireErrorKind::TooSoon);
-    // One was charged, not five.
+    // Only one was charged, not five.
     let rest = error.retry_after().expect("exact");
     assert!(rest <= Duration::from_secs(10), "{rest:?}");
 }
@@ -317,7 +317,7 @@ async fn waiters_go_on_when_their_limit_is_switched_off(backend: Backend) {
     let_waiters_go(backend, Mode::Off).await;
 }
 
-/// One waits for the slot of a limit that is switched off, and then for the next one.
+/// A request waits for the slot of a limit that is turned off, and then for the next one.
 async fn waiters_of_several_limits_wait_for_those_that_are_left(backend: Backend) {
     let limiter = backend.replica().await;
     let wide = Limit::concurrent("wide", 1).wait_up_to(PATIENT);
@@ -342,7 +342,7 @@ async fn waiters_of_several_limits_wait_for_those_that_are_left(backend: Backend
     until_free(&limiter.semaphore(&ALL, Key::SHARED)).await;
 }
 
-/// A request that waits for its time at a rate.
+/// Polls a request until it waits for its start at a rate.
 async fn until_asleep(limiter: &Limiter, mut request: Acquire) -> Acquire {
     let waits = async {
         while limiter.status().waiting == 0 {
@@ -353,7 +353,7 @@ async fn until_asleep(limiter: &Limiter, mut request: Acquire) -> Acquire {
     request
 }
 
-/// Tries until the rate refuses a request for so long.
+/// Retries until the rate's refusal has a retry time that satisfies `until`.
 async fn until_refused(semaphore: &Semaphore, until: impl Fn(Option<Duration>) -> bool) {
     soon(async {
         let used_up = async || semaphore.try_acquire().await.expect_err("used up");
@@ -381,7 +381,7 @@ async fn a_permit_that_a_shadow_lets_go_is_charged_what_it_spends(backend: Backe
 async fn waiters_for_their_time_go_on_when_the_rate_is_not_enforced(backend: Backend) {
     let limiter = backend.replica().await;
     let slow = limiter.semaphore(SLOW.wait_up_to(PATIENT), "a");
-    // One that is enforced all the time, and lets one go on in half a second.
+    // This rate is always enforced, and admits one request per half second.
     let other = Limit::rate("other", 2, Duration::from_secs(1))
         .burst(1)
         .wait_up_to(PATIENT);
@@ -398,7 +398,7 @@ async fn waiters_for_their_time_go_on_when_the_rate_is_not_enforced(backend: Bac
         let earliest = number * Duration::from_millis(500);
         assert!(began.elapsed() >= earliest, "the other one is enforced");
     }
-    // Nobody of them was charged in the end.
+    // In the end none of them was charged.
     let of_the_first = Some(Duration::from_secs(10));
     until_refused(&slow, |rest| rest <= of_the_first).await;
     let passed = began.elapsed();
@@ -432,7 +432,7 @@ async fn what_cannot_change_is_refused_and_nothing_is_changed(backend: Backend) 
     drop(slow.acquire().await.expect("in time"));
     let error = slow.acquire().await.expect_err("used up");
     assert!(error.retry_after() > Some(5 * second));
-    // One that is not known yet becomes known.
+    // An unknown limit becomes known.
     update(&limiter, &Limit::concurrent("new", 2));
     let conflict = limiter.try_semaphore(Limit::concurrent("new", 3), "a");
     assert_eq!(

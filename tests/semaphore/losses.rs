@@ -1,4 +1,4 @@
-//! How losses are noticed: by a look at the clock, without the limiter's driver; and that wakers are called without locks.
+//! How losses are noticed: by reading the clock, without the limiter's driver; and wakers are called without locks.
 
 use std::{
     convert::Infallible,
@@ -28,7 +28,7 @@ use tower_turnstile::{Limit, Limiter, LimiterBuilder, Permit, Slot, layer::LostE
 use crate::support::redis_server::RedisServer;
 
 const LEASE: Duration = Duration::from_secs(1);
-/// Work that takes longer than a lease which is not renewed.
+/// Work that takes longer than a lease without renewal.
 const WORK: Duration = Duration::from_millis(1_500);
 const JOBS: u32 = 64;
 
@@ -39,8 +39,8 @@ fn settings() -> LimiterBuilder {
     Limiter::builder().lease(LEASE).store_timeout(store_timeout)
 }
 
-/// Whether a loss was noticed before the work was done. `begun` is called when both were polled: a process that is stopped
-/// between the two polls finds its work done before it looks at the permit again.
+/// Whether a loss was noticed before the work was done. `begun` is called once both were polled: a process stopped
+/// between the two polls would find its work done before it polls the permit again.
 async fn is_lost_first(lost: impl Future<Output = LostErrorKind>, begun: impl FnOnce()) -> bool {
     let mut work = pin!(sleep(WORK));
     let mut begun = Some(begun);
@@ -58,7 +58,7 @@ async fn is_lost_first(lost: impl Future<Output = LostErrorKind>, begun: impl Fn
     }
 }
 
-/// The only thread of the driver's runtime is blocked, so a loss is not reported.
+/// The driver's runtime is blocked on its only thread, so a loss is not reported.
 #[tokio::test]
 async fn a_poll_sees_the_loss_while_the_driver_stands_still() {
     let server = RedisServer::start();
@@ -93,7 +93,7 @@ async fn a_poll_sees_the_loss_while_the_driver_stands_still() {
     assert_eq!((permit, slot, hold), (true, true, true));
 }
 
-/// A process that was stopped for longer than its lease does no work without it.
+/// A process stopped for longer than its lease does no work without it.
 #[tokio::test]
 async fn a_stopped_process_notices_its_losses_before_its_work_is_done() {
     let server = RedisServer::start();
@@ -105,7 +105,7 @@ async fn a_stopped_process_notices_its_losses_before_its_work_is_done() {
     assert_eq!(process.next_line(), format!("{JOBS} of {JOBS} lost"));
 }
 
-/// Calls the limiter whenever it is woken.
+/// Calls the limiter whenever woken.
 struct Caller(Limiter, mpsc::Sender<usize>);
 
 impl Wake for Caller {
@@ -114,8 +114,9 @@ impl Wake for Caller {
     }
 }
 
-/// A waker is foreign code, such as that of a task which is polled wherever it is woken: no lock of ours is held then.
-/// `end` makes it look again, on a thread of its own. The permit is not dropped, which would have to wait as well.
+/// A waker is foreign code, for example of a task that is polled right where it is woken: no lock of ours may be held
+/// then. `end` causes another poll, on a separate thread. The permit is not dropped, because its drop would have to
+/// wait as well.
 fn wakes(limiter: &Limiter, permit: Permit, end: impl FnOnce() + Send + 'static) -> usize {
     let permit = ManuallyDrop::new(permit);
     let (tell, called) = mpsc::channel();
@@ -141,7 +142,7 @@ fn a_waker_of_a_loss_may_call_the_limiter() {
     assert_eq!(wakes(&limiter, permit, shut_down), 0);
 }
 
-/// Whoever watches a permit starts the driver anew.
+/// Any watcher of a permit restarts the driver.
 #[test]
 fn a_waker_at_the_end_of_a_runtime_may_call_the_limiter() {
     let server = RedisServer::start();
@@ -184,14 +185,14 @@ fn process() {
     });
 }
 
-/// The process above. Dropping it kills it.
+/// The process above. Killed when dropped.
 struct Stopped {
     process: Child,
     lines: mpsc::Receiver<String>,
 }
 
 impl Stopped {
-    /// What its own lines begin with, among those of the test harness.
+    /// The prefix of its own lines, to distinguish them from the test harness's lines.
     const MARK: &str = "process: ";
 
     fn start(server: &RedisServer) -> Self {
@@ -227,7 +228,7 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        // It fails only if the process has ended by itself.
+        // Fails only if the process has already ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

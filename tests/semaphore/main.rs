@@ -1,4 +1,4 @@
-//! The semaphore, by its public face: one conformance suite over memory and real Redis, then what only one of them has.
+//! The semaphore's public API: one conformance suite over memory and real Redis, then the specifics of each.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -107,7 +107,7 @@ async fn a_newcomer_never_overtakes(backend: Backend) {
     let holder = one.acquire().await.expect("free");
     let waiter = queue(&one, 1).await;
     drop(holder);
-    // Whether it comes before or after the slot is passed on, the slot is the waiter's.
+    // Whether the newcomer arrives before or after the handover, the slot belongs to the waiter.
     let newcomer = other.try_acquire().await.expect_err("the slot is promised");
     assert_eq!(newcomer.kind(), AcquireErrorKind::Full);
     drop(waiter.await.expect("no panic"));
@@ -332,7 +332,7 @@ async fn hostile_keys_work(backend: Backend) {
     );
 }
 
-/// A limiter may outlive a runtime: the next one takes over.
+/// A limiter may outlive a runtime: the next runtime takes over.
 #[test]
 fn a_static_limiter_serves_one_runtime_after_another() {
     let server = RedisServer::start();
@@ -345,7 +345,7 @@ fn a_static_limiter_serves_one_runtime_after_another() {
     let semaphore = limiter.semaphore(&limit, "key");
     let kept = first.block_on(semaphore.acquire()).expect("free");
     drop(first);
-    // Dropped between two runtimes: released by the next one.
+    // Dropped between two runtimes: released by the second one.
     drop(kept);
     let second = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -357,7 +357,7 @@ fn a_static_limiter_serves_one_runtime_after_another() {
     second.shutdown_background();
 }
 
-/// Two runtimes at once, each with waiters: when the one that runs the limiter's task ends, the other takes over.
+/// Two runtimes at once, each with waiters: when the runtime of the limiter's task ends, the other takes over.
 #[test]
 fn waiters_of_another_runtime_survive_the_one_with_the_task() {
     let server = RedisServer::start();
@@ -385,7 +385,7 @@ fn waiters_of_another_runtime_survive_the_one_with_the_task() {
     );
 }
 
-/// A question that was not sent yet is over with the runtime that was to send it.
+/// An unsent question ends with the runtime that was to send it.
 #[test]
 fn a_question_does_not_outlive_the_runtime_with_the_task() {
     let server = RedisServer::start();
@@ -435,7 +435,7 @@ fn a_runtime_that_ends_at_once_leaves_the_limiter_usable() {
     second.block_on(until_free(&semaphore));
 }
 
-/// A runtime that was shut down cannot run the limiter's task: that is an error, at once.
+/// A runtime that was shut down cannot run the limiter's task, which is an immediate error.
 #[test]
 fn a_runtime_that_is_gone_is_an_error() {
     let server = RedisServer::start();
@@ -460,7 +460,7 @@ fn a_runtime_that_is_gone_is_an_error() {
     });
 }
 
-/// The runtime with the limiter's task has ended: a shutdown on another one reaches the store all the same.
+/// The runtime of the limiter's task has ended, but a shutdown on another one still reaches the store.
 #[test]
 fn a_shutdown_on_another_runtime_gives_everything_back() {
     let server = RedisServer::start();
@@ -475,7 +475,7 @@ fn a_shutdown_on_another_runtime_gives_everything_back() {
     assert_eq!(server.cli(&["DBSIZE"]), "0");
 }
 
-/// A permit reports its loss although the runtime that looked after it has ended.
+/// A permit reports its loss although the runtime that renewed it has ended.
 #[test]
 fn a_loss_is_told_on_another_runtime() {
     let mut server = RedisServer::start();
@@ -495,7 +495,7 @@ fn a_loss_is_told_on_another_runtime() {
     assert!(permit.is_lost());
 }
 
-/// A limiter that starts without its store notices by itself when it is there.
+/// A limiter that starts without its store notices when the store is up.
 #[tokio::test]
 async fn a_limiter_that_starts_first_finds_its_store() {
     let mut server = RedisServer::start();
@@ -532,7 +532,7 @@ async fn a_required_store_has_to_be_there() {
     );
 }
 
-/// Its address may be wrong, and the first warning long forgotten.
+/// The store's address may be wrong, and the first warning long forgotten.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_was_never_reached_is_in_the_log_each_minute() {
     let log = support::log::log();

@@ -1,4 +1,4 @@
-//! Rates: what they give, what waits for its time, and what is not charged after all.
+//! Rates: admissions, waits for a start, and charges that are refunded.
 
 use std::{
     convert::Infallible,
@@ -24,10 +24,10 @@ use crate::{
     support::redis_server::RedisServer,
 };
 
-/// Three at once, then one in ten seconds: longer than any test takes.
+/// Three at once, then one per ten seconds: longer than any test takes.
 const SLOW: Limit = Limit::rate("slow", 6, Duration::from_secs(60)).burst(3);
 const SPACING: Duration = Duration::from_secs(10);
-/// One in 100 ms.
+/// One per 100 ms.
 const QUICK: Limit = Limit::rate("quick", 10, Duration::from_secs(1)).burst(1);
 const ALL: Limit = Limit::concurrent("all", 1);
 
@@ -46,7 +46,7 @@ conformance! {
     two_replicas_share_a_rate,
 }
 
-/// Takes what the rate gives at once.
+/// Takes everything that the rate admits at once.
 async fn take_all(semaphore: &Semaphore) -> u32 {
     let mut taken = 0;
     loop {
@@ -65,7 +65,7 @@ async fn a_burst_is_given_and_then_the_exact_time(backend: Backend) {
     let replicas = [one.semaphore(&SLOW, "a"), other.semaphore(&SLOW, "a")];
     let began = Instant::now();
     for number in 0..3 {
-        // Dropping a permit gives nothing back.
+        // Dropping a permit refunds nothing.
         drop(
             replicas[number % 2]
                 .acquire()
@@ -81,7 +81,7 @@ async fn a_burst_is_given_and_then_the_exact_time(backend: Backend) {
         (error.in_use(), error.waiting(), error.position()),
         (0, 0, None)
     );
-    // The first was charged after `began`, and the next time comes a spacing later.
+    // The first was charged after `began`, and the next start is one spacing later.
     let rest = error.retry_after().expect("exact");
     assert!(
         rest <= SPACING && rest >= SPACING - began.elapsed(),
@@ -105,7 +105,7 @@ async fn a_request_waits_for_its_time_and_holds_nothing(backend: Backend) {
     while limiter.status().waiting == 0 {
         tokio::task::yield_now().await;
     }
-    // Somebody who is in time gets the slot meanwhile.
+    // Meanwhile another request gets the slot.
     let holder = slots.try_acquire().await.expect("nobody holds it");
     assert_eq!(usage(&slots).await, (1, 0));
     drop(holder);
@@ -133,7 +133,7 @@ async fn waiters_are_admitted_in_order(backend: Backend) {
                 .expect("no panic")
                 .push((number, Instant::now()));
         }));
-        // It has its time when the state has changed.
+        // The request has its start once the state has changed.
         while backend.is_shared() && backend.rate_states() == before {
             tokio::task::yield_now().await;
         }
@@ -168,7 +168,7 @@ async fn a_wait_longer_than_the_line_is_refused(backend: Backend) {
         rest <= 3 * SPACING && rest >= 3 * SPACING - began.elapsed(),
         "{rest:?}"
     );
-    // Nor can anybody wait longer than the limit says.
+    // Nor can a request wait longer than the limit allows.
     let short = of_two.clone().wait_up_to(SPACING / 2);
     let error = limiter
         .semaphore(&short, "a")
@@ -208,13 +208,13 @@ async fn a_request_that_another_limit_refuses_is_not_charged(backend: Backend) {
     drop(holder);
 }
 
-/// One of three is charged. Returns when the rate in Redis is empty.
+/// Charges one of three. Returns when the rate in Redis will be empty.
 async fn charge_one(backend: &Backend, semaphore: &Semaphore) -> Vec<String> {
     drop(semaphore.acquire().await.expect("in time"));
     backend.rate_ends()
 }
 
-/// Waits until the rate stands as before, which takes an exchange of its own.
+/// Waits until the rate's state is as before, which takes a separate exchange.
 async fn until_refunded(backend: &Backend, before: &[String], semaphore: &Semaphore) {
     until_same(&before.to_vec(), || backend.rate_ends()).await;
     assert_eq!(take_all(semaphore).await, 2);
@@ -264,7 +264,7 @@ async fn a_wait_for_the_time_that_is_given_up_is_refunded(backend: Backend) {
         drop(waiter);
         assert_eq!(limiter.status().waiting, 0);
     }
-    // All ten have given back what they had reserved: the next time is the first one after the burst.
+    // All ten reservations were refunded: the next start is the first one after the burst.
     soon(async {
         loop {
             let error = semaphore.try_acquire().await.expect_err("used up");
@@ -294,7 +294,7 @@ async fn a_shutdown_refunds_those_who_wait(backend: Backend) {
         tokio::task::yield_now().await;
     }
     assert_eq!(limiter.shutdown(Duration::ZERO).await.refused, 1);
-    // The store got the refund before the shutdown was over.
+    // The store received the refund before the shutdown finished.
     assert_eq!(end(&backend.rate_states()), before);
     let error = waiter.await.expect_err("closed");
     assert_eq!(error.kind(), AcquireErrorKind::ShutDown);
@@ -309,7 +309,7 @@ async fn keys_do_not_share_a_rate(backend: Backend) {
     assert_eq!(take_all(&limiter.semaphore(&other, "a")).await, 5);
 }
 
-/// What comes of a request for this path.
+/// The response to a request for this path.
 async fn send(limiter: &Limiter, policy: impl Into<Policy>, path: &str) -> Response<()> {
     let serve = service_fn(|_| ready(Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))));
     let service = limiter.layer(policy).layer(serve);
@@ -335,18 +335,18 @@ async fn a_request_costs_what_the_closure_says(backend: Backend) {
     let response = send(&limiter, scope.clone(), "/4").await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     let refusal = response.extensions().get::<Refusal>().expect("it says why");
-    // One more has to come back, at one a minute.
+    // One more unit must drain, at one per minute.
     let rest = refusal.retry_after();
     assert!(
         rest <= Duration::from_secs(60) && rest > Duration::from_secs(30),
         "{rest:?}"
     );
     assert_eq!(take_all(&alone).await, 3);
-    // Free, although nothing is left.
+    // Free of charge, although nothing is left.
     assert_eq!(send(&limiter, scope.clone(), "/0").await.status(), 200);
     assert_eq!(send(&limiter, scope, "/1").await.status(), 429);
 
-    // More than the burst costs the burst: all of it, and no more.
+    // A cost above the burst costs exactly the burst.
     let other = Limit::rate("other", 10, Duration::from_secs(600));
     let dear = Policy::from(
         other
@@ -378,7 +378,7 @@ async fn over_a_minute_three_replicas_use_a_rate_and_no_more() {
     share_a_rate(&replicas, Duration::from_secs(60)).await;
 }
 
-/// Never above `rate x time + burst`, and at least 99 % of it used.
+/// Never above `rate x time + burst`, and at least 99 % used.
 async fn share_a_rate(replicas: &[Limiter], length: Duration) {
     const COUNT: f64 = 200.0;
     const BURST: f64 = 20.0;
@@ -387,7 +387,7 @@ async fn share_a_rate(replicas: &[Limiter], length: Duration) {
     let began = Instant::now();
     let mut tasks = Vec::new();
     for limiter in replicas {
-        // Enough to queue for longer than a busy machine stands still.
+        // Enough to queue for longer than a busy machine may stall.
         for _ in 0..32 {
             let semaphore = limiter.semaphore(&rate, "a");
             tasks.push(tokio::spawn(async move {
@@ -405,13 +405,13 @@ async fn share_a_rate(replicas: &[Limiter], length: Duration) {
         times.extend(task.await.expect("no panic"));
     }
     times.sort();
-    // A time is noted after it was given, so this is at least as strict as the rate is.
+    // Each time is recorded after the admission, so this check is at least as strict as the rate.
     let mut used = 0.0_f64;
     for (before, time) in times.iter().enumerate() {
         let (given, most) = (before as f64 + 1.0, COUNT * time.as_secs_f64() + BURST);
         assert!(given <= most, "{given} in {time:?}, more than {most}");
-        // What was not used once is lost for good, so the best of the end speaks for all. It counts from the first,
-        // as tasks and connections have to begin.
+        // Unused capacity is lost for good, so the best value near the end represents the whole run. It counts from the
+        // first admission, because tasks and connections take time to start.
         if *time > length * 9 / 10 {
             let since_first = (*time - times[0]).as_secs_f64();
             used = used.max(given / (COUNT * since_first + BURST));
@@ -421,11 +421,11 @@ async fn share_a_rate(replicas: &[Limiter], length: Duration) {
     assert!(used >= 0.99, "only {used} of it was used");
 }
 
-/// In paused time nothing is between a request and the clock: all times are exact.
+/// In paused time nothing comes between a request and the clock: all times are exact.
 #[tokio::test(start_paused = true)]
 async fn times_are_exact_to_the_microsecond() {
     let limiter = Limiter::in_memory();
-    // 3 in a second: a third of a second is no number of microseconds.
+    // 3 per second: a third of a second is not a whole number of microseconds.
     let third = Limit::rate("third", 3, Duration::from_secs(1)).burst(2);
     let semaphore = limiter.semaphore(&third, "a");
     assert_eq!(take_all(&semaphore).await, 2);
@@ -487,7 +487,7 @@ async fn without_its_store_a_rate_has_its_fallback() {
         .await
         .expect_err("used up");
     assert!(error.retry_after().expect("exact") <= SPACING);
-    // So many in a period, with the same burst: one a minute.
+    // As many in a period, with the same burst: one per minute.
     assert_eq!(take_all(&limiter.semaphore(&other, "a")).await, 3);
     let error = limiter
         .semaphore(&other, "a")
@@ -511,7 +511,7 @@ async fn without_its_store_a_rate_has_its_fallback() {
         assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
         assert_eq!(error.limit_name(), "reject");
     }
-    // One that rejects leaves the others alone.
+    // A rate that rejects has no effect on the others.
     let jobs = limiter.semaphore(&down, "a").and(&reject, "a");
     jobs.acquire().await.expect_err("rejected");
     drop(limiter.semaphore(&down, "a").acquire().await.expect("free"));
@@ -523,11 +523,11 @@ async fn without_its_store_a_rate_has_its_fallback() {
         }
     })
     .await;
-    // The store has received nothing meanwhile.
+    // Meanwhile the store has received nothing.
     assert_eq!(take_all(&limiter.semaphore(&local, "a")).await, 3);
 }
 
-/// Another type, and a text that is no state.
+/// Another type, and a text that is not a state.
 #[tokio::test]
 async fn a_key_of_another_type_refuses_and_opens_no_gate() {
     let server = RedisServer::start();
@@ -548,7 +548,7 @@ async fn a_key_of_another_type_refuses_and_opens_no_gate() {
         }
         let error = semaphore.acquire().await.expect_err("never open");
         assert_eq!(error.limit_name(), "slow");
-        // It is no outage, and concerns nobody else.
+        // This is not an outage, and affects no other key.
         assert!(limiter.status().store_up);
         assert_eq!(usage(&slots).await, (0, 0));
         drop(slots.acquire().await.expect("free"));
@@ -593,7 +593,7 @@ fn a_unit_is_checked() {
     assert!(std::panic::catch_unwind(|| slots.unit("tokens")).is_err());
 }
 
-/// As for its other values.
+/// Like its other values.
 #[test]
 fn two_limits_of_one_name_have_one_unit() {
     const TOKENS: Limit = Limit::rate("tokens", 1, Duration::from_secs(1)).unit("tokens");

@@ -1,4 +1,4 @@
-//! Releases that are awaited, and what the log says of slots that nobody releases.
+//! Awaited releases, and log events about slots that nobody releases.
 
 use std::{
     pin::pin,
@@ -41,7 +41,7 @@ async fn a_slot_that_would_be_kept_is_released_too(backend: Backend) {
         backend.semaphore(&KEPT).await,
     );
     for _ in 0..20 {
-        // The second one would be the same slot.
+        // The second permit would have the same slot.
         drop(here.try_acquire().await.expect("free"));
         let permit = here.try_acquire().await.expect("kept");
         soon(permit.release()).await.expect("confirmed");
@@ -84,7 +84,7 @@ fn poll_once<F: Future>(future: F) -> Poll<F::Output> {
     pin!(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Whoever ends a short job right after the answer leaves no slot taken.
+/// A short job that ends right after the answer leaves no slot taken.
 #[test]
 fn a_process_that_ends_after_a_release_leaves_nothing() {
     let server = RedisServer::start();
@@ -119,11 +119,11 @@ async fn a_store_that_does_not_answer_is_not_waited_for() {
         }
     })
     .await;
-    // It is known to be down: there is no need to wait at all.
+    // The store is known to be down, so waiting is pointless.
     let error = other.release().now_or_never().expect("at once");
     assert!(error.is_err());
     server.resume();
-    // What was not confirmed is retried.
+    // The unconfirmed release is retried.
     soon(async {
         while !semaphore.usage().await.is_ok_and(|usage| usage.in_use == 0) {
             tokio::task::yield_now().await;
@@ -153,7 +153,7 @@ fn without_a_runtime_a_release_is_not_confirmed() {
 
 const DROPPED: &str = "without `shutdown`";
 
-/// Acquires a permit in a namespace of its own, and does this with it at the end of the runtime.
+/// Acquires a permit in a separate namespace, and runs `end` with it at the end of the runtime.
 fn run(server: &RedisServer, namespace: &str, end: impl AsyncFnOnce(Limiter, Permit)) {
     let runtime = current_thread();
     runtime.block_on(async {
@@ -172,7 +172,7 @@ fn slots_that_are_left_behind_are_in_the_log() {
     });
     run(&server, "outlives-its-driver", async |limiter, permit| {
         let handle = runtime::Handle::current();
-        // Dropped with the runtime, perhaps when the driver has gone.
+        // Dropped with the runtime, possibly after the driver.
         handle.spawn(async move {
             let _kept = (permit, limiter);
             std::future::pending::<()>().await;

@@ -38,7 +38,7 @@ conformance! {
     several_limits_get_their_share_beside_single_requests,
 }
 
-/// Its permit, if there was no need to ask or wait.
+/// The permit, if it is available without asking or waiting.
 fn at_once(semaphore: &Semaphore) -> Option<Permit> {
     let mut context = Context::from_waker(Waker::noop());
     match pin!(semaphore.acquire()).poll(&mut context) {
@@ -47,7 +47,7 @@ fn at_once(semaphore: &Semaphore) -> Option<Permit> {
     }
 }
 
-/// A slot that lies idle, until it goes back. It takes an exchange or two until there is a right to keep it.
+/// Waits for an idle slot in the pool. The right to keep it takes an exchange or two.
 async fn keep(semaphore: &Semaphore) {
     soon(async {
         loop {
@@ -101,7 +101,7 @@ async fn a_refusal_calls_back_what_is_kept(backend: Backend) {
     let (one, other) = (backend.semaphore(&FEW).await, backend.semaphore(&FEW).await);
     let all = [&one, &one, &one].map(|semaphore| semaphore.acquire());
     drop(join_all(all).await);
-    // One is in use all the time, so that the others are kept for longer than it takes to ask.
+    // One slot is always in use, so that the others are kept for longer than a request for them takes.
     let busy = tokio::spawn(async move {
         loop {
             drop(one.acquire().await);
@@ -122,7 +122,7 @@ async fn the_cap_holds_with_reuse(backend: Backend) {
     let mut tasks = Vec::new();
     for replica in 0..3 {
         let semaphore = backend.semaphore(&FEW).await;
-        // Fewer than there are slots, then more.
+        // First fewer tasks than slots, then more.
         for _ in 0..=replica {
             let (semaphore, inside) = (semaphore.clone(), inside.clone());
             tasks.push(tokio::spawn(async move {
@@ -171,7 +171,7 @@ async fn a_lowered_limit_is_reached(backend: Backend) {
     }
     let lowered = Limit::concurrent("few", 1).wait_up_to(PATIENT).reuse();
     limiter.update(&lowered).expect("it may become that");
-    // Used again and again, they would stay more than the limit.
+    // If slots were still reused, more of them than the limit would stay in use.
     while all.len() > 1 {
         all.pop();
         assert!(at_once(&semaphore).is_none());
@@ -185,7 +185,7 @@ async fn a_lowered_limit_is_reached(backend: Backend) {
     drop(permit);
 }
 
-/// A request brings its value along, so one with another value does not take a kept slot without asking.
+/// A request carries its own value, so with a different value it does not take a kept slot without asking.
 async fn a_lowered_value_is_reached(backend: Backend) {
     let limiter = backend.replica().await;
     let few = limiter.semaphore(&FEW, "key");
@@ -236,7 +236,7 @@ async fn nothing_is_kept_for_nobody(backend: Backend) {
     drop(soon(other.acquire()).await.expect("free"));
 }
 
-/// They do not take from the pool, and do not have to wait for it either.
+/// Such requests neither take from the pool nor wait for it.
 async fn several_limits_take_what_is_kept(backend: Backend) {
     const WIDE: Limit = Limit::concurrent("wide", 2).wait_up_to(PATIENT).reuse();
     let limiter = backend.replica().await;
@@ -250,7 +250,7 @@ async fn several_limits_take_what_is_kept(backend: Backend) {
     }
 }
 
-/// Without waiting: under one limit of two that are reused, and under both.
+/// Without waiting: under either of two limits with reuse, and under both.
 async fn several_limits_are_not_refused_for_an_idle_slot(backend: Backend) {
     const WIDE: Limit = Limit::concurrent("wide", 1).wait_up_to(PATIENT).reuse();
     let limiter = backend.replica().await;
@@ -275,7 +275,7 @@ async fn several_limits_get_their_share_beside_single_requests(backend: Backend)
     let limiter = backend.replica().await;
     let one = limiter.semaphore(&ONE, "key");
     let both = one.clone().and(&FEW, "key");
-    // It holds the slot for a small part of the time.
+    // This task holds the slot for a small part of the time.
     let busy = tokio::spawn(async move {
         loop {
             drop(one.acquire().await);
@@ -291,11 +291,11 @@ async fn several_limits_get_their_share_beside_single_requests(backend: Backend)
         }
     }
     busy.abort();
-    // One in two comes while the slot goes to a single request that has waited for the one before.
+    // Half of the requests arrive while the slot passes to a single request that waited for the previous one.
     assert!(refused < 75, "{refused} of 100 were refused");
 }
 
-/// Each thread takes the idle slot from where another one has left it, while it is counted.
+/// Each thread takes the idle slot from where another thread put it, while the slot is counted.
 #[test]
 fn a_slot_that_changes_hands_is_counted_once() {
     const THREADS: usize = 4_000;

@@ -1,5 +1,5 @@
-//! Runtimes that end, that nobody drives, that are blocked, or that lack something: whatever becomes of one, requests on
-//! the others are served, and nobody takes it for a failure of the store.
+//! Runtimes that end, that are not driven, that are blocked, or that lack a feature: requests on other runtimes are
+//! still served, and the store is not considered down.
 
 use std::{
     convert::Infallible,
@@ -31,7 +31,7 @@ use crate::{
 };
 
 const ONE: Limit = Limit::concurrent("one", 1);
-/// How long a request waits for the store. Long enough that a busy machine is not taken for a blocked runtime.
+/// Time limit for the store. Long enough that a busy machine is not mistaken for a blocked runtime.
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 
 fn current_thread() -> Runtime {
@@ -51,12 +51,12 @@ fn builder() -> LimiterBuilder {
     Limiter::builder().store_timeout(STORE_TIMEOUT)
 }
 
-/// On this runtime, and no longer than it may take.
+/// Runs on this runtime, within the time limit.
 fn on<F: Future>(runtime: &Runtime, future: F) -> F::Output {
     runtime.block_on(soon(future))
 }
 
-/// A limiter whose task runs on a runtime that nobody drives any more, with a permit.
+/// A limiter with a permit, whose task runs on a runtime that is no longer driven.
 fn on_an_undriven_runtime(builder: LimiterBuilder, url: &str) -> (Runtime, Limiter, Permit) {
     let undriven = current_thread();
     let limiter = on(&undriven, builder.connect(url)).unwrap();
@@ -68,14 +68,14 @@ fn waiting(limiter: &Limiter) -> Semaphore {
     limiter.semaphore(ONE.wait_up_to(PATIENT), "key")
 }
 
-/// G1, G8: a task that does not run is replaced, and the store is not taken to be down.
+/// G1, G8: a task that does not run is replaced, and the store is not considered down.
 #[test]
 fn a_runtime_that_nobody_drives_does_not_hold_up_others() {
     let server = RedisServer::start();
     let (_undriven, limiter, permit) = on_an_undriven_runtime(builder(), &server.url());
     let other = multi_thread(1);
     let begin = Instant::now();
-    // It is asked of the store, and not let in by a fallback.
+    // The store decides on the request, not a fallback.
     let refused = on(&other, limiter.semaphore(&ONE, "key").acquire());
     assert_eq!(refused.unwrap_err().kind(), AcquireErrorKind::Full);
     assert!(begin.elapsed() < STORE_TIMEOUT, "{:?}", begin.elapsed());
@@ -86,7 +86,7 @@ fn a_runtime_that_nobody_drives_does_not_hold_up_others() {
     on(&other, until_free(&waiting(&limiter)));
 }
 
-/// G4: as above, with a request that queues when the runtime stops.
+/// G4: as above, with a request in the queue when the runtime stops.
 #[test]
 fn a_waiter_does_not_wait_for_a_runtime_that_nobody_drives() {
     let server = RedisServer::start();
@@ -102,7 +102,7 @@ fn a_waiter_does_not_wait_for_a_runtime_that_nobody_drives() {
     assert!(limiter.status().store_up);
 }
 
-/// G8: a task whose place was given is not moved, but nobody waits for it longer than for the store.
+/// G8: a task on a given runtime is not moved, but requests wait for it no longer than for the store.
 #[test]
 fn a_given_runtime_that_nobody_drives_leaves_requests_to_their_fallback() {
     log();
@@ -122,7 +122,7 @@ fn a_given_runtime_that_nobody_drives_leaves_requests_to_their_fallback() {
     let error = on(&other, strict.acquire()).unwrap_err();
     assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
     assert!(begin.elapsed() < STORE_TIMEOUT / 2, "{:?}", begin.elapsed());
-    // Those who come later do not wait for it at all.
+    // Later requests do not wait for it at all.
     let begin = Instant::now();
     assert!(on(&other, strict.acquire()).is_err());
     assert!(begin.elapsed() < STORE_TIMEOUT / 8, "{:?}", begin.elapsed());
@@ -135,7 +135,7 @@ fn a_given_runtime_that_nobody_drives_leaves_requests_to_their_fallback() {
     assert_eq!(logged.count(), 1);
     drop(permit);
     drop(on(&other, local.acquire()).unwrap());
-    // It is driven again.
+    // The runtime is driven again.
     on(&undriven, async {
         while !limiter.status().store_up {
             tokio::task::yield_now().await;
@@ -143,7 +143,7 @@ fn a_given_runtime_that_nobody_drives_leaves_requests_to_their_fallback() {
     });
 }
 
-/// A thread that serves one connection after the other may be blocked by one of them.
+/// A thread that serves one connection after another may be blocked by any of them.
 #[test]
 fn a_blocking_handler_does_not_hold_up_other_threads() {
     let server = RedisServer::start();
@@ -155,7 +155,7 @@ fn a_blocking_handler_does_not_hold_up_other_threads() {
     let thread = thread::spawn(move || {
         current_thread().block_on(async move {
             drop(handler.acquire().await.unwrap());
-            // The slot was not given back yet.
+            // The slot is not released yet.
             tell.send(()).unwrap();
             end.recv().unwrap();
         });
@@ -169,7 +169,7 @@ fn a_blocking_handler_does_not_hold_up_other_threads() {
     thread.join().unwrap();
 }
 
-/// What a task wakes runs next on its own thread, and nobody takes it from there.
+/// A task's wake-ups run next on its own thread, and other threads do not steal them.
 #[test]
 fn a_handler_that_blocks_after_giving_its_slot_back_holds_up_nobody() {
     let server = RedisServer::start();
@@ -191,7 +191,7 @@ fn a_handler_that_blocks_after_giving_its_slot_back_holds_up_nobody() {
     on(&runtime, handler).unwrap();
 }
 
-/// Wherever the requests come from, and whatever their runtimes do.
+/// Wherever the requests come from, and whatever state their runtimes are in.
 #[test]
 fn a_thread_of_its_own_depends_on_nobody() {
     let server = RedisServer::start();
@@ -202,7 +202,7 @@ fn a_thread_of_its_own_depends_on_nobody() {
     let mut waiter = Box::pin(semaphore.acquire());
     other.block_on(async { start(&mut waiter) });
     drop(permit);
-    // Nobody drives either of the two runtimes.
+    // Neither of the two runtimes is driven.
     let begin = Instant::now();
     while server.cli(&["EVAL", HELD, "0"]) != "1" || limiter.status().waiting > 0 {
         assert!(begin.elapsed() < PATIENT, "the slot is passed on");
@@ -210,7 +210,7 @@ fn a_thread_of_its_own_depends_on_nobody() {
     }
     let bare = Builder::new_current_thread().build().unwrap();
     drop(bare.block_on(waiter).unwrap());
-    // From a runtime without a timer, too.
+    // Also from a runtime without a timer.
     drop(bare.block_on(semaphore.acquire()).unwrap());
     assert!(limiter.status().store_up);
     assert_eq!(dedicated_threads(), 1);
@@ -222,11 +222,11 @@ fn a_thread_of_its_own_depends_on_nobody() {
     }
 }
 
-/// Whether one key is there, with one holder.
+/// Whether there is a single key with a single holder.
 const HELD: &str = "local k = redis.call('KEYS', '*') \
                     return #k == 1 and redis.call('ZCOUNT', k[1], '0', '4000000000000') or 0";
 
-/// No other test of this binary has one.
+/// No other test of this binary has such a thread.
 fn dedicated_threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names =
@@ -234,7 +234,7 @@ fn dedicated_threads() -> usize {
     names.filter(|name| name.trim() == "turnstile").count()
 }
 
-/// G8: what a runtime had under way when it ended says nothing of the store.
+/// G8: exchanges in flight at the end of a runtime are no evidence about the store.
 #[test]
 fn runtimes_that_end_with_an_exchange_under_way_are_no_outage() {
     let server = RedisServer::start();
@@ -244,7 +244,7 @@ fn runtimes_that_end_with_an_exchange_under_way_are_no_outage() {
     drop(on(&current_thread(), semaphore.acquire()).unwrap());
     for _ in 0..8 {
         let runtime = multi_thread(1);
-        // Scripts have to wait, and the server counts them.
+        // Scripts must wait, and the server counts them.
         server.cli(&["CLIENT", "PAUSE", "60000", "WRITE"]);
         let request = runtime.spawn(semaphore.acquire());
         let begin = Instant::now();
@@ -265,11 +265,11 @@ fn runtimes_that_end_with_an_exchange_under_way_are_no_outage() {
     assert!(limiter.status().store_up);
 }
 
-/// A test suite with a static limiter: each test has a runtime of its own, and some end in the middle.
+/// A test suite with a static limiter: each test has its own runtime, and some runtimes end in the middle.
 #[test]
 fn a_static_limiter_serves_many_short_runtimes() {
     static LIMITER: OnceLock<Limiter> = OnceLock::new();
-    // A static is never dropped, and a server would stay.
+    // A static is never dropped, so a server would stay.
     let server = RedisServer::start();
     let connect = || on(&current_thread(), Limiter::connect(&server.url())).unwrap();
     let limiter = LIMITER.get_or_init(connect);
@@ -292,7 +292,7 @@ fn a_static_limiter_serves_many_short_runtimes() {
     assert_eq!(server.cli(&["DBSIZE"]), "0");
 }
 
-/// Of tokio, for want of a timer or of IO.
+/// Panics of tokio because of a missing timer or missing IO.
 fn panics() -> usize {
     static PANICS: AtomicUsize = AtomicUsize::new(0);
     static COUNTED: LazyLock<()> = LazyLock::new(|| {
@@ -309,7 +309,7 @@ fn panics() -> usize {
     PANICS.load(Ordering::Relaxed)
 }
 
-/// There is one clear error, and no panic but the one of tokio about what is missing.
+/// A clear error, and no panic except tokio's own about the missing feature.
 #[test]
 fn a_runtime_that_lacks_something_is_an_error() {
     let server = RedisServer::start();
@@ -339,7 +339,7 @@ fn a_runtime_that_lacks_something_is_an_error() {
         assert!(panics() <= before + 1, "{} panics", panics() - before);
         assert!(limiter.status().store_up);
     }
-    // What needs no timer works.
+    // Operations without a timer work.
     drop(held);
     drop(bare.block_on(memory.acquire()).unwrap());
     drop(on(&current_thread(), semaphore.acquire()).unwrap());
@@ -361,7 +361,7 @@ fn a_wait_ends_in_time_although_nobody_drives_the_runtime_with_the_task() {
     drop(held);
 }
 
-/// What becomes of the runtime that the limiter was connected on, and used on first.
+/// The state of the runtime on which the limiter was connected and first used.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum First {
     Same,
@@ -378,7 +378,7 @@ impl First {
         Self::Undriven,
     ];
 
-    /// A limiter with a namespace of its own that was used on `runtime` or on another one, which is to be kept.
+    /// A limiter in a separate namespace, used on `runtime` or on another one, which the caller must keep.
     fn limiter(self, runtime: &Runtime, url: &str, cell: usize) -> (Limiter, Option<Runtime>) {
         let other = (self != Self::Same).then(current_thread);
         let first = other.as_ref().unwrap_or(runtime);
@@ -393,14 +393,14 @@ impl First {
     }
 }
 
-/// What somebody does with a limiter; or the text of an error.
+/// An operation on a limiter; or the text of an error.
 type Entry = fn(Limiter) -> Pin<Box<dyn Future<Output = Result<(), String>>>>;
 
 fn outcome<T>(result: Result<T, impl ToString>) -> Result<(), String> {
     result.map(drop).map_err(|error| error.to_string())
 }
 
-/// The ways into the library that are futures.
+/// The library's entry points that are futures.
 const ENTRIES: [(&str, Entry); 8] = [
     ("connect", |_| {
         async { outcome(builder().connect("redis://127.0.0.1:1").await) }.boxed_local()
@@ -450,7 +450,7 @@ const ENTRIES: [(&str, Entry); 8] = [
     }),
 ];
 
-/// Each way in, on each kind of runtime, whatever has become of the one that was used first.
+/// Each entry point, on each kind of runtime, whatever happened to the first runtime.
 #[test]
 fn every_entry_works_from_every_runtime() {
     let server = RedisServer::start();

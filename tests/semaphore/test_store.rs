@@ -1,4 +1,4 @@
-//! The store for tests of outages: it keeps the promises of the store in Redis, and fails on demand.
+//! The store for tests of outages: it keeps the guarantees of the store in Redis, and fails on demand.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tower_turnstile::{
 use crate::backend::{Backend, queue, soon, start, until_free, until_waiting, usage};
 
 const ONE: Limit = Limit::concurrent("one", 1).wait_up_to(Duration::from_secs(60));
-/// Nothing is admitted without the store.
+/// Without the store, requests are refused.
 const STRICT: Limit = ONE.fallback(Fallback::Reject);
 const STORE_TIMEOUT: Duration = Duration::from_millis(500);
 const LEASE: Duration = Duration::from_secs(30);
@@ -42,7 +42,7 @@ async fn kind(semaphore: &Semaphore) -> AcquireErrorKind {
     error.kind()
 }
 
-/// Waits until the limiter has noticed that the store is back.
+/// Waits until the limiter has noticed that the store is up.
 async fn until_up(limiter: &Limiter) {
     soon(async {
         while !limiter.status().store_up {
@@ -61,7 +61,7 @@ async fn limiters_of_one_store_share_the_cap() {
     assert_eq!(kind(&there).await, AcquireErrorKind::Full);
     assert!(elsewhere.try_acquire().await.is_ok(), "another store");
     let waiter = queue(&there, 1).await;
-    // The waiter is woken by a message, long before it would ask.
+    // A message wakes the waiter long before its next poll.
     let released = Instant::now();
     permit.release().await.expect("the store is up");
     let permit = waiter.await.expect("no panic");
@@ -88,7 +88,7 @@ async fn limits_fall_back_while_the_store_is_down() {
     assert!(store.is_down());
     assert_eq!(kind(&reject).await, AcquireErrorKind::Unavailable);
     assert!(!limiter.status().store_up);
-    // One was admitted by the store.
+    // The store admitted one of them.
     let during = local.try_acquire().await.expect("the second of two");
     assert_eq!(kind(&local).await, AcquireErrorKind::Full);
     let allowed: Vec<_> = [allow.try_acquire().await, allow.try_acquire().await].into();
@@ -98,7 +98,7 @@ async fn limits_fall_back_while_the_store_is_down() {
     store.come_back();
     until_up(&limiter).await;
     assert!(reject.try_acquire().await.is_ok());
-    // What was admitted meanwhile counts.
+    // Permits admitted meanwhile count.
     let other = replica(&store).await;
     let local_there = other.semaphore(
         Limit::concurrent("local", 1).fallback(Fallback::Local(2)),
@@ -133,7 +133,7 @@ async fn a_delay_is_that_of_one_round_trip() {
     let permit = here.acquire().await.expect("free");
     assert_eq!(asked.elapsed(), DELAY);
     let waiter = queue(&there, 1).await;
-    // The release goes there in half the time, and the wake-up back in the other half.
+    // The release takes half the delay, and the wake-up the other half.
     let released = Instant::now();
     drop(permit);
     drop(waiter.await.expect("no panic"));
@@ -153,7 +153,7 @@ async fn a_store_that_is_too_slow_is_given_up() {
     let error = here.acquire().await.expect_err("no answer in time");
     assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
     assert_eq!(asked.elapsed(), STORE_TIMEOUT);
-    // The request has arrived there all the same, and its slot comes back.
+    // The request has still arrived, and its slot is released.
     store.respond_after(Duration::ZERO);
     until_up(&limiter).await;
     until_free(&there).await;
@@ -178,7 +178,7 @@ async fn what_is_under_way_is_lost_when_the_store_goes_down() {
     }
 }
 
-/// What is stored is kept, and waiters keep their places.
+/// The data is kept, and waiters keep their places.
 #[tokio::test(start_paused = true)]
 async fn a_short_outage_costs_no_slot_and_no_place() {
     let store = TestStore::new();
@@ -223,7 +223,7 @@ async fn held_permits_are_put_back_when_the_store_has_forgotten_them() {
     let permit = here.acquire().await.expect("free");
     store.forget();
     assert_eq!(usage(&there).await, (0, 0));
-    // Renewed every third of the lease.
+    // Renewed after each third of the lease.
     sleep(LEASE / 3 + Duration::from_secs(1)).await;
     assert_eq!(usage(&there).await, (1, 0));
     assert_eq!(kind(&there).await, AcquireErrorKind::Full);
@@ -232,7 +232,7 @@ async fn held_permits_are_put_back_when_the_store_has_forgotten_them() {
     until_free(&there).await;
 }
 
-/// Waiters of a store that was restarted without its data join its queue again.
+/// Waiters of a store restarted without its data rejoin its queue.
 #[tokio::test(start_paused = true)]
 async fn waiters_outlive_a_restart_without_data() {
     let store = TestStore::new();
@@ -243,7 +243,7 @@ async fn waiters_outlive_a_restart_without_data() {
     store.forget();
     store.come_back();
     soon(async {
-        // It does not ask for itself: it would be admitted in place of the holder.
+        // The waiter does not ask yet, because it would be admitted in place of the holder.
         sleep(LEASE / 3 + Duration::from_secs(1)).await;
     })
     .await;
@@ -252,7 +252,7 @@ async fn waiters_outlive_a_restart_without_data() {
     until_free(&here).await;
 }
 
-/// The waiters of a replica that is gone are passed over, and its places end.
+/// The waiters of a dropped replica are passed over, and its slots expire.
 #[tokio::test(start_paused = true)]
 async fn a_limiter_that_is_dropped_is_a_replica_that_is_gone() {
     let store = TestStore::new();
@@ -275,7 +275,7 @@ async fn settings_are_checked() {
     assert!(builder.connect_to(&TestStore::new()).await.is_err());
 }
 
-/// A delay of any length, at a time when nobody waits for the answer.
+/// A delay of any length, when nobody waits for the answer.
 #[tokio::test(start_paused = true)]
 async fn the_longest_delay_is_a_timeout() {
     let store = TestStore::new();
@@ -284,11 +284,11 @@ async fn the_longest_delay_is_a_timeout() {
     assert_eq!(kind(&here).await, AcquireErrorKind::Unavailable);
 }
 
-/// For many keys, none of which is waited for.
+/// For many keys that no request waits for.
 const FLOOD: Limit = Limit::concurrent("flood", 1).fallback(Fallback::Reject);
-/// More distinct keys than the exchanges of one `store_timeout` can name at a distance.
+/// More distinct keys than all exchanges within `store_timeout` can cover at this distance.
 const MANY_KEYS: u64 = 5_000;
-/// Time that a shutdown is given, and does not need.
+/// Time allowed for a shutdown, which it does not need.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// Permits of one replica for distinct keys.
@@ -298,7 +298,7 @@ async fn permits(limiter: &Limiter, keys: u64) -> Vec<Permit> {
     permits.map(|permit| permit.expect("free")).collect()
 }
 
-/// Shuts down a limiter whose permits are dropped meanwhile. Returns how long that took.
+/// Shuts down a limiter while its permits are dropped. Returns how long it took.
 async fn drop_and_shut_down(
     limiter: &Limiter,
     permits: Vec<Permit>,
@@ -315,7 +315,7 @@ async fn drop_and_shut_down(
     (report, began.elapsed())
 }
 
-/// Keys whose only slot is taken.
+/// Number of keys whose only slot is taken.
 async fn taken(store: &TestStore, keys: u64) -> usize {
     store.respond_after(Duration::ZERO);
     let other = replica(store).await;
@@ -326,10 +326,10 @@ async fn taken(store: &TestStore, keys: u64) -> usize {
     join_all((0..keys).map(usage)).await.into_iter().sum()
 }
 
-/// G5: however many releases there are, a shutdown leaves none of them to the end of its lease.
+/// G5: however many releases are pending, a shutdown leaves none of them to the end of its lease.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_while_releases_are_confirmed() {
-    // Far more round trips than a shutdown waits for a single confirmation.
+    // Far more round trips than a shutdown allows for a single confirmation.
     const STORE_TIMEOUT: Duration = Duration::from_millis(50);
     let store = TestStore::new();
     let limiter = connect(Limiter::builder().store_timeout(STORE_TIMEOUT), &store).await;
@@ -342,7 +342,7 @@ async fn a_shutdown_waits_while_releases_are_confirmed() {
     assert!(took < GRACE / 10, "{took:?}");
 }
 
-/// Releases have one `store_timeout` after the deadline, and the report counts those that are not confirmed by then.
+/// After the deadline, releases have one `store_timeout`, and the report counts the unconfirmed ones.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_soon_after_its_deadline() {
     const DEADLINE: Duration = Duration::from_millis(100);
@@ -364,7 +364,8 @@ async fn a_shutdown_ends_soon_after_its_deadline() {
     }
 }
 
-/// A store without an answer holds up no shutdown, and what it may still count is in the report.
+/// A store without an answer does not delay a shutdown, and the report contains everything that the store may still
+/// count.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_does_not_wait_for_a_store_that_is_gone() {
     type Outage = fn(&TestStore);
@@ -385,7 +386,7 @@ async fn a_shutdown_does_not_wait_for_a_store_that_is_gone() {
             store.come_back();
             assert_eq!(taken(&store, 10).await, 10);
         }
-        // It goes on in the background, and another shutdown sees to the rest.
+        // Releases continue in the background, and another shutdown waits for the rest.
         store.respond_after(Duration::ZERO);
         until_up(&limiter).await;
         let report = limiter.shutdown(GRACE).await;
@@ -394,7 +395,7 @@ async fn a_shutdown_does_not_wait_for_a_store_that_is_gone() {
     }
 }
 
-/// A connection that ends in the middle of a shutdown costs time, and no slot.
+/// A connection that ends in the middle of a shutdown costs time, but no slot.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_outlasts_a_short_outage() {
     let store = TestStore::new();
@@ -417,7 +418,7 @@ async fn a_shutdown_outlasts_a_short_outage() {
     assert!(took < GRACE / 10, "{took:?}");
 }
 
-/// Permits that were dropped before it, and requests that waited, are not counted as released, and are waited for as well.
+/// Permits dropped earlier, and requests that waited, do not count as released, but are awaited as well.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_for_earlier_releases() {
     let store = TestStore::new();

@@ -1,4 +1,4 @@
-//! Several limits together: all or nothing, narrow first, and no two requests that wait for each other.
+//! Several limits together: all or nothing, narrow limits first, and no deadlock between requests.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
 
 const CALLER: Limit = Limit::concurrent("caller", 1);
 const ALL: Limit = Limit::concurrent("all", 1);
-/// One in ten seconds after the burst: nothing comes back during a test.
+/// One per ten seconds after the burst: nothing drains during a test.
 const OPENS: Limit = Limit::rate("opens", 2, Duration::from_secs(20));
 
 const PATIENT_CALLER: Limit = CALLER.wait_up_to(PATIENT);
@@ -53,7 +53,7 @@ fn all(limiter: &Limiter) -> Semaphore {
     limiter.semaphore(&PATIENT_ALL, Key::SHARED)
 }
 
-/// Under the caller's limit and the one of all.
+/// Under the caller's limit and the limit of all callers.
 fn both(limiter: &Limiter, key: &str) -> Semaphore {
     caller(limiter, key).and(&PATIENT_ALL, Key::SHARED)
 }
@@ -75,10 +75,10 @@ async fn a_permit_holds_a_slot_of_each_limit(backend: Backend) {
     }
 }
 
-/// Whichever of the limits refuses, and in whatever order they are named.
+/// Whichever limit refuses, and in whatever order the limits are named.
 async fn a_refusal_by_any_leaves_nothing_in_the_others(backend: Backend) {
     let limiter = backend.replica().await;
-    // The rate comes last: what it has given does not come back.
+    // The rate comes last, because its charges do not drain.
     let scopes = [(&CALLER, "a"), (&ALL, ""), (&OPENS, "a")];
     for used_up in 0..3 {
         let (limit, key) = scopes[used_up];
@@ -112,7 +112,7 @@ async fn a_refusal_by_any_leaves_nothing_in_the_others(backend: Backend) {
             assert_eq!(backend.contents(), Vec::<String>::new());
         }
     }
-    // The rate was used up by itself, and is all that is left.
+    // The rate was used up on purpose, and only its state is left.
     assert_eq!(backend.contents().len(), usize::from(backend.is_shared()));
 }
 
@@ -222,7 +222,7 @@ async fn an_error_names_the_limit_that_refused(backend: Backend) {
     assert_eq!((error.limit_name(), error.max()), ("wide", 3));
     assert_eq!((error.in_use(), error.position()), (3, Some(2)));
     assert!(error.waited() >= Duration::from_millis(30));
-    // One was held before, so there is an estimate.
+    // A slot was held before, so an estimate exists.
     assert!(error.retry_after().is_some());
 
     let error = jobs.try_acquire().await.expect_err("no wait");
@@ -236,7 +236,7 @@ async fn an_error_names_the_limit_that_refused(backend: Backend) {
     assert_eq!((error.in_use(), error.waiting()), (1, 0));
 }
 
-/// Whichever is named first.
+/// Whichever limit is named first.
 async fn a_caller_who_waits_for_its_own_slot_holds_no_shared_one(backend: Backend) {
     let (one, other) = (backend.replica().await, backend.replica().await);
     let shared = Limit::concurrent("two", 2).wait_up_to(PATIENT);
@@ -259,7 +259,7 @@ async fn a_caller_who_waits_for_its_own_slot_holds_no_shared_one(backend: Backen
     }
 }
 
-/// Requests for one slot and for two, from two replicas, by one line.
+/// Requests for one slot and for two, from two replicas, in a single queue.
 async fn each_queue_is_served_in_order(backend: Backend) {
     let replicas = [backend.replica().await, backend.replica().await];
     let mut holder = all(&replicas[0]).acquire().await.expect("free");
@@ -281,7 +281,7 @@ async fn each_queue_is_served_in_order(backend: Backend) {
         assert_eq!(now, (1, 11 - number as u32));
     }
     drop(holder);
-    // A line of the narrow limit, with the wide one free.
+    // A queue of the narrow limit, while the wide one is free.
     let mut holder = both(&replicas[0], "a").acquire().await.expect("free");
     let narrow = caller(&replicas[0], "a");
     let mut waiters = Vec::new();
@@ -300,7 +300,7 @@ async fn each_queue_is_served_in_order(backend: Backend) {
     }
 }
 
-/// Many requests for the same two limits, named in both orders on two replicas, and some for one of them.
+/// Many requests for the same two limits, named in both orders on two replicas, and some requests for one limit.
 async fn policies_in_opposite_order_do_not_wait_for_each_other(backend: Backend) {
     const ROUNDS: usize = 10;
     let x = Limit::concurrent("x", 2).wait_up_to(PATIENT);
@@ -398,7 +398,7 @@ async fn all_is_free(server: &RedisServer, limiter: &Limiter) {
     assert_eq!(server.cli(&["DBSIZE"]), "0");
 }
 
-/// The store loses all data and connections, at one blow: nobody takes it for an outage.
+/// The store loses all data and connections at once, which is not an outage.
 #[tokio::test]
 async fn a_store_that_has_lost_its_data_is_told_who_holds_and_who_waits() {
     let server = RedisServer::start();
@@ -407,7 +407,7 @@ async fn a_store_that_has_lost_its_data_is_told_who_holds_and_who_waits() {
     for kind in ["normal", "pubsub"] {
         server.cli(&["CLIENT", "KILL", "TYPE", kind]);
     }
-    // Who held before holds again, and who waited waits.
+    // Holders hold again, and waiters wait.
     let scopes = [caller(&limiter, "a"), caller(&limiter, "b"), all(&limiter)];
     soon(async {
         loop {
@@ -431,7 +431,7 @@ async fn a_store_that_has_lost_its_data_is_told_who_holds_and_who_waits() {
     all_is_free(&server, &limiter).await;
 }
 
-/// If that takes until the limits' fallback decides, it may have admitted the waiter.
+/// If this takes until the fallback of the limits decides, the waiter may have been admitted.
 #[tokio::test]
 async fn a_store_that_is_killed_leaves_nothing_behind() {
     let mut server = RedisServer::start();
@@ -444,7 +444,7 @@ async fn a_store_that_is_killed_leaves_nothing_behind() {
     all_is_free(&server, &limiter).await;
 }
 
-/// Narrow and wide is what the class says, not the key.
+/// Whether a limit is narrow or wide depends on its class, not on the key.
 #[tokio::test]
 async fn a_class_says_which_slot_comes_first() {
     let limiter = Limiter::in_memory();
@@ -515,7 +515,7 @@ async fn limits_that_do_not_go_together_are_refused_with_a_reason() {
     assert_eq!(conflict.kind(), ConfigErrorKind::Conflict);
 }
 
-/// How often the server ran each command since the counts were last reset, but for the test's own.
+/// How often the server ran each command since the last reset, excluding the test's own commands.
 fn calls(server: &RedisServer) -> BTreeMap<String, u64> {
     let stats = server.cli(&["INFO", "commandstats"]);
     let stats = stats.lines().filter_map(|line| line.split_once(":calls="));
@@ -524,7 +524,7 @@ fn calls(server: &RedisServer) -> BTreeMap<String, u64> {
         let name = name.trim_start_matches("cmdstat_").to_owned();
         (name, count.parse().expect("a number"))
     });
-    // Redis 6.2 counts no subcommands.
+    // Redis 6.2 does not count subcommands.
     let own = ["config", "config|resetstat", "info", "keys", "zlexcount"];
     calls
         .filter(|(name, _)| !own.contains(&name.as_str()))
@@ -536,7 +536,7 @@ fn times<const N: usize>(times: u64, each: [(&str, u64); N]) -> BTreeMap<String,
         .into()
 }
 
-/// Slots under two limits and a time at a rate cost one exchange, and giving the slots back another one.
+/// Slots under two limits and a start at a rate cost one exchange, and the release of the slots another.
 #[tokio::test]
 async fn an_admission_under_three_limits_is_one_exchange() {
     const TIMES: u64 = 20;
@@ -548,7 +548,7 @@ async fn an_admission_under_three_limits_is_one_exchange() {
         .semaphore(&caller, "a")
         .and(&opens, "a")
         .and(&all, Key::SHARED);
-    // The script is loaded, and the keys are there.
+    // Load the script and create the keys first.
     let first = jobs.acquire().await.expect("free");
     server.cli(&["CONFIG", "RESETSTAT"]);
     let mut permits = Vec::new();
@@ -558,13 +558,13 @@ async fn an_admission_under_three_limits_is_one_exchange() {
     let admission = [
         ("evalsha", 1),
         ("time", 1),
-        // For each ledger: how it stands, whether the permit is there, its slot, and until when the key lives.
+        // For each ledger: its state, whether the permit is present, its slot, and the key's expiry.
         ("zcard", 2),
         ("zcount", 2),
         ("zmscore", 2),
         ("zadd", 2),
         ("pttl", 2),
-        // The rate.
+        // The commands of the rate.
         ("get", 1),
         ("set", 1),
     ];
@@ -625,7 +625,7 @@ async fn lists_have_one_key(backend: Backend) {
     }
 }
 
-/// Also while a request waits in another queue.
+/// Even while a request waits in another queue.
 async fn each_limit_has_its_usage(backend: Backend) {
     let own = Limit::concurrent("own", 1).wait_up_to(PATIENT);
     let starts = Limit::rate("starts", 100, Duration::from_secs(1));
@@ -659,7 +659,7 @@ async fn each_limit_has_its_usage(backend: Backend) {
     assert_eq!(usages().await, expect((0, 0, 1), (0, 0, 5)));
 }
 
-/// Whatever the number of its limits: while it is held, when it is released, and at a shutdown.
+/// Regardless of the number of its limits: while held, when released, and at a shutdown.
 async fn a_permit_counts_once(backend: Backend) {
     let limits = ["a", "b", "c"].map(|name| Limit::concurrent(name, 3));
     let rate = Limit::rate("rate", 10, Duration::from_secs(1));

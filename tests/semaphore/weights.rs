@@ -47,7 +47,7 @@ async fn a_permit_counts_as_many_units_as_it_weighs(backend: Backend) {
     let light = semaphore.acquire().await.expect("free");
     assert_eq!((heavy.weight(), light.weight()), (7, 1));
     assert_eq!(usage(&semaphore).await, (8, 0));
-    // One process has two permits.
+    // The process has two permits.
     assert_eq!(limiter.status().held, 2);
     let error = semaphore.try_acquire_many(3).await.expect_err("too many");
     assert_eq!(refusal(&error), (AcquireErrorKind::Full, 3, 10));
@@ -85,11 +85,11 @@ async fn a_weight_that_no_permit_can_have_is_refused_at_once(backend: Backend) {
         assert_eq!(error.to_string(), words);
     }
     assert_eq!(usage(&semaphore).await, (0, 0));
-    // A key without slots is full for all weights.
+    // A key without slots is full for every weight.
     let none = semaphore.clone().value(0);
     let error = none.acquire_many(2).await.expect_err("no slots");
     assert_eq!(refusal(&error), (AcquireErrorKind::Full, 2, 0));
-    // A limit that is not enforced refuses nothing.
+    // A limit without enforcement refuses nothing.
     limiter
         .update(&TEN.mode(Mode::Shadow))
         .expect("it may become that");
@@ -97,7 +97,7 @@ async fn a_weight_that_no_permit_can_have_is_refused_at_once(backend: Backend) {
     assert_eq!(permit.weight(), 1);
 }
 
-/// Asks at this place of the queue.
+/// Queues a request at this place.
 async fn queue(semaphore: &Semaphore, weight: u32, place: u32) -> JoinHandle<Permit> {
     let request = semaphore.acquire_many(weight);
     let task = tokio::spawn(async move { request.await.expect("it fits in the end") });
@@ -125,7 +125,7 @@ async fn a_light_newcomer_does_not_pass_a_heavy_waiter(backend: Backend) {
     until_free(&one).await;
 }
 
-/// The queue as it must be, beside that of the store: after each release exactly those are granted who are next.
+/// A model of the queue, compared with the store's: each release must grant exactly the next requests.
 async fn each_is_granted_in_the_order_of_arrival(backend: Backend) {
     const REQUESTS: u32 = 40;
     let replicas = [
@@ -168,7 +168,7 @@ async fn each_is_granted_in_the_order_of_arrival(backend: Backend) {
     until_free(&replicas[0]).await;
 }
 
-/// Three replicas want far more than there is.
+/// Three replicas with far more demand than capacity.
 async fn the_cap_holds_under_load_and_nobody_starves(backend: Backend) {
     const EACH: u32 = 25;
     let inside = Arc::new(AtomicU32::new(0));
@@ -210,7 +210,7 @@ async fn the_cap_holds_under_load_and_nobody_starves(backend: Backend) {
     };
     let (light, heavy) = (longest(1..=2), longest(9..=10));
     println!("longest waits: light {light:?}, heavy {heavy:?}; {idle:.1} of 10 units idle");
-    // They stand in one queue. A heavy one waits a little longer at its head.
+    // All requests share one queue. A heavy one waits a little longer at its head.
     assert!(
         heavy < 4 * light + Duration::from_secs(1),
         "{heavy:?}, {light:?}"
@@ -318,12 +318,12 @@ fn process() {
     });
 }
 
-/// Dropping it kills it.
+/// Killed when dropped.
 struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It fails only if the process has ended by itself.
+        // Fails only if the process has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -348,7 +348,7 @@ async fn units_of_a_killed_process_come_back_together() {
     let permit = granted(waiter).await;
     let took = killed.elapsed();
     assert!(took < Duration::from_secs(4), "{took:?} with leases of 1 s");
-    // Its waiter was passed over, and is evicted in time.
+    // Its waiter was passed over, and is evicted later.
     assert_eq!(usage(&semaphore).await.0, 9);
     drop(permit);
     until_free(&semaphore).await;

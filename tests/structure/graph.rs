@@ -1,23 +1,23 @@
-//! Which files lead to which: by imports, and in a folder by calls.
+//! Dependencies between files: by imports, and within a folder by calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::source::{Module, Source, sources};
 
-/// Methods of the standard library that types of ours have too.
+/// Methods of the standard library with the names of some of our own methods.
 const OF_STD: [&str; 21] = [
     "clone", "collect", "contains", "count", "default", "drop", "end", "find", "first", "get",
     "insert", "is_empty", "is_none", "len", "new", "next", "poll", "push", "remove", "sleep",
     "take",
 ];
 
-/// The crate, with what leads to what.
+/// The crate and its dependencies.
 pub(crate) struct Crate {
     pub(crate) sources: Vec<Source>,
     by_module: BTreeMap<Module, usize>,
 }
 
-/// What leads to what, by the numbers of files.
+/// Dependencies, by the numbers of the files.
 pub(crate) type Graph = BTreeMap<usize, BTreeSet<usize>>;
 
 impl Crate {
@@ -30,7 +30,7 @@ impl Crate {
         Self { sources, by_module }
     }
 
-    /// The file that defines what a path leads to, as seen from a module.
+    /// The file that defines the target of a path, as seen from a module.
     fn resolve(&self, from: &Module, path: &[String], depth: usize) -> Option<usize> {
         let (first, rest) = path.split_first()?;
         let parent = || from[..from.len().saturating_sub(1)].to_vec();
@@ -48,7 +48,7 @@ impl Crate {
         self.resolve_in(&module, rest, depth)
     }
 
-    /// As [`resolve`](Self::resolve), from this module downward.
+    /// Like [`resolve`](Self::resolve), from this module downward.
     fn resolve_in(&self, module: &Module, path: &[String], depth: usize) -> Option<usize> {
         let number = *self.by_module.get(module)?;
         let source = &self.sources[number];
@@ -63,7 +63,7 @@ impl Crate {
             return Some(number);
         }
         let passed_on = source.imports.get(first)?;
-        // An external crate, or a circle of names.
+        // An external crate, or a cycle of names.
         if depth > 8 {
             return None;
         }
@@ -71,7 +71,7 @@ impl Crate {
         self.resolve(module, &whole, depth + 1)
     }
 
-    /// What each file imports, or names by a path.
+    /// The imports of each file, including items named by a path.
     pub(crate) fn imports(&self) -> Graph {
         let of = |(number, source): (usize, &Source)| {
             let paths = source.imports.values().chain(&source.paths);
@@ -81,8 +81,8 @@ impl Crate {
         self.sources.iter().enumerate().map(of).collect()
     }
 
-    /// Which files of a folder call functions of which, by their names. A file can call only what is beside it, or below
-    /// what it imports: so one method is not taken for another of its name.
+    /// Which files of a folder call functions of each other, by name. A file can call only functions next to it, or
+    /// below its imports, so that methods of the same name are not confused.
     pub(crate) fn calls(&self, folder: &str, imports: &Graph) -> Graph {
         let within = |source: &Source| source.name.starts_with(folder);
         let parent = |number: usize| {
@@ -130,7 +130,7 @@ impl Crate {
     }
 }
 
-/// What a file leads to.
+/// All files reachable from a file.
 fn reach(graph: &Graph, from: usize) -> BTreeSet<usize> {
     let (mut seen, mut open) = (BTreeSet::new(), vec![from]);
     while let Some(next) = open.pop() {
@@ -140,7 +140,7 @@ fn reach(graph: &Graph, from: usize) -> BTreeSet<usize> {
     seen
 }
 
-/// The sets of files that lead to each other.
+/// The sets of files that reach each other.
 pub(crate) fn circles(graph: &Graph) -> Vec<Vec<usize>> {
     let reached: BTreeMap<usize, BTreeSet<usize>> = graph
         .keys()

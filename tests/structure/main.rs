@@ -1,8 +1,8 @@
-//! The structure of the source, read from the source itself: imports point downward, and neither imports nor calls go in a
-//! circle.
+//! The structure of the source, read from the source itself: imports point downward, and neither imports nor calls form
+//! a cycle.
 //!
-//! The way of a permit in ARCHITECTURE.md is that of the source, and its map names what there is. `cargo test --test structure
-//! -- --nocapture` prints figures: files, lines, items, calls.
+//! The way of a permit in ARCHITECTURE.md must match the source, and its map must name existing items. `cargo test
+//! --test structure -- --nocapture` prints figures: files, lines, items, calls.
 
 mod graph;
 mod map;
@@ -16,7 +16,7 @@ use crate::{
     source::{Module, Source},
 };
 
-/// The folders and files of `src/`, from the top down: each imports only what is in its own layer or below.
+/// The folders and files of `src/`, from the top down: each imports only from its own layer or below.
 const LAYERS: [&[&str]; 9] = [
     &["lib.rs", "fuzzing.rs"],
     &["admin", "config"],
@@ -49,7 +49,7 @@ const LAYERS: [&[&str]; 9] = [
     ],
 ];
 
-/// Items of the keeper that say how far they are seen: types, and methods that are seen less far than their type. See
+/// Maximum number of restricted items in the keeper: types, and methods with less visibility than their type. See
 /// `methods_of_the_keeper_say_less_than_their_type_or_nothing`.
 const MOST_RESTRICTED: usize = 172;
 
@@ -88,7 +88,7 @@ fn imports_point_downward() {
     assert!(upward.is_empty(), "{upward:#?}");
 }
 
-/// Of all files of the keeper, the one part where methods of a type are in several files.
+/// For all files of the keeper, the only part where a type's methods are spread over several files.
 #[test]
 fn calls_go_in_no_circle() {
     let all = Crate::read();
@@ -96,7 +96,7 @@ fn calls_go_in_no_circle() {
     assert!(circles.is_empty(), "{:#?}", all.names(&circles));
 }
 
-/// The reader finds what it should: without this, a change of the layout could leave it with nothing to check.
+/// Checks the reader itself: otherwise a change of the layout could leave it with nothing to check.
 #[test]
 fn the_reader_sees_imports_and_calls() {
     let all = Crate::read();
@@ -112,8 +112,8 @@ fn the_reader_sees_imports_and_calls() {
     assert!(calls[&number("keeper/queue/local.rs")].contains(&number("keeper/queue/permit.rs")));
 }
 
-/// In the keeper a type says how far it is seen. A member that is seen as far is `pub`; one that is not says how far. So the
-/// interface of a type and what its files share can be told apart, and counted.
+/// In the keeper a type states its visibility. A member with the same visibility is `pub`; any other member states its
+/// own. So the interface of a type and the items shared by its files can be distinguished and counted.
 #[test]
 fn methods_of_the_keeper_say_less_than_their_type_or_nothing() {
     let all = Crate::read();
@@ -167,6 +167,6 @@ fn figures() {
     );
     let longest = whole.iter().max_by_key(|source| source.lines).unwrap();
     println!("longest: {} {}", longest.name, longest.lines);
-    // They may only become fewer.
+    // These numbers may only decrease.
     assert!(keeper.len() <= 29 && restricted <= MOST_RESTRICTED && longest.lines <= 600);
 }

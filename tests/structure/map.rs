@@ -1,8 +1,8 @@
-//! The map, ARCHITECTURE.md, against the source.
+//! Compares the map, ARCHITECTURE.md, with the source.
 
 use std::{fs, path::Path};
 
-/// ARCHITECTURE.md names only files, folders, functions and types that there are: `keeper/core/exchange.rs` (`send`).
+/// ARCHITECTURE.md names only existing files, folders, functions and types: `keeper/core/exchange.rs` (`send`).
 #[test]
 fn the_map_names_what_there_is() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

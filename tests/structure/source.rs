@@ -1,4 +1,4 @@
-//! The files of the library, and what each defines, imports, calls and shows.
+//! The files of the library, and what each defines, imports, calls and exposes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,31 +15,31 @@ use syn::{
 /// A path of modules from the root of the crate.
 pub(crate) type Module = Vec<String>;
 
-/// A file of the library that is no test.
+/// A file of the library, excluding tests.
 #[derive(Default)]
 pub(crate) struct Source {
-    /// Below `src/`.
+    /// Path below `src/`.
     pub(crate) name: String,
     pub(crate) module: Module,
     /// Lines before the tests.
     pub(crate) lines: usize,
-    /// Items that it defines, and modules that it declares.
+    /// Items defined and modules declared.
     pub(crate) defines: BTreeSet<String>,
-    /// Names that stand for paths: by `use`, also those that it passes on.
+    /// Names that stand for paths: by `use`, including re-exports.
     pub(crate) imports: BTreeMap<String, Vec<String>>,
-    /// Functions and methods that it defines.
+    /// Functions and methods defined.
     pub(crate) functions: BTreeSet<String>,
-    /// Paths that are written out.
+    /// Paths written out.
     pub(crate) paths: BTreeSet<Vec<String>>,
-    /// Methods that it calls, and functions by a path of one segment.
+    /// Methods called, and functions called by a path of one segment.
     pub(crate) calls: BTreeSet<String>,
     /// `pub(super)`, `pub(crate)` and the like.
     pub(crate) restricted: usize,
-    /// Types that it defines, and where they are seen.
+    /// Types defined, and their visibility.
     pub(crate) types: BTreeMap<String, Module>,
-    /// Methods and fields by the name of their type, and where they are seen if they say so: `pub` says nothing.
+    /// Methods and fields by the name of their type, with their visibility unless they are `pub`.
     pub(crate) members: Vec<(String, String, Option<Module>)>,
-    /// Items that are seen everywhere, in a file that is not.
+    /// Items visible everywhere, in a file with less visibility.
     pub(crate) open_items: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// All files that the crate is made of without its tests, from `lib.rs` on.
+/// All files of the crate without its tests, from `lib.rs` on.
 pub(crate) fn sources() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut sources = Vec::new();
@@ -91,7 +91,7 @@ pub(crate) fn sources() -> Vec<Source> {
     sources
 }
 
-/// The file of a module, and the folder of those that it declares.
+/// The file of a module, and the folder of the modules that it declares.
 fn found(folder: &Path, name: &str, attributes: &[Attribute]) -> (PathBuf, PathBuf) {
     let inner = folder.join(name);
     for attribute in attributes {
@@ -139,7 +139,7 @@ impl Source {
         match item {
             Item::Use(item) => self.read_use(&item.tree, &mut Vec::new()),
             Item::Fn(item) => drop(self.functions.insert(item.sig.ident.to_string())),
-            // What a macro makes, such as `pin_project!`.
+            // Items made by a macro, such as `pin_project!`.
             Item::Macro(item) => self.read_tokens(item.mac.tokens.clone()),
             Item::Trait(item) => {
                 for item in &item.items {
@@ -152,7 +152,7 @@ impl Source {
         }
         self.read_visibility(item);
         if let Item::Impl(block) = item {
-            // The methods of a trait are found by its own file.
+            // Methods of a trait are found in the trait's own file.
             let of_trait = block.trait_.is_some();
             let functions = block.items.iter().filter_map(|item| match item {
                 ImplItem::Fn(function) if !of_trait && !is_test(&function.attrs) => Some(function),
@@ -164,7 +164,7 @@ impl Source {
         self.visit_item(item);
     }
 
-    /// How far items are seen, and their methods and fields.
+    /// Records the visibility of items, and of their methods and fields.
     fn read_visibility(&mut self, item: &Item) {
         let (name, visibility, fields) = match item {
             Item::Struct(item) => (&item.ident, &item.vis, Some(&item.fields)),
@@ -219,7 +219,7 @@ impl Source {
         }
     }
 
-    /// The module in which it is seen; `None` if that is everywhere.
+    /// The module in which the item is visible; `None` if everywhere.
     fn seen(&self, visibility: &Visibility) -> Option<Module> {
         let Visibility::Restricted(restricted) = visibility else {
             let is_private = matches!(visibility, Visibility::Inherited);
@@ -333,11 +333,11 @@ impl<'ast> Visit<'ast> for Source {
     }
 
     fn visit_macro(&mut self, made: &'ast syn::Macro) {
-        // Arguments of `matches!`, `tracing::warn!` and the like, as far as they are expressions.
+        // Arguments of `matches!`, `tracing::warn!` and the like, if they are expressions.
         let parser = syn::punctuated::Punctuated::<Expr, syn::Token![,]>::parse_terminated;
         if let Ok(arguments) = made.parse_body_with(parser) {
             for argument in &arguments {
-                // They live for as long as this visit.
+                // The expressions live only during this visit.
                 let mut inner = Self::default();
                 inner.visit_expr(argument);
                 self.paths.append(&mut inner.paths);

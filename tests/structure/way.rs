@@ -1,4 +1,4 @@
-//! A permit's way, as ARCHITECTURE.md has it.
+//! A permit's way, as described in ARCHITECTURE.md.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,13 +8,14 @@ use std::{
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// Files on a permit's way, and calls between their functions. They may only become fewer.
+/// Files on a permit's way, and calls between their functions. The numbers may only decrease.
 const MOST_FILES: usize = 14;
 const MOST_CALLS: usize = 60;
 
-/// A permit's way, from `acquire()` to Redis and back: the steps of ARCHITECTURE.md, each with its functions. A function is
-/// called by the nearest one above it that stands further left. One at the left is not called by the step before: between
-/// them are the outbox, the wake-up of the driver, the connection, the waker of the request.
+/// A permit's way, from `acquire()` to Redis and back: the steps of ARCHITECTURE.md, each with its functions. A
+/// function is called by the nearest function above it with less indentation. A function without indentation is not
+/// called by the step before: in between are the outbox, the wake-up of the driver, the connection, or the request's
+/// waker.
 const WAY: [(&str, &str); 8] = [
     (
         "1",
@@ -129,12 +130,12 @@ const BETWEEN: [[&str; 2]; 5] = [
     ],
 ];
 
-/// A step's functions, each with the one that calls it.
+/// A step's functions, each with its caller.
 fn functions_of(step: &'static str) -> Vec<(Option<&'static str>, &'static str)> {
     let mut callers: Vec<(usize, &str)> = Vec::new();
     let mut functions = Vec::new();
     for (number, line) in step.lines().enumerate() {
-        // The first line stands behind a quotation mark.
+        // The first line follows a quotation mark.
         let left = match number {
             0 => 9,
             _ => line.len() - line.trim_start().len(),
@@ -149,8 +150,8 @@ fn functions_of(step: &'static str) -> Vec<(Option<&'static str>, &'static str)>
     functions
 }
 
-/// What each function of a file calls, by its name: `Type::method`, or `function`. A call is a name, with the type if it
-/// stands before it.
+/// The calls of each function in a file, by its name: `Type::method`, or `function`. A call is a name, with the type if
+/// it precedes the name.
 #[derive(Default)]
 struct Calls(BTreeMap<String, BTreeSet<(Option<String>, String)>>);
 
@@ -163,7 +164,7 @@ impl Calls {
         calls
     }
 
-    /// Finds functions, here and in blocks of `impl`.
+    /// Finds functions, here and in `impl` blocks.
     fn read(&mut self, tokens: TokenStream, of_type: &str) {
         let (mut header, mut function, mut is_impl) = (Vec::new(), None, false);
         let mut after_fn = false;
@@ -204,13 +205,13 @@ impl Calls {
         let mut calls = calls.filter(|(_, called)| called == name);
         calls.any(|(other, _)| match other {
             Some(other) if is_type(other) => Some(&**other) == of_type,
-            // Of methods the type is not known.
+            // A method call does not show the type.
             _ => true,
         })
     }
 }
 
-/// The type that a block of `impl` is for, without its arguments.
+/// The type of an `impl` block, without its arguments.
 fn implementor(header: &[String]) -> &str {
     let mut depth = 0;
     let mut last = "";
@@ -226,7 +227,7 @@ fn implementor(header: &[String]) -> &str {
     last
 }
 
-/// Names before an argument list, and paths that are passed on.
+/// Names before an argument list, and paths passed as arguments.
 fn find_calls(tokens: TokenStream, found: &mut BTreeSet<(Option<String>, String)>) {
     let tokens: Vec<_> = tokens.into_iter().collect();
     let ident = |at: usize| match tokens.get(at) {
@@ -250,7 +251,7 @@ fn find_calls(tokens: TokenStream, found: &mut BTreeSet<(Option<String>, String)
     }
 }
 
-/// Each function on the way calls the next one, and the table of ARCHITECTURE.md has their files.
+/// Each function on the way calls the next one, and the table of ARCHITECTURE.md lists their files.
 #[test]
 fn a_permit_goes_its_way() {
     let mut read: BTreeMap<&str, Calls> = BTreeMap::new();

@@ -1,7 +1,7 @@
-//! Clocks that are wrong.
+//! Wrong clocks.
 //!
-//! A library that is loaded before others lies about the time of day, by as much as a file says. It is compiled by the
-//! tests, which need a C compiler for that.
+//! A preloaded library falsifies the time of day by an offset from a file. The tests compile it, for which they need a
+//! C compiler.
 
 use std::{
     fs::File,
@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 
 use super::redis_server::RedisServer;
 
-/// The monotonic clock stays as it is.
+/// The monotonic clock is unchanged.
 const SHIM: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -65,7 +65,7 @@ time_t time(time_t *result) {
 }
 "#;
 
-/// The time of day of processes, ahead of the real one or behind it.
+/// The time of day of some processes, ahead of the real time or behind it.
 pub(crate) struct Clock {
     folder: TempDir,
     offset: File,
@@ -89,14 +89,14 @@ impl Clock {
         clock
     }
 
-    /// That many seconds ahead of the real time. At once, in all its processes.
+    /// Sets the offset in seconds ahead of the real time, immediately and in all its processes.
     pub(crate) fn step_to(&self, seconds: i64) {
         let offset_us = seconds * 1_000_000;
         let written = self.offset.write_all_at(&offset_us.to_ne_bytes(), 0);
         written.expect("written");
     }
 
-    /// Some servers look at their clock only now and then.
+    /// Waits for the step, because some servers read their clock only now and then.
     pub(crate) async fn step(&self, server: &RedisServer, seconds: i64) {
         self.step_to(seconds);
         let now = || {
@@ -113,7 +113,7 @@ impl Clock {
             .expect("in time");
     }
 
-    /// For processes that go by it.
+    /// Environment for processes that use this clock.
     pub(crate) fn environment(&self) -> [(&'static str, String); 2] {
         let path = |name: &str| self.folder.path().join(name).display().to_string();
         [
@@ -122,7 +122,7 @@ impl Clock {
         ]
     }
 
-    /// A server that goes by it.
+    /// A server that uses this clock.
     pub(crate) fn server(&self) -> RedisServer {
         let environment = self.environment();
         let pairs = environment

@@ -1,8 +1,8 @@
-//! A TCP proxy before a server, for what networks do to connections.
+//! A TCP proxy in front of a server, which simulates network faults.
 //!
-//! It runs on a thread of its own: it goes on while the test's runtime is paused or blocked, and its time is real. Its
-//! switches act at once, on the connections that are there and on those to come. Within a connection bytes stay in
-//! order, and none follow a lost one: a connection that lost bytes ends when the switch goes off.
+//! It runs on a separate thread, so that it continues while the test's runtime is paused or blocked, and it uses real
+//! time. Its switches take effect at once, on existing and future connections. Within a connection bytes stay in order,
+//! and none follow a lost one: a connection that lost bytes ends when the switch is turned off.
 
 mod pipe;
 
@@ -12,7 +12,7 @@ use tokio::{runtime, sync::oneshot};
 
 use self::pipe::{BACKLOG, Faults, State, listen, reserve};
 
-/// Dropping it cuts all connections and refuses new ones.
+/// Cuts all connections and refuses new ones when dropped.
 #[derive(Debug)]
 pub(crate) struct FaultProxy {
     port: u16,
@@ -21,23 +21,23 @@ pub(crate) struct FaultProxy {
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum Way {
     /// From the client to the server.
     Requests,
-    /// From the server to the client, what it pushes too.
+    /// From the server to the client, including pushes.
     Replies,
 }
 
-/// What the proxy has seen.
+/// The proxy's observations.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
-    /// All connections so far, in the order in which they were accepted: number n is at place n.
+    /// All connections so far, in order of acceptance: number n is at index n.
     pub(crate) connections: Vec<Passed>,
 }
 
-/// What one connection has brought.
+/// The traffic of one connection.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Passed {
     pub(crate) is_open: bool,
@@ -53,7 +53,7 @@ struct Bytes {
 }
 
 impl FaultProxy {
-    /// Before the server on that port of the loopback interface. It has no faults yet.
+    /// A proxy without faults, in front of the server on this loopback port.
     pub(crate) fn start(upstream_port: u16) -> Self {
         let socket = reserve(0).expect("a free port");
         let port = socket.local_addr().expect("an address").port();
@@ -94,12 +94,12 @@ impl FaultProxy {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Every byte takes that much longer.
+    /// Delays every byte by this long.
     pub(crate) fn delay(&self, way: Way, delay: Duration) {
         self.change(|faults| faults.way(way).delay = delay);
     }
 
-    /// At most that many bytes a second each way and connection. `None`: as fast as it goes.
+    /// Limits each direction of each connection to this many bytes per second. `None`: unlimited.
     pub(crate) fn throttle(&self, bytes_per_second: Option<usize>) {
         assert_ne!(bytes_per_second, Some(0), "that would be `hold_all`");
         self.change(|faults| faults.bytes_per_second = bytes_per_second);
@@ -110,7 +110,7 @@ impl FaultProxy {
         self.change(|faults| faults.replies.swallows = on);
     }
 
-    /// Bytes of both ways are lost, and so is the end of a connection: both sides believe it open.
+    /// Loses the bytes of both directions, and even the end of a connection: both sides believe it open.
     pub(crate) fn half_open(&self, on: bool) {
         self.change(|faults| {
             faults.requests.swallows = on;
@@ -118,19 +118,19 @@ impl FaultProxy {
         });
     }
 
-    /// Keeps back what goes that way on that connection, until it is released: the others overtake it.
+    /// Holds back one direction of a connection until it is released: other connections overtake it.
     pub(crate) fn hold(&self, way: Way, number: usize) {
         self.change(|faults| {
             faults.way(way).held.insert(number);
         });
     }
 
-    /// Keeps back what goes that way, on connections to come too: a stalled network.
+    /// Holds back one direction of all connections, including future ones: a stalled network.
     pub(crate) fn hold_all(&self, way: Way) {
         self.change(|faults| faults.way(way).holds_all = true);
     }
 
-    /// Lets all that was kept back go on, that way.
+    /// Releases everything held back in this direction.
     pub(crate) fn release(&self, way: Way) {
         self.change(|faults| {
             let faults = faults.way(way);
@@ -139,32 +139,32 @@ impl FaultProxy {
         });
     }
 
-    /// Ends one connection. What it still holds or delays is lost.
+    /// Ends one connection. Bytes held or delayed are lost.
     pub(crate) fn cut(&self, number: usize) {
         self.change(|faults| {
             faults.cut.insert(number);
         });
     }
 
-    /// Ends all connections that are there now.
+    /// Ends all current connections.
     pub(crate) fn cut_all(&self) {
         let accepted = self.seen().connections.len();
         self.change(|faults| faults.cut_below = accepted);
     }
 
-    /// Ends one connection for its client only: what that has sent still arrives, once it is not held.
+    /// Ends one connection for its client only: bytes already sent still arrive, once they are not held.
     pub(crate) fn cut_client(&self, number: usize) {
         self.change(|faults| {
             faults.parted.insert(number);
         });
     }
 
-    /// Like a server that is not there. Open connections stay.
+    /// Behaves as if the server were down. Open connections stay.
     pub(crate) fn refuse(&self, on: bool) {
         self.change(|faults| faults.refuses = on);
     }
 
-    /// Connections to come lead to the server on that port: its name has moved.
+    /// Future connections lead to the server on this port: its name has moved.
     pub(crate) fn lead_to(&self, upstream_port: u16) {
         self.change(|faults| faults.upstream_port = upstream_port);
     }
@@ -173,7 +173,7 @@ impl FaultProxy {
         self.state.seen.borrow().clone()
     }
 
-    /// Waits until it has seen that.
+    /// Waits until the observations satisfy the condition.
     pub(crate) async fn until(&self, condition: impl FnMut(&Seen) -> bool) {
         let mut seen = self.state.seen.subscribe();
         seen.wait_for(condition).await.expect("the proxy runs");
@@ -186,7 +186,7 @@ impl FaultProxy {
 
 impl Drop for FaultProxy {
     fn drop(&mut self) {
-        // It fails only if the thread has ended by itself.
+        // Fails only if the thread has already ended.
         let _ = self.stop.take().map(|stop| stop.send(()));
         if let Some(thread) = self.thread.take() {
             let ended = thread.join();
@@ -196,7 +196,7 @@ impl Drop for FaultProxy {
 }
 
 impl Seen {
-    /// How many connections there were so far: the number of the next one.
+    /// Number of connections so far, which is the number of the next one.
     pub(crate) fn accepted(&self) -> usize {
         self.connections.len()
     }
@@ -205,17 +205,17 @@ impl Seen {
         self.connections.iter().filter(|one| one.is_open).count()
     }
 
-    /// Over all connections.
+    /// Bytes received over all connections.
     pub(crate) fn received(&self, way: Way) -> usize {
         self.connections.iter().map(|one| one.received(way)).sum()
     }
 
-    /// Over all connections.
+    /// Bytes delivered over all connections.
     pub(crate) fn delivered(&self, way: Way) -> usize {
         self.connections.iter().map(|one| one.delivered(way)).sum()
     }
 
-    /// What was swallowed, over all connections.
+    /// Bytes swallowed over all connections.
     pub(crate) fn lost(&self, way: Way) -> usize {
         self.connections.iter().map(|one| one.bytes(way).lost).sum()
     }

@@ -1,4 +1,4 @@
-//! What the process logs.
+//! The log of this process.
 
 use std::{
     io,
@@ -13,8 +13,8 @@ pub(crate) struct Log {
     changed: Notify,
 }
 
-/// All events of this process, from the first call on. A recorder for each thread would miss some: whether an event is
-/// wanted at all is cached for all threads. So tests find theirs by the names of their limits, or by the namespace,
+/// All events of this process, from the first call on. A recorder for each thread would miss some, because interest in
+/// an event is cached for all threads. So tests find their events by the names of their limits, or by the namespace,
 /// which is in the span of a limiter's task.
 pub(crate) fn log() -> &'static Log {
     static LOG: Log = Log {
@@ -37,7 +37,7 @@ impl Log {
         self.since(&mut 0)
     }
 
-    /// What was logged since it had this length.
+    /// The log since it had this length.
     pub(crate) fn since(&self, length: &mut usize) -> String {
         let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         let new = String::from_utf8_lossy(&bytes[*length..]).into_owned();
@@ -45,8 +45,8 @@ impl Log {
         new
     }
 
-    /// Waits until a line has all these parts: an event is written after the lock is free, so a request may be answered
-    /// before it.
+    /// Waits until a line contains all these parts: an event is written after the lock is released, so a request may be
+    /// answered before it.
     #[allow(dead_code, reason = "not all test binaries wait for events")]
     pub(crate) async fn until(&self, parts: &[&str]) {
         let is_there = || {

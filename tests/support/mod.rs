@@ -1,6 +1,6 @@
-//! What the integration tests share.
+//! Code shared by the integration tests.
 
-// Each test binary uses a part of it.
+// Each test binary uses a part of this module.
 #![allow(dead_code, unreachable_pub)]
 
 pub(crate) mod clock;
@@ -21,7 +21,7 @@ use std::{
 
 use tokio::{runtime, time::timeout};
 
-/// One process test at a time, each with a runtime of its own.
+/// Runs one process test at a time, each on its own runtime.
 pub(crate) fn alone(test: impl Future<Output = ()>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

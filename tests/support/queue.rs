@@ -1,4 +1,4 @@
-//! Requests that wait.
+//! Waiting requests.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tower_turnstile::{Acquire, Semaphore};
 pub(crate) async fn wait_in_line(semaphore: &Semaphore) -> Acquire {
     let mut acquire = semaphore.acquire();
     let queued = async {
-        // Its place comes with an answer that does not wake it.
+        // Its place arrives with an answer that does not wake it.
         while acquire.position().is_none_or(|position| position == 0) {
             let once = timeout(Duration::from_millis(1), &mut acquire).await;
             assert!(once.is_err(), "a slot was free");

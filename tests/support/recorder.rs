@@ -1,7 +1,7 @@
-//! A TCP proxy before a server that notes what rates were charged and refunded there, in the server's words.
+//! A TCP proxy in front of a server that records the charges and refunds of rates there, in the server's terms.
 //!
-//! It stands behind all faults: what it notes has run, whether the answer reached a client or not. What it forwards is
-//! unchanged. It runs on a thread of its own.
+//! It stands behind all fault proxies: every recorded command has run, whether or not the answer reached a client.
+//! Traffic passes unchanged. It runs on a separate thread.
 
 mod resp;
 
@@ -29,14 +29,14 @@ use self::resp::{Call, Value};
 
 const CHUNK_BYTES: usize = 16 * 1024;
 
-/// What one exchange has done to rates: its refunds, then its charges.
+/// An exchange's effects on rates: its refunds, then its charges.
 #[derive(Clone, Debug)]
 pub(crate) struct Executed {
-    /// By the server's clock. No two exchanges have the same.
+    /// On the server's clock. Every exchange has a distinct time.
     pub(crate) now_us: u64,
     pub(crate) replica: String,
     pub(crate) refunds: Vec<Refund>,
-    /// Those that were made.
+    /// Successful charges.
     pub(crate) charges: Vec<Charge>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Charge {
     pub(crate) wait_us: u64,
     /// When the bucket will be empty: `us` and the remainder.
     pub(crate) end: [u64; 2],
-    /// As the charge left it.
+    /// The state after the charge.
     pub(crate) state: State,
 }
 
@@ -55,14 +55,14 @@ pub(crate) struct Charge {
 pub(crate) struct Refund {
     pub(crate) key: String,
     pub(crate) cost: u64,
-    /// As the charge that is refunded had left it.
+    /// The state after the refunded charge.
     pub(crate) charged: State,
 }
 
-/// The names of a charge: `since_us`, `charged`, and `start_us` before it.
+/// Identifies a charge: `since_us`, `charged`, and the previous `start_us`.
 pub(crate) type State = [u64; 3];
 
-/// Dropping it ends it, with its connections.
+/// Ends when dropped, and so do its connections.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     port: u16,
@@ -72,7 +72,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Before the server on that port of the loopback interface.
+    /// A recorder in front of the server on this loopback port.
     pub(crate) fn start(upstream_port: u16) -> Self {
         let runtime = runtime::Builder::new_current_thread()
             .enable_all()
@@ -105,7 +105,7 @@ impl Recorder {
         self.port
     }
 
-    /// So far, in the order in which the server ran them.
+    /// All exchanges so far, in the order in which the server ran them.
     pub(crate) fn executed(&self) -> Vec<Executed> {
         let executed = self.executed.lock().unwrap_or_else(PoisonError::into_inner);
         let mut executed = executed.clone();
@@ -119,7 +119,7 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        // It fails only if the thread has ended by itself.
+        // Fails only if the thread has already ended.
         let _ = self.stop.take().map(|stop| stop.send(()));
         if let Some(thread) = self.thread.take() {
             let ended = thread.join();
@@ -138,13 +138,13 @@ async fn listen(listener: TcpListener, upstream_port: u16, notes: Arc<Mutex<Vec<
             asked: Mutex::default(),
             notes: notes.clone(),
         };
-        // An error is the end of one side.
+        // An error means that a side has ended the connection.
         tokio::spawn(async move { connection.run(client, upstream_port).await.ok() });
     }
 }
 
 struct Connection {
-    /// What is to be answered, in order; `None` if it is no exchange.
+    /// Commands awaiting an answer, in order; `None` for commands other than exchanges.
     asked: Mutex<VecDeque<Option<Call>>>,
     notes: Arc<Mutex<Vec<Executed>>>,
 }
@@ -156,7 +156,7 @@ impl Connection {
         server.set_nodelay(true)?;
         let (from_client, to_client) = client.into_split();
         let (from_server, to_server) = server.into_split();
-        // If the client leaves, the server still answers what it was asked.
+        // If the client leaves, the server still answers its pending commands.
         let requests = async {
             let _to_server = self.requests(from_client, to_server).await;
             while !self.asked().is_empty() {
@@ -170,14 +170,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Until the client leaves. The connection to the server stays as long as the result.
+    /// Runs until the client leaves. The connection to the server stays open as long as the result lives.
     async fn requests(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> OwnedWriteHalf {
         let (mut bytes, mut chunk) = (Vec::new(), vec![0; CHUNK_BYTES]);
         while let Ok(length @ 1..) = from.read(&mut chunk).await {
             bytes.extend_from_slice(&chunk[..length]);
             for command in resp::take_all(&mut bytes) {
                 let command = command.texts();
-                // Answered by pushes only.
+                // Answered only by pushes.
                 if !command[0].ends_with(b"SUBSCRIBE") {
                     self.asked().push_back(Call::of(&command));
                 }
@@ -189,7 +189,7 @@ impl Connection {
         to
     }
 
-    /// Until the server ends the connection.
+    /// Runs until the server ends the connection.
     async fn replies(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
         let (mut bytes, mut chunk) = (Vec::new(), vec![0; CHUNK_BYTES]);
         while let Ok(length @ 1..) = from.read(&mut chunk).await {

@@ -1,4 +1,4 @@
-//! A Redis Cluster of one's own.
+//! A Redis Cluster for tests.
 
 use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
@@ -9,17 +9,17 @@ use std::{
 use super::redis_server::RedisServer;
 
 const SLOTS: u32 = 16_384;
-/// After this time without an answer a node counts as gone.
+/// A node without an answer for this long counts as dead.
 const NODE_TIMEOUT_MS: u64 = 1_000;
 
-/// Servers that share the hash slots evenly, some with replicas. Dropping it kills them.
+/// Servers that share the hash slots evenly, some with replicas. Killed when dropped.
 pub(crate) struct RedisCluster {
     pub(crate) primaries: Vec<RedisServer>,
     pub(crate) replicas: Vec<RedisServer>,
 }
 
 impl RedisCluster {
-    /// With this many replicas for each primary.
+    /// With this many replicas per primary.
     pub(crate) fn start(primaries: usize, replicas: usize) -> Self {
         let nodes = |count| (0..count).map(|_| start_node()).collect::<Vec<_>>();
         let cluster = Self {
@@ -44,7 +44,7 @@ impl RedisCluster {
         cluster.until_all_know_all();
         for (number, node) in cluster.replicas.iter().enumerate() {
             let of = id(&cluster.primaries[number % primaries]);
-            // It may not know that one yet.
+            // The node may not know its primary yet.
             until("a replica follows", || {
                 node.try_cli(&["CLUSTER", "REPLICATE", &of]).is_ok()
             });
@@ -57,7 +57,7 @@ impl RedisCluster {
         cluster
     }
 
-    /// One of three nodes for all who use it at a time.
+    /// A cluster of three nodes, shared by all concurrent users.
     pub(crate) fn shared() -> Arc<Self> {
         static SHARED: Mutex<Weak<RedisCluster>> = Mutex::new(Weak::new());
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,7 +81,7 @@ impl RedisCluster {
         self.primaries.iter().chain(&self.replicas)
     }
 
-    /// The primary that serves this slot, as the first node knows it.
+    /// The primary that serves this slot, according to the first node.
     pub(crate) fn owner(&self, slot: u16) -> usize {
         let owns = |node: &RedisServer| {
             let known = node.cli(&["CLUSTER", "NODES"]);
@@ -105,7 +105,7 @@ impl RedisCluster {
             .expect("somebody serves the slot")
     }
 
-    /// Moves a slot with its keys from one primary to another, key by key, waiting a little after each.
+    /// Moves a slot with its keys from one primary to another, key by key, with a short pause after each.
     pub(crate) fn move_slot(&self, slot: u16, to: usize, pause: Duration) {
         let from = self.owner(slot);
         let (source, target) = (&self.primaries[from], &self.primaries[to]);
@@ -127,7 +127,7 @@ impl RedisCluster {
         }
     }
 
-    /// Waits until every node sees all the others, and all slots served.
+    /// Waits until every node sees all others, and all slots are served.
     fn until_all_know_all(&self) {
         let count = self.nodes().count();
         for node in self.nodes() {
@@ -140,7 +140,7 @@ impl RedisCluster {
     }
 }
 
-/// If there is no port for it to talk to the others on, 10,000 above its own, it is started anew.
+/// If the cluster bus port, 10,000 above its own, is taken, the node is started again.
 fn start_node() -> RedisServer {
     let timeout = NODE_TIMEOUT_MS.to_string();
     RedisServer::start_with(&[
@@ -153,7 +153,7 @@ fn start_node() -> RedisServer {
     ])
 }
 
-/// The port on which nodes talk to each other.
+/// The port on which nodes communicate.
 fn bus_port(node: &RedisServer) -> String {
     let nodes = node.cli(&["CLUSTER", "NODES"]);
     let (_, rest) = nodes.split_once('@').expect("its own line");
@@ -165,7 +165,7 @@ pub(crate) fn id(node: &RedisServer) -> String {
     node.cli(&["CLUSTER", "MYID"])
 }
 
-/// A cluster does not announce its changes: it has to be asked.
+/// Polls, because a cluster does not announce its changes.
 pub(crate) fn until(what: &str, done: impl Fn() -> bool) {
     let began = Instant::now();
     while !done() {

@@ -1,6 +1,6 @@
-//! A Redis server of one's own, for one test.
+//! A separate Redis server for one test.
 
-// Each test uses a part of it.
+// Each test uses a part of this module.
 #![allow(dead_code)]
 
 use std::{
@@ -17,11 +17,11 @@ use nix::{
 };
 use tempfile::TempDir;
 
-/// A server that ends so often cannot do what it is asked for.
+/// A server that fails to start this often does not support the arguments.
 const START_TRIES: usize = 10;
 
-/// A `redis-server` process on a free port of the loopback interface, in a folder of its own. It keeps nothing on
-/// disk. Dropping it kills it.
+/// A `redis-server` process on a free port of the loopback interface, with its own folder. It writes nothing to disk.
+/// Killed when dropped.
 ///
 /// The environment variable `REDIS_SERVER` may name another binary, such as `valkey-server`.
 #[derive(Debug)]
@@ -38,12 +38,12 @@ impl RedisServer {
         Self::start_with(&[])
     }
 
-    /// With more arguments for the server, such as `["--maxmemory", "3mb"]`.
+    /// With additional arguments for the server, such as `["--maxmemory", "3mb"]`.
     pub(crate) fn start_with(arguments: &[&str]) -> Self {
         Self::start_in(&[], arguments)
     }
 
-    /// With more variables in its environment.
+    /// With additional environment variables.
     pub(crate) fn start_in(environment: &[(&str, &str)], arguments: &[&str]) -> Self {
         let arguments: Vec<_> = arguments.iter().map(ToString::to_string).collect();
         let pairs = environment.iter();
@@ -79,21 +79,21 @@ impl RedisServer {
         self.process.id()
     }
 
-    /// Kills it: its data is lost, its connections are cut.
+    /// Kills the server: its data is lost, and its connections are cut.
     pub(crate) fn stop(&mut self) {
-        // It fails only if the process has ended by itself.
+        // Fails only if the process has already ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 
-    /// Starts it again on the same port, empty; kills it first if it still runs.
+    /// Restarts the server on the same port, empty; kills it first if necessary.
     pub(crate) fn restart(&mut self) {
         self.stop();
         self.process = spawn(self.port, &self.arguments, &self.environment, &self.folder)
             .expect("the port is free");
     }
 
-    /// Until it is resumed, it takes in bytes but answers nothing.
+    /// Until resumed, the server accepts bytes but answers nothing.
     pub(crate) fn pause(&self) {
         self.signal(Signal::SIGSTOP);
     }
@@ -102,7 +102,7 @@ impl RedisServer {
         self.signal(Signal::SIGCONT);
     }
 
-    /// Runs a command and returns its reply as text: an array one element a line, nothing for nil.
+    /// Runs a command and returns its reply as text: an array with one element per line, nil as nothing.
     ///
     /// # Panics
     ///
@@ -112,15 +112,15 @@ impl RedisServer {
             .unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
     }
 
-    /// The same, for a command that may fail.
+    /// Like [`cli`](Self::cli), for a command that may fail.
     pub(crate) fn try_cli(&self, arguments: &[&str]) -> Result<String, String> {
         command(self.port, arguments).unwrap_or_else(|error| Err(error.to_string()))
     }
 
-    /// Waits until these replicas of it have all that is written so far.
+    /// Waits until these replicas have received all writes so far.
     ///
-    /// A new replica has the primary's data up to a second before the stream of changes begins. `WAIT` would not tell: it
-    /// speaks of the writes of its own connection.
+    /// A new replica has the primary's data up to a second before the stream of changes begins. `WAIT` would not help:
+    /// it only covers the writes of its own connection.
     pub(crate) fn until_copied<'a>(&self, replicas: impl IntoIterator<Item = &'a Self>) {
         let written = self.offset("master_repl_offset");
         let mut replicas = replicas.into_iter();
@@ -187,7 +187,7 @@ fn spawn(
         });
     let pid = format!("process_id:{}\r\n", process.id());
     loop {
-        // It may be another server that answers on this port. One that wants a password was configured so by this test.
+        // Another server may answer on this port. A server that requires a password was configured by this test.
         match command(port, &["INFO", "server"]) {
             Ok(Ok(info)) if info.contains(&pid) => return Some(process),
             Ok(Err(error)) if error.starts_with("NOAUTH") => return Some(process),
@@ -199,7 +199,7 @@ fn spawn(
     }
 }
 
-/// Sends one command over a connection of its own. The inner error is the server's.
+/// Sends one command over a separate connection. The inner error is the server's.
 pub(crate) fn command(port: u16, arguments: &[&str]) -> io::Result<Result<String, String>> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     let mut request = format!("*{}\r\n", arguments.len());

@@ -1,4 +1,4 @@
-//! A replica: an example, `axum` most often, as a process of its own.
+//! A replica: an example, mostly `axum`, in a separate process.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -24,7 +24,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// A running server. Dropping it kills it.
+/// A running server. Killed when dropped.
 pub(crate) struct Replica {
     process: Child,
     address: SocketAddr,
@@ -38,7 +38,7 @@ impl Replica {
         Self::launch(command).await
     }
 
-    /// Waits until it listens.
+    /// Starts the server, and waits until it listens.
     pub(crate) async fn launch(mut command: Command) -> Self {
         let mut process = command.spawn().expect("the example runs");
         let output = BufReader::new(process.stdout.take().expect("piped"));
@@ -58,7 +58,7 @@ impl Replica {
             let address = address.strip_prefix("listening on http://");
             let address: SocketAddr = address.expect("it listens").parse().expect("an address");
             tell.send(address).expect("the test waits for it");
-            // To its end, or its next words would break the pipe.
+            // Read to the end, because otherwise further output would break the pipe.
             lines.for_each(drop);
         });
         Self {
@@ -91,7 +91,7 @@ impl Replica {
         serde_json::from_slice(&body.collect().await.expect("whole").to_bytes()).expect("JSON")
     }
 
-    /// Waits until it says that of its store.
+    /// Waits until the server reports this state of its store.
     pub(crate) async fn until_store(&self, state: &str) {
         while self.status().await["store"] != state {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -122,7 +122,7 @@ impl Replica {
         self.log.borrow().clone()
     }
 
-    /// Waits until its log says that so often.
+    /// Waits until its log contains these words this often.
     pub(crate) async fn until_logged(&self, words: &str, times: usize) {
         let mut log = self.log.clone();
         log.wait_for(|log| log.matches(words).count() >= times)
@@ -131,7 +131,7 @@ impl Replica {
     }
 
     pub(crate) fn kill(&mut self) {
-        // It fails only if the process has ended by itself.
+        // Fails only if the process has already ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -144,23 +144,23 @@ impl Replica {
         self.signal(Signal::SIGCONT);
     }
 
-    /// Asks it to read its configuration again.
+    /// Asks the server to reload its configuration.
     pub(crate) fn hang_up(&self) {
         self.signal(Signal::SIGHUP);
     }
 
-    /// Asks it to end.
+    /// Asks the server to end.
     pub(crate) fn ask_to_end(&self) {
         self.signal(Signal::SIGTERM);
     }
 
-    /// Asks it to end, and returns its exit code.
+    /// Asks the server to end, and returns its exit code.
     pub(crate) async fn terminate(&mut self) -> Option<i32> {
         self.ask_to_end();
         self.terminated().await
     }
 
-    /// Waits until it has ended, and returns its exit code.
+    /// Waits until the server has ended, and returns its exit code.
     pub(crate) async fn terminated(&mut self) -> Option<i32> {
         loop {
             if let Some(status) = self.process.try_wait().expect("a child") {
@@ -185,7 +185,7 @@ impl Drop for Replica {
     }
 }
 
-/// Runs an example with options that it refuses. Returns its exit code and what it said.
+/// Runs an example with options that it refuses. Returns its exit code and output.
 pub(crate) fn run_to_end(example: &str, options: &[&str]) -> (Option<i32>, String) {
     let output = command(example, options)
         .output()
@@ -196,7 +196,7 @@ pub(crate) fn run_to_end(example: &str, options: &[&str]) -> (Option<i32>, Strin
     )
 }
 
-/// The examples stand beside the folder of the tests.
+/// The examples are next to the folder of the tests.
 pub(crate) fn command(example: &str, options: &[&str]) -> Command {
     let mut path: PathBuf = std::env::current_exe().expect("a path");
     path.pop();
@@ -215,7 +215,7 @@ pub(crate) fn command(example: &str, options: &[&str]) -> Command {
     command
 }
 
-/// A GET request on a connection of its own.
+/// A GET request on a separate connection.
 pub(crate) struct Request {
     address: SocketAddr,
     pub(crate) path: String,
@@ -234,7 +234,7 @@ impl Request {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         let connection = Connection(tokio::spawn(async move {
-            // The request's own error says more.
+            // The request's own error is more specific.
             let _ = connection.await;
         }));
         let request = hyper::Request::get(&self.path)
@@ -251,7 +251,7 @@ impl Request {
 
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Dropping it closes the connection, as a client does that leaves.
+/// Dropping it closes the connection, like a client that disconnects.
 pub(crate) struct Connection(JoinHandle<()>);
 
 impl Drop for Connection {

@@ -1,4 +1,4 @@
-//! A primary, its replicas, and the sentinels that watch over them, for one test.
+//! A primary, its replicas, and their sentinels, for one test.
 
 use std::{
     fs,
@@ -16,17 +16,17 @@ use tempfile::TempDir;
 
 use super::redis_server::{RedisServer, command, free_port};
 
-/// What the sentinels call the primary and its replicas.
+/// The sentinels' name for the primary and its replicas.
 pub(crate) const SERVICE: &str = "main";
 
-/// Three servers, of which the first one is the primary at the start, and three sentinels, of which two must agree.
+/// Three servers, the first of them initially the primary, and three sentinels with a quorum of two.
 #[derive(Debug)]
 pub(crate) struct Watched {
     pub(crate) servers: Vec<RedisServer>,
     pub(crate) sentinels: Vec<Sentinel>,
 }
 
-/// A `redis-server --sentinel` process. Dropping it kills it.
+/// A `redis-server --sentinel` process. Killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Sentinel {
     process: Option<Child>,
@@ -35,16 +35,17 @@ pub(crate) struct Sentinel {
 }
 
 impl Watched {
-    /// Returns when the sentinels know each other and the replicas, and the replicas have what the primary has.
+    /// Starts all of them. Returns when the sentinels know each other and the replicas, and the replicas have the
+    /// primary's data.
     pub(crate) fn start() -> Self {
-        // A primary would wait five seconds for more replicas before it sends its data.
+        // Otherwise a primary would wait five seconds for more replicas before it sends its data.
         let at_once = ["--repl-diskless-sync-delay", "0"];
         let primary = RedisServer::start_with(&at_once);
         let port = primary.port().to_string();
         let of_primary = [&at_once[..], &["--replicaof", "127.0.0.1", &port]].concat();
         let replica = || RedisServer::start_with(&of_primary);
         let servers = vec![primary, replica(), replica()];
-        // A sentinel looks at a replica at once, and then not again for ten seconds.
+        // A sentinel inspects a replica at once, and then only ten seconds later.
         until("the replicas are in step", || {
             let about = servers[0].cli(&["INFO", "replication"]);
             about.matches("state=online").count() == 2
@@ -76,7 +77,7 @@ impl Watched {
         }
     }
 
-    /// Waits until the replicas have all that the first primary has.
+    /// Waits until the replicas have all data of the first primary.
     pub(crate) fn until_copied(&self) {
         self.servers[0].until_copied(&self.servers[1..]);
     }
@@ -87,11 +88,11 @@ impl Watched {
         url(&ports.collect::<Vec<_>>())
     }
 
-    /// The server that all sentinels have made the primary.
+    /// The server that all sentinels consider the primary.
     pub(crate) fn primary(&self) -> Option<usize> {
         let names = |server: &RedisServer| {
-            // Not the address that they give to clients: the leader gives that of the promoted server before it tells
-            // others of the switch.
+            // Not the address announced to clients: the leader announces the promoted server before it notifies the
+            // other sentinels.
             let port = format!("\nport\n{}\n", server.port());
             let sentinels = self.sentinels.iter();
             let agree = sentinels.filter(|sentinel| {
@@ -103,7 +104,8 @@ impl Watched {
         self.servers.iter().position(names)
     }
 
-    /// A server's answer. Sentinels cut all connections of a server that they make a replica: it is asked again then.
+    /// A server's answer. Sentinels cut all connections of a server that they turn into a replica, so the command is
+    /// retried.
     pub(crate) fn answer(&self, server: usize, arguments: &[&str]) -> String {
         let mut answer = None;
         until("the server answers", || {
@@ -113,7 +115,7 @@ impl Watched {
         answer.expect("just seen")
     }
 
-    /// Waits until all sentinels announce another primary. Until then one of them may lead to the old one.
+    /// Waits until all sentinels announce another primary. Until then some of them may lead to the old one.
     pub(crate) fn until_replaced(&self, old: usize) -> usize {
         let mut new = None;
         until("there is another primary", || {
@@ -139,7 +141,7 @@ impl Sentinel {
         sentinel
     }
 
-    /// Starts it with what it knew when it was stopped.
+    /// Restarts the sentinel with its earlier knowledge.
     pub(crate) fn restart(&mut self) {
         let binary = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
         let process = Command::new(binary)
@@ -157,7 +159,7 @@ impl Sentinel {
 
     pub(crate) fn stop(&mut self) {
         if let Some(mut process) = self.process.take() {
-            // It fails only if the process has ended by itself.
+            // Fails only if the process has already ended.
             let _ = process.kill();
             let _ = process.wait();
         }
@@ -167,26 +169,26 @@ impl Sentinel {
         self.port
     }
 
-    /// Sends it a signal, such as one to stop and one to go on.
+    /// Sends the sentinel a signal, for example to stop or to continue.
     pub(crate) fn signal(&self, signal: Signal) {
         let process = self.process.as_ref().expect("it runs");
         let pid = Pid::from_raw(process.id().try_into().expect("a pid"));
         signal::kill(pid, signal).expect("it runs");
     }
 
-    /// The answer to `SENTINEL ...`; nothing if it is an error or there is none.
+    /// The answer to `SENTINEL ...`; `None` without an answer, or for an error.
     pub(crate) fn ask(&self, arguments: &[&str]) -> Option<String> {
         let arguments: Vec<_> = ["SENTINEL"].iter().chain(arguments).copied().collect();
         command(self.port, &arguments).ok()?.ok()
     }
 
-    /// How many clients listen to it.
+    /// Number of clients subscribed to the sentinel.
     pub(crate) fn listeners(&self) -> usize {
         let clients = command(self.port, &["CLIENT", "LIST"]).expect("it is up");
         clients.expect("it may be asked").matches(" sub=1 ").count()
     }
 
-    /// Gives a user to it, by the words of `ACL SETUSER`.
+    /// Creates a user, with arguments of `ACL SETUSER`.
     pub(crate) fn set_user(&self, words: &str) {
         let arguments: Vec<_> = ["ACL", "SETUSER"]
             .into_iter()
@@ -203,7 +205,7 @@ impl Drop for Sentinel {
     }
 }
 
-/// The URL of the service by these sentinels, in this order.
+/// The URL of the service with these sentinels, in this order.
 pub(crate) fn url(ports: &[u16]) -> String {
     let hosts: Vec<_> = ports
         .iter()
@@ -212,13 +214,13 @@ pub(crate) fn url(ports: &[u16]) -> String {
     format!("redis+sentinel://{}/{SERVICE}", hosts.join(","))
 }
 
-/// A sentinel that gives every question the same answer: it names this server.
+/// A sentinel that gives every question the same answer: the name of this server.
 pub(crate) fn stale(names: u16) -> u16 {
     let name = names.to_string();
     let answer = format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{name}\r\n", name.len());
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let port = listener.local_addr().expect("an address").port();
-    // It ends with the process of the test.
+    // Ends with the test's process.
     thread::spawn(move || {
         use std::io::{Read, Write};
         for stream in listener.incoming() {
@@ -226,7 +228,7 @@ pub(crate) fn stale(names: u16) -> u16 {
             thread::spawn(move || {
                 let mut bytes = [0; 4_096];
                 while let Ok(count @ 1..) = stream.read(&mut bytes) {
-                    // What the client says about itself is acknowledged too, but it may not listen.
+                    // The client's information about itself is acknowledged too, but the client may not subscribe.
                     let text = String::from_utf8_lossy(&bytes[..count]).to_uppercase();
                     let others = text.matches("SETINFO").count() + text.matches("HELLO").count();
                     let listens = text.matches("SUBSCRIBE").count();
@@ -244,7 +246,7 @@ pub(crate) fn stale(names: u16) -> u16 {
     port
 }
 
-/// They know each other from the start: to find out would take them seconds.
+/// The sentinels know each other from the start: discovery would take them seconds.
 fn config(own: u16, all: &[u16], servers: &[RedisServer]) -> String {
     let id = |port: u16| format!("{port:040x}");
     let mut config = format!(
@@ -271,7 +273,7 @@ fn config(own: u16, all: &[u16], servers: &[RedisServer]) -> String {
     config
 }
 
-/// Looks again and again: these are other processes.
+/// Polls, because the sentinels are other processes.
 pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
     while !done() {

@@ -1,4 +1,4 @@
-//! What tests watch: streams as their clients see them, and the ledger as the store has it.
+//! Observations for tests: streams as seen by their clients, and the ledger in the store.
 
 use std::{
     collections::BTreeMap,
@@ -15,14 +15,14 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use super::{redis_server::RedisServer, replica::Request};
 
-/// Streams opened by clients of a test.
+/// Streams opened by a test's clients.
 #[derive(Clone)]
 pub(crate) struct Streams(Arc<watch::Sender<Seen>>);
 
-/// What the clients saw.
+/// The clients' observations.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
-    /// The clients, in the order in which they got their first event.
+    /// The clients, in the order of their first events.
     pub(crate) order: Vec<usize>,
     pub(crate) most_at_once: usize,
     /// From the first event to the last.
@@ -39,15 +39,15 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// Sends a request and reads the response to its end. Dropping or aborting the task closes the connection.
+    /// Sends a request, and reads the response to its end. Dropping or aborting the task closes the connection.
     pub(crate) fn open(&self, number: usize, request: Request) -> JoinHandle<Result<(), String>> {
         let streams = self.clone();
         tokio::spawn(async move { streams.read(number, request).await })
     }
 
     async fn read(&self, number: usize, request: Request) -> Result<(), String> {
-        // The slot goes with the last event, and the next stream's first event may overtake that on its way here. So a
-        // stream counts until its last event but one.
+        // The slot is released with the last event, and the next stream's first event may overtake it on its way here.
+        // So a stream counts until its second-last event.
         let chunks = request
             .path
             .split_once("chunks=")
@@ -109,7 +109,7 @@ impl Streams {
     }
 }
 
-/// A stream between its first and its last event.
+/// A stream between its first and last events.
 struct Inside(Arc<watch::Sender<Seen>>);
 
 impl Inside {
@@ -133,7 +133,7 @@ impl Drop for Inside {
     }
 }
 
-/// Looks at the ledgers all the time, from a thread of its own.
+/// Observes the ledgers continuously, on a separate thread.
 pub(crate) struct Ledger {
     now: watch::Receiver<Counts>,
     over: Arc<AtomicBool>,
@@ -147,12 +147,12 @@ struct Counts {
     waiters: usize,
 }
 
-/// What the watch saw.
+/// The results of the observation.
 pub(crate) struct Watched {
     pub(crate) most_holders: usize,
 }
 
-/// Holders whose lease has not ended, and waiters, over all ledgers of the example, at one moment.
+/// Holders with a running lease, and waiters, over all ledgers of the example, at one moment.
 const COUNT: &str = "
     local time = redis.call('TIME')
     local now_ms = math.floor((time[1] * 1000000 + time[2]) / 1000)
@@ -195,7 +195,7 @@ impl Ledger {
         }
     }
 
-    /// Waits until that many hold or wait.
+    /// Waits for this many holders and waiters in total.
     pub(crate) async fn until_members(&self, members: usize) {
         let mut now = self.now.clone();
         now.wait_for(|now| now.holders + now.waiters == members)
@@ -220,13 +220,13 @@ impl Drop for Ledger {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It has nothing to report.
+            // The thread returns nothing.
             let _ = thread.join();
         }
     }
 }
 
-/// How often scripts were run so far.
+/// Number of scripts run so far.
 pub(crate) fn script_calls(server: &RedisServer) -> usize {
     let stats = server.cli(&["INFO", "commandstats"]);
     let calls = |line: &str| {
@@ -244,7 +244,7 @@ pub(crate) fn script_calls(server: &RedisServer) -> usize {
         .sum()
 }
 
-/// Waits until nothing is left in the store.
+/// Waits until the store is empty.
 pub(crate) async fn until_empty(server: &RedisServer) {
     while server.cli(&["DBSIZE"]) != "0" {
         tokio::time::sleep(Duration::from_millis(2)).await;

@@ -1,5 +1,5 @@
 
-// Changes: a dialog that says what will happen.
+// Changes: a dialog that describes the effect.
 
 const KINDS = {
   set: {
@@ -64,7 +64,7 @@ function chosen(select) {
   return select.selectedOptions[0].textContent;
 }
 
-// Only if one was written.
+// Sends a burst only if the operator entered a value.
 function burstOf(form) {
   return form.burst.value === "" ? {} : { burst: Number(form.burst.value) };
 }
@@ -96,7 +96,7 @@ function willMode({ limit }, form) {
   return `${then} the limit is enforced` + (limit ? `: ${valueText(limit.max, limit)}.` : ".");
 }
 
-// `about`: the target, what is known of it, and the facts that are shown.
+// `about`: the target, its known state, and the facts to display.
 function openChange(kind, about) {
   open = { kind, ...about };
   const form = byId("change");
@@ -124,12 +124,12 @@ function describe() {
   put(byId("confirm"), confirm(form));
 }
 
-// Ends what is held: one permit, those of a key, or those of a replica.
+// Revokes one permit, a key's permits, or a replica's permits.
 function openRevoke(name, revoked, facts) {
   openChange("revoke", { name, revoked, facts });
 }
 
-// Of a limit or one of its keys: what is declared, and what is over it.
+// The declared value of a limit or key, and the overrides on top.
 function aboutTarget(target, name, limit, key = null) {
   const overrides = overridesOf(target);
   const facts = [];

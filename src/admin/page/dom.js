@@ -1,7 +1,7 @@
 
 "use strict";
 
-// The page's subject, and the latest answers about it.
+// The page's subject, and its latest answers.
 let route = { limit: null, key: null, count: 100 };
 const known = {
   status: null,
@@ -18,7 +18,7 @@ const known = {
 
 const byId = (id) => document.getElementById(id);
 
-// Control characters, marks of direction and of formatting, separators of lines, and tags, as in the command line.
+// Control characters, direction and formatting marks, line separators, and tags, as in the command line.
 const UNSEEN = new RegExp(
   "[\\u0000-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff" +
     "\\ufff9-\\ufffb\\u{e0000}-\\u{e007f}]",
@@ -29,7 +29,7 @@ function shown(text) {
   return String(text).replace(UNSEEN, (mark) => `\\u{${mark.codePointAt(0).toString(16)}}`);
 }
 
-// Sets a text, unless it is there: a screen reader says what changes.
+// Sets a text only if it differs, because screen readers announce changes.
 function put(node, text) {
   const next = shown(text);
   if (node.textContent !== next) node.textContent = next;
@@ -69,7 +69,7 @@ function putFacts(list, facts) {
   });
 }
 
-// Announces an event, for eyes and ears.
+// Announces an event, both visibly and to screen readers.
 function say(text) {
   put(byId("said"), text);
 }

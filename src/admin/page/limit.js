@@ -1,5 +1,5 @@
 
-// One limit, or one of its keys.
+// One limit or one key.
 
 const showLimitOverrides = makeTable(
   byId("limit-overrides"),
@@ -102,7 +102,7 @@ function revokeKey(row) {
   openRevoke(`all permits of ${caller(row)}`, { key: { limit: route.limit, key: row.key } }, facts);
 }
 
-// Why a request of this caller would wait now, or be refused.
+// Why a request of this caller would wait or be refused now.
 async function explain(row) {
   const now = route;
   const parameters = new URLSearchParams({ limit: route.limit, key: row.key });
@@ -110,7 +110,7 @@ async function explain(row) {
   if (now === route) put(byId("why"), `${caller(row)}: ${why}`);
 }
 
-// The key that is looked at, which may not be in use.
+// The selected key, which may not be in use.
 function ownKey() {
   return known.details?.keys.rows.find(({ key }) => key === route.key) ?? { key: route.key };
 }
@@ -120,7 +120,7 @@ function aboutKey(row) {
   return aboutTarget(target, targetText(target, [row]), limitOf(route.limit), row);
 }
 
-// The limit or key that is looked at.
+// The selected limit or key.
 function aboutRoute() {
   if (!route.key) return aboutRow({ limit: route.limit });
   const value = overridesOf(route).find(({ setting }) => setting === "value")?.to;

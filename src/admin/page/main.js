@@ -1,12 +1,12 @@
 
-// Where the page is, and how it keeps itself up to date.
+// The page's location, and its periodic updates.
 
-// Time between two looks. The service shares its answers among all pages.
+// Time between two updates, in ms. The service shares its answers among all pages.
 const INTERVAL = 2000;
 const LOG_INTERVAL = 10000;
 const TIMEOUT = 15000;
 
-// The service may be nested at a path with or without a slash at its end.
+// The service may be nested at a path with or without a trailing slash.
 const base = location.pathname.replace(/\/?$/, "/");
 
 async function answer(path, options = {}) {
@@ -51,7 +51,7 @@ function overridesOf({ limit, key = null }) {
   return rows.filter((row) => row.limit === limit && (row.key ?? null) === key);
 }
 
-// By the store's clock at the answer, and this computer's since then.
+// Counted by the store's clock up to the answer, and by this computer's since then.
 function endsIn(row) {
   return Math.max(0, row.until_ms - known.status.overrides.read_at_ms - age());
 }
@@ -145,7 +145,7 @@ let timer = null;
 let asking = false;
 let again = false;
 
-// One look at a time. Nobody looks at a page that is hidden.
+// One update at a time. A hidden page is not updated.
 async function refresh() {
   clearTimeout(timer);
   if (asking) {

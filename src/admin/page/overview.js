@@ -109,7 +109,7 @@ function loggedTarget(row) {
   return row.edited ? targetText(row.edited) : row.revoked;
 }
 
-// A row for each override that a change was about, and for each order to revoke permits, which cannot be taken back.
+// One row for each override in a change, and for each order to revoke permits, which cannot be undone.
 function logRows(entries) {
   return entries.flatMap((entry) => {
     if (entry.revoked) return [{ ...entry, edited: null, at: 0, first: false }];

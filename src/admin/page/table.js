@@ -1,7 +1,7 @@
 
-// Tables that are updated in place: focus, selection and a reader's place stay.
+// Tables that are updated in place, so that focus, selection and scroll position stay.
 
-// A column has a title, and a `text` of a row; or it makes a node once and updates it.
+// A column has a title, and either a `text` function of a row, or it makes a node once and updates it.
 // `{ title, text, name }` or `{ title, make, update, name }`
 function makeTable(home, caption, columns, key, empty) {
   const heads = columns.map(({ title, name = "" }) =>
@@ -63,7 +63,7 @@ function makeLine(columns) {
     } else if (at === 0) {
       line.updates.push((data) => put(cell, text(data)));
     } else {
-      // A node of its own: on narrow screens the cell is a row of title and text.
+      // A separate node: on narrow screens the cell is a row with title and text.
       const node = element("span");
       line.updates.push((data) => {
         const words = text(data);
@@ -76,7 +76,7 @@ function makeLine(columns) {
   return line;
 }
 
-// Focus goes with a row that moves; that of a row which has gone, to the heading above.
+// Focus follows a moved row; if its row is gone, the focus goes to the heading above.
 function keepFocus(home, work) {
   const focused = document.activeElement;
   const within = focused !== null && home.contains(focused);
@@ -95,7 +95,7 @@ function linkColumn(title, text, href, name = "") {
   return { title, name, make: () => element("a"), update };
 }
 
-// Buttons: `[label, act of a row, whether a row has it]`. What a reader hears names the row too.
+// Buttons: `[label, action for a row, whether a row has the button]`. The accessible name includes the row.
 function buttonColumn(what, buttons) {
   const make = (data) => element("div", {}, buttons.map(([label, act]) => button(label, () => act(data()))));
   const update = (node, data) => {
@@ -109,7 +109,7 @@ function buttonColumn(what, buttons) {
   return { title: "", name: "actions", make, update };
 }
 
-// Slots in use of a value, or units of a rate's burst, as a bar and in numbers.
+// Slots in use out of the value, or units used of a rate's burst, as a bar and in numbers.
 const useColumn = {
   title: "In use",
   make: () => element("span", {}, [element("meter", { min: 0, optimum: 0 }), element("span")]),
@@ -119,7 +119,7 @@ const useColumn = {
     const text = `${used} of ${most}`;
     put(numbers, text);
     bar.max = Math.max(1, most);
-    // Beyond it the bar has another colour.
+    // Above this value the bar has another colour.
     bar.high = bar.max * 0.99;
     bar.value = used;
     bar.setAttribute("aria-label", text);

@@ -1,5 +1,5 @@
 
-// Words for data.
+// Texts for data.
 
 function duration(ms) {
   const seconds = Math.floor(ms / 1000);
@@ -15,7 +15,7 @@ function count(number, one, many = `${one}s`) {
   return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 }
 
-// A caller, as far as it may be seen.
+// A caller, as far as the page may show it.
 function caller(row) {
   if (row.key_text === "") return "all callers";
   return row.key_text ?? row.key ?? "unknown";
@@ -25,7 +25,7 @@ function isRate(limit) {
   return Boolean(limit) && limit.period_ms !== null;
 }
 
-// For whom a value is, as far as replicas know: a limit that is not in use may be shared by all callers.
+// Who shares a value, as far as replicas know: an unused limit may be shared by all callers.
 function forWhom(limit) {
   if (limit.shared) return " for all callers together";
   return limit.keys > 0 ? " per key" : "";
@@ -48,7 +48,7 @@ function settingText(one, limit) {
   return one.setting === "mode" ? "enforced" : one.setting;
 }
 
-// Settings of the log are those of overrides, or nothing.
+// A setting in the log: an override, or nothing.
 function loggedText(setting) {
   return setting ? settingText(setting, null) : "as declared";
 }
@@ -66,24 +66,24 @@ function answeredText(answers) {
   return parts.join("; ");
 }
 
-// Why there is no answer, or none.
+// Why an answer is missing, if it is.
 function problemText(problem) {
   if (!problem) return null;
   return problem.kind === "unavailable" ? `the store does not answer: ${problem.detail}` : problem.detail;
 }
 
-// The number of rows that a list leaves out.
+// The number of rows omitted from a list.
 function moreText(list) {
   return list.left_out > 0 ? `and ${list.left_out.toLocaleString("en")} more` : "";
 }
 
-// The same of holders or waiters, of whom the list of permits has both: what all have, but for what is shown.
+// Holders or waiters omitted from the list of permits, which has both: the total less the displayed ones.
 function restText(permits, shown, all) {
   const left = permits.left_out > 0 ? all - shown : 0;
   return left > 0 ? `and ${left.toLocaleString("en")} more` : "";
 }
 
-// A wrong namespace looks like a service of which no replica is there.
+// Explains an empty answer, because a wrong namespace looks like a service without replicas.
 function silenceText(status) {
   if (status.replicas.replicas > 0) return "";
   const { namespaces } = status;
@@ -92,7 +92,7 @@ function silenceText(status) {
   return `No operable replica is in this namespace. In use in this database: ${namespaces.join(", ")}.`;
 }
 
-// What a key has left of a rate. Empty for slots.
+// A key's remaining budget at a rate. Empty for slots.
 function leftText(row) {
   return "burst" in row ? `${row.remaining.toLocaleString("en")} of ${row.burst.toLocaleString("en")}` : "";
 }

@@ -14,15 +14,15 @@ use tower_turnstile::{
 use crate::job::RunArgs;
 use crate::{change::length, check::CheckArgs, code, run::CommandError};
 
-/// Asks the replicas of a service who holds the slots of its limits, and who waits; changes limits for a time; and runs
-/// commands under them.
+/// Shows who holds the slots of a service's limits and who waits, by asking its replicas; changes limits for a limited
+/// time; and runs commands under them.
 ///
-/// Exit codes: 0 done; 1 refused, or not found, and nothing changed; 2 wrong call; 3 the store did not answer; 4 not all
-/// replicas have answered, or confirmed a change, or none is there; 5 the output could not be written. `run` has its own.
+/// Exit codes: 0 done; 1 refused or not found, and nothing changed; 2 wrong call; 3 the store did not answer; 4 some
+/// replicas, or all, have not answered or confirmed a change; 5 the output could not be written. `run` has its own.
 #[derive(Debug, Parser)]
 #[command(name = "turnstile", version)]
 pub(crate) struct Args {
-    /// URL of the store. A password in an argument is seen by everybody on the machine: prefer the environment.
+    /// URL of the store. Everybody on the machine can see a password in an argument: prefer the environment.
     #[arg(long, env = "TURNSTILE_STORE", hide_env_values = true)]
     store: Option<String>,
 
@@ -51,16 +51,16 @@ impl Args {
 pub(crate) enum Command {
     /// Limits and replicas on one page.
     Status,
-    /// Limits, with what is held and waits under them.
+    /// Limits, with their holders and waiters.
     Limits,
-    /// Holders of a limit's slots, and requests that wait for them.
+    /// Holders of a limit's slots, and waiting requests.
     Permits {
         /// Name of the limit.
         limit: String,
         #[command(flatten)]
         caller: MaybeCaller,
     },
-    /// Keys of a limit that are in use, the longest queues first.
+    /// Keys of a limit in use, longest queues first.
     Keys {
         /// Name of the limit.
         limit: String,
@@ -74,38 +74,40 @@ pub(crate) enum Command {
     },
     /// Replicas, and their settings.
     Replicas,
-    /// The outcome of a caller's request now, and why.
+    /// The outcome of a caller's next request, and the reasons.
     Explain {
         /// Name of the limit.
         limit: String,
         #[command(flatten)]
         caller: Caller,
     },
-    /// The digest of a caller's key, as other commands print it. Asks nobody.
+    /// The digest of a caller's key, as shown by other commands. Works offline.
     Digest {
         /// Name of the limit.
         limit: String,
         #[command(flatten)]
         caller: Caller,
     },
-    /// Faults of the store and of the replicas, with any user's rights. Takes a slot of its own, and changes nothing else.
+    /// Diagnoses the store and the replicas, with any user's permissions. Acquires a separate slot, and changes nothing
+    /// else.
     Doctor,
-    /// Reads a configuration file as a service does, and prints its faults, or its limits and routes as they apply.
+    /// Reads a configuration file like a service, and prints its faults, or its limits and routes as they apply.
     ///
-    /// It asks no store. With --path it prints what a request would meet. Exit codes: 0 the file is valid, whatever a request
-    /// meets; 1 it has faults; 2 wrong call, or it cannot be read.
+    /// No store is asked. With --path the command prints which limits apply to a request. Exit codes: 0 the file is
+    /// valid, whatever the outcome for the request; 1 it has faults; 2 wrong call, or it cannot be read.
     Check(CheckArgs),
-    /// Runs a command while it holds a slot of a limit.
+    /// Runs a command while holding a slot of a limit.
     ///
-    /// It queues with all that use the limit, in order of arrival, and starts the command once it has a slot. Signals go to
-    /// the command, which finds the id of its permit in TURNSTILE_PERMIT. When the command ends, the slot is released.
+    /// It queues with all other users of the limit, in order of arrival, and starts the command once it has a slot.
+    /// Signals go to the command, which finds its permit's id in TURNSTILE_PERMIT. When the command ends, the slot is
+    /// released.
     ///
-    /// Killed by SIGKILL, it leaves a command that runs on without a slot, once its lease has ended (30 s): see
-    /// --die-with-me. Suspended for longer than that, it loses the slot too.
+    /// If it is killed by SIGKILL, the command continues without a slot once its lease has ended (30 s): see
+    /// --die-with-me. If it is suspended for longer than that, it loses the slot too.
     ///
-    /// Exit codes: that of the command, or 128 and the number of the signal that has ended it. 75: there was no slot, or the
-    /// store is down, and the command was not started. 76: the slot was lost, and the command was stopped. 78: the file is
-    /// faulty, or the store refuses. 126, 127: the command cannot be executed, or is not there. 2: wrong call.
+    /// Exit codes: the command's exit code, or 128 plus the number of the signal that ended it. 75: no slot, or the
+    /// store is down, and the command was not started. 76: the slot was lost, and the command was stopped. 78: the file
+    /// is faulty, or the store refuses. 126, 127: the command cannot be executed, or was not found. 2: wrong call.
     #[cfg(unix)]
     #[command(
         after_help = "Example: turnstile run gpu --key acme --concurrent 8 --wait 30m -- python train.py"
@@ -123,20 +125,21 @@ pub(crate) enum Command {
     Change(ChangeCommand),
 }
 
-/// Changes for a time, and commands that make them.
+/// Temporary changes, and commands that make them.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ChangeCommand {
-    /// Changes by operators that are in force.
+    /// Overrides in force.
     Overrides,
     /// The latest changes.
     Log,
-    /// Sets the value of a limit, or of one caller, for a time. Lowering takes no slot away.
+    /// Sets the value of a limit, or of one caller, for a limited time. A lower value revokes no slot.
     Set {
         /// Name of the limit.
         limit: String,
-        /// Slots, or requests in a period. Only a caller may have 0.
+        /// Slots, or requests per period. Only a caller may have 0.
         value: u32,
-        /// Requests of a rate that may start at once after a pause. Without it: as declared; for a caller, as for the limit.
+        /// Requests of a rate that may start at once after a pause. Default: as declared; for a caller, as for the
+        /// limit.
         #[arg(long)]
         burst: Option<u32>,
         #[command(flatten)]
@@ -144,7 +147,7 @@ pub(crate) enum ChangeCommand {
         #[command(flatten)]
         term: Term,
     },
-    /// Sets the mode of a limit for a time. `shadow` and `off` admit everybody.
+    /// Sets the mode of a limit for a limited time. `shadow` and `off` admit everybody.
     Mode {
         /// Name of the limit.
         limit: String,
@@ -152,7 +155,7 @@ pub(crate) enum ChangeCommand {
         #[command(flatten)]
         term: Term,
     },
-    /// Admits nobody for a time. Newcomers and those who wait are refused; holders finish.
+    /// Admits nobody for a limited time. Newcomers and waiting requests are refused; holders finish.
     Pause {
         /// Name of the limit.
         limit: String,
@@ -162,7 +165,7 @@ pub(crate) enum ChangeCommand {
         #[arg(long)]
         wait: bool,
     },
-    /// Removes what was changed of a limit, or of one caller: what is declared holds again.
+    /// Removes the overrides of a limit, or of one caller: the declared values apply again.
     Unset {
         /// Name of the limit.
         limit: String,
@@ -171,7 +174,7 @@ pub(crate) enum ChangeCommand {
         #[command(flatten)]
         signature: Signature,
     },
-    /// Ends permits that are held: responses end with an error, jobs are told.
+    /// Revokes held permits: responses end with an error, jobs are notified.
     Revoke {
         #[command(flatten)]
         whose: Whose,
@@ -180,21 +183,21 @@ pub(crate) enum ChangeCommand {
         #[command(flatten)]
         signature: Signature,
     },
-    /// Takes back the latest change.
+    /// Undoes the latest change.
     Undo {
         #[command(flatten)]
         signature: Signature,
     },
 }
 
-/// Permits to revoke: one, those of a caller under a limit, or those of a replica.
+/// Permits to revoke: one permit, a caller's permits under a limit, or a replica's permits.
 #[derive(Debug, Group)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Whose {
     /// Id of the permit.
     #[arg(allow_hyphen_values = true)]
     permit: Option<PermitId>,
-    /// Name of the limit under which one caller's permits are meant.
+    /// Name of the limit of the caller's permits.
     #[arg(long)]
     limit: Option<String>,
     /// Id of the replica.
@@ -203,7 +206,7 @@ pub(crate) struct Whose {
 }
 
 impl Whose {
-    /// `None`: a limit goes with a caller, and a caller with a limit.
+    /// `None` if a limit is given without a caller, or a caller without a limit.
     pub(crate) fn revocation(&self, caller: &MaybeCaller) -> Option<Revocation> {
         match (self.permit, &self.limit, &self.replica) {
             (Some(permit), None, None) if caller.is_all() => Some(Revocation::Permit(permit)),
@@ -236,20 +239,20 @@ impl From<ModeArg> for Mode {
     }
 }
 
-/// How long a change holds, by whom, and why.
+/// The length of a change, its author and its reason.
 #[derive(Debug, Group)]
 pub(crate) struct Term {
-    /// How long it holds: 1s to 7d.
+    /// Length of the change: 1s to 7d.
     #[arg(long = "for", value_name = "TIME", value_parser = length)]
     pub length: Duration,
     #[command(flatten)]
     pub signature: Signature,
 }
 
-/// By whom, and why. All operators see it.
+/// Author and reason, shown to all operators.
 #[derive(Debug, Group)]
 pub(crate) struct Signature {
-    /// Why.
+    /// Reason for the change.
     #[arg(long)]
     pub reason: String,
     /// Author of the change.
@@ -269,7 +272,7 @@ pub(crate) struct Caller {
     digest: Option<KeyDigest>,
 }
 
-/// One caller, or all.
+/// One caller or all.
 #[derive(Debug, Group)]
 #[group(required = false, multiple = false)]
 pub(crate) struct MaybeCaller {

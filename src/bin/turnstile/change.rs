@@ -1,4 +1,4 @@
-//! Commands that change something, and those that show what was changed.
+//! Commands that change something, and commands that show changes.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -79,7 +79,7 @@ pub(crate) async fn run(
         }
         ChangeCommand::Undo { signature } => {
             let (by, log) = (by(signature)?, operator.log().await?);
-            // What was revoked is over.
+            // A revocation cannot be undone.
             let can_be_undone = |entry: &&LogEntry| entry.what != What::Revoked;
             let Some(last) = log.iter().find(can_be_undone) else {
                 let message = "there is no change to take back".to_owned();
@@ -94,7 +94,7 @@ pub(crate) async fn run(
     Ok(report(args, &outcome))
 }
 
-/// Done if all have ended.
+/// Succeeds if all permits have ended.
 fn revoked(args: &Args, answers: &Answers<PermitRow>) -> ExitCode {
     let code = show_answers(args, answers);
     let runs = |row: &&PermitRow| row.state == PermitState::Held;
@@ -125,7 +125,7 @@ async fn pause(
     Ok(code)
 }
 
-/// Says how far it is whenever that changes.
+/// Reports the progress whenever it changes.
 async fn drain(operator: &Operator, limit: &str) -> Result<(), CommandError> {
     let mut last = None;
     let progress = |held, answers: &Answers<LimitRow>| {
@@ -151,7 +151,7 @@ fn target(limit: &str, key: Option<tower_turnstile::operate::KeyDigest>) -> Targ
     }
 }
 
-/// Reads the overrides, and says what holds before the change.
+/// Reads the overrides, and prints the state before the change.
 async fn seen(operator: &Operator, target: &Target) -> Result<Overrides, CommandError> {
     let seen = operator.overrides().await?;
     for one in seen.of(target) {
@@ -209,7 +209,7 @@ impl Row for OverrideRow<'_> {
     }
 }
 
-/// The store has lost it, and replicas may not write it back.
+/// The store has lost the override, and replicas may not restore it.
 const NOT_RECORDED: &str = "in force, not recorded";
 
 fn show(args: &Args, overrides: &Overrides) {
@@ -223,7 +223,7 @@ fn show(args: &Args, overrides: &Overrides) {
     }
 }
 
-/// `None`: of permits that were revoked.
+/// A changed override, or `None` for revoked permits.
 struct LogRow<'a>(&'a LogEntry, Option<&'a Edited>, u64);
 
 impl Row for LogRow<'_> {
@@ -243,7 +243,7 @@ impl Row for LogRow<'_> {
     }
 }
 
-/// One object for each override that was changed, and for each order to revoke permits.
+/// One object for each changed override, and for each order to revoke permits.
 fn show_log(args: &Args, log: &[LogEntry]) {
     let edits = log.iter().flat_map(|entry| {
         let revoked = entry.revoked.iter().map(move |_| (entry, None));
@@ -254,7 +254,7 @@ fn show_log(args: &Args, log: &[LogEntry]) {
         let flat: Vec<Value> = edits.map(|(entry, edited)| flat(entry, edited)).collect();
         return output::json(&flat);
     }
-    // Ages are counted from the latest change: the log has no other clock.
+    // Ages are relative to the latest change: the log has no other clock.
     let latest_ms = log.first().map_or(0, |entry| entry.at_ms);
     let rows: Vec<_> = edits
         .map(|(entry, edited)| LogRow(entry, edited, latest_ms))
@@ -290,7 +290,7 @@ fn edit_text(edited: &Edited) -> String {
     format!("{}: {before} -> {after}", edited.target)
 }
 
-/// Reads a length such as `90s`, `10m`, `1h` or `7d`.
+/// Parses a length such as `90s`, `10m`, `1h` or `7d`.
 pub(crate) fn length(text: &str) -> Result<Duration, String> {
     let fault = || "write a number with s, m, h or d, such as 90s or 1h".to_owned();
     let unit = text.chars().last().ok_or_else(fault)?;

@@ -1,4 +1,4 @@
-//! `turnstile check`: what a configuration file says, and what is wrong with it. It asks no store.
+//! `turnstile check`: shows the content of a configuration file and its faults. Works without a store.
 
 use std::{net::IpAddr, path::PathBuf, process::ExitCode};
 
@@ -25,7 +25,7 @@ use crate::{
 pub(crate) struct CheckArgs {
     /// The configuration file.
     file: PathBuf,
-    /// Path of a request: prints the limits that it is under, with its key and cost.
+    /// Path of a request: prints the limits that apply to the request, with its key and cost.
     #[arg(long)]
     path: Option<PathAndQuery>,
     /// Method of the request.
@@ -34,7 +34,7 @@ pub(crate) struct CheckArgs {
     /// A header of the request, such as 'x-api-key: acme'. May be repeated.
     #[arg(long, value_name = "NAME: VALUE", value_parser = header, requires = "path")]
     header: Vec<(HeaderName, HeaderValue)>,
-    /// Address that the request comes from.
+    /// Address of the client.
     #[arg(long, value_name = "ADDRESS", requires = "path")]
     peer: Option<IpAddr>,
 }
@@ -87,7 +87,7 @@ struct FaultRow<'a> {
     fault: &'a str,
 }
 
-/// Each with its place.
+/// Shows each fault with its place.
 fn show_faults(args: &Args, check: &CheckArgs, error: &ConfigFileError) -> ExitCode {
     let faults = error.faults().iter();
     match args.json {
@@ -103,7 +103,7 @@ fn show_faults(args: &Args, check: &CheckArgs, error: &ConfigFileError) -> ExitC
             output::line(&escaped(&text));
         }),
     }
-    // One that could not be read has no other faults.
+    // An unreadable file has no other faults.
     let is_unread = faults.clone().any(|fault| fault.path() == "file");
     ExitCode::from(if is_unread {
         code::WRONG_CALL
@@ -186,7 +186,7 @@ fn value_of(limit: &LimitConfig) -> String {
     }
 }
 
-/// What tells its callers apart.
+/// How callers are distinguished.
 fn key_of(limit: &LimitConfig) -> String {
     let key = match &limit.key {
         KeyConfig::Shared => "(all callers)".to_owned(),
@@ -266,18 +266,18 @@ fn show_file(args: &Args, config: &Config) {
     output::table(&routes.collect::<Vec<_>>());
 }
 
-/// A limit that a request is under.
+/// A limit that applies to a request.
 #[derive(Serialize)]
 struct MetLimit {
     limit: String,
     value: String,
-    /// `None`: shared.
+    /// `None` if shared.
     caller: Option<String>,
-    /// As other commands print it.
+    /// As shown by other commands.
     key: KeyDigest,
     weight: u32,
     cost: u32,
-    /// Why such a request is always refused.
+    /// Why such a request is always refused, if it is.
     refused: Option<&'static str>,
 }
 

@@ -1,9 +1,9 @@
-//! `turnstile`: asks the replicas of a service who holds the slots of its limits, and who waits; changes limits for a
-//! time; and runs commands under them.
+//! `turnstile`: shows who holds the slots of a service's limits and who waits, by asking its replicas; changes limits
+//! for a limited time; and runs commands under them.
 
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
-/// Writes a line to standard error, where nobody may read it. `eprintln!` would panic then.
+/// Writes a line to standard error, which may be closed: `eprintln!` would panic then.
 macro_rules! note {
     ($($text:tt)*) => { crate::output::note(format_args!($($text)*)) };
 }
@@ -30,18 +30,18 @@ use self::{args::Args, run::CommandError};
 mod code {
     /// Refused or not found.
     pub(super) const REFUSED: u8 = 1;
-    /// As clap's.
+    /// Also the exit code of clap.
     pub(super) const WRONG_CALL: u8 = 2;
     /// The store did not answer.
     pub(super) const NO_STORE: u8 = 3;
-    /// Not all replicas have answered, or confirmed a change; or there is none that could.
+    /// Not all replicas have answered or confirmed a change, or no replica exists.
     pub(super) const PARTIAL: u8 = 4;
-    /// The output could not be written, such as to a full disk. A change is made all the same.
+    /// The output could not be written, for example to a full disk. A change is made all the same.
     pub(super) const NO_OUTPUT: u8 = 5;
 }
 
 fn main() -> ExitCode {
-    // A wrong call ends here, with code 2.
+    // A wrong call exits here, with code 2.
     let args = Args::parse();
     #[cfg(target_os = "linux")]
     if let Command::DieWith { parent, command } = &args.command {

@@ -1,4 +1,4 @@
-//! Tables, JSON, and what is said beside them.
+//! Tables, JSON, and messages on standard error.
 
 use std::{
     fmt,
@@ -19,14 +19,15 @@ use crate::{
 pub(crate) trait Row {
     const COLUMNS: &'static [&'static str];
 
-    /// One for each column; they may hold anything.
+    /// One cell for each column, with arbitrary text.
     fn cells(&self) -> Vec<String>;
 }
 
-/// Whether a part of the output is lost: not because nobody reads it, but because it could not be written.
+/// Whether a part of the output could not be written. A closed reader does not count.
 static IS_LOST: AtomicBool = AtomicBool::new(false);
 
-/// A reader that has gone is no fault: `turnstile permits chat | head`. The command goes on, and its exit code counts.
+/// A closed reader is not a fault: `turnstile permits chat | head`. The command continues, and determines the exit
+/// code.
 fn print(text: &str) {
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -38,7 +39,7 @@ fn print(text: &str) {
     }
 }
 
-/// Whether output was lost, which was said.
+/// Whether output was lost, which has been reported.
 pub(crate) fn is_lost() -> bool {
     IS_LOST.load(Relaxed)
 }
@@ -56,7 +57,7 @@ pub(crate) fn blank() {
     line("");
 }
 
-/// Escaped by JSON, and the rest of what a terminal would obey by us.
+/// JSON escapes some control characters; the other characters that a terminal would obey are escaped here.
 pub(crate) fn json<T: Serialize>(rows: &[T]) {
     let text = serde_json::to_string_pretty(rows).unwrap_or_default();
     let mut shown = String::with_capacity(text.len());
@@ -97,7 +98,7 @@ pub(crate) fn table<T: Row>(rows: &[T]) {
     print(&text);
 }
 
-/// How many replicas the rows come from, on standard error.
+/// Prints how many replicas the rows come from, to standard error.
 pub(crate) fn answered<T>(answers: &Answers<T>) {
     let labels = |labels: &[String]| {
         let labels: Vec<_> = labels.iter().map(|label| escaped(label)).collect();
@@ -139,7 +140,7 @@ fn verdict(verdict: Option<Verdict>) -> String {
     }
 }
 
-/// Slots in use; of a rate, what is left of it.
+/// Slots in use, or the remaining budget of a rate.
 fn standing(why: &Explanation) -> String {
     let Some(period_ms) = why.limit.period_ms else {
         let Explanation {
@@ -179,7 +180,7 @@ pub(crate) fn explanation(why: &Explanation) {
     answered(&why.permits);
 }
 
-/// One flat object; the rows are those of `permits` and `refusals`.
+/// One flat object, with the rows of `permits` and `refusals`.
 pub(crate) fn flat_explanation(why: &Explanation) -> Value {
     let is_held = |row: &&PermitRow| row.state == PermitState::Held;
     json!({

@@ -1,4 +1,4 @@
-//! The questions of each command, and its output.
+//! Each command's questions, and its output.
 
 use std::process::ExitCode;
 
@@ -18,7 +18,7 @@ use crate::{
     text::escaped,
 };
 
-/// Why a command fails.
+/// Why a command failed.
 pub(crate) struct CommandError {
     pub code: u8,
     pub message: String,
@@ -103,7 +103,7 @@ async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError>
     })
 }
 
-/// Refused if something does not work.
+/// Fails if any check found a fault.
 fn diagnosed(args: &Args, findings: &[Finding]) -> ExitCode {
     match args.json {
         true => output::json(findings),
@@ -131,7 +131,7 @@ async fn status(args: &Args, operator: &Operator) -> Result<ExitCode, CommandErr
     Ok(exit_code(&limits))
 }
 
-/// The answers, and why there are none.
+/// Prints the answers, and explains why they are missing.
 async fn told<T: Row + Serialize>(
     args: &Args,
     operator: &Operator,
@@ -142,14 +142,14 @@ async fn told<T: Row + Serialize>(
     code
 }
 
-/// A wrong namespace looks like a service of which no replica is there.
+/// A wrong namespace looks like a service without replicas.
 async fn explain_silence<T>(args: &Args, operator: &Operator, answers: &Answers<T>) {
     if answers.replicas > 0 {
         return;
     }
     let namespace = &args.namespace;
     note!("no operable replica is in namespace `{namespace}`");
-    // A user who may not scan is not told which there are.
+    // A user without permission to scan does not see the namespaces.
     let Ok(namespaces) = operator.namespaces().await else {
         return;
     };
@@ -166,7 +166,7 @@ pub(crate) fn show<T: Row + Serialize>(args: &Args, answers: &Answers<T>) -> Exi
     } else {
         output::table(&answers.rows);
     }
-    // Beside the JSON, which has rows only.
+    // Separate from the JSON, which has only rows.
     output::answered(answers);
     exit_code(answers)
 }

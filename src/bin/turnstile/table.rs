@@ -7,7 +7,7 @@ use tower_turnstile::operate::{
 
 use crate::{output::Row, text::duration};
 
-/// The caller, as far as it may be seen.
+/// The caller, as far as it may be shown.
 fn caller(key: KeyDigest, text: Option<&str>) -> String {
     match text {
         Some("") => "(all callers)".to_owned(),
@@ -135,7 +135,7 @@ impl Row for KeyRow {
     }
 }
 
-/// What a key has left of a rate, at once.
+/// A key's remaining budget at a rate.
 pub(crate) fn left(budget: &BudgetRow) -> String {
     let left = format!("{} of {}", budget.remaining, budget.burst);
     match budget.remaining {

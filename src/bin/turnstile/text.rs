@@ -1,15 +1,15 @@
-//! Text that a terminal shows as it is: whatever callers and replicas have put into it.
+//! Text that is safe for a terminal, whatever callers and replicas have put into it.
 
 use std::fmt::Write;
 
-/// Escapes control characters, and marks that change the direction of text or cannot be seen.
+/// Escapes control characters, and marks that are invisible or change the direction of text.
 pub(crate) fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
             '\\' => shown.push_str("\\\\"),
             _ if character.is_control() || is_invisible(character) => {
-                // A `String` takes everything.
+                // Writing to a `String` cannot fail.
                 let _ = write!(shown, "{}", character.escape_unicode());
             }
             _ => shown.push(character),
@@ -18,7 +18,7 @@ pub(crate) fn escaped(text: &str) -> String {
     shown
 }
 
-/// Marks of direction and of formatting, separators of lines, and tags.
+/// Direction and formatting marks, line separators, and tags.
 fn is_invisible(character: char) -> bool {
     matches!(
         character,
@@ -34,7 +34,7 @@ fn is_invisible(character: char) -> bool {
     )
 }
 
-/// A time as people say it.
+/// A duration for people, such as `1m05s`.
 pub(crate) fn duration(ms: u64) -> String {
     let seconds = ms / 1_000;
     match seconds {

@@ -5,7 +5,7 @@ use ::loom::future::block_on;
 use super::{explore, join, spawn};
 use crate::error::LostErrorKind;
 
-/// A renewal and a look at the clock: the lease goes on, or it is over, for both.
+/// A renewal and a deadline check agree: the lease continues or is over for both.
 #[test]
 fn a_renewal_never_revives_a_lease() {
     explore("lease: renewal and deadline", |clock| {
@@ -23,7 +23,7 @@ fn a_renewal_never_revives_a_lease() {
     });
 }
 
-/// Two renewals, of which the later one may come first.
+/// Two renewals, in either order.
 #[test]
 fn a_renewal_never_shortens_a_lease() {
     explore("lease: two renewals", |clock| {
@@ -38,7 +38,7 @@ fn a_renewal_never_shortens_a_lease() {
     });
 }
 
-/// A bound, a renewal, and the return of the permit.
+/// A bound, a renewal, and the release of the permit.
 #[test]
 fn the_reason_of_an_end_is_final() {
     explore("lease: bound, renewal, return", |clock| {
@@ -58,7 +58,7 @@ fn the_reason_of_an_end_is_final() {
     });
 }
 
-/// It would wait for ever, which loom takes for an error.
+/// Without the wake-up it would wait for ever, which loom reports as an error.
 #[test]
 fn a_watcher_is_woken() {
     explore("lease: watcher and end", |clock| {
@@ -71,7 +71,7 @@ fn a_watcher_is_woken() {
     });
 }
 
-/// One for whom a loss does not count waits for the bound.
+/// A watcher that ignores a loss waits for the bound.
 #[test]
 fn a_watcher_is_woken_again() {
     explore("lease: watcher and two ends", |clock| {
@@ -87,7 +87,7 @@ fn a_watcher_is_woken_again() {
     });
 }
 
-/// It would wait for ever, which loom takes for an error.
+/// Without the wake-up it would wait for ever, which loom reports as an error.
 #[cfg(feature = "operate")]
 #[test]
 fn a_watcher_sees_a_revocation() {

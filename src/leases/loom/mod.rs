@@ -1,14 +1,14 @@
-//! Interleavings of threads: leases, their owners and pools are used without the keeper's lock, and loom explores the
-//! orders in which their steps can happen and the values that an atomic may show. `.ci/loom` runs it.
+//! Interleavings of threads: leases, their owners and pools are used without the keeper's lock. Loom explores the
+//! possible orders of their steps, and the values that an atomic may return. `.ci/loom` runs it.
 //!
-//! | file | what holds in each |
+//! | file | property in each interleaving |
 //! | --- | --- |
-//! | `lease` | **G2**: once over, a lease stays over, for the reason that it has; a renewal never revives it; a watcher is woken |
-//! | `owners` | counts end at zero, one owner is the last, and nobody joins after it; a tenure is followed by one other; the last one closes the accounts |
-//! | `pool` | **G1**: a slot is idle or has one permit; none is lost; none goes on when its lease is over; closed is closed; counts are exact |
+//! | `lease` | **G2**: an ended lease stays ended, for its first reason; a renewal never revives it; a watcher is woken |
+//! | `owners` | counts end at zero, exactly one owner is the last, and nobody joins afterwards; a tenure has exactly one successor; the last owner closes the accounts |
+//! | `pool` | **G1**: a slot is idle or has one permit; none is lost; none is used after its lease is over; a closed pool stays closed; counts are exact |
 //!
-//! Times are passed in, as constants: loom knows no clock. So these check that a lease ends at its deadline as others see
-//! it, not that threads agree on the time.
+//! Times are passed in, as constants, since loom does not model clocks. So these tests check that threads agree on a
+//! lease's end, not on the time.
 
 mod lease;
 mod owners;
@@ -28,8 +28,8 @@ use tokio::time::Instant;
 use super::{KeeperId, Lease, Pool, QueueId};
 use crate::sync;
 
-/// Explores the interleavings with at most `LOOM_MAX_PREEMPTIONS` switches where no thread waits, or two. Prints how many
-/// there were.
+/// Explores the interleavings with at most `LOOM_MAX_PREEMPTIONS` switches where no thread waits, by default two.
+/// Prints their number.
 pub(crate) fn explore(name: &str, model: impl Fn(&Clock) + Sync + Send + 'static) {
     let count = Arc::new(AtomicU64::new(0));
     let counted = count.clone();

@@ -28,7 +28,7 @@ fn one_owner_is_the_last() {
     });
 }
 
-/// The last owner begins the next tenure. A weak owner of the first one joins before that, or not at all.
+/// The last owner begins the next tenure. A weak owner of the first tenure joins before that or not at all.
 #[test]
 fn a_tenure_is_followed_by_one_other() {
     explore("owners: the next tenure", |_| {
@@ -53,7 +53,7 @@ fn a_tenure_is_followed_by_one_other() {
     });
 }
 
-/// As the lease of a permit that gets a bound must not go to the pool unseen.
+/// For example, the lease of a permit with a bound must not go to the pool unseen.
 #[test]
 fn the_last_owner_sees_what_others_did() {
     explore("owners: what the last one sees", |clock| {

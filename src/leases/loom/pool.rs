@@ -1,4 +1,4 @@
-//! Pools: G1, and that no slot is lost. Each model has two shards, and threads with one or the other.
+//! Pools: G1, and no slot is lost. Each model has two shards, and threads with either of them.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{
     telemetry::LimitMeter,
 };
 
-/// A pool that is open, of a queue that a semaphore is bound to.
+/// An open pool, of a queue with a bound semaphore.
 fn open() -> Arc<Pool> {
     let pool = Pool::new(Arc::new(LimitMeter::new("test", "a")));
     pool.open_here();
@@ -20,7 +20,7 @@ fn open() -> Arc<Pool> {
     Arc::new(pool)
 }
 
-/// With a slot in the shard of each of these numbers.
+/// A pool with a slot in each of these shards.
 fn with_slots(clock: &Clock, shards: &[usize]) -> Arc<Pool> {
     let pool = open();
     for (seq, shard) in shards.iter().enumerate() {
@@ -39,7 +39,7 @@ fn put_at(pool: &Pool, lease: &Arc<Lease>, shard: usize, clock: &Clock) {
     assert!(pool.put(lease, clock.at(0)).is_some(), "it is open");
 }
 
-/// The user of each slot, as it would see it: without an order of its own.
+/// The user of each slot, from the user's view: adds no ordering of its own.
 struct Use(Vec<AtomicBool>);
 
 impl Use {
@@ -58,7 +58,7 @@ impl Use {
     }
 }
 
-/// A permit: takes a slot, if there is one, and puts it into its own shard.
+/// A permit: takes a slot, if possible, and puts it into its own shard.
 fn take_and_put(pool: &Pool, uses: &Use, clock: &Clock) {
     if let Some(lease) = pool.take(clock.at(1)) {
         let permit = Tenure::of(lease.clone());
@@ -86,7 +86,7 @@ fn a_slot_has_one_permit() {
     });
 }
 
-/// Shard by shard, the slot that goes from the first to the second would be counted twice.
+/// If shards were counted one by one, the slot that moves from the first to the second would be counted twice.
 #[test]
 fn a_slot_that_moves_is_counted_once() {
     explore("pool: count", |clock| {
@@ -100,14 +100,14 @@ fn a_slot_that_moves_is_counted_once() {
     });
 }
 
-/// A slot is put back while the pool is closed: it is drained, or refused.
+/// A slot returns while the pool is closed: it is drained or refused.
 #[test]
 fn closed_is_closed() {
     explore("pool: close", |clock| {
         let (pool, clock) = (with_slots(clock, &[0]), *clock);
         let held = clock.lease(1, Some(&pool), 10);
         let (mine, others) = (pool.clone(), pool.clone());
-        // How many slots are left with it.
+        // Number of slots left with this thread.
         let putting = spawn(1, move || mine.put(&held, clock.at(1)).map_or(1, |_| 0));
         let taking = spawn(1, move || match others.take(clock.at(1)) {
             Some(lease) => others.put(&lease, clock.at(1)).map_or(1, |_| 0),
@@ -121,7 +121,7 @@ fn closed_is_closed() {
     });
 }
 
-/// A request is on its way to the store: no newcomer takes a slot, and none that comes free is put there.
+/// A request is on its way to the store: no newcomer takes a slot, and no freed slot enters the pool.
 #[test]
 fn withheld_is_withheld() {
     explore("pool: withhold", |clock| {
@@ -143,7 +143,7 @@ fn withheld_is_withheld() {
     });
 }
 
-/// A slot that the keeper takes out to release it, or because nobody needs it, is nobody else's.
+/// A slot that the keeper removes, to release it or as surplus, is in use nowhere else.
 #[test]
 fn a_slot_is_released_or_used() {
     explore("pool: tend and withdraw", |clock| {
@@ -156,7 +156,7 @@ fn a_slot_is_released_or_used() {
                 return 0;
             };
             used.begin(&lease);
-            // If nothing was used before it was tended, it is closed.
+            // If `tend` came before any use, it has closed the pool.
             match users.put(&lease, clock.at(1)) {
                 Some(_) => 0,
                 None => 1,
@@ -169,7 +169,8 @@ fn a_slot_is_released_or_used() {
     });
 }
 
-/// A renewal comes while an idle slot is asked for after its deadline: it has the later one, or serves nobody.
+/// A renewal arrives while an idle slot is requested after its deadline: the slot has the later deadline, or serves
+/// nobody.
 #[test]
 fn an_idle_slot_ends_with_its_lease() {
     explore("pool: deadline", |clock| {
@@ -200,7 +201,7 @@ fn a_slot_that_was_lost_serves_nobody() {
     });
 }
 
-/// The queue of a ledger in this process is dropped with what is idle in it, once no semaphore is bound to its pool.
+/// The queue of an in-process ledger is dropped together with its idle slots, once no semaphore is bound to its pool.
 #[test]
 fn nothing_is_put_unseen_where_no_semaphore_is_bound() {
     explore("pool: the last semaphore", |clock| {
@@ -215,7 +216,8 @@ fn nothing_is_put_unseen_where_no_semaphore_is_bound() {
     });
 }
 
-/// The slot goes to the next permit, which is revoked at a bound: a watcher of the first permit does not see it.
+/// The slot goes to the next permit, which is revoked at a bound: a watcher of the first permit does not see the
+/// revocation.
 #[test]
 fn a_watcher_sees_no_later_permit() {
     explore("pool: watcher of an earlier permit", |clock| {
@@ -234,7 +236,7 @@ fn a_watcher_sees_no_later_permit() {
     });
 }
 
-/// A weak owner comes as the last owner leaves: the slot goes back once, when both are gone.
+/// A weak owner joins as the last owner leaves: the slot is released once, when both are gone.
 #[test]
 fn a_slot_goes_back_when_all_owners_are_gone() {
     explore("pool: owners", |clock| {
@@ -263,7 +265,7 @@ fn a_slot_goes_back_when_all_owners_are_gone() {
     });
 }
 
-/// An order to revoke the permit comes as the slot goes to the next one, which is not meant.
+/// An order to revoke a permit arrives as its slot goes to the next one, which is unaffected.
 #[cfg(feature = "operate")]
 #[test]
 fn a_revocation_is_of_one_permit() {
@@ -281,13 +283,14 @@ fn a_revocation_is_of_one_permit() {
         let next = join(other);
         assert!(!next.is_revoked());
         next.revoke(1);
-        // The first order once more.
+        // The first order again.
         next.revoke(0);
         assert!(next.is_revoked());
     });
 }
 
-/// An operator means the permit that has the slot, which comes free meanwhile: the permit that takes it later is not meant.
+/// An operator targets the permit that has the slot, which is freed meanwhile: the permit that takes it later is
+/// unaffected.
 #[cfg(feature = "operate")]
 #[test]
 fn an_order_is_for_the_permit_that_was_seen() {
@@ -310,8 +313,8 @@ fn an_order_is_for_the_permit_that_was_seen() {
     });
 }
 
-/// A lease is over, and its permit is dropped or its idle slot taken meanwhile: the permit's end is counted by the pool that
-/// gets its slot, or by the keeper if the slot is not idle.
+/// A lease is over, and meanwhile its permit is dropped or its idle slot taken: the permit's end is counted by the pool
+/// that receives its slot, or by the keeper if the slot is not idle.
 #[test]
 fn an_end_is_counted_once() {
     explore("pool: loss, put and take", |clock| {

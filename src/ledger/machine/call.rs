@@ -4,22 +4,22 @@ use std::collections::BTreeSet;
 
 use crate::ledger::{Batch, Exchange, MemberId, ReplicaId, Seq, Wake};
 
-/// Longest lease. A deadline further ahead was set before the store's clock was stepped back.
+/// Maximum lease. A later deadline was set before the store's clock was stepped back.
 pub(crate) const MAX_LEASE_MS: u64 = 3_600_000;
-/// Units expired and promoted and dead waiters evicted in one exchange, over all its ledgers. The last permit may exceed
-/// it: none is expired in part.
+/// Most units expired or promoted, and dead waiters evicted, in one exchange over all its ledgers. The last permit may
+/// exceed it, because no permit is expired in part.
 pub(crate) const SWEEP_BUDGET: u32 = 1_000;
 
-/// One run of an exchange.
+/// State of one exchange while it runs.
 #[derive(Debug)]
 pub(crate) struct Call {
-    /// The budget ran out before the work did: run another exchange at once.
+    /// The budget ran out before the work was done: run another exchange at once.
     pub(crate) more: bool,
-    /// Wake-ups to send, and to whom; those of one queue in its order.
+    /// Wake-ups to send and their receivers; those for one queue are in queue order.
     pub(crate) wakes: Vec<(ReplicaId, Wake)>,
     /// The caller subscribes to its wake-ups.
     pub(in crate::ledger) listens: bool,
-    /// Replicas whose wake-ups nobody would receive now.
+    /// Replicas that cannot receive wake-ups now.
     pub(in crate::ledger) absent: BTreeSet<ReplicaId>,
     pub(super) replica: ReplicaId,
     pub(super) now_us: u64,
@@ -32,7 +32,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Time may stand still between calls: then no lease ends, and tickets start again whenever the queue is empty.
+    /// Time may stand still between calls: then no lease ends, and tickets restart whenever the queue is empty.
     pub(crate) fn new(exchange: &Exchange, now_us: u64) -> Self {
         Self {
             more: false,
@@ -65,7 +65,7 @@ impl Call {
         self.now_ms + self.promote_ms
     }
 
-    /// A deadline beyond this was set before the clock was stepped back.
+    /// A later deadline was set before the clock was stepped back.
     pub(super) fn latest_end_ms(&self) -> u64 {
         self.now_ms + MAX_LEASE_MS
     }
@@ -74,7 +74,7 @@ impl Call {
         self.now_us > self.not_after_us
     }
 
-    /// Whether the budget lasts for another permit, whatever that weighs; or notes that there is more to do.
+    /// Whether the budget allows another permit, whatever its weight. If not, notes that work remains.
     pub(super) fn may_spend(&mut self) -> bool {
         self.more |= self.budget == 0;
         self.budget > 0
@@ -84,7 +84,7 @@ impl Call {
         self.budget = self.budget.saturating_sub(units as usize);
     }
 
-    /// Tells a replica of a promoted waiter: one wake-up for a replica and a ledger, with all permits.
+    /// Notifies a replica of a promoted waiter: one wake-up for each replica and ledger, with all permits.
     pub(super) fn wake(&mut self, batch: &Batch, id: MemberId, until_ms: u64) {
         let latest_first = self.wakes.iter_mut().rev();
         let mut same =
@@ -101,7 +101,7 @@ impl Call {
         self.wakes.push((id.replica, wake));
     }
 
-    /// Tells a replica to give back the slots that it keeps: a wake-up without permits.
+    /// Recalls the slots that a replica keeps, by a wake-up without permits.
     pub(super) fn recall(&mut self, batch: &Batch, replica: ReplicaId) {
         let wake = Wake {
             key: batch.key.to_string(),

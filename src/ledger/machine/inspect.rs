@@ -1,4 +1,4 @@
-//! The view of tests and fuzz targets on a ledger, and how they restore one.
+//! Inspects and restores a ledger, for tests and fuzz targets.
 
 #[cfg(test)]
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use crate::ledger::MemberId;
 use crate::ledger::{ReplicaId, id::more_members};
 
 impl Ledger {
-    /// Whether each permit has one place, and the units are those of the holders.
+    /// Whether each permit has one place, and the unit count matches the holders.
     pub(crate) fn is_sound(&self) -> bool {
         use super::Place::{Holds, Waits};
 
@@ -48,8 +48,8 @@ impl Ledger {
         Some((heartbeat.until_ms, heartbeat.listens))
     }
 
-    /// Rebuilds a ledger from holders, waiters and heartbeats. All replicas listen, no waiter was passed over, and tickets
-    /// begin at that of the call's time.
+    /// Rebuilds a ledger from holders, waiters and heartbeats. All replicas listen, no waiter was passed over, and
+    /// tickets start at the ticket of the call's time.
     pub(in crate::ledger) fn restored(
         holders: impl IntoIterator<Item = (MemberId, u64)>,
         queue: impl IntoIterator<Item = MemberId>,
@@ -73,7 +73,7 @@ impl Ledger {
         ledger
     }
 
-    /// Members and scores of the sorted set that Redis would have, in its order.
+    /// Members and scores of the equivalent sorted set in Redis, in order.
     pub(in crate::ledger) fn content(&self) -> Vec<(String, f64)> {
         const ALIVE: u64 = 1 << 51;
         const KEEPING: u64 = 1 << 52;

@@ -18,7 +18,7 @@ impl Ledger {
     }
 
     /// A renewal never shortens a lease, since another replica may have granted a longer one. An ended lease is revived
-    /// if it was not expired yet: its slot was not given away.
+    /// if it has not been expired yet: its slot is still free.
     fn renew_one(&mut self, call: &Call, id: MemberId) -> Standing {
         match self.places.get(&id) {
             None => Standing::Absent,
@@ -30,7 +30,7 @@ impl Ledger {
         }
     }
 
-    /// Runs before `promote`, so that the queue gets what the true holders leave. May exceed the limit.
+    /// Runs before `promote`, so that the queue gets only the slots that the true holders leave. May exceed the limit.
     pub(super) fn adopt(&mut self, call: &Call, batch: &Batch) -> Vec<Standing> {
         let adopt = |&seq| {
             let id = call.own(seq);
@@ -57,7 +57,7 @@ impl Ledger {
         }
     }
 
-    /// The clock was stepped back: dead holders among these would keep their slots until it has caught up.
+    /// If the clock was stepped back, dead holders with these deadlines would keep their slots until it has caught up.
     pub(super) fn bring_forward(&mut self, call: &mut Call) {
         while let Some(&(until_ms, id)) = self.holders.last_key()
             && until_ms > call.latest_end_ms()

@@ -1,7 +1,7 @@
-//! The ledger in this process: the steps of `script/`, over ordered maps in place of a sorted set.
+//! The ledger in this process: the steps of `script/`, over ordered maps instead of a sorted set.
 //!
-//! This file has the order of the steps; `leases.rs`, `queue.rs` and `reuse.rs` have the steps. Most tests are in
-//! `ledger/tests/`, where each also runs the script.
+//! This file has the order of the steps, and `leases.rs`, `queue.rs` and `reuse.rs` the steps themselves. Most tests
+//! are in `ledger/tests/`, where each also runs the script.
 
 mod call;
 #[cfg(any(test, fuzzing))]
@@ -20,7 +20,7 @@ use crate::small_map::SmallMap;
 
 /// Holders and waiters of one limit key.
 ///
-/// Holders count by their weight, waiters by their number.
+/// The limit applies to the weight of the holders; waiters are counted one by one.
 #[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Ledger {
@@ -28,17 +28,17 @@ pub(crate) struct Ledger {
     places: SmallMap<MemberId, Place>,
     /// By deadline, in store milliseconds.
     holders: SmallMap<(u64, MemberId), ()>,
-    /// The weight of all holders.
+    /// Total weight of all holders.
     units: u32,
     /// By ticket.
     queue: BTreeMap<i64, Waiter>,
-    /// A heartbeat that has ended stays for a while, as a sign that the queue may contain dead waiters.
+    /// An ended heartbeat stays for a while, as a sign that the queue may contain dead waiters.
     heartbeats: BTreeMap<ReplicaId, Heartbeat>,
-    /// Until when a replica may keep freed slots, in store milliseconds.
+    /// Until when each replica may keep freed slots, in store milliseconds.
     rights: BTreeMap<ReplicaId, u64>,
-    /// Within a batch: waiters at the head of the queue that `promote` has passed over.
+    /// Within a batch: number of waiters at the head of the queue that `promote` has passed over.
     passed: usize,
-    /// Within a batch: the waiter that is next needs more than what is free.
+    /// Within a batch: the next waiter needs more units than are free.
     blocked: bool,
     /// Within a batch: a newcomer was refused.
     refused: bool,
@@ -47,17 +47,17 @@ pub(crate) struct Ledger {
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
     id: MemberId,
-    /// A slot went, or may have gone, to a waiter behind this one: its replica was not connected, or it was
-    /// [enqueued](Ledger::enqueue_by) before others.
+    /// A waiter behind this one got a slot, or may have got one: this waiter's replica was not connected, or the waiter
+    /// was [enqueued](Ledger::enqueue_by) ahead of others.
     was_passed: bool,
 }
 
-/// Of a replica that has waiters.
+/// Heartbeat of a replica with waiters.
 #[derive(Clone, Copy, Debug)]
 struct Heartbeat {
-    /// Until when they count as alive, in store milliseconds.
+    /// Until when its waiters count as alive, in store milliseconds.
     until_ms: u64,
-    /// It subscribes to its wake-ups, so that it cannot be reached if nobody receives them.
+    /// The replica subscribes to its wake-ups, so it is unreachable if nobody receives them.
     listens: bool,
 }
 
@@ -76,14 +76,14 @@ pub(crate) enum Operation {
 }
 
 impl Ledger {
-    /// Runs one batch. No permit is named twice in one of its lists.
+    /// Runs one batch. No list of it names a permit twice.
     pub(crate) fn run(&mut self, call: &mut Call, batch: &Batch) -> BatchReply {
         let mut reply = self.begin(call, batch, batch.weighs());
         self.close(call, batch, &mut reply);
         reply
     }
 
-    /// As [`run`](Self::run), for a batch with one operation at most, which saves the lists.
+    /// Like [`run`](Self::run), for a batch with at most one operation, which saves the lists.
     pub(crate) fn run_one(
         &mut self,
         call: &mut Call,
@@ -136,7 +136,7 @@ impl Ledger {
         promoted
     }
 
-    /// The steps after the claims. The reply shows the ledger as they leave it.
+    /// The steps after the claims. The reply shows the ledger's final state.
     pub(super) fn close(&mut self, call: &mut Call, batch: &Batch, reply: &mut BatchReply) {
         self.end(call, batch);
         reply.in_use = self.in_use();
@@ -155,7 +155,7 @@ impl Ledger {
         (self.passed, self.blocked) = (0, false);
     }
 
-    /// How many units are held.
+    /// Number of units held.
     pub(crate) fn in_use(&self) -> u32 {
         self.units
     }
@@ -164,7 +164,7 @@ impl Ledger {
         self.queue.len() as u32
     }
 
-    /// There is neither a holder nor a waiter.
+    /// Whether the ledger has neither holders nor waiters.
     pub(crate) fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
@@ -173,7 +173,8 @@ impl Ledger {
         batch.limit.saturating_sub(self.units)
     }
 
-    /// Whether all of a permit fits in. One that weighs more than the limit, which was lowered then, enters alone.
+    /// Whether all units of a permit fit. A permit heavier than the limit, which was lowered in the meantime, enters
+    /// alone.
     fn fits(&self, batch: &Batch, id: MemberId) -> bool {
         id.weight() <= self.free(batch) || self.units == 0 && batch.limit > 0
     }
@@ -183,7 +184,7 @@ impl Ledger {
         self.leave(before, id);
     }
 
-    /// Frees the place that a permit had.
+    /// Frees a permit's former place.
     fn leave(&mut self, place: Option<Place>, id: MemberId) {
         match place {
             Some(Place::Holds { until_ms }) => {
@@ -195,9 +196,9 @@ impl Ledger {
         }
     }
 
-    /// The last permit left: heartbeats and rights go with it.
+    /// Removes heartbeats and rights once the last permit has left.
     fn clear(&mut self) {
-        // Even clearing an empty map costs something.
+        // Clearing even an empty map has a cost.
         if !self.heartbeats.is_empty() {
             self.heartbeats.clear();
         }

@@ -1,29 +1,29 @@
-//! The queue: `promote`, `acquire`, and the heartbeats that tell live waiters from dead ones.
+//! The queue: `promote`, `acquire`, and the heartbeats that distinguish live waiters from dead ones.
 
 use std::cmp::{max, min};
 
 use super::{Call, Heartbeat, Ledger, MAX_LEASE_MS, Place, Waiter};
 use crate::ledger::{Ask, Batch, MAX_PLACES, MemberId, Promotion, ReplicaId, Standing};
 
-/// Added to the time of enqueueing in us, it gives a ticket: negative until the year 2112.
+/// A ticket is this constant plus the time of enqueueing in us: negative until the year 2112.
 pub(in crate::ledger) const FIRST_TICKET: i64 = -(1 << 52);
 
-/// Waiters of one ledger that may be passed over in one exchange.
+/// Maximum number of waiters of one ledger that one exchange passes over.
 pub(crate) const MAX_PASSED: usize = 1_000;
-/// Waiters at the head of the queue among which the first that was never passed over is looked for.
+/// Number of waiters at the head of the queue that are searched for the first one never passed over.
 pub(crate) const MAX_SEARCHED: usize = 64;
 
-/// How a replica with waiters is to be treated.
+/// Whether a replica's waiters can be granted slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Presence {
     Caller,
     Reachable,
-    /// Alive, by its heartbeat, and nobody receives its wake-ups: it has lost its connection, or has crashed.
+    /// Alive by its heartbeat, but nobody receives its wake-ups: it has lost its connection or crashed.
     Unreachable,
     Dead,
 }
 
-/// An offer of a ledger to a newcomer.
+/// A ledger's offer to a newcomer.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::ledger) enum Offer {
     Slot,
@@ -32,8 +32,8 @@ pub(in crate::ledger) enum Offer {
 }
 
 impl Ledger {
-    /// A waiter whose replica cannot be reached is passed over: it keeps its place, and a later one gets the slot. One that
-    /// needs more than what is free blocks those behind it, or it would starve.
+    /// A waiter whose replica is unreachable is passed over: it keeps its place, and a later waiter gets the slot. A
+    /// waiter that needs more units than are free blocks the queue behind it, because it would otherwise starve.
     pub(super) fn promote(&mut self, call: &mut Call, batch: &Batch) -> Vec<Promotion> {
         let until_ms = call.promoted_end_ms();
         let (mut promoted, mut last_passed) = (Vec::new(), None);
@@ -90,7 +90,7 @@ impl Ledger {
         }
     }
 
-    /// The ticket of the first waiter that was never passed over: no slot was given past this one.
+    /// The ticket of the first waiter that was never passed over: no slot was granted past this ticket.
     pub(super) fn head(&self) -> Option<i64> {
         let mut first = self.queue.iter().take(MAX_SEARCHED);
         first
@@ -98,7 +98,7 @@ impl Ledger {
             .map(|(&ticket, _)| ticket)
     }
 
-    /// The places in the queue of those that wait, of the first ones.
+    /// Queue positions of the first waiters among `standings`.
     pub(super) fn places_of(&self, standings: &[Standing]) -> Vec<u32> {
         let tickets = standings.iter().filter_map(Standing::ticket);
         let ahead = |ticket| self.queue.keys().take_while(move |other| **other < ticket);
@@ -141,7 +141,7 @@ impl Ledger {
         self.places.get(&id).map(standing)
     }
 
-    /// The offer to a newcomer. A queue that is full is swept, once.
+    /// The offer to a newcomer. A full queue is swept, once.
     pub(in crate::ledger) fn admit(
         &mut self,
         call: &mut Call,
@@ -168,8 +168,8 @@ impl Ledger {
         Offer::Place
     }
 
-    /// Evicts dead waiters from a full queue, if a heartbeat that has ended suggests that there are some. A queue
-    /// longer than the budget is searched in part, from a place that the clock chooses.
+    /// Evicts dead waiters from a full queue, if an ended heartbeat suggests that it has any. A queue longer than the
+    /// budget is searched in part, at a position derived from the clock.
     fn sweep(&mut self, call: &mut Call) {
         let window = min(self.queue.len(), call.budget);
         let mut heartbeats = self.heartbeats.values();
@@ -191,7 +191,7 @@ impl Ledger {
         }
     }
 
-    /// Tickets never go back, so a ticket below that of the head is known to have left the queue.
+    /// Tickets never decrease, so a ticket below the head's is known to have left the queue.
     pub(in crate::ledger) fn enqueue(&mut self, call: &Call, id: MemberId) -> Standing {
         let ticket = self.next_ticket(call);
         self.wait_with(ticket, id, false)
@@ -203,9 +203,9 @@ impl Ledger {
         tail.map_or(ticket, |&tail| max(tail + 1, ticket))
     }
 
-    /// Enqueues a part of a claim by the ticket with which the claim was first enqueued, in any ledger: before waiters that
-    /// came to the store later. Slots may have been given past that place, so it counts as passed over, unless a waiter
-    /// before it was not.
+    /// Enqueues a part of a claim by the claim's first ticket, in any ledger: ahead of waiters that came to the store
+    /// later. Slots may have been granted past that place, so the waiter counts as passed over, unless a waiter ahead
+    /// of it was not.
     #[cfg(any(test, feature = "test-util"))]
     pub(in crate::ledger) fn enqueue_by(
         &mut self,
@@ -222,7 +222,7 @@ impl Ledger {
         }
         let head = self.queue.first_key_value();
         let was_passed = head.is_none_or(|(&head, first)| first.was_passed || ticket < head);
-        // The head may need more than what is free, and this one less.
+        // The head may need more units than are free, and this waiter fewer.
         call.more |= self.fits(batch, id);
         self.wait_with(ticket, id, was_passed)
     }
@@ -233,13 +233,13 @@ impl Ledger {
         Standing::Waiting { ticket }
     }
 
-    /// Heartbeats matter to a queue only. One that ended long ago is removed when another comes, so that they cannot
-    /// pile up.
+    /// Only a queue needs heartbeats. Long-ended ones are removed when a new one is added, so that they cannot
+    /// accumulate.
     pub(super) fn heartbeat(&mut self, call: &Call, batch: &Batch) {
         if !batch.waits || self.queue.is_empty() {
             return;
         }
-        // In the store the lowest bit of the time says whether it listens.
+        // In the store the lowest bit of the time encodes whether the replica listens.
         let until_ms = call.now_ms + call.heartbeat_ms;
         let until_ms = until_ms - (until_ms + u64::from(call.listens)) % 2;
         let heartbeat = Heartbeat {

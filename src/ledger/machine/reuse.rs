@@ -15,8 +15,8 @@ impl Ledger {
         }
     }
 
-    /// Ends the other replicas' rights to keep slots. Each is notified once; if that is lost, the right ends by itself.
-    /// The caller sees it in its reply.
+    /// Ends the other replicas' rights to keep slots. Each is notified once; if the notice is lost, the right expires
+    /// anyway. The caller learns it from its reply.
     fn recall(&mut self, call: &mut Call, batch: &Batch) {
         let caller = call.replica;
         for &owner in self.rights.keys().filter(|owner| **owner != caller) {
@@ -25,7 +25,7 @@ impl Ledger {
         self.rights.retain(|owner, _| *owner == caller);
     }
 
-    /// Rights that have ended are removed when another comes, so that they cannot pile up.
+    /// Ended rights are removed when a new one is added, so that they cannot accumulate.
     fn keep(&mut self, call: &Call) {
         let until_ms = call.now_ms + RIGHT_MS;
         if self.rights.insert(call.replica, until_ms).is_none() {
@@ -33,8 +33,8 @@ impl Ledger {
         }
     }
 
-    /// There may be more holders than the limit allows, if it was higher before or some were adopted: no slot is kept
-    /// then, so that they become fewer.
+    /// Holders may exceed the limit if it was lowered or some were adopted. No slot is kept then, so that the excess
+    /// goes away.
     fn may_keep(&self, batch: &Batch) -> bool {
         (1..=batch.limit).contains(&self.units)
     }

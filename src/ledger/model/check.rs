@@ -1,4 +1,4 @@
-//! Checks one exchange by the ledger before and after it.
+//! Checks one exchange by comparing the ledger before and after it.
 
 use super::{
     Bounds, Broken, Id, PROMOTED, State, Steps,
@@ -100,13 +100,13 @@ impl Check<'_> {
         (reported != granted).then_some(("G4", "the reported grants are not those of the ledger"))
     }
 
-    /// One that weighs more than the limit has it alone.
+    /// A permit heavier than the limit must be alone.
     fn fits(&self, id: Id) -> bool {
         let in_use = self.after.in_use();
         in_use == 0 || in_use + self.after.weight(id) <= self.bounds.limit
     }
 
-    /// The calling client is alive.
+    /// The calling client counts as alive.
     fn lives(&self, id: Id) -> bool {
         id.client == self.message.client || self.before.is_alive(id)
     }

@@ -1,4 +1,4 @@
-//! A client: what it wants, what it believes, and the answers it gets.
+//! A client: its goal, its beliefs, and its pending answers.
 
 use super::{Bounds, DEAD, Steps};
 
@@ -10,9 +10,10 @@ pub(super) struct Client {
     pub(super) permit: Option<Permit>,
     pub(super) releases: Vec<Release>,
     pub(super) unanswered: Option<Unanswered>,
-    /// How long ago an exchange said that it has waiters.
+    /// Age of the last exchange that announced its waiters.
     pub(super) last_seen: Steps,
-    /// Its wake-ups would be received. A crashed one may keep its connection, as when its machine lost power.
+    /// Whether its wake-ups would be received. A crashed client may keep its connection, for example after a power
+    /// failure.
     pub(super) connected: bool,
 }
 
@@ -76,7 +77,7 @@ impl Default for Client {
 }
 
 impl Client {
-    /// Asks for a permit with the next exchange.
+    /// Whether the client asks for a permit with its next exchange.
     pub(super) fn asks(&self, bounds: &Bounds) -> bool {
         self.permit.is_none() && self.releases.len() < bounds.releases
     }
@@ -86,7 +87,7 @@ impl Client {
         self.unanswered.is_none() && (tells || self.asks(bounds))
     }
 
-    /// A permit that it believes to hold, and for how long.
+    /// The permit that the client believes to hold, and for how long.
     pub(super) fn holds(&self) -> Option<(u8, Steps)> {
         match self.permit {
             Some(Permit {
@@ -106,14 +107,14 @@ impl Client {
         self.releases.iter().any(|release| release.seq == seq)
     }
 
-    /// Its permit is not wanted any more, or is over.
+    /// The permit is unwanted or over.
     pub(super) fn leave(&mut self) {
         if let Some(Permit { seq, not_after, .. }) = self.permit.take() {
             self.releases.push(Release { seq, not_after });
         }
     }
 
-    /// No answer is expected any more.
+    /// Stops waiting for an answer.
     pub(super) fn give_up(&mut self) {
         self.unanswered = None;
         if matches!(self.permit, Some(permit) if permit.stands == Stands::Asked) {
@@ -137,7 +138,7 @@ impl Client {
         if permit.seq != seq {
             return;
         }
-        // Its own deadline counts from the moment at which it sent.
+        // Its own deadline counts from the time of sending.
         let sent = unanswered.age;
         match (permit.stands, outcome) {
             (Stands::Holds(left), Outcome::Holds(until)) => {
@@ -146,7 +147,7 @@ impl Client {
             (_, Outcome::Holds(until)) if until > sent => {
                 permit.stands = Stands::Holds(until - sent)
             }
-            // Not certainly alive: it is renewed before it is used.
+            // Possibly ended already: the client renews it before use.
             (_, Outcome::Holds(_)) => permit.stands = Stands::Waits,
             (Stands::Holds(_), _) => self.leave(),
             (_, Outcome::Waits) => permit.stands = Stands::Waits,
@@ -194,7 +195,7 @@ impl Client {
 }
 
 impl Bounds {
-    /// From here on an acquire cannot run any more, and every answer shows it.
+    /// After this age an acquire can no longer run, and every answer reflects it.
     fn over(&self) -> Steps {
         let oldest_answer = if self.slow_answers { self.patience } else { 0 };
         -oldest_answer - 1

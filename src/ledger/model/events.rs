@@ -1,4 +1,4 @@
-//! Events other than exchanges that run.
+//! All events except the execution of exchanges.
 
 use super::{
     Bounds, State, Steps,
@@ -63,7 +63,7 @@ impl State {
         self.network.push(message);
     }
 
-    /// No name is used twice while any part of the state has it.
+    /// A name that no part of the state has.
     fn unused_name(&mut self, client: u8) -> u8 {
         let mut last = 0;
         self.each_name(client, |seq| last = last.max(*seq));

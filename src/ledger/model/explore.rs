@@ -1,6 +1,6 @@
-//! The worlds that are explored, each to its end.
+//! The explored worlds, each to its end.
 //!
-//! `cargo test --release --all-features --lib ledger::model -- --ignored --nocapture` explores the larger ones, in
+//! `cargo test --release --all-features --lib ledger::model -- --ignored --nocapture` explores the larger worlds, in
 //! minutes, and prints the sizes. As of November 2026:
 //!
 //! | world | states | steps |
@@ -10,16 +10,16 @@
 //! | two clients and two messages, without copies | 129,328 | 911,945 |
 //! | two clients and two messages | 348,366 | 2,820,838 |
 //! | two clients and slow answers | 128,806 | 969,524 |
-//! | three clients, of whom two crash | 281,916 | 1,975,449 |
+//! | three clients, two of them crash | 281,916 | 1,975,449 |
 //! | three clients and two slots | 376,153 | 2,494,688 |
 //! | three clients and acquires that run late | 560,103 | 3,769,849 |
 //! | three clients that ask anew before they released | 2,323,556 | 15,954,487 |
 //! | three clients and two messages, without copies | 4,072,895 | 32,509,715 |
-//! | three clients of whom one weighs as much as both others, without copies and crashes | 308,842 | 1,448,176 |
+//! | three clients, one as heavy as both others, without copies and crashes | 308,842 | 1,448,176 |
 //! | three clients of different weights | 1,619,311 | 10,591,148 |
-//! | and one of them is disconnected, without copies and crashes | 2,717,491 | 14,737,445 |
+//! | and one client is disconnected, without copies and crashes | 2,717,491 | 14,737,445 |
 //!
-//! With one message in flight, no client sends while it is late. With two, exchanges of others run in between.
+//! With one message in flight, no client sends while it is late. With two, exchanges of other clients run in between.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -27,7 +27,7 @@ use stateright::{Checker, HasDiscoveries, Model};
 
 use super::{Bounds, SITUATIONS};
 
-/// A coarse clock: an acquire runs in the step in which it was sent or not at all, and its answer arrives in it too.
+/// A coarse clock: an acquire runs in the step in which it was sent or never, and its answer arrives in the same step.
 const THREE: Bounds = Bounds {
     clients: 3,
     limit: 1,
@@ -43,7 +43,7 @@ const THREE: Bounds = Bounds {
     slow_answers: false,
 };
 
-/// A finer one: an answer may come when the lease that it tells of is half over, or is over.
+/// A finer clock: an answer may arrive when its lease is half over or over.
 const TWO: Bounds = Bounds {
     clients: 2,
     not_after: 1,
@@ -90,7 +90,7 @@ fn two_clients_of_whom_one_is_disconnected() {
     assert!(explore(disconnected) > 10_000);
 }
 
-/// The heavy one needs all units, and waits for both others.
+/// The heavy client needs all units, and waits for both others.
 #[test]
 fn three_clients_of_whom_one_weighs_as_much_as_both_others() {
     let heavy = Bounds {
@@ -103,7 +103,7 @@ fn three_clients_of_whom_one_weighs_as_much_as_both_others() {
     assert!(explore(heavy) > 10_000);
 }
 
-/// A limit that was lowered: the heavy one enters alone.
+/// The limit was lowered: the heavy client enters alone.
 #[test]
 fn two_clients_of_whom_one_weighs_more_than_the_limit() {
     let heavy = Bounds {
@@ -114,7 +114,7 @@ fn two_clients_of_whom_one_weighs_more_than_the_limit() {
     assert!(explore(heavy) > 5_000);
 }
 
-/// The heavy one blocks a light one that would fit, unless it has no connection.
+/// The heavy client blocks a light one that would fit, unless the heavy one is disconnected.
 #[test]
 #[ignore = "minutes"]
 fn three_clients_of_different_weights_of_whom_one_is_disconnected() {
@@ -227,10 +227,10 @@ fn two_clients_and_slow_answers() {
     explore(TWO);
 }
 
-/// Looks at all runs there are, and tells in how many states that was.
+/// Explores all possible runs, and returns the number of states.
 fn explore(bounds: Bounds) -> usize {
     let start = Instant::now();
-    // With one thread the shortest way to a defect is found first.
+    // A single thread finds the shortest path to a defect first.
     let checker = bounds.clone().checker();
     let checker = checker.finish_when(HasDiscoveries::AnyFailures);
     let checker = checker.spawn_bfs().join();

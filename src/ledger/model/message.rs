@@ -1,4 +1,4 @@
-//! An exchange on its way, and how the model's times and names are those of the ledger.
+//! An exchange in flight, and the mapping from the model's times and names to the ledger's.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ pub(super) const NOW_MS: u64 = 1_000 * STEP_MS;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Message {
     pub(super) client: u8,
-    /// Units of each permit that it names.
+    /// Weight of each permit that it names.
     pub(super) weight: u8,
     pub(super) age: Steps,
     pub(super) release: Vec<u8>,
@@ -19,12 +19,12 @@ pub(super) struct Message {
     pub(super) acquire: Option<u8>,
     pub(super) waits: bool,
     pub(super) copies: u8,
-    /// Its client still wants the answer.
+    /// Its client still waits for the answer.
     pub(super) awaited: bool,
 }
 
 impl Message {
-    /// Of a replica that wants nothing.
+    /// An exchange of an idle replica.
     pub(super) fn of_anybody(bounds: &Bounds) -> Self {
         Self {
             client: bounds.clients,
@@ -70,7 +70,7 @@ impl Message {
             replica: replica(self.client),
             lease_ms: LEASE as u64 * STEP_MS,
             promote_ms: PROMOTED as u64 * STEP_MS,
-            // The heartbeats of replicas that listen are odd.
+            // The heartbeats of listening replicas are odd.
             heartbeat_ms: ALIVE as u64 * STEP_MS + 1,
             not_after_us: time_ms(bounds.not_after - self.age) * 1_000,
             batches: vec![batch],

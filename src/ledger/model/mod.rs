@@ -1,30 +1,30 @@
 //! The ledger explored exhaustively: every order of events of a few clients over a bad network.
 //!
-//! Each client is a replica of its own and acquires one permit after another. It behaves as the keeper does: one
-//! exchange in flight at a time, a new name for each permit, and a list of names to release, each of which stays there
-//! until a release ran after the last moment at which its acquire could run. The network loses exchanges and replies,
-//! delivers late and in any order, and runs an exchange twice. Time passes in steps, at any moment. Clients leave, time
-//! out, lose their connections, and crash. Each exchange runs the product's own code in `machine/`.
+//! Each client is a separate replica and acquires one permit after another. It behaves like the keeper: it has one
+//! exchange in flight at a time, a new name for each permit, and a list of names to release, each kept until a release
+//! ran after the last moment at which the name's acquire could run. The network loses exchanges and replies, delivers
+//! late and in any order, and runs an exchange twice. Time passes in steps, at any moment. Clients leave, time out,
+//! lose their connections, and crash. Each exchange runs the production code in `machine/`.
 //!
 //! | property | in every state |
 //! | --- | --- |
-//! | **G1** cap | the leases that run weigh no more than the limit says, unless one of more than that is alone |
-//! | **G2** holder knows | what a client believes to hold, the ledger holds for that long |
-//! | **G3** fair | no slot was given past a live waiter whose client has a connection, whatever each of them weighs |
-//! | **G4** live | no exchange left as much free as the first such waiter needs, lost a live waiter, or sent no wake-up for a grant; if nothing goes wrong from here on, all are served |
-//! | **G5** no leak | if nothing goes wrong from here on, or if all crash, the ledger is empty in the end |
-//! | **G6** idempotent | the ledger has no name that its client does not know of |
+//! | **G1** cap | the running leases weigh no more than the limit, unless a single heavier permit is alone |
+//! | **G2** holder knows | a permit that a client believes to hold is held in the ledger for that long |
+//! | **G3** fair | no slot was granted past a live waiter whose client has a connection, whatever the weights |
+//! | **G4** live | no exchange left as many units free as the first such waiter needs, lost a live waiter, or failed to send a wake-up for a grant; without further faults, all are served |
+//! | **G5** no leak | without further faults, or if all clients crash, the ledger is empty in the end |
+//! | **G6** idempotent | the ledger has no name unknown to its client |
 //!
-//! # What is explored
+//! # Scope
 //!
-//! All possible runs, however long, within the [`Bounds`]: `explore.rs` has them, with the sizes. A state contains
-//! neither the time nor numbers that grow, so their number is finite: deadlines are relative to now, tickets are
+//! All possible runs of any length within the [`Bounds`]; `explore.rs` has the bounds and the sizes. A state contains
+//! neither the time nor growing numbers, so the number of states is finite: deadlines are relative to now, tickets are
 //! positions in the queue, names are renumbered, and clients are interchangeable (`symmetry.rs`).
 //!
-//! All permits of a client have one weight. The bounds exclude clients that return after a crash (those are new clients), more than one permit of a client at a
-//! time, and more messages in flight. Wake-ups are compared with what was granted, but not delivered: a client learns
-//! of a grant when it polls. Not in the model: clocks that are stepped, lost data and
-//! adoption, several ledgers, and rates: the simulation of the keeper has these.
+//! All permits of a client have one weight. The bounds exclude clients that return after a crash (they are new
+//! clients), several permits of a client at a time, and more messages in flight. Wake-ups are compared with the grants,
+//! but not delivered: a client learns of a grant when it polls. The model omits clock steps, data loss and adoption,
+//! several ledgers, and rates: the simulation of the keeper covers these.
 
 mod check;
 mod client;
@@ -45,10 +45,10 @@ type Steps = i8;
 const LEASE: Steps = 2;
 const PROMOTED: Steps = 1;
 const ALIVE: Steps = 1;
-/// A client that was last seen this long ago, or longer, counts as dead.
+/// A client last seen this long ago counts as dead, as does any older one.
 const DEAD: Steps = ALIVE + 1;
 
-/// Situations that make the properties worth checking: each must come up.
+/// Situations that give the properties substance: each must occur.
 const SITUATIONS: [&str; 5] = [
     "there is a waiter",
     "the head of the queue is dead",
@@ -57,28 +57,28 @@ const SITUATIONS: [&str; 5] = [
     "an acquire may run late, or twice",
 ];
 
-/// How large the world is.
+/// The size of the explored world.
 #[derive(Clone, Debug)]
 struct Bounds {
     clients: u8,
     limit: u32,
-    /// Units that a permit of each client weighs.
+    /// Weight of each client's permits.
     weights: [u8; 3],
     max_waiters: u32,
-    /// In flight at once, beyond which nothing is sent.
+    /// Messages in flight at once; at this number nothing is sent.
     messages: usize,
     /// How often a message runs again.
     copies: u8,
-    /// Names that a client has to release, beyond which it asks for no permit.
+    /// Names that a client may have to release; at this number it asks for no permit.
     releases: usize,
     crashes: usize,
-    /// Clients that are without a connection at once.
+    /// Clients disconnected at the same time.
     disconnects: usize,
-    /// An exchange acquires nothing when it runs later than this after it was sent.
+    /// An exchange acquires nothing if it runs later than this after it was sent.
     not_after: Steps,
     /// How long a client waits for an answer.
     patience: Steps,
-    /// Answers take time. Without, they come at once or never.
+    /// Answers take time. Otherwise they arrive at once or never.
     slow_answers: bool,
 }
 
@@ -92,7 +92,7 @@ struct Id {
 struct State {
     clients: Vec<Client>,
     network: Vec<Message>,
-    /// The ledger, with all times from now on.
+    /// The ledger, with all times relative to now.
     holders: Vec<(Id, Steps)>,
     queue: Vec<Id>,
     heartbeats: Vec<(u8, Steps)>,
@@ -215,7 +215,7 @@ impl Model for Bounds {
             always("G6 idempotent", |_, state| {
                 !state.broke("G6") && state.has_no_ghost()
             }),
-            // That the above is about something.
+            // Check that the properties above are not vacuous.
             sometimes(SITUATIONS[0], |_, state| !state.queue.is_empty()),
             sometimes(SITUATIONS[1], |_, state| {
                 state
@@ -251,12 +251,12 @@ impl Bounds {
 
 /// The conditions that must hold at any time.
 impl State {
-    /// How many units a permit is.
+    /// A permit's weight.
     fn weight(&self, id: Id) -> u32 {
         self.clients[usize::from(id.client)].weight.into()
     }
 
-    /// Units that are held, by leases that run or have ended.
+    /// Units in use, by both running and ended leases.
     fn in_use(&self) -> u32 {
         let holders = self.holders.iter();
         holders.map(|(id, _)| self.weight(*id)).sum()

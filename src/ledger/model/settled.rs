@@ -1,11 +1,11 @@
-//! The outcome that every state must lead to.
+//! The outcome to which every state must lead.
 //!
-//! Checked only in states with no exchange in flight: every other state leads to such states by steps of the model, in
-//! which what is in flight runs or is lost, and these are checked themselves.
+//! Checked only in states with no exchange in flight: every other state leads to such states by steps of the model in
+//! which the exchanges in flight run or are lost, and these states are checked themselves.
 
 use super::{Bounds, Id, LEASE, State, client::Client, message::Message};
 
-/// Steps without faults after which all leases and heartbeats of dead clients have ended.
+/// Fault-free steps after which all leases and heartbeats of dead clients have ended.
 const SETTLED: usize = 8;
 
 impl State {
@@ -14,7 +14,7 @@ impl State {
         self.network.is_empty() && !self.clients.iter().any(unanswered)
     }
 
-    /// From here on nothing goes wrong, and everybody leaves with the slot that was waited for.
+    /// Whether everybody is served if no further fault occurs and each client leaves with the slot that it waited for.
     pub(super) fn serves_all(&self, bounds: &Bounds) -> bool {
         if self.broken.is_some() || !self.is_between_exchanges() {
             return true;
@@ -30,12 +30,12 @@ impl State {
         };
         let mut state = self.clone();
         for _ in 0..SETTLED {
-            // The key of an unused ledger expires by itself: here an idle client runs an exchange.
+            // The key of an unused ledger would expire: here an idle client runs an exchange instead.
             state.run(&Message::of_anybody(&calm), &calm);
             if state.is_quiet() && unserved.is_empty() {
                 return state.broken.is_none();
             }
-            // Exchanges are faster than time: no client misses a grant.
+            // Exchanges are faster than time, so no client misses a grant.
             let mut before = None;
             while before.as_ref() != Some(&state) {
                 before = Some(state.clone());
@@ -66,7 +66,7 @@ impl State {
         self.clients.iter().all(has_nothing) && self.holders.is_empty() && self.queue.is_empty()
     }
 
-    /// All crash. The next exchange of anybody finds nothing once the leases ended.
+    /// Whether the ledger is empty for the next exchange after all clients crashed and their leases ended.
     pub(super) fn outlives_all(&self, bounds: &Bounds) -> bool {
         if !self.is_between_exchanges() {
             return true;

@@ -1,4 +1,4 @@
-//! Symmetry reduction: states that nothing can distinguish from there on are one.
+//! Symmetry reduction: merges states that no future event can distinguish.
 
 use super::{Bounds, DEAD, State, Steps, client::Client, message::Message};
 
@@ -16,7 +16,7 @@ impl State {
         self.heartbeats.sort_unstable();
     }
 
-    /// Until it times out, a client whose answer is lost does nothing that it could not do afterwards.
+    /// A client whose answer is lost does nothing before its timeout that it could not do afterwards.
     fn give_up_lost_answers(&mut self) {
         for (number, client) in (0..).zip(&mut self.clients) {
             let comes = |message: &Message| message.client == number && message.awaited;
@@ -27,7 +27,7 @@ impl State {
         }
     }
 
-    /// When a client was last seen matters to its waiters only, and enqueueing one sets it.
+    /// When a client was last seen matters only to its waiters, and enqueueing one sets it.
     fn forget_when_a_client_was_seen(&mut self) {
         for (number, client) in (0..).zip(&mut self.clients) {
             if self.queue.iter().all(|id| id.client != number) {
@@ -36,7 +36,7 @@ impl State {
         }
     }
 
-    /// Names of a client count from 1, in their order.
+    /// Names of a client count from 1, in order.
     fn renumber(&mut self, client: u8) {
         let mut used = Vec::new();
         self.each_name(client, |seq| used.push(*seq));
@@ -59,8 +59,8 @@ impl State {
         self.client(number).names_mut().for_each(&mut look);
     }
 
-    /// Sorts the clients, so that it does not matter which of them did what. Clients with equal views may stay in
-    /// either order: then a state is explored twice, no more.
+    /// Sorts the clients, so that their identity does not matter. Clients with equal views may stay in either order:
+    /// then a state is explored twice, which is harmless.
     fn exchange_places(&mut self) {
         let mut order: Vec<_> = (0..self.clients.len() as u8)
             .map(|number| (self.view(number), number))
@@ -83,7 +83,7 @@ impl State {
             .for_each(|message| moved(&mut message.client));
     }
 
-    /// Everything about a client except for its number.
+    /// Everything about a client except its number.
     fn view(&self, number: u8) -> View {
         let held = self.holders.iter().filter(|(id, _)| id.client == number);
         let mut held: Vec<_> = held.map(|(id, until)| (*until, id.seq)).collect();

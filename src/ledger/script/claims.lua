@@ -17,9 +17,9 @@ local function fill(count, standing)
   return standings
 end
 
--- Moves a permit that was enqueued at the end, with `ticket`, to the place of its claim: to the lowest free ticket from
--- that on with which the claim was first enqueued. Slots may have been given past that place, so it is marked as passed
--- over, unless a waiter before it was not. Returns the new ticket.
+-- Moves a permit, just enqueued at the end with `ticket`, to its claim's place: the lowest free ticket from the claim's
+-- first ticket on. Slots may have been granted past that place, so the permit is marked as passed over, unless a waiter
+-- ahead of it was not. Returns the new ticket.
 local function advance(ledger, id, ticket, first, fits)
   local key, first_text = ledger.key, '-' .. text_of(-first)
   enter(ledger)
@@ -45,13 +45,13 @@ local function advance(ledger, id, ticket, first, fits)
   local mark = (head % 1 ~= 0 or place < head) and 0.5 or 0
   call('ZADD', key, string.format('%.1f', place + mark), id)
   ledger.ticket, ledger.head = nil, nil
-  if fits then -- the head may need more than what is free, and this one less
+  if fits then -- the head may need more units than are free, and this waiter fewer
     replies[2] = 1
   end
   return place
 end
 
--- Takes slots up to the first ledger that makes the claim wait, or none at all. Returns the standings, and whether the
+-- Takes slots up to the first ledger where the claim must wait, or none at all. Returns the standings, and whether the
 -- claim was refused.
 local function take_slots(ask, asks, first_ticket)
   local WAIT = '1'
@@ -95,7 +95,7 @@ local function take_slots(ask, asks, first_ticket)
   return standings, false
 end
 
--- Everything that can fail comes before the first change.
+-- All steps that can fail precede the first change.
 local function claim(first_charge, charges, first_ask, asks, first_ticket)
   local answer, standings = {}, nil
   local quotes, refused, later = {}, stale, false
@@ -133,9 +133,9 @@ local function claim(first_charge, charges, first_ask, asks, first_ticket)
   return answer
 end
 
--- At maxmemory Redis denies the first of these commands, and so all of them or none.
+-- At maxmemory Redis denies the first of these commands, and then the others do not run.
 local function write()
-  -- The server counts from a time a little before ours, and rounds.
+  -- The server counts from a time slightly earlier than ours, and rounds.
   local TTL_SPARE_MS = 2
   for index in pairs(changed) do
     local tat = tats[index]
@@ -154,8 +154,8 @@ local function write()
   end
 end
 
--- What the permits of all claims have already.
-local asked, first = {}, arg -- the permits, by the indexes of their ledgers
+-- Look up the current standings of the permits of all claims.
+local asked, first = {}, arg -- the permits by the index of their ledger
 for _ = 1, claim_count do
   local asks = tonumber(ARGV[first + 1])
   first = first + CLAIM_ARGS + CHARGE_ARGS * tonumber(ARGV[first])

@@ -1,11 +1,11 @@
 
--- The steps behind the claims: `heartbeat`, `recall`, `keep`. The reply shows the ledger as they leave it.
+-- The steps after the claims: `heartbeat`, `recall`, `keep`. The reply shows the ledger's final state.
 local function close(ledger)
   local KEEPING = 4503599627370496
   local RIGHT_MS = 100
   local key, in_use, waiting, reuse, reply = ledger.key, ledger.in_use, ledger.waiting, ledger.reuse, ledger.reply
-  -- `heartbeat`: matters to a queue only. One that ended long ago is removed when another comes, so that they cannot
-  -- pile up.
+  -- `heartbeat`: only a queue needs it. Long-ended heartbeats are removed when a new one is added, so that they cannot
+  -- accumulate.
   local heartbeat = nil
   if waiting > 0 and ledger.waits > 0 then
     local last_ms = now_ms + heartbeat_ms
@@ -16,8 +16,8 @@ local function close(ledger)
   elseif waiting == 0 and in_use == 0 then
     call('ZREMRANGEBYSCORE', key, ALIVE, '+inf')
   end
-  -- `recall`: ends the other replicas' rights to keep slots. Each is notified once; if that is lost, the right ends by
-  -- itself. The caller sees it in its reply.
+  -- `recall`: ends the other replicas' rights to keep slots. Each is notified once; if the notice is lost, the right
+  -- expires anyway. The caller learns it from its reply.
   if reuse > 0 and (ledger.refused or waiting > 0) then
     local recalled = {}
     for _, right in ipairs(call('ZRANGE', key, KEEPING, '+inf', 'BYSCORE')) do
@@ -29,7 +29,7 @@ local function close(ledger)
     end
     on_all('ZREM', key, recalled)
   end
-  -- `keep`: rights that have ended are removed when another comes, so that they cannot pile up.
+  -- `keep`: ended rights are removed when a new one is added, so that they cannot accumulate.
   if reuse == 2 and waiting == 0 and in_use > 0 and in_use <= ledger.limit then
     if call('ZADD', key, KEEPING + now_ms + RIGHT_MS, '~' .. replica) == 1 then
       call('ZREMRANGEBYSCORE', key, KEEPING, KEEPING + now_ms - 1)
@@ -41,7 +41,7 @@ local function close(ledger)
   reply[1], reply[2] = in_use, waiting
   if waiting > 0 then
     local head = ledger.head or score_at(key, '0')
-    if head % 1 ~= 0 then -- it was passed over
+    if head % 1 ~= 0 then -- the head was passed over
       local MAX_SEARCHED = 64
       for i, score in ipairs(call('ZRANGE', key, '0', MAX_SEARCHED - 1, 'WITHSCORES')) do
         head = i % 2 == 0 and tonumber(score) or head

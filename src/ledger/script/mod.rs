@@ -1,7 +1,7 @@
-//! The script that runs an exchange in Redis, and the shape of what goes in and out of it.
+//! The script that runs an exchange in Redis, and the shape of its arguments and replies.
 //!
-//! `header.lua` describes the format. The counts and codes below are those of its table; `ledger/tests/wire.rs` holds them and
-//! the other constants that both sides have equal.
+//! `header.lua` describes the format. The counts and codes below are those of its table. `ledger/tests/wire.rs`
+//! compares all constants that both sides share.
 
 /// The script's source, joined from its parts in the order in which they run.
 pub(crate) const EXCHANGE_LUA: &str = concat!(
@@ -14,9 +14,9 @@ pub(crate) const EXCHANGE_LUA: &str = concat!(
     include_str!("claims.lua"),
 );
 
-// How many numbers or arguments there are for one thing.
+// Sizes of the elements, in numbers or arguments.
 
-/// Packed numbers of a record: one for the exchange, one for each ledger.
+/// Packed numbers of a record. The exchange and each ledger have one record.
 pub(crate) const RECORD: usize = 7;
 /// Arguments of a refund.
 pub(crate) const REFUND_ARGS: usize = 5;
@@ -28,16 +28,16 @@ pub(crate) const CHARGE_ARGS: usize = 7;
 pub(crate) const ASK_ARGS: usize = 3;
 /// Numbers of a ledger's reply before its standings.
 pub(crate) const LEDGER_REPLY: usize = 4;
-/// Numbers of a charge's reply, if it was charged.
+/// Numbers of a charge's reply, if the charge succeeded.
 pub(crate) const CHARGED_REPLY: usize = 6;
 
-// The options of an ask without a free slot, and standings that are neither a ticket nor a deadline.
+// How an ask handles a full limit, and standings other than tickets and deadlines.
 
 /// Refuse the claim.
 pub(crate) const NOW: usize = 0;
 /// Enqueue the permit.
 pub(crate) const WAIT: usize = 1;
-/// Go on without the slot.
+/// Proceed without the slot.
 pub(crate) const IF_FREE: usize = 2;
 pub(crate) const ABSENT: i64 = 0;
 pub(crate) const FULL: i64 = 1;

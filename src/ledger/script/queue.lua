@@ -1,5 +1,6 @@
 
--- The long way begins here: what its steps share, and `admit`, by which newcomers get a slot or a place in the queue.
+-- The long way begins here: helpers shared by its steps, and `admit`, which gives newcomers a slot or a place in the
+-- queue.
 
 local ALIVE = 2251799813685248
 local SWEEP_BUDGET = 1000
@@ -9,12 +10,12 @@ local replica, wake_channel = sub(packed, -REPLICA_CHARS), sub(packed, record, -
 local promoted_end_ms = now_ms + promote_ms
 local budget = SWEEP_BUDGET
 
--- No list is too long for `unpack`: see MAX_PERMITS and the budget.
+-- Every list is short enough for `unpack`: see MAX_PERMITS and the budget.
 local function on_all(command, key, list)
   return #list > 0 and redis.call(command, key, unpack(list)) or 0
 end
 
--- Adds to a list for ZADD, with all members of a permit that weighs this.
+-- Appends all members of a permit of this weight to a list for ZADD.
 local function push(list, score, id, weight)
   local size = #list
   list[size + 1], list[size + 2] = score, id
@@ -26,7 +27,7 @@ local function push(list, score, id, weight)
   end
 end
 
--- In the order of the ids; false for a missing one.
+-- Scores in the order of the ids; false for a missing member.
 local function scores_of(key, ...)
   local scores = redis.call('ZMSCORE', key, ...)
   for i = 1, #scores do
@@ -39,7 +40,7 @@ local function score_at(key, rank)
   return tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2])
 end
 
--- `alive` caches the heartbeats that were looked up. The calling replica is alive.
+-- Whether a replica is alive: the caller always is. `alive` caches the heartbeats.
 local function is_alive(key, alive, owner)
   if owner ~= replica and alive[owner] == nil then
     local heartbeat = tonumber(call('ZSCORE', key, '@' .. owner))
@@ -48,7 +49,7 @@ local function is_alive(key, alive, owner)
   return owner == replica or alive[owner]
 end
 
--- Writes the permits that were admitted, and the replica's heartbeat if there is one. Returns whether that is new.
+-- Writes the admitted permits, and the replica's heartbeat if given. Returns whether the heartbeat is new.
 local function enter(ledger, heartbeat)
   local key, list, size = ledger.key, ledger.entering, ledger.in_use + ledger.waiting
   local before = size - #list / 2
@@ -64,7 +65,7 @@ local function enter(ledger, heartbeat)
   return added > size - before
 end
 
--- Returns the standing of a newcomer. A slot or a place is written by `enter`.
+-- Returns the standing of a newcomer. `enter` writes its slot or place.
 local function admit(ledger, id, waits)
   local FULL = 1
   local QUEUE_FULL = 2
@@ -85,8 +86,8 @@ local function admit(ledger, id, waits)
     ledger.refused = true
     return FULL
   end
-  -- `sweep`: evicts dead waiters from a full queue, if a heartbeat that has ended suggests that there are some. A queue
-  -- longer than the budget is searched in part, from a place that the clock chooses.
+  -- `sweep`: evicts dead waiters from a full queue, if an ended heartbeat suggests that it has any. A queue longer than
+  -- the budget is searched in part, at a position derived from the clock.
   if waiting >= ledger.max_waiters and not ledger.swept then
     enter(ledger)
     ledger.swept = true
@@ -112,7 +113,7 @@ local function admit(ledger, id, waits)
     ledger.refused = true
     return QUEUE_FULL
   end
-  -- Tickets never go back, so a ticket below that of the head is known to have left the queue.
+  -- Tickets never decrease, so a ticket below the head's is known to have left the queue.
   local ticket, text = ledger.ticket and ledger.ticket + 1, nil
   if not ticket then
     local FIRST_TICKET = -4503599627370496 -- -2^52: with the time in us added, negative until the year 2112

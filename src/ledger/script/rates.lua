@@ -1,11 +1,11 @@
 
--- Rates: the arithmetic of rate.rs, where the reasons are. Products are at most 2^52, so all of this is exact.
+-- Rates: the arithmetic of rate.rs, which explains it. Products are at most 2^52, so all of this is exact.
 
 local REFUND_ARGS = 5
-local tats = {} -- the states of rates by their index in KEYS; false: there is none
-local changed = {} -- those to be written
+local tats = {} -- states of rates by their index in KEYS; false if missing
+local changed = {} -- indexes of states to write
 
--- a * m / d rounded down, and the remainder: for a up to 2^53, and m and d below 2^37.
+-- a * m / d, rounded down, and the remainder: for a up to 2^53, and m and d below 2^37.
 local function divided(a, m, d)
   local MAX_EXACT = 4503599627370496
   local quotient, rem = 0, a * m
@@ -21,7 +21,7 @@ local function divided(a, m, d)
   return quotient, rem
 end
 
--- The state of a rate, unless the bucket is empty. One whose rate cannot be read has no count.
+-- The state of a rate, unless the bucket is empty. If its recorded rate is unusable, the state has no count.
 local function stored(index)
   local MAX_EXACT = 4503599627370496
   if tats[index] == nil then
@@ -35,7 +35,7 @@ local function stored(index)
       start_us = tonumber(start_us),
     }
     if us and not rounded then
-      -- Written by a version that knew no groups: none of its charges is refunded.
+      -- Written by a version without groups: none of its charges is refunded.
       tat.charged, tat.since_us, tat.start_us = 0, tat.since_us + 1, tat.us
       tat.rounded, tat.before_group, tat.group = 0, 0, 0
     end
@@ -53,7 +53,7 @@ local function stored(index)
   return tat and (tat.us > now_us or tat.us == now_us and tat.rem > 0) and tat
 end
 
--- Whether a bucket is empty later than its rate remembers with this burst, and the latest such time.
+-- Whether a bucket is empty later than its rate can remember with this burst, and the latest such time.
 local function is_forgotten(tat, burst)
   local MAX_WAIT_US = 86400000000
   local us, rem = divided(burst, tat.period_us, tat.count)
@@ -61,7 +61,7 @@ local function is_forgotten(tat, burst)
   return tat.us > us or tat.us == us and tat.rem > rem, us, rem
 end
 
--- What the bucket contains at the latest start, without these units; negative if they are more.
+-- Contents of the bucket at the latest start, less these units; may be negative.
 local function rest_without(tat, units)
   local us, rem = divided(units, tat.period_us, tat.count)
   us, rem = tat.us - tat.start_us - us, tat.rem - rem
@@ -71,7 +71,7 @@ local function rest_without(tat, units)
   return us, rem
 end
 
--- The state for this rate; nil if the bucket is empty.
+-- The state converted to this rate; nil if the bucket is empty.
 local function read(index, count, period_us, burst)
   local ROUNDING_PARTS = 68719476736
   local tat = stored(index)
@@ -84,7 +84,7 @@ local function read(index, count, period_us, burst)
   end
   local forgotten, latest_us, latest_rem = is_forgotten(tat, tat.burst)
   if forgotten then
-    -- It was set before the clock was stepped back, or holds a debt that is forgotten.
+    -- The state was set before the clock was stepped back, or holds a debt that is forgotten.
     tat.us, tat.rem, tat.start_us = latest_us, latest_rem, math.min(tat.start_us, now_us)
     tat.since_us, tat.charged, tat.before_group, tat.group = tat.since_us + 1, 0, 0, 0
     changed[index] = true
@@ -92,7 +92,7 @@ local function read(index, count, period_us, burst)
   if tat.count == count and tat.period_us == period_us then
     return tat
   end
-  -- As many units under this rate.
+  -- Convert to the same number of units under this rate.
   local units, parts = divided(tat.us - now_us, tat.count, tat.period_us)
   parts = parts + tat.rem
   units, parts = units + math.floor(parts / tat.period_us), parts % tat.period_us
@@ -120,7 +120,7 @@ local function read(index, count, period_us, burst)
   return converted
 end
 
--- Takes back what is left of a charge.
+-- Refunds a charge, as far as the rules allow.
 local function refund(first)
   local index, cost, charged = tonumber(ARGV[first]), tonumber(ARGV[first + 1]), tonumber(ARGV[first + 3])
   local tat = stored(index)
@@ -154,7 +154,7 @@ local function refund(first)
   changed[index] = true
 end
 
--- The state that a charge would leave, and when the request may start. Nothing is charged yet.
+-- The state after a charge, and when the request may start. Charges nothing yet.
 local function quote(first)
   local MAX_EXACT = 4503599627370496
   local WAIT_FOREVER_US = 4503599627370496
@@ -166,7 +166,7 @@ local function quote(first)
     us = now_us, rem = 0, count = count, period_us = period_us, burst = burst, rounded = 0,
     since_us = now_us, charged = 0, before_group = 0, group = 0, start_us = now_us,
   }
-  -- The rate in force. It is another one if more is used than this one can remember.
+  -- The rate in force: another one if the use is too large for this rate to remember.
   local names = count == before.count and period_us == before.period_us
   count, period_us = before.count, before.period_us
   local tat = {
@@ -184,7 +184,7 @@ local function quote(first)
   if names and (burst >= before.burst or not is_forgotten(tat, burst)) then
     tat.burst = burst
   end
-  -- It may start as soon as what was there before leaves room for it.
+  -- The request may start as soon as the earlier charges leave room for it.
   us, rem = divided(burst - cost, period_us, count)
   us = before.us - us
   local start_us = math.max(before.rem > rem and us + 1 or us, now_us)
@@ -201,7 +201,7 @@ local function quote(first)
 end
 
 for _ = 1, refund_count do
-  -- By pcall: the next charge to this key reports what is wrong with it.
+  -- By pcall: the next charge to this key reports its error.
   pcall(refund, arg)
   arg = arg + REFUND_ARGS
 end

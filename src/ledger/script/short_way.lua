@@ -1,8 +1,8 @@
 
--- The short way: `release`, `renew` and `acquire` of each ledger, as long as no other step would change anything.
+-- The short way: `release`, `renew` and `acquire` of each ledger, if no other step would change anything.
 
 local replies, arg, record = { now_us, 0, nil }, 2, first_record -- with room for one more
--- For the long way, two for each ledger: holders whose lease lasts beyond this second, and members.
+-- For the long way, two numbers for each ledger: holders whose lease lasts beyond this second, and all members.
 local counts = refund_count + claim_count > 0 and {}
 for i = 1, ledger_count do
   local limit, _, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
@@ -10,8 +10,8 @@ for i = 1, ledger_count do
   if not lease_end_text and renews + adopts + acquires + claim_count > 0 then
     lease_end_text = text_of(lease_end_ms)
   end
-  -- At maxmemory Redis lets a script write if its first write may free memory, whether or not it does: so leases are
-  -- renewed and adopted even then. Newcomers are refused, unless they come with these.
+  -- At maxmemory Redis lets a script write if its first write may free memory, whether or not it does. So leases are
+  -- renewed and adopted even then. Newcomers are refused, unless they share an exchange with these.
   if releases > 0 then
     size = redis.pcall('ZREM', key, unpack(ARGV, arg, first - 1))
     may_write = true
@@ -31,12 +31,12 @@ for i = 1, ledger_count do
     is_short = lasting == size and adopts + claim_count == 0 and options < 8
       and (acquires == 0 or not stale and lasting + acquires <= limit)
   end
-  if is_short and lasting >= limit then -- `expire` would bring forward deadlines that are too late
+  if is_short and lasting >= limit then -- `expire` would shorten leases with a deadline too far ahead
     too_late_text = too_late_text or '(' .. text_of(latest_end_ms)
     is_short = call('ZCOUNT', key, too_late_text, LAST_DEADLINE) == 0
   end
   if is_short and renews > 0 then
-    -- All members hold. If every renewal moves a deadline, none of them is missing.
+    -- All members are holders. If every renewal moves a deadline, no permit is missing.
     is_short = call('ZADD', key, 'XX', 'GT', 'CH', scored(lease_end_text, first, renews)) == renews
   end
   if is_short and acquires > 0 then
@@ -44,7 +44,7 @@ for i = 1, ledger_count do
     if type(entered) == 'table' then
       is_short, failure = false, entered.err
     else
-      is_short = entered == acquires -- or this is a repeated exchange
+      is_short = entered == acquires -- or this exchange is a repetition
       lasting, size = lasting + entered, size + entered
       if size >= LIST_SIZE and size - entered < LIST_SIZE then
         call('ZADD', key, '0', LONG_NAME)

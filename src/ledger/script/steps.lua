@@ -1,5 +1,6 @@
 
--- The steps behind `release`; also those behind the claims, if there are none. At first no waiters are known.
+-- The steps after `release`. If the exchange has no claims, the steps after the claims follow directly. At first the
+-- queue is assumed to be empty.
 local function run(ledger, size, first, renews, adopts, acquires, waits)
   local ABSENT = 0
   local STALE = 3
@@ -16,8 +17,8 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
   end
 
   -- `renew` never shortens a lease, since another replica may have granted a longer one. An ended lease is revived if
-  -- it was not expired yet: its slot was not given away. `adopt` runs before `promote`, so that the queue gets what the
-  -- true holders leave. May exceed the limit. The first waiters among those to renew are told their places.
+  -- it has not been expired yet: its slot is still free. `adopt` runs before `promote`, so that the queue gets only the
+  -- slots that the true holders leave. It may exceed the limit. The first renewed waiters learn their places.
   local extends, changed, places = renews + adopts, 0, nil
   if extends > 0 and adopts == 0 and waiting == 0 and not heavy then -- as in the short way
     changed = call('ZADD', key, 'XX', 'GT', 'CH', scored(lease_end_text, first, renews))
@@ -54,7 +55,7 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
     end
   end
 
-  -- `expire`, as much as the budget allows, and the rest of the last permit.
+  -- `expire`, within the budget, plus the rest of the last permit.
   local ended = in_use > lasting and call('ZCOUNT', key, '0', now_ms) or 0
   local expired = math.min(ended, budget)
   if expired > 0 then
@@ -72,12 +73,12 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
     replies[2] = 1
   end
 
-  -- `promote`, from the head of the queue on. A waiter whose replica should receive wake-ups, and does not, is passed
-  -- over: it keeps its place, and a later one gets the slot. Whether it does is asked before: `PUBLISH` counts those at
-  -- this server only, while its message may reach others, who would take it for a grant.
+  -- `promote`, from the head of the queue on. A waiter whose replica should receive wake-ups, but does not, is passed
+  -- over: it keeps its place, and a later waiter gets the slot. The script asks before publishing, because `PUBLISH`
+  -- counts only subscribers at this server, while its message may reach others, and would count as a grant there.
   --
-  -- A waiter that needs more than what is free blocks those behind it, or it would starve; one that weighs more than the
-  -- limit, which was lowered then, enters alone.
+  -- A waiter that needs more units than are free blocks the queue behind it, because it would otherwise starve. A
+  -- permit heavier than the limit, which was lowered in the meantime, enters alone.
   local MAX_PASSED = 1000
   local LIGHT = 45 -- '-'
   local alive, subscribers, promoted, promotions, passed, window = nil, nil, nil, 0, 0, limit - in_use
@@ -126,7 +127,7 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
         push(list, until_text, id, weight)
         local names = promoted[owner] or {}
         names[#names + 1], promoted[owner] = sub(id, WEIGHT_AT), names
-        if weight > 1 then -- fewer fit behind it than there are in the window
+        if weight > 1 then -- fewer fit behind it than the window has
           break
         end
       end
@@ -147,7 +148,7 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
       call('ZREM', key, unpack(dead))
       waiting = waiting - #dead
     end
-    window = 8 * window -- some were dead or passed over, so many may be
+    window = 8 * window -- some were dead or passed over, so many more may be
   end
   if promotions > 0 then
     for owner, names in pairs(promoted) do
@@ -160,7 +161,7 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
   end
   local own = promoted and promoted[replica]
 
-  -- The clock was stepped back: dead holders would keep their slots until it has caught up.
+  -- If the clock was stepped back, dead holders would keep their slots until it has caught up.
   if was_full or blocked or heavy then
     too_late_text = too_late_text or '(' .. text_of(latest_end_ms)
     local far = call('ZCOUNT', key, too_late_text, LAST_DEADLINE)
@@ -169,7 +170,7 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
       budget = budget - brought_forward
       local last, list = waiting + in_use - 1, {}
       local first_rank = last - brought_forward + 1
-      if brought_forward < far then -- and the rest of the last permit
+      if brought_forward < far then -- plus the rest of the last permit
         local member = call('ZRANGE', key, first_rank, first_rank)[1]
         first_rank = first_rank + 1 - string.find(DIGITS, sub(member, UNIT_AT, UNIT_AT), 1, true)
       end
@@ -207,18 +208,18 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
   return brief and ledger.waiting == 0 and not own and ledger.in_use or reply
 end
 
--- The results of a pcall as a reply: that of the function, or the text of its error.
+-- The reply for the results of a pcall: the function's own result, or the text of its error.
 local function outcome(ok, result)
   return ok and result or type(result) == 'table' and result.err or result
 end
 
-local ledgers = {} -- for the claims; false for one that has failed
+local ledgers = {} -- for the claims; false for a failed ledger
 arg, record = 2, first_record
 for i = 1, ledger_count do
   local limit, max_waiters, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
   ledgers[i] = false
   if not replies[i + 2] then
-    local ledger = { -- with room for all
+    local ledger = { -- preallocated
       key = KEYS[i], limit = limit, max_waiters = max_waiters,
       waits = options % 4, reuse = (options % 16 - options % 4) / 4, heavy = options >= 16,
       in_use = counts[2 * i - 1], waiting = nil, promoted = nil, passed = nil, head = nil, ticket = nil,

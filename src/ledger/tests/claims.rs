@@ -12,7 +12,7 @@ const KEYS: [&str; 3] = ["t:{one}", "t:{two}", "t:{three}"];
 const RATE_KEYS: [&str; 2] = ["t:{rate}", "t:{other rate}"];
 const ABSENT: Standing = Standing::Absent;
 
-/// One start a second, without a burst.
+/// One start per second, without a burst.
 fn slow() -> Rate {
     Rate::new(1, Duration::from_secs(1), 1)
 }
@@ -34,7 +34,7 @@ fn other_charge(wait_us: u64) -> Charge {
     }
 }
 
-/// Asks for a permit of this number in each of the first ledgers.
+/// A claim of permits with this number in the first ledgers.
 fn claim<const N: usize>(wants: [Want; N], seq: Seq) -> Claim {
     let ask = |(batch, want)| ClaimAsk { batch, seq, want };
     Claim {
@@ -63,7 +63,7 @@ fn batches(count: usize) -> Vec<Batch> {
     KEYS[..count].iter().map(batch).collect()
 }
 
-/// As [`batches`], with permits to acquire in the last one.
+/// Like [`batches`], with permits to acquire in the last one.
 fn acquired(count: usize, seqs: impl IntoIterator<Item = Seq>) -> Vec<Batch> {
     let mut batches = batches(count);
     let ask = |seq| Ask { seq, wait: true };
@@ -71,7 +71,7 @@ fn acquired(count: usize, seqs: impl IntoIterator<Item = Seq>) -> Vec<Batch> {
     batches
 }
 
-/// As [`batches`], with one permit to release in the last one.
+/// Like [`batches`], with one permit to release in the last one.
 fn released(count: usize, seq: Seq) -> Vec<Batch> {
     let mut batches = batches(count);
     batches[count - 1].release = vec![seq];
@@ -108,13 +108,13 @@ impl Twins {
         });
     }
 
-    /// Holders and waiters of each ledger.
+    /// Units in use and waiters of each ledger.
     fn in_use(&mut self) -> [(u32, u32); 3] {
         let replies = self.all(C, batches(3), Vec::new()).0;
         [0, 1, 2].map(|ledger| (replies[ledger].in_use, replies[ledger].waiting))
     }
 
-    /// How many of the rates have a state.
+    /// The rates that have a state.
     fn charged(&self) -> String {
         self.script
             .server
@@ -136,7 +136,7 @@ fn a_claim_takes_all_its_slots() {
     assert_eq!(reply.standings, [twins.held(); 3]);
     assert_eq!(start_us(&reply.charged[0]), twins.now_us);
     assert_eq!(twins.in_use(), [(1, 0); 3]);
-    // Repeated: it has them already.
+    // Repeated: the claim already holds all its slots.
     twins.pass_ms(1_000);
     let again = twins.claim(A, 3, claim([Want::Now; 3], 1));
     assert_eq!(again.standings, reply.standings);
@@ -165,7 +165,7 @@ fn a_claim_keeps_the_slots_before_the_queue_it_waits_in() {
     assert_eq!(reply.standings, [twins.held(), twins.waiting(0), ABSENT]);
     assert_eq!(twins.in_use(), [(1, 0), (1, 1), (0, 0)]);
     assert_eq!(twins.charged(), "1");
-    // While it waits it takes nothing behind, though a slot is free.
+    // While waiting, the claim takes no later slot, even a free one.
     let first = twins.waiting(0);
     twins.pass_ms(1);
     let reply = twins.claim(A, 3, claim([Want::Wait; 3], 1));
@@ -214,7 +214,7 @@ fn a_claim_does_not_overtake() {
     let mut twins = Twins::with(1);
     twins.all(A, acquired(1, [1]), Vec::new());
     twins.all(B, acquired(1, [1, 2]), Vec::new());
-    // Two slots are freed, and the budget is enough for one waiter.
+    // Two slots are freed, but the budget covers only one waiter.
     let mut more = batches(1);
     (more[0].limit, more[0].max_waiters) = (3, 5);
     let claims = vec![
@@ -232,7 +232,7 @@ fn a_claim_does_not_overtake() {
     assert_eq!(standings[..2], [Standing::Full; 2]);
 }
 
-/// The tickets of the waiters of the second ledger, in their order, and that of the head as the reply shows it.
+/// The waiters of the second ledger, in order, and the head according to the reply.
 fn queue_of_two(twins: &mut Twins) -> (Vec<Seq>, Option<i64>) {
     let head = twins.all(C, batches(2), Vec::new()).0[1].head;
     let ledger = twins.machine_ledger(KEYS[1]);
@@ -243,7 +243,8 @@ fn ticket(standing: Standing) -> i64 {
     standing.ticket().expect("it waits")
 }
 
-/// G3: it came before those that wait in the next queue, and goes before them. A waiter that came earlier stays before it.
+/// G3: the claim arrived before the waiters of the next queue, and overtakes them. A waiter that arrived earlier stays
+/// ahead.
 #[test]
 fn a_claim_waits_in_the_next_queue_by_when_it_came() {
     let mut twins = Twins::start();
@@ -251,7 +252,7 @@ fn a_claim_waits_in_the_next_queue_by_when_it_came() {
     room[1].max_waiters = 9;
     twins.all(B, room.clone(), Vec::new());
     twins.pass_ms(1);
-    // It comes, and waits for the first slot.
+    // The claim arrives, and waits for the first slot.
     let came = ticket(twins.waiting(0));
     twins.pass_ms(1);
     room[1].acquire = vec![Ask { seq: 3, wait: true }];
@@ -262,7 +263,7 @@ fn a_claim_waits_in_the_next_queue_by_when_it_came() {
     both.ticket = Some(came);
     let reply = twins.all(A, room.clone(), vec![both.clone()]).1.remove(0);
     assert_eq!(reply.standings[1], Standing::Waiting { ticket: came });
-    // Another one of the same moment, by another first limit, has the next ticket.
+    // Another claim of the same moment, with another first limit, has the next ticket.
     room[0].limit = 2;
     both.asks[0].seq = 5;
     both.asks[1].seq = 5;
@@ -270,11 +271,11 @@ fn a_claim_waits_in_the_next_queue_by_when_it_came() {
     assert_eq!(ticket(reply.standings[1]), came + 1);
     let (order, head) = queue_of_two(&mut twins);
     assert_eq!(order, [2, 4, 5, 3]);
-    // A waiter before them was never passed over.
+    // A waiter ahead of both was never passed over.
     assert!(head.is_some_and(|head| head < came));
 }
 
-/// G4: slots may have been given past its place, so it does not tell others that theirs are still to come.
+/// G4: slots may have been granted past the claim's place, so it does not prove that later waiters still wait.
 #[test]
 fn a_claim_at_the_head_of_the_next_queue_is_no_sign_that_later_ones_wait() {
     for others in [0, 1] {
@@ -295,7 +296,7 @@ fn a_claim_at_the_head_of_the_next_queue_is_no_sign_that_later_ones_wait() {
     }
 }
 
-/// G4: the head of the queue needs more than what is free, and the claim before it does not.
+/// G4: the head of the queue needs more units than are free, but the claim ahead of it does not.
 #[test]
 fn a_claim_that_fits_before_the_head_has_the_queue_looked_at_again() {
     let mut twins = Twins::start();
@@ -349,7 +350,7 @@ fn claims_see_what_those_before_them_took() {
     );
     let start_us = twins.now_us + 1_000_000;
     assert_eq!(replies[1].charged, [Charged::TooSoon { start_us }]);
-    // The reply shows the ledger after all of them.
+    // The reply shows the ledger after all claims.
     let Standing::Waiting { ticket } = first else {
         unreachable!()
     };
@@ -396,7 +397,7 @@ fn a_rate_that_refuses_leaves_all_slots() {
     assert_eq!(reply.charged, [Charged::Not, Charged::TooSoon { start_us }]);
     assert_eq!(reply.standings, [ABSENT]);
     assert_eq!((twins.in_use(), &*twins.charged()), ([(0, 0); 3], "1"));
-    // Every rate that refuses reports the start that it would allow.
+    // Every refusing rate reports the start that it would allow.
     twins.claim(B, 0, charged([other_charge(0)], Claim::default()));
     let reply = twins.claim(A, 1, both);
     assert_eq!(reply.charged, [Charged::TooSoon { start_us }; 2]);
@@ -441,7 +442,7 @@ fn no_slot_is_held_while_a_claim_waits_for_its_start() {
         (vec![start, twins.now_us], vec![ABSENT; 2])
     );
     assert_eq!((twins.in_use(), &*twins.charged()), ([(0, 0); 3], "2"));
-    // At its start it is sent again without the charges, which stand.
+    // At its start the claim is sent again without the charges, which stand.
     twins.now_us = start;
     let reply = twins.claim(A, 2, claim([Want::Wait; 2], 1));
     assert_eq!(reply.standings, [twins.held(); 2]);
@@ -474,7 +475,7 @@ fn refunds_come_before_the_claims_of_their_exchange() {
     assert_eq!(start_us(&again.charged[0]), twins.now_us);
 }
 
-/// Of versions without groups, with rates that nothing can be counted by, and with numbers that no version writes.
+/// States of versions without groups, with unusable rates, and with numbers that no version writes.
 #[test]
 fn a_state_of_another_version_or_of_none_is_read_or_refused() {
     let mut twins = Twins::start();
@@ -486,7 +487,7 @@ fn a_state_of_another_version_or_of_none_is_read_or_refused() {
             format!("{} 0 1/1000000/1 0 {now_us}", now_us + 500_000),
             too_soon(500_000),
         ),
-        // Half a unit of the other rate is half a unit.
+        // Half a unit of the other rate becomes half a unit of this one.
         (
             format!("{} 0 1/2000000/1 7 {now_us}", now_us + 1_000_000),
             too_soon(500_000),
@@ -503,7 +504,7 @@ fn a_state_of_another_version_or_of_none_is_read_or_refused() {
             format!("{} 9 1/1000000/{far}/9/9/9/9 0 {now_us}", now_us + 499_999),
             too_soon(500_000),
         ),
-        // It was set before the clock was stepped back.
+        // The state was set before the clock was stepped back.
         (
             format!("{} 0 1/1000000/1/0/0/0/0 0 {now_us}", 4 * now_us),
             too_soon(86_401_000_000),

@@ -1,4 +1,4 @@
-//! The rules one by one: each test runs on the machine and on the script, which must agree (`twins.rs`).
+//! The rules one by one: each test runs on both the machine and the script, which must agree (`twins.rs`).
 
 #[cfg(feature = "redis")]
 mod claims;

@@ -1,4 +1,4 @@
-//! The arithmetic of rates: compared with the crate `governor`, and with what is promised.
+//! The arithmetic of rates, compared with the crate `governor` and with the promise.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -64,7 +64,7 @@ impl Bucket {
         charged
     }
 
-    /// How long from now the request starts, or would be allowed to start.
+    /// Microseconds from now until the request starts, or would be allowed to start.
     fn after_us(&mut self, cost: u32, wait_us: u64) -> Result<u64, u64> {
         match self.charge(cost, wait_us) {
             Charged::Until { start_us, .. } => Ok(start_us - self.now_us),
@@ -73,7 +73,7 @@ impl Bucket {
         }
     }
 
-    /// Refunds one of the charges.
+    /// Refunds a charge by its number.
     fn refund(&mut self, number: usize) {
         let granted = &mut self.granted[number];
         granted.stands = false;
@@ -87,8 +87,8 @@ impl Bucket {
         self.state.map_or(self.rate.burst, remaining)
     }
 
-    /// No window has more starts than promised. A window from `first_us` to `last_us`, both included, is a microsecond
-    /// longer than their difference if the spacing is not of whole microseconds.
+    /// No window has more starts than promised. If the spacing is not a whole number of microseconds, a window from
+    /// `first_us` to `last_us`, both included, is a microsecond longer than their difference.
     fn check_promise(&self) {
         let stands = self.granted.iter().filter(|granted| granted.stands);
         let mut starts: Vec<_> = stands.map(|one| (one.start_us, one.cost)).collect();
@@ -123,7 +123,7 @@ enum Step {
         cost: u32,
         wait_us: u64,
     },
-    /// Counted from the newest charge that stands.
+    /// Counted from the newest standing charge.
     Refund {
         back: usize,
     },
@@ -167,7 +167,7 @@ proptest! {
 
     #[test]
     fn no_window_has_more_starts_than_promised(burst in 1..12u32, steps in steps(400, 2)) {
-        // Seven in 100 microseconds: a spacing of 14 2/7.
+        // Seven in 100 microseconds: a spacing of 14 2/7 microseconds.
         run(rate(7, 100, burst), steps);
     }
 
@@ -281,7 +281,7 @@ fn remaining_is_what_may_start_at_once() {
     }
     assert_eq!(bucket.rate.next_at_us(state, full_us), full_us);
     assert_eq!(bucket.rate.time_of(2), 285_715);
-    // A start was reserved, so the room is negative.
+    // With a reserved start the remaining room is negative.
     bucket.charge(3, 0);
     bucket.charge(1, 1_000_000);
     assert_eq!(bucket.remaining(), 0);
@@ -319,7 +319,7 @@ fn what_has_run_out_is_not_refunded() {
     bucket.now_us += 1_500_000;
     bucket.charge(2, 0);
     assert_eq!(bucket.remaining(), 0);
-    // The first had run out before the third came, and half of the second.
+    // The first charge had drained before the third was made, and half of the second.
     bucket.refund(0);
     assert_eq!(bucket.remaining(), 0);
     bucket.refund(1);
@@ -336,7 +336,7 @@ fn a_refund_takes_nothing_of_what_came_later() {
     bucket.refund(0);
     bucket.now_us += 9;
     bucket.charge(1, 0);
-    // Only a tenth of the second is left, since the first is gone. The third stands, and takes ten.
+    // Only a tenth of the second charge remains, since the first is gone. The third stands, and takes ten.
     bucket.refund(1);
     assert_eq!(bucket.state.unwrap().us, bucket.now_us + 10);
     bucket.refund(2);
@@ -361,7 +361,7 @@ fn a_charge_from_before_the_key_was_idle_is_not_refunded() {
     bucket.charge(5, 0);
     bucket.charge(1, 0);
     bucket.refund(0);
-    // If the first were in it, the bucket would still contain the second.
+    // Otherwise, if the group included the first charge, the bucket would still contain the second.
     bucket.now_us += 15;
     bucket.charge(5, 0);
     let state = bucket.state;
@@ -371,7 +371,7 @@ fn a_charge_from_before_the_key_was_idle_is_not_refunded() {
 
 #[test]
 fn refunds_for_ever_keep_the_arithmetic_exact() {
-    // The largest period and burst that are exact.
+    // The largest exact period and burst.
     let day = rate(1, 86_400_000_000, 52_124);
     assert!(day.is_exact());
     let mut bucket = Bucket::new(day);
@@ -382,7 +382,7 @@ fn refunds_for_ever_keep_the_arithmetic_exact() {
             matches!(charged, Charged::Until { .. }),
             "{round}: {charged:?}"
         );
-        // One more behind it, which stays where it is.
+        // One more charge behind it, which stays in place.
         bucket.charge(1, 0);
         bucket.refund(2 * round - 1);
         let RateState { us, charged, .. } = bucket.state.unwrap();
@@ -392,13 +392,13 @@ fn refunds_for_ever_keep_the_arithmetic_exact() {
     bucket.state.as_mut().unwrap().charged = MAX_EXACT;
     bucket.charge(1, 0);
     assert_eq!(bucket.state.unwrap().charged, 1);
-    // How much was charged since a charge from before is not known any more.
+    // After renewal the total charged since an older charge is unknown.
     let state = bucket.state;
     bucket.refund(0);
     assert_eq!(bucket.state, state);
 }
 
-/// From the last to the first.
+/// In reverse order.
 #[test]
 fn all_reserved_starts_are_refunded_in_the_end() {
     let mut bucket = Bucket::new(rate(7, 1_000_000, 1));
@@ -422,14 +422,14 @@ fn use_stays_when_a_rate_changes() {
     let mut bucket = Bucket::new(rate(7, 1_000_000, 1));
     bucket.charge(1, 0);
     bucket.rate = rate(3, 1_000_000, 1);
-    // One start of three in a second, as it was one of seven.
+    // One start is used at three per second, as it was at seven.
     assert_eq!(bucket.after_us(1, 0), Err(333_334));
     bucket.now_us += 333_334;
     assert_eq!(bucket.after_us(1, 0), Ok(0));
     assert_eq!(bucket.after_us(1, 0), Err(333_334));
 }
 
-/// What a refused request was told is true: from then on the bucket drains at the new rate.
+/// The start reported to a refused request is true: from then on the bucket drains at the new rate.
 #[test]
 fn a_raised_rate_blocks_for_less_time() {
     const DAY_US: u64 = 86_400_000_000;
@@ -446,7 +446,7 @@ fn a_raised_rate_blocks_for_less_time() {
     }
 }
 
-/// What is left is the burst without what was used, whatever the burst was then.
+/// Use is subtracted from the current burst, regardless of earlier bursts.
 #[test]
 fn use_stays_when_a_burst_changes() {
     const DAY_US: u64 = 86_400_000_000;
@@ -472,8 +472,8 @@ fn use_stays_when_a_burst_changes() {
     }
 }
 
-/// Of replicas that disagree on the burst, the one whose rate remembers less forgets nothing that the others know: here what
-/// is above 1,020.
+/// If replicas disagree on the burst, the one whose rate remembers less forgets nothing that others know: here the
+/// units above 1,020.
 #[test]
 fn a_smaller_burst_forgets_nothing_that_a_larger_one_remembers() {
     const DAY_US: u64 = 86_400_000_000;
@@ -489,7 +489,7 @@ fn a_smaller_burst_forgets_nothing_that_a_larger_one_remembers() {
     }
 }
 
-/// A rate of 1,000 a day remembers 2,000. The rest drains at the rate that has admitted it.
+/// A rate of 1,000 per day remembers 2,000. The rest drains at the rate that admitted it.
 #[test]
 fn a_slower_rate_forgets_nothing_that_a_faster_one_has_admitted() {
     const DAY_US: u64 = 86_400_000_000;
@@ -522,7 +522,7 @@ fn a_clock_stepped_back_blocks_no_key_for_longer_than_the_longest_wait() {
     assert_eq!(bucket.after_us(1, 0), Ok(0));
 }
 
-/// The ledger imports nothing from above it, so it has these bounds too.
+/// The ledger imports nothing from the layers above it, so it repeats these bounds.
 #[test]
 fn its_bounds_are_those_of_limits() {
     assert_eq!(u128::from(MAX_WAIT_US), MAX_WAIT.as_micros());

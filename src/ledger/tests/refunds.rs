@@ -1,4 +1,4 @@
-//! Refunds, and rates that change: compared with exact bookkeeping of all charges.
+//! Refunds and changing rates, compared with exact bookkeeping of all charges.
 
 use fastrand::Rng;
 use proptest::prelude::*;
@@ -8,10 +8,10 @@ use crate::ledger::{Charged, Rate, RateState, Tat, WAIT_FOREVER_US};
 
 const START_US: u64 = 1_763_600_000_000_000;
 
-/// A charge, and what stands of it.
+/// A charge and its standing part.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// In parts of a microsecond: replies round it up.
+    /// In parts of a microsecond; replies round it up.
     start: i128,
     made_us: u64,
     cost: u32,
@@ -25,7 +25,7 @@ struct Books {
     state: Option<RateState>,
     now_us: u64,
     entries: Vec<Entry>,
-    /// Sums of refunds, in units: what was asked for, and what came back, times 1,000.
+    /// Sums of refunds in units times 1,000: requested and granted.
     asked: u64,
     came_back: i128,
 }
@@ -50,14 +50,14 @@ impl Books {
         i128::from(units) * i128::from(self.rate.period_us)
     }
 
-    /// When the bucket is empty, in parts of a microsecond; now if it is.
+    /// When the bucket will be empty, in parts of a microsecond; at least now.
     fn end(&self) -> i128 {
         let end = |state: RateState| self.parts_at(state.us) + i128::from(state.rem);
         let now = self.parts_at(self.now_us);
         self.state.map_or(now, end).max(now)
     }
 
-    /// When a bucket is empty into which each charge that stands falls at its start.
+    /// When a bucket will be empty if each standing charge falls into it at its start.
     fn true_end(&self) -> i128 {
         let mut starts = self.entries.clone();
         starts.sort_by_key(|entry| entry.start);
@@ -92,7 +92,7 @@ impl Books {
         true
     }
 
-    /// A charge is refunded once. Returns what was kept back, in parts.
+    /// Refunds a charge once. Returns the withheld part, in parts of a microsecond.
     fn refund(&mut self, number: usize, cost: u32) -> i128 {
         let (before, truth) = (self.end(), self.true_end());
         let entry = &mut self.entries[number];
@@ -115,7 +115,7 @@ impl Books {
 enum Step {
     Pass(u64),
     Charge(u32, u64),
-    /// Which one, and how much of it in percent.
+    /// The charge, and the percentage to refund.
     Refund(usize, u32),
 }
 
@@ -166,7 +166,7 @@ fn run(rate: Rate, steps: Vec<Step>) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4_000, ..ProptestConfig::default() })]
 
-    /// Never more comes back than what the charges that stand have left unused.
+    /// A refund never exceeds the capacity that the standing charges leave unused.
     #[test]
     fn no_refund_is_more_than_can_be_proved(burst in 1..12u32, steps in steps()) {
         run(rate(7, 100, burst), steps.clone());
@@ -175,7 +175,7 @@ proptest! {
     }
 }
 
-/// While nothing drains everything comes back, in whatever order, also of a rate in debt.
+/// While nothing drains, refunds are complete in any order, even at a rate in debt.
 #[test]
 fn nothing_is_lost_while_nothing_drains() {
     for seed in 0..300 {
@@ -205,7 +205,7 @@ fn nothing_is_lost_while_nothing_drains() {
     }
 }
 
-/// As many as the burst may wait for their time.
+/// As many requests as the burst may wait for their start.
 #[test]
 fn starts_that_are_ahead_are_refunded_in_any_order() {
     for seed in 0..100 {
@@ -225,8 +225,8 @@ fn starts_that_are_ahead_are_refunded_in_any_order() {
     }
 }
 
-/// What is lost of a charge has drained, or was refunded to others, since it was made; and it is less by what was in the
-/// bucket before. Prints how much comes back.
+/// The loss of a refund is bounded by the units drained or refunded to others since the charge, less the earlier
+/// contents of the bucket. Prints the recovered share.
 #[test]
 fn what_is_lost_has_a_bound() {
     let slow = rate(1, 1_000, 1_000);
@@ -282,11 +282,11 @@ fn what_is_lost_has_a_bound() {
     }
 }
 
-/// Replicas that disagree on the rate take turns: what is used is what was charged and not refunded, less what has drained.
+/// Replicas that disagree on the rate alternate: the use equals the charges, less refunds and drained units.
 #[test]
 fn turns_of_different_rates_add_up() {
     const DAY_US: u64 = 86_400_000_000;
-    // A unit of the second is a part of it, so that a rounding to parts would add a unit a turn.
+    // The second rate's unit is a fraction of a part, so that rounding to parts would add a unit per turn.
     let pairs = [
         [
             rate(100_000, DAY_US, 100_000),
@@ -301,7 +301,7 @@ fn turns_of_different_rates_add_up() {
         let mut rng = Rng::with_seed(number as u64);
         let mut state: Option<RateState> = None;
         let mut now_us = START_US;
-        // In the product of both periods: exact.
+        // In the product of both periods, which is exact.
         let scale = i128::from(rates[0].period_us) * i128::from(rates[1].period_us);
         let mut level: i128 = 0;
         let mut turns = 0;
@@ -346,7 +346,7 @@ fn turns_of_different_rates_add_up() {
     }
 }
 
-/// Of a rate that has changed since, in units.
+/// Refunds after a change of the rate, in units.
 #[test]
 fn a_charge_is_refunded_whatever_the_rate_is_by_then() {
     let (old, new) = (rate(7, 1_000_000, 30), rate(3, 1_000_000, 30));

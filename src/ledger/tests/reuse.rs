@@ -28,7 +28,7 @@ fn kept() -> Twins {
     twins
 }
 
-/// Whether A had the right to keep slots: it is recalled when B must wait.
+/// Whether A had the right to keep slots: the right is recalled when B must wait.
 fn is_recalled(twins: &mut Twins) -> bool {
     let BatchReply { waiting, .. } = twins.run(B, batch(Reuse::Others, &[], &[1, 2], true));
     assert!(waiting > 0);
@@ -40,10 +40,10 @@ fn kept_slots_are_recalled_when_a_permit_waits() {
     let mut twins = kept();
     twins.run(B, batch(Reuse::Keep, &[], &[1], true));
     assert!(twins.recalled.is_empty());
-    // Both may keep slots now. B's own newcomer ends the rights of both; B sees that in its reply.
+    // Both may keep slots now. B's own newcomer ends the rights of both; B learns it from its reply.
     let reply = twins.run(B, batch(Reuse::Keep, &[], &[2], true));
     assert_eq!((reply.waiting, &twins.recalled[..]), (1, &[A][..]));
-    // No replica is notified twice; B is notified now, since its reply may have been lost.
+    // No replica is notified twice. B is notified now, since its reply may have been lost.
     twins.run(C, batch(Reuse::Keep, &[], &[1], true));
     assert_eq!(twins.recalled, [B]);
     twins.run(C, batch(Reuse::Keep, &[], &[2], false));
@@ -60,7 +60,7 @@ fn kept_slots_are_recalled_when_a_permit_is_refused() {
     assert_eq!(twins.recalled, [A]);
 }
 
-/// Its reply was `Full`, and it goes on with the slots that it keeps.
+/// The reply was `Full`, and the replica continues with its kept slots.
 #[test]
 fn a_refused_replica_is_still_recalled() {
     let mut twins = kept();
@@ -117,7 +117,7 @@ fn no_slot_is_kept_while_a_permit_waits() {
     twins.run(A, batch(Reuse::Never, &[], &[1, 2, 3], true));
     twins.run(A, batch(Reuse::Keep, &[], &[], true));
     assert!(!is_recalled(&mut twins));
-    // Nor by a replica that holds nothing: the key would never expire.
+    // Nor does a replica without permits get the right: the key would never expire.
     let mut twins = Twins::start();
     twins.run(A, batch(Reuse::Keep, &[], &[], false));
     twins.run(A, batch(Reuse::Never, &[], &[1], false));

@@ -1,5 +1,5 @@
-//! The machine and the script, compared: every exchange runs on both, the script in a real server on the clock of the
-//! test, and every reply, wake-up and sorted set must be the same.
+//! Compares the machine and the script: every exchange runs on both, the script in a real server with the test's clock,
+//! and every reply, wake-up and sorted set must be the same.
 
 use std::{
     collections::BTreeSet,
@@ -24,9 +24,9 @@ use crate::{
 const WAKE_PREFIX: &str = "t:wake:";
 pub(super) const LEASE_MS: u64 = 30_000;
 pub(super) const PROMOTE_MS: u64 = 5_000;
-/// Odd, as the heartbeats of replicas that listen are.
+/// Odd, like the heartbeats of replicas that listen.
 pub(super) const HEARTBEAT_MS: u64 = 6_501;
-/// How much longer than its state the key of a rate lives, in the script of these tests.
+/// How long the key of a rate outlives its state, in the script of these tests.
 pub(super) const TTL_SPARE_MS: u64 = 3_600_000;
 const START_MS: u64 = 1_763_600_000_000;
 
@@ -35,26 +35,26 @@ pub(super) const A: u128 = 1;
 pub(super) const B: u128 = 2;
 pub(super) const C: u128 = 3;
 
-/// The same ledgers twice, and a clock that only the test moves.
+/// The same ledgers on both sides, and a clock that only the test moves.
 pub(super) struct Twins {
     machine: Ledgers,
     pub(super) script: Script,
     pub(super) now_us: u64,
     pub(super) lease_ms: u64,
     pub(super) not_after_us: u64,
-    /// Replicas without a connection that subscribes: not from the next exchange on.
+    /// Replicas without a subscribed connection, from the next exchange on.
     pub(super) absent: BTreeSet<u128>,
-    /// Replicas that do without wake-ups.
+    /// Replicas that do not use wake-ups.
     pub(super) polls: BTreeSet<u128>,
     /// [`Reply::more`] of the latest exchange.
     pub(super) more: bool,
-    /// Replicas and promoted permits that the latest exchange sent wake-ups for.
+    /// Replicas and promoted permits for which the latest exchange sent wake-ups.
     pub(super) woken: Vec<(u128, Seq)>,
     /// Replicas whose kept slots the latest exchange recalled.
     pub(super) recalled: Vec<u128>,
 }
 
-/// The order of wake-ups means something within one replica and ledger only, where one may be sent as several.
+/// Wake-ups are ordered only within one replica and ledger, where one wake-up may be sent as several.
 fn in_order(mut wakes: Vec<(String, Wake)>) -> Vec<(String, Wake)> {
     wakes.sort_by(|(one, wake), (other, its)| (one, &wake.key).cmp(&(other, &its.key)));
     wakes.dedup_by(|(later, wake), (earlier, before)| {
@@ -114,7 +114,7 @@ impl Twins {
         Standing::Adopted { until_ms }
     }
 
-    /// The standing of number `place` to be enqueued in an empty queue now.
+    /// The standing of the waiter at position `place`, if enqueued in an empty queue now.
     pub(super) fn waiting(&self, place: i64) -> Standing {
         let ticket = self.now_us as i64 - (1 << 52) + place;
         Standing::Waiting { ticket }
@@ -223,14 +223,14 @@ impl Script {
         script
     }
 
-    /// Runs this script from now on, on the clock of the test.
+    /// Runs this script from now on, with the test's clock.
     pub(super) fn load(&mut self, text: &str) {
         let mut text = replace_once(
             text,
             "redis.call('TIME')",
             "{ ARGV[#ARGV - 1], ARGV[#ARGV] }",
         );
-        // Keys of rates expire by the clock of the test: see `content`.
+        // Keys of rates expire by the test's clock: see `content`.
         text = replace_once(
             &text,
             "local TTL_SPARE_MS = 2\n",
@@ -266,7 +266,7 @@ impl Script {
         );
         command.arg(now_us / 1_000_000).arg(now_us % 1_000_000);
         let value: Value = command.query(&mut self.connection).unwrap();
-        // All pushes have arrived when this is answered.
+        // This reply follows all pushes.
         redis::cmd("PING").exec(&mut self.connection).unwrap();
         let wakes = self.pushes.try_iter().filter_map(|push| {
             let (PushKind::Message, [channel, payload]) = (&push.kind, &push.data[..]) else {
@@ -284,7 +284,7 @@ impl Script {
         (decode(exchange, value).unwrap(), wakes)
     }
 
-    /// Deletes rates that are over by the clock of the test.
+    /// Deletes rates that are over by the test's clock.
     fn content(&mut self, now_us: u64) -> Content {
         let mut content = Content::default();
         let keys: Vec<String> = self.query("KEYS", &["*"]);
@@ -316,7 +316,7 @@ fn is_over(state: &str, now_us: u64) -> bool {
     (numbers.next(), numbers.next()) <= (Some(now_us), Some(0))
 }
 
-/// Replaces what must occur exactly once.
+/// Replaces text that must occur exactly once.
 pub(super) fn replace_once(text: &str, old: &str, new: &str) -> String {
     assert_eq!(text.matches(old).count(), 1, "{old}");
     text.replace(old, new)
@@ -333,13 +333,13 @@ struct Step {
     stale: bool,
     batches: Vec<Batch>,
     claims: Vec<Claim>,
-    /// Which charges to refund, counted from the latest, and how much of each: all, or a part.
+    /// Charges to refund, counted from the latest, and how much of each.
     refunds: Vec<(usize, u32)>,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let second = 1_000_000i64;
-    // Up to the millisecond at which something ends, and around it.
+    // Up to, or around, the millisecond at which something ends.
     const ENDS_MS: [u64; 6] = [
         RIGHT_MS,
         PROMOTE_MS,
@@ -424,17 +424,17 @@ fn claim() -> impl Strategy<Value = Claim> {
     (charges, asks, early_us).prop_map(|(charges, asks, early_us)| Claim {
         charges,
         asks,
-        // How long before the exchange: the run puts the time in.
+        // Time before the exchange; the run adds the clock.
         ticket: early_us,
     })
 }
 
 fn charge(key: &'static str) -> impl Strategy<Value = Charge> {
     let rate = |count, period, burst| Rate::new(count, Duration::from_micros(period), burst);
-    // The last one is as large as the arithmetic allows.
+    // The last rate is as large as the arithmetic allows.
     let rates = [
         (4, rate(7, 1_000_000, 3)),
-        // Of another burst only.
+        // Differs only in the burst.
         (2, rate(7, 1_000_000, 12)),
         (2, rate(1, 1_000_000, 2)),
         (2, rate(3, 10_000_000, 12)),
@@ -449,7 +449,7 @@ fn charge(key: &'static str) -> impl Strategy<Value = Charge> {
     charge.prop_map(move |(rate, cost, wait_us, shadow)| Charge {
         key: Arc::from(key),
         rate,
-        // Spending is charged in any case, and may be more than the burst.
+        // Spending is charged unconditionally, and may exceed the burst.
         cost: match wait_us {
             WAIT_FOREVER_US => cost.min(rate.most_at_once()),
             _ => cost.min(rate.burst),
@@ -497,7 +497,7 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
     })
 }
 
-/// A refund of each charge of a claim.
+/// A refund for each charge of a claim.
 pub(super) fn refunds_of<'a>(
     claim: &'a Claim,
     reply: &'a ClaimReply,

@@ -1,4 +1,4 @@
-//! Constants that both sides of the wire, or both sets of rules, must have equal: those of the script and of this process.
+//! Constants that the script and this process must have in common.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::{
     ranges::MAX_WEIGHT,
 };
 
-/// The constants of the script: one to a line, and in capitals. Some stand twice, with one value.
+/// The script's constants: one per line, in capitals. A constant that occurs twice has a single value.
 fn constants() -> BTreeMap<&'static str, &'static str> {
     let constant = |line: &'static str| {
         let (name, value) = line.trim().strip_prefix("local ")?.split_once(" = ")?;
@@ -71,7 +71,7 @@ fn the_script_has_the_constants_of_this_process() {
     assert_eq!(constants["IF_FREE"], format!("'{IF_FREE}'"));
 }
 
-/// The part of the script that describes the format names every count of it.
+/// The description of the format names every count in it.
 #[test]
 fn the_header_lists_every_count_of_the_format() {
     let header = include_str!("../script/header.lua");

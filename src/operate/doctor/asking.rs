@@ -1,4 +1,4 @@
-//! Asks the store one thing after the other: what it refuses, or does not answer, keeps nothing else from being asked.
+//! Asks the store one question at a time. A refusal or a missing answer does not prevent other questions.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
@@ -15,24 +15,24 @@ use crate::{
     store::{StoreError, redis::control::ControlConnection},
 };
 
-/// Commands that were waited for in vain, for all the time that the store may take, after which it counts as gone.
+/// Number of commands without an answer, within all the time allowed, after which the store counts as gone.
 const MAX_UNANSWERED: u32 = 3;
 
-/// A store that answers, and may refuse.
+/// A store that answers but may refuse.
 pub(super) struct Asking<'a> {
     control: &'a ControlConnection,
-    /// Longest time of a command.
+    /// Time limit of a command.
     patience: Duration,
     unanswered: AtomicU32,
 }
 
-/// The outcome of a command: its answer, or why there is none.
+/// The outcome of a command: its answer, or why it failed.
 pub(super) type Asked<T> = Result<T, StoreError>;
 
 impl<'a> Asking<'a> {
     /// # Errors
     ///
-    /// If there is no connection: then nothing can be asked.
+    /// Fails without a connection, because no question can be asked then.
     pub(super) async fn connect(
         control: &'a ControlConnection,
         patience: Duration,
@@ -49,7 +49,7 @@ impl<'a> Asking<'a> {
     ///
     /// # Errors
     ///
-    /// If the store has gone meanwhile.
+    /// Fails if the store has become unreachable.
     pub(super) async fn ask<T: FromRedisValue>(
         &self,
         command: &Cmd,
@@ -63,17 +63,17 @@ impl<'a> Asking<'a> {
     ///
     /// # Errors
     ///
-    /// If the store has gone meanwhile.
+    /// Fails if the store has become unreachable.
     pub(super) async fn subscribe(&self, channel: &str) -> Result<Asked<()>, StoreError> {
         let from = Instant::now();
         let outcome = self.control.subscribe(channel).await;
         self.reached(outcome, from).await
     }
 
-    /// The outcome, if the store is still there.
+    /// Returns the outcome if the store is still reachable.
     async fn reached<T>(&self, outcome: Asked<T>, from: Instant) -> Result<Asked<T>, StoreError> {
         if outcome.as_ref().is_err_and(StoreError::is_outage) {
-            // It may be an answer, as of a replica that takes no writes, or a proxy that ends the connection.
+            // The error may be an answer, for example of a read-only replica or of a proxy that ends the connection.
             self.control.connect_now().await?;
             if from.elapsed() >= self.patience
                 && self.unanswered.fetch_add(1, Relaxed) + 1 >= MAX_UNANSWERED

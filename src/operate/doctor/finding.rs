@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Something that was looked at: see [`OperatorBuilder::diagnose`](crate::operate::OperatorBuilder::diagnose).
+/// The result of a check: see [`OperatorBuilder::diagnose`](crate::operate::OperatorBuilder::diagnose).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Finding {
     /// The subject of the check.
     pub check: Check,
-    /// How it is.
+    /// The result.
     pub health: Health,
     /// The observation, and the remedy if one is needed.
     pub text: String,
@@ -19,49 +19,49 @@ pub struct Finding {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Check {
-    /// Which server it is.
+    /// The server's kind and version.
     Version,
     /// Whether the server may evict permits.
     Eviction,
-    /// Whether the server bears connections with a subscription.
+    /// Whether the server's output buffers allow connections with a subscription.
     Buffers,
-    /// How long a round trip takes.
+    /// The duration of a round trip.
     Latency,
-    /// The server's clock beside this machine's.
+    /// The server's clock compared with this machine's.
     Clock,
-    /// Whether a service works: slots are acquired, handed over and released, on a key of the check's own.
+    /// Whether a service would work: slots are acquired, handed over and released, on a separate key.
     Service,
-    /// Whether the user may do what a service needs.
+    /// Whether the user has a service's permissions.
     ServiceRights,
-    /// Whether the user may do what an operator needs who asks, and revokes.
+    /// Whether the user has the permissions of an operator who asks and revokes.
     AskingRights,
-    /// Whether the user may do what an operator needs who changes limits.
+    /// Whether the user has the permissions of an operator who changes limits.
     ChangingRights,
     /// The keys of the namespace.
     Keys,
     /// Whether all replicas answer, reach the store, and have the same settings.
     Replicas,
-    /// Whether all replicas have the same values of the limits.
+    /// Whether all replicas have the same values for the limits.
     Limits,
 }
 
-/// How something is.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Health {
     /// As it should be.
     Good,
-    /// It could not be seen, or needs nothing to be done.
+    /// Could not be checked, or needs no action.
     Note,
-    /// It works, with a disadvantage that the text names.
+    /// Works, with a disadvantage described in the text.
     Warning,
-    /// It does not work, or loses permits.
+    /// Does not work, or loses permits.
     Fault,
 }
 
 impl Check {
-    /// Returns what is looked at in one or two words, such as `service-rights`.
+    /// Returns the name of the check, such as `service-rights`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Version => "version",
@@ -81,7 +81,7 @@ impl Check {
 }
 
 impl Health {
-    /// Returns how it is in a word, such as `warning`.
+    /// Returns the name of the result, such as `warning`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Good => "good",

@@ -1,6 +1,6 @@
-//! Faults of a store and of the replicas, as far as they can be seen without a change: a slot is taken on a key of its own.
+//! Diagnoses a store and its replicas without changing anything, except that a slot is acquired on a separate key.
 //!
-//! Each check stands alone: what the store refuses, or does not answer, is a note.
+//! Checks are independent: a command that the store refuses or does not answer becomes a note.
 //!
 //! Tests: `tests/operate/doctor.rs`, `strangers.rs`.
 
@@ -27,11 +27,11 @@ use crate::{
     },
 };
 
-/// Looks at the store.
+/// Checks the store.
 ///
 /// # Errors
 ///
-/// If there is no connection to it.
+/// Fails without a connection to the store.
 pub(super) async fn store(
     control: &ControlConnection,
     targets: [StoreTarget; 2],
@@ -48,13 +48,13 @@ pub(super) async fn store(
     Ok(findings)
 }
 
-/// What operators cannot be told because they cannot connect.
+/// The finding if the operator cannot connect.
 pub(super) fn without_operator(error: &ConfigError) -> Finding {
     let text = format!("cannot be asked: {error}");
     Finding::new(Check::Replicas, Health::Note, text)
 }
 
-/// Looks at the replicas, by an operator who may ask.
+/// Checks the replicas. The operator's user may ask.
 pub(super) async fn replicas(operator: &Operator) -> Vec<Finding> {
     let mut findings = Vec::new();
     match operator.replicas().await {
@@ -79,7 +79,7 @@ pub(super) async fn replicas(operator: &Operator) -> Vec<Finding> {
     findings
 }
 
-/// A wrong namespace looks like a service of which no replica is there.
+/// Lists the namespaces in use, because a wrong namespace looks like a service without replicas.
 fn in_use(namespaces: &[String]) -> String {
     match namespaces {
         [] => "; no namespace is in use in this database".to_owned(),

@@ -1,6 +1,6 @@
-//! The user's rights, tried by commands that change nothing.
+//! The user's permissions, tested by commands that change nothing.
 //!
-//! Some rights cannot be tried so: those to write overrides and their log.
+//! Some permissions cannot be tested this way: those for writing overrides and their log.
 
 use redis::{Cmd, Value, cmd};
 
@@ -13,26 +13,26 @@ use crate::{
     store::{StoreError, StoreErrorKind},
 };
 
-/// Commands that a service can do without.
+/// Commands that a service can work without.
 const OPTIONAL: [&str; 2] = ["PUBLISH", "PUBSUB"];
-/// Commands that only a service needs. A user who may run neither, and may ask, is an operator's.
+/// Commands that only a service needs. A user who may run neither of them, but may ask, belongs to an operator.
 const OF_SERVICES: [&str; 2] = ["EVALSHA", "ZADD"];
 
-/// What the user may do.
+/// The user's permissions.
 pub(super) struct Rights {
     pub findings: [Finding; 3],
-    /// The user is an operator's, and has no need of a service's rights.
+    /// The user belongs to an operator, and does not need a service's permissions.
     pub is_an_operators: bool,
 }
 
-/// A command that cannot be used.
+/// A command that fails for this user.
 struct Lack {
     name: &'static str,
-    /// The server has it, and does not permit it.
+    /// The server has the command, but forbids it.
     is_forbidden: bool,
 }
 
-/// A command that changes nothing where the key is not there, by the name of its right.
+/// A command that changes nothing while the key is missing, with the name of its permission.
 fn of_key(name: &'static str, key: &str, arguments: &[&str]) -> (&'static str, Cmd) {
     let mut command = cmd(name);
     command.arg(key).arg(arguments);
@@ -81,7 +81,7 @@ pub(super) async fn looks(asking: &Asking<'_>, names: &Names) -> Result<Rights, 
         of_key("ZRANGE", &key, &["0", "0"]),
         of_key("ZCOUNT", &key, &["0", "0"]),
         ("TIME", cmd("TIME")),
-        // Replicas drop a message that is empty.
+        // Replicas ignore an empty message.
         plain(publish(&names.control_channel())),
     ];
     let changing = vec![
@@ -141,18 +141,18 @@ fn of_service(lacks: &[Lack], is_an_operators: bool) -> Finding {
 }
 
 const RETURN_1: &str = "return 1";
-/// Of the script above, which the store has after that.
+/// The digest of the script above, which the store has cached by then.
 const RETURN_1_SHA1: &str = "e0e1f9fabfc9d4800c877a703b823ac0578ff8db";
 
-/// The commands that cannot be used.
+/// Returns the commands that the user cannot run.
 async fn lacking(
     asking: &Asking<'_>,
     commands: &[(&'static str, Cmd)],
 ) -> Result<Vec<Lack>, StoreError> {
     let mut lacking = Vec::new();
     for (name, command) in commands {
-        // Any other error is of a command that may be used: a user without EVAL, say, is told that the server does not know
-        // the script (NOSCRIPT).
+        // Any other error proves that the command is permitted: for example, a user without EVAL gets NOSCRIPT for
+        // EVALSHA.
         let outcome = asking.ask::<Value>(command).await?;
         lacking.extend(outcome.err().and_then(|error| lack(name, &error)));
     }

@@ -1,4 +1,4 @@
-//! The server: version, settings, distance, clock, and what is in it.
+//! The server: version, settings, latency, clock, and its keys.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,17 +14,17 @@ use crate::{
     store::StoreError,
 };
 
-/// Round trips that are measured.
+/// Number of measured round trips.
 const ROUND_TRIPS: usize = 20;
-/// A round trip from which on each request is slow.
+/// A round trip this long makes each request slow.
 const SLOW: Duration = Duration::from_millis(10);
-/// A difference of two clocks that is worth a word.
+/// Minimum clock difference worth a note, in ms.
 const OFF_MS: u64 = 1_000;
-/// Steps of the scan over the keys, of about a thousand keys each.
+/// Steps of the scan over the keys, each of about a thousand keys.
 const MAX_SCANS: usize = 50;
-/// Keys whose end is looked at.
+/// Number of keys whose expiry is checked.
 const MAX_KEYS: usize = 100;
-/// Smallest output buffer of subscribers.
+/// Minimum output buffer for subscribers, in bytes.
 const MIN_BUFFER: u64 = 1 << 20;
 
 pub(super) async fn looks(asking: &Asking<'_>) -> Result<Vec<Finding>, StoreError> {
@@ -95,7 +95,7 @@ async fn eviction(asking: &Asking<'_>) -> Result<Finding, StoreError> {
     ))
 }
 
-/// Hosted servers often have no `CONFIG`. `INFO` has the policy too.
+/// Hosted servers often forbid `CONFIG`. `INFO` shows the policy too.
 async fn about_memory(asking: &Asking<'_>, error: &StoreError) -> Result<Finding, StoreError> {
     let mut info = cmd("INFO");
     info.arg("memory");
@@ -158,7 +158,7 @@ fn of_buffers(limits: Option<&str>) -> Finding {
     Finding::new(Check::Buffers, health, text)
 }
 
-/// Times round trips, and compares clocks by the shortest one.
+/// Measures round trips, and compares the clocks during the shortest one.
 async fn round_trips(asking: &Asking<'_>) -> Result<[Finding; 2], StoreError> {
     let mut trips = Vec::new();
     let mut offset_ms = 0;
@@ -200,7 +200,7 @@ fn of_latency(median: Duration, longest: Duration) -> Finding {
     }
 }
 
-/// Leases and overrides count by the server's clock alone, so a difference does no harm by itself.
+/// Leases and overrides use only the server's clock, so a difference is harmless.
 fn of_clock(offset_ms: i64) -> Finding {
     let off = Duration::from_millis(offset_ms.unsigned_abs());
     let way = if offset_ms < 0 { "behind" } else { "ahead" };
@@ -218,7 +218,7 @@ fn of_clock(offset_ms: i64) -> Finding {
     }
 }
 
-/// Keys of this crate have an end, so that nothing is left of callers that do not come back.
+/// Keys of this crate expire, so that callers who never return leave nothing behind.
 pub(super) async fn keys(asking: &Asking<'_>, names: &Names) -> Result<Finding, StoreError> {
     let (mut cursor, mut keys, mut is_whole) = (0_u64, 0, false);
     let mut looked_at: Vec<Vec<u8>> = Vec::new();

@@ -1,8 +1,8 @@
-//! Whether a service works: two replicas run the script that services run, on a key of their own.
+//! Checks whether a service would work: two replicas run the services' script on a separate key.
 //!
-//! One acquires the only slot, the other queues, the first releases, and the second receives its wake-up, holds the slot and
-//! releases it; and one is charged at a rate. The key is gone then. If a step fails, what was acquired is released, and the
-//! key expires soon.
+//! The first replica acquires the only slot, the second queues, the first releases, and the second receives its
+//! wake-up, holds the slot and releases it. A rate is charged as well. The key is gone afterwards. If a step fails, the
+//! slots are released, and the key expires soon.
 
 use std::{
     future::poll_fn,
@@ -28,18 +28,18 @@ use crate::{
     },
 };
 
-/// Longest lease of what is acquired, in ms.
+/// Maximum lease of the slots, in ms.
 const MAX_LEASE_MS: u64 = 60_000;
-/// Time for which the state of the rate is kept, and more.
+/// How long the rate's state is kept, with a margin.
 const RATE_ENDS_WITHIN: Duration = Duration::from_millis(5);
 
-/// What a service met.
+/// The result of the steps.
 pub(super) enum Served {
-    /// All went well. It took this long.
+    /// All steps succeeded, in this time.
     Well(Duration),
     /// The wake-up of a queued request did not come.
     WithoutWakes,
-    /// A step failed, in which something was to be done.
+    /// This step failed.
     Failed(&'static str, StoreError),
 }
 
@@ -48,7 +48,7 @@ struct Replica {
     session: Box<dyn Session>,
     id: ReplicaId,
     patience: Duration,
-    /// Wake-ups for its permit came.
+    /// Whether the wake-up for its permit has arrived.
     is_woken: bool,
 }
 
@@ -57,7 +57,7 @@ pub(super) async fn serve(targets: [StoreTarget; 2], names: &Names, patience: Du
     let from = Instant::now();
     let ledger = loop {
         let digest = KeyDigest::of("doctor", Key::from(fastrand::u64(..)));
-        // In a cluster the targets lead to one part of it.
+        // In a cluster both targets lead to the same part.
         if targets[0].has_key(digest.bits()) {
             break names.ledger(digest);
         }
@@ -70,7 +70,7 @@ pub(super) async fn serve(targets: [StoreTarget; 2], names: &Names, patience: Du
         Ok(false) => Served::WithoutWakes,
         Err((step, error)) => {
             for replica in [&mut first, &mut second] {
-                // After an error the session needs another connection, which a hello makes.
+                // After an error the session needs a new connection, which a hello makes.
                 let _ = replica.hello().await;
                 let _ = replica.release(&ledger).await;
             }
@@ -79,7 +79,7 @@ pub(super) async fn serve(targets: [StoreTarget; 2], names: &Names, patience: Du
     }
 }
 
-/// Returns whether the wake-up came.
+/// Returns whether the wake-up arrived.
 async fn steps(
     first: &mut Replica,
     second: &mut Replica,
@@ -166,7 +166,7 @@ impl Replica {
         self.batch(batch, |_| ()).await
     }
 
-    /// Charges a rate of its own, and waits until that has expired.
+    /// Charges a separate rate, and waits until its state has expired.
     async fn charge(&mut self, ledger: &str) -> Result<(), StoreError> {
         let charge = Charge {
             key: format!("{ledger}:rate").into(),
@@ -190,7 +190,7 @@ impl Replica {
         Ok(())
     }
 
-    /// Waits for the wake-up of its permit. Returns whether it came.
+    /// Waits for the permit's wake-up. Returns whether it arrived.
     async fn wake(&mut self) -> bool {
         let patience = self.patience;
         let wake = poll_fn(|cx| {
@@ -250,7 +250,7 @@ fn permit() -> Seq {
     weighing(0, 1)
 }
 
-/// Nothing to do in a ledger with one slot.
+/// An empty batch for a ledger with one slot.
 fn batch(ledger: &str) -> Batch {
     Batch {
         key: ledger.into(),

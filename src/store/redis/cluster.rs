@@ -1,8 +1,8 @@
-//! A cluster: which of its nodes to ask.
+//! A cluster: which node to ask.
 //!
-//! A node that does not own a hash slot redirects to the one that does. So a part's first connection leads to any node,
-//! the next one to where that node redirects, and later ones there too, until another redirect or a failed connection
-//! starts the search anew. A redirected exchange did not run, so nothing runs twice.
+//! A node redirects commands for hash slots of other nodes. So a part's first connection can lead to any node, and the
+//! next one leads to the target of the redirect. Later connections go there too, until another redirect or a failed
+//! connection restarts the search. A redirected exchange did not run, so nothing runs twice.
 
 use std::sync::{
     Arc, Mutex, MutexGuard,
@@ -19,12 +19,11 @@ use tokio::runtime::{self, Handle};
 use super::{locked::locked, socket};
 use crate::part::Part;
 
-/// Most nodes in a URL.
+/// Maximum number of nodes in a URL.
 const MAX_SEEDS: usize = 16;
-/// Most nodes known by redirects, for when no node of the URL is left.
+/// Maximum number of nodes learned from redirects, in case every node of the URL is gone.
 const MAX_DISCOVERED: usize = 64;
 
-/// One part of a cluster.
 pub(crate) struct Cluster {
     part: Part,
     nodes: Arc<Nodes>,
@@ -33,17 +32,17 @@ pub(crate) struct Cluster {
 /// Makes the clients for the connections of one session to its part of a cluster.
 pub(super) struct PartDialer {
     nodes: Arc<Nodes>,
-    /// The node that the next connection has to lead to.
+    /// Target of the next connection, if a redirect named it.
     to: Mutex<Option<Node>>,
-    /// The node that the next search starts at.
+    /// Where the next search starts.
     next: AtomicUsize,
-    /// To the node that keys are moving to.
+    /// Connection to the node that keys are migrating to.
     ahead: tokio::sync::Mutex<Option<Ahead>>,
 }
 
 /// Shared by all parts.
 struct Nodes {
-    /// Of one node; all but the address is the same for all nodes.
+    /// Connection settings; only the address differs between nodes.
     info: ConnectionInfo,
     seeds: Vec<Node>,
     discovered: Mutex<Vec<Node>>,
@@ -54,20 +53,20 @@ struct Nodes {
 /// Host and port.
 type Node = (String, u16);
 
-/// A connection to the node that keys are moving to, with the runtime that drives it.
+/// A connection to the node that keys are migrating to, and the runtime that drives it.
 type Ahead = (Node, runtime::Id, MultiplexedConnection);
 
-/// Where an error sends its command.
+/// Where an error redirects its command.
 enum Redirect {
     /// To another node from now on.
     Moved(Node),
-    /// To another node this once: keys are moving there.
+    /// To another node just once: keys are migrating there.
     Ask(Node),
 }
 
 impl Cluster {
-    /// Reads what stands behind `redis+cluster://`: `[user:password@]host[:port][,host[:port]]...[?parameters]`. `scheme`
-    /// is that of a single server.
+    /// Parses the part of the URL after `redis+cluster://`:
+    /// `[user:password@]host[:port][,host[:port]]...[?parameters]`. `scheme` is the scheme for a single server.
     pub(super) fn open(scheme: &str, rest: &str) -> Result<Self, &'static str> {
         const UNREADABLE: &str = "the store's URL cannot be read";
         let (rest, fragment) = rest.split_at(rest.find('#').unwrap_or(rest.len()));
@@ -134,7 +133,7 @@ impl PartDialer {
         self.nodes.seeds.len() + self.nodes.discovered().len()
     }
 
-    /// The node that the last redirect named; after that each of those it knows in turn.
+    /// A client for the node named by the last redirect, or else for the known nodes in turn.
     pub(super) fn client(&self) -> RedisResult<Client> {
         if let Some(node) = self.to().take() {
             return self.nodes.client(node);
@@ -150,9 +149,9 @@ impl PartDialer {
         self.nodes.client(node)
     }
 
-    /// Follows the redirect of a command that was sent to `from`, if its outcome is one. Returns the outcome; `None`: the
-    /// command has to be sent once more, on a connection that is made anew. `forget` takes the connection out of use, and
-    /// returns whether it was in use.
+    /// Follows the redirect in `outcome`, if there is one, of a command sent to `from`. Returns the outcome, or `None`
+    /// if the command must be repeated on a new connection. `forget` takes the connection out of use, and returns
+    /// whether it was in use.
     pub(super) async fn follow(
         &self,
         outcome: RedisResult<Value>,
@@ -166,7 +165,7 @@ impl PartDialer {
         };
         match redirect(&outcome) {
             Some(Redirect::Moved(node)) => {
-                // Others on this connection are redirected too, but only one of them leads the way.
+                // Other commands on this connection are redirected too, but only the first one sets the target.
                 if forget() {
                     *self.to() = Some(node);
                 }
@@ -180,7 +179,7 @@ impl PartDialer {
         }
     }
 
-    /// Whether an error sends its command elsewhere; `from` is where it was.
+    /// The redirect in an error of a command that was sent to `from`.
     fn redirect(&self, error: &RedisError, from: &Client) -> Option<Redirect> {
         let (address, _slot) = error.redirect_node()?;
         let (host, port) = address.rsplit_once(':')?;
@@ -197,7 +196,7 @@ impl PartDialer {
         Some(Redirect::Moved(node))
     }
 
-    /// Sends a command to the node that its key is moving to.
+    /// Sends a command to the node that its key is migrating to.
     async fn ask(&self, node: Node, command: &Cmd) -> RedisResult<Value> {
         let mut ahead = self.ahead.lock().await;
         let runtime = Handle::current().id();
@@ -211,7 +210,7 @@ impl PartDialer {
         *ahead = Some((node, runtime, connection.clone()));
         drop(ahead);
         let mut asking = redis::pipe();
-        // Outcomes one by one, because an error of the whole pipeline has no redirect.
+        // Separate outcomes, because an error of a whole pipeline has no redirect.
         asking
             .cmd("ASKING")
             .add_command(command.clone())
@@ -226,7 +225,7 @@ impl PartDialer {
         outcome
     }
 
-    /// Ends the connection to the node that keys are moving to. One that is being made ends with its exchange.
+    /// Ends the connection to the node that keys are migrating to. An attempt in progress ends with its exchange.
     pub(super) fn disconnect(&self) {
         if let Ok(mut ahead) = self.ahead.try_lock() {
             *ahead = None;

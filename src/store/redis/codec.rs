@@ -1,10 +1,9 @@
-//! Exchanges, replies and wake-ups on the wire: an [`Exchange`] as the script's keys and arguments, and the script's
-//! reply as a [`Reply`]. Encoding and decoding of one thing stand together.
+//! Exchanges, replies and wake-ups on the wire: encodes an [`Exchange`] as the script's keys and arguments, and decodes
+//! the script's reply as a [`Reply`]. The encoder and decoder of each element are neighbours.
 //!
-//! `ledger/script/header.lua` describes the format, and `ledger/script/mod.rs` has its counts and codes, but for
-//! the options of a ledger and the few that follow them here.
-//! `ledger/tests/twins.rs` tests both directions with the script in a real server, and `fuzzing.rs` with whatever a store
-//! may answer.
+//! `ledger/script/header.lua` describes the format, and `ledger/script/mod.rs` has its counts and codes, except a
+//! ledger's options and the few constants below. `ledger/tests/twins.rs` tests both directions against the script in a
+//! real server, and `fuzzing.rs` against arbitrary replies.
 
 use std::collections::HashMap;
 
@@ -24,7 +23,7 @@ use crate::{
     store::{StoreError, StoreErrorKind},
 };
 
-// The options of a ledger's record, which are added up.
+// The options of a ledger's record, a bit set.
 
 const WAITS: u64 = 1;
 const LISTENS: u64 = 2;
@@ -32,18 +31,18 @@ const RECALLS: u64 = 4;
 const KEEPS: u64 = 8;
 const WEIGHS: u64 = 16;
 
-/// Parts of a wake-up, of which the last may have spaces.
+/// Parts of a wake-up; the last one may contain spaces.
 const WAKE_PARTS: usize = 4;
 
-/// Bytes to reserve for a call besides the script, its keys and its permits.
+/// Bytes to reserve for a call, excluding the script, its keys and its permits.
 const CALL_BYTES: usize = 250;
-/// Bytes to reserve for each key, with its record.
+/// Bytes to reserve for each key with its record.
 const KEY_BYTES: usize = 130;
 
 // The exchange and its reply.
 
-/// The call of the script: `command` is `EVALSHA` or `EVAL`, and `script` its digest or its text.
-/// `idle_key` is named if the exchange names no other. `listens`: the connection subscribes to wake-ups.
+/// Encodes the call of the script: `command` is `EVALSHA` or `EVAL`, and `script` its digest or its text. `idle_key`
+/// stands in if the exchange has no key. `listens`: the connection subscribes to wake-ups.
 pub(crate) fn encode(
     command: &str,
     script: &str,
@@ -85,7 +84,7 @@ pub(crate) fn encode(
     cmd
 }
 
-/// The first argument: a record of the exchange and one of each batch, and what is not a number.
+/// Packs the first argument: a record of the exchange, a record of each batch, and all strings.
 fn packed(replica: &str, wake_prefix: &str, listens: bool, exchange: &Exchange) -> Vec<u8> {
     let acquires = exchange.batches.iter().map(|batch| batch.acquire.len());
     let records = size_of::<[f64; RECORD]>() * (1 + exchange.batches.len());
@@ -129,7 +128,7 @@ fn pack(packed: &mut Vec<u8>, record: [u64; RECORD]) {
     }
 }
 
-/// Reads the reply to `exchange`. A ledger's error that is about the whole server fails the exchange.
+/// Decodes the reply to `exchange`. A ledger's error that concerns the whole server fails the exchange.
 pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreError> {
     let unreadable = || StoreError {
         kind: StoreErrorKind::Misconfigured,
@@ -169,7 +168,8 @@ pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreEr
 
 // A batch and its reply.
 
-/// Whether the replica waits, and listens to its wake-ups, what it wants of reuse, and whether a permit weighs more than 1.
+/// The options of a batch: whether the replica waits and listens to wake-ups, its wishes for reuse, and whether any
+/// permit weighs more than 1.
 fn options(batch: &Batch, listens: bool, weighs: bool) -> u64 {
     let reuse = match batch.reuse {
         Reuse::Never => 0,
@@ -181,12 +181,12 @@ fn options(batch: &Batch, listens: bool, weighs: bool) -> u64 {
     flag(batch.waits, WAITS) + listens + reuse + flag(weighs, WEIGHS)
 }
 
-/// How many ids a batch has as arguments.
+/// Number of ids among a batch's arguments.
 fn id_args(batch: &Batch) -> usize {
     released_members(batch) + batch.renew.len() + batch.adopt.len() + batch.acquire.len()
 }
 
-/// How many members the permits to release may have.
+/// Maximum number of members of the released permits.
 fn released_members(batch: &Batch) -> usize {
     let weights = batch.release.iter().map(|&seq| weight_of(seq) as usize);
     weights.sum()
@@ -207,7 +207,7 @@ fn encode_permits(cmd: &mut Cmd, replica: &str, batch: &Batch) {
     }
 }
 
-/// The reply of one number: there are no waiters, and every permit renewed or acquired holds.
+/// Decodes a reply of a single number: the queue is empty, and every renewed or acquired permit is held.
 fn decode_brief(batch: &Batch, in_use: i64, until_ms: u64) -> Option<BatchReply> {
     let held = |count| vec![Standing::Held { until_ms }; count];
     batch.adopt.is_empty().then_some(())?;
@@ -226,7 +226,7 @@ fn decode_batch(batch: &Batch, value: Value, promoted_end_ms: u64) -> Option<Bat
         |count| -> Option<Vec<_>> { (0..count).map(|_| standing(parts.next())).collect() };
     let renewed = standings(batch.renew.len())?;
     let adopted = standings(batch.adopt.len())?;
-    // Here a negative number is the end of a lease that was adopted, and no ticket.
+    // In this list a negative number is the end of an adopted lease instead of a ticket.
     let adopted = adopted.into_iter().map(|standing| match standing {
         Standing::Waiting { ticket } => Standing::Adopted {
             until_ms: ticket.unsigned_abs(),
@@ -264,7 +264,7 @@ fn decode_batch(batch: &Batch, value: Value, promoted_end_ms: u64) -> Option<Bat
 
 // Refunds, claims and their replies.
 
-/// The keys of rates in an exchange, and their indexes among its keys, from 1 on as in Lua.
+/// The keys of rates in an exchange, with their indexes among its keys, from 1 as in Lua.
 struct RateKeys<'a> {
     keys: Vec<&'a str>,
     indexes: HashMap<&'a str, usize>,
@@ -396,7 +396,7 @@ fn standing(value: Option<Value>) -> Option<Standing> {
     })
 }
 
-/// Reads what the script publishes: `granted_us until_ms seqs key`.
+/// Decodes a message of the script: `granted_us until_ms seqs key`.
 pub(crate) fn decode_wake(payload: &[u8]) -> Option<Wake> {
     let mut parts = str::from_utf8(payload).ok()?.splitn(WAKE_PARTS, ' ');
     let granted_us = parts.next()?.parse().ok()?;
@@ -412,7 +412,7 @@ pub(crate) fn decode_wake(payload: &[u8]) -> Option<Wake> {
 
 // Elements of a reply.
 
-/// Only a wrong type or a lack of memory may be the trouble of one ledger alone.
+/// Classifies a ledger's error: only a wrong type or a lack of memory can concern one ledger alone.
 fn ledger_error(message: &[u8]) -> Result<LedgerError, StoreError> {
     let error = StoreError::of_server(&String::from_utf8_lossy(message));
     let own = ["WRONGTYPE", "OOM"];
@@ -438,7 +438,7 @@ fn integers<const COUNT: usize>(parts: &mut dyn Iterator<Item = Value>) -> Optio
     Some(integers)
 }
 
-/// A time, which no store that works says to be negative.
+/// A time; a working store never sends a negative one.
 fn unsigned(value: Option<Value>) -> Option<u64> {
     integer(value)?.try_into().ok()
 }

@@ -1,9 +1,9 @@
 //! A connection beside the exchanges: single commands, and messages by publish and subscribe.
 //!
-//! It is apart from the connection of the exchanges, so that no flood of messages and no large answer delays those. It
-//! leads to the node that has one key (in a cluster; all its commands are about keys of that key's hash slot), and a task
-//! of the current runtime drives it. After an error it is dropped, and the next command makes a new one. So does a command
-//! on another runtime, if the one that drives it has ended or stands still.
+//! It is separate from the connection of the exchanges, so that a flood of messages or a large answer cannot delay
+//! them. The connection leads to the node of one key (in a cluster, all its commands concern keys of the same hash
+//! slot), and a task of the current runtime drives it. After an error the connection is dropped, and the next command
+//! reconnects. A command on another runtime also reconnects if the connection's runtime has ended or is stalled.
 //!
 //! Tests: below; in a cluster: `tests/operate/stores.rs`.
 
@@ -32,27 +32,27 @@ use super::{
 };
 use crate::store::StoreError;
 
-/// Nodes that one command is sent to: a cluster that is changing may redirect a few times.
+/// Maximum number of nodes tried for one command: a cluster in transition may redirect several times.
 const MAX_ATTEMPTS: usize = 8;
-/// Time within which another runtime has to show that it drives a connection.
+/// How soon another runtime must prove that it drives the connection.
 const DRIVEN_WITHIN: Duration = Duration::from_millis(100);
 
-/// Sends commands, and receives messages of channels.
+/// Sends commands and receives messages of channels.
 pub(crate) struct ControlConnection {
     dialer: Dialer,
-    /// Longest time of a command, with connecting.
+    /// Time limit of a command, including connecting.
     patience: Duration,
     /// Held while connecting, so that commands share one attempt.
     connecting: tokio::sync::Mutex<()>,
     current: Mutex<Option<ControlLink>>,
-    /// Channels that each connection subscribes to.
+    /// Channels to which each new connection subscribes.
     channels: Mutex<BTreeSet<String>>,
     inbox: Inbox,
     ended: Arc<Notify>,
     opening: Opening,
 }
 
-/// Where messages are put. A message that does not fit is dropped before anything is read of it.
+/// Buffer for messages. A message that does not fit is dropped unread.
 #[derive(Clone)]
 pub(crate) struct Inbox {
     messages: mpsc::Sender<Vec<u8>>,
@@ -65,12 +65,12 @@ struct ControlLink {
     #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
     client: Client,
     has_ended: Arc<AtomicBool>,
-    /// Drives it.
+    /// Drives the connection.
     runtime: Handle,
 }
 
 impl ControlLink {
-    /// Whether something drives it: its runtime may have ended, or stand still, when a command comes from another one.
+    /// Whether the connection makes progress: its runtime may have ended or stalled.
     async fn is_driven(&self) -> bool {
         if Handle::current().id() == self.runtime.id() {
             return true;
@@ -81,7 +81,7 @@ impl ControlLink {
 }
 
 impl Inbox {
-    /// Takes up to `capacity` messages of up to `max_bytes` each.
+    /// Holds up to `capacity` messages of up to `max_bytes` each.
     pub(crate) fn new(capacity: usize, max_bytes: usize) -> (Self, mpsc::Receiver<Vec<u8>>) {
         let (messages, received) = mpsc::channel(capacity);
         let inbox = Self {
@@ -102,7 +102,7 @@ impl Inbox {
 }
 
 impl ControlConnection {
-    /// Not connected yet. `target`: of a cluster, any part.
+    /// Creates a connection that is not open yet. In a cluster `target` is any part.
     pub(crate) fn new(target: &StoreTarget, patience: Duration, inbox: Inbox) -> Self {
         Self {
             dialer: target.dialer(),
@@ -116,16 +116,16 @@ impl ControlConnection {
         }
     }
 
-    /// Runs a command where its key is. It is not repeated after an error: it may have run.
+    /// Runs a command at its key's node. A failed command is not retried: it may have run.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the command may run all the same.
+    /// If the future is dropped, the command may still run.
     pub(crate) async fn run(&self, command: &Cmd) -> Result<Value, StoreError> {
         self.in_time(self.run_at_its_node(command)).await
     }
 
-    /// Makes a connection, if there is none.
+    /// Connects, unless a connection is open.
     pub(crate) async fn connect_now(&self) -> Result<(), StoreError> {
         self.in_time(async { self.link().await.map(drop) }).await
     }
@@ -142,7 +142,7 @@ impl ControlConnection {
         self.run(&command).await
     }
 
-    /// Subscribes to a channel, on this connection and those that follow. After an error it is not subscribed.
+    /// Subscribes this connection and all later ones to a channel. After an error the channel is not subscribed.
     pub(crate) async fn subscribe(&self, channel: &str) -> Result<(), StoreError> {
         let subscribe = async {
             let link = self.link().await?;
@@ -156,19 +156,19 @@ impl ControlConnection {
         self.in_time(subscribe).await
     }
 
-    /// Publishes a message. Subscribers at all nodes of a cluster receive it.
+    /// Publishes a message to the subscribers at all nodes of a cluster.
     pub(crate) async fn publish(&self, channel: &str, message: &[u8]) -> Result<(), StoreError> {
         let mut publish = cmd("PUBLISH");
         publish.arg(channel).arg(message);
         self.run(&publish).await.map(drop)
     }
 
-    /// Whether there is a connection that has not ended, as far as is known.
+    /// Whether a connection is open, as far as is known.
     pub(crate) fn is_connected(&self) -> bool {
         self.current().is_some()
     }
 
-    /// Completes when a connection has ended since this was last called, or leads to a server that was replaced.
+    /// Completes when a connection has ended since the last call, or when its server was replaced.
     ///
     /// # Cancel safety
     ///
@@ -187,7 +187,7 @@ impl ControlConnection {
         match timeout(self.patience, work).await {
             Ok(outcome) => outcome.map_err(|error| store_error(&error)),
             Err(_) => {
-                // A connection that does not answer is not used again: it may be half open.
+                // Do not reuse a connection that does not answer: it may be half open.
                 self.disconnect();
                 Err(self.opening.no_answer(self.patience))
             }
@@ -211,7 +211,7 @@ impl ControlConnection {
         Err((redis::ErrorKind::Io, fault).into())
     }
 
-    /// The outcome of a command, unless it has to be sent once more: in a cluster its key may be elsewhere.
+    /// The outcome of a command, or `None` to repeat the command: in a cluster its key may be elsewhere.
     #[cfg(feature = "cluster")]
     async fn redirected(
         &self,
@@ -357,7 +357,7 @@ mod tests {
         assert_eq!(next(&mut received).await, b"hello");
     }
 
-    /// Messages that are too long or too many are dropped before anything reads them.
+    /// Messages that are too long or too many are dropped unread.
     #[tokio::test]
     async fn messages_are_bounded_in_size_and_number() {
         let server = RedisServer::start();
@@ -366,7 +366,7 @@ mod tests {
         for message in ["123456789", "1", "2", "3"] {
             server.cli(&["PUBLISH", "turnstile:control:0", message]);
         }
-        // Its answer is behind them on the connection.
+        // The answer follows the messages on the connection.
         control.run(&cmd("PING")).await.unwrap();
         assert_eq!(next(&mut received).await, b"1");
         assert_eq!(next(&mut received).await, b"2");
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(next(&mut received).await, b"again");
     }
 
-    /// A forbidden channel fails its own subscription, and nothing else.
+    /// A forbidden channel fails its own subscription only.
     #[tokio::test]
     async fn a_forbidden_channel_leaves_the_connection_in_use() {
         let server = RedisServer::start();

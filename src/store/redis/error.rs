@@ -1,7 +1,7 @@
-//! An error of the `redis` crate as one of the store.
+//! Converts an error of the `redis` crate into a store error.
 //!
-//! Its text may quote an answer of the server, and that may quote the password: see `server_error.rs`. Only texts that
-//! are no server's pass: those of this crate, of the `redis` crate itself, and of the operating system.
+//! The text may quote an answer of the server, which may quote the password: see `server_error.rs`. Only texts from
+//! this crate, the `redis` crate itself and the operating system pass.
 
 use std::{error::Error, io, sync::Arc};
 
@@ -9,7 +9,7 @@ use redis::{ErrorKind, RedisError};
 
 use crate::store::{StoreError, StoreErrorKind};
 
-/// The policies of evicting keys that a server can have, but for that which evicts none.
+/// The eviction policies of a server, except `noeviction`.
 const EVICTING: [&str; 7] = [
     "allkeys-lfu",
     "allkeys-lru",
@@ -45,7 +45,7 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
     StoreError { kind, message }
 }
 
-/// The name of a policy that may evict permits. `None` if it evicts nothing.
+/// The name of a policy that may evict permits, or `None`.
 pub(super) fn evicting(policy: &str) -> Option<&'static str> {
     if policy == "noeviction" {
         return None;
@@ -54,7 +54,7 @@ pub(super) fn evicting(policy: &str) -> Option<&'static str> {
     known.or(Some("not known"))
 }
 
-/// The server's code and text. Of several commands that failed, the first.
+/// The server's code and text; if several commands failed, those of the first.
 fn server_words(error: &RedisError) -> String {
     let (code, text) = match error.clone().into_server_errors().as_deref() {
         Some([(_, first), ..]) => (
@@ -69,7 +69,7 @@ fn server_words(error: &RedisError) -> String {
     format!("{} {}", code.unwrap_or_default(), text.unwrap_or_default())
 }
 
-/// The crate's own words. Its details may be the server's, and so may the words of what caused it.
+/// The crate's own words. The details and the text of a source may come from the server.
 fn own_words(error: &RedisError) -> String {
     if error.source().is_some() {
         return error.category().to_owned();
@@ -88,7 +88,7 @@ pub(super) fn io_error(error: &RedisError) -> Option<&io::Error> {
     source.downcast_ref()
 }
 
-/// Most faults of a connection pass. A failed TLS handshake does not, nor do the rights of a socket's file.
+/// Most connection faults are transient. A failed TLS handshake and the permissions of a socket file are not.
 fn of_io(error: &io::Error) -> StoreError {
     let kind = match error.kind() {
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => StoreErrorKind::Misconfigured,
@@ -101,14 +101,14 @@ fn of_io(error: &io::Error) -> StoreError {
         return StoreError { kind, message };
     }
     let message = match (error.kind(), error.get_ref()) {
-        // Of the `redis` crate too, however it ended.
+        // The `redis` crate uses these words too, whatever ended the connection.
         (io::ErrorKind::BrokenPipe, None) => "the connection has ended".to_owned(),
         _ => error.to_string(),
     };
     StoreError { kind, message }
 }
 
-/// Without anything from a certificate, such as its names.
+/// Leaves out everything that comes from a certificate, such as its names.
 #[cfg(feature = "tls")]
 fn of_tls(error: &rustls::Error) -> String {
     use rustls::CertificateError::{NotValidForName, NotValidForNameContext};
@@ -130,7 +130,7 @@ fn of_tls(error: &rustls::Error) -> String {
     }
 }
 
-/// The name of an enum's variant, without what is in it.
+/// The name of an enum's variant, without its fields.
 #[cfg(feature = "tls")]
 fn variant(value: &impl std::fmt::Debug) -> String {
     let text = format!("{value:?}");
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(kind(io::ErrorKind::UnexpectedEof), StoreErrorKind::Outage);
     }
 
-    /// The texts of a server, in all places where an error of the crate can have them.
+    /// A server's text in every place where an error of the crate can contain it.
     #[test]
     fn no_error_of_the_crate_brings_a_servers_words() {
         let canary = || "canary".to_owned();

@@ -8,7 +8,7 @@ use redis::{PushInfo, PushKind, Value};
 use super::{codec::decode_wake, locked::locked};
 use crate::store::Event;
 
-/// Most events in the backlog before wake-ups are dropped. A dropped one costs time, never a slot.
+/// Maximum backlog before wake-ups are dropped. A dropped wake-up costs time, never a slot.
 const MAX_EVENTS: usize = 1_024;
 
 /// Events on their way to the task that polls the session.
@@ -21,12 +21,12 @@ pub(super) struct Events {
 #[derive(Default)]
 struct Backlog {
     events: VecDeque<Event>,
-    /// Whether [`Event::Missed`] is among them.
+    /// Whether the backlog contains [`Event::Missed`].
     missed: bool,
 }
 
 impl Events {
-    /// The task to wake when there is something for it.
+    /// The task to wake when an event arrives.
     pub(super) fn poller(&self) -> &AtomicWaker {
         &self.poller
     }
@@ -53,8 +53,8 @@ impl Events {
 }
 
 impl Backlog {
-    /// A wake-up that does not fit is dropped, which is reported once, at its place in the order. Everything else fits:
-    /// a connection begins once and ends once, and the driver takes all events before it makes another.
+    /// A wake-up that does not fit is dropped, and the loss is reported once, in order. All other events fit: a
+    /// connection begins and ends once, and the driver takes all events before it makes another.
     fn push(&mut self, event: Event) {
         if self.events.len() < MAX_EVENTS || !matches!(event, Event::Wake(_)) {
             self.events.push_back(event);
@@ -95,7 +95,7 @@ mod tests {
         std::iter::from_fn(|| events.next()).map(name).collect()
     }
 
-    /// G4: only wake-ups are dropped, and the loss is reported once, after all that were queued before.
+    /// G4: only wake-ups are dropped, and the loss is reported once, behind all queued events.
     #[test]
     fn a_full_backlog_drops_only_wake_ups_and_reports_it() {
         let events = Events::default();
@@ -117,12 +117,12 @@ mod tests {
         }
     }
 
-    /// Wake-ups that come once there is room are kept, behind the report of those that were dropped before.
+    /// Wake-ups that arrive once there is room again are kept, behind the report of the dropped ones.
     #[test]
     fn a_backlog_with_room_takes_wake_ups() {
         let events = Events::default();
         (0..=MAX_EVENTS).for_each(|number| events.push(wake(number)));
-        // One more than fits: the report.
+        // One event more than fits: the report of the loss.
         (0..2).for_each(|_| drop(events.next()));
         events.push(wake(7));
         events.push(wake(8));

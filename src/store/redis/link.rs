@@ -1,4 +1,4 @@
-//! One connection, and what is known of it.
+//! One connection and its state.
 //!
 //! Tests: `session.rs`, `tests.rs`.
 
@@ -12,7 +12,7 @@ use redis::{Client, RedisResult, aio::MultiplexedConnection, cmd};
 use super::{events::Events, socket::Io};
 use crate::{ledger::Exchange, store::Event};
 
-/// Bytes of a probe: more than those of two replies.
+/// Size of a probe in bytes: more than two replies.
 const ENOUGH: usize = 128 * 1_024;
 
 /// A connection that its session has to poll, for as long as something uses it.
@@ -22,16 +22,16 @@ pub(super) type Opened = (Weak<LinkState>, Io);
 #[derive(Clone)]
 pub(super) struct Link {
     connection: MultiplexedConnection,
-    /// Where it leads.
+    /// Where the connection leads.
     client: Client,
     pub(super) state: Arc<LinkState>,
 }
 
 pub(super) struct LinkState {
     pub(super) is_subscribed: bool,
-    /// The server counts its subscription, so that a count of zero means that it has ended.
+    /// The server counts our subscription, so a count of zero means that it has ended.
     pub(super) is_counted: AtomicBool,
-    /// The keeper knows of it, so its end is reported.
+    /// The keeper knows the connection, so its end is reported.
     pub(super) in_use: AtomicBool,
     ended: AtomicBool,
     script_was_sent: AtomicBool,
@@ -51,7 +51,7 @@ impl LinkState {
         }
     }
 
-    /// The connection has ended without our doing.
+    /// Notes that the connection has ended on its own.
     pub(super) fn end(&self, events: &Events) {
         if !self.ended.swap(true, Relaxed) && self.in_use.load(Relaxed) {
             events.push(Event::Disconnected);
@@ -76,7 +76,7 @@ impl Link {
         !self.state.ended.load(Relaxed)
     }
 
-    /// Whether this exchange may use it: a hello, or one that comes after it.
+    /// Whether this exchange may use the connection: it is a hello or follows one.
     pub(super) fn admits(&self, exchange: &Exchange) -> bool {
         if exchange.is_hello() {
             self.state.was_greeted.store(true, Relaxed);
@@ -88,8 +88,8 @@ impl Link {
         Arc::ptr_eq(&self.state, &other.state)
     }
 
-    /// Whether the caller is the first to run the script here. It sends the text, so that the exchanges right behind
-    /// find the script by its digest, and none is delayed by a retry.
+    /// Whether the caller is the first to run the script on this connection. The first call sends the text, so that the
+    /// exchanges right behind it find the script by its digest without a retry.
     pub(super) fn take_first_call(&self) -> bool {
         !self.state.script_was_sent.swap(true, Relaxed)
     }
@@ -98,7 +98,7 @@ impl Link {
         self.connection.clone()
     }
 
-    /// Whether the server counts our subscription, so that a count of 0 means that we are gone.
+    /// Whether the server counts our subscription, so that a count of 0 means that the subscription is lost.
     pub(super) fn listens(&self) -> bool {
         self.state.is_counted.load(Relaxed)
     }
@@ -107,7 +107,7 @@ impl Link {
         &self.client
     }
 
-    /// Whether the server ends the connection at a reply that a subscriber must be able to receive.
+    /// Whether the server ends the connection at a reply of a size that a subscriber must be able to receive.
     pub(super) async fn ends_at_a_large_reply(&self) -> RedisResult<bool> {
         let mut large = cmd("EVAL");
         let script = "return string.rep('.', ARGV[1])";

@@ -1,26 +1,26 @@
 //! The store in Redis 6.2 or later, or Valkey.
 //!
-//! One connection carries the exchanges of a process and the wake-ups for it: it speaks RESP3, and subscribes to the
-//! process's own channel before the first exchange is sent on it. After an error it is dropped; the next
-//! exchange makes a new one, and so finds the server that the name now leads to. Where the server's output buffer for
-//! subscribers is too small for that, connections do not subscribe: see `subscription.rs`.
+//! One connection carries a process's exchanges and its wake-ups: it speaks RESP3, and subscribes to the process's own
+//! channel before its first exchange. After an error it is dropped, and the next exchange reconnects, which finds the
+//! server that the name resolves to by then. Connections do not subscribe if the server's output buffer for subscribers
+//! is too small: see `subscription.rs`.
 //!
-//! In a cluster each part of it has a store of its own: see `cluster.rs`.
+//! In a cluster each part has its own store: see `cluster.rs`.
 //!
-//! | file | what |
+//! | file | content |
 //! | --- | --- |
 //! | `target`, `cluster`, `sentinel` | which server a connection has to lead to |
-//! | `session` | what the keeper's driver polls: makes a connection, runs exchanges on it, and replaces it |
+//! | `session` | polled by the keeper's driver: connects, runs exchanges, replaces the connection |
 //! | `link` | one connection |
 //! | `subscription` | whether connections subscribe to wake-ups |
-//! | `events` | what the store reports by itself |
+//! | `events` | the store's own reports |
 //! | `control` | a connection beside the exchanges: single commands, and messages to and from operators |
 //! | `codec` | exchanges, replies and wake-ups on the wire |
-//! | `opening`, `stranger` | how far a new connection is, and what a server is that does not answer as Redis does |
-//! | `error`, `socket`, `known`, `locked` | errors, streams, names and what is known of the server, locks |
+//! | `opening`, `stranger` | the stage of a new connection; how to recognize a server other than Redis |
+//! | `error`, `socket`, `known`, `locked` | errors, streams, names and facts about the server, locks |
 //!
-//! The permissions that a user of the store needs are listed in `src/guide/redis.md`, which tests read. `script|load` is not
-//! used. In a cluster `asking` is needed while keys move from node to node.
+//! The permissions for the store's user are listed in `src/guide/redis.md`, which tests read. `script|load` is not
+//! used. A cluster also needs `asking`, while keys migrate between nodes.
 
 #[cfg(feature = "cluster")]
 mod cluster;

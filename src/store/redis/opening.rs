@@ -1,4 +1,4 @@
-//! How far a connection is that is being opened: what a server that stays silent was asked for.
+//! Progress of a new connection, to report the stage at which a silent server stopped.
 
 use std::{
     sync::atomic::{AtomicU8, Ordering::Relaxed},
@@ -7,11 +7,11 @@ use std::{
 
 use crate::store::StoreError;
 
-/// The stage of the connection that is being opened, if there is one. It outlives an attempt that was dropped.
+/// The current stage of a connection attempt. It outlives an attempt that was dropped.
 #[derive(Debug, Default)]
 pub(super) struct Opening(AtomicU8);
 
-/// What is waited for.
+/// What the attempt is waiting for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// No connection is being opened.
@@ -22,7 +22,7 @@ pub(super) enum Stage {
     Address,
     /// The TCP connection.
     Socket,
-    /// The TLS handshake, with all before and the first answer.
+    /// The TLS handshake, including everything before the first answer.
     Tls,
     /// The answer to `HELLO`.
     Hello,
@@ -41,7 +41,7 @@ impl Stage {
         Self::Subscription,
     ];
 
-    /// What follows the time.
+    /// The end of an error message, after the time.
     fn text(self) -> &'static str {
         match self {
             Self::Opened => "",
@@ -62,7 +62,7 @@ impl Opening {
         self.0.store(stage as u8, Relaxed);
     }
 
-    /// The error of a call that has no answer within this time.
+    /// The error of a call that has no answer within `patience`.
     pub(super) fn no_answer(&self, patience: Duration) -> StoreError {
         let stage = Stage::ALL[usize::from(self.0.load(Relaxed))];
         StoreError::outage(format!("no answer within {patience:?}{}", stage.text()))

@@ -1,26 +1,26 @@
-//! A primary that Redis Sentinel watches over: each new connection asks the sentinels which server it is.
+//! A primary supervised by Redis Sentinel: each new connection asks the sentinels for its address.
 //!
-//! All sentinels are asked at once, and the first one counts whose server confirms that it is a primary. So
-//! neither a dead or silent sentinel nor one that still names a demoted server takes time from the others: the caller's
-//! limit is for all of it. (The `redis` crate's own module takes the answers in the order of its list.) A configuration
-//! that is wrong shows only if no sentinel leads to a primary.
+//! All sentinels are asked at once, and the first one wins whose server confirms that it is a primary. So a dead or
+//! silent sentinel, or a sentinel that still names a demoted server, costs the others no time: the caller's limit
+//! covers the whole search. (The `redis` crate's own module takes the answers in the order of its list.) A
+//! configuration error is reported only if no sentinel leads to a primary.
 //!
-//! A primary that is dead, silent or demoted fails the next exchange, so its connection is dropped and another one made
-//! here. But one that is well when it is replaced is left alone by its sentinels for up to ten seconds, and would go on
-//! to grant beside the new one. So the sentinel that named it is listened to: at its `+switch-master` the connection is
-//! not used any more. Should that sentinel die, only this notice is lost.
+//! A dead, silent or demoted primary fails the next exchange, so its connection is dropped and a new one is made here.
+//! A healthy primary, however, may be replaced and left alone by its sentinels for up to ten seconds, during which it
+//! would continue to grant beside the new primary. Therefore we subscribe to the sentinel that named it, and abandon
+//! the connection at `+switch-master`. If that sentinel dies, only this notice is lost.
 //!
 //! # Permissions
 //!
-//! On the servers none beyond those of the [store](super): the role is asked for by `HELLO`, which all users may send.
-//! A user of the sentinels needs no more than this:
+//! The servers need no permissions beyond those of the [store](super): `HELLO` reports the role, and every user may
+//! send it. A user of the sentinels needs only:
 //!
 //! ```text
 //! ACL SETUSER turnstile on >password resetchannels &+switch-master
 //!     -@all +subscribe +sentinel|get-master-addr-by-name
 //! ```
 //!
-//! (Before Redis 7, `+sentinel`.) Without `subscribe` there is no notice of a new primary.
+//! (Before Redis 7, `+sentinel`.) Without `subscribe` the notice of a new primary is missing.
 
 use std::{
     collections::HashMap,
@@ -45,18 +45,18 @@ use super::{error::store_error, locked::locked, socket};
 const MAX_SENTINELS: usize = 16;
 const DEFAULT_PORT: u16 = 26_379;
 const SWITCHED: &str = "+switch-master";
-/// Within this time the sentinels make a replica of a primary that they have replaced.
+/// How soon the sentinels turn a replaced primary into a replica.
 const DEMOTED_WITHIN: Duration = Duration::from_secs(20);
 const UNREADABLE: &str = "the store's URL cannot be read";
 
-/// The sentinels, and what is the same for all servers that they may name.
+/// The sentinels, and the connection settings that all their servers share.
 pub(crate) struct Sentinels {
     sentinels: Vec<Client>,
     service: String,
-    /// Its address is put in when it is known.
+    /// Connection settings; the address is filled in once known.
     server: ConnectionInfo,
-    /// The primary that was replaced last, and when. It may be up and call itself one for a while, and a sentinel that
-    /// has not seen the change yet may still name it.
+    /// The last replaced primary, and when it was replaced. It may be up and call itself a primary for a while, and a
+    /// sentinel that has not noticed the change may still name it.
     replaced: Arc<Mutex<Option<(String, u16, Instant)>>>,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct PrimaryDialer {
     switched: Arc<Notify>,
 }
 
-/// Set by the sentinel that named the primary, when it names another one.
+/// Set by the sentinel that named the primary, as soon as it names another.
 struct Notice {
     came: Arc<AtomicBool>,
     _connection: MultiplexedConnection,
@@ -82,7 +82,7 @@ impl PrimaryDialer {
         }
     }
 
-    /// A client for the server that is the primary now. Without a time limit of its own.
+    /// A client for the current primary, without a time limit of its own.
     pub(super) async fn primary(&self) -> RedisResult<Client> {
         let sentinels = &*self.sentinels;
         let mut answers: FuturesUnordered<_> = sentinels
@@ -97,7 +97,7 @@ impl PrimaryDialer {
                     *self.notice() = Some(notice);
                     return Ok(primary);
                 }
-                // A fault of the configuration goes before one that may pass.
+                // A configuration error takes precedence over a transient one.
                 Err(error) if fault.as_ref().is_none_or(may_pass) => fault = Some(error),
                 Err(_) => {}
             }
@@ -105,14 +105,14 @@ impl PrimaryDialer {
         Err(fault.unwrap_or_else(|| (ErrorKind::EmptySentinelList, "there is no sentinel").into()))
     }
 
-    /// Whether another server is the primary since the last one was looked for.
+    /// Whether the primary has changed since the last search.
     pub(super) fn has_switched(&self) -> bool {
         self.notice()
             .as_ref()
             .is_some_and(|notice| notice.came.load(Relaxed))
     }
 
-    /// Completes when another server has become the primary since this was last called.
+    /// Completes when the primary has changed since the last call.
     ///
     /// # Cancel safety
     ///
@@ -122,7 +122,7 @@ impl PrimaryDialer {
         self.switched.notified().await;
     }
 
-    /// Ends the connection to the sentinel that is listened to.
+    /// Ends the subscription to the sentinel.
     pub(super) fn disconnect(&self) {
         *self.notice() = None;
     }
@@ -133,8 +133,8 @@ impl PrimaryDialer {
 }
 
 impl Sentinels {
-    /// Reads `//[user:password@]host[:port],.../service[/db][?parameters][#insecure]`. `scheme` says how to connect to
-    /// sentinels and servers alike.
+    /// Parses `//[user:password@]host[:port],.../service[/db][?parameters][#insecure]`. `scheme` says how to connect to
+    /// both sentinels and servers.
     pub(super) fn open(scheme: &str, rest: &str) -> Result<Self, &'static str> {
         let (rest, fragment) = match rest.split_once('#') {
             Some((rest, fragment)) => (rest, format!("#{fragment}")),
@@ -194,7 +194,7 @@ impl Sentinels {
             Ok::<(), ()>(())
         });
         let mut connection = socket::spawn(sentinel, &config).await?;
-        // First, so that no switch falls between. It may not be permitted.
+        // Subscribe first, so that no switch is missed. The subscription may not be permitted.
         let _ = connection.subscribe(SWITCHED).await;
         let named: Option<(String, u16)> = cmd("SENTINEL")
             .arg("GET-MASTER-ADDR-BY-NAME")
@@ -217,7 +217,7 @@ impl Sentinels {
             };
             return Ok((server, notice));
         }
-        // It was demoted, and the sentinel does not know yet; or it is not promoted yet.
+        // Either the server was demoted before the sentinel noticed, or its promotion is not finished.
         Err((
             ErrorKind::Io,
             "the sentinels name a server that is no primary",
@@ -244,7 +244,7 @@ impl Sentinels {
     }
 }
 
-/// The replaced primary in a notice, whose words are the service, the old address and the new one.
+/// The replaced primary in a notice, whose words are the service, the old address and the new address.
 fn replaced_by(push: &PushInfo, service: &str) -> Option<(String, u16)> {
     let message = Msg::from_push_info(push.clone())?;
     if message.get_channel_name() != SWITCHED {
@@ -279,7 +279,7 @@ fn login(parameters: &str) -> Result<RedisConnectionInfo, &'static str> {
         login = match name {
             "sentinel_username" => login.set_username(decoded(value)?),
             "sentinel_password" => login.set_password(decoded(value)?),
-            // The protocol is fixed; other URLs of the store may have this parameter too.
+            // The protocol is fixed, but other URLs of the store may have this parameter too.
             "protocol" => login,
             _ => return Err("the store's URL has a parameter that is not known"),
         };

@@ -1,5 +1,5 @@
-//! A session: what the driver polls. It sends each exchange on its connection, or in a cluster to where its key is, and
-//! moves the bytes of all its connections. Its [`Exchanger`] makes and replaces them.
+//! A session, polled by the driver: sends each exchange on its connection, or in a cluster to its key's node, and
+//! drives all its connections. Its [`Exchanger`] makes and replaces them.
 //!
 //! Tests: below, `tests.rs`; in a cluster: `tests/cluster.rs`.
 
@@ -36,16 +36,16 @@ use crate::{
 };
 
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(EXCHANGE_LUA));
-/// Redirects of one exchange: a cluster that is changing may take a few.
+/// Maximum number of redirects of one exchange: a cluster in transition may need several.
 #[cfg(feature = "cluster")]
 const MAX_REDIRECTS: usize = 8;
-/// The longest time of a probe.
+/// Time limit of a probe.
 const MAX_PROBE: Duration = Duration::from_secs(10);
 
 pub(super) struct RedisSession {
     exchanger: Arc<Exchanger>,
     connections: Vec<Opened>,
-    /// A probe of whether connections may subscribe.
+    /// A running probe of whether connections may subscribe.
     probe: Option<BoxFuture<'static, ()>>,
 }
 
@@ -64,7 +64,7 @@ impl RedisSession {
         Some(async move { exchanger.probe_subscription(&plain).await }.boxed())
     }
 
-    /// Moves the bytes of all connections that are used.
+    /// Drives all connections in use.
     fn poll_connections(&mut self, cx: &mut Context<'_>) {
         let exchanger = &self.exchanger;
         self.connections.extend(exchanger.take_opened());
@@ -119,13 +119,13 @@ impl Session for RedisSession {
     }
 }
 
-/// Runs the exchanges of a session, whose futures share it, on a connection that a hello makes, and that is replaced after an
+/// Runs the exchanges of a session; their futures share it. A hello opens the connection, which is replaced after an
 /// error.
 struct Exchanger {
     known: Arc<Known>,
     dialer: Dialer,
     events: Arc<Events>,
-    /// Held while connecting, so that exchanges share one attempt and are sent in their order.
+    /// Held while connecting, so that exchanges share one attempt and are sent in order.
     connecting: tokio::sync::Mutex<()>,
     current: Mutex<Option<Link>>,
     opened: Mutex<Vec<Opened>>,
@@ -144,7 +144,7 @@ impl Exchanger {
         self.read(&link, exchange, outcome)
     }
 
-    /// Runs an exchange where its key is.
+    /// Runs an exchange at its key's node.
     #[cfg(feature = "cluster")]
     async fn exchange_in(
         &self,
@@ -170,7 +170,7 @@ impl Exchanger {
 
     async fn run(&self, link: &Link, exchange: &Exchange) -> RedisResult<Value> {
         let mut connection = link.connection();
-        // The first call of a connection brings the text: the server may not have it.
+        // The first call on a connection sends the text: the server may not have it.
         let command = match link.take_first_call() {
             true => self.by_text(link, exchange),
             false => self.encode(link, "EVALSHA", SCRIPT.get_hash(), exchange),
@@ -193,8 +193,8 @@ impl Exchanger {
         let value = outcome.map_err(|error| store_error(&error));
         let reply = value.and_then(|value| decode(exchange, value));
         if reply.is_err() {
-            // The next connection may lead to another server, whatever is wrong with this one. After ASK it was another node
-            // that failed: the search starts anew.
+            // Whatever the error, the next connection may lead to another server. After `ASK` the failed node was
+            // another one, so the search restarts.
             self.forget(link);
         }
         reply
@@ -230,17 +230,17 @@ impl Exchanger {
         }
     }
 
-    /// Connections that were opened since this was last called.
+    /// Connections opened since the last call.
     fn take_opened(&self) -> Vec<Opened> {
         std::mem::take(&mut *locked(&self.opened))
     }
 
-    /// The connection that was used last, unless that has ended.
+    /// The latest connection, unless it has ended.
     fn current(&self) -> Option<Link> {
         locked(&self.current).clone().filter(Link::is_alive)
     }
 
-    /// The connection for an exchange. A hello makes it, if need be, and is the first on it.
+    /// The connection for an exchange. A hello opens it if necessary, and is its first exchange.
     async fn link(&self, exchange: &Exchange) -> Result<Link, StoreError> {
         let _connecting = self.connecting.lock().await;
         let current = self.current().filter(|link| self.is_usable(link));
@@ -262,8 +262,7 @@ impl Exchanger {
         (link.state.is_subscribed || may_be_plain()) && !self.dialer.has_switched()
     }
 
-    /// Takes this connection out of use, and returns whether it was in use. Its exchanges in flight may still be
-    /// answered.
+    /// Takes this connection out of use, and returns whether it was in use. Exchanges in flight may still be answered.
     fn forget(&self, link: &Link) -> bool {
         let old = locked(&self.current).take_if(|current| current.is(link));
         old.is_some()
@@ -275,7 +274,7 @@ impl Exchanger {
         self.dialer.disconnect();
     }
 
-    /// Without time limits of its own: the caller has one for the whole exchange.
+    /// Connects without a time limit: the caller limits the whole exchange.
     async fn connect(&self) -> RedisResult<Link> {
         let mut attempts = self.dialer.attempts();
         loop {
@@ -299,7 +298,8 @@ impl Exchanger {
         Ok(link)
     }
 
-    /// A connection whose subscription is confirmed, if it is to have one. Until it is used, its end is not reported.
+    /// Opens a connection and awaits the confirmation of its subscription, if any. Its end is not reported before its
+    /// first use.
     async fn open(&self, client: Client, subscribes: bool) -> RedisResult<Link> {
         let link = self.dial(client, subscribes).await;
         let confirmed = match &link {
@@ -310,10 +310,10 @@ impl Exchanger {
         confirmed.and(link)
     }
 
-    /// A connection that the server has greeted.
+    /// Opens a connection that the server has greeted.
     async fn dial(&self, client: Client, subscribes: bool) -> RedisResult<Link> {
         let state = Arc::new(LinkState::new(subscribes));
-        // Its own `io` must not keep it.
+        // A strong reference here would keep the connection's state alive.
         let (events, weak) = (self.events.clone(), Arc::downgrade(&state));
         let config = socket::config().set_push_sender(move |push: PushInfo| {
             match weak.upgrade() {
@@ -330,8 +330,8 @@ impl Exchanger {
         Ok(Link::new(connection, client, state))
     }
 
-    /// Subscribes, if the connection is to, and asks what is asked of the first one. In one round trip: a store may be so far
-    /// away that a few of them take as long as an exchange may.
+    /// Subscribes if required, and asks the first connection's questions, in one round trip: a few round trips to a
+    /// distant store may exceed an exchange's time limit.
     async fn confirm(&self, link: &Link) -> RedisResult<()> {
         let (subscribed, ()) = join(self.subscribe(link), self.read_policy(link)).await;
         subscribed
@@ -341,7 +341,7 @@ impl Exchanger {
         if link.state.is_subscribed {
             self.opening.at(Stage::Subscription);
             let mut subscriber = link.connection();
-            // In this order.
+            // The order of these two matters.
             let subscription = subscriber.subscribe(&self.known.channel);
             let ((), is_counted) = try_join(subscription, self.is_counted(link)).await?;
             link.state.is_counted.store(is_counted, Relaxed);
@@ -349,7 +349,7 @@ impl Exchanger {
         Ok(())
     }
 
-    /// Whether the server counts this subscription. That may be forbidden, or a proxy may stand between.
+    /// Whether the server counts this subscription. The question may be forbidden, or a proxy may be in between.
     async fn is_counted(&self, link: &Link) -> RedisResult<bool> {
         let mut count = cmd("PUBSUB");
         count.arg("NUMSUB").arg(&self.known.channel);
@@ -361,14 +361,14 @@ impl Exchanger {
         }
     }
 
-    /// A connection that passed the probe, or has no subscription.
+    /// Opens a connection that passed the probe or has no subscription.
     async fn open_cautiously(&self, client: Client) -> RedisResult<Link> {
         let subscription = &self.known.subscription;
         let link = self.dial(client.clone(), true).await?;
         let (confirmed, ends) = join(self.confirm(&link), link.ends_at_a_large_reply()).await;
         self.opening.at(Stage::Opened);
         let (link, ends) = match confirmed {
-            // What has ended the connection may have cost the confirmation too: one after the other tells.
+            // The end of the connection may have cost the confirmation too, so confirm and probe one after the other.
             Err(error) if error.is_io_error() => {
                 let link = self.open(client.clone(), true).await?;
                 let ends = link.ends_at_a_large_reply().await;
@@ -385,13 +385,13 @@ impl Exchanger {
         Ok(plain)
     }
 
-    /// The connection without a subscription, if it is time to probe one.
+    /// The connection without a subscription, if a probe is due.
     fn probe_due(&self, now: Instant) -> Option<Link> {
         let is_due = self.known.subscription.is_due(now);
         is_due.then(|| self.current()).flatten()
     }
 
-    /// Probes a subscription on another connection to the same server, while exchanges use the one that has none.
+    /// Probes a subscription on another connection to the same server, while exchanges use the one without.
     async fn probe_subscription(&self, plain: &Link) {
         let probe = self.subscribed(plain.client().clone());
         let probed = match timeout(MAX_PROBE, probe).await {
@@ -418,7 +418,7 @@ impl Exchanger {
         }
     }
 
-    /// Logs one warning of a store that may evict permits. The server may forbid the question.
+    /// Logs one warning if the store may evict permits. The server may forbid the question.
     async fn read_policy(&self, link: &Link) {
         if self.known.policy_was_read.swap(true, Relaxed) {
             return;
@@ -428,7 +428,7 @@ impl Exchanger {
         let mut connection = link.connection();
         let policy: RedisResult<Vec<(String, String)>> = ask.query_async(&mut connection).await;
         if policy.as_ref().is_err_and(RedisError::is_io_error) {
-            // The next connection asks.
+            // The next connection asks again.
             self.known.policy_was_read.store(false, Relaxed);
         }
         for (_, policy) in policy.unwrap_or_default() {
@@ -441,7 +441,7 @@ impl Exchanger {
         }
     }
 
-    /// Exchanges in flight on the old one are still answered there.
+    /// Exchanges in flight on the old connection are still answered there.
     fn replace(&self, old: &Link, new: Link) {
         if self.forget(old) {
             self.use_from_now(&new);
@@ -493,7 +493,7 @@ mod tests {
         poll_fn(step).await
     }
 
-    /// G1: a name may lead to another server by then.
+    /// G1: the server's name may lead to another server by then.
     #[tokio::test]
     async fn a_connection_that_a_probe_has_made_begins_with_a_hello() {
         let server = RedisServer::start();
@@ -518,7 +518,7 @@ mod tests {
         assert!(run(&mut session, &[]).await && run(&mut session, &batch).await);
     }
 
-    /// The `redis` crate does not report every end: after some errors of the network there is just nothing left to do.
+    /// The `redis` crate does not report every end: after some network errors its future just completes.
     #[test]
     fn a_connection_that_just_ends_is_reported_once() {
         let target = StoreTarget::open("redis://localhost").unwrap();

@@ -1,6 +1,6 @@
-//! Opens connections that the task that awaits them drives.
+//! Opens connections that are driven by the task that awaits them.
 //!
-//! Tests: `tests.rs`; with TLS: `tests/tls.rs`; servers that are no Redis: `tests/operate/strangers.rs`.
+//! Tests: `tests.rs`; with TLS: `tests/tls.rs`; servers other than Redis: `tests/operate/strangers.rs`.
 
 use futures_util::future::{BoxFuture, FutureExt, select_ok};
 use redis::{
@@ -18,10 +18,10 @@ use super::{
     stranger::{Stranger, Watched},
 };
 
-/// Moves bytes and completes requests while it is polled, until the connection ends.
+/// Performs the I/O and completes requests while polled, until the connection ends.
 pub(super) type Io = BoxFuture<'static, ()>;
 
-/// With what every connection of the store needs: RESP3, whose pushes carry wake-ups, and no delays.
+/// Adds what every connection of the store needs: RESP3, whose pushes carry wake-ups, and no delays.
 pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
     let redis = info.redis_settings().clone();
     let tcp = info.tcp_settings().clone();
@@ -29,14 +29,14 @@ pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
         .set_tcp_settings(tcp.set_nodelay(true))
 }
 
-/// Without time limits of its own: the caller has one for all that it does.
+/// Without time limits: the caller has one for the whole operation.
 pub(super) fn config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new()
         .set_connection_timeout(None)
         .set_response_timeout(None)
 }
 
-/// Opens a connection. Through TLS it has a task of its own, and there is nothing to poll.
+/// Opens a connection. With TLS it runs in its own task, and there is nothing to poll.
 pub(super) async fn open(
     client: &Client,
     config: AsyncConnectionConfig,
@@ -62,7 +62,7 @@ pub(super) async fn open(
     }
 }
 
-/// Says hello to the server, and names the cause if it does not answer as Redis does.
+/// Greets the server, and names the cause if its answer is not Redis's.
 async fn greet<S>(
     info: &ConnectionInfo,
     stream: S,
@@ -82,7 +82,7 @@ where
     }
 }
 
-/// Opens a connection that a task of the current runtime drives, until the last user of the connection is gone.
+/// Opens a connection driven by a task of the current runtime, until its last user is gone.
 pub(super) async fn spawn(
     client: &Client,
     config: &AsyncConnectionConfig,
@@ -97,7 +97,7 @@ pub(super) async fn spawn(
     })
 }
 
-/// To the address of the host that answers first.
+/// Connects to whichever address of the host answers first.
 async fn connect(
     host: &str,
     port: u16,
@@ -123,7 +123,7 @@ async fn connect(
     Ok(stream)
 }
 
-/// Without a provider of cryptography rustls would panic.
+/// Without a crypto provider rustls would panic.
 #[cfg(feature = "tls")]
 fn check_tls(client: &Client) -> RedisResult<()> {
     let is_tls = matches!(

@@ -1,7 +1,7 @@
-//! Servers that are no Redis, or speak otherwise than the URL says: recognized by how they answer the first words.
+//! Recognizes servers other than Redis, and servers whose protocol contradicts the URL, by their first answer.
 //!
-//! The `redis` crate says of each that its answer cannot be read, or that the connection was reset. The first bytes of the
-//! answer tell which it is. Nothing of them is passed on.
+//! For each of them the `redis` crate only reports an unreadable answer or a reset connection. The first bytes of the
+//! answer identify the server. They are never passed on.
 
 use std::{
     fmt, io,
@@ -15,31 +15,31 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::error::io_error;
 
-/// Bytes of an answer that are looked at.
+/// Number of bytes inspected.
 const FIRST: usize = 2;
-/// The first bytes of a record of TLS: an alert, or a message of the handshake.
+/// The first bytes of a TLS record: an alert or a handshake message.
 const TLS: [[u8; FIRST]; 2] = [[0x15, 3], [0x16, 3]];
 
-/// Why a server is not the one that the URL speaks of.
+/// Why a server does not match the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stranger {
-    /// It is a web server.
+    /// A web server.
     Http,
-    /// It speaks TLS.
+    /// A server that speaks TLS.
     Tls,
-    /// It does not speak RESP3, though it answers `HELLO 3`.
+    /// A server that answers `HELLO 3` but does not speak RESP3.
     OldProtocol,
-    /// It ended the connection without an answer.
+    /// A server that closed the connection without an answer.
     Closed,
-    /// It ended the connection in the TLS handshake.
+    /// A server that closed the connection during the TLS handshake.
     ClosedTls,
 }
 
-/// The first bytes that came, once some have.
+/// The first bytes received, if any.
 #[derive(Debug, Default)]
 pub(super) struct FirstBytes(OnceLock<[u8; FIRST]>);
 
-/// A stream whose first bytes are noted.
+/// A stream that records its first bytes.
 pub(super) struct Watched<S> {
     stream: S,
     first: Arc<FirstBytes>,
@@ -66,20 +66,20 @@ impl FirstBytes {
 }
 
 impl Stranger {
-    /// What a server is that answered so. `None`: it is a Redis, or nothing that is known here.
+    /// Recognizes a server by its answer. `None`: Redis, or an unknown server.
     pub(super) fn of(first: &FirstBytes, error: Option<&RedisError>) -> Option<Self> {
         match (first.0.get(), error) {
-            // "HTTP/1.1", or the page alone that old servers answer with.
+            // "HTTP/1.1", or from old servers just the page.
             (Some([b'H' | b'<', _]), Some(_)) => Some(Self::Http),
             (Some(bytes), Some(_)) if TLS.contains(bytes) => Some(Self::Tls),
-            // A map, the answer to `HELLO 3`, begins with `%`.
+            // A map, which answers `HELLO 3`, begins with `%`.
             (Some([b'*', _]), None) => Some(Self::OldProtocol),
             (None, Some(error)) if is_end(error) => Some(Self::Closed),
             _ => None,
         }
     }
 
-    /// Of a connection whose bytes are not seen.
+    /// Recognizes the server of a connection whose bytes cannot be seen.
     pub(super) fn of_spawned(client: &Client, error: &RedisError) -> Option<Self> {
         let info = client.get_connection_info();
         let is_tls = matches!(info.addr(), ConnectionAddr::TcpTls { .. });
@@ -87,7 +87,7 @@ impl Stranger {
     }
 }
 
-/// Whether a connection that was there has ended.
+/// Whether the error ended an established connection.
 fn is_end(error: &RedisError) -> bool {
     let kinds = [
         io::ErrorKind::BrokenPipe,
@@ -123,7 +123,7 @@ impl From<Stranger> for RedisError {
     fn from(stranger: Stranger) -> Self {
         let kind = match stranger {
             Stranger::Http | Stranger::Tls | Stranger::OldProtocol => io::ErrorKind::InvalidData,
-            // So does a server that is about to stop.
+            // A stopping server does the same.
             Stranger::Closed | Stranger::ClosedTls => io::ErrorKind::UnexpectedEof,
         };
         io::Error::new(kind, stranger).into()

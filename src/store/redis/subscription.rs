@@ -1,14 +1,14 @@
 //! Whether connections subscribe to wake-ups.
 //!
-//! Exchanges and wake-ups share a connection. Once it has subscribed, Redis ends it as soon as what it has to send there
-//! exceeds `client-output-buffer-limit pubsub`, and replies count too. Where that is less than a reply, one connection
-//! after the other would end without an error, and no exchange would complete. The setting may not be readable
+//! Exchanges and wake-ups share a connection. Redis ends a subscribed connection as soon as its pending output exceeds
+//! `client-output-buffer-limit pubsub`, and replies count too. If that limit is below the size of a reply, one
+//! connection after another would end without an error, and no exchange would complete. The setting may not be readable
 //! (`CONFIG GET`), but a probe shows its effect.
 //!
-//! So after two connections that ended within a minute, the next one is probed with a large reply before it is used. If
-//! the reply comes, the cause was another one, such as a restart. If the server ends the connection, and accepts one
-//! without a subscription, connections stop subscribing. After a pause the subscription is probed anew, on a connection
-//! beside the one that is used.
+//! After two connections that ended within a minute, the next one is therefore probed with a large reply before its
+//! first use. If the reply arrives, the cause was different, such as a restart. If the server ends the connection but
+//! accepts one without a subscription, connections stop subscribing. After a pause the subscription is probed again, on
+//! a separate connection.
 
 use std::{
     sync::{
@@ -22,28 +22,28 @@ use tokio::time::Instant;
 
 use super::locked::locked;
 
-/// Time within which two ended connections are suspicious.
+/// Two connections that end within this time are suspicious.
 const SUSPICIOUS: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Connections that have to end at a large reply before a warning: a single one may be a coincidence.
+/// Connections that must end at a large reply before a warning: a single one may be a coincidence.
 const CERTAIN: u32 = 2;
 
 pub(super) struct Subscription {
     health: Mutex<SubscriptionHealth>,
-    /// Whether the warning was logged. All parts of a cluster share it.
+    /// Whether the warning was logged; shared by all parts of a cluster.
     warned: Arc<AtomicBool>,
 }
 
 enum SubscriptionHealth {
     Good {
-        /// When a connection ended last.
+        /// When the last connection ended.
         ended: Option<Instant>,
     },
     Suspected,
     Suspended {
         probe_at: Instant,
-        /// After the next probe.
+        /// Pause after the next probe.
         pause: Duration,
         /// Connections that ended at a large reply.
         ended: u32,
@@ -53,11 +53,10 @@ enum SubscriptionHealth {
 /// How a new connection treats wake-ups.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Approach {
-    /// It subscribes.
     Subscribe,
-    /// It subscribes, and is probed before it is used.
+    /// Subscribe, and probe before the first use.
     Probe,
-    /// It does not subscribe.
+    /// Do not subscribe.
     Plain,
 }
 
@@ -68,7 +67,7 @@ pub(super) enum Probed {
     Passed,
     /// The server ended the connection.
     Ended,
-    /// The server does not allow the subscription, which the next connection will report.
+    /// The server does not allow the subscription; the next connection will report the error.
     Refused,
     Unknown,
 }
@@ -89,12 +88,12 @@ impl Subscription {
         }
     }
 
-    /// Whether it is time for another probe.
+    /// Whether another probe is due.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         matches!(*self.health(), SubscriptionHealth::Suspended { probe_at, .. } if probe_at <= now)
     }
 
-    /// A connection has ended without our doing.
+    /// Notes that a connection has ended on its own.
     pub(super) fn note_end(&self, now: Instant) {
         let mut health = self.health();
         if let SubscriptionHealth::Good { ended } = &mut *health {
@@ -165,7 +164,7 @@ mod tests {
         }
         subscription.note_end(start + SUSPICIOUS * 9 + SUSPICIOUS / 2);
         assert!(subscription.approach() == Approach::Probe);
-        // It passed the probe, so the count starts anew.
+        // The connection passed the probe, so the count starts anew.
         subscription.note(Probed::Passed, start);
         assert!(subscription.approach() == Approach::Subscribe);
         subscription.note_end(start);

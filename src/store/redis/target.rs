@@ -20,9 +20,9 @@ use crate::{
 
 /// Where the store is, read from its URL.
 pub(crate) enum StoreTarget {
-    /// One server, by its name.
+    /// One server, by name.
     Server(Arc<Client>),
-    /// The primary that sentinels name.
+    /// The primary named by sentinels.
     #[cfg(feature = "sentinel")]
     Sentinel(Arc<Sentinels>),
     /// The node of a cluster that owns the part's hash slot.
@@ -40,7 +40,7 @@ pub(super) enum Dialer {
 }
 
 impl StoreTarget {
-    /// Reads the URL of a store. The error does not repeat it: it may hold a password.
+    /// Parses the URL of a store. The error does not repeat the URL, which may contain a password.
     pub(crate) fn open(url: &str) -> Result<Self, ConfigError> {
         let (scheme, rest) = url.split_once("://").unwrap_or_default();
         let (server, way) = scheme.split_once('+').unwrap_or((scheme, ""));
@@ -93,7 +93,7 @@ impl StoreTarget {
         }
     }
 
-    /// Which part of a cluster this is.
+    /// The cluster part of this target.
     pub(super) fn part(&self) -> Option<Part> {
         match self {
             #[cfg(feature = "cluster")]
@@ -102,7 +102,7 @@ impl StoreTarget {
         }
     }
 
-    /// Whether a warning of small output buffers was logged: one for all parts of a cluster.
+    /// Whether a warning of small output buffers was logged; shared by all parts of a cluster.
     pub(super) fn warned(&self) -> Arc<AtomicBool> {
         match self {
             #[cfg(feature = "cluster")]
@@ -116,13 +116,13 @@ impl StoreTarget {
         self.part().is_some()
     }
 
-    /// Whether it leads to the ledger with this digest.
+    /// Whether the target holds the ledger with this digest.
     #[cfg(feature = "operate")]
     pub(crate) fn has_key(&self, digest: u128) -> bool {
         self.part().is_none_or(|part| part == Part::of(digest))
     }
 
-    /// The database that it leads to.
+    /// The database number.
     #[cfg(feature = "operate")]
     pub(crate) fn db(&self) -> i64 {
         match self {
@@ -146,7 +146,7 @@ impl StoreTarget {
 }
 
 impl Dialer {
-    /// A client for the server that is the right one now. Without a time limit of its own.
+    /// A client for the right server at this moment, without a time limit of its own.
     pub(super) async fn client(&self) -> RedisResult<Client> {
         match self {
             Self::Server(client) => Ok(Client::clone(client)),
@@ -157,7 +157,7 @@ impl Dialer {
         }
     }
 
-    /// Clients to try before giving up on a connection.
+    /// Clients to try before a connection attempt fails.
     pub(super) fn attempts(&self) -> usize {
         match self {
             #[cfg(feature = "cluster")]
@@ -166,7 +166,7 @@ impl Dialer {
         }
     }
 
-    /// Whether a notice came that another server has replaced the last one.
+    /// Whether another server has replaced the last one, according to a notice.
     pub(super) fn has_switched(&self) -> bool {
         match self {
             #[cfg(feature = "sentinel")]
@@ -175,7 +175,7 @@ impl Dialer {
         }
     }
 
-    /// Completes at such a notice.
+    /// Completes at the notice of such a replacement.
     ///
     /// # Cancel safety
     ///
@@ -189,7 +189,7 @@ impl Dialer {
         }
     }
 
-    /// Drops the connections that it keeps for itself.
+    /// Drops the dialer's own connections.
     pub(super) fn disconnect(&self) {
         match self {
             #[cfg(feature = "sentinel")]

@@ -1,4 +1,4 @@
-//! The store against a real server. The steps of a ledger are tested in `ledger`.
+//! The store against a real server. The ledger's steps are tested in `ledger`.
 
 use std::{
     collections::VecDeque,
@@ -57,7 +57,7 @@ impl Replica {
         self.claim(batches, Vec::new()).await
     }
 
-    /// A hello makes the connection, if there is none.
+    /// Connects with a hello if necessary.
     async fn claim(&self, batches: Vec<Batch>, claims: Vec<Claim>) -> Result<Reply, StoreError> {
         self.hello().await?;
         self.drive(self.send(batches, claims)).await
@@ -67,7 +67,7 @@ impl Replica {
         self.drive(self.send(Vec::new(), Vec::new())).await
     }
 
-    /// An exchange that something else has to drive.
+    /// An exchange that the caller must drive.
     fn send(
         &self,
         batches: Vec<Batch>,
@@ -125,7 +125,7 @@ impl Replica {
         event.await.expect("no event")
     }
 
-    /// Awaits something as the keeper's driver does: it moves the session's bytes meanwhile.
+    /// Awaits a future like the keeper's driver, which moves the session's bytes meanwhile.
     async fn drive<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
         let step = |cx: &mut Context<'_>| {
@@ -143,7 +143,7 @@ impl Replica {
     }
 }
 
-/// Asks nothing of a ledger of one slot.
+/// An empty batch for a ledger of one slot.
 fn batch() -> Batch {
     Batch {
         key: Arc::from(KEY),
@@ -175,7 +175,7 @@ fn renew(seq: u64) -> Batch {
     }
 }
 
-/// One in 20 ms.
+/// A charge at a rate of one in 20 ms.
 fn charge() -> Charge {
     Charge {
         key: Arc::from(RATE_KEY),
@@ -186,7 +186,7 @@ fn charge() -> Charge {
     }
 }
 
-/// A slot in each of the first `count` ledgers of the exchange.
+/// A claim of a slot in each of the exchange's first `ledgers` ledgers.
 fn claim(ledgers: usize, seq: u64) -> Claim {
     let ask = |batch| ClaimAsk {
         batch,
@@ -289,9 +289,10 @@ async fn exchanges_share_one_connection_and_keep_their_order() {
         replica.send(vec![batch], Vec::new())
     });
     let all = replica.drive(futures_util::future::join_all(all));
-    // This many exchanges exhaust the budget of one task, and then one lets the next go first. A keeper sends a few at a time.
+    // This many exchanges exhaust one task's budget, and then an exchange lets the next one go first. A keeper sends
+    // only a few at a time.
     let replies = tokio::task::unconstrained(all).await;
-    // One for the store, one for the question.
+    // One connection for the store, and one for the question.
     assert_eq!(connections() - before, 2);
     let replies = replies.into_iter().map(|reply| reply.unwrap().batches);
     let standings = replies.map(|mut replies| replies.remove(0).unwrap().acquired[0]);
@@ -311,14 +312,14 @@ async fn a_cut_connection_is_replaced() {
     replica.run(acquire(1)).await;
     replica.is_connected().await;
     server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-    // Once it is known to be cut, no exchange is lost to it.
+    // Once the cut is known, no exchange is lost to it.
     replica.is_disconnected().await;
     assert!(holds(&replica.run(renew(1)).await.renewed[0]));
     replica.is_connected().await;
     replica.has_no_event();
 }
 
-/// G1: the next server may have lost the holders, and newcomers must not be there before them.
+/// G1: the next server may have lost the holders, and must see them before any newcomer.
 #[tokio::test]
 async fn only_a_hello_makes_a_connection() {
     let server = RedisServer::start();
@@ -371,18 +372,18 @@ async fn a_server_that_went_silent_is_left_by_a_disconnect() {
     let renewal = replica.exchange(vec![renew(1)]);
     let renewal = futures_util::future::join(renewal, async { server.resume() });
     assert!(renewal.await.0.is_ok());
-    // Exchanges under way on the connection before are still answered.
+    // Exchanges in flight on the previous connection are still answered.
     assert!(silent.await.is_ok());
-    // Then it is closed.
+    // The idle connection is then closed.
     let connections = || server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
     while connections().lines().count() > 1 {
         replica.drive(tokio::task::yield_now()).await;
     }
-    // That is no end to be reported.
+    // This end is not reported.
     replica.is_connected().await;
     replica.is_connected().await;
     replica.has_no_event();
-    // The end of the session closes the other one.
+    // The end of the session closes the other connection.
     drop(replica);
     while connections().contains("id=") {}
 }
@@ -428,13 +429,13 @@ async fn a_claim_fails_as_a_whole_if_one_of_its_keys_is_of_another_type() {
     let failures = |reply: Reply| reply.claims.iter().map(kind_of).collect::<Vec<_>>();
     const WRONG: Option<StoreErrorKind> = Some(StoreErrorKind::Misconfigured);
 
-    // A ledger, with which only the first claim has to do.
+    // A broken ledger fails only the first claim, which uses it.
     server.cli(&["SET", OTHER_KEY, "text"]);
     let reply = replica.claim(both(), claims()).await.unwrap();
     assert_eq!(failures(reply), [WRONG, None, None]);
     assert_eq!(server.cli(&["ZCARD", KEY]), "1");
 
-    // A rate, that is text or of another type.
+    // A broken rate: text, or another type.
     for wrong in [
         &["SET", RATE_KEY, "text"][..],
         &["ZADD", RATE_KEY, "1", "text"],
@@ -463,7 +464,7 @@ async fn the_key_of_a_rate_ends_by_itself() {
     while server.cli(&["DBSIZE"]) != "0" {
         assert!(begin.elapsed() < Duration::from_secs(10));
     }
-    // By then it has run out.
+    // By then the charge has run out.
     let reply = replica.claim(Vec::new(), once()).await.unwrap();
     let next = reply.claims[0].as_ref().unwrap().charged[0];
     assert!(matches!(next, Charged::Until { .. }), "{next:?}");
@@ -486,7 +487,7 @@ async fn without_memory_a_claim_takes_nothing() {
     assert_eq!(in_use.collect::<Vec<_>>(), [0, 0]);
     assert_eq!(server.cli(&["DBSIZE"]), "0");
 
-    // One that would change nothing has its answer.
+    // An exchange that would change nothing is answered.
     server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
     replica.run(acquire(9)).await;
     server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -539,18 +540,18 @@ async fn a_server_that_became_a_replica_is_an_outage() {
     assert_eq!(error.kind, StoreErrorKind::Outage, "{error}");
     server.cli(&["REPLICAOF", "NO", "ONE"]);
     assert!(holds(&replica.run(renew(1)).await.renewed[0]));
-    // Not on the old connection: its name may lead to another server now.
+    // A new connection: the name may lead to another server now.
     replica.is_connected().await;
 }
 
-/// The list of the guide: `ACL SETUSER` and what comes after it.
+/// The guide's list: `ACL SETUSER` and its arguments.
 fn documented_permissions<'a>() -> impl Iterator<Item = &'a str> {
     let guide = include_str!("../../guide/redis.md");
     let (_, list) = guide.split_once("\nACL SETUSER").unwrap();
     list.split_once("\n```").unwrap().0.split_whitespace()
 }
 
-/// The user `turnstile` of the documented list, with changes.
+/// The user `turnstile` with the documented permissions, and changes.
 fn user(server: &RedisServer, changes: &[&str]) -> String {
     let mut command = vec!["ACL", "SETUSER"];
     command.extend(documented_permissions());
@@ -771,7 +772,7 @@ fn log() -> String {
         }
     }
     BEGIN.call_once(|| {
-        // For all threads, since interest in an event is cached for all of them; but for the store's events only.
+        // Subscribes for all threads, since interest in an event is cached globally; only for the store's events.
         let subscriber = tracing_subscriber::fmt()
             .with_env_filter("off,tower_turnstile::store=info")
             .with_writer(|| Writer);
@@ -797,7 +798,7 @@ fn limit_subscribers(server: &RedisServer, limit: &str) {
 }
 
 impl Replica {
-    /// Works on until that is so.
+    /// Keeps working until the condition holds.
     async fn works_until(&self, is_so: impl Fn() -> bool) {
         let begin = tokio::time::Instant::now();
         while !is_so() {
@@ -809,7 +810,7 @@ impl Replica {
     }
 }
 
-/// G8: connections that subscribe bear no reply of some length, and others do.
+/// G8: a subscribed connection cannot receive a reply of some length, but others can.
 #[tokio::test]
 async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
     log();
@@ -835,7 +836,7 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
     }
     other.works_until(|| warnings() > 0).await;
     other.run(many(50_000)).await;
-    // One more probe runs meanwhile, and logs nothing.
+    // One more probe runs meanwhile, without logging.
     let warned = tokio::time::Instant::now();
     other
         .works_until(|| warned.elapsed() > Duration::from_secs(1))
@@ -857,7 +858,7 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
     assert_eq!(warnings(), 1, "{}", log());
 }
 
-/// It was something else.
+/// The connections ended for another reason.
 #[tokio::test]
 async fn connections_that_were_killed_are_no_reason_to_do_without_wake_ups() {
     let server = RedisServer::start();
@@ -873,7 +874,7 @@ async fn connections_that_were_killed_are_no_reason_to_do_without_wake_ups() {
     }
 }
 
-/// G8: what is wrong with the configuration is reported, not done without.
+/// G8: a faulty configuration is reported, not worked around.
 #[tokio::test]
 async fn a_subscription_that_is_forbidden_meanwhile_is_reported() {
     let server = RedisServer::start();

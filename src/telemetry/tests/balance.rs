@@ -1,5 +1,5 @@
-//! Whether the ends of permits add up: `admitted = released + lost + revoked + expired`, under each limit, once all permits
-//! are gone, whatever happened meanwhile.
+//! The ends of permits balance under each limit: `admitted = released + lost + revoked + expired`, once all permits are
+//! gone, whatever happened meanwhile.
 
 use std::{collections::BTreeMap, convert::Infallible, pin::pin, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
 const LEASE: Duration = Duration::from_secs(10);
 const WAIT: Duration = Duration::from_secs(2);
 const STEPS: usize = 120;
-/// Worlds of each place. Of forty the sums are thousands.
+/// Worlds in each place. With forty, the sums are in the thousands.
 const SEEDS: u64 = 10;
 
 const PLAIN: Limit = Limit::concurrent("plain", 4).wait_up_to(WAIT);
@@ -34,12 +34,12 @@ const LIMITS: [&str; 4] = ["plain", "reused", "wide", "watched"];
 
 type Body = BoxBody<Bytes, BoxError>;
 
-/// Where ledgers are.
+/// The place of the ledgers.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Memory,
     Store,
-    /// As in a cluster.
+    /// Like a cluster.
     Parts,
 }
 
@@ -126,7 +126,7 @@ impl Scene {
         }));
     }
 
-    /// A response whose frames come for some seconds, if it is read.
+    /// Runs a response whose frames arrive for some seconds, if it is read.
     async fn respond(&mut self) {
         let frames = self.rng.usize(0..4);
         let service = service_fn(move |_: Request<()>| async move {
@@ -142,7 +142,7 @@ impl Scene {
         self.bodies.push(BodyExt::boxed(body));
     }
 
-    /// Finished requests give their permits.
+    /// Collects the permits of finished requests.
     async fn collect(&mut self) {
         let (done, waiting) = self.requests.drain(..).partition(JoinHandle::is_finished);
         let done: Vec<JoinHandle<_>> = done;
@@ -187,7 +187,7 @@ impl Scene {
         }
     }
 
-    /// The process stands still for longer than a lease, and not all see that in the same order.
+    /// Stops the process for longer than a lease; not all tasks notice in the same order.
     async fn stand_still(&mut self) {
         let mut stands_still = pin!(advance(LEASE * 2));
         let _ = stands_still.as_mut().now_or_never();

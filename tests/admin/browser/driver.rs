@@ -1,7 +1,7 @@
-//! A browser: chromium without a window, by its WebDriver.
+//! A browser: headless chromium, controlled through its WebDriver.
 //!
-//! The few commands that the tests need. (The crate `thirtyfour` would turn on `preserve_order` of `serde_json` for all
-//! tests, and so test another library than the one that is shipped.)
+//! Only the few commands that the tests need. (The crate `thirtyfour` would enable `preserve_order` of `serde_json` for
+//! all tests, which would then test a different library from the released one.)
 
 use std::{
     fs,
@@ -21,11 +21,11 @@ use tokio::time::{sleep, timeout};
 
 use crate::support::redis_server::free_port;
 
-/// The member of an element's reference, as the standard has it.
+/// The key of an element reference, as the standard defines it.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A browser with a profile of its own. Dropping it kills it.
+/// A browser with its own profile. Killed when dropped.
 pub(crate) struct Browser {
     driver: Child,
     base: String,
@@ -86,7 +86,7 @@ impl Browser {
         self.process = process.and_then(|process| process.try_into().ok());
     }
 
-    /// The value of an answer; `None` if there is none. An error is a panic.
+    /// Returns the value of an answer, if any. Panics on an error.
     async fn send(&self, method: &str, path: &str, body: &Value) -> Option<Value> {
         let method = method.parse().expect("a method");
         let request = self.client.request(method, format!("{}{path}", self.base));
@@ -131,7 +131,7 @@ impl Browser {
         }
     }
 
-    /// The text of what a selector finds first.
+    /// The text of the first element that matches a selector.
     pub(crate) async fn text(&self, selector: &str) -> String {
         let script = "return document.querySelector(arguments[0])?.innerText ?? null";
         let text = self.run(script, json!([selector])).await;
@@ -140,7 +140,7 @@ impl Browser {
             .to_owned()
     }
 
-    /// Waits until a text is in what a selector finds first.
+    /// Waits until the first element that matches a selector contains a text.
     pub(crate) async fn until_text(&self, selector: &str, text: &str) {
         let (selector, text) = (json!(selector), json!(text));
         self.until(&format!(
@@ -163,7 +163,7 @@ impl Browser {
         self.post(&format!("{element}/click"), json!({})).await;
     }
 
-    /// Types into a field, in place of what is there.
+    /// Types into a field, replacing its content.
     pub(crate) async fn fill(&self, selector: &str, text: &str) {
         let element = self.element(selector).await;
         self.post(&format!("{element}/clear"), json!({})).await;
@@ -171,7 +171,7 @@ impl Browser {
             .await;
     }
 
-    /// Presses keys where the focus is: see the standard for those without a character.
+    /// Presses keys at the focus: see the standard for keys without a character.
     pub(crate) async fn press(&self, keys: &str) {
         let actions: Vec<Value> = keys
             .chars()
@@ -187,7 +187,7 @@ impl Browser {
         self.post("/actions", json!({"actions": [keyboard]})).await;
     }
 
-    /// What a screen reader says of an element: its role and its name.
+    /// The role and the name of an element, as a screen reader announces them.
     pub(crate) async fn heard(&self, selector: &str) -> (String, String) {
         let element = self.element(selector).await;
         let ask = async |what: &str| {
@@ -202,7 +202,7 @@ impl Browser {
         (ask("computedrole").await, ask("computedlabel").await)
     }
 
-    /// A screen of this size and colours, as on a phone or in the dark.
+    /// Sets the screen's size and colour scheme, for example of a phone or in dark mode.
     pub(crate) async fn look(&self, width: u32, height: u32, scheme: &str) {
         let device = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500});
         self.command("Emulation.setDeviceMetricsOverride", device)
@@ -216,7 +216,7 @@ impl Browser {
         self.post("/goog/cdp/execute", call).await;
     }
 
-    /// Saves what is seen into the folder `SCREENSHOTS`, if there is one in the environment.
+    /// Saves a screenshot in the folder `SCREENSHOTS`, if this environment variable is set.
     pub(crate) async fn shoot(&self, name: &str) {
         let Some(folder) = std::env::var_os("SCREENSHOTS") else {
             return;
@@ -233,7 +233,7 @@ impl Browser {
         fs::write(path, picture).expect("it is written");
     }
 
-    /// What the page has complained of since the last time, such as violations of its policy.
+    /// Errors reported by the page since the last call, such as violations of its policy.
     pub(crate) async fn errors(&self) -> Vec<String> {
         let log = self.post("/se/log", json!({"type": "browser"})).await;
         let entries = log.as_array().expect("entries").iter();
@@ -244,7 +244,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Both fail only if the process has ended by itself.
+        // Both fail only if the process has already ended.
         if let Some(process) = self.process {
             let _ = signal::kill(Pid::from_raw(process), Signal::SIGKILL);
         }

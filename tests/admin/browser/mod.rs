@@ -1,6 +1,6 @@
 //! The page in a real browser. `.ci/browser` runs these tests.
 //!
-//! With `SCREENSHOTS=<folder>` they leave pictures there.
+//! With `SCREENSHOTS=<folder>` they save screenshots there.
 
 mod driver;
 mod page;
@@ -15,7 +15,7 @@ use tower_turnstile::admin::Admin;
 
 use self::driver::Browser;
 
-/// A server on a free port. Dropping it stops it.
+/// A server on a free port. Stopped when dropped.
 struct Server {
     address: SocketAddr,
     task: JoinHandle<()>,
@@ -40,7 +40,7 @@ impl Drop for Server {
     }
 }
 
-/// A browser that looks at a page, which is nested into an application.
+/// A browser that displays a page, which is nested into an application.
 async fn open(admin: &Admin) -> (Server, Browser) {
     let server = Server::start(Router::new().nest_service("/limits", admin.clone())).await;
     let browser = Browser::start().await;
@@ -63,7 +63,7 @@ async fn open_limit(browser: &Browser, limit: &str) {
     browser.click("#limits tbody a").await;
 }
 
-/// Clicks on this button of a limit's page, from 1 on.
+/// Clicks on the button with this number, from 1, on a limit's page.
 async fn open_dialog(browser: &Browser, button: u32) {
     browser
         .until("!document.querySelector('#limit-buttons button').hidden")
@@ -72,7 +72,7 @@ async fn open_dialog(browser: &Browser, button: u32) {
     browser.click(&button).await;
 }
 
-/// Nothing is wider than the screen, at each size and in each scheme of colours. Leaves a picture of each.
+/// Checks that no element is wider than the screen, at each size and in each colour scheme. Saves a screenshot of each.
 async fn assert_fits(browser: &Browser, screens: &[(u32, u32, &str, &str)]) {
     for (width, height, scheme, name) in screens {
         browser.look(*width, *height, scheme).await;

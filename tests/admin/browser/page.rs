@@ -1,4 +1,4 @@
-//! What the page shows.
+//! The content of the page.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
     support::alone,
 };
 
-/// Something of everything, until it is dropped.
+/// Creates some of everything, which lasts until dropped.
 async fn busy(scene: &Scene) -> Vec<Box<dyn Send>> {
     let mut all: Vec<Box<dyn Send>> = Vec::new();
     for (at, key) in ["acme", "globex", "initech"].into_iter().enumerate() {
@@ -92,7 +92,7 @@ fn the_overview_shows_limits_overrides_replicas_and_changes() {
             (360, 800, "dark", "overview-narrow-dark"),
         ];
         assert_fits(&browser, &screens).await;
-        // The tables are cards now.
+        // Now the tables are cards.
         assert_eq!(heard("#limits tbody td").await.0, "cell");
         assert_eq!(
             browser.errors().await,
@@ -156,7 +156,7 @@ fn a_limit_shows_keys_holders_waiters_and_refusals() {
     });
 }
 
-/// In the row of a key, and where the key is looked at, be it in use or not.
+/// In the row of a key, and on the page of a key, in use or not.
 #[test]
 #[ignore = "needs chromium; run by .ci/browser"]
 fn a_key_is_explained() {
@@ -195,7 +195,7 @@ fn a_key_is_explained() {
     });
 }
 
-/// Markup is text, and marks that cannot be seen are shown.
+/// Markup is shown as text, and invisible marks are made visible.
 #[test]
 #[ignore = "needs chromium; run by .ci/browser"]
 fn hostile_text_is_text() {
@@ -310,7 +310,7 @@ fn a_store_goes_away_and_comes_back() {
         browser
             .until("document.querySelector('#trouble').textContent === ''")
             .await;
-        // The service itself goes away.
+        // The service itself stops.
         drop(server);
         browser
             .until_text("#trouble", "this page cannot reach its service")

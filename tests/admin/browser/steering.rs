@@ -1,4 +1,4 @@
-//! What is changed by the page, and what cannot be.
+//! Changes through the page, and attempts that must fail.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ fn a_limit_is_raised_and_the_change_taken_back() {
             .unwrap();
         browser.until_text("#limit-facts", "5 per key").await;
         browser.until_text("#limit-overrides tbody", "launch").await;
-        // A lower value, which is seen with what holds now.
+        // A lower value; the dialog shows the current one.
         open_dialog(&browser, 1).await;
         browser
             .until_text("#dialog-now", "5 per key, by ada (launch), ends in")
@@ -104,7 +104,7 @@ fn a_rate_gets_another_burst() {
         browser
             .until_text("#limit-overrides tbody", "per key, burst 50")
             .await;
-        // It is offered again.
+        // The form offers the value again.
         open_dialog(&browser, 1).await;
         browser
             .until("document.querySelector('#change [name=burst]').value === '50'")
@@ -113,7 +113,6 @@ fn a_rate_gets_another_burst() {
     });
 }
 
-/// With the keyboard alone.
 #[test]
 #[ignore = "needs chromium; run by .ci/browser"]
 fn a_limit_is_paused_by_keyboard() {
@@ -138,7 +137,7 @@ fn a_limit_is_paused_by_keyboard() {
                 json!([]),
             )
             .await;
-        // The focus stays while the page looks again.
+        // The focus stays while the page updates.
         browser.run("window.looks = 0; const real = fetch; window.fetch = (...all) => (window.looks++, real(...all))", json!([])).await;
         browser.until("window.looks >= 4").await;
         browser
@@ -222,7 +221,7 @@ fn a_permit_is_revoked() {
     });
 }
 
-/// Another operator is faster: the dialog says so, and shows no success.
+/// Another operator is faster: the dialog reports it, and no success.
 #[test]
 #[ignore = "needs chromium; run by .ci/browser"]
 fn the_slower_of_two_operators_is_told() {
@@ -282,7 +281,7 @@ fn a_read_only_page_has_no_buttons_that_change_something() {
     });
 }
 
-/// A site of somebody else, which an operator looks at in the same browser.
+/// A hostile site, open in the same browser as the operator's page.
 #[test]
 #[ignore = "needs chromium; run by .ci/browser"]
 fn a_stolen_form_changes_nothing() {
@@ -295,7 +294,7 @@ fn a_stolen_form_changes_nothing() {
             .unwrap();
         let (server, browser) = open(&scene.admin).await;
         let url = server.url("/limits/api/changes");
-        // A form that sends JSON, with the `=` of its field in a text.
+        // A form that sends JSON, with the `=` of its field inside a text.
         let form = format!(
             "<!doctype html><form method=post enctype=text/plain action='{url}'>\
              <input name='{{\"do\":\"pause\",\"limit\":\"chat\",\"for_ms\":60000,\"reason\":\"' value='\"}}'>\
@@ -308,7 +307,7 @@ fn a_stolen_form_changes_nothing() {
         browser
             .until("document.body?.innerText.includes('another site')")
             .await;
-        // Scripts: one that may not read the answer, and one that asks whether it may send a header.
+        // Scripts: the first cannot read the answer, and the second asks for permission to send a header.
         browser.go(&evil.url("/")).await;
         let order =
             json!({"do": "pause", "limit": "chat", "for_ms": HOUR_MS, "reason": "x"}).to_string();
@@ -321,7 +320,7 @@ fn a_stolen_form_changes_nothing() {
         assert_eq!(browser.run(script, json!([url, asked])).await, "refused");
         let read = json!([server.url("/limits/api/status"), {"mode": "cors"}]);
         assert_eq!(browser.run(script, read).await, "refused");
-        // Nor can the page be shown in a frame, to be clicked by mistake.
+        // Nor can the page be shown in a frame, where an operator could click it by mistake.
         let frame = "const frame = document.createElement('iframe'); frame.src = arguments[0]; document.body.append(frame);\
             return new Promise((done) => frame.onload = () => done(frame.contentDocument === null))";
         assert_eq!(

@@ -1,7 +1,7 @@
-//! What each stream did, noted by itself, and what the server has run for it.
+//! The actions of each stream, recorded by itself, and the commands that the server has executed for it.
 //!
-//! All costs of a stream are multiples of a prime number that no other stream of its key has, and smaller than the product
-//! of any two of them. So what the server was asked shows whose it is, though sums have no names.
+//! All costs of a stream are multiples of a prime that no other stream of its key has, and smaller than the product of
+//! any two primes. So the cost of a command identifies its stream, though sums have no names.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -10,30 +10,30 @@ use std::{
 
 use crate::support::recorder::{Charge, Executed, Refund, State};
 
-/// The wait of a sum that no rate refuses.
+/// The wait of an unconditional sum.
 const FOREVER_US: u64 = 1 << 52;
 
-/// What a stream did.
+/// The actions of a stream.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     pub(super) door: u64,
     pub(super) is_admitted: bool,
-    /// Charges after that, in the handler.
+    /// Later charges, in the handler.
     pub(super) charged: Vec<u64>,
-    /// Those that were refused, or given up.
+    /// Charges that were refused or abandoned.
     pub(super) not_charged: Vec<u64>,
-    /// The one that has no answer yet.
+    /// The charge without an answer so far.
     pub(super) asked: Option<u64>,
     pub(super) spent: u64,
     pub(super) settled: Option<u64>,
-    /// Nothing was wrong while it ran, nor before all that it owed was reported.
+    /// Nothing failed while the stream ran, nor before its whole debt was reported.
     pub(super) is_calm: bool,
     /// The number of its process.
     pub(super) replica: usize,
 }
 
 impl Journal {
-    /// The charges that were granted.
+    /// The granted charges.
     pub(super) fn granted(&self) -> Vec<u64> {
         let door = self.is_admitted.then_some(self.door);
         door.into_iter()
@@ -42,20 +42,20 @@ impl Journal {
             .collect()
     }
 
-    /// Those that are asked for, and leave nothing behind.
+    /// Requested charges that must leave nothing behind.
     fn refused(&self) -> Vec<u64> {
         let door = (!self.is_admitted).then_some(self.door);
         let others = self.not_charged.iter().copied().chain(self.asked);
         door.into_iter().chain(others).collect()
     }
 
-    /// What it is to be charged for in the end.
+    /// The final cost of the stream.
     pub(super) fn owed(&self) -> u64 {
         let known = self.granted().iter().sum::<u64>() + self.spent;
         self.settled.unwrap_or(known)
     }
 
-    /// The most that is reported besides the charges: all that was spent, or what it takes to come to the true cost.
+    /// Maximum sum reported in addition to the charges: all spending, or the difference to the true cost.
     fn most_reported(&self) -> u64 {
         let charged = self.granted().iter().sum();
         let missing = self
@@ -65,15 +65,15 @@ impl Journal {
     }
 }
 
-/// A stream's costs: key and prime number.
+/// The owner of a cost: key and prime number.
 pub(super) type Owner = (usize, u64);
 
-/// What the server has run for a stream.
+/// The commands that the server has executed for a stream.
 #[derive(Debug, Default)]
 pub(super) struct Run {
-    /// At the door and in the handler, each with whether the answer arrived.
+    /// Charges at admission and in the handler, each with whether the answer arrived.
     pub(super) charges: Vec<(Charge, bool)>,
-    /// What was spent or settled, with whether the answer arrived.
+    /// Spending and settlements, each with whether the answer arrived.
     pub(super) sums: Vec<(Charge, bool)>,
     pub(super) refunds: Vec<Refund>,
 }
@@ -90,14 +90,14 @@ impl Run {
         self.sums.iter().map(|(sum, _)| sum.cost).sum()
     }
 
-    /// Whether the charge was given back as a whole.
+    /// Whether the whole charge was refunded.
     fn returns(&self, charge: &Charge) -> bool {
         let whole = |refund: &Refund| (refund.charged, refund.cost) == (charge.state, charge.cost);
         self.refunds.iter().any(whole)
     }
 }
 
-/// Whose each charge and refund was. `owner_of` knows the primes, `is_answered` which replies arrived.
+/// Assigns each charge and refund to its owner. `owner_of` knows the primes, and `is_answered` which replies arrived.
 pub(super) fn by_owner(
     executed: &[Executed],
     owner_of: impl Fn(&str, u64) -> Option<Owner>,
@@ -125,7 +125,7 @@ pub(super) fn by_owner(
     runs
 }
 
-/// What must not be; `Ok` if it is all right.
+/// Returns an error if an invariant is violated.
 pub(super) fn check(journal: &Journal, run: &Run) -> Result<(), String> {
     let why = |what: &str| format!("{what}: {journal:?}\n  {run:?}");
     let expect = |is_right: bool, what| is_right.then_some(()).ok_or_else(|| why(what));
@@ -134,7 +134,8 @@ pub(super) fn check(journal: &Journal, run: &Run) -> Result<(), String> {
         run.reported() <= journal.most_reported(),
         "reported too much",
     )?;
-    // No charge is refunded twice, and none that was not made. One that was undone may have left a state a second time.
+    // No charge is refunded twice, and only actual charges are refunded. An undone charge may have left the same state
+    // a second time.
     let mut left = BTreeMap::<State, u64>::new();
     for (charge, _) in run.charges.iter().chain(&run.sums) {
         *left.entry(charge.state).or_default() += charge.cost;
@@ -145,17 +146,17 @@ pub(super) fn check(journal: &Journal, run: &Run) -> Result<(), String> {
         let (rest, left) = rest.ok_or_else(|| why("refunded twice, or what was not charged"))?;
         *left = rest;
     }
-    // Each grant was charged once, as far as answers show. What was charged besides goes back, unless that was lost.
+    // Each grant was charged once, as far as answers show. Any other charge is refunded, unless the refund was lost.
     let (mut granted, mut refused) = (journal.granted(), journal.refused());
     let answered = run.charges.iter().filter(|(_, arrived)| *arrived);
     let mut charges: Vec<_> = answered.map(|(charge, _)| charge).collect();
-    // Those that stand come first: costs may be equal.
+    // Standing charges first, because costs may be equal.
     charges.sort_by_key(|charge| run.returns(charge));
     for charge in charges {
         if take(&mut granted, charge.cost) {
             continue;
         }
-        // One that is given up while it has no answer may be asked for again only after that.
+        // A charge abandoned without an answer may be requested again only afterwards.
         let returned = run.returns(charge);
         expect(take(&mut refused, charge.cost), "charged for nothing")?;
         expect(returned || !journal.is_calm, "a refusal was charged")?;
@@ -172,7 +173,7 @@ fn take(costs: &mut Vec<u64>, cost: u64) -> bool {
     place.map(|place| costs.swap_remove(place)).is_some()
 }
 
-/// A journal that others read while it is written.
+/// A journal that others read while the stream writes it.
 #[derive(Debug)]
 pub(super) struct Shared(Mutex<Journal>);
 

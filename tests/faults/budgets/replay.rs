@@ -1,9 +1,9 @@
-//! What the state of a rate must be: reckoned anew, in whole numbers, from what the server has run.
+//! The expected state of a rate, recalculated in whole numbers from the executed commands.
 
 use crate::support::recorder::{Charge, Refund, State};
 
-/// 33,331 tokens in 8 hours, so in a test only a few drain. It has no factor in common with the period: every charge
-/// leaves a remainder.
+/// 33,331 tokens in 8 hours, so that few drain during a test. The count has no factor in common with the period, so
+/// every charge leaves a remainder.
 pub(super) const COUNT: u64 = 33_331;
 pub(super) const PERIOD_US: u64 = 8 * 3_600 * 1_000_000;
 pub(super) const BURST: u64 = 60_000;
@@ -12,32 +12,32 @@ pub(super) const BURST: u64 = 60_000;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Replay {
     bucket: Option<Bucket>,
-    /// What refunds did not give back, in parts of a microsecond.
+    /// The withheld part of refunds, in parts of a microsecond.
     pub(super) kept_back: i128,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
-    /// When it is empty, in parts of a microsecond, `COUNT` to one.
+    /// When the bucket is empty, in parts of a microsecond (`COUNT` parts each).
     end: i128,
     since_us: u64,
-    /// Charged since then; and of that, what was charged before the current group.
+    /// Charged since then, and the part of it charged before the current group.
     charged: u64,
     before_group: u64,
-    /// What stands of the group.
+    /// The standing part of the group.
     group: u64,
     start_us: u64,
 }
 
 impl Bucket {
-    /// When it is empty without this much.
+    /// When the bucket is empty without this cost.
     fn without(&self, cost: u64) -> i128 {
         self.end - time_of(cost)
     }
 }
 
 impl Replay {
-    /// Returns its end, and what the charge is called.
+    /// Returns the bucket's end, and the state that identifies the charge.
     pub(super) fn charge(&mut self, now_us: u64, charge: &Charge) -> ([u64; 2], State) {
         let bucket = self.filled(now_us).unwrap_or(Bucket {
             end: parts(now_us),
@@ -47,7 +47,7 @@ impl Replay {
             group: 0,
             start_us: now_us,
         });
-        // Nobody waits for a start that is ahead.
+        // No stream waits for a future start.
         let mut after = Bucket {
             end: bucket.end + time_of(charge.cost),
             charged: bucket.charged + charge.cost,
@@ -70,7 +70,7 @@ impl Replay {
         self.kept_back += time_of(refund.cost) - back;
     }
 
-    /// Returns how much; `None` if the charge is not of this filling, or was lost.
+    /// Returns the amount, or `None` if the charge belongs to another filling, or was lost.
     fn give_back(&mut self, now_us: u64, refund: &Refund) -> Option<i128> {
         let mut bucket = self.filled(now_us)?;
         let [since_us, charged, before_us] = refund.charged;
@@ -82,7 +82,7 @@ impl Replay {
         if is_of_group {
             bucket.group = bucket.group.saturating_sub(refund.cost);
         }
-        // All that may have come later.
+        // All charges that may have come later.
         let later = if is_of_group {
             since.min(bucket.group)
         } else {
@@ -104,7 +104,7 @@ impl Replay {
         Some(back)
     }
 
-    /// Unless all has drained.
+    /// The bucket, unless everything has drained.
     fn filled(&self, now_us: u64) -> Option<Bucket> {
         self.bucket.filter(|bucket| bucket.end > parts(now_us))
     }
@@ -130,7 +130,7 @@ impl Replay {
         ))
     }
 
-    /// What is counted, in parts of a microsecond.
+    /// The counted cost, in parts of a microsecond.
     pub(super) fn counted(&self) -> i128 {
         let filled = |bucket: Bucket| bucket.end - parts(bucket.since_us);
         self.bucket.map_or(0, filled)
@@ -142,7 +142,7 @@ fn end(bucket: &Bucket) -> [u64; 2] {
     [bucket.end / count, bucket.end % count].map(|part| part as u64)
 }
 
-/// The time that a cost fills.
+/// The duration of a cost.
 pub(super) fn time_of(cost: u64) -> i128 {
     i128::from(cost) * i128::from(PERIOD_US)
 }

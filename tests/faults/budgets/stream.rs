@@ -1,4 +1,4 @@
-//! Streams: what each asks for, charges, spends and settles, at random.
+//! Streams: what each of them requests, charges, spends and settles, at random.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::scene::PATIENT;
 
-/// What was charged to each key before: while this is there, a rate is never empty. No stream has such costs.
+/// Charged to each key beforehand, so that a rate is never empty. No stream has such a cost.
 pub(super) const BALLAST: u64 = 20_000;
 /// The smallest prime of a stream. Costs are below its square.
 const SMALLEST: u64 = 101;
@@ -24,11 +24,11 @@ pub(super) struct Stream {
     prime: u64,
     pub(super) begins: Duration,
     pub(super) leaves: Duration,
-    /// All costs are in units of the prime.
+    /// All costs are multiples of the prime.
     pub(super) door: u64,
     steps: Vec<(Duration, Step)>,
     settles: Option<u64>,
-    /// Until it has ended, after the settlement.
+    /// Time from the settlement to the end.
     lingers: Duration,
     pub(super) journal: Shared,
 }
@@ -103,7 +103,7 @@ impl Stream {
         (units * self.prime) as u32
     }
 
-    /// What the handler does.
+    /// The handler of a stream.
     pub(super) async fn serve(&self, slot: Slot, tokens: Limit) {
         self.journal.get().is_admitted = true;
         for (pause, step) in &self.steps {
@@ -136,7 +136,7 @@ impl Stream {
     }
 }
 
-/// Of as many as a key has streams.
+/// The primes, as many as a key has streams.
 pub(super) fn primes() -> Vec<u64> {
     let is_prime = |number: &u64| (2..*number).all(|divisor| !number.is_multiple_of(divisor));
     let primes = (SMALLEST..).filter(is_prime);

@@ -1,4 +1,4 @@
-//! Histories in the making, and what the checker says of them.
+//! Histories under construction, and the checker's reports.
 
 use crate::history::{
     History, Process, check,
@@ -14,7 +14,7 @@ const BEGIN_US: u64 = 1_795_000_000_000_000;
 pub(super) const LEASE_MS: u64 = 30_000;
 pub(super) const ONE: &str = "turnstile:{one}";
 
-/// A history in the making. All times are milliseconds since the beginning.
+/// A history under construction. All times are in milliseconds since the beginning.
 pub(super) struct Book {
     processes: Vec<Vec<Line>>,
     exchanges: u64,
@@ -22,11 +22,11 @@ pub(super) struct Book {
     pub(super) stops: Vec<(usize, u64, u64)>,
 }
 
-/// The process, and the number there.
+/// A process, and a permit's number there.
 pub(super) type Who = (usize, u64);
 
 impl Book {
-    /// Three processes, which the store has answered once.
+    /// Three processes, each with one answer of the store.
     pub(super) fn new() -> Self {
         let mut book = Self {
             processes: vec![Vec::new(); 3],
@@ -40,7 +40,7 @@ impl Book {
         book
     }
 
-    /// Each process's clock began at another time.
+    /// Each process's clock has a different start.
     pub(super) fn local_us(process: usize, at_ms: u64) -> u64 {
         at_ms * 1_000 + 7_000_000 * (process as u64 + 1)
     }
@@ -63,7 +63,7 @@ impl Book {
         });
     }
 
-    /// Returns its number.
+    /// Sends an exchange. Returns its number.
     pub(super) fn send(
         &mut self,
         process: usize,
@@ -147,7 +147,7 @@ impl Book {
         }
     }
 
-    /// As long as the store says, or so it should.
+    /// Holds for as long as the store reports, or should report.
     pub(super) fn holds(&mut self, (process, seq): Who, at_ms: u64, until_ms: u64) {
         let lasts_ms = until_ms - Self::store_ms(at_ms);
         let until_us = Self::local_us(process, at_ms + lasts_ms) - lasts_ms - 2_000;
@@ -178,7 +178,7 @@ impl Book {
         self.line(process, local_us, event(Permit { key, seq }));
     }
 
-    /// Another process's exchange has promoted it.
+    /// Another process's exchange has promoted the permit.
     pub(super) fn woken(&mut self, (process, seq): Who, at_ms: u64) {
         let until_ms = Self::store_ms(at_ms + LEASE_MS);
         let woken = Woken {
@@ -237,7 +237,7 @@ impl Book {
         self.exchange(process, at_ms, batch, BatchAnswer::default());
     }
 
-    /// Gives it up and releases it.
+    /// Gives up the permit and releases it.
     pub(super) fn returns(&mut self, who: Who, at_ms: u64) {
         self.gives_up(who, at_ms);
         self.releases(who, at_ms + 1);
@@ -276,7 +276,8 @@ pub(super) fn held(at_ms: u64) -> Standing {
     Standing::Held(Book::store_ms(at_ms + LEASE_MS))
 }
 
-/// It is reported as that, in these words, and with a timeline of whom it concerns.
+/// Checks that a violation is reported with this guarantee and these words, and with a timeline of the processes
+/// involved.
 #[track_caller]
 pub(super) fn violates(book: Book, guarantee: &str, words: &str) {
     let report = book.check();

@@ -1,4 +1,4 @@
-//! G1, and rates: no more than the limit says.
+//! G1 and rates: never more than the limit.
 
 use super::book::{A, B, Book, ONE, held, is_clean, violates};
 use crate::history::event::{Batch, BatchAnswer, Standing};
@@ -13,7 +13,7 @@ fn two_leases_of_one_are_caught() {
 
 #[test]
 fn a_heavy_lease_beside_another_is_caught() {
-    // Of two units.
+    // A permit of two units.
     let heavy = (A.0, A.1 | 1 << 54);
     let mut book = Book::new();
     book.acquires(heavy, 10, held(10));
@@ -41,7 +41,7 @@ fn a_count_above_the_limit_is_caught() {
 fn two_owners_of_one_are_caught() {
     let mut book = Book::new();
     book.acquires(A, 10, held(10));
-    // It may have run, and so the store did nothing wrong.
+    // The exchange may have run, so the store made no mistake.
     let batch = Batch {
         release: vec![A.1],
         ..Batch::default()

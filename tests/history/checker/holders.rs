@@ -1,4 +1,4 @@
-//! G2: who counts on a lease has one.
+//! G2: every holder that counts on a lease has one.
 
 use super::book::{A, Book, LEASE_MS, held, violates};
 use crate::history::event::Standing;

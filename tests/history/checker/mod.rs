@@ -1,4 +1,4 @@
-//! The checker itself: small histories, right and wrong. A checker that catches nothing proves nothing.
+//! The checker itself, on small histories, correct and incorrect. A checker that catches nothing proves nothing.
 
 mod book;
 mod cap;
@@ -9,7 +9,7 @@ mod queue;
 use self::book::{A, B, Book, C, held, is_clean};
 use crate::history::event::Standing;
 
-/// One slot, and three who have it one after the other.
+/// A single slot, held by three permits one after another.
 fn three_in_turn() -> Book {
     let mut book = Book::new();
     book.acquires(A, 10, held(10));

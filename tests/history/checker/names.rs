@@ -1,4 +1,4 @@
-//! G5 and G6: what is given up goes back, and nothing is left that nobody owns.
+//! G5 and G6: released names are removed, and no name without an owner remains.
 
 use super::{
     book::{A, Book, LEASE_MS, held, is_clean, violates},
@@ -15,7 +15,7 @@ fn a_slot_that_is_not_returned_is_caught() {
     violates(book, "G5", "was given up and stayed");
 }
 
-/// Even where there was trouble all the time.
+/// Even where faults occurred all the time.
 #[test]
 fn a_slot_that_is_forgotten_is_caught() {
     let story = |released: bool| {
@@ -34,7 +34,7 @@ fn a_slot_that_is_forgotten_is_caught() {
     violates(story(false), "G5", "was given up and not released");
 }
 
-/// Its request got another slot in the same moment.
+/// Its request got another slot at the same moment.
 #[test]
 fn a_slot_that_is_kept_for_the_pool_is_no_breach() {
     let story = |given_up_again: bool| {
@@ -75,7 +75,7 @@ fn what_comes_back_after_its_release_is_caught() {
     violates(book, "G6", "came back");
 }
 
-/// An acquire without an answer, and its release so much later.
+/// An acquire without an answer, and its release this much later.
 fn unanswered(released_ms: u64) -> Book {
     let mut book = Book::new();
     let batch = Batch {
@@ -91,7 +91,7 @@ fn unanswered(released_ms: u64) -> Book {
 #[test]
 fn a_ghost_is_caught() {
     is_clean(unanswered(600));
-    // It may have run after this.
+    // The acquire may have run afterwards.
     violates(unanswered(100), "G6", "ghost");
     violates(unanswered(9_000), "G6", "ghost");
 }

@@ -1,4 +1,4 @@
-//! G3 and G4: in order, and without a pause.
+//! G3 and G4: in order and without a pause.
 
 use super::book::{A, B, Book, C, held, is_clean, violates};
 use crate::history::event::{Batch, BatchAnswer, Standing};
@@ -35,7 +35,7 @@ fn a_free_slot_beside_a_queue_is_caught() {
     violates(book, "G4", "0 of 1 slots were left in use");
 }
 
-/// Somebody waits, and nobody asks for so long.
+/// A request waits, and nobody polls for this long.
 fn forgotten_queue(silence_ms: u64) -> Book {
     let mut book = Book::new();
     book.acquires(B, 20, Standing::Waiting(-200));

@@ -1,4 +1,4 @@
-//! How a command ends, or does not start.
+//! How a command ends, or fails to start.
 
 use tower_turnstile::{Limit, Limiter};
 
@@ -11,7 +11,7 @@ use tower_turnstile::operate::{Operator, PermitState};
 
 const ONE: [&str; 3] = ["gpu", "--concurrent", "1"];
 
-/// Its exit code, and what it says.
+/// The exit code, standard output and standard error.
 async fn ends(store: Option<&str>, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut command = turnstile(&[&["run"], arguments].concat());
     if let Some(store) = store {
@@ -42,12 +42,12 @@ async fn the_exit_code_is_that_of_the_command() {
             assert_eq!((ended, &*errors), (Some(code), ""), "{arguments:?}");
         }
     }
-    // Each slot was free at once, and nobody is missed.
+    // Each slot was free at once, and no replica is missing.
     let operator = Operator::connect(&server.url()).await.unwrap();
     assert_eq!(operator.replicas().await.unwrap().replicas, 0);
 }
 
-/// Known before a slot is asked for: here nobody could give one.
+/// Detected before a slot is requested: here no store could grant one.
 #[tokio::test]
 async fn a_command_that_is_not_there_asks_for_no_slot() {
     let nobody = format!("redis://127.0.0.1:{}", free_port());
@@ -143,7 +143,7 @@ async fn a_wrong_call_and_a_faulty_file_start_nothing() {
     }
 }
 
-/// Operators see the command by its name only, and it knows its own id.
+/// Operators see only the name of the command, which knows its own id.
 #[tokio::test]
 async fn operators_see_the_command() {
     let server = RedisServer::start();
@@ -168,7 +168,7 @@ async fn operators_see_the_command() {
     await_replicas(&operator, 0).await;
 }
 
-/// The store, the limit and the caller's value are the file's. Its fallback and wait are for requests.
+/// The store, the limit and the caller's value come from the file. Its fallback and wait apply only to requests.
 #[tokio::test]
 async fn a_file_has_the_limit_as_services_have_it() {
     let server = RedisServer::start();

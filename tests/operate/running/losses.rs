@@ -1,4 +1,4 @@
-//! A slot that is lost, or revoked, while the command runs.
+//! A slot lost or revoked while the command runs.
 
 use nix::sys::signal::Signal;
 use tempfile::NamedTempFile;
@@ -7,7 +7,7 @@ use tower_turnstile::operate::{By, Operator, Revocation};
 use super::{HOLD, Run, file, path};
 use crate::{scene::await_replicas, support::redis_server::RedisServer};
 
-/// Leases that end soon.
+/// A configuration with short leases.
 fn short_leases(server: &RedisServer) -> NamedTempFile {
     file(&format!(
         "
@@ -63,7 +63,7 @@ async fn a_command_may_run_on_without_its_slot() {
     assert_eq!(run.code().await, Some(9));
 }
 
-/// Whatever it is to do when its slot is lost.
+/// Regardless of its behaviour on a lost slot.
 #[tokio::test]
 async fn an_operator_stops_a_command() {
     let server = RedisServer::start();
@@ -83,7 +83,7 @@ async fn an_operator_stops_a_command() {
     assert_eq!(run.code().await, Some(76));
 }
 
-/// A process that is suspended renews nothing.
+/// A suspended process renews nothing.
 #[tokio::test]
 async fn one_that_was_suspended_for_too_long_has_no_slot() {
     let server = RedisServer::start();

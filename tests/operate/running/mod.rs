@@ -1,6 +1,6 @@
 //! `turnstile run`: commands that hold slots.
 //!
-//! Commands here say when they have started, and run until their standard input ends.
+//! The commands here report their start, and run until their standard input ends.
 
 mod ends;
 mod losses;
@@ -26,10 +26,10 @@ use tokio::{
 
 use crate::scene::SOON;
 
-/// Says that it runs, and ends well when its input ends.
+/// Reports that it runs, and succeeds when its input ends.
 const HOLD: &str = "echo runs; read line; exit 0";
 
-/// `turnstile run`, in a process of its own. Dropping it kills it; its command ends then, since its input does.
+/// `turnstile run`, in a separate process. Killed when dropped; its command ends too, because its input ends.
 struct Run {
     process: Child,
     input: Option<ChildStdin>,
@@ -37,7 +37,7 @@ struct Run {
     notes: Lines<BufReader<ChildStderr>>,
 }
 
-/// Without a store in the environment of the test.
+/// Runs without the store in the test's environment.
 fn turnstile(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_turnstile"));
     command.env_remove("TURNSTILE_STORE").args(arguments);
@@ -67,13 +67,13 @@ impl Run {
         }
     }
 
-    /// The next line of the command. `None`: it has ended.
+    /// The next line of the command's output. `None` if the command has ended.
     async fn line(&mut self) -> Option<String> {
         let line = timeout(SOON, self.output.next_line()).await;
         line.expect("in time").expect("text")
     }
 
-    /// The next line of `turnstile` itself.
+    /// The next line from `turnstile` itself.
     async fn note(&mut self) -> Option<String> {
         let line = timeout(SOON, self.notes.next_line()).await;
         line.expect("in time").expect("text")

@@ -1,4 +1,4 @@
-//! Many commands beside a service, under one limit.
+//! Many commands and a service, under one limit.
 
 use tokio::time::{sleep, timeout};
 use tower_turnstile::{Limit, Limiter, Semaphore};
@@ -19,12 +19,12 @@ async fn until_waiting(service: &Semaphore, count: usize) {
     timeout(SOON, all).await.expect("in time");
 }
 
-/// A service holds one of three slots; one command is killed while it runs, and the store is restarted. It keeps its data: one
-/// that does not exceeds limits until all holders have come back.
+/// A service holds one of three slots; one command is killed while it runs, and the store is restarted. The store keeps
+/// its data: otherwise limits would be exceeded until all holders are restored.
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_run_in_order_of_arrival_and_never_too_many() {
     let mut server = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
-    // A lease that is awaited.
+    // The test awaits the end of a lease.
     let config = file(&format!(
         "
         [store]
@@ -57,7 +57,7 @@ async fn commands_run_in_order_of_arrival_and_never_too_many() {
     let in_use = async || service.usage().await.expect("up").in_use;
     assert_eq!(in_use().await, SLOTS);
 
-    // Each end starts the next one, whose turn it is.
+    // Each end starts the next command in turn.
     let mut next = 2;
     for ended in 0..6 {
         runs[ended].end_input();
@@ -68,7 +68,7 @@ async fn commands_run_in_order_of_arrival_and_never_too_many() {
         until_waiting(&service, COMMANDS - next).await;
     }
 
-    // The slot of one that is killed is free when its lease ends, and not before.
+    // The slot of a killed command is free when its lease ends, and not earlier.
     let killed = std::time::Instant::now();
     runs[6].process.start_kill().unwrap();
     runs[next].until_runs().await;
@@ -77,7 +77,7 @@ async fn commands_run_in_order_of_arrival_and_never_too_many() {
     assert!(took > Duration::from_secs(1), "{took:?}");
     assert!(in_use().await <= SLOTS);
 
-    // Those that run go on, and those that wait are in the queue again.
+    // Running commands continue, and waiting ones are in the queue again.
     server.restart();
     until_waiting(&service, COMMANDS - next).await;
     assert_eq!(in_use().await, SLOTS);
@@ -88,7 +88,7 @@ async fn commands_run_in_order_of_arrival_and_never_too_many() {
         assert_eq!(run.code().await, Some(0), "{number}");
         assert!(in_use().await <= SLOTS);
     }
-    // Now in the order in which they have come back.
+    // Now in the order in which they rejoined.
     rest.iter_mut().for_each(Run::end_input);
     for run in &mut rest {
         run.until_runs().await;
@@ -101,7 +101,7 @@ async fn commands_run_in_order_of_arrival_and_never_too_many() {
     );
 }
 
-/// While nobody waits, the fallback decides at once; one that is in the queue asks again when the store is back.
+/// Before a command has queued, the fallback decides at once. A queued command asks again when the store is back.
 #[tokio::test]
 async fn a_queue_outlasts_the_store() {
     let mut server = RedisServer::start();
@@ -121,7 +121,7 @@ async fn a_queue_outlasts_the_store() {
     assert_eq!(waiter.code().await, Some(0));
 }
 
-/// Places are those of the whole queue, and become lower.
+/// Places refer to the whole queue, and decrease.
 #[tokio::test]
 async fn it_says_where_it_stands() {
     let server = RedisServer::start();

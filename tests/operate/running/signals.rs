@@ -1,4 +1,4 @@
-//! Signals go to the command, and end what waits.
+//! Signals reach the command, and end a wait.
 
 use std::process::Stdio;
 
@@ -32,7 +32,7 @@ async fn signals_are_passed_on() {
     }
 }
 
-/// It does not end before its command, which may need a while, or not want to.
+/// `turnstile` does not end before its command, which may need a while or ignore the signal.
 #[tokio::test]
 async fn a_command_that_goes_on_keeps_its_slot() {
     let server = RedisServer::start();
@@ -49,14 +49,14 @@ async fn a_command_that_goes_on_keeps_its_slot() {
     assert_eq!(gpu.usage().await.unwrap().in_use, 0, "released at once");
 }
 
-/// Both stop, as a job of a shell does, and go on.
+/// Both are stopped, like a shell's job, and continued.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_command_is_suspended_with_it() {
     let server = RedisServer::start();
     let mut job = turnstile(&["run", "gpu", "--concurrent", "1", "--", "sh", "-c"]);
     job.arg("echo $$; read line; exit 4");
-    // A group of its own, whose parent could continue it: in one without such a parent the system ignores SIGTSTP.
+    // A separate group, whose parent could continue it: without such a parent the system ignores SIGTSTP.
     job.env("TURNSTILE_STORE", server.url()).process_group(0);
     let mut run = Run::launch(job);
     let command = run.line().await.expect("it runs");
@@ -69,7 +69,7 @@ async fn a_command_is_suspended_with_it() {
     assert_eq!(run.code().await, Some(4));
 }
 
-/// Until the system says that of these processes.
+/// Waits until the system reports this state for all these processes.
 async fn until_state(processes: &[String], state: char) {
     let is_so = |process: &String| {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
@@ -87,7 +87,7 @@ async fn until_state(processes: &[String], state: char) {
         .expect("in time");
 }
 
-/// Nobody waits for it in the store when it has ended.
+/// After its end no waiter is left in the store.
 #[tokio::test]
 async fn one_that_waits_leaves_the_queue() {
     let server = RedisServer::start();
@@ -110,7 +110,7 @@ async fn one_that_waits_leaves_the_queue() {
     }
 }
 
-/// As by `nohup`, or in the background of a script.
+/// As with `nohup`, or in the background of a script.
 #[tokio::test]
 async fn what_is_ignored_stays_so() {
     let server = RedisServer::start();
@@ -128,7 +128,7 @@ async fn what_is_ignored_stays_so() {
     assert_eq!(run.code().await, Some(0));
 }
 
-/// Killed, it leaves a command that runs on; or the command dies with it.
+/// If it is killed, its command continues, or dies with it.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_command_may_die_with_it() {
@@ -146,7 +146,7 @@ async fn a_command_may_die_with_it() {
         run.process.start_kill().unwrap();
         assert!(run.status().await.code().is_none());
         if last.is_none() {
-            // Its input is open still.
+            // Its input is still open.
             assert_eq!(run.line().await, None);
         }
         run.end_input();
@@ -154,7 +154,7 @@ async fn a_command_may_die_with_it() {
     }
 }
 
-/// The command has the standard streams, as if it was started without a slot.
+/// The command has the standard streams, as if started without a slot.
 #[tokio::test]
 async fn the_command_has_the_streams() {
     let server = RedisServer::start();

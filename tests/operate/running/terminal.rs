@@ -1,4 +1,4 @@
-//! On a terminal: `script` makes one, whose keys are its standard input.
+//! On a terminal: `script` creates one, whose keyboard is its standard input.
 
 use std::process::Stdio;
 use tokio::{
@@ -23,7 +23,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// Runs a command of `turnstile`, quoted for a shell.
+    /// Runs a `turnstile` command, quoted for a shell.
     fn start(store: &str, arguments: &str) -> Self {
         let line = format!("exec {} {arguments}", env!("CARGO_BIN_EXE_turnstile"));
         let mut command = Command::new("script");
@@ -69,7 +69,7 @@ impl Terminal {
         self.keys.flush().await.expect("open");
     }
 
-    /// Its exit code, and all that was on the screen.
+    /// The exit code, and the complete output on the screen.
     async fn end(mut self) -> (Option<i32>, String) {
         let end = async {
             let mut rest = Vec::new();
@@ -82,7 +82,7 @@ impl Terminal {
     }
 }
 
-/// Those ahead leave, and others come: the length of the queue does not tell.
+/// Requests ahead leave while others join: the length of the queue does not reveal the place.
 #[tokio::test]
 async fn a_place_becomes_lower_while_others_queue_behind_it() {
     let server = RedisServer::start();
@@ -103,7 +103,7 @@ async fn a_place_becomes_lower_while_others_queue_behind_it() {
     assert!(!seen.contains("1st"), "{seen:?}");
 }
 
-/// The terminal sends it to both, and `turnstile` not once more.
+/// The terminal sends the signal to both, and `turnstile` does not pass it on.
 #[tokio::test]
 async fn ctrl_c_comes_once() {
     let server = RedisServer::start();

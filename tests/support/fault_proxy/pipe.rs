@@ -1,4 +1,4 @@
-//! The proxy's connections, and what is wrong with them.
+//! The proxy's connections and their faults.
 
 use std::{
     collections::BTreeSet,
@@ -25,10 +25,10 @@ use super::{Bytes, Passed, Seen, Way};
 
 pub(super) const BACKLOG: u32 = 1024;
 const CHUNK_BYTES: usize = 16 * 1024;
-/// Then the proxy reads no further, and the sender notices.
+/// At this number the proxy stops reading, and the sender notices.
 const CHUNKS_UNDER_WAY: usize = 64;
 
-/// What the proxy and its switches share.
+/// State shared by the proxy and its switches.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) faults: watch::Sender<Faults>,
@@ -79,8 +79,8 @@ impl Faults {
     }
 }
 
-/// Bound without listening: whoever connects is refused, and nobody else gets the port. The one that listens may still
-/// be there, so that the port is never free.
+/// Binds without listening: connections are refused, and nobody else gets the port. The old listener may still exist,
+/// so that the port is never free.
 pub(super) fn reserve(port: u16) -> io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
@@ -128,7 +128,7 @@ impl Pipe {
     async fn run(self, client: TcpStream) {
         let mut faults = self.state.faults.subscribe();
         tokio::select! {
-            // Without a server it ends, as where nobody listens.
+            // Without a server the connection ends, as if nobody listened.
             _ = self.connect(client) => {}
             _ = faults.wait_for(|faults| faults.cuts(self.number)) => {}
         }
@@ -138,13 +138,13 @@ impl Pipe {
     async fn connect(&self, client: TcpStream) -> io::Result<()> {
         let upstream_port = self.state.faults.borrow().upstream_port;
         let server = TcpStream::connect((Ipv4Addr::LOCALHOST, upstream_port)).await?;
-        // Without it small messages would wait for each other.
+        // Otherwise small messages would wait for each other.
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         let same_client = net::TcpStream::from(client.as_fd().try_clone_to_owned()?);
         let (from_client, to_client) = client.into_split();
         let (from_server, to_server) = server.into_split();
-        // The first end is the end of both, once all before it was delivered.
+        // When either direction ends, both do, once all earlier bytes were delivered.
         tokio::select! {
             () = self.carry(Way::Requests, from_client, to_server) => {}
             () = self.carry(Way::Replies, from_server, to_client) => {}
@@ -153,12 +153,12 @@ impl Pipe {
         Ok(())
     }
 
-    /// Closes the client's side on demand. To the rest that looks as if the client had done it.
+    /// Closes the client's side on demand. The rest of the proxy sees this as done by the client.
     async fn part(&self, client: net::TcpStream) -> Infallible {
         let mut faults = self.state.faults.subscribe();
         let told = faults.wait_for(|faults| faults.parted.contains(&self.number));
         told.await.map(drop).expect("the state is here");
-        // It fails only if the client has left by itself.
+        // Fails only if the client has already left.
         let _ = client.shutdown(net::Shutdown::Both);
         std::future::pending().await
     }
@@ -168,7 +168,7 @@ impl Pipe {
         tokio::join!(self.receive(way, from, put), self.deliver(way, take, to));
     }
 
-    /// Until the sender closes, or the other side has ended the connection.
+    /// Runs until the sender closes, or the other side has ended the connection.
     async fn receive(&self, way: Way, mut from: OwnedReadHalf, put: mpsc::Sender<Chunk>) {
         let mut bytes = vec![0; CHUNK_BYTES];
         while let Ok(length @ 1..) = from.read(&mut bytes).await {
@@ -196,16 +196,16 @@ impl Pipe {
                 return self.swallow(way, bytes.len(), take).await;
             }
             if self.write(way, &bytes, &mut to).await.is_err() {
-                // It left. The other side need not notice yet.
+                // The receiver left. The other side need not notice yet.
                 while take.recv().await.is_some() {}
             }
         }
-        // The end of a connection can be kept back and lost like its bytes.
+        // The end of a connection can be held back and lost like its bytes.
         let goes_on = |faults: &Faults| !faults.holds(way, self.number) && !faults.of(way).swallows;
         faults.wait_for(goes_on).await.expect("the state is here");
     }
 
-    /// Until the switch goes off. Nothing can follow what was lost.
+    /// Runs until the switch is turned off. Nothing can follow lost bytes.
     async fn swallow(&self, way: Way, first: usize, mut take: mpsc::Receiver<Chunk>) {
         let mut faults = self.state.faults.subscribe();
         let lose = |length| self.count(way, |bytes| bytes.lost += length);
@@ -225,7 +225,7 @@ impl Pipe {
     async fn write(&self, way: Way, mut bytes: &[u8], to: &mut OwnedWriteHalf) -> io::Result<()> {
         while !bytes.is_empty() {
             let rate = self.state.faults.borrow().bytes_per_second;
-            // Twenty pieces a second.
+            // Twenty pieces per second.
             let most = rate.map_or(bytes.len(), |rate| rate.div_ceil(20));
             let (piece, rest) = bytes.split_at(most.min(bytes.len()));
             to.write_all(piece).await?;
@@ -252,5 +252,5 @@ impl Pipe {
     }
 }
 
-/// Bytes and when they came.
+/// Bytes and their time of arrival.
 type Chunk = (Instant, Vec<u8>);

@@ -1,5 +1,5 @@
-//! G1: no more leases than the limit at any instant of store time, and no more permits with their owners. G2: whoever
-//! treats a permit as held has a lease that is alive.
+//! G1: never more leases than the limit at any instant of store time, and never more permits with owners. G2: every
+//! permit that its process treats as held has a live lease.
 
 use super::{
     Micros, Span,
@@ -24,7 +24,7 @@ pub(super) fn check(index: &Index<'_>, report: &mut Report) {
     }
 }
 
-/// Leases that were certainly alive.
+/// Checks leases that were certainly alive.
 fn check_leases(index: &Index<'_>, (key, ledger): (&str, &Ledger), report: &mut Report) {
     let (mut strict, mut all) = (Vec::new(), Vec::new());
     for (id, story) in &ledger.stories {
@@ -45,7 +45,7 @@ fn check_leases(index: &Index<'_>, (key, ledger): (&str, &Ledger), report: &mut 
     }
 }
 
-/// Permits that certainly had owners who took them for held.
+/// Checks permits that certainly had owners who considered them held.
 fn check_owners(index: &Index<'_>, (key, ledger): (&str, &Ledger), report: &mut Report) {
     let mut spans = Vec::new();
     for (id, story) in &ledger.stories {
@@ -89,7 +89,7 @@ fn leases(index: &Index<'_>, story: &Story) -> Vec<Span> {
     spans
 }
 
-/// When a permit certainly had an owner who took it for held, by the store's time.
+/// When a permit certainly had an owner who considered it held, in store time.
 fn owned(index: &Index<'_>, (process, _): Id, story: &Story) -> Option<Span> {
     let taken = story.did(Doing::Takes)?;
     let (mut from, mut until) = (taken.at_us, None::<u64>);
@@ -115,7 +115,7 @@ fn owned(index: &Index<'_>, (process, _): Id, story: &Story) -> Option<Span> {
     (from < until).then_some((from, until))
 }
 
-/// The first moment at which there are more units than that, and who they are. One that weighs more may be alone.
+/// The first moment with more units than the limit, and their permits. A heavier permit may be alone.
 fn crowd(spans: &[(Id, Span)], limit: u32) -> Option<(Micros, Vec<Id>)> {
     let mut there = Vec::new();
     for (at_us, enters, id) in turns(spans) {
@@ -150,7 +150,7 @@ fn sweep(spans: &[(Id, Span)], limit: u32) -> Over {
     over
 }
 
-/// Who leaves at a moment makes way for who enters then.
+/// At the same moment, leaving comes before entering.
 fn turns(spans: &[(Id, Span)]) -> Vec<(Micros, bool, Id)> {
     let ends = |(id, (from, until)): &(Id, Span)| [(*from, true, *id), (*until, false, *id)];
     let mut turns: Vec<_> = spans.iter().flat_map(ends).collect();
@@ -158,7 +158,7 @@ fn turns(spans: &[(Id, Span)]) -> Vec<(Micros, bool, Id)> {
     turns
 }
 
-/// G2: a lease does not vanish, and nobody is put back whom the store has not lost.
+/// G2: a lease does not vanish, and only permits lost by the store are restored.
 fn check_lease(index: &Index<'_>, key: &str, (id, story): (Id, &Story), report: &mut Report) {
     let mut held: Option<Span> = None;
     for fact in &story.facts {
@@ -196,8 +196,8 @@ fn check_lease(index: &Index<'_>, key: &str, (id, story): (Id, &Story), report: 
     }
 }
 
-/// G2: what the process takes for held, the store has told it, for no longer than it said, and it gives nothing back
-/// that still has an owner. Once over, it stays over.
+/// G2: a process holds only permits granted by the store, for no longer than granted, and releases none that still has
+/// an owner. Once over, a permit stays over.
 fn check_deeds(index: &Index<'_>, key: &str, (id, story): (Id, &Story), report: &mut Report) {
     let clock = &index.clocks[id.0];
     let (mut until, mut taken) = (None::<u64>, None::<usize>);

@@ -1,16 +1,16 @@
-//! A process's own time as the store's.
+//! Converts a process's time to the store's.
 
 use super::{Micros, Process, event::Event};
 
 /// The clocks may drift apart by one part in this many.
 const SLEW: i64 = 1_000;
-/// Exchanges that are asked, on either side of a moment.
+/// Number of exchanges considered on either side of a moment.
 const NEIGHBOURS: usize = 16;
 
-/// What the exchanges of a process tell of its clock: each ran between its sending and its answer.
+/// A process's clock, as bracketed by its exchanges: each ran between its sending and its answer.
 #[derive(Debug)]
 pub(crate) struct Clock {
-    /// Sent, answered (by the process's clock), and run (by the store's), in the order of sending.
+    /// Sent and answered (by the process's clock), and run (by the store's), in order of sending.
     brackets: Vec<(i64, i64, i64)>,
 }
 
@@ -33,7 +33,7 @@ impl Clock {
         Self { brackets }
     }
 
-    /// The store's time was in between then, both included; `None`: there is no telling.
+    /// The bounds of the store's time at this moment, inclusive; `None` if unknown.
     pub(crate) fn store_us(&self, local_us: u64) -> Option<(Micros, Micros)> {
         let local = local_us as i64;
         let place = self.brackets.partition_point(|bracket| bracket.0 < local);
@@ -47,7 +47,7 @@ impl Clock {
         (earliest > i64::MIN && earliest <= latest).then_some((earliest as u64, latest as u64))
     }
 
-    /// The store's time was no earlier.
+    /// A lower bound of the store's time.
     pub(crate) fn earliest(&self, local_us: u64) -> Micros {
         self.store_us(local_us).map_or(0, |(earliest, _)| earliest)
     }

@@ -1,4 +1,4 @@
-//! The events, as `src/telemetry/history.rs` tells them.
+//! The events written by `src/telemetry/history.rs`.
 
 use std::{fs, path::Path};
 
@@ -7,10 +7,10 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Line {
     pub(crate) replica: String,
-    /// The events of a replica happened in this order. Only the test's own have none.
+    /// Numbers the events of a replica in order. Only the test's own events lack it.
     #[serde(default)]
     pub(crate) order: u64,
-    /// By the process's own clock.
+    /// On the process's own clock.
     pub(crate) at_us: u64,
     #[serde(flatten)]
     pub(crate) event: Event,
@@ -30,7 +30,7 @@ pub(crate) enum Event {
     Taken(Permit),
     Lost(Permit),
     GivenUp(Permit),
-    /// By the test's own process: its runtime stood still, by the time of day.
+    /// By the test's own process: its runtime stalled, by the time of day.
     Late {
         from_us: u64,
         until_us: u64,
@@ -60,7 +60,7 @@ pub(crate) struct Batch {
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Claim {
     pub(crate) charges: Vec<Charge>,
-    /// The place of a batch, and a number.
+    /// The index of a batch, and a number.
     pub(crate) asks: Vec<(usize, u64)>,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Charge {
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Refund {
     pub(crate) key: String,
-    /// As the charge left it.
+    /// The state after the charge.
     pub(crate) tat: (u64, u64),
 }
 
@@ -101,7 +101,7 @@ pub(crate) struct BatchAnswer {
 
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct ClaimAnswer {
-    /// From when on it may begin, and the state of the rate: `us`, `rem`.
+    /// When the request may begin, and the state of the rate: `us`, `rem`.
     pub(crate) charged: Vec<Option<(u64, u64, u64)>>,
     pub(crate) standings: Vec<Standing>,
 }
@@ -109,10 +109,10 @@ pub(crate) struct ClaimAnswer {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Standing {
-    /// Until then, in milliseconds.
+    /// Until this time, in milliseconds.
     Held(u64),
     Adopted(u64),
-    /// The ticket.
+    /// With this ticket.
     Waiting(i64),
     Absent,
     Full,
@@ -131,9 +131,9 @@ pub(crate) struct Woken {
 pub(crate) struct Held {
     pub(crate) key: String,
     pub(crate) seq: u64,
-    /// By the process's own clock.
+    /// On the process's own clock.
     pub(crate) until_us: u64,
-    /// By the store's.
+    /// On the store's clock.
     pub(crate) until_ms: u64,
 }
 
@@ -143,14 +143,14 @@ pub(crate) struct Permit {
     pub(crate) seq: u64,
 }
 
-/// Reads what a process wrote, and puts it in order: several threads write. One that was killed may have left half a line
-/// at the end.
+/// Reads the events of a process and sorts them, because several threads write. A killed process may have left an
+/// incomplete line at the end.
 pub(crate) fn read(path: &Path) -> Vec<Line> {
     let text = fs::read_to_string(path).expect("the process has written it");
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let parse = |line| serde_json::from_str(line).unwrap_or_else(|why| panic!("{why}: {line}"));
     let mut lines: Vec<Line> = whole.lines().map(parse).collect();
-    // A process has one limiter.
+    // A process has a single limiter.
     lines.sort_by_key(|line| line.order);
     lines
 }

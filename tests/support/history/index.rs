@@ -1,4 +1,4 @@
-//! What is known of each permit, by ledger: read from what the processes wrote.
+//! The known facts about each permit, by ledger, from the processes' histories.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,10 +10,10 @@ use super::{
 
 pub(crate) use super::story::{Ask, Deed, Doing, Fact, How, Story, What};
 
-/// A process, and the number of a permit there.
+/// A process, and a permit's number there.
 pub(crate) type Id = (usize, u64);
 
-/// How many units a permit weighs: its number says so, in the bits above the 54th.
+/// The weight of a permit in units, encoded in the bits of its number above the 54th.
 pub(super) fn weight(id: Id) -> u32 {
     (id.1 >> 54) as u32 + 1
 }
@@ -30,15 +30,16 @@ pub(crate) struct Index<'a> {
 
 #[derive(Default)]
 pub(crate) struct Ledger {
-    /// The largest that anybody named.
+    /// The largest limit that any process named.
     pub(crate) limit: u32,
     pub(crate) stories: BTreeMap<Id, Story>,
     pub(crate) visits: Vec<Visit>,
-    /// Exchanges about it that a process has sent, in order: the line, and the earliest that it may have run.
+    /// Exchanges about it that a process has sent, in order: the line, and the earliest time at which each may have
+    /// run.
     pub(crate) sent: BTreeMap<usize, Vec<(usize, Micros)>>,
 }
 
-/// An exchange that was answered for a ledger.
+/// An exchange with an answer for a ledger.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Visit {
     pub(crate) at_us: Micros,
@@ -51,7 +52,7 @@ pub(crate) struct Visit {
 
 #[derive(Default)]
 pub(crate) struct Rate {
-    /// Run, started, the charge, and the state that it left.
+    /// When the charge ran, when it starts, the charge itself, and the resulting state.
     pub(crate) charges: Vec<(Micros, Micros, Charge, (u64, u64))>,
     pub(crate) refunds: Vec<(u64, u64)>,
 }
@@ -159,7 +160,7 @@ impl<'a> Index<'a> {
         let mut exchange = Exchange {
             process,
             line,
-            // Only what has no answer needs it, and it takes time.
+            // Only unanswered exchanges need this, and it is slow.
             earliest_us: answer.map_or_else(
                 || self.earliest(process, sent_us),
                 |(_, answer)| answer.store_us,
@@ -227,14 +228,14 @@ impl<'a> Index<'a> {
     }
 }
 
-/// One exchange, as it is read.
+/// An exchange while it is read.
 struct Exchange<'i, 'a> {
     index: &'i mut Index<'a>,
     process: usize,
     line: usize,
     earliest_us: Micros,
     not_after_us: Micros,
-    /// Where it is, and when the exchange ran.
+    /// The line of the answer, and when the exchange ran.
     answer: Option<(usize, Micros)>,
 }
 

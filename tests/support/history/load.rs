@@ -1,4 +1,4 @@
-//! What a process does: requests of all kinds, at random.
+//! The load of a process: random requests of all kinds.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -19,18 +19,18 @@ use super::process::Orders;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A small one with a long line.
+/// A small limit with a long queue.
 static HOT: Limit = Limit::concurrent("hot", 2)
     .wait_up_to(SECOND)
     .max_waiters(40)
     .fallback(Fallback::Reject);
-/// A policy: so many for each of a few callers, and for all.
+/// A policy: a limit for each of a few callers, and one for all.
 static EACH: Limit = Limit::concurrent("each", 3).wait_up_to(SECOND);
 static ALL: Limit = Limit::concurrent("all", 8).wait_up_to(SECOND);
 static OPENS: Limit = Limit::rate("opens", 20, SECOND)
     .burst(5)
     .wait_up_to(Duration::from_millis(300));
-/// Streams, through the layer, on slots that are used again.
+/// Streams, through the layer, on reused slots.
 static STREAMS: Limit = Limit::concurrent("streams", 6)
     .fallback(Fallback::Allow)
     .reuse();
@@ -40,7 +40,7 @@ static SHORT: Limit = Limit::concurrent("short", 6)
     .fallback(Fallback::Reject)
     .reuse();
 
-/// Permits of all weights.
+/// Permits of every weight.
 static UNITS: Limit = units(MOST_UNITS);
 static FEWER_UNITS: Limit = units(6);
 const MOST_UNITS: u32 = 10;
@@ -62,7 +62,7 @@ struct Client {
     only_units: bool,
 }
 
-/// Until `over`: then each client finishes what it does.
+/// Runs until `over`; then each client finishes its work.
 pub(super) async fn run(limiter: &Limiter, orders: &Orders, over: watch::Receiver<bool>) {
     let mut clients = JoinSet::new();
     for number in 0..orders.clients {
@@ -128,7 +128,7 @@ impl Client {
         self.pause(30).await;
     }
 
-    /// Some give up before they have a permit.
+    /// Some requests are cancelled before they have a permit.
     async fn hold(&mut self, semaphore: Semaphore) {
         let patience = match self.rng.u32(0..5) {
             0 => Duration::from_micros(self.rng.u64(1..30_000)),
@@ -169,7 +169,7 @@ impl Client {
         }
     }
 
-    /// A response of some frames, of which the reader may not take all.
+    /// A response of some frames, whose reader may not take all of them.
     async fn stream(&mut self) {
         let frames = self.rng.usize(0..6);
         let service = service_fn(move |_: Request<()>| async move {

@@ -1,30 +1,31 @@
-//! Checks what several processes and their store have told each other against the guarantees.
+//! Checks the messages between several processes and their store against the guarantees.
 //!
-//! Each process writes its history to a file: what it has sent to the store, what was answered, and what it made of
-//! it (`src/telemetry/history.rs`). [`check`] puts them together by the store's time and looks for what must not be:
+//! Each process writes its history to a file: its messages to the store, the answers, and its decisions
+//! (`src/telemetry/history.rs`). [`check`] merges the histories by the store's time and searches for violations:
 //!
-//! | file | what |
+//! | file | content |
 //! | --- | --- |
-//! | `event` | the events, as they are read |
-//! | `clock` | a process's time as the store's: each exchange ran between its sending and its answer |
-//! | `index`, `story` | what is known of each permit, by ledger |
-//! | `cap` | G1: no more leases than the limit, and no more permits with their owners; G2: each within its lease |
+//! | `event` | the events as read from a file |
+//! | `clock` | converts a process's time to the store's: each exchange ran between its sending and its answer |
+//! | `index`, `story` | the known facts about each permit, by ledger |
+//! | `cap` | G1: no more leases than the limit, and no more permits with owners; G2: each within its lease |
 //! | `order` | G3: nobody is overtaken |
-//! | `progress` | G4: a line goes on; G5: what is given back returns at once |
+//! | `progress` | G4: the queue moves; G5: a released slot is free at once |
 //! | `names` | G6: nothing comes back |
-//! | `rates` | no more begin than a rate allows |
-//! | `weights` | how long the heavy and the light wait, and how many units are idle meanwhile |
-//! | `report` | what was found, with the timeline of those concerned |
-//! | `process`, `load` | a process that makes history, and what it does |
+//! | `rates` | no more requests begin than a rate allows |
+//! | `weights` | how long heavy and light requests wait, and how many units are idle meanwhile |
+//! | `report` | the violations, with the timeline of the permits involved |
+//! | `process`, `load` | a process that writes a history, and its load |
 //!
-//! An exchange without an answer may have run or not, early or late. So the checker asks of each rule: is there any way
-//! in which it was kept? What such an exchange may have released counts as free from its sending on, what it may have
-//! acquired as never there, until an answer tells. It raises no false alarm so, and misses what only such exchanges did.
+//! An exchange without an answer may have run or not, early or late. So for each rule the checker asks whether any
+//! possible execution kept it. Permits that such an exchange may have released count as released from its sending on,
+//! and permits that it may have acquired count as absent, until an answer decides. So the checker raises no false
+//! alarm, but misses violations caused by such exchanges alone.
 //!
-//! What the guarantees excuse must have a reason that the test knows of (the store's data was lost then, this process
-//! stood still), and is counted.
+//! Each excuse of the guarantees must have a reason known to the test (the store's data was lost then, or this process
+//! stalled), and is counted.
 
-// Each test uses a part of it.
+// Each test uses a part of this module.
 #![allow(dead_code)]
 
 mod cap;
@@ -43,18 +44,18 @@ mod weights;
 
 use self::{event::Line, index::Index, report::Report, weights::Units};
 
-/// Store time in microseconds. On one machine it is the time of day.
+/// Store time in microseconds. On a single machine it is the time of day.
 pub(crate) type Micros = u64;
-/// From, until.
+/// Start and end.
 pub(crate) type Span = (Micros, Micros);
 
-/// What happened, as far as the test knows.
+/// The events known to the test.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     pub(crate) processes: Vec<Process>,
-    /// When the store's data was lost: somewhen in each.
+    /// When the store's data was lost: at some time within each span.
     pub(crate) losses: Vec<Span>,
-    /// When the store could not be reached or was slow. Time limits do not count it.
+    /// When the store was unreachable or slow. Time limits exclude these spans.
     pub(crate) troubles: Vec<Span>,
     pub(crate) bounds: Bounds,
 }
@@ -63,21 +64,20 @@ pub(crate) struct History {
 pub(crate) struct Process {
     pub(crate) name: String,
     pub(crate) lines: Vec<Line>,
-    /// When it stood still.
+    /// When the process was stalled.
     pub(crate) stops: Vec<Span>,
-    /// When it was killed.
     pub(crate) killed: Option<Micros>,
-    /// It was, since it did not end by itself.
+    /// The process was killed because it did not end on its own.
     pub(crate) stuck: bool,
 }
 
-/// How long things may take.
+/// Time limits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) lease_us: u64,
     pub(crate) waiter_ttl_us: u64,
     pub(crate) poll_us: u64,
-    /// A round trip, on a machine that has other work to do; at least the store timeout.
+    /// A round trip on a busy machine; at least the store timeout.
     pub(crate) round_us: u64,
 }
 
@@ -92,7 +92,7 @@ impl Default for Bounds {
     }
 }
 
-/// Looks for everything that must not be.
+/// Searches for all violations.
 pub(crate) fn check(history: &History) -> Report {
     let index = Index::new(history);
     let mut report = Report::new(&index);
@@ -117,7 +117,7 @@ impl History {
             .any(|loss| loss.1 > from && loss.0 < until)
     }
 
-    /// How much of a time does not count for what `process` was to do, or anybody.
+    /// How much of a span is excluded from the time limits of `process`, or of all processes.
     fn hampered(&self, from: Micros, until: Micros, process: Option<usize>) -> u64 {
         let stops = process.map_or(&[][..], |process| &self.processes[process].stops);
         let spans = self.troubles.iter().chain(stops);
@@ -126,7 +126,7 @@ impl History {
             .filter(|span| span.0 < span.1)
             .collect();
         spans.sort_unstable();
-        // Several may be the matter at once.
+        // Several faults may overlap.
         let (mut sum, mut counted) = (0, from);
         for (begins, ends) in spans {
             sum += ends.saturating_sub(begins.max(counted));
@@ -135,7 +135,7 @@ impl History {
         sum
     }
 
-    /// Whether a process was there and awake, and the store too, all this time.
+    /// Whether a process was alive and running, and the store reachable, during the whole span.
     fn is_calm(&self, from: Micros, until: Micros, process: usize) -> bool {
         let killed = self.processes[process].killed;
         self.hampered(from, until, Some(process)) == 0 && killed.is_none_or(|at| at > until)

@@ -1,5 +1,5 @@
-//! G6: a name is asked for once, what was released does not come back, and what an exchange without an answer may
-//! have let in is released after that exchange can run no more.
+//! G6: a name is requested only once, a released permit does not come back, and a permit that an unanswered exchange
+//! may have acquired is released after that exchange can no longer run.
 
 use super::{
     index::{Ask, Id, Index, Story, What},
@@ -19,7 +19,7 @@ pub(super) fn check(index: &Index<'_>, report: &mut Report) {
     }
 }
 
-/// It may be asked for again only if the store has said that it is not in.
+/// A name may be requested again only if the store has answered that it is absent.
 fn used_again(story: &Story) -> Option<&'static str> {
     let asks: Vec<&Ask> = story.asks.iter().filter(|ask| !ask.adopts).collect();
     let again = asks.windows(2).any(|pair| {
@@ -39,7 +39,7 @@ fn used_again(story: &Story) -> Option<&'static str> {
     }
 }
 
-/// Once released, only an exchange without an answer may bring it back, and not after its time.
+/// Once released, only an unanswered exchange may bring the permit back, and only within its time limit.
 fn came_back(story: &Story) -> Option<&'static str> {
     let mut released = None;
     for fact in &story.facts {
@@ -57,7 +57,7 @@ fn came_back(story: &Story) -> Option<&'static str> {
     None
 }
 
-/// Nobody was told whether it is in, so it has to be released when that is decided.
+/// Nobody knows whether the permit was acquired, so it must be released once that is decided.
 fn ghost(index: &Index<'_>, id: Id, story: &Story) -> Option<&'static str> {
     let process = &index.history.processes[id.0];
     let bounds = index.history.bounds;
@@ -71,7 +71,7 @@ fn ghost(index: &Index<'_>, id: Id, story: &Story) -> Option<&'static str> {
         .map_or(0, |line| index.earliest(id.0, line.at_us));
     let end = process.killed.unwrap_or(last);
     let over = lost.not_after_us;
-    // A wake-up may have told: then it is a permit like others.
+    // A wake-up may have reported the grant: then the permit is like any other.
     let told = story
         .facts
         .iter()

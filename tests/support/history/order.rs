@@ -1,5 +1,5 @@
-//! G3: waiters are admitted in the order of their tickets, and no newcomer comes before them. A waiter whose process may
-//! have been without a connection is excused: it may be passed over.
+//! G3: waiters are admitted in the order of their tickets, and no newcomer precedes them. A waiter whose process may
+//! have been disconnected is excused: it may be passed over.
 
 use super::{
     Micros,
@@ -7,8 +7,9 @@ use super::{
     report::Report,
 };
 
-/// A waiter, and when it was first and last seen in the queue. One under several limits joins the next queue by its first
-/// ticket, which may be lower than that of a waiter which has been granted a slot before: that is no overtaking.
+/// A waiter, and when it was first and last seen in the queue. A request under several limits joins the next queue by
+/// its first ticket, which may be lower than the ticket of a waiter that was granted a slot before: this is not
+/// overtaking.
 type Seen = (Micros, Micros, Id);
 
 pub(super) fn check(index: &Index<'_>, report: &mut Report) {
@@ -21,8 +22,8 @@ pub(super) fn check(index: &Index<'_>, report: &mut Report) {
     }
 }
 
-/// Whoever is seen in the queue after somebody with a higher ticket was granted a slot has been overtaken: who is dropped
-/// for dead is not seen again.
+/// A waiter seen in the queue after a higher ticket was granted a slot has been overtaken. A waiter evicted as dead is
+/// not seen again.
 fn overtaken(ledger: &Ledger, calm: impl Fn(Id, Micros) -> bool) -> Option<(Id, Id, String)> {
     let mut waiters: Vec<_> = ledger
         .stories
@@ -48,7 +49,7 @@ fn overtaken(ledger: &Ledger, calm: impl Fn(Id, Micros) -> bool) -> Option<(Id, 
     None
 }
 
-/// A waiter that was still seen in the queue after a slot was granted to another, without an excuse.
+/// A waiter that was still in the queue after another one was granted a slot, without an excuse.
 fn first_passed(
     before: &[Seen],
     granted: Micros,

@@ -1,4 +1,4 @@
-//! A process that makes history: the test's own binary once more, as a replica under a random load.
+//! A process that writes a history: the test's own binary run again, as a replica under a random load.
 
 use std::{
     fmt,
@@ -26,14 +26,14 @@ use tracing_subscriber::{
 
 use super::{Bounds, Micros, Process, event, load};
 
-/// What a process is told, in this variable of its environment.
+/// The environment variable with a process's orders.
 const ORDERS: &str = "TURNSTILE_HISTORY";
-/// How often a process looks whether it runs at all, and what is late.
+/// How often a process checks whether it is running on time, and the delay that counts as late.
 const PULSE: Duration = Duration::from_millis(20);
 const LATE: Duration = Duration::from_millis(120);
-/// What a process or store that is well again needs to be back at work: the longest pause between probes, and a probe.
+/// How long a recovered process or store takes to be back at work: the longest pause between probes, and a probe.
 pub(crate) const RECOVERY: Duration = Duration::from_secs(3);
-/// To finish what it holds and give everything back.
+/// Time to finish held permits and release everything.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -44,13 +44,13 @@ pub(crate) struct Orders {
     pub(crate) store_timeout_ms: u64,
     pub(crate) poll_ms: u64,
     pub(crate) waiter_ttl_ms: u64,
-    /// Requests at a time.
+    /// Number of concurrent requests.
     pub(crate) clients: usize,
-    /// One in so many holds for longer than a lease; 0: none.
+    /// One request in this many holds for longer than a lease; 0: none.
     pub(crate) long_holds: u32,
-    /// All requests are for units of one limit, which is lowered after this time.
+    /// All requests are for units of a single limit, which is lowered after this time.
     pub(crate) units_lowered_ms: Option<u64>,
-    /// Where to write it.
+    /// Where to write the history.
     pub(crate) history: PathBuf,
 }
 
@@ -70,7 +70,7 @@ impl Orders {
         }
     }
 
-    /// Time limits for a process with these; the machine has other work to do.
+    /// Time limits for a process with these orders, on a busy machine.
     pub(crate) fn bounds(&self) -> Bounds {
         Bounds {
             lease_us: self.lease_ms * 1_000,
@@ -81,18 +81,18 @@ impl Orders {
     }
 }
 
-/// The time of day, which is the store's on the same machine.
+/// The time of day, which is the store's time on the same machine.
 pub(crate) fn now_us() -> Micros {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.expect("after 1970").as_micros() as u64
 }
 
-/// A running process. Dropping it kills it.
+/// A running process. Killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Running {
     name: String,
     process: Child,
-    /// Closed, it tells it to end.
+    /// Closing it tells the process to end.
     input: Option<ChildStdin>,
     history: PathBuf,
     stopped: Option<Micros>,
@@ -108,7 +108,7 @@ impl Running {
             history: history.clone(),
             ..orders.clone()
         };
-        // Nothing of it may be missing, however early the process is killed.
+        // The file must exist, however early the process is killed.
         File::create(&history).expect("a folder to write to");
         let binary = std::env::current_exe().expect("a path");
         let mut process = Command::new(binary)
@@ -131,7 +131,7 @@ impl Running {
 
     pub(crate) fn kill(&mut self) {
         self.killed.get_or_insert_with(now_us);
-        // It fails only if the process has ended by itself.
+        // Fails only if the process has already ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -152,17 +152,17 @@ impl Running {
         self.stopped.is_some()
     }
 
-    /// It could not do its work from then until now, and until it has recovered.
+    /// Records that the process was hampered from then until now, plus the time to recover.
     pub(crate) fn hampered(&mut self, since: Micros) {
         self.stops.push((since, recovered(now_us())));
     }
 
-    /// Asks it to end.
+    /// Asks the process to end.
     pub(crate) fn ask_to_end(&mut self) {
         self.input = None;
     }
 
-    /// Waits until it has ended, unless it was killed, and reads its history.
+    /// Waits until the process has ended, unless it was killed, and reads its history.
     pub(crate) fn finish(mut self) -> Process {
         self.ask_to_end();
         let (patience, mut stuck) = (Instant::now() + PATIENCE, false);
@@ -206,7 +206,7 @@ impl Drop for Running {
     }
 }
 
-/// What the process does, until it is told to end. Returns at once if this is no such process.
+/// Runs the process until it should end. Returns at once in any other process.
 pub(crate) fn run() {
     let Ok(orders) = std::env::var(ORDERS) else {
         return;
@@ -221,7 +221,7 @@ pub(crate) fn run() {
         .init();
     let (tell, over) = tokio::sync::watch::channel(false);
     thread::spawn(move || {
-        // Until the test closes it, or has ended itself.
+        // Until the test closes it, or has itself ended.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         tell.send_replace(true);
     });
@@ -247,12 +247,12 @@ pub(crate) fn run() {
     });
 }
 
-/// When what was the matter until then is over.
+/// When the effects of a fault that lasted until then are over.
 pub(crate) fn recovered(until: Micros) -> Micros {
     until + RECOVERY.as_micros() as u64
 }
 
-/// A folder for histories, in memory if there is one: to wait for a disk would be a fault of its own.
+/// A folder for histories, in memory if possible: waiting for a disk would be another fault.
 pub(crate) fn folder() -> TempDir {
     let memory = Path::new("/dev/shm");
     let parent = if memory.is_dir() {
@@ -263,7 +263,7 @@ pub(crate) fn folder() -> TempDir {
     TempDir::with_prefix_in("turnstile-history-", parent).expect("a folder")
 }
 
-/// Tells when this process did not run as it should.
+/// Reports when this process did not run on time.
 async fn pulse() {
     loop {
         let before = now_us();
@@ -278,7 +278,7 @@ async fn pulse() {
     }
 }
 
-/// Writes the history to a file, each event at once.
+/// Writes the history to a file, each event immediately.
 struct Recorder(File);
 
 impl<S: Subscriber> Layer<S> for Recorder {

@@ -1,4 +1,4 @@
-//! G4: a free slot with a live waiter is granted. G5: what is given back returns at once.
+//! G4: a free slot with a live waiter is granted. G5: a released slot is free at once.
 
 use super::{
     Micros,
@@ -6,7 +6,7 @@ use super::{
     report::Report,
 };
 
-/// Exchanges that may have been under way when something was given up, and a few more.
+/// Exchanges that may have been in flight at a release, and a few more.
 const SOON: usize = 4;
 
 pub(super) fn check(index: &Index<'_>, report: &mut Report) {
@@ -21,8 +21,8 @@ pub(super) fn check(index: &Index<'_>, report: &mut Report) {
     }
 }
 
-/// Whoever visits a ledger leaves no free slot in it while somebody waits. Waiters whose process is gone, or may be without
-/// a connection, are excused until their time to live ends.
+/// An exchange must not leave a free slot in a ledger while a request waits. Waiters of a dead or possibly disconnected
+/// process are excused until their time to live ends.
 fn check_visits(index: &Index<'_>, (key, ledger): (&str, &Ledger), report: &mut Report) {
     let history = index.history;
     let waits_in_calm = |at_us: Micros| {
@@ -57,7 +57,7 @@ fn check_visits(index: &Index<'_>, (key, ledger): (&str, &Ledger), report: &mut 
     }
 }
 
-/// A line is visited once a poll interval: so a slot that came free without a word is granted by then.
+/// A queue is visited once per poll interval, so a slot freed without notice is granted by then.
 fn check_gaps(index: &Index<'_>, (key, ledger): (&str, &Ledger), report: &mut Report) {
     let bounds = index.history.bounds;
     let most = bounds.poll_us + 2 * bounds.round_us;
@@ -83,8 +83,8 @@ fn check_gaps(index: &Index<'_>, (key, ledger): (&str, &Ledger), report: &mut Re
     }
 }
 
-/// Nobody holds or is granted anything, which holders would show by renewing, and still somebody waits. A crashed
-/// holder explains it for a lease, crashed waiters for twice their time to live.
+/// No lease is held or granted, which holders would show by renewing, and yet a request waits. A crashed holder
+/// explains this for the length of a lease, and crashed waiters for twice their time to live.
 fn check_standstill(
     index: &Index<'_>,
     (key, ledger): (&str, &Ledger),
@@ -122,8 +122,9 @@ fn check_standstill(
     }
 }
 
-/// What was in the store when its process gave it up, as far as that knew. One that was released or has never been in
-/// is in nobody's way, nor is one that was kept: a slot that is granted after its request has got another goes to the pool.
+/// A permit that was in the store when its process gave it up, as far as the process knew. This excludes permits
+/// already released or never acquired, and permits kept by the pool: a slot granted after its request got another one
+/// goes to the pool.
 fn given_up(story: &Story) -> Option<&Deed> {
     let is_last = |deed: &&Deed| {
         matches!(deed.what, Doing::GivesUp) || matches!(deed.what, Doing::Holds { .. })
@@ -135,7 +136,7 @@ fn given_up(story: &Story) -> Option<&Deed> {
     matches!(before, What::Held { .. } | What::Waiting { .. }).then_some(deed)
 }
 
-/// It is released with one of the next exchanges about its ledger. This needs no time, so no trouble excuses it.
+/// The permit is released in one of the next exchanges about its ledger. This takes no time, so no fault excuses it.
 fn check_release(
     index: &Index<'_>,
     (key, ledger): (&str, &Ledger),
@@ -145,7 +146,7 @@ fn check_release(
     let Some(deed) = given_up(story) else {
         return;
     };
-    // While it is on its way into the ledger it is not released.
+    // While its acquire is in flight, the permit is not released.
     let is_on_its_way = |ask: &Ask| ask.answer.is_none_or(|(line, _)| line > deed.line);
     let sent = ledger.sent.get(&id.0).into_iter().flatten();
     let mut later = sent.filter(|(line, _)| *line > deed.line);
@@ -160,7 +161,7 @@ fn check_release(
     }
 }
 
-/// What its process has given up is out of the store one round trip later, or when its lease ends.
+/// A permit given up by its process leaves the store one round trip later, or when its lease ends.
 fn check_return(index: &Index<'_>, key: &str, (id, story): (Id, &Story), report: &mut Report) {
     let process = &index.history.processes[id.0];
     let Some(deed) = given_up(story) else {
@@ -186,7 +187,7 @@ fn check_return(index: &Index<'_>, key: &str, (id, story): (Id, &Story), report:
 }
 
 impl super::Process {
-    /// When it was last heard of.
+    /// The process's last sign of life.
     fn last_us(&self, index: &Index<'_>, process: usize) -> Micros {
         self.lines
             .last()

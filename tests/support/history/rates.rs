@@ -1,4 +1,4 @@
-//! Rates: in any time `t` at most `t / T + burst` begin.
+//! Rates: in any time `t` at most `t / T + burst` requests begin.
 
 use super::{
     index::{Index, Rate},
@@ -13,7 +13,7 @@ pub(super) fn check(index: &Index<'_>, report: &mut Report) {
     }
 }
 
-/// Charges that stand, reckoned anew since the store last lost its data.
+/// The standing charges, recalculated since the store last lost its data.
 fn exceeded(index: &Index<'_>, rate: &Rate) -> Option<String> {
     let mut starts: Vec<_> = rate
         .charges
@@ -41,7 +41,7 @@ fn exceeded(index: &Index<'_>, rate: &Rate) -> Option<String> {
         if losses != epoch {
             (epoch, full_until) = (losses, 0);
         }
-        // In parts of the count, so that nothing is rounded; the start itself is, by up to a microsecond.
+        // In parts of the count, so that nothing is rounded; only the start itself is rounded, by up to a microsecond.
         let count = u128::from(charge.count);
         let now = u128::from(start_us) * count;
         full_until = now.max(full_until) + u128::from(charge.cost * charge.period_us);

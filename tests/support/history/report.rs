@@ -1,4 +1,4 @@
-//! What was found.
+//! The checker's findings.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -7,7 +7,7 @@ use super::{
     index::{Doing, Id, Index, Ledger, Story, What},
 };
 
-/// Violations of one guarantee beyond these are only counted.
+/// Maximum number of listed violations per guarantee; further ones are only counted.
 const MOST: usize = 2;
 
 #[derive(Debug, Default)]
@@ -18,19 +18,19 @@ pub(crate) struct Report {
     pub(crate) unanswered: usize,
     pub(crate) permits: usize,
     pub(crate) grants: usize,
-    /// Grants to those who had waited.
+    /// Grants to requests that had waited.
     pub(crate) promotions: usize,
-    /// Permits that their processes took for lost.
+    /// Permits that their processes considered lost.
     pub(crate) lost: usize,
-    /// Excuses: put back into the store, or let in without it.
+    /// Excuses: permits restored to the store, or admitted without it.
     pub(crate) adopted: usize,
     pub(crate) admitted: usize,
     pub(crate) charges: usize,
-    /// What the excuses cost, by ledger.
+    /// The excess caused by excuses, by ledger.
     pub(crate) over: BTreeMap<String, Over>,
 }
 
-/// A ledger had more leases than the limit.
+/// An excess of leases over a ledger's limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Over {
     pub(crate) limit: u32,
@@ -97,7 +97,7 @@ impl Report {
 
     /// # Panics
     ///
-    /// If anything was violated, with the timelines.
+    /// If any guarantee was violated, with the timelines.
     pub(crate) fn assert_clean(&self) {
         assert!(self.violations.is_empty(), "{self}");
     }
@@ -141,7 +141,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// All that is known of these, by the store's time.
+/// All facts about these permits, in store time.
 fn timeline(index: &Index<'_>, ledger: &Ledger, ids: &[Id]) -> Vec<String> {
     let mut events = Vec::new();
     for id in ids {
@@ -195,7 +195,7 @@ fn timeline(index: &Index<'_>, ledger: &Ledger, ids: &[Id]) -> Vec<String> {
 
 fn tell(index: &Index<'_>, process: usize, story: &Story) -> Vec<(Micros, String)> {
     let mut events = Vec::new();
-    // So that what comes of an answer stands after it.
+    // Sorts the consequences of an answer after it.
     let latest = |local_us| {
         let between = index.clocks[process].store_us(local_us);
         between.map_or(0, |(_, latest)| latest)

@@ -1,17 +1,18 @@
-//! All that is known of one permit.
+//! A permit's story: the statements of the store, and the actions of its process.
 
 use super::Micros;
 
-/// All that is known of one permit.
+/// All facts about one permit.
 #[derive(Default)]
 pub(crate) struct Story {
-    /// What the store said, in the order of its time.
+    /// The store's statements, in the order of its time.
     pub(crate) facts: Vec<Fact>,
-    /// What its process did, in order.
+    /// The process's actions, in order.
     pub(crate) deeds: Vec<Deed>,
-    /// Exchanges that would put it into the ledger, in order.
+    /// Exchanges that would add it to the ledger, in order.
     pub(crate) asks: Vec<Ask>,
-    /// Releases, in order: the line that sent each, the earliest that it may have run, and whether it was answered.
+    /// Releases, in order: the line that sent each, the earliest time at which it may have run, and whether it was
+    /// answered.
     pub(crate) releases: Vec<(usize, Micros, bool)>,
 }
 
@@ -19,7 +20,7 @@ pub(crate) struct Story {
 pub(crate) struct Fact {
     pub(crate) at_us: Micros,
     pub(crate) what: What,
-    /// Where its process learned of it.
+    /// The line where its process learned of it.
     pub(crate) line: usize,
 }
 
@@ -37,13 +38,13 @@ pub(crate) enum How {
     Admitted,
     Promoted,
     Renewed,
-    /// It was put back.
+    /// The permit was restored.
     Adopted,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deed {
-    /// By the process's clock.
+    /// On the process's clock.
     pub(crate) at_us: u64,
     pub(crate) what: Doing,
     pub(crate) line: usize,
@@ -51,7 +52,7 @@ pub(crate) struct Deed {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doing {
-    /// Until then by the process's clock, and by the store's.
+    /// Until this time, on the process's clock and on the store's.
     Holds {
         until_us: u64,
         store_us: Micros,
@@ -67,12 +68,12 @@ pub(crate) struct Ask {
     pub(crate) line: usize,
     pub(crate) not_after_us: Micros,
     pub(crate) adopts: bool,
-    /// Where the answer is, and whether it is in.
+    /// The line of the answer, and whether the permit was added.
     pub(crate) answer: Option<(usize, bool)>,
 }
 
 impl Story {
-    /// When its lease ends, as the store said last.
+    /// When its lease ends, according to the store's latest statement.
     pub(crate) fn ends_us(&self) -> Option<Micros> {
         self.facts.iter().rev().find_map(|fact| match fact.what {
             What::Held { until_us, .. } => Some(until_us),
@@ -80,7 +81,7 @@ impl Story {
         })
     }
 
-    /// The earliest from `from` on that it may have been released, if it was asked for.
+    /// The earliest time, from `from` on, at which it may have been released, if a release was sent.
     pub(crate) fn may_be_released_from(&self, from: Micros) -> Option<Micros> {
         let acknowledged = self.facts.iter().filter(|fact| fact.what == What::Released);
         let acknowledged = acknowledged.map(|fact| fact.at_us).filter(|at| *at >= from);
@@ -97,7 +98,7 @@ impl Story {
             match (fact.what, &mut seen) {
                 (What::Waiting { ticket }, None) => seen = Some((fact.at_us, fact.at_us, ticket)),
                 (What::Waiting { .. }, Some(seen)) => seen.1 = fact.at_us,
-                // It was in line until the exchange that promoted it.
+                // The permit was in the queue until the exchange that promoted it.
                 (
                     What::Held {
                         how: How::Promoted, ..
@@ -114,7 +115,7 @@ impl Story {
         seen
     }
 
-    /// When it was first certainly held, and how it came to be.
+    /// When it was first certainly held, and by which kind of grant.
     pub(crate) fn granted(&self) -> Option<(Micros, How)> {
         self.facts.iter().find_map(|fact| match fact.what {
             What::Held { how, .. } => Some((fact.at_us, how)),
@@ -122,9 +123,9 @@ impl Story {
         })
     }
 
-    /// Whether it was let in by its process alone, or put back.
+    /// Whether it was admitted by its process alone, or restored.
     pub(crate) fn is_excused(&self) -> bool {
-        // Without an answer it may have been put back all the same.
+        // Even without an answer the permit may have been restored.
         self.asks.iter().any(|ask| ask.adopts) || self.did(Doing::Admits).is_some()
     }
 

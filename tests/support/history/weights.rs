@@ -1,4 +1,4 @@
-//! How units are shared among requests of different weights.
+//! How requests of different weights share units.
 
 use std::{collections::BTreeMap, fmt, ops::RangeInclusive};
 
@@ -7,20 +7,20 @@ use super::{
     index::{Index, weight},
 };
 
-/// Of one ledger, while it has waiters.
+/// The use of one ledger while it has waiters.
 #[derive(Debug, Default)]
 pub(crate) struct Units {
-    /// By weight: how many permits were granted, and the longest wait.
+    /// By weight: number of grants, and the longest wait.
     granted: BTreeMap<u32, (usize, Micros)>,
     contended_us: Micros,
-    /// The units that were not held, times how long.
+    /// Idle units multiplied by their time.
     idle_unit_us: Micros,
 }
 
 impl Units {
     /// # Panics
     ///
-    /// If there is not just one ledger.
+    /// Unless there is exactly one ledger.
     pub(super) fn new(index: &Index<'_>) -> Self {
         let mut units = Self::default();
         let mut ledgers = index.ledgers.values();
@@ -50,7 +50,7 @@ impl Units {
         those.map(|(_, (count, _))| count).sum()
     }
 
-    /// The longest wait for a permit that was granted.
+    /// The longest wait for a granted permit.
     pub(crate) fn longest_wait_us(&self, weights: RangeInclusive<u32>) -> Micros {
         let those = self.granted.range(weights);
         those.map(|(_, (_, longest))| *longest).max().unwrap_or(0)

@@ -1,4 +1,4 @@
-//! The protocol of Redis, as far as it is needed, and the arguments and the reply of the script (`header.lua`).
+//! The required part of the Redis protocol, and the arguments and reply of the script (`header.lua`).
 
 use super::{Charge, Executed, Refund};
 
@@ -7,13 +7,13 @@ pub(super) enum Value {
     Number(i64),
     Text(Vec<u8>),
     List(Vec<Value>),
-    /// Not the answer to anything.
+    /// Not an answer.
     Push,
-    /// An error, nothing, a map.
+    /// An error, nil, or a map.
     Other,
 }
 
-/// Takes out all values that are there as a whole.
+/// Takes all complete values.
 pub(super) fn take_all(bytes: &mut Vec<u8>) -> Vec<Value> {
     let (mut values, mut rest) = (Vec::new(), &bytes[..]);
     while let Some((value, after)) = parse(rest) {
@@ -73,7 +73,7 @@ impl Value {
     }
 }
 
-/// What an exchange asks of rates.
+/// An exchange's operations on rates.
 #[derive(Debug)]
 pub(super) struct Call {
     replica: String,
@@ -87,7 +87,7 @@ const RECORD_BYTES: usize = 7 * size_of::<f64>();
 const REPLICA_CHARS: usize = 16;
 
 impl Call {
-    /// `None` if it is another command.
+    /// `None` for any other command.
     pub(super) fn of(command: &[Vec<u8>]) -> Option<Self> {
         let [name, _, keys, rest @ ..] = command else {
             return None;
@@ -110,7 +110,7 @@ impl Call {
         })
     }
 
-    /// What the script has done, by its reply; `None` if it did not run.
+    /// The script's effects, according to its reply; `None` if it did not run.
     pub(super) fn executed(self, reply: &Value) -> Option<Executed> {
         let Value::List(reply) = reply else {
             return None;
@@ -129,7 +129,7 @@ impl Call {
     }
 }
 
-/// How many permits the batches of an exchange name.
+/// Number of permits named by the batches of an exchange.
 fn names(mut packed: &[u8], ledgers: usize) -> usize {
     let mut names = 0;
     for _ in 0..ledgers {
@@ -189,7 +189,7 @@ impl Arguments<'_> {
 
     fn claim(&mut self) -> Vec<(String, u64, u64)> {
         let [charges, asks] = self.numbers();
-        // Its ticket, which may be negative.
+        // The claim's ticket, which may be negative.
         self.rest = &self.rest[1..];
         let charge = |_| {
             let [index, _, _, _, cost, wait_us, _] = self.numbers();

@@ -17,7 +17,8 @@ pub(crate) struct RunArgs {
     pub limit: String,
     #[command(flatten)]
     pub source: Source,
-    /// The caller whose slot it is. Empty for the key that all callers share. If it is secret, prefer the environment.
+    /// The caller that uses the slot. Empty for the key that all callers share. If the key is secret, prefer the
+    /// environment.
     #[arg(
         long,
         env = "TURNSTILE_KEY",
@@ -26,22 +27,22 @@ pub(crate) struct RunArgs {
         allow_hyphen_values = true
     )]
     pub key: String,
-    /// Units of the limit that the command takes.
+    /// Units of the limit that the command uses.
     #[arg(long, value_name = "UNITS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub weight: u32,
-    /// Longest wait for a slot: 0s to be refused at once. Default: what the file says, or a day without a file.
+    /// Maximum wait for a slot; 0s: refuse at once. Default: as in the file; without a file, one day.
     #[arg(long, value_name = "TIME", value_parser = length)]
     pub wait: Option<Duration>,
-    /// What to do while the store is down.
+    /// Behaviour while the store is down.
     #[arg(long, value_name = "DO", default_value = "reject")]
     pub fallback: FallbackArg,
-    /// What to do with the command if its slot is lost. If an operator revokes it, the command is stopped anyway.
+    /// Behaviour if the slot is lost. If an operator revokes the slot, the command is stopped anyway.
     #[arg(long, value_name = "DO", default_value = "stop")]
     pub on_lost: OnLostArg,
     /// Time between SIGTERM and SIGKILL for a command that is stopped.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = length)]
     pub grace: Duration,
-    /// Kill the command if this process dies, of SIGKILL too. It does not reach what the command has started itself.
+    /// Kill the command if this process dies, even of SIGKILL. Processes started by the command are not affected.
     #[cfg(target_os = "linux")]
     #[arg(long)]
     pub die_with_me: bool,
@@ -54,10 +55,10 @@ pub(crate) struct RunArgs {
 #[derive(Debug, Group)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Source {
-    /// Slots of the limit: the same for all that use it.
+    /// Slots of the limit. All users of the limit must agree.
     #[arg(long, value_name = "SLOTS")]
     pub concurrent: Option<u32>,
-    /// Configuration file that declares the limit, as services read it. Its store goes before --store, unless it has none.
+    /// Configuration file that declares the limit, as for services. Its store, if any, takes precedence over --store.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
@@ -66,7 +67,7 @@ pub(crate) struct Source {
 pub(crate) enum FallbackArg {
     /// Do not run the command.
     Reject,
-    /// Run it without a slot.
+    /// Run the command without a slot.
     Allow,
 }
 
@@ -74,7 +75,7 @@ pub(crate) enum FallbackArg {
 pub(crate) enum OnLostArg {
     /// Stop the command, and exit with 76.
     Stop,
-    /// Let it run on: others may have its slot.
+    /// Let the command continue: others may have its slot.
     Continue,
 }
 
@@ -94,7 +95,7 @@ impl RunArgs {
             .map_or(OsStr::new(""), |program| program)
     }
 
-    /// What operators see it as: the name of the command, without its arguments, which may hold secrets.
+    /// The label for operators: the name of the command, without its arguments, which may contain secrets.
     pub(super) fn label(&self) -> String {
         let name = Path::new(self.program()).file_name();
         name.unwrap_or(self.program())

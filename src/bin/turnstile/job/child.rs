@@ -21,20 +21,20 @@ use super::{
 };
 use crate::run::CommandError;
 
-/// The variable in which the command finds the id of its permit.
+/// The environment variable with the permit's id for the command.
 const PERMIT: &str = "TURNSTILE_PERMIT";
 
 /// How a command has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Exited(u8),
-    /// By the signal of this number.
+    /// Ended by the signal of this number.
     Signalled(i32),
-    /// It was stopped, since its slot was lost.
+    /// Stopped because its slot was lost.
     Lost,
 }
 
-/// The exit code that says so.
+/// The exit code for this end.
 pub(crate) fn end_code(ended: Ended) -> u8 {
     match ended {
         Ended::Exited(code) => code,
@@ -43,7 +43,7 @@ pub(crate) fn end_code(ended: Ended) -> u8 {
     }
 }
 
-/// Runs the command until it ends, however long that takes.
+/// Runs the command until it ends, without a time limit.
 pub(super) async fn run(
     job: &RunArgs,
     permit: Permit,
@@ -73,13 +73,13 @@ pub(super) async fn run(
     }
 }
 
-/// The slot of a command that runs.
+/// The slot of a running command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     Held,
-    /// It is lost, and the command runs on.
+    /// The slot is lost, and the command continues.
     Missed,
-    /// It is lost, and the command was told to end until then.
+    /// The slot is lost, and the command must end by this time.
     Stopping(Instant),
     Killed,
 }
@@ -115,7 +115,7 @@ fn start_of(job: &RunArgs) -> Command {
     command
 }
 
-/// A slot that an operator has revoked stays taken until the command ends: so it is stopped, as a response is.
+/// A revoked slot stays in use until the command ends, so the command is stopped, like a response.
 fn lose(job: &RunArgs, child: &Child, why: LostErrorKind) -> Slot {
     let is_revoked = why == LostErrorKind::Revoked;
     let what = if is_revoked { "revoked" } else { "lost" };
@@ -125,19 +125,19 @@ fn lose(job: &RunArgs, child: &Child, why: LostErrorKind) -> Slot {
     }
     note!("turnstile: the slot is {what}: the command is stopped");
     send(child, Signal::SIGTERM);
-    // One that is suspended would not see it.
+    // A suspended command would not receive the signal.
     send(child, Signal::SIGCONT);
     Slot::Stopping(Instant::now() + job.grace)
 }
 
 fn send(child: &Child, signal: Signal) {
     if let Some(pid) = pid(child) {
-        // It fails only if the command has ended just now.
+        // Fails only if the command has just ended.
         let _ = kill(pid, signal);
     }
 }
 
-/// `None`: it has ended.
+/// `None` if the command has ended.
 fn pid(child: &Child) -> Option<Pid> {
     let pid = child.id()?.try_into().ok()?;
     Some(Pid::from_raw(pid))

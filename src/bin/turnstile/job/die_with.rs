@@ -1,7 +1,7 @@
 //! The command dies with this process.
 //!
-//! The system can be asked to kill a process when its parent dies, by that process itself only. So this binary is started
-//! once more, asks for that, and becomes the command: what was asked for stays, and the process is the same.
+//! Linux kills a process when its parent dies, but only if the process itself has asked for it. So this binary starts
+//! itself, makes that request, and then becomes the command: the request survives, because the process stays the same.
 
 use std::{ffi::OsString, os::unix::process::CommandExt, process};
 
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::run::CommandError;
 
-/// Starts the command by way of this binary.
+/// Starts the command through this binary.
 pub(super) fn command(command: &[OsString]) -> Command {
     let mut start = Command::new("/proc/self/exe");
     start
@@ -28,11 +28,11 @@ pub(super) fn command(command: &[OsString]) -> Command {
     start
 }
 
-/// Becomes the command. Returns only if it does not.
+/// Becomes the command. Returns only on failure.
 pub(crate) fn run(parent: i32, command: &[OsString]) -> Result<u8, CommandError> {
     let fault = |error| CommandError::new(code::NOT_EXECUTABLE, format!("--die-with-me: {error}"));
     set_pdeathsig(Signal::SIGKILL).map_err(fault)?;
-    // It has died meanwhile, and another one is the parent.
+    // The parent has died meanwhile, and another process has adopted this one.
     if getppid() != Pid::from_raw(parent) {
         return Ok(end_code(Ended::Signalled(Signal::SIGKILL as i32)));
     }

@@ -1,14 +1,14 @@
-//! `turnstile run`: a command that holds a slot.
+//! `turnstile run`: runs a command while holding a slot.
 //!
-//! | file | what |
+//! | file | content |
 //! | --- | --- |
 //! | `args` | its arguments |
-//! | `program` | whether there is such a command, before a slot is asked for |
-//! | `slot` | the limit, as the arguments or a file have it, and its slot |
-//! | `wait` | waits for the slot, and says where it stands |
+//! | `program` | checks that the command exists, before a slot is requested |
+//! | `slot` | the limit, from the arguments or a file, and its slot |
+//! | `wait` | waits for the slot, and reports its place |
 //! | `child` | the command, from its start to its end |
 //! | `code` | exit codes |
-//! | `signals` | signals, and whether the command gets them anyway |
+//! | `signals` | signals, and whether the command receives them anyway |
 //! | `die_with` | the command dies with this process |
 
 mod args;
@@ -36,7 +36,7 @@ use self::{
 };
 use crate::{args::Args, run::CommandError};
 
-/// Waits for a slot, and runs the command while it has it. The exit code is that of the command.
+/// Waits for a slot, and runs the command while holding it. Returns the command's exit code.
 pub(crate) async fn run(args: &Args, job: &RunArgs) -> Result<ExitCode, CommandError> {
     program::check(job.program())?;
     let fault = |error| CommandError::new(code::NOT_EXECUTABLE, format!("no signals: {error}"));
@@ -51,7 +51,7 @@ pub(crate) async fn run(args: &Args, job: &RunArgs) -> Result<ExitCode, CommandE
     outcome.map(|ended| ExitCode::from(end_code(ended)))
 }
 
-/// Nothing stays behind in the store: neither a waiter nor a row of the roster.
+/// Leaves nothing behind in the store: neither a waiter nor a row of the roster.
 async fn leave(limiter: &Limiter) {
     let report = limiter.shutdown(Duration::ZERO).await;
     if report.unconfirmed > 0 {

@@ -1,4 +1,4 @@
-//! Whether there is such a command. It is looked for before a slot is asked for, as `execvp` does later.
+//! Checks that the command exists before a slot is requested, with the rules of `execvp`.
 
 use std::{
     env,
@@ -13,10 +13,10 @@ use nix::unistd::{AccessFlags, access};
 use super::code;
 use crate::run::CommandError;
 
-/// Where `execvp` looks without the variable `PATH`.
+/// The search path of `execvp` without the variable `PATH`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// Fails as a shell does: with 127 if there is none, and with 126 if it cannot be executed.
+/// Fails like a shell: with 127 if the command is missing, and with 126 if it cannot be executed.
 pub(super) fn check(program: &OsStr) -> Result<(), CommandError> {
     let mut reason = io::Error::new(io::ErrorKind::NotFound, "there is no such command");
     for candidate in candidates(program) {
@@ -44,7 +44,7 @@ fn candidates(program: &OsStr) -> Vec<PathBuf> {
     }
     let path = env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
     let folders = env::split_paths(&path);
-    // An empty one is the current folder.
+    // An empty folder means the current one.
     folders
         .map(|folder| Path::new(".").join(folder).join(program))
         .collect()

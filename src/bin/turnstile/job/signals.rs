@@ -1,4 +1,4 @@
-//! Signals to this process, most of which are meant for the command.
+//! Signals to this process, most of which are intended for the command.
 
 use std::{
     fs::{self, File},
@@ -13,7 +13,7 @@ use nix::{
 };
 use tokio::signal::unix::{self, SignalKind};
 
-/// All that a person or a service manager sends to a process, and that it can catch.
+/// All catchable signals that a person or a service manager sends to a process.
 const CAUGHT: [Signal; 9] = [
     Signal::SIGHUP,
     Signal::SIGINT,
@@ -29,7 +29,7 @@ const CAUGHT: [Signal; 9] = [
 pub(super) struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
-    /// Catches signals from now on. One that is ignored, as by `nohup`, stays so for the command too.
+    /// Catches signals from now on. A signal ignored, for example by `nohup`, stays ignored for the command too.
     pub(super) fn catch() -> io::Result<Self> {
         let ignored = ignored();
         let caught = CAUGHT
@@ -46,7 +46,7 @@ impl Signals {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: a signal that was not returned comes next time.
+    /// Cancel safe: a signal that was not returned is returned by the next call.
     pub(super) async fn next(&mut self) -> Signal {
         poll_fn(|cx| {
             for (signal, stream) in &mut self.0 {
@@ -60,7 +60,7 @@ impl Signals {
     }
 }
 
-/// One bit for each signal, from 1 on, as far as the system says it.
+/// One bit for each ignored signal, from 1 on, as far as the system reports them.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -68,7 +68,7 @@ fn ignored() -> u64 {
         .unwrap_or(0)
 }
 
-/// Whether it ends a process that only waits.
+/// Whether the signal ends a process that is only waiting.
 pub(super) fn ends(signal: Signal) -> bool {
     let ending = [
         Signal::SIGHUP,
@@ -79,8 +79,8 @@ pub(super) fn ends(signal: Signal) -> bool {
     ending.contains(&signal)
 }
 
-/// Passes a signal on, unless the command has it already: what a terminal sends, such as Ctrl-C, goes to all processes in
-/// its foreground. Who has sent it is not known, so it is by the signal and the foreground.
+/// Passes a signal on, unless the command already has it: a terminal sends signals such as Ctrl-C to all processes in
+/// its foreground. The sender is unknown, so this is inferred from the signal and the foreground.
 pub(super) fn pass_on(signal: Signal, command: Pid) {
     let of_terminals = [
         Signal::SIGINT,
@@ -89,7 +89,7 @@ pub(super) fn pass_on(signal: Signal, command: Pid) {
         Signal::SIGTSTP,
     ];
     if !of_terminals.contains(&signal) || !is_in_foreground() {
-        // It fails only if the command has ended just now.
+        // Fails only if the command has just ended.
         let _ = kill(command, signal);
     }
     if signal == Signal::SIGTSTP {
@@ -97,7 +97,7 @@ pub(super) fn pass_on(signal: Signal, command: Pid) {
     }
 }
 
-/// Stops this process, as SIGTSTP does that is not caught. Returns once it is continued.
+/// Stops this process, like an uncaught SIGTSTP. Returns once the process is continued.
 pub(super) fn stop() {
     let _ = raise(Signal::SIGSTOP);
 }

@@ -1,4 +1,4 @@
-//! The limit of the command, as the arguments or a file have it.
+//! The limit of the command, from the arguments or a file.
 
 use std::{path::Path, time::Duration};
 
@@ -10,14 +10,14 @@ use tower_turnstile::{
 use super::{args::RunArgs, code};
 use crate::{args::Args, run::CommandError};
 
-/// The limit, at its store.
+/// The limit and its store.
 pub(super) struct SlotSource<'a> {
     job: &'a RunArgs,
     limit: Limit,
-    /// Longest wait for a slot.
+    /// Maximum wait for a slot.
     pub(super) wait: Duration,
     pub(super) limiter: Limiter,
-    /// The file that has the limit, if it is not declared by the arguments.
+    /// The file with the limit, unless the arguments declare it.
     live: Option<LiveConfig>,
 }
 
@@ -41,7 +41,8 @@ impl<'a> SlotSource<'a> {
         })
     }
 
-    /// The limit, the caller's value and the store are those of services with this file. The fallback is for commands.
+    /// The limit, the caller's value and the store are the same as in services with this file. The fallback is the
+    /// command's own.
     async fn of_file(args: &Args, job: &'a RunArgs, path: &Path) -> Result<Self, CommandError> {
         let fault = |error: ConfigFileError| faulty(path, &error);
         let mut config = Config::from_file(path).await.map_err(fault)?;
@@ -68,7 +69,7 @@ impl<'a> SlotSource<'a> {
         })
     }
 
-    /// Asks for a slot, for so long.
+    /// Requests a slot, and waits up to this long.
     pub(super) fn ask(&self, wait: Duration) -> Result<Acquire, CommandError> {
         let (limit, key) = (self.limit.clone().wait_up_to(wait), &*self.job.key);
         let semaphore = match &self.live {
@@ -83,7 +84,7 @@ impl<'a> SlotSource<'a> {
     }
 }
 
-/// The store refuses, so that no command ever gets a slot.
+/// The store refuses, so no command would ever get a slot.
 fn unusable(error: ConfigError) -> CommandError {
     let mut error = CommandError::from(error);
     if error.code != code::WRONG_CALL {
@@ -100,7 +101,7 @@ fn faulty(path: &Path, error: &ConfigFileError) -> CommandError {
     CommandError::new(code::CONFIG, lines.join("; "))
 }
 
-/// The error of a command that got no slot.
+/// The error of a command without a slot.
 pub(super) fn refusal(error: &AcquireError) -> CommandError {
     let code = match error.kind() {
         AcquireErrorKind::InvalidWeight => code::WRONG_CALL,

@@ -1,4 +1,4 @@
-//! Waits for the slot, and says where it stands.
+//! Waits for the slot, and reports its place.
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -15,19 +15,19 @@ use super::{
 };
 use crate::{run::CommandError, text::escaped};
 
-/// How often it is looked where it stands.
+/// How often the place is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often that is said to a file.
+/// How often the place is reported to a file.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 
 pub(super) enum Waited {
     Granted(Permit),
-    /// By a signal.
+    /// Cancelled by a signal.
     Cancelled(Signal),
 }
 
-/// One that is in the queue when the store fails asks again, for as long as it may wait: a restart of the store empties no
-/// queue of commands.
+/// A queued command whose store fails asks again until its maximum wait: a restart of the store must not empty a queue
+/// of commands.
 pub(super) async fn wait(
     slots: &SlotSource<'_>,
     limit: &str,
@@ -71,7 +71,7 @@ pub(super) async fn wait(
     waited
 }
 
-/// `3rd of 12 for gpu`: drawn again in place on a terminal, and else a line a minute.
+/// `3rd of 12 for gpu`: redrawn in place on a terminal, otherwise one line per minute.
 struct Progress {
     limit: String,
     is_terminal: bool,
@@ -114,9 +114,9 @@ impl Progress {
     }
 }
 
-/// Draws a line of a terminal anew.
+/// Redraws a line of a terminal.
 fn redraw(text: &str) {
-    // Nobody may read it.
+    // The terminal may be closed.
     let _ = io::stderr().write_all(format!("\r\x1b[K{text}").as_bytes());
 }
 

@@ -43,7 +43,7 @@ fn expiry_keeps_to_the_budget_and_reports_more() {
     let all = budget + 500;
     twins.run(A, acquire(all as u32, 1..=all));
     twins.pass_ms(LEASE_MS);
-    // A lease that was not expired yet is not free.
+    // The slot of an ended lease is not free before it is expired.
     let reply = twins.run(B, acquire(500, [1]));
     assert_eq!((reply.in_use, reply.waiting, twins.more), (500, 1, true));
     let reply = twins.run(B, batch(500));
@@ -122,7 +122,7 @@ fn a_repeated_exchange_changes_nothing() {
     twins.pass_ms(100);
     let again = twins.run(A, acquire(1, [1, 2]));
     assert_eq!(again, first);
-    // Not even if it arrives too late.
+    // Not even in a late exchange.
     twins.not_after_us = twins.now_us - 1;
     assert_eq!(twins.run(A, acquire(1, [1, 2])), first);
 }
@@ -164,7 +164,7 @@ fn a_clock_stepped_back_blocks_no_slot_for_longer_than_the_longest_lease() {
     twins.now_us -= 24 * 3_600 * 1_000_000;
     let reply = twins.run(B, acquire(2, [1]));
     assert_eq!(reply.nearest_ms, Some(twins.now_ms() + MAX_LEASE_MS));
-    // A renewal cuts the lease back to its length.
+    // A renewal shortens the excessive lease to its normal length.
     let far = Standing::Held {
         until_ms: twins.now_ms() + MAX_LEASE_MS,
     };

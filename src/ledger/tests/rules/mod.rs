@@ -1,4 +1,4 @@
-//! The rules of one ledger, and the batches of their tests.
+//! The rules of one ledger, and batches for their tests.
 
 mod leases;
 mod queue;
@@ -11,7 +11,7 @@ use crate::ledger::{Ask, Batch, BatchReply, Seq};
 
 const KEY: &str = "t:{one}";
 
-/// A batch without operations on a ledger with this limit.
+/// A batch without operations, for a ledger with this limit.
 fn batch(limit: u32) -> Batch {
     Batch {
         key: Arc::from(KEY),

@@ -19,7 +19,7 @@ fn waiters_are_admitted_in_the_order_of_arrival_over_all_replicas() {
 
     twins.run(A, release(1, [1]));
     assert_eq!(twins.woken, [(B, 1)]);
-    // A newcomer does not overtake, whether or not it would wait.
+    // A newcomer does not overtake, whether or not it is willing to wait.
     let reply = twins.run(
         B,
         Batch {
@@ -83,12 +83,12 @@ fn a_waiter_without_a_connection_is_passed_over_and_keeps_its_place() {
     let reply = twins.run(A, release(2, [1]));
     assert_eq!(twins.woken, [(C, 1)]);
     assert_eq!((reply.in_use, reply.waiting), (2, 2));
-    // The first one that was never passed over: nobody behind this one can have been granted a slot.
+    // The head is the first waiter never passed over: no waiter behind it can have been granted a slot.
     let head = |reply: &BatchReply| reply.head.map(|ticket| Standing::Waiting { ticket });
     assert_eq!(head(&reply), Some(third));
     assert_ne!(head(&reply), Some(second));
 
-    // It comes back, to its place and ticket, and is next.
+    // Its replica reconnects, so the waiter keeps its place and ticket, and is next.
     twins.absent.clear();
     assert_eq!(twins.run(B, renew(2, [1])).renewed, [first]);
     twins.run(A, release(2, [2]));
@@ -96,7 +96,7 @@ fn a_waiter_without_a_connection_is_passed_over_and_keeps_its_place() {
     assert_eq!(twins.run(B, renew(2, [1])).renewed, [twins.held()]);
 }
 
-/// As they were when the exchange came, with those that were passed over.
+/// Places as of the start of the exchange, including waiters that were passed over.
 #[test]
 fn waiters_that_are_renewed_are_told_their_places() {
     let mut twins = Twins::start();
@@ -116,7 +116,7 @@ fn waiters_that_are_renewed_are_told_their_places() {
     assert_eq!(twins.run(C, renew(1, [1])).places, [0; 0]);
 }
 
-/// One exchange is bounded.
+/// The work of one exchange is bounded.
 #[test]
 fn many_waiters_are_not_all_told_their_places() {
     let mut twins = Twins::start();
@@ -168,7 +168,7 @@ fn a_waiter_without_a_connection_is_evicted_in_time() {
     assert_eq!(twins.run(B, renew(1, [1])).renewed, [Standing::Absent]);
 }
 
-/// Replicas that do without wake-ups receive none, and poll.
+/// Replicas without wake-ups receive none, and poll.
 #[test]
 fn a_replica_that_polls_is_not_passed_over() {
     let mut twins = Twins::start();
@@ -181,7 +181,7 @@ fn a_replica_that_polls_is_not_passed_over() {
     assert_eq!(twins.run(B, renew(1, [1])).renewed, [twins.held()]);
 }
 
-/// The next exchange would do no better, so it is not asked for.
+/// The next exchange could not do better, so none is requested.
 #[test]
 fn a_thousand_waiters_without_a_connection_end_the_search() {
     let mut twins = Twins::start();
@@ -323,7 +323,7 @@ fn dead_waiters_are_evicted_from_a_full_queue() {
     twins.run(A, three(&[1, 2]));
     twins.run(B, three(&[1, 2]));
     twins.pass_ms(HEARTBEAT_MS + 1);
-    // In one exchange some are enqueued and some find the queue full.
+    // Within one exchange some are enqueued and others find the queue full.
     let reply = twins.run(A, three(&[3, 4, 5]));
     assert_eq!(reply.acquired[2], Standing::QueueFull);
     assert_eq!((reply.in_use, reply.waiting), (1, 3));
@@ -340,7 +340,7 @@ fn a_queue_beyond_the_budget_is_swept_in_part() {
         max_waiters: 10,
         ..acquire(1, seqs)
     };
-    // The window of four begins at one of seven places, by the clock.
+    // The window of four begins at one of seven positions, chosen by the clock.
     let window_at = |twins: &mut Twins, place| {
         while twins.now_us % 7 != place {
             twins.now_us += 1;
@@ -353,7 +353,7 @@ fn a_queue_beyond_the_budget_is_swept_in_part() {
     window_at(&mut twins, 6);
     assert_eq!(twins.run(C, ten(1..=1)).waiting, 10 - 4 + 1);
     twins.run(A, ten(7..=9));
-    // There are no dead waiters in this window, so the heartbeat goes: the last dead waiter is evicted at the head.
+    // This window has no dead waiters, so the heartbeat is removed: the last dead waiter is evicted at the head.
     window_at(&mut twins, 0);
     assert_eq!(twins.run(C, ten(2..=2)).acquired, [Standing::QueueFull]);
     window_at(&mut twins, 5);

@@ -1,4 +1,4 @@
-//! Replicas of a version without weights beside others, in one ledger. They act as the script did before.
+//! Replicas of a version without weights beside newer ones, in one ledger. They run the earlier script.
 
 use super::{acquire, acquire_now, batch, release, renew};
 use crate::ledger::{
@@ -7,7 +7,7 @@ use crate::ledger::{
     weighing,
 };
 
-/// Which version a replica has.
+/// A replica's version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
     WithoutWeights,
@@ -23,7 +23,7 @@ struct Mixed {
     woken: Vec<Wake>,
 }
 
-/// Without weights a waiter was one unit, and nothing kept the members of one permit together.
+/// Without weights a waiter was one unit, and the members of a permit could be separated.
 fn script_without_weights() -> String {
     [
         "if string.byte(id, WEIGHT_AT) ~= LIGHT then",
@@ -93,7 +93,7 @@ fn units_of_others_count_for_a_replica_without_weights() {
     assert!(mixed.is_empty());
 }
 
-/// Its units end together, whoever notices.
+/// All units of a permit end together, whichever replica notices.
 #[test]
 fn a_replica_without_weights_expires_all_units_of_another() {
     let mut mixed = Mixed::start();
@@ -103,7 +103,7 @@ fn a_replica_without_weights_expires_all_units_of_another() {
     assert_eq!((reply.in_use, reply.waiting), (4, 0));
 }
 
-/// The light waiter of each version, in the order of arrival.
+/// One light waiter of each version, in order of arrival.
 #[test]
 fn light_requests_of_both_versions_share_one_queue() {
     let mut mixed = Mixed::start();
@@ -120,8 +120,8 @@ fn light_requests_of_both_versions_share_one_queue() {
     );
 }
 
-/// The reason why weights are for later: a heavy waiter is granted by a replica without weights as if it were light. The
-/// limit is exceeded by less than its weight, and the excess ends with it: nothing stays behind.
+/// Why weights must be rolled out later: a replica without weights grants a heavy waiter as if it were light. The limit
+/// is exceeded by less than the waiter's weight, and the excess ends with the permit: nothing is left behind.
 #[test]
 fn a_heavy_waiter_that_is_granted_as_a_light_one_leaves_nothing_behind() {
     for is_released in [true, false] {
@@ -134,7 +134,7 @@ fn a_heavy_waiter_that_is_granted_as_a_light_one_leaves_nothing_behind() {
         if is_released {
             let renewed = mixed.run(NEW, renew(4, [weighing(1, 3)])).renewed;
             assert_eq!(renewed, [mixed.twins.held()]);
-            // All of it counts, so there is no room for others.
+            // All units count, so no other permit fits.
             assert_eq!(mixed.run(OLD, batch(4)).in_use, 6);
             assert_eq!(mixed.run(OLD, release(4, [1, 2])).in_use, 4);
             assert_eq!(mixed.run(OLD, acquire_now(4, 4)).acquired, [Standing::Full]);

@@ -1,4 +1,4 @@
-//! Permits that weigh more than one unit: all of it or nothing, in the order of arrival.
+//! Permits that weigh more than one unit: all units or none, in order of arrival.
 
 use super::{KEY, acquire, acquire_now, adopt, batch, promoted, release, renew};
 use crate::ledger::{
@@ -30,7 +30,7 @@ fn the_heaviest_is_as_many_members_as_it_has_units() {
     assert_eq!(twins.run(A, release(100, [weighing(1, 64)])).in_use, 1);
 }
 
-/// Four units lie idle meanwhile.
+/// Meanwhile four units are idle.
 #[test]
 fn a_heavy_waiter_blocks_those_behind_it_until_all_of_it_fits() {
     let mut twins = Twins::start();
@@ -44,7 +44,7 @@ fn a_heavy_waiter_blocks_those_behind_it_until_all_of_it_fits() {
     let reply = twins.run(A, release(10, [2]));
     assert_eq!((reply.in_use, reply.waiting, twins.more), (5, 2, false));
     assert!(twins.woken.is_empty());
-    // The heavy one enters whole, and the light one in the same exchange.
+    // The heavy waiter gets all its units, and the light one is granted in the same exchange.
     let reply = twins.run(A, release(10, [weighing(1, 5)]));
     assert_eq!(twins.woken, [(B, weighing(1, 8)), (C, 1)]);
     assert_eq!((reply.in_use, reply.waiting), (9, 0));
@@ -91,7 +91,7 @@ fn one_that_weighs_more_than_a_lowered_limit_enters_alone() {
     assert_eq!((reply.in_use, reply.waiting), (5, 2));
     let reply = twins.run(A, release(3, [weighing(2, 5)]));
     assert_eq!((promoted(&reply), reply.in_use), (vec![3], 2));
-    // A newcomer too, if a replica allows it to ask.
+    // A heavy newcomer enters alone too, if its replica lets it ask.
     twins.run(A, release(3, [3]));
     twins.run(B, release(3, [1]));
     let reply = twins.run(C, acquire(3, [weighing(1, 64), 2]));
@@ -116,7 +116,7 @@ fn a_renewal_extends_all_units() {
     assert_eq!(twins.run(A, batch(10)).in_use, 0);
 }
 
-/// In the same batch others need the long way, and the ledger has both.
+/// In the same batch other permits need the long way, and the ledger has both.
 #[test]
 fn light_ones_are_renewed_and_acquired_beside_heavy_ones() {
     let mut twins = Twins::start();
@@ -158,7 +158,7 @@ fn a_repeated_acquire_changes_nothing() {
 fn a_waiter_is_one_member_and_is_released_by_its_name() {
     let mut twins = Twins::start();
     twins.run(A, acquire(4, [weighing(1, 4), weighing(2, 4)]));
-    // With a heartbeat.
+    // Four units, a waiter and a heartbeat.
     assert_eq!(twins.script.server.cli(&["ZCARD", KEY]), "6");
     assert_eq!(twins.run(A, release(4, [weighing(2, 4)])).waiting, 0);
 }
@@ -203,7 +203,7 @@ fn a_waiter_is_promoted_whole_whatever_the_budget() {
     assert_eq!((twins.woken.len(), twins.more), (1, false));
 }
 
-/// Two units are free, and those of dead holders would stay in use until the clock has caught up.
+/// Two units are free, and dead holders would keep the others until the clock has caught up.
 #[test]
 fn a_clock_stepped_back_blocks_a_heavy_waiter_for_no_longer_than_the_longest_lease() {
     let mut twins = Twins::with(4);
@@ -227,7 +227,7 @@ fn a_clock_stepped_back_is_noticed_when_a_heavy_waiter_is_blocked() {
     assert_eq!(reply.nearest_ms, Some(twins.now_ms() + MAX_LEASE_MS));
 }
 
-/// The same batch for the other ledger.
+/// The same batch for another ledger.
 fn other(batch: Batch) -> Batch {
     Batch {
         key: "t:{two}".into(),
@@ -235,7 +235,7 @@ fn other(batch: Batch) -> Batch {
     }
 }
 
-/// Claims a permit of this weight in both ledgers, of five units each. Returns the standings, and what is in use then.
+/// Claims a permit of this weight in both ledgers of five units. Returns the standings and the units in use afterwards.
 fn claim(twins: &mut Twins, weight: u32, want: Want) -> (Vec<Standing>, Vec<u32>) {
     let ask = |batch, seq| ClaimAsk { batch, seq, want };
     let asks = vec![ask(0, weighing(2, weight)), ask(1, weighing(3, weight))];
@@ -273,14 +273,14 @@ fn a_limit_that_is_not_enforced_lacks_a_whole_leg_or_none() {
     assert_eq!(in_use, [3, 3]);
 }
 
-/// Some units of each ledger are free, and the others are those of a dead holder whose deadline is a day ahead.
+/// Some units of each ledger are free, and a dead holder with a deadline a day ahead has the others.
 #[test]
 fn a_clock_stepped_back_blocks_a_heavy_claim_for_no_longer_than_the_longest_lease() {
     let mut twins = Twins::start();
     twins.run(B, acquire(5, [weighing(1, 3)]));
     twins.run(B, other(acquire(5, [weighing(1, 3)])));
     twins.now_us -= 24 * 3_600 * 1_000_000;
-    // It waits in the first ledger, and asks nothing of the second one, whose deadline is brought forward all the same.
+    // The claim waits in the first ledger. It asks nothing of the second, whose deadlines are shortened all the same.
     let (standings, in_use) = claim(&mut twins, 4, Want::Wait);
     assert!(matches!(standings[0], Standing::Waiting { .. }));
     assert_eq!((standings[1], in_use), (Standing::Absent, vec![3, 3]));
