@@ -92,7 +92,7 @@ pub struct LimitRow {
     /// Of a rate: what it counts. See [`Limit::unit`](crate::Limit::unit).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
-    /// `enforce`, `shadow` or `off`.
+    /// `enforce`, `shadow` or `off`: [`Mode::as_str`](crate::Mode::as_str).
     pub mode: String,
     /// How long a request may queue, in milliseconds.
     pub wait_ms: u64,
@@ -163,6 +163,17 @@ pub enum PermitState {
     Ended,
 }
 
+impl PermitState {
+    /// Returns the state in a word, such as `waiting`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Waiting => "waiting",
+            Self::Ended => "ended",
+        }
+    }
+}
+
 /// A key of a limit, over all replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -223,8 +234,7 @@ pub struct RefusalRow {
     /// The caller's key: see [`PermitRow::key_text`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_text: Option<String>,
-    /// Why, as the metrics name it: `full`, `queue_full`, `timed_out`, `too_soon`, `unavailable`, `misconfigured`,
-    /// `shut_down` or `no_runtime`.
+    /// The code of the reason: [`AcquireErrorKind::as_str`](crate::AcquireErrorKind::as_str).
     pub reason: String,
     /// Time since then, in milliseconds.
     pub age_ms: u64,
@@ -317,4 +327,20 @@ fn one() -> u32 {
 
 fn is_one(number: &u32) -> bool {
     *number == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::Mode;
+
+    #[test]
+    fn a_state_and_a_mode_are_the_same_words_in_json() {
+        for state in [PermitState::Held, PermitState::Waiting, PermitState::Ended] {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
+        }
+        for mode in [Mode::Enforce, Mode::Shadow, Mode::Off] {
+            assert_eq!(serde_json::to_value(mode).unwrap(), mode.as_str());
+        }
+    }
 }
