@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::digest::KeyDigest;
-use crate::permit_id::PermitId;
+use crate::{permit_id::PermitId, reason::Reason};
 
 /// The answers of all replicas to one question.
 ///
@@ -285,7 +285,7 @@ pub struct Explanation {
 
 /// The outcome of a request now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Verdict {
     /// An operator has paused the limit.
@@ -302,6 +302,51 @@ pub enum Verdict {
     Full,
     /// All slots are in use, and the queue is full.
     QueueFull,
+}
+
+impl Verdict {
+    #[cfg(test)]
+    pub(crate) const EACH: [Self; 7] = [
+        Self::Paused,
+        Self::Admitted,
+        Self::Delayed(1),
+        Self::TooSoon(1),
+        Self::Queued(1),
+        Self::Full,
+        Self::QueueFull,
+    ];
+
+    /// Returns the code of this verdict, in snake case. A refusal has the same code as the error of such a request.
+    ///
+    /// [Metrics and logs](crate::guide::metrics#reason-codes) has a table of all codes.
+    pub fn as_str(self) -> &'static str {
+        let reason = match self {
+            Self::Paused => Reason::Paused,
+            Self::Admitted => Reason::Admitted,
+            Self::Delayed(_) => Reason::Delayed,
+            Self::TooSoon(_) => Reason::TooSoon,
+            Self::Queued(_) => Reason::Queued,
+            Self::Full => Reason::Full,
+            Self::QueueFull => Reason::QueueFull,
+        };
+        reason.code()
+    }
+
+    /// Returns the place at which the request would queue.
+    pub fn place(self) -> Option<u32> {
+        match self {
+            Self::Queued(place) => Some(place),
+            _ => None,
+        }
+    }
+
+    /// Returns for how long the rate would delay or refuse the request, in milliseconds.
+    pub fn wait_ms(self) -> Option<u64> {
+        match self {
+            Self::Delayed(ms) | Self::TooSoon(ms) => Some(ms),
+            _ => None,
+        }
+    }
 }
 
 /// A slot in use that no replica has answered for.
