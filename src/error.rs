@@ -4,7 +4,7 @@
 
 use std::{borrow::Cow, error::Error, fmt, time::Duration};
 
-use crate::{ranges::MAX_WEIGHT, status::Quota, unit::Unit};
+use crate::{ranges::MAX_WEIGHT, reason::impl_codes, status::Quota, unit::Unit};
 
 /// Error of a service or a body: any error that can be sent between threads.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -37,6 +37,17 @@ pub enum ConfigErrorKind {
     /// There is no Tokio runtime with timers and IO, or no thread for the background task.
     Runtime,
 }
+
+impl_codes!(ConfigErrorKind {
+    Value,
+    Conflict = ConflictingLimits,
+    Url,
+    Credentials,
+    Permission,
+    Store,
+    Unreachable = Unavailable,
+    Runtime = NoRuntime,
+});
 
 impl ConfigError {
     pub(crate) fn new(kind: ConfigErrorKind, message: impl Into<String>) -> Self {
@@ -135,25 +146,20 @@ pub struct ReleaseError {
     lease: Duration,
 }
 
-impl AcquireErrorKind {
-    /// Returns the reason as one word, such as `timed_out`: the same as in metrics and log events.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Full => "full",
-            Self::QueueFull => "queue_full",
-            Self::TimedOut => "timed_out",
-            Self::TooSoon => "too_soon",
-            Self::InvalidWeight => "invalid_weight",
-            Self::InvalidCost => "invalid_cost",
-            Self::UnknownRate => "unknown_rate",
-            Self::Unavailable => "unavailable",
-            Self::Misconfigured => "misconfigured",
-            Self::ShutDown => "shut_down",
-            Self::Paused => "paused",
-            Self::NoRuntime => "no_runtime",
-        }
-    }
-}
+impl_codes!(AcquireErrorKind {
+    Full,
+    QueueFull,
+    TimedOut,
+    TooSoon,
+    InvalidWeight,
+    InvalidCost,
+    UnknownRate,
+    Unavailable,
+    Misconfigured,
+    ShutDown,
+    Paused,
+    NoRuntime,
+});
 
 impl ReleaseError {
     pub(crate) fn new(limit_name: String, lease: Duration) -> Self {
@@ -195,18 +201,13 @@ pub enum LostErrorKind {
     Revoked,
 }
 
-impl LostErrorKind {
-    /// Returns the reason as one word, such as `max_hold`: the same as in metrics and log events.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Lost => "lost",
-            Self::ShutDown => "shut_down",
-            Self::HeldTooLong => "max_hold",
-            Self::Idle => "idle",
-            Self::Revoked => "revoked",
-        }
-    }
-}
+impl_codes!(LostErrorKind {
+    Lost,
+    ShutDown,
+    HeldTooLong,
+    Idle,
+    Revoked
+});
 
 impl AcquireError {
     pub(crate) fn new(kind: AcquireErrorKind, details: AcquireErrorDetails) -> Self {

@@ -207,6 +207,7 @@ mod part;
 mod permit;
 mod permit_id;
 mod ranges;
+mod reason;
 #[cfg(test)]
 #[path = "../tests/support/redis_server.rs"]
 mod redis_server;

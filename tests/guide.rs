@@ -22,7 +22,10 @@ fn links(folder: &Path) -> Vec<(String, String)> {
 /// The target of a link in the repository: another page, or an item on docs.rs.
 fn in_the_repository(target: &str) -> String {
     match target.strip_prefix(MODULE) {
-        Some(page) => format!("{page}.md"),
+        Some(page) => match page.split_once('#') {
+            Some((page, section)) => format!("{page}.md#{section}"),
+            None => format!("{page}.md"),
+        },
         None => {
             let item = target.trim_start_matches("crate::");
             format!("{DOCS}?search={item}&go_to_first=true")
@@ -59,9 +62,15 @@ fn each_page_ends_with_the_links_that_it_uses() {
             "{name} should end with\n\n{}\n",
             expected.join("\n")
         );
-        for link in found.iter().filter(|link| link.ends_with(".md")) {
-            let (_, page) = link.split_once("]: ").unwrap();
-            assert!(folder.join(page).exists(), "{name}: {page}");
+        for link in found.iter().filter(|link| !link.contains("https://")) {
+            let (_, target) = link.split_once("]: ").unwrap();
+            let (page, section) = target.split_once('#').unwrap_or((target, ""));
+            let text = fs::read_to_string(folder.join(page));
+            let text = text.unwrap_or_else(|_| panic!("{name}: {target}"));
+            let anchor = |heading: &str| heading.to_lowercase().replace(' ', "-");
+            let headings = text.lines().filter_map(|line| line.strip_prefix("## "));
+            let is_there = headings.map(anchor).any(|heading| heading == section);
+            assert!(section.is_empty() || is_there, "{name}: {target}");
         }
     }
     assert!(pages > 10, "{pages}");

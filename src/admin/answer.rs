@@ -207,16 +207,6 @@ struct ExplanationAnswer<'a> {
 /// At most `count` permits, refusals, and slots that no replica reports.
 pub(super) fn explanation(latest: &Latest<Explanation>, count: usize) -> Bytes {
     let why = &*latest.data;
-    let (verdict, place, wait_ms) = match why.verdict {
-        Some(Verdict::Paused) => (Some("paused"), None, None),
-        Some(Verdict::Admitted) => (Some("admitted"), None, None),
-        Some(Verdict::Delayed(ms)) => (Some("delayed"), None, Some(ms)),
-        Some(Verdict::TooSoon(ms)) => (Some("too-soon"), None, Some(ms)),
-        Some(Verdict::Queued(place)) => (Some("queued"), Some(place), None),
-        Some(Verdict::Full) => (Some("full"), None, None),
-        Some(Verdict::QueueFull) => (Some("queue-full"), None, None),
-        None => (None, None, None),
-    };
     to_json(&ExplanationAnswer {
         age: Age::of(latest),
         limit: &why.limit.limit,
@@ -225,9 +215,9 @@ pub(super) fn explanation(latest: &Latest<Explanation>, count: usize) -> Bytes {
         max: why.max,
         in_use: why.in_use,
         waiting: why.waiting,
-        verdict,
-        place,
-        wait_ms,
+        verdict: why.verdict.map(Verdict::as_str),
+        place: why.verdict.and_then(Verdict::place),
+        wait_ms: why.verdict.and_then(Verdict::wait_ms),
         unit: why.limit.unit.as_deref(),
         budget: why.budget,
         permits: List::first(&why.permits, count),

@@ -16,7 +16,7 @@ use http::{
 };
 
 use super::problem::Problem;
-use crate::error::ConfigError;
+use crate::{error::ConfigError, reason::Reason};
 
 /// Header required on all requests except reads. Its value does not matter.
 const MARK: HeaderName = HeaderName::from_static("x-turnstile");
@@ -85,7 +85,7 @@ impl Origins {
         if !self.knows_host(&host) {
             return Err(Problem::new(
                 StatusCode::MISDIRECTED_REQUEST,
-                "wrong-host",
+                Reason::WrongHost,
                 format!("`{host}` is no host of this page: the application names its origin"),
             ));
         }
@@ -104,14 +104,14 @@ impl Origins {
         self.check(head)?;
         if !head.headers.contains_key(MARK) {
             let detail = format!("the header `{MARK}` is missing, with any value");
-            return Err(Problem::forbidden("no-header", detail));
+            return Err(Problem::forbidden(Reason::NoHeader, detail));
         }
         let media_type = one(head, &CONTENT_TYPE)?.unwrap_or_default();
         let media_type = media_type.split(';').next().unwrap_or_default().trim();
         if !media_type.eq_ignore_ascii_case("application/json") {
             let detail = "the content type must be application/json";
             let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-            return Err(Problem::new(status, "content-type", detail));
+            return Err(Problem::new(status, Reason::ContentType, detail));
         }
         Ok(())
     }
@@ -172,7 +172,7 @@ fn one<'a>(head: &'a Parts, name: &HeaderName) -> Result<Option<&'a str>, Proble
 }
 
 fn cross_site() -> Problem {
-    Problem::forbidden("cross-site", "the request comes from another site")
+    Problem::forbidden(Reason::CrossSite, "the request comes from another site")
 }
 
 #[cfg(test)]

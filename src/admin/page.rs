@@ -64,7 +64,50 @@ pub(super) fn policy() -> HeaderValue {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::{error::AcquireErrorKind, operate::Verdict, reason::Reason};
+
+    /// The keys of an object in the script.
+    fn keys_of(object: &str) -> BTreeSet<&'static str> {
+        let (_, rest) = script!()
+            .split_once(&format!("const {object} = {{\n"))
+            .expect("an object");
+        let (members, _) = rest.split_once("\n};").expect("its end");
+        members
+            .lines()
+            .map(|line| line.split_once(':').expect("a member").0.trim())
+            .collect()
+    }
+
+    #[test]
+    fn it_has_a_text_for_each_code() {
+        let refusals = AcquireErrorKind::ALL.iter().map(|kind| kind.as_str());
+        assert_eq!(keys_of("REASONS"), refusals.collect());
+        let verdicts = Verdict::EACH.iter().map(|verdict| verdict.as_str());
+        assert_eq!(keys_of("VERDICTS"), verdicts.collect());
+    }
+
+    #[test]
+    fn it_compares_with_codes_that_there_are() {
+        let mut compared = 0;
+        for name in [".kind", ".verdict", ".reason"] {
+            for (_, rest) in script!()
+                .match_indices(name)
+                .map(|(at, _)| script!().split_at(at))
+            {
+                let Some(value) = rest[name.len()..].strip_prefix(" === \"") else {
+                    continue;
+                };
+                let (code, _) = value.split_once('"').expect("a text");
+                let is_code = Reason::ALL.iter().any(|reason| reason.code() == code);
+                assert!(is_code, "{name} {code}");
+                compared += 1;
+            }
+        }
+        assert!(compared >= 3, "{compared}");
+    }
 
     #[test]
     fn text_is_only_ever_set_as_text() {

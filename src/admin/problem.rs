@@ -4,14 +4,17 @@ use http::{HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
 
 use super::{body::AdminBody, json::to_json};
-use crate::operate::{OperateError, OperateErrorKind};
+use crate::{
+    operate::{OperateError, OperateErrorKind},
+    reason::Reason,
+};
 
 /// Why a request is not answered as it asks.
 #[derive(Clone, Debug)]
 pub(super) struct Problem {
     status: StatusCode,
     /// For programs.
-    kind: &'static str,
+    kind: Reason,
     /// For people.
     detail: String,
     /// Methods that the path takes.
@@ -28,7 +31,7 @@ struct ProblemDetails<'a> {
 }
 
 impl Problem {
-    pub(super) fn new(status: StatusCode, kind: &'static str, detail: impl Into<String>) -> Self {
+    pub(super) fn new(status: StatusCode, kind: Reason, detail: impl Into<String>) -> Self {
         Self {
             status,
             kind,
@@ -38,35 +41,31 @@ impl Problem {
     }
 
     pub(super) fn malformed(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "malformed", detail)
+        Self::new(StatusCode::BAD_REQUEST, Reason::Malformed, detail)
     }
 
     pub(super) fn too_large(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", detail)
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, Reason::TooLarge, detail)
     }
 
-    pub(super) fn forbidden(kind: &'static str, detail: impl Into<String>) -> Self {
+    pub(super) fn forbidden(kind: Reason, detail: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, kind, detail)
     }
 
     pub(super) fn busy(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "busy", detail)
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, Reason::Busy, detail)
     }
 
     pub(super) fn not_found() -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
-            "no-such-path",
+            Reason::NoSuchPath,
             "there is nothing at this path",
         )
     }
 
     /// A path that takes these methods only.
-    pub(super) fn method(
-        kind: &'static str,
-        allow: &'static str,
-        detail: impl Into<String>,
-    ) -> Self {
+    pub(super) fn method(kind: Reason, allow: &'static str, detail: impl Into<String>) -> Self {
         Self {
             allow: Some(allow),
             ..Self::new(StatusCode::METHOD_NOT_ALLOWED, kind, detail)
@@ -78,7 +77,7 @@ impl Problem {
             r#type: "about:blank",
             title: self.status.canonical_reason().unwrap_or_default(),
             status: self.status.as_u16(),
-            kind: self.kind,
+            kind: self.kind.code(),
             detail: &self.detail,
         };
         let mut response = Response::new(to_json(&details).into());
@@ -106,7 +105,7 @@ pub(super) struct Cause {
 impl From<&OperateError> for Cause {
     fn from(error: &OperateError) -> Self {
         Self {
-            kind: kind_and_status(error).0,
+            kind: error.kind().as_str(),
             detail: error.to_string(),
         }
     }
@@ -114,22 +113,43 @@ impl From<&OperateError> for Cause {
 
 impl From<OperateError> for Problem {
     fn from(error: OperateError) -> Self {
-        let (kind, status) = kind_and_status(&error);
-        Self::new(status, kind, error.to_string())
+        let kind = error.kind();
+        Self::new(status_of(kind), kind.reason(), error.to_string())
     }
 }
 
-fn kind_and_status(error: &OperateError) -> (&'static str, StatusCode) {
-    match error.kind() {
-        OperateErrorKind::Unavailable => ("unavailable", StatusCode::SERVICE_UNAVAILABLE),
-        OperateErrorKind::Busy => ("busy", StatusCode::SERVICE_UNAVAILABLE),
-        OperateErrorKind::Permission => ("permission", StatusCode::BAD_GATEWAY),
-        OperateErrorKind::Store => ("store", StatusCode::BAD_GATEWAY),
-        OperateErrorKind::NoStore => ("no-store", StatusCode::CONFLICT),
-        OperateErrorKind::UnknownLimit => ("unknown-limit", StatusCode::NOT_FOUND),
-        OperateErrorKind::Value => ("value", StatusCode::BAD_REQUEST),
-        OperateErrorKind::Conflict => ("conflict", StatusCode::CONFLICT),
-        OperateErrorKind::Full => ("full", StatusCode::CONFLICT),
-        OperateErrorKind::NotFound => ("not-found", StatusCode::NOT_FOUND),
+fn status_of(kind: OperateErrorKind) -> StatusCode {
+    match kind {
+        OperateErrorKind::Unavailable | OperateErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        OperateErrorKind::Permission | OperateErrorKind::Store => StatusCode::BAD_GATEWAY,
+        OperateErrorKind::NoStore
+        | OperateErrorKind::Conflict
+        | OperateErrorKind::TooManyOverrides => StatusCode::CONFLICT,
+        OperateErrorKind::UnknownLimit | OperateErrorKind::NotFound => StatusCode::NOT_FOUND,
+        OperateErrorKind::Value => StatusCode::BAD_REQUEST,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use serde_json::Value;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_problem_has_the_code_of_its_error() {
+        for &kind in OperateErrorKind::ALL {
+            let error = OperateError::new(kind, "why");
+            let cause = serde_json::to_value(Cause::from(&error)).unwrap();
+            let body = Problem::from(error).respond().into_body();
+            let body = body.collect().await.unwrap().to_bytes();
+            let problem: Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(
+                (&problem["kind"], &problem["detail"]),
+                (&cause["kind"], &cause["detail"])
+            );
+            assert_eq!(problem["kind"], kind.as_str());
+        }
     }
 }

@@ -32,7 +32,10 @@ use super::{
     receive::receive,
     views::{Subject, Views},
 };
-use crate::operate::{KeyDigest, Operator, Outcome, Target};
+use crate::{
+    operate::{KeyDigest, Operator, Outcome, Target},
+    reason::Reason,
+};
 
 /// A page for operators and its JSON API, as a tower service. Cheap to clone; clones share everything.
 ///
@@ -148,12 +151,12 @@ impl Shared {
     async fn change<B: Body>(&self, head: &Parts, body: B) -> Result<Response<AdminBody>, Problem> {
         let Some(author) = &self.authors else {
             let detail = "this page is read-only";
-            return Err(Problem::method("read-only", "GET, HEAD", detail));
+            return Err(Problem::method(Reason::ReadOnly, "GET, HEAD", detail));
         };
         self.origins.check_post(head)?;
         let author = author(head).ok_or_else(|| {
             let detail = "the application names no author for this request";
-            Problem::forbidden("no-author", detail)
+            Problem::forbidden(Reason::NoAuthor, detail)
         })?;
         let order: Order = order::parse(&receive(body).await?)?;
         let outcome = order::make(&self.operator, order, author).await;
@@ -217,7 +220,7 @@ fn subject(query: &str) -> Result<(Subject, usize), Problem> {
 }
 
 fn no_method(allow: &'static str) -> Problem {
-    Problem::method("method", allow, format!("this path takes {allow}"))
+    Problem::method(Reason::Method, allow, format!("this path takes {allow}"))
 }
 
 fn json(body: Bytes) -> Response<AdminBody> {

@@ -17,6 +17,8 @@ const MEDIA_TYPE: &str = "application/grpc";
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
+/// Metadata with the code of the reason.
+const KIND: HeaderName = HeaderName::from_static("turnstile-kind");
 
 const RESOURCE_EXHAUSTED: u8 = 8;
 const UNAVAILABLE: u8 = 14;
@@ -54,7 +56,8 @@ impl Refusal {
     /// - `UNAVAILABLE` (14) otherwise: the store is unavailable, the limiter is shutting down, the slot was lost.
     ///
     /// Its details are a `google.rpc.RetryInfo` with [`retry_after`](Self::retry_after), and, if the limit was reached,
-    /// a `google.rpc.QuotaFailure` with the subject `limit:<name>`.
+    /// a `google.rpc.QuotaFailure` with the subject `limit:<name>`. The metadata has the code of the reason as
+    /// `turnstile-kind`, such as `queue_full` ([`RefusalKind::as_str`]).
     pub fn to_grpc_response(&self) -> Response<Bytes> {
         // "Trailers-Only": the trailers are the head of a response without a body.
         let (code, message) = if self.kind().is_limited() {
@@ -74,6 +77,8 @@ impl Refusal {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
         headers.insert(STATUS, u16::from(code).into());
+        let kind = HeaderValue::from_static(self.kind().as_str());
+        headers.insert(KIND, kind);
         for (name, text) in [
             (MESSAGE, printable(&message).to_string()),
             (DETAILS, details),

@@ -22,8 +22,8 @@ impl Refusal {
     /// It is sent to clients other than gRPC ones, unless [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds
     /// another. `Retry-After` has whole seconds, rounded up. [`RefusalKind::BodyFailed`] has only a status, because there is
     /// hardly ever a client left to read more. [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`] and
-    /// [`RefusalKind::InvalidCost`] have problem details of the type `about:blank`, with the status and a detail (the second
-    /// also `limit` and `weight`), and no `Retry-After`. So has [`RefusalKind::UnknownRate`].
+    /// [`RefusalKind::InvalidCost`] have problem details of the type `about:blank`, with the status, `kind` and a detail (the
+    /// second also `limit` and `weight`), and no `Retry-After`. So has [`RefusalKind::UnknownRate`].
     ///
     /// The problem's type is, as in draft-ietf-httpapi-ratelimit-headers,
     /// `https://iana.org/assignments/http-problem-types#quota-exceeded` if the limit is the caller's own, else
@@ -31,6 +31,7 @@ impl Refusal {
     ///
     /// | member | value | present if |
     /// | --- | --- | --- |
+    /// | `kind` | the code of the reason: [`RefusalKind::as_str`] | always |
     /// | `violated-policies` | a list with the limit's name, as in [`RateLimit`]; empty if no limit was reached | always |
     /// | `retry_after` | [`retry_after`](Self::retry_after), in seconds, as in `Retry-After` | always |
     /// | `limit` | [`max`](Self::max) | the limit was reached |
@@ -116,7 +117,7 @@ pub(super) fn detail(refusal: &Refusal) -> String {
         RefusalKind::Lost => "the slot was lost before the response was ready".into(),
         RefusalKind::HeldTooLong => "the response was not ready in time".into(),
         RefusalKind::Revoked => "an operator has ended the call".into(),
-        RefusalKind::Unavailable | RefusalKind::Misconfigured => {
+        RefusalKind::Unavailable | RefusalKind::Misconfigured | RefusalKind::NoRuntime => {
             "the limit cannot be checked at the moment".into()
         }
         RefusalKind::ShutDown => "the service is shutting down".into(),
@@ -148,8 +149,7 @@ fn write(json: &mut String, refusal: &Refusal) -> fmt::Result {
         ("temporary-reduced-capacity", "Temporary Reduced Capacity")
     };
     write!(json, r#"{{"type":"{TYPES}#{problem}","title":"{title}""#)?;
-    member(json, "status", refusal.status().as_u16())?;
-    member(json, "detail", format_args!(r#""{}""#, detail(refusal)))?;
+    write_reason(json, refusal)?;
     if refusal.kind().is_limited() {
         let name = quoted_name(refusal.limit_name());
         member(json, "violated-policies", format_args!("[{name}]"))?;
@@ -168,13 +168,23 @@ fn write_invalid(json: &mut String, refusal: &Refusal) -> fmt::Result {
     let status = refusal.status();
     let title = status.canonical_reason().unwrap_or_default();
     write!(json, r#"{{"type":"about:blank","title":"{title}""#)?;
-    member(json, "status", status.as_u16())?;
-    member(json, "detail", format_args!(r#""{}""#, detail(refusal)))?;
+    write_reason(json, refusal)?;
     if refusal.kind() == RefusalKind::InvalidWeight {
         member(json, "limit", refusal.max())?;
         member(json, "weight", refusal.weight())?;
     }
     json.write_char('}')
+}
+
+/// For clients, for programs and for people.
+fn write_reason(json: &mut String, refusal: &Refusal) -> fmt::Result {
+    member(json, "status", refusal.status().as_u16())?;
+    member(
+        json,
+        "kind",
+        format_args!(r#""{}""#, refusal.kind().as_str()),
+    )?;
+    member(json, "detail", format_args!(r#""{}""#, detail(refusal)))
 }
 
 fn write_standing(json: &mut String, refusal: &Refusal) -> fmt::Result {

@@ -8,6 +8,7 @@ use super::fields;
 use crate::{
     error::{AcquireError, AcquireErrorKind, LostErrorKind},
     limit::Limit,
+    reason::impl_codes,
     status::Quota,
 };
 
@@ -59,8 +60,10 @@ pub enum RefusalKind {
     Revoked,
     /// The store is down or too slow, and the limit's fallback is to reject.
     Unavailable,
-    /// The store refuses, or there is no Tokio runtime. The log has the details.
+    /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
     Misconfigured,
+    /// There is no Tokio runtime for the background task, or one without timers or IO.
+    NoRuntime,
     /// The limiter is shutting down.
     ShutDown,
     /// An operator has paused the limit: it admits no newcomers for a time.
@@ -206,31 +209,27 @@ impl Refusal {
     }
 }
 
-impl RefusalKind {
-    /// Returns the reason as one word, such as `timed_out`, for the `code` of an API's own errors.
-    ///
-    /// It is the same word as in metrics and log events.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Full => AcquireErrorKind::Full.as_str(),
-            Self::QueueFull => AcquireErrorKind::QueueFull.as_str(),
-            Self::TimedOut => AcquireErrorKind::TimedOut.as_str(),
-            Self::TooSoon => AcquireErrorKind::TooSoon.as_str(),
-            Self::InvalidWeight => AcquireErrorKind::InvalidWeight.as_str(),
-            Self::InvalidCost => AcquireErrorKind::InvalidCost.as_str(),
-            Self::UnknownRate => AcquireErrorKind::UnknownRate.as_str(),
-            Self::Lost => LostErrorKind::Lost.as_str(),
-            Self::HeldTooLong => LostErrorKind::HeldTooLong.as_str(),
-            Self::Revoked => LostErrorKind::Revoked.as_str(),
-            Self::Unavailable => AcquireErrorKind::Unavailable.as_str(),
-            Self::Misconfigured => AcquireErrorKind::Misconfigured.as_str(),
-            Self::Paused => AcquireErrorKind::Paused.as_str(),
-            Self::ShutDown => AcquireErrorKind::ShutDown.as_str(),
-            Self::NoKey => "no_key",
-            Self::BodyFailed => "body_failed",
-        }
-    }
+impl_codes!(RefusalKind {
+    Full,
+    QueueFull,
+    TimedOut,
+    TooSoon,
+    Lost,
+    HeldTooLong,
+    Revoked,
+    Unavailable,
+    Misconfigured,
+    NoRuntime,
+    ShutDown,
+    Paused,
+    InvalidWeight,
+    InvalidCost,
+    UnknownRate,
+    NoKey,
+    BodyFailed,
+});
 
+impl RefusalKind {
     /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable, the limit is paused, or the
     /// request or its handler is at fault.
     pub fn is_limited(self) -> bool {
@@ -270,7 +269,8 @@ impl From<AcquireErrorKind> for RefusalKind {
             AcquireErrorKind::InvalidCost => Self::InvalidCost,
             AcquireErrorKind::UnknownRate => Self::UnknownRate,
             AcquireErrorKind::Unavailable => Self::Unavailable,
-            AcquireErrorKind::Misconfigured | AcquireErrorKind::NoRuntime => Self::Misconfigured,
+            AcquireErrorKind::Misconfigured => Self::Misconfigured,
+            AcquireErrorKind::NoRuntime => Self::NoRuntime,
             AcquireErrorKind::ShutDown => Self::ShutDown,
             AcquireErrorKind::Paused => Self::Paused,
         }
@@ -348,6 +348,21 @@ mod tests {
     }
 
     #[test]
+    fn each_refusal_shows_its_code() {
+        for &kind in RefusalKind::ALL {
+            let refusal = Refusal::new(&CHAT, true, kind, StatusCode::SERVICE_UNAVAILABLE);
+            let grpc = refusal.to_grpc_response();
+            let status = Status::from_header_map(grpc.headers()).unwrap();
+            let code = status.metadata().get("turnstile-kind").unwrap();
+            assert_eq!(code.to_str().unwrap(), kind.as_str());
+            // It has no body.
+            if kind != RefusalKind::BodyFailed {
+                assert_eq!(problem(&refusal)["kind"], kind.as_str());
+            }
+        }
+    }
+
+    #[test]
     fn a_request_that_left_the_queue_has_its_last_numbers() {
         let details = AcquireErrorDetails {
             max: 7,
@@ -365,6 +380,7 @@ mod tests {
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
             "status": 429,
+            "kind": "timed_out",
             "detail": "no slot became free within 1.5s: 7 of 7 slots in use",
             "violated-policies": ["chat"],
             "limit": 7,
@@ -388,6 +404,7 @@ mod tests {
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
             "status": 429,
+            "kind": "too_soon",
             "detail": "the rate of 60 requests in 90s is used up",
             "violated-policies": ["opens"],
             "limit": 60,

@@ -45,6 +45,17 @@ pub enum Mode {
     Off,
 }
 
+impl Mode {
+    /// Returns the mode in a word, such as `enforce`: the same as in a configuration file and in the answers for operators.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Enforce => "enforce",
+            Self::Shadow => "shadow",
+            Self::Off => "off",
+        }
+    }
+}
+
 /// Decides about requests while the store cannot be reached.
 ///
 /// See [When the store fails](crate::guide::store_failures).

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::digest::KeyDigest;
-use crate::permit_id::PermitId;
+use crate::{permit_id::PermitId, reason::Reason};
 
 /// The answers of all replicas to one question.
 ///
@@ -93,7 +93,7 @@ pub struct LimitRow {
     /// The unit of a rate. See [`Limit::unit`](crate::Limit::unit).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
-    /// `enforce`, `shadow` or `off`.
+    /// `enforce`, `shadow` or `off`: [`Mode::as_str`](crate::Mode::as_str).
     pub mode: String,
     /// How long a request may queue, in milliseconds.
     pub wait_ms: u64,
@@ -164,6 +164,17 @@ pub enum PermitState {
     Ended,
 }
 
+impl PermitState {
+    /// Returns the state in a word, such as `waiting`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Waiting => "waiting",
+            Self::Ended => "ended",
+        }
+    }
+}
+
 /// A key of a limit, over all replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -224,8 +235,7 @@ pub struct RefusalRow {
     /// The caller's key: see [`PermitRow::key_text`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_text: Option<String>,
-    /// Why, as the metrics name it: `full`, `queue_full`, `timed_out`, `too_soon`, `unavailable`, `misconfigured`,
-    /// `shut_down` or `no_runtime`.
+    /// The code of the reason: [`AcquireErrorKind::as_str`](crate::AcquireErrorKind::as_str).
     pub reason: String,
     /// Time since then, in milliseconds.
     pub age_ms: u64,
@@ -276,7 +286,7 @@ pub struct Explanation {
 
 /// The outcome of a request now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Verdict {
     /// An operator has paused the limit.
@@ -293,6 +303,51 @@ pub enum Verdict {
     Full,
     /// All slots are in use, and the queue is full.
     QueueFull,
+}
+
+impl Verdict {
+    #[cfg(test)]
+    pub(crate) const EACH: [Self; 7] = [
+        Self::Paused,
+        Self::Admitted,
+        Self::Delayed(1),
+        Self::TooSoon(1),
+        Self::Queued(1),
+        Self::Full,
+        Self::QueueFull,
+    ];
+
+    /// Returns the code of this verdict, in snake case. A refusal has the same code as the error of such a request.
+    ///
+    /// [Metrics and logs](crate::guide::metrics#reason-codes) has a table of all codes.
+    pub fn as_str(self) -> &'static str {
+        let reason = match self {
+            Self::Paused => Reason::Paused,
+            Self::Admitted => Reason::Admitted,
+            Self::Delayed(_) => Reason::Delayed,
+            Self::TooSoon(_) => Reason::TooSoon,
+            Self::Queued(_) => Reason::Queued,
+            Self::Full => Reason::Full,
+            Self::QueueFull => Reason::QueueFull,
+        };
+        reason.code()
+    }
+
+    /// Returns the place at which the request would queue.
+    pub fn place(self) -> Option<u32> {
+        match self {
+            Self::Queued(place) => Some(place),
+            _ => None,
+        }
+    }
+
+    /// Returns for how long the rate would delay or refuse the request, in milliseconds.
+    pub fn wait_ms(self) -> Option<u64> {
+        match self {
+            Self::Delayed(ms) | Self::TooSoon(ms) => Some(ms),
+            _ => None,
+        }
+    }
 }
 
 /// A slot in use that no replica reports.
@@ -318,4 +373,20 @@ fn one() -> u32 {
 
 fn is_one(number: &u32) -> bool {
     *number == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::Mode;
+
+    #[test]
+    fn a_state_and_a_mode_are_the_same_words_in_json() {
+        for state in [PermitState::Held, PermitState::Waiting, PermitState::Ended] {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
+        }
+        for mode in [Mode::Enforce, Mode::Shadow, Mode::Off] {
+            assert_eq!(serde_json::to_value(mode).unwrap(), mode.as_str());
+        }
+    }
 }

@@ -19,11 +19,7 @@ use super::{
     wire::{Answer, Applied, Body, Of, Question, RevokeOrder, VERSION},
 };
 use crate::{
-    keeper::Keepers,
-    key::Key,
-    leases::Label,
-    limit::{LimitId, Mode},
-    operable::MAX_REFUSALS,
+    keeper::Keepers, key::Key, leases::Label, limit::LimitId, operable::MAX_REFUSALS,
     permit_id::PermitId,
 };
 
@@ -294,7 +290,7 @@ async fn limits(keepers: &Keepers) -> Vec<LimitRow> {
             paused: look.is_paused,
             period_ms: limit.period().map(|period| period.as_millis() as u64),
             unit: limit.period().map(|_| limit.counted().to_string()),
-            mode: mode_text(limit.current_mode()).to_owned(),
+            mode: limit.current_mode().as_str().to_owned(),
             wait_ms: limit.wait().as_millis() as u64,
             max_waiters: limit.waiters(),
             held: count.held,
@@ -306,14 +302,6 @@ async fn limits(keepers: &Keepers) -> Vec<LimitRow> {
         }
     })
     .collect()
-}
-
-pub(super) fn mode_text(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Enforce => "enforce",
-        Mode::Shadow => "shadow",
-        Mode::Off => "off",
-    }
 }
 
 fn text_of(label: Option<Label>) -> String {

@@ -2,6 +2,7 @@
 
 use std::{error::Error, fmt};
 
+use crate::reason::impl_codes;
 #[cfg(feature = "redis")]
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -33,10 +34,23 @@ pub enum OperateErrorKind {
     /// Another operator has changed the same override since it was read.
     Conflict,
     /// The record has too many overrides.
-    Full,
+    TooManyOverrides,
     /// Nothing to remove, or no such permit.
     NotFound,
 }
+
+impl_codes!(OperateErrorKind {
+    Unavailable,
+    Permission,
+    Store,
+    UnknownLimit,
+    Busy,
+    NoStore,
+    Value,
+    Conflict,
+    TooManyOverrides,
+    NotFound,
+});
 
 impl OperateError {
     pub(crate) fn new(kind: OperateErrorKind, message: impl Into<String>) -> Self {

@@ -17,7 +17,10 @@ use super::{
 };
 #[cfg(feature = "redis")]
 use crate::ledger::ID_CHARS;
-use crate::overrides::{Setting, Target};
+use crate::{
+    limit::Mode,
+    overrides::{Setting, Target},
+};
 
 impl Operator {
     /// Explains what would happen to a request of this caller now, according to the replicas and the store.
@@ -151,7 +154,7 @@ fn explain(
 }
 
 fn rate_verdict(limit: &LimitRow, budget: &BudgetRow) -> Verdict {
-    if budget.remaining > 0 || limit.mode != "enforce" {
+    if budget.remaining > 0 || limit.mode != Mode::Enforce.as_str() {
         Verdict::Admitted
     } else if budget.next_ms <= limit.wait_ms {
         Verdict::Delayed(budget.next_ms)
@@ -162,7 +165,7 @@ fn rate_verdict(limit: &LimitRow, budget: &BudgetRow) -> Verdict {
 
 fn verdict(limit: &LimitRow, max: u32, in_use: u32, waiting: u32) -> Verdict {
     let is_free = in_use < max && waiting == 0;
-    if is_free || limit.mode != "enforce" {
+    if is_free || limit.mode != Mode::Enforce.as_str() {
         Verdict::Admitted
     } else if limit.wait_ms == 0 || max == 0 {
         Verdict::Full

@@ -421,7 +421,7 @@ fn done(changed: Changed) -> Result<(), OperateError> {
             meanwhile(Override::read(field.as_bytes(), text.as_bytes()).ok()),
         ),
         Changed::Full => (
-            OperateErrorKind::Full,
+            OperateErrorKind::TooManyOverrides,
             "there are 1000 overrides: remove some first".to_owned(),
         ),
         Changed::Same => (

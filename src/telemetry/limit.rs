@@ -21,6 +21,7 @@ use super::{
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     limit::{Limit, Mode},
+    reason::Reason,
     sync::{assert_unlocked, shielded},
 };
 
@@ -142,7 +143,8 @@ impl LimitMeter {
     pub(crate) fn new(namespace: &str, limit: &str) -> Self {
         let expired =
             |kind: LostErrorKind| Series::labelled(catalog::EXPIRED, ("bound", kind.as_str()));
-        let adopted = |reason| Series::labelled(catalog::ADOPTED, ("reason", reason));
+        let adopted =
+            |reason: Reason| Series::labelled(catalog::ADOPTED, ("reason", reason.code()));
         Self {
             labels: [("namespace", namespace), ("limit", limit)]
                 .map(|(name, value)| (name, value.to_owned())),
@@ -156,8 +158,8 @@ impl LimitMeter {
             released: Series::new(catalog::RELEASED),
             lost: Series::new(catalog::LOST),
             revoked: Series::new(catalog::REVOKED),
-            adopted_lost: adopted("lost"),
-            adopted_fallback: adopted("fallback"),
+            adopted_lost: adopted(Reason::Lost),
+            adopted_fallback: adopted(Reason::Fallback),
             refusals: RefusalCounters::new(catalog::REFUSALS),
             shadow_refusals: RefusalCounters::new(catalog::SHADOW_REFUSALS),
             expired_max_hold: expired(LostErrorKind::HeldTooLong),
@@ -166,7 +168,7 @@ impl LimitMeter {
             abort_log: AbortLog::default(),
             costs: Costs::new(catalog::COST),
             unkeyed: Series::new(catalog::UNKEYED),
-            refused_unkeyed: Series::labelled(catalog::REFUSALS, ("reason", "no_key")),
+            refused_unkeyed: Series::labelled(catalog::REFUSALS, ("reason", Reason::NoKey.code())),
         }
     }
 

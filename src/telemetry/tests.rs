@@ -111,15 +111,8 @@ fn a_limit_has_a_name_for_each_of_its_handles() {
 #[test]
 fn each_refusal_has_its_reason() {
     let (meters, snapshotter) = meters(false, None);
-    for (kind, reason) in [
-        (AcquireErrorKind::Full, "full"),
-        (AcquireErrorKind::QueueFull, "queue_full"),
-        (AcquireErrorKind::TimedOut, "timed_out"),
-        (AcquireErrorKind::Unavailable, "unavailable"),
-        (AcquireErrorKind::Misconfigured, "misconfigured"),
-        (AcquireErrorKind::ShutDown, "shut_down"),
-        (AcquireErrorKind::NoRuntime, "no_runtime"),
-    ] {
+    for &kind in AcquireErrorKind::ALL {
+        let reason = kind.as_str();
         meters.chat.note(Measure::Refused(kind));
         meters.chat.note(Measure::RefusedInShadow(kind));
         let labels = format!("{{namespace=shop,limit=chat,reason={reason}}}");
@@ -134,17 +127,14 @@ fn each_end_has_its_reason() {
     let (meters, snapshotter) = meters(false, None);
     let chat = "namespace=shop,limit=chat";
     let held = format!("turnstile_hold_seconds{{{chat}}}");
-    for (kind, ended, reason) in [
-        (
-            LostErrorKind::HeldTooLong,
-            "expired_total,bound=max_hold",
-            "max_hold",
-        ),
-        (LostErrorKind::Idle, "expired_total,bound=idle", "idle"),
-        (LostErrorKind::Lost, "lost_total", "lost"),
-        (LostErrorKind::ShutDown, "lost_total", "shut_down"),
-        (LostErrorKind::Revoked, "revoked_total", "revoked"),
-    ] {
+    for &kind in LostErrorKind::ALL {
+        let ended = match kind {
+            LostErrorKind::HeldTooLong => "expired_total,bound=max_hold",
+            LostErrorKind::Idle => "expired_total,bound=idle",
+            LostErrorKind::Lost | LostErrorKind::ShutDown => "lost_total",
+            LostErrorKind::Revoked => "revoked_total",
+        };
+        let reason = kind.as_str();
         meters.chat.note(Measure::Ended(Some(kind), Duration::ZERO));
         meters.chat.aborted(kind);
         let (name, label) = ended.split_once(',').unwrap_or((ended, ""));

@@ -160,7 +160,7 @@ async fn a_key_is_explained() {
         assert_eq!(problem(without).await, (400, "malformed".to_owned()));
         let path = format!("/api/explain?limit=x&key={}", KeyDigest::of("x", "acme"));
         let unknown = call(&scene.admin, get(&path), "").await;
-        assert_eq!(problem(unknown).await, (404, "unknown-limit".to_owned()));
+        assert_eq!(problem(unknown).await, (404, "unknown_limit".to_owned()));
     }
 }
 
@@ -202,7 +202,7 @@ async fn questions_that_cannot_be_read_are_refused() {
         assert_eq!(answer, (400, "malformed".to_owned()), "{query}");
     }
     let unknown = call(&scene.admin, get("/api/limit?limit=chat"), "").await;
-    assert_eq!(problem(unknown).await, (404, "unknown-limit".to_owned()));
+    assert_eq!(problem(unknown).await, (404, "unknown_limit".to_owned()));
     for path in [
         "/api",
         "/api/",
@@ -211,7 +211,7 @@ async fn questions_that_cannot_be_read_are_refused() {
         "/../api/status",
     ] {
         let answer = problem(call(&scene.admin, get(path), "").await).await;
-        assert_eq!(answer, (404, "no-such-path".to_owned()), "{path}");
+        assert_eq!(answer, (404, "no_such_path".to_owned()), "{path}");
     }
 }
 
@@ -244,7 +244,7 @@ async fn a_page_of_one_process_changes_nothing() {
         (&status["overrides"], &status["author"]),
         (&Value::Null, &Value::Null)
     );
-    assert_eq!(status["overrides_problem"]["kind"], "no-store");
+    assert_eq!(status["overrides_problem"]["kind"], "no_store");
 }
 
 #[tokio::test]

@@ -50,7 +50,7 @@ async fn limits_are_set_paused_and_restored() {
         let (status, body) = scene.change(&unset).await;
         assert_eq!(
             (status, &body["kind"]),
-            (StatusCode::NOT_FOUND, &"not-found".into())
+            (StatusCode::NOT_FOUND, &"not_found".into())
         );
     }
 }
@@ -206,7 +206,7 @@ async fn permits_are_revoked() {
         let (status, body) = scene.change(&revoke).await;
         assert_eq!(
             (status, &body["kind"]),
-            (StatusCode::NOT_FOUND, &"not-found".into())
+            (StatusCode::NOT_FOUND, &"not_found".into())
         );
         let key = json!({"limit": "chat", "key": KeyDigest::of("chat", "acme")});
         let (status, body) = scene

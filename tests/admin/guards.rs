@@ -50,29 +50,29 @@ fn without(name: &'static str) -> impl FnOnce(&mut Request<()>) {
 #[tokio::test]
 async fn what_another_site_sends_is_refused() {
     for (name, value, expected) in [
-        ("origin", "http://evil.example", (403, "cross-site")),
-        ("origin", "null", (403, "cross-site")),
-        ("origin", "http://127.0.0.1:3001", (403, "cross-site")),
+        ("origin", "http://evil.example", (403, "cross_site")),
+        ("origin", "null", (403, "cross_site")),
+        ("origin", "http://127.0.0.1:3001", (403, "cross_site")),
         (
             "origin",
             "http://127.0.0.1:3000.evil.example",
-            (403, "cross-site"),
+            (403, "cross_site"),
         ),
-        ("sec-fetch-site", "cross-site", (403, "cross-site")),
-        ("sec-fetch-site", "same-site", (403, "cross-site")),
+        ("sec-fetch-site", "cross-site", (403, "cross_site")),
+        ("sec-fetch-site", "same-site", (403, "cross_site")),
         // A foreign name that leads here.
-        ("host", "evil.example:3000", (421, "wrong-host")),
+        ("host", "evil.example:3000", (421, "wrong_host")),
         ("host", "", (400, "malformed")),
-        ("content-type", "text/plain", (415, "content-type")),
+        ("content-type", "text/plain", (415, "content_type")),
         (
             "content-type",
             "application/x-www-form-urlencoded",
-            (415, "content-type"),
+            (415, "content_type"),
         ),
         (
             "content-type",
             "multipart/form-data; application/json",
-            (415, "content-type"),
+            (415, "content_type"),
         ),
     ] {
         let refused = outcome(&in_memory(), header(name, value))
@@ -81,8 +81,8 @@ async fn what_another_site_sends_is_refused() {
         assert_eq!((refused.0, &*refused.1), expected, "{name}: {value}");
     }
     for (name, expected) in [
-        ("x-turnstile", (403, "no-header")),
-        ("content-type", (415, "content-type")),
+        ("x-turnstile", (403, "no_header")),
+        ("content-type", (415, "content_type")),
         ("host", (400, "malformed")),
     ] {
         let refused = outcome(&in_memory(), without(name)).await.unwrap_err();
@@ -194,7 +194,7 @@ async fn a_read_only_page_takes_no_change() {
     let admin = limiter.admin().build().unwrap();
     let response = call(&admin, post("/api/changes"), &order()).await;
     assert_eq!(response.headers()["allow"], "GET, HEAD");
-    assert_eq!(problem(response).await, (405, "read-only".to_owned()));
+    assert_eq!(problem(response).await, (405, "read_only".to_owned()));
     assert!(limiter.operator().log().await.unwrap().is_empty());
     let digest = json!({"limit": "chat", "key": "acme"}).to_string();
     let (status, _) = json_of(call(&admin, post("/api/digest"), &digest).await).await;
@@ -209,7 +209,7 @@ async fn only_authors_change_something() {
         |head: &http::request::Parts| Some(head.headers.get("x-user")?.to_str().ok()?.to_owned());
     let admin = limiter.admin().authors(name).build().unwrap();
     let response = call(&admin, post("/api/changes"), &order()).await;
-    assert_eq!(problem(response).await, (403, "no-author".to_owned()));
+    assert_eq!(problem(response).await, (403, "no_author".to_owned()));
     let (_, status) = json_of(call(&admin, get("/api/status"), "").await).await;
     assert_eq!(status["author"], serde_json::Value::Null);
     let post = post("/api/changes").header("x-user", "bob");
@@ -281,13 +281,13 @@ async fn large_bodies_are_not_read() {
     let scene = in_memory();
     let large = format!("{}{}", order(), " ".repeat(4_096));
     let response = call(&scene.admin, post("/api/changes"), &large).await;
-    assert_eq!(problem(response).await, (413, "too-large".to_owned()));
+    assert_eq!(problem(response).await, (413, "too_large".to_owned()));
     // A body of unknown size that never ends.
     let endless = stream::repeat(Bytes::from_static(&[b' '; 64]));
     let endless = endless.map(|part| Ok::<_, std::io::Error>(Frame::data(part)));
     let request = post("/api/changes").body(StreamBody::new(endless)).unwrap();
     let response = Admin::oneshot(scene.admin.clone(), request).await.unwrap();
-    assert_eq!(problem(response).await, (413, "too-large".to_owned()));
+    assert_eq!(problem(response).await, (413, "too_large".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]

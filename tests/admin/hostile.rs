@@ -59,7 +59,7 @@ async fn problems_are_escaped() {
     let (status, body) = json_of(unknown).await;
     assert_eq!(
         (status.as_u16(), &body["kind"]),
-        (404, &"unknown-limit".into())
+        (404, &"unknown_limit".into())
     );
     let kind = json!({"do": "\u{202e}\u{1b}[2J", "reason": "x"}).to_string();
     let (status, _) = json_of(call(&scene.admin, post("/api/changes"), &kind).await).await;

@@ -70,12 +70,12 @@ async fn only_so_many_limits_are_looked_at() {
     for number in 0..64 {
         let path = format!("/api/limit?limit=other-{number}");
         let answer = problem(call(&scene.admin, get(&path), "").await).await;
-        assert_eq!(answer.1, "unknown-limit");
+        assert_eq!(answer.1, "unknown_limit");
     }
     let one_more = call(&scene.admin, get("/api/limit?limit=chat"), "").await;
     assert_eq!(one_more.headers()["retry-after"], "1");
     assert_eq!(problem(one_more).await, (503, "busy".to_owned()));
     sleep(Duration::from_secs(10)).await;
     let later = call(&scene.admin, get("/api/limit?limit=chat"), "").await;
-    assert_eq!(problem(later).await.1, "unknown-limit");
+    assert_eq!(problem(later).await.1, "unknown_limit");
 }

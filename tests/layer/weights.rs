@@ -138,7 +138,7 @@ async fn a_weight_that_no_request_can_have_is_400_and_not_worth_a_retry() {
         let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
         let expected = json!({
             "type": "about:blank", "title": "Bad Request", "status": 400,
-            "detail": detail, "limit": 10, "weight": weight,
+            "kind": "invalid_weight", "detail": detail, "limit": 10, "weight": weight,
         });
         assert_eq!(problem, expected);
     }

@@ -95,7 +95,10 @@ async fn each_command_says_what_the_clients_know() {
     );
     assert_eq!(rows(&server, &["replicas"]).await.len(), 2);
     let why = rows(&server, &["explain", "chat", "--key", "acme"]).await;
-    assert_eq!(why[0]["verdict"], "a request would queue at place 2");
+    assert_eq!(
+        (&why[0]["verdict"], &why[0]["place"]),
+        (&"queued".into(), &2.into())
+    );
 
     let status = says(&server, &["status"]).await;
     assert!(
@@ -104,7 +107,9 @@ async fn each_command_says_what_the_clients_know() {
     );
     let why = says(&server, &["explain", "chat", "--key", "acme"]).await;
     assert!(
-        why.starts_with("limit chat (enforce): 10 of 10 slots in use, 1 waiting;"),
+        why.starts_with(
+            "limit chat (enforce): 10 of 10 slots in use, 1 waiting; a request would queue at place 2"
+        ),
         "{why}"
     );
     let permits = says(&server, &["permits", "chat"]).await;

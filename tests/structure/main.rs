@@ -42,6 +42,7 @@ const LAYERS: [&[&str]; 9] = [
         "part.rs",
         "permit_id.rs",
         "ranges.rs",
+        "reason.rs",
         "small_map.rs",
         "status.rs",
         "sync",

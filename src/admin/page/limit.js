@@ -67,7 +67,7 @@ const showRefusals = makeTable(
   "Last refusals, the latest first",
   [
     { title: "Ago", text: (row) => duration(row.age_ms) },
-    { title: "Why", text: (row) => row.reason.replaceAll("_", " ") },
+    { title: "Why", text: (row) => reasonText(row.reason) },
     { title: "In use", name: "number", text: (row) => `${row.in_use} of ${row.max}` },
     { title: "Queued", name: "number", text: (row) => String(row.waiting) },
     { title: "Had waited", name: "number", text: (row) => (row.waited_ms > 0 ? duration(row.waited_ms) : "") },

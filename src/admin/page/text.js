@@ -97,15 +97,37 @@ function leftText(row) {
   return "burst" in row ? `${row.remaining.toLocaleString("en")} of ${row.burst.toLocaleString("en")}` : "";
 }
 
+// By the codes of verdicts.
 const VERDICTS = {
   admitted: "a request would be admitted",
   queued: "a request would queue",
   delayed: "a request would wait for the rate",
-  "too-soon": "a request would be refused: the rate is used up",
+  too_soon: "a request would be refused: the rate is used up",
   full: "a request would be refused: all slots are in use",
-  "queue-full": "a request would be refused: all slots are in use, and the queue is full",
+  queue_full: "a request would be refused: all slots are in use, and the queue is full",
   paused: "a request would be refused: the limit is paused",
 };
+
+// By the codes of refusals.
+const REASONS = {
+  full: "all slots were in use",
+  queue_full: "the queue was full",
+  timed_out: "no slot in time",
+  too_soon: "the rate was used up",
+  invalid_weight: "more slots than the limit has",
+  invalid_cost: "a cost above the burst of the rate",
+  unknown_rate: "a charge at a rate that the request does not have",
+  unavailable: "the store did not answer",
+  misconfigured: "the store refused: see the log of the replica",
+  shut_down: "the replica was shutting down",
+  paused: "the limit was paused",
+  no_runtime: "the replica had no runtime",
+};
+
+// A replica of another version may know reasons that this page does not.
+function reasonText(code) {
+  return REASONS[code] ?? code;
+}
 
 function explanationText(why) {
   const parts = [VERDICTS[why.verdict] ?? "no replica has charged this key lately: see its last refusals"];
@@ -117,7 +139,7 @@ function explanationText(why) {
   } else if (why.verdict) parts.push(`${why.in_use} of ${count(why.max, "slot")} in use, ${count(why.waiting, "request")} waiting`);
   if (why.unclaimed.length > 0) parts.push(`no replica has answered for ${count(why.unclaimed.length, "slot")}`);
   const [last] = why.refusals.rows;
-  if (last) parts.push(`refused ${duration(last.age_ms)} ago: ${last.reason.replaceAll("_", " ")}`);
+  if (last) parts.push(`refused ${duration(last.age_ms)} ago: ${reasonText(last.reason)}`);
   return `${parts.join("; ")}.`;
 }
 

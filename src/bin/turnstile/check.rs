@@ -6,7 +6,7 @@ use clap::Args as Group;
 use http::{HeaderName, HeaderValue, Method, Request, Uri, request::Parts, uri::PathAndQuery};
 use serde::Serialize;
 use tower_turnstile::{
-    Fallback, Mode, PeerAddress,
+    Fallback, PeerAddress,
     config::{
         Config, ConfigFileError, KeyConfig, LimitConfig, LimitPreview, RequestPreview, RouteConfig,
     },
@@ -156,12 +156,7 @@ impl DeclaredLimit {
             key: key_of(limit),
             wait_ms: limit.wait.unwrap_or_default().as_millis() as u64,
             own_values: limit.overrides.len() + limit.plans.keys().map(callers).sum::<usize>(),
-            mode: match limit.mode {
-                Mode::Enforce => "enforce",
-                Mode::Shadow => "shadow",
-                Mode::Off => "off",
-                _ => "?",
-            },
+            mode: limit.mode.as_str(),
             store_down: match limit.fallback {
                 None => "local".to_owned(),
                 Some(Fallback::Local(value)) => format!("local {value}"),

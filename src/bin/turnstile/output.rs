@@ -193,9 +193,57 @@ pub(crate) fn flat_explanation(why: &Explanation) -> Value {
         "unit": why.limit.unit,
         "remaining": why.budget.map(|budget| budget.remaining),
         "burst": why.budget.map(|budget| budget.burst),
-        "verdict": verdict(why.verdict),
+        "verdict": why.verdict.map(Verdict::as_str),
+        "place": why.verdict.and_then(Verdict::place),
+        "wait_ms": why.verdict.and_then(Verdict::wait_ms),
         "answered_for": why.permits.rows.iter().filter(is_held).count(),
         "unclaimed": why.unclaimed.len(),
         "refusals": why.refusals.rows.len(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use tower_turnstile::operate::KeyDigest;
+
+    use super::*;
+
+    fn explained(verdict: &Value) -> Explanation {
+        let answers = json!({
+            "rows": [], "answered": 1, "replicas": 1, "missing": [], "busy": [], "left_out": 0,
+        });
+        let limit = json!({
+            "limit": "chat", "max": 1, "declared_max": 1, "paused": false, "period_ms": null,
+            "mode": "enforce", "wait_ms": 0, "max_waiters": 0, "held": 0, "waiting": 0, "keys": 0,
+            "oldest_wait_ms": null, "differs": false,
+        });
+        let why = json!({
+            "limit": limit, "key": KeyDigest::of("chat", "acme"), "max": 1, "in_use": 0,
+            "waiting": 0, "budget": null, "verdict": verdict, "permits": answers,
+            "unclaimed": [], "refusals": answers,
+        });
+        serde_json::from_value(why).unwrap()
+    }
+
+    #[test]
+    fn a_verdict_in_json_is_a_code_with_its_numbers() {
+        let (none, two) = (Value::Null, json!(2));
+        for (verdict, place, wait_ms) in [
+            (json!("paused"), &none, &none),
+            (json!("admitted"), &none, &none),
+            (json!({"delayed": 2}), &none, &two),
+            (json!({"too_soon": 2}), &none, &two),
+            (json!({"queued": 2}), &two, &none),
+            (json!("full"), &none, &none),
+            (json!("queue_full"), &none, &none),
+        ] {
+            let code = verdict.as_str().map_or_else(
+                || verdict.as_object().unwrap().keys().next().unwrap().clone(),
+                ToOwned::to_owned,
+            );
+            let shown = flat_explanation(&explained(&verdict));
+            assert_eq!(shown["verdict"], code);
+            assert_eq!((&shown["place"], &shown["wait_ms"]), (place, wait_ms));
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! The columns of each kind of row.
 
 use tower_turnstile::operate::{
-    BudgetRow, Finding, KeyDigest, KeyRow, LimitRow, PermitRow, PermitState, RefusalRow,
-    ReplicaRow, UnclaimedRow,
+    BudgetRow, Finding, KeyDigest, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow,
+    UnclaimedRow,
 };
 
 use crate::{output::Row, text::duration};
@@ -77,19 +77,13 @@ impl Row for PermitRow {
         &["ID", "STATE", "FOR", "PLACE", "KEY", "REPLICA", "LABEL"];
 
     fn cells(&self) -> Vec<String> {
-        let state = match self.state {
-            PermitState::Held => "held",
-            PermitState::Waiting => "waiting",
-            PermitState::Ended => "ended",
-            _ => "?",
-        };
         let place = match self.place {
             0 => String::new(),
             place => place.to_string(),
         };
         vec![
             self.id.to_string(),
-            state.to_owned(),
+            self.state.as_str().to_owned(),
             duration(self.age_ms),
             place,
             caller(self.key, self.key_text.as_deref()),

@@ -16,7 +16,7 @@ pub struct Finding {
 
 /// The subject of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Check {
     /// The server's kind and version.
@@ -47,7 +47,7 @@ pub enum Check {
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Health {
     /// As it should be.
@@ -61,7 +61,7 @@ pub enum Health {
 }
 
 impl Check {
-    /// Returns the name of the check, such as `service-rights`.
+    /// Returns the name of the check, such as `service_rights`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Version => "version",
@@ -70,9 +70,9 @@ impl Check {
             Self::Latency => "latency",
             Self::Clock => "clock",
             Self::Service => "service",
-            Self::ServiceRights => "service-rights",
-            Self::AskingRights => "asking-rights",
-            Self::ChangingRights => "changing-rights",
+            Self::ServiceRights => "service_rights",
+            Self::AskingRights => "asking_rights",
+            Self::ChangingRights => "changing_rights",
             Self::Keys => "keys",
             Self::Replicas => "replicas",
             Self::Limits => "limits",
@@ -99,6 +99,35 @@ impl Finding {
             check,
             health,
             text,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_and_its_health_are_the_same_words_in_json() {
+        let checks = [
+            Check::Version,
+            Check::Eviction,
+            Check::Buffers,
+            Check::Latency,
+            Check::Clock,
+            Check::Service,
+            Check::ServiceRights,
+            Check::AskingRights,
+            Check::ChangingRights,
+            Check::Keys,
+            Check::Replicas,
+            Check::Limits,
+        ];
+        for check in checks {
+            assert_eq!(serde_json::to_value(check).unwrap(), check.as_str());
+        }
+        for health in [Health::Good, Health::Note, Health::Warning, Health::Fault] {
+            assert_eq!(serde_json::to_value(health).unwrap(), health.as_str());
         }
     }
 }

@@ -177,7 +177,9 @@ fn a_key_is_explained() {
                 "acme: a request would queue at place 5; 2 of 2 slots in use, 4 requests waiting; refused",
             )
             .await;
-        browser.until_text("#why", "ago: full.").await;
+        browser
+            .until_text("#why", "ago: all slots were in use.")
+            .await;
         assert_eq!(browser.heard("#why").await.0, "status");
         browser.shoot("explained").await;
         browser.fill("#find input", "nobody").await;

@@ -1,0 +1,119 @@
+//! The reason codes: every reason that users see by a code, each with its one spelling.
+//!
+//! Public kinds of errors, ends and verdicts take their codes from here, by [`impl_codes`]. Metric labels, log events, problem
+//! details, gRPC metadata, the admin API and the command line show these codes and no others.
+//!
+//! Tests: `reason/tests.rs`, which also compares the table of `guide/metrics.md`.
+
+#[cfg(test)]
+mod tests;
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $code:literal,)+) => {
+        /// Why something was refused, has ended or has failed.
+        // Not every feature has all of them.
+        #[cfg_attr(not(feature = "admin"), allow(dead_code))]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Reason {
+            $($(#[$doc])* $name,)+
+        }
+
+        impl Reason {
+            #[cfg(test)]
+            pub(crate) const ALL: &[Self] = &[$(Self::$name),+];
+
+            pub(crate) const fn code(self) -> &'static str {
+                match self {
+                    $(Self::$name => $code,)+
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    // Requests.
+    Full = "full",
+    QueueFull = "queue_full",
+    TimedOut = "timed_out",
+    TooSoon = "too_soon",
+    Paused = "paused",
+    InvalidWeight = "invalid_weight",
+    InvalidCost = "invalid_cost",
+    UnknownRate = "unknown_rate",
+    NoKey = "no_key",
+    BodyFailed = "body_failed",
+    ShutDown = "shut_down",
+    Misconfigured = "misconfigured",
+    NoRuntime = "no_runtime",
+    /// The store is down or too slow, for requests and for operators.
+    Unavailable = "unavailable",
+
+    // Slots.
+    Lost = "lost",
+    HeldTooLong = "max_hold",
+    Idle = "idle",
+    Revoked = "revoked",
+    /// A permit was admitted by a fallback, and is new to the store.
+    Fallback = "fallback",
+
+    // Verdicts.
+    Admitted = "admitted",
+    Queued = "queued",
+    Delayed = "delayed",
+
+    // Configuration, and calls of operators.
+    Value = "value",
+    ConflictingLimits = "conflicting_limits",
+    Url = "url",
+    Credentials = "credentials",
+    Permission = "permission",
+    Store = "store",
+    NoStore = "no_store",
+    UnknownLimit = "unknown_limit",
+    Busy = "busy",
+    /// Another operator has changed the same.
+    Conflict = "conflict",
+    TooManyOverrides = "too_many_overrides",
+    NotFound = "not_found",
+
+    // Requests of the admin API.
+    Malformed = "malformed",
+    TooLarge = "too_large",
+    ContentType = "content_type",
+    Method = "method",
+    NoSuchPath = "no_such_path",
+    ReadOnly = "read_only",
+    NoAuthor = "no_author",
+    NoHeader = "no_header",
+    CrossSite = "cross_site",
+    WrongHost = "wrong_host",
+}
+
+/// Gives each variant of a kind the code of the reason of its name, or of the one behind `=`.
+macro_rules! impl_codes {
+    ($kind:ident { $($variant:ident $(= $reason:ident)?),+ $(,)? }) => {
+        impl $kind {
+            #[cfg(test)]
+            pub(crate) const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// Returns the code of this reason, in snake case: the same in metrics, log events, problem details and the
+            /// answers for operators.
+            ///
+            /// [Metrics and logs](crate::guide::metrics#reason-codes) has a table of all codes.
+            pub fn as_str(self) -> &'static str {
+                self.reason().code()
+            }
+
+            pub(crate) const fn reason(self) -> $crate::reason::Reason {
+                match self {
+                    $(Self::$variant => $crate::reason::impl_codes!(@ $variant $($reason)?),)+
+                }
+            }
+        }
+    };
+    (@ $variant:ident) => { $crate::reason::Reason::$variant };
+    (@ $variant:ident $reason:ident) => { $crate::reason::Reason::$reason };
+}
+
+pub(crate) use impl_codes;

@@ -1,0 +1,131 @@
+//! Each code on each surface that shows it. Problem details and gRPC: `layer/refusal.rs`; metrics: `telemetry/tests.rs`; the
+//! admin API and its page: `admin/problem.rs`, `admin/page.rs`; the command line: `bin/turnstile/output.rs`.
+
+use std::collections::BTreeSet;
+
+#[cfg(feature = "operate")]
+use serde_json::Value;
+
+use super::Reason;
+use crate::{
+    error::{AcquireError, AcquireErrorKind, LostErrorKind},
+    layer::{Refusal, RefusalKind},
+    limit::Limit,
+};
+
+const CHAT: Limit = Limit::concurrent("chat", 5);
+
+#[test]
+fn a_code_is_one_word_in_snake_case_and_stands_for_one_reason() {
+    let mut codes = BTreeSet::new();
+    for reason in Reason::ALL {
+        let code = reason.code();
+        let words = code.split('_');
+        let is_word = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase());
+        assert!(words.clone().all(is_word), "{code}");
+        assert!(codes.insert(code), "{code}");
+    }
+}
+
+#[test]
+fn a_refusal_has_the_code_of_its_error() {
+    for &kind in AcquireErrorKind::ALL {
+        let error = AcquireError::new(kind, CHAT.error_details());
+        assert_eq!(Refusal::from(&error).kind().as_str(), kind.as_str());
+    }
+    for &kind in LostErrorKind::ALL {
+        // Before there is a response it cannot lie unread.
+        if kind != LostErrorKind::Idle {
+            assert_eq!(RefusalKind::from(kind).as_str(), kind.as_str());
+        }
+    }
+}
+
+#[cfg(feature = "operate")]
+#[test]
+fn a_verdict_in_json_has_its_code() {
+    for verdict in crate::operate::Verdict::EACH {
+        let name = match serde_json::to_value(verdict).unwrap() {
+            Value::Object(member) => member.keys().next().unwrap().clone(),
+            name => name.as_str().unwrap().to_owned(),
+        };
+        assert_eq!(name, verdict.as_str());
+    }
+}
+
+/// A code that is renamed would silence an alert.
+#[test]
+fn alerts_and_the_dashboard_name_codes_that_there_are() {
+    let alerts = include_str!("../../operations/alerts.yml");
+    let dashboard = include_str!("../../operations/grafana.json").replace('\\', "");
+    let text = format!("{alerts}{dashboard}");
+    let mut named = 0;
+    for label in ["reason=\"", "reason!=\"", "bound=\""] {
+        for part in text.split(label).skip(1) {
+            let (code, _) = part.split_once('"').expect("a text");
+            let is_code = Reason::ALL.iter().any(|reason| reason.code() == code);
+            assert!(is_code, "{label}{code}");
+            named += 1;
+        }
+    }
+    assert!(named >= 4, "{named}");
+}
+
+/// With all kinds.
+#[cfg(feature = "admin")]
+mod table {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::{
+        error::ConfigErrorKind,
+        operate::{OperateErrorKind, Verdict},
+    };
+
+    /// The columns "of" of the guide's table, and the codes of each.
+    fn kinds() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
+        macro_rules! codes {
+            ($kind:ty) => {
+                <$kind>::ALL.iter().map(|kind| kind.as_str()).collect()
+            };
+        }
+        BTreeMap::from([
+            ("`AcquireErrorKind`", codes!(AcquireErrorKind)),
+            ("`RefusalKind`", codes!(RefusalKind)),
+            ("`LostErrorKind`", codes!(LostErrorKind)),
+            ("`ConfigErrorKind`", codes!(ConfigErrorKind)),
+            ("`OperateErrorKind`", codes!(OperateErrorKind)),
+            (
+                "`Verdict`",
+                (Verdict::EACH.iter().map(|verdict| verdict.as_str())).collect(),
+            ),
+        ])
+    }
+
+    /// The table in the guide has each code once, with the kinds that have it, and no other code.
+    #[test]
+    fn the_table_of_the_guide_is_complete() {
+        let page = include_str!("../guide/metrics.md");
+        let (_, rest) = page.split_once("\n## Reason codes\n").expect("a section");
+        let (section, _) = rest.split_once("\n## ").expect("its end");
+        let rows = section.lines().filter(|line| line.starts_with("| `"));
+        let mut codes = BTreeSet::new();
+        let mut of: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for row in rows {
+            let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
+            let [code, kinds, meaning] = cells[..] else {
+                panic!("{row}");
+            };
+            let code = code.trim_matches('`');
+            assert!(!meaning.is_empty() && codes.insert(code), "{row}");
+            for kind in kinds.split(", ") {
+                of.entry(kind).or_default().insert(code);
+            }
+        }
+        let expected: BTreeSet<_> = Reason::ALL.iter().map(|reason| reason.code()).collect();
+        assert_eq!(codes, expected);
+        of.remove("metrics");
+        of.remove("admin API");
+        assert_eq!(of, kinds());
+    }
+}
