@@ -177,7 +177,7 @@ impl Breaker {
         let refused = failure == Failure::Refused;
         match &mut self.state {
             BreakerState::Closed { failed, fruitless } => {
-                let in_a_row = failed.is_some_and(|failed| sent >= failed);
+                let in_a_row = failed.is_some_and(|failed| sent > failed);
                 if failure == Failure::Cut && !in_a_row && *fruitless < MAX_FRUITLESS {
                     // Those that were under way together count as one.
                     *fruitless += u32::from(failed.is_none());
@@ -344,10 +344,10 @@ mod tests {
             }
         }
 
-        /// An exchange that is sent now fails a moment later.
+        /// An exchange that is sent in a moment fails a moment later.
         fn fails(&mut self, failure: Failure) -> Transition {
-            let sent = self.now;
-            self.now += Duration::from_millis(1);
+            let sent = self.now + Duration::from_millis(1);
+            self.now = sent + Duration::from_millis(1);
             let Self { breaker, now, rng } = self;
             breaker.failed(failure, sent, *now, rng)
         }
@@ -389,8 +389,13 @@ mod tests {
     #[test]
     fn exchanges_that_were_under_way_together_fail_as_one() {
         let mut scene = Scene::new();
-        let sent = scene.now;
-        for _ in 0..2 * MAX_FRUITLESS {
+        let began = scene.now;
+        let first_fails = began + Duration::from_millis(1);
+        // The last of them is sent in the moment in which the first one fails.
+        for sent in [began; 2 * MAX_FRUITLESS as usize]
+            .into_iter()
+            .chain([first_fails])
+        {
             scene.now += Duration::from_millis(1);
             let Scene { breaker, now, rng } = &mut scene;
             assert_eq!(

@@ -83,7 +83,7 @@ impl World {
         self.charges.ask(&charge, at_us);
         self.totals.charges += 1;
         let begins = (start_us, start_us > at_us);
-        let excess_us = self.charges.add(&charge, tat, begins, self.now);
+        let excess_us = self.charges.add(&charge, tat, begins, at);
         if excess_us > 0 {
             self.fail(&format!("rate: {charge:?} is {excess_us} us too soon"));
         }

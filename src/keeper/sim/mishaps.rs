@@ -1,6 +1,6 @@
 //! Accidents of a process, or of the store.
 
-use super::{agenda::Happening, replica::Replica, world::World};
+use super::{agenda::Happening, kinds::Kind, rates::Charges, replica::Replica, world::World};
 use crate::key::Key;
 
 impl World {
@@ -36,6 +36,10 @@ impl World {
 
     /// Another process takes the place of one.
     pub fn begins_anew(&mut self, replica: usize) {
+        if self.kind == Kind::Memory {
+            // Its rates have gone with it.
+            self.charges = Charges::default();
+        }
         let life = self.replicas[replica].life + 1;
         let all = self.siblings(replica);
         for keeper in &all {

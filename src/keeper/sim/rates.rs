@@ -44,6 +44,7 @@ struct Standing {
     cost: u32,
     burst: u32,
     tat: Tat,
+    /// When it was charged.
     at: Duration,
 }
 
@@ -103,7 +104,9 @@ impl Charges {
         }
         let reserved = charges.iter().filter(|one| one.is_reserved && changed);
         let on_top: i128 = reserved.map(|one| i128::from(one.cost) * time).sum();
-        (excess(charges, time).max(overflow(&charges[..=place], time)) - on_top) / PARTS
+        // What was charged later found this one there, even if it begins earlier.
+        let before = charges[..=place].iter().filter(|one| one.at <= at);
+        (excess(charges, time).max(overflow(before, time)) - on_top) / PARTS
     }
 
     /// `repeated`: the store runs it once more. It cannot tell, and may take back what others were charged.
@@ -166,7 +169,7 @@ fn largest_burst(charges: &[Standing]) -> i128 {
 }
 
 /// By how much the last of them overflows its burst when it begins, in parts.
-fn overflow(charges: &[Standing], time: i128) -> i128 {
+fn overflow<'a>(charges: impl Iterator<Item = &'a Standing>, time: i128) -> i128 {
     let (mut level, mut last_us, mut burst) = (0, 0, 0);
     for one in charges {
         let drained = i128::from(one.start_us - last_us) * PARTS;
