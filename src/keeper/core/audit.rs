@@ -272,7 +272,7 @@ impl Core {
     /// As if an exchange had timed out.
     pub fn fail(&mut self, now: Instant) {
         self.ctx.now = now;
-        self.note_failure(Failure::TimedOut, now, "test");
+        self.note_failure(Failure::TimedOut, ExchangeId(self.exchanges), "test");
         self.advance_claims();
     }
 

@@ -46,8 +46,8 @@ pub(super) struct Breaker {
 #[derive(Clone, Copy, Debug)]
 enum BreakerState {
     Closed {
-        /// When an exchange failed, if the store has not answered since.
-        failed: Option<Instant>,
+        /// The last exchange that was sent when one failed, if the store has not answered since.
+        failed: Option<u64>,
         /// Connections that have failed since an exchange did any work.
         fruitless: u32,
     },
@@ -162,7 +162,7 @@ impl Breaker {
         matches!(self.state, BreakerState::Closed { .. }) && self.trouble.is_none()
     }
 
-    /// An exchange that was sent then has failed.
+    /// The exchange with this number has failed; `last` is the last one that was sent so far.
     ///
     /// One may be a connection that was cut. One that timed out has cost its requests all the time that they have, and a
     /// second failure in a row leaves little doubt. A store may also send its time, and cut each connection that asks for
@@ -170,18 +170,18 @@ impl Breaker {
     pub fn failed(
         &mut self,
         failure: Failure,
-        sent: Instant,
+        (number, last): (u64, u64),
         now: Instant,
         rng: &mut fastrand::Rng,
     ) -> Transition {
         let refused = failure == Failure::Refused;
         match &mut self.state {
             BreakerState::Closed { failed, fruitless } => {
-                let in_a_row = failed.is_some_and(|failed| sent > failed);
+                let in_a_row = failed.is_some_and(|failed| number > failed);
                 if failure == Failure::Cut && !in_a_row && *fruitless < MAX_FRUITLESS {
                     // Those that were under way together count as one.
                     *fruitless += u32::from(failed.is_none());
-                    failed.get_or_insert(now);
+                    failed.get_or_insert(last);
                     return Transition::None;
                 }
                 let cause = if refused {
@@ -332,6 +332,7 @@ mod tests {
     struct Scene {
         breaker: Breaker,
         now: Instant,
+        sent: u64,
         rng: fastrand::Rng,
     }
 
@@ -340,16 +341,25 @@ mod tests {
             Self {
                 breaker: Breaker::new(),
                 now: Instant::now(),
+                sent: 0,
                 rng: fastrand::Rng::with_seed(1),
             }
         }
 
-        /// An exchange that is sent in a moment fails a moment later.
+        /// An exchange is sent, and fails.
         fn fails(&mut self, failure: Failure) -> Transition {
-            let sent = self.now + Duration::from_millis(1);
-            self.now = sent + Duration::from_millis(1);
-            let Self { breaker, now, rng } = self;
-            breaker.failed(failure, sent, *now, rng)
+            self.sent += 1;
+            self.fails_late(failure, self.sent)
+        }
+
+        /// An exchange that was sent before fails.
+        fn fails_late(&mut self, failure: Failure, number: u64) -> Transition {
+            self.now += Duration::from_millis(1);
+            let numbers = (number, self.sent);
+            let Self {
+                breaker, now, rng, ..
+            } = self;
+            breaker.failed(failure, numbers, *now, rng)
         }
 
         fn answers(&mut self, work: Work) -> Transition {
@@ -389,19 +399,10 @@ mod tests {
     #[test]
     fn exchanges_that_were_under_way_together_fail_as_one() {
         let mut scene = Scene::new();
-        let began = scene.now;
-        let first_fails = began + Duration::from_millis(1);
-        // The last of them is sent in the moment in which the first one fails.
-        for sent in [began; 2 * MAX_FRUITLESS as usize]
-            .into_iter()
-            .chain([first_fails])
-        {
-            scene.now += Duration::from_millis(1);
-            let Scene { breaker, now, rng } = &mut scene;
-            assert_eq!(
-                breaker.failed(Failure::Cut, sent, *now, rng),
-                Transition::None
-            );
+        scene.sent = 10;
+        for number in 1..=10 {
+            let change = scene.fails_late(Failure::Cut, number);
+            assert_eq!(change, Transition::None);
         }
     }
 

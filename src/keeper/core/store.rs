@@ -60,9 +60,8 @@ impl Core {
             self.leave_connection();
         }
         // First: if the store is left now, these requests go before those that came later.
-        let at = sent.at;
         self.unanswered(sent);
-        self.note_failure(failure, at, &error.error.message);
+        self.note_failure(failure, id, &error.error.message);
         self.advance_claims();
         is_in_use
     }
@@ -201,14 +200,15 @@ impl Core {
 
 /// The breaker, and the connection.
 impl Core {
-    /// Follows the failure of an exchange that was sent at `sent`.
-    pub(super) fn note_failure(&mut self, failure: Failure, sent: Instant, why: &str) {
+    /// Follows the failure of an exchange.
+    pub(super) fn note_failure(&mut self, failure: Failure, id: ExchangeId, why: &str) {
         let cause = match failure {
             Failure::Refused => Cause::Refusal,
             Failure::Cut | Failure::TimedOut => Cause::Outage,
         };
+        let numbers = (id.0, self.exchanges);
         let failed =
-            |breaker: &mut Breaker, now, rng: &mut _| breaker.failed(failure, sent, now, rng);
+            |breaker: &mut Breaker, now, rng: &mut _| breaker.failed(failure, numbers, now, rng);
         match self.follow_breaker(failed, (cause, why)) {
             Transition::Opened { is_news: true } => self.reach.reported = Some(self.ctx.now),
             Transition::StaysOpen => {
