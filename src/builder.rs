@@ -219,7 +219,7 @@ impl LimiterBuilder {
         self
     }
 
-    /// Sets the label by which operators see this replica. Default: the host's name.
+    /// Sets the label of this replica in the views for operators. Default: the host's name.
     ///
     /// A label has 1 to 64 characters, none of them a control character.
     #[cfg(feature = "operate")]

@@ -9,7 +9,7 @@ use http::request::Parts;
 use super::{labels::LabelOf, layer::LimitLayer};
 
 impl LimitLayer {
-    /// Sets the label that [operators](crate::operate) see for a request.
+    /// Sets the label of a request in the views for [operators](crate::operate).
     ///
     /// Default: the method, and with the feature `axum` the matched route, such as `POST /chats/{id}`. Return routes and
     /// names of operations rather than paths, which may contain secrets. Labels are truncated to 128 bytes. A `&'static
