@@ -4,8 +4,8 @@
 //! cargo run --example axum -- --store redis://127.0.0.1 --limit 2
 //! ```
 //!
-//! Start a second replica with `--listen 127.0.0.1:3001`, and both share the limit. With `--features metrics`, `GET
-//! /metrics` serves Prometheus.
+//! Start a second replica with `--listen 127.0.0.1:3001`, and both share the limit. With `--features metrics`,
+//! `GET /metrics` serves Prometheus.
 
 use std::{
     collections::VecDeque, convert::Infallible, future::IntoFuture, io::IsTerminal,

@@ -12,7 +12,6 @@ const TAGS: [&str; PARTS] = [
     "5f", "6o2", "6kr",
 ];
 
-/// One part of the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Part(usize);
 

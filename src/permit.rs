@@ -212,7 +212,6 @@ impl Share {
         self.keepers.release_confirmed(&leases).await
     }
 
-    /// Sets the bounds at which the slots expire.
     pub(crate) fn bound(&self, bounds: Bounds) {
         self.keepers.bound(&self.leases, bounds);
     }

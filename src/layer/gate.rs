@@ -365,7 +365,6 @@ impl Gate {
         response.map(ResponseBody::refusal)
     }
 
-    /// Adds the rate limit fields, if they are enabled.
     fn append_fields(&self, headers: &mut HeaderMap, quotas: &[Quota]) {
         if self.rate_limit_fields {
             fields::append(headers, quotas);

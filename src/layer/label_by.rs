@@ -12,8 +12,8 @@ impl LimitLayer {
     /// Sets the label of a request in the views for [operators](crate::operate).
     ///
     /// Default: the method, and with the feature `axum` the matched route, such as `POST /chats/{id}`. Return routes and
-    /// names of operations rather than paths, which may contain secrets. Labels are truncated to 128 bytes. A `&'static
-    /// str` costs no allocation.
+    /// names of operations rather than paths, which may contain secrets. Labels are truncated to 128 bytes. A
+    /// `&'static str` costs no allocation.
     ///
     /// ```
     /// use tower_turnstile::{Limit, Limiter};

@@ -411,7 +411,6 @@ impl Scope {
         self.requires_key
     }
 
-    /// Whether a request may have no key.
     pub(super) fn may_lack_key(&self) -> bool {
         match &self.keys {
             KeySource::Shared => false,
@@ -422,7 +421,6 @@ impl Scope {
         }
     }
 
-    /// Whether all requests share one key.
     pub(super) fn is_shared(&self) -> bool {
         matches!(self.keys, KeySource::Shared)
     }

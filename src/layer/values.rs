@@ -44,7 +44,6 @@ impl Values {
         self.table = Some(Arc::new(table.collect()));
     }
 
-    /// The values of the table.
     pub(super) fn listed(&self) -> impl Iterator<Item = LimitValue> {
         self.table.iter().flat_map(|table| table.values().copied())
     }

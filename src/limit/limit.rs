@@ -421,7 +421,6 @@ impl Limit {
         self.refill.map(|refill| refill.period)
     }
 
-    /// The unit of the limit.
     pub(crate) fn counted(&self) -> Unit {
         match &self.refill {
             Some(refill) => refill.unit,
@@ -468,7 +467,6 @@ impl Limit {
         self.class.unwrap_or(by_key)
     }
 
-    /// The longest wait.
     pub(crate) fn wait(&self) -> Duration {
         self.wait
     }
