@@ -1,7 +1,7 @@
 //! Limits concurrent requests, streams and WebSockets, and the rate at which they start, across all replicas of a
 //! service.
 //!
-//! At its core is a fair semaphore that replicas share through Redis (or Valkey): waiters are admitted first come, first
+//! The core is a fair semaphore that replicas share through Redis (or Valkey): waiters are admitted first come, first
 //! served, across all replicas. A [`tower`](https://docs.rs/tower) layer on top holds a slot for each request until its
 //! response has been *sent*, so that a stream counts until its last frame.
 //!

@@ -18,7 +18,7 @@ const SETTLE: Duration = Duration::from_millis(100);
 const MAX_READS: usize = 20;
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The state of a file at one read.
+/// One read of a file, with its version before and after.
 #[derive(PartialEq, Eq)]
 struct Look {
     before: Version,

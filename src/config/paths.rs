@@ -61,7 +61,7 @@ pub(super) fn readings(path: &str) -> Option<BTreeSet<String>> {
 }
 
 fn decode_but_slashes(path: &str) -> String {
-    // Slashes are encoded once more, so that they are still encoded after decoding.
+    // Slashes and backslashes are encoded once more, so that one decoding leaves them encoded.
     let kept = path
         .replace("%2F", "%252F")
         .replace("%2f", "%252f")
