@@ -301,7 +301,7 @@ impl Limit {
     /// Lets a released slot serve the next request of its process without a round trip. Default: off.
     ///
     /// Use it for many short requests under a limit that is rarely reached, with a [wait](Self::wait_up_to). The cap stays
-    /// exact; a request that waits in another process may be overtaken until a message has reached this process.
+    /// exact; a request that waits in another process may be overtaken until the message that recalls the slot has arrived.
     /// [Reuse](crate::guide::reuse) has the details, and the cases in which reuse does not help.
     ///
     /// ```
