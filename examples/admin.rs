@@ -1,18 +1,19 @@
-//! A service under a limit, and the page for its operators on a port of its own.
+//! A service under a limit, and the page for its operators on a separate port.
 //!
 //! ```sh
 //! cargo run --features admin --example admin -- --author ada
 //! ```
 //!
-//! Then open <http://127.0.0.1:3001>, and in a terminal, several times,
+//! Open <http://127.0.0.1:3001>, then run in a terminal, several times,
 //!
 //! ```sh
 //! curl -N -H 'x-api-key: me' http://127.0.0.1:3000/stream &
 //! ```
 //!
-//! With `--store redis://127.0.0.1` and other ports a second process shares the limits, and each page shows both. Without
-//! `--author` the page is read-only. It listens on the loopback interface only, where everybody on this machine is an
-//! operator: a page that others can reach belongs behind an authentication, which names the author of each request.
+//! With `--store redis://127.0.0.1` and other ports, a second process shares the limits, and each page shows both
+//! processes. Without `--author` the page is read-only. The page listens only on the loopback interface, where every
+//! user of this machine is an operator: put a page that others can reach behind an authentication that names the author
+//! of each request.
 
 use std::{convert::Infallible, error::Error, io, net::SocketAddr, time::Duration};
 
@@ -51,7 +52,7 @@ struct Options {
     /// memory: or redis://host:port
     #[arg(long, default_value = "memory:")]
     store: String,
-    /// Who changes limits by the page; nobody may, if this is left out
+    /// Author of changes made on the page; without it the page is read-only
     #[arg(long)]
     author: Option<String>,
 }
@@ -88,7 +89,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Completes on SIGTERM, by which a service manager ends a process, and on ctrl-c.
+/// Completes on SIGTERM, which a service manager sends to stop a process, and on ctrl-c.
 async fn stop() -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
@@ -97,11 +98,11 @@ async fn stop() -> io::Result<()> {
     }
 }
 
-/// In memory the one process is all there is. With a store, all replicas are asked.
+/// In memory the page shows this process. With a store, it asks all replicas.
 async fn page(limiter: &Limiter, store: &str) -> Result<AdminBuilder, Box<dyn Error>> {
     Ok(match store {
         "memory:" => limiter.admin(),
-        // Better by a user of its own, who may change overrides: the service itself need not be able to.
+        // Use a separate store user who may change overrides; the service's user does not need this right.
         store => Admin::builder(Operator::connect(store).await?),
     })
 }

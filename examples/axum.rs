@@ -1,11 +1,11 @@
-//! Streams, short requests and WebSockets of an axum server, under one cap that all its replicas share.
+//! An axum server with streams, short requests and WebSockets, under one limit that all its replicas share.
 //!
 //! ```sh
 //! cargo run --example axum -- --store redis://127.0.0.1 --limit 2
 //! ```
 //!
-//! Start it again with `--listen 127.0.0.1:3001`, and both keep to the limit together. With `--features metrics` there is
-//! `GET /metrics` for Prometheus.
+//! Start a second replica with `--listen 127.0.0.1:3001`, and both share the limit. With `--features metrics`,
+//! `GET /metrics` serves Prometheus.
 
 use std::{
     collections::VecDeque, convert::Infallible, future::IntoFuture, io::IsTerminal,
@@ -38,10 +38,10 @@ use tower_turnstile::{
 };
 use tracing_subscriber::EnvFilter;
 
-/// How long open streams may go on after a signal, and how long their connections may take to close.
+/// Time for open streams to end after a signal, and for their connections to close.
 const GRACE: Duration = Duration::from_secs(2);
 const CLOSE: Duration = Duration::from_secs(1);
-/// Messages of a socket that may wait for their turns.
+/// Maximum number of a socket's messages that may wait for their turns.
 const MOST_ASKED: usize = 16;
 
 /// A server whose streams are capped across all replicas that share a store.
@@ -56,7 +56,7 @@ struct Options {
     /// Requests, streams and WebSockets at a time, for each x-api-key
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LIMIT)))]
     limit: u32,
-    /// Slots that come free serve the next request of this replica without the store
+    /// Lets freed slots serve the next request of this replica without the store
     #[arg(long)]
     reuse: bool,
     /// How long a request may wait for a slot; 0s refuses at once
@@ -71,10 +71,10 @@ struct Options {
     /// How long a request may wait for the store
     #[arg(long, default_value = "500ms", value_parser = some_time)]
     store_timeout: Duration,
-    /// What a stream does whose slot is lost
+    /// Effect of a lost slot on its stream
     #[arg(long, default_value = "continue", value_parser = ["continue", "abort"])]
     on_lost: String,
-    /// What happens while the store is down
+    /// Admission while the store is down
     #[arg(long, default_value = "local", value_parser = ["local", "allow", "reject"])]
     fallback: String,
     /// Prefix of all keys in the store
@@ -115,7 +115,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Serves until a signal comes. An error names the option to mend.
+/// Serves until a signal comes. An error names the option to correct.
 async fn run(options: Options) -> Result<(), String> {
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()))
@@ -123,7 +123,7 @@ async fn run(options: Options) -> Result<(), String> {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
 
-    // Before the limiter, which looks for a recorder when it is made.
+    // Before the limiter, which looks for a recorder when it is created.
     let metrics = prometheus::route()?;
     let limiter = Limiter::builder()
         .namespace(&options.namespace)
@@ -183,7 +183,7 @@ fn limit(options: &Options) -> Result<Limit, String> {
     Ok(if options.reuse { limit.reuse() } else { limit })
 }
 
-/// What the handlers share.
+/// State shared by the handlers.
 #[derive(Clone)]
 struct Demo {
     limiter: Limiter,
@@ -195,9 +195,9 @@ struct Demo {
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 enum Phase {
     Open,
-    /// No new connections and no new slots.
+    /// The server accepts no new connections, and the limiter grants no new slots.
     Closing,
-    /// What is still open ends.
+    /// All open streams and sockets end.
     Over,
 }
 
@@ -226,7 +226,7 @@ mod prometheus {
 
     const SECONDS: [f64; 9] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0];
 
-    /// Installs a recorder, and shows what it was told.
+    /// Installs a recorder, and serves its metrics.
     pub(crate) fn route<S: Clone + Send + Sync + 'static>() -> Result<Router<S>, String> {
         let seconds = Matcher::Suffix("_seconds".to_owned());
         let recorder = PrometheusBuilder::new()
@@ -246,13 +246,13 @@ mod prometheus {
 
 #[cfg(not(feature = "metrics"))]
 mod prometheus {
-    /// Nothing is recorded.
+    /// Without the feature `metrics`, nothing is recorded.
     pub(crate) fn route<S: Clone + Send + Sync + 'static>() -> Result<axum::Router<S>, String> {
         Ok(axum::Router::new())
     }
 }
 
-/// What a request asks for; times in milliseconds.
+/// Parameters of a request; times in milliseconds.
 #[derive(Deserialize)]
 #[serde(default)]
 struct Ask {
@@ -271,7 +271,7 @@ impl Default for Ask {
     }
 }
 
-/// `data: 1`, `data: 2` and so on: the first at once, then one each `every`.
+/// Sends `data: 1`, `data: 2` and so on: the first at once, then one event per `every`.
 async fn stream(State(demo): State<Demo>, Query(ask): Query<Ask>) -> impl IntoResponse {
     let mut ticks = interval(Duration::from_millis(ask.every.max(1)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -291,9 +291,9 @@ async fn work(Query(ask): Query<Ask>) -> &'static str {
     "done"
 }
 
-/// The response ends with its head; the slot goes with the conversation.
+/// The response ends with its head; the conversation keeps the slot.
 ///
-/// A WebSocket begins with a GET request over HTTP/1, and with a CONNECT request over HTTP/2: hence the route by `any`.
+/// A WebSocket begins with a GET request over HTTP/1, and with a CONNECT request over HTTP/2, so the route uses `any`.
 async fn socket(
     State(demo): State<Demo>,
     Extension(slot): Extension<Slot>,
@@ -338,8 +338,8 @@ fn is_said(message: &Message) -> bool {
     matches!(message, Message::Text(_) | Message::Binary(_))
 }
 
-/// Asks the client to close the socket as soon as the shutdown begins, and waits until it has: it can connect to another
-/// replica at once.
+/// Asks the client to close the socket as soon as the shutdown begins, and waits until the client has closed it. The
+/// client can connect to another replica at once.
 async fn go_away(socket: &mut WebSocket) {
     let frame = CloseFrame {
         code: close_code::AWAY,
@@ -350,7 +350,7 @@ async fn go_away(socket: &mut WebSocket) {
     }
 }
 
-/// A slot for each message instead of the whole conversation: an idle socket takes none.
+/// Takes a slot for each message instead of the whole conversation, so an idle socket takes none.
 async fn turns(
     State(demo): State<Demo>,
     Query(ask): Query<Ask>,
@@ -385,7 +385,7 @@ async fn take_turns(
         };
         let answer = tokio::select! {
             answer = answer(turns, question, work) => answer,
-            // Dropping the turn gives up its place in the queue, or its slot.
+            // Dropping the turn leaves the queue, or releases the slot.
             () = closed(socket, &mut asked) => return,
         };
         if socket.send(answer).await.is_err() {
@@ -394,7 +394,7 @@ async fn take_turns(
     }
 }
 
-/// Waits for a turn, and works for a while.
+/// Waits for a turn, then works for a while.
 async fn answer(turns: &Semaphore, question: Message, work: Duration) -> Message {
     match turns.acquire().await {
         Ok(_permit) => {
@@ -405,8 +405,8 @@ async fn answer(turns: &Semaphore, question: Message, work: Duration) -> Message
     }
 }
 
-/// Reads on during a turn, or it would not be noticed that the client leaves. It ends when the client has left, or asks too
-/// much.
+/// Keeps reading during a turn, to notice when the client leaves. Completes when the client has left, or has sent too
+/// many messages.
 async fn closed(socket: &mut WebSocket, asked: &mut VecDeque<Message>) {
     while let Some(Ok(message)) = socket.recv().await {
         if is_said(&message) {
@@ -434,7 +434,7 @@ fn some_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The options that such an error is about.
+/// The options that can cause this error.
 fn blamed(error: &ConfigError) -> &'static str {
     match error.kind() {
         ConfigErrorKind::Value => "--lease, --store-timeout, --namespace",
@@ -442,7 +442,7 @@ fn blamed(error: &ConfigError) -> &'static str {
     }
 }
 
-/// What clap says in its first paragraph, in one line.
+/// The first paragraph of clap's message, in one line.
 fn first_paragraph(error: &clap::Error) -> String {
     let text = error.to_string();
     let text = text.trim_start_matches("error: ");

@@ -1,4 +1,4 @@
-//! A raw hyper server whose limits are in a file. It reads the file again on SIGHUP.
+//! A raw hyper server with limits from a file, which it reloads on SIGHUP.
 //!
 //! ```sh
 //! cargo run --example config --features config   # another file and another address go behind `--`
@@ -34,7 +34,7 @@ use tower_turnstile::{
     config::{Config, ConfigFileError, LiveConfig},
 };
 
-/// How long open streams may go on after a signal, and how long their connections may take to close.
+/// Time for open streams to end after a signal, and for their connections to close.
 const GRACE: Duration = Duration::from_secs(10);
 const CLOSE: Duration = Duration::from_secs(1);
 
@@ -67,13 +67,13 @@ async fn main() -> Result<(), BoxError> {
         }
     }
     drop(listener);
-    // Streams may go on for a while; then their slots are released.
+    // Streams have some time to end; then their slots are released.
     let closed = timeout(GRACE + CLOSE, connections.shutdown());
     let _ = join!(live.limiter().shutdown(GRACE), closed);
     Ok(())
 }
 
-/// Completes on SIGTERM, by which a service manager ends a process, and on ctrl-c.
+/// Completes on SIGTERM, which a service manager sends to stop a process, and on ctrl-c.
 async fn stop() -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {

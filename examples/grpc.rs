@@ -1,10 +1,10 @@
-//! A gRPC service under a limit, and clients that read its refusals: one program plays both, and ends by itself.
+//! A gRPC service under a limit, and clients that read its refusals, in one program that then exits.
 //!
 //! ```sh
 //! cargo run --example grpc
 //! ```
 //!
-//! The service is tonic's health service. Its `Watch` is a stream without end, its `Check` a short call.
+//! The service is tonic's health service. Its `Watch` is an endless stream, its `Check` a short call.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use tower_turnstile::{Limit, LimitLayer, Limiter};
 const CALLS: Limit = Limit::concurrent("calls", 1);
 /// Calls in progress of one client, at the client.
 const OWN_CALLS: Limit = Limit::concurrent("own-calls", 1);
-/// For a refusal that does not say when to try again.
+/// Retry delay after a refusal without one.
 const SOME_TIME: Duration = Duration::from_secs(1);
 
 #[tokio::main]
@@ -47,7 +47,7 @@ async fn main() -> Result<(), BoxError> {
     check_when_free(&mut client).await?;
     println!("server: the stream has ended, and a call is served");
 
-    // On a channel the client keeps to a limit of its own. What that refuses is not sent.
+    // A layer around the channel applies the client's own limit. A refused call is not sent.
     let mut client = HealthClient::new(limiter.layer(&OWN_CALLS).layer(channel));
     let stream = client.watch(request("me")).await?;
     let refused = refusal(client.check(request("you")).await)?;
@@ -80,7 +80,7 @@ fn request(key: &'static str) -> Request<HealthCheckRequest> {
     request
 }
 
-/// Tries again as often, and as late, as the refusals say.
+/// Retries after the delay that each refusal states, until the call succeeds.
 async fn check_when_free(client: &mut HealthClient<Channel>) -> Result<(), Status> {
     loop {
         match client.check(request("me")).await {
@@ -105,7 +105,7 @@ fn told(refused: &Status) -> String {
     format!("{code:?}, \"{message}\", to be tried again in {delay:?}")
 }
 
-/// From the details that come with the status.
+/// The retry delay in the details of the status.
 fn retry_delay(refused: &Status) -> Duration {
     let info = refused.get_details_retry_info();
     info.and_then(|info| info.retry_delay).unwrap_or(SOME_TIME)

@@ -5,10 +5,11 @@
 //! curl -N 'http://127.0.0.1:3000/hold/gpu?key=acme'
 //! ```
 //!
-//! The response is a stream of server-sent events: `queued`, with the place, while it waits; `granted` once it has the slot;
-//! `lost` before somebody else can get it, and `refused` if there was none. The last two end the stream. A client that
-//! closes the connection gives the slot back, or leaves the queue. Whoever reaches this server can take any slot: put it
-//! behind your authentication, or listen on the loopback interface only, as by default.
+//! The response is a stream of server-sent events: `queued`, with the place, while the client waits; `granted` once it
+//! has the slot; `lost` before another client can get the slot; and `refused` if no slot was free. The last two end the
+//! stream. A client that closes the connection releases the slot, or leaves the queue. Any client that reaches this
+//! server can take any slot: put the server behind your authentication, or listen only on the loopback interface, as by
+//! default.
 
 use std::{collections::BTreeMap, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -31,9 +32,9 @@ use tokio::{
 };
 use tower_turnstile::{Acquire, AcquireError, Fallback, Limit, Limiter, Permit};
 
-/// How often a client that waits is told its place, if that has changed.
+/// Interval at which a waiting client learns its place, if it has changed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long clients have at the end to read that their slots are gone.
+/// Time for clients to read, at shutdown, that their slots are gone.
 const CLOSE: Duration = Duration::from_secs(1);
 
 /// A server that holds slots for its clients.
@@ -45,7 +46,7 @@ struct Options {
     /// memory: or redis://host:port
     #[arg(long, default_value = "memory:")]
     store: String,
-    /// Prefix of all keys in the store, as of the services that have the same limits
+    /// Prefix of all keys in the store, as in the services that share the limits
     #[arg(long, default_value = "turnstile")]
     namespace: String,
     /// A limit and its slots, such as gpu=8; may be repeated
@@ -54,7 +55,7 @@ struct Options {
     /// How long a client may wait for a slot
     #[arg(long, default_value = "1h", value_parser = humantime::parse_duration)]
     max_wait: Duration,
-    /// How often a client hears something: one that hears nothing for three times as long has lost its slot
+    /// Interval of keep-alives; a client that receives none for three intervals has lost its slot
     #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
     keep_alive: Duration,
 }
@@ -65,7 +66,7 @@ fn limit(text: &str) -> Result<Limit, String> {
         .ok_or("write a name and slots: gpu=8")?;
     let slots = slots.parse().map_err(|_| "slots are a number: gpu=8")?;
     let limit = Limit::try_concurrent(name.to_owned(), slots);
-    // Without the store nobody could say how many hold a slot.
+    // Without the store, the number of holders is unknown.
     Ok(limit
         .map_err(|error| error.to_string())?
         .fallback(Fallback::Reject))
@@ -89,7 +90,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = listener.local_addr()?;
     let listener = listener.tap_io(move |stream| {
         let _ = stream.set_nodelay(true);
-        // A client whose network is dead acknowledges nothing. Without this its slot is held for a quarter of an hour more.
+        // A client on a dead network acknowledges nothing. Without this timeout its slot stays taken for another
+        // quarter of an hour.
         #[cfg(target_os = "linux")]
         let _ = socket2::SockRef::from(&*stream).set_tcp_user_timeout(Some(3 * options.keep_alive));
     });
@@ -109,7 +111,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         _ = terminate.recv() => {}
     }
     drop(close);
-    // Clients are told at once: their work cannot end with this process.
+    // Clients learn of the loss at once, since their work cannot end with this process.
     limiter.shutdown(Duration::ZERO).await;
     let _ = timeout(CLOSE, server).await;
     Ok(())
@@ -148,16 +150,16 @@ async fn hold(
     Ok(Sse::new(events).keep_alive(keep_alive))
 }
 
-/// A client, from its request to its end. Dropped, it gives back what it has.
+/// A client, from its request to its end. Dropping it leaves the queue, or releases the slot.
 enum Client {
-    /// It waits, and was told this place last.
+    /// The client waits; the last reported place.
     Asks(Acquire, Option<(u32, u32)>),
     Holds(Permit),
     Gone,
 }
 
 impl Client {
-    /// The next event, and what the client is then.
+    /// The next event, and the client's next state.
     async fn next(self) -> Option<(Event, Self)> {
         Some(match self {
             Self::Asks(acquire, told) => ask(acquire, told).await,

@@ -5,7 +5,7 @@
 //! curl -N http://127.0.0.1:3000 & curl -N http://127.0.0.1:3000 & curl -N http://127.0.0.1:3000
 //! ```
 //!
-//! Another address goes behind `--`.
+//! Pass another address after `--`.
 
 use std::{convert::Infallible, env, io, pin::pin, time::Duration};
 
@@ -33,7 +33,7 @@ use tower::{BoxError, ServiceBuilder};
 use tower_turnstile::{Limit, Limiter};
 
 const COUNTS: Limit = Limit::concurrent("counts", 2).wait_up_to(Duration::from_secs(10));
-/// How long open streams may go on after a signal, and how long their connections may take to close.
+/// Time for open streams to end after a signal, and for their connections to close.
 const GRACE: Duration = Duration::from_secs(10);
 const CLOSE: Duration = Duration::from_secs(1);
 
@@ -68,13 +68,13 @@ async fn main() -> Result<(), BoxError> {
         });
     }
     drop(listener);
-    // Streams may go on for a while; then their slots are released.
+    // Streams have some time to end; then their slots are released.
     let closed = timeout(GRACE + CLOSE, connections.shutdown());
     let _ = join!(limiter.shutdown(GRACE), closed);
     Ok(())
 }
 
-/// Completes on SIGTERM, by which a service manager ends a process, and on ctrl-c.
+/// Completes on SIGTERM, which a service manager sends to stop a process, and on ctrl-c.
 async fn stop() -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {

@@ -1,4 +1,4 @@
-//! A semaphore without HTTP: at most two reports are written at a time, by all processes that share a store.
+//! A semaphore without HTTP: all processes that share a store write at most two reports at a time.
 //!
 //! ```sh
 //! cargo run --example semaphore
@@ -26,17 +26,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
         written??;
     }
 
-    // A task that cannot wait asks once.
+    // A task that cannot wait tries once.
     let one = reports.try_acquire().await?;
     let two = reports.try_acquire().await?;
     if let Err(refused) = reports.try_acquire().await {
         println!("nothing for a third: {refused}");
     }
-    // Dropping a permit releases it in the background; this waits until it is free for other processes.
+    // Dropping a permit releases it in the background; `release` waits until the slot is free for other processes.
     one.release().await?;
     drop(two);
 
-    // Before a process ends: slots that it has not released stay taken until their leases end.
+    // Before the process ends: unreleased slots stay taken until their leases end.
     limiter.shutdown(Duration::from_secs(5)).await;
     Ok(())
 }

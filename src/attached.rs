@@ -29,9 +29,9 @@ pin_project! {
 impl Permit {
     /// Holds the permit until this stream or HTTP body ends or is dropped.
     ///
-    /// For clients that limit their calls to a peer: acquire before the request is sent, and the slot is held until the last
-    /// byte of the response has been read. Unlike with a layer around the client, a refusal is an [`AcquireError`] and not a
-    /// response that looks like the peer's. See [Clients](crate::guide::clients).
+    /// For clients that limit their calls to a peer: acquire a permit before sending the request, and the slot is held
+    /// until the last byte of the response has been read. Unlike with a layer around the client, a refusal is an
+    /// [`AcquireError`], not a response that looks like the peer's. See [Clients](crate::guide::clients).
     ///
     /// ```
     /// use futures_util::{StreamExt, stream};
@@ -97,7 +97,7 @@ impl<B: Body> Body for Attached<B> {
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let mut this = self.project();
         let frame = ready!(this.inner.as_mut().poll_frame(cx));
-        // A reader that knows the length does not ask for the end.
+        // A reader that knows the length does not poll for the end.
         if !matches!(frame, Some(Ok(_))) || this.inner.is_end_stream() {
             *this.permit = None;
         }

@@ -32,7 +32,7 @@ const MAX_NAMESPACE_LEN: usize = 64;
 
 /// Configures a [`Limiter`].
 ///
-/// The defaults are right for most services. All replicas of a service should use the same settings.
+/// The defaults suit most services. All replicas of a service should use the same settings.
 ///
 /// | setting | default | relation |
 /// | --- | --- | --- |
@@ -93,7 +93,7 @@ impl fmt::Debug for LimiterBuilder {
 }
 
 impl Limiter {
-    /// Creates a limiter without a store: the same rules within this process.
+    /// Creates a limiter without a store, with the same rules within this process.
     ///
     /// For services with one replica, and for [tests](crate::guide::testing).
     ///
@@ -110,7 +110,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// Those of [`LimiterBuilder::connect`].
+    /// Returns the errors of [`LimiterBuilder::connect`].
     pub async fn connect(url: impl AsRef<str>) -> Result<Self, ConfigError> {
         Self::builder().connect(url).await
     }
@@ -119,7 +119,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// Those of [`LimiterBuilder::connect_required`].
+    /// Returns the errors of [`LimiterBuilder::connect_required`].
     pub async fn connect_required(url: impl AsRef<str>) -> Result<Self, ConfigError> {
         Self::builder().connect_required(url).await
     }
@@ -133,8 +133,8 @@ impl Limiter {
 impl LimiterBuilder {
     /// Sets the length of a lease. Default: 30 s.
     ///
-    /// It is the time for which a slot stays taken after its replica crashed or was cut off. The leases of held permits
-    /// are renewed every third of it, however long a request runs.
+    /// After a replica has crashed or was cut off, its slots stay taken until their leases end. The leases of held permits
+    /// are renewed every third of this time, however long a request runs.
     ///
     /// Longer: fewer renewals, and permits survive longer outages of the store. Shorter: slots of a crashed replica
     /// return sooner.
@@ -145,14 +145,14 @@ impl LimiterBuilder {
 
     /// Sets the longest time that a request waits for the store. Default: 500 ms.
     ///
-    /// After it the limit's [`fallback`](crate::Limit::fallback) decides, and a longer pause of the store counts as an
-    /// outage. Reconnecting has to fit into it, so it should be five round trips or more.
+    /// After this time the limit's [`fallback`](crate::Limit::fallback) decides, and a longer pause of the store counts as
+    /// an outage. Reconnecting has to fit into this time, so it should be five round trips or more.
     pub fn store_timeout(mut self, store_timeout: Duration) -> Self {
         self.store_timeout = store_timeout;
         self
     }
 
-    /// Sets the interval at which queued requests are polled for, in case a wake-up was lost. Default: 1 s.
+    /// Sets the interval between polls for queued requests, in case a wake-up was lost. Default: 1 s.
     ///
     /// One poll covers all waiters of the process.
     pub fn poll_interval(mut self, poll_interval: Duration) -> Self {
@@ -162,8 +162,8 @@ impl LimiterBuilder {
 
     /// Sets how long the store keeps the queue positions of a replica that sends nothing. Default: 5 s.
     ///
-    /// It is also the longest first lease of a waiter that is granted a slot. Longer: positions survive longer pauses of
-    /// a replica. Shorter: the waiters of a crashed replica delay the queue for less time: at most twice this, if
+    /// When a waiter is granted a slot, its first lease is at most this long. Longer: positions survive longer pauses of a
+    /// replica. Shorter: the waiters of a crashed replica delay the queue for less time, at most twice this value if
     /// `store_timeout` is at most a third of it.
     pub fn waiter_ttl(mut self, waiter_ttl: Duration) -> Self {
         self.waiter_ttl = waiter_ttl;
@@ -172,8 +172,8 @@ impl LimiterBuilder {
 
     /// Sets the prefix of all keys and channels in the store. Default: `turnstile`.
     ///
-    /// The replicas of a service share one; services that share a server each have their own. It has 1 to 64 letters,
-    /// digits, `-`, `_`, `.` or `:`.
+    /// All replicas of a service share a namespace; services that share a server each have their own. A namespace has 1 to
+    /// 64 letters, digits, `-`, `_`, `.` or `:`.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
         self
@@ -181,10 +181,10 @@ impl LimiterBuilder {
 
     /// Sets the runtime of the limiter's background task and connections.
     ///
-    /// It needs timers and IO ([`enable_all`]). Default: the runtime that first uses the limiter (not the one that it was
-    /// connected on), and another one if that ends or does not run the task in time.
+    /// The runtime needs timers and IO ([`enable_all`]). Default: the runtime that first uses the limiter (not the runtime
+    /// on which it was connected), and another runtime if the first ends or does not run the task in time.
     ///
-    /// The task is never moved away from a runtime that is set here. While that does not run it, each limit's
+    /// The task never moves away from a runtime that is set here. While this runtime does not run the task, each limit's
     /// [`fallback`](crate::Limit::fallback) applies, as if the store were down.
     ///
     /// [`enable_all`]: tokio::runtime::Builder::enable_all
@@ -195,9 +195,9 @@ impl LimiterBuilder {
 
     /// Runs the background task on a thread and a runtime of its own.
     ///
-    /// For services with one runtime per core, for runtimes that come and go or are not always driven, and wherever
-    /// handlers may block a thread: nothing that they do delays the renewal of leases then. The price is one more thread
-    /// to wake for each round trip, so a request takes longer under low load.
+    /// Use it for services with one runtime per core, for runtimes that come and go or are not always driven, and where
+    /// handlers may block a thread: none of this then delays the renewal of leases. The cost is one more thread to wake for
+    /// each round trip, so a request takes longer under low load.
     ///
     /// The thread (`turnstile`) ends when the last [`Limiter`] and the last permit are gone. Replaces
     /// [`runtime`](Self::runtime).
@@ -206,22 +206,22 @@ impl LimiterBuilder {
         self
     }
 
-    /// Lets [operators](crate::operate) see what this replica holds and waits for. Default: off.
+    /// Lets [operators](crate::operate) see this replica's permits and waiting requests. Default: off.
     ///
-    /// The limiter then has one more connection to its store, with a task of its own that answers operators' questions. No
-    /// request waits for it. The store's user needs the rights for it: see [Running Redis](crate::guide::redis). Without
-    /// them the limiter works as before, and logs one warning. Its layers watch each response, as with
-    /// [`OnLost::Abort`](crate::OnLost::Abort), so that an operator can revoke its permit. In memory [`Limiter::operator`]
-    /// asks without this setting.
+    /// The limiter then has one more connection to its store, with a separate task that answers operators' queries. No
+    /// request waits for this task. The store's user needs further rights: see [Running Redis](crate::guide::redis).
+    /// Without these rights the limiter works as before, and logs one warning. The limiter's layers watch each response, as
+    /// with [`OnLost::Abort`](crate::OnLost::Abort), so that an operator can revoke its permit. In memory,
+    /// [`Limiter::operator`] works without this setting.
     #[cfg(feature = "operate")]
     pub fn operable(mut self) -> Self {
         self.identity.operable = true;
         self
     }
 
-    /// Sets what operators see this replica as. Default: the host's name.
+    /// Sets the label of this replica in the views for operators. Default: the host's name.
     ///
-    /// It has 1 to 64 characters, none of them a control character.
+    /// A label has 1 to 64 characters, none of them a control character.
     #[cfg(feature = "operate")]
     pub fn replica_label(mut self, label: impl Into<String>) -> Self {
         self.identity.label = Some(label.into());
@@ -230,8 +230,8 @@ impl LimiterBuilder {
 
     /// Shows operators the keys of callers. Default: their digests only.
     ///
-    /// Keys are often credentials, such as API keys, and answers to operators pass the store. Show them only where they are
-    /// names. A key of more than 64 bytes is shown as a digest all the same.
+    /// Keys are often credentials, such as API keys, and answers to operators pass through the store. Show keys only if
+    /// they are names. A key of more than 64 bytes is still shown as a digest.
     #[cfg(feature = "operate")]
     pub fn show_keys(mut self) -> Self {
         self.identity.shows_keys = true;
@@ -260,21 +260,22 @@ impl LimiterBuilder {
     /// | `rediss://`, `valkeys://` | a server, with TLS | `tls` |
     /// | `redis+sentinel://[user:password@]host[:26379],host2[:port]/service[/db]` | a service of Redis Sentinel, by up to 16 sentinels | `sentinel` |
     /// | `redis+cluster://[user:password@]host[:port],host2[:port]` | a Redis Cluster, by up to 16 of its nodes | `cluster` |
-    /// | `rediss+sentinel://`, `rediss+cluster://` | the same, with TLS | and `tls` |
+    /// | `rediss+sentinel://`, `rediss+cluster://` | as above, with TLS | and `tls` |
     /// | `memory:` | none | |
     ///
-    /// With Sentinel the user is the server's; that of the sentinels is given by
+    /// With Sentinel, the URL names the server's user; add the user of the sentinels as
     /// `?sentinel_username=..&sentinel_password=..`. [Running Redis](crate::guide::redis) describes failovers, clusters,
     /// certificates and permissions.
     ///
-    /// A store that cannot be reached is a warning in the log and not an error, so that a service can start while its
-    /// store is down: each limit's [`fallback`](crate::Limit::fallback) applies until the store is there.
+    /// If the store cannot be reached, the limiter logs a warning and returns no error, so that a service can start while
+    /// its store is down: each limit's [`fallback`](crate::Limit::fallback) applies until the store is up.
     ///
     /// # Errors
     ///
-    /// If a setting is out of range, the URL cannot be used, the store refuses the credentials or the namespace, or there is
-    /// no Tokio runtime with timers and IO (none is needed with [`dedicated_thread`](Self::dedicated_thread)). A command
-    /// that the store's user may not run shows at the first request, which is refused whatever the fallback.
+    /// Returns an error if a setting is out of range, the URL cannot be used, the store refuses the credentials or the
+    /// namespace, or there is no Tokio runtime with timers and IO (not needed with
+    /// [`dedicated_thread`](Self::dedicated_thread)). If the store's user may not run a command, the first request that
+    /// needs the command is refused, whatever the fallback.
     pub async fn connect(self, url: impl AsRef<str>) -> Result<Limiter, ConfigError> {
         let url = url.as_ref();
         if url == MEMORY {
@@ -288,14 +289,14 @@ impl LimiterBuilder {
 
     /// Connects like [`connect`](Self::connect), and fails if the store cannot be reached.
     ///
-    /// For jobs that should not start without their limits, and for configuration checks. A service is better started with
-    /// [`connect`](Self::connect), which also succeeds while the store is down. The store may fail at any time afterwards, so
-    /// each limit needs a [`fallback`](crate::Limit::fallback) all the same. Of a cluster one node is asked.
+    /// For jobs that should not start without their limits, and for configuration checks. A service should rather use
+    /// [`connect`](Self::connect), which also succeeds while the store is down. The store may fail at any later time, so
+    /// each limit still needs a [`fallback`](crate::Limit::fallback). In a cluster only one node is checked.
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect), and [`ConfigErrorKind::Unreachable`] if the store does not answer within
-    /// [`store_timeout`](Self::store_timeout).
+    /// Returns the errors of [`connect`](Self::connect), and [`ConfigErrorKind::Unreachable`] if the store does not answer
+    /// within [`store_timeout`](Self::store_timeout).
     pub async fn connect_required(self, url: impl AsRef<str>) -> Result<Limiter, ConfigError> {
         let url = url.as_ref();
         #[cfg(feature = "redis")]
@@ -335,7 +336,7 @@ impl LimiterBuilder {
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect), except for the URL.
+    /// Returns the errors of [`connect`](Self::connect), except for errors in the URL.
     #[cfg(feature = "redis")]
     pub async fn connect_client(self, client: redis::Client) -> Result<Limiter, ConfigError> {
         let (limiter, _) = self.on_target(client.into()).await?;
@@ -343,7 +344,7 @@ impl LimiterBuilder {
     }
 
     #[cfg(feature = "redis")]
-    /// With the reason if it could not be reached.
+    /// Connects to the target; also returns the reason if the store could not be reached.
     async fn on_target(
         self,
         target: StoreTarget,
@@ -359,7 +360,7 @@ impl LimiterBuilder {
             let keeper = Keeper::new(settings, Some(Arc::new(store)), &home);
             keepers.push(keeper);
         }
-        // The other parts connect when they have something to send.
+        // The other parts connect when they first send an exchange.
         let unreached = keepers[0].greet().await.map_err(refused)?;
         let limiter = Limiter::new(Keepers::new(keepers));
         #[cfg(feature = "operate")]
@@ -381,7 +382,7 @@ impl LimiterBuilder {
         })
     }
 
-    /// All faults of the settings, by their names.
+    /// All faults of the settings, with the setting's name.
     pub(crate) fn faults(&self) -> Vec<(&'static str, String)> {
         let Self {
             namespace,

@@ -1,5 +1,5 @@
-//! Charges of a permit at a rate while it is held: more of them before the work, what the work spends, and the truth in
-//! the end.
+//! Charges of a permit at a rate while it is held: further charges before the work, spending during the work, and the
+//! settlement at the end.
 //!
 //! Tests: `tests/semaphore/charges.rs`.
 
@@ -26,26 +26,26 @@ use crate::{
 
 /// Charges at a rate.
 ///
-/// A [rate](crate::Limit::rate) charges a permit when it is acquired. For work whose cost is known later, such as the
-/// tokens of a language model, these charge what is known before it begins, add up what it spends, and settle the
-/// difference to the true cost in the end: see [Token budgets](crate::guide::tokens).
+/// A [rate](crate::Limit::rate) charges a permit when it is acquired. For work whose cost is known only later, such as the
+/// tokens of a language model, the methods below charge the known part in advance, add up spending, and settle the
+/// difference to the true cost at the end: see [Token budgets](crate::guide::tokens).
 ///
-/// The limit is named by itself or by its name.
+/// All methods take the limit or its name.
 ///
 /// # A rate that the permit does not have
 ///
-/// A typo must not turn a budget off. If the name is not that of a rate of the permit, [`charge`](Permit::charge) ends with
-/// [`UnknownRate`](crate::AcquireErrorKind::UnknownRate), and the other calls do nothing. Each such call is counted
-/// (`turnstile_unknown_rate_total`), and logged: the first of each name at warn level, later ones at debug level.
+/// A typo must not turn a budget off. If no rate of the permit has the name, [`charge`](Permit::charge) fails with
+/// [`UnknownRate`](crate::AcquireErrorKind::UnknownRate), and the other calls have no effect. Each such call is counted
+/// (`turnstile_unknown_rate_total`) and logged: the first call for each name at warn level, later calls at debug level.
 ///
-/// A rate that the semaphore or the layer has, but that does not apply to this permit, is not unknown: nothing is charged,
-/// and nothing is logged. Its [mode](crate::Mode) is off, or the request has no key for it
-/// ([`Scope::require_key`](crate::Scope::require_key) refuses those at the door). In a layer of a configuration these are all
-/// rates of the file, whether the request's route has them or not.
+/// A rate of the semaphore or the layer that does not apply to this permit is not unknown: calls charge nothing and log
+/// nothing. A rate does not apply if its [mode](crate::Mode) is off, or if the request has no key for it
+/// ([`Scope::require_key`](crate::Scope::require_key) refuses such requests on arrival). In a layer of a configuration,
+/// every rate of the file is known, whether the request's route has it or not.
 impl Permit {
-    /// Charges the rate once more, and waits or is refused like a newcomer.
+    /// Charges the rate once more, and waits or is refused like a new request.
     ///
-    /// For a cost that is known before the work begins, such as that of a prompt which had to be read first.
+    /// For a cost that is known before the work begins, such as the cost of a prompt that had to be read first.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -67,9 +67,10 @@ impl Permit {
     ///
     /// # Errors
     ///
-    /// Those of [`Semaphore::acquire`](crate::Semaphore::acquire),
+    /// Returns the errors of [`Semaphore::acquire`](crate::Semaphore::acquire),
     /// [`InvalidCost`](crate::AcquireErrorKind::InvalidCost) if the cost is above the rate's burst, and
-    /// [`UnknownRate`](crate::AcquireErrorKind::UnknownRate) if the permit does not have the rate. The permit stays as it is.
+    /// [`UnknownRate`](crate::AcquireErrorKind::UnknownRate) if the permit does not have the rate. The permit stays as it
+    /// is.
     ///
     /// # Cancel safety
     ///
@@ -83,34 +84,35 @@ impl Permit {
         }
     }
 
-    /// Adds to what the permit has cost. Never waits, and is never refused.
+    /// Adds to the permit's cost. Never waits, and is never refused.
     ///
-    /// Sums are sent to the store about once a second, and when the permit is released. The rate may be in debt then: it
-    /// admits nobody until that has drained, with an exact [`retry_after`](crate::AcquireError::retry_after). A debt is at
-    /// most what drains in 24 hours.
+    /// The process reports sums to the store about once a second, and when the permit is released. A report may put the
+    /// rate into debt: the rate then admits no request until the debt has drained, and refusals have an exact
+    /// [`retry_after`](crate::AcquireError::retry_after). A debt is at most the amount that drains in 24 hours.
     ///
-    /// A sum that was sent is not sent again: if its answer is lost, it may count once too little. While the store is
-    /// down, the [fallback](crate::Limit::fallback) is charged instead.
+    /// A sum is sent only once: if its answer is lost, the sum may not count. While the store is down, the
+    /// [fallback](crate::Limit::fallback) is charged instead.
     pub fn spend(&self, limit: impl AsRef<str>, cost: u32) {
         self.share().spend(limit.as_ref(), cost);
     }
 
-    /// Sets what the permit has cost in all, at its acquisition, by charges and by spending. Only the first call counts:
-    /// what is spent after it does not, and what is charged after it is refunded.
+    /// Sets the permit's total cost, for its acquisition, charges and spending together. Only the first call counts. Later
+    /// spending is ignored, and later charges are refunded.
     ///
-    /// A cost above that is charged like something that was [spent](Self::spend); below it the rest is refunded, as far
-    /// as it has not drained, since time that has passed cannot be given back. While nothing drains all of it comes back.
-    /// [Token budgets](crate::guide::tokens) says what may be lost.
+    /// If the total exceeds the sum of charges and spending, the difference is charged as if it had been
+    /// [spent](Self::spend). If the total is smaller, the difference is refunded unless it has drained, since an amount
+    /// that has drained may already have admitted other requests. While nothing drains, the whole difference is refunded.
+    /// See [Token budgets](crate::guide::tokens) for details.
     ///
-    /// Without it, all that was charged and spent stands.
+    /// Without a settlement, the charges and the spending stand.
     pub fn settle(&self, limit: impl AsRef<str>, actual: u32) {
         self.share().settle(limit.as_ref(), actual);
     }
 
-    /// Returns what the rate would admit at once, as the latest charge of this permit has left it.
+    /// Returns the units left of the rate after the latest charge of this permit.
     ///
-    /// For work that ends by itself before it runs into debt. It does not know what others were charged since. `None` if
-    /// nothing was charged.
+    /// For work that stops before it runs into debt. Later charges of other permits are not included. `None` if nothing was
+    /// charged.
     pub fn remaining(&self, limit: impl AsRef<str>) -> Option<u32> {
         self.share().remaining(limit.as_ref())
     }
@@ -126,13 +128,14 @@ impl Share {
         });
     }
 
-    /// Something happens to its account at this rate.
+    /// Changes the permit's account at this rate.
     fn change(&self, fee: &Fee, change: impl FnOnce(&mut Account) -> Option<(Cost, u64)>) {
         self.leases.note_account();
         self.keepers.change_account(fee, change);
     }
 
-    /// The charge at the door of the rate of this name. `None`: the rate is off. An error, which is noted: it is unknown.
+    /// Returns the charge on arrival at the rate with this name; `None` if the rate does not apply. An unknown name is an
+    /// error, and is recorded.
     fn rate(&self, limit: &str, call: RateCall) -> Result<Option<&Fee>, AcquireError> {
         let fee = self.leases.fee(limit);
         if fee.is_some() || self.leases.is_exempt_from(limit) {
@@ -143,7 +146,7 @@ impl Share {
         Err(error)
     }
 
-    /// A rate has refused to charge this permit.
+    /// Records that a rate refused to charge this permit.
     fn note_refusal(&self, fee: &Fee, error: &AcquireError) {
         if let (AcquireErrorKind::TooSoon, Some(rest)) = (error.kind(), error.retry_after()) {
             let until = Instant::now() + rest;
@@ -180,7 +183,7 @@ impl Share {
         quota.map(|quota| quota.remaining)
     }
 
-    /// How its rates stand, of which it knows more than when it was admitted.
+    /// The state of the permit's rates, which may be newer than at its admission.
     pub(crate) fn quotas(&self) -> impl Iterator<Item = Quota> {
         let fees = self.leases.open_accounts().iter();
         fees.filter_map(|fee| self.keepers.quota_of(fee, QuotaReader::Client))
@@ -193,7 +196,7 @@ impl WeakShare {
         self.leases.fee(limit).is_some()
     }
 
-    /// Charges a rate of the permit. Nothing happens once it is released.
+    /// Charges a rate of the permit. Has no effect once the permit is released.
     pub(crate) fn charge(&self, limit: &str, cost: u32) -> Charging {
         let fee = self.leases.fee(limit).cloned();
         let asked = self.upgrade().zip(fee).map(|(share, fee)| {
@@ -210,18 +213,18 @@ impl WeakShare {
 
 /// Future returned by [`Permit::charge`], [`Slot::charge`](crate::Slot::charge) and [`Hold::charge`](crate::Hold::charge).
 ///
-/// It does nothing until it is polled.
+/// The future does nothing until it is polled.
 #[must_use = "futures do nothing unless polled"]
 pub struct Charging(Stage);
 
 enum Stage {
     Asked(Box<(Request, Fee, WeakShare)>),
-    /// Without asking.
+    /// Decided without a call to the store.
     Done(Result<(), AcquireError>),
 }
 
 impl Charging {
-    /// By a rate that does not apply.
+    /// The result for a rate that does not apply.
     pub(crate) const NONE: Self = Self(Stage::Done(Ok(())));
 
     pub(crate) fn refused(error: AcquireError) -> Self {
@@ -241,7 +244,7 @@ impl Future for Charging {
             Ok(granted) => {
                 match permit.upgrade() {
                     Some(share) => share.add_charges(fee, granted.taken),
-                    // It was released meanwhile.
+                    // The permit was released meanwhile.
                     None => drop(granted.keepers.give_back(granted.taken)),
                 }
                 Ok(())

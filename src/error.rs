@@ -22,13 +22,13 @@ pub struct ConfigError {
 pub enum ConfigErrorKind {
     /// A value is out of range, or two values are inconsistent.
     Value,
-    /// Two limits of one name have different values.
+    /// Two limits with the same name have different values.
     Conflict,
     /// The store's URL cannot be parsed, or its scheme is unknown.
     Url,
     /// The store refused the credentials.
     Credentials,
-    /// The store's user may not use a command, key or channel that is needed.
+    /// The store's user may not use a required command, key or channel.
     Permission,
     /// The store answers but cannot be used: it is not Redis, too old, or configured differently.
     Store,
@@ -79,19 +79,19 @@ impl Error for ConfigError {}
 #[derive(Clone, PartialEq, Eq)]
 pub struct AcquireError {
     pub(crate) kind: AcquireErrorKind,
-    /// Boxed, since the result of each step of a request would be as large as its error.
+    /// Boxed, since the error determines the size of the result of each step of a request.
     pub(crate) details: Box<AcquireErrorDetails>,
 }
 
-/// The limit that refused, and how it stood.
+/// The limit that refused, and its state.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct AcquireErrorDetails {
     pub(crate) limit_name: Cow<'static, str>,
-    /// Of a rate.
+    /// Only for a rate.
     pub(crate) period: Option<Duration>,
-    /// What the limit counts.
+    /// The unit of the limit.
     pub(crate) unit: Unit,
-    /// All callers share the limit: it is not the caller's own.
+    /// Whether all callers share the limit.
     pub(crate) is_shared: bool,
     pub(crate) max: u32,
     pub(crate) weight: u32,
@@ -121,7 +121,7 @@ pub enum AcquireErrorKind {
     InvalidWeight,
     /// The request costs more than the burst of the rate: the same request would be refused again.
     InvalidCost,
-    /// A charge names a limit that is not among the rates of its permit: a typo, or a limit that the request does not have.
+    /// A charge names a limit that is not a rate of its permit: a typo, or a limit that the request does not have.
     ///
     /// See [`Permit::charge`](crate::Permit::charge).
     UnknownRate,
@@ -131,7 +131,7 @@ pub enum AcquireErrorKind {
     Misconfigured,
     /// The limiter is shutting down.
     ShutDown,
-    /// An operator has paused the limit: it admits no newcomers for a time.
+    /// An operator has paused this limit: it admits no new requests for a time.
     Paused,
     /// There is no Tokio runtime for the background task, or one without timers or IO.
     ///
@@ -139,7 +139,7 @@ pub enum AcquireErrorKind {
     NoRuntime,
 }
 
-/// A release that the store has not confirmed in time. It is retried in the background.
+/// A release that the store has not confirmed in time. The limiter retries it in the background.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReleaseError {
     limit_name: String,
@@ -222,7 +222,7 @@ impl AcquireError {
         self.kind
     }
 
-    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable, the limit is paused, the
+    /// Returns whether a limit was reached. If not, the store or the limiter is unavailable, the limit is paused, the
     /// weight or the cost is invalid, or the rate is unknown.
     pub fn is_limited(&self) -> bool {
         matches!(
@@ -244,12 +244,12 @@ impl AcquireError {
         self.details.max
     }
 
-    /// Returns how many units the permit would have been. See [`Semaphore::acquire_many`](crate::Semaphore::acquire_many).
+    /// Returns the units that the permit would have had. See [`Semaphore::acquire_many`](crate::Semaphore::acquire_many).
     pub fn weight(&self) -> u32 {
         self.details.weight
     }
 
-    /// Returns what the request would have cost at the rate that refused it as too dear; else 1.
+    /// Returns the request's cost if the rate refused it as too high; otherwise 1.
     pub fn cost(&self) -> u32 {
         self.details.cost
     }
@@ -259,7 +259,8 @@ impl AcquireError {
         self.details.in_use
     }
 
-    /// Returns the queued requests across all replicas, as last reported by the store: this one may be among them.
+    /// Returns the number of queued requests across all replicas, as last reported by the store. The number may include
+    /// this request.
     pub fn waiting(&self) -> u32 {
         self.details.waiting
     }
@@ -269,12 +270,12 @@ impl AcquireError {
         self.details.place
     }
 
-    /// Returns how long the request waited.
+    /// Returns the time that the request waited.
     pub fn waited(&self) -> Duration {
         self.details.waited
     }
 
-    /// Returns when to retry: exact for a rate or a pause, an estimate for slots. `None` if unknown.
+    /// Returns the time after which to retry: exact for a rate or a pause, an estimate for slots. `None` if unknown.
     pub fn retry_after(&self) -> Option<Duration> {
         self.details.retry_after
     }
@@ -382,7 +383,7 @@ impl fmt::Display for AcquireError {
 }
 
 impl AcquireError {
-    /// How many slots are in use, as far as is known, and how many requests wait.
+    /// Writes the known numbers of slots in use and of waiting requests.
     fn write_use(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let AcquireErrorDetails {
             max,
@@ -391,7 +392,7 @@ impl AcquireError {
             ..
         } = &*self.details;
         match self.details.weight {
-            // While the store is down, or before it has answered, it is only known that there is none.
+            // While the store is down, or before it has answered, we only know that no slot is free.
             1 => write!(f, "{} of {max} slots in use", in_use.max(max))?,
             weight => write!(f, "{weight} slots needed, {in_use} of {max} in use")?,
         }

@@ -1,5 +1,5 @@
-//! Invariants that no bytes from outside may break. Each function is a fuzz target of `tests/fuzz`, and a property here:
-//! it takes any bytes, and a fault is a panic.
+//! Invariants that no input from outside may break. Each function is a fuzz target of `tests/fuzz` and a property test
+//! here: it takes any bytes, and panics on a fault.
 
 use http::{HeaderMap, HeaderValue, Request};
 
@@ -8,7 +8,7 @@ use crate::{
     ledger::{Ask, Batch, Call, Exchange, Ledger, MemberId, ReplicaId, weighing},
 };
 
-/// Keys have names of one length, and text that a client puts before a trusted address does not change it.
+/// The names of keys all have the same length, and text before a trusted address does not change the address.
 pub fn keys(bytes: &[u8]) {
     let key = Key::from(bytes);
     assert!(key == Key::from(bytes.to_vec()));
@@ -36,7 +36,7 @@ pub fn keys(bytes: &[u8]) {
     }
 }
 
-/// A configuration is read, or its faults are reported.
+/// Any text is read as a configuration, or its faults are reported.
 #[cfg(feature = "config")]
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
@@ -48,7 +48,7 @@ pub fn config(bytes: &[u8]) {
     }
 }
 
-/// A store may answer anything: it is read or refused.
+/// Any answer of a store is read or refused.
 #[cfg(feature = "redis")]
 pub fn replies(bytes: &[u8]) {
     use crate::{
@@ -88,13 +88,14 @@ pub fn replies(bytes: &[u8]) {
     let _ = decode(&exchange, value(&mut bytes, 4));
 }
 
-/// The store may hold anything under the names of operators and replicas, and whoever may publish may ask and answer.
+/// The store may hold any data under the names of operators and replicas, and any client that may publish can ask and
+/// answer.
 #[cfg(all(feature = "operate", feature = "redis"))]
 pub fn operators(bytes: &[u8]) {
     crate::operate::hostile::read(bytes);
 }
 
-/// Any answer of a store: the first byte of each value is its kind.
+/// Builds an answer of a store from bytes: the first byte of each value is its kind.
 #[cfg(feature = "redis")]
 fn value(bytes: &mut dyn Iterator<Item = u8>, depth: u8) -> redis::Value {
     use redis::Value;
@@ -116,12 +117,12 @@ fn value(bytes: &mut dyn Iterator<Item = u8>, depth: u8) -> redis::Value {
     }
 }
 
-/// Any requests of replicas to a ledger: no more units are held than the limit says, the first waiter does not wait for units
-/// that are free, and a replica that has released all has left nothing.
+/// Any requests of replicas to a ledger: the units held never exceed the limit, the first waiter does not wait for free
+/// units, and a replica that has released everything leaves no entry.
 pub fn ledger(bytes: &[u8]) {
     const LIMIT: u32 = 3;
     const MAX_WAITERS: u32 = 4;
-    /// By their number: the names of each replica.
+    /// Weights of each replica's names, by their number.
     const WEIGHTS: [u32; 8] = [1, 1, 1, 1, 1, 1, 2, 3];
     let names = || {
         (0..)
@@ -169,7 +170,7 @@ pub fn ledger(bytes: &[u8]) {
             waits: true,
             ..Batch::default()
         };
-        // Most often forwards, at times as if a clock was stepped back.
+        // Time mostly moves forward, and sometimes as if the clock was stepped back.
         let passes_us = u64::from(bytes.next().unwrap_or(0)) * 1_000;
         now_us = if replica >= 250 {
             now_us - passes_us.min(now_us / 2)

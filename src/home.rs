@@ -7,7 +7,7 @@ use tokio::{
     sync::mpsc,
 };
 
-/// Where the driver is to run.
+/// The configured place of the driver.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum HomeChoice {
     /// On the runtime of the task that needs it.
@@ -18,7 +18,7 @@ pub(crate) enum HomeChoice {
 }
 
 impl HomeChoice {
-    /// Starts the thread, if there is to be one.
+    /// Starts the dedicated thread, if configured.
     pub(crate) fn open(&self) -> io::Result<Home> {
         Ok(match self {
             Self::Caller => Home::Caller,
@@ -53,11 +53,11 @@ impl Home {
     }
 }
 
-/// A thread with a runtime of its own. It ends when nobody keeps this any more.
+/// A thread with its own runtime. The thread ends when the last reference is dropped.
 #[derive(Debug)]
 pub(crate) struct DedicatedThread {
     handle: Handle,
-    /// The thread waits for its end.
+    /// The thread waits until this sender is dropped.
     _kept: mpsc::Sender<()>,
 }
 

@@ -1,4 +1,4 @@
-//! Keys: the caller, tenant or route that a slot is counted for.
+//! Keys: the caller, tenant or route to which a limit applies.
 
 use std::{
     borrow::Cow,
@@ -11,16 +11,17 @@ use std::{
 use http::HeaderValue;
 use sha2::{Digest, Sha256};
 
-/// Longer keys are kept as their digest, so that a caller cannot make this process hold megabytes.
+/// Maximum length of a raw key, in bytes. Longer keys are kept as a digest, so that callers cannot fill the memory.
 const MAX_RAW_LEN: usize = 64;
-/// Keys of up to this length are kept in place: addresses, numbers, short names. Longer ones are shared by their clones.
+/// Maximum length of a key stored inline, in bytes: addresses, numbers, short names. Clones of a longer key share an
+/// allocation.
 const MAX_SHORT_LEN: usize = 22;
 
-/// Identifies what is counted under a limit: a caller, a tenant, a route.
+/// Identifies the subject of a limit: a caller, a tenant, a route.
 ///
-/// It is made [from](#trait-implementations) bytes of any length, a string, a number, an address, a header value, or a UUID
-/// by its 16 bytes (`uuid.into_bytes()`). Keys never appear in the store, in logs or in `Debug` output; a long key is kept as
-/// its SHA-256 digest.
+/// Create a key [from](#trait-implementations) bytes of any length, a string, a number, an address, a header value, or the
+/// 16 bytes of a UUID (`uuid.into_bytes()`). Keys never appear in the store, in logs or in `Debug` output; a long key is
+/// kept as its SHA-256 digest.
 ///
 /// ```
 /// use tower_turnstile::Key;
@@ -45,7 +46,7 @@ impl Key {
         bytes: [0; MAX_SHORT_LEN],
     });
 
-    /// Creates a key of several parts, without ambiguity: `["a", "bc"]` and `["ab", "c"]` differ.
+    /// Creates a key from several parts, without ambiguity: `["a", "bc"]` and `["ab", "c"]` differ.
     pub fn from_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
         let mut joined = Vec::new();
         for part in parts {
@@ -73,7 +74,7 @@ impl Key {
         bits.fold(0u128, |bits, byte| bits << 8 | u128::from(*byte))
     }
 
-    /// Its text; escaped where it is none. For operators who may see it.
+    /// The key's text, with bytes that are not text escaped. For operators who may see keys.
     #[cfg(feature = "operate")]
     pub(crate) fn shown(&self) -> String {
         match str::from_utf8(self.bytes()) {
@@ -200,7 +201,7 @@ impl From<String> for Key {
     }
 }
 
-/// An IPv4 address that is mapped into IPv6 is the same key as itself.
+/// An IPv4 address makes the same key as its IPv4-mapped IPv6 address.
 impl From<IpAddr> for Key {
     fn from(address: IpAddr) -> Self {
         match address.to_canonical() {
@@ -217,7 +218,7 @@ impl From<SocketAddr> for Key {
     }
 }
 
-// One number is one key, whatever its type: the 64 bits of its two's complement.
+// Equal numbers of any type make the same key: the 64 bits of the two's complement.
 macro_rules! from_numbers {
     ($($number:ty),*) => {
         $(

@@ -1,13 +1,13 @@
 //! Limits concurrent requests, streams and WebSockets, and the rate at which they start, across all replicas of a
 //! service.
 //!
-//! The base is a fair semaphore that replicas share through Redis (or Valkey): waiters are admitted first come, first
-//! served, on whichever replica they are. On top is a [`tower`](https://docs.rs/tower) layer that holds a slot for each
-//! request until its response has been *sent*, so that a stream counts until its last frame.
+//! The core is a fair semaphore that replicas share through Redis (or Valkey): waiters are admitted first come, first
+//! served, across all replicas. A [`tower`](https://docs.rs/tower) layer on top holds a slot for each request until its
+//! response has been *sent*, so that a stream counts until its last frame.
 //!
 //! # Quick start
 //!
-//! Five chats at a time for each API key. A sixth queues for up to two seconds, then it gets a 429.
+//! Five chats at a time for each API key. A sixth queues for up to two seconds, then gets a 429.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -27,7 +27,7 @@
 //! # }
 //! ```
 //!
-//! The same limits work without HTTP. A limit of 1 is a mutex:
+//! Limits also work without HTTP. A limit of 1 is a mutex:
 //!
 //! ```
 //! use std::time::Duration;
@@ -56,36 +56,36 @@
 //! | | |
 //! | --- | --- |
 //! | [Keys and policies](guide::keys) | the tenant from authentication, several limits, rates, values, refusals |
-//! | [Token budgets](guide::tokens) | costs that are known only in the end, such as the tokens of a language model |
-//! | [Streams, WebSockets and gRPC](guide::streams) | when a slot is released; clients that leave, or stop reading |
+//! | [Token budgets](guide::tokens) | costs that are known only at the end, such as the tokens of a language model |
+//! | [Streams, WebSockets and gRPC](guide::streams) | when a slot is released; clients that disconnect, or stop reading |
 //! | [Clients](guide::clients) | limits on outgoing calls |
 //! | [Shutting down](guide::shutdown) | ending a process without leaving slots behind |
 //! | [Testing](guide::testing) | limits in your tests, without Redis |
 //! | [When the store fails](guide::store_failures) | fallbacks, the circuit breaker, lost leases |
 //! | [Running Redis](guide::redis) | permissions, TLS, Sentinel, Cluster, memory, inspecting keys |
-//! | [Metrics and logs](guide::metrics) | all metrics, and what to alert on |
-//! | [Operating](guide::operating) | who holds slots and who waits, over all replicas; limits that are changed for a time |
+//! | [Metrics and logs](guide::metrics) | all metrics, log events and alerts |
+//! | [Operating](guide::operating) | who holds slots and who waits, across all replicas; changing limits for a time |
 //! | [Limits from a file](guide::config_file) | TOML with hot reload |
 //! | [Reuse](guide::reuse) | admission without a round trip |
 //! | [How it works](guide::how_it_works) | the design, in two pages |
-//! | [Comparison](guide::comparison), [performance](guide::performance) | what others do, and what this costs |
+//! | [Comparison](guide::comparison), [performance](guide::performance) | other crates, and the cost of this one |
 //!
 //! # Concepts
 //!
-//! - A [`Limiter`] connects a process to its store. One per process is enough: it is cheap to clone, and runs one
+//! - A [`Limiter`] connects a process to its store. One per process is enough: a limiter is cheap to clone, and runs one
 //!   background task with one connection, however many permits there are. [`Limiter::in_memory`] applies the same rules
 //!   within the process.
-//! - A [`Limit`] has a name, a value (concurrent permits, [`Limit::concurrent`], or permits per period, [`Limit::rate`]), the
-//!   time that a request may queue, the length of the queue, and a [`Fallback`] without a store. All replicas should use the
-//!   same values for one name.
-//! - A [`Key`] identifies what is limited: a caller, a tenant, a route, or everything ([`Key::SHARED`]). Each key has its
-//!   own slots and its own queue. A [`Scope`] is a limit together with the rule that finds the key of a request, and a
-//!   [`Policy`] is the list of scopes that apply to a request together.
+//! - A [`Limit`] has a name, a value (concurrent permits, [`Limit::concurrent`], or permits per period, [`Limit::rate`]),
+//!   the time that a request may queue, the length of the queue, and a [`Fallback`] for outages of the store. All replicas
+//!   should use the same values for one name.
+//! - A [`Key`] identifies the subject of a limit: a caller, a tenant, a route, or everything ([`Key::SHARED`]). Each key
+//!   has its own slots and its own queue. A [`Scope`] is a limit together with the rule that finds the key of a request,
+//!   and a [`Policy`] is the list of scopes that apply to a request together.
 //! - A [`Semaphore`] is a limit bound to a key, for use without HTTP.
-//! - A *lease* is how the store counts a permit. It expires unless it is renewed, so a process that dies cannot keep its
-//!   slots. The limiter renews all leases in the background.
-//! - A *waiter* is a request in the queue of a key. The queue is in the store, so it is one queue for all replicas. A waiter
-//!   that gives up, or whose client disconnects, leaves it; those of a dead replica are skipped.
+//! - A *lease* is the store's record of a permit. A lease expires unless it is renewed, so a process that dies cannot keep
+//!   its slots. The limiter renews all leases in the background.
+//! - A *waiter* is a request in the queue of a key. The queue is in the store, so all replicas share one queue. A waiter
+//!   leaves the queue when it times out or its client disconnects; the waiters of a dead replica are skipped.
 //!
 //! Three types represent a slot in use:
 //!
@@ -104,31 +104,31 @@
 //!
 //! # Guarantees
 //!
-//! | | what holds | exceptions |
+//! | | guarantee | exceptions |
 //! | --- | --- | --- |
-//! | **G1** cap | The live leases of a key never exceed the limit. Nor do the calls behind the layer, if responses end with their slots ([`OnLost::Abort`], [`max_hold`](LimitLayer::max_hold), [`idle`](LimitLayer::idle)), except for the moment that a runtime takes to drop them. | Replicas that disagree on the limit, as in a rollout: the largest value applies. Data that the store has lost. A store whose clock jumps forward, or that stands still for longer than a lease. An outage under `Local` or `Allow`. Responses that go on after their slot was lost (`Continue`). |
-//! | **G2** the holder knows | A permit counts as held only while its lease is certainly alive. Under `Abort` no frame is taken from a body after that, whatever happened to the process, and the service's work is dropped even if its reader has stopped. | Frames that the server had already taken may still be sent. Lost data, clock jumps and long stalls of the store, as above. A machine that was suspended: its monotonic clock stood still too. |
-//! | **G3** fairness | Waiters are admitted in the order in which the store received them, over all replicas, under each limit. No request overtakes a live waiter. A request under several limits that waited for one joins the next queue by the time at which it was first queued. | A replica without a connection to the store: later waiters may pass its own, which keep their positions for a waiter TTL. Waiters that an outage moved. A request on its way from one queue to the next, for a wake-up and a round trip: requests that reach the next limit in that time, and find a slot free there, pass it. In a cluster, and without a store, it joins the next queue at the end. Under [`reuse`](Limit::reuse), for the time of a message to another process; 100 ms if it is lost. |
-//! | **G4** liveness | A free slot with a waiter is granted within one round trip; if the wake-up was lost, within the poll interval. A slot kept under [`reuse`](Limit::reuse) is released once its process learns of the waiter. A crashed replica delays the queue only by the slots that it held; one that is unreachable over an open connection, by at most twice the waiter TTL. | A store whose clock jumps back, by that length. |
-//! | **G5** no leaks | A slot is released at once at the end of the body, and on any drop: error, panic, stream reset, disconnect, cancelled future, shutdown. After the death of the process, within the lease. | Servers notice some disconnects late: see [clients that leave](guide::streams#clients-that-leave). A store whose clock jumps back keeps the slots of a dead process longer by that length, at most for an hour from when the limit is next reached. |
-//! | **G6** idempotence | A message that is late, lost or repeated leaves no holder or waiter behind that its process does not know of. | |
+//! | **G1** cap | The live leases of a key never exceed the limit. The calls behind the layer do not exceed it either, if responses end with their slots ([`OnLost::Abort`], [`max_hold`](LimitLayer::max_hold), [`idle`](LimitLayer::idle)), except for the moment that a runtime takes to drop them. | Replicas that disagree on the limit, as in a rollout: the largest value applies. Data lost by the store. A store whose clock jumps forward, or that stalls for longer than a lease. An outage under `Local` or `Allow`. Responses that continue after losing their slot (`Continue`). |
+//! | **G2** the holder knows | A permit counts as held only while its lease is certainly alive. Under `Abort` no frame is taken from a body afterwards, whatever happened to the process, and the service's work is dropped even if its client has stopped reading. | Frames that the server had already taken may still be sent. Lost data, clock jumps and long stalls of the store, as above. A suspended machine, whose monotonic clock stood still too. |
+//! | **G3** fairness | Waiters are admitted in the order in which the store received them, across all replicas, under each limit. No request overtakes a live waiter. A request under several limits that waited for one limit joins the next queue by the time at which it was first queued. | A replica without a connection to the store: later waiters may pass its waiters, which keep their positions for a waiter TTL. Waiters that an outage moved. A request on its way from one queue to the next, for a wake-up and a round trip: a request that reaches the next limit in this time, and finds a free slot, passes it. In a cluster, and without a store, a request joins the next queue at the end. Under [`reuse`](Limit::reuse), for the time of a message to another process; 100 ms if it is lost. |
+//! | **G4** liveness | A free slot with a waiter is granted within one round trip; if the wake-up was lost, within the poll interval. A slot kept under [`reuse`](Limit::reuse) is released once its process learns of the waiter. A crashed replica delays the queue only by the slots that it held; a replica that is dead behind an open connection, by at most twice the waiter TTL. | A store whose clock jumps back, by the length of the jump. |
+//! | **G5** no leaks | A slot is released at once when the body ends, and on any drop: error, panic, stream reset, disconnect, cancelled future, shutdown. After the process dies, within the lease. | Servers notice some disconnects late: see [clients that leave](guide::streams#clients-that-leave). A store whose clock jumps back keeps the slots of a dead process longer by the length of the jump, at most for an hour after the limit is next reached. |
+//! | **G6** idempotence | A late, lost or duplicate message leaves no holder or waiter behind that its process does not know of. | |
 //! | **G7** bounds | Queues, waits, key lengths, messages and the store's work per call are all bounded. All keys in the store expire. | The length of a response is not bounded by default: see [`max_hold`](LimitLayer::max_hold) and [`idle`](LimitLayer::idle). |
-//! | **G8** outages | No request waits for a store that is down or slow for longer than `store_timeout`, nor for its turn to be sent, but for one that may queue and finds no slot under `Local` either. Only an exchange that has had all of that time opens the circuit breaker. | A process that stands still. |
+//! | **G8** outages | No request waits longer than `store_timeout` for a store that is down or slow, or for its turn to be sent, except a request that may queue and finds no slot under `Local` either. Only an exchange that was given the full `store_timeout` opens the circuit breaker. | A process that stands still. |
 //! | **G9** transparency | The service's errors, readiness, frames, trailers and size hints are unchanged. | The error type of bodies is [`BoxError`]. |
 //!
-//! The cap is advisory. Like any lease, it cannot stop a process that has lost it from writing somewhere: do not let the
-//! correctness of data depend on it alone.
+//! The cap is advisory. Like any lease, a permit cannot stop its process from writing after the permit is lost: do not let
+//! the correctness of data depend on the cap alone.
 //!
 //! # Defaults
 //!
-//! | setting | on | default | relations |
+//! | setting | of | default | bounds and relations |
 //! | --- | --- | --- | --- |
 //! | [`lease`](LimiterBuilder::lease) | limiter | 30 s | more than 3 x `store_timeout`, at most 1 h; renewed every third of it |
 //! | [`store_timeout`](LimiterBuilder::store_timeout) | limiter | 500 ms | less than `lease` / 3 |
 //! | [`poll_interval`](LimiterBuilder::poll_interval) | limiter | 1 s | at most `waiter_ttl` / 3 |
 //! | [`waiter_ttl`](LimiterBuilder::waiter_ttl) | limiter | 5 s | at least 3 x `poll_interval`, at most 1 h |
 //! | [`namespace`](LimiterBuilder::namespace) | limiter | `turnstile` | the same for all replicas of a service |
-//! | [`runtime`](LimiterBuilder::runtime), [`dedicated_thread`](LimiterBuilder::dedicated_thread) | limiter | the runtime that uses it first | |
+//! | [`runtime`](LimiterBuilder::runtime), [`dedicated_thread`](LimiterBuilder::dedicated_thread) | limiter | the runtime that first uses the limiter | |
 //! | [`concurrent`](Limit::concurrent) | limit | none: required | 1 to 1,000,000 |
 //! | [`rate`](Limit::rate) | limit | none: required | 1 to 1,000,000 in 1 ms to 24 h |
 //! | [`burst`](Limit::burst) | limit, of a rate | the count | 1 to 1,000,000; less with a long period |
@@ -138,9 +138,9 @@
 //! | [`wait_up_to`](Limit::wait_up_to) | limit | zero: refuse at once | at most 24 h |
 //! | [`max_waiters`](Limit::max_waiters) | limit | 1,000 per key | at most 100,000; without a wait there is no queue |
 //! | [`fallback`](Limit::fallback) | limit | `Local(limit)` | |
-//! | [`reuse`](Limit::reuse) | limit, of slots | off | slots are kept for 100 ms at a time, or a lease if that is shorter; idle ones are released after 50 to 100 ms |
+//! | [`reuse`](Limit::reuse) | limit, of slots | off | slots are kept for 100 ms at a time, or for a lease if it is shorter; idle slots are released after 50 to 100 ms |
 //! | key | scope | [`Key::SHARED`] | [`by_header`](Limit::by_header), [`by_client_address`](Limit::by_client_address), [`by_key`](Limit::by_key), [`by_key_async`](Limit::by_key_async) |
-//! | [`values`](Scope::values) | scope | the limit's own | 0 always refuses; of a rate at least 1, and with a [burst](LimitValue) or the limit's |
+//! | [`values`](Scope::values) | scope | the limit's own | 0 refuses every request; for a rate at least 1, with its own [burst](LimitValue) or the limit's |
 //! | [`cost_by`](Scope::cost_by) | scope, of a rate | 1 | at most the burst, or [clamped](Scope::clamp_cost) to it |
 //! | scopes | policy | | 1 to 16, each limit once |
 //! | [`on_lost`](LimitLayer::on_lost) | layer | `Continue` | |
@@ -165,16 +165,16 @@
 //! | `cluster` | | Redis Cluster: `redis+cluster://`, with TLS `rediss+cluster://` |
 //! | `config` | | [limits from a TOML file](guide::config_file), with hot reload: the module `config` |
 //! | `metrics` | | [metrics](guide::metrics) through the facade of that name |
-//! | `operate` | | operators see what all replicas hold and wait for, and change limits for a time: the module `operate` |
+//! | `operate` | | operators see the permits and waiters of all replicas, and change limits for a time: the module `operate` |
 //! | `admin` | | a page for operators and its JSON API, as a tower service: the module `admin` |
 //! | `cli` | | the command `turnstile`: see [Operating](guide::operating#the-command-line) |
 //! | `axum` | | [`Slot`] as an extractor, [`Refusal`] as a response, and the matched path as a key |
-//! | `test-util` | | a store that is down, slow or forgetful when a test wants it: the module `test_util` |
+//! | `test-util` | | a store that a test can take down, slow down or empty: the module `test_util` |
 //!
-//! Without features there is the in-memory store only. [`LimiterBuilder::connect`] documents the URLs. Events are logged
-//! through [`tracing`](https://docs.rs/tracing), never with a key or a password.
+//! Without features only the in-memory store is available. [`LimiterBuilder::connect`] documents the URLs. Events are
+//! logged through [`tracing`](https://docs.rs/tracing), never with a key or a password.
 
-// Without a store the half of the keeper that talks to one is not used.
+// Without a store, the part of the keeper that talks to the store is unused.
 #![cfg_attr(not(feature = "redis"), allow(dead_code, unused_imports))]
 
 #[cfg(feature = "admin")]
@@ -222,7 +222,7 @@ mod telemetry;
 pub mod test_util;
 mod unit;
 
-// To begin with.
+// Entry points.
 pub use builder::LimiterBuilder;
 pub use limiter::Limiter;
 pub use status::{ShutdownReport, Status, Usage};
@@ -234,14 +234,14 @@ pub use limit::{
     MAX_WAITERS, MAX_WEIGHT, Mode,
 };
 
-// One slot of it.
+// Permits.
 pub use attached::Attached;
 pub use charges::Charging;
 pub use permit::Permit;
 pub use permit_id::{ParsePermitIdError, PermitId};
 pub use semaphore::{Acquire, Semaphore};
 
-// The same for requests.
+// HTTP requests.
 pub use layer::{
     ClientAddress, Hold, LimitLayer, MAX_HOLD, OnLost, PeerAddress, Policy, ReadAheadLayer,
     Refusal, RefusalKind, ReleaseAt, Scope, Slot,

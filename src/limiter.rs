@@ -15,11 +15,11 @@ use crate::{
 
 /// Enforces [`Limit`]s through one store. Cheap to clone; clones share everything.
 ///
-/// A limiter runs one background task, with one connection to its store, however many permits are held or queued for.
-/// The task is started at first use, on the runtime of the caller (or the [builder's](crate::LimiterBuilder::runtime)).
-/// When that runtime ends, the next use starts it again, on the runtime of that caller.
+/// A limiter runs one background task, with one connection to its store, however many permits and waiters there are. The
+/// first use starts the task, on the runtime of the caller (or the [builder's](crate::LimiterBuilder::runtime)). When this
+/// runtime ends, the next use starts the task again, on the runtime of the new caller.
 ///
-/// Call [`shutdown`](Self::shutdown) before the process ends: slots that it has not released by then stay taken until their
+/// Call [`shutdown`](Self::shutdown) before the process ends: slots that are not released by then stay taken until their
 /// leases end.
 ///
 /// ```
@@ -53,7 +53,7 @@ impl Limiter {
         }
     }
 
-    /// Sets what operators see it as.
+    /// Sets the identity that operators see.
     #[cfg(feature = "operate")]
     pub(crate) fn identified(self, identity: Identity) -> Self {
         Self { identity, ..self }
@@ -73,54 +73,56 @@ impl Limiter {
         is_operable
     }
 
-    /// Returns what this process holds and waits for, without a round trip.
+    /// Returns this process's permits and waiting requests, without a round trip.
     pub fn status(&self) -> Status {
         self.keepers.status()
     }
 
-    /// Refuses new and queued requests, and releases all slots, at the latest at the deadline.
+    /// Refuses new and queued requests, and releases all slots at the deadline at the latest.
     ///
-    /// Permits in use have until `deadline` to be released; the rest is marked as lost and released. Then the store has to
-    /// confirm every release, and with the last confirmation the slots of this process are free for other replicas.
-    /// `shutdown` waits for confirmations until one [`store_timeout`](crate::LimiterBuilder::store_timeout) after the deadline,
-    /// but no longer than two of them without a new one, and [reports](ShutdownReport::unconfirmed) the slots whose release
-    /// was not confirmed. Their releases are still retried for as long as the process lives.
+    /// Permits in use may be released until `deadline`; the remaining permits are then marked as lost and released. The
+    /// store confirms every release; with the last confirmation, all slots of this process are free for other replicas.
+    /// `shutdown` waits for confirmations until one [`store_timeout`](crate::LimiterBuilder::store_timeout) after the
+    /// deadline, but stops after two `store_timeout`s without a new confirmation, and
+    /// [reports](ShutdownReport::unconfirmed) the slots whose release was not confirmed. Unconfirmed releases are retried
+    /// for as long as the process lives.
     ///
-    /// See [Shutting down](crate::guide::shutdown) for its order against a server's graceful shutdown.
+    /// See [Shutting down](crate::guide::shutdown) for how to combine it with a server's graceful shutdown.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the limiter closed; call it again to go on.
+    /// Dropping the future leaves the limiter closed; call `shutdown` again to continue.
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
         self.keepers.shutdown(deadline).await
     }
 
-    /// Changes the values of the limit of this name while it is in use.
+    /// Changes the values of the limit with this name while it is in use.
     ///
-    /// They apply from the next call to the store on. If the limit grows, waiters are admitted at once; if it shrinks, no
-    /// permit is lost. Switching it to [`Mode::Shadow`](crate::Mode::Shadow) or [`Mode::Off`](crate::Mode::Off) admits its
-    /// waiters.
+    /// The new values apply from the next call to the store on. If the limit grows, waiters are admitted at once; if the
+    /// limit shrinks, no permit is lost. Switching to [`Mode::Shadow`](crate::Mode::Shadow) or
+    /// [`Mode::Off`](crate::Mode::Off) admits all waiters.
     ///
-    /// A key's use of a rate is kept as a time: after the rate is raised, that time takes as long to pass as
-    /// before, at most the time of the old burst.
+    /// When a rate changes, a key's use stays the same in units and drains at the new rate: see [Keys and
+    /// policies](crate::guide::keys#trying-and-changing-a-limit).
     ///
-    /// The wait is not changed: each layer and semaphore keeps its own. Update the other replicas too; while they differ,
-    /// the largest value applies.
+    /// The wait does not change: each layer and semaphore keeps its own. Update the other replicas too; while replicas
+    /// differ, the largest value applies.
     ///
-    /// Layers and semaphores that are created afterwards name the limit by its first values, by these, or by
-    /// [`limit`](Self::limit).
+    /// Layers and semaphores created afterwards may pass the limit with its first values or its new values, or the result
+    /// of [`limit`](Self::limit).
     ///
     /// # Errors
     ///
-    /// If a value is out of range, or a limit of slots would become a rate or the other way round.
+    /// Returns an error if a value is out of range, or if a concurrency limit would become a rate or vice versa.
     pub fn update(&self, limit: &Limit) -> Result<(), ConfigError> {
         self.keepers.update(&[limit])
     }
 
-    /// Returns the limit of this name with its current values, for another [`Semaphore`](crate::Semaphore) or layer.
+    /// Returns the limit with this name and its current values, for another [`Semaphore`](crate::Semaphore) or layer.
     ///
-    /// These always have the limit's latest values, even if it is updated between this call and their creation. An
-    /// operator's override is not included. `None`: no semaphore, layer or update has named it yet.
+    /// A semaphore or layer created from the result always has the limit's latest values, even after an
+    /// [`update`](Self::update) in between. An operator's override is not included. Returns `None` if no semaphore, layer
+    /// or update has used the name yet.
     ///
     /// ```
     /// use tower_turnstile::{Limit, Limiter};

@@ -1,9 +1,9 @@
-//! Parts of a cluster: each is one hash slot, with a keeper of its own.
+//! Parts of a cluster: each is one hash slot, with its own keeper.
 //!
-//! All keys of an exchange must be in one hash slot, so a keeper can only serve ledgers of one. Sixteen slots, spread
-//! evenly, let each node of a cluster have its share, and let a process get by with sixteen connections at most.
+//! All keys of an exchange must be in one hash slot, so a keeper can only serve the ledgers of one hash slot. Sixteen
+//! evenly spread slots give each node of a cluster its share, and a process needs at most sixteen connections.
 
-/// How many there are. It is part of the names of all ledgers: all replicas have to agree on it.
+/// Number of parts. The names of all ledgers depend on it, so all replicas have to agree.
 pub(crate) const PARTS: usize = 16;
 
 /// The hash tags: their slots are 512, 1,536, 2,560 and so on.
@@ -12,7 +12,6 @@ const TAGS: [&str; PARTS] = [
     "5f", "6o2", "6kr",
 ];
 
-/// One of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Part(usize);
 
@@ -31,12 +30,12 @@ impl Part {
         self.0
     }
 
-    /// The hash tag of its keys.
+    /// The hash tag of the part's keys.
     pub(crate) fn tag(self) -> &'static str {
         TAGS[self.0]
     }
 
-    /// The beginning of the names of its keys.
+    /// The prefix of the part's key names.
     pub(crate) fn prefix(self, namespace: &str) -> String {
         format!("{namespace}:{{{}}}:", self.tag())
     }

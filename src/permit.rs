@@ -22,16 +22,16 @@ use crate::{
 
 /// One slot of a limit. Dropping it releases the slot.
 ///
-/// Dropping never blocks, spawns or panics, inside or outside a runtime. The slot is free one round trip later, or may serve
-/// this process again under [`Limit::reuse`]; if the process or its runtime ends first, when the lease ends.
-/// [`release`](Self::release) waits until the slot is free.
+/// Dropping never blocks, spawns or panics, inside or outside a runtime. The slot is free one round trip later, or may
+/// serve this process again under [`Limit::reuse`]; if the process or its runtime ends first, the slot is free when the
+/// lease ends. [`release`](Self::release) waits until the slot is free.
 ///
 /// # Losing a permit
 ///
-/// While a permit is held, its lease in the store is renewed in the background. If that fails for as long as a lease,
-/// because the store is gone or the process stood still, the permit is *lost*: its slot may be granted to another request.
-/// The deadline is conservative, so that a permit counts as held only while its lease is certainly alive. A lost permit
-/// stays lost. Permits are an advisory cap, not mutual exclusion for the correctness of data.
+/// While a permit is held, its lease in the store is renewed in the background. If renewal fails for a whole lease, because
+/// the store is gone or the process stood still, the permit is *lost*: its slot may be granted to another request. The
+/// deadline is conservative, so a permit counts as held only while its lease is certainly alive. A lost permit stays lost.
+/// Permits are an advisory cap, not mutual exclusion for the correctness of data.
 #[must_use = "dropping a permit releases its slot at once"]
 pub struct Permit {
     share: Share,
@@ -66,33 +66,33 @@ impl Permit {
         &self.share
     }
 
-    /// The share of its slots, and the quotas at its admission if they were asked for.
+    /// Returns the share of its slots, and the quotas at admission if they were requested.
     pub(crate) fn into_share(self) -> (Share, Vec<Quota>) {
         let quotas = self.notes.map(|notes| notes.quotas);
         (self.share, quotas.unwrap_or_default())
     }
 
-    /// Limits in shadow mode that would have refused it.
+    /// Limits in shadow mode that would have refused the permit.
     pub(crate) fn bypassed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
         self.notes.as_ref().map_or(&[], |notes| &notes.bypassed)
     }
 
-    /// Returns the permit's id, as operators see it. `None` if it has no slot, as under a rate.
+    /// Returns the permit's id, as operators see it. `None` if the permit has no slot, as under a rate.
     ///
-    /// Of a permit of several limits it is that under the first of them in the order of their acquisition.
+    /// A permit under several limits has the id of the slot that was acquired first.
     pub fn id(&self) -> Option<PermitId> {
         self.share.id()
     }
 
-    /// Releases the slot, and completes when the store has confirmed that.
+    /// Releases the slot, and completes when the store has confirmed the release.
     ///
-    /// From then on the slot is free for every replica. Dropping a permit releases it too, but in the background: a
-    /// process that ends right after the drop may leave the slot taken until its lease ends. Awaited at the end of a
-    /// short job, this takes one round trip; before the end of a process with many permits,
-    /// [`Limiter::shutdown`](crate::Limiter::shutdown) does it for all. The slot is not kept for this process under
-    /// [`Limit::reuse`].
+    /// After the confirmation the slot is free for every replica. Dropping a permit also releases its slot, but in the
+    /// background: a process that ends right after the drop may leave the slot taken until its lease ends. At the end of a
+    /// short job, `release` takes one round trip; in a process with many permits,
+    /// [`Limiter::shutdown`](crate::Limiter::shutdown) waits for all releases. A slot released with `release` is not kept
+    /// under [`Limit::reuse`].
     ///
-    /// It completes at once if there is nothing to confirm: in memory, or if the permit is lost.
+    /// Completes at once if there is nothing to confirm: in memory, or if the permit is lost.
     ///
     /// ```
     /// use tower_turnstile::{Limit, Limiter};
@@ -111,7 +111,7 @@ impl Permit {
     ///
     /// # Errors
     ///
-    /// [`ReleaseError`] if the store has not confirmed the release within
+    /// Returns a [`ReleaseError`] if the store has not confirmed the release within
     /// [`store_timeout`](crate::LimiterBuilder::store_timeout), or is known to be down. The release is retried in the
     /// background for as long as the process lives.
     ///
@@ -124,8 +124,8 @@ impl Permit {
 
     /// Completes when the permit is lost, or an operator has revoked it, with the reason.
     ///
-    /// A revoked permit keeps its slot until it is dropped: its work should stop soon. For a permit of an in-memory limiter
-    /// it only completes when that is so, or when the limiter is shut down.
+    /// A revoked permit keeps its slot until it is dropped: its work should stop soon. For a permit of an in-memory
+    /// limiter, the future completes only when the permit is revoked, or when the limiter is shut down.
     ///
     /// # Cancel safety
     ///
@@ -134,14 +134,14 @@ impl Permit {
         self.share.ended(|_| true).await
     }
 
-    /// Returns whether the permit is lost or revoked. It stays so.
+    /// Returns whether the permit is lost or revoked. Once true, always true.
     pub fn is_lost(&self) -> bool {
         self.share.over(|_| true).is_some()
     }
 
-    /// Returns until when the permit is certainly held, unless it is renewed before.
+    /// Returns the time until which the permit is certainly held without a further renewal.
     ///
-    /// `None` if it needs no renewal (in memory, or admitted while the store was down), or is lost.
+    /// `None` if the permit needs no renewal (in memory, or admitted while the store was down), or is lost.
     pub fn deadline(&self) -> Option<Instant> {
         let leases = self.share.leases.all();
         let deadlines = leases.iter().map(|lease| lease.deadline());
@@ -149,19 +149,19 @@ impl Permit {
         earliest.filter(|_| !self.share.leases.is_lost())
     }
 
-    /// Returns how long it took to acquire the permit.
+    /// Returns the time it took to acquire the permit.
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// Returns how many units the permit is, from 1 to 64. See [`Semaphore::acquire_many`](crate::Semaphore::acquire_many).
+    /// Returns the permit's units, from 1 to 64. See [`Semaphore::acquire_many`](crate::Semaphore::acquire_many).
     ///
-    /// Under several limits, the most under one of them.
+    /// Under several limits, returns the largest number under any of them.
     pub fn weight(&self) -> u32 {
         self.share.leases.weight()
     }
 
-    /// Returns the queue position on arrival: 1 at the head, 0 if there was no need to wait.
+    /// Returns the queue position on arrival: 1 at the head, 0 if the request did not wait.
     pub fn position(&self) -> u32 {
         self.position
     }
@@ -186,7 +186,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// The same slots, without owning them.
+    /// Returns a reference to the slots that does not own them.
     pub(crate) fn downgrade(&self) -> WeakShare {
         WeakShare {
             keepers: Arc::downgrade(&self.keepers),
@@ -194,7 +194,7 @@ impl Share {
         }
     }
 
-    /// The meter of the limit, or of the first of several. `None`: the slots are not held any more.
+    /// The meter of the limit, or of the first of several. `None`: the slots are no longer held.
     pub(crate) fn meter(&self) -> Option<Arc<LimitMeter>> {
         self.keepers.meter_of(&self.leases)
     }
@@ -203,16 +203,15 @@ impl Share {
         self.keepers.id_of(&self.leases)
     }
 
-    /// As [`Permit::release`]. A charge that is made right now may have a share for a moment, and then releases once more,
-    /// which changes nothing.
+    /// As [`Permit::release`]. A concurrent charge may briefly own a share, and then releases once more, which has no
+    /// effect.
     async fn release(mut self) -> Result<(), ReleaseError> {
         let leases = mem::take(&mut self.leases);
         leases.leave();
-        // From the first poll on: nothing is awaited before.
+        // The release starts at the first poll: nothing is awaited before.
         self.keepers.release_confirmed(&leases).await
     }
 
-    /// Sets the bounds at which the slots expire.
     pub(crate) fn bound(&self, bounds: Bounds) {
         self.keepers.bound(&self.leases, bounds);
     }
@@ -261,14 +260,14 @@ pub(crate) struct WeakShare {
 }
 
 impl WeakShare {
-    /// Another share, unless the slots were released.
+    /// Returns another share, unless the slots were released.
     pub(crate) fn upgrade(&self) -> Option<Share> {
         let keepers = self.keepers.upgrade()?;
         let leases = self.leases.clone();
         leases.join().then(|| Share { keepers, leases })
     }
 
-    /// `None`: it has no slot, or the limiter is gone.
+    /// `None`: there is no slot, or the limiter is gone.
     pub(crate) fn id(&self) -> Option<PermitId> {
         self.keepers.upgrade()?.id_of(&self.leases)
     }
@@ -281,7 +280,7 @@ impl WeakShare {
         self.leases.over(|_| true).is_some()
     }
 
-    /// Completes when a slot is over. If the slots are released first, never.
+    /// Completes when a slot is over, and never if the slots are released first.
     pub(crate) async fn ended(&self) -> LostErrorKind {
         let attend = || {
             if let Some(share) = self.upgrade() {

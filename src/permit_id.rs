@@ -6,9 +6,9 @@ use crate::ledger::{ID_CHARS, MemberId};
 
 /// Identifies a permit, or a queued request, under one limit.
 ///
-/// As text it begins with the member's name in the store, as `redis-cli` shows it: 16 characters of the replica and 10 of
-/// the permit. Under [`Limit::reuse`](crate::Limit::reuse) one slot serves several permits in turn: those after the first
-/// have a `.` and a number behind it. The text has letters, digits, `-`, `_` and `.` only.
+/// The text form begins with the member's name in the store, as `redis-cli` shows it: 16 characters for the replica and 10
+/// for the permit. Under [`Limit::reuse`](crate::Limit::reuse) one slot serves several permits in turn: the ids after the
+/// first end in a `.` and a number. The text has only letters, digits, `-`, `_` and `.`.
 ///
 /// ```
 /// use tower_turnstile::{Limit, Limiter};
@@ -24,7 +24,7 @@ use crate::ledger::{ID_CHARS, MemberId};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PermitId {
     member: MemberId,
-    /// How many permits had the slot before.
+    /// The number of permits that had the slot before.
     tenure: u64,
 }
 
@@ -38,7 +38,7 @@ impl PermitId {
         self.tenure
     }
 
-    /// Its name in the store.
+    /// The permit's name in the store.
     #[cfg_attr(not(feature = "operate"), allow(dead_code))]
     pub(crate) fn member(&self) -> MemberId {
         self.member
@@ -61,7 +61,7 @@ impl fmt::Debug for PermitId {
     }
 }
 
-/// Error of a text that is no [`PermitId`].
+/// Error for a text that is not a [`PermitId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParsePermitIdError(());
 

@@ -17,8 +17,8 @@ use futures_util::task::AtomicWaker;
 use pin_project_lite::pin_project;
 
 pin_project! {
-    /// Polls what it is made of again at once if that was woken while it was polled. Otherwise its task goes round
-    /// through the scheduler, which may wake another thread for it.
+    /// Polls the inner future again at once if it woke itself during the poll. Otherwise the task would go through the
+    /// scheduler, which may wake another thread.
     pub(crate) struct Repoll<F> {
         #[pin]
         future: F,
@@ -27,7 +27,7 @@ pin_project! {
     }
 }
 
-/// Polls in a row before other tasks have their turn.
+/// Maximum number of polls in a row, before other tasks can run.
 const MOST: usize = 8;
 
 struct Relay {
@@ -37,7 +37,7 @@ struct Relay {
 
 const ASLEEP: u8 = 0;
 const AT_WORK: u8 = 1;
-/// Since it was last polled, or while it is.
+/// Woken since the last poll began.
 const WOKEN: u8 = 2;
 
 impl Wake for Relay {
@@ -73,7 +73,7 @@ impl<F: Future> Future for Repoll<F> {
         let mut this = self.project();
         this.relay.task.register(cx.waker());
         for _ in 0..MOST {
-            // Work that was done before it was woken is to be seen.
+            // `AcqRel`: this poll must see the work done before the wake-up.
             this.relay.state.swap(AT_WORK, AcqRel);
             let mut inner = Context::from_waker(this.waker);
             if let Poll::Ready(output) = this.future.as_mut().poll(&mut inner) {

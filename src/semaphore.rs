@@ -30,7 +30,7 @@ use crate::{
 /// A fair semaphore across all replicas: one [`Limit`] for one [`Key`].
 ///
 /// Permits are granted in the order in which the store received the requests, across all replicas. No request overtakes a
-/// live waiter, except for a moment under [`Limit::reuse`].
+/// live waiter, except briefly under [`Limit::reuse`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -56,26 +56,26 @@ pub struct Semaphore(Arc<Inner>);
 struct Inner {
     keepers: Arc<Keepers>,
     first: Bound,
-    /// Acquired together with it.
+    /// Acquired together with the first.
     others: Vec<Bound>,
-    /// Of its permits, for operators.
+    /// The label of its permits, for operators.
     label: Label,
 }
 
-/// A limit of a limiter, for one key.
+/// A registered limit, bound to one key.
 #[derive(Clone, Debug)]
 struct Bound {
     limit: Limit,
     number: LimitId,
     key: Key,
-    /// The limit's value for this key, if it has one of its own.
+    /// The key's own value of the limit, if any.
     value: Option<LimitValue>,
-    /// The idle slots of its key, if the limit reuses them.
+    /// The idle slots of the key, if the limit reuses slots.
     pool: Option<Arc<BoundPool>>,
 }
 
 impl Limiter {
-    /// Creates a semaphore of a limit, or of a list of limits, for a key.
+    /// Creates a semaphore for a key, under one limit or a list of limits.
     ///
     /// [`Semaphore::and`] adds limits with other keys.
     ///
@@ -90,9 +90,9 @@ impl Limiter {
     ///
     /// # Panics
     ///
-    /// If a value of a limit is out of range, or this limiter has another limit of the same name with different values; if
-    /// the list is empty, has more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits, or a limit twice.
-    /// [`Limiter::try_semaphore`] returns that as an error.
+    /// If a value of a limit is out of range, if this limiter has another limit of the same name with different values, or
+    /// if the list is empty, has more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits, or has a limit twice.
+    /// [`Limiter::try_semaphore`] returns these faults as errors.
     #[track_caller]
     pub fn semaphore(&self, limits: impl Into<Limits>, key: impl Into<Key>) -> Semaphore {
         match self.try_semaphore(limits, key) {
@@ -127,9 +127,9 @@ impl Limiter {
 }
 
 impl Semaphore {
-    /// Sets the value of the last limit for this key, instead of the limit's own.
+    /// Sets this key's value of the last limit, in place of the limit's own.
     ///
-    /// All users of the key should set the same one. See [`Scope::values`](crate::Scope::values).
+    /// All users of the key should set the same value. See [`Scope::values`](crate::Scope::values).
     ///
     /// ```
     /// # use tower_turnstile::{Limit, Limiter};
@@ -140,7 +140,8 @@ impl Semaphore {
     ///
     /// # Panics
     ///
-    /// If the value is out of range, such as 0 for a rate, or has a burst and the limit is no rate. [`try_value`](Self::try_value) returns that as an error.
+    /// If the value is out of range, such as 0 for a rate, or has a burst although the limit is not a rate.
+    /// [`try_value`](Self::try_value) returns these faults as errors.
     #[must_use]
     #[track_caller]
     pub fn value(self, value: impl Into<LimitValue>) -> Self {
@@ -154,7 +155,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// If the value is out of range, such as 0 for a rate, or has a burst and the limit is no rate.
+    /// If the value is out of range, such as 0 for a rate, or has a burst although the limit is not a rate.
     pub fn try_value(mut self, value: impl Into<LimitValue>) -> Result<Self, ConfigError> {
         let value = value.into();
         let Inner { first, others, .. } = Arc::make_mut(&mut self.0);
@@ -164,10 +165,10 @@ impl Semaphore {
         Ok(self)
     }
 
-    /// Labels its permits and queued requests, for [operators](crate::operate). Default: no label.
+    /// Labels the semaphore's permits and queued requests for [operators](crate::operate). Default: no label.
     ///
-    /// Say what the work is, such as the name of the job: do not put secrets into it. What is longer than 128 bytes is cut
-    /// off.
+    /// The label describes the work, such as the name of the job: do not put secrets into it. Labels are truncated to 128
+    /// bytes.
     ///
     /// ```
     /// # use tower_turnstile::{Limit, Limiter};
@@ -180,15 +181,15 @@ impl Semaphore {
     pub fn label(mut self, label: impl Into<Cow<'static, str>>) -> Self {
         let inner = Arc::make_mut(&mut self.0);
         inner.label = label.into().into();
-        // An idle slot that is taken without the keeper would get no label.
+        // An idle slot acquired without the keeper would get no label.
         inner.first.pool = None;
         self
     }
 
     /// Adds a limit, or a list of limits: each permit holds a slot of all of them.
     ///
-    /// They are acquired all or nothing: what one limit refuses is not counted by the others. In a Redis Cluster they are
-    /// acquired one after the other, and released if one refuses.
+    /// A permit is acquired all or nothing: a request that one limit refuses does not count against the others. In a Redis
+    /// Cluster the slots are acquired one after the other, and released if one limit refuses.
     ///
     /// ```
     /// # use tower_turnstile::{Key, Limit, Limiter};
@@ -209,7 +210,8 @@ impl Semaphore {
     ///
     /// # Panics
     ///
-    /// As [`Limiter::semaphore`] does, and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits, or one twice.
+    /// As [`Limiter::semaphore`] does, and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits in total, or one
+    /// of them twice.
     #[must_use]
     #[track_caller]
     pub fn and(self, limits: impl Into<Limits>, key: impl Into<Key>) -> Self {
@@ -223,7 +225,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// Those of [`Limiter::try_semaphore`], and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits, or one twice.
+    /// The errors of [`Limiter::try_semaphore`], and an error if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES)
+    /// limits in total, or one of them twice.
     pub fn try_and(
         self,
         limits: impl Into<Limits>,
@@ -247,11 +250,12 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`AcquireError`], whose kind is the reason: all slots in use, the queue full, timed out, no store, shut down.
+    /// Returns an [`AcquireError`], whose kind is the reason: all slots in use, the queue full, timed out, no store, shut
+    /// down.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: dropping the future gives up the queue position, or releases the slot if it was just granted.
+    /// Cancel safe: dropping the future leaves the queue, or releases the slot if it was just granted.
     ///
     /// # Fairness
     ///
@@ -264,7 +268,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire).
+    /// Returns the errors of [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     ///
@@ -275,11 +279,11 @@ impl Semaphore {
 
     /// Acquires a permit of `n` units, from 1 to 64, queueing for at most the limit's [`wait_up_to`](Limit::wait_up_to).
     ///
-    /// The permit gets all its units at once, under each limit that has slots; a rate is charged for one request. While a
-    /// permit waits that needs more units than are free, those that are free lie idle: nothing passes it, or it would wait
-    /// for ever. Under load a limit of its own for heavy requests avoids that.
+    /// The permit gets all its units at once, under each limit that has slots; a rate is charged for one request. While the
+    /// head of the queue needs more units than are free, the free units lie idle: no request passes the head, since it
+    /// could otherwise wait for ever. Under load, give heavy requests a limit of their own.
     ///
-    /// See [Weights](crate::guide::keys#weights) for limits that are lowered.
+    /// See [Weights](crate::guide::keys#weights) for limits that are lowered while heavy requests wait.
     ///
     /// ```
     /// # use tower_turnstile::{AcquireErrorKind, Limit, Limiter};
@@ -301,8 +305,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire), and [`InvalidWeight`](crate::AcquireErrorKind::InvalidWeight) if `n` is 0, more
-    /// than 64, or more than the value of a limit for this key, unless that is 0: then the limit is full.
+    /// Returns the errors of [`acquire`](Self::acquire), and [`InvalidWeight`](crate::AcquireErrorKind::InvalidWeight) if
+    /// `n` is 0, more than 64, or more than the value of a limit for this key (a value of 0 is reported as a full limit).
     ///
     /// # Cancel safety
     ///
@@ -315,11 +319,11 @@ impl Semaphore {
         self.ask(true, n)
     }
 
-    /// Acquires a permit of `n` units if as many are free and the queue is empty. Takes one round trip.
+    /// Acquires a permit of `n` units if `n` units are free and the queue is empty. Takes one round trip.
     ///
     /// # Errors
     ///
-    /// Those of [`acquire_many`](Self::acquire_many).
+    /// Returns the errors of [`acquire_many`](Self::acquire_many).
     ///
     /// # Cancel safety
     ///
@@ -328,14 +332,14 @@ impl Semaphore {
         self.ask(false, n)
     }
 
-    /// Returns what all replicas hold and wait for, under the first limit. Takes one round trip.
+    /// Returns the slots in use and the waiters of all replicas, under the first limit. Takes one round trip.
     ///
-    /// A request under several limits waits in one queue at a time. While it waits for its caller's own slot, it is not
-    /// among those that wait for a shared one: see [`usages`](Self::usages).
+    /// A request under several limits waits in one queue at a time. While it waits for its caller's own slot, it does not
+    /// count as a waiter for a shared slot: see [`usages`](Self::usages).
     ///
     /// # Errors
     ///
-    /// If the store does not answer.
+    /// Returns an error if the store does not answer.
     ///
     /// # Cancel safety
     ///
@@ -344,10 +348,10 @@ impl Semaphore {
         self.0.usage_of(&self.0.first).await
     }
 
-    /// Returns what all replicas hold and wait for, under each limit that has slots, in order.
+    /// Returns the slots in use and the waiters of all replicas, under each limit with slots, in order.
     ///
-    /// Rates hold nothing, and are left out. The calls are sent together, but the answers for different limits may be of
-    /// different moments.
+    /// Rates have no slots, and are left out. The calls are sent together, but the answers for different limits may
+    /// describe different moments.
     ///
     /// ```
     /// # use tower_turnstile::{Key, Limit, Limiter};
@@ -368,7 +372,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// If the store does not answer.
+    /// Returns an error if the store does not answer.
     ///
     /// # Cancel safety
     ///
@@ -380,7 +384,7 @@ impl Semaphore {
         try_join_all(usages).await
     }
 
-    /// Returns the limit, as the semaphore was created with it; of several the first.
+    /// Returns the limit with which the semaphore was created, or the first of several.
     pub fn limit(&self) -> &Limit {
         &self.0.first.limit
     }
@@ -403,7 +407,7 @@ impl Inner {
         iter::once(&self.first).chain(&self.others)
     }
 
-    /// Adds whether the limit that has refused is shared by all callers.
+    /// Adds whether all callers share the limit that refused.
     fn complete(&self, mut error: AcquireError) -> AcquireError {
         let mut all = self.all();
         let refused = all.find(|bound| bound.limit.name() == error.limit_name());
@@ -455,12 +459,12 @@ impl Bound {
 
 /// Future returned by [`Semaphore::acquire`], [`acquire_many`](Semaphore::acquire_many) and their `try_` forms.
 ///
-/// It does nothing until it is polled.
+/// The future does nothing until it is polled.
 #[must_use = "futures do nothing unless polled"]
 pub struct Acquire(Stage);
 
 enum Stage {
-    /// Not polled yet. Whether it may queue, and its units.
+    /// Not polled yet: whether the request may queue, and its units.
     New(Arc<Inner>, bool, u32),
     Requested(Request, Arc<Inner>),
 }
@@ -468,17 +472,17 @@ enum Stage {
 impl Acquire {
     /// Returns the queue position: 1 at the head. `None` if the request has not queued.
     ///
-    /// At first it is the position on arrival. The store is asked for it again every
-    /// [`waiter_ttl`](crate::LimiterBuilder::waiter_ttl), and for the first 64 requests of this process under a key: it may
-    /// be lower by now. In memory, and for further requests, only what the length of the queue says is known.
+    /// The first value is the position on arrival. For the first 64 requests of this process under a key, the store
+    /// refreshes the position every [`waiter_ttl`](crate::LimiterBuilder::waiter_ttl), so the true position may be lower by
+    /// now. In memory, and for further requests, the position is only bounded by the length of the queue.
     pub fn position(&self) -> Option<u32> {
         Some(self.in_line()?.position)
     }
 
-    /// Returns the queued requests across all replicas, this one among them, as last reported by the store. `None` if the
-    /// request has not queued.
+    /// Returns the number of queued requests across all replicas, including this one, as last reported by the store. `None`
+    /// if the request has not queued.
     ///
-    /// While it waits, that is at most one [`poll_interval`](crate::LimiterBuilder::poll_interval) old.
+    /// While the request waits, the number is at most one [`poll_interval`](crate::LimiterBuilder::poll_interval) old.
     pub fn waiting(&self) -> Option<u32> {
         Some(self.in_line()?.waiting)
     }

@@ -1,15 +1,15 @@
-//! A map in order, made for few entries.
+//! An ordered map, optimised for few entries.
 
 use std::collections::BTreeMap;
 
-/// A map of more has a tree.
+/// Largest number of entries kept in a list; more are kept in a tree.
 const FEW: usize = 8;
 
-/// Most of our maps have one entry or two, for which a list takes a tenth of the memory of a tree, which makes room for
-/// eleven at once, and less work.
+/// Most of our maps have one or two entries. A list takes less work, and a tenth of the memory of a tree, whose first node
+/// has room for eleven entries.
 #[derive(Clone, Debug)]
 pub(crate) enum SmallMap<K, V> {
-    /// In order.
+    /// Sorted by key.
     Few(Vec<(K, V)>),
     Many(BTreeMap<K, V>),
 }
@@ -21,7 +21,7 @@ impl<K, V> Default for SmallMap<K, V> {
 }
 
 impl<K: Ord, V> SmallMap<K, V> {
-    /// Returns what was there.
+    /// Returns the previous value, if any.
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
         if let Self::Few(few) = self
             && few.len() == FEW
@@ -42,12 +42,12 @@ impl<K: Ord, V> SmallMap<K, V> {
         }
     }
 
-    /// When the last of many goes there are few again.
+    /// A tree becomes a list again when its last entry is removed.
     pub(crate) fn remove(&mut self, key: &K) -> Option<V> {
         match self {
             Self::Few(few) => {
                 let place = place(few, key).ok()?;
-                // Mostly there is no other.
+                // Usually this is the only entry.
                 let removed = match place + 1 == few.len() {
                     true => few.pop()?,
                     false => few.remove(place),
@@ -123,7 +123,7 @@ impl<K: Ord, V> SmallMap<K, V> {
         few.chain(many.into_iter().flatten())
     }
 
-    /// Those from this key on.
+    /// The entries from this key on.
     pub(crate) fn since(&self, first: K) -> impl Iterator<Item = (&K, &V)> {
         let (few, many) = match self {
             Self::Few(few) => {
@@ -155,7 +155,7 @@ impl<K: Ord, V> SmallMap<K, V> {
     }
 }
 
-/// Where it is in the list, or would be.
+/// The index of the key, or the index at which to insert it.
 fn place<K: Ord, V>(few: &[(K, V)], key: &K) -> Result<usize, usize> {
     few.binary_search_by(|(known, _)| known.cmp(key))
 }
@@ -164,7 +164,7 @@ fn place<K: Ord, V>(few: &[(K, V)], key: &K) -> Result<usize, usize> {
 mod tests {
     use super::*;
 
-    /// Whether they are in the list or in the tree.
+    /// Holds for the list and for the tree.
     #[test]
     fn entries_are_found_by_key_and_stand_in_order() {
         let mut map = SmallMap::default();

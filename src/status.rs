@@ -10,13 +10,13 @@ use crate::unit::Unit;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// Permits that this process holds, whatever they weigh. One under several limits counts once. While a request waits for one of several
-    /// slots, those that it has already count too.
+    /// Permits that this process holds, whatever their weight. A permit under several limits counts once. While a request
+    /// waits for one of several slots, the slots that it already has count too.
     pub held: usize,
     /// Queued requests of this process.
     pub waiting: usize,
-    /// Whether the store works, as far as is known. After an outage that recurs within a minute it has to work for some seconds
-    /// first. Always true in memory.
+    /// Whether the store works, as far as this process knows. After an outage that recurs within a minute, the store has to
+    /// work for some seconds first. Always true in memory.
     pub store_up: bool,
 }
 
@@ -32,17 +32,17 @@ pub struct Usage {
     pub max: u32,
 }
 
-/// Where a request stands in the queue of a limit, as far as is known.
+/// The last known place of a request in the queue of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InLine {
-    /// 1 at the head.
+    /// Queue position: 1 at the head.
     pub(crate) position: u32,
-    /// Requests in the queue, this one among them.
+    /// Requests in the queue, including this one.
     pub(crate) waiting: u32,
 }
 
-/// Result of [`Limiter::shutdown`](crate::Limiter::shutdown). In a cluster, a request under several limits that waits while it
-/// has some of its slots counts as refused, and each of these slots as released.
+/// Result of [`Limiter::shutdown`](crate::Limiter::shutdown). In a cluster, a request under several limits that waits with
+/// some of its slots counts as refused, and each of these slots as released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShutdownReport {
@@ -52,36 +52,36 @@ pub struct ShutdownReport {
     pub released: usize,
     /// Permits that were still held at the deadline: marked as lost, and released.
     pub lost: usize,
-    /// Slots whose release the store has not confirmed: they may stay taken until their leases end.
+    /// Slots whose release the store has not confirmed. Such slots may stay taken until their leases end.
     ///
-    /// These are slots of lost permits, of permits that were released in time or before the shutdown, and of queued requests.
-    /// A permit has one for each of its limits, whatever it weighs. Always 0 in memory.
+    /// Includes slots of lost permits, of permits released in time or before the shutdown, and of queued requests. A permit
+    /// has one slot for each of its limits, whatever its weight. Always 0 in memory.
     pub unconfirmed: usize,
 }
 
-/// Whom a quota is for.
+/// The reader of a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QuotaReader {
-    /// The handler, which knows itself what it was refused.
+    /// The handler, which already knows of its own refused charges.
     Handler,
-    /// The client: a rate that has refused a charge of the handler is used up until then.
+    /// The client: a rate that refused a charge of the handler counts as used up until that charge could be made.
     Client,
 }
 
-/// State of one limit when a request was decided.
+/// State of one limit when a request was admitted or refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
     pub(crate) limit_name: Cow<'static, str>,
-    /// Of a rate.
+    /// Only for a rate.
     pub(crate) period: Option<Duration>,
-    /// What the limit counts.
+    /// The unit of the limit.
     pub(crate) unit: Unit,
-    /// Whether the limit slows anybody down.
+    /// Whether the limit can refuse or delay requests.
     pub(crate) is_enforced: bool,
     /// The limit's value for this key: slots, or units in a period.
     pub(crate) max: u32,
-    /// Free slots, or units that a rate has at once.
+    /// Free slots, or units of a rate available at once.
     pub(crate) remaining: u32,
-    /// Time until `remaining` grows, if it is known.
+    /// Time until `remaining` grows, if known.
     pub(crate) reset: Option<Duration>,
 }

@@ -1,4 +1,4 @@
-//! The unit of a rate: what it counts.
+//! The unit of a rate, such as requests or tokens.
 //!
 //! Tests: `tests/semaphore/rates.rs`, `tests/config/faults.rs`.
 
@@ -7,9 +7,10 @@ use std::fmt;
 /// Longest unit, in bytes.
 pub(crate) const MAX_UNIT_LEN: usize = 32;
 
-/// What a limit counts, such as `requests` or `tokens`: a letter, then letters, digits, `-`, `_` and `.`.
+/// The unit of a limit, such as `requests` or `tokens`: a letter, then letters, digits, `-`, `_` and `.`.
 ///
-/// So it needs no escape in structured fields, JSON, logs and tables. It is `Copy`, so that a `const` limit can be given another one.
+/// These characters need no escape in structured fields, JSON, logs and tables. `Copy`, so that a `const` limit can change
+/// its unit.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unit {
     bytes: [u8; MAX_UNIT_LEN],
@@ -17,12 +18,12 @@ pub(crate) struct Unit {
 }
 
 impl Unit {
-    /// Of a rate, unless it has another one.
+    /// The default unit of a rate.
     pub(crate) const REQUESTS: Self = Self::of("requests");
-    /// Of a limit with slots: registered for the fields of rate limits.
+    /// The unit of a limit with slots, registered for the `RateLimit` fields.
     pub(crate) const CONCURRENT_REQUESTS: Self = Self::of("concurrent-requests");
 
-    /// `None`: it is empty, too long, or has other characters.
+    /// `None` if the text is empty, too long, or has other characters.
     pub(crate) const fn new(text: &str) -> Option<Self> {
         let text = text.as_bytes();
         if text.is_empty() || text.len() > MAX_UNIT_LEN || !text[0].is_ascii_alphabetic() {

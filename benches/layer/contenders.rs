@@ -1,4 +1,4 @@
-//! What stands in front of an empty handler: nothing, tower's limit, ours in memory.
+//! Layers in front of an empty handler: none, tower's limit, and ours in memory.
 
 use std::{
     convert::Infallible,
@@ -14,7 +14,7 @@ use http_body_util::{BodyExt, Empty, Full};
 use tower::{Layer, Service, ServiceExt, limit::ConcurrencyLimitLayer, service_fn};
 use tower_turnstile::{Key, Limit, LimitLayer, Limiter, OnLost, Policy};
 
-/// More than there are requests at once: nobody has to wait.
+/// More than the requests in flight, so that none has to wait.
 const EACH: Limit = Limit::concurrent("each", 100);
 const ALL: Limit = Limit::concurrent("all", 100);
 
@@ -24,10 +24,10 @@ pub(crate) enum Contender {
     ConcurrencyLimit,
     /// All requests share one key.
     Shared,
-    /// The same, with slots that are used again.
+    /// All requests share one key, and slots are reused.
     Reused,
     ByHeader,
-    /// By header, and all together.
+    /// A limit by header, and a shared limit.
     PolicyOfTwo,
     /// No limit applies to the request.
     Unlimited,
@@ -67,7 +67,7 @@ impl Contender {
         }
     }
 
-    /// Runs so many requests, one after the other, each until the end of its response.
+    /// Runs `count` requests, one after the other, each until the end of its response.
     pub(crate) async fn run(self, count: usize) {
         let handler = service_fn(handler);
         let by_header = || EACH.by_header("x-api-key");

@@ -1,4 +1,4 @@
-//! What a request costs in the layer: allocations, and instructions for those who count them.
+//! The cost of a request in the layer: allocations, and instructions under an external counter.
 //!
 //! ```sh
 //! cargo bench --bench layer                        # allocations
@@ -6,8 +6,8 @@
 //! .ci/cost                                         # both, as a table
 //! ```
 //!
-//! Time says little of so little work, so none is taken. A first run of so many requests is subtracted from one of
-//! twice as many: what is left is theirs alone.
+//! The work is too short to be timed reliably, so the bench measures no time. It subtracts a first run from a run of
+//! twice as many requests, which leaves the cost of the requests alone.
 
 mod contenders;
 

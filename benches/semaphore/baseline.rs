@@ -1,4 +1,4 @@
-//! The semaphores that ours grew out of: those of Redis in Action, and tokens in a list.
+//! The semaphores that ours grew out of: the semaphores of Redis in Action, and tokens in a list.
 
 #[path = "../../src/ledger/script/mod.rs"]
 #[allow(dead_code)] // Only the library also encodes refunds and claims.
@@ -13,16 +13,16 @@ use redis::{
 
 use crate::{LEASE, LIMIT, STORE_TIMEOUT, redis_server::RedisServer};
 
-/// A semaphore that sends commands for each step, over one multiplexed connection.
+/// A semaphore that sends commands for each step over one multiplexed connection.
 pub(crate) struct Baseline {
     redis: MultiplexedConnection,
     digest: String,
     pub(crate) keys: Vec<String>,
-    /// The last name given to a permit.
+    /// The name of the latest permit.
     names: AtomicU64,
 }
 
-/// Listing 11.8, written anew.
+/// Listing 11.8, rewritten.
 pub(crate) const LISTING_11_8: &str = "
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
 if redis.call('ZCARD', KEYS[1]) < tonumber(ARGV[2]) then
@@ -30,16 +30,16 @@ if redis.call('ZCARD', KEYS[1]) < tonumber(ARGV[2]) then
   return ARGV[4]
 end";
 
-/// Listing 11.9, written anew.
+/// Listing 11.9, rewritten.
 pub(crate) const LISTING_11_9: &str = "
 if redis.call('ZSCORE', KEYS[1], ARGV[1]) then
   return redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1]) or true
 end";
 
-/// Ours.
+/// Our script.
 pub(crate) const EXCHANGE: &str = script::EXCHANGE_LUA;
 
-/// What an exchange asks of one ledger, whose line may be as long as it likes.
+/// The operations of an exchange on one ledger, whose queue has no bound.
 pub(crate) struct Batch<'a> {
     pub(crate) replica: &'a str,
     pub(crate) limit: u32,
@@ -68,13 +68,13 @@ impl Baseline {
         let address = url.into_connection_info().expect("a URL");
         let address = address.set_tcp_settings(TcpSettings::default().set_nodelay(true));
         let client = Client::open(address).expect("a URL");
-        // As ours: nobody waits for the store without end.
+        // As in our limiter, waiting for the store is bounded.
         let config = AsyncConnectionConfig::new().set_response_timeout(Some(STORE_TIMEOUT));
         let connection = client.get_multiplexed_async_connection_with_config(&config);
         let mut redis = connection.await.expect("the server is up");
         let load = redis::cmd("SCRIPT").arg("LOAD").arg(script).to_owned();
         let digest = load.query_async(&mut redis).await.expect("a script");
-        // As long as ours.
+        // Names as long as ours.
         let keys = (0..keys).map(|key| format!("{name:-<9.9}:{{{key:032x}}}"));
         Self {
             redis,
@@ -84,7 +84,7 @@ impl Baseline {
         }
     }
 
-    /// Listings 6.12: who is among the first by time has a slot.
+    /// Listing 6.12: the first members by time have a slot.
     pub(crate) async fn listing_6_12(&self, key: usize) -> String {
         let (key, id, (now, ended)) = (&self.keys[key], random_id(), times());
         let mut acquire = redis::pipe();
@@ -101,7 +101,7 @@ impl Baseline {
         id
     }
 
-    /// Listing 6.14: who is among the first by a counter has a slot. Times and counts are kept in two sets.
+    /// Listing 6.14: the first members by a counter have a slot. Two sets keep times and counts.
     pub(crate) async fn listing_6_14(&self, key: usize) -> String {
         let (key, id, (now, ended)) = (&self.keys[key], random_id(), times());
         let (owners, counter) = (format!("{key}:owner"), format!("{key}:counter"));
@@ -149,7 +149,7 @@ impl Baseline {
         assert_eq!(gone, (1, 1), "it was held");
     }
 
-    /// Listing 6.16, first half: if that adds a member, the permit was lost.
+    /// Listing 6.16, first half: if the call adds a member, the permit was lost.
     pub(crate) async fn listing_6_16(&self, key: usize, id: &str) {
         let mut renew = redis::cmd("ZADD");
         renew.arg(&self.keys[key]).arg(times().0).arg(id);
@@ -164,14 +164,14 @@ impl Baseline {
         id
     }
 
-    /// For a script that is listing 11.9.
+    /// Runs listing 11.9.
     pub(crate) async fn listing_11_9(&self, key: usize, id: &str) {
         let mut renew = self.script(key);
         renew.arg(id).arg(times().0);
         assert_ne!(self.send(renew).await, Value::Nil, "it was held");
     }
 
-    /// As listings 6.12 and 11.8 leave them.
+    /// Adds holders in the form of listings 6.12 and 11.8.
     pub(crate) async fn hold_all(&self, key: usize, names: &[u64]) {
         let mut hold = redis::cmd("ZADD");
         hold.arg(&self.keys[key]);
@@ -187,7 +187,7 @@ impl Baseline {
         assert_eq!(self.send(release).await, Value::Int(1), "it was held");
     }
 
-    /// As many tokens for each key.
+    /// Adds `count` tokens for each key.
     pub(crate) async fn mint(&self, count: usize) {
         for keys in self.keys.chunks(100) {
             let mut mint = redis::pipe();
@@ -199,7 +199,7 @@ impl Baseline {
         }
     }
 
-    /// There are as many as tasks, so that none blocks the connection for the others.
+    /// There are as many tokens as tasks, so that no call blocks the connection for the others.
     pub(crate) async fn pop(&self, key: usize) -> String {
         let mut acquire = redis::cmd("BLPOP");
         acquire.arg(&self.keys[key]).arg(1);
@@ -235,7 +235,7 @@ impl Baseline {
         name.to_string()
     }
 
-    /// One exchange, for a script that is ours.
+    /// Runs one exchange of our script.
     pub(crate) async fn exchange(&self, key: usize, batch: Batch<'_>) {
         let mut exchange = self.script(key);
         // Leases are long enough for the whole bench.
@@ -302,7 +302,7 @@ fn random_id() -> String {
     format!("{:032x}", fastrand::u128(..))
 }
 
-/// Now, and when leases began that have ended; by this process's clock, as the listings have it.
+/// The current time, and the start of leases that end now, by this process's clock as in the listings.
 fn times() -> (f64, f64) {
     let now = std::time::UNIX_EPOCH.elapsed().expect("after 1970");
     (now.as_secs_f64(), (now - LEASE).as_secs_f64())

@@ -1,4 +1,4 @@
-//! Those that are compared: ours, and each of the others.
+//! The semaphores under comparison: ours, and all others.
 
 use std::{
     convert::Infallible,
@@ -27,25 +27,25 @@ pub(crate) enum Contestant {
     Seed(Baseline),
     /// Tokens in a list: BLPOP and LPUSH.
     Tokens(Baseline),
-    /// A script that does nothing, for each step.
+    /// An empty script for each step.
     Floor(Baseline),
-    /// Our own script, called for each step by itself.
+    /// Our own script, called separately for each step.
     OneByOne(Baseline),
     Tokio(Vec<tokio::sync::Semaphore>),
     Tower(Vec<ConcurrencyLimit<Nothing>>),
 }
 
-/// A slot of one of the contestants.
+/// A slot of a contestant.
 pub(crate) enum Held<'a> {
     Ours(Permit),
     Tokio(SemaphorePermit<'a>),
-    /// A service that was made ready.
+    /// A service that is ready.
     Tower(ConcurrencyLimit<Nothing>),
-    /// By this name, under this key.
+    /// A slot with this name, under this key.
     ByName(usize, String),
 }
 
-/// The first is ours, and the others are compared with it.
+/// All contestants: ours first, as the reference.
 pub(crate) async fn all(server: &RedisServer, work: &Work) -> Vec<(&'static str, Contestant)> {
     let semaphores = |limiter: &Limiter, limit: &Limit| {
         let keys = 0..work.keys as u64;
@@ -152,7 +152,7 @@ impl Contestant {
         }
     }
 
-    /// Until the last release is done.
+    /// Waits until the last release is done.
     pub(crate) async fn settle(&self) {
         if let Self::Ours(limiter, _) = self {
             let last = limiter.semaphore(Limit::concurrent("last", 1), "");
@@ -160,8 +160,8 @@ impl Contestant {
         }
     }
 
-    /// The commands that it sends by itself. What a script calls is counted with the script, and what a transaction
-    /// runs by itself.
+    /// The commands that the semaphore sends. Commands called by a script count with the script; commands of a
+    /// transaction count separately.
     pub(crate) fn commands(&self) -> &'static [&'static str] {
         match self {
             Self::Ours(..) | Self::Floor(_) | Self::OneByOne(_) => &["evalsha", "eval"],
@@ -181,13 +181,13 @@ impl Contestant {
         }
     }
 
-    /// Else it stays in this process.
+    /// Whether the semaphore uses the server.
     pub(crate) fn is_remote(&self) -> bool {
         !self.commands().is_empty()
     }
 }
 
-/// What stands behind tower's limit.
+/// The service behind tower's limit.
 #[derive(Clone)]
 pub(crate) struct Nothing;
 

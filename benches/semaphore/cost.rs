@@ -1,18 +1,18 @@
-//! What the server has spent.
+//! The server's processor time.
 
 use crate::redis_server::RedisServer;
 
-/// In microseconds.
+/// Processor time of the server, in microseconds.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Cost {
-    /// In commands.
+    /// Time in commands.
     pub(crate) commands_us: f64,
-    /// The processor's time in all: commands, protocol, sockets.
+    /// Total time: commands, protocol, sockets.
     pub(crate) processor_us: f64,
 }
 
 impl Cost {
-    /// Of these commands. What a script calls is counted with the script.
+    /// Reads the cost of these commands. Commands called by a script count with the script.
     pub(crate) fn read(server: &RedisServer, commands: &[&str]) -> Self {
         let number = |text: &str| text.parse::<f64>().expect("a number");
         let stats = server.cli(&["INFO", "commandstats"]);

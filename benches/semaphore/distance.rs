@@ -1,11 +1,12 @@
-//! Pairs of acquire and release over a distance: how close to what the round trip allows, on a server and in a cluster.
+//! Pairs of acquire and release over a distance, compared with the bound set by the round trip, on a server and in a
+//! cluster.
 //!
-//! A fixed number of tasks acquires and releases without a pause. A pair takes a round trip, as nobody waits for its
-//! release, so that the distance allows `tasks / round trip` pairs a second: the tasks are the bounded number in flight.
-//! The processors may allow fewer: then the best rate over a shorter distance counts instead.
+//! A fixed number of tasks acquires and releases without a pause. A pair takes one round trip, since no task waits for
+//! a release, so the distance allows `tasks / round trip` pairs a second: the tasks bound the number in flight. If the
+//! processors allow fewer pairs, the best rate over a shorter distance is the bound instead.
 //!
-//! A cluster is one node here. Each of the 16 parts of a limiter has a connection of its own, whichever node is at its
-//! other end, and more nodes would only take more of this machine's processors.
+//! The cluster has one node. Each of the 16 parts of a limiter has its own connection, whichever node is at the other
+//! end, and more nodes would only take more of this machine's processors.
 
 use std::{
     sync::{
@@ -28,14 +29,14 @@ const TASKS: usize = 1_000;
 const KEYS: [usize; 3] = [1, 100, 10_000];
 /// Round trips in milliseconds. Without one, the processors are the limit.
 const ROUND_TRIPS_MS: [u64; 5] = [0, 1, 5, 20, 100];
-/// Time for tasks to get out of step with each other, at least.
+/// Minimum time for tasks to get out of step with each other.
 const WARM_UP: Duration = Duration::from_millis(250);
 const MEASURED: Duration = Duration::from_secs(1);
-/// Between two looks at whether the store is up. An outage lasts for 50 ms and a round trip at least.
+/// Interval between checks whether the store is up. An outage lasts at least 50 ms and a round trip.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
-/// Pause of a task that was refused, or it would ask without end while the breaker is open.
+/// Pause of a refused task, which would otherwise retry in a busy loop while the breaker is open.
 const AFTER_REFUSAL: Duration = Duration::from_millis(10);
-/// Permits of distinct keys that are left to a shutdown.
+/// Permits of distinct keys that are held when a shutdown begins.
 const LEFT: usize = 5_000;
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -51,12 +52,12 @@ struct Load {
 /// The outcome of a row.
 struct Row {
     pairs_per_second: f64,
-    /// Times of a pair.
+    /// Duration of a pair, by percentile.
     p50: Duration,
     p99: Duration,
-    /// Requests without a slot, since the store was not asked or has not answered.
+    /// Requests without a slot, since the store was not called or did not answer.
     refused: u64,
-    /// How often the breaker has opened under load.
+    /// Number of times that the breaker opened under load.
     openings: u64,
     /// Whether the store counted as down once the limiter was connected.
     starts_down: bool,
@@ -64,7 +65,7 @@ struct Row {
     in_flight: f64,
 }
 
-/// `tasks`: in place of [`TASKS`].
+/// `tasks` overrides [`TASKS`].
 pub(crate) fn report(runtime: &Runtime, tasks: Option<usize>) {
     let tasks = tasks.unwrap_or(TASKS);
     let server = RedisServer::start();
@@ -98,7 +99,7 @@ pub(crate) fn report(runtime: &Runtime, tasks: Option<usize>) {
     shutdowns(node, &distant, &url, runtime);
 }
 
-/// A row of everything, to see whether it runs.
+/// Runs a row of every kind, as a smoke test.
 pub(crate) fn try_out(runtime: &Runtime) {
     let server = RedisServer::start();
     let distant = DistantServer::before(server.port());
@@ -180,7 +181,7 @@ fn ms(time: Duration) -> f64 {
     1e3 * time.as_secs_f64()
 }
 
-/// The shortest of some, as other work on this machine only adds to them.
+/// The shortest of several round trips, since other work on this machine only adds to them.
 async fn ping(url: &str) -> Duration {
     let client = redis::Client::open(url).expect("a URL");
     // The default would give up on a server that is a second away.
@@ -204,7 +205,7 @@ async fn ping(url: &str) -> Duration {
 }
 
 async fn run(server: &RedisServer, url: &str, load: Load, trip: Duration) -> Row {
-    // No slot is scarce, and a request that the store does not decide on shows.
+    // No slot is scarce, and with `Reject` a request that the store does not decide is visible.
     let limit = Limit::concurrent("far", 100_000).fallback(Fallback::Reject);
     let limiter = connect(url).await;
     let semaphores = 0..load.keys as u64;
@@ -238,7 +239,7 @@ async fn run(server: &RedisServer, url: &str, load: Load, trip: Duration) -> Row
 
     let (mut times, mut sum) = (Vec::new(), 0.0);
     for (start, time) in pairs {
-        // By how much of it is in time: pairs come in bursts, a round trip from each other.
+        // Count the part of each pair that is in time, since pairs come in bursts, a round trip apart.
         let inside = end
             .min(start + time)
             .saturating_duration_since(begin.max(start));
@@ -264,7 +265,7 @@ async fn run(server: &RedisServer, url: &str, load: Load, trip: Duration) -> Row
     }
 }
 
-/// One after the other, each with the next key at random. Returns when each pair began and how long it took.
+/// Acquires one permit after the other, each under a random key. Returns the start and the duration of each pair.
 async fn acquire_until(
     end: Instant,
     seed: u64,
@@ -291,7 +292,7 @@ async fn acquire_until(
     }
 }
 
-/// Counts how often the breaker opens.
+/// Counts the openings of the breaker.
 async fn watch(limiter: Limiter, openings: Arc<AtomicU64>, is_over: Arc<AtomicBool>) {
     let mut was_up = true;
     while !is_over.load(Ordering::Relaxed) {
@@ -316,14 +317,14 @@ fn calls_of_script(server: &RedisServer) -> u64 {
     calls.map_or(0, |calls| calls.parse().expect("a number"))
 }
 
-/// Permits that are released while a shutdown waits for them.
+/// Measures shutdowns that wait for the release of permits.
 fn shutdowns(server: &RedisServer, distant: &DistantServer, url: &str, runtime: &Runtime) {
     println!();
     println!(
         "  {LEFT} permits of distinct keys, dropped as a shutdown of {GRACE:?} begins: slots still taken when it ends"
     );
     for trip_ms in [5, 20, 100] {
-        // Acquired without a distance.
+        // Acquire without a distance.
         distant.set_round_trip(Duration::ZERO);
         let (took, report) = runtime.block_on(async {
             let limiter = connect(url).await;
@@ -344,7 +345,7 @@ fn shutdowns(server: &RedisServer, distant: &DistantServer, url: &str, runtime: 
                 let limiter = limiter.clone();
                 tokio::spawn(async move { limiter.shutdown(GRACE).await })
             };
-            // Until it has begun, so that it counts them.
+            // Wait until the shutdown has begun, so that it counts the permits.
             sleep(LOOK_INTERVAL).await;
             drop(permits);
             let report = shutdown.await.expect("no panic");

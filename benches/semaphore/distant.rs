@@ -1,8 +1,8 @@
-//! A server at a distance: a TCP proxy that holds each byte back for half of a round trip, each way.
+//! A server at a distance: a TCP proxy that delays each byte by half of a round trip, each way.
 //!
-//! The proxy of the tests (`tests/support/fault_proxy.rs`) has few messages under way at a time, and timers of a millisecond.
-//! This one has a thread that sleeps for each way of a connection, while another one reads on: it adds a delay, and does not
-//! limit the throughput.
+//! The proxy of the tests (`tests/support/fault_proxy.rs`) has few messages in flight at a time, and timers of a
+//! millisecond. This proxy has a sleeping thread for each way of a connection, while another thread keeps reading, so
+//! it adds a delay and does not limit the throughput.
 
 use std::{
     io::{self, Read, Write},
@@ -25,7 +25,7 @@ pub(crate) struct DistantServer {
 }
 
 impl DistantServer {
-    /// Starts a proxy, without a delay yet, for the server on that port of the loopback interface.
+    /// Starts a proxy, initially without a delay, for the server on this port of the loopback interface.
     pub(crate) fn before(upstream_port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().expect("an address").port();
@@ -33,7 +33,7 @@ impl DistantServer {
         let shared = one_way_us.clone();
         thread::spawn(move || {
             for client in listener.incoming() {
-                // A server that has ended is the client's to notice.
+                // The client notices if the server has ended.
                 let _ = client.and_then(|client| connect(client, upstream_port, &shared));
             }
         });
@@ -57,7 +57,7 @@ impl DistantServer {
 
 fn connect(client: TcpStream, upstream_port: u16, one_way_us: &Arc<AtomicU64>) -> io::Result<()> {
     let server = TcpStream::connect((Ipv4Addr::LOCALHOST, upstream_port))?;
-    // Without it small messages would wait for each other.
+    // Otherwise small messages would wait for each other.
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     carry(client.try_clone()?, server.try_clone()?, one_way_us.clone());
@@ -65,7 +65,7 @@ fn connect(client: TcpStream, upstream_port: u16, one_way_us: &Arc<AtomicU64>) -
     Ok(())
 }
 
-/// Carries the bytes of one way until either side ends.
+/// Forwards the bytes of one way until either side ends.
 fn carry(mut from: TcpStream, mut to: TcpStream, one_way_us: Arc<AtomicU64>) {
     let (put, take) = mpsc::channel::<(Instant, Vec<u8>)>();
     thread::spawn(move || {
@@ -87,7 +87,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, one_way_us: Arc<AtomicU64>) {
                 break;
             }
         }
-        // The other way of the connection ends with this one.
+        // Ends the other way of the connection too.
         let _ = to.shutdown(Shutdown::Both);
     });
 }

@@ -1,5 +1,5 @@
-//! What an exchange costs the server as there is more of everything: holders, waiters, replicas, keys. And what a
-//! renewal costs, beside those of Redis in Action.
+//! The cost of an exchange for the server as holders, waiters, replicas and keys grow in number, and the cost of a
+//! renewal beside the renewals of Redis in Action.
 
 use futures_util::{StreamExt, stream};
 use tokio::runtime::Runtime;
@@ -17,7 +17,7 @@ const CHUNK: u64 = 1_000;
 /// Steps in a measurement.
 const STEPS: u64 = 500;
 
-/// Of what there is more and more, and the step that is measured in its midst.
+/// The growing crowd, and the step measured in it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Holders,
@@ -44,11 +44,11 @@ struct Crowd {
     name: String,
     size: u64,
     script: Baseline,
-    /// Of a step, in each round, in microseconds of the server's commands.
+    /// Cost of a step in each round, in microseconds of the server's commands.
     costs: Vec<f64>,
 }
 
-/// In crowds of up to `most`.
+/// Reports the cost in crowds of up to `most`.
 pub(crate) fn report(server: &RedisServer, runtime: &Runtime, rounds: usize, most: u64) {
     let mut crowds = runtime.block_on(gather(server, most));
     for round in 0..rounds as u64 {
@@ -95,7 +95,7 @@ async fn gather(server: &RedisServer, most: u64) -> Vec<Crowd> {
 }
 
 impl Crowd {
-    /// What its steps have cost the server so far. What a script calls is counted with the script.
+    /// The server's cost of all steps so far. Commands called by a script count with the script.
     fn cost(&self, server: &RedisServer) -> f64 {
         let command = match self.kind {
             Kind::Renewal6_16 => "zadd",
@@ -154,7 +154,7 @@ impl Crowd {
         }
     }
 
-    /// So many steps, with names from here on.
+    /// Runs `STEPS` steps, with names from `begin` on.
     async fn run(&self, begin: u64) {
         let steps = begin..begin + STEPS;
         match self.kind {
@@ -179,7 +179,7 @@ impl Crowd {
                     self.hand_off(step, step + CHUNK + 1, self.size).await;
                 }
             }
-            // As many as are held, in one exchange.
+            // All holders, in one exchange.
             Kind::Renewal => {
                 let most = self.size.min(STEPS);
                 for _ in 0..STEPS / most {
@@ -223,7 +223,7 @@ impl Crowd {
         }
     }
 
-    /// The holder leaves, the head of the line gets its slot, and another joins the line.
+    /// The holder leaves, the head of the queue gets its slot, and another waiter joins the queue.
     async fn hand_off(&self, leaves: u64, joins: u64, replicas: u64) {
         self.ask(Batch {
             replica: &replica(leaves % replicas),

@@ -1,4 +1,4 @@
-//! How soon a slot that comes free is in use again while others wait, beside the round trip of a PING.
+//! The time until a freed slot is in use again while requests wait, beside the round trip of a PING.
 
 use std::{
     sync::{Arc, Mutex},
@@ -77,7 +77,7 @@ pub(crate) async fn replicas_of(
     replicas
 }
 
-/// The median of some.
+/// The median of several samples.
 pub(crate) async fn ping(server: &RedisServer, slice: Duration) -> Duration {
     let client = redis::Client::open(server.url()).expect("a URL");
     let config = AsyncConnectionConfig::new();
@@ -99,7 +99,7 @@ pub(crate) async fn ping(server: &RedisServer, slice: Duration) -> Duration {
     tokio::spawn(pings).await.expect("no panic")
 }
 
-/// From the release of the only slot until somebody has it.
+/// The time from the release of the only slot until another task has it.
 async fn hand_on(replicas: Vec<Semaphore>, slice: Duration) -> Vec<Duration> {
     let released = Arc::new(Mutex::new(None::<Instant>));
     let times = all_of(replicas, slice, move |semaphore| {
@@ -116,7 +116,7 @@ async fn hand_on(replicas: Vec<Semaphore>, slice: Duration) -> Vec<Duration> {
     times.await.into_iter().flatten().collect()
 }
 
-/// What part of the time the slots are in use.
+/// The share of time in which the slots are in use.
 async fn in_use(replicas: Vec<Semaphore>, limit: u32, slice: Duration) -> f64 {
     let begin = Instant::now();
     let held = all_of(replicas, slice, |semaphore| async move {
@@ -129,7 +129,7 @@ async fn in_use(replicas: Vec<Semaphore>, limit: u32, slice: Duration) -> f64 {
     held.as_secs_f64() / (f64::from(limit) * begin.elapsed().as_secs_f64())
 }
 
-/// What those who wait do again and again.
+/// Runs a step in a loop in each of the waiting tasks.
 async fn all_of<T, F>(
     replicas: Vec<Semaphore>,
     slice: Duration,

@@ -1,5 +1,5 @@
-//! Pairs of acquire and release: ours beside the semaphores that it grew out of, beside the least that any design costs
-//! which sends a command for each step, and beside those that stay in the process.
+//! Pairs of acquire and release: our semaphore beside the semaphores that it grew out of, beside the minimum cost of
+//! any design that sends a command per step, and beside in-process semaphores.
 //!
 //! ```sh
 //! cargo bench --bench semaphore              # the table: about two minutes
@@ -12,14 +12,14 @@
 //! cargo bench --features admin --bench semaphore -- operated # what operators take from requests: about a minute
 //! ```
 //!
-//! All contenders run in this process, on one runtime, against one redis-server that the bench starts for itself. They
-//! take turns, a slice of time each, and are compared within a round only: on a machine with other work its moods
-//! then fall on all of them alike. That is why there is no bench harness, which would run one after the other.
+//! All contenders run in this process, on one runtime, against one redis-server that the bench starts. The contenders
+//! take turns, a slice of time each, and are compared only within a round, so that other work on the machine affects
+//! all contenders alike. A bench harness would run one contender after the other, so this bench does not use one.
 //!
-//! Ours gives slots back behind the caller's back, so its slice ends only when the store has answered a question that
-//! was asked after the last release.
+//! Our semaphore releases slots in the background, so its slice ends only when the store has answered a query sent
+//! after the last release.
 //!
-//! `benches/RESULTS.md` has what came out.
+//! `benches/RESULTS.md` has the results.
 
 mod baseline;
 mod contestant;
@@ -30,7 +30,7 @@ mod growth;
 mod handoff;
 #[cfg(feature = "admin")]
 mod operated;
-// Tests of failovers use the rest of it.
+// Tests of failovers use the rest of the module.
 #[allow(dead_code)]
 #[path = "../../tests/support/redis_cluster.rs"]
 mod redis_cluster;
@@ -51,14 +51,14 @@ use spread::Spread;
 use tokio::{runtime::Runtime, task::JoinSet};
 use tower_turnstile::Limit;
 
-/// More than there are tasks: nobody has to wait.
+/// More than the tasks, so that none has to wait.
 const LIMIT: u32 = 1_000;
 const HOT: Limit = Limit::concurrent("hot", LIMIT);
 const REUSED: Limit = Limit::concurrent("reused", LIMIT).reuse();
 const LEASE: Duration = Duration::from_secs(30);
 const STORE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What is done: by so many tasks, each with the next key at random.
+/// The load: a number of tasks, each of which picks random keys.
 struct Work {
     name: &'static str,
     tasks: usize,
@@ -92,7 +92,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let benching = arguments.iter().any(|argument| argument == "--bench");
     let number: Option<usize> = arguments.iter().find_map(|argument| argument.parse().ok());
-    // Without `--bench` it is run as a test, to see whether it runs.
+    // Without `--bench` this is a smoke test.
     let (rounds, slice) = match benching {
         true => (number.unwrap_or(9), Duration::from_millis(200)),
         false => (1, Duration::from_millis(5)),
@@ -145,10 +145,10 @@ fn main() {
     }
 }
 
-/// One request now and then, as with little load: how long it takes to acquire.
+/// Measures a request now and then, as under low load.
 fn alone(server: &RedisServer, runtime: &Runtime, rounds: usize) {
     let mut contenders = runtime.block_on(contenders(server, &WORKS[0]));
-    // One command of the floor is the least that an acquire takes.
+    // One command of the floor is the minimum for an acquire.
     contenders.retain(|contender| contender.semaphore.is_remote());
     let mut times = vec![Vec::new(); contenders.len()];
     for round in 0..rounds {
@@ -178,7 +178,7 @@ fn alone(server: &RedisServer, runtime: &Runtime, rounds: usize) {
     }
 }
 
-/// The median of some.
+/// The median of several samples.
 async fn acquire_now_and_then(semaphore: Arc<Contestant>) -> Duration {
     let mut times = Vec::new();
     for _ in 0..50 {
@@ -195,14 +195,14 @@ async fn acquire_now_and_then(semaphore: Arc<Contestant>) -> Duration {
 struct Contender {
     name: &'static str,
     semaphore: Arc<Contestant>,
-    /// In a slice.
+    /// Pairs in a slice.
     pairs: usize,
     /// Pairs a second, in each round.
     rates: Vec<f64>,
     cost: Cost,
 }
 
-/// The first is ours, and the others are compared with it.
+/// All contenders: ours first, as the reference.
 async fn contenders(server: &RedisServer, work: &Work) -> Vec<Contender> {
     let all = contestant::all(server, work).await.into_iter();
     all.map(|(name, semaphore)| Contender {
@@ -216,7 +216,7 @@ async fn contenders(server: &RedisServer, work: &Work) -> Vec<Contender> {
 }
 
 impl Contender {
-    /// Finds out how many pairs fill a slice.
+    /// Determines the number of pairs that fill a slice.
     fn warm_up(&mut self, runtime: &Runtime, work: &Work, slice: Duration) {
         loop {
             let took = runtime.block_on(self.run(work));

@@ -1,7 +1,7 @@
-//! Requests to a limiter that operators cannot ask, to one that they can, and to that one while a page for operators is
-//! open: how many a second, and how long one takes that comes alone.
+//! Requests to a limiter that is not operable, to an operable limiter, and to the same limiter while a page for
+//! operators is open: the rate, and the duration of a single request.
 //!
-//! The page is of the same process, and so are the other replicas: what they take from the requests is an upper bound.
+//! The page and the other replicas run in the same process, so their measured cost is an upper bound.
 
 use std::{
     convert::Infallible,
@@ -26,12 +26,12 @@ use crate::{HOT, redis_server::RedisServer, spread::Spread};
 
 const HELD: Limit = Limit::concurrent("held", 1_000);
 const REPLICAS: usize = 3;
-/// Held by all replicas together, under ten keys.
+/// Permits held by all replicas together, under ten keys.
 const PERMITS: usize = 1_000;
 const TASKS: usize = 64;
-/// Requests that come alone, in a turn.
+/// Single requests in a turn.
 const ALONE: usize = 200;
-/// How often pages ask. Replicas are asked once a second.
+/// Polling interval of pages. Replicas are asked once a second.
 const POLL: Duration = Duration::from_millis(100);
 
 type Ask = Request<Empty<Bytes>>;
@@ -43,7 +43,7 @@ struct Contender {
     is_watched: bool,
     /// Requests a second, in each round.
     rates: Vec<f64>,
-    /// The median of those that come alone, in each round, and the slowest hundredth.
+    /// The median of single requests in each round, and the slowest hundredth.
     medians_us: Vec<f64>,
     tails_us: Vec<f64>,
 }
@@ -86,7 +86,7 @@ pub(crate) fn report(server: &RedisServer, runtime: &Runtime, rounds: usize, tur
     }
 }
 
-/// Two limiters that hold as much, the page, and what they hold.
+/// Two limiters with equally many permits, the page, and the permits.
 async fn scene(server: &RedisServer) -> (Vec<Contender>, Admin, Vec<Permit>) {
     let url = server.url();
     let plain = Limiter::connect(&url).await.expect("up");
@@ -110,7 +110,7 @@ async fn scene(server: &RedisServer) -> (Vec<Contender>, Admin, Vec<Permit>) {
         sleep(POLL).await;
     }
     let admin = Admin::builder(operator).build().expect("no origins");
-    // The task of a limiter ends with it, and a layer keeps it alive.
+    // A limiter's task ends with the limiter, and a layer keeps the limiter alive.
     let contender = |name, limiter: &Limiter, is_watched| Contender {
         name,
         service: BoxCloneSyncService::new(limiter.layer(HOT).layer(service_fn(handler))),
@@ -131,7 +131,7 @@ fn handler(_: Ask) -> Ready<Result<Response<Full<Bytes>>, Infallible>> {
     ready(Ok(Response::new(Full::from("done"))))
 }
 
-/// Looks at the overview and at a limit until it is stopped.
+/// Polls the overview and a limit until it is stopped.
 fn open_page(admin: &Admin) -> JoinHandle<()> {
     let admin = admin.clone();
     tokio::spawn(async move {
@@ -180,7 +180,7 @@ impl Contender {
     }
 }
 
-/// In order.
+/// Times of single requests, sorted.
 async fn alone(service: &Limited) -> Vec<Duration> {
     let mut times = Vec::new();
     for _ in 0..ALONE {
@@ -193,7 +193,7 @@ async fn alone(service: &Limited) -> Vec<Duration> {
     times
 }
 
-/// Until the end of its response.
+/// Sends a request, and reads its response to the end.
 async fn request(service: &Limited) {
     let request = Request::new(Empty::new());
     let response = service.clone().oneshot(request).await.expect("infallible");

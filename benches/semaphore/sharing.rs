@@ -1,5 +1,5 @@
-//! What others have of slots that are used again: how soon a second process gets one that lies idle in the first, beside
-//! the round trip of a PING, and its share of slots that the first one had for itself.
+//! Reuse between processes: the time until a second process gets a slot that is idle in the first, beside the round
+//! trip of a PING, and the second process's share of slots that the first had alone.
 
 use std::{
     sync::{
@@ -62,7 +62,7 @@ pub(crate) fn report(server: &RedisServer, runtime: &Runtime, rounds: usize, sli
     );
 }
 
-/// How long one waits for the slot that another one keeps: the median of some.
+/// The median wait for a slot that another process keeps.
 async fn called_back(server: &RedisServer, slice: Duration) -> Duration {
     let replicas = replicas_of(server, &ONE, 2).await;
     let times = tokio::spawn(async move {
@@ -70,7 +70,7 @@ async fn called_back(server: &RedisServer, slice: Duration) -> Duration {
         while times.is_empty() || begin.elapsed() < slice {
             let [one, other] = [&replicas[times.len() % 2], &replicas[(times.len() + 1) % 2]];
             drop(one.acquire().await.expect("in time"));
-            // So that the right is there, and the slot is kept.
+            // Obtains the right, so that the slot is kept.
             drop(one.acquire().await.expect("in time"));
             let start = Instant::now();
             drop(other.acquire().await.expect("in time"));
@@ -81,7 +81,7 @@ async fn called_back(server: &RedisServer, slice: Duration) -> Duration {
     median(times.await.expect("no panic"))
 }
 
-/// As many tasks in each process: the share of the one that came later, in two periods from then on.
+/// With equally many tasks in each process, the share of the process that came later, in two periods after it came.
 async fn second_comes(server: &RedisServer, period: Duration) -> [f64; 2] {
     let replicas = replicas_of(server, &FEW, 2).await;
     let over = Arc::new(AtomicBool::new(false));

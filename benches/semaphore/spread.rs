@@ -1,4 +1,4 @@
-//! What is told of many measurements.
+//! A summary of many measurements.
 
 pub(crate) struct Spread {
     pub(crate) median: f64,

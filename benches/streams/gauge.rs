@@ -1,4 +1,4 @@
-//! What the server tells of itself and of its ledgers.
+//! Measurements of the server and its ledgers.
 
 use std::{cell::RefCell, ops::Sub, time::Duration};
 
@@ -6,12 +6,12 @@ use redis::{Client, Cmd, Connection, FromRedisValue, cmd};
 
 use crate::redis_server::RedisServer;
 
-/// Ledgers in one look: some 0.1 ms of the server's time.
+/// Ledgers in one query: some 0.1 ms of the server's time.
 const AT_ONCE: usize = 50;
-/// Ledgers that are looked at each time, at random.
+/// Number of random ledgers in each sample.
 const SAMPLE: usize = 200;
 
-/// The least time that is left of a lease, in ms.
+/// The shortest remaining time of a lease, in ms.
 const SHORTEST_REST: &str = "
 local time = redis.call('TIME')
 local least = 4000000
@@ -21,7 +21,7 @@ for _, key in ipairs(KEYS) do
 end
 return least";
 
-/// How many leases have not ended.
+/// The number of live leases.
 const LIVE: &str = "
 local time = redis.call('TIME')
 local live = 0
@@ -35,7 +35,7 @@ pub(crate) struct Gauge<'a> {
     connection: RefCell<Connection>,
 }
 
-/// What the server has done.
+/// The server's work.
 #[derive(Clone, Copy)]
 pub(crate) struct Load {
     pub(crate) calls: f64,
@@ -47,7 +47,7 @@ impl<'a> Gauge<'a> {
     pub(crate) fn new(server: &'a RedisServer) -> Self {
         let client = Client::open(server.url()).expect("a URL");
         let connection = client.get_connection().expect("up");
-        // So that INFO tells the longest call of a command.
+        // Makes INFO report the longest call of a command.
         server.cli(&["CONFIG", "SET", "latency-tracking-info-percentiles", "100"]);
         Self {
             server,
@@ -55,7 +55,7 @@ impl<'a> Gauge<'a> {
         }
     }
 
-    /// Forgets what the server has done so far.
+    /// Resets the server's statistics.
     pub(crate) fn reset(&self) {
         self.server.cli(&["CONFIG", "RESETSTAT"]);
     }
@@ -71,7 +71,7 @@ impl<'a> Gauge<'a> {
         }
     }
 
-    /// Of the script, since the reset.
+    /// The longest call of the script since the reset.
     pub(crate) fn longest_call_ms(&self) -> f64 {
         let longest_us = self.number("latencystats", "latency_percentiles_usec_evalsha:", "p100=");
         longest_us.expect("it was called") / 1e3
@@ -82,7 +82,7 @@ impl<'a> Gauge<'a> {
             .expect("it is told")
     }
 
-    /// What INFO tells in a line that begins so, in one of its fields.
+    /// The number in a field of the INFO line with this prefix.
     fn number(&self, section: &str, line: &str, field: &str) -> Option<f64> {
         let info = self.server.cli(&["INFO", section]);
         let rest = info.lines().find_map(|told| told.strip_prefix(line))?;
@@ -94,7 +94,7 @@ impl<'a> Gauge<'a> {
         self.ask(cmd("KEYS").arg("*"))
     }
 
-    /// What is left of the lease that ends first: among all, if they are few.
+    /// The remaining time of the lease that ends first, in a sample or, if there are few, in all ledgers.
     pub(crate) fn shortest_rest(&self, ledgers: &[String]) -> Duration {
         let sample = fastrand::choose_multiple(ledgers, SAMPLE);
         let chunks = sample.chunks(AT_ONCE);
@@ -103,7 +103,7 @@ impl<'a> Gauge<'a> {
         Duration::from_millis(least_ms.try_into().unwrap_or(0))
     }
 
-    /// How many hold.
+    /// The number of holders.
     pub(crate) fn live(&self, ledgers: &[String]) -> usize {
         let chunks = ledgers.chunks(AT_ONCE);
         chunks

@@ -1,4 +1,4 @@
-//! Which stream is under which key.
+//! The keys of the streams.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ pub(crate) const HEADER: &str = "x-api-key";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// All under one key.
+    /// All streams under one key.
     OneKey,
-    /// Two under each key, one in each process.
+    /// Two streams under each key, one in each process.
     ManyKeys,
 }
 
@@ -24,7 +24,7 @@ impl Layout {
         }
     }
 
-    /// With one slot for each key beside those of the streams.
+    /// The limit, with one slot more per key than there are streams.
     pub(crate) fn limit(self, streams: usize) -> Scope {
         let max = match self {
             Self::OneKey => streams + 1,
@@ -43,7 +43,7 @@ impl Layout {
         }
     }
 
-    /// How many slots are free when one of the processes has none any more.
+    /// The number of free slots once one of the processes is gone.
     pub(crate) fn free_after_kill(self, streams: usize) -> usize {
         match self {
             Self::OneKey => streams / 2 + 1,
@@ -51,7 +51,7 @@ impl Layout {
         }
     }
 
-    /// The keys of those, one for each.
+    /// The keys of these slots, one per slot.
     pub(crate) fn free_keys(self, streams: usize) -> impl Iterator<Item = String> {
         (0..self.free_after_kill(streams)).map(move |slot| self.key(slot % (streams / 2)))
     }

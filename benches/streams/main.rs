@@ -1,4 +1,4 @@
-//! 100,000 streams, held by two processes through the layer: renewals, memory, and what happens when one is killed.
+//! 100,000 streams, held by two processes through the layer: renewals, memory, and the effect of killing one process.
 //!
 //! ```sh
 //! cargo bench --bench streams                # both layouts: about six minutes
@@ -7,13 +7,13 @@
 //! cargo bench --bench streams -- 10000 6     # so many streams, with a lease of so many seconds
 //! ```
 //!
-//! The bench starts a redis-server and two processes, which are itself. Each takes its half of the streams through a
-//! tower service under a [`LimitLayer`](tower_turnstile::LimitLayer), whose bodies never end, and holds them for several
-//! leases. Then one is killed, while a third client takes and gives back slots all the time: of a key of its own, and of
-//! one that the streams are under. How long it waits is compared with how long it waited before.
+//! The bench starts a redis-server and two copies of itself. Each copy opens half of the streams through a tower
+//! service under a [`LimitLayer`](tower_turnstile::LimitLayer), whose bodies never end, and holds them for several
+//! leases. Then one copy is killed, while a third client acquires and releases slots all the time, under its own key
+//! and under a key of the streams. The bench compares the waits of this client before and after the kill.
 //!
-//! It fails if a permit is lost, or a slot is not back two leases after the kill. Targets are shown beside the figures.
-//! `benches/RESULTS.md` has what came out.
+//! The bench fails if a permit is lost, or a slot is not free two leases after the kill. The output shows targets
+//! beside the figures. `benches/RESULTS.md` has the results.
 
 mod gauge;
 mod layout;
@@ -40,13 +40,13 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// What a run is about.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     layout: Layout,
     streams: usize,
     lease: Duration,
-    /// For how many leases the streams are watched.
+    /// How long the streams are watched, in leases.
     leases: u32,
 }
 
@@ -71,7 +71,7 @@ fn main() {
         .iter()
         .filter_map(|argument| argument.parse().ok());
     let numbers: Vec<usize> = numbers.collect();
-    // Without `--bench` it is run as a test, to see whether it runs.
+    // Without `--bench` this is a smoke test.
     let (streams, lease_s, leases) = if benching {
         (100_000, 30, 3)
     } else {
@@ -94,7 +94,7 @@ fn main() {
     }
 }
 
-/// One thing after the other: open, hold, kill.
+/// Runs all phases: open, hold, kill.
 fn run(plan: Plan) {
     let server = RedisServer::start();
     let gauge = Gauge::new(&server);
@@ -133,7 +133,7 @@ fn run(plan: Plan) {
     watch("one was killed", &mut || {
         while back.is_none() && killed.elapsed() < plan.lease * 2 {
             thread::sleep(plan.lease / 60);
-            // The third client may have one just now.
+            // The third client may hold a slot at this moment.
             let all_back = gauge.live(&keys) <= plan.streams / 2 + 1;
             back = all_back.then(|| killed.elapsed());
         }

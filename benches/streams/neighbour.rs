@@ -1,4 +1,4 @@
-//! A third client: takes slots and gives them back, and takes the time that each takes.
+//! A third client, which acquires and releases slots, and measures each wait.
 
 use std::time::{Duration, Instant};
 
@@ -17,23 +17,23 @@ use crate::{
     streams::{endless, open, open_all},
 };
 
-/// One after the other, so often.
+/// Pause between two requests.
 const PACE: Duration = Duration::from_millis(1);
 
 pub(crate) struct Neighbour {
     runtime: Runtime,
-    /// Of a key of its own, and of one that the streams are under.
+    /// A layer under the client's own key, and a layer under a key of the streams.
     layers: [(LimitLayer, String); 2],
 }
 
-/// Its requests, from now to the end.
+/// The client's requests, from now to the end.
 pub(crate) struct Watch<'a> {
     runtime: &'a Runtime,
     end: watch::Sender<()>,
     probes: [JoinHandle<Waits>; 2],
 }
 
-/// How long its requests took, sorted.
+/// Durations of the requests, sorted.
 pub(crate) struct Waits(Vec<Duration>);
 
 impl Neighbour {
@@ -65,7 +65,7 @@ impl Neighbour {
         }
     }
 
-    /// Takes every slot that has to be free when one of the processes is gone. Returns how many there are.
+    /// Acquires every slot that has to be free when one of the processes is gone. Returns their number.
     pub(crate) fn claim(&self, plan: Plan) -> usize {
         let (layer, _) = &self.layers[1];
         let service = layer.layer(service_fn(endless));
@@ -104,7 +104,7 @@ impl Waits {
         self.0.len()
     }
 
-    /// In milliseconds; the longest is at 1.
+    /// The wait at this quantile, in milliseconds; the longest is at 1.
     pub(crate) fn at(&self, part: f64) -> f64 {
         let last = self.0.len() - 1;
         1e3 * self.0[(last as f64 * part).round() as usize].as_secs_f64()

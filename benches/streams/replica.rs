@@ -1,4 +1,4 @@
-//! One of the processes that hold the streams: how it is run, and what it does.
+//! One of the processes that hold the streams: its handle, and the process itself.
 
 use std::{
     fs,
@@ -18,27 +18,27 @@ use crate::{
     streams::{allocated_bytes, endless, open_all, resident_bytes},
 };
 
-/// What it is called by.
+/// The argument that starts a replica.
 pub(crate) const NAME: &str = "replica";
 
-/// What it says once it holds its streams. Bytes are of one stream.
+/// The replica's report once it holds its streams. Bytes are per stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     pub(crate) allocated: f64,
-    /// Of these, what a stream has without a limit.
+    /// The part of these bytes that a stream has without a limit.
     pub(crate) bare: f64,
     pub(crate) resident: f64,
-    /// Tasks before and after.
+    /// Number of tasks before and after.
     pub(crate) tasks: [usize; 2],
 }
 
-/// What it says whenever it is asked.
+/// The replica's answer to each query.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
     pub(crate) held: usize,
-    /// How often its threads have gone to sleep.
+    /// Number of times that its threads have gone to sleep.
     pub(crate) rests: usize,
-    /// What it has had of the processor.
+    /// Processor time used.
     pub(crate) processor_s: f64,
 }
 
@@ -89,9 +89,9 @@ impl Replica {
         line.split(' ').map(str::to_owned).collect()
     }
 
-    /// As `kill -9`.
+    /// Kills the process, as `kill -9` does.
     pub(crate) fn kill(&mut self) {
-        // It fails only if the process has ended by itself.
+        // Fails only if the process has already ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -103,7 +103,7 @@ impl Drop for Replica {
     }
 }
 
-/// The process itself: holds its half of the streams, and answers each line with a look, until there are no more.
+/// The process itself: holds its half of the streams, and answers each line of input with a look, until the input ends.
 pub(crate) fn run(arguments: &[String]) {
     let [url, layout, streams, lease_s] = arguments else {
         panic!("{arguments:?}");
@@ -111,7 +111,7 @@ pub(crate) fn run(arguments: &[String]) {
     let named = |other: &Layout| other.name() == layout;
     let layout = Layout::ALL.into_iter().find(named).expect("a layout");
     let streams: usize = parse(streams);
-    // Why permits are lost, if they are.
+    // Logs the reasons for lost permits, if any.
     let log = tracing_subscriber::fmt().with_writer(std::io::stderr);
     log.with_max_level(tracing::Level::WARN).init();
     let lease = Duration::from_secs(parse(lease_s));
@@ -143,7 +143,7 @@ pub(crate) fn run(arguments: &[String]) {
     drop(held);
 }
 
-/// Of all threads.
+/// The rests of all threads.
 fn rests() -> usize {
     let threads = fs::read_dir("/proc/self/task").expect("Linux");
     let statuses =
@@ -158,7 +158,7 @@ fn rests() -> usize {
     rests.sum()
 }
 
-/// In the kernel and outside.
+/// Processor time in user and kernel mode.
 fn processor_s() -> f64 {
     const TICKS_A_SECOND: f64 = 100.0;
     let stat = fs::read_to_string("/proc/self/stat").expect("Linux");

@@ -11,7 +11,7 @@ use tower::{Service, ServiceExt};
 
 use crate::{ALLOCATOR, layout::HEADER};
 
-/// Opened at once.
+/// Number of streams opened at once.
 const AT_ONCE: usize = 256;
 const PAGE_BYTES: f64 = 4_096.0;
 
@@ -33,7 +33,7 @@ where
     (response.status() == StatusCode::OK).then_some(response)
 }
 
-/// Opens one for each key. Those that are refused are missing.
+/// Opens one stream per key, and leaves out refused streams.
 pub(crate) async fn open_all<S, B>(
     service: S,
     keys: impl ExactSizeIterator<Item = String>,
@@ -53,13 +53,13 @@ where
     opened
 }
 
-/// What this process has allocated and not freed.
+/// Bytes that this process has allocated and not freed.
 pub(crate) fn allocated_bytes() -> f64 {
     let stats = ALLOCATOR.stats();
     stats.bytes_allocated as f64 - stats.bytes_deallocated as f64
 }
 
-/// What this process has in memory.
+/// Resident memory of this process, in bytes.
 pub(crate) fn resident_bytes() -> f64 {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
     let pages = statm.split(' ').nth(1).expect("the second field");

@@ -1,4 +1,4 @@
-//! What came out, with the targets beside it.
+//! The results, with the targets beside them.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ pub(crate) fn memory(store_bytes: f64, held: &[Held; 2]) {
     );
 }
 
-/// What the processes do meanwhile. Each timer is in a task, and wakes a thread.
+/// The work of the processes meanwhile. Each timer is in a task, and wakes a thread.
 pub(crate) fn processes(held: &[Held; 2], before: &[Look; 2], after: &[Look; 2], seconds: f64) {
     let each = |of: fn(&Look) -> f64| {
         let of_all = |looks: &[Look; 2]| looks.iter().map(of).sum::<f64>();
@@ -96,7 +96,7 @@ pub(crate) fn kill(back: Option<Duration>, free: usize, plan: Plan) {
     );
 }
 
-/// How long a third client waited for slots.
+/// The third client's waits for slots.
 pub(crate) fn waits(watches: &[(&str, [Waits; 2], f64)]) {
     println!(
         "  a third client's request: ms                      median      99 %   99.9 %  longest    requests"

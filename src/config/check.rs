@@ -1,4 +1,4 @@
-//! A configuration whose values have been checked, all of them.
+//! A configuration with all its values checked.
 //!
 //! Tests: `tests/config/faults.rs`, `cuts.rs`.
 
@@ -32,7 +32,7 @@ pub(super) struct CheckedLimit {
     pub(super) requires_key: bool,
     pub(super) cost: Option<CostConfig>,
     pub(super) clamps_cost: bool,
-    /// Of the callers that have a value of their own.
+    /// Callers' own values.
     pub(super) values: HashMap<Key, LimitValue>,
 }
 
@@ -63,7 +63,7 @@ impl Checked {
 }
 
 impl CheckedLimit {
-    /// The key of a caller, as the file writes it; empty for those without one.
+    /// The key of a caller, written as in the file; an empty caller has no key.
     pub(super) fn key_of(&self, caller: &str) -> Result<Key, &'static str> {
         match (&self.key, caller) {
             (_, "") if self.requires_key => Err("is required, and the caller has none"),
@@ -73,7 +73,7 @@ impl CheckedLimit {
         }
     }
 
-    /// With the rule for the key of a request on this route.
+    /// The scope of this limit on a route, with the rule for a request's key.
     pub(super) fn scope(&self, route: &RouteConfig) -> Scope {
         let limit = self.limit.clone();
         let scope = match &self.key {
@@ -146,7 +146,7 @@ fn check_names(config: &Config, faults: &mut Faults) {
                 ),
             );
         }
-        // Two that have no name have the same pattern then, which is a fault of its own.
+        // Two routes without a name have the same pattern here, which is another fault.
         let (is_named, other) = (route.name.is_some(), routes.get(route.key_name()));
         if other.is_some_and(|other_is_named| is_named || *other_is_named) {
             let field = if is_named { "name" } else { "match[0]" };
@@ -160,7 +160,7 @@ fn check_names(config: &Config, faults: &mut Faults) {
         }
         for route in limit.overrides.keys() {
             if !routes.contains_key(route.as_str()) {
-                // It may be a caller's key, under a limit that was meant to be another one.
+                // The name may be a caller's key in the wrong place, so the error does not quote it.
                 let message = "has a key that is not the name of a route";
                 faults.add(format!("limits.{name}.overrides"), message);
             }
@@ -168,7 +168,7 @@ fn check_names(config: &Config, faults: &mut Faults) {
     }
 }
 
-/// A weight without a limit that it counts for, or of which no request can be admitted, is a mistake.
+/// A weight that applies to no limit, or that is too large for any request to be admitted, is a fault.
 fn check_weights(config: &Config, faults: &mut Faults) {
     for (index, route) in config.routes.iter().enumerate() {
         let Some(weight) = route.weight else { continue };
@@ -194,8 +194,8 @@ fn check_weights(config: &Config, faults: &mut Faults) {
     }
 }
 
-/// The rest of a file that was cut short may parse, and limit less. So a file without limits, or a limit without a route,
-/// is a fault unless the file declares it.
+/// The rest of a truncated file may parse, and limit less. So a file without limits, or a limit without a route, is a fault
+/// unless the file declares it.
 fn check_use(config: &Config, faults: &mut Faults) {
     let used: BTreeSet<_> = config
         .routes

@@ -12,12 +12,12 @@ use crate::layer::Scope;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CostConfig {
-    /// The same for all requests.
+    /// One cost for all requests.
     Fixed(u32),
-    /// The number in this request header; 1 without the header. A value that is no number counts as the largest cost: see
-    /// [`Scope::cost_by_header`](crate::Scope::cost_by_header).
+    /// The number in this request header; 1 without the header. A value that is not a number counts as the largest cost:
+    /// see [`Scope::cost_by_header`](crate::Scope::cost_by_header).
     ///
-    /// It has to be written by something in front of the limiter that is trusted, or a caller chooses its own cost.
+    /// A trusted proxy or layer in front of the limiter has to write the header, or callers choose their own cost.
     Header(String),
 }
 
@@ -45,7 +45,7 @@ impl CostConfig {
     pub(super) fn apply(&self, scope: Scope) -> Scope {
         match self {
             &Self::Fixed(cost) => scope.cost_by(move |_| cost),
-            // `check` has refused names that are none.
+            // `check` has refused invalid names.
             Self::Header(name) => scope.cost_by_header(name.as_str()),
         }
     }
@@ -55,7 +55,7 @@ impl CostConfig {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(super) struct CostTable {
-    /// The number in this request header; 1 without the header, and the largest cost if it has no number.
+    /// The number in this request header; 1 without the header, and the largest cost if the value is not a number.
     #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")))]
     header: String,
 }

@@ -1,4 +1,4 @@
-//! Faults of a configuration: each with its place and message.
+//! Faults of a configuration, each with its location and message.
 //!
 //! Tests: `tests/config/reading.rs`, `tests/security/files.rs`.
 
@@ -8,11 +8,11 @@ use crate::error::ConfigError;
 
 /// Error for a configuration that cannot be used, with all its faults.
 ///
-/// Text that does not parse has one fault, with its line. A configuration that parses has all its faults, each with the
-/// path of its value. Each is displayed on a line of its own.
+/// For text that does not parse, the error has one fault, with its line. For a configuration that parses, it has all
+/// faults, each with the path of its value. `Display` writes one line per fault.
 ///
-/// The store's URL and callers' keys are never part of it. They may be in the wrong place, without quotes or as the name of a
-/// field, so neither lines nor values are quoted: only the types, names and places that belong there.
+/// The error never contains the store's URL or callers' keys. These may be in the wrong place, without quotes or as the
+/// name of a field, so the error quotes neither lines nor values, but only locations and the expected types and names.
 ///
 /// ```
 /// use tower_turnstile::config::Config;
@@ -40,12 +40,12 @@ impl ConfigFileError {
         Self::at(text, error.span(), error.message().to_owned())
     }
 
-    /// The text is TOML, and something in it is not what belongs there.
+    /// The text is TOML, but a field or the type of a value is wrong.
     pub(super) fn of_types(text: &str, error: &toml::de::Error) -> Self {
         Self::at(text, error.span(), without_values(error.message()))
     }
 
-    /// A fault of the text at this place; without one, at its end.
+    /// A fault of the text at this location; without one, at the end of the text.
     pub(super) fn at(text: &str, span: Option<Range<usize>>, message: String) -> Self {
         let at = span.map_or(text.len(), |span| span.start);
         let before = text.get(..at).unwrap_or(text);
@@ -58,7 +58,7 @@ impl ConfigFileError {
         }
     }
 
-    /// A fault that has no place in the text.
+    /// A fault without a location in the text.
     pub(super) fn of(path: &str, message: impl Into<String>) -> Self {
         let mut faults = Faults::default();
         faults.add(path, message);
@@ -67,7 +67,7 @@ impl ConfigFileError {
 
     /// Returns the line, from 1, of a text that does not parse.
     ///
-    /// That is text that is not TOML, has an unknown field or a value of another type, or may be cut short.
+    /// Such text is not TOML, has an unknown field or a value of the wrong type, or may be cut short.
     pub fn line(&self) -> Option<usize> {
         self.line
     }
@@ -108,7 +108,7 @@ impl fmt::Display for Fault {
 
 impl Error for ConfigFileError {}
 
-/// Faults, as they are found.
+/// Faults found so far.
 #[derive(Debug, Default)]
 pub(super) struct Faults(Vec<Fault>);
 
@@ -118,7 +118,7 @@ impl Faults {
         self.0.push(Fault { path, message });
     }
 
-    /// The value, or a fault at this path.
+    /// Returns the value, or adds a fault at this path.
     pub(super) fn take<T>(&mut self, path: &str, result: Result<T, ConfigError>) -> Option<T> {
         result
             .map_err(|error| self.add(path, error.to_string()))
@@ -157,9 +157,9 @@ const TYPES: [&str; 10] = [
     "enum",
 ];
 
-/// A message of serde without the text of the file: a value or the name of a field may be a URL with a password, or a
-/// caller's key. Only names of types and fields are kept. In serde's message, what is expected comes after the text of the
-/// file.
+/// Removes the text of the file from a message of serde: a value or the name of a field may be a URL with a password, or a
+/// caller's key. Only names of types and fields are kept. In serde's messages, the expected value comes after the text of
+/// the file.
 fn without_values(message: &str) -> String {
     const OTHER: &str =
         "a value that cannot be read: it is too large, or not of the type that belongs here";

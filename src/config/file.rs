@@ -1,4 +1,4 @@
-//! Reads a file that may be being written.
+//! Reads a file while another process may be writing it.
 
 use std::{
     fs::{self, File, Metadata},
@@ -12,13 +12,13 @@ use tokio::{task::spawn_blocking, time::sleep};
 
 use super::error::ConfigFileError;
 
-/// Time between two looks at a file. An editor that empties and rewrites it is done in a fraction of this.
+/// Time between two reads of a file. An editor empties and rewrites a file in a fraction of this time.
 const SETTLE: Duration = Duration::from_millis(100);
-/// Most looks at a file that changes.
+/// Maximum number of reads of a file that keeps changing.
 const MAX_READS: usize = 20;
 const MAX_BYTES: u64 = 1 << 20;
 
-/// A file as it was, at two moments or between them.
+/// One read of a file, with its version before and after.
 #[derive(PartialEq, Eq)]
 struct Look {
     before: Version,
@@ -29,12 +29,12 @@ struct Look {
 #[derive(PartialEq, Eq)]
 struct Version {
     modified: Option<SystemTime>,
-    /// Another file may be renamed to this one.
+    /// Detects another file renamed to this path.
     #[cfg(unix)]
     inode: (u64, u64),
 }
 
-/// The text of a file that is the same at two looks.
+/// Returns the text of a file once two reads agree.
 pub(super) async fn read_file(path: &Path) -> io::Result<String> {
     let path: Arc<Path> = path.into();
     let look = || {
@@ -56,7 +56,7 @@ pub(super) async fn read_file(path: &Path) -> io::Result<String> {
 }
 
 fn look_at(path: &Path) -> io::Result<Look> {
-    // To open a pipe could take for ever.
+    // Opening a pipe could block for ever.
     if !fs::metadata(path)?.is_file() {
         return Err(invalid("is no regular file, which could be read twice"));
     }
@@ -88,8 +88,8 @@ fn invalid(fault: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, fault)
 }
 
-/// Checks that the text ends with the line that it announces. The announcement comes first, so a text that was cut short does
-/// not end with it.
+/// Checks that the text ends with the line that it announces. The announcement comes first, so a truncated text does not
+/// end with this line.
 pub(super) fn check_last_line(text: &str, end: &str) -> Result<(), ConfigFileError> {
     let lines: Vec<_> = text.lines().map(str::trim).collect();
     let first = lines
@@ -103,7 +103,7 @@ pub(super) fn check_last_line(text: &str, end: &str) -> Result<(), ConfigFileErr
     } else if last != Some(&end) {
         "is not how the file ends: it may have been cut short"
     } else if lines.iter().filter(|line| line.starts_with(end)).count() > 1 {
-        // Such a line that was cut short could be the end.
+        // A truncated line of this form could be the announced line.
         "is how another line begins too"
     } else {
         return Ok(());
@@ -111,7 +111,7 @@ pub(super) fn check_last_line(text: &str, end: &str) -> Result<(), ConfigFileErr
     Err(ConfigFileError::of("last_line", fault))
 }
 
-/// Checks that the last value is whole: 1000 that was cut short may be 100. Other values than numbers have an end.
+/// Checks that the last value is complete: 1000 may be truncated to 100. All values but numbers have an end mark.
 pub(super) fn check_last_value(text: &str) -> Result<(), ConfigFileError> {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let word = text.rsplit(|c| !is_word(c)).next().unwrap_or_default();
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(began.elapsed(), SETTLE);
     }
 
-    /// An editor that empties it, writes a part, and then the rest.
+    /// An editor empties the file, writes a part, and then the rest.
     #[tokio::test(start_paused = true)]
     async fn a_file_that_is_being_written_is_read_when_it_is_whole() {
         let folder = TempDir::new().unwrap();
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(text.unwrap(), "a whole file");
     }
 
-    /// Between two looks that find the same, it was another one.
+    /// The file was replaced and restored between two reads that agree.
     #[cfg(unix)]
     #[tokio::test(start_paused = true)]
     async fn a_file_that_replaced_another_is_reread() {

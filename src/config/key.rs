@@ -1,4 +1,4 @@
-//! Keys of a limit: which callers it counts separately.
+//! Keys of a limit, which decide which callers count separately.
 //!
 //! Tests: `tests/config/reading.rs`, `routes.rs`.
 
@@ -36,7 +36,7 @@ pub enum KeyConfig {
     ClientAddress(AddressConfig),
 }
 
-/// Where a client's address is found. See [`ClientAddress`].
+/// The source of a client's address. See [`ClientAddress`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[cfg_attr(test, schemars(extend("oneOf" = schema::proxies_and_header())))]
@@ -45,10 +45,10 @@ pub enum KeyConfig {
 pub struct AddressConfig {
     /// Number of your own proxies in front of the service. Default: 0.
     ///
-    /// With 0 the address is the peer's, which the server provides as [`PeerAddress`](crate::PeerAddress).
+    /// With 0 the peer's address is used, which the server provides as [`PeerAddress`](crate::PeerAddress).
     #[cfg_attr(test, schemars(range(max = crate::layer::MAX_PROXIES)))]
     pub proxies: u8,
-    /// The header that all of these proxies write. There is no default.
+    /// The header that all these proxies write. There is no default.
     pub header: Option<AddressHeader>,
     /// Length of the IPv6 prefix of a client. See [`ClientAddress::ipv6_prefix`]. Default: 64 bits.
     #[cfg_attr(test, schemars(range(min = 1, max = 128)))]
@@ -88,7 +88,7 @@ impl KeyConfig {
 }
 
 impl KeyConfig {
-    /// The key of a caller that has a value of its own.
+    /// The key of a caller with its own value.
     pub(super) fn of(&self, caller: &CallerKey) -> Result<Key, &'static str> {
         let text = caller.as_str();
         match self {
@@ -183,7 +183,7 @@ pub(super) struct KeyTable {
     /// Each value of this request header.
     #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")))]
     header: Option<String>,
-    /// Each client address, as proxies forward it.
+    /// Each client address, as forwarded by proxies.
     client_address: Option<AddressConfig>,
 }
 

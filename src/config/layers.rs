@@ -26,13 +26,13 @@ pub(super) const UNREADABLE: &str = "unreadable-path";
 #[derive(Clone)]
 pub(super) struct RouteLayers {
     checked: Arc<Checked>,
-    /// Of the routes, in their order. `None`: it has no limits.
+    /// The layers of the routes, in the order of the file. `None`: the route has no limits.
     layers: Vec<Option<LimitLayer>>,
     /// For requests without limits.
     open: LimitLayer,
     /// For requests whose limits cannot be determined.
     closed: LimitLayer,
-    /// Settings by the program, which go before those of the file.
+    /// Settings made in code, which take precedence over the file.
     edits: Vec<GateEdit>,
 }
 
@@ -58,7 +58,7 @@ impl RouteLayers {
             layers.push(layer.map(|layer| route.set(layer).declaring(&rates)));
         }
         let open = LimitLayer::open(limiter).declaring(&rates);
-        // Without routes no path is looked up, and a limit that never applies has no metrics.
+        // Without routes no path is looked up, and a limit that never applies should not add metrics.
         let has_routes = !config.routes.is_empty();
         let closed = has_routes.then(|| closed(limiter));
         let closed = closed.and_then(|closed| faults.take("limits", closed));
@@ -73,7 +73,7 @@ impl RouteLayers {
         Ok(edits.into_iter().fold(route_layers, Self::edited))
     }
 
-    /// The same with one more edit.
+    /// Returns the layers with one more edit.
     pub(super) fn edited(mut self, edit: GateEdit) -> Self {
         for layer in self.layers.iter_mut().flatten().chain([&mut self.closed]) {
             edit(&mut layer.gates);
@@ -86,12 +86,12 @@ impl RouteLayers {
         self.checked(name).map(|checked| checked.limit.clone())
     }
 
-    /// The limit of this name, with all that the configuration says of it.
+    /// The limit with this name, with all its settings in the configuration.
     pub(super) fn checked(&self, limit_name: &str) -> Option<&CheckedLimit> {
         self.checked.limits.get(limit_name)
     }
 
-    /// The routes of a request, in their order.
+    /// The routes of a request, in the order of the file.
     pub(super) fn routes_of(&self, method: &Method, path: &str) -> Vec<usize> {
         match self.checked.routes.find(method, path) {
             Routed::One(route) => route.into_iter().collect(),
@@ -100,7 +100,7 @@ impl RouteLayers {
         }
     }
 
-    /// The key of a caller under a limit, and its own value if it has one.
+    /// The key of a caller under a limit, and the caller's own value, if any.
     pub(super) fn caller(
         &self,
         limit_name: &str,

@@ -31,7 +31,7 @@ use crate::{
     limit::{Class, Fallback, Limit, LimitValue, Mode},
 };
 
-/// A limit: its value, its key, and what happens beyond it. Its name is that of its table.
+/// A limit: its value, its key, and the treatment of excess requests. The name of its table is the limit's name.
 ///
 /// Either [`concurrent`](Self::concurrent), or [`rate`](Self::rate) and [`per`](Self::per), is required.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -53,7 +53,7 @@ pub struct LimitConfig {
     /// Requests that may start at once after a pause. See [`Limit::burst`]. Default: the rate.
     #[cfg_attr(test, schemars(range(min = 1, max = MAX_LIMIT)))]
     pub burst: Option<u32>,
-    /// Unit of a rate: what it counts. See [`Limit::unit`]. Default: `"requests"`.
+    /// Unit of a rate. See [`Limit::unit`]. Default: `"requests"`.
     #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z][A-Za-z0-9._-]{0,31}$")))]
     pub unit: Option<String>,
     /// Cost of a request at a rate: a number, or `{ header = "x-prompt-tokens" }`. See [`Scope::cost_by`](crate::Scope::cost_by).
@@ -63,20 +63,20 @@ pub struct LimitConfig {
     pub cost: Option<CostConfig>,
     /// Whether a cost above the burst counts as the burst. See [`Scope::clamp_cost`](crate::Scope::clamp_cost).
     ///
-    /// Default: no, such a request is refused.
+    /// Default: no, a request with such a cost is refused.
     pub clamp_cost: bool,
     /// Selects the requests that the limit counts together. Default: all of them.
     #[cfg_attr(test, schemars(with = "schema::WordOrTable<KeyWord, KeyTable>"))]
     pub key: KeyConfig,
     /// Whether a request without a key is refused. See [`Scope::require_key`](crate::Scope::require_key).
     ///
-    /// Default: no, requests without a key share one.
+    /// Default: no, requests without a key share one key.
     pub require_key: bool,
     /// Class: `"caller"`, `"tenant"`, `"route"` or `"global"`. See [`Limit::class`].
     ///
-    /// Default: caller, but route for a key by route, and global for a limit that all share.
+    /// Default: caller, but route for a key by route, and global for a limit that all requests share.
     pub class: Option<Class>,
-    /// Longest wait of a request. See [`Limit::wait_up_to`]. Default: zero, it is refused at once.
+    /// Longest wait of a request. See [`Limit::wait_up_to`]. Default: zero, the request is refused at once.
     #[serde(with = "humantime_serde")]
     #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub wait: Option<Duration>,
@@ -100,9 +100,9 @@ pub struct LimitConfig {
         schemars(with = "schema::WordOrTable<FallbackWord, FallbackTable>")
     )]
     pub fallback: Option<Fallback>,
-    /// Values for the callers of a plan, by the plan's name: numbers, or of a rate `{ rate = 100, burst = 20 }`.
+    /// Values for the callers of a plan, by the plan's name: numbers, or for a rate `{ rate = 100, burst = 20 }`.
     ///
-    /// A number leaves the burst to the limit: its [`burst`](Self::burst), or if it has none, as much as the number.
+    /// A number has the limit's [`burst`](Self::burst), or if the limit sets none, a burst equal to the number.
     #[serde(deserialize_with = "values")]
     #[cfg_attr(
         test,
@@ -131,7 +131,7 @@ pub struct PlanConfig {
 }
 
 impl LimitConfig {
-    /// The limit of this name. Its faults are added.
+    /// Returns the limit, and adds its faults.
     pub(super) fn limit(&self, name: &str, faults: &mut Faults) -> Option<Limit> {
         let path = format!("limits.{name}");
         let plain = faults.take(&path, Limit::try_concurrent(name.to_owned(), 1))?;
@@ -182,9 +182,9 @@ impl LimitConfig {
         is_valid.then_some(limit)
     }
 
-    /// The limit with its unit, if it has one.
+    /// Returns the limit with its unit, if set.
     fn in_unit(&self, path: &str, limit: Limit, faults: &mut Faults) -> Limit {
-        // Without a rate that is a fault already.
+        // A unit without a rate is already a fault.
         match self.unit.as_deref().filter(|_| limit.period().is_some()) {
             Some(unit) => {
                 let counted = limit.clone().try_unit(unit);
@@ -196,7 +196,7 @@ impl LimitConfig {
         }
     }
 
-    /// The field of a rate that is at fault, if it is not its count.
+    /// The field of a rate that is at fault, other than the count.
     fn faulty(&self, name: &str, count: u32) -> Option<&'static str> {
         let name = name.to_owned();
         if let Some(period) = self.per
@@ -260,7 +260,7 @@ impl LimitConfig {
         Ok(limit)
     }
 
-    /// The values of callers that have one of their own. The faults do not name the callers.
+    /// The callers' own values. Faults do not name the callers.
     pub(super) fn own_values(
         &self,
         name: &str,
@@ -276,7 +276,7 @@ impl LimitConfig {
                     let callers = plan.keys.iter().collect();
                     groups.push((format!("{path}.{name}"), callers, *value, true));
                 }
-                // It may be a caller's key: one that should be in `overrides`.
+                // The name may be a caller's key that belongs in `overrides`, so the fault does not quote it.
                 None => faults.add(path, "names a plan that `[plans]` does not have"),
             }
         }
@@ -310,7 +310,7 @@ impl LimitConfig {
     }
 }
 
-/// One value of callers that have one of their own.
+/// A value for some callers.
 impl LimitConfig {
     fn check_own(&self, name: &str, path: &str, value: LimitValue, faults: &mut Faults) {
         if self.rate.is_none() && value.burst.is_some() {
@@ -319,7 +319,7 @@ impl LimitConfig {
                 "has a burst, which belongs to a `rate`, and there is none",
             );
         }
-        // A value of 0 refuses a caller always. A rate has no such value.
+        // A value of 0 refuses every request of a caller. A rate cannot be 0.
         let least = u32::from(self.rate.is_none());
         let max = value.max.max(least);
         let limit = faults.take(path, self.bare(name, LimitValue { max, ..value }));
@@ -335,7 +335,7 @@ impl LimitConfig {
     }
 }
 
-/// No caller is in two plans: it would be unclear which one counts.
+/// Checks that no caller is in two plans, since neither would take precedence.
 pub(super) fn check_plans(plans: &BTreeMap<String, PlanConfig>, faults: &mut Faults) {
     let mut seen = BTreeMap::new();
     for (name, plan) in plans {
@@ -352,7 +352,7 @@ pub(super) fn check_plans(plans: &BTreeMap<String, PlanConfig>, faults: &mut Fau
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 enum FallbackWord {
-    /// Each process enforces the limit's own value by itself.
+    /// Each process enforces the limit's own value separately.
     Local,
     /// Every request is admitted.
     Allow,
@@ -364,7 +364,7 @@ enum FallbackWord {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 struct FallbackTable {
-    /// Each process enforces this value by itself.
+    /// Each process enforces this value separately.
     #[cfg_attr(test, schemars(range(min = 1, max = MAX_LIMIT)))]
     local: u32,
 }

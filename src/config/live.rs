@@ -60,17 +60,17 @@ struct Live {
     changing: Mutex<Changing>,
 }
 
-/// State that only a change needs.
+/// State used only by changes.
 struct Changing {
     config: Config,
-    /// Limits at the limiter, whether they are still in the configuration or not.
+    /// Limits registered at the limiter, whether they are still in the configuration or not.
     known: BTreeMap<String, Known>,
 }
 
 #[derive(Clone)]
 struct Known {
     limit: Limit,
-    /// Of the callers that have a value of their own.
+    /// Callers' own values.
     values: HashMap<Key, LimitValue>,
 }
 
@@ -79,17 +79,18 @@ impl LiveConfig {
     ///
     /// # Errors
     ///
-    /// If the configuration has faults, and those of [`StoreConfig::connect`](super::StoreConfig::connect).
+    /// Returns an error if the configuration has faults, and the errors of
+    /// [`StoreConfig::connect`](super::StoreConfig::connect).
     pub async fn connect(config: &Config) -> Result<Self, ConfigFileError> {
         config.validate()?;
         Self::new(config, &config.store.connect().await?)
     }
 
-    /// Uses this limiter and ignores the section `[store]`.
+    /// Creates a live configuration on this limiter, and ignores the section `[store]`.
     ///
     /// # Errors
     ///
-    /// If the configuration has faults, or the limiter knows a limit of the same name and different values.
+    /// If the configuration has faults, or the limiter has a limit of the same name with different values.
     pub fn new(config: &Config, limiter: &Limiter) -> Result<Self, ConfigFileError> {
         let mut checked = Checked::new(config)?;
         let mut known = BTreeMap::new();
@@ -105,7 +106,7 @@ impl LiveConfig {
         })))
     }
 
-    /// The layers that are in force now.
+    /// The layers currently in force.
     pub(super) fn layers(&self) -> Arc<RouteLayers> {
         self.0.layers.load_full()
     }
@@ -115,24 +116,25 @@ impl LiveConfig {
         &self.0.limiter
     }
 
-    /// Returns a layer that applies the limits of each request's route, also after a [`reload`](Self::reload).
+    /// Returns a layer that applies the limits of each request's route, and follows every [`reload`](Self::reload).
     ///
     /// Settings of the layer, such as [`refuse_with`](LimitLayer::refuse_with), apply to all routes and all layers of this
-    /// configuration, and take precedence over the file. Make them once, not for each connection: they are kept.
+    /// configuration, and take precedence over the file. Make each setting once, not for each connection: settings
+    /// accumulate.
     pub fn layer(&self) -> LimitLayer {
         LimitLayer::routed(self.0.clone())
     }
 
-    /// Returns the limit of this name, for a [`Semaphore`](crate::Semaphore) or a layer in code.
+    /// Returns the limit with this name, for a [`Semaphore`](crate::Semaphore) or a layer in code.
     ///
-    /// These always have the latest values, whenever they are created, even if a reload runs at the same time or has removed
-    /// the limit. Only the wait is that of this call. A layer in code does not know the plans and overrides of the file: see
-    /// [`Scope::values`](crate::Scope::values).
+    /// The semaphore or layer always has the latest values, whenever it is created, even if a reload runs at the same time
+    /// or has removed the limit. Only the wait is fixed by this call. A layer in code does not apply the plans and
+    /// overrides of the file: see [`Scope::values`](crate::Scope::values).
     pub fn limit(&self, name: &str) -> Option<Limit> {
         self.0.layers.load().limit(name)
     }
 
-    /// Returns the limits of these names, all from the same configuration. `None`: it lacks one of them.
+    /// Returns the limits with these names, all from the same configuration. `None`: the configuration lacks a limit.
     ///
     /// Otherwise like [`limit`](Self::limit).
     ///
@@ -159,13 +161,13 @@ impl LiveConfig {
         limits?.try_into().ok()
     }
 
-    /// Creates a semaphore of one of these limits for a caller, with the value that a plan or an override gives it.
+    /// Creates a semaphore of a limit for a caller, with the caller's value from a plan or an override.
     ///
-    /// For work that is no request, such as a job, under the same limit as requests. The caller is written as in the file:
-    /// the value of the header, the client's address, or the name of the route. Empty stands for all that have no
-    /// key, and for everybody under a limit that all share.
+    /// For work other than requests, such as a job, under the same limit as requests. The caller is written as in the file:
+    /// the value of the header, the client's address, or the name of the route. An empty caller stands for all callers
+    /// without a key, and for all callers of a shared limit.
     ///
-    /// A later [`reload`](Self::reload) changes the limit's value, and not the caller's own: make the semaphore anew for
+    /// A later [`reload`](Self::reload) changes the limit's value, but not the caller's own value: create a semaphore for
     /// each job.
     ///
     /// ```
@@ -192,8 +194,8 @@ impl LiveConfig {
     ///
     /// # Errors
     ///
-    /// If the configuration has no limit of this name, a caller is named under a limit that all share, none is named where
-    /// a key is required, or the key is no address and has to be one.
+    /// If the configuration has no limit with this name, a caller is given for a shared limit, no caller is given although
+    /// a key is required, or the key must be an address and is not.
     pub fn semaphore(&self, limit: &Limit, caller: &str) -> Result<Semaphore, ConfigFileError> {
         let (key, value) = self.0.layers.load().caller(limit.name(), caller)?;
         let path = format!("limits.{}", limit.name());
@@ -207,18 +209,19 @@ impl LiveConfig {
 
     /// Replaces the configuration, all or nothing.
     ///
-    /// It applies at once to new and queued requests, and no held slot is lost. If a limit grows, waiters are admitted; if it
-    /// shrinks, new requests wait until enough slots have been released. The same goes for values of single callers (plans
-    /// and overrides). A limit that is removed ends with its last request. The wait and the key of a queued request do
-    /// not change.
+    /// The new configuration applies at once to new and queued requests, and no held slot is lost. If a limit grows,
+    /// waiters are admitted; if a limit shrinks, new requests wait until enough slots have been released. Values of single
+    /// callers (plans and overrides) change in the same way. A removed limit ends with its last request. The wait and the
+    /// key of a queued request do not change.
     ///
-    /// Reload the other replicas too. While they differ, the largest value of a limit applies.
+    /// Reload the other replicas too. While replicas differ, the largest value of a limit applies.
     ///
     /// # Errors
     ///
-    /// If it has faults, removes all limits without [saying so](super::Config::unlimited), or changes what cannot change:
-    /// the section `[store]`, whether a limit is a rate, and its [`class`](super::LimitConfig::class), which also depends on
-    /// whether its key is the route. Then nothing changes. A limit of another name can be anything.
+    /// If the configuration has faults, removes all limits without [declaring it](super::Config::unlimited), or changes a
+    /// fixed setting: the section `[store]`, whether a limit is a rate, or a limit's [`class`](super::LimitConfig::class),
+    /// which also depends on whether its key is the route. After an error the old configuration stays in force. To change a
+    /// fixed setting of a limit, give the limit a new name.
     pub fn reload(&self, config: &Config) -> Result<(), ConfigFileError> {
         self.0.reload(config)
     }
@@ -227,8 +230,8 @@ impl LiveConfig {
 impl LimitLayer {
     /// Creates a layer that applies the limits of each request's route.
     ///
-    /// It ignores the section `[store]`, because the limiter is connected already. For a configuration that is reloaded
-    /// see [`LiveConfig`].
+    /// Ignores the section `[store]`, because the limiter is already connected. To reload a configuration, use
+    /// [`LiveConfig`].
     ///
     /// ```
     /// # fn main() -> Result<(), tower_turnstile::config::ConfigFileError> {
@@ -247,7 +250,7 @@ impl LimitLayer {
     ///
     /// # Errors
     ///
-    /// Those of [`LiveConfig::new`].
+    /// Returns the errors of [`LiveConfig::new`].
     pub fn from_config(config: &Config, limiter: &Limiter) -> Result<Self, ConfigFileError> {
         Ok(LiveConfig::new(config, limiter)?.layer())
     }
@@ -274,7 +277,7 @@ impl Live {
                 Ok(())
             }
             Err(error) => {
-                // The program has another limit of a name that is new here.
+                // Code already uses a name that is new in this configuration for another limit.
                 for (name, known) in before {
                     let _ = self.limiter.update(&known.limit);
                     changing.known.insert(name, known);
@@ -290,7 +293,7 @@ impl Live {
 }
 
 impl Changing {
-    /// Settings that cannot change.
+    /// Checks the settings that cannot change.
     fn check(
         &self,
         config: &Config,
@@ -315,7 +318,7 @@ impl Changing {
     }
 }
 
-/// The new values of keys that a configuration lists, or did before. `None`: the limit's own value.
+/// The new values of keys that the new or the old configuration lists. `None`: the limit's own value.
 fn listed_values(
     before: Option<&Known>,
     known: Option<&Known>,
@@ -326,7 +329,7 @@ fn listed_values(
     keys.map(|(key, _)| (key.clone(), now(key))).collect()
 }
 
-/// Gives the limiter all new limits and new values, or none. From then on the checked limits are the limiter's.
+/// Gives all new limits and values to the limiter, all or nothing. The checked limits then refer to the limiter's.
 fn apply(
     limiter: &Limiter,
     known: &mut BTreeMap<String, Known>,

@@ -18,8 +18,8 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// If the text is not TOML, has an unknown field, or a value of another type: the first such place. If it
-    /// [may be cut short](super#a-file-that-was-cut-short). Otherwise all faults of the values.
+    /// If the text is not TOML, has an unknown field, or a value of the wrong type: only the first of these faults. If the
+    /// text [may be cut short](super#a-file-that-was-cut-short). Otherwise, all faults of the values.
     pub fn from_toml(text: &str) -> Result<Self, ConfigFileError> {
         let toml = toml::Deserializer::parse(text);
         let toml = toml.map_err(|error| ConfigFileError::syntax(text, &error))?;
@@ -35,14 +35,14 @@ impl Config {
 
     /// Reads and parses a file. See [`from_toml`](Self::from_toml).
     ///
-    /// An editor may be writing the file at that moment. So it is read again after a tenth of a second, until two reads agree
-    /// in bytes, modification time and (on Unix) inode. A write that pauses for longer is not noticed: see
-    /// [a file that was cut short](super#a-file-that-was-cut-short).
+    /// An editor may be writing the file during the read. So the file is read again after a tenth of a second, until two
+    /// reads agree in bytes, modification time and (on Unix) inode. A write that pauses for longer is not noticed: see [a
+    /// file that was cut short](super#a-file-that-was-cut-short).
     ///
     /// # Errors
     ///
-    /// Those of [`from_toml`](Self::from_toml), and if the file cannot be read, is no regular file, is larger than 1 MiB, is
-    /// not UTF-8, or still changes after two seconds.
+    /// Returns the errors of [`from_toml`](Self::from_toml), and an error if the file cannot be read, is not a regular
+    /// file, is larger than 1 MiB, is not UTF-8, or still changes after two seconds.
     ///
     /// # Panics
     ///
@@ -61,7 +61,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// If values are out of range or inconsistent, names are unknown, or patterns conflict: all such faults. Otherwise, if
+    /// If values are out of range or inconsistent, names are unknown, or patterns conflict: all these faults. Otherwise, if
     /// no route has a limit, or a limit has no route, unless the configuration declares it.
     pub fn validate(&self) -> Result<(), ConfigFileError> {
         Checked::new(self).map(drop)

@@ -1,8 +1,8 @@
 //! Limits, routes and the store from a file, reloaded while the service runs.
 //!
 //! A [`Config`] is plain data, from TOML ([`Config::from_file`]), another format of serde, or code. A
-//! [`LimitLayer`](crate::LimitLayer) made from it finds the route of each request by itself, so it works in front of any
-//! service, with or without a router. A [`LiveConfig`] can be reloaded while the service runs.
+//! [`LimitLayer`](crate::LimitLayer) made from a configuration matches the route of each request itself, so it works in
+//! front of any service, with or without a router. A [`LiveConfig`] can be reloaded while the service runs.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -27,7 +27,7 @@
 //!
 //! # The file
 //!
-//! This is the file of the example `config`, a server on bare hyper that reloads it on SIGHUP.
+//! This file belongs to the example `config`, a server on bare hyper that reloads the file on SIGHUP.
 //!
 #![doc = "```toml"]
 #![doc = include_str!("../../examples/config.toml")]
@@ -37,27 +37,27 @@
 //!
 //! | section | field | default |
 //! | --- | --- | --- |
-//! | at the top | `last_line`: a comment, which ends the file | any line ends it |
+//! | at the top | `last_line`: a comment, which ends the file | any line |
 //! | | `unlimited`: no route has a limit | `false`: at least one has |
 //! | `[store]` | `url`: a string, or `{ env = "REDIS_URL" }` | `"memory:"` |
-//! | | `namespace`, `lease`, `store_timeout`, `poll_interval`, `waiter_ttl`, `operable`, `replica_label`, `show_keys` | those of the [`LimiterBuilder`](crate::LimiterBuilder) |
+//! | | `namespace`, `lease`, `store_timeout`, `poll_interval`, `waiter_ttl`, `operable`, `replica_label`, `show_keys` | as in the [`LimiterBuilder`](crate::LimiterBuilder) |
 //! | `[plans.<name>]` | `keys`: the callers' keys | none; a key is in one plan at most |
 //! | `[limits.<name>]` | `concurrent`, or `rate` and `per` | none: one of them is required |
 //! | | `burst` of a rate | the rate |
-//! | | `unit` of a rate, such as `"tokens"`: what refusals, fields and operators say that it counts | `"requests"` |
-//! | | `cost` of a request at a rate: a number, or `{ header = "x-prompt-tokens" }`, where a value that is no number is refused with 400 (see [`Scope::cost_by_header`](crate::Scope::cost_by_header)); what is spent later is for code: see [Token budgets](crate::guide::tokens) | 1 |
-//! | | `clamp_cost`: a cost above the burst counts as the burst | `false`: it is refused with 400 |
+//! | | `unit` of a rate, such as `"tokens"`, for refusals, fields and operators | `"requests"` |
+//! | | `cost` of a request at a rate: a number, or `{ header = "x-prompt-tokens" }`, which refuses a value that is not a number with 400 (see [`Scope::cost_by_header`](crate::Scope::cost_by_header)); only code can spend later: see [Token budgets](crate::guide::tokens) | 1 |
+//! | | `clamp_cost`: a cost above the burst counts as the burst | `false`: the request is refused with 400 |
 //! | | `key`: `"shared"`, `"route"`, `{ header = "<name>" }`, `"client-address"`, `{ client-address = { proxies = 1, header = "x-forwarded-for", ipv6_prefix = 64 } }` with that header or `"forwarded"` | `"shared"` |
-//! | | `require_key`: requests without a key are refused with 400 | `false`: they share one |
+//! | | `require_key`: requests without a key are refused with 400 | `false`: they share one key |
 //! | | `class`: `"caller"`, `"tenant"`, `"route"`, `"global"` | by the key |
 //! | | `wait` | zero: refuse at once |
 //! | | `max_waiters` | 1,000 per key |
-//! | | `reuse`, not of a rate: see [`Limit::reuse`](crate::Limit::reuse) | `false` |
-//! | | `unrouted`: no route has it, only code uses it | `false`: at least one route has it |
+//! | | `reuse`, not for a rate: see [`Limit::reuse`](crate::Limit::reuse) | `false` |
+//! | | `unrouted`: no route has the limit, only code uses it | `false`: at least one route has the limit |
 //! | | `mode`: `"enforce"`, `"shadow"`, `"off"` | `"enforce"` |
 //! | | `fallback`: `"local"`, `{ local = 3 }`, `"allow"`, `"reject"` | `"local"`, with the limit's own value |
-//! | | `plans`: values for plans: numbers, or of a rate `{ rate = 100, burst = 20 }`, else with the limit's `burst` | none |
-//! | | `overrides`: values for single keys, likewise, which take precedence over plans | none |
+//! | | `plans`: values for plans: numbers, or for a rate `{ rate = 100, burst = 20 }`; a number has the limit's `burst` | none |
+//! | | `overrides`: values for single keys, in the same form, which take precedence over plans | none |
 //! | `[[routes]]` | `match`: patterns | none: at least one is required |
 //! | | `limits`: names, at most 16 | none: requests pass |
 //! | | `name` | the first pattern |
@@ -71,41 +71,42 @@
 //! | | `rate_limit_fields` | `false` |
 //!
 //! Keys of plans and overrides are written as callers send them: the value of the header, or the client's address. For a
-//! limit by route they are the names of routes. Keys and values that are computed in code need a layer in code: see
+//! limit by route, the keys are the names of routes. Keys and values that are computed in code need a layer in code: see
 //! [`LiveConfig::limit`]. For `"client-address"` the server has to put [`PeerAddress`](crate::PeerAddress) into the
 //! extensions of requests.
 //!
 //! # Routes
 //!
 //! A pattern is a path, optionally with a method: `POST /v1/chat/{id}`. `{id}` matches one segment, `{*rest}` at the end
-//! one or more; the path before `{*rest}` needs a pattern of its own. `*` matches what no other pattern does. The syntax is
-//! that of [`matchit`] 0.9, as in axum; literal braces are doubled (`{{`).
+//! matches one or more; the path before `{*rest}` needs its own pattern. `*` matches requests that no other pattern
+//! matches. The syntax comes from [`matchit`] 0.9, as in axum; literal braces are doubled (`{{`).
 //!
 //! - The most specific pattern wins, wherever it is in the file: segment by segment, a literal before `{id}` before
-//!   `{*rest}`; of the same path, one with a method before one without. Patterns that this does not order are an error.
-//! - A pattern for `GET` also matches `HEAD`, unless there is one for `HEAD`.
+//!   `{*rest}`; for the same path, a pattern with a method before a pattern without. Two patterns that match the same
+//!   requests without such an order are an error.
+//! - A pattern for `GET` also matches `HEAD`, unless there is a pattern for `HEAD`.
 //! - A request that no pattern matches is not limited. To cover all requests, end with `*`.
 //! - Host and query are ignored.
-//! - The path is the one that the layer sees. In a nested axum router that is without the prefix of the nest: put the layer on
-//!   the outer router, or leave the prefix out of the patterns.
+//! - Patterns match the path that the layer sees. In a nested axum router this path lacks the prefix of the nest: put the
+//!   layer on the outer router, or leave the prefix out of the patterns.
 //! - Patterns are written decoded: `/grün` matches `/gr%C3%BCn`.
 //!
-//! **This does not replace the service's router, and has to agree with it.** Servers differ in how they interpret unusual
-//! paths, and a caller who finds a spelling that reaches the service but no pattern would have no limit. So a path is
-//! looked up in all its readings: as it is; percent-decoded (with and without the slashes); without empty segments
-//! (`//`); with `.` and `..` resolved; with backslashes as slashes; and every combination of these. A slash at the end
-//! makes no difference. If the readings lead to several routes, the request is under the limits of all of them, with the
-//! strictest of their settings and the statuses of the first in the file: `/projects/a%2Fb` may be under those of
+//! **The patterns do not replace the service's router, and have to agree with it.** Servers interpret unusual paths
+//! differently, and a caller who finds a spelling that reaches the service but matches no pattern would have no limit. So
+//! the layer looks up all readings of a path: unchanged; percent-decoded (with and without the slashes); without empty
+//! segments (`//`); with `.` and `..` resolved; with backslashes as slashes; and in every combination. A slash at the end
+//! makes no difference. If the readings lead to several routes, the request is under the limits of all these routes, with
+//! their strictest settings and the statuses of the first in the file: `/projects/a%2Fb` may be under the limits of
 //! `/projects/{id}` and of `/projects/{id}/{*rest}`. A path with more than 100 readings, or 64 KiB of them, is refused with
-//! 400 if there is a route for its method, and so is one whose routes have more than 16 limits together:
-//! in logs and metrics this is the limit `unreadable-path`.
+//! 400 if there is a route for its method. A path whose routes have more than 16 limits together is refused too. Logs and
+//! metrics show these refusals as the limit `unreadable-path`.
 //!
-//! Not considered, because few servers do it: case-insensitive paths, path parameters (`/chat;v=1`), encodings other than
-//! UTF-8, and methods in a header (`X-HTTP-Method-Override`). If yours does, use `*`.
+//! The readings do not cover case-insensitive paths, path parameters (`/chat;v=1`), encodings other than UTF-8, and methods
+//! in a header (`X-HTTP-Method-Override`), which few servers support. If your server does, use `*`.
 //!
 //! # Errors in a file
 //!
-//! The first place that is not TOML, has an unknown field or a value of another type is reported with its line and TOML's
+//! The first place that is not TOML, has an unknown field or a value of the wrong type is reported with its line and TOML's
 //! message. If the text parses, all other errors are reported at once, each with its path:
 //!
 //! ```
@@ -127,14 +128,14 @@
 //! );
 //! ```
 //!
-//! The store's URL and the keys of callers are secrets: no message and no `Debug` output contains them, even if they are in the
-//! wrong place or without quotes. So messages quote neither lines nor values nor unknown names: they give the place, and
-//! what belongs there. (The parsers of other formats have messages of their own.)
+//! The store's URL and the keys of callers are secrets: no message and no `Debug` output contains them, even if they are in
+//! the wrong place or lack quotes. So messages quote neither lines nor values nor unknown names: they give the location and
+//! the expected value. (The parsers of other formats have their own messages.)
 //!
 //! # A file that was cut short
 //!
-//! An editor truncates a file before it writes it; a disk is full; a copy stops. The part that was written may parse, and
-//! limit less. To rule that out, end the file with a comment, and begin it with that comment's text:
+//! An editor truncates a file before it writes it; a disk is full; a copy stops. The written part may parse, and limit
+//! less. To rule this out, end the file with a comment, and begin it with the comment's text:
 //!
 //! ```toml
 //! last_line = "# end"
@@ -145,18 +146,18 @@
 //! # end
 //! ```
 //!
-//! Then a part of the file is never taken for the whole. Without it a file is refused
+//! A part of the file is then never taken for the whole. Without `last_line`, a file is refused
 //!
-//! - if none of its routes has a limit, for example because it is empty or ends before the routes. If that is intended, set
-//!   `unlimited = true` at the top.
-//! - if one of its limits has no route. If only code uses that limit, set `unrouted = true`.
+//! - if none of its routes has a limit, for example because the file is empty or ends before the routes. If you want no
+//!   limits, set `unlimited = true` at the top.
+//! - if one of its limits has no route. If only code uses this limit, set `unrouted = true`.
 //! - if it ends in a number without a line break, which may have had more digits.
-//! - if it changes while [`Config::from_file`] reads it, within a tenth of a second. That does not catch a writer that pauses
-//!   for longer, or stops for good.
+//! - if it changes while [`Config::from_file`] reads it, within a tenth of a second. This check does not catch a writer
+//!   that pauses for longer, or stops for good.
 //!
 //! So only whole lines at the end can be lost: routes whose limits other routes have too, settings of the last section, and
-//! a `[store]` at the end (without it a service starts with a store in memory; a reload refuses that). To replace a file
-//! atomically, write another one beside it and rename it.
+//! a `[store]` at the end (without which a service starts with a store in memory; a reload refuses this change). To replace
+//! a file atomically, write another file beside it and rename it.
 //!
 //! # Reloading
 //!
@@ -165,18 +166,18 @@
 //!
 //! [`matchit`]: https://docs.rs/matchit/0.9
 
-// | piece | what it does |
+// | module | contents |
 // | --- | --- |
 // | `sections` | the sections as plain data: `store`, `limit`, `key`, `route` |
 // | `word_or_table` | a word or a table, and secrets, in serde |
-// | `error` | what is wrong, and where |
-// | `load`, `file` | reads and checks a configuration; a file that is read while it may be written |
-// | `schema` | tests: `schema.json`, which is made of the sections' types
-// | `check` | all checks, and the limits that come of it |
+// | `error` | faults, with their locations |
+// | `load`, `file` | reads and checks a configuration; reads a file that may be written meanwhile |
+// | `schema` | tests: generates `schema.json` from the sections' types |
+// | `check` | all checks, and the resulting limits |
 // | `routes`, `paths` | the route of a request; the readings of a path |
 // | `layers` | the layer of each route |
 // | `live` | the layers in use, and the next ones |
-// | `preview` | what a request would meet |
+// | `preview` | previews the limits of a request |
 
 mod check;
 mod cost;

@@ -1,4 +1,4 @@
-//! Reading what may be a number or a table: `cost = 5`, or `cost = { header = "x-prompt-tokens" }`.
+//! Reads a number or a table: `cost = 5`, or `cost = { header = "x-prompt-tokens" }`.
 //!
 //! Tests: `tests/config/costs.rs`, `values.rs`.
 
@@ -9,7 +9,7 @@ use serde::{
     de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-/// Reads a number or a table as a `T`, and makes the value of it. `what`: its word in faults.
+/// Reads a number, or a table as a `T`, and converts it into the value. `what` names the value in faults.
 pub(super) fn number_or_table<'de, D, T, O>(
     deserializer: D,
     what: &'static str,

@@ -1,22 +1,23 @@
-//! The ways to read a path.
+//! The readings of a path.
 //!
-//! Routers differ in what they make of `/v1//chat`, `/v1/%63hat`, `/v1/./chat` or `/v1/chat/`. Ours cannot know what
-//! the service's does, so it looks up all readings of such a path, and none of them leads past a limit.
+//! Routers interpret `/v1//chat`, `/v1/%63hat`, `/v1/./chat` or `/v1/chat/` differently. The layer does not know the
+//! service's router, so it looks up all readings of such a path: no spelling bypasses a limit.
 
 use std::collections::BTreeSet;
 
 use percent_encoding::percent_decode_str;
 
-/// The most readings of one path, and the most bytes of them all. Paths of honest clients have a handful.
+/// Maximum number of readings of one path, and of bytes in all readings. Paths of honest clients have a handful of
+/// readings.
 const MAX_READINGS: usize = 100;
 const MAX_BYTES: usize = 64 * 1024;
 
-/// Whether all routers read the path alike, but for a slash at its end.
+/// Whether all routers interpret the path in the same way, except for a slash at its end.
 pub(super) fn is_plain(path: &str) -> bool {
     !path.contains(['%', '\\']) && !path.contains("//") && !path.contains("/.")
 }
 
-/// A slash at the end makes no difference, in patterns and in paths.
+/// Removes slashes at the end, which make no difference in patterns and paths.
 pub(super) fn without_end_slash(path: &str) -> &str {
     let trimmed = path.trim_end_matches('/');
     if trimmed.is_empty() && path.starts_with('/') {
@@ -26,11 +27,10 @@ pub(super) fn without_end_slash(path: &str) -> &str {
     }
 }
 
-/// All readings: whatever a chain of proxies, and the service, can make of a path by decoding it (slashes too, or but
-/// for them), leaving out empty segments, resolving dot segments, leaving out a slash at the end, or taking a backslash
-/// for a slash, in any order.
+/// All readings of a path by a chain of proxies and the service, which may decode the path (with or without slashes), drop
+/// empty segments, resolve dot segments, drop a slash at the end, or take a backslash for a slash, in any order.
 ///
-/// `None`: there are too many to look at.
+/// `None`: there are too many readings.
 pub(super) fn readings(path: &str) -> Option<BTreeSet<String>> {
     let steps = [
         decode_but_slashes,
@@ -61,7 +61,7 @@ pub(super) fn readings(path: &str) -> Option<BTreeSet<String>> {
 }
 
 fn decode_but_slashes(path: &str) -> String {
-    // Encoded once more, they are still encoded when the rest is not.
+    // Slashes and backslashes are encoded once more, so that one decoding leaves them encoded.
     let kept = path
         .replace("%2F", "%252F")
         .replace("%2f", "%252f")
@@ -84,7 +84,7 @@ fn squeeze(path: &str) -> String {
     squeezed
 }
 
-/// As RFC 3986 does it (5.2.4): a segment before `..` goes too.
+/// Resolves dot segments as in RFC 3986 (5.2.4): `..` also removes the segment before it.
 fn resolve_dots(path: &str) -> String {
     let mut segments = Vec::new();
     for segment in path.split('/').skip(1) {

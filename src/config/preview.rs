@@ -1,4 +1,4 @@
-//! What a request would meet, without a store: for checks of a configuration before it is used.
+//! Previews the limits of a request without a store, to check a configuration before its use.
 //!
 //! Tests: `tests/config/previews.rs`.
 
@@ -20,15 +20,15 @@ use crate::{
     limiter::Limiter,
 };
 
-/// What a request would meet. See [`Config::preview`].
+/// Routes and limits of a request. See [`Config::preview`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RequestPreview {
-    /// Its routes, as indexes into [`Config::routes`], in their order. Mostly one; none if no pattern matches.
+    /// The request's routes, as indexes into [`Config::routes`], in order. Usually one; none if no pattern matches.
     pub routes: Vec<usize>,
-    /// Whether its path has too many readings, or these lead to too many limits: it is refused with 400.
+    /// Whether the path has too many readings, or its readings lead to too many limits: the request is refused with 400.
     pub unreadable: bool,
-    /// The limits that it is under, together. None: it is not limited.
+    /// The limits that apply together. If empty, the request is not limited.
     pub limits: Vec<LimitPreview>,
 }
 
@@ -38,29 +38,32 @@ pub struct RequestPreview {
 pub struct LimitPreview {
     /// The limit.
     pub limit: Limit,
-    /// The key that it is counted under.
+    /// The request's key under the limit.
     pub key: Key,
-    /// The caller, as the file writes callers: the header's value, the client's address, the name of the route.
+    /// The caller, written as in the file: the header's value, the client's address, the name of the route.
     ///
-    /// `None`: all callers share the limit, or this request has no key, and shares one with all others that have none.
+    /// `None`: all callers share the limit, or this request has no key, and shares one with all other requests without a
+    /// key.
     pub caller: Option<CallerKey>,
-    /// The limit's value for this caller: its own, or that of its plan, or that of all. Without a burst, that of the limit holds.
+    /// The limit's value for this caller: the caller's own, its plan's, or the limit's. Without a burst, the limit's burst
+    /// applies.
     pub value: LimitValue,
-    /// Units of a slot that the request takes. A rate has none, and it is 1.
+    /// Units that the request takes. Always 1 for a rate.
     pub weight: u32,
-    /// Cost of the request at a rate. Under a limit of slots it is 1.
+    /// Cost of the request at a rate. Always 1 for a concurrency limit.
     pub cost: u32,
-    /// Why such a request is always refused, whatever else there is. `None`: it is admitted if there is room.
+    /// The reason why such a request is always refused, even without other requests. `None`: it is admitted if there is
+    /// room.
     ///
     /// [`RefusalKind::Full`]: the caller has a value of 0.
     pub refusal: Option<RefusalKind>,
 }
 
 impl Config {
-    /// Returns the limits that a request with this head would be under, with its key, value and cost. Asks no store.
+    /// Returns the limits that would apply to a request with this head, with key, value and cost. Does not contact a store.
     ///
-    /// Overrides by operators are not known here. The address of a peer is looked for as a layer does: in the extensions,
-    /// as [`PeerAddress`](crate::PeerAddress).
+    /// Overrides by operators are not included. As in a layer, the address of a peer comes from a
+    /// [`PeerAddress`](crate::PeerAddress) in the extensions.
     ///
     /// ```
     /// use http::Request;
@@ -103,7 +106,7 @@ impl Config {
         })
     }
 
-    /// `None`: the request has no key, and the limit does not refuse it for that.
+    /// `None`: the request has no key, and the limit does not require one.
     fn limit_preview(
         &self,
         checked: &CheckedLimit,

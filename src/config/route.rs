@@ -15,7 +15,7 @@ use crate::{
     ranges::MAX_WEIGHT,
 };
 
-/// A route: which requests are under which limits.
+/// A route: patterns of requests, and their limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[cfg_attr(test, schemars(extend("required" = ["match"])))]
@@ -24,16 +24,16 @@ use crate::{
 pub struct RouteConfig {
     /// Name of the route in keys by route. Default: its first pattern.
     ///
-    /// With the default, a limit with `key = "route"` counts from zero when that pattern changes.
+    /// With the default, a limit with `key = "route"` counts from zero when this pattern changes.
     pub name: Option<String>,
-    /// Patterns of its requests: an optional method and a path, or `*`. At least one.
+    /// Patterns of the route's requests: an optional method and a path, or `*`. At least one.
     #[serde(rename = "match")]
     #[cfg_attr(test, schemars(length(min = 1)))]
     pub matches: Vec<String>,
-    /// Names of its limits, which apply together. Default: none, its requests are not limited.
+    /// Names of the route's limits, which apply together. Default: none, requests are not limited.
     #[cfg_attr(test, schemars(length(max = crate::ranges::MAX_SCOPES), extend("uniqueItems" = true)))]
     pub limits: Vec<String>,
-    /// Units that a request takes of each of its concurrent limits. See [`Scope::weight_by`](crate::Scope::weight_by).
+    /// Units that a request takes of each concurrent limit. See [`Scope::weight_by`](crate::Scope::weight_by).
     ///
     /// Default: 1.
     #[cfg_attr(test, schemars(range(min = 1, max = MAX_WEIGHT)))]
@@ -65,13 +65,13 @@ pub struct RouteConfig {
 }
 
 impl RouteConfig {
-    /// The name that keys by route are made of.
+    /// The name used for keys by route.
     pub(super) fn key_name(&self) -> &str {
         let name = self.name.as_ref().or(self.matches.first());
         name.map_or("", String::as_str)
     }
 
-    /// The layer with the settings of this route.
+    /// Applies the settings of this route to a layer.
     pub(super) fn set(&self, mut layer: LimitLayer) -> LimitLayer {
         layer = layer.on_lost(self.on_lost).release_at(self.release_at);
         if let Some(at_shutdown) = self.at_shutdown {
@@ -121,7 +121,7 @@ impl RouteConfig {
     }
 }
 
-/// A status that a refusal can have.
+/// The status, if valid for a refusal.
 fn refusing(status: Option<u16>) -> Option<StatusCode> {
     let status = StatusCode::from_u16(status?).ok()?;
     (status.is_client_error() || status.is_server_error()).then_some(status)

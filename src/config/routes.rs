@@ -1,4 +1,4 @@
-//! Which route a request belongs to: the most specific pattern of those that take its method and match its path.
+//! Finds the route of a request: the most specific pattern that takes its method and matches its path.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -22,13 +22,14 @@ pub(super) struct Routes {
 #[derive(Debug, Default)]
 struct Tree {
     router: Router<usize>,
-    /// Where the patterns in the router stand in the file, by their shape.
+    /// The locations of the router's patterns in the file, by shape.
     places: HashMap<String, String>,
     /// The route of requests that no pattern matches.
     rest: Option<usize>,
 }
 
-/// `POST /v1/chat/{*rest}`, without a method for all, `*` for what no pattern matches.
+/// A pattern such as `POST /v1/chat/{*rest}`, without a method for all methods, or `*` for requests that no pattern
+/// matches.
 struct Pattern<'a> {
     method: Option<Method>,
     path: &'a str,
@@ -39,16 +40,16 @@ struct Pattern<'a> {
 /// The routes of one request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Routed {
-    /// The one, or none.
+    /// One route, or none.
     One(Option<usize>),
-    /// The path has several readings, which lead to these.
+    /// The path has several readings, which lead to these routes.
     Several(BTreeSet<usize>),
-    /// The path has more readings than are looked up.
+    /// The path has too many readings to look up.
     Unreadable,
 }
 
 impl Routes {
-    /// Takes the patterns of each route.
+    /// Builds the routes from the patterns of each route.
     pub(super) fn new<'a>(
         routes: impl IntoIterator<Item = &'a [String]>,
         faults: &mut Faults,
@@ -80,7 +81,7 @@ impl Routes {
         for method in methods {
             let mut layers = vec![of(&patterns, Some(method)), of(&patterns, None)];
             if method == "HEAD" {
-                // A service that answers GET answers HEAD too, and mostly runs the same code.
+                // A service that answers GET also answers HEAD, and usually runs the same code.
                 layers.insert(1, of(&patterns, Some("GET")));
             }
             let mut tree = Tree::default();
@@ -112,7 +113,8 @@ impl Routes {
 }
 
 impl Tree {
-    /// A pattern of a later layer gives way to the same one of an earlier layer; within a layer that is a fault.
+    /// A pattern of an earlier layer wins over the same pattern in a later layer; two equal patterns in one layer are a
+    /// fault.
     fn fill(
         &mut self,
         layers: &[Vec<&Pattern<'_>>],
@@ -380,7 +382,7 @@ mod tests {
         );
     }
 
-    /// Or requests with that method would slip past the one that lost.
+    /// Otherwise requests with this method would bypass the losing pattern.
     #[test]
     fn a_method_does_not_hide_a_conflict() {
         let (_, faults) = routes(&[&["GET /a/{x}"], &["/a/{*rest}"]]);
@@ -424,7 +426,7 @@ mod tests {
         ]
     }
 
-    /// A path of a route, with some of its characters written otherwise.
+    /// A path of a route, with some of its characters spelled differently.
     fn dressed_up() -> impl Strategy<Value = String> {
         let path = proptest::sample::select(vec!["/chat", "/a/chat", "/b/a/b", "/a/b/chat"]);
         let dress = |text: String, (at, how): (proptest::sample::Index, u8)| {
@@ -464,7 +466,7 @@ mod tests {
             routes.find(&Method::GET, &path);
         }
 
-        /// The tree finds a route whenever there is one, whatever it has to go back on.
+        /// The tree finds a route whenever one matches, however far it has to backtrack.
         #[test]
         fn what_a_pattern_matches_is_not_free(
             patterns in "(/(a|b|ab|\\{x\\})){1,3}(/\\{\\*r\\})?( (/(a|b|\\{x\\})){1,3}(/\\{\\*r\\})?){0,5}",
@@ -482,7 +484,7 @@ mod tests {
             prop_assert_eq!(matches, found == Routed::One(Some(0)), "{:?}", taken);
         }
 
-        /// A path does not lead past a limit, whatever is made of it on its way to the service.
+        /// No rewriting of a path on its way to the service bypasses a limit.
         #[test]
         fn no_rewriting_leads_past_a_limit(path in dressed_up(), steps in "[desktr]{0,4}") {
             let routes = valid(&[&["/chat"], &["/a/{x}"], &["/b/{*rest}"], &["/a/b/chat"], &["/{x}"]]);

@@ -1,7 +1,8 @@
-//! `schema.json` is made of the types that the file is read into: this checks that it is up to date.
+//! Generates `schema.json` from the types of the file, and checks that it is up to date.
 //!
-//! The rules between several fields are here; those of one field stand beside it. Faults that no schema can state (a limit
-//! that does not exist, two routes of one pattern) are found by [`Config::from_toml`](super::Config::from_toml) only.
+//! Rules between several fields are here; rules for one field are beside the field. Only
+//! [`Config::from_toml`](super::Config::from_toml) finds faults that no schema can state (an unknown limit, two routes with
+//! one pattern).
 
 use std::{env, fs, path::Path};
 
@@ -63,7 +64,7 @@ pub(super) fn name() -> Json {
     json!({ "minLength": 1, "maxLength": 128 })
 }
 
-/// A header needs proxies that write it, and proxies need a header.
+/// A header needs a number of proxies, and a number of proxies needs a header.
 pub(super) fn proxies_and_header() -> Json {
     json!([
         { "required": ["proxies", "header"], "properties": { "proxies": { "minimum": 1 } } },
@@ -101,10 +102,10 @@ pub(super) fn limit_rules() -> Json {
     ])
 }
 
-/// Draft 7, which the editors' plugins for TOML know.
+/// Draft 7, which TOML plugins of editors support.
 fn generate() -> String {
     let mut settings = SchemaSettings::draft07();
-    // First: what is left beside a reference has to be moved.
+    // First, since the siblings of a reference have to be moved.
     settings
         .transforms
         .insert(0, Box::new(RecursiveTransform(without_null)));
@@ -139,7 +140,7 @@ fn without_null(schema: &mut Schema) {
     }
 }
 
-/// An editor shows descriptions as they are: links such as [`Limit::rate`](crate::Limit::rate), and lines.
+/// Editors show descriptions verbatim, so remove links such as [`Limit::rate`](crate::Limit::rate), and line breaks.
 fn in_plain_text(schema: &mut Schema) {
     let Some(Json::String(text)) = schema.get_mut("description") else {
         return;
@@ -162,7 +163,7 @@ fn without_links(text: &str) -> String {
     plain + rest
 }
 
-/// `SCHEMA=write cargo test --all-features --lib config::schema` writes it anew.
+/// `SCHEMA=write cargo test --all-features --lib config::schema` regenerates the file.
 #[test]
 fn schema_is_up_to_date() {
     let schema = generate();

@@ -14,7 +14,7 @@ use super::{
     store::StoreConfig,
 };
 
-/// A configuration: the store, named limits, and the routes that they apply to.
+/// A configuration: the store, named limits, and the routes to which the limits apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
@@ -27,15 +27,15 @@ pub struct Config {
     pub limits: BTreeMap<String, LimitConfig>,
     /// Groups of callers, by their names.
     pub plans: BTreeMap<String, PlanConfig>,
-    /// Routes: which requests are under which limits.
+    /// Routes: patterns of requests, and their limits.
     pub routes: Vec<RouteConfig>,
     /// States that no route has a limit. Default: `false`.
     ///
-    /// Without it a configuration that limits nothing is an error.
+    /// Without it, a configuration that limits no route is an error.
     pub unlimited: bool,
     /// Last line of the file, a comment such as `# end`. Default: any line.
     ///
-    /// Detects a file that was cut short, and comes before everything else. [`from_toml`](Self::from_toml) and
+    /// Detects a truncated file, and comes before everything else. [`from_toml`](Self::from_toml) and
     /// [`from_file`](Self::from_file) check it: other formats have no lines.
     #[cfg_attr(test, schemars(regex(pattern = "^#(.*\\S)?$")))]
     pub last_line: Option<String>,
@@ -44,8 +44,8 @@ pub struct Config {
 impl Config {
     /// The JSON Schema (draft 7) of a configuration file, for editors and for checks before a deployment.
     ///
-    /// It knows fields, types, ranges, and which fields go together. Faults that need the whole file, such as
-    /// unknown names of limits in routes, are found by [`from_toml`](Self::from_toml) only. Plugins for TOML read the path of a schema from the first line of a file:
-    /// `#:schema ./turnstile.schema.json`.
+    /// The schema covers fields, types, ranges, and the combinations of fields. Only [`from_toml`](Self::from_toml) finds
+    /// faults that need the whole file, such as unknown names of limits in routes. TOML plugins read the path of a schema
+    /// from the first line of a file: `#:schema ./turnstile.schema.json`.
     pub const SCHEMA: &str = include_str!("schema.json");
 }

@@ -23,7 +23,7 @@ use crate::{
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct StoreConfig {
-    /// The store's URL. Default: `memory:`, limits of this process alone.
+    /// The store's URL. Default: `memory:`, limits within this process.
     #[cfg_attr(test, schemars(with = "schema::WordOrTable<schema::Url, UrlTable>"))]
     pub url: StoreUrl,
     /// Prefix of all keys in the store. See [`LimiterBuilder::namespace`]. Default: `turnstile`.
@@ -41,30 +41,29 @@ pub struct StoreConfig {
     #[serde(with = "humantime_serde")]
     #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub poll_interval: Option<Duration>,
-    /// Time for which the store keeps the queue positions of a replica that sends nothing. Default: 5 s. See
-    /// [`LimiterBuilder::waiter_ttl`].
+    /// How long the store keeps the queue positions of a silent replica. Default: 5 s. See [`LimiterBuilder::waiter_ttl`].
     #[serde(with = "humantime_serde")]
     #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub waiter_ttl: Option<Duration>,
     /// Whether operators may ask this replica and change its limits. Needs the feature `operate`. Default: no.
     pub operable: bool,
-    /// Label by which operators see this replica. Default: the host's name.
+    /// Label of this replica in the views for operators. Default: the host's name.
     #[cfg_attr(test, schemars(length(min = 1, max = 64)))]
     pub replica_label: Option<String>,
-    /// Whether operators see callers' keys, and not their digests only. Default: no.
+    /// Whether operators see callers' keys in place of digests. Default: no.
     pub show_keys: bool,
 }
 
 /// URL of the store. It may hold a password, so `Debug` does not show it.
 ///
 /// In TOML a string, or `{ env = "REDIS_URL" }` for the value of an environment variable, which is read when the limiter
-/// connects. `Debug` does not show the name of the variable either, which may be a URL by mistake.
+/// connects. `Debug` does not show the name of the variable either, since it may be a URL by mistake.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreUrl {
     /// The URL itself, as for [`LimiterBuilder::connect`].
     Plain(String),
-    /// The name of the environment variable that holds it.
+    /// The name of the environment variable that holds the URL.
     Env(String),
 }
 
@@ -73,7 +72,7 @@ impl StoreConfig {
     ///
     /// # Errors
     ///
-    /// Those of [`LimiterBuilder::connect`], and if the environment variable is not set.
+    /// Returns the errors of [`LimiterBuilder::connect`], and an error if the environment variable is not set.
     pub async fn connect(&self) -> Result<Limiter, ConfigFileError> {
         let mut faults = Faults::default();
         self.check(&mut faults);
@@ -162,7 +161,7 @@ impl StoreUrl {
     }
 }
 
-/// A namespace that is none may be a URL in the wrong place, and is not shown.
+/// Hides an invalid namespace, which may be a URL in the wrong place.
 impl fmt::Debug for StoreConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -190,7 +189,7 @@ impl fmt::Debug for StoreConfig {
     }
 }
 
-/// In memory: limits of this process alone.
+/// In memory: limits within this process.
 impl Default for StoreUrl {
     fn default() -> Self {
         Self::Plain("memory:".to_owned())

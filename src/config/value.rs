@@ -11,7 +11,7 @@ use crate::limit::LimitValue;
 #[cfg(test)]
 use crate::ranges::MAX_LIMIT;
 
-/// A rate with a burst of its own.
+/// A rate with its own burst.
 #[derive(Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -24,7 +24,7 @@ pub(super) struct ValueTable {
     burst: u32,
 }
 
-/// One that is read as a number or a table.
+/// A value that is read from a number or a table.
 struct Read(LimitValue);
 
 impl<'de> Deserialize<'de> for Read {

@@ -1,5 +1,5 @@
-//! Reading what may be a word or a table: `key = "route"`, or `key = { header = "x-api-key" }`; and what may be a secret,
-//! whose value no error may quote, in whatever format of serde.
+//! Reads a word or a table: `key = "route"`, or `key = { header = "x-api-key" }`; and possible secrets, whose values no
+//! error may quote, in any format of serde.
 //!
 //! Tests: `tests/config/reading.rs`, `tests/security/files.rs`.
 
@@ -13,7 +13,7 @@ use serde::{
     },
 };
 
-/// For a visitor of what may be a secret: refuses a value of another type without quoting it.
+/// For a visitor of a possible secret: refuses a value of another type without quoting it.
 macro_rules! refuse_without_quoting {
     () => {
         refuse_without_quoting! {
@@ -34,7 +34,7 @@ macro_rules! refuse_without_quoting {
 
 /// Reads a text that may be a secret.
 pub(super) fn secret<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    // Not as a string: then a format may refuse another type by itself, and quote it.
+    // Not `deserialize_string`: the format might refuse another type itself, and quote the value.
     deserializer.deserialize_any(Secret)
 }
 
@@ -54,10 +54,10 @@ impl Visitor<'_> for Secret {
     refuse_without_quoting!();
 }
 
-/// Reads a word as a `W` or a table as a `T`, and makes the value of it.
+/// Reads a word as a `W` or a table as a `T`, and converts it into the value.
 ///
-/// serde's `untagged` would do it too, but its error is only that nothing matched. The error of `word` or `table` is what
-/// is expected in place of the value.
+/// serde's `untagged` would work too, but its error only states that nothing matched. The errors of `word` and `table` name
+/// the expected value.
 pub(super) fn word_or_table<'de, D, W, T, O>(
     deserializer: D,
     word: impl FnOnce(W) -> Result<O, &'static str>,

@@ -1,4 +1,4 @@
-//! The guide: one page per topic, for services that are in production or about to be.
+//! The guide: one page per topic, for services in production or on the way there.
 //!
 //! Start with [`keys`] and [`shutdown`]; the other pages are for when you need them. The [crate's front page](crate) has
 //! the concepts, guarantees and defaults.
@@ -6,8 +6,8 @@
 //! | page | answers |
 //! | --- | --- |
 //! | [`keys`] | Who is limited? How do several limits combine? Which values are right? What does a refusal look like? |
-//! | [`tokens`] | How do I limit what is known only in the end, such as the tokens of a model? |
-//! | [`streams`] | When is a slot released? How do WebSockets and gRPC work? What if a client leaves, or stops reading? |
+//! | [`tokens`] | How do I limit a cost that is known only at the end, such as the tokens of a model? |
+//! | [`streams`] | When is a slot released? How do WebSockets and gRPC work? What if a client disconnects, or stops reading? |
 //! | [`clients`] | How do I limit outgoing calls? |
 //! | [`shutdown`] | How does a process end without leaving slots behind? |
 //! | [`testing`] | How do I test my service without Redis, and its behaviour in an outage? |
@@ -22,8 +22,8 @@
 //! | [`comparison`] | What do other crates do? |
 //! | [`performance`] | How fast is it, and what does it cost? |
 
-// Each page is a Markdown file, which can be read in the repository too. `links.md` comes first, so its definitions, which
-// rustdoc resolves, take precedence over those at the end of a page, which lead from one file to another.
+// Each page is a Markdown file, which can be read in the repository too. `links.md` comes first: its definitions, which
+// rustdoc resolves, take precedence over the definitions at the end of a page, which link from file to file.
 
 #[doc = include_str!("links.md")]
 #[doc = include_str!("keys.md")]

@@ -1,4 +1,4 @@
-//! The refusal of a handler that acquires its permits by itself: as the layer's.
+//! The refusal of a handler that acquires its own permits, in the form of the layer's.
 //!
 //! Tests: `tests/layer/acquire_errors.rs`.
 
@@ -7,12 +7,13 @@ use http::StatusCode;
 use super::refusal::{Refusal, RefusalKind};
 use crate::{error::AcquireError, limit::Limit};
 
-/// Converts into the refusal of a layer, for handlers that acquire by themselves.
+/// Converts into the refusal of a layer, for handlers that acquire their own permits.
 ///
-/// Its status is 429, or 503 if the limit is not the caller's own ([`Key::SHARED`](crate::Key::SHARED)), or if it was not
-/// reached: the store is down, the limiter is shutting down. It is 400 for a weight or a cost that could
-/// never be admitted, and 500 for a charge at a rate that the request does not have. Its [`limit`](Refusal::limit) has the name and the value of the one that refused, and no other settings.
-/// With the feature `axum` the error is a response by itself.
+/// The status is 429, or 503 if all callers share the limit ([`Key::SHARED`](crate::Key::SHARED)) or no limit was reached:
+/// the store is down, the limiter is shutting down. The status is 400 for a weight or a cost that could never be admitted,
+/// and 500 for a charge at a rate that the request does not have. The refusal's [`limit`](Refusal::limit) has the name and
+/// the value of the limit that refused, and no other settings. With the feature `axum`, the error itself implements
+/// `IntoResponse`.
 ///
 /// ```
 /// use http::StatusCode;

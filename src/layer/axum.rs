@@ -75,10 +75,11 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// Converts into the response that a layer would refuse with: `limit.acquire().await?` in a handler that returns
-/// `Result<_, AcquireError>`.
+/// Converts into the refusal that a layer would send, so a handler that returns `Result<_, AcquireError>` can use
+/// `limit.acquire().await?`.
 ///
-/// Problem details, the status and `Retry-After` are those of [`Refusal::to_response`]. The [`Refusal`] is in the extensions.
+/// The problem details, the status and `Retry-After` come from [`Refusal::to_response`]. The [`Refusal`] is in the
+/// extensions.
 ///
 /// ```
 /// use axum::{Router, extract::State, routing::post};
@@ -104,9 +105,9 @@ impl IntoResponse for AcquireError {
 impl Limit {
     /// Limits each axum route separately, by its matched path (`/users/{id}`).
     ///
-    /// Needs the feature `axum`. The path is known to layers inside a router (`Router::layer`, `Router::route_layer`). A
-    /// request without one, such as one that no route matches, has no key: see [`Scope::require_key`]. The limit's
-    /// [class](Self::class) is [`Class::Route`], unless it was set.
+    /// Needs the feature `axum`. Only layers inside a router know the path (`Router::layer`, `Router::route_layer`). A
+    /// request that no route matches has no key: see [`Scope::require_key`]. The limit's [class](Self::class) is
+    /// [`Class::Route`], unless it was set.
     ///
     /// ```
     /// use axum::{Router, routing::get};

@@ -1,4 +1,4 @@
-//! The response body: the service's, with the slot it runs in, or a refusal's.
+//! The response body: the service's body with its slot, or a refusal's body.
 //!
 //! Tests: `tests/layer/releases.rs`, `transparency.rs`.
 
@@ -22,13 +22,13 @@ use crate::{
 pin_project! {
     /// Response body of a [`Limited`](super::Limited) service.
     ///
-    /// Frames, trailers and the size hint are those of the service's body. The slot is released as soon as the body has ended,
-    /// reports that it ends after the frame it just returned, fails, or is dropped. A server takes the last frame a little
-    /// before the client has it.
+    /// Frames, trailers and the size hint come unchanged from the service's body. The slot is released as soon as the body
+    /// has ended, reports its end after a frame, fails, or is dropped. A server takes the last frame a little before the
+    /// client receives it.
     ///
-    /// If the slot ends first, and that ends the response ([`OnLost::Abort`](super::OnLost::Abort),
-    /// [`LimitLayer::max_hold`](super::LimitLayer::max_hold), [`LimitLayer::idle`](super::LimitLayer::idle)), the
-    /// service's body is dropped at once, whether or not this one is polled. The next frame is a [`LostError`].
+    /// If the slot ends first, and the slot's end is set to end the response ([`OnLost::Abort`](super::OnLost::Abort),
+    /// [`LimitLayer::max_hold`](super::LimitLayer::max_hold), [`LimitLayer::idle`](super::LimitLayer::idle)), the service's
+    /// body is dropped at once, whether or not the response body is polled. The next frame is a [`LostError`].
     pub struct ResponseBody<B> {
         #[pin]
         source: Source<B>,
@@ -38,17 +38,17 @@ pin_project! {
 pin_project! {
     #[project = SourceProj]
     enum Source<B> {
-        /// The service's. It ends by itself.
+        /// The service's body, which does not end with its slot.
         Plain {
             #[pin]
             body: B,
             share: Option<Share>,
         },
-        /// The service's. It ends with its slot.
+        /// The service's body, which ends with its slot.
         Revocable { body: Revocable<B> },
-        /// The same, when it has given its slot back.
+        /// The body of a `Revocable` that has released its slot.
         Freed { body: Pin<Box<B>> },
-        /// A refusal's; nothing after an abort.
+        /// The body of a refusal, or no body after an abort.
         Refusal { body: RefusalBody },
     }
 }
@@ -67,7 +67,7 @@ impl<B> ResponseBody<B> {
     }
 }
 
-/// A body that has ended, without a slot: for middleware that makes responses of its own, such as a timeout.
+/// An ended body without a slot, for middleware that makes its own responses, such as a timeout.
 impl<B> Default for ResponseBody<B> {
     fn default() -> Self {
         Self {
@@ -76,9 +76,9 @@ impl<B> Default for ResponseBody<B> {
     }
 }
 
-/// Response bodies of the services behind a [`LimitLayer`](super::LimitLayer): every [`Body`] that is `Send + 'static`.
+/// Response bodies of services behind a [`LimitLayer`](super::LimitLayer): every [`Body`] that is `Send + 'static`.
 ///
-/// It exists for its name, which the compiler's errors show.
+/// The trait exists for its name, which the compiler's errors show.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the response body of a limited service",
     label = "not an `http_body::Body` that is `Send + 'static`",
@@ -92,7 +92,7 @@ pub trait LimitedBody: Body + Send + 'static {}
 impl<B: Body + Send + 'static> LimitedBody for B {}
 
 impl<B: Body + Send + 'static> ResponseBody<B> {
-    /// A body that has ended already is never polled by some servers: HEAD, 204, 304.
+    /// Releases the slot at once if the body has already ended: some servers never poll such a body (HEAD, 204, 304).
     #[inline]
     pub(super) fn new(body: B, guard: SlotGuard) -> Self {
         let source = match guard {
@@ -157,7 +157,7 @@ where
     fn is_end_stream(&self) -> bool {
         match &self.source {
             Source::Plain { body, .. } => body.is_end_stream(),
-            // One that was dropped with its slot has yet to return its error.
+            // A body that was dropped with its slot has yet to return its error.
             Source::Revocable { body } => body.peek(B::is_end_stream).unwrap_or(false),
             Source::Freed { body } => body.is_end_stream(),
             Source::Refusal { body } => body.is_ended(),
@@ -174,8 +174,8 @@ where
     }
 }
 
-/// A server that knows the length stops after the last frame, so ask for the end after each. It is a reason to give the
-/// slot back, and never to stop: trailers may still come.
+/// A server that knows the length stops polling after the last frame, so check for the end after each frame. The end is a
+/// reason to release the slot, but never to stop: trailers may follow.
 fn is_last<B: Body>(frame: &Option<Result<Frame<B::Data>, B::Error>>, body: &B) -> bool {
     !matches!(frame, Some(Ok(_))) || body.is_end_stream()
 }
@@ -188,9 +188,9 @@ impl<B> fmt::Debug for ResponseBody<B> {
 
 /// Error that ends a response body whose slot has ended.
 ///
-/// The slot was lost, with [`OnLost::Abort`](super::OnLost::Abort), ended by a
-/// [shutdown](super::LimitLayer::at_shutdown), or reached a bound ([`LimitLayer::max_hold`](super::LimitLayer::max_hold),
-/// [`LimitLayer::idle`](super::LimitLayer::idle)), or an operator has revoked it.
+/// The slot was lost, with [`OnLost::Abort`](super::OnLost::Abort), ended by a [shutdown](super::LimitLayer::at_shutdown),
+/// or reached a bound ([`LimitLayer::max_hold`](super::LimitLayer::max_hold),
+/// [`LimitLayer::idle`](super::LimitLayer::idle)), or an operator revoked it.
 #[derive(Debug)]
 pub struct LostError(LostErrorKind);
 

@@ -1,5 +1,5 @@
-//! The fields `RateLimit-Policy` and `RateLimit`, as in draft-ietf-httpapi-ratelimit-headers: what a limit allows, and
-//! what remains of it. They are lists of structured fields (RFC 9651).
+//! The fields `RateLimit-Policy` and `RateLimit`, as in draft-ietf-httpapi-ratelimit-headers: a limit's quota and the rest
+//! of it. Both are lists of structured fields (RFC 9651).
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use crate::status::Quota;
 
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const LIMIT: HeaderName = HeaderName::from_static("ratelimit");
-/// The time until a slot is free is an estimate, and a wrong one should not keep a client away for days.
+/// Longest estimate for slots, since a wrong estimate should not keep a client away for days.
 const MAX_ESTIMATE: Duration = Duration::from_secs(60 * 60);
-/// Ten thousand years: the most that `google.protobuf.Duration` can say, and less than a structured field can.
+/// Ten thousand years: the longest `google.protobuf.Duration`, and within the range of a structured field.
 const MAX_TIME: Duration = Duration::from_secs(315_576_000_000);
 
-/// Adds both fields, with an item for each limit that is enforced. Items that the service, a closure or a layer further in
-/// has set stay, also for these limits: several fields of one name are one list, and its items have names.
+/// Adds both fields, with an item for each enforced limit. Items set by the service, a closure or an inner layer are kept,
+/// even for these limits: several fields of one name are one list, and its items have names.
 pub(super) fn append(headers: &mut HeaderMap, quotas: &[Quota]) {
     append_missing(headers, POLICY, quotas, policy_item);
     append_missing(headers, LIMIT, quotas, limit_item);
 }
 
-/// Time until none of the limits is used up, if it is known.
+/// Time until none of the limits is used up, if known.
 pub(super) fn until_none_is_used_up(quotas: &[Quota]) -> Option<Duration> {
     enforced(quotas)
         .filter(|quota| quota.remaining == 0)
@@ -30,7 +30,7 @@ pub(super) fn until_none_is_used_up(quotas: &[Quota]) -> Option<Duration> {
         .max()
 }
 
-/// A time until a limit gives more, within bounds. Of a rate, which has a period, it is exact.
+/// Bounds the time until a limit has more units. For a rate, which has a period, the time is exact.
 pub(super) fn bounded(period: Option<Duration>, time: Duration) -> Duration {
     match period {
         Some(_) => time.min(MAX_TIME),
@@ -38,24 +38,24 @@ pub(super) fn bounded(period: Option<Duration>, time: Duration) -> Duration {
     }
 }
 
-/// Rounded up, so that it is never too early.
+/// Rounds up, so that a client never retries too early.
 pub(super) fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// A limit's name as a quoted string, the same in structured fields, which know ASCII only, and in JSON.
+/// A limit's name as a quoted string that is valid both in structured fields (ASCII only) and in JSON.
 pub(super) fn quoted_name(limit_name: &str) -> String {
     let name = printable(limit_name).to_string();
     format!(r#""{}""#, name.replace('\\', r"\\").replace('"', r#"\""#))
 }
 
-/// Printable ASCII stands for itself, but for `%`. Any other byte is percent-encoded.
+/// Percent-encodes `%` and every byte other than printable ASCII.
 pub(super) fn printable(text: &str) -> PercentEncode<'_> {
     const OTHERS: &AsciiSet = &CONTROLS.add(b'%');
     utf8_percent_encode(text, OTHERS)
 }
 
-/// A limit in shadow mode should slow no client down.
+/// Leaves out limits in shadow mode, which should slow no client down.
 fn enforced(quotas: &[Quota]) -> impl Iterator<Item = &Quota> {
     quotas.iter().filter(|quota| quota.is_enforced)
 }
@@ -69,7 +69,7 @@ fn policy_item(quota: &Quota) -> String {
     format!(r#"{name};q={count};w={window};qu="{unit}""#)
 }
 
-/// A window has whole seconds: the count of another period is scaled to the next longer window.
+/// The limit's count, scaled to a window of whole seconds, rounded up.
 fn quota_in_window(quota: &Quota) -> u128 {
     let Some(period) = quota.period else {
         return quota.max.into();
@@ -80,7 +80,7 @@ fn quota_in_window(quota: &Quota) -> u128 {
 
 fn limit_item(quota: &Quota) -> String {
     let name = quoted_name(&quota.limit_name);
-    // A burst may be larger than what there is in a window.
+    // A burst may exceed the count in a window.
     let remaining = u128::from(quota.remaining).min(quota_in_window(quota));
     match until_more(quota) {
         Some(time) => format!("{name};r={remaining};t={}", whole_seconds(time)),
@@ -103,7 +103,7 @@ fn append_missing(
         let name = quoted_name(&quota.limit_name);
         let values = headers.get_all(&field).iter();
         let mut texts = values.filter_map(|value| value.to_str().ok());
-        // Elsewhere it is the value of a parameter.
+        // Elsewhere the name is the value of a parameter.
         let begins_item = |before: &str| before.is_empty() || before.ends_with(',');
         let names_it = |text: &str| {
             let mut found = text.match_indices(&name);
@@ -112,7 +112,7 @@ fn append_missing(
         !texts.any(names_it)
     };
     let items: Vec<_> = enforced(quotas).filter(is_missing).map(item).collect();
-    // Printable ASCII is always a value; an empty list is no field.
+    // Printable ASCII is always a valid value; an empty list adds no field.
     if let Ok(list) = HeaderValue::try_from(items.join(", "))
         && !list.is_empty()
     {
@@ -146,7 +146,7 @@ mod tests {
         headers
     }
 
-    /// As a client reads it: a name, and parameters.
+    /// Parses a field as a client does: names with parameters.
     fn parsed(headers: &HeaderMap, field: &str) -> Vec<(String, Vec<(String, BareItem)>)> {
         let values = headers.get_all(field).iter();
         let lines = values.map(|line| line.to_str().unwrap());
@@ -294,7 +294,7 @@ mod tests {
                 let decoded = percent_decode_str(&limits[read].0).decode_utf8().unwrap();
                 prop_assert_eq!(decoded, limit.name());
             }
-            // The problem details name it alike.
+            // The problem details use the same name.
             let json = serde_json::from_str::<String>(&quoted_name(limit.name())).unwrap();
             prop_assert_eq!(&json, &policies[0].0);
 

@@ -31,7 +31,7 @@ use crate::{
 pin_project! {
     /// Response future of a [`Limited`](super::Limited) service.
     ///
-    /// Dropping it gives up the queue position, or releases the slot.
+    /// Dropping the future leaves the queue, or releases the slot.
     #[project = ResponseFutureProj]
     pub struct ResponseFuture<S, Q>
     where
@@ -58,10 +58,10 @@ pin_project! {
             #[pin]
             future: S::Future,
             share: Option<Share>,
-            // How the request's limits stood when it was let in, if the client is to know.
+            // State of the request's limits at its admission, if the response reports it.
             quotas: Vec<Quota>,
         },
-        // Running, and may be refused after all.
+        // Running, and may still be refused.
         Revocable {
             future: Revocable<S::Future>,
             quotas: Vec<Quota>,

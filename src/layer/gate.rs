@@ -1,4 +1,4 @@
-//! The gate in front of a service: a layer's settings, and what they decide for a request.
+//! The gate in front of a service: applies a layer's settings to a request.
 //!
 //! Tests: `tests/layer/policies.rs`, `refusals.rs`, `logs.rs`.
 
@@ -47,7 +47,7 @@ pub(crate) struct Gate {
     pub(super) scopes: Vec<GateScope>,
     pub(super) terms: Arc<Terms>,
     pub(super) release_at: ReleaseAt,
-    /// `None`: it depends on the scope.
+    /// `None`: depends on the scope.
     pub(super) limited_status: Option<StatusCode>,
     pub(super) unavailable_status: StatusCode,
     pub(super) refuse: Option<Arc<Refuse>>,
@@ -57,7 +57,7 @@ pub(crate) struct Gate {
     pub(super) rates: Arc<DeclaredRates>,
 }
 
-/// A scope, and what the limiter has of its limit.
+/// A scope, with the number and the meter of its limit.
 #[derive(Clone)]
 pub(super) struct GateScope {
     pub limit: LimitId,
@@ -91,14 +91,14 @@ impl Gate {
         }
     }
 
-    /// The scope of this limit. Refusals name one of the gate's own.
+    /// The scope of this limit, or the first scope: a refusal always names a limit of the gate.
     fn scope(&self, limit_name: &str) -> &Scope {
         let mut scopes = self.scopes.iter().map(|of| &of.scope);
         let named = scopes.find(|scope| scope.limit().name() == limit_name);
         named.unwrap_or(self.first_scope())
     }
 
-    /// The scope to name where no limit is at fault: the first that has slots, or else the first.
+    /// The scope to name if no limit is at fault: the first with slots, or else the first.
     fn first(&self) -> Option<&GateScope> {
         let with_slots = self.scopes.iter().find(|scope| scope.has_slots());
         with_slots.or(self.scopes.first())
@@ -116,13 +116,13 @@ impl Gate {
         }
     }
 
-    /// Of the limiter. `None`: there are no limits.
+    /// The limiter's namespace. `None`: the gate has no limits.
     fn namespace(&self) -> Option<&str> {
         let meter = self.terms.meter.as_ref();
         meter.map(|meter| meter.namespace())
     }
 
-    /// Changes when responses end with their slots. From then on those ends are among the metrics.
+    /// Changes when responses end with their slots, and adds metrics for the ends that become possible.
     pub(super) fn edit_terms(&mut self, edit: impl FnOnce(&mut Terms)) {
         let terms = Arc::make_mut(&mut self.terms);
         edit(terms);
@@ -188,7 +188,7 @@ impl Gate {
         }
     }
 
-    /// Once the keys that had to be looked up are known, each with the index of its scope.
+    /// The next step once the looked-up keys are known, each with the index of its scope.
     fn admission_with(
         &self,
         mut legs: Vec<Leg>,
@@ -220,7 +220,7 @@ impl Gate {
         })
     }
 
-    /// Whether a request without a key for this scope is refused. Otherwise it passes without the limit, which is counted.
+    /// Whether a request without a key for this scope is refused. If not, the request passes the limit, and is counted.
     fn refuses_without_key(&self, index: usize) -> bool {
         let GateScope {
             limit,
@@ -239,7 +239,7 @@ impl Gate {
         refuses
     }
 
-    /// Shows the slot to the handler, and returns its guard and its quotas. `None`: no limit applies.
+    /// Makes the slot visible to the handler, and returns its guard and its quotas. `None`: no limit applies.
     pub(super) fn admit(
         &self,
         permit: Option<Permit>,
@@ -278,13 +278,13 @@ impl Gate {
         (guard, quotas)
     }
 
-    /// A copy of the head for a refusal that may come when the service has taken the request.
+    /// A copy of the head for a refusal after the service has taken the request.
     pub(super) fn head_for_refusals(&self, head: &Parts) -> Option<Box<Parts>> {
         let is_needed = self.refuse.is_some();
         is_needed.then(|| Box::new(head.clone()))
     }
 
-    /// Passes the slot on to the body, or lets go of it here.
+    /// Moves the slot into the body, or releases it here.
     #[inline]
     pub(super) fn hand_over<B: Body + Send + 'static>(
         &self,
@@ -322,7 +322,7 @@ impl Gate {
         }
     }
 
-    /// A refusal that no limit is at fault for.
+    /// A refusal without a limit at fault.
     pub(super) fn refusal(&self, kind: RefusalKind) -> Refusal {
         self.refusal_under(self.first_scope(), kind)
     }
@@ -365,7 +365,6 @@ impl Gate {
         response.map(ResponseBody::refusal)
     }
 
-    /// Adds the rate limit fields, if they are enabled.
     fn append_fields(&self, headers: &mut HeaderMap, quotas: &[Quota]) {
         if self.rate_limit_fields {
             fields::append(headers, quotas);
@@ -384,12 +383,12 @@ impl fmt::Debug for Gate {
     }
 }
 
-/// The next thing that a request needs before the service is called: its key, then its slot.
+/// The next step of a request before the service is called: its key, then its slot.
 pub(super) enum Admission {
     Unlimited,
     /// The key for the only scope.
     Key(BoxFuture<'static, Option<Leg>>, Label),
-    /// Keys for some of several scopes, by their indices; and the legs of the others.
+    /// Keys for some of several scopes, by index, and the legs of the others.
     Keys(
         Vec<Leg>,
         BoxFuture<'static, Vec<(usize, Option<Leg>)>>,
@@ -403,7 +402,7 @@ pub(super) enum Admission {
 /// Why a request is not admitted.
 pub(super) enum Refused {
     ByLimit(AcquireError),
-    /// It has no key for the scope at this index.
+    /// The request has no key for the scope at this index.
     NoKey(usize),
 }
 

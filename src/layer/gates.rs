@@ -1,4 +1,4 @@
-//! Which gate a request goes through: always the same one, or that of its route.
+//! The gate of a request: one for all requests, or the gate of its route.
 //!
 //! Tests: `tests/config/routes.rs`, `reloads.rs`.
 
@@ -19,11 +19,11 @@ pub(crate) enum Gates {
     Routed(Arc<dyn Routing>),
 }
 
-/// Finds the gate of a request. It may change while requests come.
+/// Finds the gate of a request. The gates may change at any time.
 pub(crate) trait Routing: Send + Sync {
     fn find(&self, method: &Method, path: &str) -> Gates;
 
-    /// Changes all gates, and those that come later.
+    /// Changes all present and future gates.
     fn edit(&self, edit: GateEdit);
 }
 
@@ -41,7 +41,7 @@ impl Gates {
         }
     }
 
-    /// The limits of a request, each with its demand on it. `None`: it has no key.
+    /// The limits of a request, each with the request's demand. `None`: the request has no key.
     #[cfg(feature = "config")]
     pub(crate) fn legs(&self, head: &Parts) -> Vec<(Limit, Option<Leg>)> {
         match self {
@@ -50,7 +50,7 @@ impl Gates {
         }
     }
 
-    /// Services that were layered before keep the settings of then, unless they are routed.
+    /// Services that were layered before keep their settings, unless they are routed.
     pub(super) fn edit(&mut self, edit: impl Fn(&mut Gate) + Send + Sync + 'static) {
         match self {
             Self::One(gate) => edit(Arc::make_mut(gate)),

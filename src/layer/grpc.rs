@@ -1,7 +1,7 @@
-//! A refusal as a gRPC client understands it: a status in the response head, and no message.
+//! A refusal for gRPC clients: a status in the response head, and no message.
 //!
-//! The details are a `google.rpc.Status` with a `RetryInfo` and a `QuotaFailure`. That is a few dozen bytes of protocol
-//! buffers, written by hand here.
+//! The details are a `google.rpc.Status` with a `RetryInfo` and a `QuotaFailure`. This module encodes these few dozen bytes
+//! of protocol buffers without a library.
 
 use base64::{Engine, prelude::BASE64_STANDARD_NO_PAD};
 use bytes::Bytes;
@@ -28,8 +28,8 @@ const INTERNAL: u8 = 13;
 
 /// Whether a request is a gRPC call: `application/grpc`, with or without a format as in `application/grpc+proto`.
 ///
-/// Not gRPC-Web. A browser shows a page the status in the head only where the server permits it, and a refusal without
-/// a visible status looks like success. Its clients understand the HTTP status of a plain refusal.
+/// gRPC-Web is excluded. A browser shows a page the status in the head only if the server permits it, and a refusal without
+/// a visible status looks like success. gRPC-Web clients understand the HTTP status of a plain refusal.
 pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
     let Some(content_type) = headers.get(header::CONTENT_TYPE) else {
         return false;
@@ -45,19 +45,19 @@ pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
 impl Refusal {
     /// Builds the default response to gRPC clients: a gRPC status with details.
     ///
-    /// It is sent unless [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another. Its HTTP status is 200,
-    /// as for every gRPC response, and it has no body. The gRPC status is
+    /// The layer sends this response unless [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another. The
+    /// HTTP status is 200, as for every gRPC response, and there is no body. The gRPC status is
     ///
     /// - `RESOURCE_EXHAUSTED` (8) if the limit was reached, whether it is the caller's own or shared;
     /// - `CANCELLED` (1) for [`RefusalKind::BodyFailed`];
-    /// - `INVALID_ARGUMENT` (3) for [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`] and [`RefusalKind::InvalidCost`],
-    ///   which are not worth a retry;
+    /// - `INVALID_ARGUMENT` (3) for [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`] and
+    ///   [`RefusalKind::InvalidCost`], since a retry is pointless;
     /// - `INTERNAL` (13) for [`RefusalKind::UnknownRate`];
     /// - `UNAVAILABLE` (14) otherwise: the store is unavailable, the limiter is shutting down, the slot was lost.
     ///
-    /// Its details are a `google.rpc.RetryInfo` with [`retry_after`](Self::retry_after), and, if the limit was reached,
-    /// a `google.rpc.QuotaFailure` with the subject `limit:<name>`. The metadata has the code of the reason as
-    /// `turnstile-kind`, such as `queue_full` ([`RefusalKind::as_str`]).
+    /// The details are a `google.rpc.RetryInfo` with [`retry_after`](Self::retry_after), and, if the limit was reached, a
+    /// `google.rpc.QuotaFailure` with the subject `limit:<name>`. The metadata has the code of the reason as `turnstile-kind`,
+    /// such as `queue_full` ([`RefusalKind::as_str`]).
     pub fn to_grpc_response(&self) -> Response<Bytes> {
         // "Trailers-Only": the trailers are the head of a response without a body.
         let (code, message) = if self.kind().is_limited() {
@@ -83,7 +83,7 @@ impl Refusal {
             (MESSAGE, printable(&message).to_string()),
             (DETAILS, details),
         ] {
-            // Printable ASCII is always a value.
+            // Printable ASCII is always a valid value.
             if let Ok(value) = HeaderValue::try_from(text) {
                 headers.insert(name, value);
             }
@@ -133,7 +133,7 @@ fn any(name: &str, message: Proto) -> Vec<u8> {
     any.0
 }
 
-/// A message of protocol buffers that is being written. The numbers of its fields are below 16.
+/// An encoder for a protocol buffers message with field numbers below 16.
 #[derive(Default)]
 struct Proto(Vec<u8>);
 
@@ -143,14 +143,14 @@ impl Proto {
         self.varint(value);
     }
 
-    /// Also for strings and messages.
+    /// Writes bytes, a string or a message.
     fn bytes(&mut self, field: u8, value: &[u8]) {
         self.0.push(field << 3 | 2);
         self.varint(value.len() as u64);
         self.0.extend_from_slice(value);
     }
 
-    /// Seven bits a byte, the lowest first. All but the last byte have the high bit set.
+    /// Writes seven bits per byte, lowest first. All bytes but the last have the high bit set.
     fn varint(&mut self, mut value: u64) {
         while value > 0x7f {
             self.0.push(value as u8 | 0x80);

@@ -13,9 +13,9 @@ use crate::{error::LostErrorKind, leases::Bounds, permit::Share, telemetry::Limi
 
 /// Holds the slot of a response, on its way from the service's future to its body.
 pub(super) enum SlotGuard {
-    /// For a response that ends by itself. `None`: no limit applies to it, or its slot was released.
+    /// For a response that does not end with its slot. `None`: no limit applies, or the slot was released.
     Plain(Option<Share>),
-    /// For one that ends with its slot.
+    /// For a response that ends with its slot.
     Revocable(Tie),
 }
 
@@ -23,23 +23,24 @@ pub(super) enum SlotGuard {
 pub(super) struct Tie {
     pub(super) share: Share,
     pub(super) terms: Arc<Terms>,
-    /// The end of the slot, if it is awaited already.
+    /// The end of the slot, if already awaited.
     pub(super) ended: Option<Ended>,
 }
 
 /// Completes when the slot is over for a reason that ends the response.
 pub(super) type Ended = Pin<Box<dyn Future<Output = LostErrorKind> + Send>>;
 
-/// When the responses of a layer end with their slots, and the limit for which that is reported. The default is never.
+/// The reasons why a layer's responses end with their slots, and the limit under which these ends are reported. Default: no
+/// reason.
 #[derive(Clone, Default)]
 pub(super) struct Terms {
     pub(super) on_lost: OnLost,
-    /// `None`: as when it is lost.
+    /// `None`: as for a lost slot.
     pub(super) at_shutdown: Option<OnLost>,
     pub(super) bounds: Bounds,
     /// Whether operators may end responses.
     pub(super) may_be_revoked: bool,
-    /// `None`: the layer has no limit, or the permit was lost before it got its body.
+    /// `None`: the layer has no limit, or the permit was lost before the body existed.
     pub(super) meter: Option<Arc<LimitMeter>>,
 }
 
@@ -53,7 +54,7 @@ impl SlotGuard {
 }
 
 impl Tie {
-    /// The head of the response is there, and no frame of its body is asked for yet.
+    /// Starts the unread time: the response head is ready, and no frame of the body has been polled.
     pub(super) fn begin_unread(&self) {
         if self.terms.bounds.idle.is_some() {
             self.share.set_unread(Some(Instant::now()));
@@ -81,13 +82,13 @@ impl Terms {
         self.at_shutdown.unwrap_or(self.on_lost)
     }
 
-    /// Whether a response may have to end with its slot.
+    /// Whether a response may end with its slot.
     pub(super) fn may_end_early(&self) -> bool {
         let may_abort = [self.on_lost, self.at_shutdown()].contains(&OnLost::Abort);
         may_abort || !self.bounds.is_none() || self.may_be_revoked
     }
 
-    /// Why responses may end with their slots.
+    /// The reasons why responses may end with their slots.
     pub(super) fn possible_ends(&self) -> impl Iterator<Item = LostErrorKind> {
         [
             (LostErrorKind::Lost, self.ends(LostErrorKind::Lost)),

@@ -1,4 +1,4 @@
-//! A client with request and response types of its own, such as reqwest's, as a service that can be layered.
+//! Makes a client with its own request and response types, such as reqwest's, a service that can be layered.
 //!
 //! Tests: `tests/layer/clients.rs`.
 
@@ -14,10 +14,10 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-/// Makes a service of the crate `http`'s types from a client that has types of its own.
+/// Adapts a client with its own types to a service with the types of the crate `http`.
 ///
-/// `Q` is the client's type of requests, and `B` the body of its responses. The layered client has a type that can be named,
-/// so that it can be kept in a struct:
+/// `Q` is the client's request type, and `B` the body of its responses. The type of the layered client can be named, so the
+/// client can be kept in a struct:
 ///
 /// ```
 /// use tower::Layer;
@@ -41,7 +41,7 @@ pub struct HttpClient<C, Q, B> {
 }
 
 impl<C, Q, B> HttpClient<C, Q, B> {
-    /// Creates a service that sends its requests by this client.
+    /// Creates a service that sends its requests through this client.
     pub fn new(client: C) -> Self {
         Self {
             client,
@@ -82,7 +82,7 @@ where
         self.client.poll_ready(cx)
     }
 
-    /// A request that the client cannot have, such as one without a host, fails with the client's error.
+    /// A request that cannot be converted, for example for lack of a host, fails with the client's error.
     fn call(&mut self, request: Request<P>) -> Self::Future {
         let state = match Q::try_from(request) {
             Ok(request) => CallState::Sent {

@@ -9,10 +9,10 @@ use http::request::Parts;
 use super::{labels::LabelOf, layer::LimitLayer};
 
 impl LimitLayer {
-    /// Sets what [operators](crate::operate) see a request as.
+    /// Sets the label of a request in the views for [operators](crate::operate).
     ///
     /// Default: the method, and with the feature `axum` the matched route, such as `POST /chats/{id}`. Return routes and
-    /// names of operations rather than paths, which may have secrets in them. At most 128 bytes of it are kept. A
+    /// names of operations rather than paths, which may contain secrets. Labels are truncated to 128 bytes. A
     /// `&'static str` costs no allocation.
     ///
     /// ```

@@ -1,4 +1,4 @@
-//! The labels by which operators see requests.
+//! The labels of requests, for operators.
 //!
 //! Tests: `tests/operate/labels.rs`.
 
@@ -9,7 +9,7 @@ use http::request::Parts;
 
 use crate::leases::Label;
 
-/// How the permits of a layer are labelled. Default: by method and matched route.
+/// The rule that labels the permits of a layer. Default: method and matched route.
 #[derive(Clone, Default)]
 pub(super) struct Labels {
     #[cfg(feature = "operate")]

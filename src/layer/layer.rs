@@ -53,9 +53,9 @@ impl Limiter {
     ///
     /// # Panics
     ///
-    /// If a value of a limit is out of range, or this limiter has another limit of the same name with different values; if
-    /// the policy is empty, has more than [`MAX_SCOPES`](crate::MAX_SCOPES) scopes, or a limit twice.
-    /// [`Limiter::try_layer`] returns that as an error.
+    /// If a value of a limit is out of range, if this limiter has another limit of the same name with different values, or
+    /// if the policy is empty, has more than [`MAX_SCOPES`](crate::MAX_SCOPES) scopes, or has a limit twice.
+    /// [`Limiter::try_layer`] returns these faults as errors.
     #[track_caller]
     pub fn layer(&self, policy: impl Into<Policy>) -> LimitLayer {
         match self.try_layer(policy) {
@@ -119,15 +119,15 @@ impl LimitLayer {
         Self::new(limiter, Vec::new())
     }
 
-    /// Lets handlers name all these rates, though they do not apply to the layer's requests.
+    /// Lets handlers name all these rates, even if they do not apply to the layer's requests.
     #[cfg(feature = "config")]
     pub(crate) fn declaring(self, rates: &Arc<DeclaredRates>) -> Self {
         let rates = rates.clone();
         self.edit(move |gate| gate.rates = rates.clone())
     }
 
-    /// One layer for the limits of all these, with the strictest of their settings, and the statuses of the first.
-    /// `None`: there are too many.
+    /// Combines the limits of these layers into one layer, with their strictest settings, and the statuses of the first.
+    /// `None`: there are too many limits.
     #[cfg(feature = "config")]
     pub(crate) fn together(layers: &[&Self]) -> Option<Self> {
         let mut gates = layers.iter().filter_map(|layer| match &layer.gates {
@@ -153,7 +153,7 @@ impl LimitLayer {
         })
     }
 
-    /// Takes each request to the layer that is found for it.
+    /// Routes each request to its layer.
     #[cfg(feature = "config")]
     pub(crate) fn routed(routing: Arc<dyn Routing>) -> Self {
         Self {
@@ -163,19 +163,19 @@ impl LimitLayer {
 
     /// Sets the effect of a lost slot on its response. Default: [`OnLost::Continue`].
     ///
-    /// Abort keeps the cap even if this process stands still or is cut off, and breaks responses when the store is gone for a
-    /// whole lease. What processes admit by their fallbacks in an outage is not counted by others, with either setting.
-    /// A response that may be aborted costs a few more allocations.
+    /// [`OnLost::Abort`] keeps the cap even if this process stands still or is cut off, but breaks responses when the store
+    /// is gone for a whole lease. With either setting, requests that a process admits by its fallback in an outage are not
+    /// counted by other processes. With `Abort` a response costs a few more allocations.
     pub fn on_lost(self, on_lost: OnLost) -> Self {
         self.edit(move |gate| gate.edit_terms(|terms| terms.on_lost = on_lost))
     }
 
-    /// Sets the effect of [`Limiter::shutdown`] on responses that are open at its deadline.
+    /// Sets the effect of [`Limiter::shutdown`] on responses still open at its deadline.
     ///
-    /// Default: the same as for a lost slot ([`on_lost`](Self::on_lost)). With [`OnLost::Abort`] here and
-    /// [`OnLost::Continue`] for losses, an outage of the store cuts no streams, while a shutdown ends those that are left,
-    /// including those that had lost their slots before. Each ends with a [`LostError`](super::LostError), so that its
-    /// client does not take it for complete.
+    /// Default: the setting for a lost slot ([`on_lost`](Self::on_lost)). With [`OnLost::Abort`] here and
+    /// [`OnLost::Continue`] for losses, an outage of the store cuts no streams, while a shutdown ends the remaining
+    /// streams, including streams that had lost their slots before. Each ends with a [`LostError`](super::LostError), so
+    /// that its client does not take the response for complete.
     ///
     /// ```
     /// use tower_turnstile::{Limit, Limiter, OnLost};
@@ -196,10 +196,9 @@ impl LimitLayer {
 
     /// Sets the status of refusals by a limit. Default: 429 for limits with keys, 503 for shared ones.
     ///
-    /// A limit with keys is the caller's own; one that all callers share reports that the service is at capacity. But tracing
-    /// layers log a 503 as an error, and load balancers may take the replica for unhealthy, or send the request to
-    /// another one, which shares the limit: set 429 here to avoid that.
-    /// gRPC clients get a gRPC status instead.
+    /// A limit with keys is the caller's own; a shared limit reports that the service is at capacity. But tracing layers
+    /// log a 503 as an error, and load balancers may take the replica for unhealthy, or send the request to another
+    /// replica, which shares the limit: set 429 here to avoid these effects. gRPC clients get a gRPC status instead.
     ///
     /// # Panics
     ///
@@ -223,14 +222,13 @@ impl LimitLayer {
 
     /// Sets a closure that builds refusals, from the reason and the request's head.
     ///
-    /// The closure returns a response with any body: text, bytes, or that of a framework, such as
+    /// The closure returns a response with any body: text, bytes, or a framework's body, such as
     /// `ApiError::from(refusal).into_response()` in axum. A closure that only adds to the default can start from
-    /// [`Refusal::to_response`] or, where it answers gRPC clients, [`Refusal::to_grpc_response`].
+    /// [`Refusal::to_response`] or, for gRPC clients, [`Refusal::to_grpc_response`].
     ///
-    /// The layer adds what is missing: `Retry-After` to a status of 400 or more, unless a retry is pointless
-    /// ([`RefusalKind::NoKey`](super::RefusalKind::NoKey)); the items of limits that the closure's
-    /// [rate limit fields](Self::rate_limit_fields) do not name, if the layer adds these fields; and the [`Refusal`] in the
-    /// extensions.
+    /// The layer adds missing parts: `Retry-After` for a status of 400 or more, unless a retry is pointless
+    /// ([`RefusalKind::NoKey`](super::RefusalKind::NoKey)); the items of limits that the closure's [rate limit
+    /// fields](Self::rate_limit_fields) do not name, if the layer adds these fields; and the [`Refusal`] in the extensions.
     ///
     /// ```
     /// use http::Response;
@@ -255,7 +253,7 @@ impl LimitLayer {
 
     /// Adds `RateLimit-Policy` and `RateLimit` to responses and refusals. Default: off.
     ///
-    /// They report the limits' state, so that clients can slow down before they are refused, in the form of
+    /// The fields report the limits' state, so that clients can slow down before they are refused. Their format is
     /// draft-ietf-httpapi-ratelimit-headers-11.
     ///
     /// ```http
@@ -263,18 +261,18 @@ impl LimitLayer {
     /// RateLimit: "chat";r=2, "opens";r=12;t=1
     /// ```
     ///
-    /// - `q` is the limit, `r` the remainder as last reported by the store, and `t` the time in seconds until there is more,
-    ///   rounded up, where that is known.
+    /// - `q` is the limit, `r` the remainder as last reported by the store, and `t` the time in seconds until the remainder
+    ///   grows, rounded up, if known.
     /// - `qu` is the [unit](crate::Limit::unit) of a rate.
     /// - A window `w` has whole seconds. A rate with another period is converted to a period rounded up: 10 in 100 ms is
     ///   `q=100;w=1`.
-    /// - Names are strings of ASCII there. `%` and whatever is not printable ASCII are percent-encoded, here as in
-    ///   the problem details.
+    /// - Names of limits are ASCII strings. As in the problem details, `%` and all bytes other than printable ASCII are
+    ///   percent-encoded.
     /// - A response whose limits' state is unknown has no fields. Limits in [`Mode::Shadow`](crate::Mode::Shadow) and keys
     ///   (`pk`) are left out.
-    /// - Items that the service or a layer further in has set stay, and items of other names are added to them.
+    /// - Items set by the service or an inner layer are kept, and items with other names are added.
     ///
-    /// They disclose the capacity of the service. For limits that all callers share, that may be too much.
+    /// The fields disclose the capacity of the service. For limits that all callers share, you may not want this.
     pub fn rate_limit_fields(self) -> Self {
         self.edit(move |gate| gate.rate_limit_fields = true)
     }

@@ -1,11 +1,11 @@
 //! A tower layer that holds a slot for each request until its response has been sent.
 //!
-//! A request waits for its slot in the future that the service returns; then the service is called. The slot belongs to
-//! the response body: it is released when the body ends or fails, or as soon as the request is dropped (the client
+//! A request waits for its slot in the future that the layer returns; then the service is called. The slot belongs to the
+//! response body: the slot is released when the body ends or fails, or as soon as the request is dropped (the client
 //! disconnected, a timeout fired, the handler panicked).
 //!
-//! A refused request is answered by the layer: 429 or 503 with problem details, or a gRPC status ([`Refusal`]). The
-//! service's own errors are unchanged, and no new ones are added.
+//! The layer answers a refused request: 429 or 503 with problem details, or a gRPC status ([`Refusal`]). The service's own
+//! errors are unchanged, and the layer adds none.
 //!
 //! ```
 //! use std::time::Duration;
@@ -22,7 +22,8 @@
 //!     .route_layer(limiter.layer(CHAT.by_header("x-api-key")));
 //! ```
 //!
-//! With other settings: a key from the path, responses that end when their slot is lost, and refusals in plain text.
+//! An example with other settings: a key from the path, responses that end when their slot is lost, and refusals in plain
+//! text.
 //!
 //! ```
 //! use http::Response;
@@ -68,34 +69,34 @@
 //!
 //! The guide has the rest:
 //!
-//! - [Keys and policies](crate::guide::keys): keys, several limits, where the layer goes in a stack, what the service must
-//!   be, refusals.
-//! - [Streams, WebSockets and gRPC](crate::guide::streams): when a slot is released, clients that leave, responses that do
-//!   not end.
+//! - [Keys and policies](crate::guide::keys): keys, several limits, the layer's place in a stack, bounds on the service,
+//!   refusals.
+//! - [Streams, WebSockets and gRPC](crate::guide::streams): when a slot is released, clients that disconnect, responses
+//!   that never end.
 //! - [Clients](crate::guide::clients): the layer around hyper-util, reqwest and tonic clients.
 
-// | piece | what it does |
+// | module | contents |
 // | --- | --- |
-// | `policy`, `scope` | limits, and where the keys of a request come from |
+// | `policy`, `scope` | limits, and the sources of a request's keys |
 // | `values` | a limit's value for a single key |
 // | `number` | a cost or weight in a header |
 // | `address` | a client's address as a key |
 // | `layer`, `options` | settings |
-// | `read_ahead` | the layer that reads the bodies of those who wait |
-// | `gate`, `gates` | what the settings decide for a request, and which of several do |
+// | `read_ahead` | the layer that reads the bodies of waiting requests |
+// | `gate`, `gates` | the settings that apply to a request, and the choice between several |
 // | `service`, `future` | a turn in the queue, then the wrapped service |
 // | `revocable` | drops the service's future or body when its slot ends |
-// | `guard` | keeps the slot on its way from the one to the other; the terms on which the slot ends the response |
-// | `bounds` | settings for responses that do not end |
+// | `guard` | keeps the slot between the future and the body; the terms on which the slot ends the response |
+// | `bounds` | settings for responses that never end |
 // | `body` | ends the slot with the response, and the response after its slot |
 // | `axum` | the slot as an extractor, and the route as a key |
 // | `permit_body` | a body that holds a permit, without a layer |
-// | `http_client` | a client with types of its own, as a service |
+// | `http_client` | a client with its own request and response types, as a service |
 // | `slot` | the slot as the handler sees it |
-// | `refusal` | the answer to a request that got no slot |
-// | `acquire_error` | the same for an error of a handler that acquires by itself |
-// | `problem`, `grpc`, `refusal_body` | how it is written |
-// | `fields` | how the limits stand, in the response head |
+// | `refusal` | the response to a request without a slot |
+// | `acquire_error` | the refusal of a handler that acquires its own permits |
+// | `problem`, `grpc`, `refusal_body` | the formats of a refusal |
+// | `fields` | the state of the limits, in the response head |
 
 mod acquire_error;
 mod address;

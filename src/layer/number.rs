@@ -1,4 +1,4 @@
-//! Numbers that requests bring along in a header.
+//! Numbers in a request header.
 //!
 //! Tests: `tests/config/costs.rs`, `tests/layer/weights.rs`.
 
@@ -6,16 +6,16 @@ use http::{HeaderMap, HeaderName, request::Parts};
 
 use super::scope::Scope;
 
-/// Costs and weights that a request brings along.
+/// Costs and weights from a request header.
 impl Scope {
-    /// Sets the cost of a request at a rate to the number in a header. Without the header it is 1.
+    /// Sets the cost of a request at a rate to the number in a header. Without the header the cost is 1.
     ///
-    /// The number is of digits only. Any other value, such as `1.5`, `-1`, `1e9` or an empty one, counts as the largest cost, as does a
-    /// number beyond 32 bits, or a header that is repeated: such a request is refused with 400
-    /// ([`RefusalKind::InvalidCost`](super::RefusalKind::InvalidCost)), or costs the burst if [`clamp_cost`](Self::clamp_cost)
-    /// is set. So no value makes a request cheaper than the header says.
+    /// The number must consist of digits. Any other value, such as `1.5`, `-1`, `1e9` or an empty value, a number beyond 32
+    /// bits, and a repeated header count as the largest cost: the request is refused with 400
+    /// ([`RefusalKind::InvalidCost`](super::RefusalKind::InvalidCost)), or costs the burst if
+    /// [`clamp_cost`](Self::clamp_cost) is set. So an invalid value never makes a request cheaper.
     ///
-    /// The header has to be written by something in front of the limiter that is trusted, or a caller chooses its own cost.
+    /// A trusted proxy or layer in front of the limiter has to write the header, or callers choose their own cost.
     /// Otherwise like [`cost_by`](Self::cost_by).
     ///
     /// ```
@@ -36,10 +36,10 @@ impl Scope {
         self.cost_by(cost)
     }
 
-    /// Sets how many units of slots a request takes to the number in a header. Without the header it is 1.
+    /// Sets the weight of a request, in units of slots, to the number in a header. Without the header the weight is 1.
     ///
-    /// Values are read like those of [`cost_by_header`](Self::cost_by_header): what is no number from 1 to 64 is refused with
-    /// 400. Otherwise like [`weight_by`](Self::weight_by).
+    /// Values are parsed as by [`cost_by_header`](Self::cost_by_header): a value that is not a number from 1 to 64 is
+    /// refused (400). Otherwise like [`weight_by`](Self::weight_by).
     ///
     /// # Panics
     ///
@@ -64,14 +64,14 @@ impl Scope {
     }
 }
 
-/// The number in a header. `None`: the request does not have it.
+/// The number in a header. `None`: the request lacks the header.
 ///
-/// A larger number than fits, whatever is no whole number, and a header that is repeated count as the largest number: were
-/// they taken for a small one, the dearest request would be the cheapest.
+/// A number that is too large, a value that is not a whole number, and a repeated header count as the largest number: as a
+/// small number, they would make the most expensive request the cheapest.
 fn number_in(headers: &HeaderMap, name: &HeaderName) -> Option<u32> {
     let mut values = headers.get_all(name).iter();
     let (first, second) = (values.next()?, values.next());
-    // Servers in front of this one may join the values of a repeated header by commas, which is no number either.
+    // A server in front may join the values of a repeated header by commas, which is not a number either.
     let number = match second {
         None => whole_number(first.as_bytes()),
         Some(_) => None,
@@ -79,7 +79,7 @@ fn number_in(headers: &HeaderMap, name: &HeaderName) -> Option<u32> {
     Some(number.unwrap_or(u32::MAX))
 }
 
-/// Digits only, as in `Content-Length`, with white space around them. Numbers that do not fit are the largest.
+/// Accepts only digits, as in `Content-Length`, with white space around them. Numbers that do not fit become the largest.
 fn whole_number(value: &[u8]) -> Option<u32> {
     let digits = value.trim_ascii();
     let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);

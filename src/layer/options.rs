@@ -1,11 +1,11 @@
-//! Enums that methods of a layer take: when a slot is released, and how its loss affects the response. The methods are in
+//! Options of a layer: when a slot is released, and how its loss affects the response. The methods that set them are in
 //! `layer.rs`.
 //!
 //! Tests: `tests/layer/lost.rs`, `releases.rs`.
 
-/// Decides about a response whose slot is lost.
+/// Decides how a response continues when its slot is lost.
 ///
-/// Its lease has ended in the store, and another request may have the slot.
+/// The slot's lease has ended in the store, and another request may have the slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "config",
@@ -15,18 +15,18 @@
 )]
 #[non_exhaustive]
 pub enum OnLost {
-    /// The response goes on, over the limit. The handler can watch its [`Slot`](super::Slot).
+    /// The response continues over the limit. The handler can watch its [`Slot`](super::Slot).
     #[default]
     Continue,
     /// The response ends with an error, and the service's work is dropped.
     ///
-    /// The service's body is dropped even while the server does not poll it because the client has stopped reading. Frames
-    /// that the server had taken may still be sent, then the client sees an error ([`LostError`](super::LostError)). If
-    /// there is no response head yet, the service's future is dropped, as if the client had disconnected, and the request
-    /// is refused ([`RefusalKind::Lost`]).
+    /// The layer drops the service's body even if the server does not poll because the client has stopped reading. Frames
+    /// that the server had taken may still be sent; then the client sees an error ([`LostError`](super::LostError)). If
+    /// there is no response head yet, the layer drops the service's future, as if the client had disconnected, and refuses
+    /// the request ([`RefusalKind::Lost`]).
     ///
     /// The local deadline of a lease is a little before its end in the store (2 ms and a thousandth of the lease), so the
-    /// work behind the layer has ended when another request gets the slot, if the runtime gets to a task within this time.
+    /// work behind the layer has ended when another request gets the slot, if the runtime runs a task within this time.
     ///
     /// [`RefusalKind::Lost`]: super::RefusalKind::Lost
     Abort,
@@ -42,12 +42,12 @@ pub enum OnLost {
 )]
 #[non_exhaustive]
 pub enum ReleaseAt {
-    /// Released when the response body has ended, failed or been dropped.
+    /// The slot is released when the response body has ended, failed or been dropped.
     #[default]
     BodyEnd,
-    /// Released when the response head is there.
+    /// The slot is released when the response head is ready.
     ///
     /// For limits on the work before the first byte, such as a search whose result is then sent at the client's pace. The
-    /// body has no slot to lose then.
+    /// body then has no slot that it could lose.
     Head,
 }

@@ -1,4 +1,4 @@
-//! A body that holds a permit, for clients that acquire by themselves.
+//! A body that holds a permit, for clients that acquire their own permits.
 //!
 //! Tests: `tests/layer/permit_bodies.rs`.
 
@@ -14,13 +14,14 @@ use super::{
 use crate::permit::Permit;
 
 impl Permit {
-    /// Holds the permit until this HTTP body ends, fails or is dropped, or ends the body with it.
+    /// Holds the permit until this HTTP body ends, fails or is dropped, and may end the body when the permit is lost.
     ///
-    /// Like [`attach`](Self::attach), with a choice of what happens if the permit is lost first. With [`OnLost::Abort`] the
-    /// body is dropped at once then, whether or not it is read, and with it the call to the peer, since another request may
-    /// have the slot. The reader gets a [`LostError`](super::LostError). With [`OnLost::Continue`] it goes on, over the limit.
+    /// Like [`attach`](Self::attach), with a choice for a permit that is lost before the body ends. With [`OnLost::Abort`]
+    /// the body, and with it the call to the peer, is then dropped at once, whether or not the body is being read, since
+    /// another request may have the slot. The reader gets a [`LostError`](super::LostError). With [`OnLost::Continue`] the
+    /// body continues over the limit.
     ///
-    /// A reqwest response converts to one of the crate `http`, and back again:
+    /// A reqwest response converts to a response of the crate `http`, and back:
     ///
     /// ```no_run
     /// use tower_turnstile::{Limit, Limiter, OnLost};

@@ -1,4 +1,4 @@
-//! A policy: the scopes that a request is under, together.
+//! A policy: the scopes that apply together to a request.
 //!
 //! Tests: `tests/layer/policies.rs`, `values.rs`.
 
@@ -12,10 +12,10 @@ use crate::{
 
 /// The scopes that apply to a request together, all or nothing.
 ///
-/// A request that one of them refuses is not counted by the others. See
-/// [several limits](crate::guide::keys#several-limits-on-one-request).
+/// A request that one scope refuses does not count against the others. See [several
+/// limits](crate::guide::keys#several-limits-on-one-request).
 ///
-/// It is made from a limit or a scope, from a list of either (an array or a `Vec`), or from a tuple of up to 8 of both:
+/// Create a policy from a limit or a scope, from an array or a `Vec` of either, or from a tuple of up to 8 of both:
 ///
 /// ```
 /// use std::time::Duration;
@@ -33,9 +33,9 @@ use crate::{
 /// ```
 ///
 /// The order of the list does not matter. Slots are acquired in the order of the limits' [classes](crate::Class), narrow
-/// ones first, which is the same for all policies and replicas: so no two requests wait for each other. A request that
-/// waits for one slot keeps those that it has. Rates are charged once, when the request arrives, and refunded if it
-/// is refused later. A request waits in one queue at a time, in each for as long as that limit allows.
+/// classes first. The order is the same for all policies and replicas, so no two requests wait for each other. A request
+/// that waits for one slot keeps the slots that it has. Rates are charged once, when the request arrives, and refunded if
+/// the request is refused later. A request waits in one queue at a time, and in each queue for as long as its limit allows.
 #[derive(Clone)]
 pub struct Policy(pub(super) Vec<Scope>);
 

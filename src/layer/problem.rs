@@ -1,4 +1,4 @@
-//! Problem details (RFC 9457) of a refusal. The types are those of draft-ietf-httpapi-ratelimit-headers.
+//! Problem details (RFC 9457) of a refusal, with the types of draft-ietf-httpapi-ratelimit-headers.
 //!
 //! Tests: `refusal.rs`, `tests/layer/refusals.rs`.
 
@@ -19,14 +19,15 @@ const TYPES: &str = "https://iana.org/assignments/http-problem-types";
 impl Refusal {
     /// Builds the default response: problem details (RFC 9457) and `Retry-After`.
     ///
-    /// It is sent to clients other than gRPC ones, unless [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds
-    /// another. `Retry-After` has whole seconds, rounded up. [`RefusalKind::BodyFailed`] has only a status, because there is
-    /// hardly ever a client left to read more. [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`] and
-    /// [`RefusalKind::InvalidCost`] have problem details of the type `about:blank`, with the status, `kind` and a detail (the
-    /// second also `limit` and `weight`), and no `Retry-After`. So has [`RefusalKind::UnknownRate`].
+    /// The layer sends this response to all clients but gRPC clients, unless
+    /// [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another. `Retry-After` has whole seconds, rounded
+    /// up. [`RefusalKind::BodyFailed`] has only a status, because there is hardly ever a client left to read more.
+    /// [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`], [`RefusalKind::InvalidCost`] and
+    /// [`RefusalKind::UnknownRate`] have problem details of the type `about:blank`, with the status, `kind` and
+    /// a detail (`InvalidWeight` also with `limit` and `weight`), and no `Retry-After`.
     ///
     /// The problem's type is, as in draft-ietf-httpapi-ratelimit-headers,
-    /// `https://iana.org/assignments/http-problem-types#quota-exceeded` if the limit is the caller's own, else
+    /// `https://iana.org/assignments/http-problem-types#quota-exceeded` if the limit is the caller's own, and otherwise
     /// `#temporary-reduced-capacity`. Besides `type`, `title`, `status` and `detail` there are
     ///
     /// | member | value | present if |
@@ -35,10 +36,10 @@ impl Refusal {
     /// | `violated-policies` | a list with the limit's name, as in [`RateLimit`]; empty if no limit was reached | always |
     /// | `retry_after` | [`retry_after`](Self::retry_after), in seconds, as in `Retry-After` | always |
     /// | `limit` | [`max`](Self::max) | the limit was reached |
-    /// | `weight` | [`weight`](Self::weight) | the limit was reached, and it is more than 1 |
-    /// | `in_use`, `waiting` | slots and queued requests, across all replicas | the limit was reached, and is no rate |
+    /// | `weight` | [`weight`](Self::weight) | the limit was reached, and the weight is more than 1 |
+    /// | `in_use`, `waiting` | slots and queued requests, across all replicas | the limit was reached, and is not a rate |
     /// | `period` | in seconds | the limit was reached, and is a rate |
-    /// | `unit` | what the rate counts: [`Limit::unit`](crate::Limit::unit) | the limit was reached, and is a rate |
+    /// | `unit` | the unit of the rate: [`Limit::unit`](crate::Limit::unit) | the limit was reached, and is a rate |
     /// | `position` | [`position`](Self::position) | the request queued |
     /// | `waited` | in seconds | the request waited |
     ///
@@ -61,7 +62,7 @@ impl Refusal {
 }
 
 impl Refusal {
-    /// Adds `Retry-After` to a refusal that a closure has built, unless it is there, or is no error in HTTP.
+    /// Adds `Retry-After` to a refusal built by a closure, unless it has the field already, or its status is not an error.
     pub(super) fn complete<B>(&self, mut response: Response<B>) -> Response<B> {
         let status = response.status();
         let is_error = status.is_client_error() || status.is_server_error();
@@ -76,15 +77,15 @@ impl Refusal {
     }
 }
 
-/// For people, such as `chat: 5 of 5 slots in use`: the limit's name, and the `detail` of the
-/// [default response](Refusal::to_response).
+/// Shows a text for people, such as `chat: 5 of 5 slots in use`: the limit's name, and the `detail` of the [default
+/// response](Refusal::to_response).
 impl Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.limit_name(), detail(self))
     }
 }
 
-/// The object in JSON.
+/// The problem details as a JSON object.
 fn json(refusal: &Refusal) -> String {
     let mut json = String::with_capacity(512);
     // Writing to a string does not fail.
@@ -92,10 +93,10 @@ fn json(refusal: &Refusal) -> String {
     json
 }
 
-/// For people. Printable text without quotes or backslashes.
+/// The detail for people: printable text without quotes or backslashes.
 pub(super) fn detail(refusal: &Refusal) -> String {
     let (max, unit) = (refusal.max(), refusal.limit().counted());
-    // While the store is down, or before it has answered, it is only known that there is no free slot.
+    // While the store is down, or before it has answered, we only know that no slot is free.
     let slots = match refusal.weight() {
         1 => format!("{} of {max} slots in use", refusal.in_use().max(max)),
         weight => format!(
@@ -132,7 +133,7 @@ pub(super) fn detail(refusal: &Refusal) -> String {
         RefusalKind::InvalidCost => {
             format!("the request costs more than the {max} {unit} that the rate has at once")
         }
-        // The name is for the log.
+        // Only the log has the name.
         RefusalKind::UnknownRate => "the request cannot be charged".into(),
         RefusalKind::NoKey => "the request has no key to be counted by".into(),
         RefusalKind::BodyFailed => "the request's body failed".into(),
@@ -163,7 +164,8 @@ fn write(json: &mut String, refusal: &Refusal) -> fmt::Result {
     json.write_char('}')
 }
 
-/// Neither of the two types is about a fault of the request or its handler. It is not to be sent again as it is.
+/// Writes the problem details for a fault of the request or its handler, to which neither type applies. A retry is
+/// pointless.
 fn write_invalid(json: &mut String, refusal: &Refusal) -> fmt::Result {
     let status = refusal.status();
     let title = status.canonical_reason().unwrap_or_default();

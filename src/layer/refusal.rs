@@ -17,14 +17,14 @@ const RETRY_SOME_TIME: Duration = Duration::from_secs(1);
 
 /// Reason and numbers of a request that the layer refused.
 ///
-/// It is in the extensions of every such response, so that an outer layer, or the caller of a layered client, can distinguish a
-/// refusal from a response of the service.
+/// Every such response has the refusal in its extensions, so that an outer layer, or the caller of a layered client, can
+/// distinguish a refusal from a response of the service.
 #[derive(Clone, Debug)]
 pub struct Refusal {
     limit: Limit,
     kind: RefusalKind,
     status: StatusCode,
-    /// The limit is the caller's own, and others may still be admitted.
+    /// Whether the limit is the caller's own, so that other callers may still be admitted.
     own: bool,
     max: u32,
     weight: u32,
@@ -40,7 +40,7 @@ pub struct Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RefusalKind {
-    /// All slots are in use, and the limit does not wait.
+    /// All slots are in use, and the limit has no wait.
     Full,
     /// All slots are in use, and the queue is full.
     QueueFull,
@@ -56,7 +56,7 @@ pub enum RefusalKind {
     ///
     /// The call was cancelled.
     HeldTooLong,
-    /// An operator has revoked the permit before the service answered, and the call was cancelled.
+    /// An operator revoked the permit before the service answered, and the call was cancelled.
     Revoked,
     /// The store is down or too slow, and the limit's fallback is to reject.
     Unavailable,
@@ -66,7 +66,7 @@ pub enum RefusalKind {
     NoRuntime,
     /// The limiter is shutting down.
     ShutDown,
-    /// An operator has paused the limit: it admits no newcomers for a time.
+    /// An operator has paused this limit: it admits no new requests for a time.
     Paused,
     /// The request would weigh more than the limit has, or not 1 to 64 units. The status is 400.
     ///
@@ -78,19 +78,19 @@ pub enum RefusalKind {
     InvalidCost,
     /// The handler charges a rate that the request does not have. The status is 500.
     ///
-    /// Only of a [`Refusal`] made from the error of [`Slot::charge`](super::Slot::charge).
+    /// Only in a [`Refusal`] made from the error of [`Slot::charge`](super::Slot::charge).
     UnknownRate,
     /// The request has no key, and [`Scope::require_key`](super::Scope::require_key) is set. The status is 400.
     NoKey,
     /// The request's body failed while it waited. The status is 400.
     ///
-    /// The client disconnected in the middle of it, or sent something that is not HTTP. Only with
+    /// The client disconnected in the middle of the body, or sent invalid HTTP. Only with
     /// [`LimitLayer::read_ahead`](super::LimitLayer::read_ahead).
     BodyFailed,
 }
 
 impl Refusal {
-    /// With nothing known but the limit.
+    /// A refusal with no numbers but the limit's.
     pub(super) fn new(
         limit: &Limit,
         has_keys: bool,
@@ -127,7 +127,8 @@ impl Refusal {
         refusal.with_quotas(error.details.quotas.clone())
     }
 
-    /// Puts the retry off until none of the request's limits is used up: an earlier one would only meet the next refusal.
+    /// Delays the retry until none of the request's limits is used up, since an earlier retry would be refused by the next
+    /// limit.
     fn with_quotas(mut self, quotas: Vec<Quota>) -> Self {
         let wait = fields::until_none_is_used_up(&quotas).unwrap_or_default();
         self.retry_after = self.retry_after.max(wait);
@@ -139,7 +140,7 @@ impl Refusal {
         &self.quotas
     }
 
-    /// Whether the limit is the caller's own, and was reached.
+    /// Whether the caller's own limit was reached.
     pub(super) fn is_own(&self) -> bool {
         self.own
     }
@@ -169,7 +170,7 @@ impl Refusal {
         self.status
     }
 
-    /// Returns how many units of slots the request would have taken. See [`Scope::weight_by`](super::Scope::weight_by).
+    /// Returns the units of slots that the request would have taken. See [`Scope::weight_by`](super::Scope::weight_by).
     pub fn weight(&self) -> u32 {
         self.weight
     }
@@ -179,9 +180,9 @@ impl Refusal {
         self.in_use
     }
 
-    /// Returns the queued requests for this limit and key, across all replicas, as last reported.
+    /// Returns the number of queued requests for this limit and key, across all replicas, as last reported.
     ///
-    /// The refused request may be among them, if it queued.
+    /// The number may include the refused request, if it queued.
     pub fn waiting(&self) -> u32 {
         self.waiting
     }
@@ -191,19 +192,19 @@ impl Refusal {
         self.position
     }
 
-    /// Returns how long the request waited.
+    /// Returns the time that the request waited.
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// Returns when the client should retry. Never zero.
+    /// Returns the time after which the client should retry. Never zero.
     ///
-    /// It means nothing where a retry is pointless: [`RefusalKind::NoKey`], [`RefusalKind::BodyFailed`],
+    /// The time has no meaning if a retry is pointless: [`RefusalKind::NoKey`], [`RefusalKind::BodyFailed`],
     /// [`RefusalKind::UnknownRate`].
     ///
-    /// For a rate it is exact: a request after this time is admitted, unless another one came first. For slots it is an
-    /// estimate of at most 1 h, with jitter of up to a quarter, so that clients that were refused together do not come
-    /// back together. For a paused limit it is the end of the pause, with the same jitter. If unknown, it is 1 s.
+    /// For a rate the time is exact: a request after this time is admitted, unless another request comes first. For slots
+    /// it is an estimate of at most 1 h, with jitter of up to a quarter, so that clients refused together do not come back
+    /// together. For a paused limit it is the end of the pause, with the same jitter. An unknown time is 1 s.
     pub fn retry_after(&self) -> Duration {
         self.retry_after
     }
@@ -230,7 +231,7 @@ impl_codes!(RefusalKind {
 });
 
 impl RefusalKind {
-    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable, the limit is paused, or the
+    /// Returns whether a limit was reached. If not, the store or the limiter is unavailable, the limit is paused, or the
     /// request or its handler is at fault.
     pub fn is_limited(self) -> bool {
         matches!(
@@ -249,7 +250,7 @@ impl RefusalKind {
         !self.is_invalid() && !matches!(self, Self::BodyFailed | Self::UnknownRate)
     }
 
-    /// The status of a limit that was reached, unless it is set: whether all callers share it decides.
+    /// The default status when a limit was reached, which depends on whether all callers share the limit.
     pub(super) fn limited_status(is_shared: bool) -> StatusCode {
         match is_shared {
             true => StatusCode::SERVICE_UNAVAILABLE,
@@ -282,7 +283,7 @@ impl From<LostErrorKind> for RefusalKind {
         match kind {
             LostErrorKind::Lost => Self::Lost,
             LostErrorKind::ShutDown => Self::ShutDown,
-            // Before there is a response it cannot lie unread.
+            // Without a response, nothing can lie unread.
             LostErrorKind::HeldTooLong | LostErrorKind::Idle => Self::HeldTooLong,
             LostErrorKind::Revoked => Self::Revoked,
         }
@@ -294,7 +295,7 @@ fn retry_after(kind: RefusalKind, period: Option<Duration>, hint: Option<Duratio
         return RETRY_SOME_TIME;
     };
     let time = match kind {
-        // Up to its end nobody is admitted, however long that is.
+        // No request is admitted before the pause ends, however long it is.
         RefusalKind::Paused => time,
         _ => fields::bounded(period, time),
     };
@@ -428,7 +429,7 @@ mod tests {
         let too_dear = refusal(&tokens, AcquireErrorKind::InvalidCost, None);
         let detail = "the request costs more than the 60 tokens that the rate has at once";
         assert_eq!(problem(&too_dear)["detail"], detail);
-        // Also that of a handler, which knows the limit by its error.
+        // A handler knows the limit only from its error; its refusal has the unit too.
         let details = tokens.error_details();
         let error = AcquireError::new(AcquireErrorKind::TooSoon, details);
         assert_eq!(error.to_string(), "rate `opens` of 60 tokens is used up");
@@ -447,7 +448,7 @@ mod tests {
         }
     }
 
-    /// An estimate is at most an hour, but until the end of a pause every retry is in vain.
+    /// An estimate is at most an hour, but before the end of a pause every retry is in vain.
     #[test]
     fn the_retry_of_a_paused_limit_is_its_end() {
         let end = 5 * HOUR;

@@ -1,4 +1,4 @@
-//! The body of a refusal: bytes, or what a user's closure answers with.
+//! The body of a refusal: bytes, or the body of a response that a user's closure built.
 //!
 //! Tests: `tests/layer/refusals.rs`.
 
@@ -17,8 +17,9 @@ use crate::error::BoxError;
 
 /// A response that [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) can send.
 ///
-/// It is implemented for [`http::Response`]s whose body is text, bytes, or any [`Body`] of [`Bytes`], such as that of axum's
-/// `Response`, and cannot be implemented elsewhere. `M` distinguishes bodies from plain data, and is inferred.
+/// Implemented for [`http::Response`]s whose body is text, bytes, or any [`Body`] of [`Bytes`], such as the body of axum's
+/// `Response`. The trait cannot be implemented outside this crate. `M` distinguishes bodies from plain data, and is
+/// inferred.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no response that a refusal can be",
     label = "not a response whose body is text, `Bytes`, or an `http_body::Body` of `Bytes`",
@@ -38,7 +39,7 @@ pub(super) mod sealed {
     }
 }
 
-/// Marks responses with all of their body.
+/// Marks responses whose body is plain data.
 #[derive(Debug)]
 pub enum Plain {}
 /// Marks responses with a [`Body`].
@@ -74,12 +75,12 @@ where
 pub struct RefusalBody(Kind);
 
 enum Kind {
-    /// Until they are taken.
+    /// The data, until the body is polled.
     Bytes(Bytes),
     Boxed {
-        /// So that this is `Sync`, though the body need not be. It is never locked.
+        /// The mutex makes the body `Sync` even if the inner body is not. It is never locked.
         body: Mutex<Pin<Box<dyn ErasedBody>>>,
-        /// As the body said after the last frame.
+        /// Whether the body reported its end after the last frame.
         is_ended: bool,
         size: SizeHint,
     },
@@ -156,7 +157,7 @@ trait ErasedBody: Send {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>>;
 
-    /// Whether it has ended, and what is left.
+    /// Whether the body has ended, and the size of the rest.
     fn state(&self) -> (bool, SizeHint);
 }
 

@@ -1,33 +1,32 @@
 //! Drops the service's future or body when its slot ends, even if no task polls the response.
 //!
-//! hyper polls a response only while it can send: not at an HTTP/2 window of zero, nor with a full socket, and waking
-//! the connection does not change that. A future in a `FuturesUnordered` or behind a `select!` may not be polled for
-//! long either. If the drop were left to the next poll, the call to an upstream would stay open while its slot serves
-//! another request.
+//! hyper polls a response only while it can send: it does not poll with an HTTP/2 window of zero or a full socket, even if
+//! the connection is woken. A future in a `FuturesUnordered` or behind a `select!` may also remain unpolled for a long
+//! time. If the drop waited for the next poll, the call to an upstream would stay open while its slot serves another
+//! request.
 //!
-//! The response shares its work, which is boxed, with a waker that is registered with the leases of the slot. When the
-//! slot ends, the waker spawns a task that takes the work out and drops it, and then gives the slot back. The next poll
-//! of the response finds the work gone and reports why.
+//! The response shares its boxed work with a waker that is registered with the leases of the slot. When the slot ends, the
+//! waker spawns a task that takes the work out, drops it, and then releases the slot. The next poll of the response finds
+//! no work, and reports the reason.
 //!
-//! - **No lock is held while foreign code runs.** A poll takes the work out and puts it back. If the slot ends
-//!   meanwhile, the work is dropped right after the poll. So work may end its own slot, and its drop may call into the
-//!   limiter.
-//! - **The drop runs in a task**, on the runtime of the request. The waker runs on the keeper's driver, which renews
-//!   the leases of all other requests: a drop that blocks there would cost them their slots, one that panics would end
-//!   the driver, and one that spawns would do so on a runtime that is not the service's. This costs a spawn, but only
-//!   when a slot ends early. Without a runtime of the request, it is the driver's.
-//! - **Waiting for the end takes no task.** One for each response would cost four times as many instructions as a
-//!   waker, and would wake a worker thread twice.
+//! - **No lock is held while foreign code runs.** A poll takes the work out and puts it back. If the slot ends during the
+//!   poll, the work is dropped right after the poll. So work may end its own slot, and its drop may call into the limiter.
+//! - **The drop runs in a task**, on the runtime of the request. The waker runs on the keeper's driver, which renews the
+//!   leases of all other requests: on the driver, a drop that blocks would cost other requests their slots, a drop that
+//!   panics would end the driver, and a drop that spawns would use a runtime that is not the service's. The task costs a
+//!   spawn, but only when a slot ends early. If the request has no runtime, the task runs on the driver's.
+//! - **Waiting for the end takes no task.** A task for each response would cost four times as many instructions as a waker,
+//!   and would wake a worker thread twice.
 //!
-//! Work and slot end together, except for the time that the runtime takes to get to the task.
+//! Work and slot end together, except for the time until the runtime runs the task.
 //!
 //! # Why no end is missed
 //!
-//! A task that looks for the end takes it out of the cell, so that only one looks at a time, and polls it without the lock.
-//! A wake-up sets `woken` before its task looks: if that task finds nothing because another one is looking, the other one
-//! sees `woken` when it has put the end back, and looks once more. The lock orders the two: the flag was set before the
-//! task looked, which was before the end was put back. All else is behind the lock. (`loom` checks it, with the work taken
-//! out and put back by its owner.)
+//! A task takes the future `ended` out of the cell, so that only one task polls it at a time, and polls it without the
+//! lock. A wake-up sets `woken` before its task looks into the cell. If this task finds `ended` taken by another task, the
+//! other task sees `woken` after it has put `ended` back, and polls once more. The lock orders the two: the flag was set
+//! before the first task looked, and the first task looked before `ended` was put back. All other state is behind the lock.
+//! (`loom` checks this argument, with an owner that takes the work out and puts it back.)
 
 use std::{
     pin::Pin,
@@ -44,23 +43,23 @@ use crate::{
     sync::{AtomicBool, AtomicWaker, Mutex, MutexGuard, Ordering},
 };
 
-/// Its owner polls and ends it; others only look.
+/// Panic message: only the owner polls and ends the work; others only look.
 const ONE_USER: &str = "not used after a panic";
 
 /// Owns the work of a response. The work ends with its owner, or with its slot.
 pub(super) struct Revocable<T> {
     cell: Arc<Cell<T>>,
-    /// Of the cell.
+    /// Wakes the cell.
     waker: Waker,
 }
 
 struct Cell<T> {
     terms: Arc<Terms>,
-    /// Of the request.
+    /// The runtime of the request.
     runtime: Option<Handle>,
-    /// The task that polled the work last.
+    /// The task that last polled the work.
     reader: AtomicWaker,
-    /// Since `ended` was last polled.
+    /// Whether a wake-up has come since `ended` was last polled.
     woken: AtomicBool,
     state: Mutex<CellState<T>>,
 }
@@ -72,22 +71,22 @@ enum CellState<T> {
         /// `None` while it is polled.
         ended: Option<Ended>,
     },
-    /// The slot ended first.
+    /// The slot ended before the work.
     Revoked(LostErrorKind),
-    /// The owner was first.
+    /// The owner ended the work before the slot.
     Closed,
 }
 
 type LiveWork<T> = (Option<Held<T>>, Option<Ended>);
 
-/// Dropped in this order: the slot is given back when the work has ended.
+/// Dropped in this order: the slot is released after the work has ended.
 struct Held<T> {
     work: Pin<Box<T>>,
     share: Share,
 }
 
 impl<T: Send + 'static> Revocable<T> {
-    /// Its slot is watched from the first poll that has to wait, or from [`watch`](Self::watch) on.
+    /// The cell watches the slot from the first pending poll on, or from a call of [`watch`](Self::watch) on.
     pub(super) fn new(work: T, tie: Tie) -> Self {
         let Tie {
             share,
@@ -119,12 +118,12 @@ impl<T: Send + 'static> Revocable<T> {
 }
 
 impl<T> Revocable<T> {
-    /// Has the work dropped when its slot ends, though no task polls it.
+    /// Drops the work when its slot ends, even if no task polls the work.
     pub(super) fn watch(&self) {
         self.cell.look(&self.waker);
     }
 
-    /// Polls the work. An error: its slot is over, and it has been dropped.
+    /// Polls the work. An error: the slot is over, and the work was dropped.
     pub(super) fn poll<R>(
         &self,
         cx: &mut Context<'_>,
@@ -148,7 +147,7 @@ impl<T> Revocable<T> {
         match polled.map(|polled| polled.expect(ONE_USER)) {
             Ok(Ok(Poll::Ready(output))) => Poll::Ready(Ok(output)),
             Ok(Ok(Poll::Pending)) => {
-                // If it has been revoked by now, the reader has been woken.
+                // If the work was revoked by now, the reader was woken.
                 self.watch();
                 Poll::Pending
             }
@@ -160,17 +159,17 @@ impl<T> Revocable<T> {
         }
     }
 
-    /// `None`: it has been revoked, or another thread is looking at it.
+    /// `None`: the work was revoked, or another thread is looking at it.
     pub(super) fn peek<R>(&self, peek: impl FnOnce(&T) -> R) -> Option<R> {
         self.cell.lend(|held| peek(&held.work)).ok().flatten()
     }
 
-    /// Gives the slot back, and the work to its owner alone. `None`: it has been revoked.
+    /// Releases the slot, and returns the work to its owner. `None`: the work was revoked.
     pub(super) fn free(&self) -> Option<Pin<Box<T>>> {
         self.close().map(|(held, _)| held.work)
     }
 
-    /// Drops the work, and keeps the slot. An error: that is over. A [`Hold`](super::Hold) may keep the slot too, and go on
+    /// Drops the work, and keeps the slot. An error: the slot is over. A [`Hold`](super::Hold) may also keep the slot,
     /// without a response that could lie unread.
     pub(super) fn end(&self) -> Result<Tie, LostErrorKind> {
         let over = self.cell.lend(|held| self.cell.over(&held.share))?;
@@ -189,7 +188,8 @@ impl<T> Revocable<T> {
         })
     }
 
-    /// Closes the cell. A [`Hold`](super::Hold) that keeps the slot has no response that could lie unread.
+    /// Closes the cell, and ends the unread time: a [`Hold`](super::Hold) that keeps the slot has no response that could
+    /// lie unread.
     fn close(&self) -> Option<(Held<T>, Option<Ended>)> {
         let (held, ended) = self.cell.leave(CellState::Closed).ok()?;
         let held = held?;
@@ -205,8 +205,8 @@ impl<T> Drop for Revocable<T> {
 }
 
 impl<T> Cell<T> {
-    /// Lends the work, without the lock. If it is revoked meanwhile, it is dropped here. `None`: it is lent already, or was
-    /// when something panicked.
+    /// Lends the work, without the lock. If the work is revoked meanwhile, it is dropped here. `None`: the work is already
+    /// lent, or was lent during a panic.
     fn lend<R>(&self, lend: impl FnOnce(&mut Held<T>) -> R) -> Result<Option<R>, LostErrorKind> {
         let mut lent = match &mut *self.lock() {
             CellState::Live { held, .. } => match held.take() {
@@ -223,23 +223,23 @@ impl<T> Cell<T> {
         Ok(Some(result))
     }
 
-    /// Why the slot is over, if that ends the response. This asks the clock, so it is right even when nothing in this
-    /// process ran for a while.
+    /// The reason why the slot is over, if it ends the response. This reads the clock, and so is right even after the
+    /// process stood still.
     fn over(&self, share: &Share) -> Option<LostErrorKind> {
         share.over(|kind| self.terms.ends(kind))
     }
 
-    /// Revokes the work if its slot is over, or else has `waker` woken when it may be.
+    /// Revokes the work if its slot is over; otherwise registers `waker` for the end of the slot.
     fn look(&self, waker: &Waker) {
         while let Some(mut ended) = self.take_ended() {
-            // Acquire: whatever happened before the wake-up must be visible to this poll.
+            // Acquire: everything before the wake-up must be visible to this poll.
             self.woken.swap(false, Ordering::AcqRel);
             if let Poll::Ready(kind) = ended.as_mut().poll(&mut Context::from_waker(waker)) {
                 drop(ended);
                 return self.revoke(kind);
             }
             self.put_back(ended);
-            // A task that looked while it was out has found nothing.
+            // A task that looked while `ended` was out found nothing.
             if !self.woken.load(Ordering::Acquire) {
                 return;
             }
@@ -266,7 +266,7 @@ impl<T> Cell<T> {
         };
         drop(ended);
         let meter = self.terms.meter.as_ref();
-        // Thousands may end at once.
+        // Thousands of responses may end at once.
         if let Some(count) = meter.map_or(Some(1), |meter| meter.abort_to_log(kind)) {
             tracing::warn!(
                 namespace = meter.map(|meter| meter.namespace()),
@@ -279,12 +279,13 @@ impl<T> Cell<T> {
         if let Some(meter) = meter {
             meter.aborted(kind);
         }
-        // First, for the drop may panic or block.
+        // Wake first, since the drop may panic or block.
         self.reader.wake();
         drop(held);
     }
 
-    /// The work that was live until now, to be dropped without the lock. An error: it was not, and may have been revoked.
+    /// Takes the live work out, for the caller to drop without the lock. An error: the work was not live; the reason if it
+    /// was revoked.
     fn leave(&self, next: CellState<T>) -> Result<LiveWork<T>, Option<LostErrorKind>> {
         let mut state = self.lock();
         match &mut *state {
@@ -303,7 +304,7 @@ impl<T> Cell<T> {
     }
 }
 
-/// The slot may be over. This runs on the keeper's driver, so it does nothing itself.
+/// A wake-up means that the slot may be over. It runs on the keeper's driver, so it only spawns the task.
 impl<T: Send + 'static> Wake for Cell<T> {
     fn wake(self: Arc<Self>) {
         self.woken.store(true, Ordering::Release);
@@ -350,7 +351,7 @@ mod tests {
         Revocable::new(work, tie)
     }
 
-    /// There is no runtime that would look once more.
+    /// No runtime would look a second time.
     #[test]
     fn an_end_that_comes_while_it_is_looked_for_is_seen() {
         let mut looks = 0;
@@ -369,7 +370,7 @@ mod tests {
         assert!(revocable.end().is_err());
     }
 
-    /// As when two threads look at one body.
+    /// Two threads may look at one body.
     #[test]
     fn a_look_during_another_sees_nothing() {
         let revocable = revocable(7, |_| Poll::Pending);

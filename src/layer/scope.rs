@@ -20,9 +20,9 @@ use crate::{
 
 /// A [`Limit`] with the rules that find the [`Key`], value and cost of a request.
 ///
-/// It is created from a limit: by [`Limit::by_header`], [`Limit::by_client_address`], [`Limit::by_key`],
-/// [`Limit::by_str`] or [`Limit::by_key_async`]. A limit by itself is a scope too: all requests share one key. Several
-/// scopes make a [`Policy`](super::Policy). See [Keys and policies](crate::guide::keys).
+/// Create a scope from a limit, with [`Limit::by_header`], [`Limit::by_client_address`], [`Limit::by_key`],
+/// [`Limit::by_str`] or [`Limit::by_key_async`]. A limit alone is also a scope, in which all requests share one key.
+/// Several scopes make a [`Policy`](super::Policy). See [Keys and policies](crate::guide::keys).
 #[derive(Clone)]
 pub struct Scope {
     limit: Limit,
@@ -31,7 +31,7 @@ pub struct Scope {
     cost: Option<Arc<Find<u32>>>,
     clamps_cost: bool,
     weight: Option<Arc<Find<u32>>>,
-    /// A request without a key is refused.
+    /// Whether a request without a key is refused.
     requires_key: bool,
 }
 
@@ -53,8 +53,8 @@ impl Limit {
     /// Limits each value of a request header separately, such as an API key.
     ///
     /// Requests without the header, or with an empty one, share one key, unless [`Scope::require_key`] refuses them. If the
-    /// header is repeated, its first value counts. Callers choose what they send: put the layer behind authentication, or
-    /// a caller gets a new limit with each new value.
+    /// header is repeated, its first value counts. Callers choose their headers: put the layer behind authentication, or a
+    /// caller gets a new limit with each new value.
     ///
     /// ```
     /// use tower_turnstile::{Limit, Limiter};
@@ -77,16 +77,16 @@ impl Limit {
         Scope::new(self, KeySource::Header(name))
     }
 
-    /// Limits each key separately that a closure finds in the request head.
+    /// Limits each key separately; a closure finds the key in the request head.
     ///
-    /// With `None` the request is not under this limit: it is counted (`turnstile_unkeyed_total`) and logged at debug
-    /// level. [`Scope::require_key`] refuses it instead. For requests that cannot be distinguished, return [`Key::SHARED`]
-    /// rather than `None`.
+    /// If the closure returns `None`, the request is not under this limit: it is counted (`turnstile_unkeyed_total`) and
+    /// logged at debug level. [`Scope::require_key`] refuses such requests instead. For requests that cannot be
+    /// distinguished, return [`Key::SHARED`] rather than `None`.
     ///
     /// The head has method, URI, headers and extensions. The key may have any type that converts into a [`Key`]: a
     /// `String`, a number, an address, 16 bytes; for a `&str` borrowed from the head use [`by_str`](Self::by_str).
     ///
-    /// By the peer's address, which axum puts into the extensions (see `into_make_service_with_connect_info`):
+    /// To limit by the peer's address, which axum puts into the extensions (see `into_make_service_with_connect_info`):
     ///
     /// ```
     /// use std::net::SocketAddr;
@@ -101,7 +101,7 @@ impl Limit {
     /// let layer = Limiter::in_memory().layer(per_peer);
     /// ```
     ///
-    /// By the route, which layers inside an axum router know (`Router::layer`, `Router::route_layer`):
+    /// To limit by the route, which layers inside an axum router know (`Router::layer`, `Router::route_layer`):
     ///
     /// ```
     /// use axum::extract::MatchedPath;
@@ -121,7 +121,7 @@ impl Limit {
         Scope::new(self, KeySource::Head(Arc::new(find)))
     }
 
-    /// Limits each string separately that a closure borrows from the request head.
+    /// Limits each string separately; a closure borrows the string from the request head.
     ///
     /// Otherwise like [`by_key`](Self::by_key).
     ///
@@ -134,10 +134,10 @@ impl Limit {
         self.by_key(move |head| find(head).map(Key::from))
     }
 
-    /// Limits each key separately that a future looks up, such as a tenant in a database.
+    /// Limits each key separately; a future looks the key up, such as a tenant in a database.
     ///
-    /// Otherwise like [`by_key`](Self::by_key). The closure runs when the service is called. Its future owns what it needs
-    /// of the request head. It has no timeout here; a slow one delays the request before it queues.
+    /// Otherwise like [`by_key`](Self::by_key). The closure runs when the service is called. Its future owns the parts of
+    /// the request head that it needs. The lookup has no timeout; a slow lookup delays the request before it queues.
     ///
     /// ```
     /// use tower_turnstile::Limit;
@@ -159,7 +159,7 @@ impl Limit {
 
     /// Limits each client address separately.
     ///
-    /// See [`ClientAddress`] for addresses behind proxies, and for requests without one.
+    /// See [`ClientAddress`] for addresses behind proxies, and for requests without an address.
     ///
     /// ```
     /// use tower_turnstile::{ClientAddress, Limit, Limiter};
@@ -170,7 +170,7 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If a value of the address is out of range. [`Limit::try_by_client_address`] returns that as an error.
+    /// If a value of the address is out of range. [`Limit::try_by_client_address`] returns the fault as an error.
     #[track_caller]
     pub fn by_client_address(self, address: ClientAddress) -> Scope {
         match self.try_by_client_address(address) {
@@ -206,14 +206,14 @@ impl Scope {
 
     /// Refuses requests without a key, with 400.
     ///
-    /// Default: they are not under this limit ([`Limit::by_key`]), or share one key ([`Limit::by_header`],
-    /// [`Limit::by_client_address`]). If the middleware that the key comes from is missing or runs later, no request has a
+    /// By default, such requests are not under this limit ([`Limit::by_key`]), or share one key ([`Limit::by_header`],
+    /// [`Limit::by_client_address`]). If the middleware that provides the key is missing or runs later, no request has a
     /// key, and the limit would be disabled without an error. With this setting these requests are refused
     /// ([`RefusalKind::NoKey`]). A limit that all requests share always has a key.
     ///
-    /// The status is 400, whatever [`limited_status`] and [`unavailable_status`] are, and there is no `Retry-After`: the same
-    /// request would be refused again. [`refuse_with`] can answer differently. A limit in [`Mode::Shadow`] or [`Mode::Off`]
-    /// refuses nothing.
+    /// The status is always 400, regardless of [`limited_status`] and [`unavailable_status`], and there is no
+    /// `Retry-After`, since the same request would be refused again. [`refuse_with`] can answer differently. A limit in
+    /// [`Mode::Shadow`] or [`Mode::Off`] refuses no request.
     ///
     /// ```
     /// use tower_turnstile::Limit;
@@ -243,11 +243,12 @@ impl Scope {
     /// Other keys have the limit's own value. The table takes precedence over [`values_by`](Self::values_by) and
     /// [`values_by_async`](Self::values_by_async).
     ///
-    /// A value is a number, or for a rate a [`LimitValue`] with a burst of its own. A key with a value of 0 is always refused.
-    /// A rate has no such value, and no such burst: in the table it is an error when the layer is created, found [for a
-    /// request](Self::values_by) it counts as 1. A burst without a rate is an error likewise, or is ignored. If requests of a key have different values, as while
-    /// a value changes, the latest one applies. An IPv6 address is counted by its network
-    /// ([`ClientAddress::ipv6_prefix`](crate::ClientAddress::ipv6_prefix)), whose first address is its key here.
+    /// A value is a number, or for a rate a [`LimitValue`] with its own burst. A key with a value of 0 is always refused. A
+    /// rate cannot have a value or a burst of 0: in the table, a 0 is an error when the layer is created; a 0 found [for a
+    /// request](Self::values_by) counts as 1. A burst for a limit that is not a rate is an error in the table, and ignored
+    /// for a request. If requests of a key have different values, as while a value changes, the latest value applies. An
+    /// IPv6 address counts by its network ([`ClientAddress::ipv6_prefix`](crate::ClientAddress::ipv6_prefix)): use the
+    /// network's first address as the key.
     ///
     /// ```
     /// use tower_turnstile::Limit;
@@ -264,8 +265,8 @@ impl Scope {
 
     /// Sets the limit's value for a request, by a closure. `None`: the limit's own value.
     ///
-    /// Of a value that the request itself brings along, take whatever is no number for 0, not for `None`: else a caller whose
-    /// value is lower than the limit's own would do better with a wrong one.
+    /// If the value comes from the request itself, return 0 for an invalid number, not `None`: otherwise a caller whose
+    /// value is lower than the limit's own would gain by sending an invalid one.
     ///
     /// An outer layer can pass the value in the request's extensions:
     ///
@@ -292,9 +293,9 @@ impl Scope {
 
     /// Sets the limit's value for a key, by a cached lookup. `None`: the limit's own value.
     ///
-    /// For a customer's plan in a database, for example. Answers, also `None`, are cached for `fresh`, for the `capacity` most
-    /// used keys; concurrent requests of a key share one lookup. The future has no timeout here; a slow one delays requests
-    /// before they queue.
+    /// Use it for a customer's plan in a database, for example. Answers, including `None`, are cached for `fresh`, for the
+    /// `capacity` most used keys; concurrent requests of a key share one lookup. The lookup has no timeout; a slow lookup
+    /// delays requests before they queue.
     ///
     /// ```
     /// use std::time::Duration;
@@ -320,9 +321,9 @@ impl Scope {
 
     /// Sets the cost of a request at a rate. Default: 1.
     ///
-    /// With 0 it is free. A cost above the rate's burst could never be admitted: it is refused with 400
-    /// ([`RefusalKind::InvalidCost`](super::RefusalKind::InvalidCost)), unless [`clamp_cost`](Self::clamp_cost) is set.
-    /// Slots are not affected: see [`weight_by`](Self::weight_by).
+    /// A request that costs 0 is free. A request whose cost exceeds the rate's burst could never be admitted: it is refused
+    /// with 400 ([`RefusalKind::InvalidCost`](super::RefusalKind::InvalidCost)), unless [`clamp_cost`](Self::clamp_cost) is
+    /// set. The cost does not affect slots: see [`weight_by`](Self::weight_by).
     ///
     /// For a cost that is known only later, such as the tokens of a language model, see [`Slot::spend`](super::Slot::spend).
     ///
@@ -339,20 +340,20 @@ impl Scope {
         self
     }
 
-    /// Lets a cost above a rate's burst count as the burst, at the door and by [`Slot::charge`](super::Slot::charge).
+    /// Reduces a cost above a rate's burst to the burst, on arrival and for [`Slot::charge`](super::Slot::charge).
     pub fn clamp_cost(mut self) -> Self {
         self.clamps_cost = true;
         self
     }
 
-    /// Sets how many units of slots a request takes, from 1 to 64. Default: 1.
+    /// Sets the number of units that a request takes of each limit with slots, from 1 to 64. Default: 1.
     ///
-    /// All of them or none, like [`Semaphore::acquire_many`](crate::Semaphore::acquire_many): while a request waits that
-    /// needs more units than are free, those that are free lie idle, since nothing passes it. A rate is not affected: see
-    /// [`cost_by`](Self::cost_by).
+    /// A request takes all its units or none, like [`Semaphore::acquire_many`](crate::Semaphore::acquire_many): while the
+    /// head of the queue needs more units than are free, the free units lie idle, since no request passes the head. The
+    /// weight does not affect rates: see [`cost_by`](Self::cost_by).
     ///
-    /// A request of 0 or more than 64 units, or of more than the limit has, is refused with 400
-    /// ([`RefusalKind::InvalidWeight`](super::RefusalKind::InvalidWeight)). A value that a client sends is better bounded.
+    /// A request of 0 or more than 64 units, or of more units than the limit has, is refused with 400
+    /// ([`RefusalKind::InvalidWeight`](super::RefusalKind::InvalidWeight)). Clamp values that come from clients.
     ///
     /// ```
     /// use tower_turnstile::Limit;
@@ -371,13 +372,13 @@ impl Scope {
         &self.limit
     }
 
-    /// All requests under this scope have this key; those under others of the same limit have theirs.
+    /// A scope in which all requests have this key. Other scopes of the same limit have their own keys.
     #[cfg(feature = "config")]
     pub(crate) fn with_key(limit: Limit, key: Key) -> Self {
         Self::new(limit, KeySource::One(key))
     }
 
-    /// Whether a request has one key under both, if they are of one limit of a configuration.
+    /// Whether a request has the same key under both scopes of one limit of a configuration.
     #[cfg(feature = "config")]
     pub(super) fn has_key_of(&self, other: &Self) -> bool {
         match (&self.keys, &other.keys) {
@@ -386,7 +387,7 @@ impl Scope {
         }
     }
 
-    /// Takes the weight that a request has under the other scope, if that is more.
+    /// Uses the larger of a request's weights under both scopes.
     #[cfg(feature = "config")]
     pub(super) fn take_heavier(&mut self, other: &Self) {
         let weights = [self.weight.take(), other.weight.clone()];
@@ -399,7 +400,7 @@ impl Scope {
         }
     }
 
-    /// Checks what the setters could not refuse.
+    /// Checks the values that the setters cannot refuse.
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let mut values = self.values.listed();
         values.try_for_each(|value| self.limit.check_value(value))
@@ -410,7 +411,6 @@ impl Scope {
         self.requires_key
     }
 
-    /// Whether a request may have no key.
     pub(super) fn may_lack_key(&self) -> bool {
         match &self.keys {
             KeySource::Shared => false,
@@ -421,12 +421,11 @@ impl Scope {
         }
     }
 
-    /// Whether all requests share one key.
     pub(super) fn is_shared(&self) -> bool {
         matches!(self.keys, KeySource::Shared)
     }
 
-    /// The demand of a request on this limit, which has this number. `None`: it has no key.
+    /// The demand of a request on the limit with this number. `None`: the request has no key.
     pub(super) fn find(&self, number: LimitId, head: &Parts) -> Lookup<Leg> {
         let leg = |key| Leg {
             limit: number,
@@ -465,12 +464,12 @@ impl Scope {
         }
     }
 
-    /// Where no key is required, those that lack one have one together.
+    /// Requests without a key share one, unless a key is required.
     fn or_shared(&self, key: Option<Key>) -> Option<Key> {
         key.or((!self.requires_key).then_some(Key::SHARED))
     }
 
-    /// The head is gone when the key is there, unless a value has to be found in it.
+    /// The head is no longer available once the key is known, so keep a copy if a value has to be found in it.
     fn find_later(&self, key: KeyFuture, leg: Leg, head: &Parts) -> Lookup<Leg> {
         let values = self.values.clone();
         let head = values.needs_head().then(|| head.clone());

@@ -1,4 +1,4 @@
-//! The service: one that is called once the request has its slot.
+//! The service: calls the inner service once the request has its slot.
 //!
 //! Tests: `tests/layer/transparency.rs`.
 
@@ -18,9 +18,9 @@ use super::{
 
 /// A service whose requests are limited. Created by a [`LimitLayer`](super::LimitLayer).
 ///
-/// The futures and response bodies of the wrapped service must be `Send + 'static`: see
-/// [where the layer goes](crate::guide::keys#where-the-layer-goes). Its response bodies must implement
-/// [`http_body::Body`], which the compiler reports for others:
+/// The futures and response bodies of the wrapped service must be `Send + 'static`: see [where the layer
+/// goes](crate::guide::keys#where-the-layer-goes). Its response bodies must implement [`http_body::Body`]; the compiler
+/// reports other types:
 ///
 /// ```compile_fail,E0277
 /// use http::{Request, Response};
@@ -68,13 +68,13 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<S, Q>;
 
-    /// Takes no slot: a service is made ready before there is a request, and an idle connection would hold it.
+    /// Acquires no slot: a service is made ready before there is a request, and an idle connection would hold the slot.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        // Only this one is ready; its clone may not be.
+        // Only this instance is ready; its clone may not be.
         let clone = self.inner.clone();
         let ready = mem::replace(&mut self.inner, clone);
         ResponseFuture::new(self.gates.find(&request), ready, request)

@@ -19,13 +19,14 @@ use crate::{
 
 /// View of the slot of a request, in the request's extensions.
 ///
-/// It does not own the slot: keeping it never delays the release. To use the slot for longer than the response, as a
-/// WebSocket does, take a [`Hold`]. Under several [`LimitLayer`](super::LimitLayer)s it represents all their slots.
+/// A `Slot` does not own the request's slot: keeping the view never delays the release. To use the slot for longer than the
+/// response, as a WebSocket does, take a [`Hold`]. Under several [`LimitLayer`](super::LimitLayer)s, a `Slot` represents
+/// all their slots.
 ///
-/// Every request that passes a layer has one. If no limit applies, because of its key, its route or
-/// [`Mode::Off`](crate::Mode::Off), it represents no slot: it is never lost, and a [`Hold`] of it holds nothing.
+/// Every request that passes a layer has a `Slot`. If no limit applies, because of the request's key, its route or
+/// [`Mode::Off`](crate::Mode::Off), the `Slot` is never lost, and its [`Hold`] holds nothing.
 ///
-/// With the feature `axum` it is an extractor; without it handlers take it from the request's extensions
+/// With the feature `axum`, `Slot` is an extractor; without the feature, handlers take it from the request's extensions
 /// (`Extension<Slot>` in axum).
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
@@ -45,9 +46,9 @@ use crate::{
 pub struct Slot {
     /// `None`: no limit applies to the request.
     share: Option<WeakShare>,
-    /// What the layer declares, whether it applies to the request or not.
+    /// The rates that the layer declares, whether they apply to the request or not.
     rates: Arc<DeclaredRates>,
-    /// Of the layer around the one that made this slot.
+    /// The slot of the next outer layer.
     outer: Option<Arc<Slot>>,
 }
 
@@ -77,7 +78,8 @@ impl DeclaredRates {
 }
 
 impl Slot {
-    /// Shows the slot to the handler, together with those of outer layers. `None`: no limit of this layer applies.
+    /// Inserts the slot into the extensions, together with the slots of outer layers. `None`: no limit of this layer
+    /// applies.
     pub(super) fn show(
         share: Option<&Share>,
         rates: &Arc<DeclaredRates>,
@@ -105,31 +107,31 @@ impl Slot {
         Some(Hold { shares, slot })
     }
 
-    /// Returns the id of its permit, as operators see it; under several layers that of the innermost with a slot.
+    /// Returns the id of the slot's permit, as operators see it. Under several layers, the innermost layer with a slot
+    /// counts.
     ///
     /// `None` if no limit with slots applies, or the limiter is gone.
     pub fn id(&self) -> Option<PermitId> {
         self.shares().find_map(WeakShare::id)
     }
 
-    /// Returns how many units the slot is, from 1 to 64. See [`Scope::weight_by`](super::Scope::weight_by).
+    /// Returns the units of the slot, from 1 to 64. See [`Scope::weight_by`](super::Scope::weight_by).
     ///
-    /// Under several limits, the most under one of them. 1 if no limit applies.
+    /// Under several limits, returns the largest number under any of them. 1 if no limit applies.
     pub fn weight(&self) -> u32 {
         self.shares().map(WeakShare::weight).max().unwrap_or(1)
     }
 
     /// Returns whether the slot was lost while it was held, or an operator has revoked it.
     ///
-    /// Its lease has ended in the store, or a bound of the layer was reached
-    /// ([`max_hold`](super::LimitLayer::max_hold), [`idle`](super::LimitLayer::idle)), and another request may run in its
-    /// place. A lost slot stays lost.
+    /// The lease has ended in the store, or a bound of the layer was reached ([`max_hold`](super::LimitLayer::max_hold),
+    /// [`idle`](super::LimitLayer::idle)), and another request may run in its place. A lost slot stays lost.
     pub fn is_lost(&self) -> bool {
         self.shares().any(WeakShare::is_over)
     }
 
-    /// Completes when the slot is lost, or an operator has revoked it, with the reason. If it is released first, it never
-    /// completes.
+    /// Completes when the slot is lost, or an operator has revoked it, with the reason. If the slot is released first, the
+    /// future never completes.
     ///
     /// # Cancel safety
     ///
@@ -138,14 +140,14 @@ impl Slot {
         any(self.shares().map(WeakShare::ended)).await
     }
 
-    /// Charges a rate of the request once more, and waits or is refused like a newcomer.
+    /// Charges a rate of the request once more, and waits or is refused like a new request.
     ///
-    /// For a cost that is known before the work begins, such as that of a prompt in the request's body. See
+    /// For a cost that is known before the work begins, such as the cost of a prompt in the request's body. See
     /// [`Permit::charge`](crate::Permit::charge) for errors, and [Token budgets](crate::guide::tokens). Nothing is charged
     /// once the slot is released.
     ///
-    /// A rate that none of the request's layers has is an error, as a typo must not turn a budget off. One that a layer has
-    /// and that does not apply to the request, which has no key for it, charges nothing: see
+    /// A rate that none of the request's layers has is an error, since a typo must not turn a budget off. A rate of a layer
+    /// that does not apply to the request, such as for lack of a key, charges nothing: see
     /// [`Permit`](crate::Permit#a-rate-that-the-permit-does-not-have).
     ///
     /// # Cancel safety
@@ -160,26 +162,26 @@ impl Slot {
         }
     }
 
-    /// Adds to what the request has cost at a rate. Never waits, and is never refused. See
+    /// Adds to the request's cost at a rate. Never waits, and is never refused. See
     /// [`Permit::spend`](crate::Permit::spend).
     ///
-    /// Nothing happens once the slot is released: a task that goes on after the response needs a [`Hold`].
+    /// Has no effect once the slot is released: a task that continues after the response needs a [`Hold`].
     pub fn spend(&self, limit: impl AsRef<str>, cost: u32) {
         if let Some(share) = self.owned_under(limit.as_ref(), RateCall::Spend) {
             share.spend(limit.as_ref(), cost);
         }
     }
 
-    /// Sets what the request has cost in all at a rate. See [`Permit::settle`](crate::Permit::settle).
+    /// Sets the request's total cost at a rate. See [`Permit::settle`](crate::Permit::settle).
     ///
-    /// Nothing happens once the slot is released: a task that goes on after the response needs a [`Hold`].
+    /// Has no effect once the slot is released: a task that continues after the response needs a [`Hold`].
     pub fn settle(&self, limit: impl AsRef<str>, actual: u32) {
         if let Some(share) = self.owned_under(limit.as_ref(), RateCall::Settle) {
             share.settle(limit.as_ref(), actual);
         }
     }
 
-    /// Returns what a rate would admit at once, as the latest charge of this request has left it. See
+    /// Returns the units left of a rate after the latest charge of this request. See
     /// [`Permit::remaining`](crate::Permit::remaining).
     pub fn remaining(&self, limit: impl AsRef<str>) -> Option<u32> {
         let limit = limit.as_ref();
@@ -187,7 +189,8 @@ impl Slot {
             .remaining(limit)
     }
 
-    /// The innermost that this rate has charged. `None`: the rate does not apply. An error, which is noted: no layer has it.
+    /// Returns the innermost share that this rate has charged; `None` if the rate does not apply. A rate that no layer has
+    /// is an error, and is recorded.
     fn share_under(&self, limit: &str, call: RateCall) -> Result<Option<&WeakShare>, AcquireError> {
         let charged = self.shares().find(|share| share.is_charged_by(limit));
         if charged.is_some() || self.layers().any(|slot| slot.rates.has(limit)) {
@@ -202,7 +205,7 @@ impl Slot {
         self.share_under(limit, call).ok()??.upgrade()
     }
 
-    /// Of this layer and those around it.
+    /// The slots of this layer and all outer layers.
     fn layers(&self) -> impl Iterator<Item = &Self> {
         iter::successors(Some(self), |slot| slot.outer.as_deref())
     }
@@ -212,7 +215,7 @@ impl Slot {
     }
 }
 
-/// Completes with the first of them. If there are none, never.
+/// Completes with the first of the futures, and never if there are none.
 async fn any<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
     let futures: Vec<_> = futures.map(Box::pin).collect();
     match futures.is_empty() {
@@ -232,9 +235,10 @@ impl fmt::Debug for Slot {
 
 /// Keeps a [`Slot`] after its response has ended.
 ///
-/// Dropping it releases the slot, once the response and other holds are gone too. A lost slot does not end the task that
-/// holds it, so a long-lived task should watch [`lost`](Self::lost). That also completes when the slot has been held as long
-/// as [`max_hold`](super::LimitLayer::max_hold) allows; the slot is released then, whatever the task does.
+/// Dropping the hold releases the slot, once the response and other holds are gone too. Losing the slot does not end the
+/// task that holds it, so a long-lived task should watch [`lost`](Self::lost). The future also completes when the slot has
+/// been held as long as [`max_hold`](super::LimitLayer::max_hold) allows; the slot is then released, whatever the task
+/// does.
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -258,12 +262,12 @@ impl fmt::Debug for Slot {
 #[must_use = "dropping a hold releases its slot"]
 pub struct Hold {
     shares: Vec<Share>,
-    /// The slot that they keep.
+    /// The slot that the shares keep.
     slot: Slot,
 }
 
 impl Hold {
-    /// Returns the id of its permit: see [`Slot::id`].
+    /// Returns the id of the slot's permit. See [`Slot::id`].
     pub fn id(&self) -> Option<PermitId> {
         self.shares.iter().find_map(Share::id)
     }
@@ -284,24 +288,24 @@ impl Hold {
         self.slot.charge(limit, cost)
     }
 
-    /// Adds to what the request has cost at a rate. See [`Permit::spend`](crate::Permit::spend).
+    /// Adds to the request's cost at a rate. See [`Permit::spend`](crate::Permit::spend).
     pub fn spend(&self, limit: impl AsRef<str>, cost: u32) {
         self.slot.spend(limit, cost);
     }
 
-    /// Sets what the request has cost in all at a rate. See [`Permit::settle`](crate::Permit::settle).
+    /// Sets the request's total cost at a rate. See [`Permit::settle`](crate::Permit::settle).
     pub fn settle(&self, limit: impl AsRef<str>, actual: u32) {
         self.slot.settle(limit, actual);
     }
 
-    /// Returns what a rate would admit at once. See [`Permit::remaining`](crate::Permit::remaining).
+    /// Returns the units left of a rate. See [`Permit::remaining`](crate::Permit::remaining).
     pub fn remaining(&self, limit: impl AsRef<str>) -> Option<u32> {
         self.slot.remaining(limit)
     }
 
     /// Completes when the slot is lost, or an operator has revoked it, with the reason.
     ///
-    /// A revoked slot stays taken until this is dropped.
+    /// A revoked slot stays taken until the hold is dropped.
     ///
     /// # Cancel safety
     ///

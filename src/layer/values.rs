@@ -1,4 +1,4 @@
-//! Values of a limit for single keys: from a table, a closure, or a lookup whose answers are kept for a while.
+//! Values of a limit for single keys: from a table, a closure, or a cached lookup.
 //!
 //! Tests: `tests/layer/values.rs`, `corners.rs`.
 
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::{key::Key, limit::LimitValue};
 
-/// Where a key's own value comes from. Cheap to clone.
+/// The sources of a key's own value. Cheap to clone.
 #[derive(Clone, Default)]
 pub(super) struct Values {
     table: Option<Arc<HashMap<Key, LimitValue>>>,
@@ -44,7 +44,6 @@ impl Values {
         self.table = Some(Arc::new(table.collect()));
     }
 
-    /// The values of the table.
     pub(super) fn listed(&self) -> impl Iterator<Item = LimitValue> {
         self.table.iter().flat_map(|table| table.values().copied())
     }
@@ -88,10 +87,10 @@ impl Values {
     }
 }
 
-/// Answers of a lookup, with their times.
+/// Cached answers of a lookup, with their times.
 type ValueCache = Cache<Key, (Option<LimitValue>, Instant)>;
 
-/// The kept answer if it is fresh. Otherwise one request looks the key up, and the others wait for it.
+/// Returns the cached answer if it is fresh. Otherwise one request looks the key up, and the others wait for the answer.
 async fn kept<F, V: Into<LimitValue> + 'static>(
     answers: Arc<ValueCache>,
     fresh: Duration,
@@ -104,12 +103,12 @@ where
     let asked = Instant::now();
     loop {
         match answers.get_value_or_guard_async(&key).await {
-            // An answer that came while it was waited for is never too old.
+            // An answer that arrived during the wait is never too old.
             Ok((value, at)) if at >= asked || at.elapsed() < fresh => return value,
             Ok((_, at)) => drop(answers.remove_if(&key, |(_, kept_at)| *kept_at == at)),
             Err(guard) => {
                 let value = find(&key).await.map(Into::into);
-                // It fails if another answer is there already, which is as good.
+                // Fails if another answer is already cached, which is as good.
                 let _ = guard.insert((value, Instant::now()));
                 return value;
             }

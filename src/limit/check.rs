@@ -1,4 +1,4 @@
-//! Checks of a limit: by itself, beside another of its name, and beside others in a policy.
+//! Checks of a limit: alone, against another limit of the same name, and together with others in a policy.
 //!
 //! Tests: `tests/semaphore/main.rs`, `tests/config/faults.rs`.
 
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Limit {
-    /// Checks what the `const` setters could not refuse.
+    /// Checks the values that the `const` setters cannot refuse.
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         let name = &self.name;
         if self.wait > MAX_WAIT {
@@ -47,7 +47,7 @@ impl Limit {
         let (name, LimitValue { max, burst }) = (&self.name, value);
         let is_in_range = (1..=MAX_LIMIT).contains(&max);
         let fault = match self.to_rate(value) {
-            // A value of 0 refuses a key always. A rate has no such value.
+            // A value of 0 refuses every request of a key. A rate cannot be 0.
             None if burst.is_none() && (is_in_range || max == 0) => return Ok(()),
             None if burst.is_none() => format!("value of {max}: it must be 0 to {MAX_LIMIT}"),
             None => "burst, and the limit is no rate".to_owned(),
@@ -67,7 +67,7 @@ impl Limit {
         )))
     }
 
-    /// Whether this can become the other one while it is in use.
+    /// Whether this limit can become the other one while it is in use.
     pub(crate) fn may_become(&self, other: &Limit) -> Result<(), ConfigError> {
         let name = &self.name;
         let message = if self.refill.is_some() != other.refill.is_some() {
@@ -80,7 +80,7 @@ impl Limit {
         Err(ConfigError::new(ConfigErrorKind::Conflict, message))
     }
 
-    /// Each setting in which the other limit differs, with both values.
+    /// The settings in which the two limits differ, with both values.
     pub(crate) fn difference(&self, other: &Self) -> String {
         fn differs<T: PartialEq + fmt::Debug>(name: &str, one: T, other: T) -> Option<String> {
             (one != other).then(|| format!("{name} {one:?} and {other:?}"))
@@ -119,7 +119,7 @@ impl Limit {
     }
 }
 
-/// Whether a request may be under all of these.
+/// Whether a request may be under all of these limits.
 pub(crate) fn check_together<'a>(
     limits: impl IntoIterator<Item = &'a Limit>,
 ) -> Result<(), ConfigError> {

@@ -2,8 +2,8 @@
 
 /// States how many callers share one key of a limit.
 ///
-/// A request under several limits acquires its slots in this order, narrow before wide: while it waits for its own
-/// caller's slot, it holds none that others share. All replicas have to agree.
+/// A request under several limits acquires its slots in this order, narrow before wide: while it waits for its own caller's
+/// slot, it holds no shared slot. All replicas have to agree on the class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "config",
@@ -19,7 +19,7 @@ pub enum Class {
     Tenant,
     /// A key is a route, or a group of routes.
     Route,
-    /// All share one key.
+    /// All callers share one key.
     Global,
 }
 
@@ -39,7 +39,8 @@ pub enum Mode {
     Enforce,
     /// The limit is evaluated, logged and counted, but admits every request.
     ///
-    /// A request that it would have refused or queued takes no slot of it. For trying a limit on real traffic.
+    /// A request that the limit would have refused or queued takes none of its slots. Use it to try a limit on real
+    /// traffic.
     Shadow,
     /// The limit is not evaluated.
     Off,
@@ -62,9 +63,9 @@ impl Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fallback {
-    /// Each process enforces this value by itself, with a fair queue in memory.
+    /// Each process enforces this value separately, with a fair queue in memory.
     ///
-    /// The default, with the limit's own value. With N replicas up to N times as many permits may then be held in all.
+    /// The default, with the limit's own value. With N replicas, up to N times as many permits may then be held in total.
     Local(u32),
     /// Every request is admitted.
     Allow,

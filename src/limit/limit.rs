@@ -29,16 +29,16 @@ const MAX_NAME_LEN: usize = 128;
 /// assert_eq!(CHAT.max(), 5);
 /// ```
 ///
-/// All replicas should use the same values. While they differ, as in a rollout, the largest value applies. Within one
-/// process two limits of one name and different values are an error; only the wait may differ. A limit that the limiter
-/// itself returned ([`Limiter::limit`](crate::Limiter::limit), [`LiveConfig::limit`](crate::config::LiveConfig::limit),
-/// [`Semaphore::limit`](crate::Semaphore::limit)) stands for the values of its name at any time.
-/// [Choosing values](crate::guide::keys#choosing-values) helps with the numbers.
+/// All replicas should use the same values. While replicas differ, as in a rollout, the largest value applies. Within one
+/// process, two limits with the same name and different values are an error; only the wait may differ. A limit that the
+/// limiter itself returned ([`Limiter::limit`](crate::Limiter::limit),
+/// [`LiveConfig::limit`](crate::config::LiveConfig::limit), [`Semaphore::limit`](crate::Semaphore::limit)) always stands
+/// for the current values of its name. [Choosing values](crate::guide::keys#choosing-values) helps with the numbers.
 ///
 /// # Rates
 ///
-/// [`Limit::rate`] limits how often requests start, with a [burst](Limit::burst) of them at once. It holds nothing. With a
-/// wait, a request that comes too early reserves the next free time and goes on then.
+/// [`Limit::rate`] limits how often requests start, and allows a [burst](Limit::burst). A request holds nothing of a rate
+/// once it has started. With a wait, a request that comes too early reserves the next free time and starts then.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -49,7 +49,7 @@ const MAX_NAME_LEN: usize = 128;
 pub struct Limit {
     pub(super) name: Cow<'static, str>,
     pub(super) max: u32,
-    /// Of a rate.
+    /// Only for a rate.
     pub(super) refill: Option<Refill>,
     pub(super) wait: Duration,
     pub(super) max_waiters: u32,
@@ -60,9 +60,9 @@ pub struct Limit {
     registered_at: RegisteredAt,
 }
 
-/// The limiter that returned this limit, if its values are still the ones that the limiter returned.
+/// The limiter that returned this limit, unless a setter has changed the limit since.
 ///
-/// Always equal to another: it is no value of the limit.
+/// Always equal to another, since it is not a value of the limit.
 #[derive(Clone, Copy, Debug)]
 struct RegisteredAt(Option<ReplicaId>);
 
@@ -77,7 +77,7 @@ impl Eq for RegisteredAt {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refill {
     period: Duration,
-    /// `None`: as much as in a period.
+    /// `None`: the count per period.
     burst: Option<u32>,
     unit: Unit,
 }
@@ -108,8 +108,8 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If the name is empty or longer than 128 bytes, or `max` is 0 or above [`MAX_LIMIT`]; in a `const` or `static` that is
-    /// a compile error. For values that are not constants use [`Limit::try_concurrent`].
+    /// If the name is empty or longer than 128 bytes, or `max` is 0 or above [`MAX_LIMIT`]. In a `const` or `static` the panic
+    /// is a compile error. For values that are not constants use [`Limit::try_concurrent`].
     #[must_use]
     pub const fn concurrent(name: &'static str, max: u32) -> Self {
         assert!(!name.is_empty(), "a limit needs a name");
@@ -126,7 +126,7 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// If the name is empty or longer than 128 bytes, or `max` is 0 or above [`MAX_LIMIT`].
+    /// Returns an error if the name is empty or longer than 128 bytes, or `max` is 0 or above [`MAX_LIMIT`].
     pub fn try_concurrent(
         name: impl Into<Cow<'static, str>>,
         max: u32,
@@ -146,7 +146,7 @@ impl Limit {
         Ok(Self::new(name, max))
     }
 
-    /// Allows `count` permits per `period` for each key, with a [burst](Self::burst) of as many at once.
+    /// Allows `count` permits per `period` for each key, and a [burst](Self::burst) of `count` at once.
     ///
     /// The algorithm is GCRA (a leaky bucket as a meter): in any window of length `t` at most
     /// `count x t / period + burst` permits are granted, by the store's clock, exact to the microsecond.
@@ -155,8 +155,8 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If the name is empty or longer than 128 bytes, `count` is 0 or above [`MAX_LIMIT`], or the period is shorter than
-    /// 1 ms or longer than [`MAX_PERIOD`]; in a `const` or `static` that is a compile error. For values that are not
+    /// If the name is empty or longer than 128 bytes, `count` is 0 or above [`MAX_LIMIT`], or the period is shorter than 1
+    /// ms or longer than [`MAX_PERIOD`]. In a `const` or `static` the panic is a compile error. For values that are not
     /// constants use [`Limit::try_rate`].
     #[must_use]
     pub const fn rate(name: &'static str, count: u32, period: Duration) -> Self {
@@ -177,7 +177,7 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// If the name is empty or longer than 128 bytes, or a value is out of range.
+    /// Returns an error if the name is empty or longer than 128 bytes, or a value is out of range.
     pub fn try_rate(
         name: impl Into<Cow<'static, str>>,
         count: u32,
@@ -209,13 +209,14 @@ impl Limit {
         }
     }
 
-    /// Sets how many permits of a rate an idle key may get at once. Default: the count. At least 1.
+    /// Sets the number of permits that an idle key may get at once. Default: the rate's count. At least 1.
     ///
-    /// In the first period after a pause that makes up to `count + burst`. With 1 they are spaced evenly.
+    /// In the first period after a pause, up to `count + burst` requests may start. With a burst of 1, requests are spaced
+    /// evenly.
     ///
     /// # Panics
     ///
-    /// If the limit is no rate.
+    /// If the limit is not a rate.
     #[must_use]
     pub const fn burst(mut self, burst: u32) -> Self {
         match &mut self.refill {
@@ -225,10 +226,10 @@ impl Limit {
         self.changed()
     }
 
-    /// Sets what a rate counts. Default: `requests`.
+    /// Sets the unit of a rate. Default: `requests`.
     ///
-    /// For refusals, the `RateLimit` fields and operators; it changes nothing else. A unit has 1 to 32 characters: a letter,
-    /// then letters, digits, `-`, `_` and `.`.
+    /// Refusals, the `RateLimit` fields and the views for operators show the unit; nothing else depends on it. A unit has 1
+    /// to 32 characters: a letter, then letters, digits, `-`, `_` and `.`.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -240,8 +241,8 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If the limit is no rate, or the unit has other characters or more of them; in a `const` or `static` that is a compile
-    /// error.
+    /// If the limit is not a rate, or the unit is empty, too long or has other characters. In a `const` or `static` the
+    /// panic is a compile error.
     #[must_use]
     pub const fn unit(mut self, unit: &str) -> Self {
         let unit = match Unit::new(unit) {
@@ -261,7 +262,7 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// If the limit is no rate, or the unit has other characters or more of them.
+    /// Returns an error if the limit is not a rate, or the unit is empty, too long or has other characters.
     pub fn try_unit(self, unit: &str) -> Result<Self, ConfigError> {
         let name = &self.name;
         if self.refill.is_none() {
@@ -270,7 +271,7 @@ impl Limit {
             )));
         }
         if Unit::new(unit).is_none() {
-            // Whatever it is, it may be long.
+            // The invalid unit may be long, so the error does not repeat it.
             return Err(ConfigError::value(format!(
                 "the unit of rate `{name}` must have 1 to {MAX_UNIT_LEN} characters: \
                  a letter, then letters, digits, `-`, `_` and `.`"
@@ -288,7 +289,7 @@ impl Limit {
         self.changed()
     }
 
-    /// Sets the class, unless one was set.
+    /// Sets the class, unless a class was set before.
     #[cfg(feature = "axum")]
     pub(crate) fn or_class(self, class: Class) -> Self {
         match self.class {
@@ -299,9 +300,9 @@ impl Limit {
 
     /// Lets a released slot serve the next request of its process without a round trip. Default: off.
     ///
-    /// For many short requests under a limit that is rarely reached, with a [wait](Self::wait_up_to). The cap stays exact;
-    /// a request that waits in another process may be overtaken for the time of a message. [Reuse](crate::guide::reuse)
-    /// has the details, and when not to use it.
+    /// Use it for many short requests under a limit that is rarely reached, with a [wait](Self::wait_up_to). The cap stays
+    /// exact; a request that waits in another process may be overtaken until the message that recalls the slot has arrived.
+    /// [Reuse](crate::guide::reuse) has the details, and the cases in which reuse does not help.
     ///
     /// ```
     /// use std::time::Duration;
@@ -339,7 +340,7 @@ impl Limit {
         self.changed()
     }
 
-    /// Sets how long a request may queue for a slot. Default: zero, it is refused at once.
+    /// Sets how long a request may queue for a slot. Default: zero, the request is refused at once.
     ///
     /// Longer waits smooth bursts; waits longer than the callers' patience only fill the queue. At most
     /// [`MAX_WAIT`](crate::MAX_WAIT).
@@ -358,36 +359,36 @@ impl Limit {
         self.changed()
     }
 
-    /// Sets how requests are decided while the store is down. Default: [`Fallback::Local`].
+    /// Sets how requests are admitted while the store is down. Default: [`Fallback::Local`].
     ///
-    /// It applies while the store is down or slower than the limiter's
-    /// [`store_timeout`](crate::LimiterBuilder::store_timeout). The default has the limit's own value.
+    /// The fallback applies while the store is down or slower than the limiter's
+    /// [`store_timeout`](crate::LimiterBuilder::store_timeout). The default enforces the limit's own value in each process.
     #[must_use]
     pub const fn fallback(mut self, policy: Fallback) -> Self {
         self.fallback = policy;
         self.changed()
     }
 
-    /// Its values are those of the code from now on, and are compared with the registered ones.
+    /// From now on the values are those of the code, and are compared with the registered values.
     const fn changed(mut self) -> Self {
         self.registered_at = RegisteredAt(None);
         self
     }
 
-    /// The limit as this limiter returns it, which knows it by its name.
+    /// The limit as returned by this limiter, which knows the limit by its name.
     pub(crate) fn registered_at(mut self, limiter: ReplicaId) -> Self {
         self.registered_at = RegisteredAt(Some(limiter));
         self
     }
 
-    /// Whether this limiter has returned it. Then the values that the limiter has by now apply, not those of the time when
-    /// it was returned.
+    /// Whether this limiter returned the limit. Then the limiter's current values apply, not the values at the time of the
+    /// return.
     pub(crate) fn is_registered_at(&self, limiter: ReplicaId) -> bool {
         self.registered_at.0 == Some(limiter)
     }
 
-    /// The limit with another value, another mode, or both. The fallback in each process follows the value: it is the same
-    /// if it was the limit's own, and never more.
+    /// The limit with another value, another mode, or both. A local fallback follows the value: it stays equal to the value
+    /// if it was equal before, and never exceeds it.
     pub(crate) fn overridden(&self, value: Option<LimitValue>, mode: Option<Mode>) -> Self {
         let mut limit = self.clone();
         if let Some(LimitValue { max, burst }) = value {
@@ -410,7 +411,7 @@ impl Limit {
         &self.name
     }
 
-    /// Returns the most concurrent permits; of a rate, the count per period.
+    /// Returns the maximum number of concurrent permits, or the count per period of a rate.
     pub fn max(&self) -> u32 {
         self.max
     }
@@ -420,7 +421,6 @@ impl Limit {
         self.refill.map(|refill| refill.period)
     }
 
-    /// What it counts.
     pub(crate) fn counted(&self) -> Unit {
         match &self.refill {
             Some(refill) => refill.unit,
@@ -428,7 +428,7 @@ impl Limit {
         }
     }
 
-    /// The rate, with this value for a key that has one of its own; `None` if this is no rate.
+    /// The rate with this value, which may be a key's own; `None` if the limit is not a rate.
     pub(crate) fn to_rate(&self, value: impl Into<LimitValue>) -> Option<Rate> {
         let (refill, value) = (self.refill?, value.into());
         let burst = value.burst.or(refill.burst);
@@ -439,7 +439,7 @@ impl Limit {
         ))
     }
 
-    /// The burst, if it is a rate.
+    /// The burst, if the limit is a rate.
     #[cfg(feature = "config")]
     pub(crate) fn current_burst(&self) -> Option<u32> {
         Some(self.to_rate(self.max)?.burst)
@@ -453,7 +453,7 @@ impl Limit {
         self.mode
     }
 
-    /// Whether a request under it alone is one for one slot.
+    /// Whether a request under this limit alone needs exactly one slot.
     pub(crate) fn is_plain(&self) -> bool {
         self.refill.is_none() && self.mode == Mode::Enforce
     }
@@ -467,7 +467,6 @@ impl Limit {
         self.class.unwrap_or(by_key)
     }
 
-    /// The longest wait.
     pub(crate) fn wait(&self) -> Duration {
         self.wait
     }
@@ -480,7 +479,7 @@ impl Limit {
         self.fallback
     }
 
-    /// Whether it refuses requests because the store is down.
+    /// Whether the limit refuses requests while the store is down.
     pub(crate) fn may_be_unavailable(&self) -> bool {
         self.fallback == Fallback::Reject
     }
@@ -495,8 +494,8 @@ impl Limit {
         unknown.acquire_error(AcquireErrorKind::UnknownRate)
     }
 
-    /// The limit of an error, of which no other setting is known: with any name, as that of an unknown rate. A key may have
-    /// a value of 0, which a limit has not.
+    /// The limit of an error, with default settings. The name may be any text, as for an unknown rate. The value is
+    /// clamped, since a key's value may be 0 but a limit's may not.
     pub(crate) fn of_error(details: &AcquireErrorDetails) -> Self {
         let max = details.max.clamp(1, MAX_LIMIT);
         let mut limit = Self::new(details.limit_name.clone(), max);
@@ -507,7 +506,7 @@ impl Limit {
         limit
     }
 
-    /// An error of which only the limit is known.
+    /// An error with no details but the limit.
     pub(crate) fn acquire_error(&self, kind: AcquireErrorKind) -> AcquireError {
         AcquireError::new(kind, self.error_details())
     }
@@ -544,7 +543,7 @@ impl Limit {
     }
 }
 
-/// Its name, by which [`Permit::spend`](crate::Permit::spend) and the like find it.
+/// Returns the limit's name, which identifies the rate in [`Permit::spend`](crate::Permit::spend) and similar methods.
 impl AsRef<str> for Limit {
     fn as_ref(&self) -> &str {
         &self.name

@@ -1,4 +1,4 @@
-//! Limits for one key, as they are given to a semaphore.
+//! The limits of a semaphore for one key.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -6,7 +6,8 @@ use super::limit::Limit;
 
 /// One limit or a list of limits, for [`Limiter::semaphore`](crate::Limiter::semaphore).
 ///
-/// Also for [`Semaphore::and`](crate::Semaphore::and). It is created from a [`Limit`] or a `&Limit`, or from an array, a slice or a `Vec` of either.
+/// Also accepted by [`Semaphore::and`](crate::Semaphore::and). Create it from a [`Limit`] or a `&Limit`, or from an array,
+/// a slice or a `Vec` of either.
 #[derive(Clone, Debug)]
 pub struct Limits(pub(crate) SmallVec<[Limit; 1]>);
 

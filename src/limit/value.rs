@@ -2,10 +2,10 @@
 //!
 //! Tests: `tests/layer/values.rs`, `tests/semaphore/bursts.rs`.
 
-/// The value of a limit for a key that has one of its own: slots, or the count per period of a rate; and its burst.
+/// A key's own value of a limit: slots, or the count per period of a rate and its burst.
 ///
-/// A number is a value without a burst. Then a rate has the [burst](crate::Limit::burst) that is set for the limit; if none
-/// is set, as much as the value itself.
+/// A number converts into a value without a burst. A rate then has the [burst](crate::Limit::burst) set for the limit; if
+/// the limit sets none, the burst is the value itself.
 ///
 /// ```
 /// use std::time::Duration;
@@ -21,9 +21,9 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct LimitValue {
-    /// Slots; of a rate, the count per period.
+    /// Slots, or the count per period of a rate.
     pub max: u32,
-    /// Permits of a rate that an idle key may get at once. `None`: as the limit says.
+    /// Permits of a rate that an idle key may get at once. `None`: the limit's burst.
     pub burst: Option<u32>,
 }
 
@@ -34,7 +34,7 @@ impl LimitValue {
         Self { max, burst: None }
     }
 
-    /// Sets the burst, which only a rate has. At least 1.
+    /// Sets the burst. Only for a rate; at least 1.
     #[must_use]
     pub const fn burst(self, burst: u32) -> Self {
         Self {

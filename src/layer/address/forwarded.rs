@@ -1,7 +1,7 @@
 //! Reads `X-Forwarded-For` and `Forwarded` from the right.
 //!
-//! Entries to the left of the one that counts may be forged. They are never read, not even to find out where quotes begin:
-//! an open quote would swallow the entries that follow.
+//! Entries to the left of the trusted entry may be forged. This module never reads forged entries, not even to find the
+//! start of quotes: an open quote would swallow the entries that follow.
 //!
 //! Tests: `tests/layer/addresses.rs`, `src/fuzzing.rs`.
 
@@ -9,10 +9,10 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use http::{HeaderMap, HeaderName};
 
-/// The longest entry of a list. An address needs 48 bytes; the rest is for what else `Forwarded` has to say.
+/// The longest entry of a list, in bytes. An address needs 48; the rest is for other parameters of `Forwarded`.
 const MAX_ENTRY: usize = 512;
 
-/// The separators of a header's entries: commas, in `Forwarded` only those outside of quotes.
+/// The separators of a header's entries: commas, in `Forwarded` only outside of quotes.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Entries {
     Plain,
@@ -20,8 +20,8 @@ pub(super) enum Entries {
 }
 
 impl Entries {
-    /// The n-th entry from the right, over all lines of the header. `None` if there are fewer, or a longer one is met.
-    /// An empty entry counts: who skips one has gone too far to the left.
+    /// The n-th entry from the right, across all lines of the header. `None` if there are fewer entries, or one is too
+    /// long. Empty entries count: skipping one would go too far to the left.
     pub(super) fn nth_back<'a>(
         self,
         headers: &'a HeaderMap,
@@ -46,7 +46,7 @@ impl Entries {
         None
     }
 
-    /// Where this separator last stands. It is not looked for further than an entry can reach.
+    /// The last position of this separator, searched no further than the longest entry.
     fn last(self, separator: u8, line: &[u8]) -> Option<usize> {
         let mut quoted = false;
         for (index, &byte) in line.iter().enumerate().rev().take(MAX_ENTRY + 1) {
@@ -62,7 +62,7 @@ impl Entries {
     }
 }
 
-/// The value of `for` in an entry of `Forwarded`. `None` if it has none, or more than one.
+/// The value of `for` in an entry of `Forwarded`. `None` if the entry has no `for`, or several.
 pub(super) fn node(entry: &[u8]) -> Option<&[u8]> {
     let (mut rest, mut found) = (Some(entry), None);
     while let Some(pairs) = rest {
@@ -81,7 +81,7 @@ pub(super) fn node(entry: &[u8]) -> Option<&[u8]> {
     found
 }
 
-/// No address needs an escape.
+/// Removes quotes. A value with an escape is rejected: no address needs escapes.
 fn unquoted(value: &[u8]) -> Option<&[u8]> {
     match value {
         [b'"', value @ .., b'"'] => Some(value),
@@ -90,7 +90,7 @@ fn unquoted(value: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// An address, with or without a port, and with IPv6 in brackets or not. No names.
+/// Parses an address, with or without a port, and IPv6 with or without brackets. Names are rejected.
 pub(super) fn address(entry: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(entry).ok()?;
     if let Ok(address) = text.parse() {
@@ -107,7 +107,7 @@ pub(super) fn address(entry: &[u8]) -> Option<IpAddr> {
     is_port(port).then_some(address)
 }
 
-/// A number, or in `Forwarded` a name that hides it.
+/// A port is a number, or in `Forwarded` an obfuscated name.
 fn is_port(port: &str) -> bool {
     match port.strip_prefix('_') {
         Some(name) => !name.is_empty(),

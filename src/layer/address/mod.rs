@@ -1,4 +1,4 @@
-//! The address of a client as a key: the peer's, or the one that a trusted proxy forwards.
+//! The address of a client as a key: the peer's address, or an address forwarded by a trusted proxy.
 //!
 //! Tests: `tests/layer/addresses.rs`, `src/fuzzing.rs`.
 
@@ -18,17 +18,17 @@ use crate::{
     key::Key,
 };
 
-/// Most trusted proxies in front of a service: 32.
+/// Maximum number of trusted proxies in front of a service: 32.
 pub const MAX_PROXIES: u8 = 32;
-/// The prefix that one customer of a provider usually has.
+/// Prefix length that one customer of a provider usually has, in bits.
 pub(crate) const IPV6_PREFIX: u8 = 64;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// Finds the address of a request's client, for [`Limit::by_client_address`](crate::Limit::by_client_address).
 ///
-/// Behind proxies the peer is the nearest proxy, and a header has the rest: each proxy appends the address that it was
-/// called from. A caller can send such a header too, so only the entries of proxies that you run can be trusted, and
-/// nothing to the left of them. Configure how many there are:
+/// Behind proxies the peer is the nearest proxy, and a header has the other addresses: each proxy appends the address of
+/// its own peer. A caller can also send such a header, so trust only the entries of proxies that you run, and none to the
+/// left of them. Configure the number of proxies:
 ///
 /// | | |
 /// | --- | --- |
@@ -36,20 +36,20 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// | [`forwarded_for(n)`](Self::forwarded_for) | n proxies that write `X-Forwarded-For` |
 /// | [`forwarded(n)`](Self::forwarded) | n proxies that write `Forwarded` (RFC 7239) |
 ///
-/// With one proxy the client is the entry at the right, with two the one before it, and so on: the address that the
-/// outermost of your proxies was called from.
+/// With one proxy the client is the rightmost entry, with two proxies the entry before it, and so on: the peer of your
+/// outermost proxy.
 ///
-/// - Choose the header that *all* of them write. A proxy passes on the other one as the caller sent it.
-/// - Count no more proxies than there are on every path to the service, and allow no path around them: with one too many,
-///   callers choose their addresses. With too few, all callers have the address of a proxy.
-/// - A proxy that replaces the header rather than appending to it is the outermost: count from there.
+/// - Choose the header that *all* your proxies write. A proxy passes on the other header as the caller sent it.
+/// - Count no more proxies than there are on every path to the service, and allow no path around them: with too high a
+///   number, callers choose their addresses. With too low a number, all callers have the address of a proxy.
+/// - A proxy that replaces the header instead of appending to it counts as the outermost.
 ///
 /// Requests whose client's address cannot be found, because the header is missing, has too few entries, or has no address
-/// at that place (such as `unknown`, or a name like `_hidden`), share one key, [`Key::SHARED`], unless
+/// at this position (such as `unknown`, or a name like `_hidden`), share one key, [`Key::SHARED`], unless
 /// [`require_key`](crate::Scope::require_key) refuses them. So no caller gets a new key by sending garbage.
 ///
-/// Of an IPv6 address the first 64 bits count ([`ipv6_prefix`](Self::ipv6_prefix)), because a client can use any address
-/// behind them. An IPv4 address written as IPv6 (`::ffff:192.0.2.1`) counts as IPv4. Ports do not count.
+/// Only the first 64 bits of an IPv6 address count ([`ipv6_prefix`](Self::ipv6_prefix)), because a client can use any
+/// address with its prefix. An IPv4 address written as IPv6 (`::ffff:192.0.2.1`) counts as IPv4. Ports are ignored.
 ///
 /// ```
 /// use tower_turnstile::{ClientAddress, Limit, Limiter};
@@ -76,7 +76,7 @@ type FindPeer = dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync;
 
 /// Request extension with the peer of a connection, for [`ClientAddress::peer`].
 ///
-/// For servers without an extension of their own, such as hyper: insert it into each request of a connection.
+/// For servers without an extension of their own, such as hyper: insert a `PeerAddress` into each request of a connection.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -104,7 +104,7 @@ pub struct PeerAddress(pub SocketAddr);
 impl ClientAddress {
     /// Uses the peer's address: for services without proxies.
     ///
-    /// It is found in the extensions as [`PeerAddress`], or by a closure ([`peer_by`](Self::peer_by)).
+    /// The address comes from a [`PeerAddress`] in the extensions, or from a closure ([`peer_by`](Self::peer_by)).
     pub fn peer() -> Self {
         Self::forwarded_for(0)
     }
@@ -133,7 +133,7 @@ impl ClientAddress {
 
     /// Sets the length of the IPv6 prefix that identifies a client, 1 to 128. Default: 64.
     ///
-    /// A shorter one groups clients with a larger network, such as a /56 or /48 of their provider.
+    /// A shorter prefix groups the clients of a larger network, such as a /56 or /48 of their provider.
     pub fn ipv6_prefix(mut self, bits: u8) -> Self {
         self.ipv6_prefix = bits;
         self
@@ -141,7 +141,7 @@ impl ClientAddress {
 
     /// Sets how the peer's address is found. Default: [`PeerAddress`] in the extensions.
     ///
-    /// Behind proxies it is not used.
+    /// Not used behind proxies.
     ///
     /// With axum:
     ///
@@ -195,7 +195,7 @@ impl ClientAddress {
         Some(address.to_canonical())
     }
 
-    /// Returns the client's key: its address or network; [`Key::SHARED`] if it is unknown.
+    /// Returns the client's key: its address or network; [`Key::SHARED`] if the address is unknown.
     ///
     /// For keys that contain more than an address, use [`find`](Self::find).
     pub fn key(&self, head: &Parts) -> Key {

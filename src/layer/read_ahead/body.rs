@@ -1,4 +1,4 @@
-//! The request's body: keeps what was read ahead, and replays it.
+//! The request's body: keeps the data that was read ahead, and replays it.
 //!
 //! Tests: `tests/layer/replay.rs`.
 
@@ -12,17 +12,18 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-/// Frames that are taken in one go. A client may send any number of tiny or empty ones.
+/// Maximum number of frames read in one poll, since a client may send any number of tiny or empty frames.
 const FRAMES_A_POLL: usize = 32;
 
 pin_project! {
-    /// Request body of a [`ReadAhead`](super::ReadAhead) service: the data that was read ahead, then the rest.
+    /// Request body of a [`ReadAhead`](super::ReadAhead) service: the data that was read ahead, then the rest of the body.
     ///
     /// The data that was read while the request waited is one frame.
     pub struct ReadAheadBody<B> {
-        // Copied: many tiny frames, each of which keeps its server's buffer, would take far more memory than they hold.
+        // Copied, since many tiny frames that each keep the server's buffer alive would take far more memory than their
+        // data.
         data: Vec<u8>,
-        // Trailers, which come after the data.
+        // Trailers, replayed after the data.
         last: Option<Frame<Bytes>>,
         ended: bool,
         bound: usize,
@@ -44,7 +45,7 @@ impl<B> ReadAheadBody<B> {
 }
 
 impl<B: Body<Data = Bytes> + Unpin> ReadAheadBody<B> {
-    /// Whether there is nothing to read, or no room for it.
+    /// Whether the body is read to its end, or the buffer is full.
     pub(super) fn is_read(&self) -> bool {
         self.ended
             || self.last.is_some()
@@ -71,7 +72,7 @@ impl<B: Body<Data = Bytes> + Unpin> ReadAheadBody<B> {
         Poll::Pending
     }
 
-    /// Grows twofold, but not past the bound unless one frame reaches further.
+    /// Doubles the buffer, but not beyond the bound unless a single frame is larger.
     fn keep(&mut self, data: &[u8]) {
         let length = self.data.len() + data.len();
         if length > self.data.capacity() {
@@ -108,8 +109,8 @@ impl<B: Body<Data = Bytes>> Body for ReadAheadBody<B> {
         self.data.is_empty() && self.last.is_none() && (self.ended || self.rest.is_end_stream())
     }
 
-    /// That of the rest, and what is kept. Without a known length of the rest there is none here either: a proxy may
-    /// take a known length as a reason not to send trailers.
+    /// The hint of the rest plus the kept data. If the length of the rest is unknown, so is the total: a proxy may take a
+    /// known length as a reason not to send trailers.
     fn size_hint(&self) -> SizeHint {
         let (kept, rest) = (self.data.len() as u64, self.rest.size_hint());
         let mut hint = SizeHint::new();

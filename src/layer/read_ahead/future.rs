@@ -1,4 +1,4 @@
-//! The response future: the limit's, and the body's reader beside it while the request waits.
+//! The response future: the limit's future, and beside it the reader of the body while the request waits.
 //!
 //! Tests: `tests/layer/read_ahead.rs`, `replay.rs`.
 
@@ -20,21 +20,21 @@ use tower_service::Service;
 use super::ReadAheadBody;
 use crate::layer::{RefusalKind, ResponseBody, ResponseFuture};
 
-/// Longer than the store takes to answer, so that a request that waits for it is in the queue. A request that is admitted
-/// or refused at once reads nothing.
+/// Wait before reading. Longer than an answer of the store takes, so that only queued requests read ahead, and requests
+/// admitted or refused at once do not.
 const READ_AFTER: Duration = Duration::from_millis(20);
 
 pin_project! {
     /// Response future of a [`ReadAhead`](super::ReadAhead) service.
     ///
-    /// Dropping it gives up the queue position, or releases the slot.
+    /// Dropping the future leaves the queue, or releases the slot.
     pub struct ReadAheadFuture<S, Q>
     where
         S: Service<Request<ReadAheadBody<Q>>>,
     {
         #[pin]
         limited: ResponseFuture<S, ReadAheadBody<Q>>,
-        // Until the reading begins. Made when the request first has to wait.
+        // Timer until reading begins. Created when the request first has to wait.
         pause: Option<Pin<Box<Sleep>>>,
     }
 }
@@ -61,7 +61,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        // First, so that a body which fails when the slot is there is the service's.
+        // Poll the limit first, so that a body that fails once the slot is granted goes to the service.
         if let Poll::Ready(result) = this.limited.as_mut().poll(cx) {
             return Poll::Ready(result);
         }
@@ -71,7 +71,7 @@ where
         if body.is_read() {
             return Poll::Pending;
         }
-        // Requests can wait without a runtime here: the limiter may have been given one.
+        // The caller may have no runtime: the limiter may run on its own.
         if this.pause.is_none() && Handle::try_current().is_ok() {
             *this.pause = Some(Box::pin(tokio::time::sleep(READ_AFTER)));
         }

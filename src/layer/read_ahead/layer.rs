@@ -13,14 +13,14 @@ use tower_service::Service;
 use super::{ReadAheadBody, ReadAheadFuture};
 use crate::layer::{LimitLayer, Limited, ResponseBody};
 
-/// Default for how much of a waiting request's body is read: 64 KiB.
+/// Default number of bytes read of a waiting request's body: 64 KiB.
 pub const READ_AHEAD: usize = 64 * 1024;
-/// Most that may be read ahead: 16 MiB.
+/// Maximum number of bytes read ahead: 16 MiB.
 pub const MAX_READ_AHEAD: usize = 16 * 1024 * 1024;
 
 /// A [`LimitLayer`] that reads ahead in the bodies of waiting requests.
 ///
-/// It notices HTTP/1 clients that disconnect while they queue. Created by [`LimitLayer::read_ahead`].
+/// The layer notices HTTP/1 clients that disconnect while they queue. Created by [`LimitLayer::read_ahead`].
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct ReadAheadLayer {
@@ -31,27 +31,27 @@ pub struct ReadAheadLayer {
 impl LimitLayer {
     /// Reads ahead in the bodies of waiting requests, to notice disconnected HTTP/1 clients.
     ///
-    /// hyper's HTTP/1 server notices a disconnect when it reads, and it stops reading while the body is not consumed. With
-    /// this layer a request that has waited for 20 ms reads the first 64 KiB ([`READ_AHEAD`]) of its body, and replays it
-    /// once it has its slot: the service gets the data, the trailers and the rest of the body in order. A request that gets
-    /// its slot earlier reads nothing ahead.
+    /// hyper's HTTP/1 server notices a disconnect only when it reads, and stops reading while the body is not consumed.
+    /// With this layer a request that has waited for 20 ms reads the first 64 KiB ([`READ_AHEAD`]) of its body, and replays
+    /// them once it has its slot: the service gets the data, the trailers and the rest of the body in order. A request that
+    /// gets its slot earlier does not read ahead.
     ///
-    /// When the client disconnects, the queue position is given up at once if everything that it has sent of its body
-    /// could be read ahead: a whole body of up to 64 KiB, or the first part of a longer one, with a length or chunked.
-    /// Otherwise hyper stops reading, as without this layer, and the request keeps its position until it is admitted or its
-    /// wait is over; [`up_to`](ReadAheadLayer::up_to) moves the bound. The same goes for a client that has sent the start of
-    /// another request behind this one (pipelining). Over HTTP/2 every disconnect is noticed, with or without this layer.
+    /// When the client disconnects, the request leaves the queue at once if all data sent so far was read ahead: a whole
+    /// body of up to 64 KiB, or the first part of a longer body, with a length or chunked. Otherwise hyper stops reading,
+    /// as without this layer, and the request keeps its position until it is admitted or its wait is over;
+    /// [`up_to`](ReadAheadLayer::up_to) raises the bound. A client that has already sent the start of its next request
+    /// (pipelining) is not noticed either. Over HTTP/2 every disconnect is noticed, with or without this layer.
     ///
     /// Other effects:
     ///
-    /// - The service is called with another type of body, [`ReadAheadBody`]. axum and other services that are generic over
-    ///   the body accept it. The body has to be [`Unpin`], as hyper's and axum's are.
-    /// - The data that was read arrives as one frame.
-    /// - A client that sent `Expect: 100-continue` gets its `100 Continue` while it waits.
-    /// - A body that fails while the request waits, as when the client disconnects in the middle of it, refuses the request:
-    ///   [`RefusalKind::BodyFailed`], with 400 and no body. The service does not see it. A layer that limits the length of
-    ///   bodies makes them fail too: put it inside this one to answer in its own way.
-    /// - Memory: each waiting request takes up to 64 KiB and one frame (hyper's are up to about 400 KiB) more.
+    /// - The service gets another type of body, [`ReadAheadBody`]. axum and other services that are generic over the body
+    ///   accept this type. The request's body has to be [`Unpin`], like hyper's and axum's.
+    /// - The data that was read ahead arrives as one frame.
+    /// - A client that sent `Expect: 100-continue` gets `100 Continue` while it waits.
+    /// - If the body fails while the request waits, as when the client disconnects in the middle of the body, the request
+    ///   is refused: [`RefusalKind::BodyFailed`], with 400 and no body. The service is not called. A layer that limits the
+    ///   length of bodies also makes them fail: put such a layer inside this one, so that it can send its own response.
+    /// - Each waiting request takes additional memory: up to 64 KiB, plus one frame (up to about 400 KiB in hyper).
     ///   [`Limit::max_waiters`](crate::Limit::max_waiters) bounds the queue of a key.
     ///
     /// The Tokio runtime that polls the requests needs timers.
@@ -80,14 +80,14 @@ impl LimitLayer {
 }
 
 impl ReadAheadLayer {
-    /// Sets how many bytes of a body are read ahead. Default: 64 KiB ([`READ_AHEAD`]).
+    /// Sets the number of bytes of a body to read ahead. Default: 64 KiB ([`READ_AHEAD`]).
     ///
-    /// With more than the longest body, every disconnect over HTTP/1 is noticed. Each waiting request may take as much
-    /// memory.
+    /// If the number exceeds the longest body, every disconnect over HTTP/1 is noticed. Each waiting request may take this
+    /// much memory.
     ///
     /// # Panics
     ///
-    /// If it is 0, or more than 16 MiB ([`MAX_READ_AHEAD`]).
+    /// If the number is 0, or more than 16 MiB ([`MAX_READ_AHEAD`]).
     #[track_caller]
     pub fn up_to(mut self, bytes: usize) -> Self {
         assert!(
@@ -110,7 +110,7 @@ impl<S> Layer<S> for ReadAheadLayer {
     }
 }
 
-/// A service whose requests are limited and read ahead while they wait.
+/// A service whose requests are limited, and whose waiting requests read ahead.
 ///
 /// Created by a [`ReadAheadLayer`].
 #[derive(Clone, Debug)]

@@ -1,10 +1,10 @@
-//! Reading ahead: a queued request reads the beginning of its own body, to notice that its client left.
+//! Reading ahead: a queued request reads the beginning of its own body, to notice when its client disconnects.
 //!
-//! | file | what |
+//! | file | contents |
 //! | --- | --- |
 //! | `layer` | the layer and its service: a limit around a service that takes the replayed body |
-//! | `future` | the limit's future, and the body's reader beside it |
-//! | `body` | keeps what was read, and replays it |
+//! | `future` | the limit's future, and beside it the reader of the body |
+//! | `body` | keeps the data read ahead, and replays it |
 
 mod body;
 mod future;

@@ -1,4 +1,4 @@
-//! Interleavings of a response's owner with the end of its slot: the work ends with the slot, whichever is first, and is
+//! Interleavings of a response's owner with the end of its slot: the work ends with the slot, whichever ends first, and is
 //! never taken twice.
 
 use std::{
@@ -27,7 +27,7 @@ impl Slot {
         }
     }
 
-    /// As the keeper does. `cell` looks, as the task would that it spawns when it is woken.
+    /// Ends the slot as the keeper does. `cell` looks in place of the task that a wake-up would spawn.
     fn end<T: Send + 'static>(&self, cell: &Arc<Cell<T>>) {
         self.is_over.store(true, Ordering::Release);
         self.watcher.wake();
@@ -37,7 +37,7 @@ impl Slot {
     }
 }
 
-/// Work that can be seen to be gone.
+/// Work whose drop a test can observe.
 type Work = Arc<()>;
 
 fn response() -> (Arc<Slot>, Revocable<Work>, Weak<()>) {
@@ -55,7 +55,7 @@ fn poll(revocable: &Revocable<Work>, waker: &Waker) -> Poll<Result<(), LostError
     revocable.poll(&mut Context::from_waker(waker), |_, _| Poll::Pending)
 }
 
-/// The reader of a response: how often it was woken.
+/// The reader of a response: whether it was woken.
 struct Reader(AtomicBool);
 
 impl Wake for Reader {
@@ -107,7 +107,7 @@ fn work_is_its_owners_or_gone() {
     });
 }
 
-/// Two wake-ups, as by a loss that does not count before a bound that does.
+/// Two wake-ups, such as a loss that does not end the response, then a bound that does.
 #[test]
 fn wake_ups_that_meet_are_not_missed() {
     explore("revocable: two wake-ups", |_| {
