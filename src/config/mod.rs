@@ -47,8 +47,8 @@
 //! | | `unit` of a rate, such as `"tokens"`: what refusals, fields and operators say that it counts | `"requests"` |
 //! | | `cost` of a request at a rate: a number, or `{ header = "x-prompt-tokens" }`, where a value that is no number is refused with 400 (see [`Scope::cost_by_header`](crate::Scope::cost_by_header)); what is spent later is for code: see [Token budgets](crate::guide::tokens) | 1 |
 //! | | `clamp_cost`: a cost above the burst counts as the burst | `false`: it is refused with 400 |
-//! | | `key`: `"shared"`, `"route"`, `{ header = "<name>" }`, `"client-address"`, `{ client-address = { proxies = 1, header = "x-forwarded-for", ipv6_prefix = 64 } }` with that header or `"forwarded"` | `"shared"` |
-//! | | `require_key`: requests without a key are refused with 400 | `false`: they share one |
+//! | | `key`: `"shared"`, `"route"`, `{ header = "<name>" }`, `{ bearer = "<name>" }` for the token in `Bearer <token>`, `{ any_of = [{ bearer = "authorization" }, { header = "x-api-key" }] }` for the first that a request has, `"client-address"`, `{ client-address = { proxies = 1, header = "x-forwarded-for", ipv6_prefix = 64 } }` with that header or `"forwarded"` | `"shared"` |
+//! | | `require_key`: requests without a key are refused with 400 | `true` for `bearer` and `any_of`, else `false`: they share one |
 //! | | `class`: `"caller"`, `"tenant"`, `"route"`, `"global"` | by the key |
 //! | | `wait` | zero: refuse at once |
 //! | | `max_waiters` | 1,000 per key |
@@ -167,7 +167,7 @@
 
 // | piece | what it does |
 // | --- | --- |
-// | `sections` | the sections as plain data: `store`, `limit`, `key`, `route` |
+// | `sections` | the sections as plain data: `store`, `limit`, `key`, `header_key`, `route` |
 // | `word_or_table` | a word or a table, and secrets, in serde |
 // | `error` | what is wrong, and where |
 // | `load`, `file` | reads and checks a configuration; a file that is read while it may be written |
@@ -182,6 +182,7 @@ mod check;
 mod cost;
 mod error;
 mod file;
+mod header_key;
 mod key;
 mod layers;
 mod limit;
@@ -202,6 +203,7 @@ mod word_or_table;
 pub use self::{
     cost::CostConfig,
     error::{ConfigFileError, Fault},
+    header_key::HeaderKey,
     key::{AddressConfig, AddressHeader, CallerKey, KeyConfig},
     limit::{LimitConfig, PlanConfig},
     live::LiveConfig,
