@@ -1,62 +1,81 @@
 //! A streaming reverse proxy for language models, whose limits stand in a file: streams, starts and tokens of each key.
 //!
 //! ```sh
-//! cargo run --example llm_gateway --features config -- \
+//! cargo run --example llm_gateway --features config,metrics -- \
 //!     --upstream http://127.0.0.1:8000 --config examples/llm_gateway.toml
 //! ```
 //!
+//! In front of providers, with the gateway's own keys from the environment, and only for callers whose keys a file lists:
+//!
+//! ```sh
+//! llm_gateway --config examples/llm_gateway.toml --callers callers.txt --monitor 127.0.0.1:9090 \
+//!     --upstream https://api.openai.com,OPENAI_API_KEY \
+//!     --upstream /v1/messages=https://api.anthropic.com,ANTHROPIC_API_KEY
+//! ```
+//!
 //! Start it again with `--listen 127.0.0.1:3001`: all replicas on one store keep to the limits together. SIGHUP reads
-//! the file again, while streams go on; a file with a fault changes nothing. SIGTERM refuses newcomers, and lets what
+//! the files again, while streams go on; a file with a fault changes nothing. SIGTERM refuses newcomers, and lets what
 //! is open go on for a while; a second one does not wait.
 //!
 //! A slot is taken until the last frame of the upstream's response has been passed on. It is given back at once when
 //! the client leaves, which drops the call to the upstream too, or when the upstream fails.
 //!
-//! Bodies pass as they come, and unchanged but for one thing: a request for a stream in the style of OpenAI asks for
-//! `stream_options.include_usage` if it says nothing about it, so the stream ends with a chunk that has the usage and no
-//! choices.
+//! Bodies pass unchanged but for one thing: a request for a stream of completions in the style of OpenAI is sent with
+//! `stream_options.include_usage`, so the stream ends with a chunk that has the usage and no choices. The client gets this
+//! chunk only if it has asked for it. Streams that are charged pass event by event, all others as they come.
+//!
+//! The key of a caller is never passed on. Without `--callers` the gateway takes any key: it needs something in front of
+//! it that knows them.
 //!
 //! | file | what it does |
 //! | --- | --- |
 //! | `main` | options, connections, signals |
+//! | `front` | before the limits: paths, callers, and the errors that clients get |
 //! | `proxy` | the way to the upstream and back |
+//! | `upstream` | which paths go where |
 //! | `prompt` | reads a request, to charge its prompt before the upstream is called |
 //! | `meter` | charges an answer while it passes, and settles it |
 //! | `usage` | counts the tokens of an answer |
-//! | `sse` | finds events in a stream |
+//! | `sse`, `json` | find events in a stream, and values in JSON, as they pass |
+//! | `endpoint` | what is asked of a model |
+//! | `dialect`, `fault` | the interfaces of providers, and errors in their style |
+//! | `path`, `callers` | one spelling of each path; the keys of callers |
+//! | `monitor` | metrics and health |
 
+mod callers;
+mod dialect;
+mod endpoint;
+mod fault;
+mod front;
+mod json;
 mod meter;
+mod monitor;
+mod path;
 mod prompt;
 mod proxy;
 mod sse;
+mod upstream;
 mod usage;
 
 use std::{
-    io::IsTerminal,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    time::Duration,
+    io::IsTerminal, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration,
 };
 
 use clap::Parser;
 use futures_util::{FutureExt, future::join};
-use http::{
-    Request, Uri,
-    uri::{Authority, Scheme},
-};
-use hyper::body::Incoming;
+use http::Request;
+use hyper::{body::Incoming, service::service_fn as hyper_service};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::{conn::auto, graceful::GracefulShutdown},
-    service::TowerToHyperService,
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
+    sync::watch,
     time::{sleep, timeout},
 };
-use tower::ServiceBuilder;
+use tower::{Layer, service_fn};
 use tower_turnstile::{
     PeerAddress,
     config::{Config, ConfigFileError, LimitConfig, LiveConfig},
@@ -64,7 +83,13 @@ use tower_turnstile::{
 };
 use tracing_subscriber::EnvFilter;
 
-use crate::{meter::LIMIT, proxy::Proxy};
+use crate::{
+    callers::Callers,
+    front::respond,
+    monitor::Monitor,
+    proxy::{Proxy, Settings},
+    upstream::Upstream,
+};
 
 /// How long connections may take to close once their streams have ended.
 const CLOSE: Duration = Duration::from_secs(1);
@@ -79,15 +104,31 @@ struct Options {
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
-    /// Where requests go: http://host:port
-    #[arg(long, value_parser = upstream)]
-    upstream: Authority,
+    /// Where requests go: [PATH=]URL[,VARIABLE]. Once for each upstream: with a PATH it has what is below that, and with
+    /// a VARIABLE of the environment the key in there is sent to it
+    #[arg(long, value_name = "UPSTREAM", required = true)]
+    upstream: Vec<Upstream>,
     /// File with the limits, in TOML; SIGHUP reads it again
     #[arg(long)]
     config: PathBuf,
-    /// How long the upstream may take to begin its response, and a client to send a prompt
+    /// File with the keys of all callers, one in each line; SIGHUP reads it again. Without it any key is good
+    #[arg(long)]
+    callers: Option<PathBuf>,
+    /// Limit of the file that tokens are charged to
+    #[arg(long, default_value = "tokens")]
+    budget: String,
+    /// Address of /metrics and /health
+    #[arg(long)]
+    monitor: Option<SocketAddr>,
+    /// Longest prompt, as requests with images have it: bytes, or as in 16MiB
+    #[arg(long, default_value = "4MiB", value_parser = bytes)]
+    max_request: usize,
+    /// How long the upstream may take to begin a stream, and a client to send a prompt
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
     head_timeout: Duration,
+    /// How long the upstream may send nothing, in a stream or before an answer that is none
+    #[arg(long, default_value = "10m", value_parser = humantime::parse_duration)]
+    silence: Duration,
     /// How long what is open may go on after SIGTERM
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
     grace: Duration,
@@ -117,16 +158,35 @@ async fn run(options: Options) -> Result<(), String> {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
 
-    let blamed = |fault| format!("--config {}: {fault}", options.config.display());
-    let config = read(&options.config).await.map_err(blamed)?;
+    let recorder = options.monitor.map(|_| monitor::recorder()).transpose()?;
+    let callers = options.callers.map(Callers::from_file).transpose()?;
+    let callers = callers.unwrap_or_default();
+    let file = File {
+        path: options.config,
+        budget: options.budget.into(),
+        callers: callers.clone(),
+    };
+    let config = file.read().await?;
     let live = LiveConfig::connect(&config).await;
-    let live = live.map_err(|error| blamed(in_one_line(&error)))?;
-    let listener = TcpListener::bind(options.listen)
-        .await
-        .map_err(|error| format!("--listen {}: {error}", options.listen))?;
+    let live = live.map_err(|error| file.blame(in_one_line(&error)))?;
+    let settings = Settings {
+        upstreams: options.upstream,
+        budget: file.budget.clone(),
+        max_request: options.max_request,
+        head_timeout: options.head_timeout,
+        silence: options.silence,
+    };
+    let proxy = Proxy::new(settings).map_err(|error| format!("--upstream: {error}"))?;
+    let (ending, is_ending) = watch::channel(false);
+    if let (Some(address), Some(recorder)) = (options.monitor, recorder) {
+        let listener = listen("--monitor", address).await?;
+        let monitor = Monitor::new(recorder, live.limiter().clone(), is_ending);
+        tokio::spawn(monitor.serve(listener));
+    }
+    let listener = listen("--listen", options.listen).await?;
     let address = listener.local_addr().map_err(|error| error.to_string())?;
     let listen_to = |kind| signal(kind).map_err(|error| error.to_string());
-    let mut hangup = listen_to(SignalKind::hangup())?;
+    let hangup = listen_to(SignalKind::hangup())?;
     let mut interrupt = listen_to(SignalKind::interrupt())?;
     let mut terminate = listen_to(SignalKind::terminate())?;
     let mut told_to_end = async || {
@@ -135,28 +195,29 @@ async fn run(options: Options) -> Result<(), String> {
             _ = terminate.recv() => {}
         }
     };
+    file.warn_of_gaps(&config);
     println!("listening on http://{address}");
 
+    // By itself: while a file is read, connections are accepted.
+    tokio::spawn(file.reload_on(hangup, live.clone()));
     let layer = live.layer().read_ahead();
-    let proxy = Proxy::new(options.upstream, options.head_timeout);
     let connections = GracefulShutdown::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((connection, peer)) => serve(connection, peer, &layer, &proxy, &connections),
+                Ok((connection, peer)) => {
+                    serve(connection, peer, &layer, &proxy, &callers, &connections);
+                }
                 Err(error) => {
                     tracing::warn!(%error, "a connection was not accepted");
                     sleep(ACCEPT_PAUSE).await;
                 }
             },
-            _ = hangup.recv() => match reload(&live, &options.config).await {
-                Ok(()) => tracing::info!("reloaded"),
-                Err(fault) => tracing::error!(fault, "not reloaded, the limits are as before"),
-            },
             () = told_to_end() => break,
         }
     }
     drop(listener);
+    ending.send_replace(true);
     tracing::info!("shutting down");
     let (limiter, grace) = (live.limiter(), options.grace);
     let closed = connections.shutdown().shared();
@@ -169,22 +230,83 @@ async fn run(options: Options) -> Result<(), String> {
     Ok(())
 }
 
-/// A file without the limit that is charged would turn the budget off. A budget that is not wanted has `mode = "off"`.
-async fn read(path: &Path) -> Result<Config, String> {
-    let config = Config::from_file(path).await;
-    let config = config.map_err(|error| in_one_line(&error))?;
-    let is_rate = |limit: &LimitConfig| limit.rate.is_some();
-    match config.limits.get(LIMIT).is_some_and(is_rate) {
-        true => Ok(config),
-        false => Err(format!(
-            "limits.{LIMIT}: is missing, or no rate: the gateway charges it"
-        )),
-    }
+async fn listen(option: &str, address: SocketAddr) -> Result<TcpListener, String> {
+    let listener = TcpListener::bind(address).await;
+    listener.map_err(|error| format!("{option} {address}: {error}"))
 }
 
-async fn reload(live: &LiveConfig, path: &Path) -> Result<(), String> {
-    let config = read(path).await?;
-    live.reload(&config).map_err(|error| in_one_line(&error))
+/// Paths that cost tokens.
+const COSTLY: [&str; 5] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/messages",
+];
+
+/// The file with the limits, and what the gateway needs of it.
+struct File {
+    path: PathBuf,
+    budget: Arc<str>,
+    callers: Callers,
+}
+
+impl File {
+    /// A file without the limit that is charged would turn the budget off. A budget that is not wanted has `mode = "off"`.
+    async fn read(&self) -> Result<Config, String> {
+        let config = Config::from_file(&self.path).await;
+        let config = config.map_err(|error| self.blame(in_one_line(&error)))?;
+        let is_rate = |limit: &LimitConfig| limit.rate.is_some();
+        match config.limits.get(&*self.budget).is_some_and(is_rate) {
+            true => Ok(config),
+            false => Err(self.blame(format!(
+                "limits.{}: is missing, or no rate: the gateway charges it (--budget)",
+                self.budget
+            ))),
+        }
+    }
+
+    fn blame(&self, fault: String) -> String {
+        format!("--config {}: {fault}", self.path.display())
+    }
+
+    /// A route may do without the budget. That it was forgotten is more likely.
+    fn warn_of_gaps(&self, config: &Config) {
+        for path in COSTLY {
+            let Ok(request) = Request::post(path).body(()) else {
+                continue;
+            };
+            let (head, ()) = request.into_parts();
+            let Ok(preview) = config.preview(&head) else {
+                continue;
+            };
+            let is_charged = |name: &str| name == &*self.budget;
+            let is_safe = preview
+                .limits
+                .iter()
+                .any(|limit| limit.refusal.is_some() || is_charged(limit.limit.name()));
+            if !is_safe {
+                tracing::warn!(path, budget = &*self.budget, "requests are not charged");
+            }
+        }
+    }
+
+    async fn reload_on(self, mut hangup: Signal, live: LiveConfig) {
+        while hangup.recv().await.is_some() {
+            match self.reload(&live).await {
+                Ok(()) => tracing::info!("reloaded"),
+                Err(fault) => tracing::error!(fault, "not reloaded, all is as before"),
+            }
+        }
+    }
+
+    async fn reload(&self, live: &LiveConfig) -> Result<(), String> {
+        let config = self.read().await?;
+        let reloaded = live.reload(&config);
+        reloaded.map_err(|error| self.blame(in_one_line(&error)))?;
+        self.warn_of_gaps(&config);
+        self.callers.reload()
+    }
 }
 
 /// Serves a connection, HTTP/1 or HTTP/2, on a task of its own.
@@ -193,26 +315,24 @@ fn serve(
     peer: SocketAddr,
     layer: &ReadAheadLayer,
     proxy: &Proxy,
+    callers: &Callers,
     connections: &GracefulShutdown,
 ) {
     let _ = connection.set_nodelay(true);
-    let proxy = proxy.clone();
-    let service = ServiceBuilder::new()
-        .map_request(move |mut request: Request<Incoming>| {
-            // For limits by the client's address.
-            request.extensions_mut().insert(PeerAddress(peer));
-            request
-        })
-        .layer(layer.clone())
-        .service_fn(move |request| proxy.clone().forward(request, peer.ip()));
+    let (proxy, callers) = (proxy.clone(), callers.clone());
+    let limited = layer.layer(service_fn(move |request| proxy.clone().forward(request)));
+    let service = hyper_service(move |mut request: Request<Incoming>| {
+        // For limits by the client's address.
+        request.extensions_mut().insert(PeerAddress(peer));
+        respond(limited.clone(), callers.clone(), request)
+    });
     let mut server = auto::Builder::new(TokioExecutor::new());
     server.http1().timer(TokioTimer::new());
     server
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(KEEP_ALIVE);
-    let connection =
-        server.serve_connection(TokioIo::new(connection), TowerToHyperService::new(service));
+    let connection = server.serve_connection(TokioIo::new(connection), service);
     let connection = connections.watch(connection.into_owned());
     tokio::spawn(async move {
         if let Err(error) = connection.await {
@@ -221,13 +341,17 @@ fn serve(
     });
 }
 
-fn upstream(text: &str) -> Result<Authority, String> {
-    let parts = text.parse::<Uri>().unwrap_or_default().into_parts();
-    let is_bare = parts.path_and_query.is_none_or(|path| path == "/");
-    match (parts.scheme, parts.authority) {
-        (Some(scheme), Some(host)) if scheme == Scheme::HTTP && is_bare => Ok(host),
-        _ => Err("it must be http://host:port".to_owned()),
-    }
+/// A number of bytes, or of KiB or MiB.
+fn bytes(text: &str) -> Result<usize, String> {
+    let (number, unit) = match text {
+        _ if text.ends_with("MiB") => (&text[..text.len() - 3], 1024 * 1024),
+        _ if text.ends_with("KiB") => (&text[..text.len() - 3], 1024),
+        _ => (text, 1),
+    };
+    let number = number.trim().parse::<usize>().ok();
+    let bytes = number.and_then(|number| number.checked_mul(unit));
+    let bytes = bytes.filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| "it must be a number of bytes, such as 16MiB".to_owned())
 }
 
 /// All faults of a file.

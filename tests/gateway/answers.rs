@@ -1,9 +1,9 @@
 //! Answers of language models in two dialects, with their quirks, and what each of them costs.
 
+use std::sync::OnceLock;
+
 use bytes::Bytes;
 use serde_json::{Value, json};
-
-use crate::sse::MAX_EVENT;
 
 /// Text of the prompt before each of them. The gateway takes it for [`ESTIMATE`] tokens.
 pub(crate) const PROMPT_BYTES: usize = 4_000;
@@ -12,8 +12,11 @@ pub(crate) const ESTIMATE: u64 = 1_000;
 const PROMPT: u64 = 1_200;
 const OPENAI: &str = "/v1/chat/completions";
 const ANTHROPIC: &str = "/v1/messages";
+/// Longer than what a proxy would keep of an answer.
+const MIB: usize = 1024 * 1024;
 
 /// An answer, which the upstream gives to requests with its name in `x-answer`.
+#[derive(Clone)]
 pub(crate) struct Answer {
     pub(crate) name: &'static str,
     pub(crate) path: &'static str,
@@ -73,16 +76,44 @@ impl Answer {
     pub(crate) fn body(&self) -> Vec<u8> {
         self.pieces.concat()
     }
+
+    pub(crate) fn is_stream(&self) -> bool {
+        let (_, media) = self.headers[0];
+        media.starts_with("text/event-stream") && self.headers.len() == 1
+    }
+
+    /// Length of what passes before the end: an event that is cut waits for its end.
+    pub(crate) fn passing(&self) -> usize {
+        let body = self.body();
+        let mut ends = body.windows(2).rev();
+        let unfinished = match self.is_stream() {
+            true => ends.position(|end| end == b"\n\n"),
+            false => None,
+        };
+        body.len() - unfinished.unwrap_or(0)
+    }
 }
 
 pub(crate) fn named(name: &str) -> Answer {
-    let mut all = all().into_iter();
+    let mut all = all().iter();
     let answer = all.find(|answer| answer.name == name);
-    answer.unwrap_or_else(|| panic!("no answer {name}"))
+    answer.unwrap_or_else(|| panic!("no answer {name}")).clone()
 }
 
-pub(crate) fn all() -> Vec<Answer> {
-    let answers = [openai(), openai_failing(), anthropic(), unread()];
+/// Some are long: they are made once.
+pub(crate) fn all() -> &'static [Answer] {
+    static ALL: OnceLock<Vec<Answer>> = OnceLock::new();
+    ALL.get_or_init(made)
+}
+
+fn made() -> Vec<Answer> {
+    let answers = [
+        openai(),
+        openai_others(),
+        openai_failing(),
+        anthropic(),
+        unread(),
+    ];
     answers.into_iter().flatten().collect()
 }
 
@@ -93,8 +124,7 @@ fn openai() -> Vec<Answer> {
     let text = openai_stream("\n");
     let used = PROMPT + 7;
     let of = |name, pieces, tokens| Answer::new(name, OPENAI, pieces, tokens);
-    let long_document =
-        json!({ "text": "a".repeat(1024 * 1024), "usage": openai_usage()["usage"] });
+    let long_document = json!({ "text": "a".repeat(MIB), "usage": openai_usage()["usage"] });
     let pretty = |data: Value| {
         let text = format!("{data:#}").replace('\n', "\ndata: ");
         Bytes::from(format!("data: {text}\n\n"))
@@ -140,7 +170,7 @@ fn openai() -> Vec<Answer> {
         of(
             "openai-long-event",
             vec![
-                event(chunk(&json!({ "content": "a".repeat(MAX_EVENT) }))),
+                event(chunk(&json!({ "content": "a".repeat(MIB) }))),
                 event(openai_usage()),
             ],
             used,
@@ -150,14 +180,106 @@ fn openai() -> Vec<Answer> {
         Answer::document(
             "openai-document-without-usage",
             OPENAI,
-            Value::from("a".repeat(398)),
+            Value::from("a".repeat(400)),
             ESTIMATE + 100,
         ),
+        Answer::document("openai-long-document", OPENAI, long_document, used),
+    ]
+}
+
+/// Other interfaces in the style of OpenAI, and other servers.
+fn openai_others() -> Vec<Answer> {
+    let of = |name, path, events: Vec<Bytes>, tokens| Answer::new(name, path, events, tokens);
+    let usage = || openai_usage()["usage"].clone();
+    let response = |kind: &str, usage: Value| {
+        let event = json!({ "type": kind, "response": { "error": null, "usage": usage } });
+        Bytes::from(named_event("\n", &event))
+    };
+    let text = |text: &str| {
+        let event = json!({ "type": "response.output_text.delta", "delta": text });
+        Bytes::from(named_event("\n", &event))
+    };
+    let begun = || {
+        let begin = [response("response.created", Value::Null)];
+        begin.into_iter().chain(DELTAS.map(text))
+    };
+    let used = json!({ "input_tokens": PROMPT, "output_tokens": 7, "total_tokens": PROMPT + 7 });
+    let completed = response("response.completed", used.clone());
+    let completion = |text: &str| event(json!({ "choices": [{ "index": 0, "text": text }] }));
+    let nothing = json!({ "prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0 });
+    let with_nothing = |mut chunk: Value| {
+        chunk["usage"] = nothing.clone();
+        event(chunk)
+    };
+    let logprobs = json!([{ "token": "a".repeat(MIB) }]);
+    let mut long = chunk(&json!({ "content": "a".repeat(20_000) }));
+    long["choices"][0]["logprobs"] = json!({ "content": logprobs });
+    let vector = vec![0.123_456_789; 1_536];
+    let vectors: Vec<_> = (0..100)
+        .map(|index| json!({ "index": index, "embedding": vector }))
+        .collect();
+    let of_prompt = json!({ "prompt_tokens": 120, "total_tokens": 120 });
+    let embeddings = json!({ "data": vectors, "model": "small", "usage": of_prompt });
+    assert!(embeddings.to_string().len() > MIB);
+    vec![
+        of(
+            "responses",
+            "/v1/responses",
+            begun().chain([completed]).collect(),
+            PROMPT + 7,
+        ),
+        of(
+            "responses-open",
+            "/v1/responses",
+            begun().collect(),
+            ESTIMATE + 5,
+        )
+        .ending(End::Open),
         Answer::document(
-            "openai-document-too-long",
+            "responses-document",
+            "/v1/responses",
+            json!({ "object": "response", "error": null, "output": [], "usage": used }),
+            PROMPT + 7,
+        ),
+        of(
+            "completions",
+            "/v1/completions",
+            DELTAS
+                .map(completion)
+                .into_iter()
+                .chain([event(openai_usage()), DONE.into()])
+                .collect(),
+            PROMPT + 7,
+        ),
+        Answer::document("embeddings", "/v1/embeddings", embeddings, 120),
+        // LocalAI.
+        of(
+            "openai-zero-in-each-chunk",
             OPENAI,
-            long_document.clone(),
-            ESTIMATE + long_document.to_string().len() as u64 / 4,
+            deltas(5).map(with_nothing).chain([DONE.into()]).collect(),
+            ESTIMATE + 5,
+        ),
+        of(
+            "openai-zero-at-the-end",
+            OPENAI,
+            [
+                event(usage_beside_a_choice()),
+                event(json!({ "choices": [], "usage": nothing })),
+            ]
+            .into(),
+            PROMPT + 7,
+        ),
+        of(
+            "openai-long-event-without-usage",
+            OPENAI,
+            vec![event(long)],
+            ESTIMATE + 5_000,
+        ),
+        Answer::document(
+            "openai-usage-first",
+            OPENAI,
+            json!({ "a": usage(), "usage": usage(), "z": "a".repeat(MIB) }),
+            PROMPT + 7,
         ),
     ]
 }
@@ -183,7 +305,7 @@ fn openai_failing() -> Vec<Answer> {
         )
         .ending(End::Cut),
         of("openai-cut-before-the-first-event", vec![], 0).ending(End::Cut),
-        of("openai-document-cut", vec![half_document], ESTIMATE + 25)
+        of("openai-document-cut", vec![half_document], ESTIMATE + 21)
             .with_header("content-type", "application/json")
             .ending(End::Cut),
         Answer::document("openai-400", OPENAI, error(), 0).with_status(400),
@@ -229,20 +351,17 @@ fn anthropic() -> Vec<Answer> {
     ]
 }
 
-/// The estimate of the prompt stands.
+/// Their length counts. Nobody has asked for gzip.
 fn unread() -> Vec<Answer> {
-    let gzip = |text: String| vec![stored(&text)];
+    let gzip = |name, path, text: String| {
+        let body = stored(&text);
+        let tokens = ESTIMATE + body.len() as u64 / 4;
+        Answer::new(name, path, vec![body], tokens).with_header("content-encoding", "gzip")
+    };
     vec![
-        Answer::new("openai-gzip", OPENAI, gzip(openai_stream("\n")), ESTIMATE)
-            .with_header("content-encoding", "gzip"),
-        Answer::new(
-            "anthropic-gzip",
-            ANTHROPIC,
-            gzip(anthropic_stream("\n")),
-            ESTIMATE,
-        )
-        .with_header("content-encoding", "gzip"),
-        Answer::new("openai-text", OPENAI, vec!["hello".into()], ESTIMATE)
+        gzip("openai-gzip", OPENAI, openai_stream("\n")),
+        gzip("anthropic-gzip", ANTHROPIC, anthropic_stream("\n")),
+        Answer::new("openai-text", OPENAI, vec!["hello".into()], ESTIMATE + 1)
             .with_header("content-type", "text/plain"),
     ]
 }

@@ -4,13 +4,22 @@
 
 mod answers;
 mod counts;
+mod dialects;
+#[path = "../../examples/llm_gateway/endpoint.rs"]
+mod endpoint;
 mod events;
 mod failures;
+#[path = "../../examples/llm_gateway/json.rs"]
+mod json;
 mod options;
+#[path = "../../examples/llm_gateway/path.rs"]
+mod path;
+mod paths;
 mod policy;
 #[path = "../../examples/llm_gateway/prompt.rs"]
 mod prompt;
 mod prompts;
+mod providers;
 mod proxy;
 mod reload;
 #[path = "../../examples/llm_gateway/sse.rs"]

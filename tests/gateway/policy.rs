@@ -91,7 +91,7 @@ fn all_keys_together_have_two_hundred_streams() {
         }
         stage.upstream.until_calls(200).await;
         stage.assert_refused("one more", 503, "chat-all").await;
-        // What no route matches is not limited.
+        // A route without limits is not limited.
         let free = stage.replicas[0].get("/v1/models").key("one more");
         assert_eq!(free.status().await, 200);
         drop(open.pop());

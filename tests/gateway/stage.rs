@@ -1,6 +1,6 @@
 //! What each test has: a store, an upstream, two gateways and their file.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, fs, path::PathBuf, process::Command, time::Duration};
 
 use http_body_util::BodyExt;
 use hyper::{Response, body::Incoming};
@@ -37,7 +37,7 @@ impl Stage {
     /// With options for both, and another policy.
     pub(crate) async fn with(options: &[&str], policy: impl FnOnce(String) -> String) -> Self {
         let redis = RedisServer::start();
-        let policy = policy(changed(POLICY, "redis://127.0.0.1", &redis.url()));
+        let policy = policy(of_test(&redis));
         let mut stage = Self {
             redis,
             upstream: Upstream::start().await,
@@ -56,12 +56,18 @@ impl Stage {
 
     /// One more gateway, before another upstream.
     pub(crate) async fn replica(&self, upstream: &str, options: &[&str]) -> Replica {
+        let options = [&["--upstream", upstream], options].concat();
+        Replica::launch(self.command(&options)).await
+    }
+
+    /// What starts a gateway with these options, among them `--upstream`.
+    pub(crate) fn command(&self, options: &[&str]) -> Command {
         let mut command = command("llm_gateway", options);
         command
-            .args(["--listen", "127.0.0.1:0", "--upstream", upstream])
+            .args(["--listen", "127.0.0.1:0"])
             .arg("--config")
             .arg(self.file());
-        Replica::launch(command).await
+        command
     }
 
     /// Writes the file. Nobody has read it yet.
@@ -168,6 +174,14 @@ const MEMBERS: &str = "
     end
     return members";
 
+/// The file that comes with the example, with the test's store, and one more pattern for what the test's upstream has.
+fn of_test(redis: &RedisServer) -> String {
+    let policy = changed(POLICY, "redis://127.0.0.1", &redis.url());
+    let pattern = "  \"POST /v1/completions\",";
+    let more = format!("{pattern}\n  \"/v1/chat/{{*rest}}\",");
+    changed(&policy, pattern, &more)
+}
+
 /// The text with something else in one place.
 pub(crate) fn changed(text: &str, from: &str, to: &str) -> String {
     assert_eq!(text.matches(from).count(), 1, "{from}");
@@ -190,25 +204,28 @@ pub(crate) struct Refused {
 
 pub(crate) async fn ask(request: Request) -> Result<Call, Refused> {
     let (response, connection) = request.send().await.expect("it answers");
-    let is_problem = response
-        .headers()
-        .get("content-type")
-        .is_some_and(|value| value == "application/problem+json");
-    if !is_problem {
+    let retry_after = response.headers().get("retry-after-ms");
+    // Only refusals have it.
+    if retry_after.is_none() {
         return Ok(Call {
             response,
             _connection: connection,
         });
     }
-    let status = response.status().as_u16();
-    let body = response.into_body().collect().await.expect("whole");
-    let problem: serde_json::Value = serde_json::from_slice(&body.to_bytes()).expect("JSON");
-    let limits = problem["violated-policies"].as_array().expect("a list");
-    let name = |limit: &serde_json::Value| limit.as_str().expect("a name").to_owned();
+    let (head, body) = response.into_parts();
+    let number = |name: &str| {
+        let value = head.headers[name].to_str().expect("text");
+        value.parse::<u64>().expect("a number")
+    };
+    let (seconds, millis) = (number("retry-after"), number("retry-after-ms"));
+    assert_eq!(seconds, millis.div_ceil(1_000));
+    let body = body.collect().await.expect("whole");
+    let answer: serde_json::Value = serde_json::from_slice(&body.to_bytes()).expect("JSON");
+    let limit = answer["error"]["limit"].as_str().expect("a name");
     Err(Refused {
-        status,
-        limits: limits.iter().map(name).collect(),
-        retry_after: problem["retry_after"].as_u64().expect("whole seconds"),
+        status: head.status.as_u16(),
+        limits: vec![limit.to_owned()],
+        retry_after: seconds,
     })
 }
 

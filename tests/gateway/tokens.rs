@@ -22,7 +22,7 @@ use crate::{
 /// The time that a token takes to drain: what a test uses stays.
 const SPACING_US: u64 = 86_400;
 
-fn slow(policy: String) -> String {
+pub(crate) fn slow(policy: String) -> String {
     let policy = changed(&policy, "rate = 60_000", "rate = 1_000_000");
     let policy = changed(
         &policy,
@@ -36,13 +36,18 @@ async fn stage() -> Stage {
     Stage::with(&[], slow).await
 }
 
-/// A body whose prompt has this much text.
-fn body(prompt_bytes: usize) -> String {
+/// A body whose prompt has this much text. The client wants to see the usage of the stream.
+pub(crate) fn body(prompt_bytes: usize) -> String {
+    let options = r#""stream_options":{"include_usage":true},"#;
+    format!("{{{options}{}", &body_without_usage(prompt_bytes)[1..])
+}
+
+fn body_without_usage(prompt_bytes: usize) -> String {
     let text = "a".repeat(prompt_bytes);
     json!({ "model": "small", "stream": true, "messages": [{ "content": text }] }).to_string()
 }
 
-fn request(path: &str, answer: &str, key: &str, body: String) -> Request<Full<Bytes>> {
+pub(crate) fn request(path: &str, answer: &str, key: &str, body: String) -> Request<Full<Bytes>> {
     Request::post(path)
         .header("host", "gateway")
         .header("content-type", "application/json")
@@ -54,7 +59,7 @@ fn request(path: &str, answer: &str, key: &str, body: String) -> Request<Full<By
 }
 
 /// The request as this version needs it.
-fn over<B>(version: Version, mut request: Request<B>) -> Request<B> {
+pub(crate) fn over<B>(version: Version, mut request: Request<B>) -> Request<B> {
     if version == Version::HTTP_2 {
         let host = request.headers_mut().remove("host").expect("a host");
         let host = host.to_str().expect("text");
@@ -78,7 +83,7 @@ async fn read(stage: &Stage, answer: &Answer, mut response: Response<Incoming>) 
     loop {
         match answer.end {
             End::Open if body == whole => return (body, End::Open),
-            End::Cut if body == whole => stage.upstream.cut(),
+            End::Cut if body.len() == answer.passing() => stage.upstream.cut(),
             _ => {}
         }
         let frame = timeout(SECOND, response.frame()).await;
@@ -127,14 +132,14 @@ fn answers_pass_unchanged_and_cost_what_they_report() {
         let mut tokens = 0;
         for answer in answers::all() {
             let name = answer.name;
-            let response = ask(&stage, &answer, name).await;
+            let response = ask(&stage, answer, name).await;
             assert_eq!(response.status(), answer.status, "{name}");
             for (header, value) in &answer.headers {
                 assert_eq!(response.headers()[*header], value, "{name}");
             }
-            let (body, end) = read(&stage, &answer, response).await;
+            let (body, end) = read(&stage, answer, response).await;
             assert!(
-                body == answer.body(),
+                body == answer.body()[..answer.passing()],
                 "{name}: {}",
                 String::from_utf8_lossy(&body)
             );
@@ -144,6 +149,45 @@ fn answers_pass_unchanged_and_cost_what_they_report() {
         }
         timeout(SECOND, stage.until_held(0)).await.expect("G5");
         assert_eq!(stage.tokens(), tokens, "and nothing twice");
+    });
+}
+
+/// Clients that have not asked for it take each chunk for one with a choice.
+#[test]
+fn the_usage_that_only_the_gateway_has_asked_for_is_not_passed_on() {
+    alone(async {
+        let stage = stage().await;
+        let mut tokens = 0;
+        for answer in answers::all() {
+            if !answer.is_stream() || answer.end != End::Whole || answer.path == "/v1/messages" {
+                continue;
+            }
+            let name = answer.name;
+            let request = request(answer.path, name, name, body_without_usage(PROMPT_BYTES));
+            let response = send(&stage.replicas[0], Version::HTTP_11, request).await;
+            let (body, _) = read(&stage, answer, response).await;
+            let body = String::from_utf8(body).expect("text");
+            let whole = String::from_utf8(answer.body()).expect("text");
+            assert!(!body.contains(r#""choices":[]"#), "{name}: {body}");
+            // But for that chunk all of it has passed.
+            let kept = |event: &String| {
+                let data: String = event.replace("data:", "").split_whitespace().collect();
+                !data.is_empty()
+                    && !(data.contains(r#""choices":[]"#) && data.contains(r#""usage":{"#))
+            };
+            let events = |text: &str| {
+                let text = text.replace("\r\n", "\n").replace('\r', "\n");
+                let lines: Vec<_> = text
+                    .split('\n')
+                    .filter(|line| !line.starts_with(':'))
+                    .collect();
+                let events: Vec<_> = lines.join("\n").split("\n\n").map(str::to_owned).collect();
+                events.into_iter().filter(kept).collect::<Vec<_>>()
+            };
+            assert!(events(&body) == events(&whole), "{name}: {body}");
+            tokens += answer.tokens;
+            stage.until_tokens(tokens, name).await;
+        }
     });
 }
 
@@ -248,8 +292,8 @@ fn a_prompt_beyond_the_budget_is_refused_before_the_upstream_is_called() {
             .expect("whole")
             .to_bytes();
         let problem: serde_json::Value = serde_json::from_slice(&problem).expect("JSON");
-        assert_eq!(problem["violated-policies"], json!(["tokens"]));
-        assert_eq!(problem["unit"], "tokens");
+        assert_eq!(problem["error"]["limit"], "tokens");
+        assert_eq!(problem["error"]["code"], "rate_limit_exceeded");
         assert!(stage.upstream.has_no_head(), "it was not called");
         timeout(SECOND, stage.until_held(0)).await.expect("G5");
         assert_eq!(stage.tokens(), used);
@@ -336,7 +380,7 @@ fn requests_pass_unchanged() {
                 ("/v1/chat/completions", "openai"),
                 ("/v1/messages", "anthropic"),
             ] {
-                let sent = body(10);
+                let sent = body_without_usage(10);
                 let request = over(version, request(path, answer, "me", sent.clone()));
                 let response = send(&stage.replicas[0], version, request).await;
                 assert_eq!(response.status(), 200);
@@ -349,7 +393,7 @@ fn requests_pass_unchanged() {
                 assert_eq!(received, expected);
                 let head = stage.upstream.head();
                 assert_eq!(head.headers["content-length"], expected.len().to_string());
-                assert!(!head.headers.contains_key("accept-encoding"));
+                assert_eq!(head.headers["accept-encoding"], "identity");
                 assert_eq!(head.headers["content-type"], "application/json");
             }
         }

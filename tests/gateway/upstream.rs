@@ -27,7 +27,7 @@ use crate::answers::{Answer, End, named};
 
 /// A request to it with `x-answer` gets the answer of that name, or none if that is `silent`. Others are
 ///
-/// - at `/v1/chat/stream` and `/v1/free/stream` an event, and more as the test says, without end;
+/// - at `/v1/chat/stream` and `/v1/models/stream` an event, and more as the test says, without end;
 /// - at `/v1/chat/short` answered at once;
 /// - at `/v1/chat/silent` never answered;
 /// - at `/v1/chat/echo` answered with its own body, as it comes.
@@ -160,7 +160,7 @@ async fn answer(
         return Ok(scripted(named(&name), call));
     }
     let body = match path.as_str() {
-        "/v1/chat/stream" | "/v1/free/stream" => StreamBody::new(events(call)).boxed_in(),
+        "/v1/chat/stream" | "/v1/models/stream" => StreamBody::new(events(call)).boxed_in(),
         "/v1/chat/silent" => pending().await,
         "/v1/chat/echo" => body.boxed_in(),
         _ => Full::from("done").boxed_in(),

@@ -1,0 +1,158 @@
+//! In front of the limits: one spelling of each path, and errors in the dialect of the client.
+//!
+//! Tests: `tests/gateway/dialects.rs`, `paths.rs`.
+
+use std::{
+    convert::Infallible,
+    error::Error,
+    iter,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, header};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{Either, Full};
+use hyper::body::Incoming;
+use tokio::time::{Sleep, sleep};
+use tower::{Service, ServiceExt};
+use tower_turnstile::{BoxError, Refusal, layer::LostError};
+
+use crate::{
+    callers::Callers,
+    dialect::Dialect,
+    fault::{Fault, set_rate_limits},
+    path::canonical,
+    proxy::{RATE_LIMIT, SilenceError},
+};
+
+/// Time for the last event of a stream to be sent, before its connection is cut.
+const CUT_AFTER: Duration = Duration::from_millis(100);
+
+/// Passes a request to the limits, and what is behind them.
+pub(crate) async fn respond<S, B>(
+    limited: S,
+    callers: Callers,
+    mut request: Request<Incoming>,
+) -> Result<Response<Either<EndingBody<B>, Full<Bytes>>>, Infallible>
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    B: Body<Data = Bytes>,
+{
+    let dialect = Dialect::of(request.uri().path());
+    let answer_with = |fault: &Fault, dialect| Ok(fault.to_response(dialect).map(full));
+    let Some(uri) = canonical(request.uri()) else {
+        let message = "the path can be read in several ways";
+        let fault = Fault::new(StatusCode::BAD_REQUEST, "unreadable_path", message);
+        return answer_with(&fault, dialect);
+    };
+    let (dialect, path) = (Dialect::of(uri.path()), uri.path().to_owned());
+    let what = format!("{} {path}", request.method());
+    *request.uri_mut() = uri;
+    if !callers.know(request.headers()) {
+        return answer_with(&Fault::no_key(), dialect);
+    }
+    let Ok(response) = limited.oneshot(request).await;
+    let (mut head, body) = response.into_parts();
+    let refusal = head.extensions.remove::<Refusal>();
+    let refused = refusal
+        .as_ref()
+        .map(|refusal| Fault::of_refusal(refusal, &what));
+    set_rate_limits(&mut head.headers, dialect, refusal.as_ref());
+    if !head.headers.contains_key("ratelimit-policy") {
+        head.headers.remove(RATE_LIMIT);
+    }
+    if let Some(fault) = refused.or_else(|| head.extensions.remove::<Fault>()) {
+        let mut response = fault.to_response(dialect).map(full);
+        // What the layer has said of its limits stays.
+        for (name, value) in &head.headers {
+            if name.as_str().contains("ratelimit") {
+                response.headers_mut().append(name, value.clone());
+            }
+        }
+        return Ok(response);
+    }
+    let media = head.headers.get(header::CONTENT_TYPE);
+    let is_stream = media.is_some_and(|media| media.as_bytes().starts_with(b"text/event-stream"));
+    let body = EndingBody {
+        body,
+        stream: is_stream.then_some((dialect, path)),
+        cut: None,
+    };
+    Ok(Response::from_parts(head, Either::Left(body)))
+}
+
+fn full<B>(body: Bytes) -> Either<B, Full<Bytes>> {
+    Either::Right(Full::from(body))
+}
+
+/// A body that tells the client why the gateway ends it, if it is a stream of events.
+pub(crate) struct EndingBody<B: Body> {
+    body: B,
+    /// Its dialect and path.
+    stream: Option<(Dialect, String)>,
+    /// It was ended: its error, and when the client gets it.
+    cut: Option<(Option<B::Error>, Pin<Box<Sleep>>)>,
+}
+
+impl<B> Body for EndingBody<B>
+where
+    B: Body<Data = Bytes, Error = BoxError> + Unpin,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some((error, timer)) = &mut self.cut {
+            ready!(timer.as_mut().poll(cx));
+            return Poll::Ready(error.take().map(Err));
+        }
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let (Some(Err(error)), Some((dialect, path))) = (&frame, &self.stream) else {
+            return Poll::Ready(frame);
+        };
+        let Some(fault) = fault_of(error.as_ref()) else {
+            return Poll::Ready(frame);
+        };
+        let event = fault.to_event(*dialect, path);
+        let error = frame.and_then(Result::err);
+        self.cut = Some((error, Box::pin(sleep(CUT_AFTER))));
+        Poll::Ready(Some(Ok(Frame::data(event))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.cut.is_none() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // A last event may come in addition.
+        match self.stream {
+            Some(_) => SizeHint::default(),
+            None => self.body.size_hint(),
+        }
+    }
+}
+
+/// Why the gateway has ended a stream. `None`: the upstream has.
+fn fault_of(error: &(dyn Error + 'static)) -> Option<Fault> {
+    let mut next = Some(error);
+    let mut causes = iter::from_fn(|| {
+        let cause = next?;
+        next = cause.source();
+        Some(cause)
+    });
+    causes.find_map(|cause| {
+        if let Some(lost) = cause.downcast_ref::<LostError>() {
+            let status = StatusCode::SERVICE_UNAVAILABLE;
+            return Some(Fault::new(status, "stream_ended", lost.to_string()));
+        }
+        let silence = cause.downcast_ref::<SilenceError>()?;
+        let status = StatusCode::GATEWAY_TIMEOUT;
+        Some(Fault::new(status, "upstream_silent", silence.to_string()))
+    })
+}
