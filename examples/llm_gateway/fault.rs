@@ -63,7 +63,8 @@ impl Fault {
             return fault;
         }
         let wait = refusal.retry_after();
-        let message = format!("{}; try again in {:.1}s", fault.message, wait.as_secs_f64());
+        let tenths = wait.as_nanos().div_ceil(100_000_000) as f64;
+        let message = format!("{}; try again in {}s", fault.message, tenths / 10.0);
         Self {
             message,
             limit: Some(refusal.limit_name().to_owned()),

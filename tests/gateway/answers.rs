@@ -218,6 +218,18 @@ fn openai_others() -> Vec<Answer> {
     let vectors: Vec<_> = (0..100)
         .map(|index| json!({ "index": index, "embedding": vector }))
         .collect();
+    let call = |call: Value| {
+        event(chunk(
+            &json!({ "tool_calls": [{ "index": 0, "function": call }] }),
+        ))
+    };
+    let tools = vec![
+        call(json!({ "name": "weather", "arguments": "" })),
+        call(json!({ "arguments": r#"{"city":"# })),
+        call(json!({ "arguments": r#""Kyiv"}"# })),
+        event(openai_usage()),
+        DONE.into(),
+    ];
     let of_prompt = json!({ "prompt_tokens": 120, "total_tokens": 120 });
     let embeddings = json!({ "data": vectors, "model": "small", "usage": of_prompt });
     assert!(embeddings.to_string().len() > MIB);
@@ -241,6 +253,7 @@ fn openai_others() -> Vec<Answer> {
             json!({ "object": "response", "error": null, "output": [], "usage": used }),
             PROMPT + 7,
         ),
+        of("openai-tools", OPENAI, tools, PROMPT + 7),
         of(
             "completions",
             "/v1/completions",
@@ -334,6 +347,8 @@ fn anthropic() -> Vec<Answer> {
         "output_tokens": 30,
     });
     let document = json!({ "type": "message", "content": [], "usage": usage });
+    let tools = anthropic_stream("\n").replace("text_delta", "input_json_delta");
+    let tools = events(&tools.replace(r#""text":"#, r#""partial_json":"#));
     vec![
         of("anthropic", events(&text), used),
         of("anthropic-crlf", cut(&anthropic_stream("\r\n"), 7), used),
@@ -346,7 +361,14 @@ fn anthropic() -> Vec<Answer> {
             vec![named_event("\n", &error).into()],
             0,
         ),
+        of("anthropic-tools", tools, used),
         Answer::document("anthropic-document", ANTHROPIC, document, used),
+        Answer::document(
+            "anthropic-document-without-usage",
+            ANTHROPIC,
+            json!({ "type": "message", "content": [{ "type": "text", "text": "a".repeat(400) }] }),
+            ESTIMATE + 100,
+        ),
         Answer::document("anthropic-529", ANTHROPIC, error.clone(), 0).with_status(529),
     ]
 }
