@@ -94,7 +94,12 @@ pub(crate) struct EndingBody<B: Body> {
     /// Its dialect and path.
     stream: Option<(Dialect, String)>,
     /// It was ended: its error, and when the client gets it.
-    cut: Option<(Option<B::Error>, Pin<Box<Sleep>>)>,
+    cut: Option<Cut<B::Error>>,
+}
+
+struct Cut<E> {
+    error: Option<E>,
+    at: Pin<Box<Sleep>>,
 }
 
 impl<B> Body for EndingBody<B>
@@ -108,9 +113,9 @@ where
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if let Some((error, timer)) = &mut self.cut {
-            ready!(timer.as_mut().poll(cx));
-            return Poll::Ready(error.take().map(Err));
+        if let Some(cut) = &mut self.cut {
+            ready!(cut.at.as_mut().poll(cx));
+            return Poll::Ready(cut.error.take().map(Err));
         }
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         let (Some(Err(error)), Some((dialect, path))) = (&frame, &self.stream) else {
@@ -120,8 +125,10 @@ where
             return Poll::Ready(frame);
         };
         let event = fault.to_event(*dialect, path);
-        let error = frame.and_then(Result::err);
-        self.cut = Some((error, Box::pin(sleep(CUT_AFTER))));
+        self.cut = Some(Cut {
+            error: frame.and_then(Result::err),
+            at: Box::pin(sleep(CUT_AFTER)),
+        });
         Poll::Ready(Some(Ok(Frame::data(event))))
     }
 

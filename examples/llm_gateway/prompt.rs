@@ -57,6 +57,11 @@ impl Prompt {
     where
         B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>>,
     {
+        let coding = headers.get(header::CONTENT_ENCODING);
+        if coding.is_some_and(|coding| coding != "identity") {
+            let message = "a compressed request cannot be charged: send it as it is";
+            return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, message.to_owned()));
+        }
         let body = Limited::new(body, max_bytes).collect().await;
         let body = body.map_err(|error| match error.is::<LengthLimitError>() {
             true => {
@@ -66,8 +71,7 @@ impl Prompt {
             false => (StatusCode::BAD_REQUEST, "the request broke off".to_owned()),
         })?;
         let body = body.to_bytes();
-        let is_plain = !headers.contains_key(header::CONTENT_ENCODING);
-        if !is_plain || serde_json::from_slice::<IgnoredAny>(&body).is_err() {
+        if serde_json::from_slice::<IgnoredAny>(&body).is_err() {
             // For the upstream to judge. All of it counts.
             return Ok(Self {
                 tokens: tokens(body.len() as u64),

@@ -205,7 +205,7 @@ fn keys_are_found_where_clients_put_them() {
 #[test]
 fn a_path_that_no_route_serves_is_a_404() {
     alone(async {
-        let stage = Stage::new().await;
+        let mut stage = Stage::new().await;
         for (method, path, kind) in [
             ("POST", "/v1/batches", "invalid_request_error"),
             ("POST", "/v1/images/generations", "invalid_request_error"),
@@ -238,8 +238,14 @@ fn a_path_that_no_route_serves_is_a_404() {
         let (status, headers, body) = answered(response).await;
         assert_eq!((status.as_u16(), &body["status"]), (404, &json!(404)));
         assert_eq!(text(&headers, "content-type"), "application/problem+json");
-        assert!(stage.upstream.has_no_head(), "none was passed on");
         stage.until_held(0).await;
+        // Nor while the store is down.
+        stage.redis.stop();
+        for _ in 0..2 {
+            let response = ask(&stage, "/v1/batches", "openai", "me", 10).await;
+            assert_eq!(response.status(), 404);
+        }
+        assert!(stage.upstream.has_no_head(), "none was passed on");
     });
 }
 

@@ -146,6 +146,7 @@ fn answers_pass_unchanged_and_cost_what_they_report() {
             assert!(end == answer.end, "{name}");
             tokens += answer.tokens;
             stage.until_tokens(tokens, name).await;
+            println!("{name}: {} tokens", answer.tokens);
         }
         timeout(SECOND, stage.until_held(0)).await.expect("G5");
         assert_eq!(stage.tokens(), tokens, "and nothing twice");
@@ -172,8 +173,8 @@ fn the_usage_that_only_the_gateway_has_asked_for_is_not_passed_on() {
             // But for that chunk all of it has passed.
             let kept = |event: &String| {
                 let data: String = event.replace("data:", "").split_whitespace().collect();
-                !data.is_empty()
-                    && !(data.contains(r#""choices":[]"#) && data.contains(r#""usage":{"#))
+                let is_usage = data.contains(r#""choices":[]"#) && data.contains(r#""usage":{"#);
+                !data.is_empty() && !is_usage
             };
             let events = |text: &str| {
                 let text = text.replace("\r\n", "\n").replace('\r', "\n");
@@ -397,6 +398,48 @@ fn requests_pass_unchanged() {
                 assert_eq!(head.headers["content-type"], "application/json");
             }
         }
+    });
+}
+
+#[test]
+fn a_budget_may_have_another_name() {
+    alone(async {
+        let renamed = |policy: String| {
+            slow(policy)
+                .replace("[limits.tokens]", "[limits.budget]")
+                .replace("\"tokens\"]", "\"budget\"]")
+        };
+        let stage = Stage::with(&["--budget", "budget"], renamed).await;
+        let answer = named("openai");
+        let response = ask(&stage, &answer, "me").await;
+        read(&stage, &answer, response).await;
+        stage.until_tokens(answer.tokens, "the budget").await;
+    });
+}
+
+/// Its text is counted as it stands there.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_prompt_takes_little_more_memory_than_its_length() {
+    alone(async {
+        let stage = stage().await;
+        let peak_mib = || {
+            let status = format!("/proc/{}/status", stage.replicas[0].pid());
+            let status = std::fs::read_to_string(status).expect("it runs");
+            let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let kib = peak.expect("a line").trim().trim_end_matches(" kB");
+            kib.parse::<u64>().expect("a number") / 1024
+        };
+        let before = peak_mib();
+        // As a tree of values each object would take a hundred times its length.
+        let objects = r#"{"":0},"#.repeat(4 * 1024 * 1024 / 7 - 10);
+        let body = format!(r#"{{"messages":[{objects}0]}}"#);
+        let request = request("/v1/messages", "anthropic-document", "gold-1", body);
+        let response = send(&stage.replicas[0], Version::HTTP_11, request).await;
+        assert_eq!(response.status(), 200);
+        let grown = peak_mib() - before;
+        println!("{grown} MiB for a prompt of 4 MiB");
+        assert!(grown < 32, "{grown} MiB");
     });
 }
 
