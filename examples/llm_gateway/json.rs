@@ -1,6 +1,6 @@
 //! JSON, read as it passes: what stands at which place, in bounded memory, however long the document is.
 //!
-//! Tests: `tests/gateway/json.rs`.
+//! Tests: `tests/gateway/scans.rs`.
 
 use std::str;
 

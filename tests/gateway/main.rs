@@ -22,6 +22,7 @@ mod prompts;
 mod providers;
 mod proxy;
 mod reload;
+mod scans;
 mod sdks;
 #[path = "../../examples/llm_gateway/sse.rs"]
 mod sse;
