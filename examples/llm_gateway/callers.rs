@@ -1,4 +1,4 @@
-//! The callers that the gateway serves.
+//! Authentication: the API keys of all callers.
 
 use std::{
     collections::BTreeSet,
@@ -8,9 +8,9 @@ use std::{
 
 use http::{HeaderMap, header};
 
-/// Keys of callers, from a file with one in each line. Cheap to clone; clones share the keys.
+/// The known API keys, read from a file with one key per line. Cheap to clone; clones share the keys.
 ///
-/// Without a file the gateway serves everybody: then something in front of it has to know the callers.
+/// Without a file the gateway accepts any key: then something in front of it has to authenticate callers.
 #[derive(Clone, Default)]
 pub(crate) struct Callers(Option<Arc<File>>);
 
@@ -27,7 +27,7 @@ impl Callers {
         Ok(callers)
     }
 
-    /// Reads the file again. A file without keys changes nothing.
+    /// Reads the file again. A file without keys is an error and changes nothing.
     pub(crate) fn reload(&self) -> Result<(), String> {
         let Some(file) = &self.0 else { return Ok(()) };
         let failed = |error| format!("--callers {}: {error}", file.path.display());
@@ -43,7 +43,7 @@ impl Callers {
         Ok(())
     }
 
-    /// Whether each key that the request sends is one of them, and there is one: the limits may count it by any.
+    /// Returns whether the request has a key and all its keys are known. A limit may count the request under any of them.
     pub(crate) fn know(&self, headers: &HeaderMap) -> bool {
         let Some(file) = &self.0 else { return true };
         let keys = file.keys.read().unwrap_or_else(PoisonError::into_inner);
@@ -55,7 +55,7 @@ impl Callers {
             let scheme = value.get(..7).unwrap_or_default();
             match scheme.eq_ignore_ascii_case(b"bearer ") {
                 true => value[7..].trim_ascii(),
-                // Of another kind: it is none of them.
+                // Another scheme, whose credentials are never a known key.
                 false => b"",
             }
         });

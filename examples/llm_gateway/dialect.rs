@@ -1,18 +1,18 @@
-//! Whose interface a path belongs to: how it says errors, and where it has its key.
+//! The provider whose API a path belongs to: the form of its errors, and the header with its key.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
 
-/// In the style of which provider a path is.
+/// The provider whose API a path follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {
     OpenAi,
-    /// Of OpenAI, with the paths and the key of Azure.
+    /// OpenAI's API with Azure's paths and header.
     Azure,
     Anthropic,
-    /// No provider's.
+    /// Any other path.
     Other,
 }
 
@@ -30,7 +30,7 @@ impl Dialect {
         }
     }
 
-    /// Puts the gateway's own key in the place of that of the caller, which the upstream never sees.
+    /// Replaces the caller's credentials with the gateway's own key. The upstream never sees the caller's.
     pub(crate) fn set_key(self, headers: &mut HeaderMap, key: Option<&HeaderValue>) {
         let names = [
             header::AUTHORIZATION,

@@ -1,4 +1,4 @@
-//! What is asked of a language model.
+//! The requests to a language model that cost tokens.
 //!
 //! Tests: `tests/gateway/prompts.rs`, `paths.rs`.
 
@@ -6,10 +6,10 @@ use http::Method;
 
 use crate::path::last_segment;
 
-/// What is asked of a language model that costs tokens.
+/// The kind of a request that costs tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
-    /// Of chats or texts.
+    /// Chat completions, and the older text completions.
     Completions,
     Responses,
     Embeddings,
@@ -17,7 +17,7 @@ pub(crate) enum Endpoint {
 }
 
 impl Endpoint {
-    /// By the end of the path. `None`: the request asks no model, or asks for something that has no tokens.
+    /// Recognises the kind by the last segment of the path. `None`: the request costs no tokens.
     pub(crate) fn of(method: &Method, path: &str) -> Option<Self> {
         if method != Method::POST {
             return None;

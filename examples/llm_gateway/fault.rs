@@ -1,4 +1,4 @@
-//! Errors of the gateway itself, as the clients of each provider expect them.
+//! Errors that the gateway itself returns, in the form that each provider's clients expect.
 //!
 //! Tests: `tests/gateway/dialects.rs`.
 
@@ -12,7 +12,7 @@ use tower_turnstile::{Refusal, RefusalKind};
 
 use crate::dialect::Dialect;
 
-/// Why the gateway itself answers a request, or ends a stream.
+/// The reason why the gateway itself answers a request or ends a stream.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {
     status: StatusCode,
@@ -34,23 +34,23 @@ impl Fault {
         }
     }
 
-    /// Of a request without a key that the gateway knows.
+    /// The request has no key, or an unknown one.
     pub(crate) fn no_key() -> Self {
         let message = "no API key: send it as `Authorization: Bearer <key>`, or as `x-api-key`";
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
-    /// `what`: the method and path.
+    /// No route or upstream serves `what`, the method and path.
     pub(crate) fn unknown(what: &str) -> Self {
         let message = format!("the gateway does not serve {what}");
         Self::new(StatusCode::NOT_FOUND, "unknown_url", message)
     }
 
-    /// As the limits have refused the request `what`.
+    /// A limit refused `what`, the method and path.
     pub(crate) fn of_refusal(refusal: &Refusal, what: &str) -> Self {
         match refusal.kind() {
             RefusalKind::NoKey => return Self::no_key(),
-            // A route of the file that refuses everything.
+            // The file has a route that refuses everything.
             _ if refusal.status() == StatusCode::NOT_FOUND => return Self::unknown(what),
             _ => {}
         }
@@ -73,7 +73,7 @@ impl Fault {
         }
     }
 
-    /// As an error of this dialect.
+    /// Builds the error response.
     pub(crate) fn to_response(&self, dialect: Dialect) -> Response<Bytes> {
         let mut response = Response::new(Bytes::from(self.body(dialect).to_string()));
         *response.status_mut() = self.status;
@@ -95,14 +95,14 @@ impl Fault {
         response
     }
 
-    /// The last event of a stream of this dialect.
+    /// Builds the error event that ends a stream.
     pub(crate) fn to_event(&self, dialect: Dialect, path: &str) -> Bytes {
         let mut body = self.body(dialect);
         let name = match dialect {
-            // Its clients look at the name of the event.
+            // Clients recognise the error by the event's name.
             Dialect::Anthropic => "event: error\n",
             _ if path.ends_with("/responses") => {
-                // As an event of this interface, and so that its clients raise it.
+                // The API's own error event, which clients only pass on, and the member that makes them raise it.
                 body["type"] = "error".into();
                 body["code"] = self.code.into();
                 body["message"] = self.message.clone().into();
@@ -158,7 +158,7 @@ impl Fault {
     }
 }
 
-/// What a limit still admits, as the fields `RateLimit-Policy` and `RateLimit` show it.
+/// The state of a limit, from the fields `RateLimit-Policy` and `RateLimit`.
 #[derive(Debug)]
 struct Rate {
     name: String,
@@ -168,7 +168,7 @@ struct Rate {
     reset: Duration,
 }
 
-/// Says in the fields that SDKs read what the fields of the limits say, if the route has these.
+/// Translates the `RateLimit` fields, if the route has them, into the fields that SDKs read.
 pub(crate) fn set_rate_limits(
     headers: &mut HeaderMap,
     dialect: Dialect,
@@ -176,7 +176,7 @@ pub(crate) fn set_rate_limits(
 ) {
     let rates = rates(headers, refusal);
     for unit in ["requests", "tokens"] {
-        // Of several the one that is used up first.
+        // If several limits have this unit, the tightest.
         let of_unit = rates.iter().filter(|rate| rate.unit == unit);
         let Some(rate) = of_unit.min_by_key(|rate| rate.remaining) else {
             continue;
@@ -231,7 +231,7 @@ fn rates(headers: &HeaderMap, refusal: Option<&Refusal>) -> Vec<Rate> {
     rates.chain(violated.map(violated_rate)).collect()
 }
 
-/// Of slots too, which are of requests.
+/// The limit that refused. Slots count as requests.
 fn violated_rate(refusal: &Refusal) -> Rate {
     let problem = serde_json::from_slice::<Value>(refusal.to_response().body());
     let unit = problem

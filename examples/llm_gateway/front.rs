@@ -1,4 +1,4 @@
-//! In front of the limits: one spelling of each path, and errors in the dialect of the client.
+//! Runs before the limits: canonicalises paths, authenticates callers, and turns refusals into errors of the client's dialect.
 //!
 //! Tests: `tests/gateway/dialects.rs`, `paths.rs`.
 
@@ -31,7 +31,7 @@ use crate::{
 /// Time for the last event of a stream to be sent, before its connection is cut.
 const CUT_AFTER: Duration = Duration::from_millis(100);
 
-/// Passes a request to the limits, and what is behind them.
+/// Serves a request through the limited service.
 pub(crate) async fn respond<S, B>(
     limited: S,
     callers: Callers,
@@ -66,7 +66,7 @@ where
     }
     if let Some(fault) = refused.or_else(|| head.extensions.remove::<Fault>()) {
         let mut response = fault.to_response(dialect).map(full);
-        // What the layer has said of its limits stays.
+        // Keep the rate limit fields.
         for (name, value) in &head.headers {
             if name.as_str().contains("ratelimit") {
                 response.headers_mut().append(name, value.clone());
@@ -88,12 +88,12 @@ fn full<B>(body: Bytes) -> Either<B, Full<Bytes>> {
     Either::Right(Full::from(body))
 }
 
-/// A body that tells the client why the gateway ends it, if it is a stream of events.
+/// Response body whose stream of events ends with an error event if the gateway cuts it.
 pub(crate) struct EndingBody<B: Body> {
     body: B,
-    /// Its dialect and path.
+    /// The dialect and path of a stream of events.
     stream: Option<(Dialect, String)>,
-    /// It was ended: its error, and when the client gets it.
+    /// Set once the error event has been sent.
     cut: Option<Cut<B::Error>>,
 }
 
@@ -137,7 +137,7 @@ where
     }
 
     fn size_hint(&self) -> SizeHint {
-        // A last event may come in addition.
+        // An error event may be added.
         match self.stream {
             Some(_) => SizeHint::default(),
             None => self.body.size_hint(),
@@ -145,7 +145,7 @@ where
     }
 }
 
-/// Why the gateway has ended a stream. `None`: the upstream has.
+/// Returns why the gateway ended a stream. `None`: the upstream ended it.
 fn fault_of(error: &(dyn Error + 'static)) -> Option<Fault> {
     let mut next = Some(error);
     let mut causes = iter::from_fn(|| {

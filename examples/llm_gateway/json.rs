@@ -1,47 +1,47 @@
-//! JSON, read as it passes: what stands at which place, in bounded memory, however long the document is.
+//! A streaming JSON reader that reports values with their paths, in bounded memory for documents of any length.
 //!
 //! Tests: `tests/gateway/scans.rs`.
 
 use std::str;
 
-/// Bytes of a key, and of the beginning of a text, that are kept.
+/// Bytes kept of a key, and of the beginning of a string.
 const MAX_KEPT: usize = 64;
-/// Levels of objects and arrays. Below them nothing is reported.
+/// Depth of objects and arrays beyond which values are ignored.
 const MAX_DEPTH: usize = 128;
 
-/// What is found at a place.
+/// A value at some path.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Item<'a> {
-    /// A string: its length in bytes without escapes, and its beginning.
+    /// A string: its unescaped length in bytes, and its beginning.
     Text(u64, &'a [u8]),
-    /// A number from 0 up, without fraction.
+    /// A non-negative integer.
     Number(u64),
-    /// `null`, `true`, or a number of another kind, by its first byte.
+    /// `null`, a boolean, or any other number: its first byte.
     Other(u8),
-    /// An object or array that ends at this place.
+    /// The end of an object or array.
     End,
 }
 
-/// Reads a document in pieces of any length.
+/// Reads a document that arrives in pieces of any length.
 ///
-/// It does not check the grammar: of a text that is no JSON it may report anything. Places are written like
-/// `.choices[].delta.content`.
+/// Paths look like `.choices[].delta.content`. The grammar is not checked: for input that is not JSON, the reported values
+/// are arbitrary.
 #[derive(Debug, Default)]
 pub(crate) struct Scanner {
     place: String,
     levels: Vec<Level>,
-    /// Levels that are too deep.
+    /// Open objects and arrays beyond `MAX_DEPTH`.
     ignored: usize,
     token: Token,
     escape: Escape,
-    /// Beginning of the token that is being read, and its length.
+    /// Beginning of the current token, and its length.
     kept: Vec<u8>,
     length: u64,
 }
 
 #[derive(Debug)]
 struct Level {
-    /// Length of the place of this object or array.
+    /// Length of the path of this object or array.
     place: usize,
     /// The next string is a key.
     expects_key: bool,
@@ -54,7 +54,7 @@ enum Token {
     None,
     Key,
     Text,
-    /// A number or a word.
+    /// A number, boolean or `null`.
     Bare,
 }
 
@@ -63,12 +63,12 @@ enum Escape {
     #[default]
     None,
     Backslash,
-    /// Digits that are still to come, and the code unit so far.
+    /// The number of digits still missing, and the code unit so far.
     Unicode(u8, u16),
 }
 
 impl Scanner {
-    /// Reads the next bytes, and reports what ends in them.
+    /// Reads the next bytes, and reports the values that end in them.
     pub(crate) fn read(&mut self, mut bytes: &[u8], mut on_item: impl FnMut(&str, Item<'_>)) {
         while let Some((&byte, rest)) = bytes.split_first() {
             match self.token {
@@ -86,7 +86,7 @@ impl Scanner {
         }
     }
 
-    /// Ends the document, and reports a string or number that it was cut in. Then another one may begin.
+    /// Ends the document, and reports a string or number that was cut short. The scanner is ready for the next document.
     pub(crate) fn finish(&mut self, mut on_item: impl FnMut(&str, Item<'_>)) {
         match self.token {
             Token::Text => self.end_string(&mut on_item),
@@ -156,7 +156,7 @@ impl Scanner {
         self.length += part.len() as u64;
     }
 
-    /// Returns what comes behind the part that it has read.
+    /// Reads a part of a string, and returns the rest of the bytes.
     fn read_string<'a>(
         &mut self,
         bytes: &'a [u8],
@@ -204,11 +204,11 @@ impl Scanner {
         &bytes[1..]
     }
 
-    /// A code unit of UTF-16.
+    /// Keeps a UTF-16 code unit in UTF-8.
     fn keep_unit(&mut self, unit: u16) {
         match char::from_u32(unit.into()) {
             Some(char) => self.keep(char.encode_utf8(&mut [0; 4]).as_bytes()),
-            // Half of a pair, which has four bytes together. What character it is does not matter here.
+            // Half of a surrogate pair, which is four bytes in UTF-8. Only the length matters here.
             None => self.keep(b"??"),
         }
     }

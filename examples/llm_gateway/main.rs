@@ -1,11 +1,11 @@
-//! A streaming reverse proxy for language models, whose limits stand in a file: streams, starts and tokens of each key.
+//! A streaming reverse proxy for language models that limits the streams, starts and tokens of each key, from a file.
 //!
 //! ```sh
 //! cargo run --example llm_gateway --features config,metrics -- \
 //!     --upstream http://127.0.0.1:8000 --config examples/llm_gateway.toml
 //! ```
 //!
-//! In front of providers, with the gateway's own keys from the environment, and only for callers whose keys a file lists:
+//! In front of providers, with the gateway's own keys from the environment, and for the callers listed in a file:
 //!
 //! ```sh
 //! llm_gateway --config examples/llm_gateway.toml --callers callers.txt --monitor 127.0.0.1:9090 \
@@ -13,33 +13,33 @@
 //!     --upstream /v1/messages=https://api.anthropic.com,ANTHROPIC_API_KEY
 //! ```
 //!
-//! Start it again with `--listen 127.0.0.1:3001`: all replicas on one store keep to the limits together. SIGHUP reads
-//! the files again, while streams go on; a file with a fault changes nothing. SIGTERM refuses newcomers, and lets what
-//! is open go on for a while; a second one does not wait.
+//! Start it again with `--listen 127.0.0.1:3001`: all replicas on one store share the limits. SIGHUP reloads the files while
+//! streams continue; a file with a fault changes nothing. SIGTERM refuses new requests and gives open ones `--grace`; a
+//! second SIGTERM does not wait.
 //!
-//! A slot is taken until the last frame of the upstream's response has been passed on. It is given back at once when
-//! the client leaves, which drops the call to the upstream too, or when the upstream fails.
+//! A request holds its slot until the last frame of the upstream's response has been passed on. The slot is released at
+//! once if the upstream fails or the client disconnects, which also drops the call to the upstream.
 //!
-//! Bodies pass unchanged but for one thing: a request for a stream of completions in the style of OpenAI is sent with
-//! `stream_options.include_usage`, so the stream ends with a chunk that has the usage and no choices. The client gets this
-//! chunk only if it has asked for it. Streams that are charged pass event by event, all others as they come.
+//! Bodies pass unchanged, with one exception: OpenAI's chat completions are streamed with `stream_options.include_usage`, so
+//! that the last chunk reports the usage. Its `choices` are empty, which clients do not expect, so the chunk is passed on only
+//! if the client asked for it. Streams that cost tokens pass event by event, other bodies as they arrive.
 //!
-//! The key of a caller is never passed on. Without `--callers` the gateway takes any key: it needs something in front of
-//! it that knows them.
+//! The caller's key is never passed on. Without `--callers` any key is accepted, so something in front of the gateway has to
+//! authenticate callers.
 //!
 //! | file | what it does |
 //! | --- | --- |
 //! | `main` | options, connections, signals |
-//! | `front` | before the limits: paths, callers, and the errors that clients get |
+//! | `front` | before the limits: paths, callers, errors for clients |
 //! | `proxy` | the way to the upstream and back |
-//! | `upstream` | which paths go where |
-//! | `prompt` | reads a request, to charge its prompt before the upstream is called |
-//! | `meter` | charges an answer while it passes, and settles it |
-//! | `usage` | counts the tokens of an answer |
-//! | `sse`, `json` | find events in a stream, and values in JSON, as they pass |
-//! | `endpoint` | what is asked of a model |
-//! | `dialect`, `fault` | the interfaces of providers, and errors in their style |
-//! | `path`, `callers` | one spelling of each path; the keys of callers |
+//! | `upstream` | the upstreams and their keys |
+//! | `prompt` | reads a request and estimates its tokens |
+//! | `meter` | charges a response while it passes, and settles it |
+//! | `usage` | counts the tokens of a response |
+//! | `sse`, `json` | streaming readers of server-sent events and of JSON |
+//! | `endpoint` | the requests that cost tokens |
+//! | `dialect`, `fault` | the APIs of providers, and errors in their form |
+//! | `path`, `callers` | canonical paths; authentication |
 //! | `monitor` | metrics and health |
 
 mod callers;
@@ -91,11 +91,11 @@ use crate::{
     upstream::Upstream,
 };
 
-/// How long connections may take to close once their streams have ended.
+/// Time for connections to close once their streams have ended.
 const CLOSE: Duration = Duration::from_secs(1);
-/// HTTP/2 clients are asked so often whether they are still there.
+/// Interval between HTTP/2 pings.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// After a connection could not be accepted, for want of file descriptors most likely.
+/// Pause after a failed accept, which is most likely due to a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A reverse proxy whose streams are limited across all replicas that share a store.
@@ -104,32 +104,32 @@ struct Options {
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
-    /// Where requests go: [PATH=]URL[,VARIABLE]. Once for each upstream: with a PATH it has what is below that, and with
-    /// a VARIABLE of the environment the key in there is sent to it
+    /// Upstream, [PATH=]URL[,VARIABLE]; repeatable. PATH: only for paths below it. VARIABLE: environment variable with the
+    /// key for this upstream
     #[arg(long, value_name = "UPSTREAM", required = true)]
     upstream: Vec<Upstream>,
-    /// File with the limits, in TOML; SIGHUP reads it again
+    /// File with the limits, in TOML; SIGHUP reloads it
     #[arg(long)]
     config: PathBuf,
-    /// File with the keys of all callers, one in each line; SIGHUP reads it again. Without it any key is good
+    /// File with the API keys of all callers, one per line; SIGHUP reloads it. Without it any key is accepted
     #[arg(long)]
     callers: Option<PathBuf>,
-    /// Limit of the file that tokens are charged to
+    /// Name of the limit that tokens are charged to
     #[arg(long, default_value = "tokens")]
     budget: String,
     /// Address of /metrics and /health
     #[arg(long)]
     monitor: Option<SocketAddr>,
-    /// Longest prompt, as requests with images have it: bytes, or as in 16MiB
+    /// Longest request that costs tokens, in bytes, KiB or MiB; requests with images need more
     #[arg(long, default_value = "4MiB", value_parser = bytes)]
     max_request: usize,
-    /// How long the upstream may take to begin a stream, and a client to send a prompt
+    /// Longest time until the upstream begins a stream, and until a client has sent its prompt
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
     head_timeout: Duration,
-    /// How long the upstream may send nothing, in a stream or before an answer that is none
+    /// Longest time without a byte from the upstream, in a response or before one that is not a stream
     #[arg(long, default_value = "10m", value_parser = humantime::parse_duration)]
     silence: Duration,
-    /// How long what is open may go on after SIGTERM
+    /// Time for open requests to finish after SIGTERM
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
     grace: Duration,
 }
@@ -158,6 +158,16 @@ async fn run(options: Options) -> Result<(), String> {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
 
+    if options.callers.is_none()
+        && options
+            .upstream
+            .iter()
+            .any(|upstream| upstream.key.is_some())
+    {
+        tracing::warn!(
+            "without --callers, whoever reaches this address spends on the upstream's key"
+        );
+    }
     let recorder = options.monitor.map(|_| monitor::recorder()).transpose()?;
     let callers = options.callers.map(Callers::from_file).transpose()?;
     let callers = callers.unwrap_or_default();
@@ -198,7 +208,7 @@ async fn run(options: Options) -> Result<(), String> {
     file.warn_of_gaps(&config);
     println!("listening on http://{address}");
 
-    // By itself: while a file is read, connections are accepted.
+    // In its own task: reading a file takes a while, and must not delay new connections.
     tokio::spawn(file.reload_on(hangup, live.clone()));
     let layer = live.layer().read_ahead();
     let connections = GracefulShutdown::new();
@@ -235,7 +245,7 @@ async fn listen(option: &str, address: SocketAddr) -> Result<TcpListener, String
     listener.map_err(|error| format!("{option} {address}: {error}"))
 }
 
-/// Paths that cost tokens.
+/// Paths that cost tokens, and should be under the budget.
 const COSTLY: [&str; 5] = [
     "/v1/chat/completions",
     "/v1/completions",
@@ -244,7 +254,7 @@ const COSTLY: [&str; 5] = [
     "/v1/messages",
 ];
 
-/// The file with the limits, and what the gateway needs of it.
+/// The configuration file, and the files that are reloaded with it.
 struct File {
     path: PathBuf,
     budget: Arc<str>,
@@ -252,7 +262,7 @@ struct File {
 }
 
 impl File {
-    /// A file without the limit that is charged would turn the budget off. A budget that is not wanted has `mode = "off"`.
+    /// Reads the configuration. A missing budget is an error, as a typo must not disable it; `mode = "off"` does.
     async fn read(&self) -> Result<Config, String> {
         let config = Config::from_file(&self.path).await;
         let config = config.map_err(|error| self.blame(in_one_line(&error)))?;
@@ -270,7 +280,7 @@ impl File {
         format!("--config {}: {fault}", self.path.display())
     }
 
-    /// A route may do without the budget. That it was forgotten is more likely.
+    /// Warns of routes without the budget, which was probably forgotten.
     fn warn_of_gaps(&self, config: &Config) {
         for path in COSTLY {
             let Ok(request) = Request::post(path).body(()) else {
@@ -295,7 +305,9 @@ impl File {
         while hangup.recv().await.is_some() {
             match self.reload(&live).await {
                 Ok(()) => tracing::info!("reloaded"),
-                Err(fault) => tracing::error!(fault, "not reloaded, all is as before"),
+                Err(fault) => {
+                    tracing::error!(fault, "not reloaded, the old settings stay in force")
+                }
             }
         }
     }
@@ -341,7 +353,7 @@ fn serve(
     });
 }
 
-/// A number of bytes, or of KiB or MiB.
+/// Parses a number of bytes, KiB or MiB.
 fn bytes(text: &str) -> Result<usize, String> {
     let (number, unit) = match text {
         _ if text.ends_with("MiB") => (&text[..text.len() - 3], 1024 * 1024),
@@ -354,12 +366,12 @@ fn bytes(text: &str) -> Result<usize, String> {
     bytes.ok_or_else(|| "it must be a number of bytes, such as 16MiB".to_owned())
 }
 
-/// All faults of a file.
+/// Joins all faults of a file.
 fn in_one_line(error: &ConfigFileError) -> String {
     error.to_string().replace('\n', "; ")
 }
 
-/// What clap says in its first paragraph, in one line.
+/// Returns the first paragraph of clap's message, in one line.
 fn first_paragraph(error: &clap::Error) -> String {
     let text = error.to_string();
     let text = text.trim_start_matches("error: ");

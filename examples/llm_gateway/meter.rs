@@ -1,4 +1,4 @@
-//! Follows an answer of a language model, and charges what it costs.
+//! Charges a language model's response while it passes.
 
 use std::{
     mem,
@@ -17,17 +17,16 @@ use crate::{
     usage::Count,
 };
 
-/// Bytes of an event that wait for its end. A longer one has more in it than usage, and passes as it comes.
+/// Longest event that is held until its end. A longer event is never only a usage report, and passes as it arrives.
 const MAX_HELD: usize = 64 * 1024;
 
-/// The tokens of one request: its prompt is charged before the upstream is called, its answer while it passes.
+/// Charges one request: the prompt before the upstream is called, the response while it passes.
 ///
-/// Dropped, it settles the true cost: as the upstream has reported it, else as much as was delivered. It keeps the slot until
-/// then.
+/// Holds the slot. On drop it settles the cost: as reported by the upstream, or else estimated from the delivered part.
 #[derive(Debug)]
 pub(crate) struct Meter {
     hold: Hold,
-    /// Name of the limit that is charged, in the file.
+    /// Name of the limit that is charged.
     budget: Arc<str>,
     count: Count,
     /// Charged or spent so far.
@@ -35,24 +34,24 @@ pub(crate) struct Meter {
     reader: Reader,
 }
 
-/// How the bytes of an answer are read.
+/// Reader for the response's content type.
 #[derive(Debug)]
 enum Reader {
     /// A stream of server-sent events.
     Events(EventReader, Held),
-    /// A JSON document, and whether it has begun.
+    /// A JSON document. True once it has begun.
     Document(bool),
-    /// Another form, or encoded: its length counts.
+    /// An unknown or compressed form, charged by its length. True once it has begun.
     Unread(bool),
 }
 
-/// Events of a stream wait for their end, so that the client gets each as a whole, or does not get it.
+/// Holds back each event of a stream until it is complete, so that the client gets all of it or nothing.
 #[derive(Debug, Default)]
 struct Held {
     event: BytesMut,
-    /// The event is too long to wait.
+    /// The current event is too long to be held.
     is_passing: bool,
-    /// The client has not asked for the chunk that reports the usage.
+    /// The client has not asked for the usage report.
     hides_usage: bool,
 }
 
@@ -73,17 +72,17 @@ impl Meter {
         })
     }
 
-    /// What the budget has left, as far as is known.
+    /// Returns the remainder of the budget, as last reported by the store.
     pub(crate) fn remaining(&self) -> Option<u32> {
         self.hold.remaining(&*self.budget)
     }
 
-    /// There is no answer.
+    /// The upstream has not answered.
     pub(crate) fn fail(mut self) {
         self.count.fail();
     }
 
-    /// The answer begins. Returns whether it may pass in other pieces, or shorter, than it came.
+    /// The response begins. Returns whether its length may change on the way.
     pub(crate) fn begin(&mut self, head: &Parts, hides_usage: bool) -> bool {
         if !head.status.is_success() {
             self.count.fail();
@@ -92,7 +91,7 @@ impl Meter {
         matches!(self.reader, Reader::Events(..))
     }
 
-    /// Reads what has come, and returns what passes of it.
+    /// Reads a part of the response, and returns the bytes to pass on.
     fn read(&mut self, data: Bytes) -> Bytes {
         let count = &mut self.count;
         let passing = match &mut self.reader {
@@ -116,7 +115,7 @@ impl Meter {
         passing
     }
 
-    /// Nothing more comes. Returns what has waited for its end.
+    /// The response has ended. Returns an unfinished event.
     fn end(&mut self) -> Bytes {
         match &mut self.reader {
             Reader::Events(_, held) => mem::take(&mut held.event).freeze(),
@@ -124,7 +123,7 @@ impl Meter {
         }
     }
 
-    /// The upstream has cut the answer off. One that is no stream has cost what has come.
+    /// The upstream broke off. A document that had begun is charged, an empty response is not.
     fn cut(mut self) {
         if !matches!(self.reader, Reader::Document(true) | Reader::Unread(true)) {
             self.count.fail();
@@ -186,12 +185,12 @@ impl Drop for Meter {
     }
 }
 
-/// A body that passes under a meter, if it has one.
+/// Response body, charged by its meter if it has one.
 #[derive(Debug)]
 pub(crate) struct MeteredBody<B: Body> {
     body: B,
     meter: Option<Meter>,
-    /// What comes after the events that were still waiting.
+    /// The end of the body, after an unfinished event.
     last: Option<Option<Result<Frame<Bytes>, B::Error>>>,
 }
 
@@ -232,7 +231,7 @@ where
                     }
                 }
                 last => {
-                    // Of a stream that breaks the client gets whole events.
+                    // An unfinished event of a broken stream is dropped.
                     let waiting = match &last {
                         Some(Err(_)) => Bytes::new(),
                         _ => meter.end(),
@@ -242,7 +241,6 @@ where
                         return Poll::Ready(Some(Ok(Frame::data(waiting))));
                     }
                     match &last {
-                        // What was delivered is settled.
                         Some(Err(_)) => self.meter.take().map_or((), Meter::cut),
                         Some(Ok(_)) => {}
                         None => self.meter = None,

@@ -1,4 +1,4 @@
-//! `/metrics` for Prometheus and `/health` for a load balancer, on an address that clients do not reach.
+//! `/metrics` for Prometheus and `/health` for load balancers, on a separate address that clients need not reach.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -22,7 +22,7 @@ pub(crate) struct Monitor {
     is_ending: watch::Receiver<bool>,
 }
 
-/// Installs a recorder of metrics. Before the limiter is made, or it has no metrics.
+/// Installs the metrics recorder. Call it before the limiter is created, which looks for a recorder only once.
 pub(crate) fn recorder() -> Result<PrometheusHandle, String> {
     let seconds = Matcher::Suffix("_seconds".to_owned());
     PrometheusBuilder::new()
@@ -91,7 +91,7 @@ impl Monitor {
         response
     }
 
-    /// With the store down the gateway works, by the fallbacks of its limits. It is not well once it has been asked to end.
+    /// 503 once the gateway is shutting down. While the store is down it is healthy: the fallbacks of its limits decide.
     fn health(&self) -> (StatusCode, &'static str, String) {
         let (limits, is_ending) = (self.limiter.status(), *self.is_ending.borrow());
         let health = json!({

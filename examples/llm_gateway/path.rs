@@ -1,14 +1,13 @@
-//! One spelling of each path, so that the limits, the prices and the upstream read the same.
+//! Canonical paths, so that limits, prices and the upstream all see the same path.
 //!
 //! Tests: `tests/gateway/paths.rs`.
 
 use http::{Uri, uri::PathAndQuery};
 use percent_encoding::percent_decode_str;
 
-/// The URI with its path as it is looked up and passed on: without empty segments, `.` and `..`, without a slash at its end,
-/// and with nothing encoded that need not be.
+/// Returns the URI with a canonical path: no empty segments, no `.` or `..`, no trailing slash, and no needless encoding.
 ///
-/// `None`: what another server would make of the path is not certain, since it has a backslash, or a `%` without digits.
+/// `None`: servers interpret the path differently, because it has a backslash or an invalid `%`.
 pub(crate) fn canonical(uri: &Uri) -> Option<Uri> {
     let decoded = uri.path().split('/').map(decoded);
     let segments = resolved(decoded.collect::<Option<Vec<_>>>()?);
@@ -22,7 +21,7 @@ pub(crate) fn canonical(uri: &Uri) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-/// The last segment, as a server reads it that decodes slashes too.
+/// Returns the last segment, as seen by a server that also decodes slashes.
 pub(crate) fn last_segment(path: &str) -> String {
     let path = percent_decode_str(path).decode_utf8_lossy();
     let segments = resolved(path.split('/').map(str::to_owned).collect());
@@ -41,7 +40,7 @@ fn resolved(segments: Vec<String>) -> Vec<String> {
     resolved
 }
 
-/// Only what is unreserved (RFC 3986, 2.3) is decoded; an encoded slash is a part of its segment.
+/// Decodes unreserved characters only (RFC 3986, 2.3). An encoded slash remains part of its segment.
 fn decoded(segment: &str) -> Option<String> {
     let mut decoded = String::with_capacity(segment.len());
     let mut rest = segment;

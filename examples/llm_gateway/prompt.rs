@@ -1,4 +1,4 @@
-//! A request to a language model: its body is read, to charge it before the upstream is called.
+//! Reads a request that costs tokens, so that its prompt can be charged before the upstream is called.
 //!
 //! Tests: `tests/gateway/prompts.rs`.
 
@@ -17,37 +17,37 @@ use crate::{
     usage::BYTES_PER_TOKEN,
 };
 
-/// What the upstream gets, and what that costs.
+/// A request's body, and the estimated tokens of its prompt.
 #[derive(Debug)]
 pub(crate) struct Prompt {
     pub(crate) body: Bytes,
-    /// Estimated by its length.
+    /// Estimate, by the length of the text.
     pub(crate) tokens: u32,
-    /// The answer comes in pieces, and begins soon.
+    /// The client wants a stream.
     pub(crate) is_stream: bool,
-    /// The gateway has asked for the usage of the stream, and the client has not.
+    /// Only the gateway has asked for the stream's usage, not the client.
     pub(crate) hides_usage: bool,
 }
 
-/// What the gateway has to know of a request.
+/// The parts of a request that matter to the gateway.
 #[derive(Debug, Default)]
 struct Seen {
     is_stream: bool,
-    /// It is answered later, to another request.
+    /// The response is produced in the background, and fetched by another request.
     is_background: bool,
-    /// Length of what the model reads.
+    /// Length of the text for the model.
     bytes: u64,
-    /// Of a document that stands in the field of encoded ones, which is text if its type says so.
+    /// Length of the last `data` field: encoded media, or text if its `source` has the type `text`.
     data: u64,
     has_text_type: bool,
 }
 
 impl Prompt {
-    /// Reads the body. A stream is asked to report its usage; nothing else is changed.
+    /// Reads the body. Adds the wish for a usage report to a request for a stream, and changes nothing else.
     ///
     /// # Errors
     ///
-    /// The status of the answer, and why: the body is too long, or fails, or asks for what cannot be charged.
+    /// Status and message, if the body is too long, compressed or incomplete, or asks for a response that cannot be charged.
     pub(crate) async fn read<B>(
         endpoint: Endpoint,
         headers: &HeaderMap,
@@ -72,7 +72,7 @@ impl Prompt {
         })?;
         let body = body.to_bytes();
         if serde_json::from_slice::<IgnoredAny>(&body).is_err() {
-            // For the upstream to judge. All of it counts.
+            // Left to the upstream to refuse. All bytes count.
             return Ok(Self {
                 tokens: tokens(body.len() as u64),
                 body,
@@ -118,7 +118,7 @@ impl Seen {
         }
     }
 
-    /// Images are not counted: how many tokens they are has little to do with their length. Nor is the structure of the JSON.
+    /// Counts texts, but neither images, whose tokens have little to do with their length, nor the structure of the JSON.
     fn note_read(&mut self, place: &str, item: Item<'_>) {
         let name = place.rsplit('.').next().unwrap_or_default();
         match item {
@@ -139,7 +139,7 @@ impl Seen {
     }
 }
 
-/// Whether the model reads what stands there: texts, and descriptions of tools.
+/// Whether the value at this path goes to the model: messages, and descriptions of tools.
 fn is_read(place: &str) -> bool {
     let field = place.trim_start_matches('.');
     let field = field.split(['.', '[']).next().unwrap_or_default();
@@ -158,7 +158,7 @@ fn is_read(place: &str) -> bool {
     .contains(&field)
 }
 
-/// The request with `stream_options.include_usage`, which is put between its bytes. `None`: it has that already.
+/// Returns the request with `stream_options.include_usage` inserted. `None`: it has it already.
 fn with_usage(request: &[u8]) -> Option<Vec<u8>> {
     #[derive(Deserialize)]
     struct Request<'a> {
@@ -189,7 +189,7 @@ fn with_usage(request: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// `null` is a value too.
+/// Distinguishes `null` from a missing field.
 fn present<'de, D: Deserializer<'de>>(value: D) -> Result<Option<&'de RawValue>, D::Error> {
     Deserialize::deserialize(value).map(Some)
 }
@@ -204,7 +204,7 @@ fn replaced(text: &str, part: &str, other: &str) -> Vec<u8> {
     [before, other, after].concat().into_bytes()
 }
 
-/// With one more field, the first one, in the object that begins at this place or after white space.
+/// Inserts a first field into the object that begins at or after `at`.
 fn inserted(json: &str, at: usize, field: &str) -> Option<Vec<u8>> {
     let begin = at + json[at..].find('{')? + 1;
     let (before, after) = json.split_at(begin);

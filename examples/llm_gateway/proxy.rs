@@ -1,4 +1,4 @@
-//! The way to the upstream and back.
+//! Forwards requests to the upstream, and responses back.
 
 use std::{
     convert::Infallible,
@@ -30,14 +30,14 @@ use crate::{
     upstream::{self, HttpClient, Upstream},
 };
 
-/// The way to the upstreams. Cheap to clone; clones share connections.
+/// Forwards requests. Cheap to clone; clones share connections.
 #[derive(Clone)]
 pub(crate) struct Proxy {
     client: HttpClient<ClientBody>,
     settings: Arc<Settings>,
 }
 
-/// What the options say.
+/// Settings from the command line.
 pub(crate) struct Settings {
     pub(crate) upstreams: Vec<Upstream>,
     /// Name of the limit that is charged.
@@ -50,14 +50,16 @@ pub(crate) struct Settings {
 pub(crate) type ProxyBody = Either<MeteredBody<Silent<Incoming>>, Empty<Bytes>>;
 type ClientBody = Either<ReadAheadBody<Incoming>, Full<Bytes>>;
 
-/// Why there is no answer of the upstream.
+/// A request that was not answered by the upstream.
 enum Failure {
     Fault(Fault),
     Refused(AcquireError),
 }
 
 impl Proxy {
-    /// An error is about TLS.
+    /// # Errors
+    ///
+    /// If an upstream needs TLS and the system has no root certificates.
     pub(crate) fn new(settings: Settings) -> Result<Self, String> {
         let with_tls = settings.upstreams.iter().any(Upstream::is_tls);
         Ok(Self {
@@ -66,9 +68,9 @@ impl Proxy {
         })
     }
 
-    /// Asks the upstream. Dropping this, or the response, drops the upstream's call.
+    /// Forwards a request. Dropping the future or the response drops the call to the upstream.
     ///
-    /// A response without one has the [`Fault`] or the [`Refusal`] in its extensions, and no body.
+    /// If the upstream has not answered, the response is empty and has a [`Fault`] or a [`Refusal`] in its extensions.
     pub(crate) async fn forward(
         self,
         request: Request<ReadAheadBody<Incoming>>,
@@ -86,7 +88,7 @@ impl Proxy {
         }))
     }
 
-    /// Bodies go both ways as they come, but for the requests that are charged: they are read before.
+    /// Streams bodies in both directions. Only a request that costs tokens is read before it is sent.
     async fn answer(
         self,
         request: Request<ReadAheadBody<Incoming>>,
@@ -100,7 +102,7 @@ impl Proxy {
                 let (prompt, meter) = self.charge(endpoint, &mut head, body).await?;
                 hides_usage = prompt.hides_usage;
                 if !prompt.is_stream {
-                    // The head comes when the answer is whole.
+                    // The head comes with the complete response.
                     head_timeout = self.settings.silence;
                 }
                 (Either::Right(Full::from(prompt.body)), Some(meter))
@@ -152,7 +154,7 @@ impl Proxy {
         let prompt = prompt.map_err(|(status, message)| {
             Failure::Fault(Fault::new(status, "invalid_request", message))
         })?;
-        // The client puts in that of the body, which may be longer now. And what is compressed could not be read.
+        // The length may have changed; the HTTP client sets it. A compressed response could not be read.
         head.headers.remove(header::CONTENT_LENGTH);
         let identity = HeaderValue::from_static("identity");
         head.headers.insert(header::ACCEPT_ENCODING, identity);
@@ -195,7 +197,7 @@ impl Proxy {
         )))
     }
 
-    /// Makes it the head that the upstream gets.
+    /// Turns the caller's head into the upstream's.
     fn rewrite(&self, head: &mut Parts) -> Result<(), Failure> {
         let path = head.uri.path().to_owned();
         let upstream = Upstream::of(&self.settings.upstreams, &path);
@@ -207,7 +209,7 @@ impl Proxy {
         head.version = Version::default();
         remove_hop_by_hop(&mut head.headers);
         Dialect::of(&path).set_key(&mut head.headers, upstream.key.as_ref());
-        // The client puts in that of the URI.
+        // The HTTP client sets it from the URI.
         head.headers.remove(header::HOST);
         if let Some(PeerAddress(peer)) = head.extensions.get() {
             let peer = peer.ip().to_canonical().to_string();
@@ -219,16 +221,16 @@ impl Proxy {
     }
 }
 
-/// A body that fails if the upstream sends nothing for too long.
+/// Body that fails if the upstream sends nothing for too long.
 #[derive(Debug)]
 pub(crate) struct Silent<B> {
     body: B,
     allowed: Duration,
-    /// Set while it is waited for a byte.
+    /// Set while waiting for a byte.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// The upstream has sent nothing for longer than `--silence`.
+/// Error of a body whose upstream sent nothing for `--silence`.
 #[derive(Debug)]
 pub(crate) struct SilenceError;
 
@@ -281,7 +283,7 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Body for Silent<B> {
 }
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// What belongs to one connection (RFC 9110, 7.6.1), beside what the field `Connection` names.
+/// Fields of a single connection (RFC 9110, 7.6.1), besides those named by `Connection`.
 const HOP_BY_HOP: [HeaderName; 8] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -306,7 +308,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Those of the gateway's own account at the provider. A caller has limits of its own.
+/// Removes the rate limits of the gateway's own account at the provider. Callers see their own limits.
 fn remove_rate_limits(headers: &mut HeaderMap) {
     let prefixes = ["x-ratelimit-", "anthropic-ratelimit-", "ratelimit"];
     let is_one = |name: &&HeaderName| {
@@ -320,7 +322,7 @@ fn remove_rate_limits(headers: &mut HeaderMap) {
     }
 }
 
-/// What the budget has left after the prompt, in the place of what the layer knows from before.
+/// Shows the budget as the prompt has left it. The layer only knows it from before.
 fn show_remaining(headers: &mut HeaderMap, budget: &str, meter: &Meter) {
     let Some(remaining) = meter.remaining() else {
         return;

@@ -7,23 +7,23 @@ use std::mem;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 const DATA: &[u8] = b"data:";
 
-/// Finds events in bytes that arrive in pieces of any length. It keeps none of them.
+/// Finds events in bytes that arrive in pieces of any length. The data is not buffered.
 ///
-/// It reads as a browser does ([HTML, 9.2.6]): lines end in LF, CRLF or CR, comments and unknown fields are skipped, lines of
-/// data are joined by LF, and an event that the stream cuts short is none. The names of events are not kept, since the data
-/// of language models says its type itself.
+/// Parses as a browser does ([HTML, 9.2.6]): lines end in LF, CRLF or CR, comments and unknown fields are skipped, lines of
+/// data are joined by LF, and an incomplete event is ignored. The names of events are skipped too, since the data of
+/// language models contains its type.
 ///
 /// [HTML, 9.2.6]: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 #[derive(Debug, Default)]
 pub(crate) struct EventReader {
     line: Line,
-    /// The line so far, while it may still become one of data.
+    /// Beginning of the line, until its kind is known.
     begin: Vec<u8>,
-    /// The event has lines of data.
+    /// The event has data.
     has_data: bool,
-    /// Something other than comments has come since the last event.
+    /// The event has a line that is not a comment.
     has_fields: bool,
-    /// An LF would belong to the line end before it.
+    /// The last byte was CR, so LF would belong to the same line end.
     after_cr: bool,
     after_first_line: bool,
 }
@@ -32,25 +32,25 @@ pub(crate) struct EventReader {
 enum Line {
     #[default]
     Begin,
-    /// A space here does not belong to the value.
+    /// After `data:`, where a space does not belong to the value.
     AfterColon,
     Data,
     Comment,
     Other,
 }
 
-/// What ends at the place up to which bytes were read.
+/// The reason why [`EventReader::read`] stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// An event with data.
     Event,
-    /// Comments, or an event without data: nothing that a client sees.
+    /// A comment, or an event without data, which clients ignore.
     Nothing,
 }
 
 impl EventReader {
-    /// Reads up to the end of an event, or of all bytes if it is not in them. Passes on the data, in pieces, and returns how
-    /// many bytes it has read.
+    /// Reads up to the end of the event, or all bytes if it does not end in them. Passes its data to the closure, in pieces,
+    /// and returns the number of bytes read.
     pub(crate) fn read(
         &mut self,
         bytes: &[u8],

@@ -1,4 +1,4 @@
-//! The providers behind the gateway: which paths go where, over TLS or not, and with which key.
+//! The upstreams: their paths, URLs and keys, and the HTTP client for them.
 
 use std::{env, str::FromStr, time::Duration};
 
@@ -15,16 +15,16 @@ use rustls::{ClientConfig, RootCertStore};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where requests go: `[PATH=]URL[,VARIABLE]`.
+/// An upstream, written as `[PATH=]URL[,VARIABLE]`.
 #[derive(Clone, Debug)]
 pub(crate) struct Upstream {
-    /// It has the requests for this path and those below it.
+    /// The upstream serves this path and everything below it.
     prefix: String,
     scheme: Scheme,
     authority: Authority,
-    /// Path of the URL, which comes before that of a request.
+    /// Path of the URL, prepended to the path of each request.
     base: String,
-    /// The gateway's own key, in place of that of the caller.
+    /// The gateway's own key, which replaces the caller's.
     pub(crate) key: Option<HeaderValue>,
 }
 
@@ -67,7 +67,7 @@ impl FromStr for Upstream {
     }
 }
 
-/// The key in an environment variable. No message has it.
+/// Reads the key from an environment variable. Error messages do not contain it.
 fn key_in(variable: &str) -> Result<HeaderValue, String> {
     let key = env::var(variable).unwrap_or_default();
     let value = HeaderValue::try_from(key.trim())
@@ -79,7 +79,7 @@ fn key_in(variable: &str) -> Result<HeaderValue, String> {
 }
 
 impl Upstream {
-    /// The most specific one for this path. `None`: none has it.
+    /// Returns the most specific upstream for a path.
     pub(crate) fn of<'a>(upstreams: &'a [Self], path: &str) -> Option<&'a Self> {
         let having = upstreams.iter().filter(|upstream| upstream.has(path));
         having.max_by_key(|upstream| upstream.prefix.len())
@@ -104,7 +104,7 @@ impl Upstream {
     }
 }
 
-/// Connections to all upstreams. Those over TLS trust the roots of the system.
+/// Creates the HTTP client for all upstreams. TLS uses the system's root certificates.
 pub(crate) fn client<B>(with_tls: bool) -> Result<HttpClient<B>, String>
 where
     B: http_body::Body<Data: Send> + Send,

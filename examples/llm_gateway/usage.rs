@@ -1,26 +1,26 @@
-//! What an answer has cost so far, in tokens: as the upstream reports it, else estimated.
+//! Counts the tokens of a response: as reported by the upstream, or else estimated.
 //!
-//! It reads answers by their shape, and needs not know who asked how: the chat completions and completions of OpenAI have
-//! `choices`, its responses `response` or `output`, the messages of Anthropic `delta` or `content`. Tests:
+//! Responses are recognised by their members: OpenAI's completions have `choices`, its responses API `response` or `output`,
+//! and Anthropic's messages `delta` or `content`. Tests:
 //! `tests/gateway/counts.rs`.
 
 use std::mem;
 
 use crate::json::{Item, Scanner};
 
-/// Bytes of text of one token, roughly, in English; the common rule of thumb.
+/// Bytes of text per token: the common rule of thumb for English.
 pub(crate) const BYTES_PER_TOKEN: u64 = 4;
 
-/// Tokens of a prompt and its answer.
+/// Tokens of a prompt and its response.
 ///
-/// The upstream's reports are the truth. Between them each delta with content counts as a token, which it is for most models,
-/// but at least one for four bytes: some servers put many tokens into a delta. (By bytes alone, a stream of digits or symbols
-/// would count too little.)
+/// The upstream's reports are exact. Between reports each delta counts as one token, which most servers send, or as a token
+/// per four bytes if that is more, since some servers put many tokens into a delta. (By bytes alone, a stream of digits or
+/// symbols would count too little.)
 #[derive(Debug)]
 pub(crate) struct Count {
-    /// Estimated until it is reported.
+    /// Estimate until reported.
     prompt: u64,
-    /// As last reported.
+    /// Last report.
     answer: u64,
     /// Since the last report.
     deltas: u64,
@@ -31,18 +31,18 @@ pub(crate) struct Count {
     seen: Seen,
 }
 
-/// What an event, or an answer that is no stream, has in it so far.
+/// The relevant content of the current event or document.
 #[derive(Debug, Default)]
 struct Seen {
     usage: Usage,
-    /// At the beginning of a message: its few tokens of output come again as deltas.
+    /// Usage at the beginning of a message. Its output tokens are not used, since they come again as deltas.
     first_usage: Usage,
     deltas: u64,
-    /// Of texts that the model has written.
+    /// Length of the texts written by the model.
     bytes: u64,
-    /// `bytes` when the last choice ended.
+    /// Value of `bytes` at the end of the last choice.
     counted: u64,
-    /// Of texts in an answer of unknown shape.
+    /// Length of all other strings, for documents of an unknown form.
     others: u64,
     choices: Option<u64>,
     has_error: bool,
@@ -53,7 +53,7 @@ struct Seen {
 #[derive(Debug, Default)]
 struct Usage {
     prompt: Option<u64>,
-    /// What is read from a cache, or written into one. It is in `prompt`, but not in `input`.
+    /// Tokens read from a cache or written to it, which `prompt` includes and `input` does not.
     cached: u64,
     input: Option<u64>,
     answer: Option<u64>,
@@ -61,7 +61,7 @@ struct Usage {
 }
 
 impl Count {
-    /// With an estimate of the prompt.
+    /// Starts with an estimate of the prompt.
     pub(crate) fn new(prompt: u32) -> Self {
         Self {
             prompt: prompt.into(),
@@ -75,7 +75,7 @@ impl Count {
         }
     }
 
-    /// Tokens so far. None if the upstream failed before it had begun.
+    /// Returns the tokens so far: 0 if the upstream failed before the response began.
     pub(crate) fn total(&self) -> u32 {
         if self.has_failed && !self.has_begun {
             return 0;
@@ -86,12 +86,12 @@ impl Count {
         u32::try_from(total).unwrap_or(u32::MAX)
     }
 
-    /// The upstream failed. Later reports count nevertheless.
+    /// The upstream failed. Later reports still count.
     pub(crate) fn fail(&mut self) {
         self.has_failed = true;
     }
 
-    /// Reads the next part of an event's data, or of an answer that is no stream.
+    /// Reads the next part of an event's data or of a document.
     pub(crate) fn read(&mut self, part: &[u8]) {
         let seen = &mut self.seen;
         seen.length += part.len() as u64;
@@ -99,7 +99,7 @@ impl Count {
             .read(part, |place, item| seen.note(place, item));
     }
 
-    /// The event is whole. Returns whether it has the usage of the stream and nothing else.
+    /// Ends an event. Returns whether it is only a report of the usage.
     pub(crate) fn end_event(&mut self) -> bool {
         let seen = self.end();
         let is_report = seen.choices == Some(0) && seen.usage.is_known();
@@ -108,7 +108,7 @@ impl Count {
         is_report
     }
 
-    /// An answer that is no stream has ended, or was cut off. Without a report its texts count.
+    /// Ends a document, which may be incomplete. Without a report its texts count.
     pub(crate) fn end_document(&mut self) {
         let seen = self.end();
         self.report(&seen);
@@ -117,7 +117,7 @@ impl Count {
         }
     }
 
-    /// Counts bytes of an answer that nobody can read.
+    /// Counts bytes that cannot be read.
     pub(crate) fn add_unread(&mut self, bytes: u64) {
         self.bytes += bytes;
     }
@@ -150,21 +150,21 @@ impl Count {
             return;
         };
         self.has_begun = true;
-        // Servers that do not know it yet, or any more, report 0.
+        // Some servers report 0 while the number is unknown.
         if reported > 0 {
             self.prompt = reported;
         }
     }
 
-    /// Reports add up all that was before.
+    /// Reports are cumulative.
     fn report_answer(&mut self, usage: &Usage) {
-        // Some count thoughts in the total only.
+        // Some servers count reasoning only in the total.
         let rest = usage.total.map(|total| total.saturating_sub(self.prompt));
         let Some(reported) = usage.answer.max(rest) else {
             return;
         };
         self.has_begun = true;
-        // Some report 0 in each chunk, or once more at the end.
+        // Some servers report 0 in every chunk, or again at the end.
         if reported > 0 {
             (self.answer, self.deltas, self.bytes) = (reported, 0, 0);
         }
@@ -172,11 +172,11 @@ impl Count {
 }
 
 impl Seen {
-    /// Length of the texts in an answer that is no stream.
+    /// Length of the texts of a document.
     fn texts(&self) -> u64 {
         match (self.bytes, self.others) {
             (0, 0) if self.has_encoded => 0,
-            // It is no JSON.
+            // Not JSON.
             (0, 0) => self.length,
             (0, others) => others,
             (written, _) => written,
@@ -197,7 +197,7 @@ impl Seen {
                 } else {
                     self.others += bytes;
                 }
-                // It is that of a response, and no object.
+                // An event of the responses API, whose delta is a string.
                 self.deltas += u64::from(place == ".delta" && bytes > 0);
             }
             Item::End => match place {
@@ -244,7 +244,7 @@ impl Usage {
     }
 }
 
-/// Whether the model has written the text at this place.
+/// Whether the model wrote the text at this path.
 fn is_written(place: &str) -> bool {
     let message = [".choices[].delta.", ".choices[].message."];
     let message = message
@@ -266,16 +266,16 @@ fn is_written(place: &str) -> bool {
         .contains(&rest);
     }
     [
-        // Completions.
+        // Text completions.
         ".choices[].text",
-        // Events of responses, and their documents.
+        // The responses API: events and documents.
         ".delta",
         ".output[].content[].text",
         ".output[].content[].refusal",
         ".output[].summary[].text",
         ".output[].name",
         ".output[].arguments",
-        // Events of messages, and their documents.
+        // Messages: events and documents.
         ".delta.text",
         ".delta.thinking",
         ".delta.partial_json",
@@ -287,7 +287,7 @@ fn is_written(place: &str) -> bool {
         || place.starts_with(".content[].input.")
 }
 
-/// Vectors and images have no tokens of text.
+/// Embeddings and media, whose length says nothing about tokens.
 fn is_encoded(place: &str) -> bool {
     let name = place.rsplit('.').next().unwrap_or_default();
     let name = name.trim_end_matches("[]");

@@ -10,7 +10,7 @@ use serde::{
 
 use super::error::Faults;
 
-/// Most headers of one `any_of`.
+/// Maximum number of headers in one `any_of`.
 pub(super) const MAX_HEADERS: usize = 8;
 
 /// A request header that names the caller: see [`KeyConfig::AnyOf`](super::KeyConfig::AnyOf).
@@ -24,7 +24,7 @@ pub enum HeaderKey {
 }
 
 impl HeaderKey {
-    /// The name of the header.
+    /// Returns the name of the header.
     pub fn name(&self) -> &str {
         match self {
             Self::Header(name) | Self::Bearer(name) => name,
@@ -41,7 +41,7 @@ impl HeaderKey {
         }
     }
 
-    /// The key of a request. An empty one is none.
+    /// Returns the key of a request. `None`: it is missing, empty, or of another form.
     pub(super) fn find<'a>(&self, headers: &'a HeaderMap) -> Option<&'a [u8]> {
         let value = headers.get(self.name())?.as_bytes();
         let key = match self {
@@ -52,12 +52,12 @@ impl HeaderKey {
     }
 }
 
-/// The key of the first of these headers that has one.
+/// Returns the key from the first of these headers that has one.
 pub(super) fn find<'a>(keys: &[HeaderKey], headers: &'a HeaderMap) -> Option<&'a [u8]> {
     keys.iter().find_map(|key| key.find(headers))
 }
 
-/// The scheme is read in any case (RFC 9110, 11.1).
+/// Returns the token. The scheme is case-insensitive (RFC 9110, 11.1).
 fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked("bearer".len())?;
     let is_separated = token.first() == Some(&b' ');

@@ -7,13 +7,13 @@ use std::fmt;
 use http::HeaderName;
 use serde::{Deserialize, Deserializer};
 
-#[cfg(test)]
-use super::{header_key::HeaderTable, schema};
 use super::{
     error::Faults,
     header_key::{HeaderKey, MAX_HEADERS},
     word_or_table::{secret, word_or_table},
 };
+#[cfg(test)]
+use super::{header_key::HeaderTable, schema};
 use crate::{
     key::Key,
     layer::{ClientAddress, IPV6_PREFIX},
@@ -36,14 +36,13 @@ pub enum KeyConfig {
     Header(String),
     /// Each token in this request header, which has the form `Bearer <token>`.
     ///
-    /// Unless the file says otherwise, a request without one is refused: see
-    /// [`LimitConfig::require_key`](super::LimitConfig::require_key).
+    /// A request without a token is refused by default: see [`LimitConfig::require_key`](super::LimitConfig::require_key).
     Bearer(String),
-    /// Each key in the first of these headers that has one, for clients that send it in different places.
+    /// Each key, taken from the first of these headers that has one, for clients that send it in different headers.
     ///
-    /// One text is one caller, whichever header it is in. A header without the expected form, and an empty one, is
-    /// skipped. If a header is repeated, its first value counts. A caller can send all of them: whatever authenticates it
-    /// has to look at them in the same order. Requests without a key are refused as for [`Bearer`](Self::Bearer).
+    /// The same text in another header is the same caller. Headers that are empty or have another form are skipped. If a
+    /// header is repeated, its first value counts. A client can send several of these headers, so authentication has to
+    /// check them in the same order. Requests without a key are refused by default, as with [`Bearer`](Self::Bearer).
     AnyOf(Vec<HeaderKey>),
     /// Each client address.
     ClientAddress(AddressConfig),
@@ -109,7 +108,7 @@ impl KeyConfig {
         }
     }
 
-    /// Whether requests without a key are refused if the file does not say.
+    /// Default of [`LimitConfig::require_key`](super::LimitConfig::require_key).
     pub(super) fn is_required_by_default(&self) -> bool {
         matches!(self, Self::Bearer(_) | Self::AnyOf(_))
     }
@@ -214,7 +213,7 @@ pub(super) struct KeyTable {
     /// Each token in this request header, which has the form `Bearer <token>`.
     #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")))]
     bearer: Option<String>,
-    /// Each key in the first of these headers that has one.
+    /// Each key, taken from the first of these headers that has one.
     #[serde(rename = "any_of")]
     #[cfg_attr(test, schemars(length(min = 1, max = MAX_HEADERS), with = "Option<Vec<HeaderTable>>"))]
     any_of: Option<Vec<HeaderKey>>,
