@@ -77,7 +77,7 @@ use tokio::{
 };
 use tower::{Layer, service_fn};
 use tower_turnstile::{
-    PeerAddress,
+    PeerAddress, RefusalKind,
     config::{Config, ConfigFileError, LimitConfig, LiveConfig},
     layer::ReadAheadLayer,
 };
@@ -290,11 +290,10 @@ impl File {
             let Ok(preview) = config.preview(&head) else {
                 continue;
             };
-            let is_charged = |name: &str| name == &*self.budget;
-            let is_safe = preview
-                .limits
-                .iter()
-                .any(|limit| limit.refusal.is_some() || is_charged(limit.limit.name()));
+            let is_safe = preview.limits.iter().any(|limit| {
+                let refuses_all = limit.refusal.is_some_and(|kind| kind != RefusalKind::NoKey);
+                refuses_all || limit.limit.name() == &*self.budget
+            });
             if !is_safe {
                 tracing::warn!(path, budget = &*self.budget, "requests are not charged");
             }

@@ -14,6 +14,8 @@ use hyper_util::{
 use rustls::{ClientConfig, RootCertStore};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Shorter than that of most servers: a request on a connection that the server is closing would fail.
+const POOL_IDLE: Duration = Duration::from_secs(20);
 
 /// An upstream, written as `[PATH=]URL[,VARIABLE]`.
 #[derive(Clone, Debug)]
@@ -130,5 +132,6 @@ where
     let connector = tls.https_or_http().enable_http1().wrap_connector(http);
     Ok(Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(POOL_IDLE)
         .build(connector))
 }

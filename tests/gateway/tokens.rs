@@ -401,6 +401,46 @@ fn requests_pass_unchanged() {
     });
 }
 
+/// It is a start, and no prompt.
+#[test]
+fn to_count_tokens_is_free() {
+    alone(async {
+        let stage = stage().await;
+        for number in 0..21 {
+            let request = request(
+                "/v1/messages/count_tokens",
+                "anthropic-document",
+                "me",
+                body(400),
+            );
+            let response = send(&stage.replicas[number % 2], Version::HTTP_11, request).await;
+            assert_eq!(response.status(), if number < 20 { 200 } else { 429 });
+        }
+        assert_eq!(stage.tokens(), 0);
+    });
+}
+
+/// Most likely it was forgotten.
+#[test]
+fn a_route_without_the_budget_is_logged() {
+    alone(async {
+        let without = |policy: String| {
+            let limits = r#"limits = ["chat-key", "chat-opens", "chat-all", "tokens"]"#;
+            policy.replacen(
+                limits,
+                r#"limits = ["chat-key", "chat-opens", "chat-all"]"#,
+                1,
+            )
+        };
+        let stage = Stage::with(&[], without).await;
+        stage.replicas[0]
+            .until_logged("requests are not charged", 5)
+            .await;
+        let whole = Stage::new().await;
+        assert!(!whole.replicas[0].log().contains("not charged"));
+    });
+}
+
 #[test]
 fn a_budget_may_have_another_name() {
     alone(async {
