@@ -25,7 +25,8 @@ use crate::{
     dialect::Dialect,
     fault::{Fault, set_rate_limits},
     path::canonical,
-    proxy::{RATE_LIMIT, SilenceError},
+    proxy::RATE_LIMIT,
+    silence::SilenceError,
 };
 
 /// Time for the last event of a stream to be sent, before its connection is cut.
@@ -76,6 +77,10 @@ where
     }
     let media = head.headers.get(header::CONTENT_TYPE);
     let is_stream = media.is_some_and(|media| media.as_bytes().starts_with(b"text/event-stream"));
+    if is_stream {
+        // The usage report may be removed, or an error event added.
+        head.headers.remove(header::CONTENT_LENGTH);
+    }
     let body = EndingBody {
         body,
         stream: is_stream.then_some((dialect, path)),

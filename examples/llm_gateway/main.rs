@@ -30,8 +30,9 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | `main` | options, connections, signals |
+//! | `file` | reads and reloads the files |
 //! | `front` | before the limits: paths, callers, errors for clients |
-//! | `proxy` | the way to the upstream and back |
+//! | `proxy`, `silence` | the way to the upstream and back |
 //! | `upstream` | the upstreams and their keys |
 //! | `prompt` | reads a request and estimates its tokens |
 //! | `meter` | charges a response while it passes, and settles it |
@@ -46,6 +47,7 @@ mod callers;
 mod dialect;
 mod endpoint;
 mod fault;
+mod file;
 mod front;
 mod json;
 mod meter;
@@ -53,13 +55,12 @@ mod monitor;
 mod path;
 mod prompt;
 mod proxy;
+mod silence;
 mod sse;
 mod upstream;
 mod usage;
 
-use std::{
-    io::IsTerminal, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration,
-};
+use std::{io::IsTerminal, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Parser;
 use futures_util::{FutureExt, future::join};
@@ -71,20 +72,17 @@ use hyper_util::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    signal::unix::{Signal, SignalKind, signal},
+    signal::unix::{SignalKind, signal},
     sync::watch,
     time::{sleep, timeout},
 };
 use tower::{Layer, service_fn};
-use tower_turnstile::{
-    PeerAddress, RefusalKind,
-    config::{Config, ConfigFileError, LimitConfig, LiveConfig},
-    layer::ReadAheadLayer,
-};
+use tower_turnstile::{PeerAddress, config::LiveConfig, layer::ReadAheadLayer};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
     callers::Callers,
+    file::{File, in_one_line},
     front::respond,
     monitor::Monitor,
     proxy::{Proxy, Settings},
@@ -245,81 +243,6 @@ async fn listen(option: &str, address: SocketAddr) -> Result<TcpListener, String
     listener.map_err(|error| format!("{option} {address}: {error}"))
 }
 
-/// Paths that cost tokens, and should be under the budget.
-const COSTLY: [&str; 5] = [
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/embeddings",
-    "/v1/messages",
-];
-
-/// The configuration file, and the files that are reloaded with it.
-struct File {
-    path: PathBuf,
-    budget: Arc<str>,
-    callers: Callers,
-}
-
-impl File {
-    /// Reads the configuration. A missing budget is an error, as a typo must not disable it; `mode = "off"` does.
-    async fn read(&self) -> Result<Config, String> {
-        let config = Config::from_file(&self.path).await;
-        let config = config.map_err(|error| self.blame(in_one_line(&error)))?;
-        let is_rate = |limit: &LimitConfig| limit.rate.is_some();
-        match config.limits.get(&*self.budget).is_some_and(is_rate) {
-            true => Ok(config),
-            false => Err(self.blame(format!(
-                "limits.{}: is missing, or no rate: the gateway charges it (--budget)",
-                self.budget
-            ))),
-        }
-    }
-
-    fn blame(&self, fault: String) -> String {
-        format!("--config {}: {fault}", self.path.display())
-    }
-
-    /// Warns of routes without the budget, which was probably forgotten.
-    fn warn_of_gaps(&self, config: &Config) {
-        for path in COSTLY {
-            let Ok(request) = Request::post(path).body(()) else {
-                continue;
-            };
-            let (head, ()) = request.into_parts();
-            let Ok(preview) = config.preview(&head) else {
-                continue;
-            };
-            let is_safe = preview.limits.iter().any(|limit| {
-                let refuses_all = limit.refusal.is_some_and(|kind| kind != RefusalKind::NoKey);
-                refuses_all || limit.limit.name() == &*self.budget
-            });
-            if !is_safe {
-                tracing::warn!(path, budget = &*self.budget, "requests are not charged");
-            }
-        }
-    }
-
-    async fn reload_on(self, mut hangup: Signal, live: LiveConfig) {
-        while hangup.recv().await.is_some() {
-            match self.reload(&live).await {
-                Ok(()) => tracing::info!("reloaded"),
-                Err(fault) => {
-                    tracing::error!(fault, "not reloaded, the old settings stay in force")
-                }
-            }
-        }
-    }
-
-    async fn reload(&self, live: &LiveConfig) -> Result<(), String> {
-        let config = self.read().await?;
-        let reloaded = live.reload(&config);
-        reloaded.map_err(|error| self.blame(in_one_line(&error)))?;
-        self.warn_of_gaps(&config);
-        self.callers.reload()
-    }
-}
-
 /// Serves a connection, HTTP/1 or HTTP/2, on a task of its own.
 fn serve(
     connection: TcpStream,
@@ -363,11 +286,6 @@ fn bytes(text: &str) -> Result<usize, String> {
     let bytes = number.and_then(|number| number.checked_mul(unit));
     let bytes = bytes.filter(|bytes| *bytes > 0);
     bytes.ok_or_else(|| "it must be a number of bytes, such as 16MiB".to_owned())
-}
-
-/// Joins all faults of a file.
-fn in_one_line(error: &ConfigFileError) -> String {
-    error.to_string().replace('\n', "; ")
 }
 
 /// Returns the first paragraph of clap's message, in one line.

@@ -82,13 +82,12 @@ impl Meter {
         self.count.fail();
     }
 
-    /// The response begins. Returns whether its length may change on the way.
-    pub(crate) fn begin(&mut self, head: &Parts, hides_usage: bool) -> bool {
+    /// The response begins.
+    pub(crate) fn begin(&mut self, head: &Parts, hides_usage: bool) {
         if !head.status.is_success() {
             self.count.fail();
         }
         self.reader = Reader::of(head, hides_usage);
-        matches!(self.reader, Reader::Events(..))
     }
 
     /// Reads a part of the response, and returns the bytes to pass on.

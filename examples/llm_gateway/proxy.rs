@@ -1,25 +1,16 @@
 //! Forwards requests to the upstream, and responses back.
 
-use std::{
-    convert::Infallible,
-    error::Error,
-    fmt,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{convert::Infallible, error::Error, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header,
     request::Parts, uri::PathAndQuery,
 };
-use http_body::{Body, Frame, SizeHint};
 use http_body_util::{Either, Empty, Full};
 use hyper::body::Incoming;
-use tokio::time::{Sleep, sleep, timeout};
-use tower_turnstile::{AcquireError, BoxError, PeerAddress, Refusal, Slot, layer::ReadAheadBody};
+use tokio::time::timeout;
+use tower_turnstile::{AcquireError, PeerAddress, Refusal, Slot, layer::ReadAheadBody};
 
 use crate::{
     dialect::Dialect,
@@ -27,6 +18,7 @@ use crate::{
     fault::Fault,
     meter::{Meter, MeteredBody},
     prompt::Prompt,
+    silence::Silent,
     upstream::{self, HttpClient, Upstream},
 };
 
@@ -119,9 +111,7 @@ impl Proxy {
                 remove_rate_limits(&mut head.headers);
                 head.version = Version::default();
                 if let Some(meter) = &mut meter {
-                    if meter.begin(&head, hides_usage) {
-                        head.headers.remove(header::CONTENT_LENGTH);
-                    }
+                    meter.begin(&head, hides_usage);
                     show_remaining(&mut head.headers, &self.settings.budget, meter);
                 }
                 let body = MeteredBody::new(Silent::new(body, self.settings.silence), meter);
@@ -218,67 +208,6 @@ impl Proxy {
             }
         }
         Ok(())
-    }
-}
-
-/// Body that fails if the upstream sends nothing for too long.
-#[derive(Debug)]
-pub(crate) struct Silent<B> {
-    body: B,
-    allowed: Duration,
-    /// Set while waiting for a byte.
-    timer: Option<Pin<Box<Sleep>>>,
-}
-
-/// Error of a body whose upstream sent nothing for `--silence`.
-#[derive(Debug)]
-pub(crate) struct SilenceError;
-
-impl fmt::Display for SilenceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the upstream has sent nothing for too long")
-    }
-}
-
-impl Error for SilenceError {}
-
-impl<B> Silent<B> {
-    fn new(body: B, allowed: Duration) -> Self {
-        Self {
-            body,
-            allowed,
-            timer: None,
-        }
-    }
-}
-
-impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Body for Silent<B> {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
-            self.timer = None;
-            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
-        }
-        let allowed = self.allowed;
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(allowed)));
-        if timer.as_mut().poll(cx).is_pending() {
-            return Poll::Pending;
-        }
-        tracing::warn!("the upstream has sent nothing for too long");
-        Poll::Ready(Some(Err(SilenceError.into())))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 
