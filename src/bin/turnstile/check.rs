@@ -8,7 +8,8 @@ use serde::Serialize;
 use tower_turnstile::{
     Fallback, Mode, PeerAddress,
     config::{
-        Config, ConfigFileError, HeaderKey, KeyConfig, LimitConfig, LimitPreview, RequestPreview, RouteConfig,
+        Config, ConfigFileError, HeaderKey, KeyConfig, LimitConfig, LimitPreview, RequestPreview,
+        RouteConfig,
     },
     operate::KeyDigest,
 };
