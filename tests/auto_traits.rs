@@ -186,8 +186,8 @@ assert_values!(tower_turnstile::test_util::TestStore);
 #[cfg(feature = "config")]
 mod config {
     use tower_turnstile::config::{
-        AddressConfig, AddressHeader, CallerKey, Config, ConfigFileError, Fault, KeyConfig,
-        LimitConfig, LimitPreview, LiveConfig, PlanConfig, RequestPreview, RouteConfig,
+        AddressConfig, AddressHeader, CallerKey, Config, ConfigFileError, Fault, HeaderKey,
+        KeyConfig, LimitConfig, LimitPreview, LiveConfig, PlanConfig, RequestPreview, RouteConfig,
         StoreConfig, StoreUrl,
     };
 
@@ -200,6 +200,7 @@ mod config {
         Config,
         ConfigFileError,
         Fault,
+        HeaderKey,
         KeyConfig,
         LimitConfig,
         LimitPreview,

@@ -1,76 +1,99 @@
-//! A streaming reverse proxy for language models, whose limits stand in a file: streams, starts and tokens of each key.
+//! A streaming reverse proxy for language models that limits the streams, starts and tokens of each key, from a file.
 //!
 //! ```sh
-//! cargo run --example llm_gateway --features config -- \
+//! cargo run --example llm_gateway --features config,metrics -- \
 //!     --upstream http://127.0.0.1:8000 --config examples/llm_gateway.toml
 //! ```
 //!
-//! Start it again with `--listen 127.0.0.1:3001`: all replicas on one store keep to the limits together. SIGHUP reads
-//! the file again, while streams go on; a file with a fault changes nothing. SIGTERM refuses newcomers, and lets what
-//! is open go on for a while; a second one does not wait.
+//! In front of providers, with the gateway's own keys from the environment, and for the callers listed in a file:
 //!
-//! A slot is taken until the last frame of the upstream's response has been passed on. It is given back at once when
-//! the client leaves, which drops the call to the upstream too, or when the upstream fails.
+//! ```sh
+//! llm_gateway --config examples/llm_gateway.toml --callers callers.txt --monitor 127.0.0.1:9090 \
+//!     --upstream https://api.openai.com,OPENAI_API_KEY \
+//!     --upstream /v1/messages=https://api.anthropic.com,ANTHROPIC_API_KEY
+//! ```
 //!
-//! Bodies pass as they come, and unchanged but for one thing: a request for a stream in the style of OpenAI asks for
-//! `stream_options.include_usage` if it says nothing about it, so the stream ends with a chunk that has the usage and no
-//! choices.
+//! Start it again with `--listen 127.0.0.1:3001`: all replicas on one store share the limits. SIGHUP reloads the files while
+//! streams continue; a file with a fault changes nothing. SIGTERM refuses new requests and gives open ones `--grace`; a
+//! second SIGTERM does not wait.
+//!
+//! A request holds its slot until the last frame of the upstream's response has been passed on. The slot is released at
+//! once if the upstream fails or the client disconnects, which also drops the call to the upstream.
+//!
+//! Bodies pass unchanged, with one exception: OpenAI's chat completions are streamed with `stream_options.include_usage`, so
+//! that the last chunk reports the usage. Its `choices` are empty, which clients do not expect, so the chunk is passed on only
+//! if the client asked for it. Streams that cost tokens pass event by event, other bodies as they arrive.
+//!
+//! The caller's key is never passed on. Without `--callers` any key is accepted, so something in front of the gateway has to
+//! authenticate callers.
 //!
 //! | file | what it does |
 //! | --- | --- |
 //! | `main` | options, connections, signals |
-//! | `proxy` | the way to the upstream and back |
-//! | `prompt` | reads a request, to charge its prompt before the upstream is called |
-//! | `meter` | charges an answer while it passes, and settles it |
-//! | `usage` | counts the tokens of an answer |
-//! | `sse` | finds events in a stream |
+//! | `file` | reads and reloads the files |
+//! | `front` | before the limits: paths, callers, errors for clients |
+//! | `proxy`, `silence` | the way to the upstream and back |
+//! | `upstream` | the upstreams and their keys |
+//! | `prompt` | reads a request and estimates its tokens |
+//! | `meter` | charges a response while it passes, and settles it |
+//! | `usage` | counts the tokens of a response |
+//! | `sse`, `json` | streaming readers of server-sent events and of JSON |
+//! | `endpoint` | the requests that cost tokens |
+//! | `dialect`, `fault` | the APIs of providers, and errors in their form |
+//! | `path`, `callers` | canonical paths; authentication |
+//! | `monitor` | metrics and health |
 
+mod callers;
+mod dialect;
+mod endpoint;
+mod fault;
+mod file;
+mod front;
+mod json;
 mod meter;
+mod monitor;
+mod path;
 mod prompt;
 mod proxy;
+mod silence;
 mod sse;
+mod upstream;
 mod usage;
 
-use std::{
-    io::IsTerminal,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    time::Duration,
-};
+use std::{io::IsTerminal, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Parser;
 use futures_util::{FutureExt, future::join};
-use http::{
-    Request, Uri,
-    uri::{Authority, Scheme},
-};
-use hyper::body::Incoming;
+use http::Request;
+use hyper::{body::Incoming, service::service_fn as hyper_service};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::{conn::auto, graceful::GracefulShutdown},
-    service::TowerToHyperService,
 };
 use tokio::{
     net::{TcpListener, TcpStream},
     signal::unix::{SignalKind, signal},
+    sync::watch,
     time::{sleep, timeout},
 };
-use tower::ServiceBuilder;
-use tower_turnstile::{
-    PeerAddress,
-    config::{Config, ConfigFileError, LimitConfig, LiveConfig},
-    layer::ReadAheadLayer,
-};
+use tower::{Layer, service_fn};
+use tower_turnstile::{PeerAddress, config::LiveConfig, layer::ReadAheadLayer};
 use tracing_subscriber::EnvFilter;
 
-use crate::{meter::LIMIT, proxy::Proxy};
+use crate::{
+    callers::Callers,
+    file::{File, in_one_line},
+    front::respond,
+    monitor::Monitor,
+    proxy::{Proxy, Settings},
+    upstream::Upstream,
+};
 
-/// How long connections may take to close once their streams have ended.
+/// Time for connections to close once their streams have ended.
 const CLOSE: Duration = Duration::from_secs(1);
-/// HTTP/2 clients are asked so often whether they are still there.
+/// Interval between HTTP/2 pings.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// After a connection could not be accepted, for want of file descriptors most likely.
+/// Pause after a failed accept, which is most likely due to a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A reverse proxy whose streams are limited across all replicas that share a store.
@@ -79,16 +102,32 @@ struct Options {
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
-    /// Where requests go: http://host:port
-    #[arg(long, value_parser = upstream)]
-    upstream: Authority,
-    /// File with the limits, in TOML; SIGHUP reads it again
+    /// Upstream, [PATH=]URL[,VARIABLE]; repeatable. PATH: only for paths below it. VARIABLE: environment variable with the
+    /// key for this upstream
+    #[arg(long, value_name = "UPSTREAM", required = true)]
+    upstream: Vec<Upstream>,
+    /// File with the limits, in TOML; SIGHUP reloads it
     #[arg(long)]
     config: PathBuf,
-    /// How long the upstream may take to begin its response, and a client to send a prompt
+    /// File with the API keys of all callers, one per line; SIGHUP reloads it. Without it any key is accepted
+    #[arg(long)]
+    callers: Option<PathBuf>,
+    /// Name of the limit that tokens are charged to
+    #[arg(long, default_value = "tokens")]
+    budget: String,
+    /// Address of /metrics and /health
+    #[arg(long)]
+    monitor: Option<SocketAddr>,
+    /// Longest request that costs tokens, in bytes, KiB or MiB; requests with images need more
+    #[arg(long, default_value = "4MiB", value_parser = bytes)]
+    max_request: usize,
+    /// Longest time until the upstream begins a stream, and until a client has sent its prompt
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
     head_timeout: Duration,
-    /// How long what is open may go on after SIGTERM
+    /// Longest time without a byte from the upstream, in a response or before one that is not a stream
+    #[arg(long, default_value = "10m", value_parser = humantime::parse_duration)]
+    silence: Duration,
+    /// Time for open requests to finish after SIGTERM
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
     grace: Duration,
 }
@@ -117,16 +156,45 @@ async fn run(options: Options) -> Result<(), String> {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
 
-    let blamed = |fault| format!("--config {}: {fault}", options.config.display());
-    let config = read(&options.config).await.map_err(blamed)?;
+    if options.callers.is_none()
+        && options
+            .upstream
+            .iter()
+            .any(|upstream| upstream.key.is_some())
+    {
+        tracing::warn!(
+            "without --callers, whoever reaches this address spends on the upstream's key"
+        );
+    }
+    let recorder = options.monitor.map(|_| monitor::recorder()).transpose()?;
+    let callers = options.callers.map(Callers::from_file).transpose()?;
+    let callers = callers.unwrap_or_default();
+    let file = File {
+        path: options.config,
+        budget: options.budget.into(),
+        callers: callers.clone(),
+    };
+    let config = file.read().await?;
     let live = LiveConfig::connect(&config).await;
-    let live = live.map_err(|error| blamed(in_one_line(&error)))?;
-    let listener = TcpListener::bind(options.listen)
-        .await
-        .map_err(|error| format!("--listen {}: {error}", options.listen))?;
+    let live = live.map_err(|error| file.blame(in_one_line(&error)))?;
+    let settings = Settings {
+        upstreams: options.upstream,
+        budget: file.budget.clone(),
+        max_request: options.max_request,
+        head_timeout: options.head_timeout,
+        silence: options.silence,
+    };
+    let proxy = Proxy::new(settings).map_err(|error| format!("--upstream: {error}"))?;
+    let (ending, is_ending) = watch::channel(false);
+    if let (Some(address), Some(recorder)) = (options.monitor, recorder) {
+        let listener = listen("--monitor", address).await?;
+        let monitor = Monitor::new(recorder, live.limiter().clone(), is_ending);
+        tokio::spawn(monitor.serve(listener));
+    }
+    let listener = listen("--listen", options.listen).await?;
     let address = listener.local_addr().map_err(|error| error.to_string())?;
     let listen_to = |kind| signal(kind).map_err(|error| error.to_string());
-    let mut hangup = listen_to(SignalKind::hangup())?;
+    let hangup = listen_to(SignalKind::hangup())?;
     let mut interrupt = listen_to(SignalKind::interrupt())?;
     let mut terminate = listen_to(SignalKind::terminate())?;
     let mut told_to_end = async || {
@@ -135,28 +203,29 @@ async fn run(options: Options) -> Result<(), String> {
             _ = terminate.recv() => {}
         }
     };
+    file.warn_of_gaps(&config);
     println!("listening on http://{address}");
 
+    // In its own task: reading a file takes a while, and must not delay new connections.
+    tokio::spawn(file.reload_on(hangup, live.clone()));
     let layer = live.layer().read_ahead();
-    let proxy = Proxy::new(options.upstream, options.head_timeout);
     let connections = GracefulShutdown::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((connection, peer)) => serve(connection, peer, &layer, &proxy, &connections),
+                Ok((connection, peer)) => {
+                    serve(connection, peer, &layer, &proxy, &callers, &connections);
+                }
                 Err(error) => {
                     tracing::warn!(%error, "a connection was not accepted");
                     sleep(ACCEPT_PAUSE).await;
                 }
             },
-            _ = hangup.recv() => match reload(&live, &options.config).await {
-                Ok(()) => tracing::info!("reloaded"),
-                Err(fault) => tracing::error!(fault, "not reloaded, the limits are as before"),
-            },
             () = told_to_end() => break,
         }
     }
     drop(listener);
+    ending.send_replace(true);
     tracing::info!("shutting down");
     let (limiter, grace) = (live.limiter(), options.grace);
     let closed = connections.shutdown().shared();
@@ -169,22 +238,9 @@ async fn run(options: Options) -> Result<(), String> {
     Ok(())
 }
 
-/// A file without the limit that is charged would turn the budget off. A budget that is not wanted has `mode = "off"`.
-async fn read(path: &Path) -> Result<Config, String> {
-    let config = Config::from_file(path).await;
-    let config = config.map_err(|error| in_one_line(&error))?;
-    let is_rate = |limit: &LimitConfig| limit.rate.is_some();
-    match config.limits.get(LIMIT).is_some_and(is_rate) {
-        true => Ok(config),
-        false => Err(format!(
-            "limits.{LIMIT}: is missing, or no rate: the gateway charges it"
-        )),
-    }
-}
-
-async fn reload(live: &LiveConfig, path: &Path) -> Result<(), String> {
-    let config = read(path).await?;
-    live.reload(&config).map_err(|error| in_one_line(&error))
+async fn listen(option: &str, address: SocketAddr) -> Result<TcpListener, String> {
+    let listener = TcpListener::bind(address).await;
+    listener.map_err(|error| format!("{option} {address}: {error}"))
 }
 
 /// Serves a connection, HTTP/1 or HTTP/2, on a task of its own.
@@ -193,26 +249,24 @@ fn serve(
     peer: SocketAddr,
     layer: &ReadAheadLayer,
     proxy: &Proxy,
+    callers: &Callers,
     connections: &GracefulShutdown,
 ) {
     let _ = connection.set_nodelay(true);
-    let proxy = proxy.clone();
-    let service = ServiceBuilder::new()
-        .map_request(move |mut request: Request<Incoming>| {
-            // For limits by the client's address.
-            request.extensions_mut().insert(PeerAddress(peer));
-            request
-        })
-        .layer(layer.clone())
-        .service_fn(move |request| proxy.clone().forward(request, peer.ip()));
+    let (proxy, callers) = (proxy.clone(), callers.clone());
+    let limited = layer.layer(service_fn(move |request| proxy.clone().forward(request)));
+    let service = hyper_service(move |mut request: Request<Incoming>| {
+        // For limits by the client's address.
+        request.extensions_mut().insert(PeerAddress(peer));
+        respond(limited.clone(), callers.clone(), request)
+    });
     let mut server = auto::Builder::new(TokioExecutor::new());
     server.http1().timer(TokioTimer::new());
     server
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(KEEP_ALIVE);
-    let connection =
-        server.serve_connection(TokioIo::new(connection), TowerToHyperService::new(service));
+    let connection = server.serve_connection(TokioIo::new(connection), service);
     let connection = connections.watch(connection.into_owned());
     tokio::spawn(async move {
         if let Err(error) = connection.await {
@@ -221,21 +275,20 @@ fn serve(
     });
 }
 
-fn upstream(text: &str) -> Result<Authority, String> {
-    let parts = text.parse::<Uri>().unwrap_or_default().into_parts();
-    let is_bare = parts.path_and_query.is_none_or(|path| path == "/");
-    match (parts.scheme, parts.authority) {
-        (Some(scheme), Some(host)) if scheme == Scheme::HTTP && is_bare => Ok(host),
-        _ => Err("it must be http://host:port".to_owned()),
-    }
+/// Parses a number of bytes, KiB or MiB.
+fn bytes(text: &str) -> Result<usize, String> {
+    let (number, unit) = match text {
+        _ if text.ends_with("MiB") => (&text[..text.len() - 3], 1024 * 1024),
+        _ if text.ends_with("KiB") => (&text[..text.len() - 3], 1024),
+        _ => (text, 1),
+    };
+    let number = number.trim().parse::<usize>().ok();
+    let bytes = number.and_then(|number| number.checked_mul(unit));
+    let bytes = bytes.filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| "it must be a number of bytes, such as 16MiB".to_owned())
 }
 
-/// All faults of a file.
-fn in_one_line(error: &ConfigFileError) -> String {
-    error.to_string().replace('\n', "; ")
-}
-
-/// What clap says in its first paragraph, in one line.
+/// Returns the first paragraph of clap's message, in one line.
 fn first_paragraph(error: &clap::Error) -> String {
     let text = error.to_string();
     let text = text.trim_start_matches("error: ");

@@ -1,146 +1,212 @@
-//! Follows an answer of a language model, and charges what it costs.
+//! Charges a language model's response while it passes.
 
 use std::{
+    mem,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{header, response::Parts};
 use http_body::{Body, Frame, SizeHint};
 use tower_turnstile::{AcquireError, Hold};
 
-use crate::{sse::EventReader, usage::Count};
+use crate::{
+    sse::{End, EventReader},
+    usage::Count,
+};
 
-/// Name of the limit that is charged, in the file.
-pub(crate) const LIMIT: &str = "tokens";
-/// Bytes of an answer that are copied, to be read when it is whole. Longer ones are charged by their length.
-const MAX_ANSWER: usize = 1024 * 1024;
+/// Longest event that is held until its end. A longer event is never only a usage report, and passes as it arrives.
+const MAX_HELD: usize = 64 * 1024;
 
-/// The tokens of one request: its prompt is charged before the upstream is called, its answer while it passes.
+/// Charges one request: the prompt before the upstream is called, the response while it passes.
 ///
-/// Dropped, it settles the true cost: as the upstream has reported it, else as much as was delivered. It keeps the slot until
-/// then.
+/// Holds the slot. On drop it settles the cost: as reported by the upstream, or else estimated from the delivered part.
 #[derive(Debug)]
 pub(crate) struct Meter {
     hold: Hold,
+    /// Name of the limit that is charged.
+    budget: Arc<str>,
     count: Count,
     /// Charged or spent so far.
     spent: u32,
     reader: Reader,
 }
 
-/// How the bytes of an answer are read.
+/// Reader for the response's content type.
 #[derive(Debug)]
 enum Reader {
     /// A stream of server-sent events.
-    Events(EventReader),
-    /// A JSON document, copied up to a bound, and its length.
-    Document(Vec<u8>, u64),
-    /// Another form, or encoded: what it costs is not known.
-    Unread,
+    Events(EventReader, Held),
+    /// A JSON document. True once it has begun.
+    Document(bool),
+    /// An unknown or compressed form, charged by its length. True once it has begun.
+    Unread(bool),
+}
+
+/// Holds back each event of a stream until it is complete, so that the client gets all of it or nothing.
+#[derive(Debug, Default)]
+struct Held {
+    event: BytesMut,
+    /// The current event is too long to be held.
+    is_passing: bool,
+    /// The client has not asked for the usage report.
+    hides_usage: bool,
 }
 
 impl Meter {
     /// Charges the prompt.
-    pub(crate) async fn charge(hold: Hold, prompt: u32) -> Result<Self, AcquireError> {
-        hold.charge(LIMIT, prompt).await?;
+    pub(crate) async fn charge(
+        hold: Hold,
+        budget: Arc<str>,
+        prompt: u32,
+    ) -> Result<Self, AcquireError> {
+        hold.charge(&*budget, prompt).await?;
         Ok(Self {
             hold,
+            budget,
             count: Count::new(prompt),
             spent: prompt,
-            reader: Reader::Unread,
+            reader: Reader::Unread(false),
         })
     }
 
-    /// There is no answer.
+    /// Returns the remainder of the budget, as last reported by the store.
+    pub(crate) fn remaining(&self) -> Option<u32> {
+        self.hold.remaining(&*self.budget)
+    }
+
+    /// The upstream has not answered.
     pub(crate) fn fail(mut self) {
         self.count.fail();
     }
 
-    /// The upstream has cut the answer off. Of a document that has begun its length counts.
-    fn cut(mut self) {
-        if !matches!(self.reader, Reader::Document(_, 1..)) {
-            self.count.fail();
-        }
-    }
-
-    /// The answer begins.
-    pub(crate) fn begin(&mut self, head: &Parts) {
+    /// The response begins.
+    pub(crate) fn begin(&mut self, head: &Parts, hides_usage: bool) {
         if !head.status.is_success() {
             self.count.fail();
         }
-        self.reader = Reader::of(head);
+        self.reader = Reader::of(head, hides_usage);
     }
 
-    /// Reads what passes.
-    fn read(&mut self, data: &[u8]) {
-        match &mut self.reader {
-            Reader::Events(events) => {
-                let count = &mut self.count;
-                events.read(data, |data| count.read_event(data));
+    /// Reads a part of the response, and returns the bytes to pass on.
+    fn read(&mut self, data: Bytes) -> Bytes {
+        let count = &mut self.count;
+        let passing = match &mut self.reader {
+            Reader::Events(events, held) => held.read(&data, events, count),
+            Reader::Document(has_begun) => {
+                *has_begun = true;
+                count.read(&data);
+                data
             }
-            Reader::Document(copy, length) => {
-                *length += data.len() as u64;
-                if *length <= MAX_ANSWER as u64 {
-                    copy.extend_from_slice(data);
-                } else {
-                    *copy = Vec::new();
-                }
+            Reader::Unread(has_begun) => {
+                *has_begun = true;
+                count.add_unread(data.len() as u64);
+                data
             }
-            Reader::Unread => {}
-        }
+        };
         let due = self.count.total().saturating_sub(self.spent);
         if due > 0 {
-            self.hold.spend(LIMIT, due);
+            self.hold.spend(&*self.budget, due);
             self.spent += due;
+        }
+        passing
+    }
+
+    /// The response has ended. Returns an unfinished event.
+    fn end(&mut self) -> Bytes {
+        match &mut self.reader {
+            Reader::Events(_, held) => mem::take(&mut held.event).freeze(),
+            _ => Bytes::new(),
+        }
+    }
+
+    /// The upstream broke off. A document that had begun is charged, an empty response is not.
+    fn cut(mut self) {
+        if !matches!(self.reader, Reader::Document(true) | Reader::Unread(true)) {
+            self.count.fail();
         }
     }
 }
 
+impl Held {
+    fn read(&mut self, mut data: &[u8], events: &mut EventReader, count: &mut Count) -> Bytes {
+        let mut passing = BytesMut::with_capacity(self.event.len() + data.len());
+        while !data.is_empty() {
+            let (length, end) = events.read(data, |data| count.read(data));
+            self.event.extend_from_slice(&data[..length]);
+            data = &data[length..];
+            let is_usage = end == Some(End::Event) && count.end_event();
+            if is_usage && self.hides_usage && !self.is_passing {
+                self.event.clear();
+            }
+            if end.is_some() || self.event.len() > MAX_HELD {
+                self.is_passing = end.is_none();
+                passing.extend_from_slice(&self.event);
+                self.event.clear();
+            }
+        }
+        passing.freeze()
+    }
+}
+
 impl Reader {
-    fn of(head: &Parts) -> Self {
+    fn of(head: &Parts, hides_usage: bool) -> Self {
         let text = |name| head.headers.get(name)?.to_str().ok();
         let is_plain = text(header::CONTENT_ENCODING).is_none_or(|coding| coding == "identity");
         let media = text(header::CONTENT_TYPE).unwrap_or_default();
         let media = media.split(';').next().unwrap_or_default().trim();
         match media {
-            _ if !is_plain => Self::Unread,
+            _ if !is_plain => Self::Unread(false),
             _ if media.eq_ignore_ascii_case("text/event-stream") => {
-                Self::Events(EventReader::default())
+                let held = Held {
+                    hides_usage,
+                    ..Held::default()
+                };
+                Self::Events(EventReader::default(), held)
             }
-            _ if media.eq_ignore_ascii_case("application/json") => Self::Document(Vec::new(), 0),
-            _ => Self::Unread,
+            _ if media.eq_ignore_ascii_case("application/json") => Self::Document(false),
+            _ => Self::Unread(false),
         }
     }
 }
 
 impl Drop for Meter {
     fn drop(&mut self) {
-        if let Reader::Document(copy, length) = &self.reader {
-            match copy.is_empty() {
-                true => self.count.add_unread(*length),
-                false => self.count.read_answer(copy),
-            }
+        match &self.reader {
+            Reader::Document(_) => self.count.end_document(),
+            // Its beginning was delivered.
+            Reader::Events(_, held) if held.is_passing => drop(self.count.end_event()),
+            Reader::Events(..) | Reader::Unread(_) => {}
         }
-        self.hold.settle(LIMIT, self.count.total());
+        self.hold.settle(&*self.budget, self.count.total());
     }
 }
 
-/// A body that passes unchanged, under a meter if it has one.
+/// Response body, charged by its meter if it has one.
 #[derive(Debug)]
-pub(crate) struct MeteredBody<B> {
+pub(crate) struct MeteredBody<B: Body> {
     body: B,
     meter: Option<Meter>,
+    /// The end of the body, after an unfinished event.
+    last: Option<Option<Result<Frame<Bytes>, B::Error>>>,
 }
 
-impl<B> MeteredBody<B> {
+impl<B: Body> MeteredBody<B> {
     pub(crate) fn new(body: B, meter: Option<Meter>) -> Self {
-        Self { body, meter }
+        Self {
+            body,
+            meter,
+            last: None,
+        }
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for MeteredBody<B> {
+impl<B> Body for MeteredBody<B>
+where
+    B: Body<Data = Bytes, Error: Unpin> + Unpin,
+{
     type Data = Bytes;
     type Error = B::Error;
 
@@ -148,25 +214,50 @@ impl<B: Body<Data = Bytes> + Unpin> Body for MeteredBody<B> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        match &frame {
-            Some(Ok(frame)) => {
-                if let (Some(meter), Some(data)) = (&mut self.meter, frame.data_ref()) {
-                    meter.read(data);
+        loop {
+            let frame = match self.last.take() {
+                Some(last) => last,
+                None => ready!(Pin::new(&mut self.body).poll_frame(cx)),
+            };
+            let Some(meter) = &mut self.meter else {
+                return Poll::Ready(frame);
+            };
+            match frame {
+                Some(Ok(frame)) if frame.is_data() => {
+                    let passing = meter.read(frame.into_data().unwrap_or_default());
+                    if !passing.is_empty() {
+                        return Poll::Ready(Some(Ok(Frame::data(passing))));
+                    }
+                }
+                last => {
+                    // An unfinished event of a broken stream is dropped.
+                    let waiting = match &last {
+                        Some(Err(_)) => Bytes::new(),
+                        _ => meter.end(),
+                    };
+                    if !waiting.is_empty() {
+                        self.last = Some(last);
+                        return Poll::Ready(Some(Ok(Frame::data(waiting))));
+                    }
+                    match &last {
+                        Some(Err(_)) => self.meter.take().map_or((), Meter::cut),
+                        Some(Ok(_)) => {}
+                        None => self.meter = None,
+                    }
+                    return Poll::Ready(last);
                 }
             }
-            // What was delivered is settled.
-            Some(Err(_)) => self.meter.take().map_or((), Meter::cut),
-            None => self.meter = None,
         }
-        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.meter.is_none() && self.last.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        match &self.meter {
+            Some(meter) if matches!(meter.reader, Reader::Events(..)) => SizeHint::default(),
+            _ => self.body.size_hint(),
+        }
     }
 }

@@ -1,85 +1,98 @@
-//! A request to a language model: its body is read, to charge it before the upstream is called.
+//! Reads a request that costs tokens, so that its prompt can be charged before the upstream is called.
 //!
 //! Tests: `tests/gateway/prompts.rs`.
 
-use std::error::Error;
+use std::{error::Error, mem::take};
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, StatusCode, header, request::Parts};
+use http::{HeaderMap, StatusCode, header};
 use http_body::Body;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use percent_encoding::percent_decode_str;
-use serde::{Deserialize, Deserializer};
-use serde_json::{Value, value::RawValue};
+use serde::{Deserialize, Deserializer, de::IgnoredAny};
+use serde_json::value::RawValue;
 
-use crate::usage::BYTES_PER_TOKEN;
+use crate::{
+    endpoint::Endpoint,
+    json::{Item, Scanner},
+    usage::BYTES_PER_TOKEN,
+};
 
-/// Bytes of a request. Longer ones are refused.
-pub(crate) const MAX_REQUEST: usize = 4 * 1024 * 1024;
-
-/// Whose style a request has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Dialect {
-    OpenAi,
-    Anthropic,
-}
-
-impl Dialect {
-    /// By the end of the path. `None`: the request asks no model, or asks for something that has no tokens.
-    pub(crate) fn of(head: &Parts) -> Option<Self> {
-        if head.method != Method::POST {
-            return None;
-        }
-        // As the upstream may read it.
-        let path = percent_decode_str(head.uri.path()).decode_utf8_lossy();
-        match path.trim_end_matches('/').rsplit('/').next()? {
-            "completions" | "embeddings" => Some(Self::OpenAi),
-            "messages" => Some(Self::Anthropic),
-            _ => None,
-        }
-    }
-}
-
-/// What the upstream gets, and what that costs.
+/// A request's body, and the estimated tokens of its prompt.
 #[derive(Debug)]
 pub(crate) struct Prompt {
     pub(crate) body: Bytes,
-    /// Estimated by its length.
+    /// Estimate, by the length of the text.
     pub(crate) tokens: u32,
+    /// The client wants a stream.
+    pub(crate) is_stream: bool,
+    /// Only the gateway has asked for the stream's usage, not the client.
+    pub(crate) hides_usage: bool,
+}
+
+/// The parts of a request that matter to the gateway.
+#[derive(Debug, Default)]
+struct Seen {
+    is_stream: bool,
+    /// The response is produced in the background, and fetched by another request.
+    is_background: bool,
+    /// Length of the text for the model.
+    bytes: u64,
+    /// Length of the last `data` field: encoded media, or text if its `source` has the type `text`.
+    data: u64,
+    has_text_type: bool,
 }
 
 impl Prompt {
-    /// Reads the body. A stream is asked to report its usage, if its client has not decided that; nothing else is changed.
+    /// Reads the body. Adds the wish for a usage report to a request for a stream, and changes nothing else.
     ///
     /// # Errors
     ///
-    /// The status of the answer: 413 if the body is too long, 400 if it fails.
+    /// Status and message, if the body is too long, compressed or incomplete, or asks for a response that cannot be charged.
     pub(crate) async fn read<B>(
-        dialect: Dialect,
+        endpoint: Endpoint,
         headers: &HeaderMap,
         body: B,
-    ) -> Result<Self, StatusCode>
+        max_bytes: usize,
+    ) -> Result<Self, (StatusCode, String)>
     where
         B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>>,
     {
-        let body = Limited::new(body, MAX_REQUEST).collect().await;
+        let coding = headers.get(header::CONTENT_ENCODING);
+        if coding.is_some_and(|coding| coding != "identity") {
+            let message = "a compressed request cannot be charged: send it as it is";
+            return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, message.to_owned()));
+        }
+        let body = Limited::new(body, max_bytes).collect().await;
         let body = body.map_err(|error| match error.is::<LengthLimitError>() {
-            true => StatusCode::PAYLOAD_TOO_LARGE,
-            false => StatusCode::BAD_REQUEST,
+            true => {
+                let message = format!("the request is longer than {max_bytes} bytes");
+                (StatusCode::PAYLOAD_TOO_LARGE, message)
+            }
+            false => (StatusCode::BAD_REQUEST, "the request broke off".to_owned()),
         })?;
         let body = body.to_bytes();
-        let is_plain = !headers.contains_key(header::CONTENT_ENCODING);
-        let request = serde_json::from_slice::<Value>(&body).ok();
-        let Some(request) = request.filter(|_| is_plain) else {
-            // For the upstream to judge.
-            let tokens = tokens(body.len() as u64);
-            return Ok(Self { body, tokens });
-        };
-        let tokens = tokens(prompt_bytes(&request));
-        let asks = dialect == Dialect::OpenAi && request["stream"] == true;
+        if serde_json::from_slice::<IgnoredAny>(&body).is_err() {
+            // Left to the upstream to refuse. All bytes count.
+            return Ok(Self {
+                tokens: tokens(body.len() as u64),
+                body,
+                is_stream: false,
+                hides_usage: false,
+            });
+        }
+        let seen = Seen::of(&body);
+        if seen.is_background && endpoint == Endpoint::Responses {
+            let message = "responses in the background cannot be charged: leave out `background`";
+            return Err((StatusCode::BAD_REQUEST, message.to_owned()));
+        }
+        let asks = seen.is_stream && endpoint == Endpoint::Completions;
         let asking = asks.then(|| with_usage(&body)).flatten();
-        let body = asking.map_or(body, Bytes::from);
-        Ok(Self { body, tokens })
+        Ok(Self {
+            tokens: tokens(seen.bytes),
+            is_stream: seen.is_stream,
+            hides_usage: asking.is_some(),
+            body: asking.map_or(body, Bytes::from),
+        })
     }
 }
 
@@ -88,70 +101,110 @@ fn tokens(bytes: u64) -> u32 {
     u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
-/// Length of what the model reads: texts, and descriptions of tools.
-fn prompt_bytes(request: &Value) -> u64 {
-    let fields = ["messages", "system", "prompt", "input", "tools"];
-    fields
-        .into_iter()
-        .map(|field| text_bytes(&request[field]))
-        .sum()
-}
+impl Seen {
+    fn of(request: &[u8]) -> Self {
+        let (mut seen, mut scanner) = (Self::default(), Scanner::default());
+        scanner.read(request, |place, item| seen.note(place, item));
+        scanner.finish(|place, item| seen.note(place, item));
+        seen
+    }
 
-/// Media are not counted: how many tokens they are has little to do with their length. Nor is the structure of the JSON.
-fn text_bytes(value: &Value) -> u64 {
-    let is_media = |name: &str| ["url", "data", "file_data"].contains(&name);
-    match value {
-        Value::String(text) => text.len() as u64,
-        // A prompt may be a list of tokens.
-        Value::Number(_) => BYTES_PER_TOKEN,
-        Value::Array(values) => values.iter().map(text_bytes).sum(),
-        Value::Object(fields) => {
-            let texts = fields.iter().filter(|(name, _)| !is_media(name));
-            texts.map(|(_, value)| text_bytes(value)).sum()
+    fn note(&mut self, place: &str, item: Item<'_>) {
+        match place {
+            ".stream" => self.is_stream = item == Item::Other(b't'),
+            ".background" => self.is_background = item == Item::Other(b't'),
+            _ if is_read(place) => self.note_read(place, item),
+            _ => {}
         }
-        Value::Null | Value::Bool(_) => 0,
+    }
+
+    /// Counts texts, but neither images, whose tokens have little to do with their length, nor the structure of the JSON.
+    fn note_read(&mut self, place: &str, item: Item<'_>) {
+        let name = place.rsplit('.').next().unwrap_or_default();
+        match item {
+            Item::Text(bytes, _) if name == "data" => self.data = bytes,
+            Item::Text(_, _) if ["url", "file_data", "image_url"].contains(&name) => {}
+            Item::Text(bytes, text) => {
+                self.has_text_type |= place.ends_with(".source.type") && text == b"text";
+                self.bytes += bytes;
+            }
+            // A prompt may be a list of tokens.
+            Item::Number(_) => self.bytes += BYTES_PER_TOKEN,
+            Item::End => {
+                let (is_text, data) = (take(&mut self.has_text_type), take(&mut self.data));
+                self.bytes += if is_text { data } else { 0 };
+            }
+            Item::Other(_) => {}
+        }
     }
 }
 
-/// The request with `stream_options.include_usage`, which is put between its bytes. `None`: it has that already.
+/// Whether the value at this path goes to the model: messages, and descriptions of tools.
+fn is_read(place: &str) -> bool {
+    let field = place.trim_start_matches('.');
+    let field = field.split(['.', '[']).next().unwrap_or_default();
+    [
+        "messages",
+        "system",
+        "prompt",
+        "suffix",
+        "input",
+        "instructions",
+        "tools",
+        "functions",
+        "response_format",
+        "text",
+    ]
+    .contains(&field)
+}
+
+/// Returns the request with `stream_options.include_usage` inserted. `None`: it has it already.
 fn with_usage(request: &[u8]) -> Option<Vec<u8>> {
     #[derive(Deserialize)]
     struct Request<'a> {
         #[serde(borrow, default, deserialize_with = "present")]
         stream_options: Option<&'a RawValue>,
     }
+    #[derive(Deserialize)]
+    struct Options<'a> {
+        #[serde(borrow, default, deserialize_with = "present")]
+        include_usage: Option<&'a RawValue>,
+    }
 
     let text = str::from_utf8(request).ok()?;
-    let Some(options) = serde_json::from_str::<Request<'_>>(text)
-        .ok()?
-        .stream_options
-    else {
+    let request = serde_json::from_str::<Request<'_>>(text).ok()?;
+    let Some(options) = request.stream_options.map(RawValue::get) else {
         return inserted(text, 0, r#""stream_options":{"include_usage":true}"#);
     };
-    let options = options.get();
-    let at = options.as_ptr().addr() - text.as_ptr().addr();
-    match serde_json::from_str(options).ok()? {
-        Value::Null => {
-            let (before, after) = (&text[..at], &text[at + options.len()..]);
-            Some(
-                [before, r#"{"include_usage":true}"#, after]
-                    .concat()
-                    .into_bytes(),
-            )
+    if options == "null" {
+        return Some(replaced(text, options, r#"{"include_usage":true}"#));
+    }
+    let is_included = serde_json::from_str::<Options<'_>>(options).ok()?;
+    match is_included.include_usage.map(RawValue::get) {
+        None if options.starts_with('{') => {
+            inserted(text, offset(text, options), r#""include_usage":true"#)
         }
-        Value::Object(fields) if !fields.contains_key("include_usage") => {
-            inserted(text, at, r#""include_usage":true"#)
-        }
+        Some(other @ ("false" | "null")) => Some(replaced(text, other, "true")),
         _ => None,
     }
 }
 
-/// `null` is a value too.
+/// Distinguishes `null` from a missing field.
 fn present<'de, D: Deserializer<'de>>(value: D) -> Result<Option<&'de RawValue>, D::Error> {
     Deserialize::deserialize(value).map(Some)
 }
 
-/// With one more field, the first one, in the object that begins at this place or after white space.
+fn offset(text: &str, part: &str) -> usize {
+    part.as_ptr().addr() - text.as_ptr().addr()
+}
+
+fn replaced(text: &str, part: &str, other: &str) -> Vec<u8> {
+    let at = offset(text, part);
+    let (before, after) = (&text[..at], &text[at + part.len()..]);
+    [before, other, after].concat().into_bytes()
+}
+
+/// Inserts a first field into the object that begins at or after `at`.
 fn inserted(json: &str, at: usize, field: &str) -> Option<Vec<u8>> {
     let begin = at + json[at..].find('{')? + 1;
     let (before, after) = json.split_at(begin);

@@ -1,103 +1,127 @@
-//! The way to the upstream and back.
+//! Forwards requests to the upstream, and responses back.
 
-use std::{convert::Infallible, error::Error, net::IpAddr, time::Duration};
+use std::{convert::Infallible, error::Error, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version, header,
-    request::Parts,
-    uri::{Authority, Scheme},
+    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header,
+    request::Parts, uri::PathAndQuery,
 };
-use http_body_util::{Either, Full};
+use http_body_util::{Either, Empty, Full};
 use hyper::body::Incoming;
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::{TokioExecutor, TokioTimer},
-};
 use tokio::time::timeout;
-use tower_turnstile::{AcquireError, Refusal, Slot, layer::ReadAheadBody};
+use tower_turnstile::{AcquireError, PeerAddress, Refusal, Slot, layer::ReadAheadBody};
 
 use crate::{
+    dialect::Dialect,
+    endpoint::Endpoint,
+    fault::Fault,
     meter::{Meter, MeteredBody},
-    prompt::{Dialect, Prompt},
+    prompt::Prompt,
+    silence::Silent,
+    upstream::{self, HttpClient, Upstream},
 };
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The way to the upstream. Cheap to clone; clones share connections.
+/// Forwards requests. Cheap to clone; clones share connections.
 #[derive(Clone)]
 pub(crate) struct Proxy {
-    client: Client<HttpConnector, ClientBody>,
-    upstream: Authority,
-    head_timeout: Duration,
+    client: HttpClient<ClientBody>,
+    settings: Arc<Settings>,
 }
 
-pub(crate) type Body = Either<MeteredBody<Incoming>, Full<Bytes>>;
+/// Settings from the command line.
+pub(crate) struct Settings {
+    pub(crate) upstreams: Vec<Upstream>,
+    /// Name of the limit that is charged.
+    pub(crate) budget: Arc<str>,
+    pub(crate) max_request: usize,
+    pub(crate) head_timeout: Duration,
+    pub(crate) silence: Duration,
+}
+
+pub(crate) type ProxyBody = Either<MeteredBody<Silent<Incoming>>, Empty<Bytes>>;
 type ClientBody = Either<ReadAheadBody<Incoming>, Full<Bytes>>;
 
-/// A request that the gateway answers itself.
+/// A request that was not answered by the upstream.
 enum Failure {
-    Status(StatusCode),
+    Fault(Fault),
     Refused(AcquireError),
 }
 
 impl Proxy {
-    pub(crate) fn new(upstream: Authority, head_timeout: Duration) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .build(connector);
-        Self {
-            client,
-            upstream,
-            head_timeout,
-        }
+    /// # Errors
+    ///
+    /// If an upstream needs TLS and the system has no root certificates.
+    pub(crate) fn new(settings: Settings) -> Result<Self, String> {
+        let with_tls = settings.upstreams.iter().any(Upstream::is_tls);
+        Ok(Self {
+            client: upstream::client(with_tls)?,
+            settings: Arc::new(settings),
+        })
     }
 
-    /// Asks the upstream. Dropping this, or the response, drops the upstream's call.
+    /// Forwards a request. Dropping the future or the response drops the call to the upstream.
+    ///
+    /// If the upstream has not answered, the response is empty and has a [`Fault`] or a [`Refusal`] in its extensions.
     pub(crate) async fn forward(
         self,
         request: Request<ReadAheadBody<Incoming>>,
-        peer: IpAddr,
-    ) -> Result<Response<Body>, Infallible> {
-        let answer = self.answer(request, peer).await;
-        Ok(answer.unwrap_or_else(Failure::into_response))
+    ) -> Result<Response<ProxyBody>, Infallible> {
+        let answer = self.answer(request).await;
+        Ok(answer.unwrap_or_else(|failure| {
+            let mut response = Response::new(Either::Right(Empty::new()));
+            match failure {
+                Failure::Fault(fault) => drop(response.extensions_mut().insert(fault)),
+                Failure::Refused(error) => {
+                    drop(response.extensions_mut().insert(Refusal::from(&error)));
+                }
+            }
+            response
+        }))
     }
 
-    /// Bodies go both ways as they come, but for the requests that are charged: they are read before.
+    /// Streams bodies in both directions. Only a request that costs tokens is read before it is sent.
     async fn answer(
         self,
         request: Request<ReadAheadBody<Incoming>>,
-        peer: IpAddr,
-    ) -> Result<Response<Body>, Failure> {
+    ) -> Result<Response<ProxyBody>, Failure> {
         let (mut head, body) = request.into_parts();
-        self.rewrite(&mut head, peer)
-            .ok_or(Failure::Status(StatusCode::BAD_REQUEST))?;
-        let (body, mut meter) = match Dialect::of(&head) {
-            Some(dialect) => {
-                let (prompt, meter) = self.charge(dialect, &mut head, body).await?;
-                (Either::Right(prompt), Some(meter))
+        let endpoint = Endpoint::of(&head.method, head.uri.path());
+        self.rewrite(&mut head)?;
+        let (mut head_timeout, mut hides_usage) = (self.settings.head_timeout, false);
+        let (body, mut meter) = match endpoint {
+            Some(endpoint) => {
+                let (prompt, meter) = self.charge(endpoint, &mut head, body).await?;
+                hides_usage = prompt.hides_usage;
+                if !prompt.is_stream {
+                    // The head comes with the complete response.
+                    head_timeout = self.settings.silence;
+                }
+                (Either::Right(Full::from(prompt.body)), Some(meter))
             }
             None => (Either::Left(body), None),
         };
-        match self.send(Request::from_parts(head, body)).await {
+        match self
+            .send(Request::from_parts(head, body), head_timeout)
+            .await
+        {
             Ok(response) => {
                 let (mut head, body) = response.into_parts();
-                if let Some(meter) = &mut meter {
-                    meter.begin(&head);
-                }
                 remove_hop_by_hop(&mut head.headers);
+                remove_rate_limits(&mut head.headers);
                 head.version = Version::default();
-                let body = MeteredBody::new(body, meter);
+                if let Some(meter) = &mut meter {
+                    meter.begin(&head, hides_usage);
+                    show_remaining(&mut head.headers, &self.settings.budget, meter);
+                }
+                let body = MeteredBody::new(Silent::new(body, self.settings.silence), meter);
                 Ok(Response::from_parts(head, Either::Left(body)))
             }
-            Err(status) => {
+            Err(fault) => {
                 if let Some(meter) = meter {
                     meter.fail();
                 }
-                Err(Failure::Status(status))
+                Err(fault)
             }
         }
     }
@@ -105,75 +129,90 @@ impl Proxy {
     /// Reads the prompt and charges it.
     async fn charge(
         &self,
-        dialect: Dialect,
+        endpoint: Endpoint,
         head: &mut Parts,
         body: ReadAheadBody<Incoming>,
-    ) -> Result<(Full<Bytes>, Meter), Failure> {
-        let prompt = Prompt::read(dialect, &head.headers, body);
-        let prompt = timeout(self.head_timeout, prompt).await;
-        let prompt = prompt.unwrap_or(Err(StatusCode::REQUEST_TIMEOUT));
-        let prompt = prompt.map_err(Failure::Status)?;
-        // The client puts in that of the body, which may be longer now. And what is compressed could not be read.
+    ) -> Result<(Prompt, Meter), Failure> {
+        let settings = &self.settings;
+        let prompt = Prompt::read(endpoint, &head.headers, body, settings.max_request);
+        let prompt = timeout(settings.head_timeout, prompt).await;
+        let late = (
+            StatusCode::REQUEST_TIMEOUT,
+            "the request did not come in time".to_owned(),
+        );
+        let prompt = prompt.unwrap_or(Err(late));
+        let prompt = prompt.map_err(|(status, message)| {
+            Failure::Fault(Fault::new(status, "invalid_request", message))
+        })?;
+        // The length may have changed; the HTTP client sets it. A compressed response could not be read.
         head.headers.remove(header::CONTENT_LENGTH);
-        head.headers.remove(header::ACCEPT_ENCODING);
-        // Without one the slot was lost.
+        let identity = HeaderValue::from_static("identity");
+        head.headers.insert(header::ACCEPT_ENCODING, identity);
+        let lost = || Fault::new(StatusCode::SERVICE_UNAVAILABLE, "lost", "the slot was lost");
         let hold = head.extensions.get().and_then(Slot::hold);
-        let hold = hold.ok_or(Failure::Status(StatusCode::SERVICE_UNAVAILABLE))?;
-        let meter = Meter::charge(hold, prompt.tokens).await;
+        let hold = hold.ok_or_else(|| Failure::Fault(lost()))?;
+        let meter = Meter::charge(hold, settings.budget.clone(), prompt.tokens).await;
         let meter = meter.map_err(Failure::Refused)?;
-        Ok((Full::from(prompt.body), meter))
+        Ok((prompt, meter))
     }
 
-    async fn send(&self, request: Request<ClientBody>) -> Result<Response<Incoming>, StatusCode> {
-        match timeout(self.head_timeout, self.client.request(request)).await {
-            Ok(Ok(response)) => Ok(response),
+    async fn send(
+        &self,
+        request: Request<ClientBody>,
+        head_timeout: Duration,
+    ) -> Result<Response<Incoming>, Failure> {
+        let (status, message) = match timeout(head_timeout, self.client.request(request)).await {
+            Ok(Ok(response)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                tracing::warn!("the upstream switches to a protocol that nobody asked for");
+                (
+                    StatusCode::BAD_GATEWAY,
+                    "the upstream answered in another protocol",
+                )
+            }
+            Ok(Ok(response)) => return Ok(response),
             Ok(Err(error)) => {
                 let error: &(dyn Error + 'static) = &error;
                 tracing::warn!(error, "the upstream failed");
-                Err(StatusCode::BAD_GATEWAY)
+                (StatusCode::BAD_GATEWAY, "the upstream cannot be reached")
             }
             Err(_) => {
                 tracing::warn!("the upstream took too long");
-                Err(StatusCode::GATEWAY_TIMEOUT)
-            }
-        }
-    }
-
-    /// Makes it the head that the upstream gets. `None`: there is no path in it.
-    fn rewrite(&self, head: &mut Parts, peer: IpAddr) -> Option<()> {
-        head.uri = Uri::builder()
-            .scheme(Scheme::HTTP)
-            .authority(self.upstream.clone())
-            .path_and_query(head.uri.path_and_query()?.clone())
-            .build()
-            .ok()?;
-        head.version = Version::default();
-        remove_hop_by_hop(&mut head.headers);
-        // The client puts in that of the URI.
-        head.headers.remove(header::HOST);
-        let peer = HeaderValue::try_from(peer.to_canonical().to_string()).ok()?;
-        head.headers.append(X_FORWARDED_FOR, peer);
-        Some(())
-    }
-}
-
-impl Failure {
-    fn into_response(self) -> Response<Body> {
-        let response = match self {
-            Self::Refused(error) => Refusal::from(&error).to_response(),
-            Self::Status(status) => {
-                let reason = status.canonical_reason().unwrap_or_default();
-                let mut response = Response::new(Bytes::from(reason));
-                *response.status_mut() = status;
-                response
+                (StatusCode::GATEWAY_TIMEOUT, "the upstream took too long")
             }
         };
-        response.map(|body| Either::Right(Full::from(body)))
+        Err(Failure::Fault(Fault::new(
+            status,
+            "upstream_failed",
+            message,
+        )))
+    }
+
+    /// Turns the caller's head into the upstream's.
+    fn rewrite(&self, head: &mut Parts) -> Result<(), Failure> {
+        let path = head.uri.path().to_owned();
+        let upstream = Upstream::of(&self.settings.upstreams, &path);
+        let unknown = || Failure::Fault(Fault::unknown(&format!("{} {path}", head.method)));
+        let upstream = upstream.ok_or_else(unknown)?;
+        let slash = PathAndQuery::from_static("/");
+        let path_and_query = head.uri.path_and_query().unwrap_or(&slash);
+        head.uri = upstream.uri(path_and_query).ok_or_else(unknown)?;
+        head.version = Version::default();
+        remove_hop_by_hop(&mut head.headers);
+        Dialect::of(&path).set_key(&mut head.headers, upstream.key.as_ref());
+        // The HTTP client sets it from the URI.
+        head.headers.remove(header::HOST);
+        if let Some(PeerAddress(peer)) = head.extensions.get() {
+            let peer = peer.ip().to_canonical().to_string();
+            if let Ok(peer) = HeaderValue::try_from(peer) {
+                head.headers.append(X_FORWARDED_FOR, peer);
+            }
+        }
+        Ok(())
     }
 }
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// What belongs to one connection (RFC 9110, 7.6.1), beside what the field `Connection` names.
+/// Fields of a single connection (RFC 9110, 7.6.1), besides those named by `Connection`.
 const HOP_BY_HOP: [HeaderName; 8] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -197,3 +236,30 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         headers.remove(name);
     }
 }
+
+/// Removes the rate limits of the gateway's own account at the provider. Callers see their own limits.
+fn remove_rate_limits(headers: &mut HeaderMap) {
+    let prefixes = ["x-ratelimit-", "anthropic-ratelimit-", "ratelimit"];
+    let is_one = |name: &&HeaderName| {
+        prefixes
+            .iter()
+            .any(|prefix| name.as_str().starts_with(prefix))
+    };
+    let names: Vec<_> = headers.keys().filter(is_one).cloned().collect();
+    for name in names {
+        headers.remove(name);
+    }
+}
+
+/// Shows the budget as the prompt has left it. The layer only knows it from before.
+fn show_remaining(headers: &mut HeaderMap, budget: &str, meter: &Meter) {
+    let Some(remaining) = meter.remaining() else {
+        return;
+    };
+    let state = format!("\"{budget}\";r={remaining}");
+    if let Ok(state) = HeaderValue::try_from(state) {
+        headers.insert(RATE_LIMIT, state);
+    }
+}
+
+pub(crate) const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");

@@ -1,33 +1,67 @@
-//! What an answer has cost so far, in tokens: as the upstream reports it, else estimated.
+//! Counts the tokens of a response: as reported by the upstream, or else estimated.
 //!
-//! It reads answers by their shape, and needs not know who asked how: those in the style of OpenAI have `choices`, those in
-//! the style of Anthropic a `type`. Tests: `tests/gateway/counts.rs`.
+//! Responses are recognised by their members: OpenAI's completions have `choices`, its responses API `response` or `output`,
+//! and Anthropic's messages `delta` or `content`. Tests:
+//! `tests/gateway/counts.rs`.
 
-use serde_json::Value;
+use std::mem;
 
-/// Bytes of text of one token, roughly, in English; the common rule of thumb.
+use crate::json::{Item, Scanner};
+
+/// Bytes of text per token: the common rule of thumb for English.
 pub(crate) const BYTES_PER_TOKEN: u64 = 4;
 
-/// Tokens of a prompt and its answer.
+/// Tokens of a prompt and its response.
 ///
-/// The upstream's reports are the truth. Between them each delta with content counts as a token, which it is for most models,
-/// but at least one for four bytes: some servers put many tokens into a delta. (By bytes alone, a stream of digits or symbols
-/// would count too little.)
+/// The upstream's reports are exact. Between reports each delta counts as one token, which most servers send, or as a token
+/// per four bytes if that is more, since some servers put many tokens into a delta. (By bytes alone, a stream of digits or
+/// symbols would count too little.)
 #[derive(Debug)]
 pub(crate) struct Count {
-    /// Estimated until it is reported.
+    /// Estimate until reported.
     prompt: u64,
-    /// As last reported.
+    /// Last report.
     answer: u64,
     /// Since the last report.
     deltas: u64,
     bytes: u64,
     has_begun: bool,
     has_failed: bool,
+    scanner: Scanner,
+    seen: Seen,
+}
+
+/// The relevant content of the current event or document.
+#[derive(Debug, Default)]
+struct Seen {
+    usage: Usage,
+    /// Usage at the beginning of a message. Its output tokens are not used, since they come again as deltas.
+    first_usage: Usage,
+    deltas: u64,
+    /// Length of the texts written by the model.
+    bytes: u64,
+    /// Value of `bytes` at the end of the last choice.
+    counted: u64,
+    /// Length of all other strings, for documents of an unknown form.
+    others: u64,
+    choices: Option<u64>,
+    has_error: bool,
+    has_encoded: bool,
+    length: u64,
+}
+
+#[derive(Debug, Default)]
+struct Usage {
+    prompt: Option<u64>,
+    /// Tokens read from a cache or written to it, which `prompt` includes and `input` does not.
+    cached: u64,
+    input: Option<u64>,
+    answer: Option<u64>,
+    total: Option<u64>,
 }
 
 impl Count {
-    /// With an estimate of the prompt.
+    /// Starts with an estimate of the prompt.
     pub(crate) fn new(prompt: u32) -> Self {
         Self {
             prompt: prompt.into(),
@@ -36,10 +70,12 @@ impl Count {
             bytes: 0,
             has_begun: false,
             has_failed: false,
+            scanner: Scanner::default(),
+            seen: Seen::default(),
         }
     }
 
-    /// Tokens so far. None if the upstream failed before it had begun.
+    /// Returns the tokens so far: 0 if the upstream failed before the response began.
     pub(crate) fn total(&self) -> u32 {
         if self.has_failed && !self.has_begun {
             return 0;
@@ -50,110 +86,210 @@ impl Count {
         u32::try_from(total).unwrap_or(u32::MAX)
     }
 
-    /// The upstream failed. Later reports count nevertheless.
+    /// The upstream failed. Later reports still count.
     pub(crate) fn fail(&mut self) {
         self.has_failed = true;
     }
 
-    /// Reads the data of an event of a stream.
-    pub(crate) fn read_event(&mut self, data: &[u8]) {
-        // There is data that is not JSON: `[DONE]`.
-        let Ok(event) = serde_json::from_slice::<Value>(data) else {
-            return;
-        };
-        for choice in event["choices"].as_array().into_iter().flatten() {
-            self.add_delta(openai_bytes(choice));
-        }
-        if event["type"] == "content_block_delta" {
-            self.add_delta(anthropic_bytes(&event["delta"]));
-        }
-        if event["type"] == "message_start" {
-            // The few tokens of output that it reports come again as deltas.
-            self.report_prompt(&event["message"]["usage"]);
-        }
-        self.read_report(&event);
+    /// Reads the next part of an event's data or of a document.
+    pub(crate) fn read(&mut self, part: &[u8]) {
+        let seen = &mut self.seen;
+        seen.length += part.len() as u64;
+        self.scanner
+            .read(part, |place, item| seen.note(place, item));
     }
 
-    /// Reads a whole answer that is no stream. Without a report its length counts.
-    pub(crate) fn read_answer(&mut self, answer: &[u8]) {
-        let parsed = serde_json::from_slice(answer).unwrap_or(Value::Null);
-        self.read_report(&parsed);
-        if !self.has_begun {
-            self.add_unread(answer.len() as u64);
+    /// Ends an event. Returns whether it is only a report of the usage.
+    pub(crate) fn end_event(&mut self) -> bool {
+        let seen = self.end();
+        let is_report = seen.choices == Some(0) && seen.usage.is_known();
+        self.add(seen.deltas, seen.bytes);
+        self.report(&seen);
+        is_report
+    }
+
+    /// Ends a document, which may be incomplete. Without a report its texts count.
+    pub(crate) fn end_document(&mut self) {
+        let seen = self.end();
+        self.report(&seen);
+        if !seen.usage.is_known() && !seen.has_error {
+            self.bytes += seen.texts();
         }
     }
 
-    /// Counts bytes of an answer that nobody reads.
+    /// Counts bytes that cannot be read.
     pub(crate) fn add_unread(&mut self, bytes: u64) {
         self.bytes += bytes;
     }
 
-    fn add_delta(&mut self, bytes: u64) {
-        if bytes > 0 {
-            self.has_begun = true;
-            self.deltas += 1;
-            self.bytes += bytes;
-        }
+    fn end(&mut self) -> Seen {
+        let mut seen = mem::take(&mut self.seen);
+        self.scanner.finish(|place, item| seen.note(place, item));
+        seen
     }
 
-    fn read_report(&mut self, value: &Value) {
-        self.report_prompt(&value["usage"]);
-        self.report_answer(&value["usage"]);
-        if !value["error"].is_null() {
+    fn add(&mut self, deltas: u64, bytes: u64) {
+        self.has_begun |= bytes > 0;
+        self.deltas += deltas;
+        self.bytes += bytes;
+    }
+
+    fn report(&mut self, seen: &Seen) {
+        self.report_prompt(&seen.first_usage);
+        self.report_prompt(&seen.usage);
+        self.report_answer(&seen.usage);
+        if seen.has_error {
             self.fail();
         }
     }
 
-    fn report_prompt(&mut self, usage: &Value) {
-        let count = |name: &str| usage[name].as_u64();
-        let uncached = || {
-            // Beside what is read from a cache, or written into one.
-            let cached = ["cache_creation_input_tokens", "cache_read_input_tokens"];
-            let cached = cached.into_iter().filter_map(count);
-            Some(cached.fold(count("input_tokens")?, u64::saturating_add))
-        };
-        let Some(reported) = count("prompt_tokens").or_else(uncached) else {
+    fn report_prompt(&mut self, usage: &Usage) {
+        let input = usage.input.map(|input| input.saturating_add(usage.cached));
+        let only_total = usage.total.filter(|_| usage.answer.is_none());
+        let Some(reported) = usage.prompt.or(input).or(only_total) else {
             return;
         };
         self.has_begun = true;
-        // Servers that do not know it yet, or any more, report 0.
+        // Some servers report 0 while the number is unknown.
         if reported > 0 {
             self.prompt = reported;
         }
     }
 
-    /// Reports add up all that was before.
-    fn report_answer(&mut self, usage: &Value) {
-        let count = |name: &str| usage[name].as_u64();
-        let answer = count("completion_tokens").or_else(|| count("output_tokens"));
-        // Some count thoughts in the total only.
-        let total = count("total_tokens");
-        let rest = total.map(|total| total.saturating_sub(self.prompt));
-        let Some(reported) = answer.max(rest) else {
+    /// Reports are cumulative.
+    fn report_answer(&mut self, usage: &Usage) {
+        // Some servers count reasoning only in the total.
+        let rest = usage.total.map(|total| total.saturating_sub(self.prompt));
+        let Some(reported) = usage.answer.max(rest) else {
             return;
         };
         self.has_begun = true;
-        (self.answer, self.deltas, self.bytes) = (reported, 0, 0);
+        // Some servers report 0 in every chunk, or again at the end.
+        if reported > 0 {
+            (self.answer, self.deltas, self.bytes) = (reported, 0, 0);
+        }
     }
 }
 
-/// Text in a choice of a chunk.
-fn openai_bytes(choice: &Value) -> u64 {
-    let delta = &choice["delta"];
-    let names = ["content", "reasoning_content", "reasoning", "refusal"];
-    let texts = names.into_iter().map(|name| &delta[name]);
-    let calls = delta["tool_calls"].as_array().into_iter().flatten();
-    let calls = calls.flat_map(|call| [&call["function"]["name"], &call["function"]["arguments"]]);
-    // The older kind of completions has no deltas.
-    texts.chain(calls).chain([&choice["text"]]).map(bytes).sum()
+impl Seen {
+    /// Length of the texts of a document.
+    fn texts(&self) -> u64 {
+        match (self.bytes, self.others) {
+            (0, 0) if self.has_encoded => 0,
+            // Not JSON.
+            (0, 0) => self.length,
+            (0, others) => others,
+            (written, _) => written,
+        }
+    }
+
+    fn note(&mut self, place: &str, item: Item<'_>) {
+        match item {
+            Item::Number(_) | Item::Other(_) if is_encoded(place) => self.has_encoded = true,
+            Item::Number(number) => self.note_number(place, number),
+            Item::Text(bytes, text) => {
+                if place == ".type" && text == b"error" || place == ".error" {
+                    self.has_error = true;
+                } else if is_written(place) {
+                    self.bytes += bytes;
+                } else if is_encoded(place) {
+                    self.has_encoded = true;
+                } else {
+                    self.others += bytes;
+                }
+                // An event of the responses API, whose delta is a string.
+                self.deltas += u64::from(place == ".delta" && bytes > 0);
+            }
+            Item::End => match place {
+                ".choices[]" => {
+                    *self.choices.get_or_insert(0) += 1;
+                    self.deltas += u64::from(self.bytes > self.counted);
+                    self.counted = self.bytes;
+                }
+                ".choices" => drop(self.choices.get_or_insert(0)),
+                ".delta" => self.deltas += u64::from(self.bytes > 0),
+                ".error" | ".response.error" => self.has_error = true,
+                _ => {}
+            },
+            Item::Other(_) => {}
+        }
+    }
+
+    fn note_number(&mut self, place: &str, number: u64) {
+        let Some((parent, name)) = place.rsplit_once('.') else {
+            return;
+        };
+        let usage = match parent {
+            ".usage" | ".response.usage" => &mut self.usage,
+            ".message.usage" => &mut self.first_usage,
+            _ => return,
+        };
+        match name {
+            "prompt_tokens" => usage.prompt = Some(number),
+            "input_tokens" => usage.input = Some(number),
+            "completion_tokens" | "output_tokens" => usage.answer = Some(number),
+            "total_tokens" => usage.total = Some(number),
+            "cache_creation_input_tokens" | "cache_read_input_tokens" => {
+                usage.cached = usage.cached.saturating_add(number);
+            }
+            _ => {}
+        }
+    }
 }
 
-/// Text in a delta of a content block.
-fn anthropic_bytes(delta: &Value) -> u64 {
-    let names = ["text", "thinking", "partial_json"];
-    names.into_iter().map(|name| bytes(&delta[name])).sum()
+impl Usage {
+    fn is_known(&self) -> bool {
+        let known = [self.prompt, self.input, self.answer, self.total];
+        known.iter().any(Option::is_some)
+    }
 }
 
-fn bytes(text: &Value) -> u64 {
-    text.as_str().map_or(0, |text| text.len() as u64)
+/// Whether the model wrote the text at this path.
+fn is_written(place: &str) -> bool {
+    let message = [".choices[].delta.", ".choices[].message."];
+    let message = message
+        .into_iter()
+        .find_map(|begin| place.strip_prefix(begin));
+    if let Some(rest) = message {
+        return [
+            "content",
+            "content[].text",
+            "content[].thinking[].text",
+            "reasoning_content",
+            "reasoning",
+            "refusal",
+            "tool_calls[].function.name",
+            "tool_calls[].function.arguments",
+            "function_call.name",
+            "function_call.arguments",
+        ]
+        .contains(&rest);
+    }
+    [
+        // Text completions.
+        ".choices[].text",
+        // The responses API: events and documents.
+        ".delta",
+        ".output[].content[].text",
+        ".output[].content[].refusal",
+        ".output[].summary[].text",
+        ".output[].name",
+        ".output[].arguments",
+        // Messages: events and documents.
+        ".delta.text",
+        ".delta.thinking",
+        ".delta.partial_json",
+        ".content[].text",
+        ".content[].thinking",
+        ".content[].name",
+    ]
+    .contains(&place)
+        || place.starts_with(".content[].input.")
+}
+
+/// Embeddings and media, whose length says nothing about tokens.
+fn is_encoded(place: &str) -> bool {
+    let name = place.rsplit('.').next().unwrap_or_default();
+    let name = name.trim_end_matches("[]");
+    ["embedding", "b64_json", "data", "url"].contains(&name)
 }

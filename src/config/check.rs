@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::{
     cost::CostConfig,
     error::{ConfigFileError, Faults},
+    header_key::{self, HeaderKey},
     key::{CallerKey, KeyConfig},
     limit::{LimitConfig, check_plans},
     route::RouteConfig,
@@ -80,6 +81,8 @@ impl CheckedLimit {
             KeyConfig::Shared => limit.into(),
             KeyConfig::Header(name) => limit.by_header(name.as_str()),
             KeyConfig::Route => Scope::with_key(limit, Key::from(route.key_name())),
+            KeyConfig::Bearer(name) => self.by_headers(vec![HeaderKey::Bearer(name.clone())]),
+            KeyConfig::AnyOf(headers) => self.by_headers(headers.clone()),
             KeyConfig::ClientAddress(config) => limit.by_client_address(config.address()),
         };
         let mut scope = scope.values(self.values.clone());
@@ -97,6 +100,15 @@ impl CheckedLimit {
             false => scope,
         }
     }
+
+    /// Requests without a key share one, as under [`Limit::by_header`], unless they are refused.
+    fn by_headers(&self, headers: Vec<HeaderKey>) -> Scope {
+        let shared = (!self.requires_key).then_some(Key::SHARED);
+        self.limit.clone().by_key(move |head| {
+            let found = header_key::find(&headers, &head.headers);
+            found.map(Key::from).or_else(|| shared.clone())
+        })
+    }
 }
 
 fn check_limit(
@@ -111,7 +123,7 @@ fn check_limit(
     Some(CheckedLimit {
         limit: checked?,
         key: limit.key.clone(),
-        requires_key: limit.require_key,
+        requires_key: limit.requires_key(),
         cost: limit.cost.clone(),
         clamps_cost: limit.clamp_cost,
         values,

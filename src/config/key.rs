@@ -7,12 +7,13 @@ use std::fmt;
 use http::HeaderName;
 use serde::{Deserialize, Deserializer};
 
-#[cfg(test)]
-use super::schema;
 use super::{
     error::Faults,
+    header_key::{HeaderKey, MAX_HEADERS},
     word_or_table::{secret, word_or_table},
 };
+#[cfg(test)]
+use super::{header_key::HeaderTable, schema};
 use crate::{
     key::Key,
     layer::{ClientAddress, IPV6_PREFIX},
@@ -20,7 +21,8 @@ use crate::{
 
 /// Selects the requests that a limit counts together. Default: all of them.
 ///
-/// In TOML one of `"shared"`, `"route"`, `{ header = "x-api-key" }`, `"client-address"` or
+/// In TOML one of `"shared"`, `"route"`, `{ header = "x-api-key" }`, `{ bearer = "authorization" }`,
+/// `{ any_of = [{ bearer = "authorization" }, { header = "x-api-key" }] }`, `"client-address"` or
 /// `{ client-address = { proxies = 1, header = "x-forwarded-for" } }`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -32,6 +34,16 @@ pub enum KeyConfig {
     Route,
     /// Each value of this request header. See [`Limit::by_header`](crate::Limit::by_header).
     Header(String),
+    /// Each token in this request header, which has the form `Bearer <token>`.
+    ///
+    /// A request without a token is refused by default: see [`LimitConfig::require_key`](super::LimitConfig::require_key).
+    Bearer(String),
+    /// Each key, taken from the first of these headers that has one, for clients that send it in different headers.
+    ///
+    /// The same text in another header is the same caller. Headers that are empty or have another form are skipped. If a
+    /// header is repeated, its first value counts. A client can send several of these headers, so authentication has to
+    /// check them in the same order. Requests without a key are refused by default, as with [`Bearer`](Self::Bearer).
+    AnyOf(Vec<HeaderKey>),
     /// Each client address.
     ClientAddress(AddressConfig),
 }
@@ -79,11 +91,26 @@ impl KeyConfig {
             Self::Header(name) if HeaderName::try_from(name).is_err() => {
                 faults.add(format!("{path}.header"), "is no name of a header");
             }
+            Self::Bearer(name) => HeaderKey::Bearer(name.clone()).check(&path, faults),
+            Self::AnyOf(headers) => {
+                let path = format!("{path}.any_of");
+                if !(1..=MAX_HEADERS).contains(&headers.len()) {
+                    faults.add(&path, format!("it must be 1 to {MAX_HEADERS} headers"));
+                }
+                for (index, header) in headers.iter().enumerate() {
+                    header.check(&format!("{path}[{index}]"), faults);
+                }
+            }
             Self::ClientAddress(address) => {
                 address.check(&format!("{path}.client-address"), faults)
             }
             Self::Shared | Self::Route | Self::Header(_) => {}
         }
+    }
+
+    /// Default of [`LimitConfig::require_key`](super::LimitConfig::require_key).
+    pub(super) fn is_required_by_default(&self) -> bool {
+        matches!(self, Self::Bearer(_) | Self::AnyOf(_))
     }
 }
 
@@ -93,7 +120,7 @@ impl KeyConfig {
         let text = caller.as_str();
         match self {
             Self::Shared => Err("all requests share this limit: nobody has a value of its own"),
-            Self::Route | Self::Header(_) => Ok(Key::from(text)),
+            Self::Route | Self::Header(_) | Self::Bearer(_) | Self::AnyOf(_) => Ok(Key::from(text)),
             Self::ClientAddress(config) => {
                 let address = text.parse().map_err(|_| "is no IP address")?;
                 Ok(config.address().key_of(address))
@@ -183,6 +210,13 @@ pub(super) struct KeyTable {
     /// Each value of this request header.
     #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")))]
     header: Option<String>,
+    /// Each token in this request header, which has the form `Bearer <token>`.
+    #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")))]
+    bearer: Option<String>,
+    /// Each key, taken from the first of these headers that has one.
+    #[serde(rename = "any_of")]
+    #[cfg_attr(test, schemars(length(min = 1, max = MAX_HEADERS), with = "Option<Vec<HeaderTable>>"))]
+    any_of: Option<Vec<HeaderKey>>,
     /// Each client address, as forwarded by proxies.
     client_address: Option<AddressConfig>,
 }
@@ -198,10 +232,19 @@ impl<'de> Deserialize<'de> for KeyConfig {
                     KeyWord::ClientAddress => Self::ClientAddress(AddressConfig::default()),
                 })
             },
-            |table: KeyTable| match (table.header, table.client_address) {
-                (Some(name), None) => Ok(Self::Header(name)),
-                (None, Some(address)) => Ok(Self::ClientAddress(address)),
-                _ => Err("either `header` or `client-address`"),
+            |table: KeyTable| {
+                let address = table.client_address.map(Self::ClientAddress);
+                let kinds = [
+                    table.header.map(Self::Header),
+                    table.bearer.map(Self::Bearer),
+                    table.any_of.map(Self::AnyOf),
+                    address,
+                ];
+                let mut kinds = kinds.into_iter().flatten();
+                match (kinds.next(), kinds.next()) {
+                    (Some(key), None) => Ok(key),
+                    _ => Err("one of `header`, `bearer`, `any_of` and `client-address`"),
+                }
             },
         )
     }

@@ -70,8 +70,8 @@ pub struct LimitConfig {
     pub key: KeyConfig,
     /// Whether a request without a key is refused. See [`Scope::require_key`](crate::Scope::require_key).
     ///
-    /// Default: no, requests without a key share one key.
-    pub require_key: bool,
+    /// Default: a request without a `bearer` or `any_of` key is refused. With other keys, requests without a key share one.
+    pub require_key: Option<bool>,
     /// Class: `"caller"`, `"tenant"`, `"route"` or `"global"`. See [`Limit::class`].
     ///
     /// Default: caller, but route for a key by route, and global for a limit that all requests share.
@@ -162,7 +162,7 @@ impl LimitConfig {
             let message = "belongs to a `rate`, and there is none";
             faults.add(format!("{path}.clamp_cost"), message);
         }
-        if self.require_key && matches!(self.key, KeyConfig::Shared | KeyConfig::Route) {
+        if self.requires_key() && matches!(self.key, KeyConfig::Shared | KeyConfig::Route) {
             let message = "is true, and no request lacks a key of this limit";
             faults.add(format!("{path}.require_key"), message);
         }
@@ -180,6 +180,12 @@ impl LimitConfig {
             set("fallback", &|limit| limit.fallback(policy));
         }
         is_valid.then_some(limit)
+    }
+
+    /// Returns whether a request without a key is refused, by [`require_key`](Self::require_key) or by default.
+    pub fn requires_key(&self) -> bool {
+        let default = self.key.is_required_by_default();
+        self.require_key.unwrap_or(default)
     }
 
     /// Returns the limit with its unit, if set.

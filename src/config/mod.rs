@@ -47,8 +47,8 @@
 //! | | `unit` of a rate, such as `"tokens"`, for refusals, fields and operators | `"requests"` |
 //! | | `cost` of a request at a rate: a number, or `{ header = "x-prompt-tokens" }`, which refuses a value that is not a number with 400 (see [`Scope::cost_by_header`](crate::Scope::cost_by_header)); only code can spend later: see [Token budgets](crate::guide::tokens) | 1 |
 //! | | `clamp_cost`: a cost above the burst counts as the burst | `false`: the request is refused with 400 |
-//! | | `key`: `"shared"`, `"route"`, `{ header = "<name>" }`, `"client-address"`, `{ client-address = { proxies = 1, header = "x-forwarded-for", ipv6_prefix = 64 } }` with that header or `"forwarded"` | `"shared"` |
-//! | | `require_key`: requests without a key are refused with 400 | `false`: they share one key |
+//! | | `key`: `"shared"`, `"route"`, `{ header = "<name>" }`, `{ bearer = "<name>" }` for the token in `Bearer <token>`, `{ any_of = [{ bearer = "authorization" }, { header = "x-api-key" }] }` for the first key that a request has, `"client-address"`, `{ client-address = { proxies = 1, header = "x-forwarded-for", ipv6_prefix = 64 } }` with that header or `"forwarded"` | `"shared"` |
+//! | | `require_key`: requests without a key are refused with 400 | `true` for `bearer` and `any_of`; otherwise `false`: they share one key |
 //! | | `class`: `"caller"`, `"tenant"`, `"route"`, `"global"` | by the key |
 //! | | `wait` | zero: refuse at once |
 //! | | `max_waiters` | 1,000 per key |
@@ -168,7 +168,7 @@
 
 // | module | contents |
 // | --- | --- |
-// | `sections` | the sections as plain data: `store`, `limit`, `key`, `route` |
+// | `sections` | the sections as plain data: `store`, `limit`, `key`, `header_key`, `route` |
 // | `word_or_table` | a word or a table, and secrets, in serde |
 // | `error` | faults, with their locations |
 // | `load`, `file` | reads and checks a configuration; reads a file that may be written meanwhile |
@@ -183,6 +183,7 @@ mod check;
 mod cost;
 mod error;
 mod file;
+mod header_key;
 mod key;
 mod layers;
 mod limit;
@@ -203,6 +204,7 @@ mod word_or_table;
 pub use self::{
     cost::CostConfig,
     error::{ConfigFileError, Fault},
+    header_key::HeaderKey,
     key::{AddressConfig, AddressHeader, CallerKey, KeyConfig},
     limit::{LimitConfig, PlanConfig},
     live::LiveConfig,

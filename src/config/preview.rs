@@ -7,6 +7,7 @@ use http::request::Parts;
 use super::{
     check::CheckedLimit,
     error::ConfigFileError,
+    header_key::{self, HeaderKey},
     key::{CallerKey, KeyConfig},
     layers::UNREADABLE,
     live::LiveConfig,
@@ -157,6 +158,14 @@ impl Config {
             KeyConfig::Header(name) => {
                 let value = head.headers.get(name.as_str())?;
                 String::from_utf8_lossy(value.as_bytes()).into_owned()
+            }
+            KeyConfig::Bearer(name) => {
+                let key = HeaderKey::Bearer(name.clone());
+                String::from_utf8_lossy(key.find(&head.headers)?).into_owned()
+            }
+            KeyConfig::AnyOf(headers) => {
+                let key = header_key::find(headers, &head.headers)?;
+                String::from_utf8_lossy(key).into_owned()
             }
             KeyConfig::Route => {
                 let names = self.routes.iter().map(|route| route.key_name());

@@ -92,6 +92,13 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
         (limit("concurrent = 1\nrequire_key = true"), "limits.a.require_key", "no request lacks a key"),
         (limit("concurrent = 1\nkey = 'route'\nrequire_key = true"), "limits.a.require_key", "no request lacks a key"),
         (limit("concurrent = 1\nkey.header = 'a b'"), "limits.a.key.header", "no name of a header"),
+        (limit("concurrent = 1\nkey.bearer = 'a b'"), "limits.a.key.bearer", "no name of a header"),
+        (limit("concurrent = 1\nkey.any_of = []"), "limits.a.key.any_of", "1 to 8 headers"),
+        (
+            limit("concurrent = 1\nkey.any_of = [{ header = 'a' }, { bearer = 'a b' }]"),
+            "limits.a.key.any_of[1].bearer",
+            "no name of a header",
+        ),
         (limit("concurrent = 1\nkey.client-address.proxies = 1"), "limits.a.key.client-address.header", "is missing"),
         (
             limit("concurrent = 1\nkey.client-address = { proxies = 33, header = 'forwarded' }"),

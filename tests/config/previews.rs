@@ -15,6 +15,7 @@ const FILE: &str = "
     [limits]
     key = { concurrent = 2, key = { header = 'x-api-key' }, plans = { gold = 3 }, overrides = { none = 0 } }
     strict = { concurrent = 1, key = { header = 'x-api-key' }, require_key = true }
+    either = { concurrent = 2, key = { any_of = [{ bearer = 'authorization' }, { header = 'x-api-key' }] }, plans = { gold = 4 } }
     all = { concurrent = 5 }
     peer = { concurrent = 4, key = 'client-address', overrides = { '10.0.0.1' = 6 } }
     tokens = { rate = 100, per = '1m', burst = 50, cost = { header = 'x-tokens' } }
@@ -35,6 +36,9 @@ const FILE: &str = "
     [[routes]]
     match = ['/v1/strict/{*rest}']
     limits = ['strict', 'peer']
+    [[routes]]
+    match = ['/v1/either']
+    limits = ['either']
     [[routes]]
     match = ['/free']
 ";
@@ -160,7 +164,28 @@ fn a_request_meets_the_limits_of_its_route() {
             Some(3),
             &["strict acme 1 1 1", "peer 10.0.0.1 6 1 1"],
         ),
-        ("GET", "/free", &[], Some(4), &[]),
+        (
+            "GET",
+            "/v1/either",
+            &[("authorization", "Bearer gold-1"), ("x-api-key", "acme")],
+            Some(4),
+            &["either gold-1 4 1 1"],
+        ),
+        (
+            "GET",
+            "/v1/either",
+            &key("acme"),
+            Some(4),
+            &["either acme 2 1 1"],
+        ),
+        (
+            "GET",
+            "/v1/either",
+            &[("authorization", "Basic gold-1")],
+            Some(4),
+            &["either - 2 1 1 no_key"],
+        ),
+        ("GET", "/free", &[], Some(5), &[]),
     ] {
         let expected = (
             route.into_iter().collect::<Vec<usize>>(),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_turnstile::{
     Fallback, Mode, OnLost, ReleaseAt,
-    config::{AddressConfig, AddressHeader, Config, KeyConfig, StoreUrl},
+    config::{AddressConfig, AddressHeader, Config, HeaderKey, KeyConfig, StoreUrl},
 };
 
 const ROUTE: &str = "routes = [{ match = ['*'], limits = ['a'] }]";
@@ -80,6 +80,17 @@ fn words_and_tables_read_alike() {
     assert_eq!(address.header, Some(AddressHeader::XForwardedFor));
     assert_eq!((address.proxies, address.ipv6_prefix), (2, 48));
     assert_eq!(key("'client-address'"), key("{ client-address = {} }"));
+    assert_eq!(
+        key("{ bearer = 'authorization' }"),
+        KeyConfig::Bearer("authorization".to_owned())
+    );
+    assert_eq!(
+        key("{ any_of = [{ bearer = 'authorization' }, { header = 'x-api-key' }] }"),
+        KeyConfig::AnyOf(vec![
+            HeaderKey::Bearer("authorization".to_owned()),
+            HeaderKey::Header("x-api-key".to_owned()),
+        ])
+    );
     assert_eq!(key("'shared'"), KeyConfig::Shared);
     assert_eq!(key("'route'"), KeyConfig::Route);
 
@@ -94,7 +105,7 @@ fn words_and_tables_read_alike() {
 }
 
 /// Unreadable texts, the line, and words of TOML's own message.
-pub(super) const UNREADABLE: [(&str, usize, &str); 27] = [
+pub(super) const UNREADABLE: [(&str, usize, &str); 31] = [
     (
         "[limits.a]\nplans = { p = { rate = 5 } }",
         2,
@@ -163,12 +174,32 @@ pub(super) const UNREADABLE: [(&str, usize, &str); 27] = [
     (
         "[limits.a]\nkey = { header = 'a', client-address = {} }",
         2,
-        "either `header` or `client-address`",
+        "one of `header`, `bearer`, `any_of` and `client-address`",
+    ),
+    (
+        "[limits.a]\nkey = { header = 'a', bearer = 'b' }",
+        2,
+        "one of `header`, `bearer`, `any_of` and `client-address`",
+    ),
+    (
+        "[limits.a]\nkey = { any_of = ['x-api-key'] }",
+        2,
+        "expected a table with `header` or",
+    ),
+    (
+        "[limits.a]\nkey = { any_of = [{ cookie = 'a' }] }",
+        2,
+        "unknown field, expected `header` or `bearer`",
+    ),
+    (
+        "[limits.a]\nkey = { any_of = [{ header = 'a', bearer = 'b' }] }",
+        2,
+        "either `header` or `bearer`",
     ),
     (
         "[limits.a]\nkey = { cookie = 'a' }",
         2,
-        "unknown field, expected `header` or",
+        "unknown field, expected one of `header`, `bearer`, `any_of`,",
     ),
     (
         "[limits.a]\nkey = { client-address = { hop = 1 } }",

@@ -85,6 +85,62 @@ async fn a_key_may_be_required() {
     }
 }
 
+/// The first header that has a key, by its value or the token in it, and one text is one caller in all of them.
+#[tokio::test]
+async fn a_key_may_be_in_one_of_several_headers() {
+    let text = |more: &str| {
+        format!(
+            "
+            limits.a = {{ concurrent = 1, key = {{ any_of = [{{ bearer = 'authorization' }}, {{ header = 'x-api-key' }}] }}{more} }}
+            routes = [{{ match = ['*'], limits = ['a'] }}]
+            "
+        )
+    };
+    let both = |token: &str, key: &str| {
+        let request = Request::get("/").header("authorization", token);
+        request.header("x-api-key", key).body(()).unwrap()
+    };
+    let requests = [
+        with("authorization", "Bearer acme"),
+        with("authorization", "bearer  acme "),
+        with("x-api-key", "acme"),
+        both("Bearer acme", "other"),
+        both("Bearer zeta", "acme"),
+        both("Basic acme", "beta"),
+        with("x-api-key", "beta"),
+    ];
+    let expected = [200, 429, 429, 429, 200, 200, 429];
+    assert_eq!(statuses(&text(""), requests).await, expected);
+    let without_a_key = || {
+        [
+            get("/"),
+            with("authorization", "Basic acme"),
+            with("authorization", "Bearer"),
+            with("authorization", "Bearer "),
+            with("authorization", "Beareracme"),
+            with("x-api-key", ""),
+        ]
+    };
+    assert_eq!(statuses(&text(""), without_a_key()).await, [400; 6]);
+    let shared = text(", require_key = false");
+    let expected = [200, 429, 429, 429, 429, 429];
+    assert_eq!(statuses(&shared, without_a_key()).await, expected);
+}
+
+#[tokio::test]
+async fn a_token_is_required_unless_the_file_says_otherwise() {
+    for (more, expected) in [("", [400, 200]), (", require_key = false", [200, 200])] {
+        let text = format!(
+            "
+            limits.a = {{ concurrent = 1, key = {{ bearer = 'authorization' }}{more} }}
+            routes = [{{ match = ['*'], limits = ['a'] }}]
+            "
+        );
+        let requests = [get("/"), with("authorization", "Bearer acme")];
+        assert_eq!(statuses(&text, requests).await, expected, "{more}");
+    }
+}
+
 #[tokio::test]
 async fn a_request_without_a_route_or_limits_passes() {
     let text = "

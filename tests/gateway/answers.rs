@@ -1,37 +1,40 @@
-//! Answers of language models in two dialects, with their quirks, and the cost of each.
+//! Answers of language models in two dialects, with their quirks, and what each of them costs.
+
+use std::sync::OnceLock;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use crate::sse::MAX_EVENT;
-
-/// Length of the prompt's text before each answer. The gateway estimates it at [`ESTIMATE`] tokens.
+/// Text of the prompt before each of them. The gateway takes it for [`ESTIMATE`] tokens.
 pub(crate) const PROMPT_BYTES: usize = 4_000;
 pub(crate) const ESTIMATE: u64 = 1_000;
-/// According to the upstream.
+/// As the upstream reports it.
 const PROMPT: u64 = 1_200;
 const OPENAI: &str = "/v1/chat/completions";
 const ANTHROPIC: &str = "/v1/messages";
+/// Longer than what a proxy would keep of an answer.
+const MIB: usize = 1024 * 1024;
 
-/// An answer that the upstream sends to requests with its name in `x-answer`.
+/// An answer, which the upstream gives to requests with its name in `x-answer`.
+#[derive(Clone)]
 pub(crate) struct Answer {
     pub(crate) name: &'static str,
     pub(crate) path: &'static str,
     pub(crate) status: u16,
     pub(crate) headers: Vec<(&'static str, &'static str)>,
-    /// Each piece is a chunk of HTTP/1.
+    /// Each is a chunk of HTTP/1.
     pub(crate) pieces: Vec<Bytes>,
     pub(crate) end: End,
-    /// The settled cost of the answer with its prompt.
+    /// What is settled for it, with its prompt.
     pub(crate) tokens: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Whole,
-    /// The connection breaks on the test's command.
+    /// The connection breaks when the test says so.
     Cut,
-    /// No more data, and no end.
+    /// Nothing more comes, and no end.
     Open,
 }
 
@@ -73,28 +76,55 @@ impl Answer {
     pub(crate) fn body(&self) -> Vec<u8> {
         self.pieces.concat()
     }
+
+    pub(crate) fn is_stream(&self) -> bool {
+        let (_, media) = self.headers[0];
+        media.starts_with("text/event-stream") && self.headers.len() == 1
+    }
+
+    /// Length of what passes before the end: an event that is cut waits for its end.
+    pub(crate) fn passing(&self) -> usize {
+        let body = self.body();
+        let mut ends = body.windows(2).rev();
+        let unfinished = match self.is_stream() {
+            true => ends.position(|end| end == b"\n\n"),
+            false => None,
+        };
+        body.len() - unfinished.unwrap_or(0)
+    }
 }
 
 pub(crate) fn named(name: &str) -> Answer {
-    let mut all = all().into_iter();
+    let mut all = all().iter();
     let answer = all.find(|answer| answer.name == name);
-    answer.unwrap_or_else(|| panic!("no answer {name}"))
+    answer.unwrap_or_else(|| panic!("no answer {name}")).clone()
 }
 
-pub(crate) fn all() -> Vec<Answer> {
-    let answers = [openai(), openai_failing(), anthropic(), unread()];
+/// Some are long: they are made once.
+pub(crate) fn all() -> &'static [Answer] {
+    static ALL: OnceLock<Vec<Answer>> = OnceLock::new();
+    ALL.get_or_init(made)
+}
+
+fn made() -> Vec<Answer> {
+    let answers = [
+        openai(),
+        openai_others(),
+        openai_failing(),
+        anthropic(),
+        unread(),
+    ];
     answers.into_iter().flatten().collect()
 }
 
-/// The text of five deltas, with characters of one to four bytes.
+/// Text of five deltas, with characters of one to four bytes.
 const DELTAS: [&str; 5] = ["Gr", "üß", " €", " 𝄞", "!"];
 
 fn openai() -> Vec<Answer> {
     let text = openai_stream("\n");
     let used = PROMPT + 7;
     let of = |name, pieces, tokens| Answer::new(name, OPENAI, pieces, tokens);
-    let long_document =
-        json!({ "text": "a".repeat(1024 * 1024), "usage": openai_usage()["usage"] });
+    let long_document = json!({ "text": "a".repeat(MIB), "usage": openai_usage()["usage"] });
     let pretty = |data: Value| {
         let text = format!("{data:#}").replace('\n', "\ndata: ");
         Bytes::from(format!("data: {text}\n\n"))
@@ -140,7 +170,7 @@ fn openai() -> Vec<Answer> {
         of(
             "openai-long-event",
             vec![
-                event(chunk(&json!({ "content": "a".repeat(MAX_EVENT) }))),
+                event(chunk(&json!({ "content": "a".repeat(MIB) }))),
                 event(openai_usage()),
             ],
             used,
@@ -150,14 +180,119 @@ fn openai() -> Vec<Answer> {
         Answer::document(
             "openai-document-without-usage",
             OPENAI,
-            Value::from("a".repeat(398)),
+            Value::from("a".repeat(400)),
             ESTIMATE + 100,
         ),
+        Answer::document("openai-long-document", OPENAI, long_document, used),
+    ]
+}
+
+/// Other interfaces in the style of OpenAI, and other servers.
+fn openai_others() -> Vec<Answer> {
+    let of = |name, path, events: Vec<Bytes>, tokens| Answer::new(name, path, events, tokens);
+    let usage = || openai_usage()["usage"].clone();
+    let response = |kind: &str, usage: Value| {
+        let event = json!({ "type": kind, "response": { "error": null, "usage": usage } });
+        Bytes::from(named_event("\n", &event))
+    };
+    let text = |text: &str| {
+        let event = json!({ "type": "response.output_text.delta", "delta": text });
+        Bytes::from(named_event("\n", &event))
+    };
+    let begun = || {
+        let begin = [response("response.created", Value::Null)];
+        begin.into_iter().chain(DELTAS.map(text))
+    };
+    let used = json!({ "input_tokens": PROMPT, "output_tokens": 7, "total_tokens": PROMPT + 7 });
+    let completed = response("response.completed", used.clone());
+    let completion = |text: &str| event(json!({ "choices": [{ "index": 0, "text": text }] }));
+    let nothing = json!({ "prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0 });
+    let with_nothing = |mut chunk: Value| {
+        chunk["usage"] = nothing.clone();
+        event(chunk)
+    };
+    let logprobs = json!([{ "token": "a".repeat(MIB) }]);
+    let mut long = chunk(&json!({ "content": "a".repeat(20_000) }));
+    long["choices"][0]["logprobs"] = json!({ "content": logprobs });
+    let vector = vec![0.123_456_789; 1_536];
+    let vectors: Vec<_> = (0..100)
+        .map(|index| json!({ "index": index, "embedding": vector }))
+        .collect();
+    let call = |call: Value| {
+        event(chunk(
+            &json!({ "tool_calls": [{ "index": 0, "function": call }] }),
+        ))
+    };
+    let tools = vec![
+        call(json!({ "name": "weather", "arguments": "" })),
+        call(json!({ "arguments": r#"{"city":"# })),
+        call(json!({ "arguments": r#""Kyiv"}"# })),
+        event(openai_usage()),
+        DONE.into(),
+    ];
+    let of_prompt = json!({ "prompt_tokens": 120, "total_tokens": 120 });
+    let embeddings = json!({ "data": vectors, "model": "small", "usage": of_prompt });
+    assert!(embeddings.to_string().len() > MIB);
+    vec![
+        of(
+            "responses",
+            "/v1/responses",
+            begun().chain([completed]).collect(),
+            PROMPT + 7,
+        ),
+        of(
+            "responses-open",
+            "/v1/responses",
+            begun().collect(),
+            ESTIMATE + 5,
+        )
+        .ending(End::Open),
         Answer::document(
-            "openai-document-too-long",
+            "responses-document",
+            "/v1/responses",
+            json!({ "object": "response", "error": null, "output": [], "usage": used }),
+            PROMPT + 7,
+        ),
+        of("openai-tools", OPENAI, tools, PROMPT + 7),
+        of(
+            "completions",
+            "/v1/completions",
+            DELTAS
+                .map(completion)
+                .into_iter()
+                .chain([event(openai_usage()), DONE.into()])
+                .collect(),
+            PROMPT + 7,
+        ),
+        Answer::document("embeddings", "/v1/embeddings", embeddings, 120),
+        // LocalAI.
+        of(
+            "openai-zero-in-each-chunk",
             OPENAI,
-            long_document.clone(),
-            ESTIMATE + long_document.to_string().len() as u64 / 4,
+            deltas(5).map(with_nothing).chain([DONE.into()]).collect(),
+            ESTIMATE + 5,
+        ),
+        of(
+            "openai-zero-at-the-end",
+            OPENAI,
+            [
+                event(usage_beside_a_choice()),
+                event(json!({ "choices": [], "usage": nothing })),
+            ]
+            .into(),
+            PROMPT + 7,
+        ),
+        of(
+            "openai-long-event-without-usage",
+            OPENAI,
+            vec![event(long)],
+            ESTIMATE + 5_000,
+        ),
+        Answer::document(
+            "openai-usage-first",
+            OPENAI,
+            json!({ "a": usage(), "usage": usage(), "z": "a".repeat(MIB) }),
+            PROMPT + 7,
         ),
     ]
 }
@@ -183,7 +318,7 @@ fn openai_failing() -> Vec<Answer> {
         )
         .ending(End::Cut),
         of("openai-cut-before-the-first-event", vec![], 0).ending(End::Cut),
-        of("openai-document-cut", vec![half_document], ESTIMATE + 25)
+        of("openai-document-cut", vec![half_document], ESTIMATE + 21)
             .with_header("content-type", "application/json")
             .ending(End::Cut),
         Answer::document("openai-400", OPENAI, error(), 0).with_status(400),
@@ -212,6 +347,8 @@ fn anthropic() -> Vec<Answer> {
         "output_tokens": 30,
     });
     let document = json!({ "type": "message", "content": [], "usage": usage });
+    let tools = anthropic_stream("\n").replace("text_delta", "input_json_delta");
+    let tools = events(&tools.replace(r#""text":"#, r#""partial_json":"#));
     vec![
         of("anthropic", events(&text), used),
         of("anthropic-crlf", cut(&anthropic_stream("\r\n"), 7), used),
@@ -224,31 +361,34 @@ fn anthropic() -> Vec<Answer> {
             vec![named_event("\n", &error).into()],
             0,
         ),
+        of("anthropic-tools", tools, used),
         Answer::document("anthropic-document", ANTHROPIC, document, used),
+        Answer::document(
+            "anthropic-document-without-usage",
+            ANTHROPIC,
+            json!({ "type": "message", "content": [{ "type": "text", "text": "a".repeat(400) }] }),
+            ESTIMATE + 100,
+        ),
         Answer::document("anthropic-529", ANTHROPIC, error.clone(), 0).with_status(529),
     ]
 }
 
-/// Unread answers: the estimate of the prompt stands.
+/// Their length counts. Nobody has asked for gzip.
 fn unread() -> Vec<Answer> {
-    let gzip = |text: String| vec![stored(&text)];
+    let gzip = |name, path, text: String| {
+        let body = stored(&text);
+        let tokens = ESTIMATE + body.len() as u64 / 4;
+        Answer::new(name, path, vec![body], tokens).with_header("content-encoding", "gzip")
+    };
     vec![
-        Answer::new("openai-gzip", OPENAI, gzip(openai_stream("\n")), ESTIMATE)
-            .with_header("content-encoding", "gzip"),
-        Answer::new(
-            "anthropic-gzip",
-            ANTHROPIC,
-            gzip(anthropic_stream("\n")),
-            ESTIMATE,
-        )
-        .with_header("content-encoding", "gzip"),
-        Answer::new("openai-text", OPENAI, vec!["hello".into()], ESTIMATE)
+        gzip("openai-gzip", OPENAI, openai_stream("\n")),
+        gzip("anthropic-gzip", ANTHROPIC, anthropic_stream("\n")),
+        Answer::new("openai-text", OPENAI, vec!["hello".into()], ESTIMATE + 1)
             .with_header("content-type", "text/plain"),
     ]
 }
 
-/// A gzip file (RFC 1952) with a single uncompressed block and without its checksum, so that its text would be
-/// readable.
+/// A gzip file (RFC 1952) of one block that is not compressed, and without its checksum: its text could be read.
 fn stored(text: &str) -> Bytes {
     let text = format!("\n{text}");
     let length = u16::try_from(text.len()).expect("one block");
@@ -268,7 +408,7 @@ fn named_event(line_end: &str, data: &Value) -> String {
     format!("event: {name}{line_end}data: {data}{line_end}{line_end}")
 }
 
-/// One chunk per event.
+/// A chunk for each event.
 fn events(stream: &str) -> Vec<Bytes> {
     let blank = ["\r\n\r\n", "\n\n", "\r\r"];
     let blank = blank.into_iter().find(|blank| stream.contains(blank));
@@ -276,7 +416,7 @@ fn events(stream: &str) -> Vec<Bytes> {
     events.map(|event| Bytes::from(event.to_owned())).collect()
 }
 
-/// Chunks of this length, even if that splits characters.
+/// Chunks of this length, wherever that cuts characters.
 fn cut(text: &str, length: usize) -> Vec<Bytes> {
     let pieces = text.as_bytes().chunks(length.max(text.len() / 10_000));
     pieces.map(Bytes::copy_from_slice).collect()
@@ -289,7 +429,7 @@ fn chunk(delta: &Value) -> Value {
     })
 }
 
-/// The first deltas, after the chunk that begins each stream.
+/// The first so many, behind the chunk that begins each stream.
 fn deltas(count: usize) -> impl Iterator<Item = Value> {
     let role = json!({ "role": "assistant", "content": "" });
     let texts = DELTAS.into_iter().take(count);

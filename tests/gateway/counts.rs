@@ -1,16 +1,27 @@
-//! How the gateway counts an answer.
+//! What the gateway counts of an answer.
 
 use serde_json::{Value, json};
 
 use crate::usage::Count;
 
-/// The count after these events, with a prompt estimated at 100.
+/// After these events, behind a prompt that was estimated at 100.
 fn after(events: impl IntoIterator<Item = Value>) -> Count {
     let mut count = Count::new(100);
     for event in events {
-        count.read_event(event.to_string().as_bytes());
+        read_event(&mut count, event.to_string().as_bytes());
     }
     count
+}
+
+/// In pieces, as they may come.
+fn read_event(count: &mut Count, data: &[u8]) {
+    data.chunks(7).for_each(|part| count.read(part));
+    count.end_event();
+}
+
+fn read_document(count: &mut Count, document: &[u8]) {
+    document.chunks(1_000).for_each(|part| count.read(part));
+    count.end_document();
 }
 
 fn total(events: impl IntoIterator<Item = Value>) -> u32 {
@@ -74,7 +85,7 @@ fn deltas_with_content_are_tokens() {
     }
 }
 
-/// Some servers put many tokens into one delta.
+/// Some servers put many tokens into one.
 #[test]
 fn long_deltas_are_a_token_for_four_bytes() {
     assert_eq!(total([delta(&"a".repeat(40))]), 110);
@@ -90,19 +101,95 @@ fn reports_are_the_truth() {
     assert_eq!(total(many().chain([last])), 15);
     let with_choice = json!({ "choices": [{ "delta": { "content": "a" } }], "usage": used(7, 8) });
     assert_eq!(total(many().chain([with_choice])), 15);
-    // In the same chunk as each delta: any text after the last report is counted.
+    // In the same chunk as each delta: what comes after the last one is counted.
     let running =
         |tokens| json!({ "choices": [{ "delta": { "content": "a" } }], "usage": used(7, tokens) });
     assert_eq!(total([running(1), running(2), delta("a")]), 10);
-    // Reasoning tokens that only the total contains.
+    // Thoughts that are in the total only.
     let thoughts = json!({ "prompt_tokens": 7, "completion_tokens": 8, "total_tokens": 35 });
     assert_eq!(total([json!({ "choices": [], "usage": thoughts })]), 35);
-    // Cached tokens are already included in the prompt.
+    // What a cache gave is in the prompt already.
     let cached = json!({
         "prompt_tokens": 7, "completion_tokens": 8, "cache_read_input_tokens": 5,
         "prompt_tokens_details": { "cached_tokens": 5 },
     });
     assert_eq!(total([json!({ "choices": [], "usage": cached })]), 15);
+}
+
+/// LocalAI does in each chunk, and others at the end of a stream.
+#[test]
+fn a_report_of_nothing_is_none() {
+    let chunk =
+        |tokens| json!({ "choices": [{ "delta": { "content": "a" } }], "usage": used(0, tokens) });
+    let last = json!({ "choices": [], "usage": used(0, 0) });
+    assert_eq!(total([chunk(0), chunk(0), chunk(0)]), 103);
+    assert_eq!(total([chunk(0), chunk(0), last.clone()]), 102);
+    let report = json!({ "choices": [], "usage": used(7, 8) });
+    assert_eq!(total([chunk(0), report, last]), 15);
+}
+
+/// The interface `responses`.
+#[test]
+fn events_of_responses_count() {
+    let delta = |kind: &str, text: &str| json!({ "type": kind, "delta": text });
+    let created =
+        json!({ "type": "response.created", "response": { "usage": null, "error": null } });
+    let done = json!({ "type": "response.output_text.done", "text": "a".repeat(400) });
+    let usage = json!({
+        "input_tokens": 7, "input_tokens_details": { "cached_tokens": 5 },
+        "output_tokens": 8, "output_tokens_details": { "reasoning_tokens": 6 }, "total_tokens": 15,
+    });
+    let completed = json!({ "type": "response.completed", "response": { "usage": usage } });
+    let begun = [
+        created,
+        delta("response.reasoning_text.delta", "a"),
+        delta("response.function_call_arguments.delta", "{"),
+        delta("response.output_text.delta", "a"),
+        done,
+    ];
+    assert_eq!(total(begun.clone()), 103);
+    assert_eq!(total(begun.clone().into_iter().chain([completed])), 15);
+    let failed = json!({ "type": "response.failed", "response": { "error": { "code": "x" } } });
+    assert_eq!(total([failed.clone()]), 0);
+    assert_eq!(total(begun.into_iter().chain([failed])), 103);
+    assert_eq!(
+        total([json!({ "type": "error", "code": "x", "message": "m" })]),
+        0
+    );
+}
+
+/// Much of a long one is no text.
+#[test]
+fn an_event_of_any_length_is_read() {
+    let text = "a".repeat(20_000);
+    let logprobs = json!([{ "token": "a".repeat(1024 * 1024) }]);
+    let long = json!({ "choices": [{ "delta": { "content": text }, "logprobs": { "content": logprobs } }] });
+    assert_eq!(total([long.clone()]), 5_100);
+    assert_eq!(
+        total([long, json!({ "choices": [], "usage": used(7, 8) })]),
+        15
+    );
+}
+
+/// Such a chunk is not passed on if the client has not asked for it.
+#[test]
+fn a_chunk_of_usage_alone_is_known() {
+    let is_report = |event: Value| {
+        let mut count = Count::new(100);
+        count.read(event.to_string().as_bytes());
+        count.end_event()
+    };
+    assert!(is_report(json!({ "choices": [], "usage": used(7, 8) })));
+    assert!(is_report(json!({ "usage": used(0, 0), "choices": [] })));
+    for other in [
+        json!({ "choices": [{ "delta": {} }], "usage": used(7, 8) }),
+        json!({ "choices": [], "usage": null, "prompt_filter_results": [] }),
+        json!({ "usage": used(7, 8) }),
+        json!({ "type": "message_delta", "usage": { "output_tokens": 8 } }),
+        json!({ "type": "response.completed", "response": { "usage": used(7, 8) } }),
+    ] {
+        assert!(!is_report(other.clone()), "{other}");
+    }
 }
 
 #[test]
@@ -121,7 +208,7 @@ fn reports_in_the_style_of_anthropic_are_the_truth() {
         "input_tokens": 10, "cache_creation_input_tokens": 20, "cache_read_input_tokens": 30,
     });
     assert_eq!(total([message_start(cached), end(9)]), 69);
-    // Known only at the end, or replaced by zero.
+    // Known at the end only, or not any more.
     let late =
         json!({ "type": "message_delta", "usage": { "input_tokens": 10, "output_tokens": 9 } });
     let zero = || message_start(json!({ "input_tokens": 0, "output_tokens": 0 }));
@@ -146,9 +233,12 @@ fn an_error_costs_what_came_before_it() {
     let mut failed = Count::new(100);
     failed.fail();
     assert_eq!(failed.total(), 0);
-    failed.read_answer(br#"{"error":{"message":"too long"}}"#);
+    read_document(&mut failed, br#"{"error":{"message":"too long"}}"#);
     assert_eq!(failed.total(), 0);
-    failed.read_answer(json!({ "usage": used(7, 0) }).to_string().as_bytes());
+    read_document(
+        &mut failed,
+        json!({ "usage": used(7, 0) }).to_string().as_bytes(),
+    );
     assert_eq!(failed.total(), 7);
 }
 
@@ -166,10 +256,13 @@ fn other_data_costs_nothing() {
         r#"{"choices":7}"#,
         r#"{"usage":{}}"#,
     ] {
-        count.read_event(data.as_bytes());
+        read_event(&mut count, data.as_bytes());
         assert_eq!(count.total(), 100, "{data}");
     }
-    count.read_event(br#"{"usage":{"completion_tokens":-1,"prompt_tokens":"many"}}"#);
+    read_event(
+        &mut count,
+        br#"{"usage":{"completion_tokens":-1,"prompt_tokens":"many"}}"#,
+    );
     assert_eq!(count.total(), 100);
     let most = json!({ "usage": { "prompt_tokens": u64::MAX, "completion_tokens": u64::MAX } });
     assert_eq!(total([most]), u32::MAX);
@@ -179,7 +272,7 @@ fn other_data_costs_nothing() {
 fn an_answer_that_is_no_stream_costs_what_it_reports() {
     let read = |answer: &[u8]| {
         let mut count = Count::new(100);
-        count.read_answer(answer);
+        read_document(&mut count, answer);
         count.total()
     };
     let of = |answer: Value| read(answer.to_string().as_bytes());
@@ -191,9 +284,58 @@ fn an_answer_that_is_no_stream_costs_what_it_reports() {
         of(json!({ "usage": { "prompt_tokens": 7, "total_tokens": 7 } })),
         7
     );
-    // Without a report the length counts, and also if the answer was cut short.
+    let thoughts = json!({ "input_tokens": 7, "output_tokens": 8, "total_tokens": 15 });
+    assert_eq!(
+        of(json!({ "object": "response", "error": null, "usage": thoughts })),
+        15
+    );
+    assert_eq!(of(json!({ "data": [], "usage": { "total_tokens": 7 } })), 7);
+    // Not where a model can write it.
+    let forged = json!({ "usage": used(1, 1) });
+    let text = forged.to_string();
+    let content = json!([{ "type": "tool_use", "name": "n", "input": forged }, { "text": text }]);
+    let usage = json!({ "input_tokens": 7, "output_tokens": 8 });
+    assert_eq!(of(json!({ "usage": usage, "content": content })), 15);
+    assert_eq!(of(json!({ "content": content, "usage": usage })), 15);
+}
+
+#[test]
+fn an_answer_that_reports_nothing_costs_its_text() {
+    let read = |answer: &[u8]| {
+        let mut count = Count::new(100);
+        read_document(&mut count, answer);
+        count.total()
+    };
+    let of = |answer: Value| read(answer.to_string().as_bytes());
+    let text = "a".repeat(40);
+    // Logprobs are longer than the text, and are none.
+    let logprobs = json!({ "content": [{ "token": text, "bytes": [97, 97], "logprob": -0.1 }] });
+    let message = json!({ "role": "assistant", "content": text });
+    assert_eq!(
+        of(json!({ "id": "x", "choices": [{ "message": message, "logprobs": logprobs }] })),
+        110
+    );
+    assert_eq!(of(json!({ "choices": [{ "text": text }] })), 110);
+    assert_eq!(
+        of(json!({ "type": "message", "content": [{ "type": "text", "text": text }] })),
+        110
+    );
+    let tool = json!({ "type": "tool_use", "id": "x", "name": "", "input": { "city": text } });
+    assert_eq!(of(json!({ "type": "message", "content": [tool] })), 110);
+    let output = json!([{ "type": "message", "content": [{ "text": text }] }]);
+    assert_eq!(of(json!({ "object": "response", "output": output })), 110);
+    // Vectors, in both forms.
+    assert_eq!(of(json!({ "data": [{ "embedding": [0.1, 1, -2] }] })), 100);
+    assert_eq!(of(json!({ "data": [{ "embedding": text }] })), 100);
+    // Of an unknown shape, and no JSON at all.
+    assert_eq!(of(json!({ "answer": text })), 110);
     assert_eq!(read(&[b'a'; 40]), 110);
-    let whole = json!({ "usage": used(7, 8), "text": "a" }).to_string();
-    let half = &whole.as_bytes()[..40];
-    assert_eq!(read(half), 110);
+    let mut unread = Count::new(100);
+    unread.add_unread(40);
+    assert_eq!(unread.total(), 110, "gzip, most likely");
+    // What has come, if it was cut short.
+    let whole = json!({ "choices": [{ "message": message }], "usage": used(7, 8) }).to_string();
+    let (half, _) = whole.split_once("aaaa").expect("a text");
+    let half = format!("{half}{}", "a".repeat(20));
+    assert_eq!(read(half.as_bytes()), 105);
 }

@@ -167,7 +167,7 @@ fn a_gateway_that_is_asked_to_end_leaves_nothing_behind() {
 fn a_gateway_that_is_asked_to_end_lets_requests_end() {
     alone(async {
         let mut stage = Stage::new().await;
-        let free = stage.replicas[0].get("/v1/free/stream");
+        let free = stage.replicas[0].get("/v1/models/stream");
         let free = ask(free).await.expect("it has no limit");
         stage.replicas[0].ask_to_end();
         stage.replicas[0].until_logged("shutting down", 1).await;

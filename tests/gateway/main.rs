@@ -4,15 +4,26 @@
 
 mod answers;
 mod counts;
+mod dialects;
+#[path = "../../examples/llm_gateway/endpoint.rs"]
+mod endpoint;
 mod events;
 mod failures;
+#[path = "../../examples/llm_gateway/json.rs"]
+mod json;
 mod options;
+#[path = "../../examples/llm_gateway/path.rs"]
+mod path;
+mod paths;
 mod policy;
 #[path = "../../examples/llm_gateway/prompt.rs"]
 mod prompt;
 mod prompts;
+mod providers;
 mod proxy;
 mod reload;
+mod scans;
+mod sdks;
 #[path = "../../examples/llm_gateway/sse.rs"]
 mod sse;
 mod stage;

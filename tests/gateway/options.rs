@@ -36,12 +36,55 @@ fn bad_options_are_refused_in_one_line() {
             "--upstream",
         ),
         (
-            &["--upstream", "https://localhost", "--config", &good],
+            &["--upstream", "ftp://localhost", "--config", &good],
             "--upstream",
         ),
         (
-            &["--upstream", "http://localhost/v1", "--config", &good],
+            &["--upstream", "http://localhost/v1?a", "--config", &good],
             "--upstream",
+        ),
+        (
+            &["--upstream", "http://u:p@localhost", "--config", &good],
+            "--upstream",
+        ),
+        (
+            &[
+                "--upstream",
+                "http://localhost,NOBODY_SETS_THIS",
+                "--config",
+                &good,
+            ],
+            "NOBODY_SETS_THIS",
+        ),
+        (
+            &["--upstream", up, "--config", &good, "--budget", "tokns"],
+            "limits.tokns",
+        ),
+        (
+            &[
+                "--upstream",
+                up,
+                "--config",
+                &good,
+                "--callers",
+                "/not/there",
+            ],
+            "--callers /not/there",
+        ),
+        (
+            &["--upstream", up, "--config", &good, "--max-request", "4MB"],
+            "--max-request",
+        ),
+        (
+            &[
+                "--upstream",
+                up,
+                "--config",
+                &good,
+                "--monitor",
+                "192.0.2.1:1",
+            ],
+            "--monitor",
         ),
         (
             &["--upstream", up, "--config", "/not/there"],

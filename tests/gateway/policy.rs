@@ -1,5 +1,5 @@
 //! "The chat route carries 200 streams in all, each API key 5, gold keys 20, and no key opens more than 60 a minute":
-//! each part, over both replicas together. A refusal names its limit, and charges nothing.
+//! each part on both replicas together. What is refused names its limit, and has charged nothing.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ fn each_key_has_five_streams() {
         for stream in &mut open {
             assert_eq!(stream.event().await, "data: 1\n\n");
         }
-        // Each stream was charged once, and holds one slot of its key and one of the total.
+        // Each of them was charged once, and holds one slot of its key and one of all.
         assert_eq!(stage.totals(), (vec![5, 5], vec![5, 5, 10]));
 
         drop(open.pop());
@@ -36,7 +36,7 @@ fn gold_keys_have_twenty_streams() {
     alone(async {
         let stage = Stage::new().await;
         let _open = stage.open_many("gold-1", 20).await;
-        // The streams have used up the burst too. By the time the rate would admit another, the slots would not.
+        // They have used up the burst too. When the rate would let one more in, the slots do not.
         loop {
             let refused = stage.open(0, "gold-1").await.err();
             let refused = refused.expect("it has twenty");
@@ -62,7 +62,7 @@ fn no_key_opens_more_than_sixty_a_minute() {
         }
         stage.until_held(0).await;
         stage.assert_refused("busy", 429, "chat-opens").await;
-        // Both replicas try continuously, and get one more in each 1.5 s.
+        // Both replicas try all the time, and get one more in each 1.5 s.
         let mut opened = 20;
         while opened < 22 {
             let answers = join_all((0..2).map(|replica| stage.pass(replica, "busy"))).await;
@@ -91,7 +91,7 @@ fn all_keys_together_have_two_hundred_streams() {
         }
         stage.upstream.until_calls(200).await;
         stage.assert_refused("one more", 503, "chat-all").await;
-        // Paths without a route are not limited.
+        // A route without limits is not limited.
         let free = stage.replicas[0].get("/v1/models").key("one more");
         assert_eq!(free.status().await, 200);
         drop(open.pop());
@@ -100,7 +100,7 @@ fn all_keys_together_have_two_hundred_streams() {
     });
 }
 
-/// All or nothing, even if many come at once.
+/// All or nothing, when many come at once.
 #[test]
 fn a_rush_takes_what_there_is_and_is_charged_for_no_more() {
     alone(async {

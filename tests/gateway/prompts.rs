@@ -10,31 +10,41 @@ use http_body_util::{Full, StreamBody};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::prompt::{Dialect, MAX_REQUEST, Prompt};
+use crate::{endpoint::Endpoint, prompt::Prompt};
 
-fn read(dialect: Dialect, headers: &HeaderMap, body: &str) -> Result<Prompt, StatusCode> {
+const MAX_REQUEST: usize = 1024 * 1024;
+
+fn read(endpoint: Endpoint, headers: &HeaderMap, body: &str) -> Result<Prompt, StatusCode> {
     let body = Full::from(body.to_owned());
-    tokio_test::block_on(Prompt::read(dialect, headers, body))
+    let read = Prompt::read(endpoint, headers, body, MAX_REQUEST);
+    tokio_test::block_on(read).map_err(|(status, _)| status)
 }
 
 fn openai(body: &str) -> Prompt {
-    read(Dialect::OpenAi, &HeaderMap::new(), body).expect("it is read")
+    read(Endpoint::Completions, &HeaderMap::new(), body).expect("it is read")
 }
 
 #[test]
 fn requests_with_tokens_are_known_by_their_paths() {
     for (method, path, expected) in [
-        ("POST", "/v1/chat/completions", Some(Dialect::OpenAi)),
-        ("POST", "/v1/completions?a=b", Some(Dialect::OpenAi)),
+        ("POST", "/v1/chat/completions", Some(Endpoint::Completions)),
+        ("POST", "/v1/completions?a=b", Some(Endpoint::Completions)),
         (
             "POST",
             "/openai/deployments/large/chat/completions",
-            Some(Dialect::OpenAi),
+            Some(Endpoint::Completions),
         ),
-        ("POST", "/v1/embeddings", Some(Dialect::OpenAi)),
-        ("POST", "/v1/%65mbeddings", Some(Dialect::OpenAi)),
-        ("POST", "/v1/messages//", Some(Dialect::Anthropic)),
-        ("POST", "/v1/messages", Some(Dialect::Anthropic)),
+        ("POST", "/v1/responses", Some(Endpoint::Responses)),
+        ("POST", "/v1/embeddings", Some(Endpoint::Embeddings)),
+        ("POST", "/v1/%65mbeddings", Some(Endpoint::Embeddings)),
+        ("POST", "/v1%2Fembeddings", Some(Endpoint::Embeddings)),
+        (
+            "POST",
+            "/v1/embeddings%2Fx%2F..",
+            Some(Endpoint::Embeddings),
+        ),
+        ("POST", "/v1/messages//", Some(Endpoint::Messages)),
+        ("POST", "/v1/messages", Some(Endpoint::Messages)),
         ("GET", "/v1/chat/completions", None),
         ("POST", "/v1/messages/count_tokens", None),
         ("POST", "/v1/models", None),
@@ -42,7 +52,8 @@ fn requests_with_tokens_are_known_by_their_paths() {
     ] {
         let request = Request::builder().method(method).uri(path);
         let (head, ()) = request.body(()).expect("a request").into_parts();
-        assert_eq!(Dialect::of(&head), expected, "{method} {path}");
+        let found = Endpoint::of(&head.method, head.uri.path());
+        assert_eq!(found, expected, "{method} {path}");
     }
 }
 
@@ -70,8 +81,14 @@ fn a_stream_is_asked_for_its_usage() {
             r#"{"a":null,"stream_options":null,"stream":true}"#,
             r#"{"a":null,"stream_options":{"include_usage":true},"stream":true}"#,
         ),
+        (
+            r#"{"stream_options":{"include_usage": false},"stream":true}"#,
+            r#"{"stream_options":{"include_usage": true},"stream":true}"#,
+        ),
     ] {
-        assert_eq!(openai(request).body, sent);
+        let read = openai(request);
+        assert_eq!(read.body, sent);
+        assert!(read.is_stream && read.hides_usage, "{request}");
     }
 }
 
@@ -82,22 +99,33 @@ fn other_requests_are_not_changed() {
         r#"{"messages":[{"stream":true}]}"#,
         r#"{"stream":1}"#,
         r#"{"stream":true,"stream_options":{"include_usage":true}}"#,
-        r#"{"stream":true,"stream_options":{"include_usage":false}}"#,
         r#"{"stream":true,"stream_options":7}"#,
         r#"{"stream":true"#,
         "[true]",
         "",
     ] {
-        assert_eq!(openai(request).body, request);
+        let read = openai(request);
+        assert_eq!(read.body, request);
+        assert!(!read.hides_usage, "{request}");
     }
     let stream = r#"{"stream":true}"#;
     let none = HeaderMap::new();
-    let of_another = read(Dialect::Anthropic, &none, stream).expect("it is read");
-    assert_eq!(of_another.body, stream);
-    let mut encoded = HeaderMap::new();
-    encoded.insert("content-encoding", "gzip".parse().expect("a value"));
-    let encoded = read(Dialect::OpenAi, &encoded, stream).expect("it is read");
-    assert_eq!(encoded.body, stream);
+    for other in [Endpoint::Messages, Endpoint::Responses] {
+        let of_another = read(other, &none, stream).expect("it is read");
+        assert_eq!(of_another.body, stream);
+        assert!(of_another.is_stream && !of_another.hides_usage);
+    }
+}
+
+/// Nobody knows how long it is.
+#[test]
+fn a_compressed_request_is_a_415() {
+    for (coding, status) in [("gzip", Some(415)), ("identity", None)] {
+        let mut headers = HeaderMap::new();
+        headers.insert("content-encoding", coding.parse().expect("a value"));
+        let read = read(Endpoint::Completions, &headers, "{}");
+        assert_eq!(read.err().map(|status| status.as_u16()), status, "{coding}");
+    }
 }
 
 #[test]
@@ -127,6 +155,30 @@ fn a_prompt_is_charged_by_the_length_of_its_text() {
             10,
         ),
         (json!({ "max_tokens": 4_000, "stop": text(400) }), 1),
+        (
+            json!({ "instructions": text(20), "input": [{ "role": "user", "content": text(16) }] }),
+            10,
+        ),
+        // Documents in the style of Anthropic: text in a field that has images elsewhere.
+        (
+            json!({ "messages": [{ "content": [
+                { "type": "doc!", "source": { "type": "text", "media_type": "", "data": text(392) } },
+            ] }] }),
+            100,
+        ),
+        (
+            json!({ "messages": [{ "content": [
+                { "type": "doc!", "source": { "data": text(392), "media_type": "", "type": "text" } },
+                { "type": "pdf!", "source": { "type": "64!!", "media_type": "", "data": text(400) } },
+            ] }] }),
+            102,
+        ),
+        (
+            json!({ "messages": [{ "content": [{ "type": "doc!", "source": { "type": "cont", "content": [
+                { "type": "text", "text": text(388) },
+            ] } }] }] }),
+            100,
+        ),
     ] {
         assert_eq!(openai(&request.to_string()).tokens, tokens, "{request}");
     }
@@ -139,8 +191,22 @@ fn a_prompt_is_charged_by_the_length_of_its_text() {
 fn a_request_that_is_too_long_is_a_413() {
     let longest = "a".repeat(MAX_REQUEST);
     assert_eq!(openai(&longest).body, longest);
-    let longer = read(Dialect::OpenAi, &HeaderMap::new(), &(longest + "a"));
+    let longer = read(Endpoint::Completions, &HeaderMap::new(), &(longest + "a"));
     assert_eq!(longer.expect_err("too long"), 413);
+}
+
+/// Its tokens come after the answer.
+#[test]
+fn a_response_in_the_background_is_a_400() {
+    let request = r#"{"input":"a","background":true}"#;
+    let none = HeaderMap::new();
+    assert_eq!(
+        read(Endpoint::Responses, &none, request).expect_err("it cannot be charged"),
+        400
+    );
+    read(Endpoint::Completions, &none, request).expect("elsewhere it means nothing");
+    let request = r#"{"input":"a","background":false}"#;
+    read(Endpoint::Responses, &none, request).expect("it is read");
 }
 
 #[test]
@@ -148,8 +214,8 @@ fn a_request_that_breaks_off_is_a_400() {
     let frames = [Err::<Frame<Bytes>, _>(io::Error::other("gone"))];
     let body = StreamBody::new(stream::iter(frames));
     let headers = HeaderMap::new();
-    let read = Prompt::read(Dialect::OpenAi, &headers, body);
-    assert_eq!(tokio_test::block_on(read).expect_err("broken"), 400);
+    let read = Prompt::read(Endpoint::Completions, &headers, body, MAX_REQUEST);
+    assert_eq!(tokio_test::block_on(read).expect_err("broken").0, 400);
 }
 
 fn value() -> impl Strategy<Value = Value> {

@@ -1,9 +1,12 @@
 //! The file is reloaded repeatedly while requests arrive.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::{
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
 
 use futures_util::future::{join, join_all};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::{
     stage::{SECOND, Stage, changed},
@@ -111,6 +114,41 @@ async fn use_one(stage: &Stage, key: &str, replica: usize) {
     let mut stream = stage.open(replica, key).await.expect("it is let in");
     assert_eq!(stream.response.status(), 200);
     assert_eq!(stream.event().await, "data: 1\n\n");
+}
+
+/// A file that changes all the time is read for two seconds.
+#[test]
+fn a_reload_does_not_keep_connections_waiting() {
+    alone(async {
+        let stage = Stage::new().await;
+        let over = AtomicBool::new(false);
+        let began = Instant::now();
+        let write = async {
+            while !over.load(Ordering::Relaxed) {
+                stage.write(&stage.policy);
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let ask = async {
+            stage.replicas[0].hang_up();
+            let mut served = 0;
+            while began.elapsed() < SECOND {
+                let request = stage.replicas[0].get("/v1/models").status();
+                let status = timeout(SECOND / 2, request).await;
+                assert_eq!(status.expect("it is accepted"), 200);
+                served += 1;
+            }
+            assert!(
+                !stage.replicas[0].log().contains("reloaded"),
+                "it took long"
+            );
+            over.store(true, Ordering::Relaxed);
+            served
+        };
+        let (served, ()) = join(ask, write).await;
+        assert!(served > 5, "{served}");
+        stage.replicas[0].until_logged("reloaded", 1).await;
+    });
 }
 
 #[test]

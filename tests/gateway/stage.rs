@@ -1,6 +1,6 @@
-//! The setup of each test: a store, an upstream, two gateways and their file.
+//! What each test has: a store, an upstream, two gateways and their file.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, fs, path::PathBuf, process::Command, time::Duration};
 
 use http_body_util::BodyExt;
 use hyper::{Response, body::Incoming};
@@ -15,7 +15,7 @@ use crate::{
     upstream::Upstream,
 };
 
-/// The example's own file.
+/// The file that comes with the example.
 const POLICY: &str = include_str!("../../examples/llm_gateway.toml");
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
@@ -23,21 +23,21 @@ pub(crate) struct Stage {
     pub(crate) redis: RedisServer,
     pub(crate) upstream: Upstream,
     pub(crate) replicas: Vec<Replica>,
-    /// The content of the file.
+    /// What the file says.
     pub(crate) policy: String,
     folder: TempDir,
 }
 
 impl Stage {
-    /// With two replicas.
+    /// Two replicas.
     pub(crate) async fn new() -> Self {
         Self::with(&[], |policy| policy).await
     }
 
-    /// With options for both replicas, and another policy.
+    /// With options for both, and another policy.
     pub(crate) async fn with(options: &[&str], policy: impl FnOnce(String) -> String) -> Self {
         let redis = RedisServer::start();
-        let policy = policy(changed(POLICY, "redis://127.0.0.1", &redis.url()));
+        let policy = policy(of_test(&redis));
         let mut stage = Self {
             redis,
             upstream: Upstream::start().await,
@@ -54,17 +54,23 @@ impl Stage {
         stage
     }
 
-    /// Starts another gateway, in front of another upstream.
+    /// One more gateway, before another upstream.
     pub(crate) async fn replica(&self, upstream: &str, options: &[&str]) -> Replica {
-        let mut command = command("llm_gateway", options);
-        command
-            .args(["--listen", "127.0.0.1:0", "--upstream", upstream])
-            .arg("--config")
-            .arg(self.file());
-        Replica::launch(command).await
+        let options = [&["--upstream", upstream], options].concat();
+        Replica::launch(self.command(&options)).await
     }
 
-    /// Writes the file, which no gateway has read yet.
+    /// What starts a gateway with these options, among them `--upstream`.
+    pub(crate) fn command(&self, options: &[&str]) -> Command {
+        let mut command = command("llm_gateway", options);
+        command
+            .args(["--listen", "127.0.0.1:0"])
+            .arg("--config")
+            .arg(self.file());
+        command
+    }
+
+    /// Writes the file. Nobody has read it yet.
     pub(crate) fn write(&self, policy: &str) {
         fs::write(self.file(), policy).expect("a file");
     }
@@ -73,19 +79,19 @@ impl Stage {
         self.folder.path().join("gateway.toml")
     }
 
-    /// Opens a stream with this key through this replica.
+    /// A stream of that key through that replica.
     pub(crate) async fn open(&self, replica: usize, key: &str) -> Result<Call, Refused> {
         ask(self.replicas[replica].get("/v1/chat/stream").key(key)).await
     }
 
-    /// Sends a short request, and reads its whole response.
+    /// A short request, to its end.
     pub(crate) async fn pass(&self, replica: usize, key: &str) -> Result<(), Refused> {
         let call = ask(self.replicas[replica].get("/v1/chat/short").key(key)).await?;
         assert_eq!(call.rest().await.expect("it is sent whole"), "done");
         Ok(())
     }
 
-    /// Opens several streams, alternating between the replicas.
+    /// So many streams, on one replica after the other.
     pub(crate) async fn open_many(&self, key: &str, streams: usize) -> Vec<Call> {
         let mut open = Vec::new();
         for number in 0..streams {
@@ -95,7 +101,7 @@ impl Stage {
         open
     }
 
-    /// Checks that both replicas refuse, naming this limit, and that the store is not charged.
+    /// Refused on both replicas, in the name of that limit, and nothing is charged for it in the store.
     pub(crate) async fn assert_refused(&self, key: &str, status: u16, limit: &str) {
         let before = self.contents();
         for replica in 0..2 {
@@ -108,13 +114,13 @@ impl Stage {
             );
             assert!(refused.retry_after >= 1);
         }
-        // Other streams' use may have drained meanwhile.
+        // What others used up may be over meanwhile.
         let mut after = self.contents();
         after.retain(|ledger, content| !content.is_empty() && before.get(ledger) != Some(content));
         assert!(after.is_empty(), "{key}: {after:?}");
     }
 
-    /// The holders in each ledger, sorted by name, and the state of each rate.
+    /// Who holds a slot in each ledger, in the order of their names, and the state of each rate.
     pub(crate) fn contents(&self) -> BTreeMap<String, String> {
         let content = |key: &str| {
             if self.redis.cli(&["TYPE", key]) == "string" {
@@ -131,7 +137,7 @@ impl Stage {
             .collect()
     }
 
-    /// How often each rate was charged, and the number of streams in each ledger. Both sorted.
+    /// How often each rate was charged, and how many streams each ledger holds. Both sorted.
     pub(crate) fn totals(&self) -> (Vec<u64>, Vec<u64>) {
         let (mut charged, mut held) = (Vec::new(), Vec::new());
         for (key, content) in self.contents() {
@@ -149,7 +155,7 @@ impl Stage {
         (charged, held)
     }
 
-    /// Waits until this many streams hold slots: each has one of its key, and one of the total.
+    /// Waits until this many streams hold slots: each has one of its key, and one of all.
     pub(crate) async fn until_held(&self, streams: usize) {
         let members = (2 * streams).to_string();
         while self.redis.cli(&["EVAL", MEMBERS, "0"]) != members {
@@ -168,19 +174,27 @@ const MEMBERS: &str = "
     end
     return members";
 
-/// Replaces the only occurrence in the text.
+/// The file that comes with the example, with the test's store, and one more pattern for what the test's upstream has.
+fn of_test(redis: &RedisServer) -> String {
+    let policy = changed(POLICY, "redis://127.0.0.1", &redis.url());
+    let pattern = "  \"POST /v1/completions\",";
+    let more = format!("{pattern}\n  \"/v1/chat/{{*rest}}\",");
+    changed(&policy, pattern, &more)
+}
+
+/// The text with something else in one place.
 pub(crate) fn changed(text: &str, from: &str, to: &str) -> String {
     assert_eq!(text.matches(from).count(), 1, "{from}");
     text.replace(from, to)
 }
 
-/// An admitted call. Dropping it closes its connection, like a client that disconnects.
+/// A call that was let in. Dropping it closes its connection, as a client does that leaves.
 pub(crate) struct Call {
     pub(crate) response: Response<Incoming>,
     _connection: Connection,
 }
 
-/// The content of a refusal.
+/// What a refusal says.
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub(crate) status: u16,
@@ -190,25 +204,28 @@ pub(crate) struct Refused {
 
 pub(crate) async fn ask(request: Request) -> Result<Call, Refused> {
     let (response, connection) = request.send().await.expect("it answers");
-    let is_problem = response
-        .headers()
-        .get("content-type")
-        .is_some_and(|value| value == "application/problem+json");
-    if !is_problem {
+    let retry_after = response.headers().get("retry-after-ms");
+    // Only refusals have it.
+    if retry_after.is_none() {
         return Ok(Call {
             response,
             _connection: connection,
         });
     }
-    let status = response.status().as_u16();
-    let body = response.into_body().collect().await.expect("whole");
-    let problem: serde_json::Value = serde_json::from_slice(&body.to_bytes()).expect("JSON");
-    let limits = problem["violated-policies"].as_array().expect("a list");
-    let name = |limit: &serde_json::Value| limit.as_str().expect("a name").to_owned();
+    let (head, body) = response.into_parts();
+    let number = |name: &str| {
+        let value = head.headers[name].to_str().expect("text");
+        value.parse::<u64>().expect("a number")
+    };
+    let (seconds, millis) = (number("retry-after"), number("retry-after-ms"));
+    assert_eq!(seconds, millis.div_ceil(1_000));
+    let body = body.collect().await.expect("whole");
+    let answer: serde_json::Value = serde_json::from_slice(&body.to_bytes()).expect("JSON");
+    let limit = answer["error"]["limit"].as_str().expect("a name");
     Err(Refused {
-        status,
-        limits: limits.iter().map(name).collect(),
-        retry_after: problem["retry_after"].as_u64().expect("whole seconds"),
+        status: head.status.as_u16(),
+        limits: vec![limit.to_owned()],
+        retry_after: seconds,
     })
 }
 
@@ -220,6 +237,7 @@ impl Call {
         String::from_utf8(data.to_vec()).expect("text")
     }
 
+    /// All that still comes.
     pub(crate) async fn rest(self) -> Result<String, hyper::Error> {
         let body = self.response.into_body().collect().await?;
         Ok(String::from_utf8(body.to_bytes().to_vec()).expect("text"))

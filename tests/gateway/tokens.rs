@@ -1,4 +1,4 @@
-//! Answers of language models pass through unchanged, and are charged exactly, to the token.
+//! Answers of language models pass unchanged, and are charged to the token.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ use crate::{
     support::{alone, redis_server::free_port},
 };
 
-/// The time that a token takes to drain: use hardly drains during a test.
+/// The time that a token takes to drain: what a test uses stays.
 const SPACING_US: u64 = 86_400;
 
-fn slow(policy: String) -> String {
+pub(crate) fn slow(policy: String) -> String {
     let policy = changed(&policy, "rate = 60_000", "rate = 1_000_000");
     let policy = changed(
         &policy,
@@ -36,13 +36,18 @@ async fn stage() -> Stage {
     Stage::with(&[], slow).await
 }
 
-/// A body whose prompt has this much text.
-fn body(prompt_bytes: usize) -> String {
+/// A body whose prompt has this much text. The client wants to see the usage of the stream.
+pub(crate) fn body(prompt_bytes: usize) -> String {
+    let options = r#""stream_options":{"include_usage":true},"#;
+    format!("{{{options}{}", &body_without_usage(prompt_bytes)[1..])
+}
+
+fn body_without_usage(prompt_bytes: usize) -> String {
     let text = "a".repeat(prompt_bytes);
     json!({ "model": "small", "stream": true, "messages": [{ "content": text }] }).to_string()
 }
 
-fn request(path: &str, answer: &str, key: &str, body: String) -> Request<Full<Bytes>> {
+pub(crate) fn request(path: &str, answer: &str, key: &str, body: String) -> Request<Full<Bytes>> {
     Request::post(path)
         .header("host", "gateway")
         .header("content-type", "application/json")
@@ -53,8 +58,8 @@ fn request(path: &str, answer: &str, key: &str, body: String) -> Request<Full<By
         .expect("a request")
 }
 
-/// The request in the form required by this version.
-fn over<B>(version: Version, mut request: Request<B>) -> Request<B> {
+/// The request as this version needs it.
+pub(crate) fn over<B>(version: Version, mut request: Request<B>) -> Request<B> {
     if version == Version::HTTP_2 {
         let host = request.headers_mut().remove("host").expect("a host");
         let host = host.to_str().expect("text");
@@ -72,13 +77,13 @@ async fn ask(stage: &Stage, answer: &Answer, key: &str) -> Response<Incoming> {
         .expect("it is answered at once")
 }
 
-/// Reads the answer as far as possible. An endless answer is then dropped.
+/// Reads the answer as far as it goes. An answer that has no end is dropped then.
 async fn read(stage: &Stage, answer: &Answer, mut response: Response<Incoming>) -> (Vec<u8>, End) {
     let (mut body, whole) = (Vec::new(), answer.body());
     loop {
         match answer.end {
             End::Open if body == whole => return (body, End::Open),
-            End::Cut if body == whole => stage.upstream.cut(),
+            End::Cut if body.len() == answer.passing() => stage.upstream.cut(),
             _ => {}
         }
         let frame = timeout(SECOND, response.frame()).await;
@@ -91,7 +96,7 @@ async fn read(stage: &Stage, answer: &Answer, mut response: Response<Incoming>) 
 }
 
 impl Stage {
-    /// Tokens used by all keys.
+    /// Tokens that all keys have used.
     fn tokens(&self) -> u64 {
         let of = |state: &str| {
             let parts: Vec<&str> = state.split(' ').collect();
@@ -127,23 +132,63 @@ fn answers_pass_unchanged_and_cost_what_they_report() {
         let mut tokens = 0;
         for answer in answers::all() {
             let name = answer.name;
-            let response = ask(&stage, &answer, name).await;
+            let response = ask(&stage, answer, name).await;
             assert_eq!(response.status(), answer.status, "{name}");
             for (header, value) in &answer.headers {
                 assert_eq!(response.headers()[*header], value, "{name}");
             }
-            let (body, end) = read(&stage, &answer, response).await;
+            let (body, end) = read(&stage, answer, response).await;
             assert!(
-                body == answer.body(),
+                body == answer.body()[..answer.passing()],
                 "{name}: {}",
                 String::from_utf8_lossy(&body)
             );
             assert!(end == answer.end, "{name}");
             tokens += answer.tokens;
             stage.until_tokens(tokens, name).await;
+            println!("{name}: {} tokens", answer.tokens);
         }
         timeout(SECOND, stage.until_held(0)).await.expect("G5");
         assert_eq!(stage.tokens(), tokens, "and nothing twice");
+    });
+}
+
+/// Clients that have not asked for it take each chunk for one with a choice.
+#[test]
+fn the_usage_that_only_the_gateway_has_asked_for_is_not_passed_on() {
+    alone(async {
+        let stage = stage().await;
+        let mut tokens = 0;
+        for answer in answers::all() {
+            if !answer.is_stream() || answer.end != End::Whole || answer.path == "/v1/messages" {
+                continue;
+            }
+            let name = answer.name;
+            let request = request(answer.path, name, name, body_without_usage(PROMPT_BYTES));
+            let response = send(&stage.replicas[0], Version::HTTP_11, request).await;
+            let (body, _) = read(&stage, answer, response).await;
+            let body = String::from_utf8(body).expect("text");
+            let whole = String::from_utf8(answer.body()).expect("text");
+            assert!(!body.contains(r#""choices":[]"#), "{name}: {body}");
+            // But for that chunk all of it has passed.
+            let kept = |event: &String| {
+                let data: String = event.replace("data:", "").split_whitespace().collect();
+                let is_usage = data.contains(r#""choices":[]"#) && data.contains(r#""usage":{"#);
+                !data.is_empty() && !is_usage
+            };
+            let events = |text: &str| {
+                let text = text.replace("\r\n", "\n").replace('\r', "\n");
+                let lines: Vec<_> = text
+                    .split('\n')
+                    .filter(|line| !line.starts_with(':'))
+                    .collect();
+                let events: Vec<_> = lines.join("\n").split("\n\n").map(str::to_owned).collect();
+                events.into_iter().filter(kept).collect::<Vec<_>>()
+            };
+            assert!(events(&body) == events(&whole), "{name}: {body}");
+            tokens += answer.tokens;
+            stage.until_tokens(tokens, name).await;
+        }
     });
 }
 
@@ -235,7 +280,7 @@ fn a_prompt_beyond_the_budget_is_refused_before_the_upstream_is_called() {
         assert_eq!(refused.status(), 429);
         let retry_after = refused.headers()["retry-after"].to_str().expect("text");
         let retry_after: u64 = retry_after.parse().expect("whole seconds");
-        // 18,005 tokens must drain.
+        // 18,005 tokens have to drain.
         let exact = 18_005 * SPACING_US / 1_000_000;
         assert!(
             (exact - 5..=exact + 1).contains(&retry_after),
@@ -248,13 +293,13 @@ fn a_prompt_beyond_the_budget_is_refused_before_the_upstream_is_called() {
             .expect("whole")
             .to_bytes();
         let problem: serde_json::Value = serde_json::from_slice(&problem).expect("JSON");
-        assert_eq!(problem["violated-policies"], json!(["tokens"]));
-        assert_eq!(problem["unit"], "tokens");
+        assert_eq!(problem["error"]["limit"], "tokens");
+        assert_eq!(problem["error"]["code"], "rate_limit_exceeded");
         assert!(stage.upstream.has_no_head(), "it was not called");
         timeout(SECOND, stage.until_held(0)).await.expect("G5");
         assert_eq!(stage.tokens(), used);
 
-        // Another key has a separate budget.
+        // Another key has a budget of its own.
         let response = ask(&stage, &answer, "other").await;
         assert_eq!(response.status(), 200);
         read(&stage, &answer, response).await;
@@ -326,7 +371,7 @@ fn a_prompt_that_does_not_come_is_a_408() {
     });
 }
 
-/// Except for the option that requests usage of a stream, and for encodings.
+/// But for the wish to see the usage of a stream, and for encodings.
 #[test]
 fn requests_pass_unchanged() {
     alone(async {
@@ -336,7 +381,7 @@ fn requests_pass_unchanged() {
                 ("/v1/chat/completions", "openai"),
                 ("/v1/messages", "anthropic"),
             ] {
-                let sent = body(10);
+                let sent = body_without_usage(10);
                 let request = over(version, request(path, answer, "me", sent.clone()));
                 let response = send(&stage.replicas[0], version, request).await;
                 assert_eq!(response.status(), 200);
@@ -349,10 +394,89 @@ fn requests_pass_unchanged() {
                 assert_eq!(received, expected);
                 let head = stage.upstream.head();
                 assert_eq!(head.headers["content-length"], expected.len().to_string());
-                assert!(!head.headers.contains_key("accept-encoding"));
+                assert_eq!(head.headers["accept-encoding"], "identity");
                 assert_eq!(head.headers["content-type"], "application/json");
             }
         }
+    });
+}
+
+/// It is a start, and no prompt.
+#[test]
+fn to_count_tokens_is_free() {
+    alone(async {
+        let stage = stage().await;
+        for number in 0..21 {
+            let request = request(
+                "/v1/messages/count_tokens",
+                "anthropic-document",
+                "me",
+                body(400),
+            );
+            let response = send(&stage.replicas[number % 2], Version::HTTP_11, request).await;
+            assert_eq!(response.status(), if number < 20 { 200 } else { 429 });
+        }
+        assert_eq!(stage.tokens(), 0);
+    });
+}
+
+/// Most likely it was forgotten.
+#[test]
+fn routes_without_the_budget_are_logged() {
+    alone(async {
+        let without = |policy: String| {
+            let limits = r#"limits = ["chat-key", "chat-opens", "chat-all", "tokens"]"#;
+            let policy = policy.replacen(limits, r#"limits = ["chat-opens"]"#, 1);
+            changed(&policy, r#"match = ["*"]"#, r#"match = ["/v1/batches"]"#)
+        };
+        let stage = Stage::with(&[], without).await;
+        let replica = &stage.replicas[0];
+        replica.until_logged("requests are not charged", 7).await;
+        replica.until_logged("neither limited nor charged", 1).await;
+        let whole = Stage::new().await;
+        assert!(!whole.replicas[0].log().contains("charged"));
+    });
+}
+
+#[test]
+fn a_budget_may_have_another_name() {
+    alone(async {
+        let renamed = |policy: String| {
+            slow(policy)
+                .replace("[limits.tokens]", "[limits.budget]")
+                .replace("\"tokens\"]", "\"budget\"]")
+        };
+        let stage = Stage::with(&["--budget", "budget"], renamed).await;
+        let answer = named("openai");
+        let response = ask(&stage, &answer, "me").await;
+        read(&stage, &answer, response).await;
+        stage.until_tokens(answer.tokens, "the budget").await;
+    });
+}
+
+/// Its text is counted as it stands there.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_prompt_takes_little_more_memory_than_its_length() {
+    alone(async {
+        let stage = stage().await;
+        let peak_mib = || {
+            let status = format!("/proc/{}/status", stage.replicas[0].pid());
+            let status = std::fs::read_to_string(status).expect("it runs");
+            let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let kib = peak.expect("a line").trim().trim_end_matches(" kB");
+            kib.parse::<u64>().expect("a number") / 1024
+        };
+        let before = peak_mib();
+        // As a tree of values each object would take a hundred times its length.
+        let objects = r#"{"":0},"#.repeat(4 * 1024 * 1024 / 7 - 10);
+        let body = format!(r#"{{"messages":[{objects}0]}}"#);
+        let request = request("/v1/messages", "anthropic-document", "gold-1", body);
+        let response = send(&stage.replicas[0], Version::HTTP_11, request).await;
+        assert_eq!(response.status(), 200);
+        let grown = peak_mib() - before;
+        println!("{grown} MiB for a prompt of 4 MiB");
+        assert!(grown < 32, "{grown} MiB");
     });
 }
 

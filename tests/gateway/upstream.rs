@@ -25,29 +25,29 @@ use tokio::{
 
 use crate::answers::{Answer, End, named};
 
-/// A request with `x-answer` gets the answer of that name, or no answer if the name is `silent`. Other requests are
-/// answered
+/// A request to it with `x-answer` gets the answer of that name, or none if that is `silent`. Others are
 ///
-/// - at `/v1/chat/stream` and `/v1/free/stream`: with an event, and more at the test's command, without end;
-/// - at `/v1/chat/short`: at once;
-/// - at `/v1/chat/silent`: never;
-/// - at `/v1/chat/echo`: with the request's own body, as it arrives.
+/// - at `/v1/chat/stream` and `/v1/models/stream` an event, and more as the test says, without end;
+/// - at `/v1/chat/short` answered at once;
+/// - at `/v1/chat/silent` never answered;
+/// - at `/v1/chat/echo` answered with its own body, as it comes.
 pub(crate) struct Upstream {
     address: SocketAddr,
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    /// Number of calls in progress.
+    /// Calls that have come and are not over.
     calls: watch::Sender<usize>,
     story: watch::Sender<Story>,
+    /// Of the latest call.
     head: Mutex<Option<Parts>>,
-    /// Body of the latest call with `x-answer`.
+    /// Of the latest call with `x-answer`.
     body: Mutex<Bytes>,
     cut: Notify,
 }
 
-/// State shared by all streams.
+/// State that all streams report.
 #[derive(Clone, Copy)]
 struct Story {
     events: usize,
@@ -90,7 +90,7 @@ impl Upstream {
         now.wait_for(|now| *now == calls).await.expect("it goes on");
     }
 
-    /// Sends the next event of all streams.
+    /// The next event of all streams.
     pub(crate) fn tell(&self) {
         self.shared.story.send_modify(|story| story.events += 1);
     }
@@ -107,12 +107,12 @@ impl Upstream {
         self.shared.story.send_modify(|story| story.end = end);
     }
 
-    /// Breaks the answer that waits to be cut, once.
+    /// Breaks the answer that is to be cut, once.
     pub(crate) fn cut(&self) {
         self.shared.cut.notify_one();
     }
 
-    /// The head of the latest call.
+    /// What came with the latest call.
     pub(crate) fn head(&self) -> Parts {
         let head = self.shared.head.lock().expect("no panic").take();
         head.expect("a call")
@@ -133,7 +133,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         let shared = shared.clone();
         let service = service_fn(move |request| answer(shared.clone(), request));
         tokio::spawn(async move {
-            // Fails if a stream breaks, or if the gateway disconnects.
+            // It ends in an error when a stream is to break, or the gateway leaves.
             let _ = http1::Builder::new()
                 .serve_connection(TokioIo::new(connection), service)
                 .await;
@@ -160,7 +160,7 @@ async fn answer(
         return Ok(scripted(named(&name), call));
     }
     let body = match path.as_str() {
-        "/v1/chat/stream" | "/v1/free/stream" => StreamBody::new(events(call)).boxed_in(),
+        "/v1/chat/stream" | "/v1/models/stream" => StreamBody::new(events(call)).boxed_in(),
         "/v1/chat/silent" => pending().await,
         "/v1/chat/echo" => body.boxed_in(),
         _ => Full::from("done").boxed_in(),
@@ -206,7 +206,7 @@ fn scripted(answer: Answer, call: Call) -> Response<Body> {
     response
 }
 
-/// `data: 1`, `data: 2` and so on, up to the current state.
+/// `data: 1`, `data: 2` and so on, as far as the story goes.
 fn events(call: Call) -> impl Stream<Item = io::Result<Frame<Bytes>>> {
     let story = call.0.story.subscribe();
     stream::unfold((0, story, call), async |(sent, mut story, call)| {
@@ -223,7 +223,7 @@ fn events(call: Call) -> impl Stream<Item = io::Result<Frame<Bytes>>> {
     })
 }
 
-/// A call in progress.
+/// One that is open.
 struct Call(Arc<Shared>);
 
 impl Call {

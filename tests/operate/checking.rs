@@ -201,3 +201,27 @@ async fn a_wrong_call_is_told_apart() {
     }
     assert_eq!(run(&["check"]).await.0, Some(2));
 }
+
+/// Of several headers, in their order.
+#[tokio::test]
+async fn a_key_is_shown_with_the_headers_that_have_it() {
+    let either = "{ any_of = [{ bearer = 'authorization' }, { header = 'x-api-key' }] }";
+    let text = format!(
+        "
+        limits.a = {{ concurrent = 1, key = {either} }}
+        limits.b = {{ concurrent = 1, key = {{ bearer = 'x-token' }}, require_key = false }}
+        routes = [{{ match = ['*'], limits = ['a', 'b'] }}]
+        "
+    );
+    let (code, shown, errors) = check(&text, &[]).await;
+    assert_eq!((code, &*errors), (Some(0), ""));
+    for key in [
+        "authorization (bearer) or x-api-key, required  ",
+        "x-token (bearer)  ",
+    ] {
+        assert!(shown.contains(key), "{shown}");
+    }
+    let request = ["--path", "/", "--header", "authorization: Bearer acme"];
+    let (_, shown, _) = check(&text, &request).await;
+    assert!(shown.contains("acme"), "{shown}");
+}

@@ -80,6 +80,11 @@ impl Replica {
         self.address
     }
 
+    #[allow(dead_code, reason = "not all tests look at the process")]
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     pub(crate) async fn status(&self) -> serde_json::Value {
         let body = self
             .get("/status")

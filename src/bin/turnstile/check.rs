@@ -8,7 +8,8 @@ use serde::Serialize;
 use tower_turnstile::{
     Fallback, PeerAddress,
     config::{
-        Config, ConfigFileError, KeyConfig, LimitConfig, LimitPreview, RequestPreview, RouteConfig,
+        Config, ConfigFileError, HeaderKey, KeyConfig, LimitConfig, LimitPreview, RequestPreview,
+        RouteConfig,
     },
     operate::KeyDigest,
 };
@@ -187,10 +188,18 @@ fn key_of(limit: &LimitConfig) -> String {
         KeyConfig::Shared => "(all callers)".to_owned(),
         KeyConfig::Route => "route".to_owned(),
         KeyConfig::Header(name) => name.clone(),
+        KeyConfig::Bearer(name) => format!("{name} (bearer)"),
+        KeyConfig::AnyOf(headers) => {
+            let names = headers.iter().map(|header| match header {
+                HeaderKey::Bearer(name) => format!("{name} (bearer)"),
+                header => header.name().to_owned(),
+            });
+            names.collect::<Vec<_>>().join(" or ")
+        }
         KeyConfig::ClientAddress(_) => "client address".to_owned(),
         _ => "?".to_owned(),
     };
-    match limit.require_key {
+    match limit.requires_key() {
         true => format!("{key}, required"),
         false => key,
     }
