@@ -144,15 +144,6 @@ impl<K: Ord, V> SmallMap<K, V> {
     pub(crate) fn values(&self) -> impl Iterator<Item = &V> {
         self.iter().map(|(_, value)| value)
     }
-
-    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
-        let (few, many) = match self {
-            Self::Few(few) => (&mut few[..], None),
-            Self::Many(many) => (&mut [][..], Some(many.values_mut())),
-        };
-        let few = few.iter_mut().map(|(_, value)| value);
-        few.chain(many.into_iter().flatten())
-    }
 }
 
 /// The index of the key, or the index at which to insert it.
@@ -186,7 +177,6 @@ mod tests {
             }
             for key in (0..most).rev() {
                 assert_eq!(map.values().count(), key + 1);
-                assert_eq!(map.values_mut().count(), key + 1);
                 assert_eq!(map.remove(&key), Some(key));
                 assert!(map.remove(&key).is_none() && !map.contains_key(&key));
             }

@@ -10,7 +10,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    demand::ClaimId,
+    demand::RequestId,
     effects::{Effect, Effects, LogEvent},
 };
 use crate::{
@@ -76,6 +76,34 @@ pub(super) enum Availability {
     Refused,
 }
 
+/// A queue's decision on an entry of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Decided {
+    pub request: RequestId,
+    pub seq: Seq,
+    pub decision: Decision,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Decision {
+    Refused(AcquireErrorKind),
+    /// Its limit is not enforced any more, or is in shadow mode: the request goes on without this slot.
+    Bypassed(AcquireErrorKind),
+    /// It is held, waits, or is to be asked for once more.
+    Changed,
+}
+
+impl Decision {
+    /// Of several on one request the first counts most.
+    pub fn rank(self) -> u8 {
+        match self {
+            Self::Refused(_) => 0,
+            Self::Bypassed(_) => 1,
+            Self::Changed => 2,
+        }
+    }
+}
+
 /// The state that all queues of a keeper share.
 pub(super) struct Context {
     pub settings: Settings,
@@ -98,12 +126,8 @@ pub(super) struct Context {
     /// Releases that a task waits for.
     pub confirmations: Confirmations,
     lost_leases: Vec<Weak<Lease>>,
-    /// Claims of which a leg has changed since they were last advanced.
-    pub claims_to_advance: BTreeSet<ClaimId>,
-    /// When requests fall back that the store has not answered, by queue and name.
-    pub asking: BTreeSet<(Instant, QueueId, Seq)>,
-    /// Ends of waits, by queue and name.
-    pub expiries: BTreeSet<(Instant, QueueId, Seq)>,
+    /// What queues have decided on requests since the core last followed it.
+    pub decided: Vec<Decided>,
     /// When to renew permits that are no longer young (`Queue::add_timer`).
     pub renewals: BTreeSet<(Instant, QueueId, Seq)>,
     /// An exchange with one batch, for the ledgers in this process. Its times do not matter there.
@@ -153,9 +177,7 @@ impl Context {
             reports: Reports::default(),
             confirmations: Confirmations::default(),
             lost_leases: Vec::new(),
-            claims_to_advance: BTreeSet::new(),
-            asking: BTreeSet::new(),
-            expiries: BTreeSet::new(),
+            decided: Vec::new(),
             renewals: BTreeSet::new(),
             scratch: Exchange {
                 replica,

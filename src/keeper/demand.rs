@@ -1,12 +1,11 @@
 //! Demands of requests, and their results.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroU64, slice, sync::Arc, time::Duration};
 
 use crate::{
     error::AcquireErrorKind,
     key::Key,
-    leases::{Fee, Lease, Leases},
-    ledger::Seq,
+    leases::{Fee, Leases},
     limit::{Limit, LimitId, LimitValue},
     status::Quota,
 };
@@ -36,26 +35,26 @@ pub(crate) enum Demand {
 }
 
 impl Demand {
-    pub(super) fn first_limit(&self) -> LimitId {
+    pub(super) fn legs(&self) -> &[Leg] {
         match self {
-            Self::One(leg) => leg.limit,
-            Self::All(legs) => legs.first().map_or(LimitId(0), |leg| leg.limit),
+            Self::One(leg) => slice::from_ref(leg),
+            Self::All(legs) => legs,
         }
+    }
+
+    pub(super) fn first_limit(&self) -> LimitId {
+        self.legs().first().map_or(LimitId(0), |leg| leg.limit)
     }
 }
 
-/// A request that was submitted.
-#[derive(Clone)]
-pub(crate) enum Submission {
-    /// For one slot.
-    Slot(Arc<Lease>),
-    /// For several slots, or a charge at a rate.
-    Claim(ClaimId),
+/// A request that was submitted to a core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct RequestId {
+    /// In the order in which they came.
+    pub number: NonZeroU64,
+    /// Where the core has it.
+    pub slot: u32,
 }
-
-/// The number of a claim, in the order in which they and single requests came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ClaimId(pub Seq);
 
 /// How a request came by its permit.
 pub(crate) struct Taken {

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     core::Core,
-    demand::{Demand, Leg, Submission, Taken},
+    demand::{Demand, Leg, RequestId, Taken},
     keepers::{Cores, Granted, Keepers},
     lock::Keeper,
 };
@@ -261,7 +261,7 @@ struct KeeperRequest {
 
 enum RequestStage {
     New(Demand),
-    Submitted(Submission),
+    Submitted(RequestId),
     Answered,
 }
 
@@ -284,9 +284,7 @@ impl KeeperRequest {
 
     fn in_line(&self) -> Option<InLine> {
         match &self.stage {
-            RequestStage::Submitted(submission) => {
-                self.keeper.with(|core, _| core.in_line(submission))
-            }
+            RequestStage::Submitted(id) => self.keeper.with(|core, _| core.in_line(*id)),
             _ => None,
         }
     }
@@ -302,9 +300,7 @@ impl KeeperRequest {
     ) -> Poll<Result<Taken, AcquireError>> {
         let (collected, is_watched) = match &self.stage {
             RequestStage::New(_) => (self.ask(wants_quotas), false),
-            RequestStage::Submitted(submission) => {
-                self.collect(submission, wants_quotas, cx.waker())
-            }
+            RequestStage::Submitted(id) => self.collect(*id, wants_quotas, cx.waker()),
             RequestStage::Answered => panic!("`Acquire` polled after completion"),
         };
         let collected = match collected {
@@ -326,16 +322,16 @@ impl KeeperRequest {
         let RequestStage::New(demand) = &self.stage else {
             return Ok(None);
         };
-        let ((submission, collected), needs_driver) = self.keeper.with_need(|core, now| {
-            let submission = match core.submit(demand, &self.label, now) {
-                Ok(submission) => submission,
+        let ((submitted, collected), needs_driver) = self.keeper.with_need(|core, now| {
+            let id = match core.submit(demand, &self.label, now) {
+                Ok(id) => id,
                 Err(error) => return (None, Err(error)),
             };
-            let answer = core.collect(&submission, wants_quotas, now);
-            (Some(submission), collected(core, answer))
+            let answer = core.collect(id, wants_quotas, now);
+            (Some(id), collected(core, answer))
         });
-        match (submission, collected) {
-            (Some(submission), Ok(None)) => self.stage = RequestStage::Submitted(submission),
+        match (submitted, collected) {
+            (Some(id), Ok(None)) => self.stage = RequestStage::Submitted(id),
             (_, Ok(Some(taken))) if needs_driver => return self.start_driver(Some(taken)),
             (_, collected) => return collected,
         }
@@ -346,16 +342,11 @@ impl KeeperRequest {
     }
 
     /// Returns also whether this task is woken when there is an answer.
-    fn collect(
-        &self,
-        submission: &Submission,
-        wants_quotas: bool,
-        waker: &Waker,
-    ) -> (Collected, bool) {
+    fn collect(&self, id: RequestId, wants_quotas: bool, waker: &Waker) -> (Collected, bool) {
         let ((collected, is_watched), needs_driver) = self.keeper.with_need(|core, now| {
-            let answer = core.collect(submission, wants_quotas, now);
+            let answer = core.collect(id, wants_quotas, now);
             let answer = collected(core, answer);
-            (answer, core.is_watched_by(submission, waker))
+            (answer, core.is_watched_by(id, waker))
         });
         match collected {
             Ok(taken) if needs_driver => (self.start_driver(taken), is_watched),
@@ -365,14 +356,14 @@ impl KeeperRequest {
 
     /// Sees to it that this task is woken when there is an answer, unless there is one now.
     fn watch(&self, wants_quotas: bool, waker: &Waker) -> Collected {
-        let RequestStage::Submitted(submission) = &self.stage else {
+        let RequestStage::Submitted(id) = self.stage else {
             return Ok(None);
         };
         self.keeper.watch_driver();
         // Without the lock: to clone a waker runs foreign code.
         let waker = StoredWaker::of(waker);
         self.keeper.with(|core, now| {
-            let answer = core.collect_or_watch(submission, wants_quotas, waker, now);
+            let answer = core.collect_or_watch(id, wants_quotas, waker, now);
             collected(core, answer)
         })
     }
@@ -385,8 +376,8 @@ impl KeeperRequest {
         };
         match (taken, &self.stage) {
             (Some(taken), _) => give_back(&self.keeper, taken),
-            (None, RequestStage::Submitted(submission)) => {
-                self.keeper.with(|core, now| core.cancel(submission, now))
+            (None, RequestStage::Submitted(id)) => {
+                self.keeper.with(|core, now| core.cancel(*id, now))
             }
             (None, _) => {}
         }
@@ -418,8 +409,8 @@ fn give_back(keeper: &Keeper, taken: Taken) {
 
 impl Drop for KeeperRequest {
     fn drop(&mut self) {
-        if let RequestStage::Submitted(submission) = &self.stage {
-            self.keeper.with(|core, now| core.cancel(submission, now));
+        if let RequestStage::Submitted(id) = self.stage {
+            self.keeper.with(|core, now| core.cancel(id, now));
         }
     }
 }

@@ -27,6 +27,7 @@ pub(crate) fn weight_of(seq: Seq) -> u32 {
 }
 
 /// A permit's number: replicas number their permits in order.
+#[cfg(test)]
 pub(crate) fn number_of(seq: Seq) -> u64 {
     seq & ((1 << NUMBER_BITS) - 1)
 }

@@ -54,7 +54,9 @@ mod tests;
 
 #[cfg(all(feature = "operate", feature = "redis"))]
 pub(crate) use id::REPLICA_CHARS;
-pub(crate) use id::{ID_CHARS, MemberId, ReplicaId, Seq, number_of, weighing, weight_of};
+#[cfg(test)]
+pub(crate) use id::number_of;
+pub(crate) use id::{ID_CHARS, MemberId, ReplicaId, Seq, weighing, weight_of};
 #[cfg(feature = "redis")]
 pub(crate) use id::{SEQ_CHARS, more_members, parse_seq, seq_text};
 #[cfg(any(test, feature = "test-util"))]

@@ -3,22 +3,21 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
 };
 
 use tokio::time::Instant;
 
-use super::{Asker, ClaimStage, Core, ExchangeId};
+use super::{Asker, Core, ExchangeId, Request, Stage};
 use crate::{
     error::AcquireError,
     keeper::{
-        demand::{ClaimId, Demand, Leg, Submission},
+        demand::{Demand, Leg, RequestId},
         queue::{
-            LegState, Queue, Release,
+            LegState, Queue, Release, Requester,
             audit::{Books, ensure},
         },
     },
-    leases::{AccountId, Fee, Label, Lease, Paid, Pool, QueueId},
+    leases::{AccountId, Fee, Label, Lease, Pool, QueueId},
     ledger::{Ledger, MemberId, ReplicaId, Seq},
     limit::{LimitId, Mode},
     store::Failure,
@@ -28,9 +27,9 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(in crate::keeper) enum Payer {
     /// The request with this number.
-    Request(Seq),
+    Request(u64),
     /// The permit that this request has got, for what it has spent.
-    Permit(Seq),
+    Permit(u64),
 }
 
 /// A ledger in this process.
@@ -53,9 +52,9 @@ fn label_of(queue: &Queue) -> String {
     }
 }
 
-/// A claim that waits for a slot.
+/// A request that waits for a slot.
 #[derive(Debug)]
-pub(in crate::keeper) struct WaitingClaim {
+pub(in crate::keeper) struct WaitingRequest {
     pub id: u64,
     /// The ledger, and how many slots it has for this keeper.
     pub waits_for: String,
@@ -68,14 +67,19 @@ impl Core {
     /// Says what does not agree. To be called between steps.
     pub fn audit(&mut self) -> Result<(), String> {
         ensure!(
-            self.ctx.claims_to_advance.is_empty(),
-            "claims were to be advanced, and were not: {:?}",
-            self.ctx.claims_to_advance
+            self.ctx.decided.is_empty(),
+            "decisions were not followed: {:?}",
+            self.ctx.decided
         );
         let mut books = Books::default();
-        for (id, claim) in &self.claims {
-            for lease in &claim.legs {
-                books.claims_of_legs.insert(lease.seq(), *id);
+        for (slot, request) in &self.requests {
+            let id = request.id(slot as u32);
+            let legs = request.legs.iter();
+            books
+                .requests_of_legs
+                .extend(legs.map(|leg| (leg.lease.seq(), id)));
+            if let Stage::Listed = request.stage {
+                books.listed.insert(id);
             }
         }
         let mut in_flight: BTreeMap<QueueId, u16> = BTreeMap::new();
@@ -111,18 +115,6 @@ impl Core {
                 .audit(&self.ctx, &mut books, batches)?;
         }
         ensure!(
-            books.expiries == self.ctx.expiries,
-            "expiries {:?}, not {:?}",
-            self.ctx.expiries,
-            books.expiries
-        );
-        ensure!(
-            books.asking == self.ctx.asking,
-            "asking {:?}, not {:?}",
-            self.ctx.asking,
-            books.asking
-        );
-        ensure!(
             books.renewals == self.ctx.renewals.len(),
             "renewals of nobody: {:?}",
             self.ctx.renewals
@@ -135,79 +127,99 @@ impl Core {
         );
         ensure!(
             self.held_back.is_empty() || !self.in_flight.is_empty(),
-            "claims are held back, and no answer will let them go on"
+            "requests are held back, and no answer will let them go on"
         );
-        self.audit_claims()
+        self.audit_requests()
     }
 
-    fn audit_claims(&self) -> Result<(), String> {
-        let (mut sleepers, mut asking_claims) = (BTreeSet::new(), 0);
-        for (id, claim) in &self.claims {
-            let at = format!("claim {}", id.0);
-            let (mut waits, mut waits_in_queues, mut busy) = (0, 0, false);
-            for lease in &claim.legs {
-                let Some(queue) = self.queues.get(lease.queue) else {
-                    return Err(format!("{at}: its queue is gone"));
-                };
-                let seq = lease.seq();
-                let Some(state) = queue.leg_state(seq, self.ctx.now) else {
-                    return Err(format!("{at}: its leg {seq} is gone"));
-                };
-                let of = queue.claim_of(seq);
-                ensure!(of == Some(*id), "{at}: a leg of {of:?}");
-                waits += usize::from(matches!(state, LegState::Undecided));
-                waits_in_queues += usize::from(queue.waits_in_queue(seq));
-                busy |= queue.is_open(seq);
+    fn audit_requests(&self) -> Result<(), String> {
+        let (mut sleepers, mut asking) = (BTreeSet::new(), BTreeSet::new());
+        let mut waits = BTreeSet::new();
+        for (slot, request) in &self.requests {
+            let id = request.id(slot as u32);
+            asking.extend(request.asking.map(|asking| (asking.until, id)));
+            waits.extend(request.waits_until.map(|until| (until, id)));
+            if let Stage::Sleeping(until) = request.stage {
+                sleepers.insert((until, id));
             }
-            let is_in = |exchange: ExchangeId| {
-                let mut sent = self.in_flight.iter();
-                sent.any(|sent| sent.id == exchange && sent.claims.contains(&Asker::Claim(*id)))
-            };
-            if let Some(asking) = claim.asking {
-                let listed = self.asking_claims.contains(&(asking.until, *id));
-                ensure!(listed, "{at}: asks for ever");
-                asking_claims += 1;
-            }
-            match &claim.stage {
-                ClaimStage::Unsent => {
-                    ensure!(
-                        claim.asking.is_some(),
-                        "{at}: to be sent, and has no deadline"
-                    );
-                    let there = self.unsent_claims.contains(id) || self.held_back.contains(id);
-                    ensure!(there, "{at}: to be sent, and nobody will");
-                    ensure!(
-                        self.asks_store(),
-                        "{at}: to be sent to a store that is not asked"
-                    );
-                }
-                ClaimStage::Sent(exchange) => {
-                    ensure!(is_in(*exchange), "{at}: sent, and not in flight");
-                }
-                ClaimStage::Sleeping(until) => drop(sleepers.insert((*until, *id))),
-                ClaimStage::Granted => {
-                    let owes = claim.fees.iter().any(|fee| fee.paid == Paid::Not);
-                    ensure!(!owes, "{at}: granted, and owes");
-                }
-                ClaimStage::Refused(_) => {
-                    ensure!(claim.legs.is_empty(), "{at}: refused, and has legs");
-                }
-                ClaimStage::Open => {
-                    ensure!(waits > 0 || busy, "{at}: waits for nothing");
-                    ensure!(
-                        waits_in_queues <= 1,
-                        "{at}: waits in {waits_in_queues} queues"
-                    );
-                }
-            }
+            self.audit_request(id, request)
+                .map_err(|why| format!("request {}: {why}", id.number))?;
         }
         ensure!(
-            asking_claims == self.asking_claims.len(),
-            "{} claims ask, not {asking_claims}",
-            self.asking_claims.len()
+            asking == self.asking,
+            "{:?} ask, not {asking:?}",
+            self.asking
         );
+        ensure!(waits == self.waits, "{:?} wait, not {waits:?}", self.waits);
         let listed: BTreeSet<_> = self.sleepers.keys().copied().collect();
         ensure!(sleepers == listed, "sleepers {listed:?}, not {sleepers:?}");
+        Ok(())
+    }
+
+    fn audit_request(&self, id: RequestId, request: &Request) -> Result<(), String> {
+        let (mut undecided, mut in_queues, mut in_flight, mut busy) = (0, 0, 0, false);
+        let mut waits_until = None;
+        for leg in &request.legs {
+            let Some(queue) = self.queues.get(leg.lease.queue) else {
+                return Err("its queue is gone".to_owned());
+            };
+            let seq = leg.lease.seq();
+            let Some(state) = queue.leg_state(seq, self.ctx.now) else {
+                return Err(format!("its leg {seq} is gone"));
+            };
+            let of = queue.request_of(seq);
+            ensure!(of == Some(id), "a leg of {of:?}");
+            if let LegState::Waiting(since) = state {
+                waits_until = Some(since + leg.wait);
+            }
+            undecided += usize::from(matches!(state, LegState::Waiting(_) | LegState::Asked));
+            in_queues += usize::from(queue.waits_in_queue(seq));
+            in_flight += usize::from(matches!(state, LegState::Asked));
+            busy |= queue.is_open(seq);
+        }
+        let is_in = |exchange: ExchangeId| {
+            let mut sent = self.in_flight.iter();
+            sent.any(|sent| sent.id == exchange && sent.claims.contains(&Asker::Request(id)))
+        };
+        let asks = matches!(
+            request.stage,
+            Stage::Listed | Stage::Unsent | Stage::Sent(_)
+        );
+        let is_open = matches!(request.stage, Stage::Open);
+        ensure!(
+            is_open || request.waits_until.is_none(),
+            "waits no more, and may time out"
+        );
+        ensure!(asks || request.asking.is_none(), "asks no more");
+        match &request.stage {
+            Stage::Listed => {
+                ensure!(request.plain, "sent by a queue, among others");
+                ensure!(request.asking.is_some(), "asks for ever");
+                ensure!(
+                    in_flight == 1 || self.asks_store(),
+                    "to be sent to a store that is not asked"
+                );
+            }
+            Stage::Unsent => {
+                ensure!(request.asking.is_some(), "to be sent, and has no deadline");
+                let there = self.unsent.contains(&id) || self.held_back.contains(&id);
+                ensure!(there, "to be sent, and nobody will");
+                ensure!(self.asks_store(), "to be sent to a store that is not asked");
+            }
+            Stage::Sent(exchange) => ensure!(is_in(*exchange), "sent, and not in flight"),
+            Stage::Sleeping(_) => {}
+            Stage::Granted => ensure!(!self.owes(id), "granted, and owes"),
+            Stage::Refused(_) => ensure!(request.legs.is_empty(), "refused, and has legs"),
+            Stage::Open => {
+                ensure!(undecided > 0 || busy, "waits for nothing");
+                ensure!(in_queues <= 1, "waits in {in_queues} queues");
+                ensure!(
+                    request.waits_until == waits_until,
+                    "waits until {:?}, not {waits_until:?}",
+                    request.waits_until
+                );
+            }
+        }
         Ok(())
     }
 
@@ -215,18 +227,15 @@ impl Core {
     pub fn leftovers(&self) -> Vec<&'static str> {
         let parts = [
             ("queues", !self.queues.is_empty()),
-            ("claims", !self.claims.is_empty()),
-            ("unsent", !self.unsent_claims.is_empty()),
+            ("requests", !self.requests.is_empty()),
+            ("unsent", !self.unsent.is_empty()),
             ("held back", !self.held_back.is_empty()),
             ("sleepers", !self.sleepers.is_empty()),
             ("refunds", !self.refunds.is_empty()),
             ("accounts", !self.accounts.is_empty()),
             ("in flight", !self.in_flight.is_empty()),
-            (
-                "asking",
-                !self.ctx.asking.is_empty() || !self.asking_claims.is_empty(),
-            ),
-            ("expiries", !self.ctx.expiries.is_empty()),
+            ("asking", !self.asking.is_empty()),
+            ("waits", !self.waits.is_empty()),
             ("renewals", !self.ctx.renewals.is_empty()),
             ("due", self.queues.next_due().is_some()),
             ("ready", self.queues.ready_count() > 0),
@@ -242,9 +251,9 @@ impl Core {
     pub fn payers(&self, number: ExchangeId) -> Vec<Option<Payer>> {
         let sent = self.in_flight.iter().filter(|sent| sent.id == number);
         let payer = |asker: &Asker| match *asker {
-            Asker::Claim(id) => Some(Payer::Request(id.0)),
+            Asker::Request(id) => Some(Payer::Request(id.number.get())),
             Asker::Account(id) => Some(Payer::Permit(id.0)),
-            Asker::Slot => None,
+            Asker::Listed => None,
         };
         sent.flat_map(|sent| &sent.claims).map(payer).collect()
     }
@@ -255,17 +264,18 @@ impl Core {
     }
 
     /// Whether a request is still there, or the account of its permit.
-    pub fn is_paying(&self, request: Seq) -> bool {
+    pub fn is_paying(&self, request: u64) -> bool {
         let limits = (0..self.ctx.limits.len()).map(LimitId);
         let mut accounts = limits.filter_map(|limit| self.accounts.get(AccountId(request, limit)));
-        self.claims.contains_key(&ClaimId(request)) || accounts.next().is_some()
+        let mut requests = self.requests.iter();
+        requests.any(|(_, one)| one.number.get() == request) || accounts.next().is_some()
     }
 
     pub fn submit_unlabelled(
         &mut self,
         demand: &Demand,
         now: Instant,
-    ) -> Result<Submission, AcquireError> {
+    ) -> Result<RequestId, AcquireError> {
         self.submit(demand, &Label::default(), now)
     }
 
@@ -273,36 +283,54 @@ impl Core {
     pub fn fail(&mut self, now: Instant) {
         self.ctx.now = now;
         self.note_failure(Failure::TimedOut, ExchangeId(self.exchanges), "test");
-        self.advance_claims();
+        self.follow_decisions();
     }
 
     pub fn idle_count(&self) -> usize {
         self.queues.iter().map(Queue::idle).sum()
     }
 
+    /// A slot of the pool, as for a request.
     pub fn take_idle(&mut self, index: usize) -> Option<Arc<Lease>> {
+        let requester = Requester {
+            id: self.next_request(),
+            plain: true,
+            shadow: false,
+        };
         let queue = self.queues.without_listing(QueueId::of_index(index));
-        queue.take_idle(&mut self.ctx, Duration::ZERO)
+        queue.take_idle(&mut self.ctx, false, requester)
+    }
+
+    /// The slot of a request for one only, while it has it.
+    pub fn lease_of(&self, id: RequestId) -> Option<Arc<Lease>> {
+        match &self.request(id)?.legs[..] {
+            [leg] => Some(leg.lease.clone()),
+            _ => None,
+        }
+    }
+
+    pub fn has_request(&self, id: RequestId) -> bool {
+        self.request(id).is_some()
+    }
+
+    /// A lease that nobody has.
+    pub fn lease_of_nobody(&self) -> Arc<Lease> {
+        self.ctx.lease_named(QueueId::of_index(0), 0)
     }
 
     /// The names of a request's slots, in the order in which it acquires them.
-    pub fn names_of(&self, submission: &Submission) -> Vec<Seq> {
-        match submission {
-            Submission::Slot(lease) => vec![lease.seq()],
-            Submission::Claim(id) => {
-                let legs = self.claims.get(id).into_iter();
-                let legs = legs.flat_map(|claim| &claim.legs);
-                legs.map(|lease| lease.seq()).collect()
-            }
-        }
+    pub fn names_of(&self, id: RequestId) -> Vec<Seq> {
+        let legs = self.request(id).into_iter();
+        let legs = legs.flat_map(|request| &request.legs);
+        legs.map(|leg| leg.lease.seq()).collect()
     }
 
     pub fn queue_count(&self) -> usize {
         self.queues.len()
     }
 
-    pub fn claim_count(&self) -> usize {
-        self.claims.len()
+    pub fn request_count(&self) -> usize {
+        self.requests.len()
     }
 
     /// The numbers of the exchanges in flight.
@@ -337,19 +365,19 @@ impl Core {
         waiting.or_else(|| { pending }.find_map(|pending| pending.release_of(seq)))
     }
 
-    pub fn waiting_claims(&self, replica: ReplicaId) -> impl Iterator<Item = WaitingClaim> {
-        self.claims.iter().filter_map(move |(id, claim)| {
+    pub fn waiting_requests(&self, replica: ReplicaId) -> impl Iterator<Item = WaitingRequest> {
+        self.requests.iter().filter_map(move |(_, request)| {
             let (mut waits, mut holds) = (None, Vec::new());
-            for lease in &claim.legs {
-                let (queue, seq) = (&self.queues[lease.queue], lease.seq());
+            for leg in &request.legs {
+                let (queue, seq) = (&self.queues[leg.lease.queue], leg.lease.seq());
                 match queue.leg_state(seq, self.ctx.now) {
                     Some(LegState::Held { .. }) => holds.push(MemberId { replica, seq }),
-                    Some(LegState::Undecided) if queue.waits_in_store(seq) => waits = Some(queue),
+                    Some(LegState::Waiting(_)) => waits = Some(queue),
                     _ => {}
                 }
             }
-            waits.map(|queue| WaitingClaim {
-                id: id.0,
+            waits.map(|queue| WaitingRequest {
+                id: request.number.get(),
                 waits_for: label_of(queue),
                 limit: queue.max_of_key(),
                 holds,
@@ -383,7 +411,7 @@ impl Core {
     /// The fee of a leg, if its limit is a rate that is not off.
     pub fn fee_of(&self, leg: &Leg) -> Option<Fee> {
         let is_off = self.ctx.limits[leg.limit.0].current_mode() == Mode::Off;
-        self.fee(ClaimId(0), leg, false).filter(|_| !is_off)
+        self.fee(0, leg, false).filter(|_| !is_off)
     }
 
     /// Idle slots that are not over, by ledger.

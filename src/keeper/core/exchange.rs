@@ -10,9 +10,8 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Asker, ClaimStage, ClaimState, Core, ExchangeId, Outgoing, PendingExchange,
-    breaker::Work,
-    queues::{Queues, Turn},
+    Asker, Core, ExchangeId, Outgoing, PendingExchange, Request, SlotLeg, Stage, breaker::Work,
+    queues::Turn,
 };
 use crate::{
     keeper::{
@@ -21,10 +20,7 @@ use crate::{
     },
     key::Key,
     leases::{Lease, Paid, StoreClock},
-    ledger::{
-        Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Reply, Want, number_of,
-        weight_of,
-    },
+    ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Reply, Want, weight_of},
 };
 
 /// Bytes in flight, about, beyond the least exchanges: a thin link must not need long for them.
@@ -76,7 +72,7 @@ impl Core {
 
     fn has_work(&self) -> bool {
         self.queues.ready_count() > 0
-            || !self.unsent_claims.is_empty()
+            || !self.unsent.is_empty()
             || !self.refunds.is_empty()
             || self.accounts.next_key().is_some()
     }
@@ -101,7 +97,7 @@ impl Core {
     fn fills_an_exchange(&self) -> bool {
         let mut names = 0;
         self.queues.ready_count() >= MAX_BATCHES
-            || self.unsent_claims.len() >= MAX_BATCHES / 2
+            || self.unsent.len() >= MAX_BATCHES / 2
             || self.refunds.len() >= MAX_REFUNDS
             || self.queues.ready().any(|queue| {
                 names += queue.names_to_send();
@@ -170,7 +166,7 @@ impl Core {
 
     fn fill(&mut self, draft: &mut Draft) {
         // In their turn: later requests for a single slot do not go before them.
-        self.unsent_claims.append(&mut self.held_back);
+        self.unsent.append(&mut self.held_back);
         match self.ctx.settings.part {
             None => self.draft_all(draft),
             Some(_) => self.draft_one_key(draft),
@@ -186,7 +182,7 @@ impl Core {
         draft.room += UNITS_FOR_OTHERS;
         self.draft_queues(draft, Turn::Others, MAX_BATCHES);
         self.draft_queues(draft, Turn::Newcomers, MAX_BATCHES);
-        draft.keep_order_with_claims(&self.queues);
+        self.keep_order_with_claims(draft);
         self.draft_sums(draft, None);
         let count = self.refunds.len().min(MAX_REFUNDS);
         draft.refunds.extend(self.refunds.drain(..count));
@@ -215,7 +211,7 @@ impl Core {
                 break;
             }
         }
-        draft.keep_order_with_claims(&self.queues);
+        self.keep_order_with_claims(draft);
     }
 
     fn draft_refunds_of_one_key(&mut self, draft: &mut Draft) {
@@ -239,8 +235,7 @@ impl Core {
                 charges: vec![charge],
                 ..Claim::default()
             };
-            let number = number_of(self.ctx.next_name(1));
-            let order = (self.ctx.now, number);
+            let order = (self.ctx.now, self.next_request().number.get());
             draft.claims.insert(order, (Asker::Account(id), claim));
         }
     }
@@ -264,46 +259,49 @@ impl Core {
     /// Claims take no more than half of the room: queues have work too.
     fn draft_claims(&mut self, draft: &mut Draft, more: impl Fn(&Draft) -> bool) {
         while draft.room > MAX_UNITS / 2 && more(draft) {
-            let Some(id) = self.unsent_claims.pop_first() else {
+            let Some(id) = self.unsent.pop_first() else {
                 break;
             };
-            let is_unsent = |claim: &&mut ClaimState| matches!(claim.stage, ClaimStage::Unsent);
-            let Some(claim) = self.claims.get_mut(&id).filter(is_unsent) else {
+            let is_unsent = |request: &&Request| matches!(request.stage, Stage::Unsent);
+            let Some(request) = self.request(id).filter(is_unsent) else {
                 continue;
             };
-            let mut queues = claim.legs.iter().map(|lease| &self.queues[lease.queue]);
-            if queues.any(Queue::is_introducing) {
+            let mut legs = request.legs.iter();
+            if legs.any(|leg| self.queues[leg.lease.queue].is_introducing()) {
                 self.held_back.insert(id);
                 continue;
             }
-            claim.stage = ClaimStage::Sent(ExchangeId(self.exchanges + 1));
-            let since = claim.asks_since(self.ctx.now);
+            let since = request.asking.map_or(self.ctx.now, |asking| asking.since);
             // One that has waited for a slot before goes by when it came.
-            let ticket = claim.ticket;
-            let order = (ticket.map_or(since, |_| claim.asked), id.0);
-            let legs = claim.legs.clone();
-            let charges = claim.fees.iter().filter(|fee| fee.paid == Paid::Not);
+            let ticket = request.ticket;
+            let order = (ticket.map_or(since, |_| request.asked), id.number.get());
+            let legs = request.legs.clone();
+            let charges = request.fees().iter().filter(|fee| fee.paid == Paid::Not);
             let charges: Vec<_> = charges.map(|fee| fee.charge.clone()).collect();
+            let sent = Stage::Sent(ExchangeId(self.exchanges + 1));
+            if let Some(request) = self.request_mut(id) {
+                request.stage = sent;
+            }
             draft.room = draft.room.saturating_sub(charges.len());
             let asks = legs
                 .iter()
-                .filter_map(|lease| self.draft_leg(draft, lease))
+                .filter_map(|SlotLeg { lease, .. }| self.draft_leg(draft, lease))
                 .collect();
             let claim = Claim {
                 charges,
                 asks,
                 ticket,
             };
-            draft.claims.insert(order, (Asker::Claim(id), claim));
+            draft.claims.insert(order, (Asker::Request(id), claim));
         }
     }
 
-    /// A leg that the claim does not have yet; its queue gets a batch if it has none.
+    /// A leg that the request does not have yet; its queue gets a batch if it has none.
     fn draft_leg(&mut self, draft: &mut Draft, lease: &Lease) -> Option<ClaimAsk> {
         let seq = lease.seq();
         self.queues
             .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                let Some(LegState::Parked) = queue.leg_state(seq, ctx.now) else {
+                let Some(LegState::Idle) = queue.leg_state(seq, ctx.now) else {
                     return None;
                 };
                 let units = weight_of(seq) as usize;
@@ -409,21 +407,25 @@ impl Draft {
     fn is_empty(&self) -> bool {
         self.batches.is_empty() && self.claims.is_empty() && self.refunds.is_empty()
     }
+}
 
-    /// Requests for a single slot keep their order with the claims on their ledgers: they become claims of one leg.
-    fn keep_order_with_claims(&mut self, queues: &Queues) {
-        let claims = self.claims.values().flat_map(|(_, claim)| &claim.asks);
+impl Core {
+    /// Requests that their queues send keep their order with the claims on their ledgers: they become claims of one leg.
+    fn keep_order_with_claims(&self, draft: &mut Draft) {
+        let claims = draft.claims.values().flat_map(|(_, claim)| &claim.asks);
         let touched: BTreeSet<usize> = claims.map(|ask| ask.batch).collect();
         for batch in touched {
-            for Ask { seq, wait } in std::mem::take(&mut self.batches[batch].acquire) {
+            for Ask { seq, wait } in std::mem::take(&mut draft.batches[batch].acquire) {
                 let want = if wait { Want::Wait } else { Want::Now };
                 let claim = Claim {
                     asks: vec![ClaimAsk { batch, seq, want }],
                     ..Claim::default()
                 };
-                let since = queues[self.pending[batch].queue].asking_since(seq);
-                let order = (since.expect("it is sent"), number_of(seq));
-                self.claims.insert(order, (Asker::Slot, claim));
+                let id = self.queues[draft.pending[batch].queue].request_of(seq);
+                let asking = id.and_then(|id| self.request(id)?.asking.zip(Some(id)));
+                let (asking, id) = asking.expect("it is sent");
+                let order = (asking.since, id.number.get());
+                draft.claims.insert(order, (Asker::Listed, claim));
             }
         }
     }
@@ -436,7 +438,7 @@ impl Core {
         self.ctx.now = now;
         if let Some(sent) = self.take_sent(id) {
             self.answered(sent, reply);
-            self.advance_claims();
+            self.follow_decisions();
         }
     }
 
@@ -452,7 +454,7 @@ impl Core {
         self.ctx
             .record(|history, now| history.answered(id.0, &reply, now));
         // Holders that they were held back for may be confirmed now.
-        self.unsent_claims.append(&mut self.held_back);
+        self.unsent.append(&mut self.held_back);
         let seen = StoreMoment {
             store_us: reply.now_us,
             sent: at,
@@ -487,7 +489,7 @@ impl Core {
                 });
         }
         self.note_answer(work, outage.as_ref());
-        self.reopen_sent(id, claims.into_iter().filter_map(Asker::claim));
+        self.reopen_sent(id, claims.into_iter().filter_map(Asker::request));
     }
 }
 

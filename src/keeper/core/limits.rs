@@ -2,7 +2,7 @@
 
 #[cfg(feature = "config")]
 use std::collections::HashMap;
-use std::{cmp::Reverse, mem, slice, sync::Arc, time::Duration};
+use std::{cmp::Reverse, mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -183,7 +183,7 @@ impl Core {
                 None => drop(self.add_limit(limit, meter)),
             }
         }
-        self.advance_claims();
+        self.follow_decisions();
         Ok(())
     }
 
@@ -205,7 +205,7 @@ impl Core {
                 queue.set_own_value(ctx, *own_value);
             }
         });
-        self.advance_claims();
+        self.follow_decisions();
     }
 
     fn change_limit(&mut self, id: LimitId, updated: Arc<Limit>) {
@@ -276,7 +276,7 @@ impl Core {
             self.log_misfit(&self.updated[id].clone());
         }
         self.follow_overrides();
-        self.advance_claims();
+        self.follow_decisions();
     }
 
     /// Where an override has ended, what is declared holds again.
@@ -312,7 +312,7 @@ impl Core {
         self.measure_limits();
         for id in 0..self.ctx.limits.len() {
             if let Some(until) = self.ctx.overrides.paused_until(self.ctx.limits[id].name()) {
-                self.pause_claims(LimitId(id), until);
+                self.pause_requests(LimitId(id), until);
             }
         }
     }
@@ -322,11 +322,7 @@ impl Core {
         if self.ctx.overrides.is_empty() {
             return None;
         }
-        let legs = match demand {
-            Demand::One(leg) => slice::from_ref(leg),
-            Demand::All(legs) => legs,
-        };
-        let (leg, until) = legs.iter().find_map(|leg| {
+        let (leg, until) = demand.legs().iter().find_map(|leg| {
             let until = (self.ctx.overrides).paused_until(self.ctx.limits[leg.limit.0].name())?;
             Some((leg, until))
         })?;

@@ -7,10 +7,11 @@
 //! | `store` | exchanges without an answer; events: connections come and go; the breaker opens and closes; the answers to claims |
 //! | `requests` | submitted, collected, cancelled; permits released; what is due by time; shutdown |
 //! | `limits` | the limits, the values that they have now, overrides; what operators see of them |
-//! | `claims` | requests for slots under several limits, all or nothing |
-//! | `rates` | charges and refunds |
-//! | `overdue` | claims that the store has not answered in time |
-//! | this one | the data; settings, the limits in force, the time and counts are in [`context`](super::context) |
+//! | `acquire` | how a request comes by its slots, all or nothing: submitted, asked for, advanced; what becomes of it without an answer |
+//! | `charges` | what it owes to rates, and its sleep until they let it go on |
+//! | `refusals` | requests that are refused or dropped, and what a refusal says |
+//! | `rates` | charges and refunds at rates, and accounts of permits |
+//! | this one | the data, requests and the lists that they are in; settings, the limits in force, the time and counts are in [`context`](super::context) |
 //! | `queues` | the queues, made when they are needed, and where each is found |
 //! | `breaker` | the circuit breaker |
 //! | `window` | how many exchanges may be in flight |
@@ -22,15 +23,16 @@
 //! fate is unknown: the name is released until a release was acknowledged at a store time after the exchange's
 //! `not_after`, and the request goes on under a new name.
 
+mod acquire;
 #[cfg(test)]
 mod audit;
 mod breaker;
-mod claims;
+mod charges;
 mod exchange;
 mod limits;
-mod overdue;
 mod queues;
 mod rates;
+mod refusals;
 mod requests;
 mod store;
 mod window;
@@ -38,9 +40,13 @@ mod window;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fmt, mem,
+    num::NonZeroU64,
     sync::Arc,
+    time::Duration,
 };
 
+use slab::Slab;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use self::{
@@ -49,8 +55,8 @@ use self::{
     window::{WINDOW, WINDOW_OF_ONE_KEY, Window},
 };
 use super::{
-    context::{Availability, Context, Settings},
-    demand::ClaimId,
+    context::{Availability, Context, Decided, Decision, Settings},
+    demand::{Notes, RequestId},
     effects::Effects,
     queue::{PendingBatch, Queue},
 };
@@ -67,7 +73,7 @@ use crate::{
 
 #[cfg(test)]
 pub(super) use self::{
-    audit::{LedgerHere, Payer, WaitingClaim},
+    audit::{LedgerHere, Payer, WaitingRequest},
     exchange::MAX_REFUNDS,
     queues::MAX_CACHED,
 };
@@ -89,18 +95,22 @@ pub(super) struct Core {
     next_kind: usize,
     /// How many exchanges were sent.
     exchanges: u64,
-    /// By the order in which they came.
-    claims: BTreeMap<ClaimId, ClaimState>,
-    /// Claims to be sent.
-    unsent_claims: BTreeSet<ClaimId>,
-    /// Claims that met a queue which is being introduced: see [`Queue::introduce`]. They are tried again with each exchange.
-    held_back: BTreeSet<ClaimId>,
-    /// When claims fall back that the store has not answered.
-    asking_claims: BTreeSet<(Instant, ClaimId)>,
+    requests: Slab<Request>,
+    last_request: u64,
+    /// Decisions that are being followed.
+    following: Vec<Decided>,
+    /// Requests to be sent, but for those that their queues send.
+    unsent: BTreeSet<RequestId>,
+    /// Requests that met a queue which is being introduced: see [`Queue::introduce`]. They are tried again with each exchange.
+    held_back: BTreeSet<RequestId>,
+    /// When requests fall back that the store has not answered.
+    asking: BTreeSet<(Instant, RequestId)>,
+    /// Ends of waits in queues.
+    waits: BTreeSet<(Instant, RequestId)>,
     /// Requests that the store has not answered do not fall back before this: answers may lie unread.
     patient_until: Option<Instant>,
-    /// Claims that a rate lets go on then, and of which limit it is.
-    sleepers: BTreeMap<(Instant, ClaimId), LimitId>,
+    /// Requests that a rate lets go on then, and of which limit it is.
+    sleepers: BTreeMap<(Instant, RequestId), LimitId>,
     refunds: Vec<Refund>,
     rates: Rates,
     /// The costs of permits at rates.
@@ -121,34 +131,49 @@ pub(super) struct Core {
     standings: Standings,
 }
 
-/// A request for slots under several limits and charges at rates, all or nothing.
-struct ClaimState {
+/// A request: for slots and charges at rates, all or nothing.
+struct Request {
+    number: NonZeroU64,
     /// In the order in which they are acquired.
-    legs: Vec<Arc<Lease>>,
-    fees: Vec<Fee>,
-    /// Rates whose mode is off.
-    exempt: Vec<Arc<Limit>>,
-    stage: ClaimStage,
+    legs: Legs,
+    /// It is for one slot only, and so its queue sends it.
+    plain: bool,
+    /// Its charges, among others.
+    notes: Option<Box<Notes>>,
+    stage: Stage,
     asked: Instant,
     /// Set while it asks the store.
     asking: Option<Asking>,
+    /// The end of its wait, while it waits in a queue.
+    waits_until: Option<Instant>,
     /// The ticket with which the store first enqueued it, under any of its limits.
     ticket: Option<i64>,
-    /// Limits in shadow mode that would have refused it.
-    bypassed: Vec<(Arc<Limit>, AcquireErrorKind)>,
     waker: Option<StoredWaker>,
 }
 
-/// Since when a claim asks the store that it asks now, and until when.
+/// Mostly a request has one or two.
+type Legs = SmallVec<[SlotLeg; 2]>;
+
+/// A slot that a request wants.
+#[derive(Clone)]
+struct SlotLeg {
+    lease: Arc<Lease>,
+    /// For how long it may be waited for, from when its turn begins.
+    wait: Duration,
+}
+
+/// Since when a request asks the store, and until when.
 #[derive(Clone, Copy)]
 struct Asking {
     since: Instant,
     until: Instant,
 }
 
-enum ClaimStage {
+enum Stage {
     /// Its legs decide on the next step.
     Open,
+    /// In the outbox of its queue, or sent from there.
+    Listed,
     /// To be sent.
     Unsent,
     /// In this exchange.
@@ -195,9 +220,9 @@ struct PendingExchange {
 /// The origin of a claim in an exchange.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Asker {
-    Claim(ClaimId),
-    /// A request for a single slot.
-    Slot,
+    Request(RequestId),
+    /// One that its queue had sent, but for the order.
+    Listed,
     /// It reports spending to a rate.
     Account(AccountId),
 }
@@ -235,25 +260,146 @@ impl Connection {
     }
 }
 
-impl ClaimState {
-    /// Since when it asks the store.
-    fn asks_since(&self, now: Instant) -> Instant {
-        self.asking.map_or(now, |asking| asking.since)
+impl Request {
+    fn new(
+        id: RequestId,
+        legs: Legs,
+        plain: bool,
+        notes: Option<Box<Notes>>,
+        now: Instant,
+    ) -> Self {
+        Self {
+            number: id.number,
+            legs,
+            plain,
+            notes,
+            stage: Stage::Open,
+            asked: now,
+            asking: None,
+            waits_until: None,
+            ticket: None,
+            waker: None,
+        }
+    }
+
+    fn id(&self, slot: u32) -> RequestId {
+        let number = self.number;
+        RequestId { number, slot }
+    }
+
+    fn fees(&self) -> &[Fee] {
+        self.notes.as_ref().map_or(&[], |notes| &notes.fees)
+    }
+
+    fn fees_mut(&mut self) -> &mut [Fee] {
+        self.notes.as_mut().map_or(&mut [], |notes| &mut notes.fees)
+    }
+
+    fn is_refused(&self) -> bool {
+        matches!(self.stage, Stage::Refused(_))
+    }
+}
+
+/// Where they are.
+impl Core {
+    fn request(&self, id: RequestId) -> Option<&Request> {
+        let request = self.requests.get(id.slot as usize);
+        request.filter(|request| request.number == id.number)
+    }
+
+    fn request_mut(&mut self, id: RequestId) -> Option<&mut Request> {
+        let request = self.requests.get_mut(id.slot as usize);
+        request.filter(|request| request.number == id.number)
+    }
+
+    /// Those for which this is true, in the order in which they came.
+    fn requests_that(&self, which: impl Fn(&Request) -> bool) -> Vec<RequestId> {
+        let requests = self.requests.iter();
+        let those = requests.filter(|(_, request)| which(request));
+        let mut ids: Vec<_> = those.map(|(slot, one)| one.id(slot as u32)).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    fn next_request(&mut self) -> RequestId {
+        self.last_request += 1;
+        RequestId {
+            number: NonZeroU64::new(self.last_request).expect("counted from 1"),
+            slot: self.requests.vacant_key() as u32,
+        }
+    }
+
+    /// Puts it where its id says.
+    fn insert_request(&mut self, id: RequestId, request: Request) {
+        let slot = self.requests.insert(request);
+        debug_assert_eq!(slot, id.slot as usize);
+    }
+
+    fn remove_request(&mut self, id: RequestId) -> Option<Request> {
+        self.request(id)?;
+        Some(self.requests.remove(id.slot as usize))
+    }
+}
+
+/// What they wait for.
+impl Core {
+    /// It is taken further with others that queues have decided on.
+    fn note_changed(&mut self, request: RequestId) {
+        self.ctx.decided.push(Decided {
+            request,
+            seq: 0,
+            decision: Decision::Changed,
+        });
+    }
+
+    /// Whether an exchange is about this request.
+    fn is_sent_in(&self, id: RequestId, exchange: ExchangeId) -> bool {
+        let request = self.request(id);
+        request.is_some_and(|one| matches!(one.stage, Stage::Sent(sent) if sent == exchange))
+    }
+
+    /// The store is not asked for it any more, or has answered.
+    fn stop_asking(&mut self, id: RequestId) {
+        // Mostly nobody does, as in memory.
+        if self.asking.is_empty() {
+            return;
+        }
+        let request = self.request_mut(id);
+        if let Some(asking) = request.and_then(|request| request.asking.take()) {
+            self.asking.remove(&(asking.until, id));
+        }
+    }
+
+    /// Until when it waits in a queue.
+    fn set_wait(&mut self, id: RequestId, until: Option<Instant>) {
+        if until.is_none() && self.waits.is_empty() {
+            return;
+        }
+        let Some(request) = self.request_mut(id) else {
+            return;
+        };
+        let before = mem::replace(&mut request.waits_until, until);
+        if before != until {
+            if let Some(before) = before {
+                self.waits.remove(&(before, id));
+            }
+            self.waits.extend(until.map(|until| (until, id)));
+        }
     }
 }
 
 impl Asker {
-    fn claim(self) -> Option<ClaimId> {
+    fn request(self) -> Option<RequestId> {
         match self {
-            Self::Claim(id) => Some(id),
-            Self::Slot | Self::Account(_) => None,
+            Self::Request(id) => Some(id),
+            Self::Listed | Self::Account(_) => None,
         }
     }
 
     fn account(self) -> Option<AccountId> {
         match self {
             Self::Account(id) => Some(id),
-            Self::Slot | Self::Claim(_) => None,
+            Self::Listed | Self::Request(_) => None,
         }
     }
 }
@@ -275,10 +421,13 @@ impl Core {
             queues: Queues::new(!shared),
             in_flight: Vec::new(),
             exchanges: 0,
-            claims: BTreeMap::new(),
-            unsent_claims: BTreeSet::new(),
+            requests: Slab::new(),
+            last_request: 0,
+            following: Vec::new(),
+            unsent: BTreeSet::new(),
             held_back: BTreeSet::new(),
-            asking_claims: BTreeSet::new(),
+            asking: BTreeSet::new(),
+            waits: BTreeSet::new(),
             patient_until: None,
             sleepers: BTreeMap::new(),
             refunds: Vec::new(),
@@ -349,7 +498,7 @@ impl Core {
         }
         self.in_flight.is_empty()
             && self.queues.ready_count() == 0
-            && self.unsent_claims.is_empty()
+            && self.unsent.is_empty()
             && self.refunds.is_empty()
             && self.accounts.next_key().is_none()
             && !self.queues.iter().any(Queue::repeats_releases)
@@ -378,8 +527,7 @@ impl Core {
 
     /// Whether a request waits for an answer, or a shutdown for its end.
     pub fn has_requests(&self) -> bool {
-        self.ctx.counts.waiting > 0
-            || !self.claims.is_empty()
+        !self.requests.is_empty()
             || !self.in_flight.is_empty()
             || self.alarm.is_some()
             || !self.ctx.confirmations.is_empty()
@@ -392,7 +540,7 @@ impl Core {
         let is_owed =
             !self.refunds.is_empty() || !self.accounts.is_empty() || !self.in_flight.is_empty();
         let owes = is_owed && self.store_is_up();
-        self.orphaned && self.queues.is_empty() && self.claims.is_empty() && !owes
+        self.orphaned && self.queues.is_empty() && self.requests.is_empty() && !owes
     }
 
     /// Has a step taken at this moment.
@@ -419,7 +567,7 @@ impl Core {
         error
     }
 
-    /// The place of a request that waits, when it joined its queue.
+    /// Where an entry stands in the queue that it waits in.
     fn in_line_of(&self, lease: &Lease) -> Option<InLine> {
         let queue = self.queues.get(lease.queue)?;
         queue.in_line(lease.seq())

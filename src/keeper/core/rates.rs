@@ -1,17 +1,17 @@
-//! Rates: what a claim is charged, in the store or, without one, in this process; and the costs of a permit after that.
+//! Rates: what a request is charged, in the store or, without one, in this process; and the costs of a permit after that.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{ClaimState, Core, Rates};
+use super::{Core, Rates, Request, Stage};
 #[cfg(feature = "operate")]
 use crate::operable::{RateLook, Standing};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
         context::Availability,
-        demand::{ClaimId, Leg},
+        demand::{Leg, RequestId},
     },
     key::Key,
     leases::{Account, AccountId, Fee, Paid, PaidBack, ReportOutcome},
@@ -25,8 +25,8 @@ use crate::{
 const PURGE_FROM: usize = 1_024;
 
 impl Core {
-    /// The fee of a leg, if its limit is a rate.
-    pub(super) fn fee(&self, id: ClaimId, leg: &Leg, shadow: bool) -> Option<Fee> {
+    /// The fee of a request's leg, if its limit is a rate.
+    pub(super) fn fee(&self, request: u64, leg: &Leg, shadow: bool) -> Option<Fee> {
         let limit = self.ctx.limits[leg.limit.0].clone();
         let (max, rate) = self.rate_of(&limit, &leg.key, leg.value)?;
         let wait_us = leg.wait.as_micros() as u64;
@@ -50,7 +50,7 @@ impl Core {
         };
         let paid = if leg.cost == 0 { Paid::Free } else { Paid::Not };
         Some(Fee {
-            id: AccountId(id.0, leg.limit),
+            id: AccountId(request, leg.limit),
             keeper: self.ctx.keeper(),
             limit,
             key: leg.key.clone(),
@@ -207,7 +207,7 @@ impl Core {
         }
     }
 
-    /// Refunds what was charged for a claim that was refused or dropped.
+    /// Refunds what was charged for a request that was refused or dropped.
     pub(super) fn refund(&mut self, fee: &Fee) {
         let cost = fee.paid_cost();
         let paid = fee.paid;
@@ -250,12 +250,12 @@ impl Core {
     }
 }
 
-/// Charges of a claim: those to come, and those made.
+/// Charges of a request: those to come, and those made.
 impl Core {
-    /// Whether a claim has charges to come.
-    pub(super) fn owes(&self, id: ClaimId) -> bool {
-        let owed = |claim: &ClaimState| claim.fees.iter().any(|fee| fee.paid == Paid::Not);
-        self.claims.get(&id).is_some_and(owed)
+    /// Whether a request has charges to come.
+    pub(super) fn owes(&self, id: RequestId) -> bool {
+        let fees = self.request(id).map_or(&[][..], Request::fees);
+        fees.iter().any(|fee| fee.paid == Paid::Not)
     }
 
     /// Whether the rate was enforced when the request came, and is now.
@@ -263,24 +263,51 @@ impl Core {
         !fee.charge.shadow && self.ctx.limits[fee.limit_id().0].current_mode() == Mode::Enforce
     }
 
-    /// A fee was charged, and the rate lets the claim go on this much later.
-    pub(super) fn pay(&mut self, id: ClaimId, number: usize, paid: Paid, rest_us: u64) {
-        let Some(claim) = self.claims.get_mut(&id) else {
+    /// A fee was charged, and the rate lets the request go on this much later.
+    pub(super) fn pay(&mut self, id: RequestId, number: usize, paid: Paid, rest_us: u64) {
+        let begins = self.ctx.now + Duration::from_micros(rest_us);
+        let Some(request) = self.request_mut(id) else {
             return;
         };
-        let fee = &mut claim.fees[number];
-        fee.paid = paid;
-        fee.begins = self.ctx.now + Duration::from_micros(rest_us);
-        self.standings.note(fee, paid, self.ctx.now);
+        let fee = &mut request.fees_mut()[number];
+        (fee.paid, fee.begins) = (paid, begins);
+        let fee = fee.clone();
+        self.standings.note(&fee, paid, self.ctx.now);
     }
 
-    /// The rate is not enforced: the claim goes on.
-    pub(super) fn bypass_fee(&mut self, id: ClaimId, number: usize, kind: AcquireErrorKind) {
-        if let Some(claim) = self.claims.get_mut(&id) {
-            let fee = &mut claim.fees[number];
+    /// The rate is not enforced: the request goes on.
+    pub(super) fn bypass_fee(&mut self, id: RequestId, number: usize, kind: AcquireErrorKind) {
+        let request = self.request_mut(id);
+        if let Some(notes) = request.and_then(|request| request.notes.as_mut()) {
+            let fee = &mut notes.fees[number];
             fee.paid = Paid::Free;
-            claim.bypassed.push((fee.limit.clone(), kind));
-            self.ctx.note_bypass(fee.limit_id(), kind);
+            let (limit, id) = (fee.limit.clone(), fee.limit_id());
+            notes.bypassed.push((limit, kind));
+            self.ctx.note_bypass(id, kind);
+        }
+    }
+}
+
+/// Requests that rates hold back.
+impl Core {
+    /// Leaves a request alone until all its rates let it go on.
+    pub(super) fn sleep(&mut self, id: RequestId) {
+        let now = self.ctx.now;
+        let Some(request) = self.request_mut(id) else {
+            return;
+        };
+        let last = request.fees().iter().max_by_key(|fee| fee.begins);
+        let ahead = last.filter(|fee| fee.begins > now);
+        if let Some((begins, limit)) = ahead.map(|fee| (fee.begins, fee.limit_id())) {
+            request.stage = Stage::Sleeping(begins);
+            self.ctx.measure(limit, Measure::Waiting(1.0));
+            self.sleepers.insert((begins, id), limit);
+        }
+    }
+
+    pub(super) fn end_sleep(&mut self, until: Instant, id: RequestId) {
+        if let Some(limit) = self.sleepers.remove(&(until, id)) {
+            self.ctx.measure(limit, Measure::Waiting(-1.0));
         }
     }
 }

@@ -1,20 +1,20 @@
 //! Requests and permits: submitted, collected, cancelled, released; what is due by time; the shutdown.
 
-use std::{slice, sync::Arc, task::Waker, time::Duration};
+use std::{sync::Arc, task::Waker};
 
 use tokio::time::Instant;
 
-use super::Core;
+use super::{Core, SlotLeg, Stage, acquire::Progress};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
         context::{Context, STOOD_STILL, earliest},
-        demand::{Demand, Leg, Submission, Taken},
+        demand::{Demand, Leg, RequestId, Taken},
         effects::{Effect, LogEvent},
         queue::Queue,
     },
     key::Key,
-    leases::{Bounds, Fee, Label, Lease, Pool, QueueId},
+    leases::{Bounds, Fee, Label, Lease, Leases, Pool, QueueId},
     limit::{Limit, LimitId, MAX_WEIGHT, Mode},
     status::{InLine, Quota, Status},
     sync::{Confirmation, Inquiry, StoredWaker},
@@ -29,32 +29,29 @@ impl Core {
         demand: &Demand,
         label: &Label,
         now: Instant,
-    ) -> Result<Submission, AcquireError> {
+    ) -> Result<RequestId, AcquireError> {
         self.ctx.now = now;
         let submitted = self.try_submit(demand, label);
         submitted.inspect_err(|error| self.note_refusal(error))
     }
 
     #[inline]
-    fn try_submit(&mut self, demand: &Demand, label: &Label) -> Result<Submission, AcquireError> {
+    fn try_submit(&mut self, demand: &Demand, label: &Label) -> Result<RequestId, AcquireError> {
         if self.ctx.ending {
             return Err(self.refusal(demand.first_limit(), AcquireErrorKind::ShutDown));
         }
         if let Some(error) = self.pause_of(demand) {
             return Err(error);
         }
-        let legs = match demand {
+        self.check_weights(demand.legs())?;
+        let request = match demand {
             Demand::One(leg) if self.ctx.limits[leg.limit.0].is_plain() => {
-                self.check_weights(slice::from_ref(leg))?;
-                return Ok(Submission::Slot(self.submit_slot(leg, label)));
+                self.submit_slot(leg, label)
             }
-            Demand::One(leg) => slice::from_ref(leg),
-            Demand::All(legs) => legs,
+            demand => self.submit_all(demand.legs(), label),
         };
-        self.check_weights(legs)?;
-        let claim = self.submit_claim(legs, label);
-        self.advance_claims();
-        Ok(Submission::Claim(claim))
+        self.follow_decisions();
+        Ok(request)
     }
 
     /// Counts and returns the refusal of a request that is not submitted, or not any more.
@@ -87,43 +84,19 @@ impl Core {
         Err(AcquireError::new(kind, details))
     }
 
-    #[inline]
-    fn submit_slot(&mut self, leg: &Leg, label: &Label) -> Arc<Lease> {
-        let queue = self.queues.find_or_make(&mut self.ctx, leg.limit, &leg.key);
-        let lease = self.queues.change(&mut self.ctx, queue, |queue, ctx| {
-            queue.set_own_value(ctx, leg.value);
-            // A key whose limit is 0 never gets a slot.
-            let wait = match queue.max() {
-                0 => Duration::ZERO,
-                _ => leg.wait,
-            };
-            let idle = match leg.weight {
-                1 => queue.take_idle(ctx, wait),
-                _ => None,
-            };
-            idle.unwrap_or_else(|| queue.submit(ctx, wait, leg.weight))
-        });
-        lease.set_label(label.clone());
-        self.advance_claims();
-        lease
-    }
-
     /// The answer to a request, once there is one; if `wants_quotas`, with what its limits have left. A refused one is
     /// gone then; a granted one is for the permit to release.
     pub fn collect(
         &mut self,
-        submission: &Submission,
+        id: RequestId,
         wants_quotas: bool,
         now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
         self.ctx.now = now;
-        // A claim is gone once it is collected.
-        let quotas = wants_quotas.then(|| self.quotas(submission));
-        let mut answer = match submission {
-            Submission::Slot(lease) => self.collect_slot(lease),
-            Submission::Claim(id) => self.collect_claim(*id),
-        };
-        self.advance_claims();
+        // A request is gone once it is collected.
+        let quotas = wants_quotas.then(|| self.quotas(id));
+        let mut answer = self.collect_request(id);
+        self.follow_decisions();
         match (&mut answer, quotas) {
             (Some(Ok(taken)), Some(quotas)) => taken.notes.get_or_insert_default().quotas = quotas,
             (Some(Err(error)), _) => self.note_refusal(error),
@@ -132,37 +105,75 @@ impl Core {
         answer
     }
 
-    #[inline]
-    fn collect_slot(&mut self, lease: &Arc<Lease>) -> Option<Result<Taken, AcquireError>> {
-        // Nothing that the queue is listed by changes.
-        if let Some(taken) = self
-            .queues
-            .without_listing_if_there(lease.queue)?
-            .take(&mut self.ctx, lease)
-        {
+    /// The answer, once there is one. A refused request is gone then; of a granted one the permit has its slots.
+    pub(super) fn collect_request(&mut self, id: RequestId) -> Option<Result<Taken, AcquireError>> {
+        match self.request(id)?.stage {
+            Stage::Granted => {}
+            Stage::Refused(_) => {
+                let Stage::Refused(error) = self.remove_request(id)?.stage else {
+                    return None;
+                };
+                return Some(Err(error));
+            }
+            _ => return None,
+        }
+        if let Some(taken) = self.take(id) {
             return Some(Ok(taken));
         }
-        let refusals = &mut self.refusals;
-        self.queues
-            .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                let answer = queue.collect(ctx, lease);
-                if let Some(Err(error)) = &answer {
-                    let about = || (Some(queue.key()), Some(&**lease));
-                    refusals.keep(queue.limit_id(), error, ctx.now, about);
-                }
-                answer
-            })
+        // It did not collect it in time, and a slot was lost.
+        self.request_mut(id)?.stage = Stage::Open;
+        self.advance(id);
+        match self.request(id)?.stage {
+            Stage::Granted | Stage::Refused(_) => self.collect_request(id),
+            _ => None,
+        }
+    }
+
+    /// Makes a permit of the slots of a granted request, if none was lost.
+    #[inline]
+    fn take(&mut self, id: RequestId) -> Option<Taken> {
+        let request = self.request(id)?;
+        let waited = self.ctx.now.saturating_duration_since(request.asked);
+        if request.plain
+            && let [leg] = &request.legs[..]
+        {
+            let lease = leg.lease.clone();
+            // Nothing that the queue is listed by changes.
+            let queue = self.queues.without_listing(lease.queue);
+            let taken = queue.take(&mut self.ctx, &lease, waited)?;
+            let request = self.remove_request(id)?;
+            self.ctx.effects.drop_waker(request.waker);
+            return Some(taken);
+        }
+        if !matches!(self.progress(request), Progress::Complete) {
+            return None;
+        }
+        let request = self.remove_request(id)?;
+        self.ctx.effects.drop_waker(request.waker);
+        let notes = request.notes;
+        let fees = notes.as_ref().map_or(&[][..], |notes| &notes.fees);
+        fees.iter().for_each(|fee| self.note_charge(fee, waited));
+        let mut place = 0;
+        for (index, SlotLeg { lease, .. }) in request.legs.iter().enumerate() {
+            let queue = self.queues.without_listing(lease.queue);
+            self.ctx.note_admission(queue.limit_id(), waited);
+            place = place.max(queue.take_as_leg(&mut self.ctx, lease));
+            if index > 0 {
+                queue.set_companion(&mut self.ctx, lease.seq());
+            }
+        }
+        let leases = request.legs.into_iter().map(|leg| leg.lease);
+        Some(Taken {
+            leases: Leases::many(leases.collect()),
+            waited,
+            place,
+            notes,
+        })
     }
 
     /// Whether this task is woken when a request has an answer.
-    pub fn is_watched_by(&self, submission: &Submission, waker: &Waker) -> bool {
-        let stored = match submission {
-            Submission::Slot(lease) => {
-                let queue = self.queues.get(lease.queue);
-                queue.and_then(|queue| queue.waker(lease.seq()))
-            }
-            Submission::Claim(id) => self.claims.get(id).and_then(|claim| claim.waker.as_ref()),
-        };
+    pub fn is_watched_by(&self, id: RequestId, waker: &Waker) -> bool {
+        let stored = self.request(id).and_then(|request| request.waker.as_ref());
         stored.is_some_and(|stored| stored.will_wake(waker))
     }
 
@@ -170,67 +181,36 @@ impl Core {
     /// one.
     pub fn collect_or_watch(
         &mut self,
-        submission: &Submission,
+        id: RequestId,
         wants_quotas: bool,
         waker: StoredWaker,
         now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
-        let answer = self.collect(submission, wants_quotas, now);
-        let unused = match answer {
-            Some(_) => Some(waker),
-            None => self.watch(submission, waker),
+        let answer = self.collect(id, wants_quotas, now);
+        let unused = match self.request_mut(id) {
+            Some(request) if answer.is_none() => request.waker.replace(waker),
+            _ => Some(waker),
         };
         self.ctx.effects.drop_waker(unused);
         answer
     }
 
-    /// Returns the waker that is not used any more.
-    fn watch(&mut self, submission: &Submission, waker: StoredWaker) -> Option<StoredWaker> {
-        match submission {
-            Submission::Slot(lease) => match self.queues.without_listing_if_there(lease.queue) {
-                Some(queue) => queue.set_waker(lease.seq(), waker),
-                None => Some(waker),
-            },
-            Submission::Claim(id) => match self.claims.get_mut(id) {
-                Some(claim) => claim.waker.replace(waker),
-                None => Some(waker),
-            },
-        }
-    }
-
     /// The quotas of the limits of a request.
-    fn quotas(&self, submission: &Submission) -> Vec<Quota> {
-        match submission {
-            Submission::Slot(lease) => {
-                let queue = self.queues.get(lease.queue);
-                let quota = queue.and_then(|queue| queue.quota(&self.ctx));
-                quota.into_iter().collect()
-            }
-            Submission::Claim(id) => {
-                let claim = self.claims.get(id);
-                claim.map_or_else(Vec::new, |claim| self.quotas_of(claim))
-            }
-        }
+    fn quotas(&self, id: RequestId) -> Vec<Quota> {
+        let request = self.request(id);
+        request.map_or_else(Vec::new, |request| self.quotas_of(request))
     }
 
     /// Where a request stands in the queue that it waits in.
-    pub fn in_line(&self, submission: &Submission) -> Option<InLine> {
-        match submission {
-            Submission::Slot(lease) => self.in_line_of(lease),
-            Submission::Claim(id) => self.in_line_of_claim(*id),
-        }
+    pub fn in_line(&self, id: RequestId) -> Option<InLine> {
+        self.in_line_of_request(self.request(id)?)
     }
 
     /// A request is no longer wanted.
-    pub fn cancel(&mut self, submission: &Submission, now: Instant) {
-        match submission {
-            Submission::Slot(lease) => self.release(lease, now),
-            Submission::Claim(id) => {
-                self.ctx.now = now;
-                self.drop_claim(*id);
-                self.advance_claims();
-            }
-        }
+    pub fn cancel(&mut self, id: RequestId, now: Instant) {
+        self.ctx.now = now;
+        self.drop_request(id);
+        self.follow_decisions();
     }
 
     /// A slot is no longer wanted.
@@ -247,7 +227,7 @@ impl Core {
             .queues
             .change_if_there(&mut self.ctx, lease.queue, put_back)
         {
-            Some(()) => self.advance_claims(),
+            Some(()) => self.follow_decisions(),
             None => lease.return_at(now),
         }
     }
@@ -299,7 +279,7 @@ impl Core {
             .change_if_there(&mut self.ctx, lease.queue, |queue, ctx| {
                 queue.give_up_unused(ctx, lease.seq());
             });
-        self.advance_claims();
+        self.follow_decisions();
     }
 
     /// Refunds what was charged for a request that had been granted here. Returns how the rate stands then.
@@ -332,7 +312,7 @@ impl Core {
         self.queues.change(&mut self.ctx, queue, |queue, ctx| {
             queue.inquire(ctx, inquiry)
         });
-        self.advance_claims();
+        self.follow_decisions();
     }
 
     /// The pool of a key, if its limit reuses slots. Its queue stays until it is [unbound](Self::unbind).
@@ -377,7 +357,7 @@ impl Core {
         let due = [
             self.queues.next_due(),
             self.ctx.renewals.first().map(|(at, ..)| *at),
-            self.ctx.expiries.first().map(|(at, ..)| *at),
+            self.waits.first().map(|(at, _)| *at),
             self.sleepers.first_key_value().map(|((at, _), _)| *at),
             self.bounded.next_due(),
             self.accounts.next_due(),
@@ -417,15 +397,12 @@ impl Core {
         self.end_overrides();
         self.wake_sleepers();
         self.accounts.on_time(now);
-        while let Some(&(at, queue, seq)) = self.ctx.expiries.first()
+        while let Some(&(at, id)) = self.waits.first()
             && at <= now
         {
-            self.ctx.expiries.pop_first();
-            self.queues.change(&mut self.ctx, queue, |queue, ctx| {
-                queue.refuse(ctx, seq, AcquireErrorKind::TimedOut);
-            });
-            // A claim that has waited for long enough gives others its slots before their waits end.
-            self.advance_claims();
+            self.time_out(id);
+            // One that has waited for long enough gives others its slots before their waits end.
+            self.follow_decisions();
         }
         self.end_asking();
         self.end_bounded();
@@ -435,21 +412,19 @@ impl Core {
                 .change(&mut self.ctx, queue, |queue, ctx| queue.on_time(ctx));
         }
         self.renew_due();
-        self.advance_claims();
+        self.follow_decisions();
         if self.ctx.reports.next_due().is_some_and(|due| due <= now) {
             self.ctx.log_reports();
         }
     }
 
-    /// When the first request or claim falls back that the store has not answered.
+    /// When the first request falls back that the store has not answered.
     fn next_end_of_asking(&self) -> Option<Instant> {
-        let single = self.ctx.asking.first().map(|(at, ..)| *at);
-        let claim = self.asking_claims.first().map(|(at, _)| *at);
-        let first = earliest(single, claim)?;
+        let first = self.asking.first().map(|(at, _)| *at)?;
         Some(self.patient_until.map_or(first, |until| first.max(until)))
     }
 
-    /// Requests and claims that have asked for as long as they may fall back, each by itself.
+    /// Requests that have asked for as long as they may fall back, each by itself.
     fn end_asking(&mut self) {
         let now = self.ctx.now;
         let Some(due) = self.next_end_of_asking().filter(|due| *due <= now) else {
@@ -463,20 +438,13 @@ impl Core {
             self.patient_until = Some(now + STOOD_STILL);
             return;
         }
-        while let Some(&(at, queue, seq)) = self.ctx.asking.first()
+        while let Some(&(at, id)) = self.asking.first()
             && at <= now
         {
-            self.ctx.asking.pop_first();
-            self.queues.change(&mut self.ctx, queue, |queue, ctx| {
-                queue.end_asking(ctx, seq);
-            });
-        }
-        while let Some(&(at, id)) = self.asking_claims.first()
-            && at <= now
-        {
-            self.asking_claims.pop_first();
-            self.end_asking_claim(id);
-            self.advance_claims();
+            // It is not listed any more.
+            self.asking.pop_first();
+            self.end_asking_of(id);
+            self.follow_decisions();
         }
     }
 
@@ -540,11 +508,8 @@ impl Core {
     pub fn close(&mut self, now: Instant) -> usize {
         (self.ctx.now, self.ctx.ending) = (now, true);
         self.empty_pools();
-        let mut refused = self.refuse_claims(AcquireErrorKind::ShutDown);
-        self.each_queue(|queue, ctx| {
-            refused += queue.refuse_waiting(ctx, AcquireErrorKind::ShutDown);
-        });
-        self.advance_claims();
+        let refused = self.refuse_all(AcquireErrorKind::ShutDown);
+        self.follow_decisions();
         refused
     }
 
@@ -555,7 +520,7 @@ impl Core {
         let mut lost = 0;
         self.each_queue(|queue, ctx| lost += queue.lose_all(ctx));
         self.ctx.end_lost_leases();
-        self.advance_claims();
+        self.follow_decisions();
         self.ctx.log_reports();
         lost
     }
@@ -567,7 +532,7 @@ impl Core {
         self.orphaned = true;
         self.measure_limits();
         self.empty_pools();
-        self.advance_claims();
+        self.follow_decisions();
         self.ctx.log_reports();
     }
 

@@ -1,12 +1,12 @@
 //! The store, as the core knows it: exchanges that it does not answer; its events, as connections come and go; the breaker that
 //! opens and closes; its answers to claims, and errors of single ledgers.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    Asker, ClaimStage, ClaimState, Connection, Core, ExchangeId, PendingExchange,
+    Asker, Connection, Core, ExchangeId, PendingExchange, Request, Stage,
     breaker::{Breaker, Transition, Work},
     rates::harsher,
 };
@@ -14,12 +14,12 @@ use crate::{
     error::AcquireErrorKind,
     keeper::{
         context::Availability,
-        demand::ClaimId,
+        demand::RequestId,
         effects::{Effect, LogEvent},
         queue::{PendingBatch, StoreMoment},
     },
-    leases::{Paid, QueueId, ReportOutcome},
-    ledger::{Batch, Charged, Claim, ClaimReply, Exchange, LedgerError, Seq, Wake},
+    leases::{Paid, ReportOutcome},
+    ledger::{Batch, Charged, Claim, ClaimReply, Exchange, LedgerError, Wake},
     limit::Limit,
     store::{Event, ExchangeError, Failure, StoreError},
     telemetry::{Cause, StoreState},
@@ -62,7 +62,7 @@ impl Core {
         // First: if the store is left now, these requests go before those that came later.
         self.unanswered(sent);
         self.note_failure(failure, id, &error.error.message);
-        self.advance_claims();
+        self.follow_decisions();
         is_in_use
     }
 
@@ -83,10 +83,10 @@ impl Core {
         }
         self.each_queue(|queue, ctx| queue.on_abandoned(ctx));
         self.ctx.give_up_on_confirmations();
-        for claim in self.claims.values_mut() {
-            self.ctx.effects.wake(claim.waker.take());
+        for (_, request) in &mut self.requests {
+            self.ctx.effects.wake(request.waker.take());
         }
-        self.advance_claims();
+        self.follow_decisions();
     }
 
     /// The driver has not run in time, and another one takes its place.
@@ -94,7 +94,7 @@ impl Core {
         self.ctx.now = now;
         self.ctx.log(LogEvent::DriverReplaced);
         self.abandon_exchanges();
-        self.advance_claims();
+        self.follow_decisions();
     }
 
     /// The driver has not run in time, and may not be replaced: the fallback of each limit decides on requests, and what is
@@ -126,22 +126,16 @@ impl Core {
             ..
         } = sent;
         self.ctx.record(|history, now| history.failed(id.0, now));
-        self.unsent_claims.append(&mut self.held_back);
+        self.unsent.append(&mut self.held_back);
         let availability = self.ctx.availability;
         let not_after_us = exchange.not_after_us;
         for (pending, batch) in pending.iter_mut().zip(&exchange.batches) {
             let queue = self.queues.without_listing(pending.queue);
             queue.on_failure(&mut self.ctx, batch, pending, not_after_us, availability);
         }
-        let mut again: BTreeMap<QueueId, Vec<Seq>> = BTreeMap::new();
         for ask in exchange.claims.iter().flat_map(|claim| &claim.asks) {
-            let id = pending[ask.batch].queue;
-            let queue = self.queues.without_listing(id);
-            let retried = queue.on_leg_failure(&mut self.ctx, ask.seq, not_after_us, availability);
-            again.entry(id).or_default().extend(retried);
-        }
-        for (id, seqs) in again {
-            self.queues.without_listing(id).requeue(seqs);
+            let queue = self.queues.without_listing(pending[ask.batch].queue);
+            queue.on_ask_failure(&mut self.ctx, ask.seq, not_after_us, availability);
         }
         for pending in &pending {
             self.queues
@@ -151,7 +145,7 @@ impl Core {
         }
         let accounts = claims.iter().filter_map(|asker| asker.account());
         accounts.for_each(|id| self.on_report(id, ReportOutcome::Unknown));
-        self.reopen_sent(id, claims.into_iter().filter_map(Asker::claim));
+        self.reopen_sent(id, claims.into_iter().filter_map(Asker::request));
         if self.store_is_up() {
             self.each_queue(|queue, ctx| queue.call_roll_soon(ctx));
         }
@@ -168,7 +162,7 @@ impl Core {
             Event::Wake(wake) => self.on_wake(wake),
             Event::Missed => self.on_missed(),
         }
-        self.advance_claims();
+        self.follow_decisions();
     }
 
     /// Wake-ups were dropped, of any queue: each asks for its waiters by name, and releases idle slots, since another
@@ -299,18 +293,17 @@ impl Core {
         self.refunds.clear();
         self.ctx.give_up_on_confirmations();
         // Those in flight go on once their exchange is over, or when they have asked for as long as they may.
-        let is_sent = |claim: &ClaimState| matches!(claim.stage, ClaimStage::Sent(_));
-        let unsent = self.claims.iter().filter(|(_, claim)| !is_sent(claim));
-        for id in unsent.map(|(id, _)| *id).collect::<Vec<_>>() {
+        let is_sent = |request: &Request| matches!(request.stage, Stage::Sent(_) | Stage::Listed);
+        for id in self.requests_that(|request| !is_sent(request)) {
             self.stop_asking(id);
         }
-        for claim in self.claims.values_mut() {
-            claim.ticket = None;
+        for (_, request) in &mut self.requests {
+            request.ticket = None;
         }
         let availability = self.ctx.availability;
         self.report_all_here();
         self.each_queue(|queue, ctx| queue.leave_store(ctx, availability));
-        let mut unsent = std::mem::take(&mut self.unsent_claims);
+        let mut unsent = std::mem::take(&mut self.unsent);
         unsent.append(&mut self.held_back);
         self.reopen_all(unsent);
     }
@@ -390,7 +383,7 @@ impl Core {
         at: StoreMoment,
     ) -> Option<StoreError> {
         self.uncount_legs(exchange, pending, &answers);
-        let (mut again, mut outage) = (BTreeMap::<_, Vec<_>>::new(), None);
+        let mut outage = None;
         let refunds_before = self.refunds.len();
         for ((&asker, claim), result) in askers.iter().zip(&exchange.claims).zip(answers) {
             let sent = SentClaim {
@@ -400,26 +393,18 @@ impl Core {
                 pending,
             };
             let refunds_then = self.refunds.len();
-            let retried = match result {
+            match result {
                 Ok(answer) => self.claim_answered(&sent, &answer, at),
                 Err(error) => {
                     let error = StoreError::from(&error);
                     if let Some(limit) = self.limit_of(&sent) {
                         self.complain(&limit, &error);
                     }
-                    let retried = self.claim_unusable(&sent, availability_of(&error));
+                    self.claim_unusable(&sent, availability_of(&error));
                     outage = outage.or(error.is_outage().then_some(error));
-                    retried
                 }
-            };
-            if let Some((queue, seq)) = retried {
-                again.entry(queue).or_default().push(seq);
             }
             self.refunds[refunds_then..].reverse();
-        }
-        for (id, seqs) in again {
-            let queue = self.queues.without_listing(id);
-            queue.resend(&mut self.ctx, seqs);
         }
         // Newest claim first: of starts that are ahead a rate with a small burst can only undo the last.
         self.refunds[refunds_before..].reverse();
@@ -442,69 +427,52 @@ impl Core {
         }
     }
 
-    /// The store has answered a claim. Returns a request for a single slot that came too late.
-    fn claim_answered(
-        &mut self,
-        sent: &SentClaim<'_>,
-        answer: &ClaimReply,
-        at: StoreMoment,
-    ) -> Option<(QueueId, Seq)> {
-        let mut stale = None;
+    /// The store has answered a claim.
+    fn claim_answered(&mut self, sent: &SentClaim<'_>, answer: &ClaimReply, at: StoreMoment) {
         for (ask, standing) in sent.claim.asks.iter().zip(&answer.standings) {
-            let index = sent.pending[ask.batch].queue;
-            let queue = self.queues.without_listing(index);
-            if queue.on_leg_answer(&mut self.ctx, ask.seq, *standing, at) {
-                stale = Some((index, ask.seq));
-            }
+            let queue = self.queues.without_listing(sent.pending[ask.batch].queue);
+            queue.on_leg_answer(&mut self.ctx, ask.seq, *standing, at);
         }
-        if let Some(id) = self.claim_of(sent) {
+        if let Some(id) = self.request_of(sent) {
             self.stop_asking(id);
-            if let Some(claim) = self.claims.get_mut(&id) {
-                claim.ticket = claim.ticket.or(answer.ticket());
+            if let Some(request) = self.request_mut(id) {
+                request.ticket = request.ticket.or(answer.ticket());
             }
         }
         self.charged(sent, &answer.charged, at.store_us);
-        stale
     }
 
-    /// One of its ledgers cannot be used, or the state of a rate. Returns a request for a single slot that is retried.
-    fn claim_unusable(
-        &mut self,
-        sent: &SentClaim<'_>,
-        availability: Availability,
-    ) -> Option<(QueueId, Seq)> {
-        let mut retried = None;
+    /// One of its ledgers cannot be used, or the state of a rate.
+    fn claim_unusable(&mut self, sent: &SentClaim<'_>, availability: Availability) {
         let mut is_rate = true;
         for ask in &sent.claim.asks {
             let pending = &sent.pending[ask.batch];
             let failed = pending.failed;
             is_rate &= !failed;
-            // The others retry, if the claim goes on without this one.
+            // The others retry, if the request goes on without this one.
             let availability = if failed {
                 availability
             } else {
                 Availability::Up
             };
             let queue = self.queues.without_listing(pending.queue);
-            let again = queue.on_leg_failure(&mut self.ctx, ask.seq, 0, availability);
-            retried = retried.or(again.map(|seq| (pending.queue, seq)));
+            queue.on_ask_failure(&mut self.ctx, ask.seq, 0, availability);
         }
         match sent.asker {
             Asker::Account(id) => self.on_report(id, ReportOutcome::Refused),
-            Asker::Claim(_) if is_rate && availability == Availability::Refused => {
-                if let Some(id) = self.claim_of(sent) {
+            Asker::Request(_) if is_rate && availability == Availability::Refused => {
+                if let Some(id) = self.request_of(sent) {
                     self.refuse_unpaid(id);
                 }
             }
             _ => {}
         }
-        retried
     }
 
-    /// The claim that still waits for this answer.
-    fn claim_of(&self, sent: &SentClaim<'_>) -> Option<ClaimId> {
-        let claim = sent.asker.claim();
-        claim.filter(|id| self.is_sent_in(*id, sent.exchange))
+    /// The request that still waits for this answer.
+    fn request_of(&self, sent: &SentClaim<'_>) -> Option<RequestId> {
+        let request = sent.asker.request();
+        request.filter(|id| self.is_sent_in(*id, sent.exchange))
     }
 
     /// The first of its limits.
@@ -515,7 +483,7 @@ impl Core {
         }
         let fee = match sent.asker {
             Asker::Account(id) => self.accounts.get(id)?.fee(),
-            _ => self.claims.get(&sent.asker.claim()?)?.fees.first()?,
+            _ => self.request(sent.asker.request()?)?.fees().first()?,
         };
         Some(fee.limit.clone())
     }
@@ -525,21 +493,22 @@ impl Core {
         if let Asker::Account(id) = sent.asker {
             return self.on_report(id, ReportOutcome::of(charged));
         }
-        let Some(id) = self.claim_of(sent) else {
+        let Some(id) = self.request_of(sent) else {
             return self.refund_unclaimed(&sent.claim.charges, charged);
         };
         let mut refusal = None;
-        let numbers = 0..self.claims[&id].fees.len();
-        let owed = |number: &usize| self.claims[&id].fees[*number].paid == Paid::Not;
-        let owed: Vec<usize> = numbers.filter(owed).collect();
-        for (number, charged) in owed.into_iter().zip(charged) {
+        let fees = self
+            .request(id)
+            .map_or_else(Vec::new, |one| one.fees().to_vec());
+        let owed = fees.iter().enumerate();
+        let owed = owed.filter(|(_, fee)| fee.paid == Paid::Not);
+        for ((number, fee), charged) in owed.zip(charged) {
             match *charged {
                 Charged::Until { tat, start_us } => {
                     let rest_us = start_us.saturating_sub(now_us);
                     self.pay(id, number, Paid::InStore(tat), rest_us);
                 }
                 Charged::TooSoon { start_us } => {
-                    let fee = &self.claims[&id].fees[number];
                     if !self.is_enforced(fee) {
                         self.bypass_fee(id, number, AcquireErrorKind::TooSoon);
                     } else {

@@ -6,17 +6,13 @@ use tokio::time::Instant;
 
 use super::{
     Outbox, PendingBatch, Queue, Release, Waiters, is_young,
-    permit::{
-        asks_until,
-        entry::{Entry, HeldSlot, Holder, InStore, State},
-    },
+    permit::entry::{Entry, HeldSlot, Holder, InStore, Line, State},
 };
 use crate::{
     keeper::{
         context::{Availability, Context, Counts},
-        demand::ClaimId,
+        demand::RequestId,
     },
-    leases::QueueId,
     ledger::{Ledger, Seq},
 };
 
@@ -28,11 +24,11 @@ pub(in crate::keeper) struct Books {
     /// Names that exchanges in flight may put into the ledger, and those that they renew.
     pub entering: BTreeSet<Seq>,
     pub renewing: BTreeSet<Seq>,
-    /// The claim of each leg.
-    pub claims_of_legs: HashMap<Seq, ClaimId>,
+    /// The request of each leg.
+    pub requests_of_legs: HashMap<Seq, RequestId>,
+    /// Requests that their queues send.
+    pub listed: BTreeSet<RequestId>,
     pub counts: Counts,
-    pub asking: BTreeSet<(Instant, QueueId, Seq)>,
-    pub expiries: BTreeSet<(Instant, QueueId, Seq)>,
     pub renewals: usize,
 }
 
@@ -63,20 +59,22 @@ impl Queue {
         let waiters = self.waiters.as_deref().unwrap_or(&none);
         for (ticket, seq) in &waiters.by_ticket {
             let state = self.entries.get(seq).map(Entry::state);
-            let same = matches!(state, Some(State::Waiting { ticket: own, .. }) if own == ticket);
+            let same = matches!(
+                state,
+                Some(State::Waiting(Line::InStore { ticket: own, .. })) if own == ticket
+            );
             ensure!(same, "{at}: {seq} queues and does not wait");
         }
         ensure!(
             !ctx.shared || ctx.availability != Availability::Up || self.ledger_here.is_none(),
             "{at}: has a ledger of its own"
         );
-        let came = |seq: &Seq| match self.entries.get(seq)?.state() {
-            State::Unsent { since, was_sent } => Some((*since, !was_sent)),
-            _ => None,
-        };
         let outbox = self.outbox.iter();
-        let asking = outbox.flat_map(|outbox| &outbox.acquire).filter_map(came);
-        ensure!(asking.is_sorted(), "{at}: requests are out of turn");
+        let asking = outbox.flat_map(|outbox| &outbox.acquire);
+        ensure!(
+            asking.map(|newcomer| newcomer.order()).is_sorted(),
+            "{at}: requests are out of turn"
+        );
         let has_work = self.has_work();
         if ctx.shared && ctx.availability == Availability::Up && self.has_waiters() {
             let poll = self.waiters.as_ref().and_then(|waiters| waiters.poll_at);
@@ -107,7 +105,7 @@ impl Queue {
         let up = ctx.availability == Availability::Up;
         ensure!(entry.lease.seq() == seq, "its lease has another name");
         ensure!(entry.lease.queue == self.id, "in the wrong queue");
-        let (state, claim) = (*entry.state(), entry.claim());
+        let (state, request) = (*entry.state(), entry.request());
         let InStore {
             present,
             entering,
@@ -124,17 +122,12 @@ impl Queue {
                 books.counts.held += 1;
                 books.counts.companions += usize::from(hold.holder == Holder::Companion);
             }
-            State::Unsent { .. }
-            | State::Sent { .. }
-            | State::Waiting { .. }
-            | State::WaitingHere
-            | State::Checking { .. } => books.counts.waiting += 1,
-            State::Refused(_) | State::Bypassed(_) | State::Parked | State::Leaving => {}
+            State::Idle => books.counts.waiting += usize::from(entry.is_plain()),
+            State::Sent { .. } | State::Waiting(_) | State::Checking { .. } => {
+                books.counts.waiting += 1;
+            }
+            State::Leaving => {}
         }
-        if matches!(state, State::Waiting { .. } | State::WaitingHere) {
-            books.expiries.insert((entry.wait_until(), self.id, seq));
-        }
-        books.asking.extend(asks_until(entry, ctx));
         ensure!(
             entering == books.entering.contains(&seq),
             "entering {entering}"
@@ -144,40 +137,40 @@ impl Queue {
             !renewing || asked,
             "renewing, and no renewal is listed or in flight"
         );
-        if let (Some(claim), false) = (claim, matches!(state, State::Leaving)) {
-            ensure!(
-                books.claims_of_legs.get(&seq) == Some(&claim),
-                "no claim {claim:?}"
-            );
-        }
+        ensure!(
+            request.is_none_or(|request| books.requests_of_legs.get(&seq) == Some(&request)),
+            "no request {request:?}"
+        );
+        ensure!(
+            request.is_some() || !entry.is_undecided(),
+            "asks for nobody"
+        );
         match state {
-            State::Unsent { .. } => {
-                let listed = outbox.acquire.contains(&seq);
-                ensure!(listed && up, "wants to ask, and will not");
+            State::Idle => {
+                let is_listed = request.is_some_and(|request| books.listed.contains(&request));
+                let mut acquire = outbox.acquire.iter();
+                let listed = acquire.any(|newcomer| newcomer.seq == seq);
+                ensure!(!is_listed || listed && up, "wants to ask, and will not");
                 ensure!(!entering && !present && not_after_us == 0, "asked before");
             }
             State::Sent { .. } => ensure!(entering, "asks, and nobody was asked"),
             // If its renewal was lost, the exchange that acquires it is still to be answered.
             State::Checking { .. } => ensure!(renewing || entering, "is checked by nobody"),
-            State::WaitingHere => {
+            State::Waiting(Line::Here) => {
                 ensure!(self.ledger_here.is_some(), "waits here, where no ledger is");
                 ensure!(!entering && !present, "waits here, and in the store");
             }
-            State::Waiting { ticket, .. } => {
+            State::Waiting(Line::InStore { ticket, .. }) => {
                 let listed = self.waiters().any(|waiter| *waiter == (ticket, seq));
                 ensure!(listed, "not among the waiters");
                 ensure!(present, "waits in a store that does not have it");
             }
-            State::Parked => {
-                ensure!(claim.is_some(), "parked without a claim");
-                ensure!(!entering && !present, "parked, and in the store");
-            }
             State::Held(HeldSlot { due, holder, .. }) => {
-                let is_taken = matches!(
-                    holder,
-                    Holder::Permit | Holder::JointPermit | Holder::Companion
+                let is_taken = !matches!(holder, Holder::Request | Holder::Reuser);
+                ensure!(
+                    is_taken == request.is_none(),
+                    "held for {holder:?}, and {request:?}"
                 );
-                ensure!(!is_taken || claim.is_none(), "taken, and a leg");
                 if let Some(at) = due {
                     let young = is_young(seq, self.young_from);
                     let listed = ctx.renewals.contains(&(at, self.id, seq));
@@ -187,7 +180,6 @@ impl Queue {
                 }
             }
             State::Leaving => ensure!(entering, "nobody wants it, and it stays"),
-            State::Refused(_) | State::Bypassed(_) => {}
         }
         Ok(())
     }
@@ -221,7 +213,7 @@ impl Queue {
         let holders: BTreeSet<Seq> = ledger.holders().map(|(id, _)| id.seq).collect();
         let waiters: BTreeSet<Seq> = ledger.waiters().map(|(_, id)| id.seq).collect();
         let held: BTreeSet<Seq> = self.those(Entry::is_held).into_iter().collect();
-        let waiting = self.those(|entry| matches!(entry.state(), State::WaitingHere));
+        let waiting = self.those(|entry| matches!(entry.state(), State::Waiting(Line::Here)));
         let waiting: BTreeSet<Seq> = waiting.into_iter().collect();
         let ghosts: Vec<_> = holders.difference(&held).copied().collect();
         ensure!(ghosts.is_empty(), "{at}: ghosts {ghosts:?} hold slots here");
@@ -237,18 +229,7 @@ impl Queue {
 
     /// Whether there is an entry of a name that may be in the store.
     pub fn expects(&self, seq: Seq) -> bool {
-        // One that was refused is released at once, and stays here until its client comes for the answer.
-        let may_be_there = |entry: &Entry| {
-            let InStore {
-                present,
-                entering,
-                not_after_us,
-                ..
-            } = entry.in_store;
-            let is_refused = matches!(entry.state(), State::Refused(_) | State::Bypassed(_));
-            !is_refused || entering || present || not_after_us > 0
-        };
-        self.entries.get(&seq).is_some_and(may_be_there)
+        self.entries.contains_key(&seq)
     }
 
     /// A release that is to be sent.
@@ -260,22 +241,13 @@ impl Queue {
 
     /// Or in this process.
     pub fn waits_in_store(&self, seq: Seq) -> bool {
-        let waits =
-            |entry: &Entry| matches!(entry.state(), State::Waiting { .. } | State::WaitingHere);
+        let waits = |entry: &Entry| matches!(entry.state(), State::Waiting(_));
         self.entries.get(&seq).is_some_and(waits)
     }
 
     /// As [`waits_in_store`](Self::waits_in_store), or to be asked, or in this process.
     pub fn waits_in_queue(&self, seq: Seq) -> bool {
-        let waits = |entry: &Entry| {
-            matches!(
-                entry.state(),
-                State::Waiting { .. }
-                    | State::WaitingHere
-                    | State::Unsent { .. }
-                    | State::Sent { .. }
-            )
-        };
+        let waits = |entry: &Entry| matches!(entry.state(), State::Waiting(_) | State::Sent { .. });
         self.entries.get(&seq).is_some_and(waits)
     }
 
@@ -283,13 +255,6 @@ impl Queue {
         self.entries
             .get(&seq)
             .is_some_and(|entry| entry.in_store.entering)
-    }
-
-    /// The claim of a leg that is wanted.
-    pub fn claim_of(&self, seq: Seq) -> Option<ClaimId> {
-        let entry = self.entries.get(&seq)?;
-        let is_wanted = !matches!(entry.state(), State::Leaving);
-        entry.claim().filter(|_| is_wanted)
     }
 
     /// The ledger in this process, and how many slots it has.

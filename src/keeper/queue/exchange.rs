@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use super::{
-    Outbox, PendingBatch, Queue, Snapshot, StoreMoment,
-    permit::entry::{Entry, HeldSlot, State},
+    Newcomer, Outbox, PendingBatch, Queue, Snapshot, StoreMoment,
+    permit::entry::{Entry, HeldSlot, Line, State},
 };
 use crate::{
     error::AcquireErrorKind,
@@ -65,7 +65,7 @@ impl Queue {
             && let Some(outbox) = &self.outbox
         {
             let newcomers = outbox.acquire.iter().take(*room);
-            let units = newcomers.map(|&seq| weight_of(seq) as usize).sum();
+            let units = newcomers.map(|one| weight_of(one.seq) as usize).sum();
             self.make_room(ctx, units);
         }
         let share = match self.has_newcomers() {
@@ -124,14 +124,14 @@ impl Queue {
             return;
         };
         while *room > 0
-            && let Some(seq) = outbox.acquire.pop_front()
+            && let Some(Newcomer { seq, .. }) = outbox.acquire.pop_front()
         {
             if let Some(entry) = self.entries.get_mut(&seq)
                 && entry.send(ctx.now)
             {
                 batch.acquire.push(Ask {
                     seq,
-                    wait: !entry.wait.is_zero(),
+                    wait: entry.waits,
                 });
                 take_room(room, seq);
             }
@@ -159,13 +159,13 @@ impl Queue {
         pending.releases.extend(outbox.release.drain(..count));
     }
 
-    /// Sends a parked leg: returns what it asks of its ledger. `has_room`: idle slots are released for it.
+    /// Sends an entry with others of its request: returns what it asks of its ledger. `has_room`: idle slots are released for it.
     pub fn take_leg(&mut self, ctx: &mut Context, seq: Seq, has_room: bool) -> Option<Want> {
         let entry = self.entries.get(&seq)?;
-        let want = match (entry.is_shadow(), entry.wait.is_zero()) {
+        let want = match (entry.is_shadow(), entry.waits) {
             (true, _) => Want::IfFree,
-            (false, true) => Want::Now,
-            (false, false) => Want::Wait,
+            (false, false) => Want::Now,
+            (false, true) => Want::Wait,
         };
         self.send_leg(ctx, seq, has_room);
         Some(want)
@@ -230,7 +230,6 @@ impl Queue {
         for (seq, standing) in batch.adopt.iter().zip(answer.adopted) {
             self.adopted(ctx, *seq, standing, at);
         }
-        let mut stale = Vec::new();
         let queued = answer
             .acquired
             .iter()
@@ -239,11 +238,8 @@ impl Queue {
         let mut place = waiting - (queued as u32).min(waiting);
         for (ask, standing) in batch.acquire.iter().zip(answer.acquired) {
             place += u32::from(matches!(standing, Standing::Waiting { .. }));
-            if self.acquired(ctx, ask.seq, standing, place, at) {
-                stale.push(ask.seq);
-            }
+            self.acquired(ctx, ask.seq, standing, place, at);
         }
-        self.resend(ctx, stale);
         for promotion in answer.promoted {
             self.granted(ctx, promotion.seq, at, promotion.until_ms);
         }
@@ -252,7 +248,7 @@ impl Queue {
     fn note_places(&mut self, places: Vec<(Seq, u32)>) {
         for (seq, place) in places {
             if let Some(entry) = self.entries.get(&seq)
-                && let State::Waiting { .. } = entry.state()
+                && let State::Waiting(_) = entry.state()
                 && let Some(waiters) = &mut self.waiters
             {
                 waiters.places.insert(seq, place);
@@ -295,7 +291,6 @@ impl Queue {
         let until = local_deadline(counted.sent, counted.store_us, until_ms, ctx.settings.lease);
         let renew_at = ctx.renew_at(counted.sent, until);
         match entry.state() {
-            State::Refused(_) | State::Bypassed(_) => self.release_in_store(ctx, seq),
             State::Held(_) if !entry.lease.extend(until, now) => self.lose(ctx, seq),
             State::Held(_) => {
                 ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
@@ -332,12 +327,13 @@ impl Queue {
             (State::Checking { since }, _) if at.sent < since => self.renew(seq),
             // The store has lost it, or has gone back to an older copy.
             (State::Held(_), _) => self.outbox().adopt.push_back(seq),
-            (State::Waiting { .. } | State::Checking { .. }, Standing::Waiting { ticket }) => {
+            (State::Waiting(_) | State::Checking { .. }, Standing::Waiting { ticket }) => {
                 self.wait_in_store(ctx, seq, ticket, at);
             }
-            (State::Waiting { .. } | State::Checking { .. }, _) => {
+            // The store has lost it: it queues once more, at the end.
+            (State::Waiting(_) | State::Checking { .. }, _) => {
                 entry.in_store.present = false;
-                self.ask_again(ctx, seq);
+                self.park(ctx, seq);
             }
             _ => {}
         }
@@ -348,8 +344,9 @@ impl Queue {
             return;
         };
         entry.exchange_over(0);
-        ctx.claims_to_advance.extend(entry.claim());
-        match (standing, entry.state()) {
+        let state = *entry.state();
+        self.note_change(ctx, seq);
+        match (standing, state) {
             (Standing::Held { until_ms } | Standing::Adopted { until_ms }, _) => {
                 self.granted(ctx, seq, at, until_ms);
             }
@@ -361,7 +358,7 @@ impl Queue {
         }
     }
 
-    /// A request was answered. Returns whether it came too late and has to be [resent](Self::resend).
+    /// A request was answered.
     fn acquired(
         &mut self,
         ctx: &mut Context,
@@ -369,21 +366,20 @@ impl Queue {
         standing: Standing,
         place: u32,
         at: StoreMoment,
-    ) -> bool {
+    ) {
         let Some(entry) = self.entries.get_mut(&seq) else {
-            return false;
+            return;
         };
         entry.exchange_over(0);
         entry.in_store.present |=
             matches!(standing, Standing::Held { .. } | Standing::Waiting { .. });
         let State::Sent { .. } = entry.state() else {
-            match standing {
+            return match standing {
                 Standing::Held { until_ms } if entry.in_store.spare => {
                     self.keep_spare(ctx, seq, at, until_ms);
                 }
                 _ => self.answered_late(ctx, seq),
-            }
-            return false;
+            };
         };
         match standing {
             Standing::Held { until_ms } => self.granted(ctx, seq, at, until_ms),
@@ -392,16 +388,13 @@ impl Queue {
                 entry.begin(ctx.now);
                 self.wait_in_store(ctx, seq, ticket, at);
             }
-            Standing::Full => self.mark_refused(ctx, seq, AcquireErrorKind::Full),
-            Standing::QueueFull => self.mark_refused(ctx, seq, AcquireErrorKind::QueueFull),
-            // It is not its turn, or its claim came too late.
-            _ if entry.claim().is_some() => self.park_unasked(ctx, seq),
+            Standing::Full => self.refuse(ctx, seq, AcquireErrorKind::Full),
+            Standing::QueueFull => self.refuse(ctx, seq, AcquireErrorKind::QueueFull),
+            // It is not its turn, or its exchange came too late.
             Standing::Stale | Standing::Absent | Standing::Adopted { .. } => {
-                entry.unsend();
-                return true;
+                self.park_unasked(ctx, seq);
             }
         }
-        false
     }
 
     /// The store has granted a slot to a request that got another one meanwhile: the next request of this process has it.
@@ -419,12 +412,11 @@ impl Queue {
         self.set_due(ctx, seq, renew_at);
     }
 
-    /// A request was answered that was decided on before: it was given up or refused, or a wake-up came first. A late
-    /// 'waiting' changes nothing.
+    /// A request was answered that was decided on before: it was given up, or a wake-up came first. A late 'waiting' changes
+    /// nothing.
     fn answered_late(&mut self, ctx: &mut Context, seq: Seq) {
         match self.entries.get(&seq).map(Entry::state) {
             Some(State::Leaving) => self.give_up(ctx, seq),
-            Some(State::Refused(_) | State::Bypassed(_)) => self.release_in_store(ctx, seq),
             _ => self.set_due_now(ctx, seq),
         }
     }
@@ -435,17 +427,17 @@ impl Queue {
         self.snapshot.waiting = self.snapshot.waiting.saturating_sub(queued);
     }
 
-    /// As [`acquired`](Self::acquired), for a leg of a claim.
+    /// A request that was sent with others of its claim was answered.
     pub fn on_leg_answer(
         &mut self,
         ctx: &mut Context,
         seq: Seq,
         standing: Standing,
         at: StoreMoment,
-    ) -> bool {
+    ) {
         self.snapshot.waiting += u32::from(matches!(standing, Standing::Waiting { .. }));
         let place = self.snapshot.waiting;
-        self.acquired(ctx, seq, standing, place, at)
+        self.acquired(ctx, seq, standing, place, at);
     }
 
     /// Waiters that a new head has passed still waited when the old head was seen: notes that.
@@ -466,7 +458,8 @@ impl Queue {
         let pause = ctx.settings.poll_interval / 10;
         for (_, seq) in self.waiters_before(head.unwrap_or(0)) {
             match self.entries.get(&seq).map(Entry::state) {
-                Some(State::Waiting { seen, .. }) if at.sent < seen.sent + pause => {}
+                Some(State::Waiting(Line::InStore { seen, .. })) if at.sent < seen.sent + pause => {
+                }
                 _ => self.renew(seq),
             }
         }
@@ -499,7 +492,7 @@ impl Queue {
     /// Another replica's exchange has promoted a waiter.
     pub fn on_wake(&mut self, ctx: &mut Context, seq: Seq, wake: &Wake) {
         let seen = match self.entries.get(&seq).map(Entry::state) {
-            Some(State::Waiting { ticket, seen }) => {
+            Some(State::Waiting(Line::InStore { ticket, seen })) => {
                 Some(self.snapshot.seen_waiting(*ticket, *seen))
             }
             Some(State::Sent { at, .. }) => Some(StoreMoment {

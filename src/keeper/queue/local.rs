@@ -1,8 +1,12 @@
 //! The ledger in this process. In memory it decides on every request; with a store it is a fallback while that is down.
 //! A request that the store cannot decide on goes to the fallback of its limit here ([`fall_back`](Queue::fall_back)).
 
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use super::{
-    Alone, Queue,
+    Alone, Newcomer, Outcome, Queue,
     permit::entry::{Entry, State},
 };
 use crate::{
@@ -38,107 +42,111 @@ impl Queue {
         }
     }
 
-    pub(super) fn acquire_here(&mut self, ctx: &mut Context, seq: Seq) {
+    /// Asks for a slot, while the store does not decide: of the ledger in this process, or by the limit's fallback.
+    pub fn begin_leg(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> Outcome {
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return Outcome::Waits;
+        };
+        entry.begin(ctx.now);
+        let (wait_until, is_shadow) = (entry.asked + wait, entry.is_shadow());
+        let begun = match ctx.availability {
+            Availability::Up => self.acquire_here(ctx, seq, wait_until),
+            Availability::Refused => Err(AcquireErrorKind::Misconfigured),
+            Availability::Down if self.ledger_here.is_some() => {
+                self.acquire_here(ctx, seq, wait_until)
+            }
+            Availability::Down => self.fall_back(ctx, seq, wait_until),
+        };
+        match begun {
+            Ok(true) => Outcome::Held,
+            Ok(false) => Outcome::Waits,
+            Err(kind) if is_shadow => Outcome::Bypassed(kind),
+            Err(kind) => Outcome::Refused(kind),
+        }
+    }
+
+    /// Returns whether it has its slot, or waits for it.
+    fn acquire_here(
+        &mut self,
+        ctx: &mut Context,
+        seq: Seq,
+        wait_until: Instant,
+    ) -> Result<bool, AcquireErrorKind> {
         let Some(entry) = self.entries.get(&seq) else {
-            return;
+            return Ok(false);
         };
         let ask = Ask {
             seq,
-            wait: entry.wait_until() > ctx.now,
+            wait: wait_until > ctx.now,
         };
-        let has_waited = !entry.wait.is_zero() && !ask.wait;
+        let has_waited = entry.waits && !ask.wait;
         // From now on the ledger that is about to decide grants the slots that come free.
         self.empty_pool(ctx);
         match self.run_here(ctx, Operation::Acquire(ask)) {
-            Some(Standing::Held { .. }) => self.admit(ctx, seq),
+            Some(Standing::Held { .. }) => {
+                self.admit(ctx, seq);
+                return Ok(true);
+            }
             Some(Standing::Waiting { .. }) => {
                 if let Some(entry) = self.entries.get_mut(&seq) {
                     entry.place = self.snapshot.waiting;
                 }
                 self.wait_here(ctx, seq);
             }
-            Some(Standing::QueueFull) => {
-                self.mark_refused(ctx, seq, AcquireErrorKind::QueueFull);
-            }
-            _ if has_waited => self.mark_refused(ctx, seq, AcquireErrorKind::TimedOut),
-            _ => self.mark_refused(ctx, seq, AcquireErrorKind::Full),
+            Some(Standing::QueueFull) => return Err(AcquireErrorKind::QueueFull),
+            _ if has_waited => return Err(AcquireErrorKind::TimedOut),
+            _ => return Err(AcquireErrorKind::Full),
         }
+        Ok(false)
     }
 
     /// Decides on a request by the limit's fallback, since the store cannot be asked.
-    pub(super) fn fall_back(&mut self, ctx: &mut Context, seq: Seq, availability: Availability) {
-        let Some(entry) = self.entries.get(&seq) else {
-            return;
-        };
-        if entry.in_store.entering || !entry.is_undecided() {
-            return;
-        }
-        if availability == Availability::Refused {
-            return self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
-        }
+    fn fall_back(
+        &mut self,
+        ctx: &mut Context,
+        seq: Seq,
+        wait_until: Instant,
+    ) -> Result<bool, AcquireErrorKind> {
         match self.limit.current_fallback() {
             // In an outage too, a key without slots admits no request.
-            _ if self.max() == 0 => self.refuse(ctx, seq, AcquireErrorKind::Full),
-            Fallback::Reject => self.refuse(ctx, seq, AcquireErrorKind::Unavailable),
+            _ if self.max() == 0 => Err(AcquireErrorKind::Full),
+            Fallback::Reject => Err(AcquireErrorKind::Unavailable),
             Fallback::Allow => {
-                if let Some(new) = self.rename(ctx, seq) {
-                    self.admit(ctx, new);
-                }
+                self.admit(ctx, seq);
+                Ok(true)
             }
             Fallback::Local(_) => {
                 self.keep_ledger(ctx);
-                if let Some(new) = self.rename(ctx, seq) {
-                    self.acquire_here(ctx, new);
-                }
+                self.acquire_here(ctx, seq, wait_until)
             }
         }
-    }
-
-    /// A request for a single slot has asked for as long as it may, and the store has not answered it.
-    pub fn end_asking(&mut self, ctx: &mut Context, seq: Seq) {
-        match ctx.availability {
-            Availability::Up => self.fall_back_alone(ctx, seq),
-            down => {
-                if let Some(new) = self.rename(ctx, seq) {
-                    self.fall_back(ctx, new, down);
-                }
-            }
-        }
-        self.forget_fallen_back();
     }
 
     /// Requests that have fallen back are newcomers no more, or this queue would go before those that still are. The oldest
     /// stand first, and fall back first.
-    fn forget_fallen_back(&mut self) {
+    pub fn forget_fallen_back(&mut self) {
         let Some(outbox) = &mut self.outbox else {
             return;
         };
         let entries = &self.entries;
-        let is_unsent = |seq: &Seq| {
-            let entry = entries.get(seq);
-            entry.is_some_and(|entry| matches!(entry.state(), State::Unsent { .. }))
+        let is_unsent = |newcomer: &Newcomer| {
+            let entry = entries.get(&newcomer.seq);
+            entry.is_some_and(|entry| matches!(entry.state(), State::Idle))
         };
-        while outbox.acquire.front().is_some_and(|seq| !is_unsent(seq)) {
+        while outbox
+            .acquire
+            .front()
+            .is_some_and(|first| !is_unsent(first))
+        {
             outbox.acquire.pop_front();
         }
     }
 
-    /// Decides on one request by the limit's fallback while the store is up: it has waited for its turn in this process, which
-    /// says nothing about the store.
-    fn fall_back_alone(&mut self, ctx: &mut Context, seq: Seq) {
-        match self.verdict_alone(ctx, seq) {
-            Some(Alone::Admitted) => self.admit_alone(ctx, seq),
-            Some(Alone::Waits(_)) => self.mark_overdue(ctx, seq),
-            Some(Alone::Refused(kind)) => self.refuse(ctx, seq, kind),
-            None => {}
-        }
-    }
-
     /// What the limit's fallback says of one request, while the store is up. Idle slots go back to the store.
-    pub fn verdict_alone(&mut self, ctx: &mut Context, seq: Seq) -> Option<Alone> {
-        let entry = self.entries.get(&seq)?;
-        let (wait, wait_until) = (entry.wait, entry.wait_until());
-        Some(match self.limit.current_fallback() {
+    pub fn verdict_alone(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> Option<Alone> {
+        let wait_until = self.entries.get(&seq)?.asked + wait;
+        let is_shadow = self.entries.get(&seq)?.is_shadow();
+        let verdict = match self.limit.current_fallback() {
             _ if self.max() == 0 => Alone::Refused(AcquireErrorKind::Full),
             Fallback::Reject => Alone::Refused(AcquireErrorKind::Unavailable),
             Fallback::Allow => Alone::Admitted,
@@ -146,6 +154,10 @@ impl Queue {
             Fallback::Local(_) if wait_until > ctx.now => Alone::Waits(wait_until),
             Fallback::Local(_) if wait.is_zero() => Alone::Refused(AcquireErrorKind::Full),
             Fallback::Local(_) => Alone::Refused(AcquireErrorKind::TimedOut),
+        };
+        Some(match verdict {
+            Alone::Waits(_) | Alone::Refused(_) if is_shadow => Alone::Bypassed,
+            verdict => verdict,
         })
     }
 
@@ -159,9 +171,7 @@ impl Queue {
 
     /// Admits a request by its fallback while the store is up, and has the store adopt it.
     pub fn admit_alone(&mut self, ctx: &mut Context, seq: Seq) {
-        if let Some(new) = self.rename(ctx, seq) {
-            self.admit(ctx, new);
-            self.renew(new);
-        }
+        self.admit(ctx, seq);
+        self.renew(seq);
     }
 }

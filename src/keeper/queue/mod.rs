@@ -18,18 +18,18 @@
 //! An entry moves from the request to the release; `permit/entry.rs` has the table of its states:
 //!
 //! ```text
-//! Unsent -> Sent -> Waiting -> Checking -> Held -> (gone)
-//!             \        \___________________/
-//!              \__________________________/
+//! Idle -> Sent -> Waiting -> Checking -> Held -> (gone)
+//!           \        \___________________/
+//!            \__________________________/
 //! ```
 //!
-//! A leg of a claim is *parked* until it is its turn. One that would have been refused by a limit in shadow mode is
-//! *bypassed*: its claim goes on without this slot.
+//! What a queue decides on the entry of a request it reports ([`Decided`](super::context::Decided)); the core then takes the
+//! request further: it has the entry asked for, or gives it up.
 //!
-//! An entry only moves forward, with three exceptions. One whose exchange came too late goes back to `Unsent` or `Parked`
-//! under its name. One that is being checked waits again if a newer answer says that it does. One that the store has lost, that
-//! was collected too late, or that an outage moves retries under a new name: a name whose fate is unknown is never used again,
-//! and stays on the release list until its fate is known.
+//! An entry only moves forward, with three exceptions. One whose exchange came too late is idle again, under its name. One that
+//! is being checked waits again if a newer answer says that it does. One that the store has lost, that was collected too late, or
+//! that an outage moves is idle again under a new name: a name whose fate is unknown is never used again, and stays on the
+//! release list until its fate is known.
 
 #[cfg(test)]
 pub(super) mod audit;
@@ -43,6 +43,7 @@ mod work;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    num::NonZeroU64,
     sync::Arc,
 };
 
@@ -60,8 +61,8 @@ use crate::{
     sync::Inquiry,
 };
 
-pub(super) use self::permit::entry::StoreMoment;
 use self::permit::entry::{Entry, Holder};
+pub(super) use self::permit::entry::{Requester, StoreMoment};
 
 /// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
 /// promoted and has no entry here.
@@ -102,17 +103,26 @@ pub(super) struct Queue {
     snapshot: Snapshot,
 }
 
-/// How far a leg of a claim has come.
+/// How far an entry of a request has come.
 pub(super) enum LegState {
     /// `busy`: an exchange that may put it into the ledger again is in flight.
     Held {
         over: bool,
         busy: bool,
     },
-    Parked,
+    Idle,
+    /// In a ledger's queue, since then.
+    Waiting(Instant),
+    /// Its answer is missing, or is being checked.
+    Asked,
+}
+
+/// What came of a request that asked in this process.
+pub(super) enum Outcome {
+    Held,
+    Waits,
     Refused(AcquireErrorKind),
     Bypassed(AcquireErrorKind),
-    Undecided,
 }
 
 /// What a fallback says of one request, while the store is up.
@@ -121,6 +131,8 @@ pub(super) enum Alone {
     /// There is no slot for it here. It goes on asking, and may wait until then.
     Waits(Instant),
     Refused(AcquireErrorKind),
+    /// Its limit is in shadow mode, and would have refused it.
+    Bypassed,
 }
 
 /// The ledger as the last reply shows it.
@@ -166,11 +178,21 @@ struct Outbox {
     release: Vec<Release>,
     renew: VecDeque<Seq>,
     adopt: VecDeque<Seq>,
-    acquire: VecDeque<Seq>,
+    /// In the order in which they began to ask.
+    acquire: VecDeque<Newcomer>,
     inquiries: Vec<Inquiry>,
     /// Releases to repeat at `later_at`: what they release might still arrive.
     later: Vec<Release>,
     later_at: Option<Instant>,
+}
+
+/// A request to be sent.
+#[derive(Clone, Copy)]
+pub(super) struct Newcomer {
+    pub seq: Seq,
+    /// When it began to ask, and its number.
+    pub since: Instant,
+    pub number: NonZeroU64,
 }
 
 /// A name to be released, until the store has acknowledged that at a time when nothing can bring the name back. There
@@ -193,6 +215,13 @@ pub(super) struct PendingBatch {
     inquiries: Vec<Inquiry>,
     /// When the next lease in the ledger ends, as the answer says.
     nearest_ms: Option<u64>,
+}
+
+impl Newcomer {
+    /// A request that is sent once more goes before those that came later.
+    pub fn order(&self) -> (Instant, NonZeroU64) {
+        (self.since, self.number)
+    }
 }
 
 impl PendingBatch {

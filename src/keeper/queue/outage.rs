@@ -7,7 +7,7 @@
 
 use super::{
     PendingBatch, Queue,
-    permit::entry::{Entry, Holder, State},
+    permit::entry::{Entry, Holder, Line, State},
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
@@ -15,7 +15,7 @@ use crate::{
         context::{Availability, Context},
         effects::Effect,
     },
-    ledger::{Ask, Batch, Seq, number_of},
+    ledger::{Ask, Batch, Seq},
 };
 
 /// Failures. The availability decides what becomes of the requests of the exchange: `Up` if the connection failed and the store may
@@ -49,8 +49,8 @@ impl Queue {
         for seq in &batch.adopt {
             if let Some(entry) = self.entries.get_mut(seq) {
                 entry.exchange_over(not_after_us);
-                ctx.claims_to_advance.extend(entry.claim());
             }
+            self.note_change(ctx, *seq);
             self.set_due_now(ctx, *seq);
         }
         for seq in batch.renew.iter().chain(&batch.adopt) {
@@ -65,25 +65,9 @@ impl Queue {
                 _ => {}
             }
         }
-        let mut again = Vec::new();
         for Ask { seq, .. } in &batch.acquire {
-            let Some(entry) = self.entries.get_mut(seq) else {
-                continue;
-            };
-            entry.exchange_over(not_after_us);
-            match entry.state() {
-                State::Leaving => self.give_up(ctx, *seq),
-                State::Refused(_) | State::Bypassed(_) => self.release_in_store(ctx, *seq),
-                State::Sent { .. } if retry => again.extend(self.rename(ctx, *seq)),
-                // It was woken before its answer came, and goes on checking its grant while the store may be fine.
-                State::Checking { .. } if retry => {}
-                State::Sent { .. } | State::Checking { .. } => {
-                    self.fall_back(ctx, *seq, availability);
-                }
-                _ => self.set_due_now(ctx, *seq),
-            }
+            self.on_ask_failure(ctx, *seq, not_after_us, availability);
         }
-        self.requeue(again);
         if availability == Availability::Refused {
             self.leave_store(ctx, availability);
         }
@@ -94,33 +78,30 @@ impl Queue {
         }
     }
 
-    /// A leg of a claim, or a request that was sent as one, has no answer. A request that goes on under another name is
-    /// returned, to be [retried](Self::requeue) with others.
-    #[must_use]
-    pub fn on_leg_failure(
+    /// An entry that was asked for has no answer, or its ledger cannot be used.
+    pub fn on_ask_failure(
         &mut self,
         ctx: &mut Context,
         seq: Seq,
         not_after_us: u64,
         availability: Availability,
-    ) -> Option<Seq> {
-        let retry = availability == Availability::Up;
-        let entry = self.entries.get_mut(&seq)?;
+    ) {
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return;
+        };
         entry.exchange_over(not_after_us);
         match entry.state() {
             State::Leaving => self.give_up(ctx, seq),
-            State::Refused(_) | State::Bypassed(_) => self.release_in_store(ctx, seq),
-            State::Sent { .. } if availability == Availability::Refused => {
+            State::Sent { .. } | State::Checking { .. }
+                if availability == Availability::Refused =>
+            {
                 self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
             }
-            State::Sent { .. } if entry.claim().is_some() => self.park(ctx, seq),
-            State::Sent { .. } if retry => return self.rename(ctx, seq),
-            State::Sent { .. } | State::Checking { .. } if !retry => {
-                self.fall_back(ctx, seq, availability);
-            }
+            // It was woken before its answer came, and goes on checking its grant while the store may be fine.
+            State::Checking { .. } if availability == Availability::Up => {}
+            State::Sent { .. } | State::Checking { .. } => self.park(ctx, seq),
             _ => self.set_due_now(ctx, seq),
         }
-        None
     }
 
     /// An exchange that had a batch for this queue is over, without an answer.
@@ -128,10 +109,9 @@ impl Queue {
         self.in_flight -= 1;
     }
 
-    /// The driver has ended: requests and watchers of leases are woken to find that out, and inquiries are dismissed.
+    /// The driver has ended: watchers of leases are woken to find that out, and inquiries are dismissed.
     pub fn on_abandoned(&mut self, ctx: &mut Context) {
-        for entry in self.entries.values_mut() {
-            ctx.effects.wake(entry.waker.take());
+        for entry in self.entries.values() {
             ctx.effects.push(Effect::Tell(entry.lease.clone()));
         }
         if let Some(outbox) = &mut self.outbox {
@@ -142,42 +122,15 @@ impl Queue {
 
 /// Requests that ask once more, and permits that are lost.
 impl Queue {
-    /// Asks the store under a new name, at the end of its queue; or falls back, if the store is down.
-    pub(super) fn ask_again(&mut self, ctx: &mut Context, seq: Seq) {
-        let is_leg = |entry: &Entry| entry.claim().is_some();
-        if self.entries.get(&seq).is_some_and(is_leg) {
-            return self.park(ctx, seq);
-        }
-        let Some(new) = self.start_over(ctx, seq) else {
-            return;
-        };
-        match ctx.availability {
-            Availability::Up => self.ask_for(new),
-            down => self.fall_back(ctx, new, down),
-        }
-    }
-
-    /// Retries requests that the store has not run: they came too late, or it had no memory for them.
-    pub fn resend(&mut self, ctx: &mut Context, seqs: Vec<Seq>) {
-        match ctx.availability {
-            Availability::Up => self.requeue(seqs),
-            down => {
-                for seq in seqs {
-                    self.fall_back(ctx, seq, down);
-                }
-            }
-        }
-    }
-
-    /// Parks a leg that is in flight, under a new name. What its exchange brings is released.
+    /// A request goes on without the exchange that it is in. What that brings is released.
     pub fn leave_exchange(&mut self, ctx: &mut Context, seq: Seq) {
         if let Some(State::Sent { .. }) = self.entries.get(&seq).map(Entry::state) {
             self.park(ctx, seq);
         }
     }
 
-    /// Parks a leg whose slot cannot be kept: it was lost, or that of a leg before it was.
-    pub fn park_leg(&mut self, ctx: &mut Context, seq: Seq) {
+    /// Parks a slot that cannot be kept: it was lost, or that of a leg before it was.
+    pub fn park_slot(&mut self, ctx: &mut Context, seq: Seq) {
         self.release_here(ctx, seq);
         self.park(ctx, seq);
     }
@@ -206,8 +159,7 @@ impl Queue {
                 self.give_up(ctx, seq);
             }
             Some(Holder::Request | Holder::Reuser) if !entry.in_store.entering => {
-                self.release_here(ctx, seq);
-                self.ask_again(ctx, seq);
+                self.park_slot(ctx, seq);
             }
             _ => {}
         }
@@ -230,25 +182,34 @@ impl Queue {
 
 /// The store is down, or back.
 impl Queue {
-    /// Has the fallback decide on all waiters. Those that the store refuses are refused here too.
+    /// Parks all that ask the store: the fallback decides on them, or they are refused as the store refuses them.
     pub fn leave_store(&mut self, ctx: &mut Context, availability: Availability) {
         self.empty_pool(ctx);
         let refused = availability == Availability::Refused;
         if refused {
             self.ledger_here = None;
         }
-        let mut waiters: Vec<Seq> = self.waiters().map(|(_, seq)| *seq).collect();
-        waiters.extend(self.those(|entry| match entry.state() {
-            State::Checking { .. } => true,
-            State::WaitingHere => refused,
+        for seq in self.those(|entry| match entry.state() {
+            State::Waiting(Line::Here) => refused,
+            State::Waiting(Line::InStore { .. }) | State::Checking { .. } => true,
             _ => false,
-        }));
+        }) {
+            self.leave_store_alone(ctx, seq, refused);
+        }
         if let Some(outbox) = &mut self.outbox {
             ctx.dismiss(&mut outbox.inquiries);
-            waiters.extend(outbox.acquire.drain(..));
+            for newcomer in std::mem::take(&mut outbox.acquire) {
+                if let Some(State::Idle) = self.entries.get(&newcomer.seq).map(Entry::state) {
+                    self.leave_store_alone(ctx, newcomer.seq, refused);
+                }
+            }
         }
-        for seq in waiters {
-            self.fall_back(ctx, seq, availability);
+    }
+
+    fn leave_store_alone(&mut self, ctx: &mut Context, seq: Seq, refused: bool) {
+        match refused {
+            true => self.refuse(ctx, seq, AcquireErrorKind::Misconfigured),
+            false => self.park(ctx, seq),
         }
     }
 
@@ -256,11 +217,8 @@ impl Queue {
     pub fn return_to_store(&mut self, ctx: &mut Context) {
         self.ledger_here = None;
         self.introduce(ctx);
-        let mut waiters = self.those(|entry| matches!(entry.state(), State::WaitingHere));
-        // In the order in which they came.
-        waiters.sort_by_key(|&seq| number_of(seq));
-        for seq in waiters {
-            self.ask_again(ctx, seq);
+        for seq in self.those(|entry| matches!(entry.state(), State::Waiting(Line::Here))) {
+            self.park(ctx, seq);
         }
     }
 }

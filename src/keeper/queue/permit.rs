@@ -9,15 +9,15 @@ use std::{mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use self::entry::{Entry, HeldSlot, Holder, InStore, State, StoreMoment};
-use super::{FORGET_AFTER, Outbox, Queue, Release, Waiters, is_young};
+use self::entry::{Entry, HeldSlot, Holder, InStore, Line, Requester, State, StoreMoment};
+use super::{FORGET_AFTER, Newcomer, Outbox, Queue, Release, Waiters, is_young};
 use crate::{
     error::AcquireErrorKind,
     keeper::{
-        context::{Context, earliest},
-        demand::ClaimId,
+        context::{Context, Decided, Decision, earliest},
+        demand::Taken,
     },
-    leases::{Lease, QueueId},
+    leases::{Lease, Leases, Tenure},
     ledger::{Call, Operation, Seq, Standing, weight_of},
     limit::LimitId,
     telemetry::Measure,
@@ -33,25 +33,24 @@ enum Use {
 }
 
 impl Queue {
-    /// Makes an entry for a request for a single slot, or for a leg of a claim.
-    pub(super) fn enter(
+    /// Makes an entry for a request. Nothing is asked for until the request [begins](Self::begin_leg) or is sent.
+    pub fn enter(
         &mut self,
         ctx: &mut Context,
         wait: Duration,
         weight: u32,
-        claim: Option<(ClaimId, bool)>,
+        request: Requester,
     ) -> Arc<Lease> {
         // The pool is for slots of one unit.
         let pool = self.pool().cloned().filter(|_| weight == 1);
         let lease = ctx.new_lease(self.id, weight, pool);
-        let entry = Entry::new(lease.clone(), wait, ctx.now, claim);
+        let entry = Entry::new(lease.clone(), wait, ctx.now, Some(request));
         self.insert(ctx, entry);
         lease
     }
 
     fn insert(&mut self, ctx: &mut Context, entry: Entry) {
         count(ctx, self.limit_id, &entry, true);
-        ctx.asking.extend(asks_until(&entry, ctx));
         self.entries.insert(entry.lease.seq(), entry);
     }
 
@@ -64,48 +63,27 @@ impl Queue {
         count(ctx, self.limit_id, entry, false);
         entry.state = state;
         count(ctx, self.limit_id, entry, true);
-        match state {
-            State::Waiting { ticket, .. } => {
-                let waiters = self.waiters.get_or_insert_default();
-                waiters.by_ticket.insert((ticket, seq));
-                ctx.expiries.insert((entry.wait_until(), self.id, seq));
-            }
-            State::WaitingHere => {
-                ctx.expiries.insert((entry.wait_until(), self.id, seq));
-            }
-            State::Unsent { .. } | State::Sent { .. } => {
-                ctx.asking.extend(asks_until(entry, ctx));
-            }
-            // Only the answer to a renewal is missing, and that has a time limit of its own.
-            State::Checking { .. } => {}
-            State::Held(_) | State::Refused(_) | State::Bypassed(_) | State::Parked => {
-                ctx.effects.wake(entry.waker.take());
-                ctx.claims_to_advance.extend(entry.claim());
-            }
-            State::Leaving => {}
+        if let State::Waiting(Line::InStore { ticket, .. }) = state {
+            let waiters = self.waiters.get_or_insert_default();
+            waiters.by_ticket.insert((ticket, seq));
+        }
+        if !matches!(state, State::Sent { .. } | State::Leaving) {
+            report(ctx, entry, Decision::Changed);
         }
         if let State::Held(HeldSlot { due: Some(at), .. }) = state {
             self.add_timer(ctx, seq, at);
         }
     }
 
-    /// A parked leg is sent.
+    /// It is sent with others of its request.
     pub(super) fn send_leg(&mut self, ctx: &mut Context, seq: Seq, has_room: bool) {
-        self.set(ctx, seq, State::unsent(ctx.now));
+        self.set(ctx, seq, State::Sent { at: ctx.now });
         if !has_room {
             self.note_asking(seq);
         }
         if let Some(entry) = self.entries.get_mut(&seq) {
-            entry.send(ctx.now);
+            entry.in_store.entering = true;
         }
-    }
-
-    /// It is the turn of a parked leg, while the store does not decide.
-    pub(super) fn unpark_leg(&mut self, ctx: &mut Context, seq: Seq) {
-        if let Some(entry) = self.entries.get_mut(&seq) {
-            entry.begin(ctx.now);
-        }
-        self.set(ctx, seq, State::unsent(ctx.now));
     }
 
     /// The store has enqueued it, or says that it still waits.
@@ -116,28 +94,21 @@ impl Queue {
         ticket: i64,
         seen: StoreMoment,
     ) {
-        self.set(ctx, seq, State::Waiting { ticket, seen });
+        let line = Line::InStore { ticket, seen };
+        self.set(ctx, seq, State::Waiting(line));
     }
 
     /// The ledger in this process has enqueued it.
     pub(super) fn wait_here(&mut self, ctx: &mut Context, seq: Seq) {
-        self.set(ctx, seq, State::WaitingHere);
+        self.set(ctx, seq, State::Waiting(Line::Here));
     }
 
     /// The store had not granted it by this moment.
     pub(super) fn saw_waiting(&mut self, seq: Seq, at: impl FnOnce(StoreMoment) -> StoreMoment) {
         if let Some(entry) = self.entries.get_mut(&seq)
-            && let State::Waiting { seen, .. } = &mut entry.state
+            && let State::Waiting(Line::InStore { seen, .. }) = &mut entry.state
         {
             *seen = at(*seen);
-        }
-    }
-
-    /// It goes on asking for as long as it may wait.
-    pub(super) fn mark_overdue(&mut self, ctx: &mut Context, seq: Seq) {
-        if let Some(entry) = self.entries.get_mut(&seq) {
-            entry.is_overdue = true;
-            ctx.asking.extend(asks_until(entry, ctx));
         }
     }
 
@@ -158,17 +129,34 @@ impl Queue {
         self.set(ctx, seq, State::Held(hold));
     }
 
-    /// A ledger has refused it.
-    pub(super) fn mark_refused(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
-        match self.entries.get(&seq).is_some_and(Entry::is_shadow) {
-            true => self.set(ctx, seq, State::Bypassed(kind)),
-            false => self.set(ctx, seq, State::Refused(kind)),
+    /// A ledger has refused it: its request gives it up.
+    pub fn refuse(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
+        if let Some(entry) = self.entries.get(&seq) {
+            let decision = match entry.is_shadow() {
+                true => Decision::Bypassed(kind),
+                false => Decision::Refused(kind),
+            };
+            report(ctx, entry, decision);
         }
     }
 
-    /// It is not the turn of a leg: the store has not asked for its slot.
+    /// Its limit is not enforced any more: its request goes on without it.
+    pub(super) fn bypass(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
+        if let Some(entry) = self.entries.get(&seq) {
+            report(ctx, entry, Decision::Bypassed(kind));
+        }
+    }
+
+    /// Something is new about it.
+    pub(super) fn note_change(&self, ctx: &mut Context, seq: Seq) {
+        if let Some(entry) = self.entries.get(&seq) {
+            report(ctx, entry, Decision::Changed);
+        }
+    }
+
+    /// The store has not asked for its slot, and cannot have: it is asked for once more, under its name.
     pub(super) fn park_unasked(&mut self, ctx: &mut Context, seq: Seq) {
-        self.set(ctx, seq, State::Parked);
+        self.set(ctx, seq, State::Idle);
     }
 
     /// A permit has this slot beside another one, which counts for it.
@@ -237,20 +225,13 @@ impl Queue {
         }
     }
 
-    /// Gives a request a new name, to ask with from the start, in the time that it has left. If an exchange is in flight that
-    /// may put the old name into the store, that is released when the exchange is over.
-    pub(super) fn rename(&mut self, ctx: &mut Context, seq: Seq) -> Option<Seq> {
-        self.give_new_name(ctx, seq, false)
-    }
-
-    /// The same, with all the time that a request has.
-    pub(super) fn start_over(&mut self, ctx: &mut Context, seq: Seq) -> Option<Seq> {
-        self.give_new_name(ctx, seq, true)
-    }
-
-    fn give_new_name(&mut self, ctx: &mut Context, seq: Seq, starts_over: bool) -> Option<Seq> {
+    /// Puts an entry aside until its request has it asked for once more: under a new name, since nobody knows what became of the
+    /// old one. If an exchange is in flight that may put that into the store, it is released when the exchange is over.
+    pub(super) fn park(&mut self, ctx: &mut Context, seq: Seq) {
         self.release_in_store(ctx, seq);
-        let mut entry = self.remove(ctx, seq)?;
+        let Some(mut entry) = self.remove(ctx, seq) else {
+            return;
+        };
         if entry.in_store.entering {
             ctx.record(|history, now| history.given_up(&self.ledger, seq, now));
             let mut ghost =
@@ -258,26 +239,12 @@ impl Queue {
             (ghost.state, ghost.in_store) = (State::Leaving, entry.in_store);
             self.insert(ctx, ghost);
         }
-        let new = ctx.next_name(weight_of(seq));
-        entry.lease.rename(new);
-        let (since, was_sent) = match entry.state {
-            State::Unsent { since, was_sent } if !starts_over => (since, was_sent),
-            State::Sent { since, .. } if !starts_over => (since, true),
-            _ => (ctx.now, false),
-        };
-        entry.state = State::Unsent { since, was_sent };
-        entry.is_overdue &= !starts_over;
+        entry.lease.rename(ctx.next_name(weight_of(seq)));
+        entry.state = State::Idle;
         // An answer that is still to come is about the old name, and says nothing of this one.
         entry.in_store = InStore::default();
+        report(ctx, &entry, Decision::Changed);
         self.insert(ctx, entry);
-        Some(new)
-    }
-
-    /// Puts a leg of a claim aside, under a new name, until it is its turn.
-    pub(super) fn park(&mut self, ctx: &mut Context, seq: Seq) {
-        if let Some(new) = self.rename(ctx, seq) {
-            self.set(ctx, new, State::Parked);
-        }
     }
 
     /// Admits a request that the store does not decide on.
@@ -287,20 +254,6 @@ impl Queue {
             entry.lease.hold(None);
             self.hold(ctx, seq, None);
         }
-    }
-
-    /// Refuses a request, and releases what any ledger may have of it.
-    pub fn refuse(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
-        self.mark_refused(ctx, seq, kind);
-        self.release_in_store(ctx, seq);
-        self.release_here(ctx, seq);
-    }
-
-    /// Lets a request go on without a slot, since its limit is not enforced any more.
-    pub(super) fn bypass(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
-        self.set(ctx, seq, State::Bypassed(kind));
-        self.release_in_store(ctx, seq);
-        self.release_here(ctx, seq);
     }
 
     /// Drops an entry whose user has gone: now, or when the exchange that may put it into the store is answered.
@@ -333,9 +286,11 @@ impl Queue {
                 ctx.note_hold(self.limit_id, held, weight_of(seq));
             }
         }
-        ctx.effects.drop_waker(entry.waker.take());
         if entry.in_store.entering {
             self.set(ctx, seq, State::Leaving);
+            if let Some(entry) = self.entries.get_mut(&seq) {
+                entry.leave_request();
+            }
         } else {
             self.release_in_store(ctx, seq);
             self.remove(ctx, seq);
@@ -379,24 +334,88 @@ impl Queue {
     }
 }
 
-/// Changes of a state that nothing is counted or listed by, but for a [companion](Queue::set_companion).
-impl Entry {
-    /// Marks it as sent. Returns whether it was to be sent.
-    pub fn send(&mut self, now: Instant) -> bool {
-        let State::Unsent { since, .. } = self.state else {
+/// Holders of slots.
+impl Queue {
+    /// Gives a slot that is held to its request, which asked for no other.
+    pub fn take(
+        &mut self,
+        ctx: &mut Context,
+        lease: &Arc<Lease>,
+        waited: Duration,
+    ) -> Option<Taken> {
+        let seq = lease.seq();
+        let entry = self.entries.get_mut(&seq)?;
+        if !entry.is_held() || lease.is_over(ctx.now) {
+            return None;
+        }
+        entry.leave_request();
+        if let Some(Holder::Request) = entry.hand_over(Holder::Permit) {
+            ctx.record(|history, now| history.taken(&self.ledger, seq, now));
+            lease.begin_tenure(ctx.now);
+            lease.set_reusable(entry.in_store.present || !ctx.shared);
+        }
+        ctx.note_admission(self.limit_id, waited);
+        Some(Taken {
+            leases: Leases::One(Tenure::of(lease.clone())),
+            waited,
+            place: entry.place,
+            notes: None,
+        })
+    }
+
+    /// Gives a slot to its request, as one of several. Returns the place at which it had joined the queue.
+    pub fn take_as_leg(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> u32 {
+        let seq = lease.seq();
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return 0;
+        };
+        entry.leave_request();
+        entry.hand_over(Holder::JointPermit);
+        lease.begin_tenure(ctx.now);
+        ctx.record(|history, now| history.taken(&self.ledger, seq, now));
+        entry.place
+    }
+
+    /// A request that acquires limit by limit has this slot, and does not have its permit yet.
+    pub fn hold_for_leg(&mut self, seq: Seq) {
+        if let Some(entry) = self.entries.get_mut(&seq) {
+            entry.hand_over(Holder::Leg);
+        }
+    }
+
+    /// Such a request has all its slots, and its permit is admitted now. Returns whether it still has this one.
+    pub fn admit_leg(&mut self, ctx: &mut Context, lease: &Lease, waited: Duration) -> bool {
+        let Some(entry) = self.entries.get_mut(&lease.seq()) else {
             return false;
         };
-        self.state = State::Sent { since, at: now };
-        self.in_store.entering = true;
+        if entry.holder() != Some(Holder::Leg) || lease.is_over(ctx.now) {
+            return false;
+        }
+        entry.hand_over(Holder::Permit);
+        ctx.measure(self.limit_id, Measure::Admitted(waited));
         true
     }
 
-    /// Its exchange ran too late, and has not asked for it: it is to be sent once more, under the same name.
-    pub fn unsend(&mut self) {
-        if let State::Sent { since, .. } = self.state {
-            let was_sent = true;
-            self.state = State::Unsent { since, was_sent };
+    /// A permit with several slots releases this one on its own, so it does not go to the pool.
+    pub fn set_apart(&mut self, seq: Seq) {
+        if let Some(entry) = self.entries.get_mut(&seq)
+            && entry.holder() != Some(Holder::Companion)
+        {
+            entry.hand_over(Holder::JointPermit);
         }
+    }
+}
+
+/// Changes of a state that nothing is counted or listed by, but for a [companion](Queue::set_companion).
+impl Entry {
+    /// Marks it as sent by itself. Returns whether it was to be sent.
+    pub fn send(&mut self, now: Instant) -> bool {
+        if !matches!(self.state, State::Idle) {
+            return false;
+        }
+        self.state = State::Sent { at: now };
+        self.in_store.entering = true;
+        true
     }
 
     /// Gives a held slot to this holder. Returns the one before.
@@ -414,10 +433,12 @@ impl Queue {
         self.outbox.get_or_insert_default()
     }
 
-    /// Asks the store for a slot, after all others that ask.
-    pub(super) fn ask_for(&mut self, seq: Seq) {
-        self.outbox().acquire.push_back(seq);
-        self.note_asking(seq);
+    /// Asks the store for a slot: before all that came to ask later.
+    pub fn ask_store(&mut self, newcomer: Newcomer) {
+        self.note_asking(newcomer.seq);
+        let acquire = &mut self.outbox().acquire;
+        let place = acquire.partition_point(|other| other.order() <= newcomer.order());
+        acquire.insert(place, newcomer);
     }
 
     /// A slot that comes free goes to this request, until the store has answered it.
@@ -428,28 +449,6 @@ impl Queue {
             }
             pooled.asking.push_back(seq);
         }
-    }
-
-    /// Puts requests that were sent back into the outbox, in this order: behind others that are retried and came before, and
-    /// before all that came later.
-    pub fn requeue(&mut self, seqs: Vec<Seq>) {
-        if seqs.is_empty() {
-            return;
-        }
-        seqs.iter().for_each(|seq| self.note_asking(*seq));
-        let began = |seq: &Seq| match self.entries.get(seq)?.state {
-            State::Unsent { since, was_sent } => Some((since, !was_sent)),
-            _ => None,
-        };
-        let acquire = &mut self.outbox.get_or_insert_default().acquire;
-        let mut rest = mem::take(acquire);
-        for seq in seqs {
-            while rest.front().is_some_and(|next| began(next) <= began(&seq)) {
-                acquire.extend(rest.pop_front());
-            }
-            acquire.push_back(seq);
-        }
-        acquire.append(&mut rest);
     }
 
     /// Asks the store for an entry: one that is held is renewed, and one that waits gets its ticket.
@@ -497,19 +496,10 @@ impl Queue {
 fn unindex(entry: &Entry, ctx: &mut Context, waiters: &mut Option<Box<Waiters>>, young_from: Seq) {
     let (queue, seq) = (entry.lease.queue, entry.lease.seq());
     match entry.state {
-        State::Waiting { ticket, .. } => {
+        State::Waiting(Line::InStore { ticket, .. }) => {
             if let Some(waiters) = waiters {
                 waiters.by_ticket.remove(&(ticket, seq));
                 waiters.places.remove(&seq);
-            }
-            ctx.expiries.remove(&(entry.wait_until(), queue, seq));
-        }
-        State::WaitingHere => {
-            ctx.expiries.remove(&(entry.wait_until(), queue, seq));
-        }
-        State::Unsent { .. } | State::Sent { .. } => {
-            if let Some(asking) = asks_until(entry, ctx) {
-                ctx.asking.remove(&asking);
             }
         }
         State::Held(HeldSlot { due: Some(at), .. }) if !is_young(seq, young_from) => {
@@ -519,19 +509,16 @@ fn unindex(entry: &Entry, ctx: &mut Context, waiters: &mut Option<Box<Waiters>>,
     }
 }
 
-/// Until when a request for a single slot waits for an answer of the store, as it is listed. The legs of a claim wait with it.
-pub(super) fn asks_until(entry: &Entry, ctx: &Context) -> Option<(Instant, QueueId, Seq)> {
-    let (State::Unsent { since, .. } | State::Sent { since, .. }) = entry.state else {
-        return None;
-    };
-    if !ctx.shared || entry.claim().is_some() {
-        return None;
+/// Tells the core what was decided on an entry of a request.
+fn report(ctx: &mut Context, entry: &Entry, decision: Decision) {
+    if let Some(request) = entry.request() {
+        let seq = entry.lease.seq();
+        ctx.decided.push(Decided {
+            request,
+            seq,
+            decision,
+        });
     }
-    let at = match entry.is_overdue {
-        true => entry.wait_until(),
-        false => since + ctx.settings.store_timeout,
-    };
-    Some((at, entry.lease.queue, entry.lease.seq()))
 }
 
 /// Counts an entry by its state, or counts it no more.
@@ -549,12 +536,12 @@ fn count(ctx: &mut Context, limit_id: LimitId, entry: &Entry, is_in: bool) {
     }
     let (count, measure): (_, fn(f64) -> Measure) = match state {
         State::Held(_) => (&mut ctx.counts.held, Measure::Held),
-        State::Unsent { .. }
-        | State::Sent { .. }
-        | State::Waiting { .. }
-        | State::WaitingHere
-        | State::Checking { .. } => (&mut ctx.counts.waiting, Measure::Waiting),
-        State::Parked | State::Refused(_) | State::Bypassed(_) | State::Leaving => return,
+        // Of a request for several slots one waits at a time.
+        State::Idle if !entry.is_plain() => return,
+        State::Idle | State::Sent { .. } | State::Waiting(_) | State::Checking { .. } => {
+            (&mut ctx.counts.waiting, Measure::Waiting)
+        }
+        State::Leaving => return,
     };
     match is_in {
         true => *count += 1,

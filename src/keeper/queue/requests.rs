@@ -1,5 +1,5 @@
-//! A request's way through its queue: submitted, collected, and renewed as a permit until it is over; and that of a leg of
-//! a claim. Also what happens to requests that wait when their limit changes.
+//! Slots of requests: collected, and renewed as permits until they are over. Also what happens to requests that wait when their
+//! limit changes, and what the core and operators see of a queue.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{
     LegState, Queue, Snapshot,
-    permit::entry::{Entry, Holder, State},
+    permit::entry::{Entry, Holder, Line, State},
 };
 #[cfg(feature = "operate")]
 use crate::operable::EntryLook;
@@ -15,16 +15,14 @@ use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
         context::{Availability, Context, RENEWALS_PER_LEASE},
-        demand::{ClaimId, Notes, Taken},
+        demand::RequestId,
         effects::Effect,
     },
-    leases::{Lease, Leases, Tenure},
     ledger::{Operation, Seq, weight_of},
     limit::{Fallback, Limit, LimitValue, MAX_WAIT, Mode},
     overrides::Steered,
     status::{InLine, Quota, Usage},
-    sync::{Inquiry, StoredWaker},
-    telemetry::Measure,
+    sync::Inquiry,
 };
 
 /// Permits of one ledger that are due within this part of a lease are renewed together: it costs more to look at a ledger
@@ -35,165 +33,9 @@ const TOGETHER: u32 = 2 * RENEWALS_PER_LEASE;
 const MAX_CHECKED: usize = 128;
 
 impl Queue {
-    /// Asks for a slot: of the store, or of the ledger in this process.
-    pub fn submit(&mut self, ctx: &mut Context, wait: Duration, weight: u32) -> Arc<Lease> {
-        let lease = self.enter(ctx, wait, weight, None);
-        let seq = lease.seq();
-        match ctx.availability {
-            _ if self.is_too_heavy(weight) => {
-                self.mark_refused(ctx, seq, AcquireErrorKind::InvalidWeight);
-            }
-            _ if self.ledger_here.is_some() => self.acquire_here(ctx, seq),
-            Availability::Up => self.ask_for(seq),
-            down => self.fall_back(ctx, seq, down),
-        }
-        lease
-    }
-
-    /// Makes an entry for a leg of a claim. It is parked until it is its turn.
-    pub fn submit_leg(
-        &mut self,
-        ctx: &mut Context,
-        wait: Duration,
-        weight: u32,
-        (claim, shadow): (ClaimId, bool),
-    ) -> Arc<Lease> {
-        let lease = self.enter(ctx, wait, weight, Some((claim, shadow)));
-        if self.is_too_heavy(weight) {
-            self.mark_refused(ctx, lease.seq(), AcquireErrorKind::InvalidWeight);
-        }
-        lease
-    }
-
     /// Whether the limit would have to be raised for a permit of this weight. A limit of 0 is just full.
-    fn is_too_heavy(&self, weight: u32) -> bool {
+    pub fn is_too_heavy(&self, weight: u32) -> bool {
         weight > 1 && (1..weight).contains(&self.max())
-    }
-
-    /// Asks for the slot of a leg whose turn it is, while the store does not decide.
-    pub fn begin_leg(&mut self, ctx: &mut Context, seq: Seq) {
-        self.unpark_leg(ctx, seq);
-        match ctx.availability {
-            Availability::Up => self.acquire_here(ctx, seq),
-            _ if self.ledger_here.is_some() => self.acquire_here(ctx, seq),
-            down => self.fall_back(ctx, seq, down),
-        }
-    }
-
-    /// The answer to a request for a single slot, once there is one. A refused one is gone then; a granted one is for the
-    /// permit to release.
-    pub fn collect(
-        &mut self,
-        ctx: &mut Context,
-        lease: &Arc<Lease>,
-    ) -> Option<Result<Taken, AcquireError>> {
-        let seq = lease.seq();
-        let held = |entry: &Entry| entry.is_held() && !entry.in_store.entering;
-        if self.entries.get(&seq).is_some_and(held) {
-            // Its request did not collect it in time.
-            self.lose(ctx, seq);
-        }
-        match self.take(ctx, lease) {
-            Some(taken) => Some(Ok(taken)),
-            None => self.answer(ctx, lease),
-        }
-    }
-
-    /// Gives a slot that is held to its request.
-    pub fn take(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> Option<Taken> {
-        let seq = lease.seq();
-        let entry = self.entries.get_mut(&seq)?;
-        if !entry.is_held() || lease.is_over(ctx.now) {
-            return None;
-        }
-        let waited = ctx.now.saturating_duration_since(entry.asked);
-        if let Some(Holder::Request) = entry.hand_over(Holder::Permit) {
-            ctx.record(|history, now| history.taken(&self.ledger, seq, now));
-            lease.begin_tenure(ctx.now);
-            lease.set_reusable(entry.in_store.present || !ctx.shared);
-        }
-        ctx.note_admission(self.limit_id, waited);
-        Some(Taken {
-            leases: Leases::One(Tenure::of(lease.clone())),
-            waited,
-            place: entry.place,
-            notes: None,
-        })
-    }
-
-    /// Gives a slot to a claim, as one of several. Returns the place at which it had joined the queue.
-    pub fn take_as_leg(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> u32 {
-        let seq = lease.seq();
-        let Some(entry) = self.entries.get_mut(&seq) else {
-            return 0;
-        };
-        entry.leave_claim();
-        entry.hand_over(Holder::JointPermit);
-        lease.begin_tenure(ctx.now);
-        ctx.record(|history, now| history.taken(&self.ledger, seq, now));
-        entry.place
-    }
-
-    /// The answer to a request that has no slot.
-    fn answer(
-        &mut self,
-        ctx: &mut Context,
-        lease: &Arc<Lease>,
-    ) -> Option<Result<Taken, AcquireError>> {
-        let seq = lease.seq();
-        let entry = self.entries.get_mut(&seq)?;
-        let (waited, place) = (ctx.now.saturating_duration_since(entry.asked), entry.place);
-        match *entry.state() {
-            State::Refused(kind) => {
-                let error = self.error(ctx, seq, kind, waited);
-                self.give_up(ctx, seq);
-                Some(Err(error))
-            }
-            State::Bypassed(kind) => {
-                ctx.note_bypass(self.limit_id, kind);
-                self.give_up(ctx, seq);
-                let notes = Notes {
-                    bypassed: vec![(self.limit.clone(), kind)],
-                    ..Notes::default()
-                };
-                Some(Ok(Taken {
-                    leases: Leases::default(),
-                    waited,
-                    place,
-                    notes: Some(Box::new(notes)),
-                }))
-            }
-            _ => None,
-        }
-    }
-
-    /// A request that acquires limit by limit has this slot, and does not have its permit yet.
-    pub fn hold_for_leg(&mut self, seq: Seq) {
-        if let Some(entry) = self.entries.get_mut(&seq) {
-            entry.hand_over(Holder::Leg);
-        }
-    }
-
-    /// Such a request has all its slots, and its permit is admitted now. Returns whether it still has this one.
-    pub fn admit_leg(&mut self, ctx: &mut Context, lease: &Lease, waited: Duration) -> bool {
-        let Some(entry) = self.entries.get_mut(&lease.seq()) else {
-            return false;
-        };
-        if entry.holder() != Some(Holder::Leg) || lease.is_over(ctx.now) {
-            return false;
-        }
-        entry.hand_over(Holder::Permit);
-        ctx.measure(self.limit_id, Measure::Admitted(waited));
-        true
-    }
-
-    /// A permit with several slots releases this one on its own, so it does not go to the pool.
-    pub fn set_apart(&mut self, seq: Seq) {
-        if let Some(entry) = self.entries.get_mut(&seq)
-            && entry.holder() != Some(Holder::Companion)
-        {
-            entry.hand_over(Holder::JointPermit);
-        }
     }
 
     /// Answers with the usage of the ledger, if it is in this process; else the store is asked, if it is up.
@@ -265,7 +107,7 @@ impl Queue {
         self.follow_max(ctx, before);
     }
 
-    /// Takes what operators have decided for this key. A pause refuses the requests that wait, too.
+    /// Takes what operators have decided for this key.
     pub fn steer(&mut self, ctx: &mut Context, steered: Steered) {
         let (max, was_paused) = (self.max(), self.is_paused());
         self.set_steered(steered);
@@ -280,21 +122,7 @@ impl Queue {
     fn follow_pause(&mut self, ctx: &mut Context, was_paused: bool) {
         if self.is_paused() && !was_paused {
             self.empty_pool(ctx);
-            self.refuse_waiting(ctx, AcquireErrorKind::Paused);
         }
-    }
-
-    /// Refuses all requests that have not taken their permits, but for legs of claims: of a paused limit, or at a
-    /// shutdown. Returns how many.
-    pub fn refuse_waiting(&mut self, ctx: &mut Context, kind: AcquireErrorKind) -> usize {
-        let undecided = self.those(|entry| {
-            let is_uncollected = matches!(entry.holder(), Some(Holder::Request | Holder::Reuser));
-            entry.claim().is_none() && (entry.is_undecided() || is_uncollected)
-        });
-        for seq in &undecided {
-            self.refuse(ctx, *seq, kind);
-        }
-        undecided.len()
     }
 
     fn follow_max(&mut self, ctx: &mut Context, before: u32) {
@@ -331,8 +159,8 @@ impl Queue {
         if keeps_waiters || !ctx.shared || self.ledger_here.take().is_none() {
             return;
         }
-        for seq in self.those(|entry| matches!(entry.state(), State::WaitingHere)) {
-            self.fall_back(ctx, seq, Availability::Down);
+        for seq in self.those(|entry| matches!(entry.state(), State::Waiting(Line::Here))) {
+            self.park(ctx, seq);
         }
     }
 
@@ -345,7 +173,7 @@ impl Queue {
     }
 }
 
-/// Reads, for requests and claims.
+/// Reads, for requests.
 impl Queue {
     fn place(&self, seq: Seq) -> u32 {
         self.entries.get(&seq).map_or(0, |entry| entry.place)
@@ -358,8 +186,12 @@ impl Queue {
         let waiters = self.waiters.as_ref();
         let told = waiters.and_then(|waiters| waiters.places.get(&seq).copied());
         let position = match *entry.state() {
-            State::Waiting { ticket, .. } if head.is_some_and(|head| ticket <= head) => 1,
-            State::Waiting { .. } | State::WaitingHere | State::Checking { .. } => {
+            State::Waiting(Line::InStore { ticket, .. })
+                if head.is_some_and(|head| ticket <= head) =>
+            {
+                1
+            }
+            State::Waiting(_) | State::Checking { .. } => {
                 let place = told.map_or(entry.place, |told| told.min(entry.place));
                 place.min(waiting.max(1))
             }
@@ -378,33 +210,16 @@ impl Queue {
                 over: entry.lease.is_over(now),
                 busy: entry.in_store.entering,
             },
-            State::Parked => LegState::Parked,
-            State::Refused(kind) => LegState::Refused(kind),
-            State::Bypassed(kind) => LegState::Bypassed(kind),
-            State::Unsent { .. }
-            | State::Sent { .. }
-            | State::Waiting { .. }
-            | State::WaitingHere
-            | State::Checking { .. } => LegState::Undecided,
+            State::Idle => LegState::Idle,
+            State::Waiting(_) => LegState::Waiting(entry.asked),
+            State::Sent { .. } | State::Checking { .. } => LegState::Asked,
             State::Leaving => return None,
         })
     }
 
-    /// Whether a leg's limit is in shadow mode.
-    pub fn is_shadow(&self, seq: Seq) -> bool {
-        self.entries.get(&seq).is_some_and(Entry::is_shadow)
-    }
-
-    pub fn waker(&self, seq: Seq) -> Option<&StoredWaker> {
-        self.entries.get(&seq)?.waker.as_ref()
-    }
-
-    /// Replaces the waker of a request. Returns the one that is not needed any more.
-    pub fn set_waker(&mut self, seq: Seq, waker: StoredWaker) -> Option<StoredWaker> {
-        match self.entries.get_mut(&seq) {
-            Some(entry) => entry.waker.replace(waker),
-            None => Some(waker),
-        }
+    /// The request of an entry.
+    pub fn request_of(&self, seq: Seq) -> Option<RequestId> {
+        self.entries.get(&seq)?.request()
     }
 
     pub fn usage(&self) -> Usage {

@@ -1,12 +1,12 @@
 //! When slots go to the pool of their queue, and when they leave it.
 
-use std::{collections::VecDeque, mem, sync::Arc, time::Duration};
+use std::{collections::VecDeque, mem, sync::Arc};
 
 use tokio::time::Instant;
 
 use super::{
     Pooled, Queue, StoreMoment,
-    permit::entry::{Entry, Holder},
+    permit::entry::{Entry, Holder, Requester},
 };
 use crate::{
     keeper::context::{Availability, Context},
@@ -32,12 +32,18 @@ impl Queue {
         }
     }
 
-    /// An idle slot, for a request that has just come. `wait`: how long it may wait if the slot is lost.
-    pub fn take_idle(&mut self, ctx: &mut Context, wait: Duration) -> Option<Arc<Lease>> {
+    /// An idle slot, for a request that has just come. `waits`: whether it may wait if the slot is lost.
+    pub fn take_idle(
+        &mut self,
+        ctx: &mut Context,
+        waits: bool,
+        request: Requester,
+    ) -> Option<Arc<Lease>> {
         let lease = self.pool()?.take(ctx.now)?;
         ctx.measure(self.limit_id, Measure::Held(1.0));
         let entry = self.entries.get_mut(&lease.seq())?;
-        (entry.asked, entry.wait, entry.place) = (ctx.now, wait, 0);
+        (entry.asked, entry.waits, entry.place) = (ctx.now, waits, 0);
+        entry.ask_for(request);
         entry.hand_over(Holder::Reuser);
         Some(lease)
     }
@@ -91,7 +97,7 @@ impl Queue {
         let Some(entry) = self.entries.get_mut(&first).filter(|_| !lease.is_over(now)) else {
             return false;
         };
-        if entry.claim().is_some() || weight_of(first) > 1 {
+        if !entry.is_plain() || weight_of(first) > 1 {
             // It needs more than this slot, which goes back to the store: it is granted there.
             if weight_of(first) == 1 {
                 self.forget_first();
@@ -102,16 +108,19 @@ impl Queue {
         let unused = spare.seq();
         spare.rename(first);
         let request = mem::replace(&mut entry.lease, spare);
-        let (asked, wait, waker) = (entry.asked, entry.wait, entry.waker.take());
+        let (asked, waits, requester) = (entry.asked, entry.waits, entry.requester());
         entry.in_store.spare = entry.in_store.entering;
         self.give_up_unused(ctx, first);
         self.forget_first();
         request.succeed(lease, unused, now);
         if let Some(entry) = self.entries.get_mut(&seq) {
-            (entry.lease, entry.asked, entry.wait, entry.place) = (request, asked, wait, 0);
+            (entry.lease, entry.asked, entry.waits, entry.place) = (request, asked, waits, 0);
             entry.hand_over(Holder::Reuser);
+            requester
+                .into_iter()
+                .for_each(|requester| entry.ask_for(requester));
         }
-        ctx.effects.wake(waker);
+        self.note_change(ctx, seq);
         true
     }
 

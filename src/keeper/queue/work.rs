@@ -27,12 +27,7 @@ impl Queue {
 
     /// Asks for every waiter by name.
     pub fn call_roll(&mut self) {
-        self.renew_all(|entry| {
-            matches!(
-                entry.state(),
-                State::Waiting { .. } | State::Checking { .. }
-            )
-        });
+        self.renew_all(|entry| matches!(entry.state(), State::Waiting(_) | State::Checking { .. }));
     }
 
     /// Asks for every waiter by name in a moment, not at once: if the store has lost its data, or is another, holders of other
@@ -162,14 +157,6 @@ impl Queue {
             return true;
         }
         !outbox.acquire.is_empty() && !self.is_introducing()
-    }
-
-    /// Since when a request that was sent has been asking.
-    pub fn asking_since(&self, seq: Seq) -> Option<Instant> {
-        match self.entries.get(&seq)?.state() {
-            State::Sent { since, .. } => Some(*since),
-            _ => None,
-        }
     }
 
     /// Whether it can be dropped: the store knows all that it knows, and nothing is to be sent.

@@ -7,7 +7,7 @@ use std::{
 
 use super::{agenda::Sent, client::Client, kinds::Kind, replica::Replica, world::World};
 use crate::{
-    keeper::{core::WaitingClaim, demand::Submission},
+    keeper::core::WaitingRequest,
     leases::{Lease, RIGHT},
     ledger::{Batch, Exchange, Ledger, MemberId, ReplicaId, Reply, Seq, Standing, weight_of},
 };
@@ -286,17 +286,16 @@ impl World {
     }
 
     /// A client in a cluster that keeps slots while it waits for another.
-    fn waits_for_a_leg(&self, client: &Client) -> Option<WaitingClaim> {
-        let Some(Submission::Slot(lease)) = &client.asked else {
-            return None;
-        };
+    fn waits_for_a_leg(&self, client: &Client) -> Option<WaitingRequest> {
+        let core = &self.replicas[client.replica].core;
+        let lease = core.lease_of(client.asked?)?;
         let taken = client.legs.as_ref()?.taken()?;
-        let (waits_for, limit) = self.replicas[client.replica].core.waits_for(lease)?;
+        let (waits_for, limit) = core.waits_for(&lease)?;
         let held = taken.leases.all().iter().map(|lease| MemberId {
             replica: self.replicas[self.sibling(client.replica, lease.keeper)].id,
             seq: lease.seq(),
         });
-        Some(WaitingClaim {
+        Some(WaitingRequest {
             id: lease.seq(),
             waits_for,
             limit,
@@ -309,7 +308,7 @@ impl World {
         let now_ms = self.now_ms();
         let mut stuck = BTreeMap::new();
         for (number, replica) in self.replicas.iter().enumerate() {
-            let waiting = replica.core.waiting_claims(replica.id);
+            let waiting = replica.core.waiting_requests(replica.id);
             stuck.extend(waiting.map(|claim| ((number, claim.id), claim)));
         }
         for (number, client) in self.clients.iter().enumerate() {

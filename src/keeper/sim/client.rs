@@ -13,7 +13,7 @@ use crate::{
     error::AcquireErrorKind,
     keeper::{
         Demand, Leg,
-        demand::{Submission, Taken},
+        demand::{RequestId, Taken},
         request::Legs,
     },
     key::Key,
@@ -24,7 +24,7 @@ use crate::{
 pub(super) struct Client {
     pub replica: usize,
     pub life: u32,
-    pub asked: Option<Submission>,
+    pub asked: Option<RequestId>,
     pub holds: Option<Leases>,
     /// Its permit was seen to be over.
     pub over: bool,
@@ -190,19 +190,19 @@ impl World {
         let Client {
             replica,
             life,
-            ref asked,
+            asked,
             ref holds,
             looks_at,
             until,
             ..
         } = self.clients[client];
-        let Some(asked) = asked.clone() else { return };
+        let Some(asked) = asked else { return };
         if holds.is_some() || looks_at > self.now {
             return;
         }
         let now = self.local();
         let core = &mut self.replicas[replica].core;
-        let answer = core.collect(&asked, false, now);
+        let answer = core.collect(asked, false, now);
         let is_open = answer.is_none();
         let answer = answer.and_then(|answer| self.leg_answered(client, answer));
         match answer {
@@ -305,7 +305,7 @@ impl World {
                     }
                 }
             }
-            None => self.gives_up(client, &asked),
+            None => self.gives_up(client, asked),
         }
         true
     }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{LATEST, LEASE, POLL, STORE_TIMEOUT, WAITER_TTL, client::Client, world::World};
-use crate::{keeper::demand::Submission, ledger::MemberId};
+use crate::ledger::MemberId;
 
 impl World {
     /// G4: who was given a slot hears of it in time. G6: no name stays in a ledger that its keeper does not know.
@@ -52,14 +52,13 @@ impl World {
 
     /// Whether a client has come for its answer, and waits for this slot alone.
     fn is_awaited(&self, replica: usize, id: MemberId) -> bool {
-        let awaits = |client: &Client| match &client.asked {
-            Some(Submission::Slot(lease)) => {
-                client.replica == replica
-                    && client.holds.is_none()
-                    && lease.seq() == id.seq
-                    && client.looks_at <= self.now
-            }
-            _ => false,
+        let core = &self.replicas[replica].core;
+        let awaits = |client: &Client| {
+            let names = client.asked.map(|asked| core.names_of(asked));
+            client.replica == replica
+                && client.holds.is_none()
+                && client.looks_at <= self.now
+                && names.is_some_and(|names| names == [id.seq])
         };
         self.clients.iter().any(awaits)
     }

@@ -8,7 +8,7 @@ use crate::{
     keeper::{
         Demand,
         core::Core,
-        demand::{Submission, Taken},
+        demand::{RequestId, Taken},
         keepers::Cores,
         request::Legs,
     },
@@ -122,11 +122,10 @@ impl World {
         let now = self.local();
         self.clients[client].replica = replica;
         let asked = self.replicas[replica].core.submit_unlabelled(demand, now)?;
-        if let Submission::Slot(lease) = &asked
-            && lease.is_reused()
-        {
+        let lease = self.replicas[replica].core.lease_of(asked);
+        if let Some(lease) = lease.filter(|lease| lease.is_reused()) {
             self.totals.reused += 1;
-            self.check_reuse(replica, lease);
+            self.check_reuse(replica, &lease);
         }
         self.clients[client].asked = Some(asked);
         Ok(())
@@ -179,7 +178,7 @@ impl World {
     }
 
     /// A client does not want any more what it has asked for, or has so far.
-    pub fn gives_up(&mut self, client: usize, asked: &Submission) {
+    pub fn gives_up(&mut self, client: usize, asked: RequestId) {
         let (replica, now) = (self.clients[client].replica, self.local());
         if let Some(mut legs) = self.clients[client].legs.take() {
             self.in_process(replica, |process| legs.give_back(process));

@@ -4,7 +4,7 @@ use super::{agenda::Happening, world::World};
 use crate::{
     keeper::{
         Demand, Leg,
-        demand::{Submission, Taken},
+        demand::{RequestId, Taken},
     },
     leases::{Account, Fee},
     ledger::ReplicaId,
@@ -13,7 +13,7 @@ use crate::{
 /// A charge of a permit that is held, and perhaps given back meanwhile.
 #[derive(Clone)]
 pub(super) struct Charging {
-    submission: Submission,
+    request: RequestId,
     /// The keeper of the rate.
     replica: usize,
     /// The charge of the permit at its admission.
@@ -101,10 +101,10 @@ impl World {
         let replica = self.payee(client, fee);
         self.touched.insert(replica);
         let core = &mut self.replicas[replica].core;
-        let submission = core.submit_unlabelled(&Demand::One(leg), now).ok();
+        let request = core.submit_unlabelled(&Demand::One(leg), now).ok();
         let fee = fee.clone();
-        self.clients[client].charging = submission.map(|submission| Charging {
-            submission,
+        self.clients[client].charging = request.map(|request| Charging {
+            request,
             replica,
             fee,
         });
@@ -116,11 +116,9 @@ impl World {
         let Some(charging) = charging.filter(|charging| charging.replica == replica) else {
             return;
         };
-        let Charging {
-            submission, fee, ..
-        } = charging.clone();
+        let Charging { request, fee, .. } = charging.clone();
         let now = self.local();
-        let answer = self.replicas[replica].core.collect(&submission, false, now);
+        let answer = self.replicas[replica].core.collect(request, false, now);
         let Some(answer) = answer else { return };
         self.clients[client].charging = None;
         let is_held = self.fee_of(client).is_some_and(|held| held.id == fee.id);
@@ -179,7 +177,7 @@ impl World {
             let now = self.local();
             self.touched.insert(charging.replica);
             let core = &mut self.replicas[charging.replica].core;
-            core.cancel(&charging.submission, now);
+            core.cancel(charging.request, now);
         }
     }
 

@@ -39,7 +39,7 @@ impl World {
         let asked = self.keepers[0].submit_unlabelled(&Demand::One(leg), now);
         let asked = asked.expect("open");
         self.settle();
-        let Some(Ok(taken)) = self.keepers[0].collect(&asked, false, now) else {
+        let Some(Ok(taken)) = self.keepers[0].collect(asked, false, now) else {
             panic!("within the burst");
         };
         taken.notes.expect("it was charged").fees.remove(0)

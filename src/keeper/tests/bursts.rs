@@ -36,7 +36,7 @@ impl Distance {
         }
     }
 
-    fn ask(&mut self, key: usize, limits: &[usize], wait: Duration) -> Submission {
+    fn ask(&mut self, key: usize, limits: &[usize], wait: Duration) -> RequestId {
         let legs = limits.iter().map(|limit| Leg {
             key: Key::from(format!("key {key}")),
             ..leg(*limit, wait)
@@ -85,12 +85,12 @@ impl Distance {
     }
 
     /// How many are admitted, and how many are refused or wait.
-    fn outcomes(&mut self, asked: &[Submission]) -> (usize, usize) {
+    fn outcomes(&mut self, asked: &[RequestId]) -> (usize, usize) {
         let now = self.world.local();
         let core = &mut self.world.keepers[0];
         let admitted = asked
             .iter()
-            .filter(|asked| held(core.collect(asked, false, now)));
+            .filter(|asked| held(core.collect(**asked, false, now)));
         let admitted = admitted.count();
         (admitted, asked.len() - admitted)
     }
@@ -165,7 +165,7 @@ fn requests_that_wait_here_for_too_long_fall_back_alone() {
         let core = &mut scene.world.keepers[0];
         let answers: Vec<_> = asked
             .iter()
-            .map(|asked| core.collect(asked, false, now))
+            .map(|asked| core.collect(*asked, false, now))
             .collect();
         let admitted = answers
             .iter()
@@ -298,7 +298,7 @@ fn newcomers_under_a_rate_do_not_wait_for_reports() {
         scene.run(STORE_TIMEOUT / 2);
         let now = scene.world.local();
         let core = &mut scene.world.keepers[0];
-        left.retain(|asked| match core.collect(asked, false, now) {
+        left.retain(|asked| match core.collect(**asked, false, now) {
             Some(Ok(taken)) => {
                 permits.push(taken);
                 false

@@ -37,40 +37,36 @@ impl World {
         states.iter().map(of).collect()
     }
 
-    fn claim(&mut self, keeper: usize, legs: Vec<Leg>) -> Submission {
+    fn claim(&mut self, keeper: usize, legs: Vec<Leg>) -> RequestId {
         let now = self.local();
         let asked = self.keepers[keeper].submit_unlabelled(&Demand::All(legs), now);
         asked.expect("open")
     }
 
     /// A slot of each limit and a time at the rate.
-    fn claim_all(&mut self, wait: Duration) -> Submission {
+    fn claim_all(&mut self, wait: Duration) -> RequestId {
         self.claim(0, [1, 2, 0].map(|limit| leg(limit, wait)).into())
     }
 
     /// A slot of the wide limit.
-    fn ask_wide(&mut self) -> Submission {
+    fn ask_wide(&mut self) -> RequestId {
         let now = self.local();
         let asked = self.keepers[0].submit_unlabelled(&Demand::One(leg(1, PATIENT)), now);
         asked.expect("open")
     }
 
     fn hold(&mut self, limit: usize) -> Arc<Lease> {
-        let now = self.local();
-        let demand = Demand::One(leg(limit, PATIENT));
-        let Ok(Submission::Slot(lease)) = self.keepers[0].submit_unlabelled(&demand, now) else {
-            panic!("it is for one slot");
-        };
+        let lease = self.ask_for(0, leg(limit, PATIENT));
         self.settle();
         lease
     }
 
-    fn look(&mut self, asked: &Submission) -> Collected {
+    fn look(&mut self, asked: RequestId) -> Collected {
         let now = self.local();
         self.keepers[0].collect(asked, false, now)
     }
 
-    fn cancel(&mut self, asked: &Submission) {
+    fn cancel(&mut self, asked: RequestId) {
         let now = self.local();
         self.keepers[0].cancel(asked, now);
     }
@@ -92,7 +88,7 @@ impl World {
     fn rate_is_free(&mut self) -> bool {
         let asked = self.claim(0, vec![leg(2, Duration::ZERO)]);
         self.settle();
-        held(self.look(&asked))
+        held(self.look(asked))
     }
 }
 
@@ -107,7 +103,7 @@ fn a_request_that_waits_for_its_own_slot_takes_none_that_all_share() {
     let _holder = world.hold(0);
     let asked = world.claim_all(PATIENT);
     world.settle();
-    assert!(world.look(&asked).is_none());
+    assert!(world.look(asked).is_none());
     assert_eq!(world.under_limit(&NARROW), (1, 1));
     assert_eq!(world.under_limit(&WIDE), (0, 0));
 }
@@ -119,7 +115,7 @@ fn one_exchange_takes_all() {
     let sent = world.send(0);
     let reply = world.run(&sent);
     world.answer(0, &sent, reply);
-    let Some(Ok(taken)) = world.look(&asked) else {
+    let Some(Ok(taken)) = world.look(asked) else {
         panic!("everything is free");
     };
     assert_eq!(taken.leases.all().len(), 2);
@@ -135,19 +131,19 @@ fn a_claim_dropped_at_any_point_gives_everything_back() {
     let points: [Point; 5] = [
         ("before it is sent", |world| {
             let asked = world.claim_all(PATIENT);
-            world.cancel(&asked);
+            world.cancel(asked);
         }),
         ("on its way", |world| {
             let asked = world.claim_all(PATIENT);
             let sent = world.send(0);
             let reply = world.run(&sent);
-            world.cancel(&asked);
+            world.cancel(asked);
             world.answer(0, &sent, reply);
         }),
         ("granted and not collected", |world| {
             let asked = world.claim_all(PATIENT);
             world.settle();
-            world.cancel(&asked);
+            world.cancel(asked);
         }),
         ("waiting for one slot with the other", |world| {
             let holder = world.hold(1);
@@ -155,7 +151,7 @@ fn a_claim_dropped_at_any_point_gives_everything_back() {
             world.settle();
             assert_eq!(world.under_limit(&NARROW), (1, 0));
             assert_eq!(world.under_limit(&WIDE), (1, 1));
-            world.cancel(&asked);
+            world.cancel(asked);
             world.release(0, &holder);
         }),
         ("when its wait is over", |world| {
@@ -163,10 +159,7 @@ fn a_claim_dropped_at_any_point_gives_everything_back() {
             let asked = world.claim_all(Duration::from_secs(1));
             world.settle();
             world.pass(Duration::from_secs(1));
-            assert_eq!(
-                refused(world.look(&asked)),
-                Some(AcquireErrorKind::TimedOut)
-            );
+            assert_eq!(refused(world.look(asked)), Some(AcquireErrorKind::TimedOut));
             world.release(0, &holder);
         }),
     ];
@@ -175,7 +168,7 @@ fn a_claim_dropped_at_any_point_gives_everything_back() {
         reach(&mut world);
         world.settle();
         assert_eq!(world.ledger(), (0, 0), "{point}");
-        assert!(world.keepers[0].claim_count() == 0, "{point}");
+        assert!(world.keepers[0].request_count() == 0, "{point}");
         assert!(world.rate_is_free(), "{point}");
     }
 }
@@ -202,7 +195,7 @@ fn a_claim_whose_fate_is_unknown_asks_under_new_names() {
     let reply = world.run(&again);
     world.answer(0, &again, reply);
     // The time at the rate was charged, and cannot be charged again: it is not known whether it was.
-    assert_eq!(refused(world.look(&asked)), Some(AcquireErrorKind::TooSoon));
+    assert_eq!(refused(world.look(asked)), Some(AcquireErrorKind::TooSoon));
     world.settle();
     assert_eq!(world.ledger(), (0, 0));
 }
@@ -229,7 +222,7 @@ fn a_claim_that_was_held_back_goes_by_the_fallback() {
             true => world.keepers[0].on_stall(now),
             false => world.fail(0, &confirms, Failure::TimedOut),
         }
-        let Some(Err(error)) = world.look(&asked) else {
+        let Some(Err(error)) = world.look(asked) else {
             panic!("it has to be decided on");
         };
         assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
@@ -245,18 +238,17 @@ fn a_claim_is_not_held_back_for_a_holder_that_is_gone() {
     let now = world.local();
     world.keepers[0].fail(now);
     world.keepers[0].fail(now);
-    let holder = world.keepers[0].submit_unlabelled(&Demand::One(leg(1, PATIENT)), now);
-    let holder = holder.expect("open");
-    assert!(held(world.look(&holder)));
+    let holder = world.ask_for(0, leg(1, PATIENT));
+    assert!(held(world.collect(0, &holder)));
     world.pass(Duration::from_secs(1));
     world.recover(0);
     let confirms = world.send(0);
     assert_eq!(confirms.exchange.batches[0].renew.len(), 1);
     world.complete(0, &confirms);
-    world.cancel(&holder);
+    world.release(0, &holder);
     let asked = world.claim_all(PATIENT);
     world.settle();
-    assert!(held(world.look(&asked)));
+    assert!(held(world.look(asked)));
 }
 
 /// G3: a claim that was held back goes before a request that came later.
@@ -264,7 +256,7 @@ fn a_claim_is_not_held_back_for_a_holder_that_is_gone() {
 fn a_claim_that_was_held_back_keeps_its_turn() {
     let mut world = world(1);
     let holder = world.hold(1);
-    assert!(held(world.look(&Submission::Slot(holder.clone()))));
+    assert!(held(world.collect(0, &holder)));
     let now = world.local();
     world.keepers[0].on_event(&Event::Connected, now);
     let hello = world.send(0);
@@ -281,8 +273,8 @@ fn a_claim_that_was_held_back_keeps_its_turn() {
     world.settle();
     world.complete(0, &confirms);
     world.settle();
-    assert!(held(world.look(&asked)));
-    assert!(world.look(&later).is_none());
+    assert!(held(world.look(asked)));
+    assert!(world.look(later).is_none());
 }
 
 /// G8: its time for the store begins when it is to be sent, not when it is. When that is over it falls back, and the exchange
@@ -300,10 +292,10 @@ fn a_claim_that_waits_to_be_sent_waits_for_the_store() {
     let sent = world.send(0);
     assert_eq!(sent.exchange.claims.len(), 1);
     assert_eq!(sent.deadline, world.local() + STORE_TIMEOUT);
-    assert!(world.look(&asked).is_none());
+    assert!(world.look(asked).is_none());
     world.pass(STORE_TIMEOUT / 10);
     assert_eq!(
-        refused(world.look(&asked)),
+        refused(world.look(asked)),
         Some(AcquireErrorKind::Unavailable)
     );
     assert!(world.keepers[0].status().store_up, "it has time yet");
@@ -314,7 +306,7 @@ fn a_claim_that_waits_to_be_sent_waits_for_the_store() {
     assert_eq!(world.ledger(), (0, 0));
     let next = world.claim(0, vec![leg(2, Duration::ZERO)]);
     world.settle();
-    assert!(held(world.look(&next)));
+    assert!(held(world.look(next)));
 }
 
 /// G8: the same under a fallback that has slots: it goes on with all of them, and the store adopts them.
@@ -324,7 +316,7 @@ fn a_claim_that_the_store_does_not_answer_in_time_falls_back_alone() {
     let asked = world.claim_all(PATIENT);
     let sent = world.send(0);
     world.pass(STORE_TIMEOUT);
-    assert!(held(world.look(&asked)));
+    assert!(held(world.look(asked)));
     assert!(world.keepers[0].status().store_up);
     world.keepers[0].audit().expect("its books agree");
     world.complete(0, &sent);
@@ -332,7 +324,7 @@ fn a_claim_that_the_store_does_not_answer_in_time_falls_back_alone() {
     assert_eq!(world.ledger(), (2, 0));
     let other = world.claim_all(Duration::ZERO);
     world.settle();
-    assert!(refused(world.look(&other)).is_some());
+    assert!(refused(world.look(other)).is_some());
 }
 
 /// A slot that is held while the claim waits for more may be lost like any permit.
@@ -346,18 +338,14 @@ fn a_claim_that_lost_a_slot_while_it_waited_starts_over() {
     assert_eq!(world.under_limit(&NARROW), (1, 0));
     // Nothing is renewed for more than a lease, and another replica takes the slot.
     world.now += LEASE + Duration::from_secs(1);
-    let now = world.local();
-    let other = world.keepers[1].submit_unlabelled(&Demand::One(leg(0, PATIENT)), now);
-    let Ok(Submission::Slot(other)) = other else {
-        panic!("it is for one slot");
-    };
+    let other = world.ask_for(1, leg(0, PATIENT));
     let sent = world.send(1);
     let reply = world.run(&sent);
     world.answer(1, &sent, reply);
     world.pass(Duration::ZERO);
     world.release(0, &holder);
     world.settle();
-    assert!(world.look(&asked).is_none());
+    assert!(world.look(asked).is_none());
     assert_eq!(world.under_limit(&NARROW), (1, 1));
     assert_eq!(
         world.under_limit(&WIDE),
@@ -368,7 +356,7 @@ fn a_claim_that_lost_a_slot_while_it_waited_starts_over() {
     world.settle();
     world.deliver_wakes();
     world.settle();
-    assert!(held(world.look(&asked)));
+    assert!(held(world.look(asked)));
 }
 
 #[test]
@@ -381,10 +369,10 @@ fn a_rate_lets_wait_without_a_slot() {
     assert_eq!(world.ledger(), (0, 0));
     world.pass(minute - Duration::from_millis(1));
     world.settle();
-    assert!(world.look(&asked).is_none());
+    assert!(world.look(asked).is_none());
     world.pass(Duration::from_millis(1));
     world.settle();
-    assert!(held(world.look(&asked)));
+    assert!(held(world.look(asked)));
     assert_eq!(world.under_limit(&NARROW), (1, 0));
 }
 
@@ -398,7 +386,7 @@ fn without_the_store_a_refusal_leaves_nothing_either() {
     world.keepers[0].on_failure(sent.id, &error, now);
     // `rate` has let the first one go on, here.
     let wide = world.claim(0, vec![leg(1, Duration::ZERO)]);
-    assert!(held(world.look(&wide)));
+    assert!(held(world.look(wide)));
     let narrow = Key::from("you");
     let other = |limit: usize| Leg {
         key: if limit == 1 {
@@ -409,9 +397,9 @@ fn without_the_store_a_refusal_leaves_nothing_either() {
         ..leg(limit, Duration::ZERO)
     };
     let both = world.claim(0, vec![other(0), other(1), other(2)]);
-    assert_eq!(refused(world.look(&both)), Some(AcquireErrorKind::Full));
+    assert_eq!(refused(world.look(both)), Some(AcquireErrorKind::Full));
     let alone = world.claim(0, vec![other(0), other(2)]);
-    assert!(held(world.look(&alone)), "nothing was taken of the others");
+    assert!(held(world.look(alone)), "nothing was taken of the others");
 }
 
 /// G2: nobody came for it, nothing renewed it, and by now somebody else may have its slots.
@@ -423,9 +411,9 @@ fn a_claim_that_nobody_came_for_in_time_is_not_granted() {
     let reply = world.run(&sent);
     world.answer(0, &sent, reply);
     world.now += LEASE;
-    assert!(world.look(&asked).is_none());
+    assert!(world.look(asked).is_none());
     world.settle();
-    let Some(Ok(taken)) = world.look(&asked) else {
+    let Some(Ok(taken)) = world.look(asked) else {
         panic!("it asks again");
     };
     assert!(!taken.leases.is_lost() && taken.leases.all().len() == 2);
@@ -437,11 +425,7 @@ fn a_claim_that_lost_its_place_before_its_answer_came_leaves_nothing_behind() {
     for leaves_first in [true, false] {
         let mut world = world(2);
         let slot = |world: &mut World| {
-            let now = world.local();
-            let asked = world.keepers[1].submit_unlabelled(&Demand::One(leg(0, PATIENT)), now);
-            let Ok(Submission::Slot(lease)) = asked else {
-                panic!("it is for one slot");
-            };
+            let lease = world.ask_for(1, leg(0, PATIENT));
             let sent = world.send(1);
             let reply = world.run(&sent);
             world.answer(1, &sent, reply);
@@ -459,13 +443,13 @@ fn a_claim_that_lost_its_place_before_its_answer_came_leaves_nothing_behind() {
         let other = slot(&mut world);
         world.deliver_wakes();
         if leaves_first {
-            world.cancel(&asked);
+            world.cancel(asked);
         }
         let sent = world.send(0);
         let reply = world.run(&sent);
         world.answer(0, &sent, reply);
         if !leaves_first {
-            world.cancel(&asked);
+            world.cancel(asked);
         }
         world.fail(0, &late, Failure::Cut);
         world.release(1, &other);
@@ -474,7 +458,7 @@ fn a_claim_that_lost_its_place_before_its_answer_came_leaves_nothing_behind() {
         world.pass(Duration::from_secs(2));
         world.settle();
         assert_eq!(world.ledger(), (0, 0));
-        assert!(world.keepers[0].queue_count() == 0 && world.keepers[0].claim_count() == 0);
+        assert!(world.keepers[0].queue_count() == 0 && world.keepers[0].request_count() == 0);
     }
 }
 
@@ -491,9 +475,9 @@ fn each_wait_begins_with_its_turn() {
     world.settle();
     assert_eq!(world.under_limit(&WIDE), (1, 1));
     world.pass(soon - Duration::from_millis(1));
-    assert!(world.look(&asked).is_none());
+    assert!(world.look(asked).is_none());
     world.pass(Duration::from_millis(1));
-    let Some(Err(error)) = world.look(&asked) else {
+    let Some(Err(error)) = world.look(asked) else {
         panic!("its wait for `wide` is over");
     };
     assert_eq!(
@@ -526,10 +510,10 @@ fn what_is_to_be_given_back_to_a_rate_keeps_the_driver_alive() {
     let mut world = world(1);
     let asked = world.claim(0, vec![leg(2, PATIENT)]);
     world.settle();
-    assert!(held(world.look(&asked)));
+    assert!(held(world.look(asked)));
     let waits = world.claim(0, vec![leg(2, Duration::from_secs(3_600))]);
     world.settle();
-    world.cancel(&waits);
+    world.cancel(waits);
     world.keepers[0].orphan();
     assert!(!world.keepers[0].is_over());
     world.settle();
@@ -544,7 +528,7 @@ fn what_may_have_to_be_given_back_to_a_rate_keeps_the_driver_alive() {
     let before = world.rate_ends();
     let asked = world.claim(0, vec![leg(2, PATIENT)]);
     let sent = world.send(0);
-    world.cancel(&asked);
+    world.cancel(asked);
     world.keepers[0].orphan();
     assert!(!world.keepers[0].is_over());
     world.complete(0, &sent);
@@ -559,9 +543,7 @@ fn what_may_have_to_be_given_back_to_a_rate_keeps_the_driver_alive() {
 fn requests_beside_a_claim_are_retried_in_their_order() {
     let mut world = world(1);
     let single = |world: &mut World| {
-        let Submission::Slot(lease) = world.ask_wide() else {
-            panic!("it is for one slot");
-        };
+        let lease = world.ask_for(0, leg(1, PATIENT));
         world.now += Duration::from_millis(1);
         lease
     };
@@ -586,7 +568,7 @@ fn requests_beside_a_claim_are_retried_in_their_order() {
     let [third, fourth] = behind.map(|lease| Some(lease.seq()));
     assert_eq!(of_one, [first, second, None, third, fourth]);
     world.complete(0, &retried);
-    assert!(world.look(&claim).is_none());
+    assert!(world.look(claim).is_none());
 }
 
 /// G4, G8: without memory every claim of an exchange fails, and its batches do not.
@@ -608,7 +590,7 @@ fn a_request_beside_a_claim_that_cannot_be_written_is_decided_on() {
         world.answer(0, &sent, reply);
         world.keepers[0].audit().expect("its books agree");
         assert!(!world.keepers[0].store_is_up());
-        let (claim, single) = (world.look(&claim), world.look(&single));
+        let (claim, single) = (world.look(claim), world.look(single));
         match fallback {
             Fallback::Allow => assert!(held(claim) && held(single)),
             Fallback::Reject => {
@@ -636,14 +618,14 @@ fn a_rate_that_is_switched_off_delays_no_request_in_flight() {
         let mut world = world(1);
         let first = world.claim(0, vec![leg(2, PATIENT)]);
         world.settle();
-        assert!(held(world.look(&first)));
+        assert!(held(world.look(first)));
         let before = world.rate_ends();
         let asked = world.claim(0, vec![leg(2, wait)]);
         let sent = world.send(0);
         let now = world.local();
         world.keepers[0].revise(&[&RATE.mode(mode)], now).unwrap();
         world.complete(0, &sent);
-        assert!(held(world.look(&asked)), "{mode:?} {wait:?}");
+        assert!(held(world.look(asked)), "{mode:?} {wait:?}");
         world.settle();
         assert_eq!(world.rate_ends(), before, "it was refunded");
     }
@@ -661,7 +643,7 @@ fn a_rate_that_is_switched_off_delays_no_request_that_an_outage_moves() {
     world.keepers[0].revise(&[&off], now).unwrap();
     world.pass(STORE_TIMEOUT);
     world.fail(0, &sent, Failure::TimedOut);
-    assert!(asked.iter().all(|asked| held(world.look(asked))));
+    assert!(asked.iter().all(|asked| held(world.look(*asked))));
 }
 
 /// Of starts that are ahead a rate with a small burst can only undo the last, so it is given back first.
@@ -671,7 +653,7 @@ fn all_times_that_were_reserved_are_given_back_in_any_case() {
         let mut world = world(1);
         let first = world.claim(0, vec![leg(2, PATIENT)]);
         world.settle();
-        assert!(held(world.look(&first)));
+        assert!(held(world.look(first)));
         let before = world.rate_ends();
         for _ in 0..3 {
             world.claim(0, vec![leg(2, Duration::from_secs(3_600))]);
@@ -699,7 +681,7 @@ fn what_was_charged_is_given_back_once() {
     world.claim(0, vec![leg(2, PATIENT)]);
     let waits = world.claim(0, vec![leg(2, Duration::from_secs(3_600))]);
     world.settle();
-    world.cancel(&waits);
+    world.cancel(waits);
     let sent = world.send(0);
     assert_eq!(sent.exchange.refunds.len(), 1);
     let reply = world.run(&sent);
@@ -715,7 +697,7 @@ fn a_claim_is_held_from_its_grant() {
     let legs = || [1, 0].map(|limit| leg(limit, Duration::ZERO)).to_vec();
     let asked = world.claim(0, legs());
     world.settle();
-    let Some(Ok(taken)) = world.look(&asked) else {
+    let Some(Ok(taken)) = world.look(asked) else {
         panic!("both are free");
     };
     world.pass(Duration::from_secs(2));
@@ -724,9 +706,9 @@ fn a_claim_is_held_from_its_grant() {
     }
     let asked = world.claim(0, legs());
     world.settle();
-    assert!(held(world.look(&asked)));
+    assert!(held(world.look(asked)));
     let asked = world.claim(0, legs());
     world.settle();
-    let error = world.look(&asked).and_then(Result::err).expect("full");
+    let error = world.look(asked).and_then(Result::err).expect("full");
     assert_eq!(error.retry_after(), Some(Duration::from_secs(2)));
 }

@@ -26,14 +26,14 @@ fn wrong_type() -> LedgerError {
 }
 
 impl World {
-    fn all(&mut self, keeper: usize, legs: Vec<Leg>) -> Submission {
+    fn all(&mut self, keeper: usize, legs: Vec<Leg>) -> RequestId {
         let now = self.local();
         self.keepers[keeper]
             .submit_unlabelled(&Demand::All(legs), now)
             .expect("open")
     }
 
-    fn see(&mut self, asked: &Submission) -> Collected {
+    fn see(&mut self, asked: RequestId) -> Collected {
         let now = self.local();
         self.keepers[0].collect(asked, false, now)
     }
@@ -43,7 +43,9 @@ impl World {
         for limit in 0..limits {
             let now = self.local();
             let asked = Demand::One(leg(limit, Duration::ZERO));
-            drop(self.keepers[0].submit_unlabelled(&asked, now));
+            self.keepers[0]
+                .submit_unlabelled(&asked, now)
+                .expect("open");
         }
         let sent = self.send(0);
         let mut reply = self.run(&sent);
@@ -77,15 +79,15 @@ fn whoever_waits_for_a_rate_goes_on_when_it_is_switched_off() {
         let mut world = World::under(1, &[&RATE]);
         let first = world.all(0, vec![leg(0, PATIENT)]);
         world.settle();
-        assert!(held(world.see(&first)));
+        assert!(held(world.see(first)));
         let waits = world.all(0, vec![leg(0, PATIENT)]);
         world.settle();
-        assert!(world.see(&waits).is_none());
+        assert!(world.see(waits).is_none());
         world.update(&RATE.mode(mode));
         world.settle();
         world.pass(Duration::from_secs(1));
         world.settle();
-        assert!(held(world.see(&waits)), "{mode:?}");
+        assert!(held(world.see(waits)), "{mode:?}");
     }
 }
 
@@ -101,8 +103,8 @@ fn an_old_claim_that_asks_again_after_an_outage_does_not_hurry_the_store() {
     let sent = world.send(0);
     world.pass(STORE_TIMEOUT);
     world.fail(0, &sent, Failure::TimedOut);
-    assert!(held(world.see(&asked)), "locally");
-    assert!(world.see(&first).is_none(), "waits, locally");
+    assert!(held(world.see(asked)), "locally");
+    assert!(world.see(first).is_none(), "waits, locally");
     world.pass(Duration::from_secs(2));
     world.recover(0);
     assert!(world.keepers[0].status().store_up);
@@ -151,14 +153,9 @@ fn a_leg_that_is_lost_in_an_outage_leaves_the_local_ledger() {
     let mut world = World::under(2, &[&NARROW, &wide]);
     let hour = Duration::from_secs(3_600);
     let slot = |world: &mut World, keeper: usize, limit| {
-        let now = world.local();
-        match world.keepers[keeper].submit_unlabelled(&Demand::One(leg(limit, hour)), now) {
-            Ok(Submission::Slot(lease)) => {
-                world.settle();
-                lease
-            }
-            _ => panic!("it is for one slot"),
-        }
+        let lease = world.ask_for(keeper, leg(limit, hour));
+        world.settle();
+        lease
     };
     let theirs = slot(&mut world, 1, 1);
     let _theirs_too = slot(&mut world, 1, 1);
@@ -173,12 +170,8 @@ fn a_leg_that_is_lost_in_an_outage_leaves_the_local_ledger() {
     world.pass(Duration::from_secs(2));
     world.settle();
     world.store_goes_down();
-    assert!(world.see(&asked).is_none(), "waits for `wide`, here");
-    let now = world.local();
-    let other = world.keepers[0].submit_unlabelled(&Demand::One(leg(0, hour)), now);
-    let Ok(Submission::Slot(other)) = other else {
-        panic!()
-    };
+    assert!(world.see(asked).is_none(), "waits for `wide`, here");
+    let other = world.ask_for(0, leg(0, hour));
     assert!(world.collect(0, &other).is_none());
     for _ in 0..26 {
         world.pass(Duration::from_secs(1));
@@ -211,7 +204,7 @@ fn a_limit_in_shadow_whose_key_is_broken_refuses_nobody() {
         world.ledgers.clear();
         world.answer(0, &sent, reply);
         world.settle();
-        assert_eq!(refused(world.see(&asked)), None, "rate: {rate}");
+        assert_eq!(refused(world.see(asked)), None, "rate: {rate}");
     }
 }
 
@@ -241,12 +234,12 @@ fn two_rates_refuse_and_the_longer_time_is_told() {
             let legs = |wait| order.map(|limit| leg(limit, wait)).to_vec();
             let first = world.all(0, legs(Duration::ZERO));
             world.settle();
-            assert!(held(world.see(&first)));
+            assert!(held(world.see(first)));
             let second = world.all(0, legs(Duration::ZERO));
             if up {
                 world.settle();
             }
-            let Some(Err(error)) = world.see(&second) else {
+            let Some(Err(error)) = world.see(second) else {
                 panic!("too soon");
             };
             assert_eq!(
@@ -287,13 +280,10 @@ fn a_claim_granted_before_a_shutdown_is_not_admitted_after_it() {
     world.lose_all();
     world.settle();
     assert_eq!(world.ledger(), (0, 0));
-    assert_eq!(
-        refused(world.see(&single)),
-        Some(AcquireErrorKind::ShutDown)
-    );
-    assert!(!held(world.see(&asked)));
+    assert_eq!(refused(world.see(single)), Some(AcquireErrorKind::ShutDown));
+    assert!(!held(world.see(asked)));
     world.settle();
-    assert!(!held(world.see(&asked)), "admitted after the shutdown");
+    assert!(!held(world.see(asked)), "admitted after the shutdown");
     assert_eq!(world.ledger(), (0, 0), "and took slots");
 }
 
@@ -302,7 +292,7 @@ fn a_claim_granted_before_a_shutdown_is_not_admitted_after_it() {
 fn refunds_are_sent_in_chunks() {
     let rate = Limit::rate("rate", 1_000, Duration::from_secs(1)).max_waiters(100_000);
     let mut world = World::under(1, &[&rate]);
-    let asked: Vec<Submission> = (0..5_000u64)
+    let asked: Vec<RequestId> = (0..5_000u64)
         .map(|key| {
             let key = Key::from(key);
             world.all(
@@ -317,7 +307,7 @@ fn refunds_are_sent_in_chunks() {
     world.settle();
     let now = world.local();
     for one in &asked {
-        world.keepers[0].cancel(one, now);
+        world.keepers[0].cancel(*one, now);
     }
     let sent = world.send(0);
     assert!(
@@ -341,7 +331,7 @@ fn a_charge_is_work() {
         assert!(world.keepers[0].status().store_up);
         let charge = world.all(0, vec![leg(0, Duration::ZERO)]);
         world.settle();
-        assert!(world.see(&charge).is_some());
+        assert!(world.see(charge).is_some());
         world.pass(Duration::from_secs(60));
     }
     assert!(
@@ -367,7 +357,7 @@ fn a_key_with_a_value_of_0_is_refused_without_the_store() {
         let asked = world.keepers[0]
             .submit_unlabelled(&Demand::One(banned), now)
             .expect("open");
-        assert!(!held(world.see(&asked)), "{policy:?}");
+        assert!(!held(world.see(asked)), "{policy:?}");
     }
 }
 
@@ -464,20 +454,21 @@ fn a_process_keeps_few_idle_lines_and_none_for_ever() {
             ..leg(limit.0, PATIENT)
         });
         let asked = core.submit_unlabelled(&demand, now).expect("open");
-        assert!(held(core.collect(&asked, false, now)));
-        asked
+        let lease = core.lease_of(asked).expect("it is for one slot");
+        assert!(held(core.collect(asked, false, now)));
+        lease
     };
     let stays = ask(&mut core, 0);
     for number in 1..1_000 {
         let asked = ask(&mut core, 1 + number % 500);
-        core.cancel(&asked, now);
+        core.release(&asked, now);
         assert!(core.queue_count() <= MAX_CACHED + 1, "after {number}");
     }
     assert_eq!(core.queue_count(), MAX_CACHED + 1);
     core.orphan();
     assert_eq!(core.queue_count(), 1);
     assert!(!core.is_over());
-    core.cancel(&stays, now);
+    core.release(&stays, now);
     assert!(core.queue_count() == 0 && core.is_over());
 }
 

@@ -157,18 +157,13 @@ fn a_release_is_owed_until_it_is_confirmed() {
 fn releases_of_many_keys_share_exchanges() {
     const KEYS: u64 = 1_000;
     let mut world = World::new(1, &ONE);
-    let now = world.local();
     let leases: Vec<_> = (0..KEYS)
         .map(|key| {
             let leg = Leg {
                 key: key.into(),
                 ..leg(0, Duration::ZERO)
             };
-            let asked = world.keepers[0].submit_unlabelled(&Demand::One(leg), now);
-            match asked.expect("open") {
-                Submission::Slot(lease) => lease,
-                Submission::Claim(id) => panic!("{id:?} is a claim"),
-            }
+            world.ask_for(0, leg)
         })
         .collect();
     world.settle();

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use super::{
     Demand, Leg, Settings,
     core::{Core, Outgoing},
-    demand::{Submission, Taken},
+    demand::{RequestId, Taken},
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind, ConfigError, LostErrorKind},
@@ -54,6 +54,8 @@ struct World {
     now: Duration,
     keepers: Vec<Core>,
     wakes: Vec<(usize, Wake)>,
+    /// Requests for one slot, by their leases.
+    asked: Vec<(Arc<Lease>, RequestId)>,
 }
 
 /// Steps of the state machine, in place of the lock around it.
@@ -113,6 +115,7 @@ impl World {
             now: Duration::ZERO,
             keepers,
             wakes: Vec::new(),
+            asked: Vec::new(),
         };
         for keeper in 0..world.keepers.len() {
             let hello = world.keepers[keeper].hello(start);
@@ -134,17 +137,33 @@ impl World {
     }
 
     fn ask(&mut self, keeper: usize, wait: Duration) -> Arc<Lease> {
+        self.ask_for(keeper, leg(0, wait))
+    }
+
+    fn ask_for(&mut self, keeper: usize, leg: Leg) -> Arc<Lease> {
         let now = self.local();
-        let asked = self.keepers[keeper].submit_unlabelled(&Demand::One(leg(0, wait)), now);
-        match asked.expect("open") {
-            Submission::Slot(lease) => lease,
-            Submission::Claim(id) => panic!("{id:?} is a claim"),
-        }
+        let asked = self.keepers[keeper].submit_unlabelled(&Demand::One(leg), now);
+        self.lease_of(keeper, asked.expect("open"))
+    }
+
+    /// The slot of a request, to go by. One that is refused already has none.
+    fn lease_of(&mut self, keeper: usize, request: RequestId) -> Arc<Lease> {
+        let core = &self.keepers[keeper];
+        let lease = core.lease_of(request);
+        let lease = lease.unwrap_or_else(|| core.lease_of_nobody());
+        self.asked.push((lease.clone(), request));
+        lease
+    }
+
+    fn request_of(&self, lease: &Arc<Lease>) -> Option<RequestId> {
+        let mut asked = self.asked.iter().rev();
+        let (_, request) = asked.find(|(other, _)| Arc::ptr_eq(other, lease))?;
+        Some(*request)
     }
 
     fn collect(&mut self, keeper: usize, lease: &Arc<Lease>) -> Collected {
-        let (now, asked) = (self.local(), Submission::Slot(lease.clone()));
-        self.keepers[keeper].collect(&asked, false, now)
+        let (now, asked) = (self.local(), self.request_of(lease));
+        self.keepers[keeper].collect(asked.expect("asked for"), false, now)
     }
 
     fn refusal(&mut self, keeper: usize, lease: &Arc<Lease>) -> Option<AcquireErrorKind> {
@@ -168,9 +187,14 @@ impl World {
         (holder, waiter)
     }
 
+    /// A permit is given back, or a request is not wanted any more.
     fn release(&mut self, keeper: usize, lease: &Arc<Lease>) {
-        let now = self.local();
-        self.keepers[keeper].release(lease, now);
+        let (now, asked) = (self.local(), self.request_of(lease));
+        let core = &mut self.keepers[keeper];
+        match asked.filter(|asked| core.has_request(*asked)) {
+            Some(asked) => core.cancel(asked, now),
+            None => core.release(lease, now),
+        }
     }
 
     fn close(&mut self) -> usize {

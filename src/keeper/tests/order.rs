@@ -33,7 +33,7 @@ struct Asked {
     legs: Vec<usize>,
     wait: Duration,
     hold: Duration,
-    submission: Option<Submission>,
+    request: Option<RequestId>,
     leases: Vec<Arc<Lease>>,
     /// In the order of acquisition.
     names: Vec<Seq>,
@@ -102,7 +102,7 @@ impl Distant {
             legs: legs.into(),
             wait,
             hold,
-            submission: None,
+            request: None,
             leases: Vec::new(),
             names: Vec::new(),
             arrived: None,
@@ -155,11 +155,11 @@ impl Distant {
                     _ => Demand::All(legs),
                 };
                 let core = &mut self.world.keepers[keeper];
-                let submission = core.submit_unlabelled(&demand, now).expect("open");
-                let names = core.names_of(&submission);
+                let request = core.submit_unlabelled(&demand, now).expect("open");
+                let names = core.names_of(request);
                 let asked = &mut self.requests[number];
                 (asked.granted, asked.reached) = (vec![None; names.len()], vec![None; names.len()]);
-                (asked.names, asked.submission) = (names, Some(submission));
+                (asked.names, asked.request) = (names, Some(request));
             }
             Task::Arrive(keeper, outgoing) => {
                 let reply = self.world.run(&outgoing);
@@ -194,22 +194,22 @@ impl Distant {
 
     fn collect(&mut self) {
         for number in 0..self.requests.len() {
-            let Some(submission) = self.requests[number].submission.clone() else {
+            let Some(request) = self.requests[number].request else {
                 continue;
             };
             let (keeper, local) = (self.requests[number].keeper, self.world.local());
-            let collected = self.world.keepers[keeper].collect(&submission, false, local);
+            let collected = self.world.keepers[keeper].collect(request, false, local);
             let now = self.world.now;
             let asked = &mut self.requests[number];
             match collected {
                 Some(Ok(taken)) => {
                     asked.leases = taken.leases.all().to_vec();
-                    (asked.submission, asked.held) = (None, Some(now));
+                    (asked.request, asked.held) = (None, Some(now));
                     let end = now + asked.hold;
                     self.plan(end, Task::Release(number));
                 }
                 Some(Err(error)) => {
-                    (asked.refused, asked.submission) = (Some((now, error.kind())), None);
+                    (asked.refused, asked.request) = (Some((now, error.kind())), None);
                 }
                 None => {}
             }

@@ -33,16 +33,12 @@ impl World {
     }
 
     fn ask_as(&mut self, key: &Key, max: Option<u32>) -> Arc<Lease> {
-        let now = self.local();
         let leg = Leg {
             key: key.clone(),
             value: max.map(Into::into),
             ..leg(0, Duration::ZERO)
         };
-        let asked = self.keepers[0].submit_unlabelled(&Demand::One(leg), now);
-        let Ok(Submission::Slot(lease)) = asked else {
-            panic!("refused at once");
-        };
+        let lease = self.ask_for(0, leg);
         self.settle();
         lease
     }
@@ -239,13 +235,13 @@ fn a_pause_refuses_claims_too() {
     let now = world.local();
     let demand = Demand::All(vec![leg(0, PATIENT), leg(1, PATIENT)]);
     let asked = world.keepers[0].submit_unlabelled(&demand, now);
-    let Ok(submission) = asked else {
+    let Ok(request) = asked else {
         panic!("refused")
     };
     world.settle();
     world.steer(0, &[("b", Decision::Pause)]);
     let answer = world.keepers[0]
-        .collect(&submission, false, now)
+        .collect(request, false, now)
         .expect("an answer");
     let error = answer.err().expect("refused");
     assert_eq!(
@@ -306,11 +302,11 @@ fn a_rate_has_its_override_and_no_other() {
             key: key.clone(),
             ..leg(0, Duration::ZERO)
         };
-        let submission = world.keepers[0].submit_unlabelled(&Demand::One(leg), now);
-        let submission = submission.unwrap_or_else(|error| panic!("{error}"));
+        let request = world.keepers[0].submit_unlabelled(&Demand::One(leg), now);
+        let request = request.unwrap_or_else(|error| panic!("{error}"));
         world.settle();
         let answer = world.keepers[0]
-            .collect(&submission, false, now)
+            .collect(request, false, now)
             .expect("an answer");
         answer.err().and_then(|error| error.retry_after())
     };

@@ -2,26 +2,19 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use super::{Demand, LEASE, Lease, Leg, Submission, World, lasts, leg};
+use super::{LEASE, Lease, Leg, World, lasts, leg};
 use crate::{keeper::effects::LogEvent, key::Key, ledger::Seq, limit::Limit, telemetry::Topic};
 
 const KEYS: u64 = 1_000;
 
 /// A permit for each key, all at once.
 fn hold(world: &mut World, keys: u64) -> Vec<Arc<Lease>> {
-    let now = world.local();
     let mut submit = |key: u64| {
         let leg = Leg {
             key: Key::from(key),
             ..leg(0, Duration::ZERO)
         };
-        match world.keepers[0]
-            .submit_unlabelled(&Demand::One(leg), now)
-            .expect("open")
-        {
-            Submission::Slot(lease) => lease,
-            Submission::Claim(id) => panic!("{id:?} is a claim"),
-        }
+        world.ask_for(0, leg)
     };
     let leases: Vec<_> = (0..keys).map(&mut submit).collect();
     world.settle();

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Bounds, Core, Demand, Failure, LEASE, Leg, PATIENT, STORE_TIMEOUT, Submission, World, held,
-    leg, settings,
+    Bounds, Core, Demand, Failure, LEASE, Leg, PATIENT, RequestId, STORE_TIMEOUT, World, held, leg,
+    settings,
 };
 use crate::{
     keeper::core::Outgoing,
@@ -263,8 +263,8 @@ fn a_slot_that_lies_idle_counts_as_remaining() {
     world.release(0, &other);
     let lease = world.ask(0, PATIENT);
     assert!(lease.is_reused());
-    let now = world.local();
-    let answer = world.keepers[0].collect(&Submission::Slot(lease), true, now);
+    let (now, asked) = (world.local(), world.request_of(&lease).expect("asked for"));
+    let answer = world.keepers[0].collect(asked, true, now);
     let Some(Ok(taken)) = answer else {
         panic!("two slots lie idle");
     };
@@ -355,7 +355,7 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
                 .submit_unlabelled(&demand, now)
                 .expect("open")
         };
-        let asked: Vec<Submission> = (0..requests).map(ask).collect();
+        let asked: Vec<RequestId> = (0..requests).map(ask).collect();
         leases.iter().for_each(|lease| world.release(0, lease));
         assert_eq!(world.keepers[0].idle_count(), 2, "they were not sent yet");
 
@@ -365,12 +365,12 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
         assert_eq!(world.keepers[0].idle_count(), 2 - requests);
         world.complete(0, &sent);
         for asked in asked {
-            let collected = world.keepers[0].collect(&asked, false, now);
+            let collected = world.keepers[0].collect(asked, false, now);
             assert!(held(collected));
         }
+        world.keepers[0].audit().expect("its books agree");
         // The right goes on.
         assert_eq!(world.keepers[0].take_idle(0).is_some(), requests == 1);
-        world.keepers[0].audit().expect("its books agree");
     }
 }
 
@@ -478,7 +478,7 @@ fn a_newcomer_takes_no_idle_slot_past_a_request_on_its_way() {
     world.settle();
     world.release(0, &_other);
     world.settle();
-    assert!(held(world.keepers[0].collect(&heavy, false, now)));
+    assert!(held(world.keepers[0].collect(heavy, false, now)));
 }
 
 /// Or the pool would never have as many slots as there are tasks, and each request would ask the store.
@@ -515,7 +515,7 @@ fn a_slot_that_comes_free_goes_back_for_a_claim_that_is_on_its_way() {
     assert!(!held(world.collect(0, &later)));
     world.complete(0, &sent);
     world.settle();
-    assert!(held(world.keepers[0].collect(&claim, false, now)));
+    assert!(held(world.keepers[0].collect(claim, false, now)));
     assert!(!held(world.collect(0, &later)));
 }
 

@@ -14,14 +14,7 @@ impl World {
     }
 
     fn ask_for_units(&mut self, weight: u32) -> Arc<Lease> {
-        let (now, demand) = (self.local(), Demand::One(Self::leg(0, weight)));
-        match self.keepers[0]
-            .submit_unlabelled(&demand, now)
-            .expect("open")
-        {
-            Submission::Slot(lease) => lease,
-            Submission::Claim(id) => panic!("{id:?} is a claim"),
-        }
+        self.ask_for(0, Self::leg(0, weight))
     }
 
     /// The weights of the waiters in the store, in their order.

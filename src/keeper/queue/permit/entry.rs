@@ -3,14 +3,11 @@
 //!
 //! | state | how an entry gets there | how it leaves |
 //! | --- | --- | --- |
-//! | [`Parked`](State::Parked) | a leg of a claim is submitted, its exchange failed or did not ask for it, or its slot cannot be kept | sent, begun here, refused, bypassed |
-//! | [`Unsent`](State::Unsent) | submitted; its exchange came too late; renamed after a failure, a loss or an outage | sent, or decided here |
+//! | [`Idle`](State::Idle) | it has just come; its exchange failed or did not ask for it; its slot is lost, or cannot be kept | sent, or decided on here |
 //! | [`Sent`](State::Sent) | its exchange is sent | answered, failed, woken by another replica |
-//! | [`Waiting`](State::Waiting) | the store has enqueued it | granted, lost by the store, timed out, store down |
-//! | [`WaitingHere`](State::WaitingHere) | the ledger in this process has enqueued it | granted, timed out, store back |
+//! | [`Waiting`](State::Waiting) | the store has enqueued it, or the ledger in this process | granted, lost by the store, timed out, store down or back |
 //! | [`Checking`](State::Checking) | granted with a lease that ends soon | renewed, lost by the store, found waiting by a newer answer, store down |
 //! | [`Held`](State::Held) | granted by the store, this process or the fallback; handed over by a permit of this process | released, lost |
-//! | [`Refused`](State::Refused), [`Bypassed`](State::Bypassed) | decided | collected by its request |
 //! | [`Leaving`](State::Leaving) | given up while an exchange may still enter it | that exchange is over; or it is kept for the pool |
 //!
 //! An entry in any state may be given up; then it goes, or is `Leaving`.
@@ -19,59 +16,63 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::{error::AcquireErrorKind, keeper::demand::ClaimId, leases::Lease, sync::StoredWaker};
+use crate::{keeper::demand::RequestId, leases::Lease};
 
-/// One permit or request of this process.
+/// One permit of this process, or a request's part in this queue.
 pub(in crate::keeper::queue) struct Entry {
     pub lease: Arc<Lease>,
     pub in_store: InStore,
-    /// When the request came; for a leg of a claim, when its turn began.
+    /// When its turn began, so that its time to wait runs.
     pub asked: Instant,
-    /// Zero: it does not wait.
-    pub wait: Duration,
     /// The place at which it joined the queue; 0 if it did not.
     pub place: u32,
-    /// It has asked for `store_timeout` in vain, and goes on since it may wait and its fallback has no slot for it.
-    pub is_overdue: bool,
-    pub waker: Option<StoredWaker>,
+    /// It may wait for its slot.
+    pub waits: bool,
+    /// It has had its turn.
+    begun: bool,
     pub(super) state: State,
-    /// Set until the claim is collected.
-    leg: Option<ClaimLeg>,
+    /// The request that has not collected it yet.
+    request: Option<Requester>,
+}
+
+/// The request of an entry.
+#[derive(Clone, Copy)]
+pub(in crate::keeper) struct Requester {
+    pub id: RequestId,
+    /// It asks for this slot only.
+    pub plain: bool,
+    /// The limit is in shadow mode for it: a refusal lets it pass.
+    pub shadow: bool,
 }
 
 #[derive(Clone, Copy)]
 pub(in crate::keeper::queue) enum State {
-    /// A leg of a claim whose turn has not come.
-    Parked,
-    /// To be sent. It has `store_timeout` from `since`, even after a failed attempt; then it falls back by itself
-    /// (`Context::asking`).
-    Unsent {
-        since: Instant,
-        was_sent: bool,
-    },
+    /// To be sent, or decided on here, when its request has it done.
+    Idle,
     /// Sent at `at`, and not answered.
     Sent {
-        since: Instant,
         at: Instant,
     },
-    /// In the store's queue.
-    Waiting {
-        ticket: i64,
-        seen: StoreMoment,
-    },
-    /// In the queue of the ledger in this process.
-    WaitingHere,
+    Waiting(Line),
     /// Granted by the store, perhaps so long ago that the lease is about to end: renewed before it is used. An answer to
     /// what was sent before `since` does not contradict the grant.
     Checking {
         since: Instant,
     },
     Held(HeldSlot),
-    Refused(AcquireErrorKind),
-    /// It would have been refused, and goes on without a slot.
-    Bypassed(AcquireErrorKind),
     /// Given up while an exchange is in flight that may put it into the store's ledger.
     Leaving,
+}
+
+/// The queue in which an entry waits.
+#[derive(Clone, Copy)]
+pub(in crate::keeper::queue) enum Line {
+    InStore {
+        ticket: i64,
+        seen: StoreMoment,
+    },
+    /// In the ledger in this process.
+    Here,
 }
 
 /// A moment by both clocks: the store's, and a local one that is not later.
@@ -126,16 +127,6 @@ pub(in crate::keeper::queue) struct InStore {
     pub not_after_us: u64,
 }
 
-/// The part that an entry has in a claim.
-#[derive(Clone, Copy)]
-struct ClaimLeg {
-    claim: ClaimId,
-    /// Its limit is in shadow mode: a refusal lets it pass.
-    shadow: bool,
-    /// It has had its turn, so its time to wait runs.
-    begun: bool,
-}
-
 impl Holder {
     /// Whether it is a permit, which was counted as admitted and whose end counts.
     pub fn is_permit(self) -> bool {
@@ -146,49 +137,28 @@ impl Holder {
     }
 }
 
-impl State {
-    /// That of a request which begins to ask.
-    pub(super) fn unsent(now: Instant) -> Self {
-        let (since, was_sent) = (now, false);
-        Self::Unsent { since, was_sent }
-    }
-}
-
 impl Entry {
-    /// `claim`: the one that it is a leg of, and whether its limit is in shadow mode.
     pub(super) fn new(
         lease: Arc<Lease>,
         wait: Duration,
         now: Instant,
-        claim: Option<(ClaimId, bool)>,
+        request: Option<Requester>,
     ) -> Self {
         Self {
             lease,
             in_store: InStore::default(),
             asked: now,
-            wait,
             place: 0,
-            is_overdue: false,
-            waker: None,
-            state: match claim {
-                Some(_) => State::Parked,
-                None => State::unsent(now),
-            },
-            leg: claim.map(|(claim, shadow)| ClaimLeg {
-                claim,
-                shadow,
-                begun: false,
-            }),
+            waits: !wait.is_zero(),
+            // One for this slot only begins at once.
+            begun: request.is_some_and(|request| request.plain),
+            state: State::Idle,
+            request,
         }
     }
 
     pub fn state(&self) -> &State {
         &self.state
-    }
-
-    /// When it has waited for as long as it may.
-    pub fn wait_until(&self) -> Instant {
-        self.asked + self.wait
     }
 
     pub fn is_held(&self) -> bool {
@@ -205,41 +175,53 @@ impl Entry {
     /// Whether it still asks for a slot.
     pub fn is_undecided(&self) -> bool {
         match self.state {
-            State::Parked
-            | State::Unsent { .. }
-            | State::Sent { .. }
-            | State::Waiting { .. }
-            | State::WaitingHere
-            | State::Checking { .. } => true,
-            State::Held(_) | State::Refused(_) | State::Bypassed(_) | State::Leaving => false,
+            State::Idle | State::Sent { .. } | State::Waiting(_) | State::Checking { .. } => true,
+            State::Held(_) | State::Leaving => false,
         }
     }
 
-    /// Whether it is on its way to the store.
+    /// Whether it is on its way to the store. A request for several slots is sent by the core, which says so when it is.
     pub fn asks_store(&self) -> bool {
-        matches!(self.state, State::Unsent { .. } | State::Sent { .. })
+        match self.state {
+            State::Idle => self.is_plain(),
+            State::Sent { .. } => true,
+            _ => false,
+        }
     }
 
-    /// The claim that it is a leg of.
-    pub fn claim(&self) -> Option<ClaimId> {
-        self.leg.map(|leg| leg.claim)
+    /// Its request, and how that asks for it.
+    pub fn requester(&self) -> Option<Requester> {
+        self.request
     }
 
-    /// Its claim is granted: from now on it is an entry like any other.
-    pub fn leave_claim(&mut self) {
-        self.leg = None;
+    /// The request that has not collected it yet.
+    pub fn request(&self) -> Option<RequestId> {
+        self.request.map(|request| request.id)
     }
 
-    /// Whether its limit is in shadow mode, as a leg of a claim.
+    /// Whether its request asks for this slot only.
+    pub fn is_plain(&self) -> bool {
+        self.request.is_some_and(|request| request.plain)
+    }
+
+    /// Whether its limit is in shadow mode for its request.
     pub fn is_shadow(&self) -> bool {
-        self.leg.is_some_and(|leg| leg.shadow)
+        self.request.is_some_and(|request| request.shadow)
     }
 
-    /// It is the turn of this leg: its time to wait begins, unless it has begun before.
+    /// It is for a request.
+    pub fn ask_for(&mut self, request: Requester) {
+        self.request = Some(request);
+    }
+
+    /// Its request does not want it any more, or has collected it.
+    pub fn leave_request(&mut self) {
+        self.request = None;
+    }
+
+    /// It is its turn: its time to wait begins, unless it has begun before.
     pub fn begin(&mut self, now: Instant) {
-        if let Some(leg) = &mut self.leg
-            && !std::mem::replace(&mut leg.begun, true)
-        {
+        if !std::mem::replace(&mut self.begun, true) {
             self.asked = now;
         }
     }
@@ -265,12 +247,11 @@ impl Entry {
                 };
                 since.map(|since| (false, since))
             }
-            State::Unsent { .. }
-            | State::Sent { .. }
-            | State::Waiting { .. }
-            | State::WaitingHere
-            | State::Checking { .. } => Some((true, self.asked)),
-            State::Parked | State::Refused(_) | State::Bypassed(_) | State::Leaving => None,
+            State::Sent { .. } | State::Waiting(_) | State::Checking { .. } => {
+                Some((true, self.asked))
+            }
+            State::Idle => self.is_plain().then_some((true, self.asked)),
+            State::Leaving => None,
         }
     }
 }
@@ -282,6 +263,6 @@ mod tests {
     /// A queue of a busy key has many entries, and each is moved with its neighbours.
     #[test]
     fn an_entry_is_no_larger_than_it_was() {
-        assert!(size_of::<Entry>() <= 152, "{}", size_of::<Entry>());
+        assert!(size_of::<Entry>() <= 128, "{}", size_of::<Entry>());
     }
 }

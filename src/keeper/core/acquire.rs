@@ -1,0 +1,515 @@
+//! How a request comes by its slots and charges, all or nothing.
+//!
+//! Its legs are entries of their queues. They are acquired in one order on all replicas, narrow limits first, so that requests
+//! never deadlock; one whose turn has not come is idle. A request that has to wait for one leg keeps those before it: giving
+//! them back to queue for them again could go on for ever. A request for one slot only is sent by its queue, together with
+//! others; what else a request may be is sent as a *claim*, which the store decides on as a whole.
+//!
+//! Rates come first, and are charged once. The charge is refunded if the request is refused after all.
+
+use std::{cmp::Ordering, mem, time::Duration};
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::{Asking, Core, ExchangeId, Legs, Request, SlotLeg, Stage};
+use crate::{
+    error::AcquireErrorKind,
+    keeper::{
+        context::{Availability, Decided, Decision},
+        demand::{Leg, Notes, RequestId},
+        queue::{Alone, LegState, Newcomer, Outcome, Requester},
+    },
+    leases::{Label, Lease},
+    limit::{MAX_WEIGHT, Mode},
+};
+
+/// How far a request has come.
+pub(super) enum Progress {
+    Complete,
+    /// It is this leg's turn.
+    Turn(usize),
+    /// The store, or a queue, decides next. It waits in the queue until then.
+    Waits(Option<Instant>),
+    /// A leg before this one was lost, or this one itself.
+    Stray(usize),
+}
+
+impl Core {
+    /// A request for one slot of a limit that is enforced. It is there until it is collected or dropped.
+    #[inline]
+    pub(super) fn submit_slot(&mut self, leg: &Leg, label: &Label) -> RequestId {
+        let id = self.next_request();
+        let queue = self.queues.find_or_make(&mut self.ctx, leg.limit, &leg.key);
+        let requester = Requester {
+            id,
+            plain: true,
+            shadow: false,
+        };
+        // It is listed anew when the entry is taken further.
+        let of_key = self.queues.without_listing(queue);
+        of_key.set_own_value(&mut self.ctx, leg.value);
+        let wait = longest_wait(leg, of_key.max());
+        let is_too_heavy = of_key.is_too_heavy(leg.weight);
+        let idle = match leg.weight {
+            1 => of_key.take_idle(&mut self.ctx, !wait.is_zero(), requester),
+            _ => None,
+        };
+        let is_reused = idle.is_some();
+        let lease =
+            idle.unwrap_or_else(|| of_key.enter(&mut self.ctx, wait, leg.weight, requester));
+        if is_reused {
+            self.queues.change(&mut self.ctx, queue, |_, _| ());
+        }
+        lease.set_label(label.clone());
+        let mut legs = Legs::new();
+        legs.push(SlotLeg { lease, wait });
+        self.insert_request(id, Request::new(id, legs, true, None, self.ctx.now));
+        match is_reused {
+            _ if is_too_heavy => self.refuse_leg(id, 0, AcquireErrorKind::InvalidWeight),
+            true => self.grant(id),
+            false if self.asks_store() => self.ask_store(id),
+            false if self.begin_leg(id, 0) => self.grant(id),
+            false => self.advance(id),
+        }
+        id
+    }
+
+    /// A request for all of it.
+    pub(super) fn submit_all(&mut self, legs: &[Leg], label: &Label) -> RequestId {
+        let id = self.next_request();
+        let mut ordered: SmallVec<[_; 4]> = SmallVec::new();
+        let (mut notes, mut refusal) = (Notes::default(), None);
+        for leg in legs {
+            let limit = self.ctx.limits[leg.limit.0].clone();
+            let shadow = match limit.current_mode() {
+                Mode::Off => {
+                    notes.exempt.extend(limit.period().map(|_| limit.clone()));
+                    continue;
+                }
+                mode => mode == Mode::Shadow,
+            };
+            if let Some(fee) = self.fee(id.number.get(), leg, shadow) {
+                refusal = refusal.or(fee.too_dear(leg.cost));
+                notes.fees.push(fee);
+                continue;
+            }
+            let class = limit.class_of(&leg.key);
+            let queue = self.queues.find_or_make(&mut self.ctx, leg.limit, &leg.key);
+            let requester = Requester {
+                id,
+                plain: false,
+                shadow,
+            };
+            // A limit that is not enforced refuses no weight.
+            let weight = leg.weight.clamp(1, MAX_WEIGHT);
+            let entered = self.queues.change(&mut self.ctx, queue, |queue, ctx| {
+                queue.set_own_value(ctx, leg.value);
+                let wait = match shadow {
+                    true => Duration::ZERO,
+                    false => longest_wait(leg, queue.max()),
+                };
+                let lease = queue.enter(ctx, wait, weight, requester);
+                if queue.is_too_heavy(weight) {
+                    queue.refuse(ctx, lease.seq(), AcquireErrorKind::InvalidWeight);
+                }
+                SlotLeg { lease, wait }
+            });
+            entered.lease.set_label(label.clone());
+            ordered.push((class, entered));
+        }
+        ordered.sort_by(|(class, leg), (other, other_leg)| {
+            class
+                .cmp(other)
+                .then_with(|| self.by_ledger_order(&leg.lease, &other_leg.lease))
+        });
+        let legs = ordered.into_iter().map(|(_, leg)| leg).collect();
+        let notes = (!notes.fees.is_empty() || !notes.exempt.is_empty()).then(|| Box::new(notes));
+        self.insert_request(id, Request::new(id, legs, false, notes, self.ctx.now));
+        if let Some(error) = refusal {
+            self.refuse_request(id, error);
+        }
+        self.follow_decisions();
+        self.advance(id);
+        id
+    }
+
+    /// The same on all replicas: by the names of ledgers. In memory there are no names and no other replicas.
+    fn by_ledger_order(&self, one: &Lease, other: &Lease) -> Ordering {
+        let (one, other) = (&self.queues[one.queue], &self.queues[other.queue]);
+        (one.ledger_name().cmp(other.ledger_name()))
+            .then_with(|| one.limit_id().cmp(&other.limit_id()))
+            .then_with(|| one.key().cmp(other.key()))
+    }
+
+    /// Takes all requests further that queues have decided on, older ones first. To be called at the end of each step: what one
+    /// request does may move others.
+    #[inline(always)]
+    pub(super) fn follow_decisions(&mut self) {
+        // Mostly there are none.
+        if !self.ctx.decided.is_empty() {
+            self.follow_all();
+        }
+    }
+
+    fn follow_all(&mut self) {
+        while !self.ctx.decided.is_empty() {
+            mem::swap(&mut self.ctx.decided, &mut self.following);
+            self.following
+                .sort_by_key(|decided| (decided.request, decided.decision.rank()));
+            for number in 0..self.following.len() {
+                let decided = self.following[number];
+                let next = self.following.get(number + 1);
+                let is_last = next.is_none_or(|next| next.request != decided.request);
+                self.follow(decided, is_last);
+            }
+            self.following.clear();
+        }
+    }
+
+    /// `is_last`: nothing more was decided on the same request.
+    fn follow(&mut self, decided: Decided, is_last: bool) {
+        let Decided {
+            request: id,
+            seq,
+            decision,
+        } = decided;
+        let Some(request) = self.request_mut(id) else {
+            return;
+        };
+        let mut legs = request.legs.iter();
+        let leg = legs.position(|leg| leg.lease.seq() == seq);
+        // From now on its queue does not send it any more.
+        if let Stage::Listed = request.stage {
+            request.stage = Stage::Open;
+        }
+        match (decision, leg) {
+            (Decision::Refused(kind), Some(leg)) => self.refuse_leg(id, leg, kind),
+            (Decision::Bypassed(kind), Some(leg)) => self.bypass_leg(id, leg, kind),
+            _ => {}
+        }
+        if is_last {
+            self.advance(id);
+        }
+    }
+
+    /// Takes a request as far as it gets without an answer of the store.
+    pub(super) fn advance(&mut self, id: RequestId) {
+        while let Some(request) = self.request(id)
+            && let Stage::Open = request.stage
+        {
+            let progress = self.progress(request);
+            match progress {
+                Progress::Waits(until) => self.set_wait(id, until),
+                _ => self.set_wait(id, None),
+            }
+            match progress {
+                Progress::Waits(_) => return self.stop_asking(id),
+                Progress::Stray(leg) => self.park_leg(id, leg),
+                Progress::Complete if !self.owes(id) => return self.grant(id),
+                Progress::Complete | Progress::Turn(_) if self.asks_store() => {
+                    return self.ask_store(id);
+                }
+                _ if self.owes(id) => self.pay_here(id),
+                Progress::Complete => {}
+                Progress::Turn(leg) => {
+                    self.begin_leg(id, leg);
+                }
+            }
+        }
+    }
+
+    pub(super) fn progress(&self, request: &Request) -> Progress {
+        let mut turn = None;
+        for (number, leg) in request.legs.iter().enumerate() {
+            let queue = &self.queues[leg.lease.queue];
+            let Some(state) = queue.leg_state(leg.lease.seq(), self.ctx.now) else {
+                continue;
+            };
+            match state {
+                LegState::Held { over, busy } if turn.is_some() || over => {
+                    // The exchange that may bring it back into the store has to be answered first.
+                    return match busy {
+                        true => Progress::Waits(self.wait_of(request)),
+                        false => Progress::Stray(number),
+                    };
+                }
+                LegState::Held { .. } => {}
+                LegState::Idle => turn = turn.or(Some(number)),
+                LegState::Waiting(_) | LegState::Asked => {
+                    return Progress::Waits(self.wait_of(request));
+                }
+            }
+        }
+        turn.map_or(Progress::Complete, Progress::Turn)
+    }
+
+    fn grant(&mut self, id: RequestId) {
+        self.stop_asking(id);
+        if let Some(request) = self.request_mut(id) {
+            request.stage = Stage::Granted;
+            let waker = request.waker.take();
+            self.ctx.effects.wake(waker);
+        }
+    }
+
+    /// Until when it may wait in the queue that it waits in.
+    fn wait_of(&self, request: &Request) -> Option<Instant> {
+        request.legs.iter().find_map(|leg| {
+            let queue = &self.queues[leg.lease.queue];
+            match queue.leg_state(leg.lease.seq(), self.ctx.now) {
+                Some(LegState::Waiting(since)) => Some(since + leg.wait),
+                _ => None,
+            }
+        })
+    }
+
+    /// Requests that were to be sent go on from where their legs are.
+    pub(super) fn reopen_all(&mut self, requests: impl IntoIterator<Item = RequestId>) {
+        for id in requests {
+            if !self.store_is_up() {
+                self.stop_asking(id);
+            }
+            if let Some(request) = self.request_mut(id)
+                && let Stage::Unsent | Stage::Sent(_) = request.stage
+            {
+                request.stage = Stage::Open;
+                self.note_changed(id);
+            }
+        }
+    }
+
+    /// After an exchange was answered or failed: its requests go on from where their legs are, but for those that have gone on
+    /// without it.
+    pub(super) fn reopen_sent(
+        &mut self,
+        exchange: ExchangeId,
+        requests: impl IntoIterator<Item = RequestId>,
+    ) {
+        for id in requests {
+            if self.is_sent_in(id, exchange) {
+                self.reopen_all([id]);
+            }
+        }
+    }
+
+    /// The store is to be asked: with others of its queue, or for all of it at once.
+    fn ask_store(&mut self, id: RequestId) {
+        let (now, timeout) = (self.ctx.now, self.ctx.settings.store_timeout);
+        let Some(request) = self.request_mut(id) else {
+            return;
+        };
+        let begins = request.asking.is_none();
+        let asking = *request.asking.get_or_insert(Asking {
+            since: now,
+            until: now + timeout,
+        });
+        let listed = request.plain.then(|| request.legs[0].lease.clone());
+        request.stage = match listed {
+            Some(_) => Stage::Listed,
+            None => Stage::Unsent,
+        };
+        if begins {
+            self.asking.insert((asking.until, id));
+        }
+        match listed {
+            Some(lease) => {
+                let newcomer = Newcomer {
+                    seq: lease.seq(),
+                    since: asking.since,
+                    number: id.number,
+                };
+                self.queues.change(&mut self.ctx, lease.queue, |queue, _| {
+                    queue.ask_store(newcomer);
+                });
+            }
+            None => drop(self.unsent.insert(id)),
+        }
+    }
+
+    /// Its time to wait in a queue is over.
+    pub(super) fn time_out(&mut self, id: RequestId) {
+        self.set_wait(id, None);
+        let Some(request) = self.request(id) else {
+            return;
+        };
+        let mut legs = request.legs.iter();
+        let waits = |leg: &SlotLeg| {
+            let queue = &self.queues[leg.lease.queue];
+            let state = queue.leg_state(leg.lease.seq(), self.ctx.now);
+            matches!(state, Some(LegState::Waiting(_)))
+        };
+        if let Some(leg) = legs.position(waits) {
+            self.refuse_leg(id, leg, AcquireErrorKind::TimedOut);
+        }
+    }
+
+    /// Without the store legs are acquired one after the other: no other step comes between. Returns whether it has its slot.
+    fn begin_leg(&mut self, id: RequestId, leg: usize) -> bool {
+        let Some(SlotLeg { lease, wait }) = self.leg(id, leg) else {
+            return false;
+        };
+        let outcome = self
+            .queues
+            .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                queue.begin_leg(ctx, lease.seq(), wait)
+            });
+        // Its own request goes on from here.
+        self.ctx.decided.retain(|decided| decided.request != id);
+        match outcome {
+            Outcome::Held => return true,
+            Outcome::Waits => {}
+            Outcome::Refused(kind) => self.refuse_leg(id, leg, kind),
+            Outcome::Bypassed(kind) => self.bypass_leg(id, leg, kind),
+        }
+        false
+    }
+
+    fn leg(&self, id: RequestId, leg: usize) -> Option<SlotLeg> {
+        self.request(id)?.legs.get(leg).cloned()
+    }
+
+    fn park_leg(&mut self, id: RequestId, leg: usize) {
+        if let Some(SlotLeg { lease, .. }) = self.leg(id, leg) {
+            self.queues
+                .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                    queue.park_slot(ctx, lease.seq())
+                });
+        }
+    }
+
+    pub(super) fn bypass_leg(&mut self, id: RequestId, leg: usize, kind: AcquireErrorKind) {
+        let Some(request) = self.request_mut(id) else {
+            return;
+        };
+        let lease = request.legs.remove(leg).lease;
+        let limit = self.queues[lease.queue].limit().clone();
+        let notes = self
+            .request_mut(id)
+            .map(|one| one.notes.get_or_insert_default());
+        notes
+            .into_iter()
+            .for_each(|notes| notes.bypassed.push((limit.clone(), kind)));
+        self.queues
+            .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                ctx.note_bypass(queue.limit_id(), kind);
+                queue.give_up(ctx, lease.seq());
+            });
+    }
+}
+
+/// Requests that the store has not answered in time. Each falls back by itself.
+impl Core {
+    /// A request has asked for as long as it may, mostly since others were before it in this process: it alone falls back. If the
+    /// fallback of a limit has no slot for it, it goes on asking for as long as it may wait there.
+    pub(super) fn end_asking_of(&mut self, id: RequestId) {
+        let Some(request) = self.request_mut(id) else {
+            return;
+        };
+        let Some(asking) = request.asking.take() else {
+            return;
+        };
+        if !matches!(
+            request.stage,
+            Stage::Listed | Stage::Unsent | Stage::Sent(_)
+        ) {
+            // One of its slots was lost, and may come back.
+            return;
+        }
+        if !self.store_is_up() {
+            self.take_back(id);
+            return self.advance(id);
+        }
+        match self.legs_alone(id) {
+            LegsAlone::Wait(until) => {
+                if let Some(request) = self.request_mut(id) {
+                    request.asking = Some(Asking { until, ..asking });
+                    self.asking.insert((until, id));
+                }
+            }
+            LegsAlone::Refused(leg, kind) => self.refuse_leg(id, leg, kind),
+            LegsAlone::Decided { admitted, bypassed } => {
+                self.take_back(id);
+                if self.owes(id) {
+                    self.pay_as(id, Availability::Down);
+                }
+                // It may be refused now, or sleep.
+                if !{ self.request(id) }.is_some_and(|one| matches!(one.stage, Stage::Open)) {
+                    return;
+                }
+                for SlotLeg { lease, .. } in admitted {
+                    self.queues
+                        .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                            queue.admit_alone(ctx, lease.seq());
+                            queue.forget_fallen_back();
+                        });
+                }
+                for leg in bypassed.into_iter().rev() {
+                    self.bypass_leg(id, leg, AcquireErrorKind::Full);
+                }
+                self.advance(id);
+            }
+        }
+    }
+
+    /// What the fallbacks say of the legs that a request does not have yet.
+    fn legs_alone(&mut self, id: RequestId) -> LegsAlone {
+        let legs = self.request(id).map(|request| request.legs.clone());
+        let (mut admitted, mut bypassed) = (Vec::new(), Vec::new());
+        for (number, leg) in legs.into_iter().flatten().enumerate() {
+            let (seq, queue) = (leg.lease.seq(), leg.lease.queue);
+            let state = self.queues[queue].leg_state(seq, self.ctx.now);
+            if let None | Some(LegState::Held { .. }) = state {
+                continue;
+            }
+            let verdict = self.queues.change(&mut self.ctx, queue, |queue, ctx| {
+                queue.verdict_alone(ctx, seq, leg.wait)
+            });
+            match verdict {
+                Some(Alone::Admitted) => admitted.push(leg),
+                Some(Alone::Bypassed) => bypassed.push(number),
+                Some(Alone::Waits(until)) => return LegsAlone::Wait(until),
+                Some(Alone::Refused(kind)) => return LegsAlone::Refused(number, kind),
+                None => {}
+            }
+        }
+        LegsAlone::Decided { admitted, bypassed }
+    }
+
+    /// A request is sent no more, and goes on without the exchange that it is in. What that brings is given back.
+    fn take_back(&mut self, id: RequestId) {
+        self.stop_asking(id);
+        self.unsent.remove(&id);
+        self.held_back.remove(&id);
+        let Some(request) = self.request_mut(id) else {
+            return;
+        };
+        (request.stage, request.ticket) = (Stage::Open, None);
+        for SlotLeg { lease, .. } in request.legs.clone() {
+            self.queues
+                .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                    queue.leave_exchange(ctx, lease.seq())
+                });
+        }
+    }
+}
+
+/// The outcome for a request of which the store knows nothing yet.
+enum LegsAlone {
+    Decided {
+        admitted: Vec<SlotLeg>,
+        /// Their numbers.
+        bypassed: Vec<usize>,
+    },
+    /// One of its limits has no slot here, and the request may wait for it until then.
+    Wait(Instant),
+    Refused(usize, AcquireErrorKind),
+}
+
+/// How long a leg may wait. Of a key that has no slots it would wait for nothing.
+fn longest_wait(leg: &Leg, max: u32) -> Duration {
+    match max {
+        0 => Duration::ZERO,
+        _ => leg.wait,
+    }
+}

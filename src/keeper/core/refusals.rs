@@ -1,0 +1,194 @@
+//! Requests that are refused or dropped, and what a refusal says.
+
+use std::{mem, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{Core, Request, SlotLeg, Stage};
+use crate::{
+    error::{AcquireError, AcquireErrorKind},
+    keeper::demand::RequestId,
+    leases::Fee,
+    limit::LimitId,
+    status::{InLine, Quota},
+};
+
+impl Core {
+    /// Refuses a request by the limit of one leg.
+    pub(super) fn refuse_leg(&mut self, id: RequestId, leg: usize, kind: AcquireErrorKind) {
+        if let Some(error) = self.request(id).map(|one| self.leg_error(one, leg, kind)) {
+            self.refuse_request(id, error);
+        }
+    }
+
+    /// Gives back what it has, and refunds what it was charged.
+    pub(super) fn refuse_request(&mut self, id: RequestId, mut error: AcquireError) {
+        let Some(request) = self.request(id).filter(|request| !request.is_refused()) else {
+            return;
+        };
+        let refused = error.details.limit_name.clone();
+        let slots = self.slots_of(request);
+        let rates = request
+            .fees()
+            .iter()
+            .filter_map(|fee| self.quota_without(fee));
+        let others = slots.chain(rates);
+        let others = others.filter(|quota| quota.limit_name != refused);
+        error.details.quotas.extend(others.collect::<Vec<_>>());
+        self.keep_refusal(id, &error);
+        self.let_go(id);
+        if let Some(request) = self.request_mut(id) {
+            request.stage = Stage::Refused(error);
+            let waker = request.waker.take();
+            self.ctx.effects.wake(waker);
+        }
+    }
+
+    /// Keeps the refusal of a request that still has its legs and fees.
+    fn keep_refusal(&mut self, id: RequestId, error: &AcquireError) {
+        let Some(limit) = self.limit_id(error.limit_name()) else {
+            return;
+        };
+        let (queues, requests) = (&self.queues, &self.requests);
+        let about = || {
+            let Some(request) = requests.get(id.slot as usize) else {
+                return (None, None);
+            };
+            let queues = request.legs.iter().map(|leg| &queues[leg.lease.queue]);
+            let mut keys = queues.filter(|queue| queue.limit_id() == limit);
+            let mut fees = request.fees().iter().filter(|fee| fee.limit_id() == limit);
+            let key = keys.next().map(|queue| queue.key());
+            let key = key.or_else(|| fees.next().map(|fee| &fee.key));
+            (key, request.legs.first().map(|leg| &*leg.lease))
+        };
+        self.refusals.keep(limit, error, self.ctx.now, about);
+    }
+
+    /// Gives back what it has, and takes it out of all lists.
+    fn let_go(&mut self, id: RequestId) {
+        self.stop_asking(id);
+        self.set_wait(id, None);
+        let Some(request) = self.request_mut(id) else {
+            return;
+        };
+        let sleeps = match request.stage {
+            Stage::Sleeping(until) => Some(until),
+            _ => None,
+        };
+        let (plain, legs) = (request.plain, mem::take(&mut request.legs));
+        let notes = request.notes.as_mut();
+        let fees = notes.map_or_else(Vec::new, |notes| mem::take(&mut notes.fees));
+        sleeps
+            .into_iter()
+            .for_each(|until| self.end_sleep(until, id));
+        let now = self.ctx.now;
+        for SlotLeg { lease, .. } in legs {
+            if plain {
+                // It may have come from the pool.
+                lease.return_at(now);
+            }
+            self.queues
+                .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                    queue.give_up(ctx, lease.seq());
+                    queue.forget_fallen_back();
+                });
+        }
+        for fee in fees {
+            self.refund(&fee);
+        }
+    }
+
+    /// Drops a request that is no longer wanted.
+    pub(super) fn drop_request(&mut self, id: RequestId) {
+        self.let_go(id);
+        if let Some(request) = self.remove_request(id) {
+            self.ctx.effects.drop_waker(request.waker);
+        }
+    }
+
+    /// Refuses all that are not collected yet. Returns how many.
+    pub(super) fn refuse_all(&mut self, kind: AcquireErrorKind) -> usize {
+        let ids = self.requests_that(|request| !request.is_refused());
+        // From the end, so that the times that rates have reserved for them can be taken back.
+        for id in ids.iter().rev() {
+            if let Some(error) = self.request(*id).map(|one| self.request_error(one, kind)) {
+                self.refuse_request(*id, error);
+            }
+        }
+        ids.len()
+    }
+
+    /// Refuses those that have a part under this limit, which an operator has paused, and are not collected yet.
+    pub(super) fn pause_requests(&mut self, limit: LimitId, until: Instant) {
+        let of_limit = |leg: &SlotLeg| self.queues[leg.lease.queue].limit_id() == limit;
+        let ids = self.requests_that(|request| {
+            let mut fees = request.fees().iter();
+            let concerned =
+                request.legs.iter().any(of_limit) || fees.any(|fee| fee.limit_id() == limit);
+            concerned && !request.is_refused()
+        });
+        for id in ids.iter().rev() {
+            let mut error = self.paused_error(limit, until);
+            error.details.waited = self.waited(*id);
+            self.refuse_request(*id, error);
+        }
+    }
+
+    fn waited(&self, id: RequestId) -> Duration {
+        let request = self.request(id);
+        request.map_or(Duration::ZERO, |request| {
+            self.ctx.now.saturating_duration_since(request.asked)
+        })
+    }
+}
+
+/// What they say.
+impl Core {
+    /// Where the leg stands that waits in a queue.
+    pub(super) fn in_line_of_request(&self, request: &Request) -> Option<InLine> {
+        let mut legs = request.legs.iter();
+        legs.find_map(|leg| self.in_line_of(&leg.lease))
+    }
+
+    /// How its limits stand, as far as that is known.
+    pub(super) fn quotas_of(&self, request: &Request) -> Vec<Quota> {
+        let slots = self.slots_of(request);
+        let rates = request.fees().iter().filter_map(|fee| self.quota_of(fee));
+        slots.chain(rates).collect()
+    }
+
+    fn slots_of(&self, request: &Request) -> impl Iterator<Item = Quota> {
+        let legs = request.legs.iter();
+        legs.filter_map(|leg| self.queues[leg.lease.queue].quota(&self.ctx))
+    }
+
+    /// A refusal that no limit is to blame for. It names the one that the request waits for, or else its first.
+    fn request_error(&self, request: &Request, kind: AcquireErrorKind) -> AcquireError {
+        let mut legs = request.legs.iter();
+        let waits = |leg: &SlotLeg| self.in_line_of(&leg.lease).is_some();
+        if let Some(leg) = legs.position(waits) {
+            return self.leg_error(request, leg, kind);
+        }
+        let first = request.legs.first();
+        let first = first.map(|leg| self.queues[leg.lease.queue].limit_id());
+        let limit = first
+            .or(request.fees().first().map(Fee::limit_id))
+            .unwrap_or(LimitId(0));
+        let mut error = self.refusal(limit, kind);
+        error.details.waited = self.ctx.now.saturating_duration_since(request.asked);
+        error
+    }
+
+    /// A refusal by the limit of one leg.
+    pub(super) fn leg_error(
+        &self,
+        request: &Request,
+        leg: usize,
+        kind: AcquireErrorKind,
+    ) -> AcquireError {
+        let waited = self.ctx.now.saturating_duration_since(request.asked);
+        let lease = &request.legs[leg].lease;
+        let queue = &self.queues[lease.queue];
+        queue.error(&self.ctx, lease.seq(), kind, waited)
+    }
+}
