@@ -12,7 +12,7 @@ use std::{cmp::Ordering, mem, time::Duration};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::{Asking, Core, ExchangeId, Legs, Request, SlotLeg, Stage};
+use super::{Asking, Core, ExchangeId, Legs, Request, SlotLeg, Stage, queues::SMALL_ROOM};
 use crate::{
     error::AcquireErrorKind,
     keeper::{
@@ -165,6 +165,8 @@ impl Core {
             }
             self.following.clear();
         }
+        self.following.shrink_to(SMALL_ROOM);
+        self.ctx.decided.shrink_to(SMALL_ROOM);
     }
 
     /// `is_last`: nothing more was decided on the same request.

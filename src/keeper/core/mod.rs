@@ -51,7 +51,7 @@ use tokio::time::Instant;
 
 use self::{
     breaker::Breaker,
-    queues::Queues,
+    queues::{Queues, SMALL_ROOM},
     window::{WINDOW, WINDOW_OF_ONE_KEY, Window},
 };
 use super::{
@@ -337,7 +337,11 @@ impl Core {
 
     fn remove_request(&mut self, id: RequestId) -> Option<Request> {
         self.request(id)?;
-        Some(self.requests.remove(id.slot as usize))
+        let request = self.requests.remove(id.slot as usize);
+        if self.requests.is_empty() && self.requests.capacity() > SMALL_ROOM {
+            self.requests = Slab::new();
+        }
+        Some(request)
     }
 }
 

@@ -27,7 +27,7 @@ use crate::{
 pub(in crate::keeper) const MAX_CACHED: usize = 64;
 
 /// Entries that a map may have room for without being made smaller.
-const SMALL_ROOM: usize = 1_000;
+pub(super) const SMALL_ROOM: usize = 1_000;
 
 pub(super) struct Queues {
     /// Boxed, or to make room for more of them would take long.
