@@ -212,7 +212,7 @@ impl Core {
                 Progress::Complete | Progress::Turn(_) if self.asks_store() => {
                     return self.ask_store(id);
                 }
-                _ if self.owes(id) => self.pay_here(id),
+                _ if self.owes(id) => self.pay_as(id, self.ctx.availability),
                 Progress::Complete => {}
                 Progress::Turn(leg) => {
                     self.begin_leg(id, leg);
@@ -331,7 +331,10 @@ impl Core {
 
     /// Its time to wait in a queue is over.
     pub(super) fn time_out(&mut self, id: RequestId) {
-        self.set_wait(id, None);
+        let Some(request) = self.request_mut(id) else {
+            return;
+        };
+        request.waits_until = None;
         let Some(request) = self.request(id) else {
             return;
         };

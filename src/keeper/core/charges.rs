@@ -10,11 +10,7 @@ use crate::{
 };
 
 impl Core {
-    /// Charges a request in this process, as the limits' fallbacks say; all that it owes, or nothing.
-    pub(super) fn pay_here(&mut self, id: RequestId) {
-        self.pay_as(id, self.ctx.availability);
-    }
-
+    /// Charges a request in this process, as the limits' fallbacks say at this availability: all that it owes, or nothing.
     pub(super) fn pay_as(&mut self, id: RequestId, availability: Availability) {
         let (mut paid, mut bypassed, mut refusal) = (Vec::new(), Vec::new(), None);
         let fees = self

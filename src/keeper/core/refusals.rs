@@ -129,16 +129,16 @@ impl Core {
         });
         for id in ids.iter().rev() {
             let mut error = self.paused_error(limit, until);
-            error.details.waited = self.waited(*id);
+            if let Some(request) = self.request(*id) {
+                error.details.waited = self.waited(request);
+            }
             self.refuse_request(*id, error);
         }
     }
 
-    fn waited(&self, id: RequestId) -> Duration {
-        let request = self.request(id);
-        request.map_or(Duration::ZERO, |request| {
-            self.ctx.now.saturating_duration_since(request.asked)
-        })
+    /// How long it has waited so far.
+    pub(super) fn waited(&self, request: &Request) -> Duration {
+        self.ctx.now.saturating_duration_since(request.asked)
     }
 }
 
@@ -175,7 +175,7 @@ impl Core {
             .or(request.fees().first().map(Fee::limit_id))
             .unwrap_or(LimitId(0));
         let mut error = self.refusal(limit, kind);
-        error.details.waited = self.ctx.now.saturating_duration_since(request.asked);
+        error.details.waited = self.waited(request);
         error
     }
 
@@ -186,9 +186,8 @@ impl Core {
         leg: usize,
         kind: AcquireErrorKind,
     ) -> AcquireError {
-        let waited = self.ctx.now.saturating_duration_since(request.asked);
         let lease = &request.legs[leg].lease;
         let queue = &self.queues[lease.queue];
-        queue.error(&self.ctx, lease.seq(), kind, waited)
+        queue.error(&self.ctx, lease.seq(), kind, self.waited(request))
     }
 }

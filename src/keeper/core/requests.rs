@@ -133,7 +133,7 @@ impl Core {
     #[inline]
     fn take(&mut self, id: RequestId) -> Option<Taken> {
         let request = self.request(id)?;
-        let waited = self.ctx.now.saturating_duration_since(request.asked);
+        let waited = self.waited(request);
         if request.plain
             && let [leg] = &request.legs[..]
         {
@@ -400,6 +400,8 @@ impl Core {
         while let Some(&(at, id)) = self.waits.first()
             && at <= now
         {
+            // It is not listed any more.
+            self.waits.pop_first();
             self.time_out(id);
             // One that has waited for long enough gives others its slots before their waits end.
             self.follow_decisions();
