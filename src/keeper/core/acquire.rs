@@ -383,7 +383,7 @@ impl Core {
         }
     }
 
-    pub(super) fn bypass_leg(&mut self, id: RequestId, leg: usize, kind: AcquireErrorKind) {
+    fn bypass_leg(&mut self, id: RequestId, leg: usize, kind: AcquireErrorKind) {
         let Some(request) = self.request_mut(id) else {
             return;
         };
