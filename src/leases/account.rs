@@ -31,7 +31,7 @@ use super::KeeperId;
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     key::Key,
-    ledger::{Charge, Charged, Rate, Seq, Tat},
+    ledger::{Charge, Charged, Seq, Tat},
     limit::{Limit, LimitId, LimitValue},
 };
 
@@ -72,7 +72,7 @@ pub(crate) struct AccountId(pub Seq, pub LimitId);
 pub(crate) enum Paid {
     Not,
     InStore(Tat),
-    Here(Rate, Tat),
+    Here(Tat),
     /// Nothing to refund.
     Free,
 }
@@ -253,7 +253,7 @@ impl Fee {
     pub(crate) fn paid_cost(&self) -> u32 {
         match self.paid {
             Paid::InStore(_) => self.charge.cost,
-            Paid::Here(rate, _) => self.charge.cost.min(rate.burst),
+            Paid::Here(tat) => self.charge.cost.min(tat.rate.burst),
             Paid::Not | Paid::Free => 0,
         }
     }

@@ -4,9 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Ask, Batch, BatchReply, Call, Charge, Charged, Claim, ClaimReply, Exchange, Ledger, RateState,
-    Refund, ReplicaId, Reply, Standing, Wake, Want,
-    machine::{SWEEP_BUDGET, queue::Offer},
+    Batch, BatchReply, Call, Charge, Claim, ClaimReply, ClaimedLedger, Exchange, Ledger, RateState,
+    Refund, ReplicaId, Reply, Stock, Wake, machine::SWEEP_BUDGET,
 };
 
 /// Ledgers and rate states by key.
@@ -37,13 +36,32 @@ pub(crate) struct Content {
     pub(crate) rates: BTreeMap<String, String>,
 }
 
-/// A claim in progress.
-struct Claiming<'a> {
+/// What the claims of an exchange are decided on.
+struct Stored<'a> {
+    ledgers: &'a mut BTreeMap<String, Ledger>,
+    rates: &'a mut BTreeMap<String, RateState>,
     batches: &'a [Batch],
-    /// For each batch: whether its queue was swept for a claim of this exchange.
-    swept: &'a mut [bool],
-    claim: &'a Claim,
-    reply: ClaimReply,
+    /// By batch: whether its queue was swept.
+    swept: Vec<bool>,
+}
+
+impl Stock for Stored<'_> {
+    fn ledger(&mut self, batch: usize) -> ClaimedLedger<'_> {
+        let (batch, swept) = (&self.batches[batch], &mut self.swept[batch]);
+        ClaimedLedger {
+            ledger: self.ledgers.entry(batch.key.to_string()).or_default(),
+            batch,
+            swept,
+        }
+    }
+
+    fn rate(&mut self, _: usize, charge: &Charge) -> Option<&mut RateState> {
+        self.rates.get_mut(&*charge.key)
+    }
+
+    fn set_rate(&mut self, _: usize, charge: &Charge, state: RateState) {
+        self.rates.insert(charge.key.to_string(), state);
+    }
 }
 
 impl Default for Ledgers {
@@ -81,21 +99,18 @@ impl Ledgers {
         for refund in &exchange.refunds {
             self.refund(refund, now_us);
         }
-        let mut swept = vec![false; batches.len()];
-        let mut claims = Vec::new();
-        for claim in &exchange.claims {
-            let mut claiming = Claiming {
-                batches,
-                swept: &mut swept,
-                claim,
-                reply: ClaimReply {
-                    charged: vec![Charged::Not; claim.charges.len()],
-                    standings: vec![Standing::Absent; claim.asks.len()],
-                },
-            };
-            self.claim(&mut call, &mut claiming, now_us);
-            claims.push(Ok(claiming.reply));
-        }
+        let mut stored = Stored {
+            ledgers: &mut self.ledgers,
+            rates: &mut self.rates,
+            batches,
+            swept: vec![false; batches.len()],
+        };
+        let mut run = |claim: &Claim| {
+            let mut reply = ClaimReply::default();
+            claim.run(&mut call, now_us, &mut stored, &mut reply);
+            Ok(reply)
+        };
+        let claims = exchange.claims.iter().map(&mut run).collect();
         for (batch, reply) in batches.iter().zip(&mut replies) {
             self.ledger(batch).close(&mut call, batch, reply);
         }
@@ -114,87 +129,6 @@ impl Ledgers {
         if let Some(state) = self.rates.get_mut(&*refund.key) {
             *state = state.refund(refund.charged, refund.cost, now_us);
         }
-    }
-
-    fn claim(&mut self, call: &mut Call, claiming: &mut Claiming<'_>, now_us: u64) {
-        if call.is_stale() {
-            return claiming.reply.standings.fill(Standing::Stale);
-        }
-        let charges = &claiming.claim.charges;
-        let quotes = charges.iter().map(|one| self.quote(one, now_us));
-        let quotes: Vec<(Charged, RateState)> = quotes.collect();
-        let refuses = |(charge, quote): (&Charge, &(Charged, RateState))| {
-            !charge.shadow && matches!(quote.0, Charged::TooSoon { .. })
-        };
-        let refused = charges.iter().zip(&quotes).any(refuses);
-        let is_later = |quote: &(Charged, RateState)| match quote.0 {
-            Charged::Until { start_us, .. } => start_us > now_us,
-            _ => false,
-        };
-        // No slot is held while the claim waits for its start.
-        let later = quotes.iter().any(is_later);
-        let go_on = !refused && (later || self.take_slots(call, claiming));
-        for (number, (charged, after)) in quotes.into_iter().enumerate() {
-            if let Charged::Until { .. } = charged {
-                if !go_on {
-                    continue;
-                }
-                self.rates.insert(charges[number].key.to_string(), after);
-            }
-            claiming.reply.charged[number] = charged;
-        }
-    }
-
-    /// Charges nothing yet, but converts the existing use to the rate.
-    fn quote(&mut self, charge: &Charge, now_us: u64) -> (Charged, RateState) {
-        let state = self.rates.get_mut(&*charge.key).map(|state| {
-            *state = charge.rate.convert(*state, now_us);
-            *state
-        });
-        let wait_us = if charge.shadow { 0 } else { charge.wait_us };
-        charge.rate.charge(state, now_us, charge.cost, wait_us)
-    }
-
-    /// Takes slots up to the first ledger where the claim must wait, or none at all. Returns whether the claim was
-    /// accepted.
-    fn take_slots(&mut self, call: &mut Call, claiming: &mut Claiming<'_>) -> bool {
-        let mut slots = Vec::new();
-        let asks = &claiming.claim.asks;
-        for (number, ask) in asks.iter().enumerate() {
-            let (id, batch) = (call.own(ask.seq), &claiming.batches[ask.batch]);
-            let ledger = self.ledger(batch);
-            let swept = &mut claiming.swept[ask.batch];
-            let newcomer = Ask {
-                seq: ask.seq,
-                wait: ask.want == Want::Wait,
-            };
-            let known = ledger.standing(id);
-            let standing =
-                known.unwrap_or_else(|| match ledger.admit(call, batch, newcomer, swept) {
-                    Offer::Slot => {
-                        slots.push((ask, number));
-                        Standing::Absent
-                    }
-                    Offer::Place => ledger.enqueue_by(call, batch, id, claiming.claim.ticket),
-                    Offer::Refusal(refusal) => refusal,
-                });
-            claiming.reply.standings[number] = standing;
-            match standing {
-                Standing::Full | Standing::QueueFull if ask.want != Want::IfFree => {
-                    claiming.reply.standings.fill(Standing::Absent);
-                    claiming.reply.standings[number] = standing;
-                    return false;
-                }
-                Standing::Waiting { .. } => break,
-                _ => {}
-            }
-        }
-        for (ask, number) in slots {
-            let ledger = self.ledger(&claiming.batches[ask.batch]);
-            let held = ledger.hold(call.own(ask.seq), call.lease_end_ms());
-            claiming.reply.standings[number] = held;
-        }
-        true
     }
 
     fn ledger(&mut self, batch: &Batch) -> &mut Ledger {

@@ -185,6 +185,14 @@ pub(crate) struct ClaimReply {
 }
 
 impl ClaimReply {
+    /// Makes it the answer to this claim, in which nothing has happened yet.
+    pub(super) fn reset(&mut self, claim: &Claim) {
+        self.charged.clear();
+        self.charged.resize(claim.charges.len(), Charged::Not);
+        self.standings.clear();
+        self.standings.resize(claim.asks.len(), Standing::Absent);
+    }
+
     /// The ticket of a waiting claim.
     pub(crate) fn ticket(&self) -> Option<i64> {
         self.standings.iter().find_map(Standing::ticket)

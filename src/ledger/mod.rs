@@ -19,7 +19,7 @@
 //! | step | effect | machine | script |
 //! | --- | --- | --- | --- |
 //! | `refund` | reverses charges of refused requests | `ledgers.rs` | `rates.lua` |
-//! | `claim` | grants newcomers slots in several ledgers and starts at rates, up to the first wait, or refuses them | `ledgers.rs` | `claims.lua` |
+//! | `claim` | grants newcomers slots in several ledgers and starts at rates, up to the first wait, or refuses them | `claims.rs` | `claims.lua` |
 //!
 //! Finally, for each ledger:
 //!
@@ -63,7 +63,7 @@ pub(crate) use id::{SEQ_CHARS, more_members, parse_seq, seq_text};
 pub(crate) use ledgers::{Audience, Ledgers};
 #[cfg(test)]
 pub(crate) use machine::SWEEP_BUDGET;
-pub(crate) use machine::{Call, Ledger, MAX_LEASE_MS, Operation};
+pub(crate) use machine::{Call, ClaimedLedger, Ledger, MAX_LEASE_MS, Operation, Stock};
 pub(crate) use message::{
     Ask, Batch, BatchReply, Charge, Claim, ClaimAsk, ClaimReply, Exchange, LedgerError,
     MAX_PERMITS, MAX_PLACES, Promotion, RIGHT_MS, Refund, Reply, Reuse, Standing, Wake, Want,

@@ -80,7 +80,7 @@ impl Standings {
     pub(crate) fn refund(&mut self, fee: &Fee, charged: Paid, refund: impl FnOnce(Tat) -> Tat) {
         let known = self.find(fee).map(|known| &mut known.paid);
         // Times of the store and times of this process are not comparable.
-        if let Some((Paid::InStore(tat), Paid::InStore(_)) | (Paid::Here(_, tat), Paid::Here(..))) =
+        if let Some((Paid::InStore(tat), Paid::InStore(_)) | (Paid::Here(tat), Paid::Here(_))) =
             known.map(|known| (known, charged))
         {
             *tat = refund(*tat);

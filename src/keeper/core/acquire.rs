@@ -18,7 +18,7 @@ use crate::{
     keeper::{
         context::{Availability, Decided, Decision},
         demand::{Leg, Notes, RequestId},
-        queue::{Alone, LegState, Newcomer, Outcome, Requester},
+        queue::{Alone, LegState, Newcomer, Requester},
     },
     leases::{Label, Lease},
     limit::{MAX_WEIGHT, Mode},
@@ -27,8 +27,8 @@ use crate::{
 /// How far a request has come.
 pub(super) enum Progress {
     Complete,
-    /// It is this leg's turn.
-    Turn(usize),
+    /// Some of its slots are still to be asked for.
+    Turn,
     /// The store, or a queue, decides next. It waits in the queue until then.
     Waits(Option<Instant>),
     /// A leg before this one was lost, or this one itself.
@@ -69,7 +69,7 @@ impl Core {
             _ if is_too_heavy => self.refuse_leg(id, 0, AcquireErrorKind::InvalidWeight),
             true => self.grant(id),
             false if self.asks_store() => self.ask_store(id),
-            false if self.begin_leg(id, 0) => self.grant(id),
+            false if self.begin_slot(id) => self.grant(id),
             false => self.advance(id),
         }
         id
@@ -200,7 +200,7 @@ impl Core {
         while let Some(request) = self.request(id)
             && let Stage::Open = request.stage
         {
-            let progress = self.progress(request);
+            let (plain, progress) = (request.plain, self.progress(request));
             match progress {
                 Progress::Waits(until) => self.set_wait(id, until),
                 _ => self.set_wait(id, None),
@@ -209,27 +209,24 @@ impl Core {
                 Progress::Waits(_) => return self.stop_asking(id),
                 Progress::Stray(leg) => self.park_leg(id, leg),
                 Progress::Complete if !self.owes(id) => return self.grant(id),
-                Progress::Complete | Progress::Turn(_) if self.asks_store() => {
+                Progress::Complete | Progress::Turn if self.asks_store() => {
                     return self.ask_store(id);
                 }
-                _ if self.owes(id) => self.pay_as(id, self.ctx.availability),
-                Progress::Complete => {}
-                Progress::Turn(leg) => {
-                    self.begin_leg(id, leg);
-                }
+                Progress::Turn if plain => drop(self.begin_slot(id)),
+                Progress::Turn | Progress::Complete => self.decide_here(id),
             }
         }
     }
 
     pub(super) fn progress(&self, request: &Request) -> Progress {
-        let mut turn = None;
+        let mut is_complete = true;
         for (number, leg) in request.legs.iter().enumerate() {
             let queue = &self.queues[leg.lease.queue];
             let Some(state) = queue.leg_state(leg.lease.seq(), self.ctx.now) else {
                 continue;
             };
             match state {
-                LegState::Held { over, busy } if turn.is_some() || over => {
+                LegState::Held { over, busy } if !is_complete || over => {
                     // The exchange that may bring it back into the store has to be answered first.
                     return match busy {
                         true => Progress::Waits(self.wait_of(request)),
@@ -237,13 +234,16 @@ impl Core {
                     };
                 }
                 LegState::Held { .. } => {}
-                LegState::Idle => turn = turn.or(Some(number)),
+                LegState::Idle => is_complete = false,
                 LegState::Waiting(_) | LegState::Asked => {
                     return Progress::Waits(self.wait_of(request));
                 }
             }
         }
-        turn.map_or(Progress::Complete, Progress::Turn)
+        match is_complete {
+            true => Progress::Complete,
+            false => Progress::Turn,
+        }
     }
 
     fn grant(&mut self, id: RequestId) {
@@ -349,33 +349,9 @@ impl Core {
         }
     }
 
-    /// Without the store legs are acquired one after the other: no other step comes between. Returns whether it has its slot.
-    fn begin_leg(&mut self, id: RequestId, leg: usize) -> bool {
-        let Some(SlotLeg { lease, wait }) = self.leg(id, leg) else {
-            return false;
-        };
-        let outcome = self
-            .queues
-            .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                queue.begin_leg(ctx, lease.seq(), wait)
-            });
-        // Its own request goes on from here.
-        self.ctx.decided.retain(|decided| decided.request != id);
-        match outcome {
-            Outcome::Held => return true,
-            Outcome::Waits => {}
-            Outcome::Refused(kind) => self.refuse_leg(id, leg, kind),
-            Outcome::Bypassed(kind) => self.bypass_leg(id, leg, kind),
-        }
-        false
-    }
-
-    fn leg(&self, id: RequestId, leg: usize) -> Option<SlotLeg> {
-        self.request(id)?.legs.get(leg).cloned()
-    }
-
     fn park_leg(&mut self, id: RequestId, leg: usize) {
-        if let Some(SlotLeg { lease, .. }) = self.leg(id, leg) {
+        let leg = self.request(id).and_then(|one| one.legs.get(leg).cloned());
+        if let Some(SlotLeg { lease, .. }) = leg {
             self.queues
                 .change(&mut self.ctx, lease.queue, |queue, ctx| {
                     queue.park_slot(ctx, lease.seq())
@@ -383,7 +359,7 @@ impl Core {
         }
     }
 
-    fn bypass_leg(&mut self, id: RequestId, leg: usize, kind: AcquireErrorKind) {
+    pub(super) fn bypass_leg(&mut self, id: RequestId, leg: usize, kind: AcquireErrorKind) {
         let Some(request) = self.request_mut(id) else {
             return;
         };
@@ -436,7 +412,7 @@ impl Core {
             LegsAlone::Decided { admitted, bypassed } => {
                 self.take_back(id);
                 if self.owes(id) {
-                    self.pay_as(id, Availability::Down);
+                    self.charge_here(id, Availability::Down);
                 }
                 // It may be refused now, or sleep.
                 if !{ self.request(id) }.is_some_and(|one| matches!(one.stage, Stage::Open)) {

@@ -8,9 +8,9 @@
 //! | `requests` | submitted, collected, cancelled; permits released; what is due by time; shutdown |
 //! | `limits` | the limits, the values that they have now, overrides; what operators see of them |
 //! | `acquire` | how a request comes by its slots, all or nothing: submitted, asked for, advanced; what becomes of it without an answer |
-//! | `charges` | what it owes to rates, and its sleep until they let it go on |
+//! | `local` | what this process decides on: claims on its own ledgers and rates, and fallbacks |
 //! | `refusals` | requests that are refused or dropped, and what a refusal says |
-//! | `rates` | charges and refunds at rates, and accounts of permits |
+//! | `rates` | charges and refunds at rates, the sleep of requests until a rate lets them go on, and accounts of permits |
 //! | this one | the data, requests and the lists that they are in; settings, the limits in force, the time and counts are in [`context`](super::context) |
 //! | `queues` | the queues, made when they are needed, and where each is found |
 //! | `breaker` | the circuit breaker |
@@ -27,9 +27,9 @@ mod acquire;
 #[cfg(test)]
 mod audit;
 mod breaker;
-mod charges;
 mod exchange;
 mod limits;
+mod local;
 mod queues;
 mod rates;
 mod refusals;
@@ -51,6 +51,7 @@ use tokio::time::Instant;
 
 use self::{
     breaker::Breaker,
+    local::LocalClaim,
     queues::{Queues, SMALL_ROOM},
     window::{WINDOW, WINDOW_OF_ONE_KEY, Window},
 };
@@ -113,6 +114,7 @@ pub(super) struct Core {
     sleepers: BTreeMap<(Instant, RequestId), LimitId>,
     refunds: Vec<Refund>,
     rates: Rates,
+    local: LocalClaim,
     /// The costs of permits at rates.
     accounts: Accounts,
     bounded: BoundedPermits,
@@ -436,6 +438,7 @@ impl Core {
             sleepers: BTreeMap::new(),
             refunds: Vec::new(),
             rates: Rates::default(),
+            local: LocalClaim::default(),
             accounts: Accounts::default(),
             bounded: BoundedPermits::default(),
             clock: None,

@@ -80,32 +80,8 @@ impl Core {
         Some((value.max, limit.to_rate(value)?.clamped()))
     }
 
-    /// A charge in this process, as the limit's fallback says. Returns how it is made, for how many microseconds the rate
-    /// holds the request back, and the state of the rate if it is made.
-    pub(super) fn charge_here(
-        &mut self,
-        fee: &Fee,
-        availability: Availability,
-    ) -> Result<(Paid, u64, Option<RateState>), AcquireError> {
-        let rate = match self.rate_here(fee.limit_id(), fee.charge.rate, availability) {
-            Ok(Some(rate)) => rate,
-            Ok(None) => return Ok((Paid::Free, 0, None)),
-            Err(kind) => return Err(self.refusal(fee.limit_id(), kind)),
-        };
-        let Charge { cost, wait_us, .. } = fee.charge;
-        let (charged, after) = self.charged_here(fee, rate, cost.min(rate.burst), wait_us);
-        let now_us = self.ctx.local_us();
-        match charged {
-            Charged::Until { tat, start_us } => {
-                Ok((Paid::Here(rate, tat), start_us - now_us, Some(after)))
-            }
-            Charged::TooSoon { start_us } => Err(self.too_soon(fee, start_us - now_us)),
-            Charged::Not => Err(self.refusal(fee.limit_id(), AcquireErrorKind::TooSoon)),
-        }
-    }
-
     /// The rate by which this process charges, as the limit's fallback says. `None`: it charges nothing.
-    fn rate_here(
+    pub(super) fn rate_here(
         &self,
         number: LimitId,
         usual: Rate,
@@ -123,26 +99,6 @@ impl Core {
         }
     }
 
-    /// The answer of a rate of this process to a charge, and its state if the charge is made.
-    fn charged_here(
-        &mut self,
-        fee: &Fee,
-        rate: Rate,
-        cost: u32,
-        wait_us: u64,
-    ) -> (Charged, RateState) {
-        let now_us = self.ctx.local_us();
-        let state = self
-            .rates
-            .states
-            .get_mut(&(fee.limit_id(), fee.key.clone()));
-        let state = state.map(|state| {
-            *state = rate.convert(*state, now_us);
-            *state
-        });
-        rate.charge(state, now_us, cost, wait_us)
-    }
-
     /// Counts a request that a rate has admitted.
     pub(super) fn note_charge(&mut self, fee: &Fee, waited: Duration) {
         self.ctx.note_admission(fee.limit_id(), waited);
@@ -153,11 +109,6 @@ impl Core {
         if cost > 0 {
             self.ctx.measure(limit, Measure::Cost(kind, cost));
         }
-    }
-
-    /// Keeps the state of a rate in this process.
-    pub(super) fn keep_rate(&mut self, limit: LimitId, key: Key, state: RateState) {
-        self.rates.set((limit, key), state, self.ctx.local_us());
     }
 
     /// The refusal of a rate that admits the request this much later.
@@ -193,7 +144,7 @@ impl Core {
     fn state_of(&self, paid: Paid) -> Option<(Rate, Tat, u64)> {
         match paid {
             Paid::InStore(tat) => Some((tat.rate, tat, self.clock?.at(self.ctx.now))),
-            Paid::Here(rate, tat) => Some((rate, tat, self.ctx.local_us())),
+            Paid::Here(tat) => Some((tat.rate, tat, self.ctx.local_us())),
             Paid::Not | Paid::Free => None,
         }
     }
@@ -223,7 +174,7 @@ impl Core {
                 self.push_refund(fee.charge.key.clone(), cost, charged);
                 self.standings.refund(fee, paid, |tat| tat.without(cost));
             }
-            Paid::Here(_, charged) => {
+            Paid::Here(charged) => {
                 let now_us = self.ctx.local_us();
                 let key = (fee.limit_id(), fee.key.clone());
                 if let Some(state) = self.rates.states.get_mut(&key) {
@@ -308,6 +259,132 @@ impl Core {
     pub(super) fn end_sleep(&mut self, until: Instant, id: RequestId) {
         if let Some(limit) = self.sleepers.remove(&(until, id)) {
             self.ctx.measure(limit, Measure::Waiting(-1.0));
+        }
+    }
+
+    /// The rates have charged what a request owes, or have refused to, at this time by their clock.
+    pub(super) fn charged(
+        &mut self,
+        id: RequestId,
+        charged: &[Charged],
+        now_us: u64,
+        paid: fn(Tat) -> Paid,
+    ) {
+        let mut refusal = None;
+        let fees = self
+            .request(id)
+            .map_or_else(Vec::new, |one| one.fees().to_vec());
+        let owed = fees.iter().enumerate();
+        let owed = owed.filter(|(_, fee)| fee.paid == Paid::Not);
+        for ((number, fee), charged) in owed.zip(charged) {
+            match *charged {
+                Charged::Until { tat, start_us } => {
+                    let rest_us = start_us.saturating_sub(now_us);
+                    self.pay(id, number, paid(tat), rest_us);
+                }
+                Charged::TooSoon { start_us } => {
+                    if !self.is_enforced(fee) {
+                        self.bypass_fee(id, number, AcquireErrorKind::TooSoon);
+                    } else {
+                        let rest_us = start_us.saturating_sub(now_us);
+                        refusal = Some(harsher(refusal, self.too_soon(fee, rest_us)));
+                    }
+                }
+                Charged::Not => {}
+            }
+        }
+        self.settle_fees(id, refusal);
+    }
+
+    /// The rates have refused a request, or have charged it.
+    pub(super) fn settle_fees(&mut self, id: RequestId, refusal: Option<AcquireError>) {
+        match refusal {
+            Some(error) => self.refuse_request(id, error),
+            None => {
+                self.sleep(id);
+                self.wake_bypassed(id);
+            }
+        }
+    }
+
+    /// A rate that a request sleeps for may not be enforced any more since the request was sent.
+    fn wake_bypassed(&mut self, id: RequestId) {
+        let Some(request) = self.request(id) else {
+            return;
+        };
+        if let Stage::Sleeping(_) = request.stage {
+            let ahead = request
+                .fees()
+                .iter()
+                .filter(|fee| fee.begins > self.ctx.now);
+            let bypassed = ahead.filter(|fee| !self.is_enforced(fee));
+            let limits: Vec<_> = bypassed.map(Fee::limit_id).collect();
+            for limit in limits {
+                self.release_sleepers(limit);
+            }
+        }
+    }
+
+    /// The store cannot charge the request.
+    pub(super) fn refuse_unpaid(&mut self, id: RequestId) {
+        let kind = AcquireErrorKind::Misconfigured;
+        let unpaid = |fee: &Fee| fee.paid == Paid::Not;
+        let request = self.request(id).into_iter();
+        let fees = request.flat_map(Request::fees);
+        let enforced = fees
+            .clone()
+            .find(|fee| unpaid(fee) && self.is_enforced(fee));
+        if let Some(fee) = enforced {
+            let error = self.refusal(fee.limit_id(), kind);
+            return self.refuse_request(id, error);
+        }
+        let fees = fees.enumerate().filter(|(_, fee)| unpaid(fee));
+        for number in fees.map(|(number, _)| number).collect::<Vec<_>>() {
+            self.bypass_fee(id, number, kind);
+        }
+    }
+
+    /// A rate does not make requests wait any more: those that do go on, and are refunded. Later spending counts.
+    pub(super) fn release_sleepers(&mut self, limit: LimitId) {
+        let now = self.ctx.now;
+        let waits = |fee: &&mut Fee| fee.limit_id() == limit && fee.begins > now;
+        let mut released = Vec::new();
+        // The last one first: of starts that are ahead a rate with a small burst can only undo the last.
+        for (at, id) in self.sleepers.keys().rev().copied().collect::<Vec<_>>() {
+            let bypassed = self.ctx.limits[limit.0].clone();
+            let Some(request) = self.request_mut(id) else {
+                continue;
+            };
+            let Some(fee) = request.fees_mut().iter_mut().find(waits) else {
+                continue;
+            };
+            let charged = fee.clone();
+            (fee.paid, fee.begins) = (Paid::Free, now);
+            let kind = AcquireErrorKind::TooSoon;
+            let notes = request.notes.get_or_insert_default();
+            notes.bypassed.push((bypassed, kind));
+            request.stage = Stage::Open;
+            self.ctx.note_bypass(limit, kind);
+            self.end_sleep(at, id);
+            self.refund(&charged);
+            released.push(id);
+        }
+        for id in released.into_iter().rev() {
+            self.sleep(id);
+            self.note_changed(id);
+        }
+    }
+
+    /// Requests that their rates let go on by now.
+    pub(super) fn wake_sleepers(&mut self) {
+        while let Some((&(at, id), _)) = self.sleepers.first_key_value()
+            && at <= self.ctx.now
+        {
+            self.end_sleep(at, id);
+            if let Some(request) = self.request_mut(id) {
+                request.stage = Stage::Open;
+                self.note_changed(id);
+            }
         }
     }
 }
@@ -402,7 +479,7 @@ impl Core {
             usual.and_then(|usual| self.rate_here(fee.limit_id(), usual, availability).ok()?);
         let most = rate.map_or(u32::MAX, |rate| rate.most_at_once());
         while let Some(sum) = self.accounts.get_mut(id).and_then(|one| one.report(most)) {
-            let paid = rate.map_or(Paid::Free, |rate| self.spend_here(&fee, rate, sum));
+            let paid = rate.map_or(Paid::Free, |rate| self.spent_here(&fee, rate, sum));
             if paid == Paid::Free {
                 self.note_cost(fee.limit_id(), Cost::Unsettled, sum.into());
             }
@@ -413,11 +490,18 @@ impl Core {
         }
     }
 
-    fn spend_here(&mut self, fee: &Fee, rate: Rate, sum: u32) -> Paid {
-        match self.charged_here(fee, rate, sum, WAIT_FOREVER_US) {
-            (Charged::Until { tat, .. }, after) => {
-                self.keep_rate(fee.limit_id(), fee.key.clone(), after);
-                let paid = Paid::Here(rate, tat);
+    fn spent_here(&mut self, fee: &Fee, rate: Rate, cost: u32) -> Paid {
+        let charge = fee.charge.clone();
+        let charge = Charge {
+            rate,
+            cost,
+            wait_us: WAIT_FOREVER_US,
+            shadow: false,
+            ..charge
+        };
+        match self.spend_here(fee, charge) {
+            Charged::Until { tat, .. } => {
+                let paid = Paid::Here(tat);
                 self.standings.note(fee, paid, self.ctx.now);
                 paid
             }
@@ -466,7 +550,7 @@ impl Core {
         let (max, usual) = self.rate_of(limit, &standing.key, standing.own_value)?;
         let (rate, tat, now_us) = match standing.paid {
             Paid::InStore(tat) => (usual, tat, self.clock.as_ref()?.at(now)),
-            Paid::Here(rate, tat) => (rate, tat, self.ctx.local_us_at(now)),
+            Paid::Here(tat) => (tat.rate, tat, self.ctx.local_us_at(now)),
             Paid::Not | Paid::Free => return None,
         };
         Some(RateLook {
@@ -493,7 +577,7 @@ pub(super) fn harsher(one: Option<AcquireError>, other: AcquireError) -> Acquire
 }
 
 impl Rates {
-    fn set(&mut self, key: (LimitId, Key), state: RateState, now_us: u64) {
+    pub(super) fn set(&mut self, key: (LimitId, Key), state: RateState, now_us: u64) {
         self.states.insert(key, state);
         if self.states.len() >= self.purge_at.max(PURGE_FROM) {
             self.states.retain(|_, state| state.us >= now_us);

@@ -8,10 +8,8 @@ use tokio::time::Instant;
 use super::{
     Asker, Connection, Core, ExchangeId, PendingExchange, Request, Stage,
     breaker::{Breaker, Transition, Work},
-    rates::harsher,
 };
 use crate::{
-    error::AcquireErrorKind,
     keeper::{
         context::Availability,
         demand::RequestId,
@@ -439,7 +437,7 @@ impl Core {
                 request.ticket = request.ticket.or(answer.ticket());
             }
         }
-        self.charged(sent, &answer.charged, at.store_us);
+        self.claim_charged(sent, &answer.charged, at.store_us);
     }
 
     /// One of its ledgers cannot be used, or the state of a rate.
@@ -489,37 +487,14 @@ impl Core {
     }
 
     /// The store has charged the claim, or has refused to.
-    fn charged(&mut self, sent: &SentClaim<'_>, charged: &[Charged], now_us: u64) {
+    fn claim_charged(&mut self, sent: &SentClaim<'_>, charged: &[Charged], now_us: u64) {
         if let Asker::Account(id) = sent.asker {
             return self.on_report(id, ReportOutcome::of(charged));
         }
         let Some(id) = self.request_of(sent) else {
             return self.refund_unclaimed(&sent.claim.charges, charged);
         };
-        let mut refusal = None;
-        let fees = self
-            .request(id)
-            .map_or_else(Vec::new, |one| one.fees().to_vec());
-        let owed = fees.iter().enumerate();
-        let owed = owed.filter(|(_, fee)| fee.paid == Paid::Not);
-        for ((number, fee), charged) in owed.zip(charged) {
-            match *charged {
-                Charged::Until { tat, start_us } => {
-                    let rest_us = start_us.saturating_sub(now_us);
-                    self.pay(id, number, Paid::InStore(tat), rest_us);
-                }
-                Charged::TooSoon { start_us } => {
-                    if !self.is_enforced(fee) {
-                        self.bypass_fee(id, number, AcquireErrorKind::TooSoon);
-                    } else {
-                        let rest_us = start_us.saturating_sub(now_us);
-                        refusal = Some(harsher(refusal, self.too_soon(fee, rest_us)));
-                    }
-                }
-                Charged::Not => {}
-            }
-        }
-        self.settle_fees(id, refusal);
+        self.charged(id, charged, now_us, Paid::InStore);
     }
 }
 

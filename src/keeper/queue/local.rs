@@ -1,18 +1,16 @@
 //! The ledger in this process. In memory it decides on every request; with a store it is a fallback while that is down.
-//! A request that the store cannot decide on goes to the fallback of its limit here ([`fall_back`](Queue::fall_back)).
+//! A request that the store cannot decide on goes to the fallback of its limit here ([`decider`](Queue::decider)).
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
-    Alone, Newcomer, Outcome, Queue,
+    Alone, Decider, Newcomer, Outcome, Queue,
     permit::entry::{Entry, State},
 };
 use crate::{
     error::AcquireErrorKind,
     keeper::context::{Availability, Context},
-    ledger::{Ask, Batch, Call, Ledger, Operation, Seq, Standing, weight_of},
+    ledger::{Ask, Batch, Call, Ledger, Operation, Seq, Standing, Want, weight_of},
     limit::Fallback,
 };
 
@@ -42,83 +40,128 @@ impl Queue {
         }
     }
 
-    /// Asks for a slot, while the store does not decide: of the ledger in this process, or by the limit's fallback.
-    pub fn begin_leg(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> Outcome {
+    /// What decides on requests while the store does not.
+    pub fn decider(&self, availability: Availability) -> Decider {
+        match (availability, self.limit.current_fallback()) {
+            (Availability::Up, _) => Decider::Ledger,
+            (Availability::Refused, _) => Decider::Fallback(Err(AcquireErrorKind::Misconfigured)),
+            _ if self.ledger_here.is_some() => Decider::Ledger,
+            // In an outage too, a key without slots admits no request.
+            _ if self.max() == 0 => Decider::Fallback(Err(AcquireErrorKind::Full)),
+            (_, Fallback::Reject) => Decider::Fallback(Err(AcquireErrorKind::Unavailable)),
+            (_, Fallback::Allow) => Decider::Fallback(Ok(())),
+            (_, Fallback::Local(_)) => Decider::Ledger,
+        }
+    }
+
+    /// Asks this process for the slot of a request that wants no more.
+    pub fn ask_here(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> Outcome {
+        match self.decider(ctx.availability) {
+            Decider::Fallback(verdict) => self.follow_verdict(ctx, seq, verdict),
+            Decider::Ledger => {
+                let wait_here = self.prepare_ledger(ctx, seq, wait);
+                let ask = Ask {
+                    seq,
+                    wait: wait_here,
+                };
+                let standing = self.run_here(ctx, Operation::Acquire(ask));
+                let standing = standing.unwrap_or(Standing::Absent);
+                self.on_answer_here(ctx, seq, wait, standing)
+            }
+        }
+    }
+
+    /// Whether its limit is in shadow mode for the request, if it does not have this slot.
+    pub fn asks_here(&self, seq: Seq) -> Option<bool> {
+        let entry = self.entries.get(&seq)?;
+        matches!(entry.state(), State::Idle).then(|| entry.is_shadow())
+    }
+
+    /// Part of a claim on the ledger in this process: what it asks for, and its batch.
+    pub fn draft_here(
+        &mut self,
+        ctx: &mut Context,
+        seq: Seq,
+        wait: Duration,
+        batch: &mut Batch,
+    ) -> Want {
+        let waits = self.prepare_ledger(ctx, seq, wait);
+        let is_shadow = self.entries.get(&seq).is_some_and(Entry::is_shadow);
+        (batch.limit, batch.max_waiters) = (self.local_max(ctx), self.limit.waiters());
+        batch.waits = waits;
+        match waits {
+            _ if is_shadow => Want::IfFree,
+            true => Want::Wait,
+            false => Want::Now,
+        }
+    }
+
+    /// From now on the ledger that is about to decide grants the slots that come free. Returns whether the request may
+    /// wait there.
+    fn prepare_ledger(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> bool {
+        self.keep_ledger(ctx);
+        self.empty_pool(ctx);
+        let entry = self.entries.get(&seq);
+        entry.is_some_and(|entry| entry.may_wait(wait, ctx.now))
+    }
+
+    /// The ledger in this process. A claim on it was drafted, and so there is one.
+    pub fn ledger_here(&mut self) -> &mut Ledger {
+        self.ledger_here.get_or_insert_default()
+    }
+
+    /// A claim on the ledger in this process was decided on.
+    pub fn after_claim(&mut self, call: &mut Call, batch: &Batch) {
+        self.ledger_here().end(call, batch);
+        self.read_local();
+        self.recheck_right = true;
+    }
+
+    /// The ledger in this process has answered a request.
+    pub fn on_answer_here(
+        &mut self,
+        ctx: &mut Context,
+        seq: Seq,
+        wait: Duration,
+        standing: Standing,
+    ) -> Outcome {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return Outcome::Waits;
         };
-        entry.begin(ctx.now);
-        let (wait_until, is_shadow) = (entry.asked + wait, entry.is_shadow());
-        let begun = match ctx.availability {
-            Availability::Up => self.acquire_here(ctx, seq, wait_until),
-            Availability::Refused => Err(AcquireErrorKind::Misconfigured),
-            Availability::Down if self.ledger_here.is_some() => {
-                self.acquire_here(ctx, seq, wait_until)
-            }
-            Availability::Down => self.fall_back(ctx, seq, wait_until),
-        };
-        match begun {
-            Ok(true) => Outcome::Held,
-            Ok(false) => Outcome::Waits,
-            Err(kind) if is_shadow => Outcome::Bypassed(kind),
-            Err(kind) => Outcome::Refused(kind),
-        }
-    }
-
-    /// Returns whether it has its slot, or waits for it.
-    fn acquire_here(
-        &mut self,
-        ctx: &mut Context,
-        seq: Seq,
-        wait_until: Instant,
-    ) -> Result<bool, AcquireErrorKind> {
-        let Some(entry) = self.entries.get(&seq) else {
-            return Ok(false);
-        };
-        let ask = Ask {
-            seq,
-            wait: wait_until > ctx.now,
-        };
-        let has_waited = entry.waits && !ask.wait;
-        // From now on the ledger that is about to decide grants the slots that come free.
-        self.empty_pool(ctx);
-        match self.run_here(ctx, Operation::Acquire(ask)) {
-            Some(Standing::Held { .. }) => {
-                self.admit(ctx, seq);
-                return Ok(true);
-            }
-            Some(Standing::Waiting { .. }) => {
-                if let Some(entry) = self.entries.get_mut(&seq) {
-                    entry.place = self.snapshot.waiting;
-                }
+        let has_waited = entry.waits && !entry.may_wait(wait, ctx.now);
+        let verdict = match standing {
+            Standing::Held { .. } => Ok(()),
+            Standing::Waiting { .. } => {
+                entry.place = self.snapshot.waiting;
+                entry.begin(ctx.now);
                 self.wait_here(ctx, seq);
+                return Outcome::Waits;
             }
-            Some(Standing::QueueFull) => return Err(AcquireErrorKind::QueueFull),
-            _ if has_waited => return Err(AcquireErrorKind::TimedOut),
-            _ => return Err(AcquireErrorKind::Full),
-        }
-        Ok(false)
+            Standing::QueueFull => Err(AcquireErrorKind::QueueFull),
+            Standing::Full if has_waited => Err(AcquireErrorKind::TimedOut),
+            Standing::Full => Err(AcquireErrorKind::Full),
+            // Its claim did not reach this ledger.
+            Standing::Absent | Standing::Stale | Standing::Adopted { .. } => return Outcome::Waits,
+        };
+        self.follow_verdict(ctx, seq, verdict)
     }
 
-    /// Decides on a request by the limit's fallback, since the store cannot be asked.
-    fn fall_back(
+    /// This process has decided on a request.
+    pub fn follow_verdict(
         &mut self,
         ctx: &mut Context,
         seq: Seq,
-        wait_until: Instant,
-    ) -> Result<bool, AcquireErrorKind> {
-        match self.limit.current_fallback() {
-            // In an outage too, a key without slots admits no request.
-            _ if self.max() == 0 => Err(AcquireErrorKind::Full),
-            Fallback::Reject => Err(AcquireErrorKind::Unavailable),
-            Fallback::Allow => {
+        verdict: Result<(), AcquireErrorKind>,
+    ) -> Outcome {
+        match verdict {
+            Ok(()) => {
                 self.admit(ctx, seq);
-                Ok(true)
+                Outcome::Held
             }
-            Fallback::Local(_) => {
-                self.keep_ledger(ctx);
-                self.acquire_here(ctx, seq, wait_until)
+            Err(kind) if self.entries.get(&seq).is_some_and(Entry::is_shadow) => {
+                Outcome::Bypassed(kind)
             }
+            Err(kind) => Outcome::Refused(kind),
         }
     }
 
@@ -146,14 +189,13 @@ impl Queue {
     pub fn verdict_alone(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> Option<Alone> {
         let wait_until = self.entries.get(&seq)?.asked + wait;
         let is_shadow = self.entries.get(&seq)?.is_shadow();
-        let verdict = match self.limit.current_fallback() {
-            _ if self.max() == 0 => Alone::Refused(AcquireErrorKind::Full),
-            Fallback::Reject => Alone::Refused(AcquireErrorKind::Unavailable),
-            Fallback::Allow => Alone::Admitted,
-            Fallback::Local(_) if self.has_slot_here(ctx, weight_of(seq)) => Alone::Admitted,
-            Fallback::Local(_) if wait_until > ctx.now => Alone::Waits(wait_until),
-            Fallback::Local(_) if wait.is_zero() => Alone::Refused(AcquireErrorKind::Full),
-            Fallback::Local(_) => Alone::Refused(AcquireErrorKind::TimedOut),
+        let verdict = match self.decider(Availability::Down) {
+            Decider::Fallback(Err(kind)) => Alone::Refused(kind),
+            Decider::Fallback(Ok(())) => Alone::Admitted,
+            Decider::Ledger if self.has_slot_here(ctx, weight_of(seq)) => Alone::Admitted,
+            Decider::Ledger if wait_until > ctx.now => Alone::Waits(wait_until),
+            Decider::Ledger if wait.is_zero() => Alone::Refused(AcquireErrorKind::Full),
+            Decider::Ledger => Alone::Refused(AcquireErrorKind::TimedOut),
         };
         Some(match verdict {
             Alone::Waits(_) | Alone::Refused(_) if is_shadow => Alone::Bypassed,

@@ -117,9 +117,17 @@ pub(super) enum LegState {
     Asked,
 }
 
+/// What decides on a request in this process.
+pub(super) enum Decider {
+    Ledger,
+    /// The limit's fallback needs no ledger.
+    Fallback(Result<(), AcquireErrorKind>),
+}
+
 /// What came of a request that asked in this process.
 pub(super) enum Outcome {
     Held,
+    /// It waits there, or for another slot of the request first.
     Waits,
     Refused(AcquireErrorKind),
     Bypassed(AcquireErrorKind),

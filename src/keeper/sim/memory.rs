@@ -69,7 +69,7 @@ impl World {
 
     /// Checks a charge that was made in memory at this time, and that stands.
     pub fn check_charged_here(&mut self, fee: &Fee, at: Duration) {
-        let (Paid::Here(rate, tat), Kind::Memory) = (fee.paid, self.kind) else {
+        let (Paid::Here(tat), Kind::Memory) = (fee.paid, self.kind) else {
             return;
         };
         if self.spends {
@@ -79,7 +79,7 @@ impl World {
         let at_us = at.as_micros() as u64;
         let begins = fee.begins.saturating_duration_since(self.start);
         let start_us = begins.as_micros() as u64;
-        let charge = in_memory(fee, rate);
+        let charge = in_memory(fee, tat.rate);
         self.charges.ask(&charge, at_us);
         self.totals.charges += 1;
         let begins = (start_us, start_us > at_us);

@@ -50,14 +50,14 @@ impl Call {
         }
     }
 
-    pub(in crate::ledger) fn own(&self, seq: Seq) -> MemberId {
+    pub(super) fn own(&self, seq: Seq) -> MemberId {
         MemberId {
             replica: self.replica,
             seq,
         }
     }
 
-    pub(in crate::ledger) fn lease_end_ms(&self) -> u64 {
+    pub(super) fn lease_end_ms(&self) -> u64 {
         self.now_ms + self.lease_ms
     }
 
@@ -70,7 +70,7 @@ impl Call {
         self.now_ms + MAX_LEASE_MS
     }
 
-    pub(in crate::ledger) fn is_stale(&self) -> bool {
+    pub(super) fn is_stale(&self) -> bool {
         self.now_us > self.not_after_us
     }
 

@@ -69,7 +69,7 @@ impl Ledger {
     }
 
     #[inline]
-    pub(in crate::ledger) fn hold(&mut self, id: MemberId, until_ms: u64) -> Standing {
+    pub(super) fn hold(&mut self, id: MemberId, until_ms: u64) -> Standing {
         let before = self.places.insert(id, Place::Holds { until_ms });
         self.leave(before, id);
         self.holders.insert((until_ms, id), ());

@@ -4,6 +4,7 @@
 //! are in `ledger/tests/`, where each also runs the script.
 
 mod call;
+mod claims;
 #[cfg(any(test, fuzzing))]
 mod inspect;
 mod leases;
@@ -14,7 +15,10 @@ use std::collections::BTreeMap;
 
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use self::call::SWEEP_BUDGET;
-pub(crate) use self::call::{Call, MAX_LEASE_MS};
+pub(crate) use self::{
+    call::{Call, MAX_LEASE_MS},
+    claims::{ClaimedLedger, Stock},
+};
 use super::{Ask, Batch, BatchReply, MemberId, Promotion, ReplicaId, Seq, Standing};
 use crate::small_map::SmallMap;
 
@@ -146,7 +150,8 @@ impl Ledger {
         reply.nearest_ms = nearest.map(|&(until_ms, _)| until_ms);
     }
 
-    fn end(&mut self, call: &mut Call, batch: &Batch) {
+    /// The last steps of a batch.
+    pub(crate) fn end(&mut self, call: &mut Call, batch: &Batch) {
         if self.is_empty() {
             self.clear();
         }

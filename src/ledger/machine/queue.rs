@@ -25,7 +25,7 @@ enum Presence {
 
 /// A ledger's offer to a newcomer.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::ledger) enum Offer {
+pub(super) enum Offer {
     Slot,
     Place,
     Refusal(Standing),
@@ -133,7 +133,7 @@ impl Ledger {
         }
     }
 
-    pub(in crate::ledger) fn standing(&self, id: MemberId) -> Option<Standing> {
+    pub(super) fn standing(&self, id: MemberId) -> Option<Standing> {
         let standing = |place: &Place| match *place {
             Place::Holds { until_ms } => Standing::Held { until_ms },
             Place::Waits { ticket } => Standing::Waiting { ticket },
@@ -142,7 +142,7 @@ impl Ledger {
     }
 
     /// The offer to a newcomer. A full queue is swept, once.
-    pub(in crate::ledger) fn admit(
+    pub(super) fn admit(
         &mut self,
         call: &mut Call,
         batch: &Batch,
@@ -192,7 +192,7 @@ impl Ledger {
     }
 
     /// Tickets never decrease, so a ticket below the head's is known to have left the queue.
-    pub(in crate::ledger) fn enqueue(&mut self, call: &Call, id: MemberId) -> Standing {
+    pub(super) fn enqueue(&mut self, call: &Call, id: MemberId) -> Standing {
         let ticket = self.next_ticket(call);
         self.wait_with(ticket, id, false)
     }
@@ -206,8 +206,7 @@ impl Ledger {
     /// Enqueues a part of a claim by the claim's first ticket, in any ledger: ahead of waiters that came to the store
     /// later. Slots may have been granted past that place, so the waiter counts as passed over, unless a waiter ahead
     /// of it was not.
-    #[cfg(any(test, feature = "test-util"))]
-    pub(in crate::ledger) fn enqueue_by(
+    pub(super) fn enqueue_by(
         &mut self,
         call: &mut Call,
         batch: &Batch,

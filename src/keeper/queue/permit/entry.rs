@@ -226,6 +226,11 @@ impl Entry {
         }
     }
 
+    /// Whether it may wait, for this long from when its turn began.
+    pub fn may_wait(&self, wait: Duration, now: Instant) -> bool {
+        self.waits && (!self.begun || self.asked + wait > now)
+    }
+
     /// Its exchange is over. It may have run, or may run until `not_after_us`, if there was no answer.
     pub fn exchange_over(&mut self, not_after_us: u64) {
         self.in_store.entering = false;
