@@ -16,9 +16,9 @@ use super::{Asking, Core, ExchangeId, Legs, Request, SlotLeg, Stage, queues::SMA
 use crate::{
     error::AcquireErrorKind,
     keeper::{
-        context::{Availability, Decided, Decision},
+        context::{Decided, Decision},
         demand::{Leg, Notes, RequestId},
-        queue::{Alone, LegState, Newcomer, Requester},
+        queue::{LegState, Newcomer, Requester},
     },
     leases::{Label, Lease},
     limit::{MAX_WEIGHT, Mode},
@@ -70,7 +70,7 @@ impl Core {
             true => self.grant(id),
             false if self.asks_store() => self.ask_store(id),
             false if self.begin_slot(id) => self.grant(id),
-            false => self.advance(id),
+            false => {}
         }
         id
     }
@@ -212,8 +212,9 @@ impl Core {
                 Progress::Complete | Progress::Turn if self.asks_store() => {
                     return self.ask_store(id);
                 }
-                Progress::Turn if plain => drop(self.begin_slot(id)),
-                Progress::Turn | Progress::Complete => self.decide_here(id),
+                Progress::Turn if plain && self.begin_slot(id) => return self.grant(id),
+                Progress::Turn if plain => return,
+                Progress::Turn | Progress::Complete => return self.decide_here(id),
             }
         }
     }
@@ -381,13 +382,12 @@ impl Core {
 
 /// Requests that the store has not answered in time. Each falls back by itself.
 impl Core {
-    /// A request has asked for as long as it may, mostly since others were before it in this process: it alone falls back. If the
-    /// fallback of a limit has no slot for it, it goes on asking for as long as it may wait there.
+    /// A request has asked for as long as it may.
     pub(super) fn end_asking_of(&mut self, id: RequestId) {
         let Some(request) = self.request_mut(id) else {
             return;
         };
-        let Some(asking) = request.asking.take() else {
+        let Some(Asking { since, .. }) = request.asking.take() else {
             return;
         };
         if !matches!(
@@ -401,64 +401,19 @@ impl Core {
             self.take_back(id);
             return self.advance(id);
         }
-        match self.legs_alone(id) {
-            LegsAlone::Wait(until) => {
-                if let Some(request) = self.request_mut(id) {
-                    request.asking = Some(Asking { until, ..asking });
-                    self.asking.insert((until, id));
-                }
-            }
-            LegsAlone::Refused(leg, kind) => self.refuse_leg(id, leg, kind),
-            LegsAlone::Decided { admitted, bypassed } => {
-                self.take_back(id);
-                if self.owes(id) {
-                    self.charge_here(id, Availability::Down);
-                }
-                // It may be refused now, or sleep.
-                if !{ self.request(id) }.is_some_and(|one| matches!(one.stage, Stage::Open)) {
-                    return;
-                }
-                for SlotLeg { lease, .. } in admitted {
-                    self.queues
-                        .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                            queue.admit_alone(ctx, lease.seq());
-                            queue.forget_fallen_back();
-                        });
-                }
-                for leg in bypassed.into_iter().rev() {
-                    self.bypass_leg(id, leg, AcquireErrorKind::Full);
-                }
-                self.advance(id);
-            }
-        }
+        self.decide_alone(id, since);
     }
 
-    /// What the fallbacks say of the legs that a request does not have yet.
-    fn legs_alone(&mut self, id: RequestId) -> LegsAlone {
-        let legs = self.request(id).map(|request| request.legs.clone());
-        let (mut admitted, mut bypassed) = (Vec::new(), Vec::new());
-        for (number, leg) in legs.into_iter().flatten().enumerate() {
-            let (seq, queue) = (leg.lease.seq(), leg.lease.queue);
-            let state = self.queues[queue].leg_state(seq, self.ctx.now);
-            if let None | Some(LegState::Held { .. }) = state {
-                continue;
-            }
-            let verdict = self.queues.change(&mut self.ctx, queue, |queue, ctx| {
-                queue.verdict_alone(ctx, seq, leg.wait)
-            });
-            match verdict {
-                Some(Alone::Admitted) => admitted.push(leg),
-                Some(Alone::Bypassed) => bypassed.push(number),
-                Some(Alone::Waits(until)) => return LegsAlone::Wait(until),
-                Some(Alone::Refused(kind)) => return LegsAlone::Refused(number, kind),
-                None => {}
-            }
+    /// It goes on asking until then.
+    pub(super) fn go_on_asking(&mut self, id: RequestId, asking: Asking) {
+        if let Some(request) = self.request_mut(id) {
+            request.asking = Some(asking);
+            self.asking.insert((asking.until, id));
         }
-        LegsAlone::Decided { admitted, bypassed }
     }
 
     /// A request is sent no more, and goes on without the exchange that it is in. What that brings is given back.
-    fn take_back(&mut self, id: RequestId) {
+    pub(super) fn take_back(&mut self, id: RequestId) {
         self.stop_asking(id);
         self.unsent.remove(&id);
         self.held_back.remove(&id);
@@ -473,18 +428,6 @@ impl Core {
                 });
         }
     }
-}
-
-/// The outcome for a request of which the store knows nothing yet.
-enum LegsAlone {
-    Decided {
-        admitted: Vec<SlotLeg>,
-        /// Their numbers.
-        bypassed: Vec<usize>,
-    },
-    /// One of its limits has no slot here, and the request may wait for it until then.
-    Wait(Instant),
-    Refused(usize, AcquireErrorKind),
 }
 
 /// How long a leg may wait. Of a key that has no slots it would wait for nothing.

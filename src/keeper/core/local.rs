@@ -7,20 +7,17 @@
 use std::mem;
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
-use super::{Core, Legs, Rates, SlotLeg, Stage, queues::Queues, rates::harsher};
+use super::{Asking, Core, Legs, Rates, SlotLeg, Stage, queues::Queues, rates::harsher};
 use crate::{
-    error::AcquireErrorKind,
-    keeper::{
-        context::Availability,
-        demand::RequestId,
-        queue::{Decider, Outcome},
-    },
+    error::{AcquireError, AcquireErrorKind},
+    keeper::{context::Availability, demand::RequestId, queue::Decider},
     key::Key,
-    leases::{Fee, Paid, QueueId},
+    leases::{Fee, Lease, Paid, QueueId},
     ledger::{
-        Batch, Call, Charge, Charged, Claim, ClaimAsk, ClaimReply, ClaimedLedger, RateState, Seq,
-        Stock,
+        Batch, Call, Charge, Charged, Claim, ClaimAsk, ClaimReply, ClaimedLedger, Rate, RateState,
+        Seq, Standing, Stock, WAIT_FOREVER_US, Want,
     },
     limit::LimitId,
 };
@@ -32,10 +29,13 @@ pub(super) struct LocalClaim {
     reply: ClaimReply,
     /// By charge.
     rates: Vec<(LimitId, Key)>,
-    /// By ask: the queue, and the batch.
+    /// By ask: the part of the request, the queue, and the batch.
+    parts: Vec<usize>,
     queues: Vec<QueueId>,
     batches: Vec<Batch>,
     swept: bool,
+    /// Fees that no rate here is charged for: their numbers, and the refusals that do not count.
+    waived: Vec<(usize, Option<AcquireErrorKind>)>,
 }
 
 /// The ledgers and the rates of this process.
@@ -71,9 +71,11 @@ impl Stock for Here<'_> {
 
 impl LocalClaim {
     fn clear(&mut self) {
+        self.waived.clear();
         self.claim.charges.clear();
         self.claim.asks.clear();
         self.rates.clear();
+        self.parts.clear();
         self.queues.clear();
     }
 
@@ -81,18 +83,28 @@ impl LocalClaim {
         self.claim.charges.push(charge);
         self.rates.push((fee.limit_id(), fee.key.clone()));
     }
+
+    /// The batch of the next ask, which is about this queue.
+    fn next_batch(&mut self, queue: QueueId, part: usize) -> &mut Batch {
+        self.queues.push(queue);
+        self.parts.push(part);
+        if self.batches.len() < self.queues.len() {
+            self.batches.push(Batch::default());
+        }
+        &mut self.batches[self.queues.len() - 1]
+    }
+
+    fn ask(&mut self, seq: Seq, want: Want) {
+        let batch = self.claim.asks.len();
+        self.claim.asks.push(ClaimAsk { batch, seq, want });
+    }
 }
 
-/// What comes of a leg that a request does not have yet.
+/// A leg that a request does not have yet, and what this process says of it.
 struct Part {
     leg: SlotLeg,
-    /// The index of an ask, or what the fallback says.
-    decided: Decided,
-}
-
-enum Decided {
-    ByLedger(usize),
-    ByFallback(Result<(), AcquireErrorKind>),
+    is_shadow: bool,
+    answer: Result<Standing, AcquireErrorKind>,
 }
 
 impl Core {
@@ -102,85 +114,158 @@ impl Core {
         let Some(SlotLeg { lease, wait }) = leg else {
             return false;
         };
-        let outcome = self
+        let is_held = self
             .queues
             .change(&mut self.ctx, lease.queue, |queue, ctx| {
                 queue.ask_here(ctx, lease.seq(), wait)
             });
-        self.forget_decisions_on(id);
-        self.follow_outcome(id, lease.seq(), outcome)
+        if is_held {
+            // It goes on at once.
+            self.ctx.decided.pop_if(|decided| decided.request == id);
+        }
+        is_held
     }
 
     /// Takes a request as far as this process lets it go.
     pub(super) fn decide_here(&mut self, id: RequestId) {
-        if !self.draft_charges(id, self.ctx.availability) {
-            return;
-        }
-        let Some(parts) = self.draft_asks(id) else {
+        let Some(parts) = self.claim_here(id, self.ctx.availability) else {
             return;
         };
-        self.run_local_claim();
-        self.settle_here(id);
-        // It may be refused now, or sleep.
-        let is_open = { self.request(id) }.is_some_and(|one| matches!(one.stage, Stage::Open));
-        let waits = self.local.reply.ticket().is_some();
-        for Part { leg, decided } in parts.into_iter().filter(|_| is_open) {
-            let seq = leg.lease.seq();
-            let standing = match decided {
-                Decided::ByLedger(ask) => Ok(self.local.reply.standings[ask]),
-                Decided::ByFallback(verdict) => Err(verdict),
-            };
-            let outcome =
-                self.queues.change(
-                    &mut self.ctx,
-                    leg.lease.queue,
-                    |queue, ctx| match standing {
-                        Ok(standing) => queue.on_answer_here(ctx, seq, leg.wait, standing),
-                        Err(verdict) => queue.follow_verdict(ctx, seq, verdict),
-                    },
-                );
-            let ends = match outcome {
-                // The claim did not get any further; or it was refused by another leg.
-                Outcome::Waits => waits,
-                Outcome::Refused(_) => true,
-                _ => false,
-            };
-            self.follow_outcome(id, seq, outcome);
-            if ends {
-                break;
+        if self.settle_here(id) {
+            for part in parts {
+                let SlotLeg { lease, wait } = part.leg;
+                self.queues
+                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                        queue.on_answer_here(ctx, lease.seq(), wait, part.answer)
+                    });
+                if let Ok(Standing::Waiting { .. }) = part.answer {
+                    break;
+                }
             }
         }
-        self.forget_decisions_on(id);
+        self.note_changed(id);
     }
 
-    /// Charges a request in this process, as the limits' fallbacks say at this availability: all that it owes, or nothing.
-    pub(super) fn charge_here(&mut self, id: RequestId, availability: Availability) {
-        if self.draft_charges(id, availability) {
-            self.run_local_claim();
-            self.settle_here(id);
+    /// A request has asked the store for as long as it may, mostly since others were before it in this process: it falls back,
+    /// alone. If there is no slot for it here, it goes on asking for as long as it may wait.
+    pub(super) fn decide_alone(&mut self, id: RequestId, since: Instant) {
+        let Some(parts) = self.claim_here(id, Availability::Down) else {
+            return;
+        };
+        let is_full = |part: &&Part| part.answer == Ok(Standing::Full) && !part.is_shadow;
+        if let Some(SlotLeg { lease, wait }) = parts.iter().find(is_full).map(|part| &part.leg) {
+            let queue = &self.queues[lease.queue];
+            return match queue.may_ask_until(&self.ctx, lease.seq(), *wait) {
+                Some(until) => self.go_on_asking(id, Asking { since, until }),
+                None if wait.is_zero() => self.refuse_by(id, lease, AcquireErrorKind::Full),
+                None => self.refuse_by(id, lease, AcquireErrorKind::TimedOut),
+            };
+        }
+        self.take_back(id);
+        if self.settle_here(id) {
+            for part in parts {
+                let lease = part.leg.lease;
+                self.queues
+                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                        queue.on_answer_alone(ctx, lease.seq(), part.answer)
+                    });
+            }
+        }
+        self.note_changed(id);
+    }
+
+    fn refuse_by(&mut self, id: RequestId, lease: &Lease, kind: AcquireErrorKind) {
+        let legs = self.request(id).map_or(&[][..], |one| &one.legs);
+        if let Some(leg) = legs.iter().position(|leg| leg.lease.seq() == lease.seq()) {
+            self.refuse_leg(id, leg, kind);
         }
     }
 
-    /// Charges a sum to a rate in this process, however much it owes already.
-    pub(super) fn spend_here(&mut self, fee: &Fee, charge: Charge) -> Charged {
+    /// Charges a cost to a rate in this process, however much it owes already.
+    pub(super) fn spend_here(&mut self, fee: &Fee, rate: Rate, cost: u32) -> Paid {
         self.local.clear();
+        let charge = Charge {
+            rate,
+            cost,
+            wait_us: WAIT_FOREVER_US,
+            shadow: false,
+            key: fee.charge.key.clone(),
+        };
         self.local.charge(fee, charge);
         self.run_local_claim();
-        self.local.reply.charged[0]
+        let Charged::Until { tat, .. } = self.local.reply.charged[0] else {
+            return Paid::Free;
+        };
+        self.standings.note(fee, Paid::Here(tat), self.ctx.now);
+        Paid::Here(tat)
     }
 
-    /// Returns whether the request may go on: no fallback refuses it.
-    fn draft_charges(&mut self, id: RequestId, availability: Availability) -> bool {
+    /// Decides on what a request does not have yet, as the limits' fallbacks say at this availability. `None`: one of them
+    /// refuses it.
+    fn claim_here(
+        &mut self,
+        id: RequestId,
+        availability: Availability,
+    ) -> Option<SmallVec<[Part; 2]>> {
         self.local.clear();
+        if let Some(error) = self.draft_charges(id, availability) {
+            self.refuse_request(id, error);
+            return None;
+        }
+        let legs = self
+            .request(id)
+            .map_or_else(Legs::new, |one| one.legs.clone());
+        let mut refusals = legs.iter().filter_map(|leg| {
+            let queue = &self.queues[leg.lease.queue];
+            let asks = queue.asks_here(leg.lease.seq());
+            match queue.decider(availability) {
+                Decider::Fallback(Err(kind)) if asks == Some(false) => Some((&leg.lease, kind)),
+                _ => None,
+            }
+        });
+        // First, so that no ledger is made for nothing.
+        if let Some((lease, kind)) = refusals.next() {
+            self.refuse_by(id, lease, kind);
+            return None;
+        }
+        let mut parts: SmallVec<[Part; 2]> = SmallVec::new();
+        for leg in legs {
+            let (seq, queue) = (leg.lease.seq(), leg.lease.queue);
+            let of_leg = self.queues.without_listing(queue);
+            let Some(is_shadow) = of_leg.asks_here(seq) else {
+                continue;
+            };
+            let answer = match of_leg.decider(availability) {
+                Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
+                Decider::Ledger => {
+                    let batch = self.local.next_batch(queue, parts.len());
+                    let want = of_leg.draft_here(&mut self.ctx, seq, leg.wait, batch);
+                    self.local.ask(seq, want);
+                    Ok(Standing::Absent)
+                }
+            };
+            parts.push(Part {
+                leg,
+                is_shadow,
+                answer,
+            });
+        }
+        self.run_local_claim();
+        for (part, standing) in self.local.parts.iter().zip(&self.local.reply.standings) {
+            parts[*part].answer = Ok(*standing);
+        }
+        Some(parts)
+    }
+
+    /// Returns the error of a fallback that refuses the request.
+    fn draft_charges(&mut self, id: RequestId, availability: Availability) -> Option<AcquireError> {
         let mut refusal = None;
         let fees = self.request(id).map(|one| one.fees().to_vec());
         let fees = fees.into_iter().flatten().enumerate();
         for (number, fee) in fees.filter(|(_, fee)| fee.paid == Paid::Not) {
             match self.rate_here(fee.limit_id(), fee.charge.rate, availability) {
-                Ok(None) => self.pay(id, number, Paid::Free, 0),
                 Ok(Some(rate)) => {
-                    let cost = fee.charge.cost.min(rate.burst);
-                    let charge = fee.charge.clone();
+                    let (cost, charge) = (fee.charge.cost.min(rate.burst), fee.charge.clone());
                     self.local.charge(
                         &fee,
                         Charge {
@@ -190,53 +275,15 @@ impl Core {
                         },
                     );
                 }
+                Ok(None) => self.local.waived.push((number, None)),
                 Err(kind) if self.is_enforced(&fee) => {
                     let error = self.refusal(fee.limit_id(), kind);
                     refusal = Some(harsher(refusal, error));
                 }
-                Err(kind) => self.bypass_fee(id, number, kind),
+                Err(kind) => self.local.waived.push((number, Some(kind))),
             }
         }
-        let may_go_on = refusal.is_none();
-        if let Some(error) = refusal {
-            self.refuse_request(id, error);
-        }
-        may_go_on
-    }
-
-    /// The legs that the request does not have yet, unless a fallback refuses it.
-    fn draft_asks(&mut self, id: RequestId) -> Option<SmallVec<[Part; 2]>> {
-        let legs = self
-            .request(id)
-            .map_or_else(Legs::new, |one| one.legs.clone());
-        let mut parts = SmallVec::new();
-        for (number, leg) in legs.into_iter().enumerate() {
-            let (seq, queue_id) = (leg.lease.seq(), leg.lease.queue);
-            let queue = self.queues.without_listing(queue_id);
-            let Some(is_shadow) = queue.asks_here(seq) else {
-                continue;
-            };
-            let decided = match queue.decider(self.ctx.availability) {
-                Decider::Fallback(Err(kind)) if !is_shadow => {
-                    self.refuse_leg(id, number, kind);
-                    return None;
-                }
-                Decider::Fallback(verdict) => Decided::ByFallback(verdict),
-                Decider::Ledger => {
-                    let batch = self.local.queues.len();
-                    if self.local.batches.len() == batch {
-                        self.local.batches.push(Batch::default());
-                    }
-                    let of_leg = &mut self.local.batches[batch];
-                    let want = queue.draft_here(&mut self.ctx, seq, leg.wait, of_leg);
-                    self.local.queues.push(queue_id);
-                    self.local.claim.asks.push(ClaimAsk { batch, seq, want });
-                    Decided::ByLedger(batch)
-                }
-            };
-            parts.push(Part { leg, decided });
-        }
-        Some(parts)
+        refusal
     }
 
     fn run_local_claim(&mut self) {
@@ -262,34 +309,26 @@ impl Core {
             .claim
             .run(&mut call, now_us, &mut here, &mut local.reply);
         for (queue, batch) in local.queues.iter().zip(&local.batches) {
-            queues.change(ctx, *queue, |queue, _| queue.after_claim(&mut call, batch));
+            queues.change(ctx, *queue, |queue, ctx| {
+                queue.after_claim(ctx, &mut call, batch)
+            });
         }
     }
 
-    /// What the rates of the claim say.
-    fn settle_here(&mut self, id: RequestId) {
+    /// What the rates say. Returns whether the request may have its slots: it is not refused, and does not sleep.
+    fn settle_here(&mut self, id: RequestId) -> bool {
+        for (number, bypassed) in mem::take(&mut self.local.waived) {
+            match bypassed {
+                None => self.pay(id, number, Paid::Free, 0),
+                Some(kind) => self.bypass_fee(id, number, kind),
+            }
+        }
         let charged = mem::take(&mut self.local.reply.charged);
         if !charged.is_empty() {
             self.charged(id, &charged, self.ctx.local_us(), Paid::Here);
         }
         self.local.reply.charged = charged;
-    }
-
-    /// Returns whether it has this slot now.
-    fn follow_outcome(&mut self, id: RequestId, seq: Seq, outcome: Outcome) -> bool {
-        let legs = self.request(id).map_or(&[][..], |one| &one.legs);
-        let leg = legs.iter().position(|leg| leg.lease.seq() == seq);
-        match (outcome, leg) {
-            (Outcome::Held, _) => return true,
-            (Outcome::Refused(kind), Some(leg)) => self.refuse_leg(id, leg, kind),
-            (Outcome::Bypassed(kind), Some(leg)) => self.bypass_leg(id, leg, kind),
-            _ => {}
-        }
-        false
-    }
-
-    /// The request goes on from here.
-    fn forget_decisions_on(&mut self, id: RequestId) {
-        self.ctx.decided.retain(|decided| decided.request != id);
+        self.request(id)
+            .is_some_and(|one| matches!(one.stage, Stage::Open))
     }
 }

@@ -479,7 +479,7 @@ impl Core {
             usual.and_then(|usual| self.rate_here(fee.limit_id(), usual, availability).ok()?);
         let most = rate.map_or(u32::MAX, |rate| rate.most_at_once());
         while let Some(sum) = self.accounts.get_mut(id).and_then(|one| one.report(most)) {
-            let paid = rate.map_or(Paid::Free, |rate| self.spent_here(&fee, rate, sum));
+            let paid = rate.map_or(Paid::Free, |rate| self.spend_here(&fee, rate, sum));
             if paid == Paid::Free {
                 self.note_cost(fee.limit_id(), Cost::Unsettled, sum.into());
             }
@@ -487,25 +487,6 @@ impl Core {
                 account.on_outcome(ReportOutcome::Charged(paid));
             }
             self.note_debt(fee.limit_id(), paid, sum);
-        }
-    }
-
-    fn spent_here(&mut self, fee: &Fee, rate: Rate, cost: u32) -> Paid {
-        let charge = fee.charge.clone();
-        let charge = Charge {
-            rate,
-            cost,
-            wait_us: WAIT_FOREVER_US,
-            shadow: false,
-            ..charge
-        };
-        match self.spend_here(fee, charge) {
-            Charged::Until { tat, .. } => {
-                let paid = Paid::Here(tat);
-                self.standings.note(fee, paid, self.ctx.now);
-                paid
-            }
-            _ => Paid::Free,
         }
     }
 

@@ -123,6 +123,7 @@ impl Core {
         // It did not collect it in time, and a slot was lost.
         self.request_mut(id)?.stage = Stage::Open;
         self.advance(id);
+        self.follow_decisions();
         match self.request(id)?.stage {
             Stage::Granted | Stage::Refused(_) => self.collect_request(id),
             _ => None,

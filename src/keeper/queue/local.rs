@@ -3,14 +3,16 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::{
-    Alone, Decider, Newcomer, Outcome, Queue,
+    Decider, Newcomer, Queue,
     permit::entry::{Entry, State},
 };
 use crate::{
     error::AcquireErrorKind,
     keeper::context::{Availability, Context},
-    ledger::{Ask, Batch, Call, Ledger, Operation, Seq, Standing, Want, weight_of},
+    ledger::{Ask, Batch, Call, Ledger, Operation, Seq, Standing, Want},
     limit::Fallback,
 };
 
@@ -23,21 +25,26 @@ impl Queue {
         self.make_pool(ctx);
     }
 
-    /// Starts a ledger in this process, with those that hold slots already.
+    /// Starts a ledger in this process.
     fn keep_ledger(&mut self, ctx: &mut Context) {
         if self.ledger_here.is_none() {
-            let batch = Batch {
-                limit: self.local_max(ctx),
-                max_waiters: self.limit.waiters(),
-                adopt: self.those(Entry::is_held),
-                ..Batch::default()
-            };
-            let mut ledger = Box::new(Ledger::default());
-            ledger.run(&mut Call::new(&ctx.scratch, 0), &batch);
-            self.ledger_here = Some(ledger);
+            self.ledger_here = Some(self.ledger_of_holders(ctx));
             self.read_local();
             self.recheck_right = true;
         }
+    }
+
+    /// With those that hold slots already.
+    fn ledger_of_holders(&self, ctx: &Context) -> Box<Ledger> {
+        let batch = Batch {
+            limit: self.local_max(ctx),
+            max_waiters: self.limit.waiters(),
+            adopt: self.those(Entry::is_held),
+            ..Batch::default()
+        };
+        let mut ledger = Box::new(Ledger::default());
+        ledger.run(&mut Call::new(&ctx.scratch, 0), &batch);
+        ledger
     }
 
     /// What decides on requests while the store does not.
@@ -54,27 +61,24 @@ impl Queue {
         }
     }
 
-    /// Asks this process for the slot of a request that wants no more.
-    pub fn ask_here(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> Outcome {
-        match self.decider(ctx.availability) {
-            Decider::Fallback(verdict) => self.follow_verdict(ctx, seq, verdict),
+    /// Asks this process for the slot of a request that wants no more. Returns whether it has it now.
+    pub fn ask_here(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> bool {
+        let answer = match self.decider(ctx.availability) {
+            Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
             Decider::Ledger => {
-                let wait_here = self.prepare_ledger(ctx, seq, wait);
-                let ask = Ask {
-                    seq,
-                    wait: wait_here,
-                };
-                let standing = self.run_here(ctx, Operation::Acquire(ask));
-                let standing = standing.unwrap_or(Standing::Absent);
-                self.on_answer_here(ctx, seq, wait, standing)
+                let wait = self.prepare_ledger(ctx, seq, wait);
+                let standing = self.run_here(ctx, Operation::Acquire(Ask { seq, wait }));
+                Ok(standing.unwrap_or(Standing::Absent))
             }
-        }
+        };
+        self.on_answer_here(ctx, seq, wait, answer);
+        self.entries.get(&seq).is_some_and(Entry::is_held)
     }
 
     /// Whether its limit is in shadow mode for the request, if it does not have this slot.
     pub fn asks_here(&self, seq: Seq) -> Option<bool> {
         let entry = self.entries.get(&seq)?;
-        matches!(entry.state(), State::Idle).then(|| entry.is_shadow())
+        entry.is_undecided().then(|| entry.is_shadow())
     }
 
     /// Part of a claim on the ledger in this process: what it asks for, and its batch.
@@ -97,10 +101,14 @@ impl Queue {
     }
 
     /// From now on the ledger that is about to decide grants the slots that come free. Returns whether the request may
-    /// wait there.
+    /// wait there: a ledger beside a store that is up is there for one claim only.
     fn prepare_ledger(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> bool {
-        self.keep_ledger(ctx);
         self.empty_pool(ctx);
+        if ctx.shared && ctx.availability == Availability::Up {
+            self.ledger_here = Some(self.ledger_of_holders(ctx));
+            return false;
+        }
+        self.keep_ledger(ctx);
         let entry = self.entries.get(&seq);
         entry.is_some_and(|entry| entry.may_wait(wait, ctx.now))
     }
@@ -111,58 +119,63 @@ impl Queue {
     }
 
     /// A claim on the ledger in this process was decided on.
-    pub fn after_claim(&mut self, call: &mut Call, batch: &Batch) {
+    pub fn after_claim(&mut self, ctx: &Context, call: &mut Call, batch: &Batch) {
+        if ctx.shared && ctx.availability == Availability::Up {
+            self.ledger_here = None;
+            return;
+        }
         self.ledger_here().end(call, batch);
         self.read_local();
         self.recheck_right = true;
     }
 
-    /// The ledger in this process has answered a request.
+    /// This process has answered a request.
     pub fn on_answer_here(
         &mut self,
         ctx: &mut Context,
         seq: Seq,
         wait: Duration,
-        standing: Standing,
-    ) -> Outcome {
+        answer: Result<Standing, AcquireErrorKind>,
+    ) {
         let Some(entry) = self.entries.get_mut(&seq) else {
-            return Outcome::Waits;
+            return;
         };
         let has_waited = entry.waits && !entry.may_wait(wait, ctx.now);
-        let verdict = match standing {
-            Standing::Held { .. } => Ok(()),
-            Standing::Waiting { .. } => {
+        let kind = match answer {
+            Ok(Standing::Held { .. }) => return self.admit(ctx, seq),
+            Ok(Standing::Waiting { .. }) => {
                 entry.place = self.snapshot.waiting;
                 entry.begin(ctx.now);
-                self.wait_here(ctx, seq);
-                return Outcome::Waits;
+                return self.wait_here(ctx, seq);
             }
-            Standing::QueueFull => Err(AcquireErrorKind::QueueFull),
-            Standing::Full if has_waited => Err(AcquireErrorKind::TimedOut),
-            Standing::Full => Err(AcquireErrorKind::Full),
             // Its claim did not reach this ledger.
-            Standing::Absent | Standing::Stale | Standing::Adopted { .. } => return Outcome::Waits,
+            Ok(Standing::Absent | Standing::Stale | Standing::Adopted { .. }) => return,
+            Ok(Standing::QueueFull) => AcquireErrorKind::QueueFull,
+            Ok(Standing::Full) if has_waited => AcquireErrorKind::TimedOut,
+            Ok(Standing::Full) => AcquireErrorKind::Full,
+            Err(kind) => kind,
         };
-        self.follow_verdict(ctx, seq, verdict)
+        self.refuse(ctx, seq, kind);
     }
 
-    /// This process has decided on a request.
-    pub fn follow_verdict(
+    /// The same while the store is up, which then adopts the slot.
+    pub fn on_answer_alone(
         &mut self,
         ctx: &mut Context,
         seq: Seq,
-        verdict: Result<(), AcquireErrorKind>,
-    ) -> Outcome {
-        match verdict {
-            Ok(()) => {
-                self.admit(ctx, seq);
-                Outcome::Held
-            }
-            Err(kind) if self.entries.get(&seq).is_some_and(Entry::is_shadow) => {
-                Outcome::Bypassed(kind)
-            }
-            Err(kind) => Outcome::Refused(kind),
+        answer: Result<Standing, AcquireErrorKind>,
+    ) {
+        self.on_answer_here(ctx, seq, Duration::ZERO, answer);
+        if self.entries.get(&seq).is_some_and(Entry::is_held) {
+            self.renew(seq);
         }
+        self.forget_fallen_back();
+    }
+
+    /// Until when a request that finds no slot here may go on asking the store.
+    pub fn may_ask_until(&self, ctx: &Context, seq: Seq, wait: Duration) -> Option<Instant> {
+        let until = self.entries.get(&seq)?.asked + wait;
+        (until > ctx.now).then_some(until)
     }
 
     /// Requests that have fallen back are newcomers no more, or this queue would go before those that still are. The oldest
@@ -183,37 +196,5 @@ impl Queue {
         {
             outbox.acquire.pop_front();
         }
-    }
-
-    /// What the limit's fallback says of one request, while the store is up. Idle slots go back to the store.
-    pub fn verdict_alone(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> Option<Alone> {
-        let wait_until = self.entries.get(&seq)?.asked + wait;
-        let is_shadow = self.entries.get(&seq)?.is_shadow();
-        let verdict = match self.decider(Availability::Down) {
-            Decider::Fallback(Err(kind)) => Alone::Refused(kind),
-            Decider::Fallback(Ok(())) => Alone::Admitted,
-            Decider::Ledger if self.has_slot_here(ctx, weight_of(seq)) => Alone::Admitted,
-            Decider::Ledger if wait_until > ctx.now => Alone::Waits(wait_until),
-            Decider::Ledger if wait.is_zero() => Alone::Refused(AcquireErrorKind::Full),
-            Decider::Ledger => Alone::Refused(AcquireErrorKind::TimedOut),
-        };
-        Some(match verdict {
-            Alone::Waits(_) | Alone::Refused(_) if is_shadow => Alone::Bypassed,
-            verdict => verdict,
-        })
-    }
-
-    /// Whether this process holds so few slots that its own limit leaves room for this weight.
-    fn has_slot_here(&mut self, ctx: &mut Context, weight: u32) -> bool {
-        self.empty_pool(ctx);
-        let held = self.entries.iter().filter(|(_, entry)| entry.is_held());
-        let units: u32 = held.map(|(seq, _)| weight_of(*seq)).sum();
-        units + weight <= self.local_max(ctx)
-    }
-
-    /// Admits a request by its fallback while the store is up, and has the store adopt it.
-    pub fn admit_alone(&mut self, ctx: &mut Context, seq: Seq) {
-        self.admit(ctx, seq);
-        self.renew(seq);
     }
 }

@@ -124,25 +124,6 @@ pub(super) enum Decider {
     Fallback(Result<(), AcquireErrorKind>),
 }
 
-/// What came of a request that asked in this process.
-pub(super) enum Outcome {
-    Held,
-    /// It waits there, or for another slot of the request first.
-    Waits,
-    Refused(AcquireErrorKind),
-    Bypassed(AcquireErrorKind),
-}
-
-/// What a fallback says of one request, while the store is up.
-pub(super) enum Alone {
-    Admitted,
-    /// There is no slot for it here. It goes on asking, and may wait until then.
-    Waits(Instant),
-    Refused(AcquireErrorKind),
-    /// Its limit is in shadow mode, and would have refused it.
-    Bypassed,
-}
-
 /// The ledger as the last reply shows it.
 #[derive(Clone, Copy)]
 struct Snapshot {
