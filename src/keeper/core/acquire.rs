@@ -247,7 +247,7 @@ impl Core {
         }
     }
 
-    fn grant(&mut self, id: RequestId) {
+    pub(super) fn grant(&mut self, id: RequestId) {
         self.stop_asking(id);
         if let Some(request) = self.request_mut(id) {
             request.stage = Stage::Granted;

@@ -131,19 +131,27 @@ impl Core {
         let Some(parts) = self.claim_here(id, self.ctx.availability) else {
             return;
         };
-        if self.settle_here(id) {
-            for part in parts {
-                let SlotLeg { lease, wait } = part.leg;
-                self.queues
-                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                        queue.on_answer_here(ctx, lease.seq(), wait, part.answer)
-                    });
-                if let Ok(Standing::Waiting { .. }) = part.answer {
-                    break;
-                }
-            }
+        let (mut goes_on, before) = (self.settle_here(id), self.ctx.decided.len());
+        let mut has_all = goes_on;
+        for part in parts {
+            let SlotLeg { lease, wait } = part.leg;
+            self.queues
+                .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                    if goes_on {
+                        queue.on_answer_here(ctx, lease.seq(), wait, part.answer);
+                    }
+                });
+            has_all &= matches!(part.answer, Ok(Standing::Held { .. }));
+            goes_on &= !matches!(part.answer, Ok(Standing::Waiting { .. }));
         }
-        self.note_changed(id);
+        match has_all {
+            // Nothing else was decided on meanwhile.
+            true => {
+                self.ctx.decided.truncate(before);
+                self.grant(id);
+            }
+            false => self.note_changed(id),
+        }
     }
 
     /// A request has asked the store for as long as it may, mostly since others were before it in this process: it falls back,
@@ -152,6 +160,10 @@ impl Core {
         let Some(parts) = self.claim_here(id, Availability::Down) else {
             return;
         };
+        for part in &parts {
+            self.queues
+                .change(&mut self.ctx, part.leg.lease.queue, |_, _| ());
+        }
         let is_full = |part: &&Part| part.answer == Ok(Standing::Full) && !part.is_shadow;
         if let Some(SlotLeg { lease, wait }) = parts.iter().find(is_full).map(|part| &part.leg) {
             let queue = &self.queues[lease.queue];
@@ -162,14 +174,15 @@ impl Core {
             };
         }
         self.take_back(id);
-        if self.settle_here(id) {
-            for part in parts {
-                let lease = part.leg.lease;
-                self.queues
-                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                        queue.on_answer_alone(ctx, lease.seq(), part.answer)
-                    });
-            }
+        let goes_on = self.settle_here(id);
+        for part in parts {
+            let lease = part.leg.lease;
+            self.queues
+                .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                    if goes_on {
+                        queue.on_answer_alone(ctx, lease.seq(), part.answer);
+                    }
+                });
         }
         self.note_changed(id);
     }
@@ -286,6 +299,7 @@ impl Core {
         refusal
     }
 
+    /// Its queues are to be listed anew.
     fn run_local_claim(&mut self) {
         let Self {
             ctx,
@@ -309,9 +323,8 @@ impl Core {
             .claim
             .run(&mut call, now_us, &mut here, &mut local.reply);
         for (queue, batch) in local.queues.iter().zip(&local.batches) {
-            queues.change(ctx, *queue, |queue, ctx| {
-                queue.after_claim(ctx, &mut call, batch)
-            });
+            let queue = queues.without_listing(*queue);
+            queue.after_claim(ctx, &mut call, batch);
         }
     }
 
