@@ -135,8 +135,9 @@ impl Core {
         let mut has_all = goes_on;
         for part in parts {
             let SlotLeg { lease, wait } = part.leg;
+            // It may be gone, if the request was refused.
             self.queues
-                .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                .change_if_there(&mut self.ctx, lease.queue, |queue, ctx| {
                     if goes_on {
                         queue.on_answer_here(ctx, lease.seq(), wait, part.answer);
                     }
@@ -178,7 +179,7 @@ impl Core {
         for part in parts {
             let lease = part.leg.lease;
             self.queues
-                .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                .change_if_there(&mut self.ctx, lease.queue, |queue, ctx| {
                     if goes_on {
                         queue.on_answer_alone(ctx, lease.seq(), part.answer);
                     }
