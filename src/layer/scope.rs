@@ -325,7 +325,7 @@ impl Scope {
     /// with 400 ([`RefusalKind::InvalidCost`](super::RefusalKind::InvalidCost)), unless [`clamp_cost`](Self::clamp_cost) is
     /// set. The cost does not affect slots: see [`weight_by`](Self::weight_by).
     ///
-    /// For a cost that is known only later, such as the tokens of a language model, see [`Slot::spend`](super::Slot::spend).
+    /// For a cost that is known only later, such as the tokens of a language model, see [`Budget::spend`](crate::Budget::spend).
     ///
     /// ```
     /// use std::time::Duration;
@@ -340,7 +340,7 @@ impl Scope {
         self
     }
 
-    /// Reduces a cost above a rate's burst to the burst, on arrival and for [`Slot::charge`](super::Slot::charge).
+    /// Reduces a cost above a rate's burst to the burst, on arrival and for [`Budget::charge`](crate::Budget::charge).
     pub fn clamp_cost(mut self) -> Self {
         self.clamps_cost = true;
         self

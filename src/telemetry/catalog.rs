@@ -63,7 +63,7 @@ pub(super) const METRICS: [Metric; 22] = [
     ),
     counter(
         UNKNOWN_RATE,
-        "Calls that charge or settle a rate which their request does not have",
+        "Budgets that name a rate which their request does not have",
     ),
     counter(RELEASED, "Permits that were released"),
     counter(LOST, "Permits that were lost, or ended by a shutdown"),

@@ -10,7 +10,7 @@
 //! | `catalog` | the names and descriptions of all metrics |
 //! | `limit` | measurements of a limit |
 //! | `store` | measurements of the store |
-//! | `unknown_rates` | charges at rates that their requests do not have |
+//! | `unknown_rates` | budgets at rates that their requests do not have |
 //! | `facade` | the handles; `noop` replaces it without the feature |
 //! | `tests` | with `balance`: each admitted permit ends once, and is counted once |
 //! | `reports` | gathers simultaneous events into one event of the log |
@@ -37,7 +37,7 @@ pub(crate) use self::{
     limit::{Adopted, Cost, LimitMeter, Measure},
     reports::{CAUSES, Cause, Report, Reports, StoreNews, Topic},
     store::{StoreMeter, StoreState},
-    unknown_rates::{RateCall, UnknownRates},
+    unknown_rates::UnknownRates,
 };
 
 /// Describes all metrics to the recorder, and warns if the recorder is missing.
