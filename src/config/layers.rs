@@ -9,7 +9,7 @@ use http::{Method, StatusCode};
 use super::{
     check::{Checked, CheckedLimit},
     error::{ConfigFileError, Faults},
-    routes::Routed,
+    routes::Ambiguous,
     sections::Config,
 };
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     limiter::Limiter,
 };
 
-/// The name of the limit that refuses all requests.
+/// The name of the limit that refuses ambiguous paths.
 pub(super) const UNREADABLE: &str = "unreadable-path";
 
 #[derive(Clone)]
@@ -30,7 +30,7 @@ pub(super) struct RouteLayers {
     layers: Vec<Option<LimitLayer>>,
     /// For requests without limits.
     open: LimitLayer,
-    /// For requests whose limits cannot be determined.
+    /// For requests whose route cannot be determined.
     closed: LimitLayer,
     /// Settings made in code, which take precedence over the file.
     edits: Vec<GateEdit>,
@@ -91,13 +91,9 @@ impl RouteLayers {
         self.checked.limits.get(limit_name)
     }
 
-    /// The routes of a request, in the order of the file.
-    pub(super) fn routes_of(&self, method: &Method, path: &str) -> Vec<usize> {
-        match self.checked.routes.find(method, path) {
-            Routed::One(route) => route.into_iter().collect(),
-            Routed::Several(routes) => routes.into_iter().collect(),
-            Routed::Unreadable => Vec::new(),
-        }
+    /// The route of a request, if it has one.
+    pub(super) fn route_of(&self, method: &Method, path: &str) -> Option<usize> {
+        self.checked.routes.find(method, path).ok()?
     }
 
     /// The key of a caller under a limit, and the caller's own value, if any.
@@ -118,24 +114,10 @@ impl RouteLayers {
 
     pub(super) fn find(&self, method: &Method, path: &str) -> Gates {
         let layer = match self.checked.routes.find(method, path) {
-            Routed::One(route) => route.and_then(|route| self.layers[route].as_ref()),
-            Routed::Several(routes) => {
-                let layers = routes
-                    .iter()
-                    .filter_map(|route| self.layers[*route].as_ref());
-                return self.together(&layers.collect::<Vec<_>>()).gates;
-            }
-            Routed::Unreadable => Some(&self.closed),
+            Ok(route) => route.and_then(|route| self.layers[route].as_ref()),
+            Err(Ambiguous) => Some(&self.closed),
         };
         layer.unwrap_or(&self.open).gates.clone()
-    }
-
-    fn together(&self, layers: &[&LimitLayer]) -> LimitLayer {
-        match layers {
-            [] => self.open.clone(),
-            [layer] => (*layer).clone(),
-            layers => LimitLayer::together(layers).unwrap_or_else(|| self.closed.clone()),
-        }
     }
 
     pub(super) fn edits(&self) -> Vec<GateEdit> {

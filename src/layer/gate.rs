@@ -82,15 +82,6 @@ impl fmt::Debug for GateScope {
 }
 
 impl Gate {
-    /// Takes the stricter of both gates' settings.
-    #[cfg(feature = "config")]
-    pub(super) fn tighten(&mut self, other: &Self) {
-        Arc::make_mut(&mut self.terms).tighten(&other.terms);
-        if other.release_at == ReleaseAt::BodyEnd {
-            self.release_at = ReleaseAt::BodyEnd;
-        }
-    }
-
     /// The scope of this limit, or the first scope: a refusal always names a limit of the gate.
     fn scope(&self, limit_name: &str) -> &Scope {
         let mut scopes = self.scopes.iter().map(|of| &of.scope);

@@ -21,8 +21,6 @@ use super::{
     service::Limited,
     slot::DeclaredRates,
 };
-#[cfg(feature = "config")]
-use crate::limit::MAX_SCOPES;
 use crate::{error::ConfigError, limiter::Limiter};
 
 /// Layer that applies limits to a service. Created by [`Limiter::layer`].
@@ -124,33 +122,6 @@ impl LimitLayer {
     pub(crate) fn declaring(self, rates: &Arc<DeclaredRates>) -> Self {
         let rates = rates.clone();
         self.edit(move |gate| gate.rates = rates.clone())
-    }
-
-    /// Combines the limits of these layers into one layer, with their strictest settings, and the statuses of the first.
-    /// `None`: there are too many limits.
-    #[cfg(feature = "config")]
-    pub(crate) fn together(layers: &[&Self]) -> Option<Self> {
-        let mut gates = layers.iter().filter_map(|layer| match &layer.gates {
-            Gates::One(gate) => Some(gate),
-            Gates::Routed(_) => None,
-        });
-        let mut together = Gate::clone(gates.next()?);
-        for gate in gates {
-            together.tighten(gate);
-            for added in &gate.scopes {
-                let counts = |known: &&mut GateScope| {
-                    known.limit == added.limit && known.scope.has_key_of(&added.scope)
-                };
-                match together.scopes.iter_mut().find(counts) {
-                    Some(known) => known.scope.take_heavier(&added.scope),
-                    None => together.scopes.push(added.clone()),
-                }
-            }
-        }
-        together.name_first();
-        (together.scopes.len() <= MAX_SCOPES).then(|| Self {
-            gates: Gates::One(Arc::new(together)),
-        })
     }
 
     /// Routes each request to its layer.

@@ -378,28 +378,6 @@ impl Scope {
         Self::new(limit, KeySource::One(key))
     }
 
-    /// Whether a request has the same key under both scopes of one limit of a configuration.
-    #[cfg(feature = "config")]
-    pub(super) fn has_key_of(&self, other: &Self) -> bool {
-        match (&self.keys, &other.keys) {
-            (KeySource::One(one), KeySource::One(other)) => one == other,
-            _ => true,
-        }
-    }
-
-    /// Uses the larger of a request's weights under both scopes.
-    #[cfg(feature = "config")]
-    pub(super) fn take_heavier(&mut self, other: &Self) {
-        let weights = [self.weight.take(), other.weight.clone()];
-        if weights.iter().any(Option::is_some) {
-            let heaviest = move |head: &Parts| {
-                let weights = weights.iter().flatten().map(|weight| weight(head));
-                weights.fold(1, u32::max)
-            };
-            self.weight = Some(Arc::new(heaviest));
-        }
-    }
-
     /// Checks the values that the setters cannot refuse.
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let mut values = self.values.listed();
