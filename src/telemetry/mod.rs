@@ -14,7 +14,7 @@
 //! | `facade` | the handles; `noop` replaces it without the feature |
 //! | `tests` | with `balance`: each admitted permit ends once, and is counted once |
 //! | `reports` | gathers simultaneous events into one event of the log |
-//! | `history` | exchanges and permits, event by event at TRACE: diagnostics for tests, unstable |
+//! | `history` | exchanges and permits, event by event at TRACE, for tests; `no_history` replaces it without `test-util` |
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,6 +24,10 @@ mod facade;
 #[cfg(not(feature = "metrics"))]
 #[path = "noop.rs"]
 mod facade;
+#[cfg(feature = "test-util")]
+mod history;
+#[cfg(not(feature = "test-util"))]
+#[path = "no_history.rs"]
 mod history;
 mod limit;
 mod reports;
