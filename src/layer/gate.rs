@@ -22,7 +22,7 @@ use super::{
     labels::Labels,
     options::ReleaseAt,
     refusal::{Refusal, RefusalKind},
-    refusal_body::RefusalBody,
+    refusal_body::{RefusalBody, sealed::Sealed},
     scope::Scope,
     slot::{DeclaredRates, Slot},
     values::Lookup,
@@ -348,8 +348,8 @@ impl Gate {
         );
         let mut response = match (&self.refuse, head) {
             (Some(refuse), Some(head)) => refusal.complete(refuse(&refusal, head)),
-            _ if grpc => refusal.to_grpc_response().map(RefusalBody::from),
-            _ => refusal.to_response().map(RefusalBody::from),
+            _ if grpc => refusal.to_grpc_response().into_refusal(),
+            _ => refusal.to_response().into_refusal(),
         };
         self.append_fields(response.headers_mut(), refusal.quotas());
         response.extensions_mut().insert(refusal);
