@@ -1,4 +1,4 @@
-//! The layer of each route.
+//! The gate of each route.
 //!
 //! Tests: `tests/config/routes.rs`, `reloads.rs`.
 
@@ -15,7 +15,7 @@ use super::{
 use crate::{
     error::ConfigError,
     key::Key,
-    layer::{DeclaredRates, GateEdit, Gates, LimitLayer, Scope},
+    layer::{DeclaredRates, Gate, GateEdit, LimitLayer, Scope},
     limit::{Fallback, Limit, LimitValue},
     limiter::Limiter,
 };
@@ -26,12 +26,12 @@ pub(super) const UNREADABLE: &str = "unreadable-path";
 #[derive(Clone)]
 pub(super) struct RouteLayers {
     checked: Arc<Checked>,
-    /// The layers of the routes, in the order of the file. `None`: the route has no limits.
-    layers: Vec<Option<LimitLayer>>,
+    /// The gates of the routes, in the order of the file. `None`: the route has no limits.
+    gates: Vec<Option<Arc<Gate>>>,
     /// For requests without limits.
-    open: LimitLayer,
+    open: Arc<Gate>,
     /// For requests whose route cannot be determined.
-    closed: LimitLayer,
+    closed: Arc<Gate>,
     /// Settings made in code, which take precedence over the file.
     edits: Vec<GateEdit>,
 }
@@ -46,7 +46,7 @@ impl RouteLayers {
         let mut faults = Faults::default();
         let limits = checked.limits.values().map(|checked| &checked.limit);
         let rates = DeclaredRates::new(limiter.keepers(), limits);
-        let mut layers = Vec::new();
+        let mut gates = Vec::new();
         for (index, route) in config.routes.iter().enumerate() {
             let scopes: Vec<_> = route
                 .limits
@@ -55,9 +55,9 @@ impl RouteLayers {
                 .collect();
             let layer = (!scopes.is_empty()).then(|| limiter.try_layer(scopes));
             let layer = layer.and_then(|layer| faults.take(&format!("routes[{index}]"), layer));
-            layers.push(layer.map(|layer| route.set(layer).declaring(&rates)));
+            gates.push(layer.map(|layer| route.set(layer).declaring(&rates).into_gate()));
         }
-        let open = LimitLayer::open(limiter).declaring(&rates);
+        let open = LimitLayer::open(limiter).declaring(&rates).into_gate();
         // Without routes no path is looked up, and a limit that never applies should not add metrics.
         let has_routes = !config.routes.is_empty();
         let closed = has_routes.then(|| closed(limiter));
@@ -65,8 +65,8 @@ impl RouteLayers {
         faults.into_result()?;
         let route_layers = Self {
             checked: Arc::new(checked),
-            layers,
-            closed: closed.unwrap_or_else(|| open.clone()),
+            gates,
+            closed: closed.map_or(open.clone(), LimitLayer::into_gate),
             open,
             edits: Vec::new(),
         };
@@ -75,8 +75,8 @@ impl RouteLayers {
 
     /// Returns the layers with one more edit.
     pub(super) fn edited(mut self, edit: GateEdit) -> Self {
-        for layer in self.layers.iter_mut().flatten().chain([&mut self.closed]) {
-            edit(&mut layer.gates);
+        for gate in self.gates.iter_mut().flatten().chain([&mut self.closed]) {
+            edit(Arc::make_mut(gate));
         }
         self.edits.push(edit);
         self
@@ -112,12 +112,12 @@ impl RouteLayers {
         Ok((key, value))
     }
 
-    pub(super) fn find(&self, method: &Method, path: &str) -> Gates {
-        let layer = match self.checked.routes.find(method, path) {
-            Ok(route) => route.and_then(|route| self.layers[route].as_ref()),
+    pub(super) fn find(&self, method: &Method, path: &str) -> Arc<Gate> {
+        let gate = match self.checked.routes.find(method, path) {
+            Ok(route) => route.and_then(|route| self.gates[route].as_ref()),
             Err(Ambiguous) => Some(&self.closed),
         };
-        layer.unwrap_or(&self.open).gates.clone()
+        gate.unwrap_or(&self.open).clone()
     }
 
     pub(super) fn edits(&self) -> Vec<GateEdit> {

@@ -132,9 +132,9 @@ impl Gate {
         }
     }
 
-    /// As [`Gates::legs`](super::gates::Gates::legs).
+    /// The limits of a request, each with the request's demand. `None`: the request has no key.
     #[cfg(feature = "config")]
-    pub(super) fn legs(&self, head: &Parts) -> Vec<(Limit, Option<Leg>)> {
+    pub(crate) fn legs(&self, head: &Parts) -> Vec<(Limit, Option<Leg>)> {
         let leg = |scope: &GateScope| match scope.find(head) {
             Lookup::Now(leg) => (scope.scope.limit().clone(), leg),
             Lookup::Later(_) => unreachable!("a configuration looks nothing up"),

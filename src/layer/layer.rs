@@ -124,7 +124,16 @@ impl LimitLayer {
         self.edit(move |gate| gate.rates = rates.clone())
     }
 
-    /// Routes each request to its layer.
+    /// The gate of a layer that is not routed.
+    #[cfg(feature = "config")]
+    pub(crate) fn into_gate(self) -> Arc<Gate> {
+        match self.gates {
+            Gates::One(gate) => gate,
+            Gates::Routed(_) => unreachable!("a routed layer is not a route's"),
+        }
+    }
+
+    /// Routes each request to its gate.
     #[cfg(feature = "config")]
     pub(crate) fn routed(routing: Arc<dyn Routing>) -> Self {
         Self {

@@ -37,8 +37,7 @@ pub struct Scope {
 
 #[derive(Clone)]
 enum KeySource {
-    Shared,
-    #[cfg(feature = "config")]
+    /// One key for all requests.
     One(Key),
     Header(HeaderName),
     Address(ClientAddress),
@@ -391,8 +390,6 @@ impl Scope {
 
     pub(super) fn may_lack_key(&self) -> bool {
         match &self.keys {
-            KeySource::Shared => false,
-            #[cfg(feature = "config")]
             KeySource::One(_) => false,
             KeySource::Header(_) | KeySource::Address(_) => self.requires_key,
             KeySource::Head(_) | KeySource::Async(_) => true,
@@ -400,7 +397,7 @@ impl Scope {
     }
 
     pub(super) fn is_shared(&self) -> bool {
-        matches!(self.keys, KeySource::Shared)
+        matches!(&self.keys, KeySource::One(key) if *key == Key::SHARED)
     }
 
     /// The demand of a request on the limit with this number. `None`: the request has no key.
@@ -415,8 +412,6 @@ impl Scope {
             clamps: self.clamps_cost,
         };
         let key = match &self.keys {
-            KeySource::Shared => Some(Key::SHARED),
-            #[cfg(feature = "config")]
             KeySource::One(key) => Some(key.clone()),
             KeySource::Header(name) => {
                 let value = head.headers.get(name).filter(|value| !value.is_empty());
@@ -466,7 +461,7 @@ impl Scope {
 /// One key for all requests.
 impl From<Limit> for Scope {
     fn from(limit: Limit) -> Self {
-        Self::new(limit, KeySource::Shared)
+        Self::new(limit, KeySource::One(Key::SHARED))
     }
 }
 
@@ -486,8 +481,6 @@ impl From<&Scope> for Scope {
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys: &dyn fmt::Debug = match &self.keys {
-            KeySource::Shared => &"shared",
-            #[cfg(feature = "config")]
             KeySource::One(key) => key,
             KeySource::Header(name) => name,
             KeySource::Address(_) => &"by client address",

@@ -124,16 +124,16 @@ impl LimitMeter {
         Self {
             labels: [("namespace", namespace), ("limit", limit)]
                 .map(|(name, value)| (name, value.to_owned())),
-            max: Series::new(catalog::MAX),
-            overridden: Series::new(catalog::OVERRIDDEN),
-            held: Series::new(catalog::HELD),
-            waiting: Series::new(catalog::WAITING),
-            admitted: Series::new(catalog::ADMITTED),
-            wait: Series::new(catalog::WAIT),
-            hold: Series::new(catalog::HOLD),
-            released: Series::new(catalog::RELEASED),
-            lost: Series::new(catalog::LOST),
-            revoked: Series::new(catalog::REVOKED),
+            max: Series::new(catalog::MAX, facade::gauge),
+            overridden: Series::new(catalog::OVERRIDDEN, facade::gauge),
+            held: Series::new(catalog::HELD, facade::gauge),
+            waiting: Series::new(catalog::WAITING, facade::gauge),
+            admitted: Series::new(catalog::ADMITTED, facade::counter),
+            wait: Series::new(catalog::WAIT, facade::histogram),
+            hold: Series::new(catalog::HOLD, facade::histogram),
+            released: Series::new(catalog::RELEASED, facade::counter),
+            lost: Series::new(catalog::LOST, facade::counter),
+            revoked: Series::new(catalog::REVOKED, facade::counter),
             adopted: Family::new(catalog::ADOPTED, "reason", Adopted::CODES),
             refusals: Family::new(catalog::REFUSALS, "reason", refusals.clone()),
             shadow_refusals: Family::new(catalog::SHADOW_REFUSALS, "reason", refusals),
@@ -141,8 +141,9 @@ impl LimitMeter {
             aborted: Family::new(catalog::ABORTED, "reason", ends),
             abort_log: AbortLog::default(),
             costs: Family::new(catalog::COST, "kind", Cost::CODES),
-            unkeyed: Series::new(catalog::UNKEYED),
-            refused_unkeyed: Series::labelled(catalog::REFUSALS, ("reason", Reason::NoKey.code())),
+            unkeyed: Series::new(catalog::UNKEYED, facade::counter),
+            refused_unkeyed: Series::new(catalog::REFUSALS, facade::counter)
+                .labelled(("reason", Reason::NoKey.code())),
         }
     }
 
@@ -327,7 +328,7 @@ impl Family {
         label: &'static str,
         codes: impl IntoIterator<Item = &'static str>,
     ) -> Self {
-        let series = |code| Series::labelled(metric, (label, code));
+        let series = |code| Series::new(metric, facade::counter).labelled((label, code));
         Self(codes.into_iter().map(series).collect())
     }
 
@@ -367,24 +368,23 @@ struct Series<H> {
     name: &'static str,
     /// A label in addition to the limit's.
     label: Option<MetricLabel<'static>>,
+    make: fn(&'static str, &[MetricLabel<'_>]) -> H,
     handle: OnceLock<H>,
 }
 
-impl<H: Handle> Series<H> {
-    const fn new(name: &'static str) -> Self {
+impl<H> Series<H> {
+    fn new(name: &'static str, make: fn(&'static str, &[MetricLabel<'_>]) -> H) -> Self {
         Self {
             name,
             label: None,
+            make,
             handle: OnceLock::new(),
         }
     }
 
-    const fn labelled(name: &'static str, label: MetricLabel<'static>) -> Self {
-        Self {
-            name,
-            label: Some(label),
-            handle: OnceLock::new(),
-        }
+    fn labelled(self, label: MetricLabel<'static>) -> Self {
+        let label = Some(label);
+        Self { label, ..self }
     }
 
     #[inline]
@@ -398,36 +398,11 @@ impl<H: Handle> Series<H> {
     /// A recorder is foreign code: `OnceLock::get_or_init` would run it while other threads wait. If two threads create
     /// the handle, both get the same series.
     #[cold]
-    fn make(&self, [namespace, limit]: &SeriesLabels) -> &H {
+    fn make(&self, labels: &SeriesLabels) -> &H {
         assert_unlocked();
-        let shared = [namespace, limit].map(|(name, value)| (*name, value.as_str()));
-        let made = match self.label {
-            Some(label) => H::make(self.name, &[shared[0], shared[1], label]),
-            None => H::make(self.name, &shared),
-        };
-        let mut made = Some(made);
+        let shared = labels.iter().map(|(name, value)| (*name, value.as_str()));
+        let labels: Vec<_> = shared.chain(self.label).collect();
+        let mut made = Some((self.make)(self.name, &labels));
         self.handle.get_or_init(|| made.take().expect("made once"))
-    }
-}
-
-trait Handle {
-    fn make(name: &'static str, labels: &[MetricLabel<'_>]) -> Self;
-}
-
-impl Handle for Counter {
-    fn make(name: &'static str, labels: &[MetricLabel<'_>]) -> Self {
-        facade::counter(name, labels)
-    }
-}
-
-impl Handle for Gauge {
-    fn make(name: &'static str, labels: &[MetricLabel<'_>]) -> Self {
-        facade::gauge(name, labels)
-    }
-}
-
-impl Handle for Histogram {
-    fn make(name: &'static str, labels: &[MetricLabel<'_>]) -> Self {
-        facade::histogram(name, labels)
     }
 }
