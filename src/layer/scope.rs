@@ -37,7 +37,8 @@ pub struct Scope {
 
 #[derive(Clone)]
 enum KeySource {
-    /// One key for all requests.
+    Shared,
+    #[cfg(feature = "config")]
     One(Key),
     Header(HeaderName),
     Address(ClientAddress),
@@ -390,6 +391,8 @@ impl Scope {
 
     pub(super) fn may_lack_key(&self) -> bool {
         match &self.keys {
+            KeySource::Shared => false,
+            #[cfg(feature = "config")]
             KeySource::One(_) => false,
             KeySource::Header(_) | KeySource::Address(_) => self.requires_key,
             KeySource::Head(_) | KeySource::Async(_) => true,
@@ -397,7 +400,7 @@ impl Scope {
     }
 
     pub(super) fn is_shared(&self) -> bool {
-        matches!(&self.keys, KeySource::One(key) if *key == Key::SHARED)
+        matches!(self.keys, KeySource::Shared)
     }
 
     /// The demand of a request on the limit with this number. `None`: the request has no key.
@@ -412,6 +415,8 @@ impl Scope {
             clamps: self.clamps_cost,
         };
         let key = match &self.keys {
+            KeySource::Shared => Some(Key::SHARED),
+            #[cfg(feature = "config")]
             KeySource::One(key) => Some(key.clone()),
             KeySource::Header(name) => {
                 let value = head.headers.get(name).filter(|value| !value.is_empty());
@@ -461,7 +466,7 @@ impl Scope {
 /// One key for all requests.
 impl From<Limit> for Scope {
     fn from(limit: Limit) -> Self {
-        Self::new(limit, KeySource::One(Key::SHARED))
+        Self::new(limit, KeySource::Shared)
     }
 }
 
@@ -481,6 +486,8 @@ impl From<&Scope> for Scope {
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys: &dyn fmt::Debug = match &self.keys {
+            KeySource::Shared => &"shared",
+            #[cfg(feature = "config")]
             KeySource::One(key) => key,
             KeySource::Header(name) => name,
             KeySource::Address(_) => &"by client address",
