@@ -121,9 +121,9 @@ pub enum AcquireErrorKind {
     InvalidWeight,
     /// The request costs more than the burst of the rate: the same request would be refused again.
     InvalidCost,
-    /// A charge names a limit that is not a rate of its permit: a typo, or a limit that the request does not have.
+    /// A budget names a limit that is not a rate of its permit: a typo, or a limit that the request does not have.
     ///
-    /// See [`Permit::charge`](crate::Permit::charge).
+    /// See [`Permit::budget`](crate::Permit::budget).
     UnknownRate,
     /// The store is down or too slow, and the limit's fallback is to reject.
     Unavailable,

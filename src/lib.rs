@@ -236,7 +236,7 @@ pub use limit::{
 
 // Permits.
 pub use attached::Attached;
-pub use charges::Charging;
+pub use charges::{Budget, Charging};
 pub use permit::Permit;
 pub use permit_id::{ParsePermitIdError, PermitId};
 pub use semaphore::{Acquire, Semaphore};

@@ -94,7 +94,8 @@ reasons! {
 macro_rules! impl_codes {
     ($kind:ident { $($variant:ident $(= $reason:ident)?),+ $(,)? }) => {
         impl $kind {
-            #[cfg(test)]
+            /// All kinds, in the order of their numbers.
+            #[cfg_attr(not(test), allow(dead_code))]
             pub(crate) const ALL: &[Self] = &[$(Self::$variant),+];
 
             /// Returns the code of this reason, in snake case: the same in metrics, log events, problem details and the

@@ -144,7 +144,7 @@ assert_not_impl_any!(Limited<Local>: tower::Service<Request<()>>);
 /// The types of a client do not matter.
 type Client = HttpClient<Plain<()>, Rc<()>, Rc<()>>;
 assert_impl_all!(Client: Send, Sync, Unpin, Clone, std::fmt::Debug);
-assert_impl_all!(HttpClientFuture<Ready<()>, (), Rc<()>>: Send, Sync, Unpin, std::fmt::Debug);
+assert_impl_all!(HttpClientFuture<Ready<()>, Rc<()>>: Send, Sync, Unpin, std::fmt::Debug);
 
 assert_impl_all!(ReadAhead<Plain<()>>: Send, Sync, Unpin, Clone, std::fmt::Debug);
 assert_impl_all!(ReadAheadFuture<Plain<ReadAheadBody<()>>, ()>: Send, Unpin, std::fmt::Debug);

@@ -492,7 +492,7 @@ fn requests_and_permits(runtime: &Runtime, limiter: &Limiter) {
         for _ in 0..3 {
             let permit = caught(both.acquire()).await.unwrap();
             // A name that none of its rates has: one warning, later at debug level.
-            permit.spend("unknown", 1);
+            permit.budget("unknown").unwrap_err();
         }
         let short = Limit::concurrent("one", 1).wait_up_to(Duration::from_millis(20));
         let error = caught(limiter.semaphore(&short, "key").acquire())

@@ -3,14 +3,13 @@
 use std::{
     mem,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use bytes::{Bytes, BytesMut};
 use http::{header, response::Parts};
 use http_body::{Body, Frame, SizeHint};
-use tower_turnstile::{AcquireError, Hold};
+use tower_turnstile::{AcquireError, Budget, Hold};
 
 use crate::{
     sse::{End, EventReader},
@@ -25,9 +24,8 @@ const MAX_HELD: usize = 64 * 1024;
 /// Holds the slot. On drop it settles the cost: as reported by the upstream, or else estimated from the delivered part.
 #[derive(Debug)]
 pub(crate) struct Meter {
-    hold: Hold,
-    /// Name of the limit that is charged.
-    budget: Arc<str>,
+    budget: Budget,
+    _hold: Hold,
     count: Count,
     /// Charged or spent so far.
     spent: u32,
@@ -59,13 +57,14 @@ impl Meter {
     /// Charges the prompt.
     pub(crate) async fn charge(
         hold: Hold,
-        budget: Arc<str>,
+        budget: &str,
         prompt: u32,
     ) -> Result<Self, AcquireError> {
-        hold.charge(&*budget, prompt).await?;
+        let budget = hold.budget(budget)?;
+        budget.charge(prompt).await?;
         Ok(Self {
-            hold,
             budget,
+            _hold: hold,
             count: Count::new(prompt),
             spent: prompt,
             reader: Reader::Unread(false),
@@ -74,7 +73,7 @@ impl Meter {
 
     /// Returns the remainder of the budget, as last reported by the store.
     pub(crate) fn remaining(&self) -> Option<u32> {
-        self.hold.remaining(&*self.budget)
+        self.budget.remaining()
     }
 
     /// The upstream has not answered.
@@ -108,7 +107,7 @@ impl Meter {
         };
         let due = self.count.total().saturating_sub(self.spent);
         if due > 0 {
-            self.hold.spend(&*self.budget, due);
+            self.budget.spend(due);
             self.spent += due;
         }
         passing
@@ -180,7 +179,7 @@ impl Drop for Meter {
             Reader::Events(_, held) if held.is_passing => drop(self.count.end_event()),
             Reader::Events(..) | Reader::Unread(_) => {}
         }
-        self.hold.settle(&*self.budget, self.count.total());
+        self.budget.settle(self.count.total());
     }
 }
 

@@ -151,7 +151,7 @@ impl Proxy {
         let lost = || Fault::new(StatusCode::SERVICE_UNAVAILABLE, "lost", "the slot was lost");
         let hold = head.extensions.get().and_then(Slot::hold);
         let hold = hold.ok_or_else(|| Failure::Fault(lost()))?;
-        let meter = Meter::charge(hold, settings.budget.clone(), prompt.tokens).await;
+        let meter = Meter::charge(hold, &settings.budget, prompt.tokens).await;
         let meter = meter.map_err(Failure::Refused)?;
         Ok((prompt, meter))
     }

@@ -53,8 +53,7 @@ impl Checked {
         }
         check_names(config, &mut faults);
         check_weights(config, &mut faults);
-        let patterns = config.routes.iter().map(|route| route.matches.as_slice());
-        let routes = Routes::new(patterns, &mut faults);
+        let routes = Routes::new(&config.routes, &mut faults);
         if faults.is_empty() {
             check_use(config, &mut faults);
         }

@@ -1,4 +1,4 @@
-//! The layer of each route.
+//! The gate of each route.
 //!
 //! Tests: `tests/config/routes.rs`, `reloads.rs`.
 
@@ -9,29 +9,29 @@ use http::{Method, StatusCode};
 use super::{
     check::{Checked, CheckedLimit},
     error::{ConfigFileError, Faults},
-    routes::Routed,
+    routes::Ambiguous,
     sections::Config,
 };
 use crate::{
     error::ConfigError,
     key::Key,
-    layer::{DeclaredRates, GateEdit, Gates, LimitLayer, Scope},
+    layer::{DeclaredRates, Gate, GateEdit, LimitLayer, Scope},
     limit::{Fallback, Limit, LimitValue},
     limiter::Limiter,
 };
 
-/// The name of the limit that refuses all requests.
+/// The name of the limit that refuses ambiguous paths.
 pub(super) const UNREADABLE: &str = "unreadable-path";
 
 #[derive(Clone)]
 pub(super) struct RouteLayers {
     checked: Arc<Checked>,
-    /// The layers of the routes, in the order of the file. `None`: the route has no limits.
-    layers: Vec<Option<LimitLayer>>,
+    /// The gates of the routes, in the order of the file. `None`: the route has no limits.
+    gates: Vec<Option<Arc<Gate>>>,
     /// For requests without limits.
-    open: LimitLayer,
-    /// For requests whose limits cannot be determined.
-    closed: LimitLayer,
+    open: Arc<Gate>,
+    /// For requests whose route cannot be determined.
+    closed: Arc<Gate>,
     /// Settings made in code, which take precedence over the file.
     edits: Vec<GateEdit>,
 }
@@ -46,7 +46,7 @@ impl RouteLayers {
         let mut faults = Faults::default();
         let limits = checked.limits.values().map(|checked| &checked.limit);
         let rates = DeclaredRates::new(limiter.keepers(), limits);
-        let mut layers = Vec::new();
+        let mut gates = Vec::new();
         for (index, route) in config.routes.iter().enumerate() {
             let scopes: Vec<_> = route
                 .limits
@@ -55,9 +55,9 @@ impl RouteLayers {
                 .collect();
             let layer = (!scopes.is_empty()).then(|| limiter.try_layer(scopes));
             let layer = layer.and_then(|layer| faults.take(&format!("routes[{index}]"), layer));
-            layers.push(layer.map(|layer| route.set(layer).declaring(&rates)));
+            gates.push(layer.map(|layer| route.set(layer).declaring(&rates).into_gate()));
         }
-        let open = LimitLayer::open(limiter).declaring(&rates);
+        let open = LimitLayer::open(limiter).declaring(&rates).into_gate();
         // Without routes no path is looked up, and a limit that never applies should not add metrics.
         let has_routes = !config.routes.is_empty();
         let closed = has_routes.then(|| closed(limiter));
@@ -65,8 +65,8 @@ impl RouteLayers {
         faults.into_result()?;
         let route_layers = Self {
             checked: Arc::new(checked),
-            layers,
-            closed: closed.unwrap_or_else(|| open.clone()),
+            gates,
+            closed: closed.map_or(open.clone(), LimitLayer::into_gate),
             open,
             edits: Vec::new(),
         };
@@ -75,8 +75,8 @@ impl RouteLayers {
 
     /// Returns the layers with one more edit.
     pub(super) fn edited(mut self, edit: GateEdit) -> Self {
-        for layer in self.layers.iter_mut().flatten().chain([&mut self.closed]) {
-            edit(&mut layer.gates);
+        for gate in self.gates.iter_mut().flatten().chain([&mut self.closed]) {
+            edit(Arc::make_mut(gate));
         }
         self.edits.push(edit);
         self
@@ -91,13 +91,9 @@ impl RouteLayers {
         self.checked.limits.get(limit_name)
     }
 
-    /// The routes of a request, in the order of the file.
-    pub(super) fn routes_of(&self, method: &Method, path: &str) -> Vec<usize> {
-        match self.checked.routes.find(method, path) {
-            Routed::One(route) => route.into_iter().collect(),
-            Routed::Several(routes) => routes.into_iter().collect(),
-            Routed::Unreadable => Vec::new(),
-        }
+    /// The route of a request, if it has one.
+    pub(super) fn route_of(&self, method: &Method, path: &str) -> Option<usize> {
+        self.checked.routes.find(method, path).ok()?
     }
 
     /// The key of a caller under a limit, and the caller's own value, if any.
@@ -116,26 +112,12 @@ impl RouteLayers {
         Ok((key, value))
     }
 
-    pub(super) fn find(&self, method: &Method, path: &str) -> Gates {
-        let layer = match self.checked.routes.find(method, path) {
-            Routed::One(route) => route.and_then(|route| self.layers[route].as_ref()),
-            Routed::Several(routes) => {
-                let layers = routes
-                    .iter()
-                    .filter_map(|route| self.layers[*route].as_ref());
-                return self.together(&layers.collect::<Vec<_>>()).gates;
-            }
-            Routed::Unreadable => Some(&self.closed),
+    pub(super) fn find(&self, method: &Method, path: &str) -> Arc<Gate> {
+        let gate = match self.checked.routes.find(method, path) {
+            Ok(route) => route.and_then(|route| self.gates[route].as_ref()),
+            Err(Ambiguous) => Some(&self.closed),
         };
-        layer.unwrap_or(&self.open).gates.clone()
-    }
-
-    fn together(&self, layers: &[&LimitLayer]) -> LimitLayer {
-        match layers {
-            [] => self.open.clone(),
-            [layer] => (*layer).clone(),
-            layers => LimitLayer::together(layers).unwrap_or_else(|| self.closed.clone()),
-        }
+        gate.unwrap_or(&self.open).clone()
     }
 
     pub(super) fn edits(&self) -> Vec<GateEdit> {

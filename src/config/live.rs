@@ -20,7 +20,7 @@ use super::{
 use crate::{
     error::ConfigError,
     key::Key,
-    layer::{GateEdit, Gates, LimitLayer, Routing},
+    layer::{Gate, GateEdit, LimitLayer, Routing},
     limit::{Limit, LimitValue},
     limiter::Limiter,
     semaphore::Semaphore,
@@ -364,7 +364,7 @@ fn apply(
 }
 
 impl Routing for Live {
-    fn find(&self, method: &Method, path: &str) -> Gates {
+    fn find(&self, method: &Method, path: &str) -> Arc<Gate> {
         self.layers.load().find(method, path)
     }
 

@@ -61,6 +61,7 @@
 //! | `[[routes]]` | `match`: patterns | none: at least one is required |
 //! | | `limits`: names, at most 16 | none: requests pass |
 //! | | `name` | the first pattern |
+//! | | `escaped_slashes`: paths may have [escaped slashes](#ambiguous-paths) in a segment | `false`: the request is refused with 400 |
 //! | | `weight`: units, 1 to 64, that a request takes of each concurrent limit: see [`Scope::weight_by`](crate::Scope::weight_by) | 1 |
 //! | | `on_lost`: `"continue"`, `"abort"` | `"continue"` |
 //! | | `at_shutdown`: `"continue"`, `"abort"` | as `on_lost` |
@@ -91,18 +92,24 @@
 //!   layer on the outer router, or leave the prefix out of the patterns.
 //! - Patterns are written decoded: `/grün` matches `/gr%C3%BCn`.
 //!
-//! **The patterns do not replace the service's router, and have to agree with it.** Servers interpret unusual paths
-//! differently, and a caller who finds a spelling that reaches the service but matches no pattern would have no limit. So
-//! the layer looks up all readings of a path: unchanged; percent-decoded (with and without the slashes); without empty
-//! segments (`//`); with `.` and `..` resolved; with backslashes as slashes; and in every combination. A slash at the end
-//! makes no difference. If the readings lead to several routes, the request is under the limits of all these routes, with
-//! their strictest settings and the statuses of the first in the file: `/projects/a%2Fb` may be under the limits of
-//! `/projects/{id}` and of `/projects/{id}/{*rest}`. A path with more than 100 readings, or 64 KiB of them, is refused with
-//! 400 if there is a route for its method. A path whose routes have more than 16 limits together is refused too. Logs and
-//! metrics show these refusals as the limit `unreadable-path`.
+//! # Ambiguous paths
 //!
-//! The readings do not cover case-insensitive paths, path parameters (`/chat;v=1`), encodings other than UTF-8, and methods
-//! in a header (`X-HTTP-Method-Override`), which few servers support. If your server does, use `*`.
+//! **The patterns do not replace the service's router, and have to agree with it.** Servers read unusual paths
+//! differently, and a caller who finds a spelling that reaches the service but matches no pattern would have no limit. So
+//! the layer looks up the canonical form of a path: percent-decoded, without empty segments (`//`), with `.` and `..`
+//! resolved. A slash at the end makes no difference. A request is refused with 400 if there is a route for its method, and
+//!
+//! - the path leads to another route as it is, or only decoded, or only resolved: with the patterns `/chat/{*rest}` and
+//!   `/free`, the path `/chat/../free` may reach either. A form that matches no pattern does not count.
+//! - the path has an escaped slash or dot segment, a backslash, an escape of an escape (`%2541`), or empty segments
+//!   beside dot segments: proxies and routers disagree where its segments end. If the service's router does not decode
+//!   slashes before it matches a path, as in axum, set `escaped_slashes = true` for the routes that need them:
+//!   `/projects/a%2Fb` is then on the route of `/projects/{id}`.
+//!
+//! Logs and metrics show these refusals as the limit `unreadable-path`.
+//!
+//! The canonical form does not cover case-insensitive paths, path parameters (`/chat;v=1`), encodings other than UTF-8,
+//! and methods in a header (`X-HTTP-Method-Override`), which few servers support. If your server does, use `*`.
 //!
 //! # Errors in a file
 //!
@@ -174,7 +181,7 @@
 // | `load`, `file` | reads and checks a configuration; reads a file that may be written meanwhile |
 // | `schema` | tests: generates `schema.json` from the sections' types |
 // | `check` | all checks, and the resulting limits |
-// | `routes`, `paths` | the route of a request; the readings of a path |
+// | `routes`, `paths` | the route of a request; the canonical form of a path |
 // | `layers` | the layer of each route |
 // | `live` | the layers in use, and the next ones |
 // | `preview` | previews the limits of a request |

@@ -1,19 +1,18 @@
-//! The readings of a path.
+//! The canonical form of a path.
 //!
-//! Routers interpret `/v1//chat`, `/v1/%63hat`, `/v1/./chat` or `/v1/chat/` differently. The layer does not know the
-//! service's router, so it looks up all readings of such a path: no spelling bypasses a limit.
+//! In the canonical form, escapes are decoded, empty segments dropped, and dot segments resolved. Routers and proxies take
+//! all, some or none of these steps. The layer does not know which, so an unusual path has to lead to the same route in
+//! each form.
 
 use std::collections::BTreeSet;
 
 use percent_encoding::percent_decode_str;
 
-/// Maximum number of readings of one path, and of bytes in all readings. Paths of honest clients have a handful of
-/// readings.
-const MAX_READINGS: usize = 100;
-const MAX_BYTES: usize = 64 * 1024;
+/// Escapes that may divide a segment once they are decoded, or become another escape.
+const DIVIDING: [&str; 5] = ["%25", "%2F", "%2f", "%5C", "%5c"];
 
-/// Whether all routers interpret the path in the same way, except for a slash at its end.
-pub(super) fn is_plain(path: &str) -> bool {
+/// Whether the path is canonical, except for a slash at its end.
+pub(super) fn is_canonical(path: &str) -> bool {
     !path.contains(['%', '\\']) && !path.contains("//") && !path.contains("/.")
 }
 
@@ -27,89 +26,53 @@ pub(super) fn without_end_slash(path: &str) -> &str {
     }
 }
 
-/// All readings of a path by a chain of proxies and the service, which may decode the path (with or without slashes), drop
-/// empty segments, resolve dot segments, drop a slash at the end, or take a backslash for a slash, in any order.
-///
-/// `None`: there are too many readings.
-pub(super) fn readings(path: &str) -> Option<BTreeSet<String>> {
-    let steps = [
-        decode_but_slashes,
-        decode,
-        squeeze,
-        resolve_dots,
-        drop_slash,
-        turn_slashes,
-    ];
-    let mut readings = BTreeSet::from([path.to_owned()]);
-    let mut bytes = path.len();
-    let mut unread = vec![path.to_owned()];
-    while let Some(path) = unread.pop() {
-        for step in steps {
-            let reading = step(&path);
-            if readings.contains(&reading) {
-                continue;
-            }
-            bytes += reading.len();
-            if readings.len() == MAX_READINGS || bytes > MAX_BYTES {
-                return None;
-            }
-            readings.insert(reading.clone());
-            unread.push(reading);
-        }
-    }
-    Some(readings)
+/// The path as it is, in its canonical form, and in the forms between. Escapes that divide a segment stay.
+pub(super) fn forms(path: &str) -> BTreeSet<String> {
+    let kept = DIVIDING.iter().fold(path.to_owned(), |path, escape| {
+        path.replace(escape, &escape.replace('%', "%25"))
+    });
+    let forms = [path.to_owned(), decoded(&kept)];
+    let forms = forms.into_iter().flat_map(|path| [resolved(&path), path]);
+    forms
+        .flat_map(|path| [without_end_slash(&path).to_owned(), path])
+        .collect()
 }
 
-fn decode_but_slashes(path: &str) -> String {
-    // Slashes and backslashes are encoded once more, so that one decoding leaves them encoded.
-    let kept = path
-        .replace("%2F", "%252F")
-        .replace("%2f", "%252f")
-        .replace("%5C", "%255C")
-        .replace("%5c", "%255c");
-    percent_decode_str(&kept).decode_utf8_lossy().into_owned()
+/// Whether the segments of a path depend on the order in which it is decoded and resolved, and on how often: it has an
+/// escaped slash, an escaped dot segment, a backslash, an escape of an escape, or empty segments beside dot segments.
+pub(super) fn is_ambiguous(path: &str) -> bool {
+    let once = decoded(path);
+    let segments = || path.split('/').zip(once.split('/'));
+    let has_dots = once.split('/').any(is_dots);
+    once.contains('\\')
+        || decoded(&once) != once
+        || path.split('/').count() != once.split('/').count()
+        || segments().any(|(raw, once)| is_dots(once) && raw != once)
+        || has_dots && path.contains("//")
 }
 
-fn decode(path: &str) -> String {
+fn is_dots(segment: &str) -> bool {
+    matches!(segment, "." | "..")
+}
+
+fn decoded(path: &str) -> String {
     percent_decode_str(path).decode_utf8_lossy().into_owned()
 }
 
-fn squeeze(path: &str) -> String {
-    let mut squeezed = String::with_capacity(path.len());
-    for c in path.chars() {
-        if c != '/' || !squeezed.ends_with('/') {
-            squeezed.push(c);
-        }
-    }
-    squeezed
-}
-
-/// Resolves dot segments as in RFC 3986 (5.2.4): `..` also removes the segment before it.
-fn resolve_dots(path: &str) -> String {
+/// Drops empty segments, and resolves dot segments as in RFC 3986 (5.2.4): `..` also removes the segment before it.
+fn resolved(path: &str) -> String {
+    let Some(relative) = path.strip_prefix('/') else {
+        return path.to_owned();
+    };
     let mut segments = Vec::new();
-    for segment in path.split('/').skip(1) {
+    for segment in relative.split('/') {
         match segment {
-            "." => {}
-            ".." => {
-                segments.pop();
-            }
+            "" | "." => {}
+            ".." => drop(segments.pop()),
             segment => segments.push(segment),
         }
     }
-    if path.starts_with('/') {
-        format!("/{}", segments.join("/"))
-    } else {
-        path.to_owned()
-    }
-}
-
-fn drop_slash(path: &str) -> String {
-    let shorter = path.strip_suffix('/').filter(|path| !path.is_empty());
-    shorter.unwrap_or(path).to_owned()
-}
-
-fn turn_slashes(path: &str) -> String {
-    path.replace('\\', "/")
+    format!("/{}", segments.join("/"))
 }
 
 #[cfg(test)]
@@ -117,8 +80,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hostile_spellings_read_as_what_they_may_mean() {
-        for hostile in [
+    fn a_path_has_its_canonical_form() {
+        for spelling in [
             "/v1/chat/",
             "/v1/chat//",
             "//v1/chat",
@@ -129,49 +92,72 @@ mod tests {
             "/v1/chat/.",
             "/v1/chat/x/..",
             "/v1/%63hat",
+            "/%76%31//%63%68%61%74//",
+            "/v1/%63hat/%7E/..",
+        ] {
+            assert!(
+                !is_canonical(spelling) || spelling.ends_with('/'),
+                "{spelling}"
+            );
+            assert!(!is_ambiguous(spelling), "{spelling}");
+            let forms = forms(spelling);
+            assert!(forms.contains("/v1/chat"), "{spelling} reads as {forms:?}");
+            assert!(forms.contains(spelling));
+        }
+    }
+
+    #[test]
+    fn a_path_whose_segments_are_uncertain_is_ambiguous() {
+        for hostile in [
             "/v1%2Fchat",
             "/v1%2f%63hat",
             "/v1/chat%2F",
             "/v1/%2e/chat",
             "/v1/x/%2E%2e/chat",
+            "/v1/x/.%2e/chat",
             "/v1/x%2F..%2Fchat",
             "/v1\\chat",
             "/v1%5Cchat",
             "/v1/x/%2e%2E%5cchat",
-            "/v1//x/..//chat/%2F/",
+            "/v1//x/../chat",
+            "/v1/./chat//",
+            "/v1/%2563hat",
+            "/v1/%%36%33hat",
+            "/v1%252Fchat",
         ] {
-            assert!(!is_plain(hostile) || hostile.ends_with('/'), "{hostile}");
-            let readings = readings(hostile).unwrap();
-            assert!(
-                readings.contains("/v1/chat"),
-                "{hostile} reads as {readings:?}"
-            );
-            assert!(readings.contains(hostile));
+            assert!(!is_canonical(hostile), "{hostile}");
+            assert!(is_ambiguous(hostile), "{hostile}");
         }
     }
 
     #[test]
-    fn an_encoded_slash_may_belong_to_its_segment() {
-        let readings = readings("/projects/%61%2Fb").unwrap();
-        for expected in ["/projects/a%2Fb", "/projects/a/b", "/projects/%61%2Fb"] {
-            assert!(readings.contains(expected), "{readings:?}");
+    fn a_percent_sign_and_a_dot_in_a_name_are_certain() {
+        for path in [
+            "/100%25",
+            "/100%",
+            "/%zz",
+            "/a%2eb",
+            "/...",
+            "/.well-known/x",
+            "/%FF",
+            "/gr%C3%BCn",
+        ] {
+            assert!(!is_ambiguous(path), "{path}");
         }
+    }
+
+    #[test]
+    fn an_escaped_slash_belongs_to_its_segment() {
+        let forms = forms("/projects/%61%2Fb");
+        let expected = ["/projects/%61%2Fb", "/projects/a%2Fb"];
+        assert_eq!(forms, expected.map(str::to_owned).into());
     }
 
     #[test]
     fn a_path_without_segments_is_left_alone() {
         for path in ["", "*", "/"] {
             assert_eq!(without_end_slash(path), path);
-            assert_eq!(readings(path), Some(BTreeSet::from([path.to_owned()])));
+            assert_eq!(forms(path), [path.to_owned()].into());
         }
-    }
-
-    #[test]
-    fn work_is_bounded() {
-        let deep = format!("/{}2F", "%25".repeat(200));
-        assert!(readings(&deep).is_some_and(|readings| readings.len() < 10));
-        let nested = format!("/%{}2F", "25".repeat(200));
-        assert_eq!(readings(&nested), None);
-        assert_eq!(readings(&"/%41".repeat(60_000)), None);
     }
 }

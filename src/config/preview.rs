@@ -21,14 +21,14 @@ use crate::{
     limiter::Limiter,
 };
 
-/// Routes and limits of a request. See [`Config::preview`].
+/// Route and limits of a request. See [`Config::preview`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RequestPreview {
-    /// The request's routes, as indexes into [`Config::routes`], in order. Usually one; none if no pattern matches.
-    pub routes: Vec<usize>,
-    /// Whether the path has too many readings, or its readings lead to too many limits: the request is refused with 400.
-    pub unreadable: bool,
+    /// The request's route, as an index into [`Config::routes`]. `None`: no pattern matches, or the path is ambiguous.
+    pub route: Option<usize>,
+    /// Whether the path is [ambiguous](super#ambiguous-paths): the request is refused with 400.
+    pub is_ambiguous: bool,
     /// The limits that apply together. If empty, the request is not limited.
     pub limits: Vec<LimitPreview>,
 }
@@ -79,7 +79,7 @@ impl Config {
     /// )?;
     /// let (head, ()) = Request::get("/v1/chat").header("x-api-key", "acme").body(())?.into_parts();
     /// let preview = config.preview(&head)?;
-    /// assert_eq!((preview.routes, preview.limits[0].value.max), (vec![0], 20));
+    /// assert_eq!((preview.route, preview.limits[0].value.max), (Some(0), 20));
     /// # Ok(())
     /// # }
     /// ```
@@ -95,14 +95,14 @@ impl Config {
         let live = LiveConfig::new(self, &Limiter::in_memory())?;
         let layers = live.layers();
         let found = layers.find(&head.method, head.uri.path()).legs(head);
-        let unreadable = found.iter().any(|(limit, _)| limit.name() == UNREADABLE);
+        let is_ambiguous = found.iter().any(|(limit, _)| limit.name() == UNREADABLE);
         let limits = found.into_iter().filter_map(|(limit, leg)| {
             let checked = layers.checked(limit.name())?;
             self.limit_preview(checked, limit, leg, head)
         });
         Ok(RequestPreview {
-            routes: layers.routes_of(&head.method, head.uri.path()),
-            unreadable,
+            route: layers.route_of(&head.method, head.uri.path()),
+            is_ambiguous,
             limits: limits.collect(),
         })
     }

@@ -30,6 +30,10 @@ pub struct RouteConfig {
     #[serde(rename = "match")]
     #[cfg_attr(test, schemars(length(min = 1)))]
     pub matches: Vec<String>,
+    /// Whether a path may have an escaped slash or backslash, or an escape of an escape, as part of a segment.
+    ///
+    /// Only if the service's router does not decode them. Default: no, such a request is refused with 400.
+    pub escaped_slashes: bool,
     /// Names of the route's limits, which apply together. Default: none, requests are not limited.
     #[cfg_attr(test, schemars(length(max = crate::ranges::MAX_SCOPES), extend("uniqueItems" = true)))]
     pub limits: Vec<String>,

@@ -11,6 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::Full;
 use pin_project_lite::pin_project;
 
 use super::{guard::SlotGuard, refusal_body::RefusalBody, revocable::Revocable};
@@ -49,14 +50,11 @@ pin_project! {
         /// The body of a `Revocable` that has released its slot.
         Freed { body: Pin<Box<B>> },
         /// The body of a refusal, or no body after an abort.
-        Refusal { body: RefusalBody },
+        Refusal {
+            #[pin]
+            body: RefusalBody,
+        },
     }
-}
-
-impl<B> Source<B> {
-    const NOTHING: Self = Self::Refusal {
-        body: RefusalBody::EMPTY,
-    };
 }
 
 impl<B> ResponseBody<B> {
@@ -70,9 +68,7 @@ impl<B> ResponseBody<B> {
 /// An ended body without a slot, for middleware that makes its own responses, such as a timeout.
 impl<B> Default for ResponseBody<B> {
     fn default() -> Self {
-        Self {
-            source: Source::NOTHING,
-        }
+        Self::refusal(RefusalBody::Left(Full::default()))
     }
 }
 
@@ -143,13 +139,13 @@ where
                         frame
                     }
                     Err(kind) => {
-                        source.set(Source::NOTHING);
+                        source.set(Self::default().source);
                         return Poll::Ready(Some(Err(LostError(kind).into())));
                     }
                 }
             }
             SourceProj::Freed { body } => ready!(body.as_mut().poll_frame(cx)),
-            SourceProj::Refusal { body } => return body.poll(cx),
+            SourceProj::Refusal { body } => return body.poll_frame(cx),
         };
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
@@ -160,7 +156,7 @@ where
             // A body that was dropped with its slot has yet to return its error.
             Source::Revocable { body } => body.peek(B::is_end_stream).unwrap_or(false),
             Source::Freed { body } => body.is_end_stream(),
-            Source::Refusal { body } => body.is_ended(),
+            Source::Refusal { body } => body.is_end_stream(),
         }
     }
 
@@ -169,7 +165,7 @@ where
             Source::Plain { body, .. } => body.size_hint(),
             Source::Revocable { body } => body.peek(B::size_hint).unwrap_or_default(),
             Source::Freed { body } => body.size_hint(),
-            Source::Refusal { body } => body.size(),
+            Source::Refusal { body } => body.size_hint(),
         }
     }
 }

@@ -22,7 +22,7 @@ use super::{
     labels::Labels,
     options::ReleaseAt,
     refusal::{Refusal, RefusalKind},
-    refusal_body::RefusalBody,
+    refusal_body::{RefusalBody, sealed::Sealed},
     scope::Scope,
     slot::{DeclaredRates, Slot},
     values::Lookup,
@@ -82,15 +82,6 @@ impl fmt::Debug for GateScope {
 }
 
 impl Gate {
-    /// Takes the stricter of both gates' settings.
-    #[cfg(feature = "config")]
-    pub(super) fn tighten(&mut self, other: &Self) {
-        Arc::make_mut(&mut self.terms).tighten(&other.terms);
-        if other.release_at == ReleaseAt::BodyEnd {
-            self.release_at = ReleaseAt::BodyEnd;
-        }
-    }
-
     /// The scope of this limit, or the first scope: a refusal always names a limit of the gate.
     fn scope(&self, limit_name: &str) -> &Scope {
         let mut scopes = self.scopes.iter().map(|of| &of.scope);
@@ -141,9 +132,9 @@ impl Gate {
         }
     }
 
-    /// As [`Gates::legs`](super::gates::Gates::legs).
+    /// The limits of a request, each with the request's demand. `None`: the request has no key.
     #[cfg(feature = "config")]
-    pub(super) fn legs(&self, head: &Parts) -> Vec<(Limit, Option<Leg>)> {
+    pub(crate) fn legs(&self, head: &Parts) -> Vec<(Limit, Option<Leg>)> {
         let leg = |scope: &GateScope| match scope.find(head) {
             Lookup::Now(leg) => (scope.scope.limit().clone(), leg),
             Lookup::Later(_) => unreachable!("a configuration looks nothing up"),
@@ -357,8 +348,8 @@ impl Gate {
         );
         let mut response = match (&self.refuse, head) {
             (Some(refuse), Some(head)) => refusal.complete(refuse(&refusal, head)),
-            _ if grpc => refusal.to_grpc_response().map(RefusalBody::from),
-            _ => refusal.to_response().map(RefusalBody::from),
+            _ if grpc => refusal.to_grpc_response().into_refusal(),
+            _ => refusal.to_response().into_refusal(),
         };
         self.append_fields(response.headers_mut(), refusal.quotas());
         response.extensions_mut().insert(refusal);

@@ -2,8 +2,6 @@
 //!
 //! Tests: `tests/layer/lost.rs`, `bounds.rs`.
 
-#[cfg(feature = "config")]
-use std::time::Duration;
 use std::{future::Future, pin::Pin, sync::Arc};
 
 use tokio::time::Instant;
@@ -63,21 +61,6 @@ impl Tie {
 }
 
 impl Terms {
-    /// Takes the stricter of both terms.
-    #[cfg(feature = "config")]
-    pub(super) fn tighten(&mut self, other: &Self) {
-        self.bounds = Bounds {
-            max_hold: shorter(self.bounds.max_hold, other.bounds.max_hold),
-            idle: shorter(self.bounds.idle, other.bounds.idle),
-        };
-        if other.at_shutdown() == OnLost::Abort {
-            self.at_shutdown = Some(OnLost::Abort);
-        }
-        if other.on_lost == OnLost::Abort {
-            self.on_lost = OnLost::Abort;
-        }
-    }
-
     fn at_shutdown(&self) -> OnLost {
         self.at_shutdown.unwrap_or(self.on_lost)
     }
@@ -109,9 +92,4 @@ impl Terms {
             LostErrorKind::HeldTooLong | LostErrorKind::Idle | LostErrorKind::Revoked => true,
         }
     }
-}
-
-#[cfg(feature = "config")]
-fn shorter(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
-    one.into_iter().chain(other).min()
 }

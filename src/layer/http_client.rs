@@ -7,9 +7,10 @@ use std::{
     future::Future,
     marker::PhantomData,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
+use futures_util::future::{Either, Ready, ready};
 use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
@@ -76,7 +77,7 @@ where
 {
     type Response = Response<B>;
     type Error = C::Error;
-    type Future = HttpClientFuture<C::Future, C::Error, B>;
+    type Future = HttpClientFuture<C::Future, B>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), C::Error>> {
         self.client.poll_ready(cx)
@@ -84,41 +85,26 @@ where
 
     /// A request that cannot be converted, for example for lack of a host, fails with the client's error.
     fn call(&mut self, request: Request<P>) -> Self::Future {
-        let state = match Q::try_from(request) {
-            Ok(request) => CallState::Sent {
-                future: self.client.call(request),
-            },
-            Err(error) => CallState::Failed {
-                error: Some(error.into()),
-            },
+        let sent = match Q::try_from(request) {
+            Ok(request) => Either::Left(self.client.call(request)),
+            Err(error) => Either::Right(ready(Err(error.into()))),
         };
         let body = PhantomData;
-        HttpClientFuture { state, body }
+        HttpClientFuture { sent, body }
     }
 }
 
 pin_project! {
     /// Future of an [`HttpClient`].
-    pub struct HttpClientFuture<F, E, B> {
+    pub struct HttpClientFuture<F: Future, B> {
+        // Failed already, if the request has no form of the client.
         #[pin]
-        state: CallState<F, E>,
+        sent: Either<F, Ready<F::Output>>,
         body: PhantomData<fn() -> B>,
     }
 }
 
-pin_project! {
-    #[project = CallStateProj]
-    enum CallState<F, E> {
-        Sent {
-            #[pin]
-            future: F,
-        },
-        /// `None`: the error was returned.
-        Failed { error: Option<E> },
-    }
-}
-
-impl<F, R, E, B> Future for HttpClientFuture<F, E, B>
+impl<F, R, E, B> Future for HttpClientFuture<F, B>
 where
     F: Future<Output = Result<R, E>>,
     R: Into<Response<B>>,
@@ -126,16 +112,11 @@ where
     type Output = Result<Response<B>, E>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.project().state.project() {
-            CallStateProj::Sent { future } => Poll::Ready(ready!(future.poll(cx)).map(Into::into)),
-            CallStateProj::Failed { error } => {
-                Poll::Ready(Err(error.take().expect("not polled after completion")))
-            }
-        }
+        self.project().sent.poll(cx).map_ok(Into::into)
     }
 }
 
-impl<F, E, B> fmt::Debug for HttpClientFuture<F, E, B> {
+impl<F: Future, B> fmt::Debug for HttpClientFuture<F, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HttpClientFuture").finish_non_exhaustive()
     }

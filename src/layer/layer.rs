@@ -21,8 +21,6 @@ use super::{
     service::Limited,
     slot::DeclaredRates,
 };
-#[cfg(feature = "config")]
-use crate::limit::MAX_SCOPES;
 use crate::{error::ConfigError, limiter::Limiter};
 
 /// Layer that applies limits to a service. Created by [`Limiter::layer`].
@@ -126,34 +124,16 @@ impl LimitLayer {
         self.edit(move |gate| gate.rates = rates.clone())
     }
 
-    /// Combines the limits of these layers into one layer, with their strictest settings, and the statuses of the first.
-    /// `None`: there are too many limits.
+    /// The gate of a layer that is not routed.
     #[cfg(feature = "config")]
-    pub(crate) fn together(layers: &[&Self]) -> Option<Self> {
-        let mut gates = layers.iter().filter_map(|layer| match &layer.gates {
-            Gates::One(gate) => Some(gate),
-            Gates::Routed(_) => None,
-        });
-        let mut together = Gate::clone(gates.next()?);
-        for gate in gates {
-            together.tighten(gate);
-            for added in &gate.scopes {
-                let counts = |known: &&mut GateScope| {
-                    known.limit == added.limit && known.scope.has_key_of(&added.scope)
-                };
-                match together.scopes.iter_mut().find(counts) {
-                    Some(known) => known.scope.take_heavier(&added.scope),
-                    None => together.scopes.push(added.clone()),
-                }
-            }
+    pub(crate) fn into_gate(self) -> Arc<Gate> {
+        match self.gates {
+            Gates::One(gate) => gate,
+            Gates::Routed(_) => unreachable!("a routed layer is not a route's"),
         }
-        together.name_first();
-        (together.scopes.len() <= MAX_SCOPES).then(|| Self {
-            gates: Gates::One(Arc::new(together)),
-        })
     }
 
-    /// Routes each request to its layer.
+    /// Routes each request to its gate.
     #[cfg(feature = "config")]
     pub(crate) fn routed(routing: Arc<dyn Routing>) -> Self {
         Self {

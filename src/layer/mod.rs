@@ -153,7 +153,8 @@ pub use slot::{Hold, Slot};
 #[cfg(feature = "config")]
 pub(crate) use {
     bounds::check_bound,
-    gates::{GateEdit, Gates, Routing},
+    gate::Gate,
+    gates::{GateEdit, Routing},
     slot::DeclaredRates,
 };
 

@@ -14,7 +14,9 @@ use super::{
 use crate::limit::MAX_WEIGHT;
 
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
-const TYPES: &str = "https://iana.org/assignments/http-problem-types";
+const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+const REDUCED_CAPACITY: &str =
+    "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
 
 impl Refusal {
     /// Builds the default response: problem details (RFC 9457) and `Retry-After`.
@@ -85,12 +87,71 @@ impl Display for Refusal {
     }
 }
 
-/// The problem details as a JSON object.
+/// The problem details as a JSON object. None of the texts needs an escape.
 fn json(refusal: &Refusal) -> String {
-    let mut json = String::with_capacity(512);
-    // Writing to a string does not fail.
-    let _ = write(&mut json, refusal);
-    json
+    let (kind, status, limit) = (refusal.kind(), refusal.status(), refusal.limit());
+    // A fault of the request or its handler, to which neither type applies.
+    let is_fault = kind.is_invalid() || kind == RefusalKind::UnknownRate;
+    let (problem, title) = match is_fault {
+        true => ("about:blank", status.canonical_reason().unwrap_or_default()),
+        false if refusal.is_own() => (QUOTA_EXCEEDED, "Quota Exceeded"),
+        false => (REDUCED_CAPACITY, "Temporary Reduced Capacity"),
+    };
+    let mut json = Object(String::with_capacity(512));
+    json.text("type", problem);
+    json.text("title", title);
+    json.member("status", status.as_u16());
+    json.text("kind", kind.as_str());
+    json.text("detail", detail(refusal));
+    if kind == RefusalKind::InvalidWeight {
+        json.member("limit", refusal.max());
+        json.member("weight", refusal.weight());
+    }
+    if kind.is_limited() {
+        let name = quoted_name(limit.name());
+        json.member("violated-policies", format_args!("[{name}]"));
+        json.member("limit", refusal.max());
+        if let Some(period) = limit.period() {
+            json.member("period", period.as_secs_f64());
+            json.text("unit", limit.counted());
+        } else {
+            if refusal.weight() != 1 {
+                json.member("weight", refusal.weight());
+            }
+            json.member("in_use", refusal.in_use());
+            json.member("waiting", refusal.waiting());
+        }
+        if let Some(position) = refusal.position() {
+            json.member("position", position);
+        }
+        if !refusal.waited().is_zero() {
+            let waited = refusal.waited().as_secs_f64();
+            json.member("waited", format_args!("{waited:.3}"));
+        }
+    } else if !is_fault {
+        // No policy was violated. The member is part of both types.
+        json.member("violated-policies", "[]");
+    }
+    if !is_fault {
+        json.member("retry_after", whole_seconds(refusal.retry_after()));
+    }
+    json.0.push('}');
+    json.0
+}
+
+/// The members of a JSON object so far.
+struct Object(String);
+
+impl Object {
+    fn member(&mut self, name: &str, value: impl Display) {
+        let separator = if self.0.is_empty() { '{' } else { ',' };
+        // Writing to a string does not fail.
+        let _ = write!(self.0, r#"{separator}"{name}":{value}"#);
+    }
+
+    fn text(&mut self, name: &str, text: impl Display) {
+        self.member(name, format_args!(r#""{text}""#));
+    }
 }
 
 /// The detail for people: printable text without quotes or backslashes.
@@ -138,79 +199,4 @@ pub(super) fn detail(refusal: &Refusal) -> String {
         RefusalKind::NoKey => "the request has no key to be counted by".into(),
         RefusalKind::BodyFailed => "the request's body failed".into(),
     }
-}
-
-fn write(json: &mut String, refusal: &Refusal) -> fmt::Result {
-    if refusal.kind().is_invalid() || refusal.kind() == RefusalKind::UnknownRate {
-        return write_invalid(json, refusal);
-    }
-    let (problem, title) = if refusal.is_own() {
-        ("quota-exceeded", "Quota Exceeded")
-    } else {
-        ("temporary-reduced-capacity", "Temporary Reduced Capacity")
-    };
-    write!(json, r#"{{"type":"{TYPES}#{problem}","title":"{title}""#)?;
-    write_reason(json, refusal)?;
-    if refusal.kind().is_limited() {
-        let name = quoted_name(refusal.limit_name());
-        member(json, "violated-policies", format_args!("[{name}]"))?;
-        member(json, "limit", refusal.max())?;
-        write_standing(json, refusal)?;
-    } else {
-        // No policy was violated. The member is part of both types.
-        member(json, "violated-policies", "[]")?;
-    }
-    member(json, "retry_after", whole_seconds(refusal.retry_after()))?;
-    json.write_char('}')
-}
-
-/// Writes the problem details for a fault of the request or its handler, to which neither type applies. A retry is
-/// pointless.
-fn write_invalid(json: &mut String, refusal: &Refusal) -> fmt::Result {
-    let status = refusal.status();
-    let title = status.canonical_reason().unwrap_or_default();
-    write!(json, r#"{{"type":"about:blank","title":"{title}""#)?;
-    write_reason(json, refusal)?;
-    if refusal.kind() == RefusalKind::InvalidWeight {
-        member(json, "limit", refusal.max())?;
-        member(json, "weight", refusal.weight())?;
-    }
-    json.write_char('}')
-}
-
-/// For clients, for programs and for people.
-fn write_reason(json: &mut String, refusal: &Refusal) -> fmt::Result {
-    member(json, "status", refusal.status().as_u16())?;
-    member(
-        json,
-        "kind",
-        format_args!(r#""{}""#, refusal.kind().as_str()),
-    )?;
-    member(json, "detail", format_args!(r#""{}""#, detail(refusal)))
-}
-
-fn write_standing(json: &mut String, refusal: &Refusal) -> fmt::Result {
-    if let Some(period) = refusal.limit().period() {
-        member(json, "period", period.as_secs_f64())?;
-        let unit = refusal.limit().counted();
-        member(json, "unit", format_args!(r#""{unit}""#))?;
-    } else {
-        if refusal.weight() != 1 {
-            member(json, "weight", refusal.weight())?;
-        }
-        member(json, "in_use", refusal.in_use())?;
-        member(json, "waiting", refusal.waiting())?;
-    }
-    if let Some(position) = refusal.position() {
-        member(json, "position", position)?;
-    }
-    if !refusal.waited().is_zero() {
-        let waited = refusal.waited().as_secs_f64();
-        member(json, "waited", format_args!("{waited:.3}"))?;
-    }
-    Ok(())
-}
-
-fn member(json: &mut String, name: &str, value: impl Display) -> fmt::Result {
-    write!(json, r#","{name}":{value}"#)
 }

@@ -76,9 +76,9 @@ pub enum RefusalKind {
     ///
     /// See [`Scope::cost_by`](super::Scope::cost_by).
     InvalidCost,
-    /// The handler charges a rate that the request does not have. The status is 500.
+    /// The handler names a budget that the request does not have. The status is 500.
     ///
-    /// Only in a [`Refusal`] made from the error of [`Slot::charge`](super::Slot::charge).
+    /// Only in a [`Refusal`] made from the error of [`Slot::budget`](super::Slot::budget).
     UnknownRate,
     /// The request has no key, and [`Scope::require_key`](super::Scope::require_key) is set. The status is 400.
     NoKey,

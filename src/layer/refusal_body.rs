@@ -3,15 +3,15 @@
 //! Tests: `tests/layer/refusals.rs`.
 
 use std::{
-    fmt,
     pin::Pin,
-    sync::Mutex,
-    task::{Context, Poll, ready},
+    sync::{Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
 };
 
 use bytes::Bytes;
 use http::Response;
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt, Either, Full, combinators::UnsyncBoxBody};
 
 use crate::error::BoxError;
 
@@ -51,7 +51,7 @@ macro_rules! plain {
         $(
             impl sealed::Sealed<Plain> for Response<$body> {
                 fn into_refusal(self) -> Response<RefusalBody> {
-                    self.map(|body| RefusalBody::from(Bytes::from(body)))
+                    self.map(|body| Either::Left(Full::from(body)))
                 }
             }
         )*
@@ -67,114 +67,40 @@ where
     B::Error: Into<BoxError>,
 {
     fn into_refusal(self) -> Response<RefusalBody> {
-        self.map(RefusalBody::boxed)
+        let boxed = |body: B| UnsyncBoxBody::new(body.map_err(Into::into));
+        self.map(|body| Either::Right(SyncBody(Mutex::new(boxed(body)))))
     }
 }
 
 /// The body of a refusal.
-pub struct RefusalBody(Kind);
+pub(super) type RefusalBody = Either<Full<Bytes>, SyncBody>;
 
-enum Kind {
-    /// The data, until the body is polled.
-    Bytes(Bytes),
-    Boxed {
-        /// The mutex makes the body `Sync` even if the inner body is not. It is never locked.
-        body: Mutex<Pin<Box<dyn ErasedBody>>>,
-        /// Whether the body reported its end after the last frame.
-        is_ended: bool,
-        size: SizeHint,
-    },
-}
+/// A body in a mutex, which makes it `Sync`. Only the owner of the body locks it.
+#[derive(Debug)]
+pub struct SyncBody(Mutex<UnsyncBoxBody<Bytes, BoxError>>);
 
-impl RefusalBody {
-    pub(super) const EMPTY: Self = Self(Kind::Bytes(Bytes::new()));
-
-    fn boxed<B>(body: B) -> Self
-    where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
-        Self(Kind::Boxed {
-            is_ended: body.is_end_stream(),
-            size: body.size_hint(),
-            body: Mutex::new(Box::pin(body)),
-        })
-    }
-
-    pub(super) fn poll(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match &mut self.0 {
-            Kind::Bytes(bytes) if bytes.is_empty() => Poll::Ready(None),
-            Kind::Bytes(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Kind::Boxed {
-                body,
-                is_ended,
-                size,
-            } => {
-                let body = body
-                    .get_mut()
-                    .unwrap_or_else(|poisoned| poisoned.into_inner());
-                let frame = ready!(body.as_mut().poll(cx));
-                (*is_ended, *size) = body.state();
-                Poll::Ready(frame)
-            }
-        }
-    }
-
-    pub(super) fn is_ended(&self) -> bool {
-        match &self.0 {
-            Kind::Bytes(bytes) => bytes.is_empty(),
-            Kind::Boxed { is_ended, .. } => *is_ended,
-        }
-    }
-
-    pub(super) fn size(&self) -> SizeHint {
-        match &self.0 {
-            Kind::Bytes(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Kind::Boxed { size, .. } => *size,
-        }
+impl SyncBody {
+    fn lock(&self) -> MutexGuard<'_, UnsyncBoxBody<Bytes, BoxError>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl From<Bytes> for RefusalBody {
-    fn from(bytes: Bytes) -> Self {
-        Self(Kind::Bytes(bytes))
-    }
-}
+impl Body for SyncBody {
+    type Data = Bytes;
+    type Error = BoxError;
 
-impl fmt::Debug for RefusalBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RefusalBody").finish_non_exhaustive()
-    }
-}
-
-/// A body whose errors are boxed.
-trait ErasedBody: Send {
-    fn poll(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>>;
-
-    /// Whether the body has ended, and the size of the rest.
-    fn state(&self) -> (bool, SizeHint);
-}
-
-impl<B> ErasedBody for B
-where
-    B: Body<Data = Bytes> + Send,
-    B::Error: Into<BoxError>,
-{
-    fn poll(
+    fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let frame = self.poll_frame(cx);
-        frame.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
+        Pin::new(&mut *self.lock()).poll_frame(cx)
     }
 
-    fn state(&self) -> (bool, SizeHint) {
-        (self.is_end_stream(), self.size_hint())
+    fn is_end_stream(&self) -> bool {
+        self.lock().is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.lock().size_hint()
     }
 }

@@ -325,7 +325,7 @@ impl Scope {
     /// with 400 ([`RefusalKind::InvalidCost`](super::RefusalKind::InvalidCost)), unless [`clamp_cost`](Self::clamp_cost) is
     /// set. The cost does not affect slots: see [`weight_by`](Self::weight_by).
     ///
-    /// For a cost that is known only later, such as the tokens of a language model, see [`Slot::spend`](super::Slot::spend).
+    /// For a cost that is known only later, such as the tokens of a language model, see [`Budget::spend`](crate::Budget::spend).
     ///
     /// ```
     /// use std::time::Duration;
@@ -340,7 +340,7 @@ impl Scope {
         self
     }
 
-    /// Reduces a cost above a rate's burst to the burst, on arrival and for [`Slot::charge`](super::Slot::charge).
+    /// Reduces a cost above a rate's burst to the burst, on arrival and for [`Budget::charge`](crate::Budget::charge).
     pub fn clamp_cost(mut self) -> Self {
         self.clamps_cost = true;
         self
@@ -376,28 +376,6 @@ impl Scope {
     #[cfg(feature = "config")]
     pub(crate) fn with_key(limit: Limit, key: Key) -> Self {
         Self::new(limit, KeySource::One(key))
-    }
-
-    /// Whether a request has the same key under both scopes of one limit of a configuration.
-    #[cfg(feature = "config")]
-    pub(super) fn has_key_of(&self, other: &Self) -> bool {
-        match (&self.keys, &other.keys) {
-            (KeySource::One(one), KeySource::One(other)) => one == other,
-            _ => true,
-        }
-    }
-
-    /// Uses the larger of a request's weights under both scopes.
-    #[cfg(feature = "config")]
-    pub(super) fn take_heavier(&mut self, other: &Self) {
-        let weights = [self.weight.take(), other.weight.clone()];
-        if weights.iter().any(Option::is_some) {
-            let heaviest = move |head: &Parts| {
-                let weights = weights.iter().flatten().map(|weight| weight(head));
-                weights.fold(1, u32::max)
-            };
-            self.weight = Some(Arc::new(heaviest));
-        }
     }
 
     /// Checks the values that the setters cannot refuse.

@@ -8,13 +8,13 @@ use futures_util::future::select_all;
 use http::Extensions;
 
 use crate::{
-    charges::Charging,
+    charges::{Budget, unknown_rate},
     error::{AcquireError, LostErrorKind},
     keeper::Keepers,
     limit::Limit,
     permit::{Share, WeakShare},
     permit_id::PermitId,
-    telemetry::{RateCall, UnknownRates},
+    telemetry::UnknownRates,
 };
 
 /// View of the slot of a request, in the request's extensions.
@@ -140,69 +140,23 @@ impl Slot {
         any(self.shares().map(WeakShare::ended)).await
     }
 
-    /// Charges a rate of the request once more, and waits or is refused like a new request.
+    /// Returns the budget of the request at a rate, by the limit or its name, to charge it for a cost that is not known on
+    /// arrival. See [Token budgets](crate::guide::tokens).
     ///
-    /// For a cost that is known before the work begins, such as the cost of a prompt in the request's body. See
-    /// [`Permit::charge`](crate::Permit::charge) for errors, and [Token budgets](crate::guide::tokens). Nothing is charged
-    /// once the slot is released.
+    /// If several layers have the rate, the innermost layer whose rate applies counts. A rate of a layer that does not
+    /// apply to the request, such as for lack of a key, charges nothing.
     ///
-    /// A rate that none of the request's layers has is an error, since a typo must not turn a budget off. A rate of a layer
-    /// that does not apply to the request, such as for lack of a key, charges nothing: see
-    /// [`Permit`](crate::Permit#a-rate-that-the-permit-does-not-have).
+    /// # Errors
     ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: dropping the future refunds the charge, if it was made.
-    pub fn charge(&self, limit: impl AsRef<str>, cost: u32) -> Charging {
+    /// [`UnknownRate`](crate::AcquireErrorKind::UnknownRate) if no layer of the request has a rate of this name. See
+    /// [`Permit::budget`](crate::Permit::budget).
+    pub fn budget(&self, limit: impl AsRef<str>) -> Result<Budget, AcquireError> {
         let limit = limit.as_ref();
-        match self.share_under(limit, RateCall::Charge) {
-            Ok(Some(share)) => share.charge(limit, cost),
-            Ok(None) => Charging::NONE,
-            Err(unknown) => Charging::refused(unknown),
-        }
-    }
-
-    /// Adds to the request's cost at a rate. Never waits, and is never refused. See
-    /// [`Permit::spend`](crate::Permit::spend).
-    ///
-    /// Has no effect once the slot is released: a task that continues after the response needs a [`Hold`].
-    pub fn spend(&self, limit: impl AsRef<str>, cost: u32) {
-        if let Some(share) = self.owned_under(limit.as_ref(), RateCall::Spend) {
-            share.spend(limit.as_ref(), cost);
-        }
-    }
-
-    /// Sets the request's total cost at a rate. See [`Permit::settle`](crate::Permit::settle).
-    ///
-    /// Has no effect once the slot is released: a task that continues after the response needs a [`Hold`].
-    pub fn settle(&self, limit: impl AsRef<str>, actual: u32) {
-        if let Some(share) = self.owned_under(limit.as_ref(), RateCall::Settle) {
-            share.settle(limit.as_ref(), actual);
-        }
-    }
-
-    /// Returns the units left of a rate after the latest charge of this request. See
-    /// [`Permit::remaining`](crate::Permit::remaining).
-    pub fn remaining(&self, limit: impl AsRef<str>) -> Option<u32> {
-        let limit = limit.as_ref();
-        self.owned_under(limit, RateCall::Remaining)?
-            .remaining(limit)
-    }
-
-    /// Returns the innermost share that this rate has charged; `None` if the rate does not apply. A rate that no layer has
-    /// is an error, and is recorded.
-    fn share_under(&self, limit: &str, call: RateCall) -> Result<Option<&WeakShare>, AcquireError> {
-        let charged = self.shares().find(|share| share.is_charged_by(limit));
-        if charged.is_some() || self.layers().any(|slot| slot.rates.has(limit)) {
-            return Ok(charged);
-        }
-        let error = Limit::unknown_rate(limit);
-        self.rates.unknown.note(call, error.limit_name());
-        Err(error)
-    }
-
-    fn owned_under(&self, limit: &str, call: RateCall) -> Option<Share> {
-        self.share_under(limit, call).ok()??.upgrade()
+        let budget = self.shares().find_map(|share| share.budget(limit));
+        let is_declared = || self.layers().any(|slot| slot.rates.has(limit));
+        let idle = || is_declared().then_some(Budget::NONE);
+        let unknown = || unknown_rate(&self.rates.unknown, limit);
+        budget.or_else(idle).ok_or_else(unknown)
     }
 
     /// The slots of this layer and all outer layers.
@@ -279,28 +233,13 @@ impl Hold {
             .any(|share| share.over(|_| true).is_some())
     }
 
-    /// Charges a rate of the request once more. See [`Slot::charge`].
+    /// Returns the budget of the request at a rate. See [`Slot::budget`].
     ///
-    /// # Cancel safety
+    /// # Errors
     ///
-    /// Cancel safe: dropping the future refunds the charge, if it was made.
-    pub fn charge(&self, limit: impl AsRef<str>, cost: u32) -> Charging {
-        self.slot.charge(limit, cost)
-    }
-
-    /// Adds to the request's cost at a rate. See [`Permit::spend`](crate::Permit::spend).
-    pub fn spend(&self, limit: impl AsRef<str>, cost: u32) {
-        self.slot.spend(limit, cost);
-    }
-
-    /// Sets the request's total cost at a rate. See [`Permit::settle`](crate::Permit::settle).
-    pub fn settle(&self, limit: impl AsRef<str>, actual: u32) {
-        self.slot.settle(limit, actual);
-    }
-
-    /// Returns the units left of a rate. See [`Permit::remaining`](crate::Permit::remaining).
-    pub fn remaining(&self, limit: impl AsRef<str>) -> Option<u32> {
-        self.slot.remaining(limit)
+    /// As [`Slot::budget`].
+    pub fn budget(&self, limit: impl AsRef<str>) -> Result<Budget, AcquireError> {
+        self.slot.budget(limit)
     }
 
     /// Completes when the slot is lost, or an operator has revoked it, with the reason.

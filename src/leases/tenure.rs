@@ -101,11 +101,6 @@ impl Leases {
         }
     }
 
-    /// The charge of the rate of this name at admission.
-    pub(crate) fn fee(&self, limit: &str) -> Option<&Fee> {
-        self.fees().iter().find(|fee| fee.limit.name() == limit)
-    }
-
     /// Whether the rate of this name is off for the permit.
     pub(crate) fn is_exempt_from(&self, limit: &str) -> bool {
         match self {

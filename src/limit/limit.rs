@@ -484,7 +484,7 @@ impl Limit {
         self.fallback == Fallback::Reject
     }
 
-    /// The error of a charge at a rate that its permit does not have. The name may be any text.
+    /// The error of a budget at a rate that its permit does not have. The name may be any text.
     pub(crate) fn unknown_rate(name: &str) -> AcquireError {
         let mut end = name.len().min(MAX_NAME_LEN);
         while !name.is_char_boundary(end) {
@@ -543,7 +543,7 @@ impl Limit {
     }
 }
 
-/// Returns the limit's name, which identifies the rate in [`Permit::spend`](crate::Permit::spend) and similar methods.
+/// Returns the limit's name, which identifies the rate in [`Permit::budget`](crate::Permit::budget).
 impl AsRef<str> for Limit {
     fn as_ref(&self) -> &str {
         &self.name

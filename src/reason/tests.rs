@@ -29,11 +29,13 @@ fn a_code_is_one_word_in_snake_case_and_stands_for_one_reason() {
 
 #[test]
 fn a_refusal_has_the_code_of_its_error() {
-    for &kind in AcquireErrorKind::ALL {
+    for (number, &kind) in AcquireErrorKind::ALL.iter().enumerate() {
+        assert_eq!(kind as usize, number);
         let error = AcquireError::new(kind, CHAT.error_details());
         assert_eq!(Refusal::from(&error).kind().as_str(), kind.as_str());
     }
-    for &kind in LostErrorKind::ALL {
+    for (number, &kind) in LostErrorKind::ALL.iter().enumerate() {
+        assert_eq!(kind as usize, number);
         // Before there is a response it cannot lie unread.
         if kind != LostErrorKind::Idle {
             assert_eq!(RefusalKind::from(kind).as_str(), kind.as_str());

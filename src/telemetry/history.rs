@@ -1,6 +1,6 @@
 //! The history of the messages between a process and its store, for checking the guarantees afterwards.
 //!
-//! TRACE events of the target `tower_turnstile::history` with a single field `event`: a JSON object for each exchange
+//! Only with the feature `test-util`. TRACE events of the target `tower_turnstile::history` with a single field `event`: a JSON object for each exchange
 //! sent, answered or failed, each wake-up, and each permit held, taken, released or lost. The events are diagnostics
 //! for this crate's tests, and may change in any version. They name ledgers (by a digest of the key, never the key
 //! itself) and permits by number.

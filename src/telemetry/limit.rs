@@ -59,6 +59,10 @@ pub(crate) enum Adopted {
     Fallback,
 }
 
+impl Adopted {
+    const CODES: [&str; 2] = [Reason::Lost.code(), Reason::Fallback.code()];
+}
+
 /// How a cost at a rate arose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cost {
@@ -76,6 +80,17 @@ pub(crate) enum Cost {
     Unsettled,
 }
 
+impl Cost {
+    const CODES: [&str; 6] = [
+        "charged",
+        "spent",
+        "settled_up",
+        "settled_down",
+        "debt",
+        "unsettled",
+    ];
+}
+
 /// The measurements of one limit, in this process.
 #[derive(Debug)]
 pub(crate) struct LimitMeter {
@@ -90,85 +105,45 @@ pub(crate) struct LimitMeter {
     released: Series<Counter>,
     lost: Series<Counter>,
     revoked: Series<Counter>,
-    adopted_lost: Series<Counter>,
-    adopted_fallback: Series<Counter>,
-    refusals: RefusalCounters,
-    shadow_refusals: RefusalCounters,
-    expired_max_hold: Series<Counter>,
-    expired_idle: Series<Counter>,
-    aborted: Ends,
+    adopted: Family,
+    refusals: Family,
+    shadow_refusals: Family,
+    expired: Family,
+    aborted: Family,
     abort_log: AbortLog,
-    costs: Costs,
+    costs: Family,
     unkeyed: Series<Counter>,
     refused_unkeyed: Series<Counter>,
-}
-
-#[derive(Debug)]
-struct RefusalCounters {
-    full: Series<Counter>,
-    queue_full: Series<Counter>,
-    timed_out: Series<Counter>,
-    too_soon: Series<Counter>,
-    invalid_weight: Series<Counter>,
-    invalid_cost: Series<Counter>,
-    unknown_rate: Series<Counter>,
-    unavailable: Series<Counter>,
-    misconfigured: Series<Counter>,
-    shut_down: Series<Counter>,
-    paused: Series<Counter>,
-    no_runtime: Series<Counter>,
-}
-
-#[derive(Debug)]
-struct Costs {
-    charged: Series<Counter>,
-    spent: Series<Counter>,
-    settled_up: Series<Counter>,
-    debt: Series<Counter>,
-    settled_down: Series<Counter>,
-    unsettled: Series<Counter>,
-}
-
-#[derive(Debug)]
-struct Ends {
-    lost: Series<Counter>,
-    shut_down: Series<Counter>,
-    max_hold: Series<Counter>,
-    idle: Series<Counter>,
-    revoked: Series<Counter>,
 }
 
 impl LimitMeter {
     /// Creates a meter without any series.
     pub(crate) fn new(namespace: &str, limit: &str) -> Self {
-        let expired =
-            |kind: LostErrorKind| Series::labelled(catalog::EXPIRED, ("bound", kind.as_str()));
-        let adopted =
-            |reason: Reason| Series::labelled(catalog::ADOPTED, ("reason", reason.code()));
+        let refusals = AcquireErrorKind::ALL.iter().map(|kind| kind.as_str());
+        let ends = LostErrorKind::ALL.iter().map(|kind| kind.as_str());
         Self {
             labels: [("namespace", namespace), ("limit", limit)]
                 .map(|(name, value)| (name, value.to_owned())),
-            max: Series::new(catalog::MAX),
-            overridden: Series::new(catalog::OVERRIDDEN),
-            held: Series::new(catalog::HELD),
-            waiting: Series::new(catalog::WAITING),
-            admitted: Series::new(catalog::ADMITTED),
-            wait: Series::new(catalog::WAIT),
-            hold: Series::new(catalog::HOLD),
-            released: Series::new(catalog::RELEASED),
-            lost: Series::new(catalog::LOST),
-            revoked: Series::new(catalog::REVOKED),
-            adopted_lost: adopted(Reason::Lost),
-            adopted_fallback: adopted(Reason::Fallback),
-            refusals: RefusalCounters::new(catalog::REFUSALS),
-            shadow_refusals: RefusalCounters::new(catalog::SHADOW_REFUSALS),
-            expired_max_hold: expired(LostErrorKind::HeldTooLong),
-            expired_idle: expired(LostErrorKind::Idle),
-            aborted: Ends::new(catalog::ABORTED),
+            max: Series::new(catalog::MAX, facade::gauge),
+            overridden: Series::new(catalog::OVERRIDDEN, facade::gauge),
+            held: Series::new(catalog::HELD, facade::gauge),
+            waiting: Series::new(catalog::WAITING, facade::gauge),
+            admitted: Series::new(catalog::ADMITTED, facade::counter),
+            wait: Series::new(catalog::WAIT, facade::histogram),
+            hold: Series::new(catalog::HOLD, facade::histogram),
+            released: Series::new(catalog::RELEASED, facade::counter),
+            lost: Series::new(catalog::LOST, facade::counter),
+            revoked: Series::new(catalog::REVOKED, facade::counter),
+            adopted: Family::new(catalog::ADOPTED, "reason", Adopted::CODES),
+            refusals: Family::new(catalog::REFUSALS, "reason", refusals.clone()),
+            shadow_refusals: Family::new(catalog::SHADOW_REFUSALS, "reason", refusals),
+            expired: Family::new(catalog::EXPIRED, "bound", ends.clone()),
+            aborted: Family::new(catalog::ABORTED, "reason", ends),
             abort_log: AbortLog::default(),
-            costs: Costs::new(catalog::COST),
-            unkeyed: Series::new(catalog::UNKEYED),
-            refused_unkeyed: Series::labelled(catalog::REFUSALS, ("reason", Reason::NoKey.code())),
+            costs: Family::new(catalog::COST, "kind", Cost::CODES),
+            unkeyed: Series::new(catalog::UNKEYED, facade::counter),
+            refused_unkeyed: Series::new(catalog::REFUSALS, facade::counter)
+                .labelled(("reason", Reason::NoKey.code())),
         }
     }
 
@@ -190,48 +165,46 @@ impl LimitMeter {
             Mode::Shadow => (&self.shadow_refusals, true),
             Mode::Off => return,
         };
-        self.max.of(&self.labels);
-        if cfg!(feature = "operate") {
-            self.overridden.of(&self.labels);
-        }
-        self.admitted.of(&self.labels);
-        self.wait.of(&self.labels);
-        if is_rate {
-            self.costs.charged.of(&self.labels);
-        }
-        if !is_rate {
-            self.held.of(&self.labels);
-            self.hold.of(&self.labels);
-            self.released.of(&self.labels);
-            self.lost.of(&self.labels);
-        }
-        if !is_rate && cfg!(feature = "operate") {
-            self.revoked.of(&self.labels);
-        }
-        if !is_rate && has_store {
-            self.adopted_lost.of(&self.labels);
-            self.adopted_fallback.of(&self.labels);
-        }
-        if waits && !in_shadow {
-            self.waiting.of(&self.labels);
-        }
-        let queues = waits && !is_rate && !in_shadow;
-        self.refusals.shut_down.of(&self.labels);
+        let (has_slots, is_operable) = (!is_rate, cfg!(feature = "operate"));
+        let queues = waits && has_slots && !in_shadow;
+        let may_be_unavailable = has_store && limit.may_be_unavailable();
         for (series, can_occur) in [
+            (&self.admitted, true),
+            (&self.released, has_slots),
+            (&self.lost, has_slots),
+            (&self.revoked, has_slots && is_operable),
+            (self.adopted.of(Adopted::Lost), has_slots && has_store),
+            (self.adopted.of(Adopted::Fallback), has_slots && has_store),
+            (self.costs.of(Cost::Charged), is_rate),
+            (self.refusals.of(AcquireErrorKind::ShutDown), true),
             // Even with a wait, because `try_acquire` does not wait.
-            (&refusals.full, !is_rate),
-            (&refusals.too_soon, is_rate),
-            (&refusals.queue_full, queues),
-            (&refusals.timed_out, queues),
+            (refusals.of(AcquireErrorKind::Full), has_slots),
+            (refusals.of(AcquireErrorKind::TooSoon), is_rate),
+            (refusals.of(AcquireErrorKind::QueueFull), queues),
+            (refusals.of(AcquireErrorKind::TimedOut), queues),
             (
-                &refusals.unavailable,
-                has_store && limit.may_be_unavailable(),
+                refusals.of(AcquireErrorKind::Unavailable),
+                may_be_unavailable,
             ),
-            (&refusals.misconfigured, has_store),
+            (refusals.of(AcquireErrorKind::Misconfigured), has_store),
         ] {
             if can_occur {
                 series.of(&self.labels);
             }
+        }
+        for (gauge, can_occur) in [
+            (&self.max, true),
+            (&self.overridden, is_operable),
+            (&self.held, has_slots),
+            (&self.waiting, waits && !in_shadow),
+        ] {
+            if can_occur {
+                gauge.of(&self.labels);
+            }
+        }
+        self.wait.of(&self.labels);
+        if has_slots {
+            self.hold.of(&self.labels);
         }
     }
 
@@ -245,14 +218,14 @@ impl LimitMeter {
 
     /// Slots of this limit may be revoked at a bound.
     pub(crate) fn expect_expired(&self, kind: LostErrorKind) {
-        if let Some(expired) = self.expired_by(kind) {
-            expired.of(&self.labels);
+        if matches!(kind, LostErrorKind::HeldTooLong | LostErrorKind::Idle) {
+            self.expired.of(kind).of(&self.labels);
         }
     }
 
     /// Responses may be aborted together with their slot for this reason.
     pub(crate) fn expect_aborted(&self, kind: LostErrorKind) {
-        self.aborted.by(kind).of(&self.labels);
+        self.aborted.of(kind).of(&self.labels);
     }
 
     /// A request without a key was refused or admitted.
@@ -286,30 +259,16 @@ impl LimitMeter {
             Measure::Held(change) => move_by(self.held.of(labels), change),
             Measure::Waiting(change) => move_by(self.waiting.of(labels), change),
             Measure::Admitted(waited) => self.let_in(waited),
-            Measure::Refused(kind) => self.refusals.by(kind).of(labels).increment(1),
+            Measure::Refused(kind) => self.refusals.of(kind).of(labels).increment(1),
             Measure::RefusedInShadow(kind) => {
-                self.shadow_refusals.by(kind).of(labels).increment(1);
+                self.shadow_refusals.of(kind).of(labels).increment(1);
             }
             Measure::Ended(reason, held) => {
                 self.ended_by(reason).of(labels).increment(1);
                 self.hold.of(labels).record(held);
             }
-            Measure::Adopted(Adopted::Lost, count) => {
-                self.adopted_lost.of(labels).increment(count);
-            }
-            Measure::Adopted(Adopted::Fallback, count) => {
-                self.adopted_fallback.of(labels).increment(count);
-            }
-            Measure::Cost(kind, cost) => self.costs.by(kind).of(labels).increment(cost),
-        }
-    }
-
-    /// The series of slots revoked at this bound, if `kind` is a bound.
-    fn expired_by(&self, kind: LostErrorKind) -> Option<&Series<Counter>> {
-        match kind {
-            LostErrorKind::HeldTooLong => Some(&self.expired_max_hold),
-            LostErrorKind::Idle => Some(&self.expired_idle),
-            LostErrorKind::Lost | LostErrorKind::ShutDown | LostErrorKind::Revoked => None,
+            Measure::Adopted(why, count) => self.adopted.of(why).of(labels).increment(count),
+            Measure::Cost(kind, cost) => self.costs.of(kind).of(labels).increment(cost),
         }
     }
 
@@ -318,9 +277,8 @@ impl LimitMeter {
         match reason {
             None => &self.released,
             Some(LostErrorKind::Lost | LostErrorKind::ShutDown) => &self.lost,
-            Some(LostErrorKind::HeldTooLong) => &self.expired_max_hold,
-            Some(LostErrorKind::Idle) => &self.expired_idle,
             Some(LostErrorKind::Revoked) => &self.revoked,
+            Some(bound) => self.expired.of(bound),
         }
     }
 
@@ -331,7 +289,7 @@ impl LimitMeter {
 
     /// A response was aborted with its slot.
     pub(crate) fn aborted(&self, kind: LostErrorKind) {
-        self.aborted.by(kind).of(&self.labels).increment(1);
+        self.aborted.of(kind).of(&self.labels).increment(1);
     }
 }
 
@@ -342,88 +300,40 @@ fn move_by(gauge: &Gauge, change: f64) {
     }
 }
 
-impl RefusalCounters {
-    fn new(name: &'static str) -> Self {
-        let by = |kind: AcquireErrorKind| Series::labelled(name, ("reason", kind.as_str()));
-        Self {
-            full: by(AcquireErrorKind::Full),
-            queue_full: by(AcquireErrorKind::QueueFull),
-            timed_out: by(AcquireErrorKind::TimedOut),
-            too_soon: by(AcquireErrorKind::TooSoon),
-            invalid_weight: by(AcquireErrorKind::InvalidWeight),
-            invalid_cost: by(AcquireErrorKind::InvalidCost),
-            unknown_rate: by(AcquireErrorKind::UnknownRate),
-            unavailable: by(AcquireErrorKind::Unavailable),
-            misconfigured: by(AcquireErrorKind::Misconfigured),
-            shut_down: by(AcquireErrorKind::ShutDown),
-            paused: by(AcquireErrorKind::Paused),
-            no_runtime: by(AcquireErrorKind::NoRuntime),
-        }
-    }
+/// The series of a metric, by kind.
+#[derive(Debug)]
+struct Family(Box<[Series<Counter>]>);
 
-    fn by(&self, kind: AcquireErrorKind) -> &Series<Counter> {
-        match kind {
-            AcquireErrorKind::Full => &self.full,
-            AcquireErrorKind::QueueFull => &self.queue_full,
-            AcquireErrorKind::TimedOut => &self.timed_out,
-            AcquireErrorKind::TooSoon => &self.too_soon,
-            AcquireErrorKind::InvalidWeight => &self.invalid_weight,
-            AcquireErrorKind::InvalidCost => &self.invalid_cost,
-            AcquireErrorKind::UnknownRate => &self.unknown_rate,
-            AcquireErrorKind::Unavailable => &self.unavailable,
-            AcquireErrorKind::Misconfigured => &self.misconfigured,
-            AcquireErrorKind::ShutDown => &self.shut_down,
-            AcquireErrorKind::Paused => &self.paused,
-            AcquireErrorKind::NoRuntime => &self.no_runtime,
-        }
-    }
+/// A kind of events, which numbers the codes of its family.
+trait Kind {
+    fn number(self) -> usize;
 }
 
-impl Costs {
-    fn new(name: &'static str) -> Self {
-        let by = |kind| Series::labelled(name, ("kind", kind));
-        Self {
-            charged: by("charged"),
-            spent: by("spent"),
-            settled_up: by("settled_up"),
-            debt: by("debt"),
-            settled_down: by("settled_down"),
-            unsettled: by("unsettled"),
-        }
-    }
-
-    fn by(&self, kind: Cost) -> &Series<Counter> {
-        match kind {
-            Cost::Charged => &self.charged,
-            Cost::Spent => &self.spent,
-            Cost::SettledUp => &self.settled_up,
-            Cost::Debt => &self.debt,
-            Cost::SettledDown => &self.settled_down,
-            Cost::Unsettled => &self.unsettled,
-        }
-    }
+macro_rules! impl_kind {
+    ($($kind:ident),*) => {
+        $(impl Kind for $kind {
+            fn number(self) -> usize {
+                self as usize
+            }
+        })*
+    };
 }
 
-impl Ends {
-    fn new(name: &'static str) -> Self {
-        let by = |kind: LostErrorKind| Series::labelled(name, ("reason", kind.as_str()));
-        Self {
-            lost: by(LostErrorKind::Lost),
-            shut_down: by(LostErrorKind::ShutDown),
-            max_hold: by(LostErrorKind::HeldTooLong),
-            idle: by(LostErrorKind::Idle),
-            revoked: by(LostErrorKind::Revoked),
-        }
+impl_kind!(AcquireErrorKind, LostErrorKind, Adopted, Cost);
+
+impl Family {
+    /// The codes are in the order of the kinds.
+    fn new(
+        metric: &'static str,
+        label: &'static str,
+        codes: impl IntoIterator<Item = &'static str>,
+    ) -> Self {
+        let series = |code| Series::new(metric, facade::counter).labelled((label, code));
+        Self(codes.into_iter().map(series).collect())
     }
 
-    fn by(&self, kind: LostErrorKind) -> &Series<Counter> {
-        match kind {
-            LostErrorKind::Lost => &self.lost,
-            LostErrorKind::ShutDown => &self.shut_down,
-            LostErrorKind::HeldTooLong => &self.max_hold,
-            LostErrorKind::Idle => &self.idle,
-            LostErrorKind::Revoked => &self.revoked,
-        }
+    fn of(&self, kind: impl Kind) -> &Series<Counter> {
+        &self.0[kind.number()]
     }
 }
 
@@ -458,24 +368,23 @@ struct Series<H> {
     name: &'static str,
     /// A label in addition to the limit's.
     label: Option<MetricLabel<'static>>,
+    make: fn(&'static str, &[MetricLabel<'_>]) -> H,
     handle: OnceLock<H>,
 }
 
-impl<H: Handle> Series<H> {
-    const fn new(name: &'static str) -> Self {
+impl<H> Series<H> {
+    fn new(name: &'static str, make: fn(&'static str, &[MetricLabel<'_>]) -> H) -> Self {
         Self {
             name,
             label: None,
+            make,
             handle: OnceLock::new(),
         }
     }
 
-    const fn labelled(name: &'static str, label: MetricLabel<'static>) -> Self {
-        Self {
-            name,
-            label: Some(label),
-            handle: OnceLock::new(),
-        }
+    fn labelled(self, label: MetricLabel<'static>) -> Self {
+        let label = Some(label);
+        Self { label, ..self }
     }
 
     #[inline]
@@ -489,36 +398,11 @@ impl<H: Handle> Series<H> {
     /// A recorder is foreign code: `OnceLock::get_or_init` would run it while other threads wait. If two threads create
     /// the handle, both get the same series.
     #[cold]
-    fn make(&self, [namespace, limit]: &SeriesLabels) -> &H {
+    fn make(&self, labels: &SeriesLabels) -> &H {
         assert_unlocked();
-        let shared = [namespace, limit].map(|(name, value)| (*name, value.as_str()));
-        let made = match self.label {
-            Some(label) => H::make(self.name, &[shared[0], shared[1], label]),
-            None => H::make(self.name, &shared),
-        };
-        let mut made = Some(made);
+        let shared = labels.iter().map(|(name, value)| (*name, value.as_str()));
+        let labels: Vec<_> = shared.chain(self.label).collect();
+        let mut made = Some((self.make)(self.name, &labels));
         self.handle.get_or_init(|| made.take().expect("made once"))
-    }
-}
-
-trait Handle {
-    fn make(name: &'static str, labels: &[MetricLabel<'_>]) -> Self;
-}
-
-impl Handle for Counter {
-    fn make(name: &'static str, labels: &[MetricLabel<'_>]) -> Self {
-        facade::counter(name, labels)
-    }
-}
-
-impl Handle for Gauge {
-    fn make(name: &'static str, labels: &[MetricLabel<'_>]) -> Self {
-        facade::gauge(name, labels)
-    }
-}
-
-impl Handle for Histogram {
-    fn make(name: &'static str, labels: &[MetricLabel<'_>]) -> Self {
-        facade::histogram(name, labels)
     }
 }

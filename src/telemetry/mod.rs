@@ -10,11 +10,11 @@
 //! | `catalog` | the names and descriptions of all metrics |
 //! | `limit` | measurements of a limit |
 //! | `store` | measurements of the store |
-//! | `unknown_rates` | charges at rates that their requests do not have |
+//! | `unknown_rates` | budgets at rates that their requests do not have |
 //! | `facade` | the handles; `noop` replaces it without the feature |
 //! | `tests` | with `balance`: each admitted permit ends once, and is counted once |
 //! | `reports` | gathers simultaneous events into one event of the log |
-//! | `history` | exchanges and permits, event by event at TRACE: diagnostics for tests, unstable |
+//! | `history` | exchanges and permits, event by event at TRACE, for tests; `no_history` replaces it without `test-util` |
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,6 +24,10 @@ mod facade;
 #[cfg(not(feature = "metrics"))]
 #[path = "noop.rs"]
 mod facade;
+#[cfg(feature = "test-util")]
+mod history;
+#[cfg(not(feature = "test-util"))]
+#[path = "no_history.rs"]
 mod history;
 mod limit;
 mod reports;
@@ -37,7 +41,7 @@ pub(crate) use self::{
     limit::{Adopted, Cost, LimitMeter, Measure},
     reports::{CAUSES, Cause, Report, Reports, StoreNews, Topic},
     store::{StoreMeter, StoreState},
-    unknown_rates::{RateCall, UnknownRates},
+    unknown_rates::UnknownRates,
 };
 
 /// Describes all metrics to the recorder, and warns if the recorder is missing.

@@ -27,15 +27,8 @@ pub(crate) enum Topic {
     Lost,
     /// Registered with a store that did not have them.
     Adopted(Adopted),
-    /// Ended at a bound.
-    Ended(Bound),
-}
-
-/// A bound that ends permits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Bound {
-    MaxHold,
-    Idle,
+    /// Ended at the bound with this code.
+    Ended(&'static str),
 }
 
 /// Reports that are not logged yet.
@@ -62,43 +55,25 @@ pub(crate) struct Report {
 
 impl Report {
     pub(crate) fn write(self, namespace: &str, limit: &Limit) {
-        let Self {
-            topic,
-            keys,
-            permits: count,
-            ..
-        } = self;
-        let limit = limit.name();
-        match topic {
-            Topic::Lost => tracing::warn!(
-                namespace,
-                limit,
-                keys,
-                count,
-                "permits were lost: not renewed in time"
+        let (limit, keys, count) = (limit.name(), self.keys, self.permits);
+        let (kind, text) = match self.topic {
+            Topic::Lost => (None, "permits were lost: not renewed in time"),
+            Topic::Adopted(Adopted::Lost) => {
+                (None, "permits that the store had lost were put back")
+            }
+            Topic::Adopted(Adopted::Fallback) => (
+                None,
+                "permits that a fallback had admitted were entered into the store",
             ),
-            Topic::Adopted(Adopted::Lost) => tracing::warn!(
-                namespace,
-                limit,
-                keys,
-                count,
-                "permits that the store had lost were put back"
-            ),
-            Topic::Adopted(Adopted::Fallback) => tracing::info!(
-                namespace,
-                limit,
-                keys,
-                count,
-                "permits that a fallback had admitted were entered into the store"
-            ),
-            Topic::Ended(bound) => tracing::info!(
-                namespace,
-                limit,
-                keys,
-                count,
-                kind = bound.as_str(),
-                "slots were taken back"
-            ),
+            Topic::Ended(bound) => (Some(bound), "slots were taken back"),
+        };
+        match self.topic {
+            Topic::Lost | Topic::Adopted(Adopted::Lost) => {
+                tracing::warn!(namespace, limit, keys, count, "{text}");
+            }
+            Topic::Adopted(Adopted::Fallback) | Topic::Ended(_) => {
+                tracing::info!(namespace, limit, keys, count, kind, "{text}");
+            }
         }
     }
 }
@@ -108,19 +83,10 @@ impl Topic {
     pub(crate) fn of_end(reason: Option<LostErrorKind>) -> Option<Self> {
         match reason? {
             LostErrorKind::Lost => Some(Self::Lost),
-            LostErrorKind::HeldTooLong => Some(Self::Ended(Bound::MaxHold)),
-            LostErrorKind::Idle => Some(Self::Ended(Bound::Idle)),
+            bound @ (LostErrorKind::HeldTooLong | LostErrorKind::Idle) => {
+                Some(Self::Ended(bound.as_str()))
+            }
             LostErrorKind::ShutDown | LostErrorKind::Revoked => None,
-        }
-    }
-}
-
-impl Bound {
-    /// The same names as in the metrics.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::MaxHold => LostErrorKind::HeldTooLong.as_str(),
-            Self::Idle => LostErrorKind::Idle.as_str(),
         }
     }
 }

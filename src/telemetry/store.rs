@@ -2,7 +2,7 @@
 //!
 //! Tests: `tests.rs`, `tests/metrics/main.rs`.
 
-use std::time::Duration;
+use std::{array, time::Duration};
 
 use super::{
     catalog,
@@ -28,12 +28,10 @@ pub(crate) struct StoreMeter {
     /// This part's share of the store, if the store has several parts.
     share: Option<f64>,
     seconds: Histogram,
-    answered: Counter,
-    failed: Counter,
-    refused: Counter,
-    timed_out: Counter,
-    opened_by_outage: Counter,
-    opened_by_refusal: Counter,
+    /// By outcome: answered, or a [`Failure`].
+    exchanges: [Counter; 4],
+    /// By whether the store refused.
+    opened: [Counter; 2],
 }
 
 impl StoreMeter {
@@ -49,12 +47,8 @@ impl StoreMeter {
             up: facade::gauge(catalog::STORE_UP, &labels),
             share,
             seconds: facade::histogram(catalog::EXCHANGE, &labels),
-            answered: outcome("ok"),
-            failed: outcome("failed"),
-            refused: outcome("refused"),
-            timed_out: outcome("timed_out"),
-            opened_by_outage: opened("outage"),
-            opened_by_refusal: opened("refused"),
+            exchanges: ["ok", "failed", "timed_out", "refused"].map(outcome),
+            opened: ["outage", "refused"].map(opened),
         };
         store.up.set(1.0);
         store
@@ -65,25 +59,16 @@ impl StoreMeter {
             up: Gauge::noop(),
             share: None,
             seconds: Histogram::noop(),
-            answered: Counter::noop(),
-            failed: Counter::noop(),
-            refused: Counter::noop(),
-            timed_out: Counter::noop(),
-            opened_by_outage: Counter::noop(),
-            opened_by_refusal: Counter::noop(),
+            exchanges: array::from_fn(|_| Counter::noop()),
+            opened: array::from_fn(|_| Counter::noop()),
         }
     }
 
     /// Records the end of an exchange, with or without a reply.
     pub(crate) fn exchanged(&self, failure: Option<Failure>, took: Duration) {
         self.seconds.record(took);
-        let outcome = match failure {
-            None => &self.answered,
-            Some(Failure::TimedOut) => &self.timed_out,
-            Some(Failure::Cut) => &self.failed,
-            Some(Failure::Refused) => &self.refused,
-        };
-        outcome.increment(1);
+        let outcome = failure.map_or(0, |failure| failure as usize + 1);
+        self.exchanges[outcome].increment(1);
     }
 
     pub(crate) fn is(&self, state: StoreState) {
@@ -95,10 +80,7 @@ impl StoreMeter {
             (StoreState::Down { was_up: false, .. }, Some(_)) => {}
         }
         if let StoreState::Down { refused, .. } = state {
-            match refused {
-                true => self.opened_by_refusal.increment(1),
-                false => self.opened_by_outage.increment(1),
-            }
+            self.opened[usize::from(refused)].increment(1);
         }
     }
 }

@@ -98,7 +98,7 @@ async fn what_a_key_has_left_of_a_rate_is_shown() {
     for scene in scenes().await {
         let acme = scene.limiters[0].semaphore(&tokens, "acme");
         let permit = acme.acquire().await.unwrap();
-        permit.charge(&tokens, 48).await.unwrap();
+        permit.budget(&tokens).unwrap().charge(48).await.unwrap();
         let limit = scene.get("/api/limit?limit=tokens").await;
         let key = &limit["keys"]["rows"][0];
         let facts = ["key_text", "remaining", "burst"].map(|name| key[name].clone());

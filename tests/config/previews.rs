@@ -74,12 +74,12 @@ fn shown(limit: &LimitPreview) -> String {
         .to_owned()
 }
 
-/// Routes and limits.
-fn preview(method: &str, path: &str, headers: &[(&str, &str)]) -> (Vec<usize>, Vec<String>) {
+/// Route and limits.
+fn preview(method: &str, path: &str, headers: &[(&str, &str)]) -> (Option<usize>, Vec<String>) {
     let (head, ()) = request(method, path, headers).into_parts();
     let preview = config().preview(&head).expect("valid");
-    assert!(!preview.unreadable);
-    (preview.routes, preview.limits.iter().map(shown).collect())
+    assert!(!preview.is_ambiguous);
+    (preview.route, preview.limits.iter().map(shown).collect())
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_request_meets_the_limits_of_its_route() {
         ("GET", "/free", &[], Some(5), &[]),
     ] {
         let expected = (
-            route.into_iter().collect::<Vec<usize>>(),
+            route,
             limits.iter().map(ToString::to_string).collect::<Vec<_>>(),
         );
         assert_eq!(
@@ -199,13 +199,17 @@ fn a_request_meets_the_limits_of_its_route() {
     }
 }
 
-/// A path with too many readings matches no route, and is refused.
+/// An ambiguous path matches no route, and is refused.
 #[test]
-fn a_path_with_too_many_readings_is_told() {
-    let path = format!("/v1/%{}2F", "25".repeat(200));
-    let (head, ()) = request("GET", &path, &[]).into_parts();
-    let preview = config().preview(&head).unwrap();
-    assert!(preview.unreadable && preview.routes.is_empty() && preview.limits.is_empty());
+fn an_ambiguous_path_is_told() {
+    for path in [
+        &format!("/v1/%{}2F", "25".repeat(200)),
+        "/v1/strict/../chat",
+    ] {
+        let (head, ()) = request("POST", path, &[]).into_parts();
+        let preview = config().preview(&head).unwrap();
+        assert!(preview.is_ambiguous && preview.route.is_none() && preview.limits.is_empty());
+    }
 }
 
 /// The layer of the same file refuses at once every request that the preview always refuses, and admits the others.

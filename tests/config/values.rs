@@ -35,9 +35,13 @@ async fn charge(layer: &LimitLayer, key: &str, cost: u32) -> Option<u32> {
             .get::<Slot>()
             .expect("there is a limit");
         if cost > 0 {
-            slot.charge("daily", cost).await.expect("there is room");
+            slot.budget("daily")
+                .unwrap()
+                .charge(cost)
+                .await
+                .expect("there is room");
         }
-        let left = slot.remaining("daily");
+        let left = slot.budget("daily").unwrap().remaining();
         let mut response = Response::new(Empty::<Bytes>::new());
         response.extensions_mut().insert(left);
         Ok::<_, Infallible>(response)

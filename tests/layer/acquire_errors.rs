@@ -106,7 +106,7 @@ async fn an_error_of_a_request_that_could_never_be_admitted_is_400() {
     let limiter = Limiter::in_memory();
     let heavy = limiter.semaphore(&ONE, "me").acquire_many(2).await;
     let costly = limiter.semaphore(&OPENS, "me").acquire().await.unwrap();
-    let costly = costly.charge(&OPENS, 6).await;
+    let costly = costly.budget(&OPENS).unwrap().charge(6).await;
     for (error, kind) in [
         (heavy.unwrap_err(), RefusalKind::InvalidWeight),
         (costly.unwrap_err(), RefusalKind::InvalidCost),

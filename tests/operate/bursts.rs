@@ -23,7 +23,11 @@ async fn set(operator: &Operator, target: &Target, value: LimitValue, replicas: 
 /// After one more request the key has this much left, apart from units drained meanwhile.
 async fn has_left(tokens: &Semaphore, expected: u32) {
     let permit = tokens.try_acquire().await.expect("there is room");
-    let left = permit.remaining("daily").expect("it was charged");
+    let left = permit
+        .budget("daily")
+        .unwrap()
+        .remaining()
+        .expect("it was charged");
     assert!(
         (expected - 10..expected + 700).contains(&left),
         "{expected}: {left}"
@@ -36,7 +40,11 @@ async fn use_stays(limiters: &[Limiter], operator: &Operator) {
         .map(|limiter| limiter.semaphore(&DAILY, "acme"))
         .collect();
     let used = tokens[0].acquire().await.expect("whole");
-    used.charge("daily", 94_999).await.expect("within");
+    used.budget("daily")
+        .unwrap()
+        .charge(94_999)
+        .await
+        .expect("within");
     let (all, one) = (Target::limit("daily"), Target::key("daily", "acme"));
     let value = LimitValue::new;
     for (target, value, left) in [

@@ -150,7 +150,7 @@ async fn a_rate_is_told_in_its_unit() {
         .acquire()
         .await
         .unwrap();
-    permit.charge(&tokens, 9).await.unwrap();
+    permit.budget(&tokens).unwrap().charge(9).await.unwrap();
     let explain = ["explain", "tokens", "--key", "acme"];
     assert_eq!(
         says(&server, &explain).await,
@@ -164,7 +164,7 @@ async fn a_rate_is_told_in_its_unit() {
         unused.contains("no replica has charged this key lately"),
         "{unused}"
     );
-    permit.charge(&tokens, 40).await.unwrap();
+    permit.budget(&tokens).unwrap().charge(40).await.unwrap();
     let used_up = says(&server, &explain).await;
     let expected = "left 0 of 50, more in 14m";
     assert!(used_up.contains(expected), "{used_up}");

@@ -141,10 +141,10 @@ async fn a_caller_sees_what_is_left_of_a_rate() {
         assert_eq!((why.budget, why.verdict), (None, None));
         assert_eq!(why.limit.unit.as_deref(), Some("tokens"));
         let first = one.acquire().await.unwrap();
-        first.charge(&TOKENS, 9).await.unwrap();
+        first.budget(&TOKENS).unwrap().charge(9).await.unwrap();
         let second = other.acquire().await.unwrap();
         assert_eq!(left().await, Some(39));
-        second.charge(&TOKENS, 20).await.unwrap();
+        second.budget(&TOKENS).unwrap().charge(20).await.unwrap();
         let why = explain().await;
         assert_eq!(why.verdict, Some(Verdict::Admitted));
         let budget = why.budget.unwrap();
@@ -153,9 +153,9 @@ async fn a_caller_sees_what_is_left_of_a_rate() {
             (19, 50, 0)
         );
         // Refunds and spending.
-        second.settle(&TOKENS, 11);
+        second.budget(&TOKENS).unwrap().settle(11);
         assert_eq!(left().await, Some(29));
-        first.charge(&TOKENS, 29).await.unwrap();
+        first.budget(&TOKENS).unwrap().charge(29).await.unwrap();
         let why = explain().await;
         assert_eq!(why.budget.unwrap().remaining, 0);
         match why.verdict {
@@ -164,7 +164,7 @@ async fn a_caller_sees_what_is_left_of_a_rate() {
         }
         // Listed among the keys; but a key whose whole burst is available is not.
         let idle = one_of(&limiters[0], "idle").await;
-        idle.settle(&TOKENS, 0);
+        idle.budget(&TOKENS).unwrap().settle(0);
         drop(idle);
         let used = one_of(&limiters[0], "used").await;
         let keys = loop {

@@ -151,10 +151,10 @@ async fn serve(way: Way, stream: Stream, slot: &Slot, uses: impl Fn(bool, u32)) 
         sleep(TICK).await;
         uses(false, stream.per_tick);
         if way == Way::Spend {
-            slot.spend(&TOKENS, stream.per_tick);
+            slot.budget(&TOKENS).unwrap().spend(stream.per_tick);
         }
     }
-    slot.settle(&TOKENS, stream.cost());
+    slot.budget(&TOKENS).unwrap().settle(stream.cost());
 }
 
 /// Tokens of a stream, and the time of their use.

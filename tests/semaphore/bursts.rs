@@ -22,7 +22,11 @@ fn tokens(limiter: &Limiter, value: LimitValue) -> Semaphore {
 /// The remaining budget after one more request, apart from units drained meanwhile.
 async fn left(tokens: &Semaphore) -> u32 {
     let permit = tokens.try_acquire().await.expect("there is room");
-    permit.remaining("daily").expect("it was charged")
+    permit
+        .budget("daily")
+        .unwrap()
+        .remaining()
+        .expect("it was charged")
 }
 
 async fn a_key_has_the_burst_of_its_value(backend: Backend) {
@@ -49,7 +53,11 @@ async fn use_of_a_key_stays_when_its_value_and_burst_change(backend: Backend) {
         .acquire()
         .await
         .expect("whole");
-    used.charge("daily", 94_999).await.expect("within");
+    used.budget("daily")
+        .unwrap()
+        .charge(94_999)
+        .await
+        .expect("within");
     let value = LimitValue::new;
     for (value, before) in [
         (value(100_000).burst(200_000), 105_000),
@@ -80,7 +88,11 @@ async fn use_of_a_key_stays_when_its_value_and_burst_change(backend: Backend) {
 async fn use_of_a_key_stays_while_replicas_disagree_on_its_burst(backend: Backend) {
     let [one, other] = [backend.replica().await, backend.replica().await];
     let used = one.semaphore(&DAILY, "a").acquire().await.expect("whole");
-    used.charge("daily", 94_999).await.expect("within");
+    used.budget("daily")
+        .unwrap()
+        .charge(94_999)
+        .await
+        .expect("within");
     let with_burst = tokens(&one, LimitValue::new(100_000).burst(300_000));
     let faster = tokens(&other, LimitValue::new(1_000_000).burst(400_000));
     let narrow = tokens(&other, LimitValue::new(100_000).burst(20));

@@ -6,7 +6,9 @@ use http::{Request, Response};
 use http_body_util::Empty;
 use tokio::{sync::Mutex, time::Instant};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_turnstile::{AcquireErrorKind, Hold, Key, Limit, Limiter, Scope, Semaphore, Slot};
+use tower_turnstile::{
+    AcquireErrorKind, Budget, Hold, Key, Limit, Limiter, Permit, Scope, Semaphore, Slot,
+};
 
 use crate::{
     backend::{Backend, PATIENT, soon, start, until_waiting},
@@ -42,8 +44,8 @@ conformance! {
 async fn standing(semaphore: &Semaphore) -> i64 {
     match semaphore.try_acquire().await {
         Ok(permit) => {
-            let left = permit.remaining(semaphore.limit());
-            permit.settle(semaphore.limit(), 0);
+            let left = permit.budget(semaphore.limit()).unwrap().remaining();
+            permit.budget(semaphore.limit()).unwrap().settle(0);
             i64::from(left.expect("it was charged")) + 1
         }
         Err(error) => {
@@ -65,6 +67,10 @@ async fn until_standing(semaphore: &Semaphore, expected: i64) {
     }
 }
 
+fn budget(permit: &Permit) -> Budget {
+    permit.budget(&TOKENS).expect("its rate")
+}
+
 /// Waits until the effect of `act` has reached the store.
 async fn until_reported(backend: &Backend, act: impl FnOnce()) {
     let before = backend.rate_states();
@@ -81,14 +87,19 @@ async fn a_charge_is_decided_like_a_newcomer(backend: Backend) {
     let limiter = backend.replica().await;
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
-    permit.charge(&TOKENS, 40).await.expect("within the burst");
-    assert_eq!(permit.remaining(&TOKENS), Some(9));
-    let error = permit.charge(&TOKENS, 20).await.expect_err("too much");
+    budget(&permit).charge(40).await.expect("within the burst");
+    assert_eq!(budget(&permit).remaining(), Some(9));
+    let error = budget(&permit).charge(20).await.expect_err("too much");
     assert_eq!(error.kind(), AcquireErrorKind::TooSoon);
     assert!(error.is_limited());
     let rest = error.retry_after().expect("exact");
     assert!(10 * SPACING < rest && rest <= 11 * SPACING, "{rest:?}");
-    let error = permit.charge("tokens", 51).await.expect_err("never");
+    let error = permit
+        .budget("tokens")
+        .unwrap()
+        .charge(51)
+        .await
+        .expect_err("never");
     assert_eq!(
         (error.kind(), error.cost()),
         (AcquireErrorKind::InvalidCost, 51)
@@ -111,8 +122,18 @@ async fn a_charge_waits_for_its_time(backend: Backend) {
         .await
         .expect("free");
     let began = Instant::now();
-    permit.charge(&quick, 5).await.expect("its time comes");
-    permit.charge(&quick, 1).await.expect("its time comes");
+    permit
+        .budget(&quick)
+        .unwrap()
+        .charge(5)
+        .await
+        .expect("its time comes");
+    permit
+        .budget(&quick)
+        .unwrap()
+        .charge(1)
+        .await
+        .expect("its time comes");
     assert!(began.elapsed() >= Duration::from_millis(100));
 }
 
@@ -121,8 +142,8 @@ async fn a_charge_that_is_given_up_is_refunded(backend: Backend) {
     let patient = TOKENS.wait_up_to(Duration::from_secs(86_400));
     let tokens = limiter.semaphore(&patient, "a");
     let permit = tokens.acquire().await.expect("within the burst");
-    permit.charge(&TOKENS, 45).await.expect("within the burst");
-    let mut waiting = permit.charge(&TOKENS, 10);
+    budget(&permit).charge(45).await.expect("within the burst");
+    let mut waiting = budget(&permit).charge(10);
     start(&mut waiting);
     while limiter.status().waiting == 0 {
         tokio::task::yield_now().await;
@@ -139,9 +160,9 @@ async fn until_remaining(semaphore: &Semaphore, expected: u32) {
             let left = permit
                 .as_ref()
                 .ok()
-                .and_then(|permit| permit.remaining("tokens"));
+                .and_then(|permit| permit.budget("tokens").expect("its rate").remaining());
             if let Ok(permit) = permit {
-                permit.settle("tokens", 0);
+                permit.budget("tokens").unwrap().settle(0);
             }
             if left.map(|left| left + 1) == Some(expected) {
                 return;
@@ -157,7 +178,7 @@ async fn spending_may_run_into_debt(backend: Backend) {
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
     for _ in 0..80 {
-        permit.spend(&TOKENS, 1);
+        budget(&permit).spend(1);
     }
     until_reported(&backend, || drop(permit)).await;
     until_standing(&tokens, 50 - 81).await;
@@ -167,10 +188,10 @@ async fn spending_is_reported_while_the_permit_is_held(backend: Backend) {
     let limiter = backend.replica().await;
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
-    permit.spend(&TOKENS, 30);
-    assert_eq!(permit.remaining(&TOKENS), Some(19));
+    budget(&permit).spend(30);
+    assert_eq!(budget(&permit).remaining(), Some(19));
     until_standing(&tokens, 19).await;
-    permit.spend(&TOKENS, 10);
+    budget(&permit).spend(10);
     until_standing(&tokens, 9).await;
     drop(permit);
     assert_eq!(standing(&tokens).await, 9);
@@ -180,9 +201,9 @@ async fn a_settlement_makes_up_the_difference(backend: Backend) {
     let limiter = backend.replica().await;
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
-    permit.charge(&TOKENS, 10).await.expect("within the burst");
-    permit.spend(&TOKENS, 5);
-    permit.settle(&TOKENS, 30);
+    budget(&permit).charge(10).await.expect("within the burst");
+    budget(&permit).spend(5);
+    budget(&permit).settle(30);
     // While the permit is held.
     until_standing(&tokens, 20).await;
     drop(permit);
@@ -193,12 +214,12 @@ async fn a_settlement_returns_what_was_too_much(backend: Backend) {
     let limiter = backend.replica().await;
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
-    permit.charge(&TOKENS, 25).await.expect("within the burst");
-    permit.spend(&TOKENS, 10);
+    budget(&permit).charge(25).await.expect("within the burst");
+    budget(&permit).spend(10);
     until_standing(&tokens, 14).await;
-    permit.spend(&TOKENS, 10);
+    budget(&permit).spend(10);
     // More than the latest spending: the refund also includes a part of the charge.
-    permit.settle(&TOKENS, 12);
+    budget(&permit).settle(12);
     drop(permit);
     until_standing(&tokens, 38).await;
 }
@@ -208,11 +229,11 @@ async fn a_prompt_is_returned_after_many_tokens(backend: Backend) {
     let limiter = backend.replica().await;
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
-    permit.charge(&TOKENS, 15).await.expect("within the burst");
+    budget(&permit).charge(15).await.expect("within the burst");
     for _ in 0..33 {
-        permit.spend(&TOKENS, 1);
+        budget(&permit).spend(1);
     }
-    permit.settle(&TOKENS, 5);
+    budget(&permit).settle(5);
     drop(permit);
     until_standing(&tokens, 45).await;
 }
@@ -223,11 +244,21 @@ async fn a_settlement_returns_all_of_it_though_others_were_charged_since(backend
     let daily = Limit::rate("daily", 25_000, Duration::from_secs(86_400));
     let tokens = limiter.semaphore(&daily, "a");
     let permit = tokens.acquire().await.expect("within the burst");
-    permit.charge(&daily, 10_000).await.expect("within");
-    permit.charge(&daily, 10_000).await.expect("within");
+    permit
+        .budget(&daily)
+        .unwrap()
+        .charge(10_000)
+        .await
+        .expect("within");
+    permit
+        .budget(&daily)
+        .unwrap()
+        .charge(10_000)
+        .await
+        .expect("within");
     let other = tokens.acquire().await.expect("within the burst");
-    assert_eq!(other.remaining(&daily), Some(4_998));
-    permit.settle(&daily, 1);
+    assert_eq!(other.budget(&daily).unwrap().remaining(), Some(4_998));
+    permit.budget(&daily).unwrap().settle(1);
     drop(permit);
     // During the test itself some tokens may drain.
     until_left(&tokens, 24_997..=25_000).await;
@@ -276,11 +307,11 @@ async fn a_shutdown_waits_for_a_settlement(backend: Backend) {
     let limiter = backend.replica().await;
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
-    permit.spend(&TOKENS, 5);
+    budget(&permit).spend(5);
     let mut shutdown = tokio_test::task::spawn(limiter.shutdown(PATIENT));
     tokio_test::assert_pending!(shutdown.poll());
-    permit.spend(&TOKENS, 10);
-    permit.settle(&TOKENS, 30);
+    budget(&permit).spend(10);
+    budget(&permit).settle(30);
     tokio_test::assert_pending!(shutdown.poll());
     drop(permit);
     soon(shutdown).await;
@@ -294,9 +325,9 @@ async fn only_the_first_settlement_counts(backend: Backend) {
     let limiter = backend.replica().await;
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
-    permit.settle(&TOKENS, 7);
-    permit.settle(&TOKENS, 40);
-    permit.spend(&TOKENS, 40);
+    budget(&permit).settle(7);
+    budget(&permit).settle(40);
+    budget(&permit).spend(40);
     drop(permit);
     until_standing(&tokens, 43).await;
     assert_eq!(standing(&tokens).await, 43);
@@ -306,8 +337,8 @@ async fn what_is_charged_after_the_settlement_is_refunded(backend: Backend) {
     let limiter = backend.replica().await;
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
-    permit.settle(&TOKENS, 1);
-    permit.charge(&TOKENS, 30).await.expect("within the burst");
+    budget(&permit).settle(1);
+    budget(&permit).charge(30).await.expect("within the burst");
     until_standing(&tokens, 49).await;
     drop(permit);
     assert_eq!(standing(&tokens).await, 49);
@@ -317,8 +348,8 @@ async fn without_a_settlement_what_was_spent_stands(backend: Backend) {
     let limiter = backend.replica().await;
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
-    permit.charge(&TOKENS, 3).await.expect("within the burst");
-    permit.spend(&TOKENS, 4);
+    budget(&permit).charge(3).await.expect("within the burst");
+    budget(&permit).spend(4);
     drop(permit);
     until_standing(&tokens, 42).await;
 }
@@ -328,7 +359,7 @@ async fn more_than_the_burst_is_charged_in_full(backend: Backend) {
     let limiter = backend.replica().await;
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
-    permit.spend(&TOKENS, 149);
+    budget(&permit).spend(149);
     until_reported(&backend, || drop(permit)).await;
     // The maximum debt of the rate.
     until_standing(&tokens, 50 - 150).await;
@@ -345,17 +376,14 @@ async fn a_rate_that_is_not_of_the_permit_is_an_error(backend: Backend) {
     let permit = permit.await.expect("within the burst");
     let long = "x".repeat(1_000);
     for name in ["tokns", "other", "slots", "Tokens", "tokens ", "", &long] {
-        let error = permit.charge(name, 100).await.expect_err("not its rate");
+        let error = permit.budget(name).expect_err("not its rate");
         assert_eq!(error.kind().as_str(), "unknown_rate", "{name}");
         assert!(!error.is_limited());
         assert_eq!(error.retry_after(), None);
-        permit.spend(name, 100);
-        permit.settle(name, 100);
-        assert_eq!(permit.remaining(name), None);
     }
     // Also with a permit of a single slot.
     let plain = limiter.semaphore(&slots, "a").acquire().await;
-    let error = plain.expect("a slot").charge(&TOKENS, 1).await;
+    let error = plain.expect("a slot").budget(&TOKENS);
     let error = error.expect_err("not its rate");
     assert_eq!(error.limit_name(), "tokens");
     drop(permit);
@@ -371,8 +399,9 @@ async fn a_request_settles_by_its_slot(backend: Backend) {
         let kept = handler.clone();
         async move {
             let slot = request.extensions().get::<Slot>().expect("a layer").clone();
-            slot.charge(&TOKENS, 20).await?;
-            slot.spend(&TOKENS, 5);
+            let budget = slot.budget(&TOKENS)?;
+            budget.charge(20).await?;
+            budget.spend(5);
             let hold = slot.hold().expect("it is held");
             *kept.lock().await = Some((slot, hold));
             Ok::<_, tower_turnstile::AcquireError>(Response::new(Empty::<bytes::Bytes>::new()))
@@ -387,20 +416,18 @@ async fn a_request_settles_by_its_slot(backend: Backend) {
     assert!(field.contains("\"tokens\";r=25"), "{field}");
     drop(response);
     let (slot, hold) = kept.lock().await.take().expect("it was called");
-    assert_eq!(slot.remaining(&TOKENS), Some(25));
-    hold.spend(&TOKENS, 2);
-    hold.settle(&TOKENS, 22);
+    assert_eq!(slot.budget(&TOKENS).unwrap().remaining(), Some(25));
+    hold.budget(&TOKENS).unwrap().spend(2);
+    hold.budget(&TOKENS).unwrap().settle(22);
     drop(hold);
     let tokens = limiter.semaphore(&TOKENS, Key::SHARED);
     until_standing(&tokens, 28).await;
     // The slot is released, so these calls have no effect.
-    slot.spend(&TOKENS, 10);
-    slot.settle(&TOKENS, 10);
-    slot.charge(&TOKENS, 10).await.expect("nothing happens");
-    assert_eq!(
-        (slot.remaining(&TOKENS), standing(&tokens).await),
-        (None, 28)
-    );
+    let budget = slot.budget(&TOKENS).expect("its rate");
+    budget.spend(10);
+    budget.settle(10);
+    budget.charge(10).await.expect("nothing happens");
+    assert_eq!((budget.remaining(), standing(&tokens).await), (None, 28));
 }
 
 /// A request that costs nothing at admission, whose handler charges 20 and responds with its own refusal.
@@ -408,9 +435,10 @@ async fn a_refused_charge_is_in_the_fields(backend: Backend) {
     let limiter = backend.replica().await;
     let serve = service_fn(async |request: Request<()>| {
         let slot = request.extensions().get::<Slot>().expect("a layer").clone();
-        let left = slot.remaining(&TOKENS);
-        let refused = slot.charge(&TOKENS, 20).await.expect_err("too much");
-        assert_eq!(slot.remaining(&TOKENS), left, "a refusal charges nothing");
+        let budget = slot.budget(&TOKENS).expect("its rate");
+        let left = budget.remaining();
+        let refused = budget.charge(20).await.expect_err("too much");
+        assert_eq!(budget.remaining(), left, "a refusal charges nothing");
         let response = Response::builder().status(429);
         let seconds = refused.retry_after().expect("exact").as_secs();
         let response = response.header("x-seconds", seconds);
@@ -420,7 +448,7 @@ async fn a_refused_charge_is_in_the_fields(backend: Backend) {
         let key = format!("costs-{cost}");
         let tokens = limiter.semaphore(&TOKENS, key.as_str());
         let other = tokens.acquire().await.expect("within the burst");
-        other.charge(&TOKENS, 39).await.expect("within the burst");
+        budget(&other).charge(39).await.expect("within the burst");
         let slots = Limit::concurrent("slots", 5);
         let own = key.clone();
         let scope = TOKENS.by_key(move |_| Some(own.clone()));
@@ -467,15 +495,15 @@ async fn an_outage_is_charged_to_the_fallback() {
     let limiter = limiter.expect("it is up");
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
-    permit.charge(&TOKENS, 20).await.expect("within the burst");
+    budget(&permit).charge(20).await.expect("within the burst");
     server.stop();
     // From now on this process counts alone, with a separate burst.
-    permit.charge(&TOKENS, 6).await.expect("within the burst");
+    budget(&permit).charge(6).await.expect("within the burst");
     assert!(!limiter.status().store_up);
-    assert_eq!(permit.remaining(&TOKENS), Some(44));
-    permit.spend(&TOKENS, 4);
-    assert_eq!(permit.remaining(&TOKENS), Some(40));
-    permit.settle(&TOKENS, 23);
+    assert_eq!(budget(&permit).remaining(), Some(44));
+    budget(&permit).spend(4);
+    assert_eq!(budget(&permit).remaining(), Some(40));
+    budget(&permit).settle(23);
     drop(permit);
     assert_eq!(standing(&tokens).await, 48);
 }

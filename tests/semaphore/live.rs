@@ -168,7 +168,7 @@ async fn a_rate_may_become_faster(backend: Backend) {
     // The earlier charge is now one of 1,000, which drains within a millisecond.
     let quick = limiter.semaphore(quick, "a");
     let permit = quick.try_acquire().await.expect("999 are left");
-    let left = permit.remaining(quick.limit());
+    let left = permit.budget(quick.limit()).unwrap().remaining();
     assert!((998..=1_000).contains(&left.expect("charged")), "{left:?}");
     drop(
         limiter
@@ -189,10 +189,19 @@ async fn use_of_a_rate_stays_when_it_changes(backend: Backend) {
     update(&limiter, &daily(100_000));
     let tokens = limiter.semaphore(daily(100_000), "a");
     let used = tokens.acquire().await.expect("within the burst");
-    used.charge("daily", 94_999).await.expect("within");
+    used.budget("daily")
+        .unwrap()
+        .charge(94_999)
+        .await
+        .expect("within");
     for (count, seconds) in [(100_000, 38_880), (1_000_000, 3_888), (40_000, 97_200)] {
         update(&limiter, &daily(count));
-        let error = used.charge("daily", 50_000).await.expect_err("too much");
+        let error = used
+            .budget("daily")
+            .unwrap()
+            .charge(50_000)
+            .await
+            .expect_err("too much");
         let rest = error.retry_after().expect("exact").as_secs();
         assert!((seconds - 60..=seconds).contains(&rest), "{count}: {rest}");
     }
@@ -371,7 +380,7 @@ async fn a_permit_that_a_shadow_lets_go_is_charged_what_it_spends(backend: Backe
     let waiter = until_asleep(&limiter, slow.acquire()).await;
     update(&limiter, &SLOW.mode(Mode::Shadow));
     let permit = soon(waiter).await.expect("not enforced");
-    permit.spend(&SLOW, 2);
+    permit.budget(&SLOW).unwrap().spend(2);
     drop(permit);
     update(&limiter, &SLOW);
     let of_two = Some(Duration::from_secs(20));

@@ -116,7 +116,7 @@ const REASONS = {
   too_soon: "the rate was used up",
   invalid_weight: "more slots than the limit has",
   invalid_cost: "a cost above the burst of the rate",
-  unknown_rate: "a charge at a rate that the request does not have",
+  unknown_rate: "a budget at a rate that the request does not have",
   unavailable: "the store did not answer",
   misconfigured: "the store refused: see the log of the replica",
   shut_down: "the replica was shutting down",

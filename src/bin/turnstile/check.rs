@@ -331,17 +331,15 @@ fn show_request(args: &Args, config: &Config, head: &Parts, preview: &RequestPre
     if args.json {
         return output::json(&met);
     }
-    let routes = preview
-        .routes
-        .iter()
-        .map(|&route| name_of(&config.routes[route]));
-    let routes = routes.collect::<Vec<_>>().join(" and ");
+    let route = preview.route.map(|route| name_of(&config.routes[route]));
     let request = format!("{} {}", head.method, head.uri.path());
-    let verdict = match (preview.unreadable, &*routes, met.is_empty()) {
-        (true, ..) => "is refused with 400: its path can be read in too many ways".to_owned(),
-        (_, "", _) => "matches no route: it is not limited".to_owned(),
-        (_, routes, true) => format!("is under no limit of route {routes}"),
-        (_, routes, false) => format!("is on route {routes}, under these limits together:"),
+    let verdict = match route {
+        _ if preview.is_ambiguous => {
+            "is refused with 400: servers may read its path in different ways".to_owned()
+        }
+        None => "matches no route: it is not limited".to_owned(),
+        Some(route) if met.is_empty() => format!("is under no limit of route {route}"),
+        Some(route) => format!("is on route {route}, under these limits together:"),
     };
     output::line(&escaped(&format!("{request} {verdict}")));
     if !met.is_empty() {

@@ -112,12 +112,12 @@ impl Stream {
                 Step::Spend(units) => {
                     let cost = self.tokens(units);
                     self.journal.get().spent += u64::from(cost);
-                    slot.spend(&tokens, cost);
+                    slot.budget(&tokens).unwrap().spend(cost);
                 }
                 Step::Charge(units) => {
                     let cost = self.tokens(units);
                     self.journal.get().asked = Some(cost.into());
-                    let charged = slot.charge(&tokens, cost).await;
+                    let charged = slot.budget(&tokens).unwrap().charge(cost).await;
                     let mut journal = self.journal.get();
                     journal.asked = None;
                     match charged {
@@ -130,7 +130,7 @@ impl Stream {
         if let Some(units) = self.settles {
             let actual = self.tokens(units);
             self.journal.get().settled = Some(actual.into());
-            slot.settle(&tokens, actual);
+            slot.budget(&tokens).unwrap().settle(actual);
         }
         sleep(self.lingers).await;
     }
