@@ -57,9 +57,9 @@ assert_values!(
 mod operate {
     use tower_turnstile::operate::{
         Answers, By, Check, Edited, Explanation, Finding, Health, KeyDigest, KeyRow, LimitRow,
-        LogEntry, OperateError, OperateErrorKind, Operator, OperatorBuilder, Outcome, Override,
-        Overrides, ParseKeyDigestError, PermitRow, PermitState, RefusalRow, ReplicaRow, Revocation,
-        Setting, Target, UnclaimedRow, Verdict,
+        LogEntry, OperateError, OperateErrorKind, Operator, OperatorBuilder, Order, Outcome,
+        Override, Overrides, ParseKeyDigestError, PermitRow, PermitState, RefusalRow, ReplicaRow,
+        Revocation, Setting, Target, UnclaimedRow, Verdict,
     };
 
     use super::*;
@@ -82,6 +82,7 @@ mod operate {
         Outcome,
         Override,
         Overrides,
+        Order,
         ParseKeyDigestError,
         PermitRow,
         PermitState,
@@ -99,14 +100,12 @@ mod operate {
 
 #[cfg(feature = "admin")]
 mod admin {
-    use tower_turnstile::admin::{Admin, AdminBody, AdminBuilder, AdminFuture};
+    use tower_turnstile::admin::{Admin, AdminBuilder};
 
     use super::*;
 
     assert_values!(Admin);
     assert_impl_all!(AdminBuilder: Send, Sync, Unpin, std::fmt::Debug);
-    assert_impl_all!(AdminBody: Send, Sync, Unpin, std::fmt::Debug, http_body::Body);
-    assert_impl_all!(AdminFuture: Send, Unpin, std::fmt::Debug);
     // With the bodies of hyper's server and of axum's.
     assert_impl_all!(Admin: tower::Service<Request<hyper::body::Incoming>>);
     assert_impl_all!(Admin: tower::Service<Request<axum::body::Body>>);

@@ -38,7 +38,7 @@ use tower::{Layer as _, Service, ServiceExt, service_fn};
 use tower_turnstile::{
     AcquireErrorKind, Hold, Key, Limit, LimitLayer, Limiter, LimiterBuilder, Mode, OnLost, Permit,
     Slot,
-    operate::{By, KeyDigest, Operator, Revocation, Target},
+    operate::{By, KeyDigest, Operator, Order, Revocation, Target},
 };
 use tracing::{
     Event, Level, Metadata as CallSite, Subscriber,
@@ -624,14 +624,18 @@ async fn steered(server: &RedisServer, limiter: &Limiter) {
     let starts = Limit::rate("starts", 5, Duration::from_secs(1));
     let _ = caught(limiter.semaphore(&starts, "key").acquire()).await;
     // Only the replicas of a rate know that it cannot have this value.
-    let target = Target::digest("starts", KeyDigest::of("starts", "key"));
-    let seen = operator.overrides().await.unwrap();
-    let set = operator.set(&seen, &target, 0, PATIENT, &by);
-    set.await.unwrap();
+    let set = Order::Set {
+        target: Target::digest("starts", KeyDigest::of("starts", "key")),
+        value: 0,
+        burst: None,
+        length: PATIENT,
+        seen: None,
+    };
+    operator.order(&set, &by).await.unwrap();
     until_told("an override does not apply").await;
     let permit = held(limiter, &Limit::concurrent("job", 3)).await;
     let whose = Revocation::Permit(permit.id().unwrap());
-    operator.revoke(&whose, &by).await.unwrap();
+    operator.order(&Order::Revoke(whose), &by).await.unwrap();
     until_told("an operator has revoked permits").await;
     until_told("revoked").await;
     let_go();

@@ -1,6 +1,6 @@
 //! Settings of the page.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
 use http::request::Parts;
 
@@ -89,12 +89,12 @@ impl AdminBuilder {
         }
         let origins = self.origins.iter().map(|text| Origin::parse(text));
         let origins: Vec<Origin> = origins.collect::<Result<_, _>>()?;
-        Ok(Admin(Arc::new(Shared {
+        Ok(Admin::new(Shared {
             operator: self.operator,
             authors: self.authors,
             origins: Origins::new(origins),
             views: Views::default(),
-        })))
+        }))
     }
 }
 

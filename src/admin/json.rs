@@ -1,42 +1,28 @@
 //! JSON in ASCII, so that a terminal obeys nothing in it.
 
-use std::io;
+use std::fmt::Write;
 
 use bytes::Bytes;
 use serde::Serialize;
-use serde_json::ser::{Formatter, Serializer};
 
 /// Serializes one of our own values, whose keys are texts.
+///
+/// Escapes everything except printable ASCII: control characters, direction marks, and also all other scripts. All of
+/// them are inside of strings.
 pub(super) fn to_json(value: &impl Serialize) -> Bytes {
-    let mut json = Vec::with_capacity(1_024);
-    let mut serializer = Serializer::with_formatter(&mut json, Ascii);
-    value
-        .serialize(&mut serializer)
-        .expect("texts, numbers and lists of them");
-    json.into()
-}
-
-/// Escapes everything except printable ASCII: control characters, direction marks, and also all other scripts.
-struct Ascii;
-
-impl Formatter for Ascii {
-    fn write_string_fragment<W: ?Sized + io::Write>(
-        &mut self,
-        writer: &mut W,
-        fragment: &str,
-    ) -> io::Result<()> {
-        let is_plain = |character: char| matches!(character, ' '..='~');
-        let mut rest = fragment;
-        while let Some(at) = rest.find(|character| !is_plain(character)) {
-            writer.write_all(&rest.as_bytes()[..at])?;
-            let character = rest[at..].chars().next().unwrap_or_default();
-            for unit in character.encode_utf16(&mut [0; 2]) {
-                write!(writer, "\\u{unit:04x}")?;
-            }
-            rest = &rest[at + character.len_utf8()..];
+    let json = serde_json::to_string(value).expect("texts, numbers and lists of them");
+    let mut ascii = String::with_capacity(json.len());
+    for character in json.chars() {
+        if matches!(character, ' '..='~') {
+            ascii.push(character);
+            continue;
         }
-        writer.write_all(rest.as_bytes())
+        for unit in character.encode_utf16(&mut [0; 2]) {
+            // Writing to a `String` cannot fail.
+            let _ = write!(ascii, "\\u{unit:04x}");
+        }
     }
+    ascii.into()
 }
 
 #[cfg(test)]

@@ -46,19 +46,16 @@
 // | `builder` | settings |
 // | `service` | the service: how each path is answered |
 // | `guard` | which requests are accepted: host, origin, header, content type |
-// | `receive`, `body` | bodies of requests, up to a size, and of responses |
+// | `receive` | bodies of requests, up to a size |
 // | `views`, `view` | answers of replicas, shared by all open pages |
 // | `answer` | the answers for each path |
-// | `order` | changes that a request may order |
 // | `problem`, `json` | errors as problem details; JSON that is safe for a terminal |
 // | `page` | the page: one HTML document with its style and script |
 
 mod answer;
-mod body;
 mod builder;
 mod guard;
 mod json;
-mod order;
 mod page;
 mod problem;
 mod receive;
@@ -66,8 +63,4 @@ mod service;
 mod view;
 mod views;
 
-pub use self::{
-    body::AdminBody,
-    builder::AdminBuilder,
-    service::{Admin, AdminFuture},
-};
+pub use self::{builder::AdminBuilder, service::Admin};

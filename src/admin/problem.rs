@@ -1,9 +1,10 @@
 //! Errors as problem details (RFC 9457).
 
-use http::{HeaderValue, Response, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header};
 use serde::Serialize;
 
-use super::{body::AdminBody, json::to_json};
+use super::json::to_json;
 use crate::{
     operate::{OperateError, OperateErrorKind},
     reason::Reason,
@@ -71,8 +72,10 @@ impl Problem {
             ..Self::new(StatusCode::METHOD_NOT_ALLOWED, kind, detail)
         }
     }
+}
 
-    pub(super) fn respond(&self) -> Response<AdminBody> {
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
         let details = ProblemDetails {
             r#type: "about:blank",
             title: self.status.canonical_reason().unwrap_or_default(),
@@ -80,8 +83,7 @@ impl Problem {
             kind: self.kind.code(),
             detail: &self.detail,
         };
-        let mut response = Response::new(to_json(&details).into());
-        *response.status_mut() = self.status;
+        let mut response = (self.status, to_json(&details)).into_response();
         let headers = response.headers_mut();
         let problem = HeaderValue::from_static("application/problem+json");
         headers.insert(header::CONTENT_TYPE, problem);
@@ -142,7 +144,7 @@ mod tests {
         for &kind in OperateErrorKind::ALL {
             let error = OperateError::new(kind, "why");
             let cause = serde_json::to_value(Cause::from(&error)).unwrap();
-            let body = Problem::from(error).respond().into_body();
+            let body = Problem::from(error).into_response().into_body();
             let body = body.collect().await.unwrap().to_bytes();
             let problem: Value = serde_json::from_slice(&body).unwrap();
             assert_eq!(

@@ -3,37 +3,42 @@
 use std::{
     convert::Infallible,
     fmt,
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
 };
 
-use bytes::Bytes;
+use axum::{
+    Router,
+    body::Body,
+    extract::State,
+    middleware::map_response,
+    response::{IntoResponse, Response},
+    routing::{MethodRouter, future::RouteFuture, get, post},
+};
+use bytes::{Buf, Bytes};
 use http::{
-    HeaderName, HeaderValue, Method, Request, Response, StatusCode,
+    HeaderName, HeaderValue, Request, StatusCode, Uri,
     header::{
         CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY,
         X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
     },
     request::Parts,
 };
-use http_body::Body;
+use http_body_util::BodyExt;
 use percent_encoding::percent_decode_str;
 use tower_service::Service;
 
 use super::{
     answer::{self, MAX_ROWS, ROWS, Revoked},
-    body::AdminBody,
     guard::Origins,
     json::to_json,
-    order::{self, DigestOf, Made, Order},
     page,
     problem::Problem,
-    receive::receive,
+    receive::{Change, DigestOf, receive},
     views::{Subject, Views},
 };
 use crate::{
-    operate::{KeyDigest, Operator, Outcome, Target},
+    operate::{By, KeyDigest, Operator, Outcome, Target},
     reason::Reason,
 };
 
@@ -45,7 +50,10 @@ use crate::{
 /// Replicas are asked only while somebody is looking, and all open pages share the answers: at most about six questions
 /// per second, however many pages are open, or eight if clients request explanations all the time.
 #[derive(Clone)]
-pub struct Admin(pub(super) Arc<Shared>);
+pub struct Admin {
+    shared: Arc<Shared>,
+    router: Router,
+}
 
 /// Determines the author of a request.
 pub(super) type Authors = Box<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
@@ -57,134 +65,129 @@ pub(super) struct Shared {
     pub(super) views: Views,
 }
 
-/// Future of a response of an [`Admin`].
-#[must_use = "futures do nothing unless they are polled"]
-pub struct AdminFuture(Pin<Box<dyn Future<Output = Response<AdminBody>> + Send>>);
+type Answer = Result<Response, Problem>;
+
+const READS: &str = "GET, HEAD";
+
+impl Admin {
+    pub(super) fn new(shared: Shared) -> Self {
+        let shared = Arc::new(shared);
+        let changes = match shared.authors {
+            Some(_) => "GET, HEAD, POST",
+            None => READS,
+        };
+        let router = Router::new()
+            .route("/", only(READS, get(page_response)))
+            .route("/api/status", only(READS, get(status)))
+            .route("/api/limit", only(READS, get(limit)))
+            .route("/api/explain", only(READS, get(explain)))
+            .route("/api/changes", only(changes, get(log).post(change)))
+            .route("/api/digest", only("POST", post(digest)))
+            .fallback(async || Problem::not_found())
+            .layer(map_response(hardened))
+            .with_state(Arc::clone(&shared));
+        Self { shared, router }
+    }
+}
 
 impl<B> Service<Request<B>> for Admin
 where
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Send,
+    B: http_body::Body + Send + 'static,
 {
-    type Response = Response<AdminBody>;
+    type Response = Response;
     type Error = Infallible;
-    type Future = AdminFuture;
+    type Future = RouteFuture<Infallible>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<B>) -> AdminFuture {
-        let shared = Arc::clone(&self.0);
-        AdminFuture(Box::pin(async move {
-            let (head, body) = request.into_parts();
-            let response = shared.respond(&head, body).await;
-            hardened(response.unwrap_or_else(|problem| problem.respond()))
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        // At a path that ends with a slash, the rest of the path begins with another.
+        let path = request
+            .uri()
+            .path_and_query()
+            .map_or("", |path| path.as_str());
+        if path.starts_with("//") {
+            let path = format!("/{}", path.trim_start_matches('/'));
+            *request.uri_mut() = with_path(request.uri(), &path);
+        }
+        self.router.call(request.map(|body| {
+            let bytes = |mut data: B::Data| data.copy_to_bytes(data.remaining());
+            let body = body.map_frame(move |frame| frame.map_data(bytes));
+            Body::new(body.map_err(|_| "the body has ended early"))
         }))
     }
 }
 
-impl Future for AdminFuture {
-    type Output = Result<Response<AdminBody>, Infallible>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(cx).map(Ok)
-    }
+fn with_path(uri: &Uri, path: &str) -> Uri {
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = path.parse().ok();
+    Uri::from_parts(parts).unwrap_or_else(|_| uri.clone())
 }
 
-impl Shared {
-    async fn respond<B: Body>(
-        &self,
-        head: &Parts,
-        body: B,
-    ) -> Result<Response<AdminBody>, Problem> {
-        let path = head.uri.path().trim_start_matches('/');
-        let is_read = matches!(head.method, Method::GET | Method::HEAD);
-        let is_post = head.method == Method::POST;
-        match path {
-            "" if is_read => Ok(page_response()),
-            "api/status" if is_read => self.status(head).await,
-            "api/limit" if is_read => self.limit(head).await,
-            "api/explain" if is_read => self.explain(head).await,
-            "api/changes" if is_read => self.log(head).await,
-            "api/changes" if is_post => self.change(head, body).await,
-            "api/digest" if is_post => self.digest(head, body).await,
-            "" | "api/status" | "api/limit" | "api/explain" => Err(no_method("GET, HEAD")),
-            "api/changes" => Err(no_method(match self.authors {
-                Some(_) => "GET, HEAD, POST",
-                None => "GET, HEAD",
-            })),
-            "api/digest" => Err(no_method("POST")),
-            _ => Err(Problem::not_found()),
+async fn status(State(shared): State<Arc<Shared>>, head: Parts) -> Answer {
+    shared.origins.check(&head)?;
+    let latest = shared.views.status(&shared.operator).await?;
+    let author = shared.authors.as_ref().and_then(|author| author(&head));
+    Ok(json(answer::status(&latest, author)))
+}
+
+async fn limit(State(shared): State<Arc<Shared>>, head: Parts) -> Answer {
+    shared.origins.check(&head)?;
+    let (subject, count) = subject(head.uri.query().unwrap_or_default())?;
+    let latest = shared.views.details_of(&shared.operator, &subject).await?;
+    Ok(json(answer::details(&latest, &subject, count)))
+}
+
+async fn explain(State(shared): State<Arc<Shared>>, head: Parts) -> Answer {
+    shared.origins.check(&head)?;
+    let ((limit, key), count) = subject(head.uri.query().unwrap_or_default())?;
+    let key = key.ok_or_else(|| Problem::malformed("`key` must be the digest of a key"))?;
+    let latest = shared.views.explanation_of(&shared.operator, limit, key);
+    Ok(json(answer::explanation(&latest.await?, count)))
+}
+
+async fn log(State(shared): State<Arc<Shared>>, head: Parts) -> Answer {
+    shared.origins.check(&head)?;
+    let latest = shared.views.log(&shared.operator).await?;
+    Ok(json(answer::log(&latest)))
+}
+
+async fn change(State(shared): State<Arc<Shared>>, head: Parts, body: Body) -> Answer {
+    let Some(author) = &shared.authors else {
+        let detail = "this page is read-only";
+        return Err(Problem::method(Reason::ReadOnly, READS, detail));
+    };
+    shared.origins.check_post(&head)?;
+    let author = author(&head).ok_or_else(|| {
+        let detail = "the application names no author for this request";
+        Problem::forbidden(Reason::NoAuthor, detail)
+    })?;
+    let Change { order, reason } = receive(body).await?;
+    let by = By::new(author, reason)?;
+    let outcome = shared.operator.order(&order, &by).await;
+    // Even after an error: the change may have been made, or another operator's change was found.
+    shared.views.changed();
+    let (body, is_done) = match outcome? {
+        Outcome::Revoked(answers) => {
+            let revoked = Revoked::new(&answers);
+            (revoked.to_json(), revoked.is_done())
         }
-    }
+        outcome => (to_json(&outcome), matches!(outcome, Outcome::Done { .. })),
+    };
+    let status = match is_done {
+        true => StatusCode::OK,
+        false => StatusCode::ACCEPTED,
+    };
+    Ok((status, json(body)).into_response())
+}
 
-    async fn status(&self, head: &Parts) -> Result<Response<AdminBody>, Problem> {
-        self.origins.check(head)?;
-        let latest = self.views.status(&self.operator).await?;
-        let author = self.authors.as_ref().and_then(|author| author(head));
-        Ok(json(answer::status(&latest, author)))
-    }
-
-    async fn limit(&self, head: &Parts) -> Result<Response<AdminBody>, Problem> {
-        self.origins.check(head)?;
-        let (subject, count) = subject(head.uri.query().unwrap_or_default())?;
-        let latest = self.views.details_of(&self.operator, &subject).await?;
-        Ok(json(answer::details(&latest, &subject, count)))
-    }
-
-    async fn explain(&self, head: &Parts) -> Result<Response<AdminBody>, Problem> {
-        self.origins.check(head)?;
-        let ((limit, key), count) = subject(head.uri.query().unwrap_or_default())?;
-        let key = key.ok_or_else(|| Problem::malformed("`key` must be the digest of a key"))?;
-        let latest = self.views.explanation_of(&self.operator, limit, key);
-        Ok(json(answer::explanation(&latest.await?, count)))
-    }
-
-    async fn log(&self, head: &Parts) -> Result<Response<AdminBody>, Problem> {
-        self.origins.check(head)?;
-        let latest = self.views.log(&self.operator).await?;
-        Ok(json(answer::log(&latest)))
-    }
-
-    async fn change<B: Body>(&self, head: &Parts, body: B) -> Result<Response<AdminBody>, Problem> {
-        let Some(author) = &self.authors else {
-            let detail = "this page is read-only";
-            return Err(Problem::method(Reason::ReadOnly, "GET, HEAD", detail));
-        };
-        self.origins.check_post(head)?;
-        let author = author(head).ok_or_else(|| {
-            let detail = "the application names no author for this request";
-            Problem::forbidden(Reason::NoAuthor, detail)
-        })?;
-        let order: Order = order::parse(&receive(body).await?)?;
-        let outcome = order::make(&self.operator, order, author).await;
-        // Even after an error: the change may have been made, or another operator's change was found.
-        self.views.changed();
-        let (body, is_done) = match outcome? {
-            Made::Changed(outcome) => {
-                let is_done = matches!(outcome, Outcome::Done { .. });
-                (to_json(&outcome), is_done)
-            }
-            Made::Revoked(answers) => {
-                let revoked = Revoked::new(&answers);
-                (revoked.to_json(), revoked.is_done())
-            }
-        };
-        let mut response = json(body);
-        if !is_done {
-            *response.status_mut() = StatusCode::ACCEPTED;
-        }
-        Ok(response)
-    }
-
-    /// Changes nothing: the key is in the body so that it never occurs in a log of URLs.
-    async fn digest<B: Body>(&self, head: &Parts, body: B) -> Result<Response<AdminBody>, Problem> {
-        self.origins.check_post(head)?;
-        let DigestOf { limit, key } = order::parse(&receive(body).await?)?;
-        Ok(json(answer::digest(KeyDigest::of(&limit, key))))
-    }
+/// Changes nothing: the key is in the body so that it never occurs in a log of URLs.
+async fn digest(State(shared): State<Arc<Shared>>, head: Parts, body: Body) -> Answer {
+    shared.origins.check_post(&head)?;
+    let DigestOf { limit, key } = receive(body).await?;
+    Ok(json(answer::digest(KeyDigest::of(&limit, key))))
 }
 
 /// Parses the limit, an optional key, and the number of rows per list.
@@ -219,28 +222,28 @@ fn subject(query: &str) -> Result<(Subject, usize), Problem> {
     Ok(((limit.ok_or_else(fault)?, key), count))
 }
 
-fn no_method(allow: &'static str) -> Problem {
-    Problem::method(Reason::Method, allow, format!("this path takes {allow}"))
+/// Refuses all other methods.
+fn only(allow: &'static str, routes: MethodRouter<Arc<Shared>>) -> MethodRouter<Arc<Shared>> {
+    let detail = format!("this path takes {allow}");
+    let refuse = async move || Problem::method(Reason::Method, allow, detail);
+    routes.fallback(refuse)
 }
 
-fn json(body: Bytes) -> Response<AdminBody> {
-    let mut response = Response::new(body.into());
-    let json = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(CONTENT_TYPE, json);
-    response
+fn json(body: Bytes) -> Response {
+    ([(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-fn page_response() -> Response<AdminBody> {
-    let mut response = Response::new(page::page().into());
-    let headers = response.headers_mut();
+async fn page_response() -> Response {
     let html = HeaderValue::from_static("text/html; charset=utf-8");
-    headers.insert(CONTENT_TYPE, html);
-    headers.insert(CONTENT_SECURITY_POLICY, page::policy());
-    response
+    let headers = [
+        (CONTENT_TYPE, html),
+        (CONTENT_SECURITY_POLICY, page::policy()),
+    ];
+    (headers, page::page()).into_response()
 }
 
 /// Prevents storing the response, framing it, or guessing its type.
-fn hardened(mut response: Response<AdminBody>) -> Response<AdminBody> {
+async fn hardened(mut response: Response) -> Response {
     let headers = response.headers_mut();
     for (name, value) in [
         (CACHE_CONTROL, "no-store"),
@@ -265,14 +268,8 @@ const CROSS_ORIGIN_OPENER_POLICY: HeaderName =
 impl fmt::Debug for Admin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Admin")
-            .field("read_only", &self.0.authors.is_none())
-            .field("origins", &self.0.origins)
+            .field("read_only", &self.shared.authors.is_none())
+            .field("origins", &self.shared.origins)
             .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for AdminFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdminFuture").finish_non_exhaustive()
     }
 }

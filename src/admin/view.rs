@@ -17,22 +17,16 @@ use crate::operate::OperateError;
 pub(super) struct View<T> {
     /// Held by the request that is asking the replicas.
     asking: sync::Mutex<()>,
-    state: Mutex<ViewState<T>>,
+    tried: Mutex<Option<Tried<T>>>,
 }
 
+/// The result of the latest attempt to ask.
 #[derive(Debug)]
-struct ViewState<T> {
-    tried: Option<Tried>,
-    /// The latest answers of replicas, and when they were asked.
-    last: Option<(Arc<T>, Instant)>,
-}
-
-#[derive(Debug)]
-struct Tried {
+struct Tried<T> {
     at: Instant,
     /// Number of changes before this answer.
     changes: u64,
-    failed: Option<OperateError>,
+    latest: Result<Latest<T>, OperateError>,
 }
 
 /// The latest answers and their age.
@@ -48,10 +42,18 @@ impl<T> Default for View<T> {
     fn default() -> Self {
         Self {
             asking: sync::Mutex::new(()),
-            state: Mutex::new(ViewState {
-                tried: None,
-                last: None,
-            }),
+            tried: Mutex::new(None),
+        }
+    }
+}
+
+/// Clones share the answers.
+impl<T> Clone for Latest<T> {
+    fn clone(&self) -> Self {
+        Self {
+            data: Arc::clone(&self.data),
+            asked: self.asked,
+            failed: self.failed.clone(),
         }
     }
 }
@@ -69,11 +71,12 @@ impl<T> View<T> {
         changes: u64,
         ask: impl Future<Output = Result<T, OperateError>>,
     ) -> Result<Latest<T>, OperateError> {
-        let is_fresh = |tried: &Tried| tried.changes >= changes && tried.at.elapsed() < fresh_for;
+        let is_fresh =
+            |tried: &Tried<T>| tried.changes >= changes && tried.at.elapsed() < fresh_for;
         if let Some(latest) = self.known(is_fresh) {
             return latest;
         }
-        let asking = match self.asking.try_lock() {
+        let _asking = match self.asking.try_lock() {
             Ok(asking) => asking,
             Err(_) => match self.known(|tried| tried.changes >= changes) {
                 Some(latest) => return latest,
@@ -83,61 +86,40 @@ impl<T> View<T> {
         if let Some(latest) = self.known(is_fresh) {
             return latest;
         }
-        let at = Instant::now();
+        let asked = Instant::now();
         let outcome = ask.await;
-        let latest = self.learn(at, changes, outcome);
-        drop(asking);
-        latest
-    }
-
-    fn learn(
-        &self,
-        at: Instant,
-        changes: u64,
-        outcome: Result<T, OperateError>,
-    ) -> Result<Latest<T>, OperateError> {
-        let mut state = self.lock();
-        let failed = match outcome {
-            Ok(data) => {
-                state.last = Some((Arc::new(data), at));
-                None
-            }
-            Err(error) => Some(error),
+        let mut tried = self.lock();
+        let latest = match (outcome, tried.take().map(|tried| tried.latest)) {
+            (Ok(data), _) => Ok(Latest {
+                data: Arc::new(data),
+                asked,
+                failed: None,
+            }),
+            (Err(error), Some(Ok(latest))) => Ok(Latest {
+                failed: Some(error),
+                ..latest
+            }),
+            (Err(error), _) => Err(error),
         };
-        let tried = Tried {
+        *tried = Some(Tried {
             at: Instant::now(),
             changes,
-            failed,
-        };
-        let latest = state.latest(&tried);
-        state.tried = Some(tried);
+            latest: latest.clone(),
+        });
         latest
     }
 
-    fn known(&self, is_good: impl Fn(&Tried) -> bool) -> Option<Result<Latest<T>, OperateError>> {
-        let state = self.lock();
-        let tried = state.tried.as_ref().filter(|tried| is_good(tried))?;
-        Some(state.latest(tried))
+    fn known(
+        &self,
+        is_good: impl Fn(&Tried<T>) -> bool,
+    ) -> Option<Result<Latest<T>, OperateError>> {
+        let tried = self.lock();
+        let tried = tried.as_ref().filter(|tried| is_good(tried))?;
+        Some(tried.latest.clone())
     }
 
-    fn lock(&self) -> MutexGuard<'_, ViewState<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<T> ViewState<T> {
-    fn latest(&self, tried: &Tried) -> Result<Latest<T>, OperateError> {
-        match (&self.last, &tried.failed) {
-            (None, Some(error)) => Err(error.clone()),
-            (last, failed) => {
-                let (data, asked) = last.as_ref().expect("only a failure leaves nothing");
-                Ok(Latest {
-                    data: Arc::clone(data),
-                    asked: *asked,
-                    failed: failed.clone(),
-                })
-            }
-        }
+    fn lock(&self) -> MutexGuard<'_, Option<Tried<T>>> {
+        self.tried.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -38,6 +38,7 @@ pub(crate) trait Visitor {
 }
 
 /// The state of a key of a rate.
+#[derive(Clone, Copy)]
 pub(crate) struct RateLook {
     /// The rate's value for the key.
     pub max: u32,

@@ -2,8 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::digest::KeyDigest;
-use crate::{permit_id::PermitId, reason::Reason};
+use crate::{overrides::KeyDigest, permit_id::PermitId, reason::Reason};
 
 /// The answers of all replicas to one question.
 ///
@@ -20,7 +19,7 @@ pub struct Answers<T> {
     pub replicas: usize,
     /// Labels of replicas that did not answer in time. Replicas that hold slots but are not on the roster (not
     /// operable, or the store has lost the roster) are listed by id where they matter: by
-    /// [`drained`](super::Operator::drained) and [`revoke`](super::Operator::revoke).
+    /// [`drained`](super::Operator::drained) and for a [revocation](super::Order::Revoke).
     pub missing: Vec<String>,
     /// Labels of replicas that refused to answer because they are asked too often.
     pub busy: Vec<String>,

@@ -8,7 +8,6 @@ use tokio::{
 };
 
 use super::{
-    digest::KeyDigest,
     ledger::{self, LedgerLook},
     link::MAX_QUESTION,
     merge::Collected,
@@ -17,7 +16,10 @@ use super::{
     scan::Scanner,
     wire::{Answer, Message, Question, VERSION},
 };
-use crate::store::{StoreError, redis::control::ControlConnection};
+use crate::{
+    overrides::KeyDigest,
+    store::{StoreError, redis::control::ControlConnection},
+};
 
 /// How long replicas may take to answer. With many replicas their jitter is added.
 const PATIENCE: Duration = Duration::from_millis(500);

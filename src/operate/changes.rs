@@ -4,17 +4,18 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{digest::KeyDigest, error::OperateError};
+use super::{
+    answer::{Answers, PermitRow},
+    error::OperateError,
+};
 use crate::{
     ledger::ReplicaId,
     overrides::{
-        ChangeNote, Logged, MAX_AUTHOR, MAX_REASON, Override, Record, Setting, Target, What,
+        ChangeNote, KeyDigest, Logged, MAX_AUTHOR, MAX_REASON, Override, Record, Setting, Target,
+        What,
     },
     permit_id::PermitId,
 };
-
-/// Maximum length of a limit's name, in bytes.
-const MAX_NAME: usize = 128;
 
 /// The author of a change, and the reason for it. Both are kept with the change and shown to all operators.
 ///
@@ -34,7 +35,7 @@ pub struct Overrides {
     record: Record,
 }
 
-/// How far a change has been applied.
+/// How far an order has been carried out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -54,6 +55,8 @@ pub enum Outcome {
         /// Labels of the replicas that have not confirmed it.
         missing: Vec<String>,
     },
+    /// Permits were revoked: the state of each, running ones first.
+    Revoked(Answers<PermitRow>),
 }
 
 /// A change in the log.
@@ -122,22 +125,19 @@ impl fmt::Display for Revocation {
 
 impl Revocation {
     pub(super) fn check(&self) -> Result<(), OperateError> {
-        let fault = match self {
-            Self::Key { limit, .. } if !(1..=MAX_NAME).contains(&limit.len()) => {
-                "the name of a limit has 1 to 128 bytes"
+        match self {
+            Self::Key { limit, .. } => check(&Target::limit(limit)),
+            Self::Replica(id) if !ReplicaId::is_text(id) => {
+                Err(OperateError::value("the id of a replica has 16 characters"))
             }
-            Self::Replica(id) if !ReplicaId::is_text(id) => "the id of a replica has 16 characters",
-            _ => return Ok(()),
-        };
-        Err(OperateError::value(fault))
+            _ => Ok(()),
+        }
     }
 }
 
-impl Target {
-    /// One key of a limit, by digest.
-    pub fn digest(limit: impl Into<String>, digest: KeyDigest) -> Self {
-        Self::of_digest(limit, digest.bits())
-    }
+pub(super) fn check(target: &Target) -> Result<(), OperateError> {
+    let fault = || OperateError::value("the name of a limit has 1 to 128 bytes");
+    target.is_valid().then_some(()).ok_or_else(fault)
 }
 
 impl By {
@@ -197,6 +197,12 @@ impl Overrides {
     /// Returns the overrides of a limit or key.
     pub fn of<'a>(&'a self, target: &'a Target) -> impl Iterator<Item = &'a Override> {
         self.all().iter().filter(move |one| one.target == *target)
+    }
+
+    /// Returns the tokens of the overrides of a limit or key, which an [order](super::Order) may require.
+    pub fn tokens(&self, target: &Target) -> Vec<String> {
+        let tokens = self.of(target).map(|one| one.token.as_str().to_owned());
+        tokens.collect()
     }
 
     /// Returns the number of unreadable entries in the record, which are ignored.

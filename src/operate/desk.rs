@@ -2,7 +2,6 @@
 
 use std::{
     cmp::Reverse,
-    collections::HashSet,
     sync::{Arc, OnceLock, Weak},
 };
 
@@ -12,15 +11,13 @@ use tokio::time::Instant;
 use super::{
     answer::{BudgetRow, KeyRow, LimitRow, PermitRow, PermitState, RefusalRow, ReplicaRow},
     changes::Revocation,
-    digest::KeyDigest,
     hook::Hook,
-    revoke::{PermitSelector, revoke},
-    walk::{Keys, LimitCount, LimitCounts, Permits, Which, walk},
+    revoke::revoke,
+    walk::{self, LimitCount, SeenPermit, Which},
     wire::{Answer, Applied, Body, Of, Question, RevokeOrder, VERSION},
 };
 use crate::{
-    keeper::Keepers, key::Key, leases::Label, limit::LimitId, operable::MAX_REFUSALS,
-    permit_id::PermitId,
+    keeper::Keepers, key::Key, leases::Label, operable::MAX_REFUSALS, overrides::KeyDigest,
 };
 
 /// Maximum size of an answer, in bytes.
@@ -65,42 +62,23 @@ impl Desk {
     /// `None` if the limiter is gone or the question has no answer here.
     pub(super) async fn answer(&self, number: u64, question: &Question) -> Option<Answer> {
         let keepers = self.keepers.upgrade()?;
-        let mut left_out = 0;
-        let body = match question {
-            Question::Replicas => Body::Replicas(vec![self.itself(&keepers)]),
-            Question::Limits => Body::Limits(fitting(limits(&keepers).await, &mut left_out)),
-            Question::Permits(of) => match keepers.limit_id(&of.limit) {
-                Some(limit) => {
-                    let (rows, more) = self.permits(&keepers, limit, of).await;
-                    left_out = more;
-                    Body::Permits(fitting(rows, &mut left_out))
-                }
-                None => Body::UnknownLimit,
-            },
-            Question::Keys(of) => match keepers.limit_id(&of.limit) {
-                Some(limit) => {
-                    let (rows, more) = self.keys(&keepers, limit, of).await;
-                    left_out = more;
-                    Body::Keys(fitting(rows, &mut left_out))
-                }
-                None => Body::UnknownLimit,
-            },
-            Question::Refusals(of) => match keepers.limit_id(&of.limit) {
-                Some(limit) => {
-                    Body::Refusals(fitting(self.refusals(&keepers, limit, of), &mut left_out))
-                }
-                None => Body::UnknownLimit,
-            },
+        let (body, left_out) = match question {
+            Question::Replicas => (Body::Replicas(vec![self.itself(&keepers)]), 0),
+            Question::Limits => fitting(Body::Limits, Some((limits(&keepers).await, 0))),
+            Question::Permits(of) => fitting(Body::Permits, self.permits(&keepers, of).await),
+            Question::Keys(of) => fitting(Body::Keys, self.keys(&keepers, of).await),
+            Question::Refusals(of) => fitting(Body::Refusals, self.refusals(&keepers, of)),
             Question::Overrides(_) => {
                 let record = self.record.get();
+                let token = record.and_then(|record| record.token());
                 let unrecorded = record.map(|record| record.unrecorded());
-                Body::Overrides(Applied {
-                    token: record.and_then(|record| record.token()),
-                    unrecorded: fitting(unrecorded.unwrap_or_default(), &mut left_out),
-                })
+                let unrecorded = Some((unrecorded.unwrap_or_default(), 0));
+                let applied = |unrecorded| Body::Overrides(Applied { token, unrecorded });
+                fitting(applied, unrecorded)
             }
             Question::Revoke(order) => {
-                Body::Permits(fitting(self.revoke(&keepers, order).await, &mut left_out))
+                let revoked = self.revoke(&keepers, order).await;
+                fitting(Body::Permits, Some((revoked, 0)))
             }
             Question::ReadAgain => return None,
         };
@@ -149,45 +127,55 @@ impl Desk {
         is_shown.then(|| key.shown())
     }
 
-    async fn permits(&self, keepers: &Keepers, limit: LimitId, of: &Of) -> (Vec<PermitRow>, u64) {
-        let mut permits = Permits::new(limit, of);
-        walk(keepers, &mut permits).await;
-        let now = Instant::now();
-        let (seen, left_out) = permits.finish();
-        let rows = seen.into_iter().map(|permit| PermitRow {
-            limit: String::new(),
-            key: KeyDigest::of(&of.limit, &permit.key),
-            key_text: self.key_text(&permit.key),
-            id: PermitId::new(permit.member, permit.tenure),
-            state: if permit.waits {
-                PermitState::Waiting
-            } else {
-                PermitState::Held
-            },
-            weight: permit.member.weight(),
-            age_ms: age_ms(permit.since, now),
-            place: permit.place,
-            label: text_of(permit.label),
+    /// `limit`: the limit's name.
+    fn permit_row(&self, limit: &str, seen: SeenPermit, state: PermitState) -> PermitRow {
+        let SeenPermit { key, entry, .. } = seen;
+        PermitRow {
+            limit: limit.to_owned(),
+            key: KeyDigest::of(limit, &key),
+            key_text: self.key_text(&key),
+            id: entry.id,
+            state,
+            weight: entry.id.member().weight(),
+            age_ms: age_ms(entry.since, Instant::now()),
+            place: entry.place,
+            label: text_of(entry.lease.label(entry.id.tenure())),
             replica: String::new(),
             replica_label: String::new(),
-        });
-        (rows.collect(), left_out)
+        }
+    }
+
+    /// `None` if the limit is unknown, as in the following functions.
+    async fn permits(&self, keepers: &Keepers, of: &Of) -> Option<(Vec<PermitRow>, u64)> {
+        let which = Which::new(keepers.limit_id(&of.limit)?, of);
+        let (seen, left_out) = walk::permits(keepers, &which).await;
+        let row = |seen: SeenPermit| {
+            let state = match seen.entry.waits {
+                true => PermitState::Waiting,
+                false => PermitState::Held,
+            };
+            PermitRow {
+                limit: String::new(),
+                ..self.permit_row(&of.limit, seen, state)
+            }
+        };
+        Some((seen.into_iter().map(row).collect(), left_out))
     }
 
     async fn revoke(&self, keepers: &Keepers, order: &RevokeOrder) -> Vec<PermitRow> {
-        let selector = match &order.whose {
-            Revocation::Permit(id) => PermitSelector::Among(HashSet::from([*id])),
+        let (which, only) = match &order.whose {
+            Revocation::Permit(id) => (Which::All, Some(*id)),
             Revocation::Key { limit, key } => match keepers.limit_id(limit) {
                 Some(number) => {
                     let (limit, key) = (limit.clone(), Some(*key));
-                    PermitSelector::OfKey(Which::new(number, &Of { limit, key }))
+                    (Which::new(number, &Of { limit, key }), None)
                 }
                 None => return Vec::new(),
             },
-            Revocation::Replica(id) if *id == self.replica => PermitSelector::Everybody,
+            Revocation::Replica(id) if *id == self.replica => (Which::All, None),
             Revocation::Replica(_) => return Vec::new(),
         };
-        let revoked = revoke(keepers, selector).await;
+        let revoked = revoke(keepers, &which, only).await;
         if !revoked.is_empty() {
             tracing::warn!(
                 replica = self.label,
@@ -199,41 +187,29 @@ impl Desk {
             );
         }
         let limits = keepers.limits();
-        let now = Instant::now();
-        let rows = revoked.into_iter().map(|(held, state)| {
-            let limit = limits[held.limit.0].limit.name();
-            let id = held.id;
-            tracing::debug!(limit, %id, ?state, "revoked");
+        let rows = revoked.into_iter().map(|(seen, state)| {
+            let limit = limits[seen.limit.0].limit.name();
+            tracing::debug!(limit, id = %seen.entry.id, ?state, "revoked");
             PermitRow {
-                limit: limit.to_owned(),
-                key: KeyDigest::of(limit, &held.key),
-                key_text: self.key_text(&held.key),
-                id,
-                state,
-                weight: id.member().weight(),
-                age_ms: age_ms(held.since, now),
                 place: 0,
-                label: text_of(held.lease.label(id.tenure())),
-                replica: String::new(),
-                replica_label: String::new(),
+                ..self.permit_row(limit, seen, state)
             }
         });
         rows.collect()
     }
 
-    async fn keys(&self, keepers: &Keepers, limit: LimitId, of: &Of) -> (Vec<KeyRow>, u64) {
-        let mut keys = Keys::new(limit, of);
-        walk(keepers, &mut keys).await;
+    async fn keys(&self, keepers: &Keepers, of: &Of) -> Option<(Vec<KeyRow>, u64)> {
+        let which = Which::new(keepers.limit_id(&of.limit)?, of);
+        let (seen, left_out) = walk::keys(keepers, &which).await;
         let now = Instant::now();
-        let (seen, left_out) = keys.finish();
         let rows = seen.into_iter().map(|sum| KeyRow {
             limit: String::new(),
             key: KeyDigest::of(&of.limit, &sum.key),
             key_text: self.key_text(&sum.key),
-            held: sum.held,
-            waiting: sum.waiting,
+            held: sum.count.held,
+            waiting: sum.count.waiting,
             max: sum.max,
-            oldest_wait_ms: sum.oldest.map(|oldest| age_ms(oldest, now)),
+            oldest_wait_ms: sum.count.oldest.map(|oldest| age_ms(oldest, now)),
             replicas: 0,
             budget: sum.budget.map(|budget| BudgetRow {
                 remaining: budget.remaining,
@@ -242,13 +218,13 @@ impl Desk {
                 charged_ms: age_ms(budget.at, now),
             }),
         });
-        (rows.collect(), left_out)
+        Some((rows.collect(), left_out))
     }
 
     /// Newest first.
-    fn refusals(&self, keepers: &Keepers, limit: LimitId, of: &Of) -> Vec<RefusalRow> {
+    fn refusals(&self, keepers: &Keepers, of: &Of) -> Option<(Vec<RefusalRow>, u64)> {
         let now = Instant::now();
-        let mut notes = keepers.refusals(limit);
+        let mut notes = keepers.refusals(keepers.limit_id(&of.limit)?);
         notes.sort_by_key(|note| Reverse(note.at));
         let rows = notes.into_iter().map(|note| {
             let key = note.key.as_ref();
@@ -268,19 +244,16 @@ impl Desk {
             }
         });
         let of_key = |row: &RefusalRow| of.key.is_none() || row.key == of.key;
-        rows.filter(of_key).take(MAX_REFUSALS).collect()
+        Some((rows.filter(of_key).take(MAX_REFUSALS).collect(), 0))
     }
 }
 
 async fn limits(keepers: &Keepers) -> Vec<LimitRow> {
-    let mut counts = LimitCounts::default();
-    walk(keepers, &mut counts).await;
+    let mut counts = walk::limits(keepers).await;
     let now = Instant::now();
     let limits = keepers.limits();
-    counts
-        .by_limit
-        .resize_with(limits.len(), LimitCount::default);
-    let rows = limits.into_iter().zip(counts.by_limit);
+    counts.resize(limits.len(), LimitCount::default());
+    let rows = limits.into_iter().zip(counts);
     rows.map(|(look, count)| {
         let limit = look.limit;
         LimitRow {
@@ -293,11 +266,11 @@ async fn limits(keepers: &Keepers) -> Vec<LimitRow> {
             mode: limit.current_mode().as_str().to_owned(),
             wait_ms: limit.wait().as_millis() as u64,
             max_waiters: limit.waiters(),
-            held: count.held,
-            waiting: count.waiting + look.delayed,
+            held: count.count.held,
+            waiting: count.count.waiting + look.delayed,
             keys: count.keys,
             shared: count.is_shared(),
-            oldest_wait_ms: count.oldest.map(|oldest| age_ms(oldest, now)),
+            oldest_wait_ms: count.count.oldest.map(|oldest| age_ms(oldest, now)),
             differs: false,
         }
     })
@@ -312,8 +285,14 @@ fn age_ms(since: Instant, now: Instant) -> u64 {
     now.saturating_duration_since(since).as_millis() as u64
 }
 
-/// Drops the last rows that do not fit into an answer, and counts them.
-fn fitting<T: Serialize>(mut rows: Vec<T>, left_out: &mut u64) -> Vec<T> {
+/// An answer of this kind without the last rows that do not fit, and the number of rows left out.
+fn fitting<T: Serialize>(
+    kind: impl FnOnce(Vec<T>) -> Body,
+    rows: Option<(Vec<T>, u64)>,
+) -> (Body, u64) {
+    let Some((mut rows, left_out)) = rows else {
+        return (Body::UnknownLimit, 0);
+    };
     let mut bytes = HEADER;
     let fits = rows.iter().take_while(|row| {
         // Includes its comma.
@@ -321,7 +300,7 @@ fn fitting<T: Serialize>(mut rows: Vec<T>, left_out: &mut u64) -> Vec<T> {
         bytes <= MAX_ANSWER
     });
     let fits = fits.count();
-    *left_out += (rows.len() - fits) as u64;
+    let dropped = (rows.len() - fits) as u64;
     rows.truncate(fits);
-    rows
+    (kind(rows), left_out + dropped)
 }

@@ -11,7 +11,6 @@ use super::{
         UnclaimedRow, Verdict,
     },
     changes::Overrides,
-    digest::KeyDigest,
     error::{OperateError, OperateErrorKind},
     operator::{Access, Operator, unknown},
 };
@@ -19,7 +18,7 @@ use super::{
 use crate::ledger::ID_CHARS;
 use crate::{
     limit::Mode,
-    overrides::{Setting, Target},
+    overrides::{KeyDigest, Setting, Target},
 };
 
 impl Operator {

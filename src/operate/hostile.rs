@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use tokio::time::Instant;
 
 use super::{
-    answer::Answers,
+    answer::{Answers, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
     changes::LogEntry,
     explain::KeyUsage,
     ledger::LedgerLook,
@@ -47,16 +47,19 @@ fn answers(bytes: &[u8]) {
         missing: vec!["gone".to_owned()],
     };
     let _ = collected().is_unknown_limit();
-    assert_eq!(collected().replicas().answered, 3);
-    assert_eq!(collected().limits().replicas, 4);
-    assert_eq!(collected().keys("chat").missing.len(), 1);
-    assert!(!collected().refusals("chat").is_complete());
+    assert_eq!(collected().rows::<ReplicaRow>("").answered, 3);
+    assert_eq!(collected().rows::<LimitRow>("").replicas, 4);
+    assert_eq!(collected().rows::<KeyRow>("chat").missing.len(), 1);
+    assert!(!collected().rows::<RefusalRow>("chat").is_complete());
     let (told, _) = collected().overrides(None);
     let mut record = Record::default();
     record.take_told(&told);
     assert!(record.overrides().count() <= told.len());
-    let permits = collected().permits("chat");
-    assert_eq!(permits.rows.len(), collected().revoked().rows.len());
+    let permits = collected().rows::<PermitRow>("chat");
+    assert_eq!(
+        permits.rows.len(),
+        collected().rows::<PermitRow>("").rows.len()
+    );
 }
 
 /// The record of overrides: fields and texts alternately, one per line.

@@ -7,9 +7,9 @@ use std::{
 
 use super::{
     answer::{Answers, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
-    digest::KeyDigest,
     wire::{Answer, Body},
 };
+use crate::overrides::KeyDigest;
 
 /// All answers to one question, and the replicas that did not answer.
 #[derive(Clone)]
@@ -60,104 +60,17 @@ impl Collected {
         }
     }
 
-    pub(super) fn replicas(self) -> Answers<ReplicaRow> {
-        let mut all = self.head();
+    /// The rows of all replicas. `limit`: the limit that was asked for, which rows do not repeat.
+    pub(super) fn rows<T: Row>(self, limit: &str) -> Answers<T> {
+        let (head, mut rows) = (self.head(), Vec::new());
         for answer in self.answers {
-            if let Body::Replicas(rows) = answer.body {
-                all.rows.extend(rows);
+            for mut row in T::of(answer.body).unwrap_or_default() {
+                row.place(limit, &answer.replica, &answer.label);
+                rows.push(row);
             }
         }
-        all.rows
-            .sort_by(|one: &ReplicaRow, other| one.label.cmp(&other.label));
-        all
-    }
-
-    pub(super) fn limits(self) -> Answers<LimitRow> {
-        let mut all = self.head();
-        let mut limits: BTreeMap<String, LimitRow> = BTreeMap::new();
-        for answer in self.answers {
-            let Body::Limits(rows) = answer.body else {
-                continue;
-            };
-            for row in rows {
-                match limits.get_mut(&row.limit) {
-                    Some(sum) => add_limit(sum, row),
-                    None => drop(limits.insert(row.limit.clone(), row)),
-                }
-            }
-        }
-        all.rows = limits.into_values().collect();
-        all
-    }
-
-    /// Holders first, then waiters; each group oldest first.
-    pub(super) fn permits(self, limit: &str) -> Answers<PermitRow> {
-        let mut all = self.each_permit();
-        all.rows
-            .iter_mut()
-            .for_each(|row| row.limit = limit.to_owned());
-        all
-    }
-
-    /// Revoked permits of any limit, running ones first.
-    pub(super) fn revoked(self) -> Answers<PermitRow> {
-        self.each_permit()
-    }
-
-    /// Adds the replica to each row; sorted by state, then oldest first.
-    fn each_permit(self) -> Answers<PermitRow> {
-        let mut all = self.head();
-        for answer in self.answers {
-            let Body::Permits(rows) = answer.body else {
-                continue;
-            };
-            all.rows.extend(rows.into_iter().map(|row| PermitRow {
-                replica: answer.replica.clone(),
-                replica_label: answer.label.clone(),
-                ..row
-            }));
-        }
-        all.rows
-            .sort_by_key(|row: &PermitRow| (row.state, Reverse(row.age_ms)));
-        all
-    }
-
-    /// Longest queues first; for a rate, smallest remaining budget first.
-    pub(super) fn keys(self, limit: &str) -> Answers<KeyRow> {
-        let mut all = self.head();
-        let mut keys: HashMap<KeyDigest, KeyRow> = HashMap::new();
-        for answer in self.answers {
-            let Body::Keys(rows) = answer.body else {
-                continue;
-            };
-            for row in rows {
-                let sum = keys.entry(row.key).or_insert_with(|| KeyRow {
-                    limit: limit.to_owned(),
-                    key: row.key,
-                    key_text: None,
-                    held: 0,
-                    waiting: 0,
-                    max: 0,
-                    oldest_wait_ms: None,
-                    replicas: 0,
-                    budget: None,
-                });
-                sum.held = sum.held.saturating_add(row.held);
-                sum.waiting = sum.waiting.saturating_add(row.waiting);
-                sum.max = sum.max.max(row.max);
-                sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
-                sum.replicas += 1;
-                // The replica with the latest charge knows all earlier charges of the others.
-                sum.budget = { sum.budget.into_iter().chain(row.budget) }
-                    .min_by_key(|budget| (budget.charged_ms, budget.remaining));
-                sum.key_text = sum.key_text.take().or(row.key_text);
-            }
-        }
-        all.rows = keys.into_values().collect();
-        let left = |row: &KeyRow| row.budget.map(|budget| budget.remaining);
-        let order = |row: &KeyRow| (Reverse((row.waiting, row.held)), left(row), row.key);
-        all.rows.sort_by_key(order);
-        all
+        let rows = T::merge(rows);
+        Answers { rows, ..head }
     }
 
     /// Fields and texts in force but not recorded, and whether all replicas apply this record. Replicas that had read
@@ -172,24 +85,138 @@ impl Collected {
         }
         (unrecorded, agree)
     }
+}
+
+/// A kind of row: how the rows of several replicas become one list.
+pub(super) trait Row: Sized {
+    /// `None` if the answer has another kind.
+    fn of(body: Body) -> Option<Vec<Self>>;
+
+    /// Adds the limit that was asked for, and the replica.
+    fn place(&mut self, _limit: &str, _replica: &str, _label: &str) {}
+
+    /// Adds up rows with the same subject, and sorts them.
+    fn merge(rows: Vec<Self>) -> Vec<Self>;
+}
+
+impl Row for ReplicaRow {
+    fn of(body: Body) -> Option<Vec<Self>> {
+        match body {
+            Body::Replicas(rows) => Some(rows),
+            _ => None,
+        }
+    }
+
+    fn merge(mut rows: Vec<Self>) -> Vec<Self> {
+        rows.sort_by(|one, other| one.label.cmp(&other.label));
+        rows
+    }
+}
+
+impl Row for LimitRow {
+    fn of(body: Body) -> Option<Vec<Self>> {
+        match body {
+            Body::Limits(rows) => Some(rows),
+            _ => None,
+        }
+    }
+
+    fn merge(rows: Vec<Self>) -> Vec<Self> {
+        let mut limits: BTreeMap<String, Self> = BTreeMap::new();
+        for row in rows {
+            match limits.get_mut(&row.limit) {
+                Some(sum) => add_limit(sum, row),
+                None => drop(limits.insert(row.limit.clone(), row)),
+            }
+        }
+        limits.into_values().collect()
+    }
+}
+
+impl Row for PermitRow {
+    fn of(body: Body) -> Option<Vec<Self>> {
+        match body {
+            Body::Permits(rows) => Some(rows),
+            _ => None,
+        }
+    }
+
+    /// Revoked permits, of any limit, have its name.
+    fn place(&mut self, limit: &str, replica: &str, label: &str) {
+        if !limit.is_empty() {
+            limit.clone_into(&mut self.limit);
+        }
+        replica.clone_into(&mut self.replica);
+        label.clone_into(&mut self.replica_label);
+    }
+
+    /// Holders first, then waiters; each group oldest first.
+    fn merge(mut rows: Vec<Self>) -> Vec<Self> {
+        rows.sort_by_key(|row| (row.state, Reverse(row.age_ms)));
+        rows
+    }
+}
+
+impl Row for KeyRow {
+    fn of(body: Body) -> Option<Vec<Self>> {
+        match body {
+            Body::Keys(rows) => Some(rows),
+            _ => None,
+        }
+    }
+
+    fn place(&mut self, limit: &str, _: &str, _: &str) {
+        limit.clone_into(&mut self.limit);
+        self.replicas = 1;
+    }
+
+    /// Longest queues first; for a rate, smallest remaining budget first.
+    fn merge(rows: Vec<Self>) -> Vec<Self> {
+        let mut keys: HashMap<KeyDigest, Self> = HashMap::new();
+        for row in rows {
+            match keys.get_mut(&row.key) {
+                Some(sum) => add_key(sum, row),
+                None => drop(keys.insert(row.key, row)),
+            }
+        }
+        let mut rows: Vec<Self> = keys.into_values().collect();
+        let left = |row: &Self| row.budget.map(|budget| budget.remaining);
+        rows.sort_by_key(|row| (Reverse((row.waiting, row.held)), left(row), row.key));
+        rows
+    }
+}
+
+impl Row for RefusalRow {
+    fn of(body: Body) -> Option<Vec<Self>> {
+        match body {
+            Body::Refusals(rows) => Some(rows),
+            _ => None,
+        }
+    }
+
+    fn place(&mut self, limit: &str, replica: &str, label: &str) {
+        limit.clone_into(&mut self.limit);
+        replica.clone_into(&mut self.replica);
+        label.clone_into(&mut self.replica_label);
+    }
 
     /// Newest first.
-    pub(super) fn refusals(self, limit: &str) -> Answers<RefusalRow> {
-        let mut all = self.head();
-        for answer in self.answers {
-            let Body::Refusals(rows) = answer.body else {
-                continue;
-            };
-            all.rows.extend(rows.into_iter().map(|row| RefusalRow {
-                limit: limit.to_owned(),
-                replica: answer.replica.clone(),
-                replica_label: answer.label.clone(),
-                ..row
-            }));
-        }
-        all.rows.sort_by_key(|row: &RefusalRow| row.age_ms);
-        all
+    fn merge(mut rows: Vec<Self>) -> Vec<Self> {
+        rows.sort_by_key(|row| row.age_ms);
+        rows
     }
+}
+
+fn add_key(sum: &mut KeyRow, row: KeyRow) {
+    sum.held = sum.held.saturating_add(row.held);
+    sum.waiting = sum.waiting.saturating_add(row.waiting);
+    sum.max = sum.max.max(row.max);
+    sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
+    sum.replicas += 1;
+    // The replica with the latest charge knows all earlier charges of the others.
+    sum.budget = { sum.budget.into_iter().chain(row.budget) }
+        .min_by_key(|budget| (budget.charged_ms, budget.remaining));
+    sum.key_text = sum.key_text.take().or(row.key_text);
 }
 
 fn add_limit(sum: &mut LimitRow, row: LimitRow) {

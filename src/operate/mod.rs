@@ -26,12 +26,20 @@
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::time::Duration;
-//! use tower_turnstile::operate::{By, Operator, Outcome, Target};
+//! use tower_turnstile::operate::{By, Operator, Order, Outcome, Target};
 //!
 //! let operator = Operator::connect("redis://operator:secret@127.0.0.1").await?;
-//! let (hour, ada) = (Duration::from_secs(3_600), By::new("ada", "launch of the new model")?);
-//! let seen = operator.overrides().await?; // a change is refused if another operator was faster
-//! match operator.set(&seen, &Target::limit("chat"), 20, hour, &ada).await? {
+//! let ada = By::new("ada", "launch of the new model")?;
+//! let target = Target::limit("chat");
+//! let seen = operator.overrides().await?.tokens(&target); // refused if another operator was faster
+//! let order = Order::Set {
+//!     target,
+//!     value: 20,
+//!     burst: None,
+//!     length: Duration::from_secs(3_600),
+//!     seen: Some(seen),
+//! };
+//! match operator.order(&order, &ada).await? {
 //!     Outcome::Done { replicas } => println!("in force in all {replicas} replicas"),
 //!     recorded => println!("{recorded:?}"),
 //! }
@@ -47,11 +55,12 @@
 // | `explain`, `ledger` | the prospects of a caller's next request |
 // | `scan` | a scan of a store's keys: who holds slots, and which namespaces exist |
 // | `merge` | merges the answers of several replicas |
-// | `answer`, `digest` | the answers as operators see them |
+// | `answer` | the answers as operators see them |
 // | `listener`, `link` | a replica's task that answers operators, and its connection |
 // | `desk`, `walk` | a process's answers, and how it collects them |
 // | `roster`, `roster.lua` | which replicas exist |
-// | `steer`, `changes` | changes by operators: temporary values, modes and pauses; their requests and outcomes |
+// | `order`, `changes` | orders of operators, their authors and outcomes |
+// | `steer` | the record of overrides as operators use it |
 // | `revoke` | permits ended by their replicas |
 // | `confirm` | which replicas have applied a change |
 // | `doctor` | diagnoses a store and its replicas |
@@ -70,7 +79,6 @@ mod confirm;
 #[cfg(feature = "redis")]
 mod connect;
 mod desk;
-mod digest;
 #[cfg(feature = "redis")]
 mod doctor;
 mod error;
@@ -91,6 +99,7 @@ mod merge;
 #[cfg(feature = "redis")]
 mod names;
 mod operator;
+mod order;
 #[cfg(feature = "redis")]
 mod record;
 mod revoke;
@@ -111,13 +120,13 @@ pub use self::{
         ReplicaRow, UnclaimedRow, Verdict,
     },
     changes::{By, Edited, LogEntry, Outcome, Overrides, Revocation},
-    digest::{KeyDigest, ParseKeyDigestError},
     error::{OperateError, OperateErrorKind},
     operator::Operator,
+    order::Order,
 };
 #[cfg(feature = "redis")]
 pub use self::{
     connect::OperatorBuilder,
     doctor::{Check, Finding, Health},
 };
-pub use crate::overrides::{Override, Setting, Target, What};
+pub use crate::overrides::{KeyDigest, Override, ParseKeyDigestError, Setting, Target, What};

@@ -1,7 +1,6 @@
 //! Names in the store: the operators' record, roster and channels.
 
-use super::digest::KeyDigest;
-use crate::part::Part;
+use crate::{overrides::KeyDigest, part::Part};
 
 /// The names of one namespace in one database.
 #[derive(Clone, Debug)]

@@ -1,21 +1,17 @@
 //! An operator: the replicas that it asks, and its questions.
 
-use std::{fmt, time::Duration};
-
-use tokio::time::sleep;
+use std::fmt;
 
 #[cfg(feature = "redis")]
 use super::ask::Remote;
 use super::{
     answer::{Answers, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
-    changes::{By, Revocation},
     desk::Desk,
-    digest::KeyDigest,
     error::{OperateError, OperateErrorKind},
-    merge::Collected,
-    wire::{Answer, Of, Question, RevokeOrder},
+    merge::{Collected, Row},
+    wire::{Of, Question},
 };
-use crate::limiter::Limiter;
+use crate::{limiter::Limiter, overrides::KeyDigest};
 
 /// An operator of a service: asks its replicas about their permits and waiting requests.
 ///
@@ -85,7 +81,7 @@ impl Operator {
     ///
     /// Cancel safe, like all methods here: dropping the future changes nothing.
     pub async fn replicas(&self) -> Result<Answers<ReplicaRow>, OperateError> {
-        self.ask(Question::Replicas).await.map(Collected::replicas)
+        Ok(self.ask(Question::Replicas).await?.rows(""))
     }
 
     /// Lists the limits, with the usage on all replicas.
@@ -94,7 +90,7 @@ impl Operator {
     ///
     /// See [`replicas`](Self::replicas).
     pub async fn limits(&self) -> Result<Answers<LimitRow>, OperateError> {
-        self.ask(Question::Limits).await.map(Collected::limits)
+        Ok(self.ask(Question::Limits).await?.rows(""))
     }
 
     /// Lists the holders and waiters of a limit, under all keys or one.
@@ -109,8 +105,7 @@ impl Operator {
         limit: &str,
         key: Option<KeyDigest>,
     ) -> Result<Answers<PermitRow>, OperateError> {
-        let collected = self.ask_of(limit, key, Question::Permits).await?;
-        Ok(collected.permits(limit))
+        self.ask_of(limit, key, Question::Permits).await
     }
 
     /// Lists the keys of a limit in use, longest queues first.
@@ -123,8 +118,7 @@ impl Operator {
         limit: &str,
         key: Option<KeyDigest>,
     ) -> Result<Answers<KeyRow>, OperateError> {
-        let collected = self.ask_of(limit, key, Question::Keys).await?;
-        Ok(collected.keys(limit))
+        self.ask_of(limit, key, Question::Keys).await
     }
 
     /// Lists the latest refusals of a limit, newest first, up to 20 per replica.
@@ -137,16 +131,15 @@ impl Operator {
         limit: &str,
         key: Option<KeyDigest>,
     ) -> Result<Answers<RefusalRow>, OperateError> {
-        let collected = self.ask_of(limit, key, Question::Refusals).await?;
-        Ok(collected.refusals(limit))
+        self.ask_of(limit, key, Question::Refusals).await
     }
 
-    async fn ask_of(
+    async fn ask_of<T: Row>(
         &self,
         limit: &str,
         key: Option<KeyDigest>,
-        question: impl FnOnce(Of) -> Question,
-    ) -> Result<Collected, OperateError> {
+        question: fn(Of) -> Question,
+    ) -> Result<Answers<T>, OperateError> {
         if limit.len() > MAX_LIMIT_NAME {
             return Err(unknown(limit));
         }
@@ -157,7 +150,7 @@ impl Operator {
         let collected = self.ask(question(of)).await?;
         match collected.is_unknown_limit() {
             true => Err(unknown(limit)),
-            false => Ok(collected),
+            false => Ok(collected.rows(limit)),
         }
     }
 
@@ -176,78 +169,6 @@ impl Operator {
     }
 }
 
-/// Orders.
-impl Operator {
-    /// Revokes held permits, and returns the state of each.
-    ///
-    /// A response of an [operable](crate::LimiterBuilder::operable) limiter ends with a
-    /// [`LostError`](crate::layer::LostError), regardless of the layer's [`on_lost`](crate::LimitLayer::on_lost), and
-    /// releases its slot ([`Ended`](crate::operate::PermitState::Ended)). A task with a [`Permit`](crate::Permit) or a
-    /// [`Hold`](crate::layer::Hold) is notified by `lost()`, and keeps the slot until it drops the permit. If it does
-    /// not drop the permit within a quarter of a second, the answer reports
-    /// [`Held`](crate::operate::PermitState::Held). Under [`Limit::reuse`](crate::Limit::reuse) the slot may serve its
-    /// next permit, which is not revoked.
-    ///
-    /// Waiting requests are not revoked, and the caller can come back: to prevent that, first [pause](Self::pause) the
-    /// limit, or [set](Self::set) the caller's value to 0. The replicas log the author and the reason, and so does the
-    /// [log](Self::log) if the operator's user may write it.
-    ///
-    /// # Errors
-    ///
-    /// Fails if every replica has answered (at least one) and none has such a permit ([`OperateErrorKind::NotFound`]),
-    /// or if the store does not answer or refuses. A replica that does not answer is not an error: it may have revoked
-    /// the permit. The same applies to a replica that cannot be asked but holds slots according to the store: it may
-    /// have that permit.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, permits may still be revoked.
-    pub async fn revoke(
-        &self,
-        whose: &Revocation,
-        by: &By,
-    ) -> Result<Answers<PermitRow>, OperateError> {
-        whose.check()?;
-        let (author, reason) = by.texts();
-        let order = RevokeOrder {
-            whose: whose.clone(),
-            author: author.to_owned(),
-            reason: reason.to_owned(),
-        };
-        let mut collected = self.ask(Question::Revoke(order)).await?;
-        if collected.missing.is_empty() && collected.clone().revoked().rows.is_empty() {
-            self.miss_holders(&mut collected).await?;
-            self.miss_late(&mut collected).await?;
-        }
-        let answers = collected.revoked();
-        if answers.rows.is_empty() && answers.is_complete() {
-            let message = "no replica holds such a permit";
-            return Err(OperateError::new(OperateErrorKind::NotFound, message));
-        }
-        if !answers.rows.is_empty() {
-            self.note_revoked(whose, by, answers.rows.len()).await;
-        }
-        Ok(answers)
-    }
-
-    /// Counts replicas as missing that were not on the roster when the question was asked: the store may have lost it.
-    async fn miss_late(&self, collected: &mut Collected) -> Result<(), OperateError> {
-        if self.is_here() {
-            return Ok(());
-        }
-        sleep(ROSTER_PAUSE).await;
-        for row in self.replicas().await?.rows {
-            let has_answered = |answer: &Answer| answer.replica == row.replica;
-            if !collected.answers.iter().any(has_answered) {
-                collected.missing.push(row.label);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// How soon a replica is on the roster again after a question.
-const ROSTER_PAUSE: Duration = Duration::from_millis(300);
 /// Maximum length of a limit's name in a question, in bytes: a question has 4 KiB, and a byte may take six of them.
 const MAX_LIMIT_NAME: usize = 512;
 

@@ -6,62 +6,47 @@
 //!
 //! Tests: `tests/operate/revoking.rs`.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, time::Duration};
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::{
     answer::PermitState,
-    walk::{Walk, Which, walk},
+    walk::{SeenPermit, Which, walk},
 };
-use crate::{
-    keeper::Keepers,
-    key::Key,
-    leases::Lease,
-    ledger::{MemberId, ReplicaId},
-    limit::LimitId,
-    operable::{EntryLook, Visitor},
-    permit_id::PermitId,
-    status::Usage,
-};
+use crate::{keeper::Keepers, permit_id::PermitId};
 
 /// How long a replica waits for revoked permits to end before it answers.
 const PATIENCE: Duration = Duration::from_millis(250);
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 
-/// A held permit to revoke.
-pub(super) struct HeldPermit {
-    pub lease: Arc<Lease>,
-    pub id: PermitId,
-    pub limit: LimitId,
-    pub key: Key,
-    pub since: Instant,
-}
-
-/// Carries out an order, and returns the state of each permit, running ones first.
+/// Revokes the selected permits in this process, or only some of them, and returns the state of each, running ones
+/// first.
 pub(super) async fn revoke(
     keepers: &Keepers,
-    selector: PermitSelector,
-) -> Vec<(HeldPermit, PermitState)> {
-    let held = holders(keepers, selector).await;
-    for one in &held {
-        one.lease.revoke(one.id.tenure());
-        one.lease.wake_watchers();
+    which: &Which,
+    only: Option<PermitId>,
+) -> Vec<(SeenPermit, PermitState)> {
+    let is_meant = |id| only.is_none_or(|only| only == id);
+    let held = holders(keepers, which, is_meant).await;
+    for SeenPermit { entry, .. } in &held {
+        entry.lease.revoke(entry.id.tenure());
+        entry.lease.wake_watchers();
     }
-    let mut remaining: HashSet<PermitId> = held.iter().map(|one| one.id).collect();
+    let mut remaining: HashSet<PermitId> = held.iter().map(|one| one.entry.id).collect();
     let ended = async {
         let mut pause = FIRST_LOOK;
         while !remaining.is_empty() {
             sleep(pause).await;
             pause *= 2;
-            let still = holders(keepers, PermitSelector::Among(remaining.clone())).await;
-            remaining = still.into_iter().map(|one| one.id).collect();
+            let still = holders(keepers, which, |id| remaining.contains(&id)).await;
+            remaining = still.into_iter().map(|one| one.entry.id).collect();
         }
     };
     // After the timeout, permits seen in the last look are still running.
     let _ = timeout(PATIENCE, ended).await;
-    let of = |one: HeldPermit| {
-        let state = match remaining.contains(&one.id) {
+    let of = |one: SeenPermit| {
+        let state = match remaining.contains(&one.entry.id) {
             true => PermitState::Held,
             false => PermitState::Ended,
         };
@@ -72,65 +57,16 @@ pub(super) async fn revoke(
     revoked
 }
 
-async fn holders(keepers: &Keepers, selector: PermitSelector) -> Vec<HeldPermit> {
-    let mut holders = Holders {
-        selector,
-        replica: ReplicaId::from_bits(0),
-        queue: (LimitId(0), Key::SHARED),
-        held: Vec::new(),
-    };
-    walk(keepers, &mut holders).await;
-    holders.held
-}
-
-/// The permits selected by an order in this process.
-pub(super) enum PermitSelector {
-    Among(HashSet<PermitId>),
-    OfKey(Which),
-    Everybody,
-}
-
-/// Held permits of all limits.
-struct Holders {
-    selector: PermitSelector,
-    replica: ReplicaId,
-    /// The current queue.
-    queue: (LimitId, Key),
-    held: Vec<HeldPermit>,
-}
-
-impl Visitor for Holders {
-    fn queue(&mut self, limit: LimitId, key: &Key, ledger: &str, _: &dyn Fn() -> Usage) -> bool {
-        let counts = match &self.selector {
-            PermitSelector::OfKey(which) => which.counts(limit, key, ledger),
-            PermitSelector::Among(_) | PermitSelector::Everybody => true,
-        };
-        if counts {
-            self.queue = (limit, key.clone());
-        }
-        counts
-    }
-
-    fn entry(&mut self, entry: EntryLook<'_>) {
-        let (replica, seq) = (self.replica, entry.lease.seq());
-        let id = PermitId::new(MemberId { replica, seq }, entry.tenure);
-        let is_meant = !matches!(&self.selector, PermitSelector::Among(ids) if !ids.contains(&id));
-        if entry.waits || !is_meant {
-            return;
-        }
-        let (limit, key) = self.queue.clone();
-        self.held.push(HeldPermit {
-            lease: entry.lease.clone(),
-            id,
-            limit,
-            key,
-            since: entry.since,
-        });
-    }
-}
-
-impl Walk for Holders {
-    fn enter(&mut self, replica: ReplicaId) {
-        self.replica = replica;
-    }
+async fn holders(
+    keepers: &Keepers,
+    which: &Which,
+    is_meant: impl Fn(PermitId) -> bool,
+) -> Vec<SeenPermit> {
+    let mut held = Vec::new();
+    walk(keepers, which, |queue, entry| {
+        let entry = entry.filter(|entry| !entry.waits && is_meant(entry.id));
+        held.extend(entry.map(|entry| SeenPermit::new(queue, entry)));
+    })
+    .await;
+    held
 }

@@ -13,12 +13,12 @@ use futures_util::future::try_join_all;
 use redis::cmd;
 
 use super::{
-    digest::KeyDigest,
     ledger::{holders, lead_to},
     names::Names,
     roster::{time_ms, unreadable},
 };
 use crate::{
+    overrides::KeyDigest,
     part::Part,
     store::{
         StoreError,

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::{
     answer::{KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
     changes::Revocation,
-    digest::KeyDigest,
 };
+use crate::overrides::KeyDigest;
 
 /// Format of messages. A replica ignores other formats.
 pub(super) const VERSION: u32 = 1;

@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `in_force` | overrides as applied by this process |
 //! | `setting` | an override as seen by operators |
+//! | `digest` | how operators name a key |
 //! | `entry` | an override as a field of the record |
 //! | `record` | the whole record, as read by replicas |
 //! | `change` | a change of the record, and its result |
@@ -17,6 +18,8 @@
 
 #[cfg(feature = "operate")]
 mod change;
+#[cfg(feature = "operate")]
+mod digest;
 #[cfg(feature = "operate")]
 mod entry;
 mod in_force;
@@ -39,6 +42,7 @@ pub(crate) use self::script::{RECORD_LUA, arguments, logged, reply};
 #[cfg(feature = "operate")]
 pub use self::{
     change::What,
+    digest::{KeyDigest, ParseKeyDigestError},
     setting::{Override, Setting, Target},
 };
 #[cfg(feature = "operate")]

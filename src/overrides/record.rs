@@ -215,13 +215,13 @@ impl Record {
 }
 
 fn add(in_force: &mut InForce, one: &Override, end: Instant) {
-    let decision = match (one.setting, one.target.digest_bits()) {
-        (Setting::Value(value), Some(digest)) => Decision::KeyValue(digest, value),
+    let decision = match (one.setting, one.target.key) {
+        (Setting::Value(value), Some(key)) => Decision::KeyValue(key.bits(), value),
         (Setting::Value(value), None) => Decision::Value(value),
         (Setting::Mode(mode), _) => Decision::Mode(mode),
         (Setting::Pause, _) => Decision::Pause,
     };
-    in_force.add(one.target.limit_name(), decision, end);
+    in_force.add(&one.target.limit, decision, end);
 }
 
 #[cfg(test)]
@@ -338,13 +338,7 @@ mod tests {
         now.take_newer(&before);
         let values: Vec<_> = now
             .overrides()
-            .map(|one| {
-                (
-                    one.target.limit_name().to_owned(),
-                    one.setting,
-                    one.recorded,
-                )
-            })
+            .map(|one| (one.target.limit.clone(), one.setting, one.recorded))
             .collect();
         let value = |name: &str, value: u32, recorded| {
             (name.to_owned(), Setting::Value(value.into()), recorded)

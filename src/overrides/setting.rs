@@ -6,6 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::digest::{KeyDigest, is_hex};
 use crate::{
     key::Key,
     limit::{LimitValue, MAX_LIMIT, Mode},
@@ -13,18 +14,19 @@ use crate::{
 
 /// Maximum length of a limit's name, in bytes.
 const MAX_NAME: usize = 128;
-/// Hexadecimal digits of a token and of a key's digest.
-const HEX: usize = 32;
 /// Maximum length of an author's name, in bytes.
 pub(crate) const MAX_AUTHOR: usize = 64;
 /// Maximum length of a reason, in bytes.
 pub(crate) const MAX_REASON: usize = 256;
+
 /// The subject of an override: a limit, or a single key of a limit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Target {
-    limit: String,
+    /// The limit's name.
+    pub limit: String,
+    /// The digest of the key; `None` for the whole limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    key: Option<String>,
+    pub key: Option<KeyDigest>,
 }
 
 /// An operator's decision, for a limited time.
@@ -100,28 +102,14 @@ impl Target {
     /// One key of a limit. Only its digest leaves this process.
     pub fn key(limit: impl Into<String>, key: impl Into<Key>) -> Self {
         let limit = limit.into();
-        let digest = key.into().digest(&limit);
-        Self::of_digest(limit, digest)
+        let digest = KeyDigest::of(&limit, key);
+        Self::digest(limit, digest)
     }
 
     /// One key of a limit, by digest.
-    pub(crate) fn of_digest(limit: impl Into<String>, digest: u128) -> Self {
-        let (limit, key) = (limit.into(), Some(hex(digest)));
+    pub fn digest(limit: impl Into<String>, digest: KeyDigest) -> Self {
+        let (limit, key) = (limit.into(), Some(digest));
         Self { limit, key }
-    }
-
-    /// Returns the limit's name.
-    pub fn limit_name(&self) -> &str {
-        &self.limit
-    }
-
-    /// Returns the digest of the key; `None` for a whole limit.
-    pub fn key_digest(&self) -> Option<&str> {
-        self.key.as_deref()
-    }
-
-    pub(crate) fn digest_bits(&self) -> Option<u128> {
-        u128::from_str_radix(self.key.as_deref()?, 16).ok()
     }
 
     /// Whether a limit may have this name.
@@ -166,12 +154,8 @@ impl Target {
             "value" | "mode" | "pause" => Self::limit(rest),
             "key" => {
                 let (digest, limit) = rest.split_once(':')?;
-                let key = Some(digest.to_owned()).filter(|digest| is_hex(digest));
-                let limit = limit.to_owned();
-                Self {
-                    key: Some(key?),
-                    limit,
-                }
+                // Digests in capitals are not ours.
+                Self::digest(limit, is_hex(digest).then_some(digest)?.parse().ok()?)
             }
             _ => return None,
         };
@@ -229,7 +213,7 @@ impl Token {
     pub(crate) fn random() -> Result<Self, getrandom::Error> {
         let mut bits = [0; 16];
         getrandom::fill(&mut bits)?;
-        Ok(Self(hex(u128::from_be_bytes(bits))))
+        Ok(Self(format!("{:032x}", u128::from_be_bytes(bits))))
     }
 
     pub(crate) fn as_str(&self) -> &str {
@@ -252,15 +236,6 @@ impl From<Token> for String {
     fn from(token: Token) -> Self {
         token.0
     }
-}
-
-fn hex(bits: u128) -> String {
-    format!("{bits:0HEX$x}")
-}
-
-fn is_hex(text: &str) -> bool {
-    let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    text.len() == HEX && text.bytes().all(digit)
 }
 
 fn yes() -> bool {

@@ -157,7 +157,7 @@ fn changes_at_random_agree() {
     let (mut done, mut restored, mut known) = (0, 0, Record::default());
     for _ in 0..600 {
         let target = rng.choice(&targets).unwrap();
-        let has_key = target.key_digest().is_some();
+        let has_key = target.key.is_some();
         let changed = match rng.u8(..11) {
             8 => {
                 known = twins.read();

@@ -2,17 +2,14 @@
 
 use std::time::Duration;
 
+use axum::body::Body;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, request::Builder};
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tower::ServiceExt;
-use tower_turnstile::{
-    Acquire, Limit, Limiter, Permit,
-    admin::{Admin, AdminBody},
-    operate::Operator,
-};
+use tower_turnstile::{Acquire, Limit, Limiter, Permit, admin::Admin, operate::Operator};
 
 use crate::support::{queue::wait_in_line, redis_server::RedisServer};
 
@@ -97,19 +94,19 @@ pub(crate) fn post(path: &str) -> Builder {
         .header("content-type", "application/json")
 }
 
-pub(crate) async fn call(admin: &Admin, request: Builder, body: &str) -> Response<AdminBody> {
+pub(crate) async fn call(admin: &Admin, request: Builder, body: &str) -> Response<Body> {
     let request = request.body(Full::new(Bytes::from(body.to_owned())));
     let answer = admin.clone().oneshot(request.unwrap());
     let answer = timeout(Duration::from_secs(30), answer).await;
     answer.expect("in time").expect("infallible")
 }
 
-pub(crate) async fn text(response: Response<AdminBody>) -> String {
+pub(crate) async fn text(response: Response<Body>) -> String {
     let body = response.into_body().collect().await.expect("infallible");
     String::from_utf8(body.to_bytes().to_vec()).expect("text")
 }
 
-pub(crate) async fn json_of(response: Response<AdminBody>) -> (StatusCode, Value) {
+pub(crate) async fn json_of(response: Response<Body>) -> (StatusCode, Value) {
     let status = response.status();
     let text = text(response).await;
     let is_ascii = text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
@@ -145,7 +142,7 @@ impl Scene {
 }
 
 /// The status and kind of a problem, which must match its response.
-pub(crate) async fn problem(response: Response<AdminBody>) -> (u16, String) {
+pub(crate) async fn problem(response: Response<Body>) -> (u16, String) {
     let content_type = response.headers()["content-type"].clone();
     let (status, body) = json_of(response).await;
     assert_eq!(content_type, "application/problem+json", "{body}");

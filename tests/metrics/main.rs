@@ -270,22 +270,29 @@ async fn the_value_in_force_is_seen() {
     assert_eq!(max(), 4.0);
     #[cfg(feature = "operate")]
     {
-        use tower_turnstile::operate::{By, Target};
+        use tower_turnstile::operate::{By, Order, Target};
         let overridden = || value(&recorded, &of("limit_overridden", "one", None));
         assert_eq!(overridden(), 0.0);
         let (operator, minute) = (limiter.operator(), Duration::from_secs(60));
         let by = By::new("ada", "a test").expect("short");
-        let seen = operator.overrides().await.expect("in memory");
-        let target = Target::limit("one");
-        let set = operator.set(&seen, &target, 9, minute, &by);
-        set.await.expect("in range");
+        let set = Order::Set {
+            target: Target::limit("one"),
+            value: 9,
+            burst: None,
+            length: minute,
+            seen: None,
+        };
+        operator.order(&set, &by).await.expect("in range");
         assert_eq!((max(), overridden()), (9.0, 1.0));
         // The override ends on its own.
         sleep(2 * minute).await;
         assert_eq!((max(), overridden()), (4.0, 0.0));
-        let seen = operator.overrides().await.expect("in memory");
-        let pause = operator.pause(&seen, "one", minute, &by);
-        pause.await.expect("in range");
+        let pause = Order::Pause {
+            limit: "one".into(),
+            length: minute,
+            seen: None,
+        };
+        operator.order(&pause, &by).await.expect("in range");
         assert_eq!((max(), overridden()), (4.0, 1.0));
         drop(operator);
     }

@@ -8,7 +8,7 @@ use tower_turnstile::{
 };
 
 use crate::{
-    scene::{HOUR, JOBS, acme, ada, jobs, replicas, seen},
+    scene::{HOUR, JOBS, Orders as _, acme, ada, jobs, replicas, seen},
     support::redis_server::RedisServer,
 };
 

@@ -9,7 +9,7 @@ use tower_turnstile::{
     },
 };
 
-use crate::support::redis_server::RedisServer;
+use crate::{scene::Orders as _, support::redis_server::RedisServer};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -39,6 +39,7 @@ async fn an_override_is_set_shown_and_removed() {
     assert_eq!((seen.all().len(), seen.ignored()), (0, 0));
     operator.set(&seen, &chat, 8, HOUR, &ada()).await.unwrap();
     operator.set(&seen, &acme, 0, HOUR, &ada()).await.unwrap();
+    let seen = operator.overrides().await.unwrap();
     operator
         .mode(&seen, "chat", Mode::Shadow, HOUR, &ada())
         .await

@@ -9,7 +9,7 @@ use tower_turnstile::{
 };
 
 use crate::{
-    scene::{HOUR, ada, replicas},
+    scene::{HOUR, Orders as _, ada, replicas},
     support::{queue::wait_in_line, redis_server::RedisServer},
 };
 

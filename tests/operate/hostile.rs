@@ -19,7 +19,7 @@ use tower_turnstile::{
 };
 
 use crate::{
-    scene::{SOON, ada, await_replicas, replica},
+    scene::{Orders as _, SOON, ada, await_replicas, replica},
     support::redis_server::RedisServer,
 };
 

@@ -13,8 +13,8 @@ use tower_turnstile::{
 
 use crate::{
     scene::{
-        HOUR, SOON, acme, ada, await_replicas, builder, jobs, replica, replicas, seen, set,
-        until_max,
+        HOUR, Orders as _, SOON, acme, ada, await_replicas, builder, jobs, replica, replicas, seen,
+        set, until_max,
     },
     support::{clock::Clock, fault_proxy::FaultProxy, redis_server::RedisServer},
 };

@@ -13,8 +13,8 @@ use tower_turnstile::{
 
 use crate::{
     scene::{
-        CHAT, HOUR, JOBS, SOON, acme, ada, await_replicas, builder, jobs, replica, replicas, seen,
-        set,
+        CHAT, HOUR, JOBS, Orders as _, SOON, acme, ada, await_replicas, builder, jobs, replica,
+        replicas, seen, set,
     },
     support::{fault_proxy::FaultProxy, redis_server::RedisServer},
 };
@@ -178,10 +178,14 @@ async fn a_limit_is_not_drained_while_a_replica_off_the_roster_holds_a_slot() {
     let (limiters, operator) = replicas(&server, 2).await;
     let held = acme(&limiters[0]).acquire().await.unwrap();
     lose(&server);
-    let drained = timeout(Duration::from_millis(1_500), operator.drained("jobs")).await;
+    let drained = timeout(
+        Duration::from_millis(1_500),
+        operator.drained("jobs", |_, _| ()),
+    )
+    .await;
     assert!(drained.is_err(), "a permit is held");
     held.release().await.unwrap();
-    let drained = timeout(SOON, operator.drained("jobs")).await;
+    let drained = timeout(SOON, operator.drained("jobs", |_, _| ())).await;
     drained.expect("in time").unwrap();
 }
 
@@ -243,7 +247,7 @@ async fn what_a_replica_holds_that_is_not_operable_is_not_forgotten() {
     ];
     let operator = Operator::connect(&server.url()).await.unwrap();
     let mut shown = Vec::new();
-    let drained = operator.drained_with("jobs", |held, answers| {
+    let drained = operator.drained("jobs", |held, answers| {
         shown.push((held, answers.answered, answers.replicas));
     });
     let drained = timeout(Duration::from_millis(1_800), drained).await;

@@ -17,7 +17,7 @@ use tower_turnstile::{
 };
 
 use crate::{
-    scene::{CHAT, await_replicas, builder, replicas},
+    scene::{CHAT, Orders as _, await_replicas, builder, replicas},
     support::{queue::wait_in_line, redis_server::RedisServer},
 };
 

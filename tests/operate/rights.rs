@@ -6,7 +6,7 @@ use redis::RedisResult;
 use tower_turnstile::operate::{By, KeyDigest, Operator, Outcome, Target, What};
 
 use crate::{
-    scene::{CHAT, await_replicas, builder},
+    scene::{CHAT, Orders as _, await_replicas, builder},
     support::redis_server::RedisServer,
 };
 

@@ -8,8 +8,11 @@ use http_body_util::Full;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{
-    Limit, LimitLayer, Limiter, LimiterBuilder, Semaphore,
-    operate::{By, Operator, Outcome, Overrides, ReplicaRow, Target},
+    Limit, LimitLayer, LimitValue, Limiter, LimiterBuilder, Mode, Semaphore,
+    operate::{
+        Answers, By, LogEntry, OperateError, Operator, Order, Outcome, Overrides, PermitRow,
+        ReplicaRow, Revocation, Target,
+    },
 };
 
 use crate::support::redis_server::RedisServer;
@@ -96,10 +99,108 @@ pub(crate) async fn seen(operator: &Operator) -> Overrides {
     operator.overrides().await.unwrap()
 }
 
+/// Orders in one line, given the overrides that their operator has seen.
+pub(crate) trait Orders {
+    fn operator(&self) -> &Operator;
+
+    async fn set(
+        &self,
+        seen: &Overrides,
+        target: &Target,
+        value: impl Into<LimitValue>,
+        length: Duration,
+        by: &By,
+    ) -> Result<Outcome, OperateError> {
+        let LimitValue { max, burst, .. } = value.into();
+        let order = Order::Set {
+            target: target.clone(),
+            value: max,
+            burst,
+            length,
+            seen: Some(seen.tokens(target)),
+        };
+        self.operator().order(&order, by).await
+    }
+
+    async fn mode(
+        &self,
+        seen: &Overrides,
+        limit: &str,
+        mode: Mode,
+        length: Duration,
+        by: &By,
+    ) -> Result<Outcome, OperateError> {
+        let order = Order::Mode {
+            limit: limit.to_owned(),
+            mode,
+            length,
+            seen: Some(seen.tokens(&Target::limit(limit))),
+        };
+        self.operator().order(&order, by).await
+    }
+
+    async fn pause(
+        &self,
+        seen: &Overrides,
+        limit: &str,
+        length: Duration,
+        by: &By,
+    ) -> Result<Outcome, OperateError> {
+        let order = Order::Pause {
+            limit: limit.to_owned(),
+            length,
+            seen: Some(seen.tokens(&Target::limit(limit))),
+        };
+        self.operator().order(&order, by).await
+    }
+
+    async fn unset(
+        &self,
+        seen: &Overrides,
+        target: &Target,
+        by: &By,
+    ) -> Result<Outcome, OperateError> {
+        let order = Order::Unset {
+            target: target.clone(),
+            seen: Some(seen.tokens(target)),
+        };
+        self.operator().order(&order, by).await
+    }
+
+    async fn undo(&self, entry: &LogEntry, by: &By) -> Result<Outcome, OperateError> {
+        let id = entry.id.clone();
+        self.operator().order(&Order::Undo { id }, by).await
+    }
+
+    async fn revoke(
+        &self,
+        whose: &Revocation,
+        by: &By,
+    ) -> Result<Answers<PermitRow>, OperateError> {
+        let order = Order::Revoke(whose.clone());
+        match self.operator().order(&order, by).await? {
+            Outcome::Revoked(answers) => Ok(answers),
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+}
+
+impl Orders for Operator {
+    fn operator(&self) -> &Operator {
+        self
+    }
+}
+
 /// Sets the value of the limit, and waits until it is in force in this many replicas.
 pub(crate) async fn set(operator: &Operator, value: u32, length: Duration, replicas: usize) {
-    let seen = seen(operator).await;
-    let outcome = operator.set(&seen, &jobs(), value, length, &ada()).await;
+    let order = Order::Set {
+        target: jobs(),
+        value,
+        burst: None,
+        length,
+        seen: None,
+    };
+    let outcome = operator.order(&order, &ada()).await;
     assert_eq!(outcome.unwrap(), Outcome::Done { replicas });
 }
 

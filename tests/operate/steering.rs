@@ -11,7 +11,10 @@ use tower_turnstile::{
 };
 
 use crate::{
-    scene::{HOUR, JOBS, SOON, acme, ada, builder, jobs, replica, replicas, seen, set, until_max},
+    scene::{
+        HOUR, JOBS, Orders as _, SOON, acme, ada, builder, jobs, replica, replicas, seen, set,
+        until_max,
+    },
     support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
@@ -115,10 +118,14 @@ async fn a_paused_limit_refuses_with_503_until_its_end() {
         .await
         .unwrap();
     assert_eq!(why.verdict, Some(Verdict::Paused));
-    let drained = timeout(Duration::from_millis(200), operator.drained("jobs")).await;
+    let drained = timeout(
+        Duration::from_millis(200),
+        operator.drained("jobs", |_, _| ()),
+    )
+    .await;
     assert!(drained.is_err(), "a permit is held");
     held.release().await.unwrap();
-    let drained = timeout(SOON, operator.drained("jobs")).await;
+    let drained = timeout(SOON, operator.drained("jobs", |_, _| ())).await;
     drained.expect("in time").unwrap();
     let now = seen(&operator).await;
     operator.unset(&now, &jobs(), &ada()).await.unwrap();

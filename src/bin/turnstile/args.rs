@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 use tower_turnstile::{
     Mode, PermitId,
-    operate::{KeyDigest, Revocation},
+    operate::{KeyDigest, Revocation, Target},
 };
 
 #[cfg(unix)]
@@ -121,17 +121,17 @@ pub(crate) enum Command {
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
-    #[command(flatten)]
-    Change(ChangeCommand),
-}
-
-/// Temporary changes, and commands that make them.
-#[derive(Debug, Subcommand)]
-pub(crate) enum ChangeCommand {
     /// Overrides in force.
     Overrides,
     /// The latest changes.
     Log,
+    #[command(flatten)]
+    Change(ChangeCommand),
+}
+
+/// Orders.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ChangeCommand {
     /// Sets the value of a limit, or of one caller, for a limited time. A lower value revokes no slot.
     Set {
         /// Name of the limit.
@@ -188,6 +188,19 @@ pub(crate) enum ChangeCommand {
         #[command(flatten)]
         signature: Signature,
     },
+}
+
+impl ChangeCommand {
+    pub(crate) fn signature(&self) -> &Signature {
+        match self {
+            Self::Set { term, .. } | Self::Mode { term, .. } | Self::Pause { term, .. } => {
+                &term.signature
+            }
+            Self::Unset { signature, .. }
+            | Self::Revoke { signature, .. }
+            | Self::Undo { signature } => signature,
+        }
+    }
 }
 
 /// Permits to revoke: one permit, a caller's permits under a limit, or a replica's permits.
@@ -297,6 +310,13 @@ impl MaybeCaller {
 
     pub(crate) fn digest(&self, limit: &str) -> Option<KeyDigest> {
         digest(limit, self.key.as_deref(), self.digest)
+    }
+
+    pub(crate) fn target(&self, limit: &str) -> Target {
+        match self.digest(limit) {
+            Some(digest) => Target::digest(limit, digest),
+            None => Target::limit(limit),
+        }
     }
 }
 

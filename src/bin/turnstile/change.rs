@@ -3,16 +3,13 @@
 use std::{process::ExitCode, time::Duration};
 
 use serde_json::{Value, json};
-use tower_turnstile::{
-    LimitValue,
-    operate::{
-        Answers, By, Edited, LimitRow, LogEntry, Operator, Outcome, Override, Overrides, PermitRow,
-        PermitState, Setting, Target, What,
-    },
+use tower_turnstile::operate::{
+    Answers, By, Edited, LimitRow, LogEntry, Operator, Order, Outcome, Override, Overrides,
+    PermitRow, PermitState, Setting, Target, What,
 };
 
 use crate::{
-    args::{Args, ChangeCommand, Signature, Term},
+    args::{Args, ChangeCommand, Signature},
     code,
     output::{self, Row},
     run::{CommandError, show as show_answers},
@@ -24,15 +21,25 @@ pub(crate) async fn run(
     operator: &Operator,
     change: &ChangeCommand,
 ) -> Result<ExitCode, CommandError> {
-    let outcome = match change {
-        ChangeCommand::Overrides => {
-            show(args, &operator.overrides().await?);
-            return Ok(ExitCode::SUCCESS);
-        }
-        ChangeCommand::Log => {
-            show_log(args, &operator.log().await?);
-            return Ok(ExitCode::SUCCESS);
-        }
+    let Signature { author, reason } = change.signature();
+    let by = By::new(author, reason)?;
+    let order = order(operator, change).await?;
+    let code = match operator.order(&order, &by).await? {
+        Outcome::Revoked(answers) => revoked(args, &answers),
+        outcome => report(args, &outcome),
+    };
+    if let ChangeCommand::Pause {
+        limit, wait: true, ..
+    } = change
+    {
+        drain(operator, limit).await?;
+    }
+    Ok(code)
+}
+
+/// The order, for the state that is printed here.
+async fn order(operator: &Operator, change: &ChangeCommand) -> Result<Order, CommandError> {
+    Ok(match change {
         ChangeCommand::Set {
             limit,
             value,
@@ -40,45 +47,41 @@ pub(crate) async fn run(
             caller,
             term,
         } => {
-            let value = LimitValue::new(*value);
-            let value = burst.map_or(value, |burst| value.burst(burst));
-            let (by, target) = (by(&term.signature)?, target(limit, caller.digest(limit)));
-            let seen = seen(operator, &target).await?;
-            let length = term.length;
-            operator.set(&seen, &target, value, length, &by).await?
+            let target = caller.target(limit);
+            Order::Set {
+                seen: seen(operator, &target).await?,
+                target,
+                value: *value,
+                burst: *burst,
+                length: term.length,
+            }
         }
-        ChangeCommand::Mode { limit, mode, term } => {
-            let by = by(&term.signature)?;
-            let seen = seen(operator, &Target::limit(limit)).await?;
-            let mode = (*mode).into();
-            operator.mode(&seen, limit, mode, term.length, &by).await?
+        ChangeCommand::Mode { limit, mode, term } => Order::Mode {
+            limit: limit.clone(),
+            mode: (*mode).into(),
+            length: term.length,
+            seen: seen(operator, &Target::limit(limit)).await?,
+        },
+        ChangeCommand::Pause { limit, term, .. } => Order::Pause {
+            limit: limit.clone(),
+            length: term.length,
+            seen: seen(operator, &Target::limit(limit)).await?,
+        },
+        ChangeCommand::Unset { limit, caller, .. } => {
+            let target = caller.target(limit);
+            Order::Unset {
+                seen: seen(operator, &target).await?,
+                target,
+            }
         }
-        ChangeCommand::Pause { limit, term, wait } => {
-            return pause(args, operator, limit, term, *wait).await;
-        }
-        ChangeCommand::Unset {
-            limit,
-            caller,
-            signature,
-        } => {
-            let (by, target) = (by(signature)?, target(limit, caller.digest(limit)));
-            let seen = seen(operator, &target).await?;
-            operator.unset(&seen, &target, &by).await?
-        }
-        ChangeCommand::Revoke {
-            whose,
-            caller,
-            signature,
-        } => {
-            let by = by(signature)?;
-            let whose = whose.revocation(caller).ok_or_else(|| {
+        ChangeCommand::Revoke { whose, caller, .. } => {
+            Order::Revoke(whose.revocation(caller).ok_or_else(|| {
                 let message = "--limit goes with --key or --digest, and only these do";
                 CommandError::new(code::WRONG_CALL, message.to_owned())
-            })?;
-            return Ok(revoked(args, &operator.revoke(&whose, &by).await?));
+            })?)
         }
-        ChangeCommand::Undo { signature } => {
-            let (by, log) = (by(signature)?, operator.log().await?);
+        ChangeCommand::Undo { .. } => {
+            let log = operator.log().await?;
             // A revocation cannot be undone.
             let can_be_undone = |entry: &&LogEntry| entry.what != What::Revoked;
             let Some(last) = log.iter().find(can_be_undone) else {
@@ -88,10 +91,10 @@ pub(crate) async fn run(
             for edited in &last.edits {
                 note!("takes back: {}", escaped(&edit_text(edited)));
             }
-            operator.undo(last, &by).await?
+            let id = last.id.clone();
+            Order::Undo { id }
         }
-    };
-    Ok(report(args, &outcome))
+    })
 }
 
 /// Succeeds if all permits have ended.
@@ -108,23 +111,6 @@ fn revoked(args: &Args, answers: &Answers<PermitRow>) -> ExitCode {
     }
 }
 
-async fn pause(
-    args: &Args,
-    operator: &Operator,
-    limit: &str,
-    term: &Term,
-    wait: bool,
-) -> Result<ExitCode, CommandError> {
-    let by = by(&term.signature)?;
-    let seen = seen(operator, &Target::limit(limit)).await?;
-    let outcome = operator.pause(&seen, limit, term.length, &by).await?;
-    let code = report(args, &outcome);
-    if wait {
-        drain(operator, limit).await?;
-    }
-    Ok(code)
-}
-
 /// Reports the progress whenever it changes.
 async fn drain(operator: &Operator, limit: &str) -> Result<(), CommandError> {
     let mut last = None;
@@ -135,30 +121,19 @@ async fn drain(operator: &Operator, limit: &str) -> Result<(), CommandError> {
             note!("waiting: {held} slots held; {answered} of {replicas} replicas answered");
         }
     };
-    operator.drained_with(limit, progress).await?;
+    operator.drained(limit, progress).await?;
     note!("nobody holds a slot");
     Ok(())
 }
 
-fn by(signature: &Signature) -> Result<By, CommandError> {
-    Ok(By::new(&signature.author, &signature.reason)?)
-}
-
-fn target(limit: &str, key: Option<tower_turnstile::operate::KeyDigest>) -> Target {
-    match key {
-        Some(digest) => Target::digest(limit, digest),
-        None => Target::limit(limit),
-    }
-}
-
 /// Reads the overrides, and prints the state before the change.
-async fn seen(operator: &Operator, target: &Target) -> Result<Overrides, CommandError> {
+async fn seen(operator: &Operator, target: &Target) -> Result<Option<Vec<String>>, CommandError> {
     let seen = operator.overrides().await?;
     for one in seen.of(target) {
         let text = format!("before: {target} is {}, by {}", one.setting, one.author);
         note!("{}", escaped(&text));
     }
-    Ok(seen)
+    Ok(Some(seen.tokens(target)))
 }
 
 fn report(args: &Args, outcome: &Outcome) -> ExitCode {
@@ -198,8 +173,11 @@ impl Row for OverrideRow<'_> {
     fn cells(&self) -> Vec<String> {
         let Self(one, now_ms) = self;
         vec![
-            one.target.limit_name().to_owned(),
-            one.target.key_digest().unwrap_or_default().to_owned(),
+            one.target.limit.clone(),
+            one.target
+                .key
+                .map(|key| key.to_string())
+                .unwrap_or_default(),
             one.setting.to_string(),
             duration(one.until_ms.saturating_sub(*now_ms)),
             one.author.clone(),
@@ -212,7 +190,7 @@ impl Row for OverrideRow<'_> {
 /// The store has lost the override, and replicas may not restore it.
 const NOT_RECORDED: &str = "in force, not recorded";
 
-fn show(args: &Args, overrides: &Overrides) {
+pub(crate) fn show(args: &Args, overrides: &Overrides) {
     if args.json {
         return output::json(overrides.all());
     }
@@ -244,7 +222,7 @@ impl Row for LogRow<'_> {
 }
 
 /// One object for each changed override, and for each order to revoke permits.
-fn show_log(args: &Args, log: &[LogEntry]) {
+pub(crate) fn show_log(args: &Args, log: &[LogEntry]) {
     let edits = log.iter().flat_map(|entry| {
         let revoked = entry.revoked.iter().map(move |_| (entry, None));
         let edits = entry.edits.iter().map(move |edited| (entry, Some(edited)));
@@ -267,8 +245,8 @@ fn flat(entry: &LogEntry, edited: Option<&Edited>) -> Value {
     json!({
         "at_ms": entry.at_ms,
         "what": entry.what,
-        "limit": edited.map(|edited| edited.target.limit_name()),
-        "key": edited.and_then(|edited| edited.target.key_digest()),
+        "limit": edited.map(|edited| &edited.target.limit),
+        "key": edited.and_then(|edited| edited.target.key),
         "before": edited.and_then(|edited| text(edited.before)),
         "after": edited.and_then(|edited| text(edited.after)),
         "revoked": entry.revoked,

@@ -21,7 +21,8 @@ use crate::{
         Ask, Batch, BatchReply, Charge, Charged, Claim, Exchange, Rate, ReplicaId, Reply, Seq,
         Standing, weighing,
     },
-    operate::{digest::KeyDigest, names::Names},
+    operate::names::Names,
+    overrides::KeyDigest,
     store::{
         Event, Session, Store, StoreError, StoreErrorKind,
         redis::{RedisStore, StoreTarget},

@@ -6,7 +6,7 @@ use serde_json::json;
 use tokio::time::{Instant, timeout};
 use tower_turnstile::{
     Limit, Mode,
-    operate::{By, Target},
+    operate::{By, Order, Target},
 };
 
 use super::{assert_fits, open, open_limit, row};
@@ -208,18 +208,14 @@ fn hostile_text_is_text() {
         let limit = Limit::try_concurrent(name.clone(), 1).unwrap();
         let _held = limiter.semaphore(&limit, HOSTILE).acquire().await.unwrap();
         let by = By::new("<i>ada</i>", HOSTILE.replace('\u{9b}', "")).unwrap();
-        let operator = limiter.operator();
-        let seen = operator.overrides().await.unwrap();
-        operator
-            .set(
-                &seen,
-                &Target::limit(&name),
-                8,
-                Duration::from_secs(3_600),
-                &by,
-            )
-            .await
-            .unwrap();
+        let set = Order::Set {
+            target: Target::limit(&name),
+            value: 8,
+            burst: None,
+            length: Duration::from_secs(3_600),
+            seen: None,
+        };
+        limiter.operator().order(&set, &by).await.unwrap();
         let (_server, browser) = open(&scene.admin).await;
         browser.until_text("#overrides tbody", "<i>ada</i>").await;
         browser

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 use tower_turnstile::{
     Limit, Limiter,
-    operate::{By, Target},
+    operate::{By, Order, Target},
 };
 
 use super::{Server, open, open_dialog, open_limit, row};
@@ -237,12 +237,14 @@ fn the_slower_of_two_operators_is_told() {
             scene.limiters[0].operator(),
             By::new("bob", "calm").unwrap(),
         );
-        let seen = operator.overrides().await.unwrap();
-        let hour = Duration::from_millis(HOUR_MS);
-        operator
-            .set(&seen, &Target::limit("chat"), 1, hour, &bob)
-            .await
-            .unwrap();
+        let set = Order::Set {
+            target: Target::limit("chat"),
+            value: 1,
+            burst: None,
+            length: Duration::from_millis(HOUR_MS),
+            seen: None,
+        };
+        operator.order(&set, &bob).await.unwrap();
         browser.click("#confirm").await;
         browser
             .until_text(

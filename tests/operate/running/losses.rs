@@ -5,7 +5,10 @@ use tempfile::NamedTempFile;
 use tower_turnstile::operate::{By, Operator, Revocation};
 
 use super::{HOLD, Run, file, path};
-use crate::{scene::await_replicas, support::redis_server::RedisServer};
+use crate::{
+    scene::{Orders as _, await_replicas},
+    support::redis_server::RedisServer,
+};
 
 /// A configuration with short leases.
 fn short_leases(server: &RedisServer) -> NamedTempFile {

@@ -6,6 +6,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::key::Key;
 
+/// Length of the hexadecimal text of a digest or a token.
+const HEX: usize = 32;
+
 /// The digest of a caller's key under one limit.
 ///
 /// Keys are often credentials, so operators only see digests. As text a digest has 32 hexadecimal digits, which are
@@ -27,14 +30,14 @@ impl KeyDigest {
         Self(key.into().digest(limit))
     }
 
-    pub(super) fn bits(self) -> u128 {
+    pub(crate) fn bits(self) -> u128 {
         self.0
     }
 }
 
 impl fmt::Display for KeyDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
+        write!(f, "{:0HEX$x}", self.0)
     }
 }
 
@@ -60,7 +63,7 @@ impl FromStr for KeyDigest {
     type Err = ParseKeyDigestError;
 
     fn from_str(text: &str) -> Result<Self, ParseKeyDigestError> {
-        let is_digest = text.len() == 32 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let is_digest = is_hex(&text.to_ascii_lowercase());
         let bits = is_digest.then(|| u128::from_str_radix(text, 16).ok());
         bits.flatten().map(Self).ok_or(ParseKeyDigestError(()))
     }
@@ -77,4 +80,10 @@ impl<'de> Deserialize<'de> for KeyDigest {
         let text = String::deserialize(deserializer)?;
         text.parse().map_err(de::Error::custom)
     }
+}
+
+/// Whether a text is a digest or a token as we write it.
+pub(super) fn is_hex(text: &str) -> bool {
+    let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    text.len() == HEX && text.bytes().all(digit)
 }

@@ -1,0 +1,307 @@
+//! Orders of operators: temporary values, modes and pauses, their removal, and the revocation of permits.
+//!
+//! To add an order, add a variant of [`Order`] here, a subcommand in `bin/turnstile/args.rs`, and an entry of `KINDS` in
+//! `admin/page/change.js`.
+//!
+//! Tests: `tests/operate/changes.rs`, `steering.rs`, `revoking.rs`; `tests/admin/changes.rs`.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+
+use super::{
+    answer::{Answers, PermitRow},
+    changes::{By, Outcome, Overrides, Revocation, check},
+    error::{OperateError, OperateErrorKind},
+    merge::Collected,
+    operator::Operator,
+    steer::conflict,
+    wire::{Answer, Question, RevokeOrder},
+};
+use crate::{
+    limit::{LimitValue, MAX_LIMIT, Mode},
+    overrides::{Change, ChangeNote, MAX_LENGTH_MS, Override, Setting, Target, Token, What},
+};
+
+/// Minimum length of an override.
+const MIN_LENGTH: Duration = Duration::from_secs(1);
+/// How soon a replica is on the roster again after a question.
+const ROSTER_PAUSE: Duration = Duration::from_millis(300);
+
+/// A change that an operator can order: see [`Operator::order`].
+///
+/// In JSON, with a `reason`, it is also the body of a change through [the page's API](crate::guide::operating).
+///
+/// `seen` has the [tokens](Overrides::tokens) of the target's overrides that the operator has seen. If other overrides
+/// are in force, the order is refused with [`OperateErrorKind::Conflict`]. `None` accepts any overrides.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
+#[non_exhaustive]
+pub enum Order {
+    /// Sets the value of a limit or of one key, for a limited time.
+    ///
+    /// A raise admits waiters at once. A lower value revokes no slot: newcomers wait until fewer are held. In an outage
+    /// a lower value also caps [`Fallback::Local`](crate::Fallback::Local). A key's value takes precedence over its
+    /// limit's. After the given time, the declared value applies again.
+    ///
+    /// Only replicas can check whether a value is valid for the limit, such as a burst for a limit that is not a rate.
+    /// They ignore and log an invalid value.
+    Set {
+        /// The limit or key.
+        #[serde(flatten)]
+        target: Target,
+        /// Slots, or requests in a period: 1 to 1,000,000; for a key also 0.
+        value: u32,
+        /// Requests of a rate that may start at once after a pause: 1 to 1,000,000. Without a burst, a limit keeps its
+        /// declared burst, or uses the value as burst if none is declared; a key uses its limit's burst.
+        burst: Option<u32>,
+        /// For how long: 1 second to 7 days.
+        #[serde(rename = "for_ms", with = "millis")]
+        length: Duration,
+        /// See [`Order`].
+        seen: Option<Vec<String>>,
+    },
+    /// Sets the mode of a limit for a limited time. [`Mode::Off`] and [`Mode::Shadow`] admit everybody.
+    Mode {
+        /// The limit's name.
+        limit: String,
+        /// The mode.
+        mode: Mode,
+        /// For how long: 1 second to 7 days.
+        #[serde(rename = "for_ms", with = "millis")]
+        length: Duration,
+        /// See [`Order`].
+        seen: Option<Vec<String>>,
+    },
+    /// Pauses a limit for a limited time: it admits nobody, in any mode, even in an outage.
+    ///
+    /// Newcomers and waiting requests are refused ([`AcquireErrorKind::Paused`](crate::AcquireErrorKind::Paused)).
+    /// Holders finish.
+    Pause {
+        /// The limit's name.
+        limit: String,
+        /// For how long: 1 second to 7 days.
+        #[serde(rename = "for_ms", with = "millis")]
+        length: Duration,
+        /// See [`Order`].
+        seen: Option<Vec<String>>,
+    },
+    /// Removes all overrides of a limit, but not of its keys; or the override of one key.
+    Unset {
+        /// The limit or key.
+        #[serde(flatten)]
+        target: Target,
+        /// See [`Order`].
+        seen: Option<Vec<String>>,
+    },
+    /// Undoes a change of the [log](Operator::log), unless another change was made to the same override since.
+    ///
+    /// An earlier override is restored with its author, reason and end, unless it has ended by now.
+    Undo {
+        /// The [id](super::LogEntry::id) of the change.
+        id: String,
+    },
+    /// Revokes held permits. The [outcome](Outcome::Revoked) has the state of each.
+    ///
+    /// A response of an [operable](crate::LimiterBuilder::operable) limiter ends with a
+    /// [`LostError`](crate::layer::LostError), regardless of the layer's [`on_lost`](crate::LimitLayer::on_lost), and
+    /// releases its slot ([`Ended`](crate::operate::PermitState::Ended)). A task with a [`Permit`](crate::Permit) or a
+    /// [`Hold`](crate::layer::Hold) is notified by `lost()`, and keeps the slot until it drops the permit. If it does
+    /// not drop the permit within a quarter of a second, the answer reports
+    /// [`Held`](crate::operate::PermitState::Held). Under [`Limit::reuse`](crate::Limit::reuse) the slot may serve its
+    /// next permit, which is not revoked.
+    ///
+    /// Waiting requests are not revoked, and the caller can come back: to prevent that, first pause the limit, or set
+    /// the caller's value to 0. The replicas log the author and the reason, and so does the [log](Operator::log) if the
+    /// operator's user may write it.
+    Revoke(Revocation),
+}
+
+impl Operator {
+    /// Carries out an order, by this author and for this reason.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a value is out of range, another operator was faster ([`OperateErrorKind::Conflict`]), there is nothing
+    /// to remove or undo ([`OperateErrorKind::NotFound`]), the record has 1,000 overrides, or the store does not answer
+    /// or refuses.
+    ///
+    /// A revocation fails if every replica has answered (at least one) and none has such a permit. A replica that does
+    /// not answer is not an error: it may have revoked the permit. The same applies to a replica that cannot be asked
+    /// but holds slots according to the store: it may have that permit.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the order may still be carried out.
+    pub async fn order(&self, order: &Order, by: &By) -> Result<Outcome, OperateError> {
+        let (target, setting, length, seen) = match order {
+            Order::Set {
+                target,
+                value,
+                burst,
+                length,
+                seen,
+            } => {
+                let value = LimitValue {
+                    max: *value,
+                    burst: *burst,
+                };
+                if !target.may_have(value) {
+                    return Err(out_of_range(target, value));
+                }
+                (target.clone(), Setting::Value(value), length, seen)
+            }
+            Order::Mode {
+                limit,
+                mode,
+                length,
+                seen,
+            } => (Target::limit(limit), Setting::Mode(*mode), length, seen),
+            Order::Pause {
+                limit,
+                length,
+                seen,
+            } => (Target::limit(limit), Setting::Pause, length, seen),
+            Order::Unset { target, seen } => {
+                let seen = self.seen(target, seen).await?;
+                let change = Change::unset(seen.record(), target, signed(by, What::Unset)?);
+                return self.make(&change).await;
+            }
+            Order::Undo { id } => {
+                let log = self.log().await?;
+                let entry = log.iter().find(|entry| entry.id == *id);
+                let entry = entry.ok_or_else(|| not_found("the log has no such change"))?;
+                let seen = self.overrides().await?;
+                let change = Change::undo(seen.record(), &entry.logged, signed(by, What::Undo)?);
+                return self.make(&change).await;
+            }
+            Order::Revoke(whose) => return self.revoke(whose, by).await.map(Outcome::Revoked),
+        };
+        let longest = Duration::from_millis(MAX_LENGTH_MS);
+        if !(MIN_LENGTH..=longest).contains(length) {
+            let fault = "an override lasts for 1 second to 7 days";
+            return Err(OperateError::value(fault));
+        }
+        let (length_ms, seen) = (length.as_millis() as u64, self.seen(&target, seen).await?);
+        let signed = signed(by, What::Set)?;
+        let change = Change::set(seen.record(), &target, setting, length_ms, signed);
+        let change = change.ok_or_else(|| OperateError::value("a key has a value only"))?;
+        self.make(&change).await
+    }
+
+    /// Reads the overrides in force, and checks that the operator has seen those of the target.
+    async fn seen(
+        &self,
+        target: &Target,
+        seen: &Option<Vec<String>>,
+    ) -> Result<Overrides, OperateError> {
+        check(target)?;
+        let now = self.overrides().await?;
+        let Some(seen) = seen else {
+            return Ok(now);
+        };
+        let tokens = now.tokens(target);
+        let is_unseen = |one: &&Override| !seen.iter().any(|token| token == one.token.as_str());
+        let unseen = now.of(target).find(is_unseen).cloned();
+        match unseen.is_none() && seen.iter().all(|token| tokens.contains(token)) {
+            true => Ok(now),
+            false => Err(conflict(unseen.as_ref())),
+        }
+    }
+
+    async fn revoke(
+        &self,
+        whose: &Revocation,
+        by: &By,
+    ) -> Result<Answers<PermitRow>, OperateError> {
+        whose.check()?;
+        let (author, reason) = by.texts();
+        let order = RevokeOrder {
+            whose: whose.clone(),
+            author: author.to_owned(),
+            reason: reason.to_owned(),
+        };
+        let mut collected = self.ask(Question::Revoke(order)).await?;
+        if collected.missing.is_empty() && collected.clone().rows::<PermitRow>("").rows.is_empty() {
+            self.miss_holders(&mut collected).await?;
+            self.miss_late(&mut collected).await?;
+        }
+        let answers = collected.rows::<PermitRow>("");
+        if answers.rows.is_empty() && answers.is_complete() {
+            return Err(not_found("no replica holds such a permit"));
+        }
+        if !answers.rows.is_empty() {
+            self.note_revoked(whose, by, answers.rows.len()).await;
+        }
+        Ok(answers)
+    }
+
+    /// Counts replicas as missing that were not on the roster when the question was asked: the store may have lost it.
+    async fn miss_late(&self, collected: &mut Collected) -> Result<(), OperateError> {
+        if self.is_here() {
+            return Ok(());
+        }
+        sleep(ROSTER_PAUSE).await;
+        for row in self.replicas().await?.rows {
+            let has_answered = |answer: &Answer| answer.replica == row.replica;
+            if !collected.answers.iter().any(has_answered) {
+                collected.missing.push(row.label);
+            }
+        }
+        Ok(())
+    }
+
+    /// Logs that permits were revoked. The replicas log it too, so an operator without permission for the log may still
+    /// revoke.
+    async fn note_revoked(&self, whose: &Revocation, by: &By, permits: usize) {
+        let some = if permits == 1 { "permit" } else { "permits" };
+        let text = match whose {
+            Revocation::Permit(id) => format!("permit {id}"),
+            whose => format!("{permits} {some} of {whose}"),
+        };
+        if let Ok((token, mut note)) = signed(by, What::Revoked) {
+            note.revoked = Some(text);
+            let _ = self.write(&Change::note((token, note))).await;
+        }
+    }
+}
+
+fn out_of_range(target: &Target, value: LimitValue) -> OperateError {
+    let of_max = u32::from(target.key.is_none());
+    let (what, number, least) = match value {
+        LimitValue {
+            max,
+            burst: Some(burst),
+        } if (of_max..=MAX_LIMIT).contains(&max) => ("burst", burst, 1),
+        LimitValue { max, .. } => ("value", max, of_max),
+    };
+    OperateError::value(format!(
+        "the {what} of {target} is {number}: it must be {least} to {MAX_LIMIT}"
+    ))
+}
+
+fn signed(by: &By, what: What) -> Result<(Token, ChangeNote), OperateError> {
+    let token =
+        Token::random().map_err(|error| OperateError::value(format!("no randomness: {error}")));
+    Ok((token?, by.note(what)))
+}
+
+fn not_found(message: &str) -> OperateError {
+    OperateError::new(OperateErrorKind::NotFound, message)
+}
+
+/// Durations in whole milliseconds.
+mod millis {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(length: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        (length.as_millis() as u64).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        u64::deserialize(from).map(Duration::from_millis)
+    }
+}
