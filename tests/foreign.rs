@@ -793,7 +793,7 @@ const AFTER_A_MINUTE: &str =
 /// The texts of all events of the library, from its source.
 fn messages() -> BTreeSet<String> {
     let mut messages = BTreeSet::new();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src");
     let mut folders = vec![root];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {

@@ -35,7 +35,7 @@ fn in_the_repository(target: &str) -> String {
 
 #[test]
 fn each_page_ends_with_the_links_that_it_uses() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/guide");
     let links = links(&folder);
     let mut pages = 0;
     for entry in fs::read_dir(&folder).unwrap() {

@@ -666,7 +666,8 @@ fn a_stream_in_progress_outlives_sigterm() {
         whole_after_sigterm(hyper, "/", 10).await;
         #[cfg(feature = "config")]
         {
-            let options = ["examples/config.toml", "127.0.0.1:0"];
+            let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/config.toml");
+            let options = [file, "127.0.0.1:0"];
             let config = Replica::launch(command("config", &options)).await;
             whole_after_sigterm(config, "/v1/stream", 10).await;
         }

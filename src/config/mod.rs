@@ -11,6 +11,7 @@
 //! # struct Router;
 //! # impl Router { fn layer(self, _: tower_turnstile::LimitLayer) {} }
 //! # let router = Router;
+//! # std::env::set_current_dir("..").unwrap();
 //!
 //! let path = "examples/config.toml";
 //! let live = LiveConfig::connect(&Config::from_file(path).await?).await?;

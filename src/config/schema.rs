@@ -163,12 +163,12 @@ fn without_links(text: &str) -> String {
     plain + rest
 }
 
-/// `SCHEMA=write cargo test --all-features --lib config::schema` regenerates the file.
+/// `SCHEMA=write cargo test -p tests --all-features --lib config::schema` regenerates the file.
 #[test]
 fn schema_is_up_to_date() {
     let schema = generate();
     if env::var("SCHEMA").is_ok_and(|word| word == "write") {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/config/schema.json");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/config/schema.json");
         fs::write(path, &schema).expect("it is written");
     }
     assert!(schema == Config::SCHEMA, "write it anew: {schema}");

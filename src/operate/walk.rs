@@ -434,7 +434,7 @@ mod tests {
         times[times.len() / 2]
     }
 
-    /// `cargo test --release --all-features --lib operate::walk -- --ignored --nocapture`
+    /// `cargo test -p tests --release --all-features --lib operate::walk -- --ignored --nocapture`
     #[tokio::test]
     #[ignore = "measures times: of a release build, with nothing else running"]
     async fn a_look_takes_20_microseconds() {

@@ -19,7 +19,7 @@ fn schema() -> Validator {
 }
 
 fn examples() -> Vec<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
     let files = fs::read_dir(folder)
         .expect("a folder")
         .map(|file| file.expect("a file").path());

@@ -21,7 +21,7 @@ async fn seen(stage: &Stage, program: &str, script: &str) -> Seen {
     let gateways: Vec<_> = stage.replicas.iter().map(address).collect();
     let sdks =
         PathBuf::from(std::env::var("SDKS").expect("the folder where `.ci/sdks` installs them"));
-    let scripts = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/gateway/sdks");
+    let scripts = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("gateway/sdks");
     let output = Command::new(match program {
         "python" => sdks.join("venv/bin/python"),
         _ => program.into(),

@@ -19,7 +19,7 @@ use crate::support::{
     replica::Replica,
 };
 
-const OPERATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/operations");
+const OPERATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../operations");
 
 fn read(name: &str) -> String {
     fs::read_to_string(Path::new(OPERATIONS).join(name)).expect("it is there")

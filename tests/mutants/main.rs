@@ -19,7 +19,8 @@ use crate::{
 };
 
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    tests.parent().expect("the repository")
 }
 
 fn mutants() -> Vec<Mutant> {

@@ -256,7 +256,7 @@ impl Runner {
     fn cargo(&self, (flags, binary): Suite<'_>) -> Command {
         let mut command = Command::new(env!("CARGO"));
         command
-            .args(["test", "--locked", "--all-features"])
+            .args(["test", "--locked", "--package", "tests", "--all-features"])
             .args(binary.arguments())
             .current_dir(&self.tree)
             .env("CARGO_TARGET_DIR", &self.build)

@@ -38,7 +38,7 @@ fn count_panics() {
     BEGIN.call_once(|| {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            let is_ours = |file: &str| file.starts_with("src/") || file.contains("/src/operate/");
+            let is_ours = |file: &str| file.contains("/../src/") || file.contains("/src/operate/");
             if info.location().is_some_and(|at| is_ours(at.file())) {
                 PANICS.fetch_add(1, Relaxed);
             }

@@ -1,6 +1,9 @@
 //! Dependencies between files: by imports, and within a folder by calls.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::LazyLock,
+};
 
 use crate::source::{Module, Source, sources};
 
@@ -21,13 +24,17 @@ pub(crate) struct Crate {
 pub(crate) type Graph = BTreeMap<usize, BTreeSet<usize>>;
 
 impl Crate {
-    pub(crate) fn read() -> Self {
-        let sources = sources();
-        let by_module = sources.iter().enumerate();
-        let by_module = by_module
-            .map(|(number, source)| (source.module.clone(), number))
-            .collect();
-        Self { sources, by_module }
+    /// Parses the source once for all tests.
+    pub(crate) fn read() -> &'static Self {
+        static READ: LazyLock<Crate> = LazyLock::new(|| {
+            let sources = sources();
+            let by_module = sources.iter().enumerate();
+            let by_module = by_module
+                .map(|(number, source)| (source.module.clone(), number))
+                .collect();
+            Crate { sources, by_module }
+        });
+        &READ
     }
 
     /// The file that defines the target of a path, as seen from a module.

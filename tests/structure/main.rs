@@ -5,6 +5,7 @@
 //! --test structure -- --nocapture` prints figures: files, lines, items, calls.
 
 mod graph;
+mod manifests;
 mod map;
 mod source;
 mod way;

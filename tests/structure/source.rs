@@ -59,7 +59,7 @@ fn is_test(attributes: &[Attribute]) -> bool {
 
 /// All files of the crate without its tests, from `lib.rs` on.
 pub(crate) fn sources() -> Vec<Source> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src");
     let mut sources = Vec::new();
     let mut open = vec![(root.join("lib.rs"), root.clone(), Module::new())];
     while let Some((path, folder, module)) = open.pop() {

@@ -31,11 +31,12 @@
 //! | `excuses` | what excuses a guarantee, for whom and for how long |
 //! | `runs` | which seeds are run |
 //!
-//! `TURNSTILE_SIM_SEEDS=n` runs that many fresh seeds, `TURNSTILE_SIM_SEEDS=0..1500` these ones (as `.ci/test` does),
-//! `TURNSTILE_SIM_SEED=n` a single one, which is logged if it fails; otherwise the first 200 are run:
+//! `TURNSTILE_SIM_SEEDS=n` runs that many fresh seeds, `TURNSTILE_SIM_SEEDS=0..1500` these ones, and `TURNSTILE_SIM_SEED=n` a
+//! single one, which is logged if it fails; otherwise the first 200 are run. After `TURNSTILE_SIM_SECONDS` no further seed
+//! of a kind begins except the first 200. `.ci/test` prints how many worlds have run:
 //!
 //! ```text
-//! TURNSTILE_SIM_SEEDS=10000 cargo test --release --lib keeper::sim -- --nocapture
+//! TURNSTILE_SIM_SEEDS=10000 cargo test -p tests --release --lib keeper::sim -- --nocapture
 //! ```
 
 mod accounts;

@@ -10,7 +10,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -68,7 +68,11 @@ fn hold_in_every(kind: Kind, found: &[u64]) {
         }
         Err(_) => SEEDS,
     };
-    run_all(kind, &seeds);
+    let budget = env::var("TURNSTILE_SIM_SECONDS").map_or(Duration::MAX, |seconds| {
+        let seconds = seconds.parse();
+        Duration::from_secs(seconds.expect("TURNSTILE_SIM_SECONDS is a number"))
+    });
+    run_all(kind, &seeds, budget);
 }
 
 /// A range, or so many seeds that nobody has seen.
@@ -90,8 +94,8 @@ fn run(kind: Kind, seed: u64, logs: bool) -> Totals {
     world.totals
 }
 
-/// On all cores. One that fails does not stop the others.
-fn run_all(kind: Kind, seeds: &Range<u64>) {
+/// On all cores. One that fails does not stop the others. Past the budget, only as many begin as run by default.
+fn run_all(kind: Kind, seeds: &Range<u64>, budget: Duration) {
     let (next, began) = (AtomicU64::new(seeds.start), Instant::now());
     let (all, failed) = (Mutex::new(BTreeMap::new()), Mutex::new(Vec::new()));
     println!("{kind:?}: one in {} of the seeds {seeds:?}", kind.rarity());
@@ -100,7 +104,8 @@ fn run_all(kind: Kind, seeds: &Range<u64>) {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if !seeds.contains(&seed) {
+                    let is_surplus = seed - seeds.start >= SEEDS.end;
+                    if !seeds.contains(&seed) || is_surplus && began.elapsed() > budget {
                         break;
                     }
                     if !seed.is_multiple_of(kind.rarity()) {
@@ -114,14 +119,14 @@ fn run_all(kind: Kind, seeds: &Range<u64>) {
             });
         }
     });
-    let minutes = began.elapsed().as_secs_f64() / 60.0;
+    let took = began.elapsed();
     let failed = failed.into_inner().expect("sound");
     assert!(failed.is_empty(), "{} failed: {failed:?}", failed.len());
-    report(kind, &all.into_inner().expect("sound"));
-    println!(
-        "{:.0} seeds a minute",
-        (seeds.end - seeds.start) as f64 / minutes
-    );
+    let all = all.into_inner().expect("sound");
+    report(kind, &all);
+    let worlds = all.len();
+    let a_minute = worlds as f64 / took.as_secs_f64() * 60.0;
+    println!("{kind:?}: {worlds} worlds in {took:.0?}, {a_minute:.0} a minute");
 }
 
 /// Prints what happened, and how far limits were overshot by what excuses it, for each mix of faults.

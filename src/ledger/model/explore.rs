@@ -1,6 +1,6 @@
 //! The explored worlds, each to its end.
 //!
-//! `cargo test --release --all-features --lib ledger::model -- --ignored --nocapture` explores the larger worlds, in
+//! `cargo test -p tests --release --all-features --lib ledger::model -- --ignored --nocapture` explores the larger worlds, in
 //! minutes, and prints the sizes. As of November 2026:
 //!
 //! | world | states | steps |
