@@ -66,14 +66,14 @@ const LEASE: Duration = Duration::from_millis(3_000);
 const STORE_TIMEOUT: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(300);
 const WAITER_TTL: Duration = Duration::from_millis(1_000);
-/// How late a message may be.
+/// Longest delay of a message.
 const LATEST: Duration = Duration::from_secs(2);
 const EPOCH_US: u64 = 1_700_000_000_000_000;
-/// How long the faults last.
+/// How long faults occur.
 const TROUBLE: Duration = Duration::from_secs(20);
-/// How long a client waits for a slot, holds it, and lets its answer lie, at most.
+/// Longest time for which a client waits for a slot, holds it, or leaves its answer unread.
 const LONGEST_WAIT: Duration = Duration::from_secs(20);
 const LONGEST_HOLD: Duration = Duration::from_secs(7);
 const PATIENCE: Duration = Duration::from_secs(6);
-/// How long a process or the store stands still at most: longer than twice the usual lease.
+/// Longest standstill of a process or the store: longer than twice the usual lease.
 const LONGEST_STALL: Duration = Duration::from_millis(6_500);
