@@ -142,7 +142,7 @@ pub(super) struct Context {
     holds: Vec<Option<MeanHold>>,
 }
 
-/// Mean time for which permits of a limit were held lately. Without weights, both fields are equal.
+/// Recent mean hold time of a limit's permits. Without weights, both fields are equal.
 #[derive(Clone, Copy, Debug)]
 struct MeanHold {
     seconds: f64,
@@ -309,7 +309,7 @@ impl Context {
         }
     }
 
-    /// Updates the mean time for which permits of a limit are held. Recent permits weigh more.
+    /// Updates the mean hold time of a limit. Recent permits weigh more.
     pub fn note_hold(&mut self, limit: LimitId, held: Duration, weight: u32) {
         let seconds = held.as_secs_f64();
         let unit_seconds = seconds * f64::from(weight);
@@ -326,8 +326,8 @@ impl Context {
         self.holds[limit.0] = Some(hold);
     }
 
-    /// Estimated unit-seconds for which `waiting` waiters, and then a newcomer of this weight, will hold slots. Assumes
-    /// recent hold times and a newcomer as heavy as the waiters.
+    /// Estimated unit-seconds of `waiting` waiters and then of a newcomer of this weight, by the recent mean of hold times
+    /// and of waiters' weights.
     pub fn unit_seconds(&self, limit: LimitId, waiting: u32, weight: u32) -> Option<f64> {
         let hold = self.holds[limit.0]?;
         Some(f64::from(waiting) * hold.unit_seconds + f64::from(weight) * hold.seconds)

@@ -1,4 +1,4 @@
-//! What requests ask for, and what they get.
+//! Demands of requests, and their results.
 
 use std::{num::NonZeroU64, slice, sync::Arc, time::Duration};
 

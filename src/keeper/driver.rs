@@ -47,7 +47,7 @@ use crate::{
 /// request.
 const IDLE_CHECKS: u32 = 16;
 
-/// Number of ledgers from which an exchange is sent before a received reply is processed, so that the store works in
+/// Minimum of ledgers in an exchange that is sent before a received reply is processed, so that the store works in
 /// parallel. Two short exchanges are better sent together: the store then reads and answers once, and this process
 /// wakes up once.
 const LONG: usize = 16;
@@ -189,7 +189,7 @@ impl Keeper {
     }
 }
 
-/// Runs until an unused keeper has no work left, another driver takes over, or the runtime shuts down.
+/// Runs until an unused keeper is out of work, another driver takes over, or the runtime shuts down.
 async fn run(
     gone: Gone,
     session: Option<Box<dyn Session>>,

@@ -41,7 +41,7 @@ const AFTER_PANIC: Duration = Duration::from_secs(1);
 pub(crate) struct Keeper {
     locked: Mutex<Locked>,
     pub store: Option<Arc<dyn Store>>,
-    /// The session with which the limiter was connected, until the driver starts. Never locked together with the state.
+    /// The session that connected the limiter, until the driver starts. Never locked together with the state.
     session: Mutex<Option<KeptSession>>,
     /// Where the driver runs, if not on the runtime of the first task that needs it.
     pub runtime: Option<Handle>,
@@ -455,7 +455,7 @@ impl DriverState {
         }
     }
 
-    /// A driver or a watchdog panicked on this runtime. `lacks`: the runtime has no timers or no IO.
+    /// A driver or a watchdog panicked on this runtime. `lacks`: the runtime lacks timers or IO.
     pub fn note_panic(&mut self, runtime: runtime::Id, lacks: bool) {
         let until = (!lacks).then(|| Instant::now() + AFTER_PANIC);
         self.unfit.retain(|(id, _)| *id != runtime);

@@ -19,7 +19,7 @@ pub(super) struct Shutdown {
     lost: usize,
     /// Names of the slots that permits held at the beginning, and released in time.
     released: HashSet<Seq>,
-    /// What the store had confirmed when last checked, and the deadline for further progress.
+    /// Confirmations by the store when last checked, and the deadline for further progress.
     progress: Option<((u64, usize, usize), Instant)>,
 }
 

@@ -189,9 +189,9 @@ impl Core {
         draft.refunds.extend(self.refunds.drain(..count));
     }
 
-    /// Only what has to do with one key, be it a ledger or the state of a rate: in a cluster keys move from node to
-    /// node one by one. Refunds and reports go before claims, which see them; but while exchanges are in flight, the kind of work
-    /// that went last has to let the others go, so that none of them waits for all of another.
+    /// Drafts work about one key, be it a ledger or the state of a rate: in a cluster, keys migrate between nodes one
+    /// by one. Refunds and reports precede claims, which then see their effect. But while exchanges are in flight,
+    /// kinds of work take turns, so that none waits for all of another.
     fn draft_one_key(&mut self, draft: &mut Draft) {
         if self.in_flight.is_empty() {
             self.next_kind = 0;
@@ -411,7 +411,7 @@ impl Draft {
 }
 
 impl Core {
-    /// Requests that their queues send keep their order with the claims on their ledgers: they become claims of one leg.
+    /// Keeps requests sent by their queues in order with claims on the same ledgers: they become claims of one leg.
     fn keep_order_with_claims(&self, draft: &mut Draft) {
         let claims = draft.claims.values().flat_map(|(_, claim)| &claim.asks);
         let touched: BTreeSet<usize> = claims.map(|ask| ask.batch).collect();

@@ -178,7 +178,7 @@ impl World {
         }
     }
 
-    /// In a world with weights half of the permits are of one unit, and some of more than the limit.
+    /// In a world with weights half of the permits have one unit, and some more than the limit.
     fn draw_weight(&mut self) -> u32 {
         match self.weights {
             true if self.rng.bool() => self.rng.u32(1..=10),

@@ -87,7 +87,7 @@ impl Excuses {
             .extend(seqs.map(|seq| MemberId { replica, seq }));
     }
 
-    /// Its release failed for so long that it was forgotten.
+    /// Its release has failed until it was forgotten.
     pub fn note_given_up(&mut self, id: MemberId) {
         self.revived.insert(id);
     }
@@ -147,7 +147,7 @@ impl World {
         self.picture = after;
     }
 
-    /// Its keeper has been without the store for so long that it forgot releases.
+    /// Its keeper was without the store until it forgot releases.
     pub fn excuse_names_of(&mut self, replica: usize) {
         let of = self.replicas[replica].id;
         let mut unknown: Vec<MemberId> = Vec::new();

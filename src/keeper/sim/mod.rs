@@ -71,7 +71,7 @@ const LATEST: Duration = Duration::from_secs(2);
 const EPOCH_US: u64 = 1_700_000_000_000_000;
 /// How long faults occur.
 const TROUBLE: Duration = Duration::from_secs(20);
-/// Longest time for which a client waits for a slot, holds it, or leaves its answer unread.
+/// Longest wait for a slot, hold of a slot, and delay of a client before it reads its answer.
 const LONGEST_WAIT: Duration = Duration::from_secs(20);
 const LONGEST_HOLD: Duration = Duration::from_secs(7);
 const PATIENCE: Duration = Duration::from_secs(6);

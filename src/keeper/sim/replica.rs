@@ -139,7 +139,7 @@ impl World {
         self.pump(replica);
     }
 
-    /// Whether releases failed for so long that they were forgotten.
+    /// Whether releases have failed until they were forgotten.
     pub fn has_given_up_releases(&self, replica: usize) -> bool {
         let Replica { heard, values, .. } = &self.replicas[replica];
         *heard + FORGET_AFTER * values.lease < self.now
