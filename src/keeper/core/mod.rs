@@ -1,27 +1,27 @@
-//! The core: a state machine without IO. It has many queues and one connection; the time is passed in, so that a
-//! simulation can drive it step by step.
+//! The core: a state machine without IO, with many queues and one connection. The time is passed in, so that a
+//! simulation can drive the core step by step.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `exchange` | the work of many queues, batched into one exchange (group commit), sent, and answered |
-//! | `store` | exchanges without an answer; events: connections come and go; the breaker opens and closes; the answers to claims |
-//! | `requests` | submitted, collected, cancelled; permits released; what is due by time; shutdown |
-//! | `limits` | the limits, the values that they have now, overrides; what operators see of them |
-//! | `acquire` | how a request comes by its slots, all or nothing: submitted, asked for, advanced; what becomes of it without an answer |
-//! | `local` | what this process decides on: claims on its own ledgers and rates, and fallbacks |
-//! | `refusals` | requests that are refused or dropped, and what a refusal says |
+//! | `store` | exchanges without an answer; connections; transitions of the breaker; answers to claims |
+//! | `requests` | requests and permits: submitted, collected, cancelled, released; timers; shutdown |
+//! | `limits` | the limits, their current values, overrides; the view of operators |
+//! | `acquire` | all-or-nothing acquisition of slots: submitted, sent, advanced; unanswered requests |
+//! | `local` | decisions of this process: claims on its own ledgers and rates, and fallbacks |
+//! | `refusals` | requests that are refused or dropped, and the contents of a refusal |
 //! | `rates` | charges and refunds at rates, the sleep of requests until a rate lets them go on, and accounts of permits |
 //! | this one | the data, requests and the lists that they are in; settings, the limits in force, the time and counts are in [`context`](super::context) |
-//! | `queues` | the queues, made when they are needed, and where each is found |
+//! | `queues` | the queues, created on demand, and their indexes |
 //! | `breaker` | the circuit breaker |
 //! | `window` | how many exchanges may be in flight |
 //!
-//! Each file calls only those below it. Anything that concerns a single ledger is the business of its
-//! [queue](super::queue), which reports to the [`Context`] and knows nothing of this.
+//! Each file calls only files below it. Everything about a single ledger is in its [queue](super::queue), which reports
+//! to the [`Context`] and does not know the core.
 //!
-//! A name (`Seq`) is in at most one exchange in flight that may put it into the ledger. When such an exchange fails its
-//! fate is unknown: the name is released until a release was acknowledged at a store time after the exchange's
-//! `not_after`, and the request goes on under a new name.
+//! At most one exchange in flight may enter a name (`Seq`) into the ledger. If that exchange fails, the fate of the name
+//! is unknown: its release is repeated until the store acknowledges it at a time after the exchange's `not_after`, and
+//! the request continues under a new name.
 
 mod acquire;
 #[cfg(test)]

@@ -1,19 +1,19 @@
-//! A queue: what this process knows of one ledger, with an entry for each of its own permits and requests.
+//! A queue: this process's view of one ledger, with an entry for each of its own permits and requests.
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `exchange` | what it sends and is answered: batches, answers, wake-ups |
-//! | `requests` | a request's way: submitted, collected, renewed as a permit; what a changed limit does to requests that wait; what operators see |
-//! | `outage` | failures: exchanges without an answer, permits that are lost (also at a shutdown), the store down and back; retries |
+//! | `exchange` | batches, answers, wake-ups |
+//! | `requests` | slots of requests: collected, renewed as permits; effects of a changed limit on waiting requests; the view of operators |
+//! | `outage` | failures: exchanges without an answer, lost permits (also at a shutdown), the store down and back; retries |
 //! | `local` | the ledger in this process, and the fallback while the store is down |
-//! | `work` | roll calls, introductions, releases until they are confirmed; whether anything is left to be sent; timers |
+//! | `work` | roll calls, introductions, releases until confirmed; whether anything is left to send; timers |
 //! | `reuse` | slots that go to the pool and come back from it |
-//! | `permit` | what happens to an entry: asked for, granted, refused, given up; counts and lists by its state; what it has to send |
+//! | `permit` | changes of an entry: sent, granted, refused, given up; counts and lists by state; the outbox |
 //! | `permit/entry` | the states of an entry |
 //! | this one | the data, read by all |
 //!
-//! Each file calls only those below it. A queue knows nothing of the [core](super::core), which has many of them: it
-//! reports to the [`Context`].
+//! Each file calls only files below it. A queue does not know the [core](super::core), which has many queues: it reports
+//! to the [`Context`].
 //!
 //! An entry moves from the request to the release; `permit/entry.rs` has the table of its states:
 //!
@@ -23,13 +23,13 @@
 //!            \__________________________/
 //! ```
 //!
-//! What a queue decides on the entry of a request it reports ([`Decided`](super::context::Decided)); the core then takes the
-//! request further: it has the entry asked for, or gives it up.
+//! A queue reports its decisions on entries of requests ([`Decided`](super::context::Decided)). The core then advances the
+//! request: it asks for the entry, or gives it up.
 //!
-//! An entry only moves forward, with three exceptions. One whose exchange came too late is idle again, under its name. One that
-//! is being checked waits again if a newer answer says that it does. One that the store has lost, that was collected too late, or
-//! that an outage moves is idle again under a new name: a name whose fate is unknown is never used again, and stays on the
-//! release list until its fate is known.
+//! An entry only moves forward, with three exceptions. If its exchange came too late, it is idle again under the same
+//! name. An entry being checked waits again if a newer answer shows it waiting. An entry that the store has lost, that was
+//! collected too late, or that an outage moves is idle again under a new name: a name of unknown fate is never reused, and
+//! stays on the release list until its fate is known.
 
 #[cfg(test)]
 pub(super) mod audit;

@@ -1,19 +1,19 @@
-//! The check of accounts: what permits pay, by what the store has run.
+//! The check of accounts: payments of permits, by the exchanges that the store has run.
 //!
-//! The store knows what it has charged and refunded, in units, and whom. A client knows what it was charged, what it has
-//! spent, and how that was settled. Of each exchange that runs:
+//! The store knows every charge and refund in units, and its payer. A client knows its charges, its spending, and the
+//! settlement. For each exchange that runs:
 //!
-//! - a sum is no more than its permit has spent, or is to pay by its settlement, less the sums before it;
-//! - a refund is no more than is left of the charge that it names.
+//! - a sum does not exceed the permit's spending, or its debt by the settlement, less earlier sums;
+//! - a refund does not exceed the remainder of its charge.
 //!
-//! Once everything is sent and answered, and the account is gone:
+//! Once everything is sent and answered, and the account is closed:
 //!
-//! - a permit has paid what was settled, or else all that it was charged and has spent;
-//! - a request that got no permit has paid nothing.
+//! - a permit has paid its settlement, or without one all its charges and spending;
+//! - a request without a permit has paid nothing.
 //!
-//! Except where that is in doubt: an exchange about it failed, or the store was not asked meanwhile, or a sum was refused
-//! that had no permit any more, or the network has repeated a message. Sums and refunds of such a run do not count: no
-//! keeper can know of it.
+//! An account in doubt is exempt: an exchange about it failed, or the store was not asked meanwhile, or a sum was refused
+//! after the permit had ended, or the network repeated a message. Sums and refunds of a repeated run do not count, since no
+//! keeper can know about it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,12 +1,13 @@
-//! Crowds: bursts of many keys, and streams that spend, at a store that is near or far, fast or slow, and never late by itself.
+//! Crowds: bursts of many keys, and streams that spend, at a store that is near or far, fast or slow, and never faulty.
 //!
-//! Beside what is true of all worlds:
+//! In addition to the guarantees of all worlds:
 //!
-//! - **G8** the store counts as up: it answers in time whatever a keeper sends, unless the keeper sends too much at once;
-//! - **G8** a request has its answer, from the store or by its fallback, within `store_timeout`;
-//! - **G4, G8** a burst that the way to the store can carry is decided on by the store, whatever else there is to be sent: renewals,
+//! - **G8** the store counts as up: it answers in time, unless the keeper sends too much at once;
+//! - **G8** a request is answered, by the store or by its fallback, within `store_timeout`;
+//! - **G4, G8** the store decides on any burst that the connection can carry, whatever other work is pending: renewals,
 //!   introductions after a cut, reports, releases;
-//! - **G5** a shutdown leaves nothing in the store that it reports as released, and if its permits are given back, nothing at all.
+//! - **G5** a shutdown leaves nothing in the store that it reports as released; if its permits are released, it leaves
+//!   nothing at all.
 
 use std::{ops::Range, time::Duration};
 

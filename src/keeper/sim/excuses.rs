@@ -1,17 +1,17 @@
-//! The excuses of a guarantee, for whom and for how long; and how far it is overshot meanwhile.
+//! Excuses from a guarantee, for whom and for how long, and the overshoot of limits meanwhile.
 //!
-//! | what happens | what it excuses | until |
+//! | event | excuse | until |
 //! | --- | --- | --- |
-//! | the store forgets, or an older copy takes over, or its clock is stepped forward | G1, G2 for those who hold then: they may be missing, and come back past the limit | G2: a lease later; G1: they end |
-//! | a policy lets somebody in without the store | G1 for that permit | it ends |
-//! | an older copy takes over | G6 for names which it brings back | they have waited, and a lease |
-//! | an exchange runs once more after its answer | G6 for the names that it lets in | they have waited, and a lease |
-//! | a replica is without the store, or a ledger of it, for ten leases, and gives up releases | G6 for these names in the ledgers then | the same |
+//! | the store forgets, or an older copy takes over, or its clock is stepped forward | G1, G2 for the holders at the time: they may be missing, and return past the limit | G2: a lease later; G1: they end |
+//! | a fallback admits a permit without the store | G1 for that permit | it ends |
+//! | an older copy takes over | G6 for names that the copy restores | they have waited, and a lease |
+//! | an exchange runs once more after its answer | G6 for the names that it admits | they have waited, and a lease |
+//! | a replica is without the store, or a ledger of it, for ten leases, and forgets releases | G6 for these names in the ledgers | the same |
 //! | an exchange from before a step back runs late | the same: its end is too late by the step | the same |
 //! | the clock is stepped back | adds its length to G4, G5, G6 | |
 //! | a replica that subscribes to its wake-ups has no connection, as the store can see | G3, G4 for its waiters: they may be passed over | it is connected |
 //!
-//! All others are never excused.
+//! Nothing else is excused.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

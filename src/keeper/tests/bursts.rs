@@ -125,7 +125,7 @@ fn a_burst_of_keys_is_no_outage() {
     }
 }
 
-/// As above, with heavy permits.
+/// G1, G8: as above, with heavy permits.
 #[test]
 fn a_burst_of_heavy_permits_is_no_outage() {
     let limit = Limit::concurrent("a", 64).fallback(Fallback::Reject);

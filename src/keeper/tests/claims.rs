@@ -27,7 +27,7 @@ fn leg(limit: usize, wait: Duration) -> Leg {
 }
 
 impl World {
-    /// When each rate drains, and the total charged: how charges are grouped no longer matters.
+    /// The end and the total of each rate, whatever the grouping of its charges.
     fn rate_ends(&self) -> Vec<String> {
         let states = self.ledgers.content().rates;
         let of = |(key, state): (&String, &String)| {

@@ -1,16 +1,15 @@
-//! A permit's states. Combinations that contradict each other cannot be written down, and `permit.rs` is the only file that
-//! changes a state.
+//! The states of a permit. Contradictory combinations cannot be expressed, and only `permit.rs` changes a state.
 //!
 //! | state | how an entry gets there | how it leaves |
 //! | --- | --- | --- |
-//! | [`Idle`](State::Idle) | it has just come; its exchange failed or did not ask for it; its slot is lost, or cannot be kept | sent, or decided on here |
+//! | [`Idle`](State::Idle) | it is new; its exchange failed or did not include it; its slot is lost, or cannot be kept | sent, or decided on here |
 //! | [`Sent`](State::Sent) | its exchange is sent | answered, failed, woken by another replica |
 //! | [`Waiting`](State::Waiting) | the store has enqueued it, or the ledger in this process | granted, lost by the store, timed out, store down or back |
 //! | [`Checking`](State::Checking) | granted with a lease that ends soon | renewed, lost by the store, found waiting by a newer answer, store down |
 //! | [`Held`](State::Held) | granted by the store, this process or the fallback; handed over by a permit of this process | released, lost |
-//! | [`Leaving`](State::Leaving) | given up while an exchange may still enter it | that exchange is over; or it is kept for the pool |
+//! | [`Leaving`](State::Leaving) | given up while an exchange may still enter it | the exchange is over, or the slot is kept for the pool |
 //!
-//! An entry in any state may be given up; then it goes, or is `Leaving`.
+//! An entry in any state may be given up; it is then removed, or becomes `Leaving`.
 
 use std::{sync::Arc, time::Duration};
 
