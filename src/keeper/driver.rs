@@ -236,7 +236,7 @@ async fn drive(
                     let is_in_use = core.on_failure(id, &error, now);
                     return is_in_use && error.failure == Failure::TimedOut;
                 }
-                // The next step does whatever is due.
+                // The next step does the due work.
                 News::Due => {}
             }
             false

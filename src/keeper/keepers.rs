@@ -145,7 +145,7 @@ impl Keepers {
 
 /// Permits.
 impl Keepers {
-    /// Bounds a held permit. Without a runtime the bounds have no effect.
+    /// Bounds a held permit. Bounds need a runtime.
     pub fn bound(&self, leases: &Leases, bounds: Bounds) {
         self.each_of(leases, |keeper, leases| {
             keeper.with(|core, now| {
@@ -277,7 +277,7 @@ impl Keepers {
         Ok((number, meter))
     }
 
-    /// Updates all of the limits or none.
+    /// Updates all limits, or fails and updates none.
     pub fn update(&self, limits: &[&Limit]) -> Result<(), ConfigError> {
         let limits = limits.iter().map(|limit| (*limit, self.meter_for(limit)));
         let limits: Vec<_> = limits.collect();
@@ -303,7 +303,7 @@ impl Keepers {
         changed
     }
 
-    /// Makes the same change in all keepers. Their state is the same, so either all accept it or none.
+    /// Makes the same change in all keepers. Their state is the same, so they all accept or all reject it.
     fn change_all<'a, R>(
         &'a self,
         mut change: impl FnMut(&'a Keeper) -> Result<R, ConfigError>,
@@ -334,7 +334,7 @@ impl Keepers {
         self.first().peek(|core| core.mode_of(limit))
     }
 
-    /// The record of overrides in this process, if there is no store.
+    /// The record of overrides in a process without a store.
     #[cfg(feature = "operate")]
     pub fn local_record(&self) -> Option<&LocalRecord> {
         self.record.as_ref()

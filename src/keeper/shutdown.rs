@@ -89,7 +89,7 @@ impl Keeper {
 }
 
 /// Waits for a deadline that may move, until there is none. Uses the driver's timer, since the caller's runtime may
-/// have none. Without a driver there is nothing to wait for: leases expire.
+/// have none. Without a driver the wait ends: leases expire.
 async fn wait_until(
     keeper: &Arc<Keeper>,
     mut until: impl FnMut(&Core, Instant) -> Option<Instant>,

@@ -147,7 +147,7 @@ impl Core {
     /// request can move others.
     #[inline(always)]
     pub(super) fn follow_decisions(&mut self) {
-        // Usually there are no decisions.
+        // Usually empty.
         if !self.ctx.decided.is_empty() {
             self.follow_all();
         }
@@ -431,7 +431,7 @@ impl Core {
     }
 }
 
-/// How long a leg may wait. With a key that has no slots it would wait in vain.
+/// How long a leg may wait. Zero for a key without slots, where it would wait in vain.
 fn longest_wait(leg: &Leg, max: u32) -> Duration {
     match max {
         0 => Duration::ZERO,

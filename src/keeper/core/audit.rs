@@ -23,7 +23,7 @@ use crate::{
     store::Failure,
 };
 
-/// Who pays for the charges of a claim.
+/// The payer of a claim's charges.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::keeper) enum Payer {
     /// The request of this number.
@@ -223,7 +223,7 @@ impl Core {
         Ok(())
     }
 
-    /// Lists whatever is left of requests and permits.
+    /// Lists the remains of requests and permits.
     pub fn leftovers(&self) -> Vec<&'static str> {
         let parts = [
             ("queues", !self.queues.is_empty()),
@@ -247,7 +247,7 @@ impl Core {
             .collect()
     }
 
-    /// Who is charged by each claim of an exchange in flight.
+    /// The payer of each claim of an exchange in flight.
     pub fn payers(&self, number: ExchangeId) -> Vec<Option<Payer>> {
         let sent = self.in_flight.iter().filter(|sent| sent.id == number);
         let payer = |asker: &Asker| match *asker {

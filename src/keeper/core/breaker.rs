@@ -1,9 +1,9 @@
 //! The circuit breaker: whether the store decides on requests.
 //!
 //! While the breaker is open (the store is *down*), one probe at a time is sent, with a back-off. A probe asks for the
-//! time, which even a store that does no work can answer: one that accepts no writes, whose user lacks a right, or that
-//! cuts each connection that asks for more. Hence the breaker closes only after the store has also passed a *trial*,
-//! the release of a name that was never issued.
+//! time, which even a store that does no work can answer: it may reject writes, lack a right, or cut each connection
+//! that asks for more. Hence the breaker closes only after the store has also passed a *trial*, the release of a name
+//! that was never issued.
 //!
 //! A *trouble* lasts from the first opening until the store is known to work again, and each of its causes is news
 //! once. A store that is out of memory passes the trial and refuses newcomers: it is in trouble until it admits one.
@@ -215,7 +215,7 @@ impl Breaker {
         }
     }
 
-    /// No answer came in the time that requests can wait, whatever the reason.
+    /// No answer came in the time that requests can wait, for any reason.
     pub fn given_up(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Transition {
         match self.state {
             BreakerState::Open { .. } => Transition::None,

@@ -27,8 +27,7 @@ use crate::{
 const MAX_BYTES_IN_FLIGHT: usize = 512 * 1024;
 /// Units of permits in one exchange: about two milliseconds of the store's time.
 const MAX_UNITS: usize = 1_000;
-// The last permit is sent whole, even if it exceeds the room, and so is a claim, for which half of the room is
-// reserved.
+// The last permit is sent whole, even if it exceeds the room; so is a claim, which starts with half of the room.
 const _: () = assert!(2 * MAX_UNITS <= MAX_PERMITS as usize);
 /// Refunds, and reports of spending, in one exchange: about a millisecond.
 pub(in crate::keeper) const MAX_REFUNDS: usize = 200;
@@ -297,7 +296,7 @@ impl Core {
         }
     }
 
-    /// Drafts a leg that the request does not have yet, and a batch for its queue if there is none.
+    /// Drafts a leg that the request does not have yet, and a batch for its queue if necessary.
     fn draft_leg(&mut self, draft: &mut Draft, lease: &Lease) -> Option<ClaimAsk> {
         let seq = lease.seq();
         self.queues
@@ -319,7 +318,7 @@ impl Core {
                         number
                     }
                     None => {
-                        // Makes sure that there is a batch, even one with only this leg.
+                        // Makes sure that there is a batch, even for this leg only.
                         queue.ask_for_batch();
                         draft.add_batch(queue, ctx);
                         draft.batches.len() - 1
@@ -454,7 +453,7 @@ impl Core {
         } = sent;
         self.ctx
             .record(|history, now| history.answered(id.0, &reply, now));
-        // The holders for which these requests were held back may now be confirmed.
+        // Requests held back for their holders: these may now be confirmed.
         self.unsent.append(&mut self.held_back);
         let seen = StoreMoment {
             store_us: reply.now_us,

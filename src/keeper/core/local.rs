@@ -213,8 +213,8 @@ impl Core {
         Paid::Here(tat)
     }
 
-    /// Decides on everything that a request does not have yet, by the limits' fallbacks at this availability. `None`:
-    /// one of the limits refuses the request.
+    /// Decides on everything that a request does not have yet, by the limits' fallbacks at this availability. `None`: a
+    /// limit refuses the request.
     fn claim_here(
         &mut self,
         id: RequestId,

@@ -148,7 +148,7 @@ struct Request {
     asking: Option<Asking>,
     /// Deadline of its wait, while it queues.
     waits_until: Option<Instant>,
-    /// The ticket with which the store first enqueued the request, under any of its limits.
+    /// The request's first ticket from the store, under any of its limits.
     ticket: Option<i64>,
     waker: Option<StoredWaker>,
 }

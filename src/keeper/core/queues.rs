@@ -1,4 +1,4 @@
-//! The queues of a core, and the indexes by which they are found: by key, by ledger, and by their next work.
+//! The queues of a core, indexed by key, by ledger, and by their next work.
 //!
 //! [`change`](Queues::change) changes a queue and updates its listing, or drops the queue if it is idle.
 //! [`without_listing`](Queues::without_listing) is for changes that do not affect where a queue is listed, or that a

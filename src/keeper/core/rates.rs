@@ -21,7 +21,7 @@ use crate::{
     telemetry::{Cost, Measure},
 };
 
-/// Number of keys kept in this process from which idle ones are purged.
+/// Number of keys in this process at which purging of idle keys starts.
 const PURGE_FROM: usize = 1_024;
 
 impl Core {
@@ -80,7 +80,7 @@ impl Core {
         Some((value.max, limit.to_rate(value)?.clamped()))
     }
 
-    /// The rate by which this process charges, as set by the limit's fallback. `None`: it charges nothing.
+    /// The rate charged by this process, as set by the limit's fallback. `None`: no charge.
     pub(super) fn rate_here(
         &self,
         number: LimitId,
@@ -186,7 +186,7 @@ impl Core {
         }
     }
 
-    /// Refunds the charges of a claim for which no request waits any longer.
+    /// Refunds the charges of a claim that lost its request.
     pub(super) fn refund_unclaimed(&mut self, charges: &[Charge], charged: &[Charged]) {
         for (charge, charged) in charges.iter().zip(charged) {
             if let Charged::Until { tat, .. } = *charged {
@@ -307,7 +307,7 @@ impl Core {
         }
     }
 
-    /// A rate for which a request sleeps may have been disabled since the request was sent.
+    /// A rate that delays a request may have been disabled since the request was sent.
     fn wake_bypassed(&mut self, id: RequestId) {
         let Some(request) = self.request(id) else {
             return;
@@ -512,7 +512,7 @@ impl Core {
         self.follow_account(id);
     }
 
-    /// Records how much of a sum is debt, for which newcomers have to wait.
+    /// Records the part of a sum that is debt, which makes newcomers wait.
     fn note_debt(&mut self, limit: LimitId, paid: Paid, sum: u32) {
         if let Some((rate, tat, now_us)) = self.state_of(paid) {
             let debt = rate.debt(tat, now_us).min(sum.into());

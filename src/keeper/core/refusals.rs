@@ -162,7 +162,7 @@ impl Core {
         legs.filter_map(|leg| self.queues[leg.lease.queue].quota(&self.ctx))
     }
 
-    /// A refusal for which no limit is responsible. It names the limit for which the request waits, or else its first.
+    /// A refusal without a responsible limit. It names the limit being waited for, or else the first.
     fn request_error(&self, request: &Request, kind: AcquireErrorKind) -> AcquireError {
         let mut legs = request.legs.iter();
         let waits = |leg: &SlotLeg| self.in_line_of(&leg.lease).is_some();

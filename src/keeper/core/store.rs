@@ -65,7 +65,7 @@ impl Core {
         is_in_use
     }
 
-    /// Removes an exchange from those in flight, if it still is one.
+    /// Removes an exchange from the list of exchanges in flight, if it is still listed.
     pub(super) fn take_sent(&mut self, id: ExchangeId) -> Option<PendingExchange> {
         let mut in_flight = self.in_flight.iter();
         let position = in_flight.position(|sent| sent.id == id)?;

@@ -1,10 +1,10 @@
 //! How many exchanges may be in flight.
 //!
-//! A nearby store needs two: one in flight while the next one fills. At a distance, a burst would then queue in this
-//! process, so the window follows the round trip: it holds as many exchanges as the store could answer in that time.
-//! Late answers halve the window, since exchanges then queue somewhere (a slow store, a thin link), and more of them
-//! would only queue for longer. This is TCP's additive increase, multiplicative decrease, with delay as the signal, as
-//! in TCP Vegas.
+//! A nearby store needs two: one runs while the next fills. At a distance, a burst would then queue in this process, so
+//! the window follows the round trip: it holds as many exchanges as the store could answer in that time. Late answers
+//! halve the window, since exchanges then queue somewhere (a slow store, a thin link), and more of them would only
+//! queue for longer. This is TCP's additive increase, multiplicative decrease, with delay as the signal, as in TCP
+//! Vegas.
 //!
 //! Exchanges with room left are also paced. A burst would otherwise fill the window at once, and the next request would
 //! wait for a whole round trip.

@@ -18,10 +18,10 @@ use crate::{
 
 pub(in crate::keeper) const FORGET_AFTER: u32 = super::FORGET_AFTER;
 
-/// The core's records of all queues, and what the audit finds in them.
+/// The core's records of all queues, and the findings of the audit.
 #[derive(Default)]
 pub(in crate::keeper) struct Books {
-    /// Names that exchanges in flight may enter into the ledger, and those that they renew.
+    /// Names that exchanges in flight may enter into the ledger, and names that they renew.
     pub entering: BTreeSet<Seq>,
     pub renewing: BTreeSet<Seq>,
     /// The request of each leg.
@@ -184,7 +184,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Idle slots are held, have no other holder, and are renewed.
+    /// Idle slots are held, by the pool alone, and are renewed.
     fn audit_pool(&self, at: &str) -> Result<(), String> {
         let Some(pooled) = &self.pooled else {
             return Ok(());

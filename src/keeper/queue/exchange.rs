@@ -453,8 +453,8 @@ impl Queue {
     pub fn after_answer(&mut self, ctx: &mut Context, pending: &PendingBatch, at: StoreMoment) {
         self.in_flight -= 1;
         let head = self.snapshot.head;
-        // Grants follow tickets: a waiter below the head has left, or was passed over while this process had no
-        // connection. Only the store knows which, but it need not be asked in each exchange.
+        // Grants follow tickets: a waiter below the head has left, or was passed over while this process was
+        // disconnected. Only the store knows which, but it need not be asked in each exchange.
         let pause = ctx.settings.poll_interval / 10;
         for (_, seq) in self.waiters_before(head.unwrap_or(0)) {
             match self.entries.get(&seq).map(Entry::state) {
@@ -518,8 +518,8 @@ impl Queue {
 }
 
 impl Snapshot {
-    /// The latest moment at which a waiter certainly had no slot. Grants follow tickets: a waiter behind the head had
-    /// none when the head was seen.
+    /// The latest moment at which a waiter was certainly without a slot. Grants follow tickets: a waiter behind the
+    /// head was still waiting when the head was seen.
     fn seen_waiting(&self, ticket: i64, seen: StoreMoment) -> StoreMoment {
         match self.head {
             Some(head) if ticket >= head && self.seen.sent > seen.sent => self.seen,

@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Queue {
-    /// Starts the ledger in this process if there is no store, and the pool. Called once.
+    /// Starts the pool and, without a store, the ledger in this process. Called once.
     pub fn start(&mut self, ctx: &mut Context) {
         if !ctx.shared {
             self.keep_ledger(ctx);
@@ -47,7 +47,7 @@ impl Queue {
         ledger
     }
 
-    /// Who decides on requests while the store does not.
+    /// The decision on requests while the store does not decide.
     pub fn decider(&self, availability: Availability) -> Decider {
         match (availability, self.limit.current_fallback()) {
             (Availability::Up, _) => Decider::Ledger,
@@ -172,14 +172,14 @@ impl Queue {
         self.forget_fallen_back();
     }
 
-    /// Until when a request that finds no slot here may keep asking the store.
+    /// Deadline until which a request without a slot here may keep asking the store.
     pub fn may_ask_until(&self, ctx: &Context, seq: Seq, wait: Duration) -> Option<Instant> {
         let until = self.entries.get(&seq)?.asked + wait;
         (until > ctx.now).then_some(until)
     }
 
-    /// Requests that fell back are no longer newcomers, or this queue would go before those with newcomers. The oldest
-    /// are first in the list, and fall back first.
+    /// Requests that fell back are no longer newcomers, or this queue would precede queues with real newcomers. The
+    /// oldest are first in the list, and fall back first.
     pub fn forget_fallen_back(&mut self) {
         let Some(outbox) = &mut self.outbox else {
             return;

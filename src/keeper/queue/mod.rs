@@ -65,7 +65,7 @@ use self::permit::entry::{Entry, Holder};
 pub(super) use self::permit::entry::{Requester, StoreMoment};
 
 /// Leases after which a release is no longer repeated. A waiter that outlives even this is released when it is promoted
-/// and has no entry here.
+/// without an entry here.
 const FORGET_AFTER: u32 = 10;
 
 pub(super) struct Queue {
@@ -77,7 +77,7 @@ pub(super) struct Queue {
     limit: Arc<Limit>,
     /// The limit's value for this key, if the latest request brought one.
     own_value: Option<LimitValue>,
-    /// Operators' override for this key. Boxed, as most keys have none.
+    /// Operators' override for this key. Boxed, since it is rare.
     steered: Option<Box<Steered>>,
     entries: SmallMap<Seq, Entry>,
     /// Requests that wait in the store's ledger. Boxed, like the outbox: most queues have neither.
@@ -87,7 +87,7 @@ pub(super) struct Queue {
     wants_batch: bool,
     /// Number of exchanges in flight with a batch for this queue.
     in_flight: u16,
-    /// The ledger in this process, which decides while there is no store.
+    /// The ledger in this process, which decides without a store.
     ledger_here: Option<Box<Ledger>>,
     /// Held permits of weight 1 from this name on are not in [`Context::renewals`]: most are released before they are
     /// due.
@@ -118,10 +118,10 @@ pub(super) enum LegState {
     Asked,
 }
 
-/// Who decides on a request in this process.
+/// The local decision on a request.
 pub(super) enum Decider {
     Ledger,
-    /// The limit's fallback needs no ledger.
+    /// A fallback that needs no ledger.
     Fallback(Result<(), AcquireErrorKind>),
 }
 
@@ -191,7 +191,7 @@ pub(super) struct Newcomer {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Release {
     seq: Seq,
-    /// Store time until which an exchange might enter the name into the ledger; 0 if there is none.
+    /// Store time until which an exchange might enter the name into the ledger; otherwise 0.
     not_after_us: u64,
     /// Many leases from now: the name has expired in the store by then.
     forget_at: Instant,

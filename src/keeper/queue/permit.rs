@@ -364,7 +364,7 @@ impl Queue {
         })
     }
 
-    /// Gives a slot to its request, as one of several. Returns the place at which it had joined the queue.
+    /// Gives a slot to its request, as one of several. Returns its initial place in the queue.
     pub fn take_as_leg(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> u32 {
         let seq = lease.seq();
         let Some(entry) = self.entries.get_mut(&seq) else {
@@ -538,7 +538,7 @@ fn count(ctx: &mut Context, limit_id: LimitId, entry: &Entry, is_in: bool) {
     }
     let (count, measure): (_, fn(f64) -> Measure) = match state {
         State::Held(_) => (&mut ctx.counts.held, Measure::Held),
-        // Of a request for several slots, one leg waits at a time.
+        // A request for several slots waits with one leg at a time.
         State::Idle if !entry.is_plain() => return,
         State::Idle | State::Sent { .. } | State::Waiting(_) | State::Checking { .. } => {
             (&mut ctx.counts.waiting, Measure::Waiting)

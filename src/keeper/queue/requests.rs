@@ -1,5 +1,5 @@
-//! Slots of requests: collected, then renewed until the permit ends. Also the effects of a changed limit on waiting
-//! requests, and what the core and operators see of a queue.
+//! Slots of requests: collected, then renewed until the permit ends. The effects of a changed limit on waiting
+//! requests, and the views of the core and of operators.
 
 use std::{sync::Arc, time::Duration};
 

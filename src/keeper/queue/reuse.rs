@@ -97,7 +97,7 @@ impl Queue {
             return false;
         };
         if !entry.is_plain() || weight_of(first) > 1 {
-            // It needs more than this slot, which goes back to the store and is granted there.
+            // The request needs more than this slot, which goes back to the store and is granted there.
             if weight_of(first) == 1 {
                 self.forget_first();
             }

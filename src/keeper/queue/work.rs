@@ -45,7 +45,7 @@ impl Queue {
     }
 
     /// Introduces the queue to a store that may be another, or have lost its data: asks for all holders, and holds back
-    /// newcomers until they are confirmed, however many exchanges that takes. Holders are adopted only if the store
+    /// newcomers until their confirmation, however many exchanges that takes. Holders are adopted only if the store
     /// does not know them: a late `adopt` could restore a permit that was released meanwhile.
     pub fn introduce(&mut self, ctx: &Context) {
         for seq in self.those(Entry::is_held) {
@@ -112,7 +112,7 @@ impl Queue {
         names.map(|seq| weight_of(seq) as usize).sum()
     }
 
-    /// Names that the store may know, except those with a release in flight. A name may occur twice.
+    /// Names that the store may know, except names with a release in flight. A name may occur twice.
     pub fn names_in_store(&self) -> impl Iterator<Item = Seq> {
         let entries = self.entries.values();
         let known = entries.filter(|entry| entry.in_store.present || entry.in_store.entering);
@@ -129,7 +129,7 @@ impl Queue {
     }
 }
 
-/// Remaining work, by which the core lists the queue.
+/// Remaining work, which determines the queue's listing in the core.
 impl Queue {
     /// Whether an inquiry of a user has not been sent yet.
     pub fn has_inquiries(&self) -> bool {

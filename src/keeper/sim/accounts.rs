@@ -99,7 +99,7 @@ impl Accounts {
         state.in_doubt |= matches!(fee.paid, Paid::Here(..));
     }
 
-    /// A charge of a request that gets no permit after all.
+    /// A charge of a request that is refused after all.
     pub fn let_go(&mut self, replica: ReplicaId, fee: &Fee) {
         if let Some(state) = self.all.get_mut(&(replica, fee.id.0)) {
             state.permit = None;
@@ -245,7 +245,7 @@ impl Accounts {
 }
 
 impl World {
-    /// Checks what an exchange has charged and refunded.
+    /// Checks the charges and refunds of an exchange.
     pub fn check_charges(&mut self, sent: &Sent, run: &Exchange, reply: &Reply) {
         let replica = run.replica;
         let mut run_refunds = run.refunds.iter().peekable();
@@ -265,7 +265,7 @@ impl World {
             };
             let account = self.accounts.account_of(replica, payer);
             if sent.repeated {
-                // Its answer may be the one that arrives.
+                // Its answer may arrive instead of the first.
                 self.accounts.doubt(account);
             }
             for (charge, charged) in claim.charges.iter().zip(&reply.charged) {

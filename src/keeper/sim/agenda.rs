@@ -48,7 +48,7 @@ pub(super) struct Sent {
     pub life: u32,
     pub id: ExchangeId,
     pub exchange: Arc<Exchange>,
-    /// It has run before.
+    /// The exchange has run before.
     pub repeated: bool,
     /// The connection subscribes to wake-ups.
     pub listens: bool,
@@ -60,7 +60,7 @@ pub(super) struct Sent {
 
 pub(super) enum Event {
     Answer(ExchangeId, Reply),
-    /// The driver notices that an exchange has no answer.
+    /// The driver times an exchange out.
     TimesOut(ExchangeId),
     Fails(ExchangeId, Failure),
     Wakes(Wake),
@@ -94,7 +94,7 @@ impl World {
         self.after(delay, delivered);
     }
 
-    /// Runs the next event; false if there is none.
+    /// Runs the next event; false at the end.
     pub fn step(&mut self) -> bool {
         let Some(Reverse((at, number))) = self.agenda.pop() else {
             return false;

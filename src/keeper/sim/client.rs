@@ -37,7 +37,7 @@ pub(super) struct Client {
     weight: Option<u32>,
     /// A pending further charge of its permit.
     pub charging: Option<Charging>,
-    /// It belongs to a crowd, and asks once.
+    /// One of a crowd, which asks once.
     pub in_crowd: bool,
     /// The expected answer, until there is one.
     pub expected: Option<Expected>,
@@ -221,7 +221,7 @@ impl World {
                 let pause = self.millis(1..300);
                 self.after(pause, Happening::ClientAsks(client));
             }
-            // It asks for the next limit.
+            // The client asks for the next limit.
             None if !is_open => {}
             None if self.now > until + Duration::from_secs(3) && self.faults.stall == 0.0 => {
                 self.fail(&format!("G7: client {client} waits for too long"))

@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl World {
-    /// Checks the ledgers in a process, as [`check`](Self::check) does with those of the store.
+    /// Checks the ledgers in a process, as [`check`](Self::check) checks the store's.
     pub fn check_here(&mut self, replica: usize) {
         let core = &self.replicas[replica].core;
         let now: Vec<(LedgerHere, Snapshot)> = core

@@ -4,9 +4,9 @@
 //! and callers have values of their own: then the shortest `T` and the largest burst requested count. Starts reserved
 //! earlier keep their times when the rate changes, and may come on top.
 //!
-//! Spending is charged whatever the rate has left, and begins when it is charged. It may break the promise, and makes
-//! later requests wait: when a charge begins, all earlier charges and the charge itself fill no more than its burst,
-//! less the drained part.
+//! Spending is charged regardless of the remaining budget, and begins when it is charged. It may break the promise, and
+//! makes later requests wait: when a charge begins, all earlier charges and the charge itself fill no more than its
+//! burst, less the drained part.
 //!
 //! Charges that the store has lost, or from before its clock was stepped back, no longer count: later charges keep the
 //! promise on their own.

@@ -91,7 +91,7 @@ pub(super) struct World {
     /// Names in a ledger unknown to their keeper or client, and since when.
     pub strangers: BTreeMap<MemberId, Duration>,
     pub ungreeted: BTreeMap<MemberId, Duration>,
-    /// Names in a ledger that were to be released, and until when.
+    /// Names in a ledger whose release is pending, and until when.
     pub given_up_at: BTreeMap<MemberId, Instant>,
     pub totals: Totals,
     /// Kept on demand.
@@ -288,7 +288,7 @@ impl World {
         }
     }
 
-    /// The factor by which limits are larger.
+    /// The scale of limits.
     pub fn scale(&self) -> u32 {
         scale(self.weights)
     }

@@ -38,7 +38,7 @@ pub(in crate::keeper::queue) struct Entry {
 #[derive(Clone, Copy)]
 pub(in crate::keeper) struct Requester {
     pub id: RequestId,
-    /// It asks for this slot only.
+    /// The request asks for this slot only.
     pub plain: bool,
     /// The limit is in shadow mode for this request: a refusal lets it pass.
     pub shadow: bool,
@@ -53,8 +53,8 @@ pub(in crate::keeper::queue) enum State {
         at: Instant,
     },
     Waiting(Line),
-    /// Granted by the store, but perhaps so long ago that the lease is about to end: renewed before use. An answer to
-    /// an exchange sent before `since` does not contradict the grant.
+    /// Granted by the store, but the lease may be about to end: renewed before use. An answer to an exchange sent
+    /// before `since` does not contradict the grant.
     Checking {
         since: Instant,
     },
@@ -74,7 +74,7 @@ pub(in crate::keeper::queue) enum Line {
     Here,
 }
 
-/// A moment by both clocks: the store's, and a local one that is not later.
+/// A moment by both clocks: the store's time, and a local time no later than that.
 #[derive(Clone, Copy)]
 pub(in crate::keeper) struct StoreMoment {
     pub store_us: u64,
@@ -105,7 +105,7 @@ pub(in crate::keeper::queue) enum Holder {
     Permit,
     /// A permit with several slots.
     JointPermit,
-    /// A permit with several slots, of which another one is counted.
+    /// A permit with several slots; another slot counts for it.
     Companion,
 }
 
@@ -113,7 +113,7 @@ pub(in crate::keeper::queue) enum Holder {
 /// these flags follow neither from the state nor from each other.
 #[derive(Clone, Copy, Default)]
 pub(in crate::keeper::queue) struct InStore {
-    /// It is in the store's ledger, by the latest answer.
+    /// In the store's ledger, by the latest answer.
     pub present: bool,
     /// An exchange in flight enters it there.
     pub entering: bool,
@@ -124,7 +124,7 @@ pub(in crate::keeper::queue) struct InStore {
     /// Its request got another slot while an exchange was in flight: if the exchange acquires this slot, it goes to the
     /// pool.
     pub spare: bool,
-    /// Store time until which unanswered exchanges may enter it; 0 if there are none.
+    /// Store time until which unanswered exchanges may enter it; otherwise 0.
     pub not_after_us: u64,
 }
 
