@@ -1,5 +1,5 @@
-//! The context that all queues of a keeper share: its settings, the limits in force, the time, timers, counts, and the
-//! effects of a step.
+//! State that all queues of a keeper share: settings, the limits in force, the time, timers, counts, and the effects of
+//! a step.
 
 use std::{
     collections::BTreeSet,
@@ -25,14 +25,14 @@ use crate::{
     telemetry::{Cause, History, LimitMeter, Measure, Reports, StoreNews, Topic},
 };
 
-/// Moments in a lease at which renewals are sent. With more of them fewer renewals share an exchange, with fewer the
-/// exchanges are longer.
+/// Moments per lease at which renewals are sent. More moments mean fewer renewals per exchange; fewer mean longer
+/// exchanges.
 const MOMENTS: u32 = 1_000;
 
-/// A lease is renewed after a third of it, so that one renewal may fail.
+/// Renewals per lease: one may fail.
 pub(super) const RENEWALS_PER_LEASE: u32 = 3;
 
-/// What is noticed this much too late was not missed by the store: this process stood still.
+/// Delay beyond which this process must have stood still: the store did not miss the deadline.
 pub(super) const STOOD_STILL: Duration = Duration::from_millis(100);
 
 /// The configuration of a keeper.
@@ -40,7 +40,7 @@ pub(super) const STOOD_STILL: Duration = Duration::from_millis(100);
 pub(crate) struct Settings {
     pub replica: ReplicaId,
     pub namespace: String,
-    /// The part of a cluster that it keeps, if the store is one.
+    /// The part of a cluster that this keeper serves.
     pub part: Option<Part>,
     pub lease: Duration,
     pub store_timeout: Duration,
@@ -48,7 +48,7 @@ pub(crate) struct Settings {
     pub waiter_ttl: Duration,
     /// Seed of the jitter.
     pub seed: u64,
-    /// Shared by the keepers of a limiter.
+    /// Shared by all keepers of a limiter.
     pub news: Arc<StoreNews>,
 }
 
@@ -65,14 +65,14 @@ impl Settings {
     }
 }
 
-/// Which side decides on requests.
+/// Whether the store or the fallback admits requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Availability {
-    /// The store; without one, the ledgers in this process.
+    /// The store decides; without a store, the ledgers in this process.
     Up,
-    /// The fallback of each limit: the store does not answer, or does not do its work.
+    /// The fallback of each limit decides: the store does not answer, or cannot do its work.
     Down,
-    /// No side: the store refuses to work, for a reason that an operator has to mend. All requests are refused.
+    /// All requests are refused: the store refuses to work for a reason that an operator has to fix.
     Refused,
 }
 
@@ -87,14 +87,14 @@ pub(super) struct Decided {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Decision {
     Refused(AcquireErrorKind),
-    /// Its limit is not enforced any more, or is in shadow mode: the request goes on without this slot.
+    /// The limit is no longer enforced, or is in shadow mode: the request goes on without this slot.
     Bypassed(AcquireErrorKind),
-    /// It is held, waits, or is to be asked for once more.
+    /// The entry is held, waits, or has to be sent again.
     Changed,
 }
 
 impl Decision {
-    /// Of several on one request the first counts most.
+    /// The decision of the highest rank wins if one request has several.
     pub fn rank(self) -> u8 {
         match self {
             Self::Refused(_) => 0,
@@ -109,44 +109,44 @@ pub(super) struct Context {
     pub settings: Settings,
     /// Whether there is a store that other replicas share.
     pub shared: bool,
-    /// The limits in force, with overrides; by [`LimitId`].
+    /// The limits in force, including overrides; indexed by [`LimitId`].
     pub limits: Vec<Arc<Limit>>,
-    /// The overrides that operators have set.
+    /// Overrides set by operators.
     pub overrides: Arc<InForce>,
-    /// The time of the latest step that was given one.
+    /// The time of the latest step.
     pub now: Instant,
     pub availability: Availability,
-    /// The limiter is shut down or dropped: no slot goes to a pool any more.
+    /// The limiter is shut down or dropped: slots no longer go to a pool.
     pub ending: bool,
-    /// The store did not have permits that it had granted.
+    /// The store has lost permits that it had granted.
     pub is_data_lost: bool,
     pub effects: Effects,
     pub counts: Counts,
     pub reports: Reports,
-    /// Releases that a task waits for.
+    /// Releases whose confirmation a task awaits.
     pub confirmations: Confirmations,
     lost_leases: Vec<Weak<Lease>>,
-    /// What queues have decided on requests since the core last followed it.
+    /// Decisions on requests that the core has yet to follow.
     pub decided: Vec<Decided>,
     /// When to renew permits that are no longer young (`Queue::add_timer`).
     pub renewals: BTreeSet<(Instant, QueueId, Seq)>,
-    /// An exchange with one batch, for the ledgers in this process. Its times do not matter there.
+    /// An exchange with one batch, reused for the ledgers in this process, which ignore its times.
     pub scratch: Exchange,
     epoch: Instant,
     pub rng: fastrand::Rng,
     last_seq: Seq,
-    /// By [`LimitId`].
+    /// Indexed by [`LimitId`].
     meters: Vec<Arc<LimitMeter>>,
     history: History,
-    /// By [`LimitId`].
+    /// Indexed by [`LimitId`].
     holds: Vec<Option<MeanHold>>,
 }
 
-/// How long permits of a limit were held lately. Without weights both are the same.
+/// Recent mean hold time of a limit's permits. Without weights, both fields are equal.
 #[derive(Clone, Copy, Debug)]
 struct MeanHold {
     seconds: f64,
-    /// The same times the units of each permit.
+    /// Held time multiplied by the weight of the permit.
     unit_seconds: f64,
 }
 
@@ -155,7 +155,7 @@ pub(super) struct Counts {
     pub held: usize,
     pub waiting: usize,
     pub lost: u64,
-    /// Held slots of permits that have another one.
+    /// Held slots of permits that have another slot, which is the one counted.
     pub companions: usize,
     /// Releases that the store has confirmed so far.
     pub confirmed: u64,
@@ -199,7 +199,7 @@ impl Context {
         }
     }
 
-    /// Makes a limit known; returns its number.
+    /// Registers a limit and returns its id.
     pub fn add_limit(&mut self, limit: Arc<Limit>, meter: Arc<LimitMeter>) -> LimitId {
         self.limits.push(limit);
         self.meters.push(meter);
@@ -216,7 +216,7 @@ impl Context {
         self.last_seq
     }
 
-    /// A name that was not given yet, for a permit of this weight.
+    /// A fresh name for a permit of this weight.
     pub fn next_name(&mut self, weight: u32) -> Seq {
         weighing(self.next_seq(), weight)
     }
@@ -233,22 +233,22 @@ impl Context {
         Arc::new(Lease::new(self.keeper(), queue, seq, self.epoch, pool))
     }
 
-    /// A lease that no request has, for a name that may still get into the store.
+    /// A lease without a request, for a name that may still reach the store.
     pub fn lease_named(&self, queue: QueueId, seq: Seq) -> Arc<Lease> {
         Arc::new(Lease::new(self.keeper(), queue, seq, self.epoch, None))
     }
 
-    /// The first name of weight 1 that was not given yet.
+    /// The first unused name of weight 1.
     pub fn seq_bound(&self) -> Seq {
         self.last_seq + 1
     }
 
-    /// The number of this keeper among those of its limiter.
+    /// The index of this keeper within its limiter.
     pub fn keeper(&self) -> KeeperId {
         KeeperId::of(self.settings.part.unwrap_or_default())
     }
 
-    /// This process's own clock, for rates without a store.
+    /// The local clock, for rates without a store.
     pub fn local_us(&self) -> u64 {
         self.local_us_at(self.now)
     }
@@ -261,7 +261,7 @@ impl Context {
         jittered(length, &mut self.rng)
     }
 
-    /// A third of the way from `sent` to the deadline: at one of the moments at which renewals of many queues share
+    /// A third of the way from `sent` to the deadline, moved to the grid on which renewals of many queues share
     /// exchanges.
     pub fn renew_at(&mut self, sent: Instant, until: Instant) -> Instant {
         let at = sent + self.jittered(until.saturating_duration_since(sent) / RENEWALS_PER_LEASE);
@@ -274,7 +274,7 @@ impl Context {
 
 /// Effects.
 impl Context {
-    /// Measured once the lock is free.
+    /// Records a measurement once the lock is free.
     #[inline]
     pub fn measure(&mut self, limit: LimitId, measure: Measure) {
         if cfg!(feature = "metrics") {
@@ -283,7 +283,7 @@ impl Context {
         }
     }
 
-    /// Counts a request that this limit has admitted. In a cluster another limit may still refuse it:
+    /// Counts a request admitted by this limit. In a cluster another limit may still refuse the request, so
     /// [`Core::admit_leg`](super::core::Core::admit_leg) counts it.
     pub fn note_admission(&mut self, limit: LimitId, waited: Duration) {
         if self.settings.part.is_none() {
@@ -296,7 +296,7 @@ impl Context {
         self.measure(limit, Measure::RefusedInShadow(kind));
     }
 
-    /// Counts the end of a permit, by its lease. Each admitted permit ends once: here, or in its pool.
+    /// Counts the end of a permit, by its lease. Each admitted permit ends once: here or in its pool.
     pub fn note_end(&mut self, limit: LimitId, lease: &Lease, held: Duration) {
         let reason = lease.end_reason();
         self.measure(limit, Measure::Ended(reason, held));
@@ -309,7 +309,7 @@ impl Context {
         }
     }
 
-    /// Updates the mean time for which permits of a limit are held: the recent ones count more.
+    /// Updates the mean hold time of a limit. Recent permits weigh more.
     pub fn note_hold(&mut self, limit: LimitId, held: Duration, weight: u32) {
         let seconds = held.as_secs_f64();
         let unit_seconds = seconds * f64::from(weight);
@@ -326,8 +326,8 @@ impl Context {
         self.holds[limit.0] = Some(hold);
     }
 
-    /// For how many seconds, times units, `waiting` waiters and then a newcomer of this weight will hold slots, if all hold
-    /// them as long as lately, and the waiters are as heavy.
+    /// Estimated unit-seconds of `waiting` waiters and then of a newcomer of this weight, by the recent mean of hold times
+    /// and of waiters' weights.
     pub fn unit_seconds(&self, limit: LimitId, waiting: u32, weight: u32) -> Option<f64> {
         let hold = self.holds[limit.0]?;
         Some(f64::from(waiting) * hold.unit_seconds + f64::from(weight) * hold.seconds)
@@ -349,7 +349,7 @@ impl Context {
         self.effects.push(Effect::Log(event));
     }
 
-    /// Logs that the store is in trouble, unless that is known of another part of it.
+    /// Logs that the store is in trouble, unless another part of it was already reported.
     pub fn log_trouble(&mut self, cause: Cause, why: &str) {
         if self.settings.news.begins(cause, self.settings.part) {
             let error = why.to_owned();
@@ -357,19 +357,19 @@ impl Context {
         }
     }
 
-    /// Logs that the store is back, unless another part of it is in trouble.
+    /// Logs that the store is back, unless another part is still in trouble.
     pub fn log_recovery(&mut self) {
         if self.settings.news.ends(self.settings.part) {
             self.log(LogEvent::StoreBack);
         }
     }
 
-    /// Logs before long what has happened to permits of a key, together with others of the limit.
+    /// Logs what happened to permits of a key, soon and together with other keys of the limit.
     pub fn report(&mut self, limit: LimitId, topic: Topic, key: QueueId, permits: u64) {
         self.reports.add(limit, topic, key, permits, self.now);
     }
 
-    /// Logs what was reported so far.
+    /// Logs all pending reports.
     pub fn log_reports(&mut self) {
         for report in self.reports.take() {
             let limit = self.limits[report.limit.0].clone();
@@ -377,28 +377,28 @@ impl Context {
         }
     }
 
-    /// Drops inquiries without an answer.
+    /// Drops inquiries that will not be answered.
     pub fn dismiss(&mut self, inquiries: &mut Vec<Inquiry>) {
         for inquiry in inquiries.drain(..) {
             self.effects.push(Effect::Dismiss(inquiry));
         }
     }
 
-    /// The store has confirmed a release, and nothing can bring the name back.
+    /// The store has confirmed a release, and no late exchange can bring the name back.
     pub fn confirm(&mut self, seq: Seq) {
         self.counts.confirmed += 1;
         let confirmation = self.confirmations.take(seq);
         self.effects.confirm(confirmation);
     }
 
-    /// The store does not confirm releases at the moment.
+    /// The store cannot confirm releases at present.
     pub fn give_up_on_confirmations(&mut self) {
         for confirmation in self.confirmations.take_all() {
             self.effects.push(Effect::GiveUpOn(confirmation));
         }
     }
 
-    /// Remembers a lost lease for as long as a permit has it: its response may go on until a shutdown.
+    /// Remembers a lost lease while its permit exists: its response may go on until a shutdown.
     pub fn note_lost_lease(&mut self, lease: &Arc<Lease>) {
         if self.lost_leases.len() == self.lost_leases.capacity() {
             self.lost_leases.retain(|lease| lease.strong_count() > 0);
@@ -422,7 +422,7 @@ impl Context {
     }
 }
 
-/// A little less, so that replicas which started together drift apart.
+/// Shortens a duration at random, so that replicas which started together drift apart.
 pub(super) fn jittered(length: Duration, rng: &mut fastrand::Rng) -> Duration {
     length.mul_f64(0.9 + 0.1 * rng.f64())
 }

@@ -16,13 +16,13 @@ pub(crate) struct Leg {
     pub limit: LimitId,
     pub key: Key,
     pub wait: Duration,
-    /// The limit's value for this key, if it has one of its own.
+    /// The limit's value for this key, if the request brings one.
     pub value: Option<LimitValue>,
     /// Units of a slot, from 1 to [`MAX_WEIGHT`](crate::ranges::MAX_WEIGHT).
     pub weight: u32,
-    /// Its cost at a rate.
+    /// Cost at a rate.
     pub cost: u32,
-    /// Whether a cost above the rate's burst counts as the burst. Otherwise it is refused.
+    /// Whether a cost above the rate's burst counts as the burst; otherwise the request is refused.
     pub clamps: bool,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Leg {
 #[derive(Clone, Debug)]
 pub(crate) enum Demand {
     One(Leg),
-    /// All or nothing. No limit is named twice.
+    /// All or nothing. Each limit occurs once.
     All(Vec<Leg>),
 }
 
@@ -47,35 +47,35 @@ impl Demand {
     }
 }
 
-/// A request that was submitted to a core.
+/// Identifies a request submitted to a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RequestId {
-    /// In the order in which they came.
+    /// In order of submission.
     pub number: NonZeroU64,
-    /// Where the core has it.
+    /// Index in the core's slab.
     pub slot: u32,
 }
 
-/// How a request came by its permit.
+/// How a request obtained its permit.
 pub(crate) struct Taken {
     pub leases: Leases,
     pub waited: Duration,
-    /// The place in the queue when it was joined; 0 if there was no need to wait.
+    /// Place at which the request joined the queue; 0 if it did not wait.
     pub place: u32,
-    /// Mostly there are none.
+    /// Usually `None`.
     pub notes: Option<Box<Notes>>,
 }
 
 /// Further facts about a permit.
 #[derive(Default)]
 pub(crate) struct Notes {
-    /// Limits in shadow mode that would have refused it.
+    /// Limits in shadow mode that would have refused the request.
     pub bypassed: Vec<(Arc<Limit>, AcquireErrorKind)>,
-    /// Its charges at rates.
+    /// Charges at rates.
     pub fees: Vec<Fee>,
-    /// Rates that it is not charged by, since their mode is off.
+    /// Rates that charge nothing because their mode is off.
     pub exempt: Vec<Arc<Limit>>,
-    /// How its limits stand, if the request asked for that.
+    /// The state of each limit, if the request asked for quotas.
     pub quotas: Vec<Quota>,
 }
 
@@ -96,7 +96,7 @@ impl Taken {
         self
     }
 
-    /// Limits in shadow mode that would have refused it.
+    /// Limits in shadow mode that would have refused the request.
     pub(super) fn bypassed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
         self.notes.as_ref().map_or(&[], |notes| &notes.bypassed)
     }

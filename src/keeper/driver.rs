@@ -1,12 +1,12 @@
-//! The driver: the one task that sends, receives and sleeps for a keeper; the exchanges that it has in flight; and the
-//! watchdogs that see to it that it runs. What is decided about it under the lock is in `lock.rs`.
+//! The driver: the one task of a keeper that sends, receives and sleeps, with its exchanges in flight; and the
+//! watchdogs that check that it runs. Decisions about the driver that need the lock are in `lock.rs`.
 //!
-//! It is a task on the runtime of the task that needed it first (or on the one that the limiter was given), and
-//! requests wait on any runtime. If the driver's runtime ends, the task is dropped and the next request starts another
-//! one. A runtime may also be blocked, or not be driven any more: then the driver is *late*. A watchdog on the runtime of
-//! a request that waits finds out, and starts another driver there. The late one is dismissed: it ends when it runs
-//! again, and its connections with it. Where the driver's place was given, it is not moved: the fallback of each limit
-//! applies until it runs.
+//! The driver is spawned on the runtime of the first task that needs it, or on the runtime given to the limiter;
+//! requests may wait on any runtime. If the driver's runtime shuts down, the task is dropped, and the next request
+//! starts another driver. A runtime may also be blocked, or no longer polled: then the driver is *late*. A watchdog on
+//! the runtime of a waiting request detects this and starts another driver there. The late driver is dismissed: it
+//! ends, with its connections, as soon as it runs again. A driver whose runtime was given is never moved: the fallback
+//! of each limit applies until it runs.
 
 use std::{
     any::Any,
@@ -43,23 +43,25 @@ use crate::{
     telemetry::StoreMeter,
 };
 
-/// Checks without a request that waits, after which a watchdog ends: a busy limiter does not start one for each request.
+/// Checks without a waiting request after which a watchdog ends. A busy limiter thus does not start one for each
+/// request.
 const IDLE_CHECKS: u32 = 16;
 
-/// An exchange with at least this many ledgers is sent before a reply that has arrived is processed, so that the store works
-/// while we do. Two short ones had better go out together: then the store reads and answers, and we wake up, once for both.
+/// Minimum of ledgers in an exchange that is sent before a received reply is processed, so that the store works in
+/// parallel. Two short exchanges are better sent together: the store then reads and answers once, and this process
+/// wakes up once.
 const LONG: usize = 16;
 
 /// Why a store cannot be used.
 pub(crate) enum ConnectError {
-    /// It refuses to work.
+    /// The store refuses to work.
     Store(StoreError),
-    /// There is no runtime with timers and IO.
+    /// No runtime with timers and IO is available.
     NoRuntime,
 }
 
 impl Keeper {
-    /// Starts the driver if it is needed and not there, or does not run.
+    /// Starts a driver if one is needed and none runs.
     pub(super) fn start_driver(self: &Arc<Self>) -> Result<(), AcquireErrorKind> {
         let runtime = match &self.runtime {
             Some(runtime) => Ok(runtime.clone()),
@@ -81,7 +83,7 @@ impl Keeper {
         let session = self.kept_session(&runtime).or_else(|| self.open_session());
         let driver = run(gone, session, runtime.id(), work);
         match runtime.spawn(driver).is_finished() {
-            // The runtime has been shut down, and has dropped the task.
+            // The runtime was shut down and has dropped the task.
             true => Err(AcquireErrorKind::NoRuntime),
             false => {
                 self.control.run_on(&runtime);
@@ -90,14 +92,14 @@ impl Keeper {
         }
     }
 
-    /// A session without a connection, which a hello has to make first.
+    /// A session without a connection: a hello has to connect first.
     fn open_session(&self) -> Option<Box<dyn Session>> {
         let store = self.store.as_ref()?;
         self.with(|core, _| core.leave_connection());
         Some(store.open())
     }
 
-    /// Sees to it that the driver does not hold up a request that waits on this runtime.
+    /// Makes sure that the driver does not delay a request that waits on this runtime.
     pub(super) fn watch_driver(self: &Arc<Self>) {
         let Ok(runtime) = Handle::try_current() else {
             return;
@@ -110,16 +112,16 @@ impl Keeper {
             keeper: self.clone(),
             runtime: id,
         };
-        // If the runtime has ended meanwhile, the task is dropped, and with it what it watches.
+        // If the runtime has shut down meanwhile, the task is dropped together with its guard.
         runtime.spawn(watch_over(watch));
     }
 
-    /// Sends the first hello. That the store cannot be reached is no error: then the fallbacks apply.
+    /// Sends the first hello. An unreachable store is not an error: the fallbacks apply.
     pub async fn greet(self: &Arc<Self>) -> Result<Option<String>, ConnectError> {
         let keeper = self.clone();
         let greeting = async move { keeper.greet_here().await };
         match &self.runtime {
-            // It runs in any case, and so the session can stay there.
+            // The dedicated thread always runs, so the session can stay there.
             Some(runtime) if self.thread.is_some() => match runtime.spawn(greeting).await {
                 Ok(greeted) => greeted,
                 Err(_) => Err(ConnectError::NoRuntime),
@@ -159,7 +161,7 @@ impl Keeper {
             Err(unanswered) => {
                 let error = unanswered.error;
                 let message = error.message.clone();
-                // No retry: no request waits for it, and the first request should not have to.
+                // Not retried: no request waits for this hello, nor should the first request have to.
                 let failure = Failure::TimedOut;
                 core.on_failure(id, &ExchangeError { failure, error }, now);
                 Ok(Some(message))
@@ -168,15 +170,16 @@ impl Keeper {
         if self.peek(Core::status).store_up {
             self.keep_for_driver(in_flight.into_session());
         } else {
-            // It will notice when the store is there. The caller awaits on a runtime, or will start it later.
+            // The driver notices when the store becomes reachable. The caller awaits on a runtime, or will start the
+            // driver later.
             let _ = self.start_driver();
         }
-        // The caller may leave this runtime for good: what ran for a session that is not kept ends now.
+        // The caller may leave this runtime for good, so tasks of a session that is not kept end now.
         yield_now().await;
         Ok(unreached)
     }
 
-    /// Keeps a session for the driver, if that is likely to run where the session is.
+    /// Keeps a session for the driver, if the driver is likely to run on the same runtime.
     fn keep_for_driver(&self, session: Option<Box<dyn Session>>) {
         let here = Handle::try_current().ok();
         let kept = here.zip(session);
@@ -186,8 +189,7 @@ impl Keeper {
     }
 }
 
-/// Runs until nothing is left to do for a keeper that is not used any more, until another driver takes its place, or until its
-/// runtime ends.
+/// Runs until an unused keeper is out of work, another driver takes over, or the runtime shuts down.
 async fn run(
     gone: Gone,
     session: Option<Box<dyn Session>>,
@@ -206,7 +208,7 @@ async fn drive(
     work: &Notify,
 ) {
     let mut in_flight = InFlight::new(session, keeper.store_meter.clone());
-    // For the task that has started it.
+    // For the task that started this driver.
     let mut watched = false;
     let next_step =
         || keeper.driver_step(|core, driver, now| driver.next_step(core, generation, now));
@@ -223,7 +225,7 @@ async fn drive(
             () = work.notified() => continue,
         };
         let is_silent = keeper.driver_step(|core, driver, now| {
-            // One that was dismissed knows nothing that counts.
+            // A dismissed driver has only outdated knowledge.
             if !driver.is_present(generation) {
                 return false;
             }
@@ -234,19 +236,19 @@ async fn drive(
                     let is_in_use = core.on_failure(id, &error, now);
                     return is_in_use && error.failure == Failure::TimedOut;
                 }
-                // The next step does what is due.
+                // The next step does the due work.
                 News::Due => {}
             }
             false
         });
         if is_silent {
-            // It may be half open.
+            // The connection may be half open.
             in_flight.disconnect();
         }
     }
 }
 
-/// Ends with the driver, however that ends, and even if it was never polled: then the keeper has none.
+/// Dropped with the driver, even one that was never polled: the keeper then has no driver.
 struct Gone {
     keeper: Arc<Keeper>,
     generation: u64,
@@ -259,10 +261,10 @@ impl Drop for Gone {
     }
 }
 
-/// A watchdog: a task on each runtime from which requests wait, which makes sure that the driver runs.
+/// A watchdog: a task on each runtime on which requests wait, which checks that the driver runs.
 ///
-/// It costs a timer a few times in a `store_timeout` while requests wait, however many they are, and ends soon after the
-/// last one.
+/// Its cost is a timer a few times per `store_timeout` while requests wait, whatever their number. It ends soon after
+/// the last one.
 async fn watch_over(watch: WatchGuard) {
     let WatchGuard { keeper, runtime } = &watch;
     note_panic(keeper, *runtime, check_until_idle(keeper)).await;
@@ -275,7 +277,7 @@ async fn check_until_idle(keeper: &Arc<Keeper>) {
         let from = Instant::now();
         sleep(interval).await;
         if from.elapsed() > 2 * interval {
-            // The whole process stood still: the driver has had no chance to run either.
+            // The whole process stood still, so the driver could not run either.
             continue;
         }
         idle = match keeper.with_driver(|core, driver, now| driver.check_driver(core, now)) {
@@ -286,7 +288,7 @@ async fn check_until_idle(keeper: &Arc<Keeper>) {
                 0
             }
             WatchdogFinding::Late => {
-                // If it cannot be started here, requests find that out when they ask.
+                // If the driver cannot be started here, requests find out when they ask.
                 let _ = keeper.start_driver();
                 0
             }
@@ -294,7 +296,7 @@ async fn check_until_idle(keeper: &Arc<Keeper>) {
     }
 }
 
-/// Ends with the watchdog, even if that is dropped with its runtime before it was ever polled.
+/// Dropped with the watchdog, even one that was dropped with its runtime before its first poll.
 struct WatchGuard {
     keeper: Arc<Keeper>,
     runtime: runtime::Id,
@@ -306,7 +308,7 @@ impl Drop for WatchGuard {
     }
 }
 
-/// Runs a task of the keeper on this runtime. If it panics, the runtime may be unfit for it.
+/// Runs a task of the keeper on this runtime. After a panic the runtime may be marked as unfit.
 async fn note_panic(keeper: &Keeper, runtime: runtime::Id, task: impl Future<Output = ()>) {
     if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
         let lacks = lacks_something(&*panic);
@@ -314,7 +316,7 @@ async fn note_panic(keeper: &Keeper, runtime: runtime::Id, task: impl Future<Out
     }
 }
 
-/// Whether a panic is tokio's, for want of a timer or of IO. There is no other way to ask a runtime for them.
+/// Whether tokio panicked because the runtime lacks timers or IO. A runtime offers no other way to find out.
 fn lacks_something(panic: &(dyn Any + Send)) -> bool {
     const WORDS: &str = "A Tokio 1.x context was found, but";
     let text = panic.downcast_ref::<&str>().copied();
@@ -322,37 +324,37 @@ fn lacks_something(panic: &(dyn Any + Send)) -> bool {
     text.is_some_and(|text| text.starts_with(WORDS))
 }
 
-/// An event of the store, an outcome, or the time.
+/// A store event, an outcome, or a timer.
 enum News {
     Event(Event),
     /// An exchange is over.
     Over(ExchangeId, Result<Reply, ExchangeError>),
-    /// The time has come, or an exchange was given more.
+    /// The deadline has passed, or an exchange was given more time.
     Due,
 }
 
 /// Exchanges in flight, and the one timer of a driver.
 struct InFlight {
-    /// Ends with the driver, and its connections with it.
+    /// Ends, with its connections, when the driver ends.
     session: Option<Box<dyn Session>>,
     meter: StoreMeter,
-    /// In the order in which they were sent; a handful at most.
+    /// In sending order; a handful at most.
     exchanges: Vec<Sent>,
-    /// May ring too early. To set it anew for each exchange would wake the runtime's timer each time.
+    /// May fire too early: resetting it for each exchange would wake the runtime's timer each time.
     alarm: Pin<Box<Sleep>>,
 }
 
 struct Sent {
     id: ExchangeId,
-    /// Whether it has been polled.
+    /// Whether the exchange has been polled.
     was_polled: bool,
     is_long: bool,
     reply: BoxFuture<'static, Result<Reply, StoreError>>,
     at: Instant,
     deadline: Instant,
-    /// How long it may take.
+    /// Time allowed for the exchange.
     timeout: Duration,
-    /// Whether it was given its time once more.
+    /// Whether the exchange was given its time a second time.
     was_extended: bool,
 }
 
@@ -366,19 +368,19 @@ impl InFlight {
         }
     }
 
-    /// The session, for the next driver to go on with.
+    /// The session, for the next driver to continue with.
     fn into_session(self) -> Option<Box<dyn Session>> {
         self.session
     }
 
-    /// The next exchange makes a connection.
+    /// Drops the connection; the next exchange reconnects.
     fn disconnect(&mut self) {
         if let Some(session) = &mut self.session {
             session.disconnect();
         }
     }
 
-    /// It is sent when its outcome is waited for.
+    /// Queues an exchange, which is sent when its outcome is next polled.
     fn send(&mut self, outgoing: Outgoing) {
         let Some(session) = &mut self.session else {
             return;
@@ -396,7 +398,7 @@ impl InFlight {
         });
     }
 
-    /// The next event, at `until` at the latest. Cancel safe.
+    /// Waits for the next event, until `until` at the latest. Cancel safe.
     fn next(&mut self, until: Option<Instant>) -> impl Future<Output = News> {
         poll_fn(move |cx| self.poll(until, cx))
     }
@@ -434,7 +436,7 @@ impl InFlight {
         }
     }
 
-    /// In their order: requests of one ledger may be in several.
+    /// In order: requests on one ledger may be in several exchanges.
     fn begin_all(&mut self, cx: &mut Context<'_>) {
         for sent in self.exchanges.iter_mut().filter(|sent| !sent.was_polled) {
             sent.was_polled = true;
@@ -444,8 +446,8 @@ impl InFlight {
         }
     }
 
-    /// The outcome of the first that has one. If an exchange is given more time, the driver takes a step: to others it would
-    /// seem late.
+    /// The outcome of the first exchange that has one. When an exchange is given more time, the driver takes a step, or
+    /// watchdogs would consider it late.
     fn outcome(&mut self, cx: &mut Context<'_>) -> Option<News> {
         let now = Instant::now();
         let mut is_news = false;
@@ -475,7 +477,7 @@ impl InFlight {
     fn over(&mut self, index: usize, outcome: Result<Reply, ExchangeError>) -> News {
         let sent = self.exchanges.remove(index);
         let failure = outcome.as_ref().err().map(|error| error.failure);
-        // A recorder is foreign code.
+        // A recorder runs foreign code.
         shielded(|| self.meter.exchanged(failure, sent.at.elapsed()));
         News::Over(sent.id, outcome)
     }

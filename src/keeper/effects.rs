@@ -1,8 +1,8 @@
-//! Effects: work that a step of the core leaves for when the keeper's lock is free.
+//! Effects: work that a step of the core leaves until the keeper's lock is free.
 //!
-//! Wakers, channels, subscribers and recorders run code that is not ours: it may block, panic, or call back into the
-//! limiter. So the state machine has none of them at hand. It holds [`StoredWaker`]s, [`Inquiry`]s and
-//! [`Confirmation`]s, which it can only pass on, and returns effects; [`Effects::run`] is called without the lock.
+//! Wakers, channels, subscribers and recorders run foreign code, which may block, panic, or call back into the limiter.
+//! The state machine cannot call them. It holds [`StoredWaker`]s, [`Inquiry`]s and [`Confirmation`]s, which it can only
+//! pass on, and returns effects; [`Effects::run`] is called without the lock.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -16,26 +16,27 @@ use crate::{
     telemetry::{Cause, History, LimitMeter, Measure, Report, StoreMeter, StoreState},
 };
 
-/// The effects of one step, in the order in which they came up.
+/// The effects of one step, in order of occurrence.
 #[derive(Default)]
 pub(super) struct Effects(SmallVec<[Effect; USUAL]>);
 
-/// Effects of a request or a release under two limits: with metrics their measures, else an answer.
+/// Number of effects of a typical request or release under two limits: its measurements with metrics, otherwise a
+/// single wake-up.
 const USUAL: usize = if cfg!(feature = "metrics") { 8 } else { 1 };
 
 pub(super) enum Effect {
-    /// A request has its answer, or has to look after itself.
+    /// The request has its answer, or has to act on its own.
     Wake(StoredWaker),
-    /// No request waits with this waker any more. It is dropped with all that it owns.
+    /// No request waits with this waker any longer. The waker is dropped with everything it owns.
     Drop(StoredWaker),
-    /// A lease is over, or no driver renews it any more: its watchers have to look at it.
+    /// A lease has ended, or no driver renews it: its watchers have to check.
     Tell(Arc<Lease>),
     Answer(Inquiry, Usage),
-    /// There will be no answer.
+    /// No answer will come.
     Dismiss(Inquiry),
     /// The store has confirmed a release.
     Confirm(Confirmation),
-    /// It has not, in time.
+    /// The store did not confirm the release in time.
     GiveUpOn(Confirmation),
     Measure(Arc<LimitMeter>, Measure),
     MeasureStore(StoreState),
@@ -51,7 +52,7 @@ pub(super) enum LogEvent {
         cause: Cause,
         error: String,
     },
-    /// It has not answered since the limiter was made.
+    /// The store has never answered since the limiter was created.
     StoreNeverReached {
         error: String,
     },
@@ -61,21 +62,21 @@ pub(super) enum LogEvent {
         limit: Arc<Limit>,
         error: String,
     },
-    /// Something has happened to permits, perhaps of many keys.
+    /// Something happened to permits, perhaps of many keys.
     Permits {
         limit: Arc<Limit>,
         report: Report,
     },
-    /// A value that the limit cannot have.
+    /// An override has a value that the limit cannot take.
     OverrideMisfit {
         error: String,
     },
-    /// The limiter was dropped, without a shutdown, before these slots were released.
+    /// The limiter was dropped without a shutdown, before these slots were released.
     Unreleased {
         count: usize,
         lease: Duration,
     },
-    /// A shutdown has ended before the store has confirmed that these slots are released.
+    /// A shutdown ended before the store confirmed the release of these slots.
     Unconfirmed {
         count: usize,
         lease: Duration,
@@ -116,8 +117,8 @@ impl Effects {
         }
     }
 
-    /// Does all of it. A panic of a waker, subscriber or recorder ends with its effect, once the panic hook has reported it:
-    /// a drop must not panic, and what a step returns must reach its caller. Not to be called with a lock held.
+    /// Runs all effects, without a lock held. A panic of a waker, subscriber or recorder ends with its effect, once the
+    /// panic hook has reported it: a drop must not panic, and the result of a step must reach its caller.
     #[inline]
     pub fn run(self, namespace: &str, store: &StoreMeter) {
         if !self.0.is_empty() {
@@ -135,8 +136,8 @@ impl Effects {
 }
 
 impl Effect {
-    /// The history comes first: a permit is in it before its owner has the permit. Logs and metrics come last, since a writer
-    /// may be slow.
+    /// The history comes first: it records a permit before the owner receives it. Logs and metrics come last, since a
+    /// writer may be slow.
     fn rank(&self) -> u8 {
         match self {
             Self::Record(_) => 0,
@@ -265,7 +266,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts how often it wakes, and panics if `panics` is set.
+    /// Counts its wake-ups, and panics if `panics` is set.
     struct Counting {
         wakes: AtomicUsize,
         panics: bool,

@@ -1,5 +1,5 @@
-//! All keepers of a limiter: one, or one for each part of a cluster. Limiters, semaphores, permits and operators
-//! call them here.
+//! The keepers of a limiter: a single one, or one for each part of a cluster. Limiters, semaphores, permits and
+//! operators call them here.
 
 #[cfg(feature = "config")]
 use std::collections::HashMap;
@@ -37,26 +37,25 @@ use crate::{
     overrides::LocalRecord,
 };
 
-/// One keeper, or one for each [`Part`] of a cluster. All know the same limits by the same numbers.
+/// One keeper, or one for each [`Part`] of a cluster. All keepers know the same limits by the same ids.
 pub(crate) struct Keepers {
     all: Box<[Arc<Keeper>]>,
-    /// Held while limits are registered or changed: the numbers depend on the order.
+    /// Held while limits are registered or changed: ids depend on the order.
     changing: Mutex<()>,
     pub unknown_rates: Arc<UnknownRates>,
-    /// The overrides of operators, if there is no store for them.
+    /// The overrides of operators, if no store records them.
     #[cfg(feature = "operate")]
     record: Option<LocalRecord>,
 }
 
-/// The cores of all keepers, for requests that take steps of several of them, one after the other. A simulation has cores
-/// without keepers.
+/// The cores of all keepers, for requests that step several cores in sequence. A simulation has cores without keepers.
 pub(super) trait Cores {
     fn moment(&self) -> Instant;
 
     /// Takes a step of one core.
     fn with_core<R>(&mut self, of: KeeperId, step: impl FnOnce(&mut Core, Instant) -> R) -> R;
 
-    /// Releases slots as if they had not been acquired.
+    /// Releases slots as if they had never been acquired.
     fn untake(&mut self, leases: &Leases) {
         let of_one = |one: &Arc<Lease>, other: &Arc<Lease>| one.keeper == other.keeper;
         for leases in leases.all().chunk_by(of_one) {
@@ -66,10 +65,10 @@ pub(super) trait Cores {
         }
     }
 
-    /// The same with charges. Returns how the rates stand then.
+    /// Releases the slots and refunds the charges of a result. Returns the state of the rates afterwards.
     fn give_back(&mut self, taken: Taken) -> Vec<Quota> {
         self.untake(&taken.leases);
-        // From the last to the first, so that reserved times can be taken back.
+        // Newest charge first: a rate can only undo its latest charge.
         let fees = taken.notes.map(|notes| notes.fees);
         let fees = fees.into_iter().flatten().rev();
         fees.filter_map(|fee| self.with_core(fee.keeper, |core, now| core.refund_at(&fee, now)))
@@ -87,7 +86,7 @@ impl Cores for &Keepers {
     }
 }
 
-/// A permit to be.
+/// A granted slot not yet turned into a `Permit`.
 pub(crate) struct Granted {
     pub keepers: Arc<Keepers>,
     pub taken: Taken,
@@ -105,7 +104,7 @@ impl Keepers {
         })
     }
 
-    /// The keeper that has all ledgers, if there is one.
+    /// The single keeper, if all ledgers belong to one.
     pub(super) fn only(&self) -> Option<&Arc<Keeper>> {
         match &*self.all {
             [only] => Some(only),
@@ -125,7 +124,7 @@ impl Keepers {
         }
     }
 
-    /// Any keeper, for what all know.
+    /// Any keeper, for state that all share.
     pub(super) fn first(&self) -> &Arc<Keeper> {
         &self.all[0]
     }
@@ -146,7 +145,7 @@ impl Keepers {
 
 /// Permits.
 impl Keepers {
-    /// Bounds a held permit. Without a runtime nothing ends it.
+    /// Bounds a held permit. Bounds need a runtime.
     pub fn bound(&self, leases: &Leases, bounds: Bounds) {
         self.each_of(leases, |keeper, leases| {
             keeper.with(|core, now| {
@@ -159,7 +158,7 @@ impl Keepers {
     }
 
     pub fn release(&self, leases: &Leases) {
-        // Most permits are of one slot. They have no accounts, and nothing to group.
+        // Most permits have a single slot and no accounts, so there is nothing to group.
         if let (Leases::One(_), [lease]) = (leases, leases.all()) {
             let keeper = &self.all[lease.keeper.index()];
             return keeper.with(|core, now| core.release(lease, now));
@@ -168,8 +167,8 @@ impl Keepers {
         self.each_lease(leases, Core::release_one_of_several);
     }
 
-    /// Releases slots, and waits until the store has confirmed that. An error: it has not confirmed one under this limit
-    /// in time.
+    /// Releases slots and waits until the store has confirmed the release. Fails with the limit of a slot that was not
+    /// confirmed in time.
     pub fn release_confirmed(
         self: &Arc<Self>,
         leases: &Leases,
@@ -183,13 +182,13 @@ impl Keepers {
                     keeper.with(|core, now| core.release_confirmed(lease, confirmation, now));
                 waits.extend(limit.map(|limit| (limit, confirmed)));
             }
-            // Without a runtime nothing is sent: the confirmation is given up by nobody.
+            // Without a runtime nothing is sent, and no driver would give up on the confirmation.
             if !waits.is_empty() && keeper.start_driver().is_err() {
                 keeper.with(|core, _| core.give_up_on_confirmations());
             }
             keeper.watch_driver();
         });
-        // While this waits, the driver must not take the limiter for gone.
+        // While this future waits, the driver must not consider the limiter dropped.
         let keepers = self.clone();
         async move {
             for (limit, confirmed) in waits {
@@ -199,7 +198,7 @@ impl Keepers {
         }
     }
 
-    /// Something happens to the account of a permit: see [`Core::change_account`].
+    /// Changes the account of a permit: see [`Core::change_account`].
     pub fn change_account(
         &self,
         fee: &Fee,
@@ -214,7 +213,7 @@ impl Keepers {
         }
     }
 
-    /// How a rate stands, as this permit knows it.
+    /// The state of a rate, as far as this permit knows it.
     pub fn quota_of(&self, fee: &Fee, reader: QuotaReader) -> Option<Quota> {
         self.all[fee.keeper.index()].with(|core, now| core.account_quota(fee, reader, now))
     }
@@ -233,13 +232,13 @@ impl Keepers {
         ReleaseError::new(limit.name().to_owned(), lease)
     }
 
-    /// The meter of the limit of held slots, or of the first of several. `None`: they are not held any more.
+    /// The meter of the first held slot's limit. `None`: the slots are no longer held.
     pub fn meter_of(&self, leases: &Leases) -> Option<Arc<LimitMeter>> {
         let lease = leases.all().first()?;
         self.all[lease.keeper.index()].peek(|core| core.meter_of_lease(lease))
     }
 
-    /// The public id of a permit with these.
+    /// The public id of the permit with these leases.
     pub fn id_of(&self, leases: &Leases) -> Option<PermitId> {
         let (lease, tenure) = leases.first()?;
         let replica = self.all[lease.keeper.index()].replica;
@@ -247,15 +246,15 @@ impl Keepers {
         Some(PermitId::new(MemberId { replica, seq }, tenure))
     }
 
-    /// As if it had not been acquired. Returns how its rates stand then.
+    /// Undoes an acquisition. Returns the state of its rates afterwards.
     pub fn give_back(&self, taken: Taken) -> Vec<Quota> {
         Cores::give_back(&mut &*self, taken)
     }
 
-    /// Sees to it that the leases are renewed.
+    /// Makes sure that the leases are renewed.
     pub fn attend(&self, leases: &Leases) {
         self.each_of(leases, |keeper, _| {
-            // Without a runtime nothing does; the deadline holds all the same.
+            // Without a runtime nothing renews them; the deadline still holds.
             let _ = keeper.start_driver();
         });
     }
@@ -263,14 +262,14 @@ impl Keepers {
 
 /// Limits.
 impl Keepers {
-    /// Whether [`register`](Self::register) would take it.
+    /// Whether [`register`](Self::register) would accept the limit.
     #[cfg(feature = "config")]
     pub fn check(&self, limit: &Limit) -> Result<(), ConfigError> {
         let me = self.replica();
         self.first().peek(|core| core.check(limit, me)).map(drop)
     }
 
-    /// Checks a limit and makes it known under its name; returns its number, and its meter, which stays the same.
+    /// Checks and registers a limit. Returns its id, and its meter, which never changes.
     pub fn register(&self, limit: &Limit) -> Result<(LimitId, Arc<LimitMeter>), ConfigError> {
         let (me, meter) = (self.replica(), self.meter_for(limit));
         let (number, meter) = self.change_and_run(|core, _| core.register(limit, me, &meter))?;
@@ -278,7 +277,7 @@ impl Keepers {
         Ok((number, meter))
     }
 
-    /// All of them or none.
+    /// Updates all limits, or fails and updates none.
     pub fn update(&self, limits: &[&Limit]) -> Result<(), ConfigError> {
         let limits = limits.iter().map(|limit| (*limit, self.meter_for(limit)));
         let limits: Vec<_> = limits.collect();
@@ -304,7 +303,7 @@ impl Keepers {
         changed
     }
 
-    /// Makes the same change in all keepers. They know the same, so if one takes it, all do.
+    /// Makes the same change in all keepers. Their state is the same, so they all accept or all reject it.
     fn change_all<'a, R>(
         &'a self,
         mut change: impl FnMut(&'a Keeper) -> Result<R, ConfigError>,
@@ -318,7 +317,7 @@ impl Keepers {
         Ok(changed)
     }
 
-    /// The meter of a limit, made if need be: without a lock, since a recorder is foreign code.
+    /// The meter of a limit, created if necessary: without a lock, since a recorder is foreign code.
     fn meter_for(&self, limit: &Limit) -> Arc<LimitMeter> {
         let first = self.first();
         let known = first.peek(|core| core.meter_of(limit.name()));
@@ -335,13 +334,13 @@ impl Keepers {
         self.first().peek(|core| core.mode_of(limit))
     }
 
-    /// The record of this process, if it has no store.
+    /// The record of overrides in a process without a store.
     #[cfg(feature = "operate")]
     pub fn local_record(&self) -> Option<&LocalRecord> {
         self.record.as_ref()
     }
 
-    /// Puts overrides in force, in place of all that were.
+    /// Replaces the overrides in force.
     #[cfg_attr(not(feature = "operate"), allow(dead_code))]
     pub fn steer(&self, overrides: InForce) {
         let overrides = Arc::new(overrides);
@@ -360,9 +359,9 @@ impl Keepers {
     }
 }
 
-/// The limiter.
+/// The limiter as a whole.
 impl Keepers {
-    /// The name of this limiter, also for operators: that of its first keeper in the store.
+    /// The name of this limiter, also for operators: the name of its first keeper in the store.
     pub fn replica(&self) -> ReplicaId {
         self.first().replica
     }
@@ -413,7 +412,7 @@ impl Keepers {
         all
     }
 
-    /// Has this task listen to operators from now on, for as long as there is a limiter or a permit.
+    /// Starts listening to operators, for as long as the limiter or a permit exists.
     #[cfg(feature = "operate")]
     pub fn set_control_task(&self, task: &Arc<dyn ControlTask>) {
         for keeper in &self.all {
@@ -422,7 +421,7 @@ impl Keepers {
     }
 }
 
-/// The view of operators: of all keepers, unless it says otherwise.
+/// The view of operators: over all keepers, unless stated otherwise.
 #[cfg(feature = "operate")]
 impl Keepers {
     /// The names of the keepers in the store.
@@ -430,7 +429,7 @@ impl Keepers {
         self.all.iter().map(|keeper| keeper.replica)
     }
 
-    /// How long a lease is, and how long a waiter is kept without a sign of it.
+    /// The lengths of a lease and of the heartbeat of a waiter.
     pub fn lease_and_waiter_ttl(&self) -> (Duration, Duration) {
         self.first().peek(|core| {
             let settings = core.settings();
@@ -442,10 +441,10 @@ impl Keepers {
         self.first().peek(|core| core.limit_id(limit_name))
     }
 
-    /// All limits, by their numbers.
+    /// All limits, by id.
     pub fn limits(&self) -> Vec<LimitLook> {
         let mut limits = self.first().peek(Core::all_limits);
-        // In a cluster each part delays its own.
+        // In a cluster each part delays its own requests.
         for keeper in &self.all[1..] {
             let each = limits.iter_mut().zip(keeper.peek(Core::all_limits));
             each.for_each(|(sum, part)| sum.delayed += part.delayed);
@@ -453,7 +452,7 @@ impl Keepers {
         limits
     }
 
-    /// The last refusals of a limit, in no order.
+    /// The latest refusals of a limit, unordered.
     pub fn refusals(&self, limit: LimitId) -> Vec<RefusalNote> {
         let each = |keeper: &Arc<Keeper>| keeper.peek(|core| core.refusals(limit));
         self.all.iter().flat_map(each).collect()
@@ -465,13 +464,14 @@ impl Keepers {
     }
 }
 
-/// The limiter is dropped: the drivers end when all is sent to the store.
+/// The limiter is dropped: the drivers end once everything is sent to the store.
 impl Drop for Keepers {
     fn drop(&mut self) {
         for keeper in &self.all {
             keeper.with_driver(|core, driver, _| {
                 core.orphan();
-                // A driver that is left reports it if it ends first. Its own thread may end with the process, unseen.
+                // A remaining driver reports them if it ends first. A dedicated thread may end unseen, with the
+                // process.
                 if driver.is_absent() || keeper.thread.is_some() {
                     core.log_unreleased();
                 }
@@ -480,7 +480,7 @@ impl Drop for Keepers {
     }
 }
 
-/// The pool of one key, for a semaphore that is bound to it. The queue stays for as long as this does.
+/// The pool of one key, for a semaphore bound to that key. The queue lives as long as this.
 pub(crate) struct BoundPool {
     keeper: Arc<Keeper>,
     queue: QueueId,
@@ -501,8 +501,7 @@ impl Keepers {
 }
 
 impl BoundPool {
-    /// A permit to be, if there is an idle slot that may be used now. Not for a request that brings another value
-    /// of the limit than the latest one.
+    /// An idle slot that may be used now. Not for a request whose own value of the limit differs from the latest.
     pub fn take(&self, keepers: &Arc<Keepers>, own_value: Option<LimitValue>) -> Option<Granted> {
         let lease = self.pool.take_unseen(own_value)?;
         let taken = Taken {
@@ -517,7 +516,7 @@ impl BoundPool {
         })
     }
 
-    /// To be called once that has become a permit.
+    /// Records a slot taken from the pool, once it has become a permit.
     pub fn record_take(&self) {
         self.pool.record_take();
     }

@@ -1,8 +1,8 @@
-//! A keeper: the core behind a lock that is only ever held for a moment; and what is decided about its driver under that
-//! lock: when it is started, how it is woken, and what is done if it does not run.
+//! A keeper: the core behind a lock that is only ever held for a moment. Decisions about the driver are made under the
+//! same lock: when to start it, when to wake it, and how to act if it does not run.
 //!
-//! Nothing foreign runs under the lock: a step returns its [effects](super::effects), which run afterwards. It comes
-//! before the locks of the [pools](crate::leases::Pool) and of labels, and no other lock is taken under it.
+//! No foreign code runs under the lock: a step returns its [effects](super::effects), which run afterwards. The lock is
+//! taken before the locks of the [pools](crate::leases::Pool) and of labels; under it no other lock is taken.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -32,20 +32,20 @@ use crate::{
     telemetry::{self, History, StoreMeter},
 };
 
-/// Runtimes that are remembered as unfit for a driver.
+/// Number of runtimes remembered as unfit for a driver.
 const MAX_UNFIT: usize = 16;
-/// Time before a driver that has panicked is started again on the same runtime.
+/// Pause before a driver that panicked is restarted on the same runtime.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
-/// A keeper: its state machine behind a lock, and what its driver needs.
+/// A keeper: its state machine behind a lock, and the resources of its driver.
 pub(crate) struct Keeper {
     locked: Mutex<Locked>,
     pub store: Option<Arc<dyn Store>>,
-    /// The session that the limiter was connected with, until the driver starts. Never locked together with the state.
+    /// The session that connected the limiter, until the driver starts. Never locked together with the state.
     session: Mutex<Option<KeptSession>>,
-    /// Where the driver runs, if not on the runtime of the task that needs it.
+    /// Where the driver runs, if not on the runtime of the first task that needs it.
     pub runtime: Option<Handle>,
-    /// Keeps the limiter's own thread, if it has one.
+    /// Keeps the limiter's dedicated thread alive.
     pub thread: Option<Arc<DedicatedThread>>,
     pub namespace: String,
     /// Names the permits of this process in the store.
@@ -93,7 +93,7 @@ impl Keeper {
         *self.session() = session;
     }
 
-    /// The session that was kept, if a driver on this runtime may go on with it.
+    /// The kept session, if a driver on this runtime can continue with it.
     pub(super) fn kept_session(&self, runtime: &Handle) -> Option<Box<dyn Session>> {
         let kept = self.session().take();
         kept.and_then(|kept| kept.session(runtime))
@@ -108,7 +108,7 @@ impl Keeper {
         self.with_driver(|core, _, now| step(core, now))
     }
 
-    /// As [`with`](Self::with). Returns also whether a driver must be started: there is none, or it is late.
+    /// As [`with`](Self::with). Also returns whether a driver must be started because there is none or it is late.
     pub(super) fn with_need<R>(&self, step: impl FnOnce(&mut Core, Instant) -> R) -> (R, bool) {
         self.with_driver(|core, driver, now| {
             let result = step(core, now);
@@ -125,7 +125,7 @@ impl Keeper {
         result
     }
 
-    /// A step of the driver, which finds out whether there is a subscriber for the history.
+    /// A step of the driver, which also checks for a subscriber of the history.
     pub(super) fn driver_step<R>(
         &self,
         step: impl FnOnce(&mut Core, &mut DriverState, Instant) -> R,
@@ -137,13 +137,14 @@ impl Keeper {
         })
     }
 
-    /// Runs one step of the core, and returns what is left to be done when no lock is held any more.
+    /// Runs one step of the core, and returns the rest of the work, to be run without a lock.
     #[inline]
     pub(super) fn step<R>(
         &self,
         step: impl FnOnce(&mut Core, &mut DriverState, Instant) -> R,
     ) -> (R, Afterwards<'_>) {
-        // Before the lock, so a step may see time go back by the wait for it: what is counted from it ends early, never late.
+        // Read before locking, so a step may see time go back by the time it took to lock. Whatever counts from it then
+        // ends early, never late.
         let now = Instant::now();
         let mut locked = self.lock();
         let Locked { core, driver } = &mut *locked;
@@ -158,12 +159,12 @@ impl Keeper {
         (result, afterwards)
     }
 
-    /// Reads under the lock, for no longer than a moment.
+    /// Reads under the lock, for a moment only.
     pub(super) fn peek<R>(&self, peek: impl FnOnce(&Core) -> R) -> R {
         peek(&self.lock().core)
     }
 
-    /// A change of what is known of the driver, which has no effects.
+    /// Changes the driver's state. Has no effects.
     pub(super) fn driver<R>(&self, change: impl FnOnce(&mut DriverState) -> R) -> R {
         change(&mut self.lock().driver)
     }
@@ -177,16 +178,16 @@ impl Keeper {
     }
 }
 
-/// The rest of a step, to be run when no lock is held.
+/// The rest of a step, to be run without a lock.
 #[must_use]
 pub(super) struct Afterwards<'a> {
     keeper: &'a Keeper,
     effects: Effects,
-    /// A shutdown wants to know of each step.
+    /// A shutdown has to be notified of each step.
     is_ending: bool,
-    /// The store was found to have lost its data.
+    /// The store turned out to have lost its data.
     is_data_lost: bool,
-    /// The driver has to come back earlier than it thought.
+    /// The driver has to wake up earlier than planned.
     nudge: Option<Arc<Notify>>,
 }
 
@@ -210,7 +211,7 @@ impl Afterwards<'_> {
     }
 }
 
-/// While it is held, no foreign code runs on this thread.
+/// While this guard is held, no foreign code runs on the thread.
 struct KeeperGuard<'a> {
     locked: MutexGuard<'a, Locked>,
     _marker: LockMarker,
@@ -230,23 +231,23 @@ impl DerefMut for KeeperGuard<'_> {
     }
 }
 
-/// The driver, as the keeper's lock knows it.
+/// State of the driver, under the keeper's lock.
 pub(super) struct DriverState {
     stage: DriverStage,
-    /// Whether it may run on the runtime of any request.
+    /// Whether the driver may run on the runtime of any request.
     is_movable: bool,
-    /// Of those that were started one after the other. An older one ends as soon as it runs.
+    /// Counts drivers that were started. A driver of an older generation ends as soon as it runs.
     generation: u64,
-    /// Wakes the present one.
+    /// Wakes the current driver.
     work: Arc<Notify>,
-    /// Where the present one runs.
+    /// Where the current driver runs.
     runtime: Option<runtime::Id>,
-    /// Whether the present one has taken a step: then its runtime lacks nothing.
+    /// Whether the current driver has taken a step: then its runtime has timers and IO.
     has_run: bool,
-    /// When a late one was last replaced.
+    /// When a late driver was last replaced.
     replaced: Option<Instant>,
-    /// Runtimes on which a driver has panicked, and until when none is started there again. Some have no timer or no
-    /// IO, and will never do.
+    /// Runtimes on which a driver has panicked, and when it may be restarted there. A runtime without timers or IO
+    /// stays unfit.
     unfit: Vec<(runtime::Id, Option<Instant>)>,
     /// Runtimes with a watchdog.
     watched: Vec<runtime::Id>,
@@ -255,9 +256,9 @@ pub(super) struct DriverState {
 #[derive(Clone, Copy)]
 enum DriverStage {
     Absent,
-    /// It was started or woken at this moment, and has not taken a step since.
+    /// Started or woken at this moment, and no step taken since.
     Woken(Instant),
-    /// Since its last step it waits for an answer, an event, a nudge, or a moment.
+    /// Waiting, since its last step, for an answer, an event, a nudge, or a deadline.
     Parked {
         since: Instant,
         until: Option<Instant>,
@@ -271,19 +272,19 @@ pub(super) struct Start {
     pub work: Arc<Notify>,
 }
 
-/// How long a driver may take to run once it is due, by what is to be done then.
+/// How late a driver may be once it is due, before each countermeasure.
 #[derive(Clone, Copy)]
 struct Patience {
-    /// After this it is replaced.
+    /// Delay after which the driver is replaced.
     replace: Duration,
-    /// After this requests do not wait for it any longer.
+    /// Delay after which requests stop waiting for the driver.
     give_up: Duration,
-    /// Between two replacements.
+    /// Pause between two replacements.
     between: Duration,
 }
 
 impl Patience {
-    /// A request waits no longer than `store_timeout` for the store, nor for the driver.
+    /// A request waits at most `store_timeout`, be it for the store or for the driver.
     fn new(core: &Core) -> Self {
         let store_timeout = core.settings().store_timeout;
         Self {
@@ -294,7 +295,7 @@ impl Patience {
     }
 }
 
-/// How often a watchdog checks the driver.
+/// Interval between a watchdog's checks.
 pub(super) fn check_interval(core: &Core) -> Duration {
     core.settings().store_timeout / 8
 }
@@ -304,9 +305,9 @@ pub(super) enum WatchdogFinding {
     /// No request waits.
     Idle,
     Well,
-    /// The driver may be late: to find out, it is woken.
+    /// The driver may be late, and is woken to find out.
     Probed(Arc<Notify>),
-    /// Another driver is to be started.
+    /// Another driver has to be started.
     Late,
 }
 
@@ -325,20 +326,20 @@ impl DriverState {
         }
     }
 
-    /// For how long it has been due and not run.
+    /// How long the driver has been due without running.
     fn late(&self, core: &Core, now: Instant) -> Duration {
         let due = match self.stage {
             DriverStage::Absent => None,
             DriverStage::Woken(at) => Some(at),
             DriverStage::Parked { since, until } => {
-                // An exchange that was due before has been given more time.
+                // An exchange that was due earlier has been given more time.
                 earliest(until, core.answer_due(since))
             }
         };
         due.map_or(Duration::ZERO, |due| now.saturating_duration_since(due))
     }
 
-    /// Whether the driver is late, and another one may take its place.
+    /// Whether the driver is late and may be replaced.
     fn is_replaceable(&self, core: &Core, now: Instant) -> bool {
         let patience = Patience::new(core);
         let rested = |replaced| now >= replaced + patience.between;
@@ -354,17 +355,17 @@ impl DriverState {
         self.unfit.iter().any(is_it)
     }
 
-    /// Whether a task of this generation is the present one.
+    /// Whether this generation is the current one.
     pub fn is_present(&self, generation: u64) -> bool {
         self.generation == generation && !matches!(self.stage, DriverStage::Absent)
     }
 
-    /// Whether nothing is sent until another one is started.
+    /// Whether nothing is sent until another driver is started.
     pub fn is_absent(&self) -> bool {
         matches!(self.stage, DriverStage::Absent)
     }
 
-    /// Whether a driver is to be started. While the store is not asked, a late one may be the reason.
+    /// Whether a driver has to be started. While the store is not asked, a late driver may be the cause.
     pub fn is_needed(&self, core: &Core, now: Instant) -> bool {
         match self.stage {
             DriverStage::Absent => core.is_shared() || core.next_due().is_some(),
@@ -372,7 +373,7 @@ impl DriverState {
         }
     }
 
-    /// Wakes a parked driver that has to come back earlier than it thought.
+    /// Wakes a parked driver that has to run earlier than planned.
     #[inline]
     fn nudge(&mut self, core: &Core, now: Instant) -> Option<Arc<Notify>> {
         let DriverStage::Parked { until, .. } = self.stage else {
@@ -391,7 +392,7 @@ impl DriverState {
         self.work.clone()
     }
 
-    /// A driver to be spawned, if it is needed and not there, or does not run.
+    /// Prepares a driver to be spawned, if one is needed and none runs.
     pub fn start(
         &mut self,
         core: &mut Core,
@@ -424,7 +425,7 @@ impl DriverState {
         }))
     }
 
-    /// The exchanges that the driver has to send now, and when to come back if nothing happens. `None`: it is to end.
+    /// The exchanges to send now, and when to return if nothing happens. `None`: the driver should end.
     pub fn next_step(
         &mut self,
         core: &mut Core,
@@ -445,7 +446,7 @@ impl DriverState {
         Some((outgoing, until))
     }
 
-    /// The driver ended, or was dropped with its runtime: its exchanges in flight will not be answered.
+    /// The driver ended, or was dropped with its runtime: its exchanges in flight will stay unanswered.
     pub fn on_gone(&mut self, core: &mut Core, generation: u64, now: Instant) {
         if self.is_present(generation) {
             self.stage = DriverStage::Absent;
@@ -454,7 +455,7 @@ impl DriverState {
         }
     }
 
-    /// A driver or a watchdog has panicked on this runtime. `lacks`: the runtime has no timer, or no IO.
+    /// A driver or a watchdog panicked on this runtime. `lacks`: the runtime lacks timers or IO.
     pub fn note_panic(&mut self, runtime: runtime::Id, lacks: bool) {
         let until = (!lacks).then(|| Instant::now() + AFTER_PANIC);
         self.unfit.retain(|(id, _)| *id != runtime);
@@ -464,12 +465,12 @@ impl DriverState {
         self.unfit.push((runtime, until));
     }
 
-    /// Whether a watchdog is to be started on this runtime.
+    /// Whether to start a watchdog on this runtime.
     pub fn watch(&mut self, id: runtime::Id, flavor: runtime::RuntimeFlavor) -> bool {
-        // A thread that serves both cannot wait for itself.
+        // A single-threaded runtime that runs the driver cannot watch it.
         let serves_both = flavor == runtime::RuntimeFlavor::CurrentThread;
         let is_here = self.runtime == Some(id);
-        // Where the driver is about to run first, it finds out whether the runtime has a timer.
+        // Before its first step the driver itself has to find out whether the runtime has timers.
         let is_pointless =
             is_here && (serves_both || !self.has_run) || self.is_unfit(id, Instant::now());
         if is_pointless || self.watched.contains(&id) {
@@ -483,8 +484,8 @@ impl DriverState {
         self.watched.retain(|id| *id != runtime);
     }
 
-    /// Finds out whether the driver runs. If it may not be replaced, the fallback of each limit decides on requests that
-    /// have waited for long enough.
+    /// Checks that the driver runs. If a late driver may not be replaced, the fallback of each limit decides on
+    /// requests that have waited long enough.
     pub fn check_driver(&mut self, core: &mut Core, now: Instant) -> WatchdogFinding {
         if !core.has_requests() {
             return WatchdogFinding::Idle;
@@ -497,7 +498,7 @@ impl DriverState {
         } else if let DriverStage::Parked { .. } = self.stage
             && core.awaits_answer_since(now - check_interval(core))
         {
-            // A driver that runs takes a step, and one that does not is found out.
+            // A running driver responds with a step; otherwise the next check finds it late.
             return WatchdogFinding::Probed(self.wake(now));
         }
         WatchdogFinding::Well

@@ -22,13 +22,13 @@ use crate::{
     sync::StoredWaker,
 };
 
-/// A request for a permit; what the public future is made of. A single keeper is asked for everything at once.
+/// A request for a permit, behind the public future. A single keeper gets the whole demand at once.
 pub(crate) struct Request {
     keepers: Arc<Keepers>,
     current: KeeperRequest,
-    /// In a cluster.
+    /// Only in a cluster.
     legs: Option<Legs>,
-    /// Whether its result includes how its limits stand.
+    /// Whether the result includes quotas.
     wants_quotas: bool,
 }
 
@@ -49,13 +49,13 @@ impl Request {
         }
     }
 
-    /// Labels its permit, for operators.
+    /// Labels the permit, for operators.
     pub fn labelled(mut self, label: Label) -> Self {
         self.current.label = label;
         self
     }
 
-    /// The permit comes with how its limits stand.
+    /// Asks for quotas with the permit.
     pub fn with_quotas(mut self) -> Self {
         self.wants_quotas = true;
         self
@@ -102,22 +102,22 @@ impl Drop for Request {
     }
 }
 
-/// A demand in a cluster. Each limit has a keeper of its own, and they are asked one after the other, always in the same order.
-/// Slots of the first ones are kept while the next one makes it wait, and given back if that one refuses. If a slot is lost
-/// meanwhile, all slots are acquired anew.
+/// A demand in a cluster. Each limit belongs to one keeper, and the keepers are asked in turn, always in the same
+/// order. Acquired slots are kept while the request waits for the next one, and released if that one is refused. If a
+/// slot is lost meanwhile, all slots are acquired anew.
 pub(super) struct Legs {
-    /// All that it wants, from the last to the first.
+    /// All legs, from the last to the first.
     all: Vec<(Part, Leg)>,
-    /// How many of them are still to be asked for after this one, which is `all[left]`.
+    /// Number of legs still to acquire after the current one, `all[left]`.
     left: usize,
-    /// The results of those before it.
+    /// The results of earlier legs.
     taken: Option<Box<Taken>>,
-    /// How long it has waited for slots since it asked for the first of them.
+    /// Time spent waiting for slots since the first leg for a slot was submitted.
     waited_for_slots: Duration,
 }
 
 impl Legs {
-    /// Any of the cores knows the order.
+    /// All cores agree on the order, so any core will do.
     pub fn new(core: &Core, demand: Demand) -> Self {
         let legs = match demand {
             Demand::One(leg) => vec![leg],
@@ -132,19 +132,19 @@ impl Legs {
         }
     }
 
-    /// The one that is asked for now.
+    /// The leg being acquired.
     pub fn current(&self) -> &(Part, Leg) {
         &self.all[self.left]
     }
 
-    /// The slots and charges that it has so far.
+    /// The slots and charges acquired so far.
     #[cfg(test)]
     pub fn taken(&self) -> Option<&Taken> {
         self.taken.as_deref()
     }
 
-    /// The answer to the one that was asked for: that of the whole demand, or `None` if the [current](Self::current) one is to
-    /// be asked for next.
+    /// Handles the answer to the [current](Self::current) leg. Returns the answer to the whole demand, or `None` if
+    /// another leg has to be submitted.
     pub fn on_answer(
         &mut self,
         cores: &mut impl Cores,
@@ -169,7 +169,7 @@ impl Legs {
             return Some(Ok(taken));
         }
         let taken = match self.left {
-            // It was lost at this very moment.
+            // A slot was lost at this very moment.
             0 => self.ask_for_slots_again(cores, taken),
             _ => taken,
         };
@@ -178,8 +178,8 @@ impl Legs {
         None
     }
 
-    /// Makes a permit of slots that were acquired limit by limit, and counts it: as one that is held, and under each limit as
-    /// admitted. Returns whether it still has all of them.
+    /// Turns slots that were acquired leg by leg into a permit, and counts it as held, and as admitted under each
+    /// limit. Returns whether the permit still has all slots.
     fn admit(&self, cores: &mut impl Cores, taken: &Taken) -> bool {
         for (number, lease) in taken.leases.all().iter().enumerate() {
             let admit = |core: &mut Core, now| core.admit_leg(lease, number > 0, taken.waited, now);
@@ -196,13 +196,13 @@ impl Legs {
         true
     }
 
-    /// For what all know.
+    /// For state that all keepers share.
     fn any_keeper(&self) -> KeeperId {
         KeeperId::of(self.all[0].0)
     }
 
-    /// A slot was lost while the next one was waited for. All go back, because to wait for one with a later one in hand
-    /// could end in a deadlock. Charges at rates are kept; their waits are over.
+    /// A slot was lost while the request waited for the next one. Release all: waiting for an earlier slot while
+    /// holding a later one could deadlock. Charges at rates are kept, since their waits are over.
     fn ask_for_slots_again(&mut self, cores: &mut impl Cores, mut taken: Taken) -> Taken {
         cores.untake(&mem::take(&mut taken.leases));
         if let Some(notes) = &mut taken.notes {
@@ -210,12 +210,13 @@ impl Legs {
             notes.quotas.retain(|quota| quota.period.is_some());
         }
         let waited = mem::take(&mut self.waited_for_slots);
-        // The legs are in reverse: rates, which are asked first, stand last, and only the slots before them are left.
+        // The legs are in reverse: rates, which come first, stand last, so only the legs of slots remain.
         let any_keeper = self.any_keeper();
         self.left = 0;
         for (_, leg) in &mut self.all {
             if !cores.with_core(any_keeper, |core, _| core.is_rate(leg.limit)) {
-                // One that has waited for all of its time has timed out; one without any never waits.
+                // A leg that has waited its full time must time out, but a wait of zero would mean that it never
+                // queues.
                 let least = leg.wait.min(Duration::from_nanos(1));
                 leg.wait = leg.wait.saturating_sub(waited).max(least);
                 self.left += 1;
@@ -224,7 +225,7 @@ impl Legs {
         taken
     }
 
-    /// It is not wanted any more: what it has so far goes back. The one that was asked for is cancelled by its own request.
+    /// The request is cancelled: releases everything acquired so far. The current leg's own request cancels itself.
     pub fn give_back(&mut self, cores: &mut impl Cores) {
         if let Some(before) = self.taken.take() {
             drop(cores.give_back(*before));
@@ -232,7 +233,7 @@ impl Legs {
     }
 }
 
-/// Gives back what was taken before.
+/// Releases what earlier legs acquired.
 fn refused(cores: &mut impl Cores, mut error: AcquireError, before: Option<Taken>) -> AcquireError {
     if let Some(mut taken) = before {
         error.details.waited += taken.waited;
@@ -250,10 +251,10 @@ fn refused(cores: &mut impl Cores, mut error: AcquireError, before: Option<Taken
     error
 }
 
-/// A demand on one keeper, from the asking to the answer. Dropped before that, it is cancelled.
+/// A demand on one keeper, until its answer. Dropped earlier, it is cancelled.
 struct KeeperRequest {
     keeper: Arc<Keeper>,
-    /// Its first limit.
+    /// The limit of its first leg.
     limit: LimitId,
     label: Label,
     stage: RequestStage,
@@ -265,7 +266,7 @@ enum RequestStage {
     Answered,
 }
 
-/// A permit, if there is an answer.
+/// A permit, if the request has been answered.
 type Collected = Result<Option<Taken>, AcquireError>;
 
 impl KeeperRequest {
@@ -289,9 +290,9 @@ impl KeeperRequest {
         }
     }
 
-    /// The result; if `wants_quotas`, with how its limits stand.
-    // `always`, here, below and in `Permit::new`: with a mere hint, which is not followed, an acquire and release of a slot that
-    // is used again takes 3 % more instructions.
+    /// Polls for the result, with quotas if `wants_quotas`.
+    // `always`, here, below and in `Permit::new`: a mere `inline` is not followed, and an acquire and release of a
+    // reused slot then takes 3 % more instructions.
     #[inline(always)]
     fn poll(
         &mut self,
@@ -316,7 +317,7 @@ impl KeeperRequest {
         }
     }
 
-    /// Asks for the first time. Mostly there is an answer at once, if the ledger is in this process.
+    /// The first poll. A ledger in this process usually answers at once.
     #[inline(always)]
     fn ask(&mut self, wants_quotas: bool) -> Collected {
         let RequestStage::New(demand) = &self.stage else {
@@ -341,7 +342,7 @@ impl KeeperRequest {
         }
     }
 
-    /// Returns also whether this task is woken when there is an answer.
+    /// Also returns whether this task is woken once the answer arrives.
     fn collect(&self, id: RequestId, wants_quotas: bool, waker: &Waker) -> (Collected, bool) {
         let ((collected, is_watched), needs_driver) = self.keeper.with_need(|core, now| {
             let answer = core.collect(id, wants_quotas, now);
@@ -354,13 +355,13 @@ impl KeeperRequest {
         }
     }
 
-    /// Sees to it that this task is woken when there is an answer, unless there is one now.
+    /// Makes sure that this task is woken once the answer arrives, unless it is there already.
     fn watch(&self, wants_quotas: bool, waker: &Waker) -> Collected {
         let RequestStage::Submitted(id) = self.stage else {
             return Ok(None);
         };
         self.keeper.watch_driver();
-        // Without the lock: to clone a waker runs foreign code.
+        // Cloned without the lock: cloning a waker runs foreign code.
         let waker = StoredWaker::of(waker);
         self.keeper.with(|core, now| {
             let answer = core.collect_or_watch(id, wants_quotas, waker, now);
@@ -368,7 +369,7 @@ impl KeeperRequest {
         })
     }
 
-    /// Without the driver no lease would be renewed, and no exchange sent.
+    /// Without a driver no lease is renewed and no exchange sent.
     #[cold]
     fn start_driver(&self, taken: Option<Taken>) -> Collected {
         let Err(kind) = self.keeper.start_driver() else {
@@ -385,7 +386,7 @@ impl KeeperRequest {
     }
 }
 
-/// In the step that collects: in a cluster other keepers may be asked too, and the slots are no permit yet.
+/// Runs in the step that collects: in a cluster other keepers may still be asked, and the slots are not yet a permit.
 #[inline(always)]
 fn collected(core: &mut Core, answer: Option<Result<Taken, AcquireError>>) -> Collected {
     if let Some(Ok(taken)) = &answer
@@ -420,8 +421,8 @@ mod tests {
     use super::*;
     use crate::{home::Home, keeper::Settings, key::Key, leases::Leases, ledger::ReplicaId};
 
-    /// G7: slots that are lost one after the other, while the next one is waited for, cost no time twice. One that has used
-    /// up its time still waits, in vain.
+    /// G7: slots lost one after another, while the request waits for the next, do not count a wait twice. A leg that
+    /// has used up its time still queues, and times out.
     #[test]
     fn a_wait_is_deducted_once() {
         let (keepers, mut legs) = legs(Duration::from_secs(10));

@@ -1,5 +1,5 @@
-//! The shutdown of a keeper: how long it waits for permits, and for the store to confirm their releases. What it waits for is
-//! decided without IO, so that a simulation can take its steps.
+//! The shutdown of a keeper: how long it waits for permits, and for the store to confirm their releases. The decisions
+//! are made without IO, so that a simulation can take the same steps.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -8,23 +8,23 @@ use tokio::time::Instant;
 use super::{core::Core, lock::Keeper};
 use crate::{ledger::Seq, limit::MAX_WAIT, status::ShutdownReport};
 
-/// Time without progress after which a shutdown waits for no more releases, in `store_timeout`s. A release can take two: one
-/// until an exchange that has no answer can no longer run, and one for the next.
+/// Time without progress after which a shutdown gives up on releases, in `store_timeout`s. A release can take two: one
+/// until an unanswered exchange can no longer run, and one for the next exchange.
 const STALL_TIMEOUTS: u32 = 2;
 
-/// A shutdown, as the core sees it: first permits have their time, then the store.
+/// A shutdown, as the core sees it: permits are given time first, then the store.
 pub(super) struct Shutdown {
     deadline: Instant,
     refused: usize,
     lost: usize,
-    /// Names of the slots that permits had when it began, and gave back in time.
+    /// Names of the slots that permits held at the beginning, and released in time.
     released: HashSet<Seq>,
-    /// What the store had confirmed at the last look, and until when it has to confirm more.
+    /// Confirmations by the store when last checked, and the deadline for further progress.
     progress: Option<((u64, usize, usize), Instant)>,
 }
 
 impl Shutdown {
-    /// Permits have so long.
+    /// Begins a shutdown in which permits have this much time.
     pub fn begin(core: &mut Core, time: Duration, now: Instant) -> Self {
         Self {
             refused: core.close(now),
@@ -35,19 +35,19 @@ impl Shutdown {
         }
     }
 
-    /// Until when permits may still be given back; `None`: none is left.
+    /// Deadline for permits to be released; `None`: none is left.
     pub fn permits_have_until(&self, core: &Core) -> Option<Instant> {
         (!core.holds_nothing()).then_some(self.deadline)
     }
 
-    /// Permits have had their time.
+    /// The permits' time is over.
     pub fn lose_all(&mut self, core: &mut Core, now: Instant) {
         let held = core.held_by_permits();
         self.released.retain(|name| !held.contains(name));
         self.lost = core.lose_all(now);
     }
 
-    /// Until when the store may still confirm releases; `None`: nothing is left to be confirmed.
+    /// Deadline for the store to confirm further releases; `None`: all are confirmed.
     pub fn store_has_until(&mut self, core: &Core, now: Instant) -> Option<Instant> {
         if core.is_quiet() {
             return None;
@@ -62,7 +62,7 @@ impl Shutdown {
         Some(stalls_at.min(self.deadline + store_timeout))
     }
 
-    /// What has become of the permits, once the store has had its time too.
+    /// The fate of the permits, once the store's time is over too.
     pub fn report(mut self, core: &Core) -> ShutdownReport {
         let unconfirmed: HashSet<Seq> = core.unconfirmed().collect();
         self.released.retain(|name| !unconfirmed.contains(name));
@@ -76,8 +76,9 @@ impl Shutdown {
 }
 
 impl Keeper {
-    /// Shuts it down. Permits have until the deadline; then, or as soon as all are released, the store has to confirm the
-    /// releases. It has [`STALL_TIMEOUTS`] for each step of progress, and one `store_timeout` after the deadline for all.
+    /// Shuts the keeper down. Permits have until the deadline. After that, or as soon as all are released, the store
+    /// has [`STALL_TIMEOUTS`] for each step of progress, and until one `store_timeout` after the deadline in total, to
+    /// confirm the releases.
     pub async fn shutdown(self: &Arc<Self>, deadline: Duration) -> ShutdownReport {
         let mut shutdown = self.with(|core, now| Shutdown::begin(core, deadline, now));
         wait_until(self, |core, _| shutdown.permits_have_until(core)).await;
@@ -87,8 +88,8 @@ impl Keeper {
     }
 }
 
-/// Waits until a moment that may move, or until there is none. By the driver's timer, since the caller's runtime may have
-/// none. Without a driver nothing can be waited for: then leases have to end by themselves.
+/// Waits for a deadline that may move, until there is none. Uses the driver's timer, since the caller's runtime may
+/// have none. Without a driver the wait ends: leases expire.
 async fn wait_until(
     keeper: &Arc<Keeper>,
     mut until: impl FnMut(&Core, Instant) -> Option<Instant>,
@@ -109,7 +110,7 @@ async fn wait_until(
         else {
             break;
         };
-        // It has rung, and there was progress since it was set.
+        // The alarm fired, but there was progress since it was set.
         if alarm <= now {
             alarm = until;
             keeper.with(|core, _| core.set_alarm(Some(alarm)));

@@ -1,9 +1,9 @@
-//! How a request comes by its slots and charges, all or nothing.
+//! All-or-nothing acquisition of a request's slots and charges.
 //!
-//! Its legs are entries of their queues. They are acquired in one order on all replicas, narrow limits first, so that requests
-//! never deadlock; one whose turn has not come is idle. A request that has to wait for one leg keeps those before it: giving
-//! them back to queue for them again could go on for ever. A request for one slot only is sent by its queue, together with
-//! others; what else a request may be is sent as a *claim*, which the store decides on as a whole.
+//! Each leg is an entry in its queue. All replicas acquire legs in the same order, narrow limits first, so that
+//! requests never deadlock; a leg whose turn has not come is idle. A request that has to wait for one leg keeps the
+//! earlier ones: releasing them and queueing again could go on for ever. A request for a single slot is sent by its
+//! queue, together with others; any other request is sent as a *claim*, which the store decides on as a whole.
 //!
 //! Rates come first, and are charged once. The charge is refunded if the request is refused after all.
 
@@ -27,16 +27,16 @@ use crate::{
 /// How far a request has come.
 pub(super) enum Progress {
     Complete,
-    /// Some of its slots are still to be asked for.
+    /// The next leg's turn begins.
     Turn,
-    /// The store, or a queue, decides next. It waits in the queue until then.
+    /// The store, or a queue, decides next. If the request waits in the queue, until then.
     Waits(Option<Instant>),
-    /// A leg before this one was lost, or this one itself.
+    /// This leg cannot be kept: it was lost, or an earlier one was.
     Stray(usize),
 }
 
 impl Core {
-    /// A request for one slot of a limit that is enforced. It is there until it is collected or dropped.
+    /// Submits a request for one slot of an enforced limit. The request exists until it is collected or dropped.
     #[inline]
     pub(super) fn submit_slot(&mut self, leg: &Leg, label: &Label) -> RequestId {
         let id = self.next_request();
@@ -46,7 +46,7 @@ impl Core {
             plain: true,
             shadow: false,
         };
-        // It is listed anew when the entry is taken further.
+        // Listed again when the entry advances.
         let of_key = self.queues.without_listing(queue);
         of_key.set_own_value(&mut self.ctx, leg.value);
         let wait = longest_wait(leg, of_key.max());
@@ -75,7 +75,7 @@ impl Core {
         id
     }
 
-    /// A request for all of it.
+    /// Submits a request for several slots or charges.
     pub(super) fn submit_all(&mut self, legs: &[Leg], label: &Label) -> RequestId {
         let id = self.next_request();
         let mut ordered: SmallVec<[_; 4]> = SmallVec::new();
@@ -101,7 +101,7 @@ impl Core {
                 plain: false,
                 shadow,
             };
-            // A limit that is not enforced refuses no weight.
+            // A limit that is not enforced accepts any weight.
             let weight = leg.weight.clamp(1, MAX_WEIGHT);
             let entered = self.queues.change(&mut self.ctx, queue, |queue, ctx| {
                 queue.set_own_value(ctx, leg.value);
@@ -134,7 +134,8 @@ impl Core {
         id
     }
 
-    /// The same on all replicas: by the names of ledgers. In memory there are no names and no other replicas.
+    /// Orders legs by the names of their ledgers, which is the same on all replicas. In memory there are neither names
+    /// nor other replicas.
     fn by_ledger_order(&self, one: &Lease, other: &Lease) -> Ordering {
         let (one, other) = (&self.queues[one.queue], &self.queues[other.queue]);
         (one.ledger_name().cmp(other.ledger_name()))
@@ -142,11 +143,11 @@ impl Core {
             .then_with(|| one.key().cmp(other.key()))
     }
 
-    /// Takes all requests further that queues have decided on, older ones first. To be called at the end of each step: what one
-    /// request does may move others.
+    /// Advances all requests on which queues have decided, oldest first. Called at the end of each step, since one
+    /// request can move others.
     #[inline(always)]
     pub(super) fn follow_decisions(&mut self) {
-        // Mostly there are none.
+        // Usually empty.
         if !self.ctx.decided.is_empty() {
             self.follow_all();
         }
@@ -169,7 +170,7 @@ impl Core {
         self.ctx.decided.shrink_to(SMALL_ROOM);
     }
 
-    /// `is_last`: nothing more was decided on the same request.
+    /// `is_last`: the last decision on this request.
     fn follow(&mut self, decided: Decided, is_last: bool) {
         let Decided {
             request: id,
@@ -181,7 +182,7 @@ impl Core {
         };
         let mut legs = request.legs.iter();
         let leg = legs.position(|leg| leg.lease.seq() == seq);
-        // From now on its queue does not send it any more.
+        // From now on the queue no longer sends the request.
         if let Stage::Listed = request.stage {
             request.stage = Stage::Open;
         }
@@ -195,7 +196,7 @@ impl Core {
         }
     }
 
-    /// Takes a request as far as it gets without an answer of the store.
+    /// Advances a request as far as possible without an answer of the store.
     pub(super) fn advance(&mut self, id: RequestId) {
         while let Some(request) = self.request(id)
             && let Stage::Open = request.stage
@@ -228,7 +229,7 @@ impl Core {
             };
             match state {
                 LegState::Held { over, busy } if !is_complete || over => {
-                    // The exchange that may bring it back into the store has to be answered first.
+                    // First the exchange that may enter the leg into the store again has to be answered.
                     return match busy {
                         true => Progress::Waits(self.wait_of(request)),
                         false => Progress::Stray(number),
@@ -256,7 +257,7 @@ impl Core {
         }
     }
 
-    /// Until when it may wait in the queue that it waits in.
+    /// Deadline of the request's wait in its current queue.
     fn wait_of(&self, request: &Request) -> Option<Instant> {
         request.legs.iter().find_map(|leg| {
             let queue = &self.queues[leg.lease.queue];
@@ -267,7 +268,7 @@ impl Core {
         })
     }
 
-    /// Requests that were to be sent go on from where their legs are.
+    /// Continues unsent requests from the current state of their legs.
     pub(super) fn reopen_all(&mut self, requests: impl IntoIterator<Item = RequestId>) {
         for id in requests {
             if !self.store_is_up() {
@@ -282,8 +283,8 @@ impl Core {
         }
     }
 
-    /// After an exchange was answered or failed: its requests go on from where their legs are, but for those that have gone on
-    /// without it.
+    /// Continues the requests of an answered or failed exchange from the current state of their legs, except for those
+    /// that went on without the exchange.
     pub(super) fn reopen_sent(
         &mut self,
         exchange: ExchangeId,
@@ -296,7 +297,7 @@ impl Core {
         }
     }
 
-    /// The store is to be asked: with others of its queue, or for all of it at once.
+    /// Asks the store: through the queue, or with a claim for the whole request.
     fn ask_store(&mut self, id: RequestId) {
         let (now, timeout) = (self.ctx.now, self.ctx.settings.store_timeout);
         let Some(request) = self.request_mut(id) else {
@@ -330,7 +331,7 @@ impl Core {
         }
     }
 
-    /// Its time to wait in a queue is over.
+    /// The request's wait in a queue has timed out.
     pub(super) fn time_out(&mut self, id: RequestId) {
         let Some(request) = self.request_mut(id) else {
             return;
@@ -380,9 +381,9 @@ impl Core {
     }
 }
 
-/// Requests that the store has not answered in time. Each falls back by itself.
+/// Requests that the store has not answered in time. Each falls back alone.
 impl Core {
-    /// A request has asked for as long as it may.
+    /// The request has asked the store for as long as it may.
     pub(super) fn end_asking_of(&mut self, id: RequestId) {
         let Some(request) = self.request_mut(id) else {
             return;
@@ -394,7 +395,7 @@ impl Core {
             request.stage,
             Stage::Listed | Stage::Unsent | Stage::Sent(_)
         ) {
-            // One of its slots was lost, and may come back.
+            // A slot was lost, and may come back.
             return;
         }
         if !self.store_is_up() {
@@ -404,7 +405,7 @@ impl Core {
         self.decide_alone(id, since);
     }
 
-    /// It goes on asking until then.
+    /// Keeps asking the store, until the end of `asking`.
     pub(super) fn go_on_asking(&mut self, id: RequestId, asking: Asking) {
         if let Some(request) = self.request_mut(id) {
             request.asking = Some(asking);
@@ -412,7 +413,7 @@ impl Core {
         }
     }
 
-    /// A request is sent no more, and goes on without the exchange that it is in. What that brings is given back.
+    /// Withdraws a request from the store: it continues without the exchange it is in, whose results are released.
     pub(super) fn take_back(&mut self, id: RequestId) {
         self.stop_asking(id);
         self.unsent.remove(&id);
@@ -430,7 +431,7 @@ impl Core {
     }
 }
 
-/// How long a leg may wait. Of a key that has no slots it would wait for nothing.
+/// How long a leg may wait. Zero for a key without slots, where it would wait in vain.
 fn longest_wait(leg: &Leg, max: u32) -> Duration {
     match max {
         0 => Duration::ZERO,

@@ -1,4 +1,4 @@
-//! For tests: whether a keeper's own books agree, and what a simulation wants to know of them.
+//! For tests: checks that the core's records are consistent, and reads for the simulation.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,25 +23,25 @@ use crate::{
     store::Failure,
 };
 
-/// The one that a claim of an exchange charges.
+/// The payer of a claim's charges.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::keeper) enum Payer {
-    /// The request with this number.
+    /// The request of this number.
     Request(u64),
-    /// The permit that this request has got, for what it has spent.
+    /// The permit of this request, for its spending.
     Permit(u64),
 }
 
 /// A ledger in this process.
 pub(in crate::keeper) struct LedgerHere {
     pub name: String,
-    /// How many slots it has.
+    /// Number of slots.
     pub limit: u32,
-    /// Slots that nobody has, and that are kept.
+    /// Slots kept idle.
     pub idle: Vec<Seq>,
 }
 
-/// The name of a queue's ledger; without a store one that no other has.
+/// The name of a queue's ledger; without a store, a unique label.
 fn label_of(queue: &Queue) -> String {
     match queue.ledger_name().is_empty() {
         false => queue.ledger_name().to_string(),
@@ -52,19 +52,19 @@ fn label_of(queue: &Queue) -> String {
     }
 }
 
-/// A request that waits for a slot.
+/// A request waiting for a slot.
 #[derive(Debug)]
 pub(in crate::keeper) struct WaitingRequest {
     pub id: u64,
-    /// The ledger, and how many slots it has for this keeper.
+    /// The ledger, and its number of slots for this keeper.
     pub waits_for: String,
     pub limit: u32,
-    /// Its slots meanwhile.
+    /// Slots held meanwhile.
     pub holds: Vec<MemberId>,
 }
 
 impl Core {
-    /// Says what does not agree. To be called between steps.
+    /// Returns the first contradiction. To be called between steps.
     pub fn audit(&mut self) -> Result<(), String> {
         ensure!(
             self.ctx.decided.is_empty(),
@@ -223,7 +223,7 @@ impl Core {
         Ok(())
     }
 
-    /// Whether nothing is left of anybody.
+    /// Lists the remains of requests and permits.
     pub fn leftovers(&self) -> Vec<&'static str> {
         let parts = [
             ("queues", !self.queues.is_empty()),
@@ -247,7 +247,7 @@ impl Core {
             .collect()
     }
 
-    /// For each claim of an exchange in flight, who is charged.
+    /// The payer of each claim of an exchange in flight.
     pub fn payers(&self, number: ExchangeId) -> Vec<Option<Payer>> {
         let sent = self.in_flight.iter().filter(|sent| sent.id == number);
         let payer = |asker: &Asker| match *asker {
@@ -258,12 +258,12 @@ impl Core {
         sent.flat_map(|sent| &sent.claims).map(payer).collect()
     }
 
-    /// Whether nothing is in flight, and nothing is to be refunded.
+    /// Whether nothing is in flight and no refund is pending.
     pub fn has_sent_all(&self) -> bool {
         self.in_flight.is_empty() && self.refunds.is_empty()
     }
 
-    /// Whether a request is still there, or the account of its permit.
+    /// Whether a request, or the account of its permit, still exists.
     pub fn is_paying(&self, request: u64) -> bool {
         let limits = (0..self.ctx.limits.len()).map(LimitId);
         let mut accounts = limits.filter_map(|limit| self.accounts.get(AccountId(request, limit)));
@@ -279,7 +279,7 @@ impl Core {
         self.submit(demand, &Label::default(), now)
     }
 
-    /// As if an exchange had timed out.
+    /// Fails an exchange as if it had timed out.
     pub fn fail(&mut self, now: Instant) {
         self.ctx.now = now;
         self.note_failure(Failure::TimedOut, ExchangeId(self.exchanges), "test");
@@ -290,7 +290,7 @@ impl Core {
         self.queues.iter().map(Queue::idle).sum()
     }
 
-    /// A slot of the pool, as for a request.
+    /// Takes a slot from the pool, as a request does.
     pub fn take_idle(&mut self, index: usize) -> Option<Arc<Lease>> {
         let requester = Requester {
             id: self.next_request(),
@@ -301,7 +301,7 @@ impl Core {
         queue.take_idle(&mut self.ctx, false, requester)
     }
 
-    /// The slot of a request for one only, while it has it.
+    /// The slot of a request for a single slot, while held.
     pub fn lease_of(&self, id: RequestId) -> Option<Arc<Lease>> {
         match &self.request(id)?.legs[..] {
             [leg] => Some(leg.lease.clone()),
@@ -313,12 +313,12 @@ impl Core {
         self.request(id).is_some()
     }
 
-    /// A lease that nobody has.
+    /// A lease without an owner.
     pub fn lease_of_nobody(&self) -> Arc<Lease> {
         self.ctx.lease_named(QueueId::of_index(0), 0)
     }
 
-    /// The names of a request's slots, in the order in which it acquires them.
+    /// The names of a request's slots, in order of acquisition.
     pub fn names_of(&self, id: RequestId) -> Vec<Seq> {
         let legs = self.request(id).into_iter();
         let legs = legs.flat_map(|request| &request.legs);
@@ -342,12 +342,12 @@ impl Core {
         self.queues[lease.queue].pool().cloned()
     }
 
-    /// Whether a name of this ledger is anywhere in here.
+    /// Whether a name of this ledger occurs anywhere in this core.
     pub fn knows(&self, ledger: &str, seq: Seq) -> bool {
         self.expects(ledger, seq) || self.release_of(ledger, seq).is_some()
     }
 
-    /// Whether there is an entry of a name that may be in this ledger.
+    /// Whether an entry exists for a name that may be in this ledger.
     pub fn expects(&self, ledger: &str, seq: Seq) -> bool {
         let queue = self.queue_of(ledger);
         queue.is_some_and(|queue| queue.expects(seq))
@@ -390,7 +390,7 @@ impl Core {
         label_of(&self.queues[lease.queue])
     }
 
-    /// The ledger in which a request waits, and how many slots it has for this keeper.
+    /// The ledger in which a request waits, and its number of slots for this keeper.
     pub fn waits_for(&self, lease: &Lease) -> Option<(String, u32)> {
         let queue = self.queues.get(lease.queue)?;
         let waits = queue.waits_in_store(lease.seq());
@@ -408,13 +408,13 @@ impl Core {
         queues.filter_map(move |queue| Some((here(queue), queue.audited_ledger()?)))
     }
 
-    /// The fee of a leg, if its limit is a rate that is not off.
+    /// The fee of a leg, if its limit is a rate whose mode is not off.
     pub fn fee_of(&self, leg: &Leg) -> Option<Fee> {
         let is_off = self.ctx.limits[leg.limit.0].current_mode() == Mode::Off;
         self.fee(0, leg, false).filter(|_| !is_off)
     }
 
-    /// Idle slots that are not over, by ledger.
+    /// Idle slots that have not expired, by ledger.
     pub fn idle_seqs(&self, now: Instant) -> impl Iterator<Item = (String, Vec<Seq>)> {
         let queues = self.queues.iter();
         queues.filter_map(move |queue| {
@@ -423,7 +423,7 @@ impl Core {
         })
     }
 
-    /// How many permits were lost.
+    /// Number of permits lost.
     pub fn lost(&self) -> u64 {
         self.ctx.counts.lost
     }

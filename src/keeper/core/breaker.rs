@@ -1,13 +1,15 @@
-//! The circuit breaker: whether requests are decided on by the store.
+//! The circuit breaker: whether the store decides on requests.
 //!
-//! While it is open (the store is *down*) one probe at a time is sent, with a back-off. A probe asks for the time, which a
-//! store may tell that does no work: one that takes no writes, whose user lacks a right, or that cuts each connection that
-//! asks for more. So the breaker closes once the store has also passed a *trial*, a release of a name that nobody has.
+//! While the breaker is open (the store is *down*), one probe at a time is sent, with a back-off. A probe asks for the
+//! time, which even a store that does no work can answer: it may reject writes, lack a right, or cut each connection
+//! that asks for more. Hence the breaker closes only after the store has also passed a *trial*, the release of a name
+//! that was never issued.
 //!
-//! A *trouble* lasts from the first opening until the store is known to work again, and each of its causes is news once. A
-//! store without memory passes the trial and refuses newcomers: it is in trouble until it admits one. Whatever else works
-//! on trial and fails under load would come back each second: a store that was in trouble a moment ago has to work for
-//! longer until that is news. A pure state machine: [`Core`](super::Core) acts on its changes.
+//! A *trouble* lasts from the first opening until the store is known to work again, and each of its causes is news
+//! once. A store that is out of memory passes the trial and refuses newcomers: it is in trouble until it admits one.
+//! Any other fault that passes the trial and shows under load would be news every second, so a store that was in
+//! trouble recently has to work for longer before its recovery is news. A pure state machine: [`Core`](super::Core)
+//! acts on its transitions.
 
 use std::{mem, time::Duration};
 
@@ -22,33 +24,34 @@ use crate::{
 
 const FIRST_PROBE: Duration = Duration::from_millis(50);
 const LONGEST_PROBE: Duration = Duration::from_secs(1);
-/// Connections that may fail one after the other while no exchange does any work.
+/// Number of connections that may fail in a row while no exchange does any work.
 const MAX_FRUITLESS: u32 = 5;
-/// A trouble that begins within this time of the end of another is the same one.
+/// A trouble that begins this soon after the end of another counts as the same one.
 const RECURS_WITHIN: Duration = Duration::from_secs(60);
-/// Time for which a store works, without a failure that opens the breaker, until the end of a trouble that recurs is news.
+/// How long a store has to work, without a failure that opens the breaker, before the end of a recurring trouble is
+/// news.
 const FIRST_PROOF: Duration = Duration::from_secs(5);
 const LONGEST_PROOF: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct Breaker {
     state: BreakerState,
-    /// The pause before the next probe, or before the first one if the breaker is closed.
+    /// Pause before the next probe; while closed, before the first one.
     pause: Duration,
-    /// `None`: as far as is known nothing is wrong with the store.
+    /// `None`: the store is fine, as far as known.
     trouble: Option<Trouble>,
-    /// When the last trouble was over.
+    /// When the last trouble ended.
     recovered: Option<Instant>,
-    /// How long the store has to work until that is news.
+    /// How long the store has to work before its recovery is news.
     proof: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum BreakerState {
     Closed {
-        /// The last exchange that was sent when one failed, if the store has not answered since.
+        /// The last exchange sent before a failure, if the store has not answered since.
         failed: Option<u64>,
-        /// Connections that have failed since an exchange did any work.
+        /// Connections that failed since an exchange last did any work.
         fruitless: u32,
     },
     Open {
@@ -63,25 +66,25 @@ enum BreakerState {
 struct Trouble {
     /// Whether each [`Cause`] was news.
     reported: [bool; CAUSES],
-    /// It has refused to write, and admitted nobody since.
+    /// The store has refused to write, and has admitted no request since.
     is_full: bool,
-    /// Since when it works.
+    /// When the store began to work again.
     works_since: Option<Instant>,
 }
 
-/// The work that an answer shows the store to have done.
+/// The work that an answer proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// It has sent its time.
+    /// The store sent only its time.
     None,
-    /// It has done something.
+    /// The store did some work.
     Some,
-    /// It has admitted or enqueued a request.
+    /// The store admitted or enqueued a request.
     Admitted,
 }
 
 impl Work {
-    /// The work that an answer shows, if nothing in it has failed.
+    /// The work proved by an answer in which nothing failed.
     pub fn of(reply: &Reply) -> Self {
         let is_in = |standing: &Standing| {
             matches!(standing, Standing::Held { .. } | Standing::Waiting { .. })
@@ -112,13 +115,13 @@ pub(super) enum Transition {
     Opened {
         is_news: bool,
     },
-    /// It still is, by one more probe.
+    /// The store is still down, after another probe.
     StaysOpen,
-    /// Requests go to the store again. `is_news`: it is not in trouble any more.
+    /// Requests go to the store again. `is_news`: the trouble is over.
     Closed {
         is_news: bool,
     },
-    /// Requests went to it already, and now it is known to work again.
+    /// Requests already went to the store, which is now known to work again.
     Recovered,
 }
 
@@ -152,21 +155,21 @@ impl Breaker {
         }
     }
 
-    /// Whether the next probe is to ask for work.
+    /// Whether the next probe asks for work.
     pub fn is_on_trial(&self) -> bool {
         matches!(self.state, BreakerState::Open { on_trial: true, .. })
     }
 
-    /// Whether the store is known to be in no trouble.
+    /// Whether the store is not in trouble, as far as known.
     pub fn is_well(&self) -> bool {
         matches!(self.state, BreakerState::Closed { .. }) && self.trouble.is_none()
     }
 
-    /// The exchange with this number has failed; `last` is the last one that was sent so far.
+    /// The exchange with this number has failed; `last` is the latest one sent.
     ///
-    /// One may be a connection that was cut. One that timed out has cost its requests all the time that they have, and a
-    /// second failure in a row leaves little doubt. A store may also send its time, and cut each connection that asks for
-    /// more.
+    /// A single failure may be a connection that was cut. One that timed out has used up all the time of its requests,
+    /// and a second failure in a row leaves little doubt. A store may also send its time, and cut each connection that
+    /// asks for more.
     pub fn failed(
         &mut self,
         failure: Failure,
@@ -179,7 +182,7 @@ impl Breaker {
             BreakerState::Closed { failed, fruitless } => {
                 let in_a_row = failed.is_some_and(|failed| number > failed);
                 if failure == Failure::Cut && !in_a_row && *fruitless < MAX_FRUITLESS {
-                    // Those that were under way together count as one.
+                    // Exchanges in flight together count as one failure.
                     *fruitless += u32::from(failed.is_none());
                     failed.get_or_insert(last);
                     return Transition::None;
@@ -204,7 +207,7 @@ impl Breaker {
         }
     }
 
-    /// The store has answered, and has refused to write.
+    /// The store has answered, but refused to write.
     pub fn refused_to_write(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Transition {
         match self.state {
             BreakerState::Open { .. } => Transition::None,
@@ -212,7 +215,7 @@ impl Breaker {
         }
     }
 
-    /// No answer has come in the time that requests can wait, whatever the reason.
+    /// No answer came in the time that requests can wait, for any reason.
     pub fn given_up(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Transition {
         match self.state {
             BreakerState::Open { .. } => Transition::None,
@@ -276,7 +279,7 @@ impl Breaker {
         };
         let recovered = self.note_work(work, now);
         let is_full = self.trouble.as_ref().is_some_and(|trouble| trouble.is_full);
-        // A trial is no more than a promise.
+        // A passed trial is only a promise.
         if recovered || !was_open && work != Work::None && !is_full {
             self.pause = FIRST_PROBE;
         }
@@ -287,7 +290,7 @@ impl Breaker {
         }
     }
 
-    /// The store works. Returns whether that ends a trouble.
+    /// The store works. Returns whether this ends a trouble.
     fn note_work(&mut self, work: Work, now: Instant) -> bool {
         let Some(trouble) = &mut self.trouble else {
             return false;
@@ -300,13 +303,13 @@ impl Breaker {
         self.end_trouble(now)
     }
 
-    /// When a trouble is over if nothing fails until then.
+    /// When a trouble ends if nothing fails until then.
     pub fn ends_at(&self) -> Option<Instant> {
         let since = self.trouble.as_ref()?.works_since?;
         Some(since + self.proof)
     }
 
-    /// Time passes.
+    /// Ends a trouble if its time has come.
     pub fn on_time(&mut self, now: Instant) -> Transition {
         match self.end_trouble(now) {
             true => Transition::Recovered,
@@ -346,13 +349,13 @@ mod tests {
             }
         }
 
-        /// An exchange is sent, and fails.
+        /// Sends an exchange that fails.
         fn fails(&mut self, failure: Failure) -> Transition {
             self.sent += 1;
             self.fails_late(failure, self.sent)
         }
 
-        /// An exchange that was sent before fails.
+        /// Fails an exchange that was sent earlier.
         fn fails_late(&mut self, failure: Failure, number: u64) -> Transition {
             self.now += Duration::from_millis(1);
             let numbers = (number, self.sent);
@@ -366,7 +369,7 @@ mod tests {
             self.breaker.answered(work, self.now)
         }
 
-        /// A probe is answered, and the trial that follows.
+        /// Answers a probe and the trial that follows.
         fn passes(&mut self) -> Transition {
             assert_eq!(self.answers(Work::None), Transition::None);
             assert!(self.breaker.is_on_trial());
@@ -378,7 +381,7 @@ mod tests {
             self.breaker.refused_to_write(self.now, &mut self.rng)
         }
 
-        /// The time until the next probe.
+        /// Time until the next probe.
         fn pause(&self) -> Duration {
             self.breaker.probe_at().expect("open") - self.now
         }
@@ -441,7 +444,7 @@ mod tests {
         }
     }
 
-    /// READONLY, MISCONF, NOREPLICAS; a right that the script lacks; scripts that are cut or time out.
+    /// READONLY, MISCONF, NOREPLICAS; a right that the script lacks; scripts that are cut off or time out.
     #[test]
     fn a_store_that_tells_the_time_and_does_no_work_is_told_of_once() {
         for failure in [Failure::Cut, Failure::TimedOut, Failure::Refused] {
@@ -461,7 +464,7 @@ mod tests {
         }
     }
 
-    /// As one that passes each trial and times out under load, or whose memory is just about full.
+    /// For example a store that passes each trial and times out under load, or whose memory is almost full.
     #[test]
     fn a_trouble_that_recurs_is_over_when_the_store_has_worked_for_a_while() {
         let mut scene = Scene::new();
@@ -484,7 +487,7 @@ mod tests {
         assert_eq!(scene.passes(), BACK, "that is another one");
     }
 
-    /// A server that loads its data after each restart, and then misses a password.
+    /// A server that loads its data after each restart, and then requires a password.
     #[test]
     fn each_cause_of_a_trouble_is_news_once() {
         let mut scene = Scene::new();
@@ -540,7 +543,7 @@ mod tests {
         let mut scene = Scene::new();
         assert_eq!(scene.refuses_to_write(), NEWS);
         for _ in 0..10 {
-            // Releases and renewals work.
+            // Releases and renewals succeed.
             assert_eq!(scene.passes(), Transition::Closed { is_news: false });
             assert_eq!(scene.answers(Work::Some), Transition::None);
             assert!(!scene.breaker.is_well());

@@ -1,5 +1,5 @@
-//! An exchange: the work of many queues, and claims, batched (group commit) and sent; its answer, which `store.rs` reads as
-//! far as it is about claims.
+//! Exchanges: batches the work of many queues, and claims, into one call (group commit), and processes the answer;
+//! answers to claims are in `store.rs`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,37 +23,37 @@ use crate::{
     ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Reply, Want, weight_of},
 };
 
-/// Bytes in flight, about, beyond the least exchanges: a thin link must not need long for them.
+/// Approximate limit of bytes in flight beyond the minimum of exchanges: a slow link must not take long to send them.
 const MAX_BYTES_IN_FLIGHT: usize = 512 * 1024;
 /// Units of permits in one exchange: about two milliseconds of the store's time.
 const MAX_UNITS: usize = 1_000;
-// The last permit is sent whole, even if there is less room; so is a claim, which begins with half of the room.
+// The last permit is sent whole, even if it exceeds the room; so is a claim, which starts with half of the room.
 const _: () = assert!(2 * MAX_UNITS <= MAX_PERMITS as usize);
-/// Refunds in one exchange, and sums that were spent: about a millisecond.
+/// Refunds, and reports of spending, in one exchange: about a millisecond.
 pub(in crate::keeper) const MAX_REFUNDS: usize = 200;
 /// Ledgers in one exchange: about a millisecond.
 const MAX_BATCHES: usize = 64;
-/// Of these, the ledgers of newcomers, and of the units. The rest is for releases, renewals, introductions and polls: neither
-/// kind of work waits for the other, however much there is of it. What one kind does not need, the other gets.
+/// Share of newcomers, in ledgers and in units. The rest is for releases, renewals, introductions and polls, so that
+/// neither kind of work delays the other, whatever the load. Each kind may use the share that the other leaves.
 const MAX_BATCHES_OF_NEWCOMERS: usize = MAX_BATCHES * 3 / 4;
 const UNITS_FOR_OTHERS: usize = MAX_UNITS / 4;
 
-/// Kinds of work of which an exchange about one key has one.
+/// Kinds of work; an exchange about one key carries a single kind.
 const KINDS: usize = 5;
 
-/// An exchange in the making.
+/// An exchange being assembled.
 struct Draft {
     batches: Vec<Batch>,
     pending: Vec<PendingBatch>,
-    /// By the order in which they began to ask: since when, and their numbers.
+    /// Ordered by when each claim began to ask, then by its number.
     claims: BTreeMap<(Instant, u64), (Asker, Claim)>,
     refunds: Vec<Refund>,
-    /// Units that there is room for.
+    /// Units left.
     room: usize,
 }
 
 impl Core {
-    /// Whether [`next_exchange`](Self::next_exchange) would give something.
+    /// Whether [`next_exchange`](Self::next_exchange) would return one.
     pub fn may_send(&self, now: Instant) -> bool {
         match self.breaker.probe_at() {
             _ if !self.ctx.shared => false,
@@ -61,7 +61,7 @@ impl Core {
             None => {
                 let mut in_flight = self.in_flight.iter();
                 let is_free = match self.clock {
-                    // Exchanges in flight on a connection that is over do not hold up the hello of the next one.
+                    // Exchanges in flight on a connection that has ended do not delay the next connection's hello.
                     None => !in_flight.any(|sent| self.connection.has(sent.id)),
                     Some(_) => self.window_has_room(now),
                 };
@@ -86,14 +86,14 @@ impl Core {
             && (in_flight < self.window.least() || self.bytes_in_flight() < MAX_BYTES_IN_FLIGHT)
     }
 
-    /// When there is work to be sent that only waits for its distance from the last exchange.
+    /// When work may be sent that is only delayed by pacing.
     pub(super) fn paced_until(&self) -> Option<Instant> {
         let at = self.window.paced_until(self.in_flight.len())?;
         let is_next = at > self.ctx.now && self.store_is_up() && self.clock.is_some();
         (is_next && self.has_work()).then_some(at)
     }
 
-    /// Whether the next exchange has no room for more work than there is now.
+    /// Whether the present work fills the next exchange.
     fn fills_an_exchange(&self) -> bool {
         let mut names = 0;
         self.queues.ready_count() >= MAX_BATCHES
@@ -109,13 +109,13 @@ impl Core {
         self.in_flight.iter().map(|sent| sent.bytes).sum()
     }
 
-    /// When the next of the exchanges in flight must have been answered, of those that were not due by then.
+    /// The earliest deadline of the exchanges in flight, among those not yet due at `then`.
     pub fn answer_due(&self, then: Instant) -> Option<Instant> {
         let due = self.in_flight.iter().map(|sent| sent.deadline);
         due.filter(|due| *due > then).min()
     }
 
-    /// Whether an exchange in flight was sent then, or before that.
+    /// Whether an exchange in flight was sent at this time or before.
     pub fn awaits_answer_since(&self, then: Instant) -> bool {
         self.in_flight.iter().any(|sent| sent.at <= then)
     }
@@ -132,11 +132,11 @@ impl Core {
             draft.batches.push(trial);
             return Some(self.send(draft));
         }
-        // Without the store's time no acquire can be given an end, and a store that is down is asked nothing else.
+        // Without the store's time, no acquire can be given an expiry; a store that is down gets only probes.
         if self.store_is_up() && self.clock.is_some() {
             self.fill(&mut draft);
             if draft.is_empty() && self.in_flight.is_empty() && !self.held_back.is_empty() {
-                // Holders that are gone were still in an outbox. No answer will come that lets these claims go on.
+                // The outbox contained only holders that are gone. No answer will release these claims.
                 self.fill(&mut draft);
             }
             if draft.is_empty() {
@@ -146,8 +146,8 @@ impl Core {
         Some(self.send(draft))
     }
 
-    /// Work for a store that has answered a probe: a release, which it has to write even at `maxmemory`. It is of a name that
-    /// was never asked for, in a ledger that no limit has, so that it changes nothing.
+    /// Work for a store that has answered a probe: a release, which it must write even at `maxmemory`. The name was
+    /// never issued and the ledger belongs to no limit, so the release changes nothing.
     fn trial(&mut self) -> Option<Batch> {
         let is_due = self.breaker.is_on_trial() && self.clock.is_some();
         is_due.then(|| Batch {
@@ -158,7 +158,7 @@ impl Core {
         })
     }
 
-    /// An exchange that asks for nothing but the time.
+    /// An exchange that asks for the time only.
     pub fn hello(&mut self, now: Instant) -> Outgoing {
         self.ctx.now = now;
         self.send(Draft::default())
@@ -173,7 +173,7 @@ impl Core {
         }
     }
 
-    /// As much of everything as there is room for. Claims and newcomers have three quarters of it at most if there is other
+    /// Drafts all kinds of work that fit. Claims and newcomers get at most three quarters of the room if there is other
     /// work.
     fn draft_all(&mut self, draft: &mut Draft) {
         self.draft_claims(draft, |draft| draft.batches.len() < MAX_BATCHES / 2);
@@ -188,9 +188,9 @@ impl Core {
         draft.refunds.extend(self.refunds.drain(..count));
     }
 
-    /// Only what has to do with one key, be it a ledger or the state of a rate: in a cluster keys move from node to
-    /// node one by one. Refunds and reports go before claims, which see them; but while exchanges are in flight, the kind of work
-    /// that went last has to let the others go, so that none of them waits for all of another.
+    /// Drafts work about one key, be it a ledger or the state of a rate: in a cluster, keys migrate between nodes one
+    /// by one. Refunds and reports precede claims, which then see their effect. But while exchanges are in flight,
+    /// kinds of work take turns, so that none waits for all of another.
     fn draft_one_key(&mut self, draft: &mut Draft) {
         if self.in_flight.is_empty() {
             self.next_kind = 0;
@@ -221,7 +221,7 @@ impl Core {
         }
     }
 
-    /// Sums that were spent, all or those for this key.
+    /// Drafts reports of spending: all, or those for this key.
     fn draft_sums(&mut self, draft: &mut Draft, only: Option<&Arc<str>>) {
         for _ in 0..MAX_REFUNDS {
             let is_other = |only| self.accounts.next_key() != Some(only);
@@ -240,7 +240,7 @@ impl Core {
         }
     }
 
-    /// Batches of the queues that have this kind of work, up to this many batches in all.
+    /// Adds batches of the queues with this kind of work, up to `most` batches in total.
     fn draft_queues(&mut self, draft: &mut Draft, turn: Turn, most: usize) {
         let count = self.queues.count_of(turn);
         for _ in 0..count {
@@ -256,7 +256,7 @@ impl Core {
         }
     }
 
-    /// Claims take no more than half of the room: queues have work too.
+    /// Claims take at most half of the room: queues have work too.
     fn draft_claims(&mut self, draft: &mut Draft, more: impl Fn(&Draft) -> bool) {
         while draft.room > MAX_UNITS / 2 && more(draft) {
             let Some(id) = self.unsent.pop_first() else {
@@ -272,7 +272,7 @@ impl Core {
                 continue;
             }
             let since = request.asking.map_or(self.ctx.now, |asking| asking.since);
-            // One that has waited for a slot before goes by when it came.
+            // A request that has queued before is ordered by its arrival.
             let ticket = request.ticket;
             let order = (ticket.map_or(since, |_| request.asked), id.number.get());
             let legs = request.legs.clone();
@@ -296,7 +296,7 @@ impl Core {
         }
     }
 
-    /// A leg that the request does not have yet; its queue gets a batch if it has none.
+    /// Drafts a leg that the request does not have yet, and a batch for its queue if necessary.
     fn draft_leg(&mut self, draft: &mut Draft, lease: &Lease) -> Option<ClaimAsk> {
         let seq = lease.seq();
         self.queues
@@ -318,7 +318,7 @@ impl Core {
                         number
                     }
                     None => {
-                        // So that there is a batch, even if it has only this leg.
+                        // Makes sure that there is a batch, even for this leg only.
                         queue.ask_for_batch();
                         draft.add_batch(queue, ctx);
                         draft.batches.len() - 1
@@ -341,10 +341,10 @@ impl Core {
         } = draft;
         let (ids, claims) = claims.into_values().unzip();
         let settings = &self.ctx.settings;
-        // All of it for the store, however long its requests have been here: they have deadlines of their own.
+        // The store gets its full timeout, however long requests have waited here: they have deadlines of their own.
         let deadline = self.ctx.now + settings.store_timeout;
         self.exchanges += 1;
-        // It makes the connection, if that has ended.
+        // This exchange reconnects if the connection has ended.
         (self.connection.is_wanted, self.connection.reconnect_at) = (false, None);
         let exchange = Arc::new(Exchange {
             replica: settings.replica,
@@ -356,7 +356,7 @@ impl Core {
             claims,
             refunds,
         });
-        // A session does not connect for any other.
+        // A session connects only for a hello.
         debug_assert!(self.clock.is_some() || exchange.is_hello());
         let id = ExchangeId(self.exchanges);
         self.ctx
@@ -392,7 +392,7 @@ impl Default for Draft {
 }
 
 impl Draft {
-    /// Adds what a queue has to send, as far as there is room. There is one batch for each.
+    /// Adds one batch with as much of a queue's work as fits.
     fn add_batch(&mut self, queue: &mut Queue, ctx: &mut Context) {
         let mut pending = self.pending.iter();
         if let Some(number) = pending.position(|pending| pending.queue == queue.id()) {
@@ -410,7 +410,7 @@ impl Draft {
 }
 
 impl Core {
-    /// Requests that their queues send keep their order with the claims on their ledgers: they become claims of one leg.
+    /// Keeps requests sent by their queues in order with claims on the same ledgers: they become claims of one leg.
     fn keep_order_with_claims(&self, draft: &mut Draft) {
         let claims = draft.claims.values().flat_map(|(_, claim)| &claim.asks);
         let touched: BTreeSet<usize> = claims.map(|ask| ask.batch).collect();
@@ -431,7 +431,7 @@ impl Core {
     }
 }
 
-/// Answers. An exchange without one is dealt with in `store.rs`.
+/// Answers. `store.rs` handles exchanges without one.
 impl Core {
     /// An exchange was answered.
     pub fn on_reply(&mut self, id: ExchangeId, reply: Reply, now: Instant) {
@@ -453,13 +453,13 @@ impl Core {
         } = sent;
         self.ctx
             .record(|history, now| history.answered(id.0, &reply, now));
-        // Holders that they were held back for may be confirmed now.
+        // Requests held back for their holders: these may now be confirmed.
         self.unsent.append(&mut self.held_back);
         let seen = StoreMoment {
             store_us: reply.now_us,
             sent: at,
         };
-        // An answer on a connection that is over does not set the clock: the next server may have another.
+        // An answer on a connection that has ended does not set the clock: the next server's clock may differ.
         if self.connection.has(id) {
             self.clock = Some(StoreClock {
                 now_us: reply.now_us,
@@ -493,7 +493,7 @@ impl Core {
     }
 }
 
-/// About as long as it is on the wire.
+/// Approximate size on the wire.
 fn bytes_of(exchange: &Exchange) -> usize {
     let name = 12;
     let of_batch = |batch: &Batch| {

@@ -1,4 +1,4 @@
-//! The limits that a keeper knows, the values that they have now, and what operators see of them.
+//! The limits that a keeper knows, their current values, and the view of operators.
 
 #[cfg(feature = "config")]
 use std::collections::HashMap;
@@ -30,7 +30,7 @@ use crate::{
 };
 
 impl Core {
-    /// The id of a limit, made if need be, then with this meter; and the meter that it has.
+    /// Returns the id and meter of a limit; an unknown limit is registered with this meter.
     pub fn register(
         &mut self,
         limit: &Limit,
@@ -76,8 +76,8 @@ impl Core {
         self.ctx.limits[limit.0].period().is_some()
     }
 
-    /// Two limits of one name must say the same: what the first one said, or what it says now. One that this limiter has
-    /// returned may say what held then, since it can be updated at any moment.
+    /// Checks that two limits of one name agree: with the first registration or the current values. A limit returned by
+    /// this limiter may have outdated values, since limits can be updated at any time.
     pub fn check(&self, limit: &Limit, limiter: ReplicaId) -> Result<Option<LimitId>, ConfigError> {
         limit.validate()?;
         let Some(id) = self.limit_id(limit.name()) else {
@@ -97,7 +97,7 @@ impl Core {
         Err(ConfigError::new(ConfigErrorKind::Conflict, message))
     }
 
-    /// A slot that was just collected is for a request that acquires limit by limit, which goes on to ask others.
+    /// Keeps a collected slot for a request that acquires leg by leg and continues with other keepers.
     pub fn hold_for_leg(&mut self, taken: &Taken) {
         for lease in taken.leases.all() {
             if let Some(queue) = self.queues.without_listing_if_there(lease.queue) {
@@ -106,8 +106,8 @@ impl Core {
         }
     }
 
-    /// Such a request has all its slots. Returns whether it still has this one: then its permit is admitted under this limit.
-    /// `beside`: the permit counts as held by another slot.
+    /// A request that acquires leg by leg has all its slots. Returns whether this slot is still held: its permit is
+    /// then admitted under this limit. `beside`: the permit is counted by another slot.
     pub fn admit_leg(
         &mut self,
         lease: &Lease,
@@ -126,8 +126,8 @@ impl Core {
         has_it
     }
 
-    /// Counts a request as admitted by each of these rates that has not let it pass in shadow mode. In a cluster none of
-    /// them knows of the others when it admits it.
+    /// Counts a request as admitted by each of these rates, except those bypassed in shadow mode. In a cluster no rate
+    /// knows the others' decisions when it admits the request.
     pub fn note_charged_legs(&mut self, legs: &[(Part, Leg)], taken: &Taken) {
         for (_, leg) in legs {
             let limit = &self.ctx.limits[leg.limit.0];
@@ -139,13 +139,13 @@ impl Core {
         }
     }
 
-    /// The part of a cluster that a key's ledger is in.
+    /// The part of a cluster with a key's ledger.
     pub fn part_of(&self, limit: LimitId, key: &Key) -> Part {
         Part::of(key.digest(self.ctx.limits[limit.0].name()))
     }
 
-    /// The order in which legs are taken one by one, from the last to the first: the same on all replicas, or requests
-    /// could deadlock. Rates are first, as nothing is held while they are waited for.
+    /// Sorts legs, last to first, in the order in which they are acquired one by one. All replicas use the same order,
+    /// or requests could deadlock. Rates come first, since nothing is held while the request waits for them.
     pub fn in_acquisition_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
         let ranked = legs.into_iter().map(|leg| {
             let limit = &self.ctx.limits[leg.limit.0];
@@ -161,10 +161,10 @@ impl Core {
             .collect()
     }
 
-    /// Gives limits new values, which hold from the next exchange on. If there are more slots, waiters get them. If one
-    /// of them cannot change so, none does.
+    /// Updates the values of limits, from the next exchange on. Waiters get any additional slots. If one limit cannot
+    /// be updated, none is.
     ///
-    /// Each comes with a meter, for the case that it is not known yet.
+    /// Each limit comes with a meter, in case it is unknown.
     pub fn update(
         &mut self,
         limits: &[(&Limit, Arc<LimitMeter>)],
@@ -187,8 +187,8 @@ impl Core {
         Ok(())
     }
 
-    /// Gives single keys of a limit new values, or the limit's, without waiting for their next requests. Keys that are not
-    /// listed keep theirs, which may come from code.
+    /// Gives single keys of a limit new values, or the limit's value, without waiting for their next requests. Keys not
+    /// listed keep their values, which may come from code.
     #[cfg(feature = "config")]
     pub fn set_values(
         &mut self,
@@ -222,7 +222,7 @@ impl Core {
         self.follow_change(id);
     }
 
-    /// After its queues have taken the limit over.
+    /// Finishes a change after the queues have adopted it.
     fn follow_change(&mut self, id: LimitId) {
         if self.ctx.limits[id.0].current_mode() != Mode::Enforce {
             self.release_sleepers(id);
@@ -230,7 +230,7 @@ impl Core {
         self.measure_limit(id);
     }
 
-    /// Measures the limit in force, if that has changed. Changes of a gauge can come in any order.
+    /// Measures the limit in force after a change. Changes of a gauge may arrive in any order.
     fn measure_limit(&mut self, id: LimitId) {
         // In a cluster all parts have the same limits.
         if self.ctx.settings.part.is_some_and(|part| part.number() > 0) {
@@ -264,11 +264,11 @@ impl Core {
 
 /// Overrides.
 impl Core {
-    /// Puts these in force, in place of all that were.
+    /// Replaces the overrides in force.
     pub fn steer(&mut self, overrides: Arc<InForce>, now: Instant) {
         self.ctx.now = now;
         let before = mem::replace(&mut self.ctx.overrides, overrides);
-        // Mostly the same is read once more, and there may be many queues.
+        // Usually the same overrides are read again, and there may be many queues.
         if before.agrees_with(&self.ctx.overrides) {
             return;
         }
@@ -279,7 +279,7 @@ impl Core {
         self.follow_decisions();
     }
 
-    /// Where an override has ended, what is declared holds again.
+    /// Restores declared values where an override has ended.
     pub(super) fn end_overrides(&mut self) {
         if !self.ctx.overrides.is_empty()
             && Arc::make_mut(&mut self.ctx.overrides).end(self.ctx.now)
@@ -317,7 +317,7 @@ impl Core {
         }
     }
 
-    /// The refusal of a demand under a limit that an operator has paused.
+    /// The refusal of a demand under a limit paused by an operator.
     pub(super) fn pause_of(&mut self, demand: &Demand) -> Option<AcquireError> {
         if self.ctx.overrides.is_empty() {
             return None;
@@ -340,13 +340,13 @@ impl Core {
     }
 }
 
-/// The view of operators: a little at a time, since a look is a step under the lock.
+/// The view of operators, a few rows at a time, since each look is a step under the lock.
 ///
-/// A walk over all takes many looks, between which requests go on: what comes or goes meanwhile may be missed.
+/// A complete walk takes many looks, and requests proceed in between: entries that come or go meanwhile may be missed.
 /// Tests: `tests/operate/`, `src/operate/desk.rs`.
 #[cfg(feature = "operate")]
 impl Core {
-    /// Shows a few queues and entries to a visitor. Returns where the next look begins; `None`: that was all.
+    /// Shows a few queues and entries to a visitor. Returns the start of the next look, or `None` at the end.
     pub fn look(&self, from: Cursor, visitor: &mut impl Visitor) -> Option<Cursor> {
         let mut left = LOOK;
         let Cursor {
@@ -382,7 +382,7 @@ impl Core {
         None
     }
 
-    /// All limits, by their numbers.
+    /// All limits, by id.
     pub fn all_limits(&self) -> Vec<LimitLook> {
         let mut delayed = vec![0; self.ctx.limits.len()];
         for limit in self.sleepers.values() {
@@ -398,7 +398,7 @@ impl Core {
         limits.map(look).collect()
     }
 
-    /// The last refusals of a limit, oldest first.
+    /// The latest refusals of a limit, oldest first.
     pub fn refusals(&self, limit: LimitId) -> Vec<RefusalNote> {
         self.refusals.of(limit)
     }

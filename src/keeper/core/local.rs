@@ -1,7 +1,7 @@
-//! Requests on which this process decides: all of them in memory; with a store those that it does not decide on, by the
-//! fallback of each limit.
+//! Decisions of this process: on all requests in memory, and by the fallback of each limit where the store does not
+//! decide.
 //!
-//! A request for one slot asks the ledger of its queue. What else a request may be is a claim on ledgers and rates of this
+//! A request for one slot asks the ledger of its queue. Any other request is a claim on ledgers and rates of this
 //! process: all or nothing, by the same steps as a claim in the store.
 
 use std::mem;
@@ -22,30 +22,30 @@ use crate::{
     limit::LimitId,
 };
 
-/// The claim that is decided on. It is cleared and not freed.
+/// The claim being decided on. Cleared but never freed.
 #[derive(Default)]
 pub(super) struct LocalClaim {
     claim: Claim,
     reply: ClaimReply,
     /// By charge.
     rates: Vec<(LimitId, Key)>,
-    /// By ask: the part of the request, the queue, and the batch.
+    /// For each ask: the part of the request, the queue, and the batch.
     parts: Vec<usize>,
     queues: Vec<QueueId>,
     batches: Vec<Batch>,
     swept: bool,
-    /// Fees that no rate here is charged for: their numbers, and the refusals that do not count.
+    /// Fees that no local rate charges: their numbers, and the refusals that do not count.
     waived: Vec<(usize, Option<AcquireErrorKind>)>,
 }
 
-/// The ledgers and the rates of this process.
+/// The ledgers and rates of this process.
 struct Here<'a> {
     queues: &'a mut Queues,
     rates: &'a mut Rates,
     now_us: u64,
     asked: &'a [QueueId],
     batches: &'a [Batch],
-    /// No waiter of this process is dead, so sweeping a queue changes nothing.
+    /// In this process no waiter is dead, so sweeping a queue changes nothing.
     swept: &'a mut bool,
     charged: &'a [(LimitId, Key)],
 }
@@ -84,7 +84,7 @@ impl LocalClaim {
         self.rates.push((fee.limit_id(), fee.key.clone()));
     }
 
-    /// The batch of the next ask, which is about this queue.
+    /// The batch of the next ask, for this queue.
     fn next_batch(&mut self, queue: QueueId, part: usize) -> &mut Batch {
         self.queues.push(queue);
         self.parts.push(part);
@@ -100,7 +100,7 @@ impl LocalClaim {
     }
 }
 
-/// A leg that a request does not have yet, and what this process says of it.
+/// A leg that a request does not have yet, and the decision on it.
 struct Part {
     leg: SlotLeg,
     is_shadow: bool,
@@ -108,7 +108,7 @@ struct Part {
 }
 
 impl Core {
-    /// Asks this process for the slot of a request that wants no more. Returns whether it has it now.
+    /// Asks this process for the slot of a request for a single slot. Returns whether it was granted at once.
     pub(super) fn begin_slot(&mut self, id: RequestId) -> bool {
         let leg = self.request(id).and_then(|one| one.legs.first().cloned());
         let Some(SlotLeg { lease, wait }) = leg else {
@@ -120,13 +120,13 @@ impl Core {
                 queue.ask_here(ctx, lease.seq(), wait)
             });
         if is_held {
-            // It goes on at once.
+            // The request continues immediately.
             self.ctx.decided.pop_if(|decided| decided.request == id);
         }
         is_held
     }
 
-    /// Takes a request as far as this process lets it go.
+    /// Advances a request as far as this process allows.
     pub(super) fn decide_here(&mut self, id: RequestId) {
         let Some(parts) = self.claim_here(id, self.ctx.availability) else {
             return;
@@ -146,7 +146,7 @@ impl Core {
             goes_on &= !matches!(part.answer, Ok(Standing::Waiting { .. }));
         }
         match has_all {
-            // Nothing else was decided on meanwhile.
+            // Nothing else was decided meanwhile.
             true => {
                 self.ctx.decided.truncate(before);
                 self.grant(id);
@@ -155,8 +155,8 @@ impl Core {
         }
     }
 
-    /// A request has asked the store for as long as it may, mostly since others were before it in this process: it falls back,
-    /// alone. If there is no slot for it here, it goes on asking for as long as it may wait.
+    /// A request has asked the store for as long as it may, mostly because others were ahead in this process: it falls
+    /// back, alone. If no slot is free here, it keeps asking until its wait is over.
     pub(super) fn decide_alone(&mut self, id: RequestId, since: Instant) {
         let Some(parts) = self.claim_here(id, Availability::Down) else {
             return;
@@ -195,7 +195,7 @@ impl Core {
         }
     }
 
-    /// Charges a cost to a rate in this process, however much it owes already.
+    /// Charges a cost to a rate in this process, whatever its debt.
     pub(super) fn spend_here(&mut self, fee: &Fee, rate: Rate, cost: u32) -> Paid {
         self.local.clear();
         let charge = Charge {
@@ -214,8 +214,8 @@ impl Core {
         Paid::Here(tat)
     }
 
-    /// Decides on what a request does not have yet, as the limits' fallbacks say at this availability. `None`: one of them
-    /// refuses it.
+    /// Decides on everything that a request does not have yet, by the limits' fallbacks at this availability. `None`: a
+    /// limit refuses the request.
     fn claim_here(
         &mut self,
         id: RequestId,
@@ -237,7 +237,7 @@ impl Core {
                 _ => None,
             }
         });
-        // First, so that no ledger is made for nothing.
+        // Checked first, so that no ledger is created in vain.
         if let Some((lease, kind)) = refusals.next() {
             self.refuse_by(id, lease, kind);
             return None;
@@ -300,7 +300,7 @@ impl Core {
         refusal
     }
 
-    /// Its queues are to be listed anew.
+    /// Runs the claim. The queues have to be listed again afterwards.
     fn run_local_claim(&mut self) {
         let Self {
             ctx,
@@ -329,7 +329,8 @@ impl Core {
         }
     }
 
-    /// What the rates say. Returns whether the request may have its slots: it is not refused, and does not sleep.
+    /// Applies the decisions of the rates. Returns whether the request may have its slots: it is neither refused nor
+    /// asleep.
     fn settle_here(&mut self, id: RequestId) -> bool {
         for (number, bypassed) in mem::take(&mut self.local.waived) {
             match bypassed {

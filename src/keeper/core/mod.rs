@@ -1,27 +1,27 @@
-//! The core: a state machine without IO. It has many queues and one connection; the time is passed in, so that a
-//! simulation can drive it step by step.
+//! The core: a state machine without IO, with many queues and one connection. The time is passed in, so that a
+//! simulation can drive the core step by step.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `exchange` | the work of many queues, batched into one exchange (group commit), sent, and answered |
-//! | `store` | exchanges without an answer; events: connections come and go; the breaker opens and closes; the answers to claims |
-//! | `requests` | submitted, collected, cancelled; permits released; what is due by time; shutdown |
-//! | `limits` | the limits, the values that they have now, overrides; what operators see of them |
-//! | `acquire` | how a request comes by its slots, all or nothing: submitted, asked for, advanced; what becomes of it without an answer |
-//! | `local` | what this process decides on: claims on its own ledgers and rates, and fallbacks |
-//! | `refusals` | requests that are refused or dropped, and what a refusal says |
+//! | `store` | exchanges without an answer; connections; transitions of the breaker; answers to claims |
+//! | `requests` | requests and permits: submitted, collected, cancelled, released; timers; shutdown |
+//! | `limits` | the limits, their current values, overrides; the view of operators |
+//! | `acquire` | all-or-nothing acquisition of slots: submitted, sent, advanced; unanswered requests |
+//! | `local` | decisions of this process: claims on its own ledgers and rates, and fallbacks |
+//! | `refusals` | requests that are refused or dropped, and the contents of a refusal |
 //! | `rates` | charges and refunds at rates, the sleep of requests until a rate lets them go on, and accounts of permits |
 //! | this one | the data, requests and the lists that they are in; settings, the limits in force, the time and counts are in [`context`](super::context) |
-//! | `queues` | the queues, made when they are needed, and where each is found |
+//! | `queues` | the queues, created on demand, and their indexes |
 //! | `breaker` | the circuit breaker |
 //! | `window` | how many exchanges may be in flight |
 //!
-//! Each file calls only those below it. Anything that concerns a single ledger is the business of its
-//! [queue](super::queue), which reports to the [`Context`] and knows nothing of this.
+//! Each file calls only files below it. Everything about a single ledger is in its [queue](super::queue), which reports
+//! to the [`Context`] and does not know the core.
 //!
-//! A name (`Seq`) is in at most one exchange in flight that may put it into the ledger. When such an exchange fails its
-//! fate is unknown: the name is released until a release was acknowledged at a store time after the exchange's
-//! `not_after`, and the request goes on under a new name.
+//! At most one exchange in flight may enter a name (`Seq`) into the ledger. If that exchange fails, the fate of the name
+//! is unknown: its release is repeated until the store acknowledges it at a time after the exchange's `not_after`, and
+//! the request continues under a new name.
 
 mod acquire;
 #[cfg(test)]
@@ -82,35 +82,35 @@ pub(super) use self::{
 /// The state machine.
 pub(super) struct Core {
     ctx: Context,
-    /// The limits without overrides: as they were updated last. Those in force are in the context.
+    /// The limits as last updated, without overrides. The context has the limits in force.
     updated: Vec<Arc<Limit>>,
-    /// The same as they were when they were registered.
+    /// The limits as registered.
     declared: Vec<Limit>,
-    /// The values in force, and whether they are operators', as the metrics have them.
+    /// The values in force as measured, and whether operators set them.
     measured: Vec<(i64, i64)>,
     queues: Queues,
-    /// In the order in which they were sent.
+    /// In sending order.
     in_flight: Vec<PendingExchange>,
     window: Window,
     /// The kind of work that goes first in the next exchange about one key.
     next_kind: usize,
-    /// How many exchanges were sent.
+    /// Number of exchanges sent.
     exchanges: u64,
     requests: Slab<Request>,
     last_request: u64,
-    /// Decisions that are being followed.
+    /// Decisions being followed.
     following: Vec<Decided>,
-    /// Requests to be sent, but for those that their queues send.
+    /// Requests to send, except those sent by their queues.
     unsent: BTreeSet<RequestId>,
-    /// Requests that met a queue which is being introduced: see [`Queue::introduce`]. They are tried again with each exchange.
+    /// Requests that met a queue which is being introduced: see [`Queue::introduce`]. Retried with each exchange.
     held_back: BTreeSet<RequestId>,
-    /// When requests fall back that the store has not answered.
+    /// When requests fall back if the store has not answered.
     asking: BTreeSet<(Instant, RequestId)>,
-    /// Ends of waits in queues.
+    /// Deadlines of waits in queues.
     waits: BTreeSet<(Instant, RequestId)>,
-    /// Requests that the store has not answered do not fall back before this: answers may lie unread.
+    /// Unanswered requests do not fall back before this time: answers may lie unread.
     patient_until: Option<Instant>,
-    /// Requests that a rate lets go on then, and of which limit it is.
+    /// Requests held back by a rate, with their wake-up time and the limit.
     sleepers: BTreeMap<(Instant, RequestId), LimitId>,
     refunds: Vec<Refund>,
     rates: Rates,
@@ -122,49 +122,49 @@ pub(super) struct Core {
     breaker: Breaker,
     connection: Connection,
     reach: Reach,
-    /// When a key of a limit last turned out to be unusable.
+    /// When a key of each limit last turned out to be unusable.
     complained: HashMap<LimitId, Instant>,
     orphaned: bool,
-    /// Whether it was shut down before.
+    /// Whether it was already shut down.
     was_shut_down: bool,
-    /// When to take a step for a shutdown that waits.
+    /// When to take a step for a pending shutdown.
     alarm: Option<Instant>,
     refusals: Refusals,
     standings: Standings,
 }
 
-/// A request: for slots and charges at rates, all or nothing.
+/// A request for slots and charges, all or nothing.
 struct Request {
     number: NonZeroU64,
-    /// In the order in which they are acquired.
+    /// In order of acquisition.
     legs: Legs,
-    /// It is for one slot only, and so its queue sends it.
+    /// A request for a single slot, which its queue sends.
     plain: bool,
-    /// Its charges, among others.
+    /// Includes its charges.
     notes: Option<Box<Notes>>,
     stage: Stage,
     asked: Instant,
-    /// Set while it asks the store.
+    /// Set while the request asks the store.
     asking: Option<Asking>,
-    /// The end of its wait, while it waits in a queue.
+    /// Deadline of its wait, while it queues.
     waits_until: Option<Instant>,
-    /// The ticket with which the store first enqueued it, under any of its limits.
+    /// The request's first ticket from the store, under any of its limits.
     ticket: Option<i64>,
     waker: Option<StoredWaker>,
 }
 
-/// Mostly a request has one or two.
+/// Most requests have one or two.
 type Legs = SmallVec<[SlotLeg; 2]>;
 
-/// A slot that a request wants.
+/// A slot wanted by a request.
 #[derive(Clone)]
 struct SlotLeg {
     lease: Arc<Lease>,
-    /// For how long it may be waited for, from when its turn begins.
+    /// Maximum wait, from the beginning of its turn.
     wait: Duration,
 }
 
-/// Since when a request asks the store, and until when.
+/// When a request began to ask the store, and when it stops.
 #[derive(Clone, Copy)]
 struct Asking {
     since: Instant,
@@ -172,21 +172,21 @@ struct Asking {
 }
 
 enum Stage {
-    /// Its legs decide on the next step.
+    /// The legs decide on the next step.
     Open,
     /// In the outbox of its queue, or sent from there.
     Listed,
-    /// To be sent.
+    /// To be sent in a claim.
     Unsent,
-    /// In this exchange.
+    /// Sent in this exchange.
     Sent(ExchangeId),
-    /// A rate lets it go on then.
+    /// Held back by a rate until then.
     Sleeping(Instant),
     Granted,
     Refused(AcquireError),
 }
 
-/// The number of an exchange of one keeper.
+/// The number of an exchange within its keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ExchangeId(pub u64);
 
@@ -200,7 +200,7 @@ impl fmt::Display for ExchangeId {
 pub(super) struct Outgoing {
     pub id: ExchangeId,
     pub exchange: Arc<Exchange>,
-    /// When to give up on it.
+    /// When the exchange times out.
     pub deadline: Instant,
 }
 
@@ -208,9 +208,9 @@ pub(super) struct Outgoing {
 struct PendingExchange {
     id: ExchangeId,
     at: Instant,
-    /// When the driver gives up on it.
+    /// When the driver gives up on the exchange.
     deadline: Instant,
-    /// About how long it is on the wire.
+    /// Approximate size on the wire.
     bytes: usize,
     exchange: Arc<Exchange>,
     /// One for each batch.
@@ -223,13 +223,13 @@ struct PendingExchange {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Asker {
     Request(RequestId),
-    /// One that its queue had sent, but for the order.
+    /// A request that its queue would have sent, turned into a claim to keep the order.
     Listed,
-    /// It reports spending to a rate.
+    /// A report of spending.
     Account(AccountId),
 }
 
-/// The rates of this process, for when there is no store, or it is down.
+/// The rates of this process, used without a store or while it is down.
 #[derive(Default)]
 struct Rates {
     states: HashMap<(LimitId, Key), RateState>,
@@ -240,15 +240,15 @@ struct Rates {
 #[derive(Default)]
 struct Connection {
     made: Option<Instant>,
-    /// When to make a new one, as it has ended.
+    /// When to reconnect after the connection has ended.
     reconnect_at: Option<Instant>,
-    /// A new one is to be made now.
+    /// A connection is wanted now.
     is_wanted: bool,
-    /// The last exchange that was drafted for another one, which is over.
+    /// The last exchange drafted for an earlier connection.
     begins_after: u64,
 }
 
-/// Whether the store has ever answered, and when it was last reported that it does not.
+/// Whether the store has ever answered, and when its silence was last reported.
 #[derive(Default)]
 struct Reach {
     reached: bool,
@@ -256,7 +256,7 @@ struct Reach {
 }
 
 impl Connection {
-    /// Whether the exchange was drafted for it, or makes it.
+    /// Whether the exchange was drafted for this connection, or establishes it.
     fn has(&self, id: ExchangeId) -> bool {
         id.0 > self.begins_after
     }
@@ -302,7 +302,7 @@ impl Request {
     }
 }
 
-/// Where they are.
+/// Storage of requests.
 impl Core {
     fn request(&self, id: RequestId) -> Option<&Request> {
         let request = self.requests.get(id.slot as usize);
@@ -314,7 +314,7 @@ impl Core {
         request.filter(|request| request.number == id.number)
     }
 
-    /// Those for which this is true, in the order in which they came.
+    /// Requests that match, in order of arrival.
     fn requests_that(&self, which: impl Fn(&Request) -> bool) -> Vec<RequestId> {
         let requests = self.requests.iter();
         let those = requests.filter(|(_, request)| which(request));
@@ -331,7 +331,7 @@ impl Core {
         }
     }
 
-    /// Puts it where its id says.
+    /// Stores a request under its id.
     fn insert_request(&mut self, id: RequestId, request: Request) {
         let slot = self.requests.insert(request);
         debug_assert_eq!(slot, id.slot as usize);
@@ -347,9 +347,9 @@ impl Core {
     }
 }
 
-/// What they wait for.
+/// Stages of requests.
 impl Core {
-    /// It is taken further with others that queues have decided on.
+    /// Advances the request together with those on which queues have decided.
     fn note_changed(&mut self, request: RequestId) {
         self.ctx.decided.push(Decided {
             request,
@@ -358,15 +358,15 @@ impl Core {
         });
     }
 
-    /// Whether an exchange is about this request.
+    /// Whether an exchange contains this request.
     fn is_sent_in(&self, id: RequestId, exchange: ExchangeId) -> bool {
         let request = self.request(id);
         request.is_some_and(|one| matches!(one.stage, Stage::Sent(sent) if sent == exchange))
     }
 
-    /// The store is not asked for it any more, or has answered.
+    /// The request no longer asks the store, or has been answered.
     fn stop_asking(&mut self, id: RequestId) {
-        // Mostly nobody does, as in memory.
+        // Usually empty, as in memory.
         if self.asking.is_empty() {
             return;
         }
@@ -376,7 +376,7 @@ impl Core {
         }
     }
 
-    /// Until when it waits in a queue.
+    /// Sets the deadline of the wait in a queue.
     fn set_wait(&mut self, id: RequestId, until: Option<Instant>) {
         if until.is_none() && self.waits.is_empty() {
             return;
@@ -411,7 +411,7 @@ impl Asker {
 }
 
 impl Core {
-    /// `shared`: there is a store; else ledgers in this process decide.
+    /// `shared`: there is a store; otherwise the ledgers in this process decide.
     pub fn new(settings: Settings, shared: bool, now: Instant) -> Self {
         let bounds = match settings.part {
             None => WINDOW,
@@ -458,12 +458,12 @@ impl Core {
         &self.ctx.settings
     }
 
-    /// The effects, to be run once the lock is free.
+    /// The effects, to be run without the lock.
     pub fn take_effects(&mut self) -> Effects {
         self.ctx.effects.take()
     }
 
-    /// Whether the store was found to have lost its data since this was last called.
+    /// Whether the store turned out to have lost its data since the last call.
     #[inline]
     pub fn take_data_lost(&mut self) -> bool {
         mem::take(&mut self.ctx.is_data_lost)
@@ -492,13 +492,13 @@ impl Core {
         self.ctx.ending
     }
 
-    /// Whether no permit has a slot, or an account that is to be settled.
+    /// Whether no permit has a slot or an unsettled account.
     pub fn holds_nothing(&self) -> bool {
         self.ctx.counts.held == 0 && self.accounts.is_empty()
     }
 
-    /// Whether nothing is left to be sent to the store, now or later, or to be expected from it. Of one that is down only
-    /// releases are owed.
+    /// Whether nothing is left to send to the store, or to expect from it, now or later. A store that is down is owed
+    /// only releases.
     pub fn is_quiet(&self) -> bool {
         if !self.store_is_up() {
             return self.unconfirmed().next().is_none();
@@ -511,14 +511,14 @@ impl Core {
             && !self.queues.iter().any(Queue::repeats_releases)
     }
 
-    /// Differs from before when the store has confirmed a release, a report of spending or a refund.
+    /// Changes whenever the store confirms a release, a report of spending or a refund.
     pub fn confirmed(&self) -> (u64, usize, usize) {
         let confirmed = self.ctx.counts.confirmed;
         (confirmed, self.accounts.len(), self.refunds.len())
     }
 
-    /// Names that the store may know, though no permit and no request will need them once this is [closed](Self::close) and
-    /// everything is [lost](Self::lose_all). One may come twice.
+    /// Names that the store may know, though no permit or request needs them once the core is [closed](Self::close) and
+    /// everything is [lost](Self::lose_all). A name may occur twice.
     pub fn unconfirmed(&self) -> impl Iterator<Item = Seq> {
         let pending = self.in_flight.iter().flat_map(|sent| &sent.pending);
         let in_flight = pending.flat_map(PendingBatch::releases);
@@ -526,13 +526,13 @@ impl Core {
         queues.flat_map(Queue::names_in_store).chain(in_flight)
     }
 
-    /// Names of slots that permits hold, one for each permit.
+    /// The names of slots held by permits, one per permit.
     pub fn held_by_permits(&self) -> HashSet<Seq> {
         let queues = self.queues.iter();
         queues.flat_map(Queue::held_by_permits).collect()
     }
 
-    /// Whether a request waits for an answer, or a shutdown for its end.
+    /// Whether a request awaits an answer, or a shutdown its end.
     pub fn has_requests(&self) -> bool {
         !self.requests.is_empty()
             || !self.in_flight.is_empty()
@@ -541,16 +541,16 @@ impl Core {
             || self.queues.ready().any(Queue::has_inquiries)
     }
 
-    /// Whether no permit, request, release or refund is left, and none will come.
+    /// Whether no permit, request, release or refund is left or can still come.
     pub fn is_over(&self) -> bool {
-        // A charge in flight may have to be refunded.
+        // A charge in flight may still need a refund.
         let is_owed =
             !self.refunds.is_empty() || !self.accounts.is_empty() || !self.in_flight.is_empty();
         let owes = is_owed && self.store_is_up();
         self.orphaned && self.queues.is_empty() && self.requests.is_empty() && !owes
     }
 
-    /// Has a step taken at this moment.
+    /// Requests a step at this time.
     pub fn set_alarm(&mut self, at: Option<Instant>) {
         self.alarm = at;
     }
@@ -567,14 +567,14 @@ impl Core {
         self.ctx.limits[limit.0].acquire_error(kind)
     }
 
-    /// The refusal of a limit that an operator has paused until then.
+    /// The refusal under a limit that an operator has paused until then.
     fn paused_error(&self, limit: LimitId, until: Instant) -> AcquireError {
         let mut error = self.refusal(limit, AcquireErrorKind::Paused);
         error.details.retry_after = Some(until.saturating_duration_since(self.ctx.now));
         error
     }
 
-    /// Where an entry stands in the queue that it waits in.
+    /// An entry's place in its queue.
     fn in_line_of(&self, lease: &Lease) -> Option<InLine> {
         let queue = self.queues.get(lease.queue)?;
         queue.in_line(lease.seq())
@@ -582,7 +582,7 @@ impl Core {
 
     fn each_queue(&mut self, mut change: impl FnMut(&mut Queue, &mut Context)) {
         for id in self.queues.ids() {
-            // It may have been dropped for another one.
+            // The queue may have been dropped on behalf of another.
             self.queues.change_if_there(&mut self.ctx, id, &mut change);
         }
     }

@@ -1,8 +1,8 @@
-//! The queues of a core, and where each is found: by its key, by its ledger, and by what it has to do next.
+//! The queues of a core, indexed by key, by ledger, and by their next work.
 //!
-//! [`change`](Queues::change) changes a queue and lists it anew afterwards, or drops it if it is idle.
-//! [`without_listing`](Queues::without_listing) does not: it is for changes after which a queue still
-//! belongs where it is listed, or that a `change` follows in the same step.
+//! [`change`](Queues::change) changes a queue and updates its listing, or drops the queue if it is idle.
+//! [`without_listing`](Queues::without_listing) is for changes that do not affect where a queue is listed, or that a
+//! `change` follows in the same step.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -23,26 +23,26 @@ use crate::{
     limit::LimitId,
 };
 
-/// Queues of ledgers in this process that are kept although they are idle: about 2 KiB each.
+/// Number of idle queues of ledgers in this process that are kept: about 2 KiB each.
 pub(in crate::keeper) const MAX_CACHED: usize = 64;
 
-/// Entries that a map may have room for without being made smaller.
+/// Capacity up to which a map is not shrunk.
 pub(super) const SMALL_ROOM: usize = 1_000;
 
 pub(super) struct Queues {
-    /// Boxed, or to make room for more of them would take long.
+    /// Boxed, since growing the slab would otherwise take long.
     members: Slab<Box<ListedQueue>>,
-    /// By [`LimitId`].
+    /// Indexed by [`LimitId`].
     by_key: Vec<ByKey>,
-    /// Those whose ledger is in the store.
+    /// Queues whose ledger is in the store.
     by_ledger: HashMap<Arc<str>, QueueId>,
-    /// Those with work, by its kind, in the order in which they got it.
+    /// Queues with work, by its kind, in the order in which they got the work.
     ready: [Ready; 2],
     due: BTreeSet<(Instant, QueueId)>,
-    /// Those that were idle, and may be again, by when they were so first: a queue that is used keeps its place.
+    /// Queues that were idle and may be again, ordered by when they first were: a queue that is used keeps its place.
     cached: VecDeque<QueueId>,
-    /// Whether idle ones are kept for a while. If a ledger is in this process, its key is likely to come again, and to
-    /// make its queue anew costs more than all that is done with it.
+    /// Whether idle queues are kept for a while. With a ledger in this process the key is likely to recur, and
+    /// rebuilding its queue costs more than all other work on it.
     caches: bool,
 }
 
@@ -51,11 +51,11 @@ pub(super) struct Queues {
 pub(super) enum Turn {
     /// Requests, and perhaps other work.
     Newcomers,
-    /// Releases, renewals, introductions, polls.
+    /// Releases, renewals, introductions and polls.
     Others,
 }
 
-/// Queues in a row, linked through their members: one whose kind of work changes leaves its row from the middle.
+/// A row of queues, linked through its members: a queue whose kind of work changes leaves the row from the middle.
 #[derive(Clone, Copy, Default)]
 struct Ready {
     first: Option<QueueId>,
@@ -63,7 +63,7 @@ struct Ready {
     count: usize,
 }
 
-/// A neighbour in a row, in four bytes: each queue has two.
+/// A neighbour in a row, in four bytes, since each queue has two.
 #[derive(Clone, Copy, Default)]
 struct Link(Option<NonZeroU32>);
 
@@ -80,23 +80,23 @@ impl Link {
 /// A queue, and where it is listed.
 struct ListedQueue {
     queue: Queue,
-    /// The row of `ready` that it is in.
+    /// Its row in `ready`.
     turn: Option<Turn>,
-    /// Its neighbours there.
+    /// Its neighbours in the row.
     before: Link,
     after: Link,
-    /// In `due`.
+    /// Its place in `due`.
     due: Option<Instant>,
-    /// In `cached`.
+    /// Whether it is in `cached`.
     cached: bool,
 }
 
 /// The queues of one limit, by key.
 #[derive(Default)]
 struct ByKey {
-    /// The one of the key that all share, which needs no hash to be found.
+    /// The queue of the key shared by all requests, found without a hash.
     shared: Option<QueueId>,
-    /// Callers choose their keys, so the hash has to be one that they cannot foresee.
+    /// Callers choose their keys, so the hash must be unpredictable.
     others: HashMap<Key, QueueId>,
 }
 
@@ -113,12 +113,12 @@ impl Queues {
         }
     }
 
-    /// There is one limit more.
+    /// Adds a limit.
     pub fn add_limit(&mut self) {
         self.by_key.push(ByKey::default());
     }
 
-    /// The queue of a key, made if need be. It goes when it is idle after a change.
+    /// The queue of a key, created if necessary. A queue that is idle after a change is dropped.
     #[inline]
     pub fn find_or_make(&mut self, ctx: &mut Context, limit: LimitId, key: &Key) -> QueueId {
         match self.of_key(limit, key) {
@@ -155,7 +155,7 @@ impl Queues {
         id
     }
 
-    /// Changes a queue, and lists it where it will be found, or drops it.
+    /// Changes a queue, then lists or drops it.
     #[inline]
     pub fn change<R>(
         &mut self,
@@ -168,7 +168,7 @@ impl Queues {
         result
     }
 
-    /// As [`change`](Self::change), for a queue that may be gone.
+    /// As [`change`](Self::change), for a queue that may have been dropped.
     #[inline]
     pub fn change_if_there<R>(
         &mut self,
@@ -182,14 +182,14 @@ impl Queues {
         Some(result)
     }
 
-    /// A queue for a change after which it is still found where it is listed, or that [`change`](Self::change) follows in
-    /// the same step.
+    /// A queue for a change that does not affect its listing, or that [`change`](Self::change) follows in the same
+    /// step.
     #[inline]
     pub fn without_listing(&mut self, id: QueueId) -> &mut Queue {
         &mut self.members[id.index()].queue
     }
 
-    /// As [`without_listing`](Self::without_listing), for a queue that may be gone.
+    /// As [`without_listing`](Self::without_listing), for a queue that may have been dropped.
     #[inline]
     pub fn without_listing_if_there(&mut self, id: QueueId) -> Option<&mut Queue> {
         let member = self.members.get_mut(id.index())?;
@@ -201,7 +201,7 @@ impl Queues {
         member.queue.after_change(ctx);
         let turn = match member.turn {
             _ if member.queue.has_newcomers() => Some(Turn::Newcomers),
-            // If they have all fallen back, later ones of other queues do not wait behind what they have left to be sent.
+            // If all its requests have fallen back, newcomers of other queues do not wait behind its remaining work.
             Some(_) => Some(Turn::Others),
             None => member.queue.has_work().then_some(Turn::Others),
         };
@@ -236,7 +236,7 @@ impl Queues {
         }
     }
 
-    /// One that is in use leaves the list only, and comes back when it is idle again.
+    /// A queue in use only leaves the list, and returns when it is idle again.
     fn drop_oldest_cached(&mut self, ctx: &mut Context) {
         if let Some(id) = self.cached.pop_front() {
             let member = &mut self.members[id.index()];
@@ -257,7 +257,7 @@ impl Queues {
         }
     }
 
-    /// From now on idle ones go at once.
+    /// From now on idle queues are dropped at once.
     pub fn stop_caching(&mut self, ctx: &mut Context) {
         self.caches = false;
         while !self.cached.is_empty() {
@@ -266,7 +266,7 @@ impl Queues {
     }
 }
 
-/// Where they are found.
+/// Lookup.
 impl Queues {
     #[inline]
     fn of_key(&self, limit: LimitId, key: &Key) -> Option<QueueId> {
@@ -293,7 +293,7 @@ impl Queues {
             .collect()
     }
 
-    /// All ids are below this.
+    /// All ids are below this bound.
     #[cfg(feature = "operate")]
     pub fn id_bound(&self) -> QueueId {
         QueueId::of_index(self.members.capacity())
@@ -303,7 +303,7 @@ impl Queues {
         self.members.is_empty()
     }
 
-    /// Those with work.
+    /// Queues with work.
     pub fn ready(&self) -> impl Iterator<Item = &Queue> {
         let after = |id: &QueueId| self.members[id.index()].after.id();
         let row = move |ready: &Ready| std::iter::successors(ready.first, after);
@@ -314,12 +314,12 @@ impl Queues {
         self.ready.iter().map(|ready| ready.count).sum()
     }
 
-    /// How many have this kind of work.
+    /// Number of queues with this kind of work.
     pub fn count_of(&self, turn: Turn) -> usize {
         self.ready[turn as usize].count
     }
 
-    /// The one that has had this kind of work for the longest time. To be followed by a [`change`](Self::change).
+    /// Removes the queue that has had this kind of work for the longest time. A [`change`](Self::change) has to follow.
     pub fn pop_ready(&mut self, turn: Turn) -> Option<QueueId> {
         let id = self.ready[turn as usize].first?;
         self.leave_row(id);
@@ -356,12 +356,12 @@ impl Queues {
         }
     }
 
-    /// When something is to be done next.
+    /// When the next timer is due.
     pub fn next_due(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// One with something to be done by now.
+    /// A queue with a timer that is due.
     pub fn overdue(&self, now: Instant) -> Option<QueueId> {
         let (at, id) = self.due.first()?;
         (*at <= now).then_some(*id)
@@ -403,7 +403,7 @@ impl ByKey {
     }
 }
 
-/// Room for many is not kept when they are gone.
+/// Releases the capacity of a map that has become much smaller.
 fn leave_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
     let room = map.capacity();
     if room > SMALL_ROOM && map.len() < room / 8 {
@@ -418,7 +418,7 @@ impl Queues {
         self.members.len()
     }
 
-    /// Says where a queue is not listed as it should be.
+    /// Returns the first queue that is not listed as it should be.
     pub fn audit(&mut self) -> Result<(), String> {
         use crate::keeper::queue::audit::ensure;
 

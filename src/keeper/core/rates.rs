@@ -1,4 +1,4 @@
-//! Rates: what a request is charged, in the store or, without one, in this process; and the costs of a permit after that.
+//! Rates: charges of requests, in the store or in this process; and costs of permits after admission.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
     telemetry::{Cost, Measure},
 };
 
-/// Keys whose state is kept in this process before those that are idle are looked for.
+/// Number of keys in this process at which purging of idle keys starts.
 const PURGE_FROM: usize = 1_024;
 
 impl Core {
@@ -31,7 +31,7 @@ impl Core {
         let (max, rate) = self.rate_of(&limit, &leg.key, leg.value)?;
         let wait_us = leg.wait.as_micros() as u64;
         let charge = Charge {
-            // A digest, which only a store needs.
+            // A digest, needed only by a store.
             key: match self.ctx.shared {
                 true => {
                     let ledger = self.ctx.settings.ledger_name(&leg.key, limit.name());
@@ -64,7 +64,7 @@ impl Core {
         })
     }
 
-    /// The value of a limit for a key, and the rate, if it is one.
+    /// The value of a limit for a key, and the rate, if the limit is one.
     fn rate_of(
         &self,
         limit: &Limit,
@@ -80,7 +80,7 @@ impl Core {
         Some((value.max, limit.to_rate(value)?.clamped()))
     }
 
-    /// The rate by which this process charges, as the limit's fallback says. `None`: it charges nothing.
+    /// The rate charged by this process, as set by the limit's fallback. `None`: no charge.
     pub(super) fn rate_here(
         &self,
         number: LimitId,
@@ -99,7 +99,7 @@ impl Core {
         }
     }
 
-    /// Counts a request that a rate has admitted.
+    /// Counts a request admitted by a rate.
     pub(super) fn note_charge(&mut self, fee: &Fee, waited: Duration) {
         self.ctx.note_admission(fee.limit_id(), waited);
         self.note_cost(fee.limit_id(), Cost::Charged, fee.paid_cost().into());
@@ -111,7 +111,7 @@ impl Core {
         }
     }
 
-    /// The refusal of a rate that admits the request this much later.
+    /// The refusal by a rate that would admit the request after `rest_us`.
     pub(super) fn too_soon(&self, fee: &Fee, rest_us: u64) -> AcquireError {
         let rest = Some(Duration::from_micros(rest_us));
         let quota = Quota {
@@ -127,20 +127,20 @@ impl Core {
         AcquireError::new(AcquireErrorKind::TooSoon, details)
     }
 
-    /// How a rate stands after a charge.
+    /// The state of a rate after a charge.
     pub(super) fn quota_of(&self, fee: &Fee) -> Option<Quota> {
         let (rate, tat, now_us) = self.state_of(fee.paid)?;
         Some(self.quota_at(fee, rate, tat, now_us))
     }
 
-    /// How a rate will stand after the charge is refunded.
+    /// The state of a rate after a refund of the charge.
     pub(super) fn quota_without(&self, fee: &Fee) -> Option<Quota> {
         let (rate, tat, now_us) = self.state_of(fee.paid)?;
         let cost = fee.charge.cost.min(rate.burst);
         Some(self.quota_at(fee, rate, tat.without(cost), now_us))
     }
 
-    /// As the charge left it, and the time by the clock that it was charged by.
+    /// The state as left by the charge, and the time by the charging clock.
     fn state_of(&self, paid: Paid) -> Option<(Rate, Tat, u64)> {
         match paid {
             Paid::InStore(tat) => Some((tat.rate, tat, self.clock?.at(self.ctx.now))),
@@ -158,17 +158,17 @@ impl Core {
         }
     }
 
-    /// Refunds what was charged for a request that was refused or dropped.
+    /// Refunds the charge of a refused or dropped request.
     pub(super) fn refund(&mut self, fee: &Fee) {
         let cost = fee.paid_cost();
         let paid = fee.paid;
         self.pay_back(fee, PaidBack { cost, paid });
     }
 
-    /// Refunds a part of a charge.
+    /// Refunds part of a charge.
     fn pay_back(&mut self, fee: &Fee, PaidBack { cost, paid }: PaidBack) {
         match paid {
-            // While the store is down nothing can be refunded.
+            // While the store is down it cannot refund.
             Paid::InStore(_) if !self.store_is_up() => {}
             Paid::InStore(charged) => {
                 self.push_refund(fee.charge.key.clone(), cost, charged);
@@ -186,7 +186,7 @@ impl Core {
         }
     }
 
-    /// Refunds the charges of a claim that no request waits for any more.
+    /// Refunds the charges of a claim that lost its request.
     pub(super) fn refund_unclaimed(&mut self, charges: &[Charge], charged: &[Charged]) {
         for (charge, charged) in charges.iter().zip(charged) {
             if let Charged::Until { tat, .. } = *charged {
@@ -195,26 +195,26 @@ impl Core {
         }
     }
 
-    /// Has the store refund what it has charged.
+    /// Enqueues a refund in the store.
     fn push_refund(&mut self, key: Arc<str>, cost: u32, charged: Tat) {
         self.refunds.push(Refund { key, cost, charged });
     }
 }
 
-/// Charges of a request: those to come, and those made.
+/// Pending and completed charges of a request.
 impl Core {
-    /// Whether a request has charges to come.
+    /// Whether a request has pending charges.
     pub(super) fn owes(&self, id: RequestId) -> bool {
         let fees = self.request(id).map_or(&[][..], Request::fees);
         fees.iter().any(|fee| fee.paid == Paid::Not)
     }
 
-    /// Whether the rate was enforced when the request came, and is now.
+    /// Whether the rate was enforced when the request arrived, and is now.
     pub(super) fn is_enforced(&self, fee: &Fee) -> bool {
         !fee.charge.shadow && self.ctx.limits[fee.limit_id().0].current_mode() == Mode::Enforce
     }
 
-    /// A fee was charged, and the rate lets the request go on this much later.
+    /// A fee was charged; the rate lets the request continue after `rest_us`.
     pub(super) fn pay(&mut self, id: RequestId, number: usize, paid: Paid, rest_us: u64) {
         let begins = self.ctx.now + Duration::from_micros(rest_us);
         let Some(request) = self.request_mut(id) else {
@@ -226,7 +226,7 @@ impl Core {
         self.standings.note(&fee, paid, self.ctx.now);
     }
 
-    /// The rate is not enforced: the request goes on.
+    /// The rate is not enforced: the request continues.
     pub(super) fn bypass_fee(&mut self, id: RequestId, number: usize, kind: AcquireErrorKind) {
         let request = self.request_mut(id);
         if let Some(notes) = request.and_then(|request| request.notes.as_mut()) {
@@ -239,9 +239,9 @@ impl Core {
     }
 }
 
-/// Requests that rates hold back.
+/// Requests held back by rates.
 impl Core {
-    /// Leaves a request alone until all its rates let it go on.
+    /// Holds a request back until all its rates let it continue.
     pub(super) fn sleep(&mut self, id: RequestId) {
         let now = self.ctx.now;
         let Some(request) = self.request_mut(id) else {
@@ -262,7 +262,7 @@ impl Core {
         }
     }
 
-    /// The rates have charged what a request owes, or have refused to, at this time by their clock.
+    /// The rates have charged, or refused to charge, the fees of a request, at this time by their clock.
     pub(super) fn charged(
         &mut self,
         id: RequestId,
@@ -296,7 +296,7 @@ impl Core {
         self.settle_fees(id, refusal);
     }
 
-    /// The rates have refused a request, or have charged it.
+    /// Refuses a request, or continues it, after its fees were decided on.
     pub(super) fn settle_fees(&mut self, id: RequestId, refusal: Option<AcquireError>) {
         match refusal {
             Some(error) => self.refuse_request(id, error),
@@ -307,7 +307,7 @@ impl Core {
         }
     }
 
-    /// A rate that a request sleeps for may not be enforced any more since the request was sent.
+    /// A rate that delays a request may have been disabled since the request was sent.
     fn wake_bypassed(&mut self, id: RequestId) {
         let Some(request) = self.request(id) else {
             return;
@@ -344,12 +344,12 @@ impl Core {
         }
     }
 
-    /// A rate does not make requests wait any more: those that do go on, and are refunded. Later spending counts.
+    /// A rate no longer delays requests: sleeping requests continue and are refunded. Later spending counts.
     pub(super) fn release_sleepers(&mut self, limit: LimitId) {
         let now = self.ctx.now;
         let waits = |fee: &&mut Fee| fee.limit_id() == limit && fee.begins > now;
         let mut released = Vec::new();
-        // The last one first: of starts that are ahead a rate with a small burst can only undo the last.
+        // Newest first: a rate with a small burst can only undo its latest reserved start.
         for (at, id) in self.sleepers.keys().rev().copied().collect::<Vec<_>>() {
             let bypassed = self.ctx.limits[limit.0].clone();
             let Some(request) = self.request_mut(id) else {
@@ -375,7 +375,7 @@ impl Core {
         }
     }
 
-    /// Requests that their rates let go on by now.
+    /// Continues the requests whose sleep is over.
     pub(super) fn wake_sleepers(&mut self) {
         while let Some((&(at, id), _)) = self.sleepers.first_key_value()
             && at <= self.ctx.now
@@ -389,10 +389,9 @@ impl Core {
     }
 }
 
-/// Accounts: what permits owe while they are held, and in the end.
+/// Accounts: what permits owe while they are held and at their end.
 impl Core {
-    /// Something happens to the account of a permit: it spends, is charged, is settled or ends. `change` returns a cost that
-    /// is to be measured.
+    /// Changes the account of a permit: it spends, is charged, is settled or ends. `change` returns a cost to measure.
     pub fn change_account(
         &mut self,
         fee: &Fee,
@@ -406,7 +405,7 @@ impl Core {
         self.follow_account(fee.id);
     }
 
-    /// How a rate stands, as the latest charge of this permit has left it, and with what it has spent since.
+    /// The state of a rate after this permit's latest charge, including its spending since.
     pub fn account_quota(&mut self, fee: &Fee, reader: QuotaReader, now: Instant) -> Option<Quota> {
         self.ctx.now = now;
         let account = self.accounts.get(fee.id);
@@ -436,7 +435,7 @@ impl Core {
         }
     }
 
-    /// The next report, and whose it is.
+    /// The next report, and its account.
     pub(super) fn next_report(&mut self) -> Option<(AccountId, Charge)> {
         loop {
             let id = self.accounts.next()?;
@@ -446,7 +445,7 @@ impl Core {
         }
     }
 
-    /// The next sum of an account, as a charge that no rate refuses, at the values that the limit has now.
+    /// The next sum of an account, as a charge that no rate refuses, at the limit's current values.
     fn report(&mut self, id: AccountId) -> Option<Fee> {
         let mut fee = self.accounts.get(id)?.fee().clone();
         let rate = self.rate_now(&fee)?;
@@ -461,13 +460,13 @@ impl Core {
         Some(fee)
     }
 
-    /// At the values that its limit has now.
+    /// The rate at the limit's current values.
     fn rate_now(&self, fee: &Fee) -> Option<Rate> {
         let limit = &self.ctx.limits[fee.limit_id().0];
         Some(self.rate_of(limit, &fee.key, fee.own_value)?.1)
     }
 
-    /// Without the store the rate of this process is charged, as the limit's fallback says.
+    /// Without the store, the rate of this process is charged, as set by the limit's fallback.
     fn report_here(&mut self, id: AccountId) {
         let account = self.accounts.get(id).filter(|account| account.unsent() > 0);
         let Some(fee) = account.map(|account| account.fee().clone()) else {
@@ -490,7 +489,7 @@ impl Core {
         }
     }
 
-    /// The store is not asked any more.
+    /// The store is no longer asked: all reports are charged here.
     pub(super) fn report_all_here(&mut self) {
         self.accounts.report_all();
         while let Some(id) = self.accounts.next() {
@@ -498,7 +497,7 @@ impl Core {
         }
     }
 
-    /// A report to the store has ended like this.
+    /// The outcome of a report to the store.
     pub(super) fn on_report(&mut self, id: AccountId, outcome: ReportOutcome) {
         let Some(account) = self.accounts.get_mut(id) else {
             return;
@@ -513,7 +512,7 @@ impl Core {
         self.follow_account(id);
     }
 
-    /// How much of a sum newcomers have to wait for.
+    /// Records the part of a sum that is debt, which makes newcomers wait.
     fn note_debt(&mut self, limit: LimitId, paid: Paid, sum: u32) {
         if let Some((rate, tat, now_us)) = self.state_of(paid) {
             let debt = rate.debt(tat, now_us).min(sum.into());
@@ -525,7 +524,7 @@ impl Core {
 /// The view of operators.
 #[cfg(feature = "operate")]
 impl Core {
-    /// How a key of a rate stands now, by its last charge here.
+    /// The current state of a key of a rate, by its latest charge here.
     pub fn rate_look(&self, standing: &Standing, now: Instant) -> Option<RateLook> {
         let limit = &self.ctx.limits[standing.limit.0];
         let (max, usual) = self.rate_of(limit, &standing.key, standing.own_value)?;
@@ -544,7 +543,7 @@ impl Core {
     }
 }
 
-/// Of two refusals the one that lasts longer, with how both limits stand.
+/// The refusal that lasts longer, with the quotas of both.
 pub(super) fn harsher(one: Option<AcquireError>, other: AcquireError) -> AcquireError {
     let Some(one) = one else {
         return other;

@@ -1,4 +1,4 @@
-//! Requests that are refused or dropped, and what a refusal says.
+//! Requests that are refused or dropped, and the contents of a refusal.
 
 use std::{mem, time::Duration};
 
@@ -21,7 +21,7 @@ impl Core {
         }
     }
 
-    /// Gives back what it has, and refunds what it was charged.
+    /// Refuses a request: releases its slots and refunds its charges.
     pub(super) fn refuse_request(&mut self, id: RequestId, mut error: AcquireError) {
         let Some(request) = self.request(id).filter(|request| !request.is_refused()) else {
             return;
@@ -44,7 +44,7 @@ impl Core {
         }
     }
 
-    /// Keeps the refusal of a request that still has its legs and fees.
+    /// Records the refusal of a request that still has its legs and fees.
     fn keep_refusal(&mut self, id: RequestId, error: &AcquireError) {
         let Some(limit) = self.limit_id(error.limit_name()) else {
             return;
@@ -64,7 +64,7 @@ impl Core {
         self.refusals.keep(limit, error, self.ctx.now, about);
     }
 
-    /// Gives back what it has, and takes it out of all lists.
+    /// Releases the slots of a request, and removes it from all lists.
     fn let_go(&mut self, id: RequestId) {
         self.stop_asking(id);
         self.set_wait(id, None);
@@ -84,7 +84,7 @@ impl Core {
         let now = self.ctx.now;
         for SlotLeg { lease, .. } in legs {
             if plain {
-                // It may have come from the pool.
+                // The slot may have come from the pool.
                 lease.return_at(now);
             }
             self.queues
@@ -106,10 +106,10 @@ impl Core {
         }
     }
 
-    /// Refuses all that are not collected yet. Returns how many.
+    /// Refuses all requests not yet collected. Returns their number.
     pub(super) fn refuse_all(&mut self, kind: AcquireErrorKind) -> usize {
         let ids = self.requests_that(|request| !request.is_refused());
-        // From the end, so that the times that rates have reserved for them can be taken back.
+        // Newest first, so that the times that rates have reserved can be undone.
         for id in ids.iter().rev() {
             if let Some(error) = self.request(*id).map(|one| self.request_error(one, kind)) {
                 self.refuse_request(*id, error);
@@ -118,7 +118,7 @@ impl Core {
         ids.len()
     }
 
-    /// Refuses those that have a part under this limit, which an operator has paused, and are not collected yet.
+    /// Refuses all requests, not yet collected, with a leg under this limit, which an operator has paused.
     pub(super) fn pause_requests(&mut self, limit: LimitId, until: Instant) {
         let of_limit = |leg: &SlotLeg| self.queues[leg.lease.queue].limit_id() == limit;
         let ids = self.requests_that(|request| {
@@ -136,21 +136,21 @@ impl Core {
         }
     }
 
-    /// How long it has waited so far.
+    /// Time waited so far.
     pub(super) fn waited(&self, request: &Request) -> Duration {
         self.ctx.now.saturating_duration_since(request.asked)
     }
 }
 
-/// What they say.
+/// Contents of refusals.
 impl Core {
-    /// Where the leg stands that waits in a queue.
+    /// The place of the leg that waits in a queue.
     pub(super) fn in_line_of_request(&self, request: &Request) -> Option<InLine> {
         let mut legs = request.legs.iter();
         legs.find_map(|leg| self.in_line_of(&leg.lease))
     }
 
-    /// How its limits stand, as far as that is known.
+    /// The known states of a request's limits.
     pub(super) fn quotas_of(&self, request: &Request) -> Vec<Quota> {
         let slots = self.slots_of(request);
         let rates = request.fees().iter().filter_map(|fee| self.quota_of(fee));
@@ -162,7 +162,7 @@ impl Core {
         legs.filter_map(|leg| self.queues[leg.lease.queue].quota(&self.ctx))
     }
 
-    /// A refusal that no limit is to blame for. It names the one that the request waits for, or else its first.
+    /// A refusal without a responsible limit. It names the limit being waited for, or else the first.
     fn request_error(&self, request: &Request, kind: AcquireErrorKind) -> AcquireError {
         let mut legs = request.legs.iter();
         let waits = |leg: &SlotLeg| self.in_line_of(&leg.lease).is_some();

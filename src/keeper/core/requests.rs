@@ -1,4 +1,4 @@
-//! Requests and permits: submitted, collected, cancelled, released; what is due by time; the shutdown.
+//! Requests and permits: submitted, collected, cancelled, released; timers; the shutdown.
 
 use std::{sync::Arc, task::Waker};
 
@@ -22,8 +22,8 @@ use crate::{
 };
 
 impl Core {
-    /// Asks for a permit with this label. The request is there until [`collect`](Self::collect) has an answer, or
-    /// [`cancel`](Self::cancel).
+    /// Submits a request for a permit with this label. The request exists until [`collect`](Self::collect) returns an
+    /// answer, or [`cancel`](Self::cancel) removes it.
     pub fn submit(
         &mut self,
         demand: &Demand,
@@ -54,21 +54,21 @@ impl Core {
         Ok(request)
     }
 
-    /// Counts and returns the refusal of a request that is not submitted, or not any more.
+    /// Counts and returns the refusal of a request that is not, or no longer, submitted.
     pub fn refuse(&mut self, limit: LimitId, kind: AcquireErrorKind) -> AcquireError {
         let error = self.refusal(limit, kind);
         self.note_refusal(&error);
         error
     }
 
-    /// Counts a refusal that is a request's answer.
+    /// Counts a refusal that answers a request.
     fn note_refusal(&mut self, error: &AcquireError) {
         if let Some(limit) = self.limit_id(error.limit_name()) {
             self.ctx.measure(limit, Measure::Refused(error.kind()));
         }
     }
 
-    /// Refuses weights that no permit can have, under limits that are enforced.
+    /// Refuses weights that no permit can have, under enforced limits.
     #[inline]
     fn check_weights(&self, legs: &[Leg]) -> Result<(), AcquireError> {
         let enforced = |leg: &Leg| self.ctx.limits[leg.limit.0].current_mode() == Mode::Enforce;
@@ -84,8 +84,8 @@ impl Core {
         Err(AcquireError::new(kind, details))
     }
 
-    /// The answer to a request, once there is one; if `wants_quotas`, with what its limits have left. A refused one is
-    /// gone then; a granted one is for the permit to release.
+    /// The answer to a request, if there is one; with quotas if `wants_quotas`. A refused request is then gone; a
+    /// granted one is the permit's to release.
     pub fn collect(
         &mut self,
         id: RequestId,
@@ -93,7 +93,7 @@ impl Core {
         now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
         self.ctx.now = now;
-        // A request is gone once it is collected.
+        // A request is gone once collected.
         let quotas = wants_quotas.then(|| self.quotas(id));
         let mut answer = self.collect_request(id);
         self.follow_decisions();
@@ -105,7 +105,7 @@ impl Core {
         answer
     }
 
-    /// The answer, once there is one. A refused request is gone then; of a granted one the permit has its slots.
+    /// The answer, if there is one. A refused request is then gone; the slots of a granted one belong to the permit.
     pub(super) fn collect_request(&mut self, id: RequestId) -> Option<Result<Taken, AcquireError>> {
         match self.request(id)?.stage {
             Stage::Granted => {}
@@ -120,7 +120,7 @@ impl Core {
         if let Some(taken) = self.take(id) {
             return Some(Ok(taken));
         }
-        // It did not collect it in time, and a slot was lost.
+        // Not collected in time: a slot was lost.
         self.request_mut(id)?.stage = Stage::Open;
         self.advance(id);
         self.follow_decisions();
@@ -130,7 +130,7 @@ impl Core {
         }
     }
 
-    /// Makes a permit of the slots of a granted request, if none was lost.
+    /// Turns a granted request into a permit, if none of its slots was lost.
     #[inline]
     fn take(&mut self, id: RequestId) -> Option<Taken> {
         let request = self.request(id)?;
@@ -139,7 +139,7 @@ impl Core {
             && let [leg] = &request.legs[..]
         {
             let lease = leg.lease.clone();
-            // Nothing that the queue is listed by changes.
+            // Does not affect the queue's listing.
             let queue = self.queues.without_listing(lease.queue);
             let taken = queue.take(&mut self.ctx, &lease, waited)?;
             let request = self.remove_request(id)?;
@@ -172,14 +172,13 @@ impl Core {
         })
     }
 
-    /// Whether this task is woken when a request has an answer.
+    /// Whether this task is woken when the request is answered.
     pub fn is_watched_by(&self, id: RequestId, waker: &Waker) -> bool {
         let stored = self.request(id).and_then(|request| request.waker.as_ref());
         stored.is_some_and(|stored| stored.will_wake(waker))
     }
 
-    /// As [`collect`](Self::collect). If there is no answer yet, this task is to be woken when there is, in place of another
-    /// one.
+    /// As [`collect`](Self::collect). If there is no answer yet, this task will be woken for it, in place of any other.
     pub fn collect_or_watch(
         &mut self,
         id: RequestId,
@@ -196,25 +195,25 @@ impl Core {
         answer
     }
 
-    /// The quotas of the limits of a request.
+    /// The quotas of a request's limits.
     fn quotas(&self, id: RequestId) -> Vec<Quota> {
         let request = self.request(id);
         request.map_or_else(Vec::new, |request| self.quotas_of(request))
     }
 
-    /// Where a request stands in the queue that it waits in.
+    /// The place of a request in its queue.
     pub fn in_line(&self, id: RequestId) -> Option<InLine> {
         self.in_line_of_request(self.request(id)?)
     }
 
-    /// A request is no longer wanted.
+    /// Cancels a request.
     pub fn cancel(&mut self, id: RequestId, now: Instant) {
         self.ctx.now = now;
         self.drop_request(id);
         self.follow_decisions();
     }
 
-    /// A slot is no longer wanted.
+    /// Releases a slot.
     pub fn release(&mut self, lease: &Arc<Lease>, now: Instant) {
         self.ctx.now = now;
         self.bounded.forget(lease.seq());
@@ -233,9 +232,9 @@ impl Core {
         }
     }
 
-    /// A slot is no longer wanted, and its task waits until the store has confirmed that. It does not go to the pool, or
-    /// nothing would be released. Returns its limit, unless there is nothing to wait for: it was lost, or only this
-    /// process knows of it.
+    /// Releases a slot for a task that waits until the store has confirmed the release. The slot bypasses the pool, or
+    /// nothing would be released. Returns the limit, unless there is nothing to wait for: the slot was lost, or only
+    /// this process knows of it.
     pub fn release_confirmed(
         &mut self,
         lease: &Arc<Lease>,
@@ -257,13 +256,13 @@ impl Core {
         limit
     }
 
-    /// Nobody confirms releases: there is no driver.
+    /// Without a driver no release is confirmed.
     pub fn give_up_on_confirmations(&mut self) {
         self.ctx.give_up_on_confirmations();
     }
 
-    /// A slot is no longer wanted that was held with others. In a cluster it was alone when it was acquired,
-    /// so its entry does not know.
+    /// Releases a slot that was held with others. In a cluster it was acquired alone, so its entry does not know of
+    /// them.
     pub fn release_one_of_several(&mut self, lease: &Arc<Lease>, now: Instant) {
         if let Some(queue) = self.queues.without_listing_if_there(lease.queue) {
             queue.set_apart(lease.seq());
@@ -271,7 +270,7 @@ impl Core {
         self.release(lease, now);
     }
 
-    /// A slot is not used after all.
+    /// Releases a slot that was never used.
     pub fn untake(&mut self, lease: &Arc<Lease>, now: Instant) {
         self.ctx.now = now;
         self.bounded.forget(lease.seq());
@@ -283,7 +282,7 @@ impl Core {
         self.follow_decisions();
     }
 
-    /// Refunds what was charged for a request that had been granted here. Returns how the rate stands then.
+    /// Refunds the charge of a request that was granted here. Returns the state of the rate afterwards.
     pub fn refund_at(&mut self, fee: &Fee, now: Instant) -> Option<Quota> {
         self.ctx.now = now;
         let quota = self.quota_without(fee);
@@ -291,22 +290,22 @@ impl Core {
         quota
     }
 
-    /// Bounds a permit that its request has got. The bounds go when it is [released](Self::release).
+    /// Bounds a permit that was collected. The bounds end when it is [released](Self::release).
     pub fn bound(&mut self, lease: &Arc<Lease>, bounds: Bounds, now: Instant) {
-        // The keeper has to see its end.
+        // The keeper has to see the permit's end.
         lease.set_reusable(false);
         self.bounded.bound(lease, bounds, now);
     }
 
-    /// The meter of a lease's limit. `None`: it is not held any more.
+    /// The meter of a lease's limit. `None`: no longer held.
     pub fn meter_of_lease(&self, lease: &Lease) -> Option<Arc<LimitMeter>> {
         let queue = self.queues.get(lease.queue);
-        // The queue of a lost lease may be gone, and its id taken by another.
+        // The queue of a lost lease may be gone, and its id reused.
         let queue = queue.filter(|queue| queue.contains(lease.seq()))?;
         Some(self.ctx.meter(queue.limit_id()).clone())
     }
 
-    /// Asks what all replicas together hold under a key.
+    /// Asks for the total usage of a key, over all replicas.
     pub fn inquire(&mut self, limit: LimitId, key: &Key, inquiry: Inquiry, now: Instant) {
         self.ctx.now = now;
         let queue = self.queues.find_or_make(&mut self.ctx, limit, key);
@@ -316,7 +315,7 @@ impl Core {
         self.follow_decisions();
     }
 
-    /// The pool of a key, if its limit reuses slots. Its queue stays until it is [unbound](Self::unbind).
+    /// The pool of a key, if its limit reuses slots. The queue stays until it is [unbound](Self::unbind).
     pub fn bind(
         &mut self,
         limit: LimitId,
@@ -343,7 +342,7 @@ impl Core {
         let idle: usize = self.queues.iter().map(Queue::idle).sum();
         let others = idle + self.ctx.counts.companions;
         Status {
-            // One that was lost while it was idle is noticed there later.
+            // A slot lost while idle is noticed later.
             held: self.ctx.counts.held.saturating_sub(others),
             waiting: self.ctx.counts.waiting + self.sleepers.len(),
             store_up: self.breaker.is_well(),
@@ -351,7 +350,7 @@ impl Core {
     }
 }
 
-/// Time passes. One sleep of the driver is for all of this.
+/// Timers. A single sleep of the driver serves all of them.
 impl Core {
     /// When to call [`on_time`](Self::on_time) next.
     pub fn next_due(&self) -> Option<Instant> {
@@ -373,7 +372,7 @@ impl Core {
         }
     }
 
-    /// What is due only if there is a store: its answers, its probes, its connection.
+    /// Timers that need a store: its answers, probes and connection.
     fn next_due_of_store(&self) -> Option<Instant> {
         let probe = self.breaker.probe_at();
         let due = [
@@ -387,7 +386,7 @@ impl Core {
         due.into_iter().fold(None, earliest)
     }
 
-    /// Does what is due.
+    /// Does everything that is due.
     pub fn on_time(&mut self, now: Instant) {
         self.ctx.now = now;
         self.alarm.take_if(|at| *at <= now);
@@ -401,10 +400,10 @@ impl Core {
         while let Some(&(at, id)) = self.waits.first()
             && at <= now
         {
-            // It is not listed any more.
+            // Already removed from the list.
             self.waits.pop_first();
             self.time_out(id);
-            // One that has waited for long enough gives others its slots before their waits end.
+            // A request that has waited long enough releases its slots to others before their waits end.
             self.follow_decisions();
         }
         self.end_asking();
@@ -421,19 +420,19 @@ impl Core {
         }
     }
 
-    /// When the first request falls back that the store has not answered.
+    /// When the next request falls back for want of an answer of the store.
     fn next_end_of_asking(&self) -> Option<Instant> {
         let first = self.asking.first().map(|(at, _)| *at)?;
         Some(self.patient_until.map_or(first, |until| first.max(until)))
     }
 
-    /// Requests that have asked for as long as they may fall back, each by itself.
+    /// Requests that have asked for as long as they may fall back, each alone.
     fn end_asking(&mut self) {
         let now = self.ctx.now;
         let Some(due) = self.next_end_of_asking().filter(|due| *due <= now) else {
             return;
         };
-        // This process stood still: what has been answered meanwhile is read first, but not again and again.
+        // This process stood still: answers that arrived meanwhile are read first, but only once.
         let rested = self
             .patient_until
             .is_none_or(|until| now > until + self.ctx.settings.store_timeout);
@@ -444,14 +443,15 @@ impl Core {
         while let Some(&(at, id)) = self.asking.first()
             && at <= now
         {
-            // It is not listed any more.
+            // Already removed from the list.
             self.asking.pop_first();
             self.end_asking_of(id);
             self.follow_decisions();
         }
     }
 
-    /// The connection has ended, and no exchange has made another since. Waiters and holders need one: a hello makes it.
+    /// The connection has ended, and no exchange has reconnected since. Waiters and holders need a connection: a hello
+    /// establishes it.
     fn reconnect(&mut self) {
         let now = self.ctx.now;
         let is_due = |at: &mut Instant| *at <= now;
@@ -473,7 +473,7 @@ impl Core {
         due.sort_unstable();
         for of_a_queue in due.chunk_by(|one, other| one.0 == other.0) {
             let seqs = of_a_queue.iter().map(|(_, seq)| *seq);
-            // It may have been dropped for another one.
+            // The queue may have been dropped on behalf of another.
             self.queues
                 .change_if_there(&mut self.ctx, of_a_queue[0].0, |queue, ctx| {
                     queue.renew_due(ctx, seqs)
@@ -481,13 +481,13 @@ impl Core {
         }
     }
 
-    /// Takes back permits whose bounds are over.
+    /// Revokes permits whose bounds have been reached.
     fn end_bounded(&mut self) {
         while let Some((lease, kind)) = self.bounded.pop_over(self.ctx.now) {
             let (seq, was_lost) = (lease.seq(), lease.is_over(self.ctx.now));
             let queue = self.queues.get(lease.queue);
             let is_held = queue.is_some_and(|queue| queue.contains(seq));
-            // If the slot was lost before, though nobody has seen it, only the response is left to end.
+            // If the slot was lost before, unnoticed, only the response remains to be ended.
             if is_held && was_lost {
                 self.queues
                     .change(&mut self.ctx, lease.queue, |queue, ctx| {
@@ -505,9 +505,9 @@ impl Core {
     }
 }
 
-/// The end.
+/// Shutdown.
 impl Core {
-    /// Refuses newcomers from now on, and all requests that wait. Returns how many waited.
+    /// Refuses newcomers from now on, and all waiting requests. Returns the number of these.
     pub fn close(&mut self, now: Instant) -> usize {
         (self.ctx.now, self.ctx.ending) = (now, true);
         self.empty_pools();
@@ -516,7 +516,7 @@ impl Core {
         refused
     }
 
-    /// Marks what is still held as lost, and releases it. Returns how many permits that were.
+    /// Marks all held slots as lost, and releases them. Returns the number of permits lost.
     pub fn lose_all(&mut self, now: Instant) -> usize {
         self.ctx.now = now;
         self.accounts.report_all();
@@ -539,8 +539,8 @@ impl Core {
         self.ctx.log_reports();
     }
 
-    /// Reports slots that nobody will release: the limiter was dropped without a shutdown, and there is no driver, or may
-    /// soon be none.
+    /// Reports slots that will never be released: the limiter was dropped without a shutdown, and there is no driver,
+    /// or may soon be none.
     pub fn log_unreleased(&mut self) {
         self.ctx.log_reports();
         if !self.orphaned || self.was_shut_down || !self.ctx.shared {
@@ -553,7 +553,7 @@ impl Core {
         }
     }
 
-    /// Reports slots whose release the store has not confirmed at the end of a shutdown.
+    /// Reports slots whose release was not confirmed by the end of a shutdown.
     pub fn log_unconfirmed(&mut self, count: usize) {
         let lease = self.ctx.settings.lease;
         self.ctx.log(LogEvent::Unconfirmed { count, lease });

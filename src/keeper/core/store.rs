@@ -1,5 +1,5 @@
-//! The store, as the core knows it: exchanges that it does not answer; its events, as connections come and go; the breaker that
-//! opens and closes; its answers to claims, and errors of single ledgers.
+//! The store, as the core knows it: exchanges without an answer; connections; transitions of the breaker; answers to
+//! claims, and errors of single ledgers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,15 +23,15 @@ use crate::{
     telemetry::{Cause, StoreState},
 };
 
-/// Time without a refused request after which it is news again that keys of a limit cannot be used.
+/// Time without a refused request after which unusable keys of a limit are news again.
 const COMPLAINT_PAUSE: Duration = Duration::from_secs(60);
 
-/// Pause between two connections: a server that ends every connection is not given a new one more often.
+/// Pause between two connections, even to a server that ends every connection.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
-/// Time between two reports that a store has never been reached.
+/// Interval between reports that a store has never been reached.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A claim as it was sent.
+/// A claim as sent.
 struct SentClaim<'a> {
     exchange: ExchangeId,
     asker: Asker,
@@ -41,7 +41,8 @@ struct SentClaim<'a> {
 
 /// Exchanges without an answer.
 impl Core {
-    /// An exchange has no answer, and it is not known whether it ran. Returns whether it was on the connection in use.
+    /// Handles an exchange without an answer, which may or may not have run. Returns whether it was on the current
+    /// connection.
     pub fn on_failure(&mut self, id: ExchangeId, error: &ExchangeError, now: Instant) -> bool {
         self.ctx.now = now;
         let Some(sent) = self.take_sent(id) else {
@@ -49,7 +50,7 @@ impl Core {
         };
         let is_in_use = self.connection.has(id);
         let failure = match error.failure {
-            // Of a connection that is over the silence says nothing about the store.
+            // Silence of a connection that has ended proves nothing about the store.
             Failure::TimedOut if !is_in_use => Failure::Cut,
             failure => failure,
         };
@@ -64,7 +65,7 @@ impl Core {
         is_in_use
     }
 
-    /// Takes an exchange out of those in flight, if it still is one.
+    /// Removes an exchange from the list of exchanges in flight, if it is still listed.
     pub(super) fn take_sent(&mut self, id: ExchangeId) -> Option<PendingExchange> {
         let mut in_flight = self.in_flight.iter();
         let position = in_flight.position(|sent| sent.id == id)?;
@@ -87,7 +88,7 @@ impl Core {
         self.follow_decisions();
     }
 
-    /// The driver has not run in time, and another one takes its place.
+    /// The driver did not run in time and is being replaced.
     pub fn on_replaced_driver(&mut self, now: Instant) {
         self.ctx.now = now;
         self.ctx.log(LogEvent::DriverReplaced);
@@ -95,8 +96,8 @@ impl Core {
         self.follow_decisions();
     }
 
-    /// The driver has not run in time, and may not be replaced: the fallback of each limit decides on requests, and what is
-    /// due by time is done.
+    /// The driver did not run in time, and may not be replaced: the fallback of each limit decides on requests, and due
+    /// timers run.
     pub fn on_stall(&mut self, now: Instant) {
         self.ctx.now = now;
         if self.ctx.shared && self.store_is_up() {
@@ -106,9 +107,9 @@ impl Core {
         self.on_time(now);
     }
 
-    /// The driver that has sent them will not see the answers. This says nothing of the store.
+    /// The driver that sent these exchanges will not see their answers. This proves nothing about the store.
     fn abandon_exchanges(&mut self) {
-        // The next driver has connections of its own.
+        // The next driver has its own connections.
         self.leave_connection();
         for sent in std::mem::take(&mut self.in_flight) {
             self.unanswered(sent);
@@ -163,8 +164,8 @@ impl Core {
         self.follow_decisions();
     }
 
-    /// Wake-ups were dropped, of any queue: each asks for its waiters by name, and releases idle slots, since another
-    /// replica may have recalled them.
+    /// Wake-ups of any queue may have been missed: each queue asks for its waiters by name, and releases idle slots,
+    /// since another replica may have recalled them.
     fn on_missed(&mut self) {
         self.each_queue(|queue, ctx| {
             queue.on_recall(ctx, ctx.now);
@@ -172,7 +173,7 @@ impl Core {
         });
     }
 
-    /// Another replica's exchange has promoted waiters of this one, or wants idle slots.
+    /// Another replica's exchange has promoted waiters of this one, or recalls idle slots.
     fn on_wake(&mut self, wake: &Wake) {
         // Of another key nothing is recorded: anybody can publish it.
         let Some(queue) = self.queues.of_ledger(&wake.key) else {
@@ -192,7 +193,7 @@ impl Core {
 
 /// The breaker, and the connection.
 impl Core {
-    /// Follows the failure of an exchange.
+    /// Passes the failure of an exchange to the breaker.
     pub(super) fn note_failure(&mut self, failure: Failure, id: ExchangeId, why: &str) {
         let cause = match failure {
             Failure::Refused => Cause::Refusal,
@@ -211,7 +212,7 @@ impl Core {
         }
     }
 
-    /// The store has answered, perhaps that it cannot work.
+    /// The store has answered, perhaps only that it cannot work.
     pub(super) fn note_answer(&mut self, work: Work, outage: Option<&StoreError>) {
         match outage {
             Some(error) => {
@@ -222,12 +223,12 @@ impl Core {
         }
     }
 
-    /// The driver does not run, so that the store's answers are not seen.
+    /// The driver does not run, so answers of the store go unseen.
     fn note_stall(&mut self) {
         self.follow_breaker(Breaker::given_up, (Cause::Stall, ""));
     }
 
-    /// Reports each minute that the store was never reached: its address may be wrong.
+    /// Reports every minute that the store was never reached: its address may be wrong.
     fn remind_of(&mut self, why: &str) {
         let now = self.ctx.now;
         let is_due = |at| now >= at + REMINDER_INTERVAL;
@@ -245,13 +246,13 @@ impl Core {
         self.follow_breaker(answered, (Cause::Outage, ""));
     }
 
-    /// A store that was in trouble has worked for long enough, if it has.
+    /// Ends the trouble of a store that has worked for long enough.
     pub(super) fn end_trouble(&mut self) {
         let on_time = |breaker: &mut Breaker, now, _: &mut _| breaker.on_time(now);
         self.follow_breaker(on_time, (Cause::Outage, ""));
     }
 
-    /// Has the breaker take a step, and acts on its change. `why`: the cause, if that is a trouble.
+    /// Steps the breaker, and acts on its transition. `why`: the cause, if this is a trouble.
     fn follow_breaker(
         &mut self,
         turn: impl FnOnce(&mut Breaker, Instant, &mut fastrand::Rng) -> Transition,
@@ -290,7 +291,7 @@ impl Core {
     fn leave_store(&mut self) {
         self.refunds.clear();
         self.ctx.give_up_on_confirmations();
-        // Those in flight go on once their exchange is over, or when they have asked for as long as they may.
+        // Requests in flight go on once their exchange is over, or when their time to ask is up.
         let is_sent = |request: &Request| matches!(request.stage, Stage::Sent(_) | Stage::Listed);
         for id in self.requests_that(|request| !is_sent(request)) {
             self.stop_asking(id);
@@ -306,7 +307,7 @@ impl Core {
         self.reopen_all(unsent);
     }
 
-    /// There is a new connection, perhaps to a server with another clock, or without our data. Wake-ups may be lost.
+    /// A new connection, perhaps to a server with another clock, or without our data. Wake-ups may be lost.
     fn on_connected(&mut self) {
         self.connection = Connection {
             made: Some(self.ctx.now),
@@ -321,15 +322,15 @@ impl Core {
         }
     }
 
-    /// The connection is over, or there was none. The next exchange makes one, and so it is a hello: newcomers that it took
-    /// along would be at the next server before the holders. That server may also have another clock.
+    /// The connection has ended, or there was none. The next exchange reconnects, so it has to be a hello: newcomers
+    /// sent with it would reach the next server before the holders. The next server's clock may also differ.
     pub fn leave_connection(&mut self) {
         self.clock = None;
         self.connection.begins_after = self.exchanges;
     }
 
-    /// The connection has ended, perhaps since the server has: holders may be forgotten, and waiters may have been promoted
-    /// without a wake-up.
+    /// The connection has ended, perhaps because the server has: holders may be forgotten, and waiters promoted without
+    /// a wake-up.
     fn on_disconnected(&mut self) {
         self.leave_connection();
         let now = self.ctx.now;
@@ -339,9 +340,9 @@ impl Core {
     }
 }
 
-/// The store's answers: of ledgers that cannot be used, and to claims.
+/// Answers of the store: unusable ledgers, and claims.
 impl Core {
-    /// The ledger of a batch cannot be used. Returns an error that says that the store is down.
+    /// The ledger of a batch cannot be used. Returns an error that means that the store is down.
     pub(super) fn batch_unusable(
         &mut self,
         batch: &Batch,
@@ -357,8 +358,8 @@ impl Core {
         error.is_outage().then_some(error)
     }
 
-    /// Reports that a key cannot be used, so that its requests are refused: once for as long as that lasts, and for all keys of
-    /// its limit. An outage is reported elsewhere.
+    /// Reports that requests of a key are refused because the key cannot be used: once while this lasts, for all keys
+    /// of its limit. Outages are reported elsewhere.
     fn complain(&mut self, limit: &Arc<Limit>, error: &StoreError) {
         let now = self.ctx.now;
         let is_due = |at| now >= at + COMPLAINT_PAUSE;
@@ -371,7 +372,7 @@ impl Core {
         }
     }
 
-    /// The claims of an exchange were answered. Returns an error that says that the store is down.
+    /// Processes the answers to the claims of an exchange. Returns an error that means that the store is down.
     pub(super) fn claims_answered(
         &mut self,
         id: ExchangeId,
@@ -409,7 +410,7 @@ impl Core {
         outage
     }
 
-    /// Before an exchange's claims have their standings: their queues look as they were without them.
+    /// Restores the queues' snapshots to before the exchange's claims, whose standings follow one by one.
     fn uncount_legs(
         &mut self,
         exchange: &Exchange,
@@ -440,14 +441,14 @@ impl Core {
         self.claim_charged(sent, &answer.charged, at.store_us);
     }
 
-    /// One of its ledgers cannot be used, or the state of a rate.
+    /// A ledger or a rate of the claim cannot be used.
     fn claim_unusable(&mut self, sent: &SentClaim<'_>, availability: Availability) {
         let mut is_rate = true;
         for ask in &sent.claim.asks {
             let pending = &sent.pending[ask.batch];
             let failed = pending.failed;
             is_rate &= !failed;
-            // The others retry, if the request goes on without this one.
+            // The other legs retry if the request continues without this one.
             let availability = if failed {
                 availability
             } else {
@@ -467,13 +468,13 @@ impl Core {
         }
     }
 
-    /// The request that still waits for this answer.
+    /// The request, if it still waits for this answer.
     fn request_of(&self, sent: &SentClaim<'_>) -> Option<RequestId> {
         let request = sent.asker.request();
         request.filter(|id| self.is_sent_in(*id, sent.exchange))
     }
 
-    /// The first of its limits.
+    /// The first limit of the claim.
     fn limit_of(&self, sent: &SentClaim<'_>) -> Option<Arc<Limit>> {
         if let Some(ask) = sent.claim.asks.first() {
             let queue = sent.pending[ask.batch].queue;

@@ -1,26 +1,26 @@
 //! How many exchanges may be in flight.
 //!
-//! A store that is near needs two: one on its way while the next one fills. At a distance that would make a burst wait for
-//! its turn in this process, so the window follows the round trip: it holds as many exchanges as the store could answer in
-//! that time. When answers come late, it is halved, since then they queue somewhere (a slow store, a thin link), and more of
-//! them would only queue for longer. This is TCP's additive increase, multiplicative decrease, with the delay as the signal,
-//! as in TCP Vegas.
+//! A nearby store needs two: one runs while the next fills. At a distance, a burst would then queue in this process, so
+//! the window follows the round trip: it holds as many exchanges as the store could answer in that time. Late answers
+//! halve the window, since exchanges then queue somewhere (a slow store, a thin link), and more of them would only
+//! queue for longer. This is TCP's additive increase, multiplicative decrease, with delay as the signal, as in TCP
+//! Vegas.
 //!
-//! Exchanges that have room left are also sent some time apart, as with TCP pacing. A burst would send all that it may in one
-//! moment, and whoever comes right after would wait for a whole round trip.
+//! Exchanges with room left are also paced. A burst would otherwise fill the window at once, and the next request would
+//! wait for a whole round trip.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The first answer allows this many at most.
+/// Maximum after the first answer.
 const FIRST: usize = 16;
-/// How long the shortest round trip counts: the store may move, or its connection take another route.
+/// How long the shortest round trip counts: the store may move, or its connection be rerouted.
 const PERIOD: Duration = Duration::from_secs(5);
-/// An answer is late if it takes twice the shortest round trip, and this much more: pauses of this process, or of the store.
+/// An answer is late beyond twice the shortest round trip plus this slack, for pauses of this process or of the store.
 const SLACK: Duration = Duration::from_millis(5);
 
-/// Exchanges in flight: two while the store is near, and at most 4,096 ledgers at a distance.
+/// Bounds of exchanges in flight: two while the store is near, and at most 4,096 ledgers at a distance.
 pub(super) const WINDOW: WindowBounds = WindowBounds {
     least: 2,
     most: 64,
@@ -41,10 +41,10 @@ pub(super) const WINDOW_OF_ONE_KEY: WindowBounds = WindowBounds {
 pub(super) struct WindowBounds {
     pub least: usize,
     pub most: usize,
-    /// The time between two exchanges that fill the window: about what the store needs for a full one.
+    /// Time between two exchanges that fill the window: about the time the store needs for a full one.
     pub apart: Duration,
-    /// The same for exchanges that have room left, which had rather wait for more work if the store is near; and how many
-    /// of them there may be.
+    /// Time between exchanges with room left, which better wait for more work if the store is near; and their maximum
+    /// number.
     pub apart_partial: Duration,
     pub most_partial: usize,
 }
@@ -52,10 +52,10 @@ pub(super) struct WindowBounds {
 pub(super) struct Window {
     bounds: WindowBounds,
     size: usize,
-    /// The shortest round trip of this period, and of the one before it.
+    /// The shortest round trip of this period and of the previous one.
     shortest: [Option<Duration>; 2],
     period_ends: Instant,
-    /// When it was last halved. Answers to what was sent before say nothing new.
+    /// When the window was last halved. Answers to earlier exchanges prove nothing new.
     halved: Option<Instant>,
     last_sent: Option<Instant>,
 }
@@ -72,24 +72,24 @@ impl Window {
         }
     }
 
-    /// There is a new connection, perhaps to a server at another distance.
+    /// A new connection, perhaps to a server at another distance.
     pub fn on_connected(&mut self) {
         self.shortest = [None; 2];
     }
 
-    /// So many may be in flight at any distance.
+    /// Number of exchanges allowed at any distance.
     pub fn least(&self) -> usize {
         self.bounds.least
     }
 
-    /// Whether one more exchange may be sent. `is_full`: evaluated only if that matters.
+    /// Whether another exchange may be sent. `is_full` is evaluated only if it matters.
     pub fn has_room(&self, in_flight: usize, now: Instant, is_full: impl FnOnce() -> bool) -> bool {
         in_flight < self.bounds.least
             || (in_flight < self.partial() && self.pause_ends().is_none_or(|end| end <= now))
             || (in_flight < self.size && is_full())
     }
 
-    /// When one that has room left may be sent, if only the time since the last one is in its way.
+    /// When an exchange with room left may be sent, if only pacing delays it.
     pub fn paced_until(&self, in_flight: usize) -> Option<Instant> {
         let waits = in_flight >= self.bounds.least && in_flight < self.partial();
         if waits { self.pause_ends() } else { None }
@@ -114,7 +114,7 @@ impl Window {
         shortest.copied().unwrap_or_default()
     }
 
-    /// How many `apart` this far fit into a round trip, within the bounds.
+    /// Number of exchanges `apart` this far that fit into a round trip, within the bounds.
     fn fitting(&self, apart: Duration, most: usize) -> usize {
         let fit = self.round_trip().as_micros() / apart.as_micros().max(1);
         (fit.min(most as u128) as usize).max(self.bounds.least)
@@ -129,7 +129,7 @@ impl Window {
         self.fitting(apart_partial, most_partial).min(self.size)
     }
 
-    /// An exchange that was sent then is answered now.
+    /// Records the answer to an exchange sent at `sent`.
     pub fn on_answer(&mut self, sent: Instant, now: Instant) {
         let took = now.saturating_duration_since(sent);
         let is_first = self.shortest == [None; 2];
@@ -177,7 +177,7 @@ mod tests {
             Self { window, now }
         }
 
-        /// Exchanges that are sent one after the other are answered after this time.
+        /// Answers exchanges, sent one after another, after this time.
         fn answers(&mut self, count: usize, took: Duration) {
             for _ in 0..count {
                 let sent = self.now;
@@ -186,7 +186,7 @@ mod tests {
             }
         }
 
-        /// How many exchanges may be in flight, with room left and full.
+        /// Exchanges allowed in flight, with room left and full.
         fn sizes(&self) -> (usize, usize) {
             let most = |is_full: bool| {
                 let mut counts = 0..;
@@ -219,7 +219,7 @@ mod tests {
         }
     }
 
-    /// At a distance of 100 ms a request waits for 6 ms at most, not for a round trip.
+    /// At a distance of 100 ms a request waits for at most 6 ms, not for a round trip.
     #[test]
     fn exchanges_with_room_are_sent_some_time_apart() {
         let mut scene = Scene::new();
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(scene.sizes(), (16, 64));
     }
 
-    /// One late answer halves it, and others that were sent before that do not.
+    /// A late answer halves the window; other late answers to earlier exchanges do not.
     #[test]
     fn late_answers_make_it_smaller() {
         let mut scene = Scene::new();

@@ -1,4 +1,4 @@
-//! Exchanges in flight: answered in any order, or over at their deadlines.
+//! Exchanges in flight: answered in any order, or timed out.
 
 use std::sync::Mutex;
 
@@ -12,9 +12,9 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Answers on demand.
 #[derive(Default)]
 struct Slow {
-    /// Exchanges that were sent and have no answer.
+    /// Exchanges sent and not yet answered.
     asked: Arc<Mutex<Vec<oneshot::Sender<()>>>>,
-    /// Ledgers in each that was sent.
+    /// Number of ledgers in each exchange sent.
     lengths: Arc<Mutex<Vec<usize>>>,
 }
 
@@ -105,7 +105,7 @@ async fn answers_come_in_any_order() {
     ));
 }
 
-/// Which of two comes first, an answer that is there or an exchange that is to go out.
+/// A long exchange goes out before an available answer is read; a short one does not.
 #[tokio::test(start_paused = true)]
 async fn a_long_exchange_goes_out_before_an_answer_is_looked_at() {
     for (ledgers, in_flight_then) in [(LONG - 1, 0), (LONG, 1)] {
@@ -161,7 +161,8 @@ async fn a_process_that_stood_still_does_not_blame_the_store() {
     in_flight.send(outgoing(1));
     assert!(in_flight.next(None).now_or_never().is_none());
     advance(2 * PATIENCE).await;
-    // It is given its time once more, and no more than that. The driver takes a step, so that it is not taken for late.
+    // The exchange is given its time a second time, but not a third. The driver takes a step meanwhile, so that it is
+    // not considered late.
     let news = in_flight.next(None).now_or_never();
     assert!(matches!(news, Some(News::Due)));
     assert!(in_flight.next(None).now_or_never().is_none());
@@ -192,7 +193,7 @@ async fn a_process_that_stood_still_does_not_blame_the_store() {
 async fn the_time_comes_neither_early_nor_late() {
     let (store, mut in_flight) = slow();
     let start = Instant::now();
-    // The alarm is set for the deadline first, then for something sooner, then for something later.
+    // The alarm is set to the deadline, then earlier, then later.
     in_flight.send(outgoing(1));
     assert!(in_flight.next(None).now_or_never().is_none());
     for ms in [200, 900] {

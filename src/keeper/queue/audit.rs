@@ -18,10 +18,10 @@ use crate::{
 
 pub(in crate::keeper) const FORGET_AFTER: u32 = super::FORGET_AFTER;
 
-/// The core's records of all queues, and what is found in them.
+/// The core's records of all queues, and the findings of the audit.
 #[derive(Default)]
 pub(in crate::keeper) struct Books {
-    /// Names that exchanges in flight may put into the ledger, and those that they renew.
+    /// Names that exchanges in flight may enter into the ledger, and names that they renew.
     pub entering: BTreeSet<Seq>,
     pub renewing: BTreeSet<Seq>,
     /// The request of each leg.
@@ -42,7 +42,7 @@ macro_rules! ensure {
 pub(in crate::keeper) use ensure;
 
 impl Queue {
-    /// Returns the first contradiction that it finds. To be called between steps. `in_flight`: the batches of this queue.
+    /// Returns the first contradiction found. To be called between steps. `in_flight`: the batches of this queue.
     pub fn audit(&self, ctx: &Context, books: &mut Books, in_flight: u16) -> Result<(), String> {
         let at = format!("queue {} ({})", self.id.0, self.limit.name());
         ensure!(
@@ -154,7 +154,7 @@ impl Queue {
                 ensure!(!entering && !present && not_after_us == 0, "asked before");
             }
             State::Sent { .. } => ensure!(entering, "asks, and nobody was asked"),
-            // If its renewal was lost, the exchange that acquires it is still to be answered.
+            // If its renewal was lost, the exchange that acquires it is still unanswered.
             State::Checking { .. } => ensure!(renewing || entering, "is checked by nobody"),
             State::Waiting(Line::Here) => {
                 ensure!(self.ledger_here.is_some(), "waits here, where no ledger is");
@@ -184,7 +184,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Idle slots are held, have no other holder, and are renewed.
+    /// Idle slots are held, by the pool alone, and are renewed.
     fn audit_pool(&self, at: &str) -> Result<(), String> {
         let Some(pooled) = &self.pooled else {
             return Ok(());
@@ -227,25 +227,25 @@ impl Queue {
         Ok(())
     }
 
-    /// Whether there is an entry of a name that may be in the store.
+    /// Whether an entry exists for a name that may be in the store.
     pub fn expects(&self, seq: Seq) -> bool {
         self.entries.contains_key(&seq)
     }
 
-    /// A release that is to be sent.
+    /// A release to be sent.
     pub fn release_of(&self, seq: Seq) -> Option<Release> {
         let outbox = self.outbox.as_ref()?;
         let mut releases = outbox.release.iter().chain(&outbox.later);
         releases.find(|release| release.seq == seq).copied()
     }
 
-    /// Or in this process.
+    /// Whether the request waits in the store's ledger, or in this process.
     pub fn waits_in_store(&self, seq: Seq) -> bool {
         let waits = |entry: &Entry| matches!(entry.state(), State::Waiting(_));
         self.entries.get(&seq).is_some_and(waits)
     }
 
-    /// As [`waits_in_store`](Self::waits_in_store), or to be asked, or in this process.
+    /// As [`waits_in_store`](Self::waits_in_store), or the request is yet to be sent.
     pub fn waits_in_queue(&self, seq: Seq) -> bool {
         let waits = |entry: &Entry| matches!(entry.state(), State::Waiting(_) | State::Sent { .. });
         self.entries.get(&seq).is_some_and(waits)
@@ -257,7 +257,7 @@ impl Queue {
             .is_some_and(|entry| entry.in_store.entering)
     }
 
-    /// The ledger in this process, and how many slots it has.
+    /// The ledger in this process, and its number of slots.
     pub fn audited_ledger(&self) -> Option<&Ledger> {
         self.ledger_here.as_deref()
     }
@@ -270,7 +270,7 @@ impl Queue {
         self.max()
     }
 
-    /// Idle slots that are not over.
+    /// Idle slots that have not expired.
     pub fn idle_seqs(&self, now: Instant) -> Option<Vec<Seq>> {
         let lasts = |seq: &Seq| {
             let entry = self.entries.get(seq);
@@ -282,7 +282,7 @@ impl Queue {
 }
 
 impl PendingBatch {
-    /// A release that is in flight.
+    /// A release in flight.
     pub fn release_of(&self, seq: Seq) -> Option<Release> {
         let mut releases = self.releases.iter();
         releases.find(|release| release.seq == seq).copied()

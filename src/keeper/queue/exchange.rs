@@ -1,5 +1,5 @@
-//! An exchange, as far as one queue has a part in it: the batch that it sends, and the answer. Also wake-ups, which are
-//! answers that another replica's exchange has brought.
+//! One queue's part in an exchange: its batch, and the answer. Also wake-ups, which are answers brought by another
+//! replica's exchange.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
 
 /// Batches.
 impl Queue {
-    /// As much of what is to be sent as there is room for.
+    /// Takes as much pending work as there is room for.
     pub fn take_batch(
         &mut self,
         ctx: &mut Context,
@@ -50,8 +50,8 @@ impl Queue {
         Some((batch, pending))
     }
 
-    /// Adds as much of what is to be sent as there is room for. Newcomers leave half of it to other work of this queue, and
-    /// that to them.
+    /// Adds as much pending work as there is room for. Newcomers and other work each leave half of the room to the
+    /// other.
     pub fn fill_batch(
         &mut self,
         ctx: &mut Context,
@@ -84,7 +84,7 @@ impl Queue {
         batch.waits |= self.has_waiters() || batch.acquire.iter().any(|ask| ask.wait);
     }
 
-    /// Those to renew or adopt, and inquiries.
+    /// Holders to renew or adopt, and inquiries.
     fn take_holders(
         &mut self,
         ctx: &Context,
@@ -138,7 +138,7 @@ impl Queue {
         }
     }
 
-    /// As many releases as there is room for.
+    /// Takes as many releases as there is room for.
     pub fn take_releases(
         &mut self,
         batch: &mut Batch,
@@ -159,7 +159,7 @@ impl Queue {
         pending.releases.extend(outbox.release.drain(..count));
     }
 
-    /// Sends an entry with others of its request: returns what it asks of its ledger. `has_room`: idle slots are released for it.
+    /// Sends an entry with the others of its request. Returns its ask. `has_room`: idle slots are released for it.
     pub fn take_leg(&mut self, ctx: &mut Context, seq: Seq, has_room: bool) -> Option<Want> {
         let entry = self.entries.get(&seq)?;
         let want = match (entry.is_shadow(), entry.waits) {
@@ -171,7 +171,7 @@ impl Queue {
         Some(want)
     }
 
-    /// Frees the outbox after it was emptied. A queue with many entries will need it again soon.
+    /// Frees the outbox once it is empty. A queue with many entries will soon need it again.
     fn shrink_outbox(&mut self) {
         let idle = |outbox: &Outbox| {
             !outbox.has_any_but_newcomers()
@@ -186,7 +186,7 @@ impl Queue {
 
 /// Answers.
 impl Queue {
-    /// The store has answered a batch, at this moment.
+    /// Processes the store's answer to a batch.
     pub fn on_answer(
         &mut self,
         ctx: &mut Context,
@@ -256,8 +256,8 @@ impl Queue {
         }
     }
 
-    /// Counts the permits that the store did not have, before their leases are extended: one without a deadline was never
-    /// granted by it.
+    /// Counts adopted permits, before their leases are extended: a permit without a deadline was never granted by the
+    /// store.
     fn report_adopted(&self, ctx: &mut Context, batch: &Batch, standings: &[Standing]) {
         let (mut lost, mut by_fallback) = (0, 0);
         for (seq, standing) in batch.adopt.iter().zip(standings) {
@@ -277,10 +277,10 @@ impl Queue {
         }
     }
 
-    /// The store says that a slot is held, `counted` from then, `until_ms`.
+    /// The store holds a slot for this name `until_ms`, `counted` from that moment.
     fn granted(&mut self, ctx: &mut Context, seq: Seq, counted: StoreMoment, until_ms: u64) {
         let Some(entry) = self.entries.get_mut(&seq) else {
-            // Given up in the meantime, or put there by an exchange that ran late.
+            // Given up in the meantime, or entered by an exchange that ran late.
             return self.release_ghost(ctx, seq);
         };
         entry.in_store.present = true;
@@ -296,7 +296,7 @@ impl Queue {
                 ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
                 self.set_due(ctx, seq, renew_at);
             }
-            // There must be time to renew it.
+            // There must be time left to renew the lease.
             _ if until <= now + ctx.settings.store_timeout => self.check_grant(ctx, seq),
             _ => {
                 ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
@@ -325,12 +325,12 @@ impl Queue {
                 self.set_due_now(ctx, seq)
             }
             (State::Checking { since }, _) if at.sent < since => self.renew(seq),
-            // The store has lost it, or has gone back to an older copy.
+            // The store has lost the permit, or has reverted to an older copy.
             (State::Held(_), _) => self.outbox().adopt.push_back(seq),
             (State::Waiting(_) | State::Checking { .. }, Standing::Waiting { ticket }) => {
                 self.wait_in_store(ctx, seq, ticket, at);
             }
-            // The store has lost it: it queues once more, at the end.
+            // The store has lost the waiter, which queues once more, at the end.
             (State::Waiting(_) | State::Checking { .. }, _) => {
                 entry.in_store.present = false;
                 self.park(ctx, seq);
@@ -390,14 +390,14 @@ impl Queue {
             }
             Standing::Full => self.refuse(ctx, seq, AcquireErrorKind::Full),
             Standing::QueueFull => self.refuse(ctx, seq, AcquireErrorKind::QueueFull),
-            // It is not its turn, or its exchange came too late.
+            // Its turn has not come, or its exchange arrived too late.
             Standing::Stale | Standing::Absent | Standing::Adopted { .. } => {
                 self.park_unasked(ctx, seq);
             }
         }
     }
 
-    /// The store has granted a slot to a request that got another one meanwhile: the next request of this process has it.
+    /// The store has granted a slot to a request that has another one by now: this process's next request gets it.
     fn keep_spare(&mut self, ctx: &mut Context, seq: Seq, at: StoreMoment, until_ms: u64) {
         let until = local_deadline(at.sent, at.store_us, until_ms, ctx.settings.lease);
         if let Some(entry) = self.entries.get_mut(&seq) {
@@ -412,7 +412,7 @@ impl Queue {
         self.set_due(ctx, seq, renew_at);
     }
 
-    /// A request was answered that was decided on before: it was given up, or a wake-up came first. A late 'waiting' changes
+    /// The answer came after the decision: the request was given up, or a wake-up came first. A late 'waiting' changes
     /// nothing.
     fn answered_late(&mut self, ctx: &mut Context, seq: Seq) {
         match self.entries.get(&seq).map(Entry::state) {
@@ -421,13 +421,13 @@ impl Queue {
         }
     }
 
-    /// Takes a leg out of the snapshot, before the legs of an exchange's claims get their standings.
+    /// Removes a leg from the snapshot, before the legs of an exchange's claims get their standings.
     pub fn uncount_leg(&mut self, standing: &Standing) {
         let queued = u32::from(matches!(standing, Standing::Waiting { .. }));
         self.snapshot.waiting = self.snapshot.waiting.saturating_sub(queued);
     }
 
-    /// A request that was sent with others of its claim was answered.
+    /// A leg of a claim was answered.
     pub fn on_leg_answer(
         &mut self,
         ctx: &mut Context,
@@ -440,7 +440,7 @@ impl Queue {
         self.acquired(ctx, seq, standing, place, at);
     }
 
-    /// Waiters that a new head has passed still waited when the old head was seen: notes that.
+    /// The waiters passed by a new head were still waiting when the old head was seen: records that.
     fn remember_waiting(&mut self, head: Option<i64>) {
         for (ticket, seq) in self.waiters_before(head.unwrap_or(0)) {
             let snapshot = self.snapshot;
@@ -448,13 +448,13 @@ impl Queue {
         }
     }
 
-    /// All that an exchange has about this queue is done. Looks for waiters that have left the store's queue, and sets
-    /// the timers of those that have not.
+    /// Called after an exchange's answers for this queue. Looks for waiters that have left the store's queue, and sets
+    /// the timers of the others.
     pub fn after_answer(&mut self, ctx: &mut Context, pending: &PendingBatch, at: StoreMoment) {
         self.in_flight -= 1;
         let head = self.snapshot.head;
-        // Grants go in the order of tickets: one below the head's has left, or was passed over while this process had no
-        // connection. The store has to be asked which, though not in each exchange.
+        // Grants follow tickets: a waiter below the head has left, or was passed over while this process was
+        // disconnected. Only the store knows which, but it need not be asked in each exchange.
         let pause = ctx.settings.poll_interval / 10;
         for (_, seq) in self.waiters_before(head.unwrap_or(0)) {
             match self.entries.get(&seq).map(Entry::state) {
@@ -470,8 +470,8 @@ impl Queue {
             self.waiters = None;
             return;
         };
-        // Leases are renewed long before they end, so a replica has crashed. The replica of the head asks first; if that is
-        // the one that has crashed, the others do.
+        // Leases are renewed long before they end, so a replica has crashed. The replica at the head of the queue asks
+        // first; if that replica crashed, the others do.
         let turn = if head == Some(*first) {
             Duration::ZERO
         } else {
@@ -510,7 +510,7 @@ impl Queue {
             Some(seen) if wake.granted_us >= seen.store_us => {
                 self.granted(ctx, seq, counted_from(seen.sent), wake.until_ms);
             }
-            // The grant is older than that: ask.
+            // The grant is older than the last answer, so the store is asked.
             Some(_) => self.renew(seq),
             None => self.granted(ctx, seq, counted_from(ctx.now), wake.until_ms),
         }
@@ -518,8 +518,8 @@ impl Queue {
 }
 
 impl Snapshot {
-    /// The latest moment at which a waiter certainly had no slot. Grants go in the order of tickets: a waiter that is not
-    /// before the head had none when the head was seen.
+    /// The latest moment at which a waiter was certainly without a slot. Grants follow tickets: a waiter behind the
+    /// head was still waiting when the head was seen.
     fn seen_waiting(&self, ticket: i64, seen: StoreMoment) -> StoreMoment {
         match self.head {
             Some(head) if ticket >= head && self.seen.sent > seen.sent => self.seen,
@@ -528,7 +528,7 @@ impl Snapshot {
     }
 }
 
-/// The waiters that are told their places, which are few and mostly none.
+/// Waiters whose places were asked for: usually none.
 fn places_of(batch: &Batch, answer: &BatchReply) -> Vec<(Seq, u32)> {
     let renewed = batch.renew.iter().zip(&answer.renewed);
     let waiting = renewed.filter(|(_, standing)| standing.ticket().is_some());
@@ -536,7 +536,7 @@ fn places_of(batch: &Batch, answer: &BatchReply) -> Vec<(Seq, u32)> {
     places.map(|(place, (seq, _))| (*seq, *place)).collect()
 }
 
-/// Room is counted in units. The last permit may go over it.
+/// Room is counted in units. The last permit may exceed it.
 fn take_room(room: &mut usize, seq: Seq) {
     *room = room.saturating_sub(weight_of(seq) as usize);
 }

@@ -1,5 +1,5 @@
-//! The ledger in this process. In memory it decides on every request; with a store it is a fallback while that is down.
-//! A request that the store cannot decide on goes to the fallback of its limit here ([`decider`](Queue::decider)).
+//! The ledger in this process. In memory it decides on every request; with a store it is a fallback for outages. A
+//! request that the store cannot decide on goes to its limit's fallback here ([`decider`](Queue::decider)).
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Queue {
-    /// Starts the ledger in this process if there is no store, and the pool. To be called once.
+    /// Starts the pool and, without a store, the ledger in this process. Called once.
     pub fn start(&mut self, ctx: &mut Context) {
         if !ctx.shared {
             self.keep_ledger(ctx);
@@ -34,7 +34,7 @@ impl Queue {
         }
     }
 
-    /// With those that hold slots already.
+    /// A ledger that contains the slots already held.
     fn ledger_of_holders(&self, ctx: &Context) -> Box<Ledger> {
         let batch = Batch {
             limit: self.local_max(ctx),
@@ -47,7 +47,7 @@ impl Queue {
         ledger
     }
 
-    /// What decides on requests while the store does not.
+    /// The decision on requests while the store does not decide.
     pub fn decider(&self, availability: Availability) -> Decider {
         match (availability, self.limit.current_fallback()) {
             (Availability::Up, _) => Decider::Ledger,
@@ -61,7 +61,7 @@ impl Queue {
         }
     }
 
-    /// Asks this process for the slot of a request that wants no more. Returns whether it has it now.
+    /// Asks this process for the slot of a request for a single slot. Returns whether it was granted at once.
     pub fn ask_here(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> bool {
         let answer = match self.decider(ctx.availability) {
             Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
@@ -75,13 +75,13 @@ impl Queue {
         self.entries.get(&seq).is_some_and(Entry::is_held)
     }
 
-    /// Whether its limit is in shadow mode for the request, if it does not have this slot.
+    /// Whether the request is in shadow mode, if it does not have this slot.
     pub fn asks_here(&self, seq: Seq) -> Option<bool> {
         let entry = self.entries.get(&seq)?;
         entry.is_undecided().then(|| entry.is_shadow())
     }
 
-    /// Part of a claim on the ledger in this process: what it asks for, and its batch.
+    /// Part of a claim on the ledger in this process: the ask, and its batch.
     pub fn draft_here(
         &mut self,
         ctx: &mut Context,
@@ -100,8 +100,8 @@ impl Queue {
         }
     }
 
-    /// From now on the ledger that is about to decide grants the slots that come free. Returns whether the request may
-    /// wait there: a ledger beside a store that is up is there for one claim only.
+    /// Prepares the ledger to grant slots as they come free. Returns whether the request may wait there: beside a store
+    /// that is up, the ledger serves one claim only.
     fn prepare_ledger(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> bool {
         self.empty_pool(ctx);
         if ctx.shared && ctx.availability == Availability::Up {
@@ -113,7 +113,7 @@ impl Queue {
         entry.is_some_and(|entry| entry.may_wait(wait, ctx.now))
     }
 
-    /// The ledger in this process. A claim on it was drafted, and so there is one.
+    /// The ledger in this process, which exists once a claim on it was drafted.
     pub fn ledger_here(&mut self) -> &mut Ledger {
         self.ledger_here.get_or_insert_default()
     }
@@ -129,7 +129,7 @@ impl Queue {
         self.recheck_right = true;
     }
 
-    /// This process has answered a request.
+    /// The answer of this process to a request.
     pub fn on_answer_here(
         &mut self,
         ctx: &mut Context,
@@ -148,7 +148,7 @@ impl Queue {
                 entry.begin(ctx.now);
                 return self.wait_here(ctx, seq);
             }
-            // Its claim did not reach this ledger.
+            // The claim did not reach this ledger.
             Ok(Standing::Absent | Standing::Stale | Standing::Adopted { .. }) => return,
             Ok(Standing::QueueFull) => AcquireErrorKind::QueueFull,
             Ok(Standing::Full) if has_waited => AcquireErrorKind::TimedOut,
@@ -158,7 +158,7 @@ impl Queue {
         self.refuse(ctx, seq, kind);
     }
 
-    /// The same while the store is up, which then adopts the slot.
+    /// As above while the store is up, which then adopts the slot.
     pub fn on_answer_alone(
         &mut self,
         ctx: &mut Context,
@@ -172,14 +172,14 @@ impl Queue {
         self.forget_fallen_back();
     }
 
-    /// Until when a request that finds no slot here may go on asking the store.
+    /// Deadline until which a request without a slot here may keep asking the store.
     pub fn may_ask_until(&self, ctx: &Context, seq: Seq, wait: Duration) -> Option<Instant> {
         let until = self.entries.get(&seq)?.asked + wait;
         (until > ctx.now).then_some(until)
     }
 
-    /// Requests that have fallen back are newcomers no more, or this queue would go before those that still are. The oldest
-    /// stand first, and fall back first.
+    /// Requests that fell back are no longer newcomers, or this queue would precede queues with real newcomers. The
+    /// oldest are first in the list, and fall back first.
     pub fn forget_fallen_back(&mut self) {
         let Some(outbox) = &mut self.outbox else {
             return;

@@ -1,19 +1,19 @@
-//! A queue: what this process knows of one ledger, with an entry for each of its own permits and requests.
+//! A queue: this process's view of one ledger, with an entry for each of its own permits and requests.
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `exchange` | what it sends and is answered: batches, answers, wake-ups |
-//! | `requests` | a request's way: submitted, collected, renewed as a permit; what a changed limit does to requests that wait; what operators see |
-//! | `outage` | failures: exchanges without an answer, permits that are lost (also at a shutdown), the store down and back; retries |
+//! | `exchange` | batches, answers, wake-ups |
+//! | `requests` | slots of requests: collected, renewed as permits; effects of a changed limit on waiting requests; the view of operators |
+//! | `outage` | failures: exchanges without an answer, lost permits (also at a shutdown), the store down and back; retries |
 //! | `local` | the ledger in this process, and the fallback while the store is down |
-//! | `work` | roll calls, introductions, releases until they are confirmed; whether anything is left to be sent; timers |
+//! | `work` | roll calls, introductions, releases until confirmed; whether anything is left to send; timers |
 //! | `reuse` | slots that go to the pool and come back from it |
-//! | `permit` | what happens to an entry: asked for, granted, refused, given up; counts and lists by its state; what it has to send |
+//! | `permit` | changes of an entry: sent, granted, refused, given up; counts and lists by state; the outbox |
 //! | `permit/entry` | the states of an entry |
 //! | this one | the data, read by all |
 //!
-//! Each file calls only those below it. A queue knows nothing of the [core](super::core), which has many of them: it
-//! reports to the [`Context`].
+//! Each file calls only files below it. A queue does not know the [core](super::core), which has many queues: it reports
+//! to the [`Context`].
 //!
 //! An entry moves from the request to the release; `permit/entry.rs` has the table of its states:
 //!
@@ -23,13 +23,13 @@
 //!            \__________________________/
 //! ```
 //!
-//! What a queue decides on the entry of a request it reports ([`Decided`](super::context::Decided)); the core then takes the
-//! request further: it has the entry asked for, or gives it up.
+//! A queue reports its decisions on entries of requests ([`Decided`](super::context::Decided)). The core then advances the
+//! request: it asks for the entry, or gives it up.
 //!
-//! An entry only moves forward, with three exceptions. One whose exchange came too late is idle again, under its name. One that
-//! is being checked waits again if a newer answer says that it does. One that the store has lost, that was collected too late, or
-//! that an outage moves is idle again under a new name: a name whose fate is unknown is never used again, and stays on the
-//! release list until its fate is known.
+//! An entry only moves forward, with three exceptions. If its exchange came too late, it is idle again under the same
+//! name. An entry being checked waits again if a newer answer shows it waiting. An entry that the store has lost, that was
+//! collected too late, or that an outage moves is idle again under a new name: a name of unknown fate is never reused, and
+//! stays on the release list until its fate is known.
 
 #[cfg(test)]
 pub(super) mod audit;
@@ -64,8 +64,8 @@ use crate::{
 use self::permit::entry::{Entry, Holder};
 pub(super) use self::permit::entry::{Requester, StoreMoment};
 
-/// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
-/// promoted and has no entry here.
+/// Leases after which a release is no longer repeated. A waiter that outlives even this is released when it is promoted
+/// without an entry here.
 const FORGET_AFTER: u32 = 10;
 
 pub(super) struct Queue {
@@ -75,37 +75,38 @@ pub(super) struct Queue {
     /// The name of its ledger in the store.
     ledger: Arc<str>,
     limit: Arc<Limit>,
-    /// The limit's value for this key, if the latest request gave it one of its own.
+    /// The limit's value for this key, if the latest request brought one.
     own_value: Option<LimitValue>,
-    /// The override that operators have set for this key. Boxed, as most keys have none.
+    /// Operators' override for this key. Boxed, since it is rare.
     steered: Option<Box<Steered>>,
     entries: SmallMap<Seq, Entry>,
     /// Requests that wait in the store's ledger. Boxed, like the outbox: most queues have neither.
     waiters: Option<Box<Waiters>>,
     outbox: Option<Box<Outbox>>,
-    /// A batch is to be sent even if it is empty.
+    /// A batch should be sent, even an empty one.
     wants_batch: bool,
-    /// Exchanges in flight that have a batch for this queue.
+    /// Number of exchanges in flight with a batch for this queue.
     in_flight: u16,
-    /// The ledger in this process, which decides while there is no store.
+    /// The ledger in this process, which decides without a store.
     ledger_here: Option<Box<Ledger>>,
-    /// Held permits of weight 1 from this name on are not in [`Context::renewals`]: most are released before they are due.
+    /// Held permits of weight 1 from this name on are not in [`Context::renewals`]: most are released before they are
+    /// due.
     young_from: Seq,
-    /// When to renew the first of those.
+    /// When to renew the first of the young permits.
     young_at: Option<Instant>,
     /// Idle slots, if the limit reuses them.
     pooled: Option<Box<Pooled>>,
-    /// The ledger in this process has run: whether idle slots may stay has to be checked.
+    /// The ledger in this process has run: whether idle slots may stay must be checked.
     recheck_right: bool,
-    /// Newcomers are held back until the store has confirmed all holders: see [`introduce`](Self::introduce). May still be
-    /// set when that is done, until [`after_change`](Self::after_change).
+    /// Newcomers are held back until the store has confirmed all holders: see [`introduce`](Self::introduce). May stay
+    /// set after that, until [`after_change`](Self::after_change).
     introducing: bool,
     snapshot: Snapshot,
 }
 
-/// How far an entry of a request has come.
+/// The state of a leg.
 pub(super) enum LegState {
-    /// `busy`: an exchange that may put it into the ledger again is in flight.
+    /// `busy`: an exchange in flight may enter it into the ledger again.
     Held {
         over: bool,
         busy: bool,
@@ -113,18 +114,18 @@ pub(super) enum LegState {
     Idle,
     /// In a ledger's queue, since then.
     Waiting(Instant),
-    /// Its answer is missing, or is being checked.
+    /// Unanswered, or being checked.
     Asked,
 }
 
-/// What decides on a request in this process.
+/// The local decision on a request.
 pub(super) enum Decider {
     Ledger,
-    /// The limit's fallback needs no ledger.
+    /// A fallback that needs no ledger.
     Fallback(Result<(), AcquireErrorKind>),
 }
 
-/// The ledger as the last reply shows it.
+/// The ledger as of the last reply.
 #[derive(Clone, Copy)]
 struct Snapshot {
     in_use: u32,
@@ -133,35 +134,36 @@ struct Snapshot {
     seen: StoreMoment,
 }
 
-/// Requests that wait in the store's ledger, and when to ask for them.
+/// Requests that wait in the store's ledger, and when to ask about them.
 #[derive(Default)]
 struct Waiters {
-    /// A ticket is used twice if the store has lost a waiter, and its clock was stepped back.
+    /// Tickets can collide if the store has lost a waiter and its clock was stepped back.
     by_ticket: BTreeSet<(i64, Seq)>,
-    /// Places that the store has told, when it was asked for them by name.
+    /// Places reported by the store when it was asked by name.
     places: BTreeMap<Seq, u32>,
     /// When to ask how far the queue has moved.
     poll_at: Option<Instant>,
-    /// When the next lease in the ledger ends, and its slot goes to a waiter.
+    /// When the next lease in the ledger ends, and its slot passes to a waiter.
     next_expiry_at: Option<Instant>,
-    /// When to ask for every waiter by name: one that is not before the head may still have left the queue.
+    /// When to ask for every waiter by name: even a waiter behind the head may have left the queue.
     roll_call_at: Option<Instant>,
 }
 
 /// The pool of idle slots.
 struct Pooled {
     pool: Arc<Pool>,
-    /// When its right was last recalled: an answer to an earlier question does not renew it.
+    /// When its right was last recalled: answers to earlier exchanges do not restore it.
     recalled: Option<Instant>,
-    /// When to give back the slots that were not needed lately.
+    /// When to release slots that were not needed lately.
     tend_at: Option<Instant>,
-    /// Requests on their way to the store, in their order: a slot that comes free goes to the first of them. Names are
-    /// checked when they come first; those that were answered go then. While there are any, the pool's right is withheld.
+    /// Requests on their way to the store, in order: a slot that comes free goes to the first of them. Names are
+    /// checked when they reach the front; answered ones are dropped then. While there are any, the pool's right is
+    /// withheld.
     asking: VecDeque<Seq>,
     withholds: bool,
 }
 
-/// Work to be sent. Names are checked when they are sent: an entry may have gone in the meantime.
+/// Pending work. Names are checked when they are sent: an entry may be gone by then.
 #[derive(Default)]
 struct Outbox {
     release: Vec<Release>,
@@ -170,12 +172,12 @@ struct Outbox {
     /// In the order in which they began to ask.
     acquire: VecDeque<Newcomer>,
     inquiries: Vec<Inquiry>,
-    /// Releases to repeat at `later_at`: what they release might still arrive.
+    /// Releases to repeat at `later_at`: an exchange that enters these names may still arrive.
     later: Vec<Release>,
     later_at: Option<Instant>,
 }
 
-/// A request to be sent.
+/// A request to send.
 #[derive(Clone, Copy)]
 pub(super) struct Newcomer {
     pub seq: Seq,
@@ -184,37 +186,37 @@ pub(super) struct Newcomer {
     pub number: NonZeroU64,
 }
 
-/// A name to be released, until the store has acknowledged that at a time when nothing can bring the name back. There
-/// are no more of them than there were requests.
+/// A name to release, until the store has acknowledged the release at a time when no exchange can restore the name.
+/// There are never more releases than there were requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Release {
     seq: Seq,
-    /// An exchange that might put it into the ledger runs until this store time; 0 if there is none.
+    /// Store time until which an exchange might enter the name into the ledger; otherwise 0.
     not_after_us: u64,
-    /// Many leases from now: whatever the store had of it has ended.
+    /// Many leases from now: the name has expired in the store by then.
     forget_at: Instant,
 }
 
-/// The memory of a batch until its answer.
+/// The record of a batch until its answer.
 pub(super) struct PendingBatch {
     pub queue: QueueId,
     /// The ledger cannot be used.
     pub failed: bool,
     releases: Vec<Release>,
     inquiries: Vec<Inquiry>,
-    /// When the next lease in the ledger ends, as the answer says.
+    /// When the next lease in the ledger ends, according to the answer.
     nearest_ms: Option<u64>,
 }
 
 impl Newcomer {
-    /// A request that is sent once more goes before those that came later.
+    /// A retried request goes before later ones.
     pub fn order(&self) -> (Instant, NonZeroU64) {
         (self.since, self.number)
     }
 }
 
 impl PendingBatch {
-    /// Names whose release is in flight.
+    /// Names with a release in flight.
     pub fn releases(&self) -> impl Iterator<Item = Seq> {
         self.releases.iter().map(|release| release.seq)
     }
@@ -281,12 +283,12 @@ impl Queue {
         &self.limit
     }
 
-    /// How many slots this key has.
+    /// Number of slots of this key.
     pub fn max(&self) -> u32 {
         self.own_max().unwrap_or(self.limit.max())
     }
 
-    /// The slots of this key, if they are not the limit's.
+    /// The slots of this key, if they differ from the limit's.
     fn own_max(&self) -> Option<u32> {
         let value = match &self.steered {
             Some(steered) => steered.own_value(self.own_value),
@@ -309,14 +311,14 @@ impl Queue {
         self.entries.contains_key(&seq)
     }
 
-    /// Whether the release of a name is still to be confirmed, or to be sent.
+    /// Whether the release of a name is pending or unconfirmed.
     pub fn is_releasing(&self, seq: Seq) -> bool {
         let outbox = self.outbox.iter();
         let mut listed = outbox.flat_map(|outbox| outbox.release.iter().rev());
         self.contains(seq) || listed.any(|release| release.seq == seq)
     }
 
-    /// Slots that permits hold, without those that count for another one.
+    /// Slots held by permits, one per permit.
     pub fn held_by_permits(&self) -> impl Iterator<Item = Seq> {
         let by_permit =
             |entry: &Entry| matches!(entry.holder(), Some(Holder::Permit | Holder::JointPermit));
@@ -331,7 +333,7 @@ impl Queue {
         self.entries.iter().map(|(seq, _)| *seq).collect()
     }
 
-    /// The names of the entries for which this is true.
+    /// The names of matching entries.
     fn those(&self, which: impl Fn(&Entry) -> bool) -> Vec<Seq> {
         let those = self.entries.iter().filter(|(_, entry)| which(entry));
         those.map(|(seq, _)| *seq).collect()
@@ -354,7 +356,7 @@ impl Queue {
         before.copied().collect()
     }
 
-    /// How many slots of the ledger in this process are in use, and not idle in the pool.
+    /// Slots of the ledger in this process that are in use, without those idle in the pool.
     fn used_of(&self, ledger: &Ledger) -> u32 {
         ledger.in_use().saturating_sub(self.idle() as u32)
     }
@@ -367,10 +369,10 @@ impl Queue {
         }
     }
 
-    /// How many slots the ledger in this process has.
+    /// Number of slots of the ledger in this process.
     fn local_max(&self, ctx: &Context) -> u32 {
         match self.limit.current_fallback() {
-            // The key's own value counts here too, unless there are fewer for all keys.
+            // The key's own value also applies here, unless the fallback lowers the limit for all keys.
             Fallback::Local(limit) if ctx.shared => match self.own_max() {
                 Some(own) if limit == self.limit.max() => own,
                 Some(own) => own.min(limit),
@@ -380,7 +382,7 @@ impl Queue {
         }
     }
 
-    /// How many slots are idle in the pool.
+    /// Number of idle slots in the pool.
     pub fn idle(&self) -> usize {
         self.pool().map_or(0, |pool| pool.idle())
     }
@@ -390,7 +392,7 @@ impl Queue {
     }
 }
 
-/// Whether a held permit shares the timer of those that came lately. Heavy ones are few, and their names are in no order
+/// Whether a held permit shares the timer of young permits. Heavy permits are few, and their names are not in order
 /// with the others.
 fn is_young(seq: Seq, young_from: Seq) -> bool {
     seq >= young_from && weight_of(seq) == 1

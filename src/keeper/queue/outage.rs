@@ -1,8 +1,8 @@
-//! Failures: an exchange without an answer, a permit that is lost, a store that is down. A request is then retried, refused, or
+//! Failures: an unanswered exchange, a lost permit, a store that is down. Affected requests are retried, refused, or
 //! decided on by the fallback.
 //!
-//! While the store is down only probes are sent to it. A limit's waiters move to where its fallback says; its holders
-//! keep their own deadlines. When the store is back, waiters queue there under new names, and what was admitted meanwhile is
+//! While the store is down, only probes are sent to it. A limit's waiters follow its fallback; its holders keep their
+//! own deadlines. When the store is back, waiters queue there under new names, and permits admitted meanwhile are
 //! adopted.
 
 use super::{
@@ -18,11 +18,11 @@ use crate::{
     ledger::{Ask, Batch, Seq},
 };
 
-/// Failures. The availability decides what becomes of the requests of the exchange: `Up` if the connection failed and the store may
-/// be fine, so that they retry.
+/// Failed exchanges. The availability decides on their requests: with `Up`, the connection failed and the store may be
+/// fine, so they retry.
 impl Queue {
-    /// A batch has no answer, or failed. It may have run, or may run until `not_after_us`; with 0 it certainly has not
-    /// admitted anything.
+    /// A batch failed or got no answer. It may have run, or may run until `not_after_us`; with 0 it has certainly
+    /// admitted nothing.
     pub fn on_failure(
         &mut self,
         ctx: &mut Context,
@@ -36,7 +36,7 @@ impl Queue {
         if !retry {
             ctx.dismiss(&mut pending.inquiries);
         } else if !pending.inquiries.is_empty() {
-            // They change nothing, and can be retried.
+            // Inquiries change nothing, so they can be retried.
             self.outbox().inquiries.append(&mut pending.inquiries);
         }
         self.empty_pool(ctx);
@@ -78,7 +78,7 @@ impl Queue {
         }
     }
 
-    /// An entry that was asked for has no answer, or its ledger cannot be used.
+    /// An entry got no answer, or its ledger cannot be used.
     pub fn on_ask_failure(
         &mut self,
         ctx: &mut Context,
@@ -97,19 +97,19 @@ impl Queue {
             {
                 self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
             }
-            // It was woken before its answer came, and goes on checking its grant while the store may be fine.
+            // Woken before its answer came: it keeps checking its grant while the store may be fine.
             State::Checking { .. } if availability == Availability::Up => {}
             State::Sent { .. } | State::Checking { .. } => self.park(ctx, seq),
             _ => self.set_due_now(ctx, seq),
         }
     }
 
-    /// An exchange that had a batch for this queue is over, without an answer.
+    /// An exchange with a batch for this queue ended without an answer.
     pub fn after_failure(&mut self) {
         self.in_flight -= 1;
     }
 
-    /// The driver has ended: watchers of leases are woken to find that out, and inquiries are dismissed.
+    /// The driver has ended: watchers of leases are woken to notice, and inquiries are dismissed.
     pub fn on_abandoned(&mut self, ctx: &mut Context) {
         for entry in self.entries.values() {
             ctx.effects.push(Effect::Tell(entry.lease.clone()));
@@ -120,22 +120,22 @@ impl Queue {
     }
 }
 
-/// Requests that ask once more, and permits that are lost.
+/// Retries of requests, and lost permits.
 impl Queue {
-    /// A request goes on without the exchange that it is in. What that brings is released.
+    /// A request continues without the exchange it is in. Slots that the exchange still acquires are released.
     pub fn leave_exchange(&mut self, ctx: &mut Context, seq: Seq) {
         if let Some(State::Sent { .. }) = self.entries.get(&seq).map(Entry::state) {
             self.park(ctx, seq);
         }
     }
 
-    /// Parks a slot that cannot be kept: it was lost, or that of a leg before it was.
+    /// Parks a slot that was lost, or that follows a lost leg.
     pub fn park_slot(&mut self, ctx: &mut Context, seq: Seq) {
         self.release_here(ctx, seq);
         self.park(ctx, seq);
     }
 
-    /// Ends a held slot that is lost. If no permit has it yet, its request goes on, once its fate is known.
+    /// Ends a held slot that is lost. If no permit has it yet, its request goes on once the slot's fate is known.
     pub fn lose(&mut self, ctx: &mut Context, seq: Seq) {
         self.lose_by(ctx, seq, LostErrorKind::Lost);
     }
@@ -149,7 +149,7 @@ impl Queue {
                 ctx.record(|history, now| history.lost(&self.ledger, seq, now));
                 let lease = entry.lease.clone();
                 ctx.end_lease(&lease, kind);
-                // A slot comes and goes without the keeper's lock, but not once its lease is over.
+                // Slots enter and leave the pool without the keeper's lock, but not once their lease has ended.
                 if self.pool().is_some_and(|pool| pool.remove(&lease)) {
                     return self.give_up_idle(ctx, seq);
                 }
@@ -165,7 +165,7 @@ impl Queue {
         }
     }
 
-    /// Loses all held slots, at a shutdown. Returns how many permits that concerns.
+    /// Loses all held slots, at a shutdown. Returns the number of permits affected.
     pub fn lose_all(&mut self, ctx: &mut Context) -> usize {
         let mut lost = 0;
         for seq in self.names() {
@@ -180,9 +180,9 @@ impl Queue {
     }
 }
 
-/// The store is down, or back.
+/// The store goes down, or is back.
 impl Queue {
-    /// Parks all that ask the store: the fallback decides on them, or they are refused as the store refuses them.
+    /// Parks all entries that ask the store: the fallback decides on them, or the store's refusal applies.
     pub fn leave_store(&mut self, ctx: &mut Context, availability: Availability) {
         self.empty_pool(ctx);
         let refused = availability == Availability::Refused;

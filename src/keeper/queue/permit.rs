@@ -1,7 +1,7 @@
-//! Changes of a permit: entered, queued, granted, refused, given up; and steps of the ledger in this process, which grant
-//! permits (`run_here`). A state is changed in this file only. Counts and lists by state change with it: in
-//! [`Queue::set`], for a second slot of a permit in `set_companion`, and for an entry that comes, goes or is renamed in
-//! `enter`, `remove` and `give_new_name`. Names are put into the outbox here too.
+//! Changes of a permit: entered, queued, granted, refused, given up; and steps of the ledger in this process, which
+//! grant permits (`run_here`). Only this file changes a state. Counts and lists by state change with it: in
+//! [`Queue::set`], for a second slot of a permit in `set_companion`, and for an entry that is added, removed or renamed
+//! in `enter`, `remove` and `give_new_name`. Names are put into the outbox here too.
 
 pub(super) mod entry;
 
@@ -23,17 +23,18 @@ use crate::{
     telemetry::Measure,
 };
 
-/// How the slot of an entry was used that goes.
+/// How the slot of a removed entry was used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
     Held,
     Unused,
-    /// It was in the pool: no permit has it, and the end of the last one was counted.
+    /// Idle in the pool: no permit has it, and the end of the last one was counted.
     Idle,
 }
 
 impl Queue {
-    /// Makes an entry for a request. Nothing is asked for until the request [begins](Self::begin_leg) or is sent.
+    /// Creates an entry for a request. It is not sent until the request [begins](Self::begin_leg) its turn or sends the
+    /// leg.
     pub fn enter(
         &mut self,
         ctx: &mut Context,
@@ -54,7 +55,7 @@ impl Queue {
         self.entries.insert(entry.lease.seq(), entry);
     }
 
-    /// Changes an entry's state, and everything that is counted or indexed by it.
+    /// Changes an entry's state, and all counts and indexes that depend on it.
     fn set(&mut self, ctx: &mut Context, seq: Seq, state: State) {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
@@ -75,7 +76,7 @@ impl Queue {
         }
     }
 
-    /// It is sent with others of its request.
+    /// Sends an entry with the others of its request.
     pub(super) fn send_leg(&mut self, ctx: &mut Context, seq: Seq, has_room: bool) {
         self.set(ctx, seq, State::Sent { at: ctx.now });
         if !has_room {
@@ -86,7 +87,7 @@ impl Queue {
         }
     }
 
-    /// The store has enqueued it, or says that it still waits.
+    /// The store has enqueued the request, or confirms that it still waits.
     pub(super) fn wait_in_store(
         &mut self,
         ctx: &mut Context,
@@ -98,12 +99,12 @@ impl Queue {
         self.set(ctx, seq, State::Waiting(line));
     }
 
-    /// The ledger in this process has enqueued it.
+    /// The ledger in this process has enqueued the request.
     pub(super) fn wait_here(&mut self, ctx: &mut Context, seq: Seq) {
         self.set(ctx, seq, State::Waiting(Line::Here));
     }
 
-    /// The store had not granted it by this moment.
+    /// The store had not granted the slot by this moment.
     pub(super) fn saw_waiting(&mut self, seq: Seq, at: impl FnOnce(StoreMoment) -> StoreMoment) {
         if let Some(entry) = self.entries.get_mut(&seq)
             && let State::Waiting(Line::InStore { seen, .. }) = &mut entry.state
@@ -112,14 +113,14 @@ impl Queue {
         }
     }
 
-    /// The store has granted it, with a lease that may be about to end.
+    /// The store has granted the slot, with a lease that may be about to end.
     pub(super) fn check_grant(&mut self, ctx: &mut Context, seq: Seq) {
         let since = ctx.now;
         self.set(ctx, seq, State::Checking { since });
         self.renew(seq);
     }
 
-    /// The store, or this process, has granted it.
+    /// The store, or this process, has granted the slot.
     pub(super) fn hold(&mut self, ctx: &mut Context, seq: Seq, due: Option<Instant>) {
         let hold = HeldSlot {
             due,
@@ -129,7 +130,7 @@ impl Queue {
         self.set(ctx, seq, State::Held(hold));
     }
 
-    /// A ledger has refused it: its request gives it up.
+    /// A ledger has refused the slot: the request gives up.
     pub fn refuse(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
         if let Some(entry) = self.entries.get(&seq) {
             let decision = match entry.is_shadow() {
@@ -140,26 +141,26 @@ impl Queue {
         }
     }
 
-    /// Its limit is not enforced any more: its request goes on without it.
+    /// The limit is no longer enforced: the request goes on without this slot.
     pub(super) fn bypass(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
         if let Some(entry) = self.entries.get(&seq) {
             report(ctx, entry, Decision::Bypassed(kind));
         }
     }
 
-    /// Something is new about it.
+    /// Reports a change to the request.
     pub(super) fn note_change(&self, ctx: &mut Context, seq: Seq) {
         if let Some(entry) = self.entries.get(&seq) {
             report(ctx, entry, Decision::Changed);
         }
     }
 
-    /// The store has not asked for its slot, and cannot have: it is asked for once more, under its name.
+    /// The store did not enter the name, and no longer can: the request asks again under the same name.
     pub(super) fn park_unasked(&mut self, ctx: &mut Context, seq: Seq) {
         self.set(ctx, seq, State::Idle);
     }
 
-    /// A permit has this slot beside another one, which counts for it.
+    /// A permit holds this slot beside another one, which is counted for both.
     pub fn set_companion(&mut self, ctx: &mut Context, seq: Seq) {
         let entry = self.entries.get_mut(&seq);
         let before = entry.and_then(|entry| entry.hand_over(Holder::Companion));
@@ -168,7 +169,7 @@ impl Queue {
         }
     }
 
-    /// Takes an entry out of the queue. Nothing is sent to a ledger.
+    /// Removes an entry from the queue. Nothing is sent to a ledger.
     fn remove(&mut self, ctx: &mut Context, seq: Seq) -> Option<Entry> {
         let entry = self.entries.get(&seq)?;
         unindex(entry, ctx, &mut self.waiters, self.young_from);
@@ -176,8 +177,8 @@ impl Queue {
         self.entries.remove(&seq)
     }
 
-    /// Sets a timer for a held permit. Those that came lately share one: a timer for each of them would cost as much as the
-    /// rest of a short life.
+    /// Sets a timer for a held permit. Young permits share one: a timer for each would cost as much as the rest of a
+    /// short life.
     fn add_timer(&mut self, ctx: &mut Context, seq: Seq, at: Instant) {
         if !is_young(seq, self.young_from) {
             ctx.renewals.insert((at, self.id, seq));
@@ -199,7 +200,7 @@ impl Queue {
         self.young_from = ctx.seq_bound();
     }
 
-    /// Has a held permit renewed at that time, or found to be over.
+    /// Schedules the renewal, or the end, of a held permit.
     pub(super) fn set_due(&mut self, ctx: &mut Context, seq: Seq, at: Instant) {
         if let Some(entry) = self.entries.get_mut(&seq)
             && let State::Held(hold) = &mut entry.state
@@ -214,7 +215,7 @@ impl Queue {
         }
     }
 
-    /// Looks at a held permit now: while it was in flight, nothing was asked of it.
+    /// Checks a held permit now: nothing was asked for it while it was in flight.
     pub(super) fn set_due_now(&mut self, ctx: &mut Context, seq: Seq) {
         let is_renewed = |entry: &Entry| match entry.state {
             State::Held(hold) => hold.due.is_some(),
@@ -225,8 +226,8 @@ impl Queue {
         }
     }
 
-    /// Puts an entry aside until its request has it asked for once more: under a new name, since nobody knows what became of the
-    /// old one. If an exchange is in flight that may put that into the store, it is released when the exchange is over.
+    /// Puts an entry aside until its request asks again, under a new name, since the fate of the old one is unknown. If
+    /// an exchange in flight may still enter the old name into the store, it is released when the exchange is over.
     pub(super) fn park(&mut self, ctx: &mut Context, seq: Seq) {
         self.release_in_store(ctx, seq);
         let Some(mut entry) = self.remove(ctx, seq) else {
@@ -241,7 +242,7 @@ impl Queue {
         }
         entry.lease.rename(ctx.next_name(weight_of(seq)));
         entry.state = State::Idle;
-        // An answer that is still to come is about the old name, and says nothing of this one.
+        // A pending answer is about the old name, and proves nothing about this one.
         entry.in_store = InStore::default();
         report(ctx, &entry, Decision::Changed);
         self.insert(ctx, entry);
@@ -256,17 +257,17 @@ impl Queue {
         }
     }
 
-    /// Drops an entry whose user has gone: now, or when the exchange that may put it into the store is answered.
+    /// Drops an entry whose user has gone: now, or once the exchange that may enter it into the store is answered.
     pub fn give_up(&mut self, ctx: &mut Context, seq: Seq) {
         self.leave(ctx, seq, Use::Held);
     }
 
-    /// The same for a slot that was not used: nothing is learned from it of how long slots are held.
+    /// As [`give_up`](Self::give_up) for an unused slot, which does not count as a hold time.
     pub fn give_up_unused(&mut self, ctx: &mut Context, seq: Seq) {
         self.leave(ctx, seq, Use::Unused);
     }
 
-    /// The same for an idle slot, which was taken out of the pool.
+    /// As [`give_up`](Self::give_up) for an idle slot that was taken out of the pool.
     pub(super) fn give_up_idle(&mut self, ctx: &mut Context, seq: Seq) {
         ctx.measure(self.limit_id, Measure::Held(1.0));
         self.leave(ctx, seq, Use::Idle);
@@ -307,19 +308,19 @@ impl Queue {
         }
     }
 
-    /// Runs a step of the ledger in this process, and admits those that it promotes. Its clock stands still, so that no
-    /// lease ends there.
+    /// Runs a step of the ledger in this process, and admits the requests that it promotes. Its clock stands still, so
+    /// no lease ends there.
     pub(super) fn run_here(&mut self, ctx: &mut Context, operation: Operation) -> Option<Standing> {
         let limit = self.local_max(ctx);
         let ledger = self.ledger_here.as_mut()?;
         let mut call = Call::new(&ctx.scratch, 0);
-        // One batch for all, or it would cost more to make and drop it than to run it.
+        // One batch is reused, since building and dropping one costs more than the step.
         let batch = &mut ctx.scratch.batches[0];
         (batch.limit, batch.max_waiters) = (limit, self.limit.waiters());
         batch.waits = matches!(operation, Operation::Acquire(ask) if ask.wait);
         let batch = &ctx.scratch.batches[0];
         let (mut promoted, standing) = ledger.run_one(&mut call, batch, operation);
-        // A call does no more than the store's script would. A limit that was raised may admit more.
+        // A call does no more than the store's script would. A raised limit may admit more.
         while call.more {
             call = Call::new(&ctx.scratch, 0);
             let (others, _) = ledger.run_one(&mut call, batch, Operation::Nothing);
@@ -336,7 +337,7 @@ impl Queue {
 
 /// Holders of slots.
 impl Queue {
-    /// Gives a slot that is held to its request, which asked for no other.
+    /// Gives a held slot to its request, which wanted no other.
     pub fn take(
         &mut self,
         ctx: &mut Context,
@@ -363,7 +364,7 @@ impl Queue {
         })
     }
 
-    /// Gives a slot to its request, as one of several. Returns the place at which it had joined the queue.
+    /// Gives a slot to its request, as one of several. Returns its initial place in the queue.
     pub fn take_as_leg(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> u32 {
         let seq = lease.seq();
         let Some(entry) = self.entries.get_mut(&seq) else {
@@ -376,14 +377,15 @@ impl Queue {
         entry.place
     }
 
-    /// A request that acquires limit by limit has this slot, and does not have its permit yet.
+    /// A request that acquires leg by leg has this slot, but not its permit yet.
     pub fn hold_for_leg(&mut self, seq: Seq) {
         if let Some(entry) = self.entries.get_mut(&seq) {
             entry.hand_over(Holder::Leg);
         }
     }
 
-    /// Such a request has all its slots, and its permit is admitted now. Returns whether it still has this one.
+    /// A request that acquires leg by leg has all its slots, and its permit is admitted. Returns whether this slot is
+    /// still held.
     pub fn admit_leg(&mut self, ctx: &mut Context, lease: &Lease, waited: Duration) -> bool {
         let Some(entry) = self.entries.get_mut(&lease.seq()) else {
             return false;
@@ -396,7 +398,7 @@ impl Queue {
         true
     }
 
-    /// A permit with several slots releases this one on its own, so it does not go to the pool.
+    /// A permit with several slots releases this one separately, so it does not go to the pool.
     pub fn set_apart(&mut self, seq: Seq) {
         if let Some(entry) = self.entries.get_mut(&seq)
             && entry.holder() != Some(Holder::Companion)
@@ -406,9 +408,9 @@ impl Queue {
     }
 }
 
-/// Changes of a state that nothing is counted or listed by, but for a [companion](Queue::set_companion).
+/// State changes that affect no count or list, except for a [companion](Queue::set_companion).
 impl Entry {
-    /// Marks it as sent by itself. Returns whether it was to be sent.
+    /// Marks it as sent by its queue. Returns whether it was waiting to be sent.
     pub fn send(&mut self, now: Instant) -> bool {
         if !matches!(self.state, State::Idle) {
             return false;
@@ -418,7 +420,7 @@ impl Entry {
         true
     }
 
-    /// Gives a held slot to this holder. Returns the one before.
+    /// Gives a held slot to this holder. Returns the previous one.
     pub fn hand_over(&mut self, holder: Holder) -> Option<Holder> {
         let State::Held(hold) = &mut self.state else {
             return None;
@@ -433,7 +435,7 @@ impl Queue {
         self.outbox.get_or_insert_default()
     }
 
-    /// Asks the store for a slot: before all that came to ask later.
+    /// Asks the store for a slot, ahead of later newcomers.
     pub fn ask_store(&mut self, newcomer: Newcomer) {
         self.note_asking(newcomer.seq);
         let acquire = &mut self.outbox().acquire;
@@ -451,7 +453,7 @@ impl Queue {
         }
     }
 
-    /// Asks the store for an entry: one that is held is renewed, and one that waits gets its ticket.
+    /// Asks the store about an entry: a held one is renewed, and a waiting one gets its ticket.
     pub(super) fn renew(&mut self, seq: Seq) {
         if let Some(entry) = self.entries.get_mut(&seq)
             && !std::mem::replace(&mut entry.in_store.renewing, true)
@@ -474,7 +476,7 @@ impl Queue {
         });
     }
 
-    /// Releases a name if the store may know it, unless its exchange is in flight: its answer decides then.
+    /// Releases a name if the store may know it. If its exchange is in flight, the answer decides.
     pub(super) fn release_in_store(&mut self, ctx: &Context, seq: Seq) {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
@@ -492,7 +494,7 @@ impl Queue {
     }
 }
 
-/// Takes an entry out of everything that it is indexed in by its state. The timers of the queue stay until the next answer.
+/// Removes an entry from the indexes of its state. The queue's timers stay until the next answer.
 fn unindex(entry: &Entry, ctx: &mut Context, waiters: &mut Option<Box<Waiters>>, young_from: Seq) {
     let (queue, seq) = (entry.lease.queue, entry.lease.seq());
     match entry.state {
@@ -509,7 +511,7 @@ fn unindex(entry: &Entry, ctx: &mut Context, waiters: &mut Option<Box<Waiters>>,
     }
 }
 
-/// Tells the core what was decided on an entry of a request.
+/// Reports a decision on an entry to the core.
 fn report(ctx: &mut Context, entry: &Entry, decision: Decision) {
     if let Some(request) = entry.request() {
         let seq = entry.lease.seq();
@@ -521,7 +523,7 @@ fn report(ctx: &mut Context, entry: &Entry, decision: Decision) {
     }
 }
 
-/// Counts an entry by its state, or counts it no more.
+/// Adds an entry to the counts of its state, or removes it.
 fn count(ctx: &mut Context, limit_id: LimitId, entry: &Entry, is_in: bool) {
     let state = &entry.state;
     if let State::Held(HeldSlot {
@@ -536,7 +538,7 @@ fn count(ctx: &mut Context, limit_id: LimitId, entry: &Entry, is_in: bool) {
     }
     let (count, measure): (_, fn(f64) -> Measure) = match state {
         State::Held(_) => (&mut ctx.counts.held, Measure::Held),
-        // Of a request for several slots one waits at a time.
+        // A request for several slots waits with one leg at a time.
         State::Idle if !entry.is_plain() => return,
         State::Idle | State::Sent { .. } | State::Waiting(_) | State::Checking { .. } => {
             (&mut ctx.counts.waiting, Measure::Waiting)

@@ -1,5 +1,5 @@
-//! Slots of requests: collected, and renewed as permits until they are over. Also what happens to requests that wait when their
-//! limit changes, and what the core and operators see of a queue.
+//! Slots of requests: collected, then renewed until the permit ends. The effects of a changed limit on waiting
+//! requests, and the views of the core and of operators.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,20 +25,20 @@ use crate::{
     sync::Inquiry,
 };
 
-/// Permits of one ledger that are due within this part of a lease are renewed together: it costs more to look at a ledger
-/// than to renew one more permit of it. With half of the time between two renewals, permits that began at any times go
-/// together after the second. With nearly all of it, each would be renewed whenever another is.
+/// Permits of one ledger that are due within this fraction of a lease are renewed together: looking up a ledger costs
+/// more than renewing another permit. With half of the renewal interval, permits of any age are renewed together from
+/// their second renewal on. With nearly all of it, each permit would be renewed whenever any other is.
 const TOGETHER: u32 = 2 * RENEWALS_PER_LEASE;
-/// Permits of which it is checked whether they are due so soon.
+/// Number of permits checked for being due soon.
 const MAX_CHECKED: usize = 128;
 
 impl Queue {
-    /// Whether the limit would have to be raised for a permit of this weight. A limit of 0 is just full.
+    /// Whether the limit would have to be raised for a permit of this weight. A limit of 0 is merely full.
     pub fn is_too_heavy(&self, weight: u32) -> bool {
         weight > 1 && (1..weight).contains(&self.max())
     }
 
-    /// Answers with the usage of the ledger, if it is in this process; else the store is asked, if it is up.
+    /// Answers with the usage of the ledger in this process; otherwise asks the store, if it is up.
     pub fn inquire(&mut self, ctx: &mut Context, inquiry: Inquiry) {
         if self.ledger_here.is_some() {
             self.run_here(ctx, Operation::Nothing);
@@ -53,7 +53,7 @@ impl Queue {
 
 /// Held permits that are due.
 impl Queue {
-    /// Renews these permits, or ends them if they are over; and with them others that are due before long.
+    /// Renews these permits, and others that are due soon, or ends them if they have expired.
     pub fn renew_due(&mut self, ctx: &mut Context, due: impl Iterator<Item = Seq>) {
         due.for_each(|seq| self.renew_or_end(ctx, seq));
         let soon = ctx.now + ctx.settings.lease / TOGETHER;
@@ -74,7 +74,7 @@ impl Queue {
         };
         let (holder, entering) = (entry.holder(), entry.in_store.entering);
         match holder {
-            // Nothing is to be done for one that is gone, or whose request still has an answer to come.
+            // Nothing to do: the permit is gone, or its request still awaits an answer.
             None => return,
             Some(Holder::Request | Holder::Reuser) if entering => return,
             Some(_) => {}
@@ -82,7 +82,7 @@ impl Queue {
         if entry.lease.is_over(ctx.now) {
             return self.lose(ctx, seq);
         }
-        // One without a deadline was admitted without the store, where it is being adopted.
+        // Without a deadline, it was admitted without the store, which is adopting it.
         let deadline = entry.lease.deadline();
         let deadline = deadline.unwrap_or(ctx.now + ctx.settings.lease);
         if !entering {
@@ -92,9 +92,9 @@ impl Queue {
     }
 }
 
-/// Changes of the limit, and what they do to requests that wait.
+/// Changes of the limit, and their effect on waiting requests.
 impl Queue {
-    /// Takes the limit's value for this key from a request.
+    /// Adopts the limit's value for this key from a request.
     pub fn set_own_value(&mut self, ctx: &mut Context, own_value: Option<LimitValue>) {
         if own_value == self.own_value {
             return;
@@ -107,7 +107,7 @@ impl Queue {
         self.follow_max(ctx, before);
     }
 
-    /// Takes what operators have decided for this key.
+    /// Adopts operators' override for this key.
     pub fn steer(&mut self, ctx: &mut Context, steered: Steered) {
         let (max, was_paused) = (self.max(), self.is_paused());
         self.set_steered(steered);
@@ -133,7 +133,7 @@ impl Queue {
         }
     }
 
-    /// Takes new values of the limit. If it does not make requests wait any more, those that do go on.
+    /// Adopts new values of the limit. If it no longer makes requests wait, waiting requests proceed.
     pub fn change_limit(&mut self, ctx: &mut Context, limit: Arc<Limit>, steered: Steered) {
         let was_paused = self.is_paused();
         self.limit = limit;
@@ -150,7 +150,7 @@ impl Queue {
         }
     }
 
-    /// The fallback may have changed during an outage: it decides on the requests that wait here.
+    /// The fallback may have changed during an outage: it now decides on the requests that wait here.
     fn follow_fallback(&mut self, ctx: &mut Context) {
         let keeps_waiters = match self.limit.current_fallback() {
             Fallback::Local(_) => true,
@@ -164,7 +164,7 @@ impl Queue {
         }
     }
 
-    /// There may be more slots: waiters get them.
+    /// Grants slots of a raised limit to waiters.
     fn grow(&mut self, ctx: &mut Context) {
         self.wants_batch |= self.has_waiters();
         if self.ledger_here.is_some() {
@@ -179,7 +179,7 @@ impl Queue {
         self.entries.get(&seq).map_or(0, |entry| entry.place)
     }
 
-    /// Where a request stands that waits. Nobody joins in front of it, so the lowest place that is known is the latest.
+    /// The place of a waiting request. Nobody joins in front of it, so the lowest known place is the latest.
     pub fn in_line(&self, seq: Seq) -> Option<InLine> {
         let entry = self.entries.get(&seq)?;
         let Snapshot { waiting, head, .. } = self.snapshot;
@@ -224,7 +224,7 @@ impl Queue {
 
     pub fn usage(&self) -> Usage {
         Usage {
-            // Slots go to the pool and come back without a step of the ledger.
+            // Slots enter and leave the pool without a step of the ledger.
             in_use: (self.ledger_here.as_ref())
                 .map_or(self.snapshot.in_use, |ledger| self.used_of(ledger)),
             waiting: self.snapshot.waiting,
@@ -264,7 +264,7 @@ impl Queue {
         AcquireError::new(kind, details)
     }
 
-    /// The slots that are left for this key, and when the next one is free, if the ledger's state is known.
+    /// The free slots of this key, and when the next one is expected, if the ledger's state is known.
     pub fn quota(&self, ctx: &Context) -> Option<Quota> {
         let known = self.ledger_here.is_some() || self.snapshot.seen.store_us > 0;
         let free = self.max().saturating_sub(self.usage().in_use);
@@ -276,7 +276,7 @@ impl Queue {
         })
     }
 
-    /// About how long it takes until a newcomer of this weight would be admitted, by how long permits are held lately.
+    /// Estimated time until a newcomer of this weight is admitted, by recent hold times.
     fn next_free(&self, ctx: &Context, weight: u32) -> Option<Duration> {
         let unit_seconds = ctx.unit_seconds(self.limit_id, self.snapshot.waiting, weight)?;
         let seconds = unit_seconds / f64::from(self.max().max(1));
@@ -287,7 +287,7 @@ impl Queue {
 /// The view of operators.
 #[cfg(feature = "operate")]
 impl Queue {
-    /// Passes entries from this name on, at most `left` of them, which is counted down. Returns the name to go on with.
+    /// Passes entries from this name on, counting down `left`. Returns the name to continue with.
     pub fn look(
         &self,
         from: Seq,
@@ -299,7 +299,7 @@ impl Queue {
                 return Some(*seq);
             }
             *left -= 1;
-            // First: a slot may go to the next permit without the keeper's lock.
+            // Read first: without the keeper's lock, the slot may pass to the next permit.
             let tenure = entry.lease.owners().tenure();
             if let Some((waits, since)) = entry.waits_since() {
                 visit(EntryLook {

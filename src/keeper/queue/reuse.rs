@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Queue {
-    /// Makes a pool, if the limit reuses slots.
+    /// Creates a pool, if the limit reuses slots.
     pub(super) fn make_pool(&mut self, ctx: &Context) {
         if self.limit.is_reused() && self.pooled.is_none() {
             let pool = Pool::new(ctx.meter(self.limit_id).clone());
@@ -32,7 +32,7 @@ impl Queue {
         }
     }
 
-    /// An idle slot, for a request that has just come. `waits`: whether it may wait if the slot is lost.
+    /// An idle slot for a new request. `waits`: whether the request may wait if the slot is lost.
     pub fn take_idle(
         &mut self,
         ctx: &mut Context,
@@ -48,15 +48,14 @@ impl Queue {
         Some(lease)
     }
 
-    /// Keeps the slot of a permit that was dropped, if that is allowed: for the first request that is on its way to the store,
-    /// or in the pool.
+    /// Keeps the slot of a dropped permit, if allowed: for the first request on its way to the store, or in the pool.
     pub fn put_idle(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> bool {
         if self.pool().is_none() {
             return false;
         }
         let may = |entry: &Entry| {
             let is_counted = entry.in_store.present || !ctx.shared;
-            // One with an exchange in flight could not be released at once when it is recalled.
+            // A slot with an exchange in flight could not be released at once when recalled.
             let is_known = is_counted && !entry.in_store.entering;
             let is_light = weight_of(lease.seq()) == 1;
             entry.holder() == Some(Holder::Permit) && is_known && is_light
@@ -72,7 +71,7 @@ impl Queue {
         is_kept
     }
 
-    /// Keeps a slot that nobody uses, if there is the right to.
+    /// Keeps an unused slot, if this process has the right to.
     fn keep(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> bool {
         self.drop_answered();
         let Some(pooled) = &self.pooled else {
@@ -89,8 +88,8 @@ impl Queue {
         is_put
     }
 
-    /// Gives a slot to the first request that is on its way to the store: a later one that found it in the pool would
-    /// overtake it. What the store is asked for goes on for the pool, or the pool would never grow to what is needed.
+    /// Gives a slot to the first request on its way to the store: a later request that found it in the pool would
+    /// overtake. The pending ask continues for the pool, or the pool would never grow to the required size.
     fn hand_on(&mut self, ctx: &mut Context, lease: &Arc<Lease>, first: Seq) -> bool {
         let (seq, now) = (lease.seq(), ctx.now);
         let pool = self.pool().cloned();
@@ -98,7 +97,7 @@ impl Queue {
             return false;
         };
         if !entry.is_plain() || weight_of(first) > 1 {
-            // It needs more than this slot, which goes back to the store: it is granted there.
+            // The request needs more than this slot, which goes back to the store and is granted there.
             if weight_of(first) == 1 {
                 self.forget_first();
             }
@@ -124,7 +123,7 @@ impl Queue {
         true
     }
 
-    /// Keeps a slot that the store has granted to nobody. Returns whether it may.
+    /// Keeps a granted slot that no request wants. Returns whether it may be kept.
     pub(super) fn stock(&mut self, ctx: &mut Context, seq: Seq) -> bool {
         let may_keep = self.may_keep(ctx);
         let Some(entry) = self.entries.get(&seq).filter(|_| may_keep) else {
@@ -145,7 +144,7 @@ impl Queue {
         self.drop_answered();
     }
 
-    /// Drops requests that were answered from those that slots go to first. After the last one, newcomers may use the pool.
+    /// Removes answered requests from the front of `asking`. Once that is empty, newcomers may use the pool.
     fn drop_answered(&mut self) {
         let Some(pooled) = &mut self.pooled else {
             return;
@@ -176,7 +175,7 @@ impl Queue {
         }
     }
 
-    /// Follows an answer of the store: it gives the right to keep slots, or recalls them.
+    /// Follows an answer of the store, which grants the right to keep slots or recalls them.
     pub(super) fn follow_right(&mut self, ctx: &mut Context, batch: &Batch, at: StoreMoment) {
         let Some(pooled) = &self.pooled else {
             return;
@@ -196,7 +195,7 @@ impl Queue {
         }
     }
 
-    /// The ledger in this process gives the right for as long as no request waits; with a store, newcomers may use the pool
+    /// The ledger in this process grants the right while no request waits; with a store, newcomers may use the pool
     /// while no request is on its way there.
     pub(super) fn follow_ledger_here(&mut self, ctx: &mut Context) {
         self.drop_answered();
@@ -212,7 +211,8 @@ impl Queue {
         pool.open_here();
     }
 
-    /// Idle slots are recalled: another replica wants them, or an answer to what was sent `at` that moment says so.
+    /// Idle slots are recalled: another replica wants them, or the answer to an exchange sent `at` that moment recalls
+    /// them.
     pub fn on_recall(&mut self, ctx: &mut Context, at: Instant) {
         if let Some(pooled) = &mut self.pooled {
             pooled.recalled = pooled.recalled.max(Some(at));
@@ -220,7 +220,7 @@ impl Queue {
         self.empty_pool(ctx);
     }
 
-    /// Releases idle slots. Those in use are released when they come free.
+    /// Releases idle slots. Slots in use are released when they come free.
     pub fn empty_pool(&mut self, ctx: &mut Context) {
         let Some(pooled) = &mut self.pooled else {
             return;
@@ -230,7 +230,7 @@ impl Queue {
         self.release_idle(ctx, idle);
     }
 
-    /// Releases what was not needed lately, and asks to extend the right if anything was.
+    /// Releases slots that were not needed lately, and asks to extend the right if any were.
     pub(super) fn tend_pool(&mut self, ctx: &mut Context) {
         let Some(pooled) = &mut self.pooled else {
             return;
@@ -243,9 +243,10 @@ impl Queue {
         self.release_idle(ctx, idle);
     }
 
-    /// Before requests for this many units go to the store: they did not get a slot of the pool, either because none was idle or
-    /// because they need several slots at once. Slots that are idle by now are released with them, or the store would
-    /// refuse them or make them wait; first those that can be released at once. Returns whether there were enough.
+    /// Called before requests for this many units go to the store because the pool did not serve them: no slot was
+    /// idle, or they need several slots at once. Slots idle by now are released in the same exchange, or the store
+    /// would refuse the requests or make them wait; slots that can be released at once go first. Returns whether there
+    /// were enough.
     pub fn make_room(&mut self, ctx: &mut Context, units: usize) -> bool {
         let Some(pool) = self.pool() else {
             return false;

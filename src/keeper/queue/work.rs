@@ -1,6 +1,6 @@
-//! The work of a queue: roll calls, introductions to a store, releases until they are confirmed; whether anything is left to be
-//! sent; and the timers after which there is more. The outbox is filled by the methods under
-//! "Filling the outbox" in `permit.rs`, and directly by `exchange.rs`, `outage.rs` and `requests.rs` (`inquire`).
+//! The work of a queue: roll calls, introductions to a store, releases until confirmed; whether anything is left to
+//! send; and the timers that create more work. The outbox is filled by the methods under "Filling the outbox" in
+//! `permit.rs`, and directly by `exchange.rs`, `outage.rs` and `requests.rs` (`inquire`).
 
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ use crate::{
 /// Time for holders to be restored in a store that has lost them, before waiters ask it for slots.
 const HOLDERS_FIRST: Duration = Duration::from_millis(100);
 
-/// Questions that are repeated: after a new connection, and from time to time.
+/// Repeated questions: after a new connection, and from time to time.
 impl Queue {
-    /// Has a batch sent, even if it is empty.
+    /// Requests a batch, even an empty one.
     pub fn ask_for_batch(&mut self) {
         self.wants_batch = true;
     }
@@ -30,12 +30,12 @@ impl Queue {
         self.renew_all(|entry| matches!(entry.state(), State::Waiting(_) | State::Checking { .. }));
     }
 
-    /// Asks for every waiter by name in a moment, not at once: if the store has lost its data, or is another, holders of other
-    /// replicas are there first. Grants that are being checked are asked for now.
+    /// Schedules a roll call shortly, not at once: if the store has lost its data, or is another, holders of other
+    /// replicas get there first. Grants being checked are asked for now.
     pub fn call_roll_soon(&mut self, ctx: &Context) {
         if let Some(waiters) = &mut self.waiters {
             let soon = ctx.now + HOLDERS_FIRST.min(ctx.settings.poll_interval);
-            // Never put off: connections that keep ending would put it off for ever.
+            // Never postponed: a sequence of failing connections would postpone it for ever.
             let at = waiters.roll_call_at.map_or(soon, |at| at.min(soon));
             waiters.roll_call_at = Some(at);
             waiters.poll_at = waiters.poll_at.map(|poll| poll.max(at));
@@ -45,8 +45,8 @@ impl Queue {
     }
 
     /// Introduces the queue to a store that may be another, or have lost its data: asks for all holders, and holds back
-    /// newcomers until they are confirmed, however many exchanges that takes. Holders are adopted only if the store does not
-    /// know them: an `adopt` that arrives late could bring back a permit which was released meanwhile.
+    /// newcomers until their confirmation, however many exchanges that takes. Holders are adopted only if the store
+    /// does not know them: a late `adopt` could restore a permit that was released meanwhile.
     pub fn introduce(&mut self, ctx: &Context) {
         for seq in self.those(Entry::is_held) {
             if let Some(entry) = self.entries.get_mut(&seq) {
@@ -64,12 +64,12 @@ impl Queue {
         }
     }
 
-    /// Whether a holder, old or new, is asked for or adopted, since the queue was introduced.
+    /// Whether a holder, old or new, is still being asked for or adopted since the introduction began.
     pub fn is_introducing(&self) -> bool {
         let is_asked = |entry: &Entry| entry.in_store.renewing || entry.in_store.entering;
         let unconfirmed = |entry: &Entry| entry.is_held() && is_asked(entry);
         let adopts = |outbox: &Outbox| !outbox.adopt.is_empty();
-        // Looked at in this order, as a queue may have many entries, and is seldom being introduced.
+        // In this order, as a queue may have many entries and is seldom being introduced.
         self.introducing
             && (self.outbox.as_deref().is_some_and(adopts)
                 || self.entries.values().any(unconfirmed))
@@ -80,7 +80,7 @@ impl Queue {
         self.introducing = self.is_introducing();
     }
 
-    /// After every change of the queue, before the core lists it: ends an introduction that is complete, and opens or
+    /// Called after every change of the queue, before the core lists it: ends a complete introduction, and opens or
     /// closes the pool by the ledger in this process.
     pub fn after_change(&mut self, ctx: &mut Context) {
         self.end_introduction();
@@ -88,7 +88,7 @@ impl Queue {
     }
 }
 
-/// Releases, until they are confirmed.
+/// Releases, until confirmed.
 impl Queue {
     /// Releases a name once more after a pause.
     pub(super) fn repeat_release(&mut self, ctx: &Context, release: Release, pause: Duration) {
@@ -98,7 +98,7 @@ impl Queue {
         outbox.later_at = earliest(outbox.later_at, Some(at));
     }
 
-    /// Drops releases that are not worth repeating any more.
+    /// Forgets releases that are no longer worth repeating.
     pub fn forget_releases(&mut self, now: Instant) {
         if let Some(outbox) = &mut self.outbox {
             outbox.release.retain(|release| release.forget_at > now);
@@ -106,13 +106,13 @@ impl Queue {
         }
     }
 
-    /// How many slots the store may still count once this process is gone.
+    /// Number of slots that the store may still count once this process is gone.
     pub fn unreleased(&self) -> usize {
         let names = self.names_in_store();
         names.map(|seq| weight_of(seq) as usize).sum()
     }
 
-    /// Names that the store may know, except those of releases in flight. One may come twice.
+    /// Names that the store may know, except names with a release in flight. A name may occur twice.
     pub fn names_in_store(&self) -> impl Iterator<Item = Seq> {
         let entries = self.entries.values();
         let known = entries.filter(|entry| entry.in_store.present || entry.in_store.entering);
@@ -122,33 +122,33 @@ impl Queue {
         known.chain(listed.map(|release| release.seq))
     }
 
-    /// Whether a release is to be repeated after a pause.
+    /// Whether a release will be repeated after a pause.
     pub fn repeats_releases(&self) -> bool {
         let repeats = |outbox: &Outbox| !outbox.later.is_empty();
         self.outbox.as_deref().is_some_and(repeats)
     }
 }
 
-/// Work that is left, by which the core lists the queue.
+/// Remaining work, which determines the queue's listing in the core.
 impl Queue {
     /// Whether an inquiry of a user has not been sent yet.
     pub fn has_inquiries(&self) -> bool {
         (self.outbox.as_ref()).is_some_and(|outbox| !outbox.inquiries.is_empty())
     }
 
-    /// Whether requests are to be sent that nothing holds back. To be called after [`after_change`](Self::after_change).
+    /// Whether requests are ready to send and not held back. Called after [`after_change`](Self::after_change).
     pub fn has_newcomers(&self) -> bool {
         (self.outbox.as_ref()).is_some_and(|outbox| !outbox.acquire.is_empty() && !self.introducing)
     }
 
-    /// How many names the outbox has for a batch.
+    /// Number of names in the outbox for a batch.
     pub fn names_to_send(&self) -> usize {
         self.outbox.as_ref().map_or(0, |outbox| {
             outbox.release.len() + outbox.renew.len() + outbox.adopt.len() + outbox.acquire.len()
         })
     }
 
-    /// Whether a batch is to be sent.
+    /// Whether a batch should be sent.
     pub fn has_work(&self) -> bool {
         let Some(outbox) = &self.outbox else {
             return self.wants_batch;
@@ -159,12 +159,12 @@ impl Queue {
         !outbox.acquire.is_empty() && !self.is_introducing()
     }
 
-    /// Whether it can be dropped: the store knows all that it knows, and nothing is to be sent.
+    /// Whether it can be dropped: the store knows everything that it knows, and nothing is left to send.
     pub fn is_idle(&self) -> bool {
         self.is_unused() && self.in_flight == 0 && !self.has_work() && !self.repeats_releases()
     }
 
-    /// Whether it has no permits and no requests, but for idle slots of a ledger in this process.
+    /// Whether it has neither permits nor requests, except idle slots of a ledger in this process.
     fn is_unused(&self) -> bool {
         match self.pool() {
             Some(pool) if pool.is_bound() => false,
@@ -194,7 +194,7 @@ impl Queue {
         due
     }
 
-    /// Does what is due, but for renewals of single permits.
+    /// Does everything that is due, except renewals of single permits.
     pub fn on_time(&mut self, ctx: &mut Context) {
         let now = ctx.now;
         let due = |timer: &mut Option<Instant>| timer.take_if(|at| *at <= now).is_some();

@@ -1,19 +1,19 @@
-//! The check of accounts: what permits pay, by what the store has run.
+//! The check of accounts: payments of permits, by the exchanges that the store has run.
 //!
-//! The store knows what it has charged and refunded, in units, and whom. A client knows what it was charged, what it has
-//! spent, and how that was settled. Of each exchange that runs:
+//! The store knows every charge and refund in units, and its payer. A client knows its charges, its spending, and the
+//! settlement. For each exchange that runs:
 //!
-//! - a sum is no more than its permit has spent, or is to pay by its settlement, less the sums before it;
-//! - a refund is no more than is left of the charge that it names.
+//! - a sum does not exceed the permit's spending, or its debt by the settlement, less earlier sums;
+//! - a refund does not exceed the remainder of its charge.
 //!
-//! Once everything is sent and answered, and the account is gone:
+//! Once everything is sent and answered, and the account is closed:
 //!
-//! - a permit has paid what was settled, or else all that it was charged and has spent;
-//! - a request that got no permit has paid nothing.
+//! - a permit has paid its settlement, or without one all its charges and spending;
+//! - a request without a permit has paid nothing.
 //!
-//! Except where that is in doubt: an exchange about it failed, or the store was not asked meanwhile, or a sum was refused
-//! that had no permit any more, or the network has repeated a message. Sums and refunds of such a run do not count: no
-//! keeper can know of it.
+//! An account in doubt is exempt: an exchange about it failed, or the store was not asked meanwhile, or a sum was refused
+//! after the permit had ended, or the network repeated a message. Sums and refunds of a repeated run do not count, since no
+//! keeper can know about it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,22 +27,22 @@ use crate::{
     ledger::{Charged, Exchange, Refund, ReplicaId, Reply, Seq, Tat},
 };
 
-/// A request of a process, by its number, and the permit that it got.
+/// A request of a process, by its number, and its permit.
 type Account = (ReplicaId, Seq);
 
 #[derive(Default)]
 pub(super) struct Accounts {
     all: BTreeMap<Account, State>,
-    /// Those that may still be charged or refunded.
+    /// Accounts that may still be charged or refunded.
     open: BTreeSet<Account>,
-    /// The accounts to which requests have added a charge.
+    /// For each request that charged a permit again, the permit's account.
     added_to: BTreeMap<Account, Account>,
-    /// The charges that the store has run, and what is left of them.
+    /// Charges run by the store, and their remaining costs.
     charges: Vec<Charge>,
     in_flight: BTreeMap<(ReplicaId, u64), Asked>,
 }
 
-/// An exchange with charges or refunds, and who pays for each of its claims.
+/// An exchange with charges or refunds, and the payer of each of its claims.
 type Asked = (Arc<Exchange>, Vec<Option<Payer>>);
 
 struct Charge {
@@ -54,9 +54,9 @@ struct Charge {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By the store: charges and sums, less refunds.
+    /// Charges and sums less refunds, by the store.
     paid: i64,
-    /// Of these, sums.
+    /// Sums among `paid`.
     reported: u64,
     in_doubt: bool,
     permit: Option<Permit>,
@@ -66,7 +66,7 @@ struct State {
 #[derive(Debug, Default)]
 struct Permit {
     is_held: bool,
-    /// At its admission, and by charges before its settlement.
+    /// Charged at admission, and later until settlement.
     charged: u64,
     spent: u64,
     settled: Option<u64>,
@@ -77,16 +77,16 @@ impl Permit {
         self.settled.unwrap_or(self.charged + self.spent)
     }
 
-    /// All sums together.
+    /// The total of all sums.
     fn most_reported(&self) -> u64 {
         let settled_up = self.settled.unwrap_or(0).saturating_sub(self.charged);
         self.spent.max(settled_up)
     }
 }
 
-/// Called as clients act.
+/// Recorded as clients act.
 impl Accounts {
-    /// A client has got a permit.
+    /// A client has obtained a permit.
     pub fn begin(&mut self, replica: ReplicaId, fee: &Fee) {
         let account = (replica, fee.id.0);
         self.open.insert(account);
@@ -99,14 +99,14 @@ impl Accounts {
         state.in_doubt |= matches!(fee.paid, Paid::Here(..));
     }
 
-    /// It was charged for a request that gets no permit after all.
+    /// A charge of a request that is refused after all.
     pub fn let_go(&mut self, replica: ReplicaId, fee: &Fee) {
         if let Some(state) = self.all.get_mut(&(replica, fee.id.0)) {
             state.permit = None;
         }
     }
 
-    /// It was charged once more.
+    /// A further charge of the permit.
     pub fn add(&mut self, replica: ReplicaId, fee: &Fee, charge: &Fee) {
         let (account, request) = ((replica, fee.id.0), (replica, charge.id.0));
         let added = self.all.remove(&request).unwrap_or_default();
@@ -119,7 +119,7 @@ impl Accounts {
         state.paid += added.paid;
         state.in_doubt |= added.in_doubt || matches!(charge.paid, Paid::Here(..));
         if let Some(permit) = &mut state.permit {
-            // After the settlement it is refunded.
+            // After settlement the charge is refunded.
             if permit.settled.is_none() {
                 permit.charged += u64::from(charge.paid_cost());
             }
@@ -146,7 +146,7 @@ impl Accounts {
         }
     }
 
-    /// The sum that a permit owes so far, as its client knows.
+    /// The sum that a permit owes so far, according to its client.
     pub fn owed(&mut self, replica: ReplicaId, fee: &Fee) -> u32 {
         let permit = self.permit(replica, fee);
         permit.map_or(0, |permit| permit.owes() as u32)
@@ -157,7 +157,7 @@ impl Accounts {
     }
 }
 
-/// Called as the store and the network act.
+/// Recorded as the store and the network act.
 impl Accounts {
     /// An exchange is sent.
     pub fn note_sent(&mut self, sent: &Sent) {
@@ -176,7 +176,7 @@ impl Accounts {
         self.added_to.get(&account).copied().unwrap_or(account)
     }
 
-    /// Those that a charge which left this state may belong to: the same state may come again after refunds.
+    /// Charges that may have left this state: refunds can restore an earlier state.
     fn charged(&mut self, replica: ReplicaId, refund: &Refund) -> Vec<&mut Charge> {
         let is_meant = |charge: &&mut Charge| {
             charge.account.0 == replica && charge.key == refund.key && charge.tat == refund.charged
@@ -245,7 +245,7 @@ impl Accounts {
 }
 
 impl World {
-    /// Checks what an exchange has charged and refunded.
+    /// Checks the charges and refunds of an exchange.
     pub fn check_charges(&mut self, sent: &Sent, run: &Exchange, reply: &Reply) {
         let replica = run.replica;
         let mut run_refunds = run.refunds.iter().peekable();
@@ -265,7 +265,7 @@ impl World {
             };
             let account = self.accounts.account_of(replica, payer);
             if sent.repeated {
-                // Its answer may be the one that is heard.
+                // Its answer may arrive instead of the first.
                 self.accounts.doubt(account);
             }
             for (charge, charged) in claim.charges.iter().zip(&reply.charged) {
@@ -304,7 +304,7 @@ impl World {
         }
     }
 
-    /// An exchange has no answer.
+    /// An exchange got no answer.
     pub fn note_failure(&mut self, replica: usize, number: ExchangeId) {
         let id = self.replicas[replica].id;
         let Some((exchange, payers)) = self.accounts.in_flight.remove(&(id, number.0)) else {
@@ -319,11 +319,11 @@ impl World {
         }
     }
 
-    /// Compares what the store was paid with what is owed, for all that have come to an end.
+    /// Compares the store's payments with the debts of all closed accounts.
     pub fn check_accounts(&mut self, replica: usize) {
         let id = self.replicas[replica].id;
         let open = self.accounts.of(id);
-        // Without a store nobody else knows what was charged.
+        // Without a store nobody else knows the charges.
         if self.kind == Kind::Memory || !self.replicas[replica].core.store_is_up() {
             open.iter()
                 .for_each(|account| self.accounts.doubt(*account));
@@ -347,7 +347,7 @@ impl World {
         }
     }
 
-    /// Nothing is left to be paid.
+    /// Checks that nothing is left to pay.
     pub fn check_accounts_are_closed(&mut self) {
         for replica in 0..self.replicas.len() {
             self.check_accounts(replica);

@@ -1,4 +1,4 @@
-//! The events to come, in the order of time.
+//! Future events, ordered by time.
 
 use std::{cmp::Reverse, collections::BTreeMap, ops::Range, sync::Arc, time::Duration};
 
@@ -10,9 +10,10 @@ use crate::{
 };
 
 pub(super) enum Happening {
-    /// The store gets an exchange, whether its sender still lives or not.
+    /// An exchange reaches the store, whether its sender is still alive or not.
     Arrives(Sent),
-    /// Something is delivered to a process. It has to wait for it to run, and is lost if it is another one by then.
+    /// A delivery to a process. It waits until the process runs, and is lost if another process has replaced it by
+    /// then.
     Delivered {
         replica: usize,
         life: u32,
@@ -29,7 +30,7 @@ pub(super) enum Happening {
     },
     Mishap(usize),
     FailsOver,
-    /// The store has come to an exchange that has arrived.
+    /// The store runs an exchange that arrived earlier.
     Runs(Sent),
     Burst(usize),
     CrowdLeaves(Range<usize>),
@@ -47,26 +48,26 @@ pub(super) struct Sent {
     pub life: u32,
     pub id: ExchangeId,
     pub exchange: Arc<Exchange>,
-    /// It has run before.
+    /// The exchange has run before.
     pub repeated: bool,
     /// The connection subscribes to wake-ups.
     pub listens: bool,
-    /// The slots that lay idle at its sender when it was sent, by ledger.
+    /// Idle slots of the sender when the exchange was sent, by ledger.
     pub idle: BTreeMap<String, Vec<MemberId>>,
-    /// For each of its claims, who is charged.
+    /// The payer of each of its claims.
     pub payers: Vec<Option<Payer>>,
 }
 
 pub(super) enum Event {
     Answer(ExchangeId, Reply),
-    /// An exchange has no answer, as the driver can tell.
+    /// The driver times an exchange out.
     TimesOut(ExchangeId),
     Fails(ExchangeId, Failure),
     Wakes(Wake),
     Cut,
     Connects,
     Ticks,
-    /// A client comes for its answer.
+    /// A client polls for its answer.
     Looks,
 }
 
@@ -82,7 +83,7 @@ impl World {
         self.at(self.now + delay, happening);
     }
 
-    /// Delivers something to a replica as it is now.
+    /// Delivers an event to the current life of a replica.
     pub fn deliver(&mut self, replica: usize, delay: Duration, event: Event) {
         let life = self.replicas[replica].life;
         let delivered = Happening::Delivered {
@@ -93,7 +94,7 @@ impl World {
         self.after(delay, delivered);
     }
 
-    /// Runs the next happening; false when there is none.
+    /// Runs the next event; false at the end.
     pub fn step(&mut self) -> bool {
         let Some(Reverse((at, number))) = self.agenda.pop() else {
             return false;

@@ -12,20 +12,20 @@ use crate::{
     ledger::{Batch, Exchange, Ledger, MemberId, ReplicaId, Reply, Seq, Standing, weight_of},
 };
 
-/// A wake-up takes up to 2 ms if nothing is wrong, and one more if it came before the answer that gave the right.
+/// A wake-up takes up to 2 ms in a fault-free world, and another one if it overtook the answer that grants the right.
 const LONGEST_RECALL: Duration = Duration::from_millis(3);
-/// The store's clock ticks once more for each exchange.
+/// The store's clock advances once more for each exchange.
 const CLOCK_RUNS_AHEAD: Duration = Duration::from_millis(1);
 
 /// The ledgers after the latest change.
 pub(super) type Picture = BTreeMap<String, Snapshot>;
 
-/// A ledger at one moment, with what has ended and was not swept yet.
+/// A ledger at one moment, including expired entries not yet swept.
 #[derive(Default)]
 pub(super) struct Snapshot {
     /// With the ends of their leases, in store milliseconds.
     pub holders: BTreeMap<MemberId, u64>,
-    /// By ticket, with the time until which their replicas count as alive.
+    /// By ticket, with the end of their replicas' heartbeats.
     pub waiters: BTreeMap<i64, (MemberId, u64)>,
     /// Replicas with waiters that subscribe to wake-ups.
     listeners: BTreeSet<ReplicaId>,
@@ -48,7 +48,7 @@ impl Snapshot {
         }
     }
 
-    /// Those whose lease has not ended.
+    /// Holders whose lease has not ended.
     pub fn holding(&self, now_ms: u64) -> impl Iterator<Item = MemberId> {
         let holders = self.holders.iter();
         holders
@@ -56,7 +56,7 @@ impl Snapshot {
             .map(|(id, _)| *id)
     }
 
-    /// The weight of all of those.
+    /// The total weight of these holders.
     pub fn units(&self, now_ms: u64) -> u32 {
         self.holding(now_ms).map(MemberId::weight).sum()
     }
@@ -71,7 +71,7 @@ impl Snapshot {
         self.holders.contains_key(&id) || self.waiters.values().any(|(waiter, _)| *waiter == id)
     }
 
-    /// Those whose replica is alive.
+    /// Waiters whose replica is alive.
     pub fn waiting(&self, now_ms: u64) -> impl Iterator<Item = (i64, MemberId)> {
         let waiters = self.waiters.iter();
         waiters
@@ -90,13 +90,13 @@ impl Snapshot {
 impl World {
     pub fn now_ms(&self) -> u64 {
         match self.kind {
-            // Nothing ends by itself.
+            // Without a store nothing expires.
             Kind::Memory => 0,
             _ => self.store_us() / 1_000,
         }
     }
 
-    /// Checks what an exchange has changed, and whether the clients know of it what they must.
+    /// Checks the changes made by an exchange, and the knowledge of the clients affected.
     pub fn check(&mut self, exchange: &Exchange, more: bool) {
         self.totals.exchanges += 1;
         self.note_moves(exchange);
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    /// The ticket of a part of a claim says when the claim came, and not when it joined this queue.
+    /// Notes tickets of claims, which tell when the claim arrived, and not when it joined this queue.
     fn note_moves(&mut self, exchange: &Exchange) {
         let (replica, now_us) = (exchange.replica, self.store_us() as i64);
         let moved = exchange
@@ -137,8 +137,8 @@ impl World {
         }
     }
 
-    /// G1: nobody is given a slot past the limit of the replica that gives it, unless it weighs more than that and is alone.
-    /// A holder that was let in without the store, or was lost by it, comes back all the same; and no other does.
+    /// G1: no slot is granted past the limit of the granting replica, except to a permit that weighs more and is alone.
+    /// Only a holder that was admitted without the store, or lost by it, returns regardless.
     pub fn check_cap(
         &mut self,
         run: &Exchange,
@@ -175,7 +175,7 @@ impl World {
         }
     }
 
-    /// G3: no slot is given past a waiter that could be granted one, before and after, with a lower ticket.
+    /// G3: no slot is granted past a waiter with a lower ticket that could be granted one, before and after.
     pub fn check_order(&self, run: &Exchange, batch: &Batch, before: &Snapshot, after: &Snapshot) {
         let now_ms = self.now_ms();
         let waited: BTreeSet<_> = before.waiting(now_ms).collect();
@@ -195,18 +195,18 @@ impl World {
         }
     }
 
-    /// Whether a waiter could be granted a slot: it calls, or its wake-up would be received, or it does without.
+    /// Whether a waiter could be granted a slot: it calls, its wake-up would be received, or it polls.
     fn is_reachable(&self, id: MemberId, run: &Exchange, ledger: &Snapshot) -> bool {
         let owner = id.replica;
         owner == run.replica || !ledger.listeners.contains(&owner) || !self.absent.contains(&owner)
     }
 
-    /// G4: after an exchange no more is free than the first who waits needs, by the limit of the replica that asked.
+    /// G4: after an exchange fewer units are free than the first waiter needs, by the limit of the calling replica.
     pub fn check_use(&self, run: &Exchange, batch: &Batch, more: bool, after: &Snapshot) {
         let (now_ms, limit) = (self.now_ms(), batch.limit);
         let in_use = after.units(now_ms);
         let fits = |id: MemberId| in_use + id.weight() <= limit || in_use == 0 && limit > 0;
-        // The caller is alive. One of its waiters may block the queue even if an older copy has brought it back.
+        // The caller is alive. One of its waiters may block the queue even if an older copy has restored it.
         let is_alive = |id: MemberId, alive_ms| alive_ms >= now_ms || id.replica == run.replica;
         let mut waiters = after.waiters.values();
         let first = waiters
@@ -218,8 +218,9 @@ impl World {
         }
     }
 
-    /// The ledgers of an exchange, before it runs, in which a slot that is given back need not be the next one's: somebody
-    /// waits for it, or more are held than the limit, if it was another one or some come back; or the store has lost it.
+    /// Ledgers of an exchange, before it runs, in which a released slot may not serve the next request: there are
+    /// waiters; or more is held than the limit, because the limit was different or holders return; or the store has
+    /// lost the slot.
     pub fn crowded(&self, exchange: &Exchange) -> BTreeSet<String> {
         let now_ms = self.now_ms();
         let is_crowded = |batch: &&Batch| {
@@ -240,7 +241,7 @@ impl World {
         crowded.map(|batch| batch.key.to_string()).collect()
     }
 
-    /// G4: nobody is refused, or made to wait, for a slot that lies idle in its own process.
+    /// G4: no request is refused, or made to wait, for a slot that is idle in its own process.
     pub fn check_idle(
         &self,
         sent: &Sent,
@@ -303,7 +304,7 @@ impl World {
         })
     }
 
-    /// G4: no requests wait for each other. One that waits goes on when somebody who holds what it waits for does.
+    /// G4: requests never deadlock. A waiting request proceeds once a holder of its slot does.
     pub fn check_circles(&self) {
         let now_ms = self.now_ms();
         let mut stuck = BTreeMap::new();
@@ -323,7 +324,7 @@ impl World {
                 let Some(ledger) = self.picture.get(&claim.waits_for) else {
                     return false;
                 };
-                // A key without slots, which nobody holds, is no circle.
+                // A key without slots and holders is no deadlock.
                 let in_use = ledger.units(now_ms);
                 let next = ledger.waiters.values().next();
                 let needed = next.map_or(1, |(id, _)| id.weight());
@@ -341,14 +342,14 @@ impl World {
 }
 
 impl World {
-    /// G3: a slot that is kept may go on past those who wait elsewhere until its replica hears of them, and in no case for
+    /// G3: a kept slot may be reused past waiters of other replicas until its replica learns of them, and never for
     /// longer than the right lasts.
     pub fn check_reuse(&mut self, replica: usize, lease: &Lease) {
         let Replica { id, core, .. } = &self.replicas[replica];
         let (replica, seq) = (*id, lease.seq());
         self.excuses.note_reuse(MemberId { replica, seq }, self.now);
         if self.faults.failover > 0.0 || self.faults.step > 0.0 {
-            // Those who wait may have come back, or the time at which they came is not known.
+            // The waiters may have come back, or their arrival is unknown.
             return;
         }
         let longest = match self.mix {

@@ -1,4 +1,4 @@
-//! Clients: they ask, wait, come late, hold, give up, give back.
+//! Clients: they ask, wait, poll late, hold, cancel and release.
 
 use std::time::Duration;
 
@@ -26,22 +26,22 @@ pub(super) struct Client {
     pub life: u32,
     pub asked: Option<RequestId>,
     pub holds: Option<Leases>,
-    /// Its permit was seen to be over.
+    /// Its permit turned out to have ended.
     pub over: bool,
     pub asked_at: Duration,
-    /// It has not come for its answer until then.
+    /// When it next polls for its answer.
     pub looks_at: Duration,
-    /// When it must have one.
+    /// When it must have an answer.
     pub until: Duration,
     /// The weight that its permit must have, if it asked for a single slot.
     weight: Option<u32>,
-    /// Its permit is to be charged once more.
+    /// A pending further charge of its permit.
     pub charging: Option<Charging>,
-    /// It is one of a crowd, and asks once.
+    /// One of a crowd, which asks once.
     pub in_crowd: bool,
-    /// What is expected of its answer, until it has one.
+    /// The expected answer, until there is one.
     pub expected: Option<Expected>,
-    /// In a cluster: what it has so far, and wants; and the charges among that.
+    /// In a cluster: its demand, and the slots and charges acquired so far.
     pub legs: Option<Legs>,
     pub charged: Vec<Fee>,
 }
@@ -103,7 +103,7 @@ impl World {
             over: false,
             asked_at: self.now,
             looks_at,
-            // One that was granted and lost before it came begins anew.
+            // A request that was granted and lost before it polled starts over.
             until: looks_at + waits,
             weight: match &demand {
                 Demand::One(leg) => Some(leg.weight),
@@ -127,7 +127,7 @@ impl World {
         self.pump(replica);
     }
 
-    /// One slot of a key, one of those that all share, or both and perhaps a time at a rate; in any order.
+    /// A slot of a key, a slot shared by all, or both, and perhaps a charge at a rate; in any order.
     fn draw_demand(&mut self) -> Demand {
         let wait = match self.rng.u8(0..4) {
             0 => Duration::ZERO,
@@ -178,7 +178,7 @@ impl World {
         }
     }
 
-    /// In a world with weights half of the permits are of one unit, and some of more than the limit.
+    /// In a world with weights half of the permits have one unit, and some more than the limit.
     fn draw_weight(&mut self) -> u32 {
         match self.weights {
             true if self.rng.bool() => self.rng.u32(1..=10),
@@ -221,7 +221,7 @@ impl World {
                 let pause = self.millis(1..300);
                 self.after(pause, Happening::ClientAsks(client));
             }
-            // It asks for the next limit.
+            // The client asks for the next limit.
             None if !is_open => {}
             None if self.now > until + Duration::from_secs(3) && self.faults.stall == 0.0 => {
                 self.fail(&format!("G7: client {client} waits for too long"))
@@ -266,7 +266,7 @@ impl World {
         self.after(length, Happening::ClientEnds { client, life });
     }
 
-    /// A client gives back what it holds, or gives up waiting.
+    /// A client releases its permit, or cancels its request.
     pub fn client_ends(&mut self, client: usize, life: u32) {
         let replica = self.clients[client].replica;
         let stalled_until = self.replicas[replica].stalled_until;
@@ -280,7 +280,7 @@ impl World {
         }
     }
 
-    /// Returns whether it had asked.
+    /// Returns whether the client had asked.
     pub fn ends(&mut self, client: usize, life: u32) -> bool {
         let replica = self.clients[client].replica;
         if self.clients[client].life != life || self.replicas[replica].life != life {

@@ -1,12 +1,13 @@
-//! Crowds: bursts of many keys, and streams that spend, at a store that is near or far, fast or slow, and never late by itself.
+//! Crowds: bursts of many keys, and streams that spend, at a store that is near or far, fast or slow, and never faulty.
 //!
-//! Beside what is true of all worlds:
+//! In addition to the guarantees of all worlds:
 //!
-//! - **G8** the store counts as up: it answers in time whatever a keeper sends, unless the keeper sends too much at once;
-//! - **G8** a request has its answer, from the store or by its fallback, within `store_timeout`;
-//! - **G4, G8** a burst that the way to the store can carry is decided on by the store, whatever else there is to be sent: renewals,
+//! - **G8** the store counts as up: it answers in time, unless the keeper sends too much at once;
+//! - **G8** a request is answered, by the store or by its fallback, within `store_timeout`;
+//! - **G4, G8** the store decides on any burst that the connection can carry, whatever other work is pending: renewals,
 //!   introductions after a cut, reports, releases;
-//! - **G5** a shutdown leaves nothing in the store that it reports as released, and if its permits are given back, nothing at all.
+//! - **G5** a shutdown leaves nothing in the store that it reports as released; if its permits are released, it leaves
+//!   nothing at all.
 
 use std::{ops::Range, time::Duration};
 
@@ -24,31 +25,31 @@ use crate::{
     limit::{Fallback, LimitId},
 };
 
-/// A store and its connections without faults. How long they take is drawn.
+/// A store and connections without faults. Their delays are drawn.
 pub(super) const CROWDED: Faults = Faults {
     slow: Duration::ZERO,
     ..CLEAN
 };
 
-/// What crowds of one kind have in common.
+/// Parameters shared by crowds of one kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub name: &'static str,
-    /// The longest way to the store and back.
+    /// The longest round trip to the store.
     longest_way: Duration,
-    /// The longest time that the store needs for an exchange: it runs one after the other.
+    /// The longest run of an exchange: the store runs them in sequence.
     longest_run: Duration,
     /// Each exchange is about one key.
     in_parts: bool,
-    /// The units of a permit.
+    /// Units of a permit.
     weight: u32,
-    /// All permits are of one key.
+    /// All permits have the same key.
     hot: bool,
     /// Permits at a rate spend all the time.
     streams: bool,
-    /// Some bursts are more than the way to the store can carry.
+    /// Some bursts exceed the capacity of the connection.
     floods: bool,
-    /// How many requests there are in all, at most.
+    /// Maximum number of requests.
     most: usize,
 }
 
@@ -80,7 +81,7 @@ const HEAVY: Shape = Shape {
     ..FAR
 };
 
-/// A crowd has the shape of its seed, modulo their number.
+/// A crowd's shape is chosen by its seed, modulo their number.
 pub(super) const SHAPES: &[Shape] = &[
     FAR,
     PARTS,
@@ -111,22 +112,22 @@ pub(super) const SHAPES: &[Shape] = &[
 #[derive(Debug)]
 pub(super) struct Crowd {
     shape: Shape,
-    /// The way to the store and back, and the store's time for an exchange.
+    /// The round trip to the store, and the store's time for an exchange.
     pub way: Duration,
     run: Duration,
-    /// When the store has run all that it was sent.
+    /// When the store has run everything it was sent.
     busy_until: Duration,
-    /// How many requests may still come.
+    /// Number of requests that may still come.
     left: usize,
-    /// The next key that nobody has had.
+    /// The next unused key.
     next_key: u64,
-    /// Until then a burst may find the way taken, by a flood or after a cut.
+    /// Until then a burst may find the connection busy, by a flood or after a cut.
     taken_until: Duration,
-    /// How many permits a fallback has admitted.
+    /// Number of permits admitted by a fallback.
     admitted_here: u32,
 }
 
-/// The expectations of one of a crowd.
+/// The answer expected by a client of a crowd.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Expected {
     /// When it must have its answer.
@@ -138,7 +139,7 @@ pub(super) struct Expected {
 impl Crowd {
     pub fn draw(seed: u64, rng: &mut fastrand::Rng) -> Self {
         let shape = SHAPES[(seed % SHAPES.len() as u64) as usize];
-        // As many are near as far: from a tenth of a millisecond on.
+        // Distances are distributed logarithmically, from a tenth of a millisecond on.
         let least = Duration::from_micros(100);
         let times = shape.longest_way.as_secs_f64() / least.as_secs_f64();
         let far = rng.f64().sqrt();
@@ -152,7 +153,7 @@ impl Crowd {
             taken_until: Duration::ZERO,
             admitted_here: 0,
         };
-        // So many can be renewed in a third of a lease.
+        // The number of permits that can be renewed in a third of a lease.
         let renewed = crowd.runs_in(LEASE * 4 / 15) * crowd.newcomers();
         crowd.left = crowd.left.min(renewed);
         crowd
@@ -166,7 +167,7 @@ impl Crowd {
         self.shape.in_parts
     }
 
-    /// The limit of a key: each permit of a crowd fits, but for those of others.
+    /// The limit of a key: it admits all permits of the crowd, unless other clients hold slots.
     pub fn limit(&self) -> u32 {
         match self.shape.hot {
             true => self.shape.weight * 2_000,
@@ -182,7 +183,7 @@ impl Crowd {
         }
     }
 
-    /// How many newcomers the store decides on in time, if they ask together and as much else is to be sent.
+    /// Number of newcomers decided on in time if they ask together, with as much other work pending.
     fn carries(&self) -> usize {
         let ms = Duration::from_millis;
         let (apart, least) = match self.shape.in_parts {
@@ -193,7 +194,7 @@ impl Crowd {
         let most = fits.clamp(least, 64);
         let trip = self.way + self.run + ms(1);
         let time = STORE_TIMEOUT - ms(15);
-        // What was sent before them has to be answered first.
+        // Earlier exchanges have to be answered first.
         let trips = (time.as_micros() / trip.as_micros()) as usize - 1;
         let (mut exchanges, mut window) = (0, most.min(16));
         for _ in 0..trips {
@@ -208,7 +209,7 @@ impl Crowd {
         }
     }
 
-    /// How many of them there are in an exchange at most.
+    /// Maximum number of newcomers in an exchange.
     fn newcomers(&self) -> usize {
         match self.shape.in_parts {
             true => 1,
@@ -216,21 +217,21 @@ impl Crowd {
         }
     }
 
-    /// How many exchanges the store runs in this time.
+    /// Number of exchanges that the store runs in this time.
     fn runs_in(&self, time: Duration) -> usize {
         let run = self.run.max(Duration::from_micros(10));
         (time.as_micros() / run.as_micros()) as usize
     }
 
-    /// Whether renewals of waiters that were promoted may come too late: their leases are short at first, and in parts the store
-    /// has to be told of each permit that a fallback has admitted, by two exchanges about its key.
+    /// Whether renewals of promoted waiters may come too late: their leases are short at first, and in parts each
+    /// permit admitted by a fallback takes two exchanges about its key.
     pub fn delays_renewals(&self) -> bool {
         let promoted = WAITER_TTL * 9 / 10;
         let backlog = self.run * 2 * self.admitted_here;
         self.shape.in_parts && backlog > promoted * 2 / 3 - STORE_TIMEOUT
     }
 
-    /// More than the store decides on in time.
+    /// More requests than the store decides on in time.
     fn flood(&self) -> usize {
         match self.run.is_zero() {
             true => 8 * self.carries(),
@@ -239,11 +240,11 @@ impl Crowd {
     }
 }
 
-/// What happens to a crowd.
+/// Events of a crowd.
 impl World {
     pub fn gather(&mut self) {
         let Some(crowd) = &mut self.crowd else { return };
-        // All processes together send it no more than it can run.
+        // All processes together send the store no more than it can run.
         crowd.run /= self.replicas.len() as u32;
         for replica in 0..self.replicas.len() {
             let soon = self.millis(200..500);
@@ -260,7 +261,7 @@ impl World {
         }
     }
 
-    /// Many ask at once.
+    /// Many clients ask at once.
     pub fn burst(&mut self, replica: usize) {
         let Some(crowd) = &self.crowd else { return };
         let (shape, carries, flood) = (crowd.shape, crowd.carries().max(1), crowd.flood());
@@ -270,7 +271,7 @@ impl World {
             true => (flood as f64 * (0.5 + self.rng.f64())) as usize,
             false => (carries as f64 * self.rng.f64().sqrt()) as usize + 1,
         };
-        // The ways of other replicas lead to the same store.
+        // Other replicas use the same store.
         let served = is_free && !is_flood && self.replicas.len() == 1;
         let expected = Expected {
             by: self.now + STORE_TIMEOUT + Duration::from_millis(5),
@@ -305,7 +306,8 @@ impl World {
         self.pump(replica);
     }
 
-    /// While many hold slots: a shutdown in which all are given back, or a cut after which all are introduced, or neither.
+    /// While many hold slots: a shutdown in which all are released, or a cut after which all are introduced, or
+    /// neither.
     fn befalls_crowd(&mut self, replica: usize) {
         let soon = 2 * STORE_TIMEOUT + self.millis(50..600);
         let graceful = true;
@@ -316,7 +318,7 @@ impl World {
         }
     }
 
-    /// A burst goes in a few groups.
+    /// A burst leaves in a few groups.
     fn leaves(&mut self, mut all: Range<usize>, late: bool) {
         while !all.is_empty() {
             let group = all.start..(all.start + self.rng.usize(1..=all.len())).min(all.end);
@@ -329,7 +331,7 @@ impl World {
         }
     }
 
-    /// Demands on keys that nobody else has, or on one that has slots enough.
+    /// Demands on unique keys, or on one key with enough slots.
     fn draw_crowd(&mut self, count: usize) -> Vec<Demand> {
         let wait = match self.rng.bool() {
             true => Duration::ZERO,
@@ -373,7 +375,7 @@ impl World {
         self.clients.push(client);
     }
 
-    /// Some go, whether they were served or not.
+    /// A group leaves, whether its clients were served or not.
     pub fn crowd_leaves(&mut self, group: Range<usize>) {
         let replica = self.clients[group.start].replica;
         for client in group {
@@ -383,7 +385,7 @@ impl World {
         self.pump(replica);
     }
 
-    /// Those of a group that are still there spend.
+    /// The remaining clients of a group spend.
     pub fn crowd_spends(&mut self, group: Range<usize>) {
         let replica = self.clients[group.start].replica;
         let mut is_there = false;
@@ -401,13 +403,13 @@ impl World {
         }
     }
 
-    /// A connection is cut, once. What was on it may be late.
+    /// A connection is cut, once. Its exchanges may be late.
     pub fn cut_off(&mut self, replica: usize) {
         self.note(|| format!("r{replica} is cut off"));
         let Some(crowd) = &mut self.crowd else { return };
-        // To notice; a hello; and what was asked before has less time.
+        // Time to notice, and for a hello; earlier requests have less time left.
         let way = crowd.way + Duration::from_millis(5);
-        // Newcomers of a key wait until all its holders are introduced, however many they are.
+        // Newcomers of a key wait until all its holders are introduced, however many there are.
         let introduction = match crowd.shape.hot {
             true => 3 * STORE_TIMEOUT,
             false => way,
@@ -420,27 +422,27 @@ impl World {
         }
         self.disconnects(replica);
         self.deliver(replica, Duration::ZERO, Event::Cut);
-        // They come while holders are introduced.
+        // Newcomers arrive while holders are introduced.
         self.after(2 * way, Happening::Burst(replica));
     }
 }
 
-/// The ways of a crowd.
+/// Delays of a crowd.
 impl World {
-    /// How long a message to the store takes, or one back.
+    /// Delay of a message to or from the store.
     pub fn one_way(&mut self) -> Option<Duration> {
         let way = self.crowd.as_ref()?.way / 2;
         Some(way + Duration::from_micros(self.rng.u64(0..300)))
     }
 
-    /// When the store has run an exchange that has just arrived, if that takes time.
+    /// When the store has run an exchange that has just arrived, if running takes time.
     pub fn runs_at(&mut self) -> Option<Duration> {
         let crowd = self.crowd.as_mut()?;
         crowd.busy_until = crowd.busy_until.max(self.now) + crowd.run;
         Some(crowd.busy_until)
     }
 
-    /// Whether everything is checked now: in a crowd that would take too long each time.
+    /// Whether to check everything now: in a crowd that would take too long each time.
     pub fn looks_closely(&self, number: u64, every: u64) -> bool {
         self.crowd.is_none() || number.is_multiple_of(every)
     }
@@ -456,7 +458,7 @@ impl World {
         }
     }
 
-    /// A client has no answer yet.
+    /// Checks that a client without an answer still has time.
     pub fn check_has_time(&self, client: usize) {
         if let Some(expected) = self.clients[client].expected
             && self.now > expected.by
@@ -472,7 +474,7 @@ impl World {
         }
     }
 
-    /// A client has an answer; `here`: its fallback's.
+    /// A client has an answer; `here`: from its fallback.
     pub fn check_served(&mut self, client: usize, here: bool) {
         let expected = self.clients[client].expected.take();
         if here && expected.is_some_and(|expected| expected.served) {
@@ -481,7 +483,7 @@ impl World {
     }
 }
 
-/// Whether a fallback has let it in.
+/// Whether a fallback has admitted it.
 pub(super) fn is_let_in_here(taken: &Taken) -> bool {
     let mut leases = taken.leases.all().iter();
     let fees = taken.notes.iter().flat_map(|notes| &notes.fees);
@@ -492,14 +494,14 @@ pub(super) fn is_let_in_here(taken: &Taken) -> bool {
 /// A shutdown under way.
 pub(super) struct Closing {
     shutdown: Shutdown,
-    /// Permits have had their time.
+    /// The permits' time is over.
     is_store_asked: bool,
-    /// All permits are given back in time, and the store has time to confirm that.
+    /// All permits are released in time, and the store has time to confirm it.
     is_graceful: bool,
 }
 
 impl World {
-    /// `is_graceful`: all permits are given back in time, and the store has time to confirm that.
+    /// `is_graceful`: all permits are released in time, and the store has time to confirm it.
     pub fn shuts_down(&mut self, replica: usize, is_graceful: bool) {
         if self.replicas[replica].closing.is_some() {
             return;
@@ -528,7 +530,7 @@ impl World {
         self.pump(replica);
     }
 
-    /// Takes the steps of a shutdown that its keeper would take. Returns whether there was one.
+    /// Takes the steps of a shutdown that its keeper would take. Returns whether a shutdown was running.
     pub fn goes_on_closing(&mut self, replica: usize) -> bool {
         let now = self.local();
         let Some(mut closing) = self.replicas[replica].closing.take() else {

@@ -1,4 +1,4 @@
-//! The checks in the end: G4, G5, G6, G7.
+//! The final checks: G4, G5, G6, G7.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -7,15 +7,15 @@ use super::{
 };
 
 impl World {
-    /// Nothing goes wrong any more and nobody new comes: everything has to end well.
+    /// Without further faults and newcomers, everything has to end well.
     pub fn settle_down(&mut self) {
         self.note(|| "nothing goes wrong any more".to_owned());
         self.calm = true;
         self.copy = None;
         (self.down_until, self.refuses_until) = (Duration::ZERO, Duration::ZERO);
         self.frozen_until = Duration::ZERO;
-        // A request waits for each of its slots, and then holds them; and a crash takes its time.
-        // And perhaps it is charged meanwhile.
+        // A request waits for each of its slots, then holds them; a crash takes time; and the permit may be charged
+        // meanwhile.
         let charge = if self.spends {
             LONGEST_WAIT
         } else {
@@ -41,7 +41,7 @@ impl World {
         }
     }
 
-    /// Without a store idle slots and queues are kept for as long as the limiter is there.
+    /// Without a store, idle slots and queues are kept as long as the limiter exists.
     fn limiters_are_dropped(&mut self) {
         for replica in 0..self.replicas.len() {
             self.replicas[replica].core.orphan();

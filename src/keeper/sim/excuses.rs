@@ -1,17 +1,17 @@
-//! The excuses of a guarantee, for whom and for how long; and how far it is overshot meanwhile.
+//! Excuses from a guarantee, for whom and for how long, and the overshoot of limits meanwhile.
 //!
-//! | what happens | what it excuses | until |
+//! | event | excuse | until |
 //! | --- | --- | --- |
-//! | the store forgets, or an older copy takes over, or its clock is stepped forward | G1, G2 for those who hold then: they may be missing, and come back past the limit | G2: a lease later; G1: they end |
-//! | a policy lets somebody in without the store | G1 for that permit | it ends |
-//! | an older copy takes over | G6 for names which it brings back | they have waited, and a lease |
-//! | an exchange runs once more after its answer | G6 for the names that it lets in | they have waited, and a lease |
-//! | a replica is without the store, or a ledger of it, for ten leases, and gives up releases | G6 for these names in the ledgers then | the same |
+//! | the store forgets, or an older copy takes over, or its clock is stepped forward | G1, G2 for the holders at the time: they may be missing, and return past the limit | G2: a lease later; G1: they end |
+//! | a fallback admits a permit without the store | G1 for that permit | it ends |
+//! | an older copy takes over | G6 for names that the copy restores | they have waited, and a lease |
+//! | an exchange runs once more after its answer | G6 for the names that it admits | they have waited, and a lease |
+//! | a replica is without the store, or a ledger of it, for ten leases, and forgets releases | G6 for these names in the ledgers | the same |
 //! | an exchange from before a step back runs late | the same: its end is too late by the step | the same |
 //! | the clock is stepped back | adds its length to G4, G5, G6 | |
 //! | a replica that subscribes to its wake-ups has no connection, as the store can see | G3, G4 for its waiters: they may be passed over | it is connected |
 //!
-//! All others are never excused.
+//! Nothing else is excused.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,19 +23,19 @@ use crate::ledger::{Exchange, MemberId, ReplicaId, Seq};
 
 #[derive(Default)]
 pub(super) struct Excuses {
-    /// Those who may hold past the limit, since when.
+    /// Permits that may be held past the limit, and since when.
     excused: BTreeMap<MemberId, Duration>,
-    /// Those whom the store may not have, until when.
+    /// Permits that the store may lack, and until when.
     missing: BTreeMap<MemberId, Duration>,
-    /// Names that may be in a ledger though their keeper has given them back.
+    /// Names that may be in a ledger though their keeper has released them.
     revived: BTreeSet<MemberId>,
-    /// How far the store's clock was stepped back in all.
+    /// Total by which the store's clock was stepped back.
     pub stepped_back: Duration,
     pub over: Overshoot,
     over_since: BTreeMap<String, Duration>,
 }
 
-/// Units that clients hold, less the limit.
+/// Units held by clients, less the limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Overshoot {
     pub peak: u32,
@@ -55,8 +55,7 @@ impl Excuses {
         self.revived.contains(&id)
     }
 
-    /// Whether the store may be told of a holder that it does not have: it has lost it, or never knew of it, because
-    /// it was let in without the store.
+    /// Whether a holder may be adopted: the store has lost it, or never knew it because a fallback admitted it.
     pub fn may_be_adopted(&mut self, id: MemberId, is_new: bool, now: Duration) -> bool {
         if is_new {
             self.note_admission(id, now);
@@ -64,17 +63,17 @@ impl Excuses {
         self.is_excused(id)
     }
 
-    /// A policy has let somebody in.
+    /// A fallback has admitted a permit.
     pub fn note_admission(&mut self, id: MemberId, now: Duration) {
         self.excused.entry(id).or_insert(now);
     }
 
-    /// A slot of which the store has told since then that it is held serves somebody else.
+    /// A slot whose grant the store has reported since then serves another permit.
     pub fn note_reuse(&mut self, id: MemberId, now: Duration) {
         self.excused.entry(id).and_modify(|since| *since = now);
     }
 
-    /// An exchange runs when its sender is done with it: names that it lets in may be there when nobody wants them any more.
+    /// An exchange runs after its sender is done with it: names that it admits may outlive their requests.
     pub fn note_revival(&mut self, exchange: &Exchange) {
         let batches = exchange.batches.iter();
         let single = batches.flat_map(|batch| {
@@ -88,19 +87,19 @@ impl Excuses {
             .extend(seqs.map(|seq| MemberId { replica, seq }));
     }
 
-    /// Its release could not be told for so long that it is told no more.
+    /// Its release has failed until it was forgotten.
     pub fn note_given_up(&mut self, id: MemberId) {
         self.revived.insert(id);
     }
 
-    /// Since when somebody was excused who should have ended by now.
+    /// Since when a permit was excused that should have ended by now.
     pub fn is_overdue(&self, id: MemberId, now: Duration, lease: Duration) -> Option<Duration> {
         let since = *self.excused.get(&id)?;
         let longest = PATIENCE + LONGEST_HOLD + LONGEST_STALL + lease;
         (since + longest < now).then_some(since)
     }
 
-    /// By how much each ledger's limit is overshot now.
+    /// Current overshoot of each ledger's limit.
     pub fn measure(&mut self, overs: &BTreeMap<String, u32>, now: Duration) {
         let is_over = |key: &str| overs.get(key).is_some_and(|over| *over > 0);
         for (key, since) in &self.over_since {
@@ -117,8 +116,7 @@ impl Excuses {
 }
 
 impl World {
-    /// The ledgers are not what they were: compares them with what they were before. A step of the clock takes from
-    /// all leases.
+    /// Compares the ledgers with their earlier state. A step of the clock shortens all leases.
     pub fn data_was_lost(&mut self, stepped: bool) {
         let ledgers = self.ledgers.iter();
         let after: BTreeMap<_, _> = ledgers
@@ -138,7 +136,7 @@ impl World {
         for (key, ledger) in &after {
             let (before, waiters) = (before.get(key), ledger.waiters.values().map(|(id, _)| id));
             let names = ledger.holders.keys().chain(waiters);
-            // A release that was heard before is not repeated.
+            // A release that was acknowledged before is not repeated.
             let gone = |id: &MemberId| before.is_none_or(|before| !before.has(*id));
             let revived = names
                 .filter(|id| gone(id) || !self.is_known(key, **id))
@@ -149,7 +147,7 @@ impl World {
         self.picture = after;
     }
 
-    /// Its keeper has been without the store for so long that it has given up releases.
+    /// Its keeper was without the store until it forgot releases.
     pub fn excuse_names_of(&mut self, replica: usize) {
         let of = self.replicas[replica].id;
         let mut unknown: Vec<MemberId> = Vec::new();
@@ -161,7 +159,7 @@ impl World {
         self.excuses.revived.extend(unknown);
     }
 
-    /// Whether its keeper knows of a name of this ledger.
+    /// Whether its keeper knows a name of this ledger.
     pub fn is_known(&self, ledger: &str, id: MemberId) -> bool {
         let of = |id: ReplicaId| self.replicas.iter().find(|replica| replica.id == id);
         of(id.replica).is_some_and(|replica| replica.core.knows(ledger, id.seq as Seq))

@@ -1,4 +1,4 @@
-//! The faults that can occur, how often, and in which mixes.
+//! The possible faults, their frequencies, and their mixes.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use std::time::Duration;
 pub(super) struct Faults {
     pub lost_request: f64,
     pub lost_reply: f64,
-    /// An exchange that runs long after its client gave up on it.
+    /// An exchange runs long after its client gave up on it.
     pub late: f64,
-    /// The store runs an exchange twice before its sender hears of it.
+    /// The store runs an exchange twice before its sender is answered.
     pub repeated: f64,
-    /// The store runs an exchange once more after its sender has heard of it.
+    /// The store runs an exchange once more after its sender was answered.
     pub again: f64,
     /// A reply or a wake-up is delivered twice.
     pub doubled: f64,
@@ -19,21 +19,21 @@ pub(super) struct Faults {
     pub unordered: f64,
     pub lost_wake: f64,
     pub late_wake: f64,
-    /// How long an answer takes at most.
+    /// Longest delay of an answer.
     pub slow: Duration,
     /// A replica is killed, and another one takes its place.
     pub crash: f64,
     /// A replica stands still for up to two leases.
     pub stall: f64,
-    /// The connection breaks while an exchange is on it: the sender knows at once, the exchange may run later.
+    /// The connection breaks while an exchange is on it: the sender knows at once, but the exchange may run later.
     pub cut: f64,
-    /// The store forgets everything, and nobody is told.
+    /// The store silently loses all data.
     pub forget: f64,
     /// An older copy takes the place of the store, and all connections are cut.
     pub failover: f64,
     /// The store's clock is stepped by +60 s or -120 s.
     pub step: f64,
-    /// The store stands still for up to two leases, then runs all that it was sent.
+    /// The store stands still for up to two leases, then runs everything it was sent.
     pub freeze: f64,
     /// The store cannot be reached for a while: connecting fails, or nothing answers.
     pub outage: f64,
@@ -43,7 +43,7 @@ pub(super) struct Faults {
     pub poison: f64,
     /// A limit gets other values at one replica.
     pub change: f64,
-    /// Replicas have leases and limits of their own.
+    /// Replicas differ in leases and limits.
     pub disagree: bool,
 }
 
@@ -72,7 +72,7 @@ pub(super) const CLEAN: Faults = Faults {
     disagree: false,
 };
 
-/// What can go wrong without a store.
+/// Faults that can occur without a store.
 pub(super) const MIXES_OF_MEMORY: &[(&str, Faults)] = &[
     ("memory", CLEAN),
     (
@@ -300,7 +300,7 @@ pub(super) const MIXES: &[(&str, Faults)] = &[
 ];
 
 impl Faults {
-    /// Whether a request may be in trouble with the store, so that it takes long or its policy decides.
+    /// Whether a request may have trouble with the store, so that it takes long or its fallback decides.
     pub fn trouble_the_store(&self) -> bool {
         let messages = self.lost_request + self.lost_reply + self.late + self.cut;
         let store = self.outage + self.refuse + self.poison + self.failover + self.freeze;

@@ -1,21 +1,22 @@
-//! The checks of holders, as they see it themselves: G1, G2.
+//! Checks of holders from their own view: G1, G2.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{kinds::Kind, world::World};
 use crate::{leases::Lease, ledger::MemberId};
 
-/// Units of those who hold slots of one ledger.
+/// Units held in one ledger.
 #[derive(Default)]
 struct Held {
     all: u32,
     without_excuse: u32,
-    /// How many have no excuse.
+    /// Permits without an excuse.
     permits: u32,
 }
 
 impl World {
-    /// G2: a client that believes to hold does hold, and what was over stays over. G1: they are no more than the limit.
+    /// G2: a client that believes it holds a slot does, and an ended permit stays ended. G1: the holders do not exceed
+    /// the limit.
     pub fn check_clients(&mut self) {
         let now = self.local();
         let mut held: BTreeMap<String, Held> = BTreeMap::new();
@@ -56,7 +57,7 @@ impl World {
 
     fn check_holder(&mut self, client: usize, id: MemberId, key: &str, lease: &Lease) {
         if lease.deadline().is_none() && self.kind != Kind::Memory {
-            // It was admitted by a policy.
+            // Admitted by a fallback.
             return self.excuses.note_admission(id, self.now);
         }
         let now_ms = self.now_ms();
@@ -72,12 +73,12 @@ impl World {
         }
     }
 
-    /// More than the limit are at most those that have an excuse: the store lost them, or a policy let them in.
+    /// Only excused holders may exceed the limit: the store lost them, or a fallback admitted them.
     fn check_held(&mut self, held: &BTreeMap<String, Held>) {
         let mut overs = BTreeMap::new();
         for (key, held) in held {
             let Some(largest) = self.largest.get(key).copied() else {
-                // The store has not heard of it.
+                // The store does not know it yet.
                 continue;
             };
             if held.without_excuse > largest && held.permits > 1 {

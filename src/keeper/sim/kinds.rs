@@ -11,18 +11,18 @@ use super::{
 /// The kinds of worlds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A few clients, and everything that can go wrong.
+    /// A few clients, and every kind of fault.
     Ordinary,
     /// Many clients, at a store that is far away or slow.
     Crowd,
     /// Without a store.
     Memory,
-    /// Processes have a keeper for each part of a cluster.
+    /// Processes have one keeper for each part of a cluster.
     Cluster,
 }
 
 impl Kind {
-    /// How many mixes there are, or shapes of crowds.
+    /// Number of mixes, or of shapes of crowds.
     pub fn mixes(self) -> u64 {
         let mixes = match self {
             Self::Ordinary | Self::Cluster => MIXES.len(),
@@ -32,7 +32,7 @@ impl Kind {
         mixes as u64
     }
 
-    /// A world has the mix of its seed, modulo their number.
+    /// A world's mix is chosen by its seed, modulo their number.
     pub fn mix(self, seed: u64) -> (&'static str, Faults) {
         let number = (seed % self.mixes()) as usize;
         match self {
@@ -42,7 +42,8 @@ impl Kind {
         }
     }
 
-    /// One in so many seeds has a world of this kind: they take as much longer. It has no divisor that the mixes have too.
+    /// One seed in this many has a world of this kind, since it takes as much longer. Shares no divisor with the number
+    /// of mixes.
     pub fn rarity(self) -> u64 {
         match self {
             Self::Ordinary => 1,
@@ -52,7 +53,7 @@ impl Kind {
         }
     }
 
-    /// How long its clients come, and its faults last.
+    /// How long clients arrive and faults occur.
     pub fn trouble(self) -> Duration {
         match self {
             Self::Ordinary | Self::Memory | Self::Cluster => TROUBLE,

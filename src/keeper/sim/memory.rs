@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl World {
-    /// Checks the ledgers in a process, as [`check`](Self::check) does those in the store.
+    /// Checks the ledgers in a process, as [`check`](Self::check) checks the store's.
     pub fn check_here(&mut self, replica: usize) {
         let core = &self.replicas[replica].core;
         let now: Vec<(LedgerHere, Snapshot)> = core
@@ -52,7 +52,7 @@ impl World {
         self.check_circles();
     }
 
-    /// A demand in memory: also one that is refused leaves its rate in force.
+    /// Notes the rates of a demand in memory: even a refused demand leaves its rate in force.
     pub fn note_rates(&mut self, replica: usize, demand: &Demand) {
         let legs = match demand {
             Demand::One(leg) => std::slice::from_ref(leg),
@@ -67,7 +67,7 @@ impl World {
         }
     }
 
-    /// Checks a charge that was made in memory at this time, and that stands.
+    /// Checks a standing charge that was made in memory at this time.
     pub fn check_charged_here(&mut self, fee: &Fee, at: Duration) {
         let (Paid::Here(tat), Kind::Memory) = (fee.paid, self.kind) else {
             return;

@@ -34,10 +34,10 @@ impl World {
         }
     }
 
-    /// Another process takes the place of one.
+    /// Another process replaces this one.
     pub fn begins_anew(&mut self, replica: usize) {
         if self.kind == Kind::Memory {
-            // Its rates have gone with it.
+            // Its rates are gone with it.
             self.charges = Charges::default();
         }
         let life = self.replicas[replica].life + 1;

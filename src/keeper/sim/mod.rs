@@ -1,35 +1,34 @@
 //! A simulation: real keepers, the real ledger, and a bad network, on one thread, from one seed.
 //!
-//! Every run draws a world from its seed: replicas, limits, and a mix of faults. Clients ask for permits, hold them,
-//! give up, give back. After every exchange the ledgers themselves are checked against the guarantees:
+//! Every run draws a world from its seed: replicas, limits, and a mix of faults. Clients acquire, hold and release
+//! permits, and cancel requests. After every exchange the ledgers themselves are checked against the guarantees:
 //!
-//! - **G1** never more units held than the limit, unless by one permit that weighs more and is alone;
-//! - **G2** what a process believes to hold, the ledger holds;
-//! - **G3** no slot is given past a live waiter with a lower ticket whose replica has a connection, or polls; one that is
-//!   kept serves its process past waiters elsewhere for no longer than the right lasts;
-//! - **G4** no more is free after an exchange than the first such waiter needs; requests for several slots never wait
-//!   for each other; and in the end everybody was served;
-//! - **G5, G6, G7** in the end the ledgers are empty, and so are the keepers; no name is in a ledger that its keeper
-//!   does not know;
-//! - **rates** never begin more than was promised, in any time, and nothing before debts have drained; permits pay what
-//!   they owe, and nothing twice.
+//! - **G1** the units held never exceed the limit, unless a single permit weighs more and is alone;
+//! - **G2** a slot that a process believes it holds is held in the ledger;
+//! - **G3** no slot is granted past a live waiter with a lower ticket whose replica has a connection, or polls; a kept
+//!   slot serves its process past waiters elsewhere for no longer than the right lasts;
+//! - **G4** after an exchange fewer units are free than the first such waiter needs; requests for several slots never
+//!   deadlock; and in the end every request was served;
+//! - **G5, G6, G7** in the end the ledgers and the keepers are empty; every name in a ledger is known to its keeper;
+//! - **rates** never start more than promised, in any time, and nothing before debts have drained; permits pay exactly
+//!   their costs.
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `faults` | what can go wrong, and in which mixes |
-//! | `world`, `agenda` | what is drawn from the seed and what is going on; what happens when |
+//! | `faults` | possible faults, and their mixes |
+//! | `world`, `agenda` | values drawn from the seed, and the state; future events |
 //! | `kinds` | kinds of worlds: an ordinary one, a crowd, memory, a cluster |
 //! | `memory` | ledgers and rates without a store |
-//! | `processes` | keepers of one process; requests that acquire limit by limit |
+//! | `processes` | keepers of one process; requests that acquire leg by leg |
 //! | `crowd` | many clients, at a store that is far away or slow |
-//! | `replica`, `client` | a real keeper and what its driver would do; those who want permits |
-//! | `spending` | those with a permit at a rate: they spend, and settle |
-//! | `network`, `store`, `mishaps` | what is lost, late, repeated; the real ledgers; crashes, stalls, outages |
+//! | `replica`, `client` | a real keeper and the work of its driver; its clients |
+//! | `spending` | clients with a permit at a rate: they spend, and settle |
+//! | `network`, `store`, `mishaps` | lost, late and repeated messages; the real ledgers; crashes, stalls, outages |
 //! | `checks`, `holders`, `rates` | the invariants, after each exchange: of the ledgers, the holders, the rates |
-//! | `accounts` | what permits pay, by what the store has run |
-//! | `names`, `end` | those over some time; those in the end |
-//! | `excuses` | what excuses a guarantee, for whom and for how long |
-//! | `runs` | which seeds are run |
+//! | `accounts` | payments of permits, by the exchanges that the store has run |
+//! | `names`, `end` | invariants over some time; invariants in the end |
+//! | `excuses` | excuses from a guarantee, for whom and for how long |
+//! | `runs` | the seeds to run |
 //!
 //! `TURNSTILE_SIM_SEEDS=n` runs that many fresh seeds, `TURNSTILE_SIM_SEEDS=0..1500` these ones, and `TURNSTILE_SIM_SEED=n` a
 //! single one, which is logged if it fails; otherwise the first 200 are run. After `TURNSTILE_SIM_SECONDS` no further seed
@@ -67,14 +66,14 @@ const LEASE: Duration = Duration::from_millis(3_000);
 const STORE_TIMEOUT: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(300);
 const WAITER_TTL: Duration = Duration::from_millis(1_000);
-/// How late a message may be.
+/// Longest delay of a message.
 const LATEST: Duration = Duration::from_secs(2);
 const EPOCH_US: u64 = 1_700_000_000_000_000;
-/// How long the faults last.
+/// How long faults occur.
 const TROUBLE: Duration = Duration::from_secs(20);
-/// How long a client waits for a slot, holds it, and lets its answer lie, at most.
+/// Longest wait for a slot, hold of a slot, and delay of a client before it reads its answer.
 const LONGEST_WAIT: Duration = Duration::from_secs(20);
 const LONGEST_HOLD: Duration = Duration::from_secs(7);
 const PATIENCE: Duration = Duration::from_secs(6);
-/// How long a process or the store stands still at most: longer than twice the usual lease.
+/// Longest standstill of a process or the store: longer than twice the usual lease.
 const LONGEST_STALL: Duration = Duration::from_millis(6_500);

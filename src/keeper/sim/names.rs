@@ -1,4 +1,4 @@
-//! The checks of the names in the ledgers, over some time: G4, G6.
+//! Checks of names in the ledgers, over some time: G4, G6.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -6,7 +6,7 @@ use super::{LATEST, LEASE, POLL, STORE_TIMEOUT, WAITER_TTL, client::Client, worl
 use crate::ledger::MemberId;
 
 impl World {
-    /// G4: who was given a slot hears of it in time. G6: no name stays in a ledger that its keeper does not know.
+    /// G4: a granted client learns of its slot in time. G6: no name unknown to its keeper stays in a ledger.
     pub fn check_names(&mut self) {
         let (now_ms, now) = (self.now_ms(), self.local());
         let (mut strangers, mut ungreeted) = (BTreeMap::new(), BTreeMap::new());
@@ -50,7 +50,7 @@ impl World {
         self.check_ungreeted();
     }
 
-    /// Whether a client has come for its answer, and waits for this slot alone.
+    /// Whether a client has polled for its answer, and waits for this slot alone.
     fn is_awaited(&self, replica: usize, id: MemberId) -> bool {
         let core = &self.replicas[replica].core;
         let awaits = |client: &Client| {
@@ -67,7 +67,7 @@ impl World {
         let usual = 2 * STORE_TIMEOUT + POLL;
         for (id, since) in &self.strangers {
             let time = match self.excuses.is_revived(*id) {
-                // Nobody renews it, but for an exchange that is late.
+                // Nothing renews it, except a late exchange.
                 true => usual + LATEST + self.longest_lease() + self.excuses.stepped_back,
                 false => usual,
             };
@@ -81,13 +81,13 @@ impl World {
         if self.faults.trouble_the_store() {
             return;
         }
-        // An answer from before the grant, or so soon after the waiter was last seen that it is not asked for yet, puts off
-        // the poll; the poll; what it makes the keeper ask.
-        // In a crowd a poll comes after the renewals of all others.
+        // Up to three delays: an answer from before the grant, or so soon after it that the waiter is not asked for
+        // yet, postpones the poll; the poll itself; and the question that it causes. In a crowd a poll comes after the
+        // renewals of all others.
         let crowd = self.crowd.as_ref();
         let way = crowd.map_or(Duration::ZERO, |crowd| crowd.way + LEASE / 9);
         let round_trips = Duration::from_millis(25) + 3 * (self.faults.slow + way);
-        // A ticket of a later time than the head's looks as if it were still in the queue: only a roll call tells.
+        // A waiter with a later ticket than the head's seems to be still queued: only a roll call can tell.
         let asked = match self.excuses.stepped_back.is_zero() {
             true => POLL + POLL / 10,
             false => WAITER_TTL + POLL + POLL / 10,

@@ -1,4 +1,4 @@
-//! The network: what was sent arrives; or late, or not at all, or twice.
+//! The network: messages arrive, or arrive late, twice, or never.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl World {
             false if sent.exchange.is_hello() => self.connects(sent),
             false => {
                 let failed = Event::Fails(id, Failure::Cut);
-                // In an instant; but all that is sent at one moment was sent before the first of it fails.
+                // At once; but everything sent at the same moment is sent before the first failure.
                 let delay = Duration::from_micros(self.crowd.is_some().into());
                 return self.deliver(replica, delay, failed);
             }
@@ -90,7 +90,7 @@ impl World {
         Sent { listens, ..sent }
     }
 
-    /// The store has closed a connection, or seen its end. The replica may notice later.
+    /// The store has closed a connection, or has noticed its end. The replica may notice later.
     pub fn disconnects(&mut self, replica: usize) {
         self.absent.insert(self.replicas[replica].id);
     }

@@ -1,4 +1,4 @@
-//! Processes: each has one keeper, or in a cluster one for each part that has keys; there requests acquire limit by limit.
+//! Processes: each has one keeper, or in a cluster one for each part with keys; there requests acquire leg by leg.
 
 use tokio::time::Instant;
 
@@ -22,7 +22,7 @@ struct Process<'a> {
     replicas: &'a mut [Replica],
     number: usize,
     now: Instant,
-    /// Those that have taken a step.
+    /// Cores that have taken a step.
     touched: Vec<usize>,
 }
 
@@ -61,7 +61,7 @@ impl World {
         parts.map(Some).collect()
     }
 
-    /// All keepers of the process of this one.
+    /// All keepers of the same process.
     pub fn siblings(&self, replica: usize) -> Vec<usize> {
         let process = self.replicas[replica].process;
         let all = 0..self.replicas.len();
@@ -69,7 +69,7 @@ impl World {
             .collect()
     }
 
-    /// A keeper of the same process as this one.
+    /// A keeper of the same process.
     pub fn sibling(&self, replica: usize, keeper: KeeperId) -> usize {
         keeper_of(&self.replicas, self.replicas[replica].process, keeper)
     }
@@ -102,7 +102,7 @@ impl World {
         result
     }
 
-    /// A client asks for all that it wants; in a cluster limit by limit.
+    /// A client submits its whole demand; in a cluster leg by leg.
     pub fn submits(&mut self, client: usize, demand: Demand) {
         let replica = self.clients[client].replica;
         if self.kind == Kind::Cluster {
@@ -131,7 +131,7 @@ impl World {
         Ok(())
     }
 
-    /// Asks the keeper of the limit whose turn it is.
+    /// Asks the keeper of the current leg.
     fn asks_for_leg(&mut self, client: usize) {
         let Some(legs) = &self.clients[client].legs else {
             return;
@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// A keeper has answered. Returns the answer to the whole demand, if there is one.
+    /// A keeper has answered. Returns the answer to the whole demand, if complete.
     pub fn leg_answered(
         &mut self,
         client: usize,
@@ -177,7 +177,7 @@ impl World {
         answer
     }
 
-    /// A client does not want any more what it has asked for, or has so far.
+    /// A client cancels its pending request, and releases its results so far.
     pub fn gives_up(&mut self, client: usize, asked: RequestId) {
         let (replica, now) = (self.clients[client].replica, self.local());
         if let Some(mut legs) = self.clients[client].legs.take() {

@@ -1,15 +1,15 @@
-//! The check of rates: the promise itself.
+//! The check of rates: their promise.
 //!
-//! Among the charges that stand, in any time `t` no more than `t / T + burst` begin, by the store's clock. Limits change, and
-//! callers have values of their own: then the shortest `T` and the largest burst count of those that were asked for. Starts that were reserved
-//! stay where they are when the rate changes: they may come on top.
+//! Among the standing charges, no more than `t / T + burst` begin in any time `t`, by the store's clock. Limits change,
+//! and callers have values of their own: then the shortest `T` and the largest burst requested count. Starts reserved
+//! earlier keep their times when the rate changes, and may come on top.
 //!
-//! The spending of permits is charged whatever the rate has left, and begins when it is charged. It may break that
-//! promise, and has others wait for it: when a charge begins, all that was charged before it, and it itself, fill no more
-//! than its burst, less what has drained.
+//! Spending is charged regardless of the remaining budget, and begins when it is charged. It may break the promise, and
+//! makes later requests wait: when a charge begins, all earlier charges and the charge itself fill no more than its
+//! burst, less the drained part.
 //!
-//! Charges that the store has lost are not counted any more, nor those from before its clock was stepped back: what comes
-//! after that keeps the promise by itself.
+//! Charges that the store has lost, or from before its clock was stepped back, no longer count: later charges keep the
+//! promise on their own.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,26 +19,26 @@ use std::{
 use super::world::World;
 use crate::ledger::{Charge, Charged, Exchange, Rate, Refund, Reply, Tat, WAIT_FOREVER_US};
 
-/// All periods are a second, and no count is above this: a multiple of all counts, so that `T` is a whole number.
+/// All periods are a second, and counts do not exceed this: a multiple of all counts, so that `T` is a whole number.
 const PARTS: i128 = 27_720;
-/// Charges that began longer ago have run out.
+/// Charges that began earlier have drained.
 const KEPT_US: u64 = 120_000_000;
 
-/// All charges that stand, by the key of their rate.
+/// All standing charges, by the key of their rate.
 #[derive(Default)]
 pub(super) struct Charges {
     keys: BTreeMap<String, Vec<Standing>>,
-    /// The cost, after refunds, of all that were ever made, also of those that the store has lost since, by the state that
-    /// they left. A refund restores the state before, so several of them may have left the same.
+    /// The cost, after refunds, of every charge ever made, including charges that the store has lost, by the state that
+    /// they left. A refund restores an earlier state, so several charges may have left the same one.
     made: HashMap<(String, Tat), u32>,
-    /// `T` of each rate that a key was asked for, and when last: also a refusal leaves its rate in force.
+    /// `T` of each rate requested for a key, and when last: even a refusal leaves its rate in force.
     asked: BTreeMap<String, BTreeMap<i128, u64>>,
 }
 
 struct Standing {
     /// When it begins.
     start_us: u64,
-    /// The spending of a permit: no rate refuses it.
+    /// Spending of a permit, which no rate refuses.
     is_forced: bool,
     is_reserved: bool,
     cost: u32,
@@ -49,12 +49,12 @@ struct Standing {
 }
 
 impl Charges {
-    /// All that was charged is lost.
+    /// All charges are lost.
     pub fn clear(&mut self) {
         self.keys.clear();
     }
 
-    /// The charges since then are lost.
+    /// Charges since then are lost.
     pub fn forget_since(&mut self, since: Duration) {
         let charges = self.keys.values_mut();
         charges.for_each(|charges| charges.retain(|charge| charge.at < since));
@@ -67,7 +67,7 @@ impl Charges {
         asked.retain(|_, last_us| *last_us + 2 * KEPT_US > now_us);
     }
 
-    /// Returns by how much the promises are broken by this charge, in microseconds.
+    /// Returns by how much this charge breaks the promises, in microseconds.
     pub fn add(
         &mut self,
         charge: &Charge,
@@ -104,16 +104,16 @@ impl Charges {
         }
         let reserved = charges.iter().filter(|one| one.is_reserved && changed);
         let on_top: i128 = reserved.map(|one| i128::from(one.cost) * time).sum();
-        // What was charged later found this one there, even if it begins earlier.
+        // Later charges found this one there, even if it begins earlier.
         let before = charges[..=place].iter().filter(|one| one.at <= at);
         (excess(charges, time).max(overflow(before, time)) - on_top) / PARTS
     }
 
-    /// `repeated`: the store runs it once more. It cannot tell, and may take back what others were charged.
+    /// `repeated`: the store runs the refund once more. It cannot tell, and may refund other charges.
     fn refund(&mut self, refund: &Refund, repeated: bool) {
         let key = refund.key.to_string();
         let charges = self.keys.entry(key.clone()).or_default();
-        // One that was lost may have left the same state as a smaller one that stands.
+        // A lost charge may have left the same state as a smaller standing one.
         let stands = |one: &Standing| one.tat == refund.charged && one.cost >= refund.cost;
         let place = charges.iter().rposition(stands);
         let rest = self.made.get_mut(&(key, refund.charged));
@@ -124,7 +124,7 @@ impl Charges {
         let may_be_lost = |rest: &u32| *rest >= known + refund.cost;
         match place {
             _ if repeated => charges.clear(),
-            // Either a part of a charge that stands, or one that the store has lost.
+            // Either part of a standing charge, or a charge that the store has lost.
             Some(_) if is_part && rest.as_deref().is_some_and(may_be_lost) => charges.clear(),
             Some(place) => {
                 let charge = &mut charges[place];
@@ -133,7 +133,7 @@ impl Charges {
                     charges.remove(place);
                 }
             }
-            // A charge that the store has lost is taken back from others. Nothing excuses a keeper that does it twice.
+            // A lost charge is refunded from others. Nothing excuses a keeper that refunds twice.
             None if rest.is_some() => charges.clear(),
             None => {}
         }
@@ -143,7 +143,7 @@ impl Charges {
     }
 }
 
-/// By how much more begins in some time than was promised, in parts. Forced charges are not promised.
+/// By how much the starts in some time exceed the promise, in parts. Forced charges are exempt.
 fn excess(charges: &[Standing], time: i128) -> i128 {
     let (mut filled, mut first, mut worst) = (0, i128::MIN, i128::MIN);
     for one in charges.iter().filter(|one| !one.is_forced) {
@@ -168,7 +168,7 @@ fn largest_burst(charges: &[Standing]) -> i128 {
         .into()
 }
 
-/// By how much the last of them overflows its burst when it begins, in parts.
+/// By how much the last charge exceeds its burst when it begins, in parts.
 fn overflow<'a>(charges: impl Iterator<Item = &'a Standing>, time: i128) -> i128 {
     let (mut level, mut last_us, mut burst) = (0, 0, 0);
     for one in charges {

@@ -1,4 +1,4 @@
-//! A replica: a real keeper, and what its driver would do.
+//! A replica: a real keeper, and the work of its driver.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -27,27 +27,27 @@ pub(super) struct Replica {
     pub core: Core,
     pub id: ReplicaId,
     pub values: Values,
-    /// Whose keeper it is. In a cluster a process has several.
+    /// The process of this keeper. In a cluster a process has several.
     pub process: usize,
-    /// Which life of this replica it is: what was sent in an earlier one does not arrive.
+    /// The life of this replica: messages to an earlier life do not arrive.
     pub life: u32,
     pub stalled_until: Duration,
     pub connected: bool,
     /// Its connection subscribes to wake-ups.
     pub listens: bool,
     told_lost: u64,
-    /// When it last heard from the store.
+    /// When it last had an answer from the store.
     heard: Duration,
     /// When its next tick is on the agenda.
     ticks_at: Option<Duration>,
-    /// Within a connection exchanges arrive in the order in which they were sent, and so do replies.
+    /// Within a connection, exchanges and replies arrive in sending order.
     pub last_sent: Duration,
     pub last_reply: Duration,
     pub closing: Option<Closing>,
 }
 
 impl Replica {
-    /// The slots that lie idle and are not over, by ledger.
+    /// Idle slots that have not expired, by ledger.
     pub fn idle(&self, now: Instant) -> BTreeMap<String, Vec<MemberId>> {
         let idle = self.core.idle_seqs(now).map(|(ledger, seqs)| {
             let replica = self.id;
@@ -65,7 +65,7 @@ impl World {
         let same = others.find(|other| other.process == process && other.life == life);
         let values = match (self.faults.disagree, same.map(|same| same.values)) {
             (false, _) => self.values,
-            // The keepers of a process know the same.
+            // The keepers of a process share their values.
             (true, Some(values)) => values,
             (true, None) => Values::draw(&mut self.rng, true).times(self.scale()),
         };
@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    /// A limit with the values that a replica starts with, or another one.
+    /// A limit with the initial values of a replica, or another maximum.
     fn limit_of(&self, number: usize, values: &Values, max: Option<u32>) -> Limit {
         let second = Duration::from_secs(1);
         let limit = match number {
@@ -139,7 +139,7 @@ impl World {
         self.pump(replica);
     }
 
-    /// Releases that cannot be told for so long are given up.
+    /// Whether releases have failed until they were forgotten.
     pub fn has_given_up_releases(&self, replica: usize) -> bool {
         let Replica { heard, values, .. } = &self.replicas[replica];
         *heard + FORGET_AFTER * values.lease < self.now
@@ -170,7 +170,7 @@ impl World {
             }
             Event::TimesOut(number) => {
                 let is_in_use = self.fails(replica, number, Failure::TimedOut);
-                // A connection that does not answer is not used again.
+                // A connection without an answer is not used again.
                 if is_in_use {
                     self.replicas[replica].connected = false;
                     self.disconnects(replica);
@@ -187,7 +187,7 @@ impl World {
                 self.note(|| format!("r{replica} was woken: {wake:?}"));
             }
             Event::Cut => {
-                // That is told as well, before or after it, but for an event that was one too many.
+                // The end is also reported, before or after this, except for an event that was one too many.
                 let told = self.rng.u8(0..8);
                 if told < 4 {
                     core.on_event(&StoreEvent::Disconnected, now);
@@ -205,7 +205,7 @@ impl World {
                 }
             }
             Event::Connects => core.on_event(&StoreEvent::Connected, now),
-            // Of many keys one is always due a moment sooner: only the next tick counts.
+            // Among many keys one is always due a moment sooner: only the next tick counts.
             Event::Ticks if self.crowd.is_some() && self.ticks_later(replica) => return,
             Event::Ticks => self.replicas[replica].ticks_at = None,
             Event::Looks => {}
@@ -213,7 +213,7 @@ impl World {
         self.pump(replica);
     }
 
-    /// Returns whether it was on the connection in use.
+    /// Returns whether it was on the current connection.
     fn fails(&mut self, replica: usize, number: ExchangeId, failure: Failure) -> bool {
         let error = ExchangeError::of(failure, "no answer");
         let now = self.local();
@@ -223,7 +223,7 @@ impl World {
         core.on_failure(number, &error, now)
     }
 
-    /// Sends what a keeper has to send, sets its timer, and lets its clients see what came of it.
+    /// Sends a keeper's work, sets its timer, and lets its clients see the results.
     pub fn pump(&mut self, replica: usize) {
         let now = self.local();
         self.totals.steps += 1;
@@ -258,7 +258,7 @@ impl World {
             if self.kind == Kind::Memory {
                 self.check_here(replica);
             }
-            // A reply may be a reason to send.
+            // A reply may create work to send.
             if !self.replicas[replica].core.may_send(now) {
                 break;
             }

@@ -1,4 +1,4 @@
-//! Which seeds are run.
+//! The seeds to run.
 
 use std::{
     collections::BTreeMap,
@@ -18,18 +18,18 @@ use super::{
     world::{Totals, World},
 };
 
-/// The same ones each time, so that a change is not blamed for what it did not do. `.ci/test` runs ten times as many.
+/// Fixed, so that a change is not blamed for unrelated failures. `.ci/test` runs ten times as many.
 const SEEDS: Range<u64> = 0..200;
-/// Worlds that found a defect which few others find. After a change of the simulation they may find nothing any more.
+/// Worlds that found a rare defect. After a change of the simulation they may no longer find any.
 const FOUND: [u64; 2] = [
-    // An idle slot that was being put back was to make room, although another one could.
+    // An idle slot that was being adopted was to make room, although another one could.
     4_070_565,
-    // A request whose idle slot was lost waited for as long as the one that had the slot first.
+    // A request whose idle slot was lost waited for as long as the slot's first request.
     6_001_150,
 ];
 
 const FOUND_IN_CROWDS: [u64; 3] = [
-    // In a cluster newcomers waited behind queues of which all newcomers had fallen back.
+    // In a cluster, newcomers waited behind queues whose newcomers had all fallen back.
     913, 1_441, 3_619,
 ];
 
@@ -75,7 +75,7 @@ fn hold_in_every(kind: Kind, found: &[u64]) {
     run_all(kind, &seeds, budget);
 }
 
-/// A range, or so many seeds that nobody has seen.
+/// A range, or a number of fresh seeds.
 fn parse(seeds: &str) -> Option<Range<u64>> {
     let (first, end) = match seeds.split_once("..") {
         Some((first, end)) => (first.parse().ok()?, end.parse().ok()?),
@@ -94,7 +94,7 @@ fn run(kind: Kind, seed: u64, logs: bool) -> Totals {
     world.totals
 }
 
-/// On all cores. One that fails does not stop the others. Past the budget, only as many begin as run by default.
+/// On all cores. A failing seed does not stop the others. Past the budget, only as many begin as run by default.
 fn run_all(kind: Kind, seeds: &Range<u64>, budget: Duration) {
     let (next, began) = (AtomicU64::new(seeds.start), Instant::now());
     let (all, failed) = (Mutex::new(BTreeMap::new()), Mutex::new(Vec::new()));
@@ -129,7 +129,7 @@ fn run_all(kind: Kind, seeds: &Range<u64>, budget: Duration) {
     println!("{kind:?}: {worlds} worlds in {took:.0?}, {a_minute:.0} a minute");
 }
 
-/// Prints what happened, and how far limits were overshot by what excuses it, for each mix of faults.
+/// Prints the events, and the overshoot of limits by excuse, for each mix of faults.
 fn report(kind: Kind, all: &BTreeMap<u64, Totals>) {
     for number in 0..kind.mixes() {
         let (mix, _) = kind.mix(number);

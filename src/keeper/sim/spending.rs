@@ -1,4 +1,4 @@
-//! Clients with a permit at a rate: they are charged once more, spend, and settle.
+//! Clients with a permit at a rate: they are charged again, spend, and settle.
 
 use super::{agenda::Happening, world::World};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     ledger::ReplicaId,
 };
 
-/// A charge of a permit that is held, and perhaps given back meanwhile.
+/// A further charge of a held permit, which may be released meanwhile.
 #[derive(Clone)]
 pub(super) struct Charging {
     request: RequestId,
@@ -21,7 +21,7 @@ pub(super) struct Charging {
 }
 
 impl World {
-    /// A client does something about the rate of its permit.
+    /// A client charges, spends or settles.
     pub fn client_spends(&mut self, client: usize, life: u32) {
         let replica = self.clients[client].replica;
         let stalled_until = self.replicas[replica].stalled_until;
@@ -39,7 +39,7 @@ impl World {
             1 | 2 => self.charges(client, &fee),
             _ => self.spends(client, &fee),
         }
-        // Sums are reported after a second: now and then something happens while one is on its way.
+        // Sums are reported after a second: sometimes an event falls into that time.
         let pause = match self.rng.u8(0..3) {
             0 => self.millis(1_000..1_004),
             _ => self.millis(10..600),
@@ -110,7 +110,7 @@ impl World {
         });
     }
 
-    /// A client looks whether it was charged.
+    /// A client polls for its charge.
     pub fn looks_at_charge(&mut self, client: usize, replica: usize) {
         let charging = self.clients[client].charging.as_ref();
         let Some(charging) = charging.filter(|charging| charging.replica == replica) else {
@@ -151,7 +151,7 @@ impl World {
         }
     }
 
-    /// A client gives its permit back.
+    /// A client releases its permit.
     pub fn ends_spending(&mut self, client: usize) {
         let Some(fee) = self.fee_of(client) else {
             return;
@@ -159,7 +159,7 @@ impl World {
         if self.spends && self.rng.bool() {
             self.settles(client, &fee);
         }
-        // Or it gives it back first.
+        // Alternatively, the client cancels the charge first.
         if self.clients[client].charging.is_some() && self.rng.bool() {
             self.drops_charge(client);
         }

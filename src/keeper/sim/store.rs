@@ -15,7 +15,7 @@ impl World {
         now_us.saturating_add_signed(self.stepped_us)
     }
 
-    /// The store gets an exchange, and runs it.
+    /// The store receives and runs an exchange.
     pub fn arrives(&mut self, sent: Sent) {
         if self.frozen_until > self.now {
             return self.at(self.frozen_until, Happening::Arrives(sent));
@@ -29,7 +29,7 @@ impl World {
     pub fn runs_now(&mut self, sent: Sent) {
         let ahead_us = sent.exchange.not_after_us.saturating_sub(self.store_us());
         if ahead_us > STORE_TIMEOUT.as_micros() as u64 {
-            // The clock was stepped back since it was sent: its end is too late by as much.
+            // The clock was stepped back after it was sent: its end is too late by the step.
             self.excuses.note_revival(&sent.exchange);
         }
         let reply = self.runs(&sent);
@@ -39,8 +39,8 @@ impl World {
                 ..sent.clone()
             };
             let second = self.runs(&again);
-            // The charges of the first run may make the second one refuse: a store that repeats charges by itself,
-            // and tells of the second run only, would leave slots of the first until their lease ends.
+            // The charges of the first run may make the second run refuse: a store that repeats charges and reports
+            // only the second run would leave slots of the first until their leases end.
             let charges = !sent
                 .exchange
                 .claims
@@ -48,7 +48,7 @@ impl World {
                 .all(|claim| claim.charges.is_empty());
             let first = charges || self.rng.bool();
             if first && let_in(&reply) != let_in(&second) {
-                // Only the second one found room.
+                // Only the second run found room.
                 self.excuses.note_revival(&sent.exchange);
             }
             let reply = if first { reply } else { second };
@@ -73,7 +73,7 @@ impl World {
             repeated,
             ..
         } = *sent;
-        // No two exchanges have the same time: the shortest takes some microseconds.
+        // Exchanges never share a time: the shortest takes some microseconds.
         self.stepped_us += 1;
         let (exchange, broken) = self.without_poisoned(&sent.exchange);
         let crowded = self.crowded(&exchange);
@@ -101,7 +101,7 @@ impl World {
         reply
     }
 
-    /// The exchange without what concerns a key of another type.
+    /// The exchange without its work on a key of another type.
     fn without_poisoned(&self, exchange: &Exchange) -> (Exchange, Broken) {
         let (mut run, mut broken) = (exchange.clone(), Broken::default());
         let poisoned = self.poisoned.as_ref();
@@ -139,7 +139,7 @@ impl World {
         self.charges.clear();
     }
 
-    /// The present state of the store will be forgotten: an older copy takes its place in a while.
+    /// The present state of the store will be lost: in a while an older copy replaces it.
     pub fn falls_behind(&mut self) {
         let lag = self.millis(0..2_000);
         if self.copy.is_none() {
@@ -162,7 +162,7 @@ impl World {
         }
     }
 
-    /// The store's clock is stepped. Forward, all leases end at once, and it is as if they were lost.
+    /// The store's clock is stepped. Stepped forward, all leases end at once, as if they were lost.
     pub fn steps(&mut self) {
         let seconds = if self.rng.bool() { 60 } else { -120 };
         self.note(|| format!("the store's clock is stepped by {seconds} s"));
@@ -176,14 +176,14 @@ impl World {
     }
 }
 
-/// The outcome for those who asked.
+/// The outcomes for requests.
 fn let_in(reply: &Reply) -> (Vec<&Standing>, &[Result<ClaimReply, LedgerError>]) {
     let batches = reply.batches.iter().flatten();
     let single = batches.flat_map(|batch| batch.acquired.iter().chain(&batch.adopted));
     (single.collect(), &reply.claims)
 }
 
-/// The parts of an exchange that have failed by themselves.
+/// The parts of an exchange that failed individually.
 #[derive(Default)]
 struct Broken {
     batches: BTreeSet<usize>,

@@ -1,4 +1,4 @@
-//! A world: what is drawn from its seed, and what is going on.
+//! A world: the values drawn from its seed, and its state.
 
 use std::{
     cmp::Reverse,
@@ -37,20 +37,20 @@ pub(super) struct World {
     // Drawn from the seed.
     pub values: Values,
     pub keys: u64,
-    /// How many requests want slots under several limits.
+    /// Share of requests for slots under several limits.
     pub claims: f64,
     /// The store is a part of a cluster: an exchange is about one key, and a request about one limit.
     pub part: Option<Part>,
     /// The fallbacks of the limits.
     pub policies: [Fallback; 3],
-    /// Requests bring values of their own, and costs.
+    /// Requests bring their own values, and costs.
     pub own: bool,
     /// Permits weigh up to ten units, and limits are three times as large.
     pub weights: bool,
     /// Clients with a permit at a rate spend, and settle.
     pub spends: bool,
     pub crowd: Option<Crowd>,
-    // Time, by this machine's clock; and what the store's has been stepped by.
+    // Time by this machine's clock, and the offset of the store's.
     pub start: Instant,
     pub now: Duration,
     pub stepped_us: i64,
@@ -60,7 +60,7 @@ pub(super) struct World {
     // Processes and the store.
     pub ledgers: Ledgers,
     pub replicas: Vec<Replica>,
-    /// Those that have taken a step, after which their drivers are to do what is to be done.
+    /// Replicas that have taken a step, and whose drivers have to run.
     pub touched: BTreeSet<usize>,
     pub clients: Vec<Client>,
     // Faults.
@@ -69,41 +69,43 @@ pub(super) struct World {
     pub refuses_until: Duration,
     pub frozen_until: Duration,
     pub poisoned: Option<(String, Duration)>,
-    /// Replicas whose wake-ups nobody receives, by what the store can see: a machine without power keeps its connections.
+    /// Replicas whose wake-ups nobody receives, as far as the store can see: a machine without power keeps its
+    /// connections.
     pub absent: BTreeSet<ReplicaId>,
-    /// The copy that will take the place of the ledgers, and when it was like them.
+    /// A copy that will replace the ledgers, and when it was taken.
     pub copy: Option<(Duration, Ledgers)>,
-    /// Nothing goes wrong any more, and nobody new comes.
+    /// Faults and newcomers have ended.
     pub calm: bool,
     // The past, for the checks.
     pub picture: Picture,
     pub excuses: Excuses,
     pub charges: Charges,
     pub accounts: Accounts,
-    /// The largest limit that the store was told, by ledger.
+    /// The largest limit sent to the store, by ledger.
     pub largest: BTreeMap<String, u32>,
-    /// All that ever held a slot in the store.
+    /// Every name that ever held a slot in the store.
     pub granted: BTreeSet<MemberId>,
-    /// Parts of claims whose tickets do not say when they joined their queue, and when that was, in store microseconds.
+    /// Parts of claims whose tickets do not tell when they joined their queue, and when they did, in store
+    /// microseconds.
     pub moved: BTreeMap<MemberId, i64>,
-    /// Names in a ledger that are news to their keeper, or to their client, and since when.
+    /// Names in a ledger unknown to their keeper or client, and since when.
     pub strangers: BTreeMap<MemberId, Duration>,
     pub ungreeted: BTreeMap<MemberId, Duration>,
-    /// Names in a ledger that were to be released, and until when.
+    /// Names in a ledger whose release is pending, and until when.
     pub given_up_at: BTreeMap<MemberId, Instant>,
     pub totals: Totals,
-    /// If it is wanted.
+    /// Kept on demand.
     pub log: Option<Vec<String>>,
 }
 
 /// The configuration of a replica.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Values {
-    /// Slots for each key, and for all together.
+    /// Slots for each key, and for all keys together.
     pub limit: u32,
     pub wide: u32,
     pub lease: Duration,
-    /// Slots that come free are kept for the next request.
+    /// Released slots are kept for the next request.
     pub reuse: bool,
 }
 
@@ -111,23 +113,23 @@ pub(super) struct Values {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Totals {
     pub permits: u64,
-    /// Of these, on slots that were kept.
+    /// Permits among these on kept slots.
     pub reused: u64,
     pub exchanges: u64,
-    /// After each of which a keeper's driver has done all that was to be done.
+    /// Steps after which a keeper's driver was idle.
     pub steps: u64,
     pub charges: u64,
-    /// Accounts that were closed, and of these those that were compared to the unit.
+    /// Closed accounts, and those compared exactly.
     pub accounts: u64,
     pub exact: u64,
     pub over: Overshoot,
 }
 
 impl Values {
-    /// `differ`: replicas may have leases of half the length, or twice.
+    /// `differ`: replicas may have leases of half or twice the length.
     pub fn draw(rng: &mut fastrand::Rng, differ: bool) -> Self {
         let reuse = rng.bool();
-        // Where somebody waits all the time, nothing is reused.
+        // With constant waiters nothing is reused.
         let limit = rng.u32(1..=if reuse { 8 } else { 4 });
         let wide = rng.u32(1..=5);
         let lease = match rng.u8(0..3) {
@@ -160,7 +162,7 @@ impl World {
     pub fn new(kind: Kind, seed: u64, logs: bool) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let (mix, faults) = kind.mix(seed);
-        // Not drawn with the rest, so that worlds without these are what they were before there were any.
+        // Drawn separately, so that worlds without them stay as they were before these options existed.
         let mut later = fastrand::Rng::with_seed(!seed);
         let (weights, spends) = (later.u8(0..3) == 0, later.u8(0..3) == 0);
         let values = Values::draw(&mut rng, false).times(scale(weights));
@@ -174,7 +176,7 @@ impl World {
         if rng.u8(0..3) == 0 {
             policies = [Fallback::Reject; 3];
         }
-        // With a small budget much takes more than one exchange.
+        // With a small budget much of the work takes more than one exchange.
         let ledgers = match rng.u8(0..6) {
             0 => Ledgers::with_budget(rng.usize(1..=3)),
             _ => Ledgers::default(),
@@ -239,14 +241,14 @@ impl World {
         world
     }
 
-    /// A crowd comes, beside a few others.
+    /// A crowd arrives, beside a few other clients.
     fn crowd(&mut self, rng: &mut fastrand::Rng) {
         let crowd = Crowd::draw(self.seed, rng);
         self.ledgers = Ledgers::default();
         (self.weights, self.own, self.spends) = (false, false, crowd.has_streams());
         self.part = crowd.is_in_parts().then(Part::default);
         self.values.limit = crowd.limit();
-        // Idle slots of hundreds of keys are looked for with each exchange.
+        // Each exchange looks for idle slots of hundreds of keys.
         self.values.reuse &= !crowd.is_in_parts();
         self.policies = std::array::from_fn(|_| crowd.policy(rng));
         self.crowd = Some(crowd);
@@ -286,7 +288,7 @@ impl World {
         }
     }
 
-    /// How many times as large limits are.
+    /// The scale of limits.
     pub fn scale(&self) -> u32 {
         scale(self.weights)
     }
@@ -303,7 +305,7 @@ impl World {
         chance > 0.0 && !self.calm && self.rng.f64() < chance
     }
 
-    /// The longest lease that any replica may have.
+    /// The longest lease of any replica.
     pub fn longest_lease(&self) -> Duration {
         if self.faults.disagree {
             LEASE * 2

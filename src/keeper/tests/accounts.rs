@@ -1,4 +1,4 @@
-//! Accounts of permits at a rate: reports that are lost, refused, and overtaken by the settlement.
+//! Accounts of permits at a rate: reports that are lost, refused, or overtaken by the settlement.
 
 use super::*;
 use crate::{
@@ -7,11 +7,11 @@ use crate::{
     status::QuotaReader,
 };
 
-/// 50 at once, and one more in a quarter of an hour.
+/// 50 at once, and one more every quarter of an hour.
 const TOKENS: Limit = Limit::rate("tokens", 100, Duration::from_secs(86_400)).burst(50);
 const SPACING_US: u64 = 864_000_000;
 
-/// A world with a permit, which was charged 1.
+/// A world with a permit charged 1.
 fn world() -> (World, Fee) {
     world_under(&TOKENS)
 }
@@ -23,7 +23,7 @@ fn world_under(limit: &Limit) -> (World, Fee) {
 }
 
 impl World {
-    /// A newcomer is charged this, while nothing else is under way.
+    /// Charges a newcomer this cost, with nothing else in flight.
     fn charge(&mut self, cost: u32) -> Fee {
         self.charge_for(Key::SHARED, cost)
     }
@@ -45,7 +45,7 @@ impl World {
         taken.notes.expect("it was charged").fees.remove(0)
     }
 
-    /// Two exchanges have no answer.
+    /// Two exchanges get no answer.
     fn lose_store(&mut self) {
         let now = self.local();
         self.keepers[0].fail(now);
@@ -92,7 +92,7 @@ impl World {
         (us - since_us) / SPACING_US
     }
 
-    /// The permit is gone, and all is sent that is to be sent.
+    /// Releases the permit and sends all remaining work.
     fn end(&mut self, fee: &Fee) {
         self.change(fee, Account::end);
         self.settle();
@@ -122,7 +122,7 @@ fn a_sum_is_reported_with_others_after_a_second_and_at_the_end() {
     assert_eq!(world.charged(), 16);
 }
 
-/// It may have run: reported once more, it would count twice.
+/// The report may have run, and would count twice if repeated.
 #[test]
 fn a_sum_without_an_answer_is_not_reported_again() {
     for runs in [true, false] {
@@ -152,7 +152,7 @@ fn a_sum_that_came_too_late_is_reported_again() {
     assert_eq!(world.charged(), 11);
 }
 
-/// A part of it can be refunded once it is known to be charged.
+/// Part of a sum can be refunded once it is known to be charged.
 #[test]
 fn a_settlement_waits_for_the_sum_that_is_being_reported() {
     for is_in_time in [true, false] {
@@ -171,7 +171,7 @@ fn a_settlement_waits_for_the_sum_that_is_being_reported() {
     }
 }
 
-/// Its last sum is sent although the one before it was refused, which is not tried again.
+/// The last sum is sent although the previous report was refused; the refused report is not retried.
 #[test]
 fn what_was_not_sent_yet_outlasts_a_refusal() {
     let (mut world, fee) = world();
@@ -187,7 +187,7 @@ fn what_was_not_sent_yet_outlasts_a_refusal() {
     assert_eq!(world.charged(), 1 + 20);
 }
 
-/// Of two keys none is between the other's, although the report of a permit was cancelled after it was due.
+/// Neither of two keys is delayed by the other, although a permit's report was cancelled after it was due.
 #[test]
 fn in_a_cluster_an_exchange_reports_for_one_key() {
     let mut world = World::new(1, &TOKENS);
@@ -215,7 +215,7 @@ fn in_a_cluster_an_exchange_reports_for_one_key() {
     assert!(!world.may_send(0));
 }
 
-/// More charges than are remembered, of which the last one is the smallest.
+/// More charges than are remembered, with the smallest one last.
 #[test]
 fn the_latest_charge_is_known_after_many_larger_ones() {
     let (mut world, fee) = world_under(&TOKENS.burst(100));
@@ -251,7 +251,7 @@ fn after_the_settlement_nothing_else_counts() {
     assert_eq!(world.charged(), 5);
 }
 
-/// It counts as charged, and is not refunded: only other charges are.
+/// The unanswered sum counts as charged, and is not refunded: only other charges are.
 #[test]
 fn a_settlement_does_not_refund_a_sum_without_an_answer() {
     let (mut world, fee) = world();
@@ -264,7 +264,7 @@ fn a_settlement_does_not_refund_a_sum_without_an_answer() {
     assert_eq!(world.charged(), 10);
 }
 
-/// A charge that comes while the settlement waits for a report is refunded with the rest.
+/// A charge made while the settlement waits for a report is refunded with the rest.
 #[test]
 fn a_charge_after_the_settlement_is_refunded_with_what_it_returns() {
     let (mut world, fee) = world();
@@ -281,7 +281,7 @@ fn a_charge_after_the_settlement_is_refunded_with_what_it_returns() {
     assert_eq!(world.charged(), 5);
 }
 
-/// The rate of this process is charged, and nothing is reported later.
+/// Sums are charged to the rate of this process, and not reported later.
 #[test]
 fn without_the_store_sums_are_reported_here() {
     let (mut world, fee) = world();
@@ -292,7 +292,7 @@ fn without_the_store_sums_are_reported_here() {
     assert_eq!(world.charged(), 1);
 }
 
-/// The rest of the settlement is charged here, whatever becomes of the report.
+/// The rest of the settlement is charged here, whether the report succeeds or not.
 #[test]
 fn the_store_is_left_while_a_report_is_in_flight() {
     let (mut world, fee) = world();
@@ -304,7 +304,7 @@ fn the_store_is_left_while_a_report_is_in_flight() {
     assert_eq!(world.remaining(&fee), 50 - 9);
 }
 
-/// As much at once as the rate of this process can count: a refund returns no more than was charged.
+/// The rate of this process charges at most its burst at once: a refund never exceeds the charge.
 #[test]
 fn without_the_store_sums_are_reported_by_the_rate_that_holds_then() {
     let (mut world, fee) = world_under(&TOKENS.fallback(Fallback::Local(10)));
@@ -315,7 +315,7 @@ fn without_the_store_sums_are_reported_by_the_rate_that_holds_then() {
     assert_eq!(world.remaining(&fee), 30);
 }
 
-/// The latest report is given back first, and the charge of the door after it.
+/// The latest report is refunded first, then the charge at admission.
 #[test]
 fn a_settlement_below_a_report_in_flight_returns_all_the_rest() {
     let mut world = World::new(1, &TOKENS);

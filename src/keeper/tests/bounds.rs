@@ -1,8 +1,8 @@
-//! Permits that are held too long, or whose response nobody reads.
+//! Permits that are held too long, or whose responses stay unread.
 
 use super::*;
 
-/// A bound ends a permit in the middle of its lease, and another replica's waiter has the slot.
+/// A bound ends a permit in mid-lease, and another replica's waiter gets the slot.
 #[test]
 fn a_permit_at_its_bound_makes_room() {
     let second = Some(Duration::from_secs(1));
@@ -28,7 +28,7 @@ fn a_permit_at_its_bound_makes_room() {
     }
 }
 
-/// G7: what was given back is not looked at any more, however far its bound is.
+/// G7: a released permit is no longer checked, however far its bound is.
 #[test]
 fn a_bound_goes_with_its_permit() {
     let mut world = World::new(1, &ONE);
@@ -46,7 +46,7 @@ fn a_bound_goes_with_its_permit() {
     assert_eq!(lease.over(), None);
 }
 
-/// A bound is reported although the slot was lost long before: a response may have gone on without it.
+/// A bound is reported although the slot was lost long before: the response may have gone on without it.
 #[test]
 fn a_lost_permit_still_reaches_its_bound() {
     let mut world = World::new(1, &ONE);
@@ -62,7 +62,7 @@ fn a_lost_permit_still_reaches_its_bound() {
     assert_eq!(world.keepers[0].next_due(), None);
 }
 
-/// A process that stood still for longer than the lease and the bound: others may have had the slot before the bound.
+/// A process stood still for longer than the lease and the bound: the slot may have served others before the bound.
 #[test]
 fn a_permit_that_was_lost_before_its_bound_counts_as_lost() {
     let mut world = World::new(1, &ONE);

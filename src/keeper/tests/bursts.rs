@@ -1,15 +1,15 @@
-//! Time that passes in this process: bursts of keys, a store at a distance, and work that repeats beside newcomers.
+//! Time in this process: bursts of keys, a distant store, and recurring work beside newcomers.
 
 use super::*;
 use crate::part::Part;
 
-/// A keeper and a store that is this far away, in virtual time.
+/// A keeper and a store at a distance, in virtual time.
 struct Distance {
     world: World,
     round_trip: Duration,
-    /// By when they are answered.
+    /// With the times of their answers.
     under_way: Vec<(Duration, Outgoing)>,
-    /// Most of them at a time.
+    /// Maximum in flight at a time.
     most: usize,
 }
 
@@ -51,7 +51,7 @@ impl Distance {
         asked.expect("open")
     }
 
-    /// A driver for so long: sends what is to be sent, and hands over each answer when it is there.
+    /// Drives the keeper for this long: sends its exchanges, and delivers each answer in time.
     fn run(&mut self, time: Duration) {
         let end = self.world.now + time;
         loop {
@@ -84,7 +84,7 @@ impl Distance {
         }
     }
 
-    /// How many are admitted, and how many are refused or wait.
+    /// Numbers of admitted requests, and of refused or waiting ones.
     fn outcomes(&mut self, asked: &[RequestId]) -> (usize, usize) {
         let now = self.world.local();
         let core = &mut self.world.keepers[0];
@@ -100,7 +100,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// G1, G8: a burst of distinct keys is admitted by a store that is never late, at any distance, and within `store_timeout`.
+/// G1, G8: a store that is never late admits a burst of distinct keys, at any distance, within `store_timeout`.
 #[test]
 fn a_burst_of_keys_is_no_outage() {
     const OTHER: Limit = Limit::concurrent("b", 1).fallback(Fallback::Reject);
@@ -125,7 +125,7 @@ fn a_burst_of_keys_is_no_outage() {
     }
 }
 
-/// The same for permits that weigh much.
+/// G1, G8: as above, with heavy permits.
 #[test]
 fn a_burst_of_heavy_permits_is_no_outage() {
     let limit = Limit::concurrent("a", 64).fallback(Fallback::Reject);
@@ -146,7 +146,7 @@ fn a_burst_of_heavy_permits_is_no_outage() {
     assert_eq!(scene.outcomes(&asked), (200, 0));
 }
 
-/// G8: a burst that is too large for the window falls back in time, request by request, and nothing is said of the store.
+/// G8: a burst too large for the window falls back in time, request by request, and the store is not blamed.
 #[test]
 fn requests_that_wait_here_for_too_long_fall_back_alone() {
     const COUNT: usize = 20_000;
@@ -178,13 +178,13 @@ fn requests_that_wait_here_for_too_long_fall_back_alone() {
         assert_eq!(admitted == COUNT, is_admitted, "{admitted}");
         assert!(admitted > 1_000);
         core.audit().expect("its books agree");
-        // Those that were admitted here are in the store before long, once each.
+        // Requests admitted here are soon in the store, once each.
         scene.run(Duration::from_secs(10));
         assert_eq!(scene.world.ledger(), (admitted, 0));
     }
 }
 
-/// G1: where the fallback has no slot either, a request that may wait goes on asking.
+/// G1: where the fallback has no slot either, a request that may wait keeps asking.
 #[test]
 fn a_request_without_a_slot_here_goes_on_asking() {
     let mut world = World::new(1, &ONE);
@@ -205,7 +205,7 @@ fn a_request_without_a_slot_here_goes_on_asking() {
     assert!(world.collect(0, &waits).is_none());
 }
 
-/// G6: a slot that the store grants to a request which has fallen back is released, by whichever way the exchange ends.
+/// G6: a slot granted by the store to a request that has fallen back is released, however the exchange ends.
 #[test]
 fn what_an_exchange_brings_too_late_is_released() {
     for answered in [true, false] {
@@ -232,8 +232,8 @@ fn what_an_exchange_brings_too_late_is_released() {
     }
 }
 
-/// G1, G8: a connection that is cut once is no outage, however many keys are held: newcomers are sent beside the holders
-/// that are introduced, and no permit is lost.
+/// G1, G8: a single cut connection is no outage, whatever the number of held keys: newcomers are sent beside the
+/// holders being introduced, and no permit is lost.
 #[test]
 fn holders_that_are_introduced_do_not_starve_newcomers() {
     for (holders, round_trip) in [(1_000, 80), (3_000, 65), (10_000, 20)] {
@@ -248,7 +248,7 @@ fn holders_that_are_introduced_do_not_starve_newcomers() {
         }
         let now = scene.world.local();
         scene.world.keepers[0].on_event(&Event::Disconnected, now);
-        // The hello has to make a connection.
+        // The hello has to reconnect.
         scene.run(ms(100));
         let mut newcomers = Vec::new();
         for second in 0..3 {
@@ -273,7 +273,7 @@ fn renewals_of_a_key_do_not_starve_its_newcomers() {
     let mut world = World::new(1, &limit);
     let _holders: Vec<_> = (0..HOLDERS).map(|_| world.ask(0, PATIENT)).collect();
     world.settle();
-    // All of them are due.
+    // All permits are due.
     world.pass(LEASE / 2);
     let newcomer = world.ask(0, PATIENT);
     let sent = world.send(0);
@@ -282,8 +282,8 @@ fn renewals_of_a_key_do_not_starve_its_newcomers() {
     assert!(sent.exchange.batches[0].renew.len() >= 400);
 }
 
-/// G4, G8: in a cluster each exchange is about one key, and each kind of work has its turn: a newcomer under a rate does not
-/// wait for the reports of all who spend.
+/// G4, G8: in a cluster each exchange is about one key, and kinds of work take turns: a newcomer at a rate does not
+/// wait for all reports of spending.
 #[test]
 fn newcomers_under_a_rate_do_not_wait_for_reports() {
     const RATE: Limit =
@@ -319,7 +319,7 @@ fn newcomers_under_a_rate_do_not_wait_for_reports() {
                 None
             });
         }
-        // Nobody is behind what was spent.
+        // No spending is ahead of it.
         let newcomer = scene.ask(10_000 + round, &[0], PATIENT);
         scene.run(ms(250));
         assert_eq!(scene.outcomes(&[newcomer]), (1, 0), "round {round}");

@@ -1,4 +1,4 @@
-//! Requests under several limits, each of which has a keeper of its own.
+//! Requests under several limits, each with its own keeper.
 
 use std::{
     future::poll_fn,
@@ -27,7 +27,7 @@ const NARROW: Limit = Limit::concurrent("narrow", 1);
 const WIDE: Limit = Limit::concurrent("wide", 1);
 const RATE: Limit = Limit::rate("rate", 1, Duration::from_secs(3_600));
 const OTHER_RATE: Limit = Limit::rate("other rate", 1, Duration::from_secs(3_600));
-/// Their numbers.
+/// Ids of the limits.
 const N: usize = 0;
 const W: usize = 1;
 const R: usize = 2;
@@ -35,7 +35,7 @@ const O: usize = 3;
 
 type Answer = Result<Granted, AcquireError>;
 
-/// A node that has one part, of a cluster without notices.
+/// A node of a cluster with a single part and without notifications.
 #[derive(Default)]
 struct Node {
     ledgers: Mutex<Ledgers>,
@@ -115,7 +115,7 @@ fn leg(limit: usize, wait: Duration) -> Leg {
     }
 }
 
-/// Asks in the background.
+/// Submits a request in the background.
 fn ask(keepers: &Arc<Keepers>, limits: &[usize], wait: Duration) -> BoxFuture<'static, Answer> {
     let legs = limits.iter().map(|limit| leg(*limit, wait)).collect();
     let mut request = Request::new(keepers.clone(), Demand::All(legs)).with_quotas();
@@ -131,7 +131,7 @@ fn state(keepers: &Keepers) -> (usize, usize) {
     (status.held, status.waiting)
 }
 
-/// G5: what was taken is back, and was not charged.
+/// G5: slots are released and charges refunded.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_gives_back_what_was_taken_before() {
     let keepers = in_memory();
@@ -145,14 +145,14 @@ async fn a_refusal_gives_back_what_was_taken_before() {
     let quotas: Vec<_> = quotas
         .map(|quota| (&*quota.limit_name, quota.remaining))
         .collect();
-    // The rate has what it had.
+    // The rate is unchanged.
     assert_eq!(quotas, [("wide", 0), ("narrow", 0), ("rate", 1)]);
     assert_eq!(state(&keepers), (1, 0));
     keepers.release(&holder.taken.leases);
     assert!(take(&keepers, &[W, R, N]).await.is_ok(), "all is free");
 }
 
-/// How long slots are held is learned from those who were let in.
+/// Hold times are learned from admitted requests only.
 #[tokio::test(start_paused = true)]
 async fn what_is_given_back_is_no_slot_that_was_held() {
     let keepers = in_memory();
@@ -163,7 +163,7 @@ async fn what_is_given_back_is_no_slot_that_was_held() {
     assert_eq!(error.retry_after(), None);
 }
 
-/// A watcher of several slots may go on for ever: they go to no later permit.
+/// A watcher of several slots may run for ever, so these slots serve no later permit.
 #[tokio::test(start_paused = true)]
 async fn slots_of_several_limits_serve_nobody_else() {
     let keepers = in_memory();
@@ -179,7 +179,7 @@ async fn slots_of_several_limits_serve_nobody_else() {
     assert!(!watcher.is_over());
 }
 
-/// As a charge has a share of its permit for the moment in which it is made.
+/// A charge shares its permit while it is being made.
 #[tokio::test(start_paused = true)]
 async fn a_permit_may_be_released_beside_another_share() {
     let keepers = in_memory();
@@ -194,7 +194,7 @@ async fn a_permit_may_be_released_beside_another_share() {
     assert!(!next.taken.leases.is_lost());
 }
 
-/// G5: dropped before its first step, or while it waits after the others.
+/// G5: dropped before the first poll, or while waiting after other legs.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_request_gives_back_what_it_had() {
     let keepers = in_memory();
@@ -211,7 +211,7 @@ async fn a_dropped_request_gives_back_what_it_had() {
     assert!(take(&keepers, &[W, R, N]).await.is_ok(), "all is free");
 }
 
-/// Or two requests could wait for each other.
+/// Otherwise two requests could deadlock.
 #[test]
 fn legs_are_taken_in_one_order_whatever_the_order_of_the_demand() {
     let keepers = in_memory();
@@ -253,7 +253,7 @@ impl Cluster {
         })
     }
 
-    /// The node that has the narrow limit is down for longer than a lease.
+    /// The node with the narrow limit is down for longer than a lease.
     async fn lose_the_narrow_slot(&self) {
         let node =
             |limit: &Limit, key: Key| &self.nodes[Part::of(key.digest(limit.name())).number()];
@@ -266,7 +266,7 @@ impl Cluster {
     }
 }
 
-/// G1, G2: a permit has no slot that was lost while it waited for another.
+/// G1, G2: a permit contains no slot that was lost while its request waited for another.
 #[tokio::test(start_paused = true)]
 async fn a_slot_lost_while_another_is_waited_for_is_taken_again() {
     let cluster = Cluster::new();
@@ -290,7 +290,7 @@ async fn a_slot_lost_while_another_is_waited_for_is_taken_again() {
     assert_eq!(state(&keepers), (0, 0));
 }
 
-/// G5, G7: it does not wait longer for that than it would have, and not with the other slot in hand.
+/// G5, G7: the request waits no longer in total than it would have, and not while holding the other slot.
 #[tokio::test(start_paused = true)]
 async fn a_lost_slot_that_somebody_else_has_is_waited_for_in_what_is_left_of_the_time() {
     let cluster = Cluster::new();
@@ -327,7 +327,7 @@ async fn a_lost_slot_that_somebody_else_has_is_waited_for_in_what_is_left_of_the
     );
 }
 
-/// A request that is refused in the end was let in by nobody.
+/// A request that is refused in the end counts as admitted nowhere.
 #[cfg(feature = "metrics")]
 #[tokio::test(start_paused = true)]
 async fn admissions_are_counted_once_all_limits_have_let_it_in() {

@@ -1,4 +1,4 @@
-//! Requests for slots under several limits and times at rates.
+//! Requests for slots under several limits and charges at rates.
 
 use super::*;
 use crate::{
@@ -27,7 +27,7 @@ fn leg(limit: usize, wait: Duration) -> Leg {
 }
 
 impl World {
-    /// When each rate is empty, and what was charged: how charges are grouped says no more about what is used.
+    /// The end and the total of each rate, whatever the grouping of its charges.
     fn rate_ends(&self) -> Vec<String> {
         let states = self.ledgers.content().rates;
         let of = |(key, state): (&String, &String)| {
@@ -43,7 +43,7 @@ impl World {
         asked.expect("open")
     }
 
-    /// A slot of each limit and a time at the rate.
+    /// A slot of each limit and a charge at the rate.
     fn claim_all(&mut self, wait: Duration) -> RequestId {
         self.claim(0, [1, 2, 0].map(|limit| leg(limit, wait)).into())
     }
@@ -84,7 +84,7 @@ impl World {
         })
     }
 
-    /// Whether the rate would let somebody go on now.
+    /// Whether the rate would admit a request now.
     fn rate_is_free(&mut self) -> bool {
         let asked = self.claim(0, vec![leg(2, Duration::ZERO)]);
         self.settle();
@@ -124,7 +124,7 @@ fn one_exchange_takes_all() {
     assert!(!world.rate_is_free());
 }
 
-/// Wherever a request is when it ends, its slots and what it was charged are given back.
+/// Wherever a request is when it ends, its slots are released and its charges refunded.
 #[test]
 fn a_claim_dropped_at_any_point_gives_everything_back() {
     type Point = (&'static str, fn(&mut World));
@@ -180,7 +180,7 @@ fn a_claim_whose_fate_is_unknown_asks_under_new_names() {
     let asked = world.claim(0, legs);
     let sent = world.send(0);
     let first = seqs(&sent.exchange);
-    // It runs, and its answer is lost.
+    // The exchange runs, and its answer is lost.
     world.run(&sent);
     world.fail(0, &sent, Failure::Cut);
     world.reconnect(0);
@@ -194,14 +194,14 @@ fn a_claim_whose_fate_is_unknown_asks_under_new_names() {
     assert_eq!(released.count(), 2);
     let reply = world.run(&again);
     world.answer(0, &again, reply);
-    // The time at the rate was charged, and cannot be charged again: it is not known whether it was.
+    // The charge may have been made, so it is not repeated.
     assert_eq!(refused(world.look(asked)), Some(AcquireErrorKind::TooSoon));
     world.settle();
     assert_eq!(world.ledger(), (0, 0));
 }
 
-/// G7, G8: the breaker opens, or the driver does not run, while a claim is held back until the store has confirmed those who
-/// hold already.
+/// G7, G8: the breaker opens, or the driver does not run, while a claim is held back until the store has confirmed the
+/// holders.
 #[test]
 fn a_claim_that_was_held_back_goes_by_the_fallback() {
     for stalls in [false, true] {
@@ -230,7 +230,7 @@ fn a_claim_that_was_held_back_goes_by_the_fallback() {
     }
 }
 
-/// G4: nobody would let the claim go on. A permit that was admitted in an outage is gone before it is adopted.
+/// G4: a permit admitted in an outage is gone before it is adopted, so no answer would release the claim.
 #[test]
 fn a_claim_is_not_held_back_for_a_holder_that_is_gone() {
     let wide = WIDE.fallback(Fallback::Allow);
@@ -251,7 +251,7 @@ fn a_claim_is_not_held_back_for_a_holder_that_is_gone() {
     assert!(held(world.look(asked)));
 }
 
-/// G3: a claim that was held back goes before a request that came later.
+/// G3: a claim that was held back precedes a later request.
 #[test]
 fn a_claim_that_was_held_back_keeps_its_turn() {
     let mut world = world(1);
@@ -268,7 +268,7 @@ fn a_claim_that_was_held_back_keeps_its_turn() {
         "it is held back"
     );
     let later = world.ask_wide();
-    // Now nobody is to be confirmed any more, and the answer is not there yet.
+    // No holder is left to confirm, and the answer is still missing.
     world.release(0, &holder);
     world.settle();
     world.complete(0, &confirms);
@@ -277,8 +277,8 @@ fn a_claim_that_was_held_back_keeps_its_turn() {
     assert!(world.look(later).is_none());
 }
 
-/// G8: its time for the store begins when it is to be sent, not when it is. When that is over it falls back, and the exchange
-/// that it is in has a time of its own.
+/// G8: the store's time for a claim begins when the claim is ready to send, not when it is sent. After that the claim
+/// falls back; the exchange it is in has its own time.
 #[test]
 fn a_claim_that_waits_to_be_sent_waits_for_the_store() {
     let narrow = NARROW.fallback(Fallback::Reject);
@@ -300,7 +300,7 @@ fn a_claim_that_waits_to_be_sent_waits_for_the_store() {
     );
     assert!(world.keepers[0].status().store_up, "it has time yet");
     world.keepers[0].audit().expect("its books agree");
-    // What the exchange brings is released, and what it was charged is refunded.
+    // Slots acquired by the exchange are released, and its charges refunded.
     world.complete(0, &sent);
     world.settle();
     assert_eq!(world.ledger(), (0, 0));
@@ -309,7 +309,7 @@ fn a_claim_that_waits_to_be_sent_waits_for_the_store() {
     assert!(held(world.look(next)));
 }
 
-/// G8: the same under a fallback that has slots: it goes on with all of them, and the store adopts them.
+/// G8: with a fallback that has slots, the claim gets all of them, and the store adopts them.
 #[test]
 fn a_claim_that_the_store_does_not_answer_in_time_falls_back_alone() {
     let mut world = world(1);
@@ -327,7 +327,7 @@ fn a_claim_that_the_store_does_not_answer_in_time_falls_back_alone() {
     assert!(refused(world.look(other)).is_some());
 }
 
-/// A slot that is held while the claim waits for more may be lost like any permit.
+/// A slot held while the claim waits for another may be lost like any permit.
 #[test]
 fn a_claim_that_lost_a_slot_while_it_waited_starts_over() {
     let mut world = world(2);
@@ -336,7 +336,7 @@ fn a_claim_that_lost_a_slot_while_it_waited_starts_over() {
     let asked = world.claim(0, legs);
     world.settle();
     assert_eq!(world.under_limit(&NARROW), (1, 0));
-    // Nothing is renewed for more than a lease, and another replica takes the slot.
+    // Nothing is renewed for more than a lease, and another replica gets the slot.
     world.now += LEASE + Duration::from_secs(1);
     let other = world.ask_for(1, leg(0, PATIENT));
     let sent = world.send(1);
@@ -384,7 +384,7 @@ fn without_the_store_a_refusal_leaves_nothing_either() {
     let sent = world.send(0);
     let now = world.local();
     world.keepers[0].on_failure(sent.id, &error, now);
-    // `rate` has let the first one go on, here.
+    // `rate` has admitted the first request, here.
     let wide = world.claim(0, vec![leg(1, Duration::ZERO)]);
     assert!(held(world.look(wide)));
     let narrow = Key::from("you");
@@ -402,7 +402,7 @@ fn without_the_store_a_refusal_leaves_nothing_either() {
     assert!(held(world.look(alone)), "nothing was taken of the others");
 }
 
-/// G2: nobody came for it, nothing renewed it, and by now somebody else may have its slots.
+/// G2: the claim was not collected, nothing renewed its slots, and others may have them by now.
 #[test]
 fn a_claim_that_nobody_came_for_in_time_is_not_granted() {
     let mut world = world(1);
@@ -419,7 +419,7 @@ fn a_claim_that_nobody_came_for_in_time_is_not_granted() {
     assert!(!taken.leases.is_lost() && taken.leases.all().len() == 2);
 }
 
-/// A wake-up overtakes the answer, and comes so late that the slot is gone again.
+/// A wake-up overtakes the answer, so late that the slot is lost again.
 #[test]
 fn a_claim_that_lost_its_place_before_its_answer_came_leaves_nothing_behind() {
     for leaves_first in [true, false] {
@@ -454,7 +454,7 @@ fn a_claim_that_lost_its_place_before_its_answer_came_leaves_nothing_behind() {
         world.fail(0, &late, Failure::Cut);
         world.release(1, &other);
         world.settle();
-        // A name of unknown fate is released once more.
+        // A name of unknown fate is released again.
         world.pass(Duration::from_secs(2));
         world.settle();
         assert_eq!(world.ledger(), (0, 0));
@@ -520,7 +520,7 @@ fn what_is_to_be_given_back_to_a_rate_keeps_the_driver_alive() {
     assert!(world.keepers[0].is_over());
 }
 
-/// It may have been charged by then.
+/// The charge may have been made by then.
 #[test]
 fn what_may_have_to_be_given_back_to_a_rate_keeps_the_driver_alive() {
     let mut world = world(1);
@@ -538,7 +538,7 @@ fn what_may_have_to_be_given_back_to_a_rate_keeps_the_driver_alive() {
     assert!(world.keepers[0].is_over());
 }
 
-/// G3: requests for single slots that were sent with a claim are retried before and behind it as they came.
+/// G3: single requests sent with a claim are retried before and after it, in their original order.
 #[test]
 fn requests_beside_a_claim_are_retried_in_their_order() {
     let mut world = world(1);
@@ -557,7 +557,7 @@ fn requests_beside_a_claim_are_retried_in_their_order() {
     world.reconnect(0);
     let retried = world.send(0);
     let asks = retried.exchange.claims.iter();
-    // The claim has a ledger more, and the rate.
+    // The claim has another ledger, and the rate.
     let of_one: Vec<_> = asks
         .map(|claim| match &claim.asks[..] {
             [ask] if claim.charges.is_empty() => Some(ask.seq),
@@ -571,7 +571,7 @@ fn requests_beside_a_claim_are_retried_in_their_order() {
     assert!(world.look(claim).is_none());
 }
 
-/// G4, G8: without memory every claim of an exchange fails, and its batches do not.
+/// G4, G8: when the store is out of memory, every claim of an exchange fails, but its batches do not.
 #[test]
 fn a_request_beside_a_claim_that_cannot_be_written_is_decided_on() {
     let oom = || LedgerError {
@@ -606,7 +606,7 @@ fn a_request_beside_a_claim_that_cannot_be_written_is_decided_on() {
     }
 }
 
-/// The limit of a rate is switched off while a request that it would delay, or refuse, is in flight.
+/// The limit of a rate is switched off while a request is in flight that it would delay or refuse.
 #[test]
 fn a_rate_that_is_switched_off_delays_no_request_in_flight() {
     for (mode, wait) in [
@@ -631,7 +631,7 @@ fn a_rate_that_is_switched_off_delays_no_request_in_flight() {
     }
 }
 
-/// The same, if the store is left at that moment.
+/// As above, and the store is left at that moment.
 #[test]
 fn a_rate_that_is_switched_off_delays_no_request_that_an_outage_moves() {
     let rate = RATE.fallback(Fallback::Local(1));
@@ -646,7 +646,7 @@ fn a_rate_that_is_switched_off_delays_no_request_that_an_outage_moves() {
     assert!(asked.iter().all(|asked| held(world.look(*asked))));
 }
 
-/// Of starts that are ahead a rate with a small burst can only undo the last, so it is given back first.
+/// A rate with a small burst can only undo its latest reserved start, which is therefore refunded first.
 #[test]
 fn all_times_that_were_reserved_are_given_back_in_any_case() {
     for in_flight in [false, true] {
@@ -689,7 +689,7 @@ fn what_was_charged_is_given_back_once() {
     assert!(world.keepers[0].is_quiet());
 }
 
-/// How long slots are held counts from the grant, not from the start of the process.
+/// Hold times count from the grant, not from the start of the process.
 #[test]
 fn a_claim_is_held_from_its_grant() {
     let mut world = world(1);

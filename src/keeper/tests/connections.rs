@@ -4,7 +4,7 @@ use super::*;
 use crate::ledger::Audience;
 
 impl World {
-    /// The processes without a connection; the others subscribe to their wake-ups.
+    /// Processes without a connection; the others subscribe to their wake-ups.
     fn without_connection(&mut self, absent: &[usize]) {
         let id = |number: &usize| ReplicaId::from_bits(*number as u128);
         self.ledgers.audience = Audience {
@@ -13,7 +13,7 @@ impl World {
         };
     }
 
-    /// Three processes, one slot: 1 holds it, then 2 waits for it, and 0 behind it.
+    /// Three processes, one slot: 1 holds it, 2 waits for it, and 0 waits behind 2.
     fn one_behind_another() -> (Self, Arc<Lease>, Arc<Lease>, Arc<Lease>) {
         let mut world = Self::new(3, &ONE);
         world.without_connection(&[]);
@@ -28,7 +28,7 @@ impl World {
     }
 }
 
-/// G4: the wake-up of a waiter behind one that was passed over is lost.
+/// G4: the wake-up of a waiter behind a passed-over waiter is lost.
 #[test]
 fn a_waiter_behind_one_without_a_connection_learns_of_its_slot_by_a_poll() {
     let (mut world, holder, _first, second) = World::one_behind_another();
@@ -44,7 +44,7 @@ fn a_waiter_behind_one_without_a_connection_learns_of_its_slot_by_a_poll() {
     assert!(held(world.collect(0, &second)));
 }
 
-/// G3: one that was passed over is next.
+/// G3: a passed-over waiter is next.
 #[test]
 fn a_waiter_that_was_passed_over_keeps_its_place() {
     let (mut world, holder, first, second) = World::one_behind_another();
@@ -64,7 +64,7 @@ fn a_waiter_that_was_passed_over_keeps_its_place() {
     assert!(world.collect(1, &third).is_none());
 }
 
-/// It is below the head of the queue, and not gone: that is asked now and then.
+/// A passed-over waiter is below the head of the queue, but still there: the keeper asks now and then.
 #[test]
 fn a_waiter_that_was_passed_over_costs_few_exchanges() {
     let (mut world, holder, first, second) = World::one_behind_another();

@@ -1,4 +1,4 @@
-//! Drivers that come late, and those that take their place.
+//! Late drivers, and their replacements.
 
 use std::{
     collections::VecDeque,
@@ -34,7 +34,7 @@ const TIME: Reply = Reply {
     claims: Vec::new(),
 };
 
-/// Counts the exchanges of each of its sessions, and answers none.
+/// Counts the exchanges of each of its sessions, and leaves them unanswered.
 #[derive(Default)]
 struct Silent {
     sessions: AtomicUsize,
@@ -73,7 +73,7 @@ impl Session for Numbered {
     }
 }
 
-/// Answers hellos only, and notes for each of its sessions whether its exchanges were hellos.
+/// Answers hellos only, and records for each session whether its exchanges were hellos.
 #[derive(Default)]
 struct Courteous(Arc<Mutex<Vec<Vec<bool>>>>);
 
@@ -113,7 +113,7 @@ impl Session for Conversation {
     fn disconnect(&mut self) {}
 }
 
-/// G1: the limiter was connected on a runtime that has ended, so its driver begins with a session of its own.
+/// G1: the limiter was connected on a runtime that has shut down, so its driver begins with a new session.
 #[test]
 fn a_driver_with_a_new_session_begins_with_a_hello() {
     for is_kept in [true, false] {
@@ -154,7 +154,7 @@ impl Silent {
     }
 }
 
-/// With a limit, and a short time for the store.
+/// With a limit, and a short timeout of the store.
 fn keeper_of(store: Arc<dyn Store>) -> Arc<Keeper> {
     let settings = Settings {
         store_timeout: Duration::from_millis(20),
@@ -173,7 +173,7 @@ fn submit(keeper: &Keeper) {
     keeper.with(|core, _| drop(core.submit_unlabelled(&demand, now)));
 }
 
-/// Has another driver take the place of one that is late.
+/// Replaces a late driver.
 async fn until_replaced(keeper: &Arc<Keeper>, store: &Silent) {
     while store.sent() == [0, 0] {
         assert_eq!(keeper.start_driver(), Ok(()));
@@ -183,7 +183,7 @@ async fn until_replaced(keeper: &Arc<Keeper>, store: &Silent) {
     assert_eq!(store.sent()[0], 0, "the late one did not run");
 }
 
-/// It may run again at any time: on a runtime that is driven again, or by a handler that ends.
+/// A replaced driver may run again at any time: on a runtime that is polled again, or after a blocking handler.
 #[test]
 fn a_driver_that_was_replaced_does_nothing_any_more() {
     let store = Arc::new(Silent::default());
@@ -197,7 +197,7 @@ fn a_driver_that_was_replaced_does_nothing_any_more() {
         }
     });
     assert_eq!(store.sent()[0], 0, "nor does it now");
-    // It may do and say anything.
+    // The replaced driver may report anything.
     let now = Instant::now();
     keeper.with_driver(|core, driver, _| {
         assert!(!driver.is_present(1));
@@ -205,7 +205,7 @@ fn a_driver_that_was_replaced_does_nothing_any_more() {
     });
 }
 
-/// Panics at each log event.
+/// Panics on each log event.
 struct Panics;
 
 impl tracing::Subscriber for Panics {
@@ -230,7 +230,7 @@ impl tracing::Subscriber for Panics {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// G2, G8: the next driver is there although what is logged of the late one panics.
+/// G2, G8: the next driver starts although logging the late one panics.
 #[test]
 fn a_subscriber_that_panics_does_not_cost_the_next_driver() {
     let store = Arc::new(Silent::default());
@@ -246,7 +246,7 @@ fn a_subscriber_that_panics_does_not_cost_the_next_driver() {
     assert_eq!(store.sessions.load(Relaxed), 2, "the first replacement ran");
 }
 
-/// A connection that gives no answer may be half open: it is not used again.
+/// An unanswered connection may be half open: it is not used again.
 #[test]
 fn a_silent_connection_is_left() {
     let store = Arc::new(Silent::default());
@@ -264,7 +264,7 @@ fn a_silent_connection_is_left() {
     });
 }
 
-/// Answers hellos only. At the first other exchange its connection ends, and its exchanges do not: they are silent.
+/// Answers hellos only. At any other exchange the connection ends, while the exchange stays unanswered.
 #[derive(Clone, Default)]
 struct Flaky(Arc<Mutex<Events>>);
 
@@ -272,7 +272,7 @@ struct Flaky(Arc<Mutex<Events>>);
 struct Events {
     ends: usize,
     disconnects: usize,
-    /// How often the session was disconnected before each exchange that was no hello.
+    /// Number of disconnects of the session before each exchange other than a hello.
     disconnects_before: Vec<usize>,
 }
 
@@ -310,7 +310,7 @@ impl Session for Flaky {
     }
 }
 
-/// G8: an exchange on a connection that is over times out, and the next connection stays.
+/// G8: an exchange on an ended connection times out, and the next connection stays.
 #[test]
 fn a_silent_exchange_does_not_end_the_next_connection() {
     let store = Flaky::default();
@@ -329,7 +329,7 @@ fn a_silent_exchange_does_not_end_the_next_connection() {
     assert_eq!(store.0.lock().unwrap().disconnects_before, [0, 0]);
 }
 
-/// The store accepts a connection, and ends it at the first exchange.
+/// The store accepts a connection, and closes it at the first exchange.
 #[derive(Clone, Default)]
 struct Closing(Arc<Mutex<VecDeque<Event>>>);
 
@@ -354,7 +354,7 @@ impl Session for Closing {
     fn disconnect(&mut self) {}
 }
 
-/// G8: the first request does not wait for a store that has not answered the greeting.
+/// G8: the first request does not wait for a store that left the greeting unanswered.
 #[test]
 fn a_connection_that_ends_at_the_greeting_is_an_outage() {
     let keeper = keeper_of(Arc::new(Closing::default()));
@@ -362,7 +362,7 @@ fn a_connection_that_ends_at_the_greeting_is_an_outage() {
     assert!(!keeper.peek(Core::store_is_up));
 }
 
-/// G3, G8: an exchange is given its time once more if the process stood still. Others see that the driver runs.
+/// G3, G8: an exchange is given its time again if the process stood still. Watchdogs see that the driver runs.
 #[test]
 fn a_driver_that_waits_for_longer_is_not_late() {
     let store = Arc::new(Silent::default());
@@ -379,7 +379,7 @@ fn a_driver_that_waits_for_longer_is_not_late() {
             driver.check_driver(core, now),
             WatchdogFinding::Late
         ));
-        // The step that it takes when it gives the exchange more time.
+        // The step taken when the driver gives the exchange more time.
         driver.next_step(core, 1, now).expect("it is present");
         assert!(matches!(
             driver.check_driver(core, now + Duration::from_millis(5)),

@@ -1,4 +1,4 @@
-//! Edges: outages, updates and shutdown in every stage of a request.
+//! Edge cases: outages, updates and shutdown at every stage of a request.
 
 use super::*;
 use crate::{
@@ -38,7 +38,7 @@ impl World {
         self.keepers[0].collect(asked, false, now)
     }
 
-    /// Asks for a slot of each limit, whose key holds something else. Returns the limits that are reported then.
+    /// Asks for a slot of each limit, whose key has the wrong type. Returns the limits reported then.
     fn reports_of_broken_keys(&mut self, limits: usize) -> Vec<String> {
         for limit in 0..limits {
             let now = self.local();
@@ -124,7 +124,7 @@ fn an_old_claim_that_asks_again_after_an_outage_does_not_hurry_the_store() {
     }
 }
 
-/// A grant that was lost in an outage before its request came for it blocks the local queue for the whole outage.
+/// A grant lost in an outage before its request was polled must not block the local queue for the whole outage.
 #[test]
 fn what_is_lost_in_an_outage_leaves_the_local_ledger() {
     let limit = Limit::concurrent("a", 1);
@@ -132,10 +132,10 @@ fn what_is_lost_in_an_outage_leaves_the_local_ledger() {
     let lease = world.ask(0, PATIENT);
     world.settle();
     world.store_goes_down();
-    // Somebody asks, so that the ledger of this process is there, with the grant in it.
+    // Another request, so that the ledger of this process exists and contains the grant.
     let other = world.ask(0, PATIENT);
     assert!(world.collect(0, &other).is_none());
-    // Nobody comes for the grant, and it is not renewed.
+    // The grant is neither collected nor renewed.
     for _ in 0..35 {
         world.pass(Duration::from_secs(1));
     }
@@ -144,7 +144,7 @@ fn what_is_lost_in_an_outage_leaves_the_local_ledger() {
     assert!(held(world.collect(0, &other)), "the slot is free");
 }
 
-/// The same for a request under two limits that keeps one slot while it waits for the other.
+/// As above for a request under two limits that keeps one slot while it waits for the other.
 #[test]
 fn a_leg_that_is_lost_in_an_outage_leaves_the_local_ledger() {
     let wide = Limit::concurrent("wide", 2)
@@ -183,7 +183,7 @@ fn a_leg_that_is_lost_in_an_outage_leaves_the_local_ledger() {
     );
 }
 
-/// A limit that only looks on refuses nobody, whatever is wrong with its key.
+/// A limit in shadow mode refuses no request, even if its key cannot be used.
 #[test]
 fn a_limit_in_shadow_whose_key_is_broken_refuses_nobody() {
     for rate in [false, true] {
@@ -208,7 +208,7 @@ fn a_limit_in_shadow_whose_key_is_broken_refuses_nobody() {
     }
 }
 
-/// Operators hear of each limit, however many there are, and once for as long as requests are refused.
+/// Each limit is reported, whatever their number, and once for as long as requests are refused.
 #[test]
 fn every_limit_whose_key_is_broken_is_reported_and_seldom() {
     let mut world = World::under(1, &[&NARROW, &WIDE]);
@@ -222,7 +222,7 @@ fn every_limit_whose_key_is_broken_is_reported_and_seldom() {
     assert_eq!(world.reports_of_broken_keys(2), ["wide"]);
 }
 
-/// The time after which a retry may go through is that of the rate which lets it wait longest.
+/// The time to retry is the longest among the rates.
 #[test]
 fn two_rates_refuse_and_the_longer_time_is_told() {
     for order in [[0, 1], [1, 0]] {
@@ -251,7 +251,7 @@ fn two_rates_refuse_and_the_longer_time_is_told() {
     }
 }
 
-/// A limit that was updated can still be bound: `limiter.semaphore(&LIMIT, user)` in a handler.
+/// A limit can still be bound after an update: `limiter.semaphore(&LIMIT, user)` in a handler.
 #[test]
 fn a_limit_can_be_bound_after_an_update() {
     let mut world = World::under(1, &[&NARROW]);
@@ -259,7 +259,7 @@ fn a_limit_can_be_bound_after_an_update() {
     assert!(world.keepers[0].add(&NARROW).is_ok());
 }
 
-/// After a shutdown nobody gets a permit.
+/// After a shutdown no permit is granted.
 #[test]
 fn a_claim_granted_before_a_shutdown_is_not_admitted_after_it() {
     let mut world = World::under(1, &[&NARROW, &WIDE]);
@@ -275,7 +275,7 @@ fn a_claim_granted_before_a_shutdown_is_not_admitted_after_it() {
     };
     let asked = world.all(0, vec![leg(0, PATIENT), leg(1, PATIENT)]);
     world.settle();
-    // Both are granted and not collected yet.
+    // Both are granted and not yet collected.
     world.close();
     world.lose_all();
     world.settle();
@@ -287,7 +287,7 @@ fn a_claim_granted_before_a_shutdown_is_not_admitted_after_it() {
     assert_eq!(world.ledger(), (0, 0), "and took slots");
 }
 
-/// G7: work per script call has a limit.
+/// G7: work per script call is limited.
 #[test]
 fn refunds_are_sent_in_chunks() {
     let rate = Limit::rate("rate", 1_000, Duration::from_secs(1)).max_waiters(100_000);
@@ -317,7 +317,7 @@ fn refunds_are_sent_in_chunks() {
     );
 }
 
-/// A store that works again is asked soon after the next outage, also if all it has to do is rates.
+/// A recovered store is probed soon after the next outage, even if its only work is charges.
 #[test]
 fn a_charge_is_work() {
     let mut world = World::under(1, &[&RATE]);
@@ -342,7 +342,7 @@ fn a_charge_is_work() {
     );
 }
 
-/// "A key with a value of 0 is refused always", without the store too.
+/// "A key with a value of 0 is refused always", even without the store.
 #[test]
 fn a_key_with_a_value_of_0_is_refused_without_the_store() {
     for policy in [Fallback::Local(1), Fallback::Local(5), Fallback::Allow] {
@@ -361,7 +361,7 @@ fn a_key_with_a_value_of_0_is_refused_without_the_store() {
     }
 }
 
-/// A policy that is changed in an outage holds for those who come from then on.
+/// A fallback changed in an outage applies to later requests.
 #[test]
 fn a_policy_that_changes_in_an_outage_holds() {
     let limit = Limit::concurrent("a", 1);
@@ -392,7 +392,7 @@ fn an_answer_from_before_a_wake_up_does_not_put_off_the_renewal() {
         world.pass(Duration::from_secs(1));
         world.settle();
     }
-    // All who wait are asked for, and the answer takes its time.
+    // All waiters are asked for, and the answer is slow.
     world.pass(Duration::from_millis(1_100));
     let asked = world.send(0);
     assert_eq!(asked.exchange.batches[0].renew, [lease.seq()]);
@@ -425,7 +425,7 @@ fn a_request_that_was_woken_before_its_answer_came_is_renewed() {
     world.release(1, &holder);
     world.settle();
     world.deliver_wakes();
-    // Meanwhile another permit of the queue is looked after.
+    // Meanwhile another permit of the queue is renewed.
     let before = early.deadline();
     while early.deadline() == before {
         world.pass(Duration::from_millis(100));
@@ -440,8 +440,7 @@ fn a_request_that_was_woken_before_its_answer_came_is_renewed() {
     assert!(!lease.is_over(world.local()));
 }
 
-/// G7: in memory, queues of keys that are likely to come again are kept; as many as they may be, and no longer than
-/// there is a limiter.
+/// G7: in memory, queues of recurring keys are cached, up to a maximum, and only while the limiter exists.
 #[test]
 fn a_process_keeps_few_idle_lines_and_none_for_ever() {
     let now = Instant::now();
@@ -472,7 +471,7 @@ fn a_process_keeps_few_idle_lines_and_none_for_ever() {
     assert!(core.queue_count() == 0 && core.is_over());
 }
 
-/// A ticket is used twice if the store has forgotten one who waits, and its clock was stepped back.
+/// Tickets collide if the store has lost a waiter and its clock was stepped back.
 #[test]
 fn waiters_with_one_ticket_are_both_seen_to() {
     let limit = Limit::concurrent("a", 1).wait_up_to(PATIENT);

@@ -1,8 +1,8 @@
-//! Requests and permits that are given up are released, wherever they are: in the store and in the keeper.
+//! Requests and permits that are dropped are released, wherever they are: in the store and in the keeper.
 
 use super::*;
 
-/// G5: whenever a request is dropped, nothing of it stays in the store, and nothing in the keeper.
+/// G5: whenever a request is dropped, nothing of it remains in the store or the keeper.
 #[test]
 fn a_request_dropped_at_any_point_leaves_nothing_behind() {
     let limit = Limit::concurrent("a", 1);
@@ -62,7 +62,7 @@ fn a_request_dropped_at_any_point_leaves_nothing_behind() {
         let lease = prepare(&mut world);
         world.release(0, &lease);
         world.settle();
-        // A release may have to be repeated once the exchange that was lost cannot run any more.
+        // A release may have to be repeated once the lost exchange can no longer run.
         world.pass(2 * STORE_TIMEOUT);
         world.settle();
         assert_eq!(world.ledger(), (0, 0), "dropped {point}");
@@ -75,7 +75,7 @@ fn a_request_dropped_at_any_point_leaves_nothing_behind() {
     }
 }
 
-/// G5: a shutdown leaves nobody in the queue.
+/// G5: a shutdown empties the queue.
 #[test]
 fn a_shutdown_refuses_who_waits() {
     let mut world = World::new(1, &ONE);
@@ -89,7 +89,7 @@ fn a_shutdown_refuses_who_waits() {
     assert_eq!(world.ledger(), (1, 0));
 }
 
-/// G6: an exchange that runs after its release was acknowledged leaves a ghost for a moment only.
+/// G6: an exchange that runs after its release was acknowledged leaves a ghost only briefly.
 #[test]
 fn a_release_is_repeated_until_nothing_can_come_back() {
     let mut world = World::new(1, &ONE);
@@ -111,14 +111,14 @@ fn a_release_is_repeated_until_nothing_can_come_back() {
     );
 }
 
-/// G6: a slot that is granted to a name which the keeper does not know goes back.
+/// G6: a slot granted to a name unknown to the keeper is released.
 #[test]
 fn a_grant_for_nobody_is_given_back() {
     let mut world = World::new(2, &ONE);
     let (holder, waiter) = world.holder_and_waiter();
     world.release(1, &holder);
     world.settle();
-    // It has given up, and the queue is still there when it is woken: the release is under way.
+    // Its request was cancelled, but the queue still exists when the wake-up arrives: the release is in flight.
     world.release(0, &waiter);
     let sent = world.send(0);
     assert_eq!(sent.exchange.batches[0].release, [waiter.seq()]);
@@ -127,7 +127,7 @@ fn a_grant_for_nobody_is_given_back() {
     assert_eq!(again.exchange.batches[0].release, [waiter.seq()]);
 }
 
-/// G5: a shutdown waits for every release that is not confirmed, wherever it is, and counts those that it leaves.
+/// G5: a shutdown waits for every unconfirmed release, wherever it is, and counts the remaining ones.
 #[test]
 fn a_release_is_owed_until_it_is_confirmed() {
     let mut world = World::new(1, &ONE);
@@ -152,7 +152,7 @@ fn a_release_is_owed_until_it_is_confirmed() {
     assert_eq!(owed(&world), (true, 0));
 }
 
-/// Permits that are dropped at once share exchanges, whatever their keys.
+/// Permits dropped together share exchanges, whatever their keys.
 #[test]
 fn releases_of_many_keys_share_exchanges() {
     const KEYS: u64 = 1_000;

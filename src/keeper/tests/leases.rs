@@ -1,4 +1,4 @@
-//! Leases: what counts as held, and how it stays so.
+//! Leases: what counts as held, and how a lease is kept.
 
 use std::{cell::Cell, task::Poll};
 
@@ -8,7 +8,7 @@ use tokio_test::{assert_pending, assert_ready, task::spawn};
 use super::*;
 use crate::leases::{KeeperId, Leases, QueueId, Tenure};
 
-/// G2: a deadline counts from the sending, and keeps a distance.
+/// G2: a deadline counts from the sending of the exchange, less a margin.
 #[test]
 fn a_slow_answer_shortens_the_permit() {
     let mut world = World::new(1, &ONE);
@@ -24,7 +24,7 @@ fn a_slow_answer_shortens_the_permit() {
     assert!(deadline > sent_at + LEASE - Duration::from_millis(100));
 }
 
-/// G2, G3: a wake-up that comes too late to be sure is not used as it is, and does not cost the place either.
+/// G2, G3: a wake-up that arrives too late to be certain is confirmed first, and does not cost the place in the queue.
 #[test]
 fn a_late_wake_up_is_confirmed_before_it_is_used() {
     let mut world = World::new(2, &ONE);
@@ -42,7 +42,7 @@ fn a_late_wake_up_is_confirmed_before_it_is_used() {
     );
 }
 
-/// G1, G2: a wake-up from before its waiter was last seen waiting says nothing about now.
+/// G1, G2: a wake-up from before its waiter was last seen waiting proves nothing.
 #[test]
 fn an_old_wake_up_is_no_grant() {
     let mut world = World::new(2, &ONE);
@@ -62,7 +62,7 @@ fn an_old_wake_up_is_no_grant() {
     assert!(world.collect(0, &waiter).is_none());
 }
 
-/// G2: a wake-up may come before the reply to the exchange that made its waiter wait.
+/// G2: a wake-up may overtake the reply that enqueued its waiter.
 #[test]
 fn a_late_reply_takes_no_grant_back() {
     let mut world = World::new(2, &ONE);
@@ -95,7 +95,7 @@ fn a_short_grant_is_renewed_before_it_ends() {
     assert!(lasts(&world, &waiter) > LEASE * 9 / 10);
 }
 
-/// G4: a waiter that is not before the head may have left the queue all the same, and is asked for by name.
+/// G4: even a waiter behind the head may have left the queue, so it is asked for by name.
 #[test]
 fn all_waiters_are_asked_for_now_and_then() {
     let mut world = World::new(1, &ONE);
@@ -119,7 +119,7 @@ fn all_waiters_are_asked_for_now_and_then() {
     assert!(asked);
 }
 
-/// G2: once over, it stays over; once given back, it is never lost.
+/// G2: an expired lease stays expired, and a released one is never lost.
 #[test]
 fn a_lease_ends_once() {
     let start = Instant::now();
@@ -147,7 +147,7 @@ fn a_lease_ends_once() {
     assert!(too_late.is_over(at(11)));
 }
 
-/// G2: every poll looks at the clock, not only one that the keeper's driver wakes.
+/// G2: every poll checks the clock, not only polls woken by the keeper's driver.
 #[tokio::test(start_paused = true)]
 async fn a_poll_after_the_deadline_sees_the_loss() {
     let (start, second) = (Instant::now(), Duration::from_secs(1));
@@ -176,8 +176,8 @@ async fn a_poll_after_the_deadline_sees_the_loss() {
     }
 }
 
-/// A watcher for which a loss does not count waits for the end that does. Ending a lease wakes nobody: that is done
-/// without the keeper's lock.
+/// A watcher that ignores a loss waits for an end that counts. Ending a lease wakes no task: that happens without the
+/// keeper's lock.
 #[tokio::test]
 async fn a_watcher_goes_on_until_an_end_that_counts() {
     let lease = Arc::new(Lease::new(KeeperId(0), QueueId(0), 1, Instant::now(), None));
@@ -196,7 +196,7 @@ async fn a_watcher_goes_on_until_an_end_that_counts() {
     }
 }
 
-/// One permit or ten thousand: renewals go out in chunks, and in a third of the lease.
+/// One permit or ten thousand: renewals are sent in chunks, within a third of the lease.
 #[test]
 fn renewals_are_chunked_and_early() {
     let mut world = World::new(1, &Limit::concurrent("a", 5_000));
@@ -232,7 +232,7 @@ fn renewals_are_chunked_and_early() {
     );
 }
 
-/// G2: a renewal whose exchange failed is sent again at once, not when the permit is over.
+/// G2: a renewal whose exchange failed is retried at once, not when the permit expires.
 #[test]
 fn a_renewal_that_failed_is_sent_again() {
     let mut world = World::new(1, &ONE);

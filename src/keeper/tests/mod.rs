@@ -1,4 +1,4 @@
-//! Single promises of the keeper, step by step. The simulation checks them in every order.
+//! Single guarantees of the keeper, step by step. The simulation checks them in every order.
 
 mod accounts;
 mod bounds;
@@ -44,21 +44,21 @@ const EPOCH_US: u64 = 1_700_000_000_000_000;
 
 /// One slot.
 const ONE: Limit = Limit::concurrent("a", 1);
-/// The same, and nobody is let in without the store.
+/// As `ONE`, but without the store no request is admitted.
 const STRICT: Limit = ONE.fallback(Fallback::Reject);
 
-/// A store and one or more keepers, with the time in the test's hands.
+/// A store and one or more keepers, in virtual time.
 struct World {
     ledgers: Ledgers,
     start: Instant,
     now: Duration,
     keepers: Vec<Core>,
     wakes: Vec<(usize, Wake)>,
-    /// Requests for one slot, by their leases.
+    /// Requests for a single slot, by their leases.
     asked: Vec<(Arc<Lease>, RequestId)>,
 }
 
-/// Steps of the state machine, in place of the lock around it.
+/// Steps of the state machine, without the lock around it.
 impl Core {
     pub fn add(&mut self, limit: &Limit) -> Result<LimitId, ConfigError> {
         let meter = LimitMeter::new("test", limit.name());
@@ -146,7 +146,7 @@ impl World {
         self.lease_of(keeper, asked.expect("open"))
     }
 
-    /// The slot of a request, to go by. One that is refused already has none.
+    /// The lease of a request, which identifies it in tests. A request already refused has none.
     fn lease_of(&mut self, keeper: usize, request: RequestId) -> Arc<Lease> {
         let core = &self.keepers[keeper];
         let lease = core.lease_of(request);
@@ -170,7 +170,7 @@ impl World {
         refused(self.collect(keeper, lease))
     }
 
-    /// Keeper 0 gets a permit.
+    /// Keeper 0 acquires a permit.
     fn grant(&mut self, wait: Duration) -> Arc<Lease> {
         let lease = self.ask(0, wait);
         self.settle();
@@ -178,7 +178,7 @@ impl World {
         lease
     }
 
-    /// Keeper 1 has the only slot, and a request of keeper 0 is queued for it.
+    /// Keeper 1 holds the only slot, and a request of keeper 0 is queued for it.
     fn holder_and_waiter(&mut self) -> (Arc<Lease>, Arc<Lease>) {
         let holder = self.ask(1, PATIENT);
         self.settle();
@@ -187,7 +187,7 @@ impl World {
         (holder, waiter)
     }
 
-    /// A permit is given back, or a request is not wanted any more.
+    /// Releases a permit, or cancels a request.
     fn release(&mut self, keeper: usize, lease: &Arc<Lease>) {
         let (now, asked) = (self.local(), self.request_of(lease));
         let core = &mut self.keepers[keeper];
@@ -218,7 +218,7 @@ impl World {
             .expect("something to send")
     }
 
-    /// The store runs an exchange. The answer is not delivered yet.
+    /// The store runs an exchange, whose answer is not delivered yet.
     fn run(&mut self, outgoing: &Outgoing) -> Reply {
         let now_us = EPOCH_US + self.now.as_micros() as u64;
         let (reply, wakes) = self.ledgers.exchange(&outgoing.exchange, now_us);
@@ -240,7 +240,7 @@ impl World {
         self.keepers[keeper].on_reply(outgoing.id, reply, now);
     }
 
-    /// A hello makes the next connection.
+    /// A hello reconnects.
     fn reconnect(&mut self, keeper: usize) {
         let hello = self.send(keeper);
         assert!(hello.exchange.batches.is_empty(), "{:?}", hello.exchange);
@@ -268,7 +268,7 @@ impl World {
         self.keepers[keeper].on_failure(outgoing.id, &error, now);
     }
 
-    /// The store says that it will not.
+    /// The store refuses the exchange.
     fn refuse(&mut self, outgoing: &Outgoing, kind: StoreErrorKind) {
         let message = "refused".to_owned();
         let now = self.local();
@@ -276,7 +276,7 @@ impl World {
         self.keepers[0].on_failure(outgoing.id, &error, now);
     }
 
-    /// Sends, runs and answers until nobody has anything to say.
+    /// Sends, runs and answers exchanges until no work is left.
     fn settle(&mut self) {
         loop {
             let now = self.local();
@@ -313,7 +313,7 @@ impl World {
     }
 }
 
-/// A request of the usual weight and cost, of the shared key.
+/// A leg of weight and cost 1, for the shared key.
 fn leg(limit: usize, wait: Duration) -> Leg {
     Leg {
         limit: LimitId(limit),

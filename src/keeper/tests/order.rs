@@ -1,4 +1,4 @@
-//! G3 at a distance: the order in which requests are admitted, if messages take their time.
+//! G3 at a distance: the order of admission when messages take time.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use crate::ledger::{Exchange, MemberId, Seq};
 const N: usize = 0;
 const W: usize = 1;
 
-/// Keepers, each at a distance of its own from the store.
+/// Keepers, each at its own distance from the store.
 struct Distant {
     world: World,
     ways: Vec<Duration>,
     agenda: BTreeMap<(Duration, usize), Task>,
     planned: usize,
     requests: Vec<Asked>,
-    /// How many claims and single requests the store has received.
+    /// Number of claims and single requests received by the store.
     received: usize,
 }
 
@@ -27,7 +27,7 @@ enum Task {
     Release(usize),
 }
 
-/// A request, and what became of it.
+/// A request, and its history.
 struct Asked {
     keeper: usize,
     legs: Vec<usize>,
@@ -35,17 +35,17 @@ struct Asked {
     hold: Duration,
     request: Option<RequestId>,
     leases: Vec<Arc<Lease>>,
-    /// In the order of acquisition.
+    /// In order of acquisition.
     names: Vec<Seq>,
-    /// Its place among all requests, by when the store received it.
+    /// Its place among all requests, by arrival at the store.
     arrived: Option<usize>,
-    /// When the store had granted it each slot.
+    /// When the store granted each slot.
     granted: Vec<Option<Duration>>,
     /// When the store was asked for each slot.
     reached: Vec<Option<Duration>>,
     refused: Option<(Duration, AcquireErrorKind)>,
     at: Duration,
-    /// When its process had its permit.
+    /// When its process had the permit.
     held: Option<Duration>,
 }
 
@@ -59,7 +59,7 @@ impl Asked {
             .max()
     }
 
-    /// Whether it was on its way from one queue to the next.
+    /// Whether it was travelling from one queue to the next.
     fn travels(&self, at: Duration) -> bool {
         self.granted
             .iter()
@@ -216,7 +216,7 @@ impl Distant {
         }
     }
 
-    /// Notes what an exchange has asked and changed.
+    /// Records the asks and effects of an exchange.
     fn look(&mut self, keeper: usize, exchange: &Exchange, reply: &Reply) {
         use crate::ledger::Standing::Absent;
 
@@ -277,8 +277,8 @@ impl Distant {
         }
     }
 
-    /// Pairs of requests under the same limits of which the later one was admitted before the earlier one, that still
-    /// waited; and whether the earlier one was on its way then.
+    /// Pairs of requests under the same limits in which the later request was admitted while the earlier one still
+    /// waited; and whether the earlier one was travelling then.
     fn overtakings(&self) -> Vec<(usize, usize, bool)> {
         let mut pairs = Vec::new();
         for (earlier, one) in self.requests.iter().enumerate() {
@@ -308,7 +308,7 @@ fn ms(length: u64) -> Duration {
     Duration::from_millis(length)
 }
 
-/// A random run, with two scarce limits.
+/// A random run with two scarce limits.
 fn run(seed: u64) -> Distant {
     let mut rng = fastrand::Rng::with_seed(seed);
     let narrow = Limit::concurrent("narrow", rng.u32(1..=4)).class(crate::Class::Caller);
@@ -375,7 +375,7 @@ fn run_with_reuse(seed: u64) -> Distant {
     distant
 }
 
-/// G3: within a process, requests are admitted in their order. One that the store has admitted may learn of it later.
+/// G3: within a process, requests are admitted in order. A request admitted by the store may learn of it later.
 #[test]
 fn no_request_takes_a_kept_slot_past_an_earlier_one_of_its_process() {
     let (mut overtaken, mut runs, mut first) = (0, 0, None);

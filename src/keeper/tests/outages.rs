@@ -1,4 +1,4 @@
-//! A store that is silent, cut off or unwilling.
+//! A store that is silent, cut off or refuses to work.
 
 use super::*;
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     telemetry::{Adopted, Topic},
 };
 
-/// A connection that was cut is not an outage: the request asks again, under another name.
+/// A cut connection is not an outage: the request is retried, under another name.
 #[test]
 fn a_cut_connection_costs_a_retry_and_not_the_policy() {
     let mut world = World::new(1, &STRICT);
@@ -20,7 +20,7 @@ fn a_cut_connection_costs_a_retry_and_not_the_policy() {
     assert_ne!(lease.seq(), first_name);
 }
 
-/// A request that was ready to wait is refused as timed out, even if the store took all of its time.
+/// A request that could wait is refused with a timeout, even if the store used up all its time.
 #[test]
 fn a_wait_that_the_store_used_up_is_told_as_one() {
     let mut world = World::new(1, &Limit::concurrent("a", 1).wait_up_to(PATIENT));
@@ -33,7 +33,7 @@ fn a_wait_that_the_store_used_up_is_told_as_one() {
     assert_eq!(world.refusal(0, &lease), Some(AcquireErrorKind::TimedOut));
 }
 
-/// G8: an answer that does not come in time is an outage, and the next request is decided at once.
+/// G8: an answer that misses its deadline is an outage, and the next request is decided on at once.
 #[test]
 fn a_timeout_opens_the_breaker_until_a_probe_comes_back() {
     let mut world = World::new(1, &STRICT);
@@ -54,7 +54,7 @@ fn a_timeout_opens_the_breaker_until_a_probe_comes_back() {
     world.grant(PATIENT);
 }
 
-/// G8, then G1: what was admitted without the store counts in it when it is back.
+/// G8, then G1: permits admitted without the store count in it once it is back.
 #[test]
 fn what_was_admitted_locally_is_adopted() {
     let mut world = World::new(1, &Limit::concurrent("a", 2));
@@ -83,7 +83,7 @@ fn what_was_admitted_locally_is_adopted() {
     assert!(held(world.collect(0, &waits)));
 }
 
-/// G4: a limit that is raised meanwhile lets in as many as it has slots for.
+/// G4: a limit raised meanwhile admits as many requests as it has slots.
 #[test]
 fn a_limit_that_is_raised_in_an_outage_admits_thousands() {
     const WAITERS: u32 = 2_500;
@@ -104,7 +104,7 @@ fn a_limit_that_is_raised_in_an_outage_admits_thousands() {
     assert_eq!(held(&mut world), WAITERS as usize);
 }
 
-/// G8: a store that refuses never opens the gate, whatever the policy.
+/// G8: a store that refuses to work never opens the gate, whatever the fallback.
 #[test]
 fn a_refusal_by_the_store_refuses_everybody() {
     let mut world = World::new(1, &Limit::concurrent("a", 1).fallback(Fallback::Allow));
@@ -122,7 +122,7 @@ fn a_refusal_by_the_store_refuses_everybody() {
     );
 }
 
-/// G8: nor does one that was an outage at first.
+/// G8: nor does a refusing store that was first an outage.
 #[test]
 fn a_refusal_after_an_outage_closes_the_gate_again() {
     let mut world = World::new(1, &ONE);
@@ -142,7 +142,7 @@ fn a_refusal_after_an_outage_closes_the_gate_again() {
     assert_eq!(world.refusal(0, &next), misconfigured);
 }
 
-/// G8: a waiter that has waited long has all of `store_timeout` when it has to ask again.
+/// G8: an old waiter gets a full `store_timeout` when it has to ask again.
 #[test]
 fn an_old_waiter_that_queues_again_does_not_hurry_the_store() {
     let mut world = World::new(1, &ONE);
@@ -163,8 +163,8 @@ fn an_old_waiter_that_queues_again_does_not_hurry_the_store() {
     panic!("the waiter did not queue again");
 }
 
-/// G1, G4: what was lost with a connection is asked for before the next renewal or poll. Holders come first, since the
-/// store may have lost its data, and holders of other replicas are as quick.
+/// G1, G4: after a lost connection, holders and waiters are asked for before the next renewal or poll. Holders come
+/// first, since the store may have lost its data, and holders of other replicas are as quick.
 #[test]
 fn an_ended_connection_is_followed_by_questions() {
     for (keeper, pause) in [(1, 0), (0, 100)] {
@@ -185,7 +185,7 @@ fn an_ended_connection_is_followed_by_questions() {
     }
 }
 
-/// G4: a wake-up that was dropped for want of room is made up for at once, and not by the next poll.
+/// G4: a wake-up dropped for lack of room is compensated for at once, not by the next poll.
 #[test]
 fn dropped_wake_ups_are_followed_by_a_roll_call() {
     let mut world = World::new(2, &STRICT);
@@ -200,7 +200,7 @@ fn dropped_wake_ups_are_followed_by_a_roll_call() {
     assert!(held(world.collect(0, &waiter)));
 }
 
-/// G4: connections that end again and again do not put off the question.
+/// G4: repeatedly failing connections do not postpone the roll call.
 #[test]
 fn a_waiter_is_asked_for_while_connections_come_and_go() {
     let mut world = World::new(2, &STRICT);
@@ -219,7 +219,7 @@ fn a_waiter_is_asked_for_while_connections_come_and_go() {
     assert!(asked >= 9, "{asked} times in 1.2 s");
 }
 
-/// G1, G4: an answer that came with the end of its connection does not make up for it.
+/// G1, G4: an answer that came with the end of its connection does not replace the roll call.
 #[test]
 fn a_last_answer_does_not_stand_for_a_new_connection() {
     let mut world = World::new(1, &STRICT);
@@ -241,7 +241,7 @@ fn a_last_answer_does_not_stand_for_a_new_connection() {
     assert!(held(world.collect(0, &lease)));
 }
 
-/// G8: a store that sends its time and cuts each connection that asks for more is an outage.
+/// G8: a store that sends its time, but cuts each connection that asks for more, is an outage.
 #[test]
 fn a_store_that_cuts_whatever_works_is_down() {
     let mut world = World::new(1, &STRICT);
@@ -262,7 +262,7 @@ fn a_store_that_cuts_whatever_works_is_down() {
     assert_eq!(world.refusal(0, &lease), unavailable);
 }
 
-/// G8: two cuts in a row are no outage, if the store could be reached between them.
+/// G8: two cuts in a row are no outage, if the store could be reached in between.
 #[test]
 fn connections_that_are_cut_one_after_the_other_are_no_outage() {
     let mut world = World::new(1, &STRICT);
@@ -278,7 +278,7 @@ fn connections_that_are_cut_one_after_the_other_are_no_outage() {
     assert!(held(world.collect(0, &lease)));
 }
 
-/// G8: a server that ends all connections is given a new one now and then; and if nobody holds or waits, none.
+/// G8: a server that ends all connections gets a new one only now and then, and none without holders or waiters.
 #[test]
 fn connections_that_end_are_not_made_anew_in_a_hurry() {
     let mut world = World::new(1, &STRICT);
@@ -297,7 +297,7 @@ fn connections_that_end_are_not_made_anew_in_a_hurry() {
     assert!(world.may_send(0));
 }
 
-/// G8: a store that answers probes and does no work is asked ever more rarely.
+/// G8: a store that answers probes but does no work is probed with growing pauses.
 #[test]
 fn a_store_that_only_tells_the_time_is_not_asked_all_the_time() {
     let mut world = World::new(1, &Limit::concurrent("a", 1).fallback(Fallback::Local(9)));
@@ -318,7 +318,7 @@ fn a_store_that_only_tells_the_time_is_not_asked_all_the_time() {
     assert!((5..=12).contains(&failures), "{failures} times in 6 s");
 }
 
-/// G8: a grant that nobody came for is lost during an outage; its request is for the policy then.
+/// G8: an uncollected grant is lost during an outage; then the fallback decides on its request.
 #[test]
 fn a_request_that_comes_too_late_for_its_grant_is_answered_without_the_store() {
     let mut world = World::new(1, &STRICT);
@@ -334,7 +334,7 @@ fn a_request_that_comes_too_late_for_its_grant_is_answered_without_the_store() {
     );
 }
 
-/// G5: the same while it is being adopted: it is asked for again when the answer is there.
+/// G5: as above while the slot is being adopted: the request asks again once the answer is there.
 #[test]
 fn a_request_that_comes_too_late_for_its_adoption_is_answered() {
     let mut world = World::new(1, &ONE);
@@ -360,7 +360,7 @@ fn a_request_that_comes_too_late_for_its_adoption_is_answered() {
     assert_eq!(world.ledger(), (0, 0));
 }
 
-/// A connection that was cut is not an outage: the question is asked again.
+/// A cut connection is not an outage: the inquiry is repeated.
 #[test]
 fn an_inquiry_outlives_its_connection() {
     let mut world = World::new(1, &STRICT);
@@ -375,7 +375,7 @@ fn an_inquiry_outlives_its_connection() {
     assert_eq!(told.try_recv().expect("an answer").in_use, 1);
 }
 
-/// G8: a question about usage does not outlast the store.
+/// G8: an inquiry about usage ends when the store goes down.
 #[test]
 fn an_inquiry_ends_with_the_store() {
     let mut world = World::new(1, &ONE);
@@ -392,7 +392,7 @@ fn an_inquiry_ends_with_the_store() {
     );
 }
 
-/// After a new connection newcomers let the holders go first.
+/// After a new connection newcomers wait for the holders.
 #[test]
 fn newcomers_are_held_back_until_the_holders_are_confirmed() {
     let (mut world, introduction) = introduced();
@@ -403,7 +403,7 @@ fn newcomers_are_held_back_until_the_holders_are_confirmed() {
     assert!(held(world.collect(0, &newcomer)));
 }
 
-/// G4: a later renewal holds nobody back.
+/// G4: a later renewal delays no request.
 #[test]
 fn newcomers_go_beside_a_renewal() {
     let (mut world, introduction) = introduced();
@@ -418,7 +418,7 @@ fn newcomers_go_beside_a_renewal() {
     assert!(held(world.collect(0, &newcomer)));
 }
 
-/// G1: the answer may be that of the old store, and the new one has perhaps lost the holder.
+/// G1: the answer may be from the old store, and the new one may have lost the holder.
 #[test]
 fn an_answer_from_before_the_introduction_does_not_end_it() {
     let mut world = World::new(1, &Limit::concurrent("a", 2));
@@ -438,8 +438,8 @@ fn an_answer_from_before_the_introduction_does_not_end_it() {
     assert!(held(world.collect(0, &newcomer)));
 }
 
-/// G1: the failed exchange goes on a new connection, perhaps to a server that has lost the holder. Its error came with or
-/// without the end of its connection.
+/// G1: the failed exchange is retried on a new connection, perhaps to a server that has lost the holder. Its error came
+/// with or without the end of its connection.
 #[test]
 fn a_request_whose_exchange_failed_comes_after_the_holders() {
     for (reported, pause) in [(false, 0), (true, 0), (true, 60)] {
@@ -469,7 +469,7 @@ fn a_request_whose_exchange_failed_comes_after_the_holders() {
     }
 }
 
-/// G1: so does one that is asked while no connection is there, and none is made for its own sake yet.
+/// G1: likewise for a request without a connection, and without a pending reconnect.
 #[test]
 fn a_request_without_a_connection_comes_after_the_holders() {
     let mut world = World::new(1, &STRICT);
@@ -486,7 +486,7 @@ fn a_request_without_a_connection_comes_after_the_holders() {
     assert!(world.collect(0, &newcomer).is_none());
 }
 
-/// G8: the hello takes no time that the request does not have, and the request takes none from the hello.
+/// G8: neither the hello nor the request uses up the other's time.
 #[test]
 fn a_request_whose_exchange_failed_has_no_more_time_for_a_hello() {
     let mut world = World::new(1, &STRICT);
@@ -506,7 +506,7 @@ fn a_request_whose_exchange_failed_has_no_more_time_for_a_hello() {
     assert!(world.keepers[0].status().store_up, "the hello has time yet");
 }
 
-/// G8: what was in flight beside the failed one goes on, and does not hold up the hello, nor stand for it.
+/// G8: exchanges in flight beside the failed one go on. They neither delay the hello nor replace it.
 #[test]
 fn a_connection_that_fails_beside_another_exchange_is_followed_by_one_hello() {
     for answered in [true, false] {
@@ -535,7 +535,7 @@ fn a_connection_that_fails_beside_another_exchange_is_followed_by_one_hello() {
     }
 }
 
-/// The end of an old connection may be reported when the next one is there. One hello proves that it is.
+/// The end of an old connection may be reported when the next one exists. One hello proves that it does.
 #[test]
 fn the_late_end_of_an_old_connection_costs_one_hello() {
     let mut world = World::new(1, &Limit::concurrent("a", 2));
@@ -552,8 +552,7 @@ fn the_late_end_of_an_old_connection_costs_one_hello() {
     assert!(!world.may_send(0));
 }
 
-/// G3: requests of several exchanges are retried in the order in which they came, whichever exchange is known first to have
-/// failed.
+/// G3: requests of several exchanges are retried in order of arrival, whichever exchange fails first.
 #[test]
 fn requests_of_several_exchanges_are_retried_in_their_order() {
     let moment = Duration::from_millis(1);
@@ -589,7 +588,7 @@ fn requests_of_several_exchanges_are_retried_in_their_order() {
     }
 }
 
-/// G3: when the store is left, requests of the exchange that failed go before those that were not sent yet.
+/// G3: when the store is left, requests of the failed exchange precede unsent ones.
 #[test]
 fn requests_that_were_sent_fall_back_before_later_ones() {
     let mut world = World::new(1, &ONE);
@@ -603,7 +602,7 @@ fn requests_that_were_sent_fall_back_before_later_ones() {
     assert_eq!(world.refusal(0, &second), Some(AcquireErrorKind::Full));
 }
 
-/// G3, G8: the silence of a connection that is over says nothing about the next one, which goes on.
+/// G3, G8: the silence of an ended connection proves nothing about the next one, which goes on.
 #[test]
 fn an_exchange_on_an_old_connection_that_times_out_is_no_outage() {
     for is_over in [true, false] {
@@ -630,7 +629,7 @@ fn an_exchange_on_an_old_connection_that_times_out_is_no_outage() {
     }
 }
 
-/// G1: so does one that is asked when another driver has taken over, whose connection is another.
+/// G1: likewise for a request after another driver has taken over, with its own connection.
 #[test]
 fn a_request_to_another_driver_comes_after_the_holders() {
     for takes_over in [Core::on_replaced_driver, Core::abandon] {
@@ -644,8 +643,8 @@ fn a_request_to_another_driver_comes_after_the_holders() {
     }
 }
 
-/// G3: a waiter keeps its place if the server is away for a moment. A second attempt in the same moment would prove nothing,
-/// and pass for an outage.
+/// G3: a waiter keeps its place if the server is away for a moment. A second attempt at the same moment would prove
+/// nothing, and would count as an outage.
 #[test]
 fn a_connection_that_is_not_there_at_once_is_no_outage() {
     let mut world = World::new(2, &ONE);
@@ -664,7 +663,7 @@ fn a_connection_that_is_not_there_at_once_is_no_outage() {
     assert!(world.collect(0, &waiter).is_none());
 }
 
-/// One of two slots is held, and the exchange of a new connection that asks for it is in flight.
+/// One of two slots is held, and the introducing exchange of a new connection is in flight.
 fn introduced() -> (World, Outgoing) {
     let mut world = World::new(1, &Limit::concurrent("a", 2));
     let _holder = world.grant(Duration::ZERO);
@@ -677,8 +676,8 @@ fn introduced() -> (World, Outgoing) {
     (world, introduction)
 }
 
-/// G8: a store that answers a probe does some work before it decides on requests: until then fallbacks do, and no request
-/// waits for it.
+/// G8: a store that answers a probe has to do some work before it decides on requests: until then the fallbacks do, and
+/// no request waits.
 #[test]
 fn a_store_on_trial_decides_on_nobody() {
     let mut world = World::new(1, &STRICT);
@@ -711,7 +710,7 @@ fn a_store_on_trial_decides_on_nobody() {
     world.grant(PATIENT);
 }
 
-/// What the store has granted and lost is told from what a fallback has admitted, over all keys in one event of each.
+/// Permits lost by the store are distinguished from permits admitted by a fallback, over all keys in one event each.
 #[test]
 fn adopted_permits_are_reported_by_where_they_come_from() {
     let mut world = World::new(1, &Limit::concurrent("a", 1));

@@ -13,7 +13,7 @@ const FIVE: Limit = Limit::concurrent("a", 5);
 const OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(60)).burst(1);
 
 impl World {
-    /// These hold for an hour from now on, and no others.
+    /// Puts only these overrides in force, for an hour.
     fn steer(&mut self, keeper: usize, decisions: &[(&str, Decision)]) {
         self.steer_for(keeper, decisions, HOUR);
     }
@@ -43,7 +43,7 @@ impl World {
         lease
     }
 
-    /// How many of these get a slot: each that is refused is gone.
+    /// Number of these requests with a slot: each refused request is gone.
     fn admitted(&mut self, asked: &[Arc<Lease>]) -> usize {
         let admitted = asked.iter().filter(|lease| held(self.collect(0, lease)));
         admitted.count()
@@ -82,7 +82,7 @@ fn a_raise_admits_waiters_with_one_exchange() {
     assert_eq!(world.admitted(&waiters), 3);
 }
 
-/// G1: nobody loses a slot, and no newcomer is admitted until there are fewer holders.
+/// G1: no slot is lost, and no newcomer is admitted until there are fewer holders.
 #[test]
 fn a_lowered_limit_takes_nothing_away_and_admits_nobody_above_it() {
     let mut world = World::new(2, &FIVE);
@@ -125,7 +125,7 @@ fn an_update_changes_what_is_declared_only() {
     world.keepers[0].revise(&[&other], now).expect("valid");
     let asked = world.ask_all(8, PATIENT);
     assert_eq!(world.admitted(&asked), 1);
-    // Code that declares the limit meanwhile agrees with what is declared, not with what is in force.
+    // Code that declares the limit meanwhile has to agree with the declaration, not with the override.
     assert!(world.keepers[0].add(&other).is_ok());
     assert!(world.keepers[0].add(&Limit::concurrent("a", 1)).is_err());
     world.pass(SHORT);
@@ -152,18 +152,18 @@ fn a_key_goes_over_its_limit_and_the_limit_over_plans() {
         }
     }
     assert_eq!(taken.map(|(count, ..)| count), [3, 2]);
-    // A key without any slots is blocked for good reason.
+    // A key with no slots is blocked on purpose.
     let lease = world.ask_as(&blocked, Some(0));
     assert!(!held(world.collect(0, &lease)));
     world.steer(0, &[("a", key_value(&blocked, 1))]);
     let lease = world.ask_as(&blocked, Some(0));
     assert!(held(world.collect(0, &lease)));
-    // The others have their plans again.
+    // The other keys return to their plans.
     let lease = world.ask_as(&Key::SHARED, Some(20));
     assert!(held(world.collect(0, &lease)));
 }
 
-/// A value of its own, and the change of the limit at the same time: neither is in force without the other.
+/// A key's own value and a change of its limit at the same time: both apply together.
 #[test]
 fn a_key_and_its_limit_change_together() {
     let mut world = World::new(1, &FIVE);
@@ -226,7 +226,7 @@ fn a_pause_holds_in_an_outage_and_against_any_mode() {
     assert_eq!(world.submit_error().kind(), AcquireErrorKind::Paused);
 }
 
-/// A request under several limits is not kept waiting for one that is paused.
+/// A request under several limits does not wait for a paused one.
 #[test]
 fn a_pause_refuses_claims_too() {
     const OTHER: Limit = Limit::concurrent("b", 5);
@@ -255,7 +255,7 @@ fn a_pause_refuses_claims_too() {
     assert_eq!(world.ledger(), (0, 0));
 }
 
-/// A kill switch that was set while the store is there holds when it goes.
+/// A kill switch set while the store is up holds when it goes down.
 #[test]
 fn a_lowered_value_caps_the_fallback() {
     for (limit, value, expected) in [
@@ -320,14 +320,14 @@ fn a_rate_has_its_override_and_no_other() {
         assert_eq!(ask(&mut world, &key), None);
         assert_eq!(ask(&mut world, &key), Some(Duration::from_millis(millis)));
     }
-    // A rate of nothing does not exist: what is declared holds.
+    // A rate of zero cannot exist: the declared one holds.
     world.steer(0, &[("opens", Decision::Value(0.into()))]);
     let other = Key::from("other");
     assert_eq!(ask(&mut world, &other), None);
     assert_eq!(ask(&mut world, &other), Some(Duration::from_secs(1)));
 }
 
-/// The record is read again each minute, and has not changed most of the time.
+/// The record is read again each minute, mostly unchanged.
 #[test]
 fn overrides_that_are_read_again_change_nothing() {
     let mut world = World::new(1, &FIVE.reuse());

@@ -1,4 +1,4 @@
-//! When permits are renewed, and which of them together.
+//! When permits are renewed, and which ones together.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use crate::{keeper::effects::LogEvent, key::Key, ledger::Seq, limit::Limit, tele
 
 const KEYS: u64 = 1_000;
 
-/// A permit for each key, all at once.
+/// A permit for each key, all acquired at once.
 fn hold(world: &mut World, keys: u64) -> Vec<Arc<Lease>> {
     let mut submit = |key: u64| {
         let leg = Leg {
@@ -24,7 +24,7 @@ fn hold(world: &mut World, keys: u64) -> Vec<Arc<Lease>> {
     leases
 }
 
-/// Lets time pass as the driver does, and notes which names each exchange renews.
+/// Lets time pass as the driver does, and records the names renewed by each exchange.
 fn run(world: &mut World, time: Duration) -> Vec<Vec<Seq>> {
     let (end, mut renewed) = (world.now + time, Vec::new());
     loop {
@@ -44,15 +44,15 @@ fn run(world: &mut World, time: Duration) -> Vec<Vec<Seq>> {
     }
 }
 
-/// Those of many queues share exchanges, and the exchanges are spread over the time.
+/// Renewals of many queues share exchanges, and exchanges are spread over time.
 #[test]
 fn renewals_of_many_keys_share_exchanges_and_are_spread() {
     let mut world = World::new(1, &Limit::concurrent("a", 1));
     let leases = hold(&mut world, KEYS);
-    // They began at one moment. Jitter has had some rounds to spread them.
+    // All began at the same moment. Jitter has had some rounds to spread them.
     run(&mut world, 10 * LEASE);
     let renewed = run(&mut world, LEASE);
-    // 1,000 moments to a lease.
+    // 1,000 moments per lease.
     assert!(renewed.len() <= 1_000, "{}", renewed.len());
     let mut times: BTreeMap<Seq, u32> = BTreeMap::new();
     renewed
@@ -69,7 +69,7 @@ fn renewals_of_many_keys_share_exchanges_and_are_spread() {
     assert!(leases.iter().all(|lease| lasts(&world, lease) > LEASE / 2));
 }
 
-/// Permits under one key go along with each other, whenever they began: a batch of two costs little more than one of one.
+/// Permits of one key are renewed together, whenever they began: a batch of two costs little more than a batch of one.
 #[test]
 fn permits_of_one_key_are_renewed_together() {
     for apart in [LEASE / 100, LEASE / 8, LEASE / 4] {
@@ -81,12 +81,12 @@ fn permits_of_one_key_are_renewed_together() {
         run(&mut world, LEASE * 2 / 3);
         let renewed = run(&mut world, 3 * LEASE);
         assert!(renewed.iter().all(|names| names.len() == 2), "{renewed:?}");
-        // No more often than one alone.
+        // No more often than a single permit.
         assert!((9..=10).contains(&renewed.len()), "{renewed:?}");
     }
 }
 
-/// A process that stood still reads the answer to a renewal when the lease is over.
+/// A process that stood still reads the answer to a renewal after the lease has expired.
 #[test]
 fn a_loss_that_an_answer_shows_is_logged() {
     let mut world = World::new(1, &Limit::concurrent("a", 1));

@@ -1,4 +1,4 @@
-//! Slots that are used again without the store: when a keeper may do so, and when it must not.
+//! Slots reused without the store: when a keeper may do so, and when not.
 
 use std::{sync::Arc, time::Duration};
 
@@ -41,7 +41,7 @@ fn is_silent(world: &mut World) -> bool {
     world.keepers[0].next_exchange(now).is_none()
 }
 
-/// Whether a request gets the slot that lies idle.
+/// Whether a request gets the idle slot.
 fn is_reused(world: &mut World, kept: &Arc<Lease>) -> bool {
     let lease = world.ask(0, PATIENT);
     let same = Arc::ptr_eq(&lease, kept);
@@ -86,7 +86,7 @@ fn a_right_counts_from_the_sending() {
 fn what_is_not_used_goes_back() {
     let (mut world, _) = keeping(1);
     world.pass(RIGHT / 2);
-    // It was used since it was kept, so the right is asked for once more.
+    // It was used since it was kept, so the right is requested again.
     world.settle();
     assert_eq!(world.ledger(), (1, 0));
     world.pass(RIGHT / 2);
@@ -95,7 +95,7 @@ fn what_is_not_used_goes_back() {
     assert!(world.keepers[0].next_due().is_none());
 }
 
-/// Such as that of a limit whose streams last for hours.
+/// For example with a limit whose streams last for hours.
 #[test]
 fn a_right_that_nobody_uses_is_not_asked_for_again() {
     let mut world = World::new(1, &TWO);
@@ -133,7 +133,7 @@ fn only_as_many_stay_as_are_used() {
     drop(kept);
 }
 
-/// The other one waits, and is admitted as soon as this one gets the recall.
+/// The other process waits, and is admitted as soon as this one gets the recall.
 #[test]
 fn a_recall_gives_back_what_lies_idle() {
     let (mut world, kept) = keeping(2);
@@ -141,7 +141,7 @@ fn a_recall_gives_back_what_lies_idle() {
     let waiter = world.ask(1, PATIENT);
     world.settle();
     assert!(!held(world.collect(1, &waiter)));
-    // It is not known here yet.
+    // Not known here yet.
     assert!(is_reused(&mut world, &kept));
     world.deliver_wakes();
     world.settle();
@@ -150,7 +150,7 @@ fn a_recall_gives_back_what_lies_idle() {
     drop(busy);
 }
 
-/// A recall may be among the messages that were dropped.
+/// A recall may be among dropped messages.
 #[test]
 fn dropped_messages_give_back_what_lies_idle() {
     let (mut world, _) = keeping(2);
@@ -180,7 +180,7 @@ fn what_is_in_use_when_it_is_recalled_goes_back_at_its_end() {
     assert!(held(world.collect(1, &waiter)));
 }
 
-/// The answer that gives the right comes behind the message that takes it.
+/// The answer that grants the right arrives after its recall.
 #[test]
 fn a_right_from_before_its_recall_is_none() {
     let mut world = World::new(2, &TWO);
@@ -243,7 +243,7 @@ fn bounds_go_with_the_permit_that_had_them() {
     assert_eq!(lease.over(), None);
 }
 
-/// Nobody would look after a permit that gets it.
+/// No driver would renew the permit that gets it.
 #[test]
 fn a_runtime_that_ends_ends_the_right() {
     let (mut world, kept) = keeping(1);
@@ -252,7 +252,7 @@ fn a_runtime_that_ends_ends_the_right() {
     assert!(!is_reused(&mut world, &kept));
 }
 
-/// Slots that are idle here are free.
+/// Idle slots of this process are free.
 #[test]
 fn a_slot_that_lies_idle_counts_as_remaining() {
     let mut world = World::new(1, &TWO);
@@ -271,7 +271,7 @@ fn a_slot_that_lies_idle_counts_as_remaining() {
     assert_eq!(taken.notes.expect("quotas").quotas[0].remaining, 1);
 }
 
-/// G7: it waits for as long as it said, and not as long as the request that had the slot first.
+/// G7: the request waits for its own time, not for that of the request that had the slot first.
 #[test]
 fn a_request_whose_idle_slot_is_lost_waits_as_long_as_it_said() {
     let (mut world, kept) = keeping(1);
@@ -287,7 +287,7 @@ fn a_request_whose_idle_slot_is_lost_waits_as_long_as_it_said() {
     assert!(!asks[0].wait);
 }
 
-/// A slot that was handed on is no concern of who had it before.
+/// The loss of a slot that was handed on does not affect its earlier holder.
 #[test]
 fn who_had_it_does_not_see_it_lost() {
     let (mut world, kept) = keeping(1);
@@ -305,7 +305,7 @@ fn who_had_it_does_not_see_it_lost() {
     assert!(!first.is_lost() && !second.is_lost());
 }
 
-/// G4: one that is being put back into a store which had lost it cannot be released yet.
+/// G4: a slot being adopted by a store that had lost it cannot be released yet.
 #[test]
 fn room_is_made_by_a_slot_that_can_be_released_at_once() {
     for is_first in [false, true] {
@@ -342,7 +342,7 @@ fn room_is_made_by_a_slot_that_can_be_released_at_once() {
     }
 }
 
-/// Requests under several limits. One under this limit alone takes the slot here.
+/// Requests under several limits. A request under this limit alone takes the slot here.
 #[test]
 fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
     for requests in [1, 2] {
@@ -369,7 +369,7 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
             assert!(held(collected));
         }
         world.keepers[0].audit().expect("its books agree");
-        // The right goes on.
+        // The right continues.
         assert_eq!(world.keepers[0].take_idle(0).is_some(), requests == 1);
     }
 }
@@ -384,7 +384,7 @@ fn a_slot_that_was_lost_serves_nobody() {
     assert!(!is_reused(&mut world, &kept));
 }
 
-/// The answer to the renewal of an idle slot is read when its lease is over: no permit has lost it.
+/// The answer to the renewal of an idle slot is read after its lease has expired: no permit has lost it.
 #[test]
 fn an_idle_slot_that_is_over_is_no_lost_permit() {
     let (mut world, kept) = keeping(1);
@@ -417,7 +417,7 @@ fn asking(wait: Duration) -> (World, Arc<Lease>, Arc<Lease>, Outgoing) {
     (world, holder, first, sent)
 }
 
-/// G3: the pool does not know of requests that are on their way to the store.
+/// G3: the pool does not know about requests on their way to the store.
 #[test]
 fn a_slot_that_comes_free_goes_to_the_request_that_is_on_its_way() {
     for wait in [PATIENT, Duration::ZERO] {
@@ -438,7 +438,7 @@ fn a_slot_that_comes_free_goes_to_the_request_that_is_on_its_way() {
     }
 }
 
-/// One that was not sent yet is not sent at all.
+/// An unsent request is not sent at all.
 #[test]
 fn a_request_that_got_a_slot_before_it_was_sent_is_not_sent() {
     let mut world = World::new(1, &Limit::concurrent("a", 1).reuse());
@@ -451,7 +451,7 @@ fn a_request_that_got_a_slot_before_it_was_sent_is_not_sent() {
     assert!(is_reused(&mut world, &first));
 }
 
-/// The lock-free way to the pool is closed too, and opens again.
+/// The lock-free path to the pool is closed too, and opens again.
 #[test]
 fn a_newcomer_takes_no_idle_slot_past_a_request_on_its_way() {
     let mut world = World::new(1, &TWO);
@@ -481,7 +481,7 @@ fn a_newcomer_takes_no_idle_slot_past_a_request_on_its_way() {
     assert!(held(world.keepers[0].collect(heavy, false, now)));
 }
 
-/// Or the pool would never have as many slots as there are tasks, and each request would ask the store.
+/// Otherwise the pool would never have as many slots as there are tasks, and each request would ask the store.
 #[test]
 fn what_a_request_did_not_need_in_the_end_serves_the_next_one() {
     let mut world = World::new(1, &TWO);
@@ -499,7 +499,7 @@ fn what_a_request_did_not_need_in_the_end_serves_the_next_one() {
     world.keepers[0].audit().expect("its books agree");
 }
 
-/// G3: a part of a request under several limits gets its slot from the store, where it is given back.
+/// G3: a leg of a request under several limits gets its slot from the store, where the slot is released.
 #[test]
 fn a_slot_that_comes_free_goes_back_for_a_claim_that_is_on_its_way() {
     let mut world = World::new(1, &Limit::concurrent("a", 1).reuse());
@@ -519,7 +519,8 @@ fn a_slot_that_comes_free_goes_back_for_a_claim_that_is_on_its_way() {
     assert!(!held(world.collect(0, &later)));
 }
 
-/// A permit of a slot that was handed over is another one, with its label: an order to revoke the first may come late.
+/// A permit with a slot that was handed over is another one, with its own label: an order to revoke the first may come
+/// late.
 #[test]
 fn a_slot_that_was_handed_over_begins_another_tenure() {
     let (mut world, holder, first, _sent) = asking(PATIENT);

@@ -17,7 +17,7 @@ impl World {
         self.ask_for(0, Self::leg(0, weight))
     }
 
-    /// The weights of the waiters in the store, in their order.
+    /// The weights of the waiters in the store, in order.
     fn queue(&self) -> Vec<u32> {
         let waiters = self.ledgers.iter().flat_map(|(_, ledger)| ledger.waiters());
         waiters
@@ -56,7 +56,7 @@ fn a_request_that_is_too_heavy_is_refused_at_the_door() {
     assert!(!world.may_send(0));
 }
 
-/// Permits of four units are held for two seconds, and one of them waits: eight unit-seconds.
+/// Permits of four units are held for two seconds, and one more waits: eight unit-seconds.
 #[test]
 fn a_refusal_counts_the_units_that_come_first() {
     let mut world = World::new(1, &FOUR.max_waiters(1));
@@ -88,7 +88,7 @@ fn a_heavy_permit_does_not_go_to_the_pool() {
         assert!(held(world.collect(0, &lease)));
         world.release(0, &lease);
     }
-    // The light one may be kept.
+    // The light permit may be kept.
     world.settle();
     assert!(world.units() <= 1, "{} units", world.units());
 }
@@ -141,7 +141,7 @@ fn a_heavy_request_keeps_its_place_among_claims() {
     assert_eq!(weights, [3, 1]);
 }
 
-/// The same rule as for a limit that was lowered.
+/// As for a limit that was lowered.
 #[test]
 fn fewer_units_without_the_store_admit_a_heavy_request_alone() {
     let mut world = World::new(1, &FOUR.fallback(Fallback::Local(2)));

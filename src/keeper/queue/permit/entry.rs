@@ -1,16 +1,15 @@
-//! A permit's states. Combinations that contradict each other cannot be written down, and `permit.rs` is the only file that
-//! changes a state.
+//! The states of a permit. Contradictory combinations cannot be expressed, and only `permit.rs` changes a state.
 //!
 //! | state | how an entry gets there | how it leaves |
 //! | --- | --- | --- |
-//! | [`Idle`](State::Idle) | it has just come; its exchange failed or did not ask for it; its slot is lost, or cannot be kept | sent, or decided on here |
+//! | [`Idle`](State::Idle) | it is new; its exchange failed or did not include it; its slot is lost, or cannot be kept | sent, or decided on here |
 //! | [`Sent`](State::Sent) | its exchange is sent | answered, failed, woken by another replica |
 //! | [`Waiting`](State::Waiting) | the store has enqueued it, or the ledger in this process | granted, lost by the store, timed out, store down or back |
 //! | [`Checking`](State::Checking) | granted with a lease that ends soon | renewed, lost by the store, found waiting by a newer answer, store down |
 //! | [`Held`](State::Held) | granted by the store, this process or the fallback; handed over by a permit of this process | released, lost |
-//! | [`Leaving`](State::Leaving) | given up while an exchange may still enter it | that exchange is over; or it is kept for the pool |
+//! | [`Leaving`](State::Leaving) | given up while an exchange may still enter it | the exchange is over, or the slot is kept for the pool |
 //!
-//! An entry in any state may be given up; then it goes, or is `Leaving`.
+//! An entry in any state may be given up; it is then removed, or becomes `Leaving`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,16 +21,16 @@ use crate::{keeper::demand::RequestId, leases::Lease};
 pub(in crate::keeper::queue) struct Entry {
     pub lease: Arc<Lease>,
     pub in_store: InStore,
-    /// When its turn began, so that its time to wait runs.
+    /// When its turn began, which starts its wait.
     pub asked: Instant,
-    /// The place at which it joined the queue; 0 if it did not.
+    /// Place at which it joined the queue; 0 if it did not.
     pub place: u32,
-    /// It may wait for its slot.
+    /// Whether it may wait for its slot.
     pub waits: bool,
-    /// It has had its turn.
+    /// Whether its turn has begun.
     begun: bool,
     pub(super) state: State,
-    /// The request that has not collected it yet.
+    /// The request that has yet to collect it.
     request: Option<Requester>,
 }
 
@@ -39,28 +38,28 @@ pub(in crate::keeper::queue) struct Entry {
 #[derive(Clone, Copy)]
 pub(in crate::keeper) struct Requester {
     pub id: RequestId,
-    /// It asks for this slot only.
+    /// The request asks for this slot only.
     pub plain: bool,
-    /// The limit is in shadow mode for it: a refusal lets it pass.
+    /// The limit is in shadow mode for this request: a refusal lets it pass.
     pub shadow: bool,
 }
 
 #[derive(Clone, Copy)]
 pub(in crate::keeper::queue) enum State {
-    /// To be sent, or decided on here, when its request has it done.
+    /// To be sent, or decided on here, at its request's command.
     Idle,
     /// Sent at `at`, and not answered.
     Sent {
         at: Instant,
     },
     Waiting(Line),
-    /// Granted by the store, perhaps so long ago that the lease is about to end: renewed before it is used. An answer to
-    /// what was sent before `since` does not contradict the grant.
+    /// Granted by the store, but the lease may be about to end: renewed before use. An answer to an exchange sent
+    /// before `since` does not contradict the grant.
     Checking {
         since: Instant,
     },
     Held(HeldSlot),
-    /// Given up while an exchange is in flight that may put it into the store's ledger.
+    /// Given up while an exchange in flight may enter it into the store's ledger.
     Leaving,
 }
 
@@ -75,19 +74,19 @@ pub(in crate::keeper::queue) enum Line {
     Here,
 }
 
-/// A moment by both clocks: the store's, and a local one that is not later.
+/// A moment by both clocks: the store's time, and a local time no later than that.
 #[derive(Clone, Copy)]
 pub(in crate::keeper) struct StoreMoment {
     pub store_us: u64,
     pub sent: Instant,
 }
 
-/// A slot that is held.
+/// A held slot.
 #[derive(Clone, Copy)]
 pub(in crate::keeper::queue) struct HeldSlot {
-    /// When to renew it, or to find that it is over. `None`: it needs no renewal.
+    /// When to renew it, or to find that it has expired. `None`: no renewal needed.
     pub due: Option<Instant>,
-    /// When this process learned of it: an answer to what was sent before does not contradict it.
+    /// When this process learned of the grant: answers to earlier exchanges do not contradict it.
     pub since: Instant,
     pub holder: Holder,
 }
@@ -97,38 +96,40 @@ pub(in crate::keeper::queue) struct HeldSlot {
 pub(in crate::keeper::queue) enum Holder {
     /// A request that has not collected it.
     Request,
-    /// The same, and the slot came from the pool.
+    /// As `Request`, with a slot from the pool.
     Reuser,
-    /// A request that acquires limit by limit, in a cluster: it has this slot, and asks for others before its permit is admitted.
+    /// A request that acquires leg by leg, in a cluster: it has this slot, and asks for others before its permit is
+    /// admitted.
     Leg,
-    /// A permit with this slot only. The slot may be in use, or idle in the pool.
+    /// A permit with this slot only. The slot is in use, or idle in the pool.
     Permit,
     /// A permit with several slots.
     JointPermit,
-    /// The same, beside another slot that counts for the permit.
+    /// A permit with several slots; another slot counts for it.
     Companion,
 }
 
-/// Presence of a name in the store's ledger. Every combination occurs: answers are late, come in any order, or do not
-/// come, so these do not follow from the state, nor from each other.
+/// Presence of a name in the store's ledger. Every combination occurs: answers arrive late, out of order, or never, so
+/// these flags follow neither from the state nor from each other.
 #[derive(Clone, Copy, Default)]
 pub(in crate::keeper::queue) struct InStore {
-    /// It is in the store's ledger, by the latest answer.
+    /// In the store's ledger, by the latest answer.
     pub present: bool,
-    /// An exchange that puts it there is in flight.
+    /// An exchange in flight enters it there.
     pub entering: bool,
-    /// A renewal is to be sent or in flight.
+    /// A renewal is pending or in flight.
     pub renewing: bool,
-    /// It is to be renewed once more when that is answered: the store of that answer may be another.
+    /// Renew once more after the answer in flight, which may be from a previous store.
     pub renew_again: bool,
-    /// Its request got another slot while an exchange was in flight: if that enters it, its slot is for the pool.
+    /// Its request got another slot while an exchange was in flight: if the exchange acquires this slot, it goes to the
+    /// pool.
     pub spare: bool,
-    /// Unanswered exchanges may put it there until this store time; 0 if there are none.
+    /// Store time until which unanswered exchanges may enter it; otherwise 0.
     pub not_after_us: u64,
 }
 
 impl Holder {
-    /// Whether it is a permit, which was counted as admitted and whose end counts.
+    /// Whether it is a permit, counted as admitted, whose end counts.
     pub fn is_permit(self) -> bool {
         match self {
             Self::Permit | Self::JointPermit | Self::Companion => true,
@@ -150,7 +151,7 @@ impl Entry {
             asked: now,
             place: 0,
             waits: !wait.is_zero(),
-            // One for this slot only begins at once.
+            // A request for a single slot begins at once.
             begun: request.is_some_and(|request| request.plain),
             state: State::Idle,
             request,
@@ -180,7 +181,7 @@ impl Entry {
         }
     }
 
-    /// Whether it is on its way to the store. A request for several slots is sent by the core, which says so when it is.
+    /// Whether it is on its way to the store. A request for several slots is sent by the core, which marks it then.
     pub fn asks_store(&self) -> bool {
         match self.state {
             State::Idle => self.is_plain(),
@@ -189,12 +190,12 @@ impl Entry {
         }
     }
 
-    /// Its request, and how that asks for it.
+    /// Its request, and how that request asks for it.
     pub fn requester(&self) -> Option<Requester> {
         self.request
     }
 
-    /// The request that has not collected it yet.
+    /// The request that has yet to collect it.
     pub fn request(&self) -> Option<RequestId> {
         self.request.map(|request| request.id)
     }
@@ -209,36 +210,36 @@ impl Entry {
         self.request.is_some_and(|request| request.shadow)
     }
 
-    /// It is for a request.
+    /// Assigns it to a request.
     pub fn ask_for(&mut self, request: Requester) {
         self.request = Some(request);
     }
 
-    /// Its request does not want it any more, or has collected it.
+    /// Its request has given up, or has collected it.
     pub fn leave_request(&mut self) {
         self.request = None;
     }
 
-    /// It is its turn: its time to wait begins, unless it has begun before.
+    /// Its turn begins: its wait starts now, unless it has begun before.
     pub fn begin(&mut self, now: Instant) {
         if !std::mem::replace(&mut self.begun, true) {
             self.asked = now;
         }
     }
 
-    /// Whether it may wait, for this long from when its turn began.
+    /// Whether it may wait, for this long from the beginning of its turn.
     pub fn may_wait(&self, wait: Duration, now: Instant) -> bool {
         self.waits && (!self.begun || self.asked + wait > now)
     }
 
-    /// Its exchange is over. It may have run, or may run until `not_after_us`, if there was no answer.
+    /// Its exchange is over. Unanswered, it may have run, or may run until `not_after_us`.
     pub fn exchange_over(&mut self, not_after_us: u64) {
         self.in_store.entering = false;
         self.in_store.not_after_us = self.in_store.not_after_us.max(not_after_us);
     }
 
-    /// Whether it waits, and since when; or since when it is held. `None`: it is neither, such as one that is idle in the
-    /// pool, or whose turn has not come.
+    /// Whether it waits, and since when, or since when it is held. `None`: neither, such as an idle slot in the pool,
+    /// or a leg whose turn has not come.
     #[cfg(feature = "operate")]
     pub fn waits_since(&self) -> Option<(bool, Instant)> {
         match self.state {
@@ -265,7 +266,7 @@ impl Entry {
 mod tests {
     use super::*;
 
-    /// A queue of a busy key has many entries, and each is moved with its neighbours.
+    /// A busy key's queue has many entries, and an entry moves together with its neighbours.
     #[test]
     fn an_entry_is_no_larger_than_it_was() {
         assert!(size_of::<Entry>() <= 128, "{}", size_of::<Entry>());
