@@ -35,7 +35,6 @@ pub(super) const RENEWALS_PER_LEASE: u32 = 3;
 /// Delay beyond which this process must have stood still: the store did not miss the deadline.
 pub(super) const STOOD_STILL: Duration = Duration::from_millis(100);
 
-/// The configuration of a keeper.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub replica: ReplicaId,
@@ -46,7 +45,6 @@ pub(crate) struct Settings {
     pub store_timeout: Duration,
     pub poll_interval: Duration,
     pub waiter_ttl: Duration,
-    /// Seed of the jitter.
     pub seed: u64,
     /// Shared by all keepers of a limiter.
     pub news: Arc<StoreNews>,
@@ -272,7 +270,6 @@ impl Context {
     }
 }
 
-/// Effects.
 impl Context {
     /// Records a measurement once the lock is free.
     #[inline]

@@ -20,7 +20,6 @@ pub(crate) struct Leg {
     pub value: Option<LimitValue>,
     /// Units of a slot, from 1 to [`MAX_WEIGHT`](crate::ranges::MAX_WEIGHT).
     pub weight: u32,
-    /// Cost at a rate.
     pub cost: u32,
     /// Whether a cost above the rate's burst counts as the burst; otherwise the request is refused.
     pub clamps: bool,

@@ -327,7 +327,6 @@ fn lacks_something(panic: &(dyn Any + Send)) -> bool {
 /// A store event, an outcome, or a timer.
 enum News {
     Event(Event),
-    /// An exchange is over.
     Over(ExchangeId, Result<Reply, ExchangeError>),
     /// The deadline has passed, or an exchange was given more time.
     Due,

@@ -41,11 +41,9 @@ pub(super) enum Effect {
     Measure(Arc<LimitMeter>, Measure),
     MeasureStore(StoreState),
     Log(LogEvent),
-    /// An event of the history.
     Record(String),
 }
 
-/// A log event for operators.
 #[derive(Debug)]
 pub(super) enum LogEvent {
     Trouble {

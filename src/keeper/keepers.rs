@@ -112,7 +112,6 @@ impl Keepers {
         }
     }
 
-    /// The keeper of a part.
     pub(super) fn of_part(&self, part: Part) -> &Arc<Keeper> {
         &self.all[part.number()]
     }
@@ -329,7 +328,6 @@ impl Keepers {
         self.first().peek(|core| core.updated(limit_name))
     }
 
-    /// Whether a limit is enforced now.
     pub fn mode_of(&self, limit: LimitId) -> Mode {
         self.first().peek(|core| core.mode_of(limit))
     }
@@ -359,7 +357,6 @@ impl Keepers {
     }
 }
 
-/// The limiter as a whole.
 impl Keepers {
     /// The name of this limiter, also for operators: the name of its first keeper in the store.
     pub fn replica(&self) -> ReplicaId {

@@ -35,9 +35,7 @@ pub(in crate::keeper) enum Payer {
 /// A ledger in this process.
 pub(in crate::keeper) struct LedgerHere {
     pub name: String,
-    /// Number of slots.
     pub limit: u32,
-    /// Slots kept idle.
     pub idle: Vec<Seq>,
 }
 
@@ -333,7 +331,6 @@ impl Core {
         self.requests.len()
     }
 
-    /// The numbers of the exchanges in flight.
     pub fn numbers_in_flight(&self) -> Vec<ExchangeId> {
         self.in_flight.iter().map(|sent| sent.id).collect()
     }
@@ -423,7 +420,6 @@ impl Core {
         })
     }
 
-    /// Number of permits lost.
     pub fn lost(&self) -> u64 {
         self.ctx.counts.lost
     }

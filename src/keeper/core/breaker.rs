@@ -250,14 +250,12 @@ impl Breaker {
         self.pause = (self.pause * 2).min(LONGEST_PROBE);
     }
 
-    /// There is a new connection.
     pub fn connected(&mut self) {
         if let BreakerState::Closed { failed, .. } = &mut self.state {
             *failed = None;
         }
     }
 
-    /// The store has answered.
     pub fn answered(&mut self, work: Work, now: Instant) -> Transition {
         let was_open = match &mut self.state {
             BreakerState::Open {

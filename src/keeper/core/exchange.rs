@@ -41,7 +41,6 @@ const UNITS_FOR_OTHERS: usize = MAX_UNITS / 4;
 /// Kinds of work; an exchange about one key carries a single kind.
 const KINDS: usize = 5;
 
-/// An exchange being assembled.
 struct Draft {
     batches: Vec<Batch>,
     pending: Vec<PendingBatch>,

@@ -67,7 +67,6 @@ impl Core {
         Some(Limit::clone(&self.updated[id.0]))
     }
 
-    /// Whether a limit is enforced now.
     pub fn mode_of(&self, limit: LimitId) -> Mode {
         self.ctx.limits[limit.0].current_mode()
     }

@@ -94,7 +94,6 @@ pub(super) struct Core {
     window: Window,
     /// The kind of work that goes first in the next exchange about one key.
     next_kind: usize,
-    /// Number of exchanges sent.
     exchanges: u64,
     requests: Slab<Request>,
     last_request: u64,
@@ -196,7 +195,6 @@ impl fmt::Display for ExchangeId {
     }
 }
 
-/// An exchange to be sent.
 pub(super) struct Outgoing {
     pub id: ExchangeId,
     pub exchange: Arc<Exchange>,
@@ -204,7 +202,6 @@ pub(super) struct Outgoing {
     pub deadline: Instant,
 }
 
-/// An exchange in flight.
 struct PendingExchange {
     id: ExchangeId,
     at: Instant,
@@ -555,7 +552,6 @@ impl Core {
         self.alarm = at;
     }
 
-    /// The id of a limit.
     pub fn limit_id(&self, limit_name: &str) -> Option<LimitId> {
         let mut limits = self.ctx.limits.iter();
         limits

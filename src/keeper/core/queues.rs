@@ -113,7 +113,6 @@ impl Queues {
         }
     }
 
-    /// Adds a limit.
     pub fn add_limit(&mut self) {
         self.by_key.push(ByKey::default());
     }
@@ -303,7 +302,6 @@ impl Queues {
         self.members.is_empty()
     }
 
-    /// Queues with work.
     pub fn ready(&self) -> impl Iterator<Item = &Queue> {
         let after = |id: &QueueId| self.members[id.index()].after.id();
         let row = move |ready: &Ready| std::iter::successors(ready.first, after);

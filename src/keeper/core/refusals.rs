@@ -14,7 +14,6 @@ use crate::{
 };
 
 impl Core {
-    /// Refuses a request by the limit of one leg.
     pub(super) fn refuse_leg(&mut self, id: RequestId, leg: usize, kind: AcquireErrorKind) {
         if let Some(error) = self.request(id).map(|one| self.leg_error(one, leg, kind)) {
             self.refuse_request(id, error);
@@ -98,7 +97,6 @@ impl Core {
         }
     }
 
-    /// Drops a request that is no longer wanted.
     pub(super) fn drop_request(&mut self, id: RequestId) {
         self.let_go(id);
         if let Some(request) = self.remove_request(id) {
@@ -179,7 +177,6 @@ impl Core {
         error
     }
 
-    /// A refusal by the limit of one leg.
     pub(super) fn leg_error(
         &self,
         request: &Request,

@@ -195,7 +195,6 @@ impl Core {
         answer
     }
 
-    /// The quotas of a request's limits.
     fn quotas(&self, id: RequestId) -> Vec<Quota> {
         let request = self.request(id);
         request.map_or_else(Vec::new, |request| self.quotas_of(request))
@@ -206,14 +205,12 @@ impl Core {
         self.in_line_of_request(self.request(id)?)
     }
 
-    /// Cancels a request.
     pub fn cancel(&mut self, id: RequestId, now: Instant) {
         self.ctx.now = now;
         self.drop_request(id);
         self.follow_decisions();
     }
 
-    /// Releases a slot.
     pub fn release(&mut self, lease: &Arc<Lease>, now: Instant) {
         self.ctx.now = now;
         self.bounded.forget(lease.seq());

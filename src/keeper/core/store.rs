@@ -31,7 +31,6 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// Interval between reports that a store has never been reached.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A claim as sent.
 struct SentClaim<'a> {
     exchange: ExchangeId,
     asker: Asker,
@@ -426,7 +425,6 @@ impl Core {
         }
     }
 
-    /// The store has answered a claim.
     fn claim_answered(&mut self, sent: &SentClaim<'_>, answer: &ClaimReply, at: StoreMoment) {
         for (ask, standing) in sent.claim.asks.iter().zip(&answer.standings) {
             let queue = self.queues.without_listing(sent.pending[ask.batch].queue);

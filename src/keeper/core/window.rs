@@ -36,7 +36,6 @@ pub(super) const WINDOW_OF_ONE_KEY: WindowBounds = WindowBounds {
     apart_partial: Duration::from_micros(100),
     most_partial: 64,
 };
-/// The bounds of a window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowBounds {
     pub least: usize,

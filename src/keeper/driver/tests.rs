@@ -9,7 +9,6 @@ use crate::ledger::{Batch, Exchange, ReplicaId};
 
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Answers on demand.
 #[derive(Default)]
 struct Slow {
     /// Exchanges sent and not yet answered.

@@ -270,7 +270,6 @@ impl Queue {
         self.max()
     }
 
-    /// Idle slots that have not expired.
     pub fn idle_seqs(&self, now: Instant) -> Option<Vec<Seq>> {
         let lasts = |seq: &Seq| {
             let entry = self.entries.get(seq);

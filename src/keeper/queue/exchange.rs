@@ -358,7 +358,6 @@ impl Queue {
         }
     }
 
-    /// A request was answered.
     fn acquired(
         &mut self,
         ctx: &mut Context,
@@ -427,7 +426,6 @@ impl Queue {
         self.snapshot.waiting = self.snapshot.waiting.saturating_sub(queued);
     }
 
-    /// A leg of a claim was answered.
     pub fn on_leg_answer(
         &mut self,
         ctx: &mut Context,

@@ -177,7 +177,6 @@ struct Outbox {
     later_at: Option<Instant>,
 }
 
-/// A request to send.
 #[derive(Clone, Copy)]
 pub(super) struct Newcomer {
     pub seq: Seq,
@@ -266,7 +265,6 @@ impl Queue {
         self.id
     }
 
-    /// The id of its limit.
     pub fn limit_id(&self) -> LimitId {
         self.limit_id
     }
@@ -283,7 +281,6 @@ impl Queue {
         &self.limit
     }
 
-    /// Number of slots of this key.
     pub fn max(&self) -> u32 {
         self.own_max().unwrap_or(self.limit.max())
     }
@@ -302,7 +299,6 @@ impl Queue {
         self.steered.as_ref()?.paused_until
     }
 
-    /// Whether operators have paused the limit for this key.
     fn is_paused(&self) -> bool {
         self.paused_until().is_some()
     }
@@ -339,7 +335,6 @@ impl Queue {
         those.map(|(seq, _)| *seq).collect()
     }
 
-    /// Whether a request waits in the store's ledger.
     fn has_waiters(&self) -> bool {
         self.waiters().next().is_some()
     }
@@ -382,7 +377,6 @@ impl Queue {
         }
     }
 
-    /// Number of idle slots in the pool.
     pub fn idle(&self) -> usize {
         self.pool().map_or(0, |pool| pool.idle())
     }

@@ -33,8 +33,7 @@ enum Use {
 }
 
 impl Queue {
-    /// Creates an entry for a request. It is not sent until the request [begins](Self::begin_leg) its turn or sends the
-    /// leg.
+    /// Creates an entry for a request. Its name is not sent until its turn begins.
     pub fn enter(
         &mut self,
         ctx: &mut Context,

@@ -217,7 +217,6 @@ impl Queue {
         })
     }
 
-    /// The request of an entry.
     pub fn request_of(&self, seq: Seq) -> Option<RequestId> {
         self.entries.get(&seq)?.request()
     }

@@ -148,7 +148,6 @@ impl Queue {
         })
     }
 
-    /// Whether a batch should be sent.
     pub fn has_work(&self) -> bool {
         let Some(outbox) = &self.outbox else {
             return self.wants_batch;

@@ -108,7 +108,6 @@ pub(super) const SHAPES: &[Shape] = &[
     },
 ];
 
-/// A world with a crowd.
 #[derive(Debug)]
 pub(super) struct Crowd {
     shape: Shape,
@@ -491,7 +490,6 @@ pub(super) fn is_let_in_here(taken: &Taken) -> bool {
     leases.any(|lease| lease.deadline().is_none()) || { fees }.any(here)
 }
 
-/// A shutdown under way.
 pub(super) struct Closing {
     shutdown: Shutdown,
     /// The permits' time is over.

@@ -8,7 +8,6 @@ use super::{
     faults::{Faults, MIXES, MIXES_OF_MEMORY},
 };
 
-/// The kinds of worlds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A few clients, and every kind of fault.

@@ -17,7 +17,6 @@ use crate::{
     part::Part,
 };
 
-/// The cores of one process.
 struct Process<'a> {
     replicas: &'a mut [Replica],
     number: usize,
@@ -79,7 +78,6 @@ impl World {
         self.sibling(self.clients[client].replica, fee.keeper)
     }
 
-    /// The name of a ledger.
     pub fn ledger_name(&self, key: &Key, limit: &str) -> String {
         let part = Part::of(key.digest(limit));
         let is_there = |replica: &&Replica| replica.core.settings().part == Some(part);

@@ -131,7 +131,6 @@ impl World {
         (run, broken)
     }
 
-    /// The store loses everything.
     pub fn forgets(&mut self) {
         self.note(|| "the store forgets".to_owned());
         self.ledgers.clear();

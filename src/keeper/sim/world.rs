@@ -98,7 +98,6 @@ pub(super) struct World {
     pub log: Option<Vec<String>>,
 }
 
-/// The configuration of a replica.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Values {
     /// Slots for each key, and for all keys together.
@@ -109,7 +108,6 @@ pub(super) struct Values {
     pub reuse: bool,
 }
 
-/// The outcome of a world.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Totals {
     pub permits: u64,

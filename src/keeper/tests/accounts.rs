@@ -74,7 +74,6 @@ impl World {
         self.change(fee, |account| assert!(account.settle(actual).is_some()));
     }
 
-    /// Sends the report.
     fn report(&mut self) -> Outgoing {
         self.pass(Duration::from_secs(1));
         let sent = self.send(0);

@@ -273,7 +273,7 @@ fn renewals_of_a_key_do_not_starve_its_newcomers() {
     let mut world = World::new(1, &limit);
     let _holders: Vec<_> = (0..HOLDERS).map(|_| world.ask(0, PATIENT)).collect();
     world.settle();
-    // All permits are due.
+    // All permits need renewal.
     world.pass(LEASE / 2);
     let newcomer = world.ask(0, PATIENT);
     let sent = world.send(0);

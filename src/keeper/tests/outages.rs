@@ -122,7 +122,7 @@ fn a_refusal_by_the_store_refuses_everybody() {
     );
 }
 
-/// G8: nor does a refusing store that was first an outage.
+/// G8: likewise for a refusal that follows an outage.
 #[test]
 fn a_refusal_after_an_outage_closes_the_gate_again() {
     let mut world = World::new(1, &ONE);

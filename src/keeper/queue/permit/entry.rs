@@ -34,7 +34,6 @@ pub(in crate::keeper::queue) struct Entry {
     request: Option<Requester>,
 }
 
-/// The request of an entry.
 #[derive(Clone, Copy)]
 pub(in crate::keeper) struct Requester {
     pub id: RequestId,
@@ -81,7 +80,6 @@ pub(in crate::keeper) struct StoreMoment {
     pub sent: Instant,
 }
 
-/// A held slot.
 #[derive(Clone, Copy)]
 pub(in crate::keeper::queue) struct HeldSlot {
     /// When to renew it, or to find that it has expired. `None`: no renewal needed.
