@@ -63,7 +63,10 @@ pub(crate) use id::{SEQ_CHARS, more_members, parse_seq, seq_text};
 pub(crate) use ledgers::{Audience, Ledgers};
 #[cfg(test)]
 pub(crate) use machine::SWEEP_BUDGET;
-pub(crate) use machine::{Call, ClaimedLedger, Ledger, MAX_LEASE_MS, Operation, Stock};
+pub(crate) use machine::{
+    Call, Ledger, MAX_LEASE_MS, Operation,
+    claims::{ClaimedLedger, Stock},
+};
 pub(crate) use message::{
     Ask, Batch, BatchReply, Charge, Claim, ClaimAsk, ClaimReply, Exchange, LedgerError,
     MAX_PERMITS, MAX_PLACES, Promotion, RIGHT_MS, Refund, Reply, Reuse, Standing, Wake, Want,

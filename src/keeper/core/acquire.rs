@@ -215,7 +215,8 @@ impl Core {
                 }
                 Progress::Turn if plain && self.begin_slot(id) => return self.grant(id),
                 Progress::Turn if plain => return,
-                Progress::Turn | Progress::Complete => return self.decide_here(id),
+                _ if self.decide_here(id) => return self.grant(id),
+                _ => return,
             }
         }
     }
@@ -248,7 +249,7 @@ impl Core {
         }
     }
 
-    pub(super) fn grant(&mut self, id: RequestId) {
+    fn grant(&mut self, id: RequestId) {
         self.stop_asking(id);
         if let Some(request) = self.request_mut(id) {
             request.stage = Stage::Granted;
@@ -361,7 +362,7 @@ impl Core {
         }
     }
 
-    pub(super) fn bypass_leg(&mut self, id: RequestId, leg: usize, kind: AcquireErrorKind) {
+    fn bypass_leg(&mut self, id: RequestId, leg: usize, kind: AcquireErrorKind) {
         let Some(request) = self.request_mut(id) else {
             return;
         };
@@ -398,36 +399,7 @@ impl Core {
             // A slot was lost, and may come back.
             return;
         }
-        if !self.store_is_up() {
-            self.take_back(id);
-            return self.advance(id);
-        }
         self.decide_alone(id, since);
-    }
-
-    /// Keeps asking the store, until the end of `asking`.
-    pub(super) fn go_on_asking(&mut self, id: RequestId, asking: Asking) {
-        if let Some(request) = self.request_mut(id) {
-            request.asking = Some(asking);
-            self.asking.insert((asking.until, id));
-        }
-    }
-
-    /// Withdraws a request from the store: it continues without the exchange it is in, whose results are released.
-    pub(super) fn take_back(&mut self, id: RequestId) {
-        self.stop_asking(id);
-        self.unsent.remove(&id);
-        self.held_back.remove(&id);
-        let Some(request) = self.request_mut(id) else {
-            return;
-        };
-        (request.stage, request.ticket) = (Stage::Open, None);
-        for SlotLeg { lease, .. } in request.legs.clone() {
-            self.queues
-                .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                    queue.leave_exchange(ctx, lease.seq())
-                });
-        }
     }
 }
 

@@ -9,96 +9,15 @@ use std::mem;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::{Asking, Core, Legs, Rates, SlotLeg, Stage, queues::Queues, rates::harsher};
+use super::{Asking, Core, Legs, Request, SlotLeg, Stage, rates::harsher};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{context::Availability, demand::RequestId, queue::Decider},
-    key::Key,
-    leases::{Fee, Lease, Paid, QueueId},
-    ledger::{
-        Batch, Call, Charge, Charged, Claim, ClaimAsk, ClaimReply, ClaimedLedger, Rate, RateState,
-        Seq, Standing, Stock, WAIT_FOREVER_US, Want,
-    },
+    leases::{Fee, Lease, Paid},
+    ledger::{Charge, Charged, Standing, Tat},
     limit::LimitId,
+    telemetry::Measure,
 };
-
-/// The claim being decided on. Cleared but never freed.
-#[derive(Default)]
-pub(super) struct LocalClaim {
-    claim: Claim,
-    reply: ClaimReply,
-    /// By charge.
-    rates: Vec<(LimitId, Key)>,
-    /// For each ask: the part of the request, the queue, and the batch.
-    parts: Vec<usize>,
-    queues: Vec<QueueId>,
-    batches: Vec<Batch>,
-    swept: bool,
-    /// Fees that no local rate charges: their numbers, and the refusals that do not count.
-    waived: Vec<(usize, Option<AcquireErrorKind>)>,
-}
-
-/// The ledgers and rates of this process.
-struct Here<'a> {
-    queues: &'a mut Queues,
-    rates: &'a mut Rates,
-    now_us: u64,
-    asked: &'a [QueueId],
-    batches: &'a [Batch],
-    /// In this process no waiter is dead, so sweeping a queue changes nothing.
-    swept: &'a mut bool,
-    charged: &'a [(LimitId, Key)],
-}
-
-impl Stock for Here<'_> {
-    fn ledger(&mut self, batch: usize) -> ClaimedLedger<'_> {
-        ClaimedLedger {
-            ledger: self.queues.without_listing(self.asked[batch]).ledger_here(),
-            batch: &self.batches[batch],
-            swept: self.swept,
-        }
-    }
-
-    fn rate(&mut self, index: usize, _: &Charge) -> Option<&mut RateState> {
-        self.rates.states.get_mut(&self.charged[index])
-    }
-
-    fn set_rate(&mut self, index: usize, _: &Charge, state: RateState) {
-        self.rates
-            .set(self.charged[index].clone(), state, self.now_us);
-    }
-}
-
-impl LocalClaim {
-    fn clear(&mut self) {
-        self.waived.clear();
-        self.claim.charges.clear();
-        self.claim.asks.clear();
-        self.rates.clear();
-        self.parts.clear();
-        self.queues.clear();
-    }
-
-    fn charge(&mut self, fee: &Fee, charge: Charge) {
-        self.claim.charges.push(charge);
-        self.rates.push((fee.limit_id(), fee.key.clone()));
-    }
-
-    /// The batch of the next ask, for this queue.
-    fn next_batch(&mut self, queue: QueueId, part: usize) -> &mut Batch {
-        self.queues.push(queue);
-        self.parts.push(part);
-        if self.batches.len() < self.queues.len() {
-            self.batches.push(Batch::default());
-        }
-        &mut self.batches[self.queues.len() - 1]
-    }
-
-    fn ask(&mut self, seq: Seq, want: Want) {
-        let batch = self.claim.asks.len();
-        self.claim.asks.push(ClaimAsk { batch, seq, want });
-    }
-}
 
 /// A leg that a request does not have yet, and the decision on it.
 struct Part {
@@ -126,10 +45,10 @@ impl Core {
         is_held
     }
 
-    /// Advances a request as far as this process allows.
-    pub(super) fn decide_here(&mut self, id: RequestId) {
+    /// Advances a request as far as this process allows. Returns whether the request now has all that it wants.
+    pub(super) fn decide_here(&mut self, id: RequestId) -> bool {
         let Some(parts) = self.claim_here(id, self.ctx.availability) else {
-            return;
+            return false;
         };
         let (mut goes_on, before) = (self.settle_here(id), self.ctx.decided.len());
         let mut has_all = goes_on;
@@ -146,18 +65,20 @@ impl Core {
             goes_on &= !matches!(part.answer, Ok(Standing::Waiting { .. }));
         }
         match has_all {
-            // Nothing else was decided meanwhile.
-            true => {
-                self.ctx.decided.truncate(before);
-                self.grant(id);
-            }
+            // Nothing else was decided on meanwhile.
+            true => self.ctx.decided.truncate(before),
             false => self.note_changed(id),
         }
+        has_all
     }
 
     /// A request has asked the store for as long as it may, mostly because others were ahead in this process: it falls
     /// back, alone. If no slot is free here, it keeps asking until its wait is over.
     pub(super) fn decide_alone(&mut self, id: RequestId, since: Instant) {
+        if !self.store_is_up() {
+            self.take_back(id);
+            return self.note_changed(id);
+        }
         let Some(parts) = self.claim_here(id, Availability::Down) else {
             return;
         };
@@ -193,25 +114,6 @@ impl Core {
         if let Some(leg) = legs.iter().position(|leg| leg.lease.seq() == lease.seq()) {
             self.refuse_leg(id, leg, kind);
         }
-    }
-
-    /// Charges a cost to a rate in this process, whatever its debt.
-    pub(super) fn spend_here(&mut self, fee: &Fee, rate: Rate, cost: u32) -> Paid {
-        self.local.clear();
-        let charge = Charge {
-            rate,
-            cost,
-            wait_us: WAIT_FOREVER_US,
-            shadow: false,
-            key: fee.charge.key.clone(),
-        };
-        self.local.charge(fee, charge);
-        self.run_local_claim();
-        let Charged::Until { tat, .. } = self.local.reply.charged[0] else {
-            return Paid::Free;
-        };
-        self.standings.note(fee, Paid::Here(tat), self.ctx.now);
-        Paid::Here(tat)
     }
 
     /// Decides on everything that a request does not have yet, by the limits' fallbacks at this availability. `None`: a
@@ -300,35 +202,6 @@ impl Core {
         refusal
     }
 
-    /// Runs the claim. The queues have to be listed again afterwards.
-    fn run_local_claim(&mut self) {
-        let Self {
-            ctx,
-            queues,
-            rates,
-            local,
-            ..
-        } = self;
-        let now_us = ctx.local_us();
-        let mut call = Call::new(&ctx.scratch, 0);
-        let mut here = Here {
-            queues,
-            rates,
-            now_us,
-            asked: &local.queues,
-            batches: &local.batches,
-            swept: &mut local.swept,
-            charged: &local.rates,
-        };
-        local
-            .claim
-            .run(&mut call, now_us, &mut here, &mut local.reply);
-        for (queue, batch) in local.queues.iter().zip(&local.batches) {
-            let queue = queues.without_listing(*queue);
-            queue.after_claim(ctx, &mut call, batch);
-        }
-    }
-
     /// Applies the decisions of the rates. Returns whether the request may have its slots: it is neither refused nor
     /// asleep.
     fn settle_here(&mut self, id: RequestId) -> bool {
@@ -345,5 +218,177 @@ impl Core {
         self.local.reply.charged = charged;
         self.request(id)
             .is_some_and(|one| matches!(one.stage, Stage::Open))
+    }
+}
+
+/// Steps of requests.
+impl Core {
+    /// Keeps asking the store, until the end of `asking`.
+    fn go_on_asking(&mut self, id: RequestId, asking: Asking) {
+        if let Some(request) = self.request_mut(id) {
+            request.asking = Some(asking);
+            self.asking.insert((asking.until, id));
+        }
+    }
+
+    /// Withdraws a request from the store: it continues without the exchange it is in, whose results are released.
+    fn take_back(&mut self, id: RequestId) {
+        self.stop_asking(id);
+        self.unsent.remove(&id);
+        self.held_back.remove(&id);
+        let Some(request) = self.request_mut(id) else {
+            return;
+        };
+        (request.stage, request.ticket) = (Stage::Open, None);
+        for SlotLeg { lease, .. } in request.legs.clone() {
+            self.queues
+                .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                    queue.leave_exchange(ctx, lease.seq())
+                });
+        }
+    }
+}
+
+/// Requests that rates refuse, or hold back.
+impl Core {
+    /// The rates have charged, or refused to charge, the fees of a request, at this time by their clock.
+    pub(super) fn charged(
+        &mut self,
+        id: RequestId,
+        charged: &[Charged],
+        now_us: u64,
+        paid: fn(Tat) -> Paid,
+    ) {
+        let mut refusal = None;
+        let fees = self
+            .request(id)
+            .map_or_else(Vec::new, |one| one.fees().to_vec());
+        let owed = fees.iter().enumerate();
+        let owed = owed.filter(|(_, fee)| fee.paid == Paid::Not);
+        for ((number, fee), charged) in owed.zip(charged) {
+            match *charged {
+                Charged::Until { tat, start_us } => {
+                    let rest_us = start_us.saturating_sub(now_us);
+                    self.pay(id, number, paid(tat), rest_us);
+                }
+                Charged::TooSoon { start_us } => {
+                    if !self.is_enforced(fee) {
+                        self.bypass_fee(id, number, AcquireErrorKind::TooSoon);
+                    } else {
+                        let rest_us = start_us.saturating_sub(now_us);
+                        refusal = Some(harsher(refusal, self.too_soon(fee, rest_us)));
+                    }
+                }
+                Charged::Not => {}
+            }
+        }
+        self.settle_fees(id, refusal);
+    }
+
+    /// Holds a request back until all its rates let it continue.
+    fn sleep(&mut self, id: RequestId) {
+        let now = self.ctx.now;
+        let Some(request) = self.request_mut(id) else {
+            return;
+        };
+        let last = request.fees().iter().max_by_key(|fee| fee.begins);
+        let ahead = last.filter(|fee| fee.begins > now);
+        if let Some((begins, limit)) = ahead.map(|fee| (fee.begins, fee.limit_id())) {
+            request.stage = Stage::Sleeping(begins);
+            self.ctx.measure(limit, Measure::Waiting(1.0));
+            self.sleepers.insert((begins, id), limit);
+        }
+    }
+
+    /// Refuses a request, or continues it, after its fees were decided on.
+    fn settle_fees(&mut self, id: RequestId, refusal: Option<AcquireError>) {
+        match refusal {
+            Some(error) => self.refuse_request(id, error),
+            None => {
+                self.sleep(id);
+                self.wake_bypassed(id);
+            }
+        }
+    }
+
+    /// A rate that delays a request may have been disabled since the request was sent.
+    fn wake_bypassed(&mut self, id: RequestId) {
+        let Some(request) = self.request(id) else {
+            return;
+        };
+        if let Stage::Sleeping(_) = request.stage {
+            let ahead = request
+                .fees()
+                .iter()
+                .filter(|fee| fee.begins > self.ctx.now);
+            let bypassed = ahead.filter(|fee| !self.is_enforced(fee));
+            let limits: Vec<_> = bypassed.map(Fee::limit_id).collect();
+            for limit in limits {
+                self.release_sleepers(limit);
+            }
+        }
+    }
+
+    /// The store cannot charge the request.
+    pub(super) fn refuse_unpaid(&mut self, id: RequestId) {
+        let kind = AcquireErrorKind::Misconfigured;
+        let unpaid = |fee: &Fee| fee.paid == Paid::Not;
+        let request = self.request(id).into_iter();
+        let fees = request.flat_map(Request::fees);
+        let enforced = fees
+            .clone()
+            .find(|fee| unpaid(fee) && self.is_enforced(fee));
+        if let Some(fee) = enforced {
+            let error = self.refusal(fee.limit_id(), kind);
+            return self.refuse_request(id, error);
+        }
+        let fees = fees.enumerate().filter(|(_, fee)| unpaid(fee));
+        for number in fees.map(|(number, _)| number).collect::<Vec<_>>() {
+            self.bypass_fee(id, number, kind);
+        }
+    }
+
+    /// A rate no longer delays requests: sleeping requests continue and are refunded. Later spending counts.
+    pub(super) fn release_sleepers(&mut self, limit: LimitId) {
+        let now = self.ctx.now;
+        let waits = |fee: &&mut Fee| fee.limit_id() == limit && fee.begins > now;
+        let mut released = Vec::new();
+        // Newest first: a rate with a small burst can only undo its latest reserved start.
+        for (at, id) in self.sleepers.keys().rev().copied().collect::<Vec<_>>() {
+            let bypassed = self.ctx.limits[limit.0].clone();
+            let Some(request) = self.request_mut(id) else {
+                continue;
+            };
+            let Some(fee) = request.fees_mut().iter_mut().find(waits) else {
+                continue;
+            };
+            let charged = fee.clone();
+            (fee.paid, fee.begins) = (Paid::Free, now);
+            let kind = AcquireErrorKind::TooSoon;
+            let notes = request.notes.get_or_insert_default();
+            notes.bypassed.push((bypassed, kind));
+            request.stage = Stage::Open;
+            self.ctx.note_bypass(limit, kind);
+            self.end_sleep(at, id);
+            self.refund(&charged);
+            released.push(id);
+        }
+        for id in released.into_iter().rev() {
+            self.sleep(id);
+            self.note_changed(id);
+        }
+    }
+
+    /// Continues the requests whose sleep is over.
+    pub(super) fn wake_sleepers(&mut self) {
+        while let Some((&(at, id), _)) = self.sleepers.first_key_value()
+            && at <= self.ctx.now
+        {
+            self.end_sleep(at, id);
+            if let Some(request) = self.request_mut(id) {
+                request.stage = Stage::Open;
+                self.note_changed(id);
+            }
+        }
     }
 }

@@ -8,9 +8,9 @@
 //! | `requests` | requests and permits: submitted, collected, cancelled, released; timers; shutdown |
 //! | `limits` | the limits, their current values, overrides; the view of operators |
 //! | `acquire` | all-or-nothing acquisition of slots: submitted, sent, advanced; unanswered requests |
-//! | `local` | decisions of this process: claims on its own ledgers and rates, and fallbacks |
+//! | `local` | decisions of this process, by its ledgers, its rates and fallbacks; requests that rates refuse or delay |
 //! | `refusals` | requests that are refused or dropped, and the contents of a refusal |
-//! | `rates` | charges and refunds at rates, the sleep of requests until a rate lets them go on, and accounts of permits |
+//! | `rates` | charges and refunds at rates, claims on ledgers and rates of this process, and accounts of permits |
 //! | this one | the data, requests and the lists that they are in; settings, the limits in force, the time and counts are in [`context`](super::context) |
 //! | `queues` | the queues, created on demand, and their indexes |
 //! | `breaker` | the circuit breaker |
@@ -51,7 +51,6 @@ use tokio::time::Instant;
 
 use self::{
     breaker::Breaker,
-    local::LocalClaim,
     queues::{Queues, SMALL_ROOM},
     window::{WINDOW, WINDOW_OF_ONE_KEY, Window},
 };
@@ -64,8 +63,8 @@ use super::{
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
-    leases::{AccountId, Accounts, BoundedPermits, Fee, Lease, StoreClock},
-    ledger::{Exchange, RateState, Refund, Seq},
+    leases::{AccountId, Accounts, BoundedPermits, Fee, Lease, QueueId, StoreClock},
+    ledger::{Batch, Claim, ClaimReply, Exchange, RateState, Refund, Seq},
     limit::{Limit, LimitId},
     operable::{Refusals, Standings},
     status::InLine,
@@ -231,6 +230,21 @@ enum Asker {
 struct Rates {
     states: HashMap<(LimitId, Key), RateState>,
     purge_at: usize,
+}
+
+/// The claim being decided on. Cleared but never freed.
+#[derive(Default)]
+struct LocalClaim {
+    claim: Claim,
+    reply: ClaimReply,
+    /// By charge.
+    rates: Vec<(LimitId, Key)>,
+    /// For each ask: the part of the request, the queue, and the batch.
+    parts: Vec<usize>,
+    queues: Vec<QueueId>,
+    batches: Vec<Batch>,
+    /// Fees that no local rate charges: their numbers, and the refusals that do not count.
+    waived: Vec<(usize, Option<AcquireErrorKind>)>,
 }
 
 /// The connection to the store, as far as the store reports it.

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Core, Rates, Request, Stage};
+use super::{Core, LocalClaim, Rates, Request, queues::Queues};
 #[cfg(feature = "operate")]
 use crate::operable::{RateLook, Standing};
 use crate::{
@@ -14,8 +14,11 @@ use crate::{
         demand::{Leg, RequestId},
     },
     key::Key,
-    leases::{Account, AccountId, Fee, Paid, PaidBack, ReportOutcome},
-    ledger::{Charge, Charged, Rate, RateState, Refund, Tat, WAIT_FOREVER_US},
+    leases::{Account, AccountId, Fee, Paid, PaidBack, QueueId, ReportOutcome},
+    ledger::{
+        Batch, Call, Charge, Charged, ClaimAsk, ClaimedLedger, Rate, RateState, Refund, Seq, Stock,
+        Tat, WAIT_FOREVER_US, Want,
+    },
     limit::{Fallback, Limit, LimitId, LimitValue, MAX_LIMIT, Mode},
     status::{Quota, QuotaReader},
     telemetry::{Cost, Measure},
@@ -241,151 +244,123 @@ impl Core {
 
 /// Requests held back by rates.
 impl Core {
-    /// Holds a request back until all its rates let it continue.
-    pub(super) fn sleep(&mut self, id: RequestId) {
-        let now = self.ctx.now;
-        let Some(request) = self.request_mut(id) else {
-            return;
-        };
-        let last = request.fees().iter().max_by_key(|fee| fee.begins);
-        let ahead = last.filter(|fee| fee.begins > now);
-        if let Some((begins, limit)) = ahead.map(|fee| (fee.begins, fee.limit_id())) {
-            request.stage = Stage::Sleeping(begins);
-            self.ctx.measure(limit, Measure::Waiting(1.0));
-            self.sleepers.insert((begins, id), limit);
-        }
-    }
-
     pub(super) fn end_sleep(&mut self, until: Instant, id: RequestId) {
         if let Some(limit) = self.sleepers.remove(&(until, id)) {
             self.ctx.measure(limit, Measure::Waiting(-1.0));
         }
     }
+}
 
-    /// The rates have charged, or refused to charge, the fees of a request, at this time by their clock.
-    pub(super) fn charged(
-        &mut self,
-        id: RequestId,
-        charged: &[Charged],
-        now_us: u64,
-        paid: fn(Tat) -> Paid,
-    ) {
-        let mut refusal = None;
-        let fees = self
-            .request(id)
-            .map_or_else(Vec::new, |one| one.fees().to_vec());
-        let owed = fees.iter().enumerate();
-        let owed = owed.filter(|(_, fee)| fee.paid == Paid::Not);
-        for ((number, fee), charged) in owed.zip(charged) {
-            match *charged {
-                Charged::Until { tat, start_us } => {
-                    let rest_us = start_us.saturating_sub(now_us);
-                    self.pay(id, number, paid(tat), rest_us);
-                }
-                Charged::TooSoon { start_us } => {
-                    if !self.is_enforced(fee) {
-                        self.bypass_fee(id, number, AcquireErrorKind::TooSoon);
-                    } else {
-                        let rest_us = start_us.saturating_sub(now_us);
-                        refusal = Some(harsher(refusal, self.too_soon(fee, rest_us)));
-                    }
-                }
-                Charged::Not => {}
-            }
-        }
-        self.settle_fees(id, refusal);
-    }
+/// The ledgers and rates of this process.
+struct Here<'a> {
+    queues: &'a mut Queues,
+    rates: &'a mut Rates,
+    now_us: u64,
+    asked: &'a [QueueId],
+    batches: &'a [Batch],
+    /// In this process no waiter is dead, so sweeping a queue changes nothing.
+    swept: bool,
+    charged: &'a [(LimitId, Key)],
+}
 
-    /// Refuses a request, or continues it, after its fees were decided on.
-    pub(super) fn settle_fees(&mut self, id: RequestId, refusal: Option<AcquireError>) {
-        match refusal {
-            Some(error) => self.refuse_request(id, error),
-            None => {
-                self.sleep(id);
-                self.wake_bypassed(id);
-            }
+impl Stock for Here<'_> {
+    fn ledger(&mut self, batch: usize) -> ClaimedLedger<'_> {
+        ClaimedLedger {
+            ledger: self.queues.without_listing(self.asked[batch]).ledger_here(),
+            batch: &self.batches[batch],
+            swept: &mut self.swept,
         }
     }
 
-    /// A rate that delays a request may have been disabled since the request was sent.
-    fn wake_bypassed(&mut self, id: RequestId) {
-        let Some(request) = self.request(id) else {
-            return;
+    fn rate(&mut self, index: usize, _: &Charge) -> Option<&mut RateState> {
+        self.rates.states.get_mut(&self.charged[index])
+    }
+
+    fn set_rate(&mut self, index: usize, _: &Charge, state: RateState) {
+        self.rates
+            .set(self.charged[index].clone(), state, self.now_us);
+    }
+}
+
+impl LocalClaim {
+    pub fn clear(&mut self) {
+        self.waived.clear();
+        self.claim.charges.clear();
+        self.claim.asks.clear();
+        self.rates.clear();
+        self.parts.clear();
+        self.queues.clear();
+    }
+
+    pub fn charge(&mut self, fee: &Fee, charge: Charge) {
+        self.claim.charges.push(charge);
+        self.rates.push((fee.limit_id(), fee.key.clone()));
+    }
+
+    /// The batch of the next ask, for this queue.
+    pub fn next_batch(&mut self, queue: QueueId, part: usize) -> &mut Batch {
+        self.queues.push(queue);
+        self.parts.push(part);
+        if self.batches.len() < self.queues.len() {
+            self.batches.push(Batch::default());
+        }
+        &mut self.batches[self.queues.len() - 1]
+    }
+
+    pub fn ask(&mut self, seq: Seq, want: Want) {
+        let batch = self.claim.asks.len();
+        self.claim.asks.push(ClaimAsk { batch, seq, want });
+    }
+}
+
+/// Claims on ledgers and rates of this process.
+impl Core {
+    /// Runs the claim. The queues have to be listed again afterwards.
+    pub(super) fn run_local_claim(&mut self) {
+        let Self {
+            ctx,
+            queues,
+            rates,
+            local,
+            ..
+        } = self;
+        let now_us = ctx.local_us();
+        let mut call = Call::new(&ctx.scratch, 0);
+        let mut here = Here {
+            queues,
+            rates,
+            now_us,
+            asked: &local.queues,
+            batches: &local.batches,
+            swept: false,
+            charged: &local.rates,
         };
-        if let Stage::Sleeping(_) = request.stage {
-            let ahead = request
-                .fees()
-                .iter()
-                .filter(|fee| fee.begins > self.ctx.now);
-            let bypassed = ahead.filter(|fee| !self.is_enforced(fee));
-            let limits: Vec<_> = bypassed.map(Fee::limit_id).collect();
-            for limit in limits {
-                self.release_sleepers(limit);
-            }
+        local
+            .claim
+            .run(&mut call, now_us, &mut here, &mut local.reply);
+        for (queue, batch) in local.queues.iter().zip(&local.batches) {
+            let queue = queues.without_listing(*queue);
+            queue.after_claim(ctx, &mut call, batch);
         }
     }
 
-    /// The store cannot charge the request.
-    pub(super) fn refuse_unpaid(&mut self, id: RequestId) {
-        let kind = AcquireErrorKind::Misconfigured;
-        let unpaid = |fee: &Fee| fee.paid == Paid::Not;
-        let request = self.request(id).into_iter();
-        let fees = request.flat_map(Request::fees);
-        let enforced = fees
-            .clone()
-            .find(|fee| unpaid(fee) && self.is_enforced(fee));
-        if let Some(fee) = enforced {
-            let error = self.refusal(fee.limit_id(), kind);
-            return self.refuse_request(id, error);
-        }
-        let fees = fees.enumerate().filter(|(_, fee)| unpaid(fee));
-        for number in fees.map(|(number, _)| number).collect::<Vec<_>>() {
-            self.bypass_fee(id, number, kind);
-        }
-    }
-
-    /// A rate no longer delays requests: sleeping requests continue and are refunded. Later spending counts.
-    pub(super) fn release_sleepers(&mut self, limit: LimitId) {
-        let now = self.ctx.now;
-        let waits = |fee: &&mut Fee| fee.limit_id() == limit && fee.begins > now;
-        let mut released = Vec::new();
-        // Newest first: a rate with a small burst can only undo its latest reserved start.
-        for (at, id) in self.sleepers.keys().rev().copied().collect::<Vec<_>>() {
-            let bypassed = self.ctx.limits[limit.0].clone();
-            let Some(request) = self.request_mut(id) else {
-                continue;
-            };
-            let Some(fee) = request.fees_mut().iter_mut().find(waits) else {
-                continue;
-            };
-            let charged = fee.clone();
-            (fee.paid, fee.begins) = (Paid::Free, now);
-            let kind = AcquireErrorKind::TooSoon;
-            let notes = request.notes.get_or_insert_default();
-            notes.bypassed.push((bypassed, kind));
-            request.stage = Stage::Open;
-            self.ctx.note_bypass(limit, kind);
-            self.end_sleep(at, id);
-            self.refund(&charged);
-            released.push(id);
-        }
-        for id in released.into_iter().rev() {
-            self.sleep(id);
-            self.note_changed(id);
-        }
-    }
-
-    /// Continues the requests whose sleep is over.
-    pub(super) fn wake_sleepers(&mut self) {
-        while let Some((&(at, id), _)) = self.sleepers.first_key_value()
-            && at <= self.ctx.now
-        {
-            self.end_sleep(at, id);
-            if let Some(request) = self.request_mut(id) {
-                request.stage = Stage::Open;
-                self.note_changed(id);
-            }
-        }
+    /// Charges a cost to a rate in this process, whatever its debt.
+    fn spend_here(&mut self, fee: &Fee, rate: Rate, cost: u32) -> Paid {
+        self.local.clear();
+        let charge = Charge {
+            rate,
+            cost,
+            wait_us: WAIT_FOREVER_US,
+            shadow: false,
+            key: fee.charge.key.clone(),
+        };
+        self.local.charge(fee, charge);
+        self.run_local_claim();
+        let Charged::Until { tat, .. } = self.local.reply.charged[0] else {
+            return Paid::Free;
+        };
+        self.standings.note(fee, Paid::Here(tat), self.ctx.now);
+        Paid::Here(tat)
     }
 }
 
@@ -557,7 +532,7 @@ pub(super) fn harsher(one: Option<AcquireError>, other: AcquireError) -> Acquire
 }
 
 impl Rates {
-    pub(super) fn set(&mut self, key: (LimitId, Key), state: RateState, now_us: u64) {
+    fn set(&mut self, key: (LimitId, Key), state: RateState, now_us: u64) {
         self.states.insert(key, state);
         if self.states.len() >= self.purge_at.max(PURGE_FROM) {
             self.states.retain(|_, state| state.us >= now_us);

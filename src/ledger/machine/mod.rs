@@ -4,7 +4,7 @@
 //! are in `ledger/tests/`, where each also runs the script.
 
 mod call;
-mod claims;
+pub(super) mod claims;
 #[cfg(any(test, fuzzing))]
 mod inspect;
 mod leases;
@@ -15,10 +15,7 @@ use std::collections::BTreeMap;
 
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use self::call::SWEEP_BUDGET;
-pub(crate) use self::{
-    call::{Call, MAX_LEASE_MS},
-    claims::{ClaimedLedger, Stock},
-};
+pub(crate) use self::call::{Call, MAX_LEASE_MS};
 use super::{Ask, Batch, BatchReply, MemberId, Promotion, ReplicaId, Seq, Standing};
 use crate::small_map::SmallMap;
 
