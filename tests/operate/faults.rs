@@ -253,33 +253,34 @@ async fn five_hundred_answers_at_once() {
     let () = roster.query_async(&mut publisher).await.unwrap();
     let mut replicas = client.get_async_pubsub().await.unwrap();
     replicas.subscribe(CONTROL).await.unwrap();
+    // Made before the question, as an operator waits for answers only so long.
+    let digest = KeyDigest::of("chat", "acme");
+    let rows: Vec<_> = (0..75)
+        .map(|number| {
+            json!({
+                "key": digest, "id": format!("{number:026}"), "state": "held", "age_ms": 1,
+                "label": "x".repeat(80),
+            })
+        })
+        .collect();
+    let body = json!({"permits": rows}).to_string();
     let answering = tokio::spawn(async move {
         let question = replicas.on_message().next().await.unwrap();
         let question: Value = serde_json::from_slice(question.get_payload_bytes()).unwrap();
-        let digest = KeyDigest::of("chat", "acme");
-        let rows: Vec<_> = (0..75)
-            .map(|number| {
-                json!({
-                    "key": digest, "id": format!("{number:026}"), "state": "held", "age_ms": 1,
-                    "label": "x".repeat(80),
-                })
-            })
-            .collect();
+        let asked = &question["number"];
+        let channel = format!("turnstile:answer:{}", question["from"].as_str().unwrap());
         let mut answers = redis::pipe();
         for number in 0..REPLICAS {
-            let answer = json!({
-                "v": 1, "number": question["number"], "replica": format!("{number:016}"),
-                "label": format!("web-{number}"), "left_out": 1, "body": {"permits": rows},
-            });
-            let answer = answer.to_string();
+            let answer = format!(
+                r#"{{"v":1,"number":{asked},"replica":"{number:016}","label":"web-{number}","left_out":1,"body":{body}}}"#
+            );
             assert!(
                 (14_000..=16_384).contains(&answer.len()),
                 "{}",
                 answer.len()
             );
-            let channel = format!("turnstile:answer:{}", question["from"].as_str().unwrap());
             let mut publish = redis::cmd("PUBLISH");
-            answers.add_command(publish.arg(channel).arg(answer).to_owned());
+            answers.add_command(publish.arg(&channel).arg(answer).to_owned());
         }
         let () = answers.query_async(&mut publisher).await.unwrap();
     });
