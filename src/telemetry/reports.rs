@@ -56,23 +56,31 @@ pub(crate) struct Report {
 impl Report {
     pub(crate) fn write(self, namespace: &str, limit: &Limit) {
         let (limit, keys, count) = (limit.name(), self.keys, self.permits);
-        let (kind, text) = match self.topic {
-            Topic::Lost => (None, "permits were lost: not renewed in time"),
-            Topic::Adopted(Adopted::Lost) => {
-                (None, "permits that the store had lost were put back")
-            }
-            Topic::Adopted(Adopted::Fallback) => (
-                None,
-                "permits that a fallback had admitted were entered into the store",
-            ),
-            Topic::Ended(bound) => (Some(bound), "slots were taken back"),
-        };
+        // Users search for these texts, so each is a literal.
         match self.topic {
-            Topic::Lost | Topic::Adopted(Adopted::Lost) => {
-                tracing::warn!(namespace, limit, keys, count, "{text}");
-            }
-            Topic::Adopted(Adopted::Fallback) | Topic::Ended(_) => {
-                tracing::info!(namespace, limit, keys, count, kind, "{text}");
+            Topic::Lost => tracing::warn!(
+                namespace,
+                limit,
+                keys,
+                count,
+                "permits were lost: not renewed in time"
+            ),
+            Topic::Adopted(Adopted::Lost) => tracing::warn!(
+                namespace,
+                limit,
+                keys,
+                count,
+                "permits that the store had lost were put back"
+            ),
+            Topic::Adopted(Adopted::Fallback) => tracing::info!(
+                namespace,
+                limit,
+                keys,
+                count,
+                "permits that a fallback had admitted were entered into the store"
+            ),
+            Topic::Ended(kind) => {
+                tracing::info!(namespace, limit, keys, count, kind, "slots were taken back")
             }
         }
     }
