@@ -95,7 +95,7 @@ impl Budget {
     /// # Errors
     ///
     /// Returns the errors of [`Semaphore::acquire`](crate::Semaphore::acquire), and
-    /// [`InvalidCost`](AcquireErrorKind::InvalidCost) if the cost is above the rate's burst. The permit stays as it is.
+    /// [`InvalidCost`](AcquireErrorKind::InvalidCost) if the cost is above the rate's burst. The permit does not change.
     ///
     /// # Cancel safety
     ///

@@ -26,7 +26,7 @@ pub(super) const UNREADABLE: &str = "unreadable-path";
 #[derive(Clone)]
 pub(super) struct RouteLayers {
     checked: Arc<Checked>,
-    /// The gates of the routes, in the order of the file. `None`: the route has no limits.
+    /// The gates of the routes, in the order of the file. `None`: a route without limits.
     gates: Vec<Option<Arc<Gate>>>,
     /// For requests without limits.
     open: Arc<Gate>,

@@ -100,7 +100,7 @@
 //! the layer looks up the canonical form of a path: percent-decoded, without empty segments (`//`), with `.` and `..`
 //! resolved. A slash at the end makes no difference. A request is refused with 400 if there is a route for its method, and
 //!
-//! - the path leads to another route as it is, or only decoded, or only resolved: with the patterns `/chat/{*rest}` and
+//! - the raw path, or the path only decoded or only resolved, leads to another route: with the patterns `/chat/{*rest}` and
 //!   `/free`, the path `/chat/../free` may reach either. A form that matches no pattern does not count.
 //! - the path has an escaped slash or dot segment, a backslash, an escape of an escape (`%2541`), or empty segments
 //!   beside dot segments: proxies and routers disagree where its segments end. If the service's router does not decode

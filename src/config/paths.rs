@@ -1,7 +1,7 @@
 //! The canonical form of a path.
 //!
 //! In the canonical form, escapes are decoded, empty segments dropped, and dot segments resolved. Routers and proxies take
-//! all, some or none of these steps. The layer does not know which, so an unusual path has to lead to the same route in
+//! any of these steps or skip them. The layer cannot tell, so an unusual path has to lead to the same route in
 //! each form.
 
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ pub(super) fn without_end_slash(path: &str) -> &str {
     }
 }
 
-/// The path as it is, in its canonical form, and in the forms between. Escapes that divide a segment stay.
+/// The raw path, its canonical form, and the forms between. Escapes that divide a segment stay.
 pub(super) fn forms(path: &str) -> BTreeSet<String> {
     let kept = DIVIDING.iter().fold(path.to_owned(), |path, escape| {
         path.replace(escape, &escape.replace('%', "%25"))

@@ -50,7 +50,7 @@ impl Core {
         let Some(parts) = self.claim_here(id, self.ctx.availability) else {
             return false;
         };
-        let (mut goes_on, before) = (self.settle_here(id), self.ctx.decided.len());
+        let mut goes_on = self.settle_here(id);
         let mut has_all = goes_on;
         for part in parts {
             let SlotLeg { lease, wait } = part.leg;
@@ -65,8 +65,8 @@ impl Core {
             goes_on &= !matches!(part.answer, Ok(Standing::Waiting { .. }));
         }
         match has_all {
-            // Nothing else was decided on meanwhile.
-            true => self.ctx.decided.truncate(before),
+            // The request continues immediately. Listing a queue may have decided on others.
+            true => self.ctx.decided.retain(|decided| decided.request != id),
             false => self.note_changed(id),
         }
         has_all
