@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 use tempfile::NamedTempFile;
 use tower_turnstile::operate::{By, Operator, Revocation};
 
-use super::{HOLD, Run, file, path};
+use super::{HOLD, Run, STAYS, file, path};
 use crate::{
     scene::{Orders as _, await_replicas},
     support::redis_server::RedisServer,
@@ -29,8 +29,8 @@ fn short_leases(server: &RedisServer) -> NamedTempFile {
     ))
 }
 
-const ON_TERM: &str = "trap 'echo told; exit 0' TERM; echo runs; while :; do read line; done";
-const STUBBORN: &str = "trap 'echo told' TERM; echo runs; while :; do read line; done";
+const ON_TERM: &str = "trap 'echo told; exit 0' TERM";
+const STUBBORN: &str = "trap 'echo told' TERM";
 
 #[tokio::test]
 async fn a_command_is_stopped_with_its_slot() {
@@ -38,8 +38,9 @@ async fn a_command_is_stopped_with_its_slot() {
     let config = short_leases(&server);
     let options = ["gpu", "--config", path(&config), "--wait", "1m"];
     let options = [&options[..], &["--grace", "1s"]].concat();
-    for shell in [ON_TERM, STUBBORN] {
-        let mut run = Run::start("memory:", &options, shell);
+    for trap in [ON_TERM, STUBBORN] {
+        let shell = format!("{trap}; {STAYS}; wait");
+        let mut run = Run::start("memory:", &options, &shell);
         run.until_runs().await;
         server.pause();
         let note = run.note().await.expect("it says so");
@@ -92,7 +93,8 @@ async fn one_that_was_suspended_for_too_long_has_no_slot() {
     let server = RedisServer::start();
     let config = short_leases(&server);
     let options = ["gpu", "--config", path(&config)];
-    let mut run = Run::start("memory:", &options, ON_TERM);
+    let shell = format!("{ON_TERM}; {STAYS}");
+    let mut run = Run::start("memory:", &options, &shell);
     run.until_runs().await;
     run.signal(Signal::SIGSTOP);
     let mut other = Run::start("memory:", &[&options[..], &["--wait", "1m"]].concat(), HOLD);

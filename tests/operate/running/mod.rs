@@ -29,6 +29,9 @@ use crate::scene::SOON;
 /// Reports that it runs, and succeeds when its input ends.
 const HOLD: &str = "echo runs; read line; exit 0";
 
+/// Waits until the input ends. Unlike `read`, `wait` does not miss a signal that comes just before it.
+const STAYS: &str = "exec 3<&0; cat <&3 >/dev/null 2>&1 & echo runs; wait";
+
 /// `turnstile run`, in a separate process. Killed when dropped; its command ends too, because its input ends.
 struct Run {
     process: Child,

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use nix::sys::signal::Signal;
 use tower_turnstile::{Limit, Limiter};
 
-use super::{HOLD, Run, turnstile};
+use super::{HOLD, Run, STAYS, turnstile};
 use crate::support::redis_server::RedisServer;
 
 const ONE: [&str; 3] = ["gpu", "--concurrent", "1"];
@@ -22,8 +22,7 @@ async fn signals_are_passed_on() {
         ("USR2", Signal::SIGUSR2),
         ("WINCH", Signal::SIGWINCH),
     ] {
-        let shell =
-            format!("trap 'echo {name}; exit 3' {name}; echo runs; while :; do read line; done");
+        let shell = format!("trap 'echo {name}; exit 3' {name}; {STAYS}");
         let mut run = Run::start(&server.url(), &ONE, &shell);
         run.until_runs().await;
         run.signal(signal);
@@ -38,8 +37,8 @@ async fn a_command_that_goes_on_keeps_its_slot() {
     let server = RedisServer::start();
     let limiter = Limiter::connect(server.url()).await.unwrap();
     let gpu = limiter.semaphore(Limit::concurrent("gpu", 1), "");
-    let shell = "trap 'echo no' INT; echo runs; read line; read line; exit 0";
-    let mut run = Run::start(&server.url(), &ONE, shell);
+    let shell = format!("trap 'echo no' INT; {STAYS}; wait; exit 0");
+    let mut run = Run::start(&server.url(), &ONE, &shell);
     run.until_runs().await;
     run.signal(Signal::SIGINT);
     assert_eq!(run.line().await.as_deref(), Some("no"));
