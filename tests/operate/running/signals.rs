@@ -68,6 +68,49 @@ async fn a_command_is_suspended_with_it() {
     assert_eq!(run.code().await, Some(4));
 }
 
+/// In a session of its own no parent could continue it: the system does not stop it, whether it waits or runs.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn an_orphaned_group_is_not_suspended() {
+    let server = RedisServer::start();
+    let limiter = Limiter::connect(server.url()).await.unwrap();
+    let gpu = limiter.semaphore(Limit::concurrent("gpu", 1), "");
+    let held = gpu.acquire().await.unwrap();
+    let mut job = tokio::process::Command::new("setsid");
+    job.args([env!("CARGO_BIN_EXE_turnstile"), "run"]).args(ONE);
+    let shell = format!("trap 'echo on' WINCH; {STAYS}; wait; exit 3");
+    job.args(["--", "sh", "-c", &shell]);
+    job.env("TURNSTILE_STORE", server.url());
+    let mut run = Run::launch(job);
+    assert!(run.note().await.expect("it waits").contains("1st of 1"));
+    run.signal(Signal::SIGTSTP);
+    drop(held);
+    run.until_runs().await;
+    run.signal(Signal::SIGTSTP);
+    run.signal(Signal::SIGWINCH);
+    assert_eq!(run.line().await.as_deref(), Some("on"));
+    run.end_input();
+    assert_eq!(run.code().await, Some(3));
+}
+
+/// Otherwise the command would go on, and lose its slot.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn it_is_not_suspended_without_its_command() {
+    let server = RedisServer::start();
+    let mut job = turnstile(&[&["run"], &ONE[..]].concat());
+    let shell = format!("trap 'echo no' TSTP; trap 'echo on; exit 3' USR1; {STAYS}; wait");
+    job.args(["--", "sh", "-c", &shell]);
+    job.env("TURNSTILE_STORE", server.url()).process_group(0);
+    let mut run = Run::launch(job);
+    run.until_runs().await;
+    run.signal(Signal::SIGTSTP);
+    assert_eq!(run.line().await.as_deref(), Some("no"));
+    run.signal(Signal::SIGUSR1);
+    assert_eq!(run.line().await.as_deref(), Some("on"));
+    assert_eq!(run.code().await, Some(3));
+}
+
 /// Waits until the system reports this state for all these processes.
 async fn until_state(processes: &[String], state: char) {
     let is_so = |process: &String| {

@@ -17,7 +17,7 @@ use super::die_with;
 use super::{
     args::{OnLostArg, RunArgs},
     code, program,
-    signals::{Signals, pass_on},
+    signals::Signals,
 };
 use crate::run::CommandError;
 
@@ -50,6 +50,7 @@ pub(super) async fn run(
     signals: &mut Signals,
 ) -> Result<Ended, CommandError> {
     let failure = |error| program::failure(job.program(), &error);
+    signals.catch_suspending().map_err(failure)?;
     let mut child = spawn(job, &permit).map_err(failure)?;
     let mut slot = Slot::Held;
     loop {
@@ -61,7 +62,7 @@ pub(super) async fn run(
             }
             signal = signals.next() => {
                 if let Some(pid) = pid(&child) {
-                    pass_on(signal, pid);
+                    signals.pass_on(signal, pid);
                 }
             }
             why = permit.lost(), if slot == Slot::Held => slot = lose(job, &child, why),

@@ -7,14 +7,16 @@ use std::{
     task::Poll,
 };
 
+#[cfg(target_os = "linux")]
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::{
     sys::signal::{Signal, kill, raise},
     unistd::{Pid, getpgrp, tcgetpgrp},
 };
 use tokio::signal::unix::{self, SignalKind};
 
-/// All catchable signals that a person or a service manager sends to a process.
-const CAUGHT: [Signal; 9] = [
+/// All catchable signals that a person or a service manager sends to a process, except SIGTSTP.
+const CAUGHT: [Signal; 8] = [
     Signal::SIGHUP,
     Signal::SIGINT,
     Signal::SIGQUIT,
@@ -22,24 +24,44 @@ const CAUGHT: [Signal; 9] = [
     Signal::SIGUSR1,
     Signal::SIGUSR2,
     Signal::SIGWINCH,
-    Signal::SIGTSTP,
     Signal::SIGCONT,
 ];
 
-pub(super) struct Signals(Vec<(Signal, unix::Signal)>);
+/// A request to suspend, and the report that the command has stopped.
+const SUSPENDING: [Signal; 2] = [Signal::SIGTSTP, Signal::SIGCHLD];
+
+#[derive(Default)]
+pub(super) struct Signals {
+    streams: Vec<(Signal, unix::Signal)>,
+    /// The command was asked to suspend, and has not stopped yet.
+    is_suspending: bool,
+}
 
 impl Signals {
     /// Catches signals from now on. A signal ignored, for example by `nohup`, stays ignored for the command too.
+    ///
+    /// SIGTSTP keeps its default action, so that the system decides whether this process stops: it does not in an
+    /// orphaned process group.
     pub(super) fn catch() -> io::Result<Self> {
+        let mut signals = Self::default();
+        signals.add(&CAUGHT)?;
+        Ok(signals)
+    }
+
+    /// Catches SIGTSTP too, from before the start of the command.
+    pub(super) fn catch_suspending(&mut self) -> io::Result<()> {
+        self.add(&SUSPENDING)
+    }
+
+    fn add(&mut self, signals: &[Signal]) -> io::Result<()> {
         let ignored = ignored();
-        let caught = CAUGHT
-            .iter()
-            .filter(|&&signal| ignored >> (signal as u32 - 1) & 1 == 0);
-        let streams = caught.map(|&signal| {
-            let kind = SignalKind::from_raw(signal as i32);
-            Ok((signal, unix::signal(kind)?))
-        });
-        streams.collect::<io::Result<_>>().map(Self)
+        for &signal in signals {
+            if ignored >> (signal as u32 - 1) & 1 == 0 {
+                let kind = SignalKind::from_raw(signal as i32);
+                self.streams.push((signal, unix::signal(kind)?));
+            }
+        }
+        Ok(())
     }
 
     /// The next signal.
@@ -49,7 +71,7 @@ impl Signals {
     /// Cancel safe: a signal that was not returned is returned by the next call.
     pub(super) async fn next(&mut self) -> Signal {
         poll_fn(|cx| {
-            for (signal, stream) in &mut self.0 {
+            for (signal, stream) in &mut self.streams {
                 if stream.poll_recv(cx).is_ready() {
                     return Poll::Ready(*signal);
                 }
@@ -57,6 +79,34 @@ impl Signals {
             Poll::Pending
         })
         .await
+    }
+
+    /// Passes a signal on, unless the command already has it: a terminal sends signals such as Ctrl-C to all processes
+    /// in its foreground. The sender is unknown, so this is inferred from the signal and the foreground.
+    ///
+    /// Suspends this process together with the command, and not if the command goes on: it would lose its slot.
+    /// Returns once both are continued.
+    pub(super) fn pass_on(&mut self, signal: Signal, command: Pid) {
+        let of_terminals = [
+            Signal::SIGINT,
+            Signal::SIGQUIT,
+            Signal::SIGWINCH,
+            Signal::SIGTSTP,
+        ];
+        let has_it = of_terminals.contains(&signal) && is_in_foreground();
+        if signal != Signal::SIGCHLD && !has_it {
+            // Fails only if the command has just ended.
+            let _ = kill(command, signal);
+        }
+        match signal {
+            Signal::SIGTSTP => self.is_suspending = true,
+            Signal::SIGCONT => self.is_suspending = false,
+            _ => {}
+        }
+        if self.is_suspending && is_stopped(command) {
+            self.is_suspending = false;
+            let _ = raise(Signal::SIGSTOP);
+        }
     }
 }
 
@@ -79,27 +129,19 @@ pub(super) fn ends(signal: Signal) -> bool {
     ending.contains(&signal)
 }
 
-/// Passes a signal on, unless the command already has it: a terminal sends signals such as Ctrl-C to all processes in
-/// its foreground. The sender is unknown, so this is inferred from the signal and the foreground.
-pub(super) fn pass_on(signal: Signal, command: Pid) {
-    let of_terminals = [
-        Signal::SIGINT,
-        Signal::SIGQUIT,
-        Signal::SIGWINCH,
-        Signal::SIGTSTP,
-    ];
-    if !of_terminals.contains(&signal) || !is_in_foreground() {
-        // Fails only if the command has just ended.
-        let _ = kill(command, signal);
-    }
-    if signal == Signal::SIGTSTP {
-        stop();
-    }
+#[cfg(target_os = "linux")]
+fn is_stopped(command: Pid) -> bool {
+    let state = waitid(
+        Id::Pid(command),
+        WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG,
+    );
+    matches!(state, Ok(WaitStatus::Stopped(..)))
 }
 
-/// Stops this process, like an uncaught SIGTSTP. Returns once the process is continued.
-pub(super) fn stop() {
-    let _ = raise(Signal::SIGSTOP);
+/// Unknown here: the command is taken to stop whenever it is asked to.
+#[cfg(not(target_os = "linux"))]
+fn is_stopped(_: Pid) -> bool {
+    true
 }
 
 fn is_in_foreground() -> bool {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tower_turnstile::{Acquire, AcquireErrorKind, Permit};
 
 use super::{
-    signals::{Signals, ends, stop},
+    signals::{Signals, ends},
     slot::{SlotSource, refusal},
 };
 use crate::{run::CommandError, text::escaped};
@@ -42,10 +42,8 @@ pub(super) async fn wait(
     let waited = loop {
         tokio::select! {
             biased;
-            signal = signals.next() => match signal {
-                Signal::SIGTSTP => stop(),
-                signal if ends(signal) => break Ok(Waited::Cancelled(signal)),
-                _ => {}
+            signal = signals.next() => if ends(signal) {
+                break Ok(Waited::Cancelled(signal));
             },
             outcome = &mut acquire, if asks => match outcome {
                 Ok(permit) => break Ok(Waited::Granted(permit)),
