@@ -2,7 +2,9 @@
 //!
 //! Tests: `tests/gateway/scans.rs`.
 
-use std::str;
+use std::{mem, str};
+
+use crate::estimate::Estimate;
 
 /// Bytes kept of a key, and of the beginning of a string.
 const MAX_KEPT: usize = 64;
@@ -12,7 +14,7 @@ const MAX_DEPTH: usize = 128;
 /// A value at some path.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Item<'a> {
-    /// A string: its unescaped length in bytes, and its beginning.
+    /// A string: its estimated tokens, in the unit of [`Estimate`], and its beginning.
     Text(u64, &'a [u8]),
     /// A non-negative integer.
     Number(u64),
@@ -34,9 +36,11 @@ pub(crate) struct Scanner {
     ignored: usize,
     token: Token,
     escape: Escape,
-    /// Beginning of the current token, and its length.
+    /// First half of a character that is escaped as two UTF-16 code units.
+    high: u16,
+    /// Beginning of the current token, and the estimate of the whole.
     kept: Vec<u8>,
-    length: u64,
+    estimate: Estimate,
 }
 
 #[derive(Debug)]
@@ -147,13 +151,13 @@ impl Scanner {
     fn begin(&mut self, token: Token) {
         self.token = token;
         self.kept.clear();
-        self.length = 0;
+        self.estimate = Estimate::default();
     }
 
     fn keep(&mut self, part: &[u8]) {
         let room = MAX_KEPT.saturating_sub(self.kept.len());
         self.kept.extend_from_slice(&part[..part.len().min(room)]);
-        self.length += part.len() as u64;
+        self.estimate.read(part);
     }
 
     /// Reads a part of a string, and returns the rest of the bytes.
@@ -206,10 +210,19 @@ impl Scanner {
 
     /// Keeps a UTF-16 code unit in UTF-8.
     fn keep_unit(&mut self, unit: u16) {
-        match char::from_u32(unit.into()) {
-            Some(char) => self.keep(char.encode_utf8(&mut [0; 4]).as_bytes()),
-            // Half of a surrogate pair, which is four bytes in UTF-8. Only the length matters here.
-            None => self.keep(b"??"),
+        if (0xd800..0xdc00).contains(&unit) {
+            self.high = unit;
+            return;
+        }
+        let units = [mem::take(&mut self.high), unit];
+        let units = if units[0] > 0 {
+            &units[..]
+        } else {
+            &units[1..]
+        };
+        for char in char::decode_utf16(units.iter().copied()) {
+            let char = char.unwrap_or(char::REPLACEMENT_CHARACTER);
+            self.keep(char.encode_utf8(&mut [0; 4]).as_bytes());
         }
     }
 
@@ -222,7 +235,7 @@ impl Scanner {
                 self.place.push_str(&String::from_utf8_lossy(&self.kept));
             }
         } else if self.ignored == 0 {
-            on_item(&self.place, Item::Text(self.length, &self.kept));
+            on_item(&self.place, Item::Text(self.estimate.cost(), &self.kept));
         }
         (self.token, self.escape) = (Token::None, Escape::None);
     }

@@ -20,9 +20,10 @@
 //! A request holds its slot until the last frame of the upstream's response has been passed on. The slot is released at
 //! once if the upstream fails or the client disconnects, which also drops the call to the upstream.
 //!
-//! Bodies pass unchanged, with one exception: OpenAI's chat completions are streamed with `stream_options.include_usage`, so
+//! Bodies pass unchanged, with two exceptions. OpenAI's chat completions are streamed with `stream_options.include_usage`, so
 //! that the last chunk reports the usage. Its `choices` are empty, which clients do not expect, so the chunk is passed on only
-//! if the client asked for it. Streams that cost tokens pass event by event, other bodies as they arrive.
+//! if the client asked for it. And a response that costs tokens passes decoded if an upstream sends gzip, which the gateway
+//! never asks for. Streams that cost tokens pass event by event, other bodies as they arrive.
 //!
 //! The caller's key is never passed on. Without `--callers` any key is accepted, so something in front of the gateway has to
 //! authenticate callers.
@@ -37,6 +38,7 @@
 //! | `prompt` | reads a request and estimates its tokens |
 //! | `meter` | charges a response while it passes, and settles it |
 //! | `usage` | counts the tokens of a response |
+//! | `estimate` | estimates the tokens of a text |
 //! | `sse`, `json` | streaming readers of server-sent events and of JSON |
 //! | `endpoint` | the requests that cost tokens |
 //! | `dialect`, `fault` | the APIs of providers, and errors in their form |
@@ -46,6 +48,7 @@
 mod callers;
 mod dialect;
 mod endpoint;
+mod estimate;
 mod fault;
 mod file;
 mod front;

@@ -2,7 +2,10 @@
 //!
 //! Tests: `tests/gateway/prompts.rs`.
 
-use std::{error::Error, mem::take};
+use std::{
+    error::Error,
+    mem::{self, take},
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
@@ -13,15 +16,15 @@ use serde_json::value::RawValue;
 
 use crate::{
     endpoint::Endpoint,
+    estimate::{Estimate, PER_TOKEN, UNREAD_BYTE},
     json::{Item, Scanner},
-    usage::BYTES_PER_TOKEN,
 };
 
 /// A request's body, and the estimated tokens of its prompt.
 #[derive(Debug)]
 pub(crate) struct Prompt {
     pub(crate) body: Bytes,
-    /// Estimate, by the length of the text.
+    /// Estimate, by the text.
     pub(crate) tokens: u32,
     /// The client wants a stream.
     pub(crate) is_stream: bool,
@@ -29,17 +32,21 @@ pub(crate) struct Prompt {
     pub(crate) hides_usage: bool,
 }
 
+/// Cost of the tokens that begin and end a message, beside its role.
+const FRAME: u64 = 3 * PER_TOKEN;
+
 /// The parts of a request that matter to the gateway.
 #[derive(Debug, Default)]
 struct Seen {
     is_stream: bool,
     /// The response is produced in the background, and fetched by another request.
     is_background: bool,
-    /// Length of the text for the model.
-    bytes: u64,
-    /// Length of the last `data` field: encoded media, or text if its `source` has the type `text`.
+    /// Estimated cost of the text for the model.
+    cost: u64,
+    /// Cost of the last `data` field: encoded media, or text if its `source` has the type `text`.
     data: u64,
     has_text_type: bool,
+    has_messages: bool,
 }
 
 impl Prompt {
@@ -72,9 +79,9 @@ impl Prompt {
         })?;
         let body = body.to_bytes();
         if serde_json::from_slice::<IgnoredAny>(&body).is_err() {
-            // Left to the upstream to refuse. All bytes count.
+            // Left to the upstream to refuse.
             return Ok(Self {
-                tokens: tokens(body.len() as u64),
+                tokens: tokens(UNREAD_BYTE * body.len() as u64),
                 body,
                 is_stream: false,
                 hides_usage: false,
@@ -88,7 +95,7 @@ impl Prompt {
         let asks = seen.is_stream && endpoint == Endpoint::Completions;
         let asking = asks.then(|| with_usage(&body)).flatten();
         Ok(Self {
-            tokens: tokens(seen.bytes),
+            tokens: tokens(seen.cost),
             is_stream: seen.is_stream,
             hides_usage: asking.is_some(),
             body: asking.map_or(body, Bytes::from),
@@ -96,8 +103,8 @@ impl Prompt {
     }
 }
 
-fn tokens(bytes: u64) -> u32 {
-    let tokens = bytes.div_ceil(BYTES_PER_TOKEN).max(1);
+fn tokens(cost: u64) -> u32 {
+    let tokens = cost.div_ceil(PER_TOKEN).max(1);
     u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
@@ -118,21 +125,33 @@ impl Seen {
         }
     }
 
-    /// Counts texts, but neither images, whose tokens have little to do with their length, nor the structure of the JSON.
+    /// Counts texts and the frames of messages, but not images, whose tokens have little to do with their length.
     fn note_read(&mut self, place: &str, item: Item<'_>) {
         let name = place.rsplit('.').next().unwrap_or_default();
         match item {
-            Item::Text(bytes, _) if name == "data" => self.data = bytes,
-            Item::Text(_, _) if ["url", "file_data", "image_url"].contains(&name) => {}
-            Item::Text(bytes, text) => {
+            Item::Text(cost, _) if name == "data" => self.data = cost,
+            Item::Text(_, text)
+                if ["type", "media_type"].contains(&name) && !is_of_tools(place) =>
+            {
                 self.has_text_type |= place.ends_with(".source.type") && text == b"text";
-                self.bytes += bytes;
+            }
+            Item::Text(_, _) if ["url", "file_data", "image_url"].contains(&name) => {}
+            Item::Text(cost, _) => {
+                self.cost += cost;
+                if [".messages[].role", ".input[].role"].contains(&place) {
+                    let is_first = !mem::replace(&mut self.has_messages, true);
+                    // The answer is a message too.
+                    self.cost += FRAME * (1 + u64::from(is_first));
+                }
             }
             // A prompt may be a list of tokens.
-            Item::Number(_) => self.bytes += BYTES_PER_TOKEN,
+            Item::Number(_) => self.cost += PER_TOKEN,
             Item::End => {
                 let (is_text, data) = (take(&mut self.has_text_type), take(&mut self.data));
-                self.bytes += if is_text { data } else { 0 };
+                self.cost += if is_text { data } else { 0 };
+                if is_of_tools(place) && !name.ends_with("[]") {
+                    self.cost += Estimate::of(name.as_bytes());
+                }
             }
             Item::Other(_) => {}
         }
@@ -156,6 +175,13 @@ fn is_read(place: &str) -> bool {
         "text",
     ]
     .contains(&field)
+}
+
+/// Whether the value belongs to the description of a tool, whose names of parameters and types the model reads too.
+fn is_of_tools(place: &str) -> bool {
+    [".tools", ".functions"]
+        .iter()
+        .any(|field| place.starts_with(field))
 }
 
 /// Returns the request with `stream_options.include_usage` inserted. `None`: it has it already.

@@ -10,6 +10,8 @@ use http::{
 use http_body_util::{Either, Empty, Full};
 use hyper::body::Incoming;
 use tokio::time::timeout;
+use tower::ServiceExt;
+use tower_http::decompression::{Decompression, DecompressionBody};
 use tower_turnstile::{AcquireError, PeerAddress, Refusal, Slot, layer::ReadAheadBody};
 
 use crate::{
@@ -39,7 +41,8 @@ pub(crate) struct Settings {
     pub(crate) silence: Duration,
 }
 
-pub(crate) type ProxyBody = Either<MeteredBody<Silent<Incoming>>, Empty<Bytes>>;
+pub(crate) type ProxyBody = Either<MeteredBody<Silent<Answer>>, Empty<Bytes>>;
+type Answer = DecompressionBody<Incoming>;
 type ClientBody = Either<ReadAheadBody<Incoming>, Full<Bytes>>;
 
 /// A request that was not answered by the upstream.
@@ -101,10 +104,8 @@ impl Proxy {
             }
             None => (Either::Left(body), None),
         };
-        match self
-            .send(Request::from_parts(head, body), head_timeout)
-            .await
-        {
+        let request = Request::from_parts(head, body);
+        match self.send(request, head_timeout, meter.is_some()).await {
             Ok(response) => {
                 let (mut head, body) = response.into_parts();
                 remove_hop_by_hop(&mut head.headers);
@@ -144,7 +145,7 @@ impl Proxy {
         let prompt = prompt.map_err(|(status, message)| {
             Failure::Fault(Fault::new(status, "invalid_request", message))
         })?;
-        // The length may have changed; the HTTP client sets it. A compressed response could not be read.
+        // The length may have changed; the HTTP client sets it. A compressed response would have to be decoded.
         head.headers.remove(header::CONTENT_LENGTH);
         let identity = HeaderValue::from_static("identity");
         head.headers.insert(header::ACCEPT_ENCODING, identity);
@@ -156,12 +157,15 @@ impl Proxy {
         Ok((prompt, meter))
     }
 
+    /// `decodes`: decompresses a response, so that it can be read.
     async fn send(
         &self,
         request: Request<ClientBody>,
         head_timeout: Duration,
-    ) -> Result<Response<Incoming>, Failure> {
-        let (status, message) = match timeout(head_timeout, self.client.request(request)).await {
+        decodes: bool,
+    ) -> Result<Response<Answer>, Failure> {
+        let client = Decompression::new(self.client.clone()).gzip(decodes);
+        let (status, message) = match timeout(head_timeout, client.oneshot(request)).await {
             Ok(Ok(response)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 tracing::warn!("the upstream switches to a protocol that nobody asked for");
                 (

@@ -6,16 +6,15 @@
 
 use std::mem;
 
-use crate::json::{Item, Scanner};
-
-/// Bytes of text per token: the common rule of thumb for English.
-pub(crate) const BYTES_PER_TOKEN: u64 = 4;
+use crate::{
+    estimate::{PER_TOKEN, UNREAD_BYTE},
+    json::{Item, Scanner},
+};
 
 /// Tokens of a prompt and its response.
 ///
-/// The upstream's reports are exact. Between reports each delta counts as one token, which most servers send, or as a token
-/// per four bytes if that is more, since some servers put many tokens into a delta. (By bytes alone, a stream of digits or
-/// symbols would count too little.)
+/// The upstream's reports are exact. Between reports each delta counts as one token, which most servers send, or as the
+/// estimate of the text if that is much more, since some servers put many tokens into a delta.
 #[derive(Debug)]
 pub(crate) struct Count {
     /// Estimate until reported.
@@ -24,7 +23,8 @@ pub(crate) struct Count {
     answer: u64,
     /// Since the last report.
     deltas: u64,
-    bytes: u64,
+    /// Estimated cost of the text since the last report.
+    cost: u64,
     has_begun: bool,
     has_failed: bool,
     scanner: Scanner,
@@ -38,11 +38,11 @@ struct Seen {
     /// Usage at the beginning of a message. Its output tokens are not used, since they come again as deltas.
     first_usage: Usage,
     deltas: u64,
-    /// Length of the texts written by the model.
-    bytes: u64,
-    /// Value of `bytes` at the end of the last choice.
+    /// Cost of the texts written by the model.
+    cost: u64,
+    /// Value of `cost` at the end of the last choice.
     counted: u64,
-    /// Length of all other strings, for documents of an unknown form.
+    /// Cost of all other strings, for documents of an unknown form.
     others: u64,
     choices: Option<u64>,
     has_error: bool,
@@ -67,7 +67,7 @@ impl Count {
             prompt: prompt.into(),
             answer: 0,
             deltas: 0,
-            bytes: 0,
+            cost: 0,
             has_begun: false,
             has_failed: false,
             scanner: Scanner::default(),
@@ -80,7 +80,13 @@ impl Count {
         if self.has_failed && !self.has_begun {
             return 0;
         }
-        let unreported = self.deltas.max(self.bytes / BYTES_PER_TOKEN);
+        let estimate = self.cost / PER_TOKEN;
+        let has_long_deltas = estimate > 2 * self.deltas;
+        let unreported = if has_long_deltas {
+            estimate
+        } else {
+            self.deltas
+        };
         let total = self.prompt.saturating_add(self.answer);
         let total = total.saturating_add(unreported);
         u32::try_from(total).unwrap_or(u32::MAX)
@@ -103,7 +109,7 @@ impl Count {
     pub(crate) fn end_event(&mut self) -> bool {
         let seen = self.end();
         let is_report = seen.choices == Some(0) && seen.usage.is_known();
-        self.add(seen.deltas, seen.bytes);
+        self.add(seen.deltas, seen.cost);
         self.report(&seen);
         is_report
     }
@@ -113,13 +119,13 @@ impl Count {
         let seen = self.end();
         self.report(&seen);
         if !seen.usage.is_known() && !seen.has_error {
-            self.bytes += seen.texts();
+            self.cost += seen.texts();
         }
     }
 
     /// Counts bytes that cannot be read.
     pub(crate) fn add_unread(&mut self, bytes: u64) {
-        self.bytes += bytes;
+        self.cost += UNREAD_BYTE * bytes;
     }
 
     fn end(&mut self) -> Seen {
@@ -128,10 +134,10 @@ impl Count {
         seen
     }
 
-    fn add(&mut self, deltas: u64, bytes: u64) {
-        self.has_begun |= bytes > 0;
+    fn add(&mut self, deltas: u64, cost: u64) {
+        self.has_begun |= cost > 0;
         self.deltas += deltas;
-        self.bytes += bytes;
+        self.cost += cost;
     }
 
     fn report(&mut self, seen: &Seen) {
@@ -166,18 +172,18 @@ impl Count {
         self.has_begun = true;
         // Some servers report 0 in every chunk, or again at the end.
         if reported > 0 {
-            (self.answer, self.deltas, self.bytes) = (reported, 0, 0);
+            (self.answer, self.deltas, self.cost) = (reported, 0, 0);
         }
     }
 }
 
 impl Seen {
-    /// Length of the texts of a document.
+    /// Cost of the texts of a document.
     fn texts(&self) -> u64 {
-        match (self.bytes, self.others) {
+        match (self.cost, self.others) {
             (0, 0) if self.has_encoded => 0,
             // Not JSON.
-            (0, 0) => self.length,
+            (0, 0) => UNREAD_BYTE * self.length,
             (0, others) => others,
             (written, _) => written,
         }
@@ -187,27 +193,27 @@ impl Seen {
         match item {
             Item::Number(_) | Item::Other(_) if is_encoded(place) => self.has_encoded = true,
             Item::Number(number) => self.note_number(place, number),
-            Item::Text(bytes, text) => {
+            Item::Text(cost, text) => {
                 if place == ".type" && text == b"error" || place == ".error" {
                     self.has_error = true;
                 } else if is_written(place) {
-                    self.bytes += bytes;
+                    self.cost += cost;
                 } else if is_encoded(place) {
                     self.has_encoded = true;
                 } else {
-                    self.others += bytes;
+                    self.others += cost;
                 }
                 // An event of the responses API, whose delta is a string.
-                self.deltas += u64::from(place == ".delta" && bytes > 0);
+                self.deltas += u64::from(place == ".delta" && cost > 0);
             }
             Item::End => match place {
                 ".choices[]" => {
                     *self.choices.get_or_insert(0) += 1;
-                    self.deltas += u64::from(self.bytes > self.counted);
-                    self.counted = self.bytes;
+                    self.deltas += u64::from(self.cost > self.counted);
+                    self.counted = self.cost;
                 }
                 ".choices" => drop(self.choices.get_or_insert(0)),
-                ".delta" => self.deltas += u64::from(self.bytes > 0),
+                ".delta" => self.deltas += u64::from(self.cost > 0),
                 ".error" | ".response.error" => self.has_error = true,
                 _ => {}
             },

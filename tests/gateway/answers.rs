@@ -1,19 +1,21 @@
 //! Answers of language models in two dialects, with their quirks, and what each of them costs.
 
-use std::sync::OnceLock;
+use std::{io::Write, mem, sync::OnceLock};
 
 use bytes::Bytes;
+use flate2::{Compression, write::GzEncoder};
 use serde_json::{Value, json};
 
-/// Text of the prompt before each of them. The gateway takes it for [`ESTIMATE`] tokens.
-pub(crate) const PROMPT_BYTES: usize = 4_000;
+use crate::unreported;
+
+/// Estimated tokens of the prompt before each of them.
 pub(crate) const ESTIMATE: u64 = 1_000;
 /// As the upstream reports it.
 const PROMPT: u64 = 1_200;
-const OPENAI: &str = "/v1/chat/completions";
-const ANTHROPIC: &str = "/v1/messages";
+pub(crate) const OPENAI: &str = "/v1/chat/completions";
+pub(crate) const ANTHROPIC: &str = "/v1/messages";
 /// Longer than what a proxy would keep of an answer.
-const MIB: usize = 1024 * 1024;
+pub(crate) const MIB: usize = 1024 * 1024;
 
 /// An answer, which the upstream gives to requests with its name in `x-answer`.
 #[derive(Clone)]
@@ -24,6 +26,8 @@ pub(crate) struct Answer {
     pub(crate) headers: Vec<(&'static str, &'static str)>,
     /// Each is a chunk of HTTP/1.
     pub(crate) pieces: Vec<Bytes>,
+    /// What reaches the client, if it is not the same.
+    pub(crate) decoded: Option<Bytes>,
     pub(crate) end: End,
     /// What is settled for it, with its prompt.
     pub(crate) tokens: u64,
@@ -39,19 +43,30 @@ pub(crate) enum End {
 }
 
 impl Answer {
-    fn new(name: &'static str, path: &'static str, pieces: Vec<Bytes>, tokens: u64) -> Self {
+    pub(crate) fn new(
+        name: &'static str,
+        path: &'static str,
+        pieces: Vec<Bytes>,
+        tokens: u64,
+    ) -> Self {
         Self {
             name,
             path,
             status: 200,
             headers: vec![("content-type", "text/event-stream; charset=utf-8")],
             pieces,
+            decoded: None,
             end: End::Whole,
             tokens,
         }
     }
 
-    fn document(name: &'static str, path: &'static str, document: Value, tokens: u64) -> Self {
+    pub(crate) fn document(
+        name: &'static str,
+        path: &'static str,
+        document: Value,
+        tokens: u64,
+    ) -> Self {
         let pieces = cut(&document.to_string(), 100);
         Self {
             headers: vec![("content-type", "application/json")],
@@ -73,8 +88,27 @@ impl Answer {
         self
     }
 
+    /// Compresses each piece on its own.
+    fn gzipped(mut self) -> Self {
+        self.decoded = Some(self.pieces.concat().into());
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+        for piece in &mut self.pieces {
+            encoder.write_all(piece).expect("memory");
+            encoder.flush().expect("memory");
+            *piece = mem::take(encoder.get_mut()).into();
+        }
+        if self.end == End::Whole {
+            self.pieces.push(encoder.finish().expect("memory").into());
+        }
+        self.with_header("content-encoding", "gzip")
+    }
+
+    /// What the client gets.
     pub(crate) fn body(&self) -> Vec<u8> {
-        self.pieces.concat()
+        match &self.decoded {
+            Some(decoded) => decoded.to_vec(),
+            None => self.pieces.concat(),
+        }
     }
 
     pub(crate) fn is_stream(&self) -> bool {
@@ -113,6 +147,7 @@ fn made() -> Vec<Answer> {
         openai_failing(),
         anthropic(),
         unread(),
+        unreported::answers(),
     ];
     answers.into_iter().flatten().collect()
 }
@@ -180,7 +215,7 @@ fn openai() -> Vec<Answer> {
         Answer::document(
             "openai-document-without-usage",
             OPENAI,
-            Value::from("a".repeat(400)),
+            Value::from("a ".repeat(100)),
             ESTIMATE + 100,
         ),
         Answer::document("openai-long-document", OPENAI, long_document, used),
@@ -212,7 +247,7 @@ fn openai_others() -> Vec<Answer> {
         event(chunk)
     };
     let logprobs = json!([{ "token": "a".repeat(MIB) }]);
-    let mut long = chunk(&json!({ "content": "a".repeat(20_000) }));
+    let mut long = chunk(&json!({ "content": "a ".repeat(5_000) }));
     long["choices"][0]["logprobs"] = json!({ "content": logprobs });
     let vector = vec![0.123_456_789; 1_536];
     let vectors: Vec<_> = (0..100)
@@ -302,7 +337,7 @@ fn openai_failing() -> Vec<Answer> {
     let error = || json!({ "error": { "message": "The engine is overloaded", "code": 503 } });
     let half = event(chunk(&json!({ "content": "never seen" })));
     let half = half.slice(..half.len() / 2);
-    let half_document = Bytes::from(format!("{{\"choices\": [\"{:a<86}", ""));
+    let half_document = Bytes::from(format!("{{\"choices\": [\"{}", "a ".repeat(43)));
     assert_eq!(half_document.len(), 100);
     vec![
         of("openai-error-first", vec![event(error())], 0),
@@ -318,7 +353,7 @@ fn openai_failing() -> Vec<Answer> {
         )
         .ending(End::Cut),
         of("openai-cut-before-the-first-event", vec![], 0).ending(End::Cut),
-        of("openai-document-cut", vec![half_document], ESTIMATE + 21)
+        of("openai-document-cut", vec![half_document], ESTIMATE + 43)
             .with_header("content-type", "application/json")
             .ending(End::Cut),
         Answer::document("openai-400", OPENAI, error(), 0).with_status(400),
@@ -366,40 +401,40 @@ fn anthropic() -> Vec<Answer> {
         Answer::document(
             "anthropic-document-without-usage",
             ANTHROPIC,
-            json!({ "type": "message", "content": [{ "type": "text", "text": "a".repeat(400) }] }),
+            json!({ "type": "message", "content": [{ "type": "text", "text": "a ".repeat(100) }] }),
             ESTIMATE + 100,
         ),
         Answer::document("anthropic-529", ANTHROPIC, error.clone(), 0).with_status(529),
     ]
 }
 
-/// Their length counts. Nobody has asked for gzip.
+/// Nobody has asked for gzip. The length of what cannot be read counts.
 fn unread() -> Vec<Answer> {
-    let gzip = |name, path, text: String| {
-        let body = stored(&text);
-        let tokens = ESTIMATE + body.len() as u64 / 4;
-        Answer::new(name, path, vec![body], tokens).with_header("content-encoding", "gzip")
-    };
+    let text = openai_stream("\n");
+    let used = PROMPT + 7;
+    let open = deltas(3).map(event).collect();
     vec![
-        gzip("openai-gzip", OPENAI, openai_stream("\n")),
-        gzip("anthropic-gzip", ANTHROPIC, anthropic_stream("\n")),
+        Answer::new("openai-gzip", OPENAI, events(&text), used).gzipped(),
+        Answer::new("openai-gzip-merged", OPENAI, vec![text.into()], used).gzipped(),
+        Answer::new("openai-gzip-open", OPENAI, open, ESTIMATE + 3)
+            .ending(End::Open)
+            .gzipped(),
+        Answer::document("openai-gzip-document", OPENAI, openai_document(), used).gzipped(),
+        Answer::new(
+            "openai-unknown-coding",
+            OPENAI,
+            vec!["?".repeat(400).into()],
+            ESTIMATE + 100,
+        )
+        .with_header("content-encoding", "x-unknown"),
         Answer::new("openai-text", OPENAI, vec!["hello".into()], ESTIMATE + 1)
             .with_header("content-type", "text/plain"),
     ]
 }
 
-/// A gzip file (RFC 1952) of one block that is not compressed, and without its checksum: its text could be read.
-fn stored(text: &str) -> Bytes {
-    let text = format!("\n{text}");
-    let length = u16::try_from(text.len()).expect("one block");
-    let head = b"\x1f\x8b\x08\0\0\0\0\0\0\xff\x01";
-    let lengths = [length.to_le_bytes(), (!length).to_le_bytes()].concat();
-    [head, lengths.as_slice(), text.as_bytes()].concat().into()
-}
-
 const DONE: &str = "data: [DONE]\n\n";
 
-fn event(data: Value) -> Bytes {
+pub(crate) fn event(data: Value) -> Bytes {
     format!("data: {data}\n\n").into()
 }
 
@@ -422,7 +457,7 @@ fn cut(text: &str, length: usize) -> Vec<Bytes> {
     pieces.map(Bytes::copy_from_slice).collect()
 }
 
-fn chunk(delta: &Value) -> Value {
+pub(crate) fn chunk(delta: &Value) -> Value {
     json!({
         "id": "chatcmpl-1", "object": "chat.completion.chunk", "usage": null,
         "choices": [{ "index": 0, "delta": delta, "finish_reason": null }],

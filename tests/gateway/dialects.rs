@@ -33,9 +33,9 @@ async fn ask(
     path: &str,
     answer: &str,
     key: &str,
-    bytes: usize,
+    tokens: usize,
 ) -> Response<Incoming> {
-    let request = request(path, answer, key, body(bytes));
+    let request = request(path, answer, key, body(tokens));
     send(&stage.replicas[0], Version::HTTP_11, request).await
 }
 
@@ -104,7 +104,7 @@ fn a_budget_that_is_used_up_says_when_it_is_not() {
     alone(async {
         let stage = Stage::with(&[], slow).await;
         for (path, answer) in PATHS {
-            let first = ask(&stage, path, answer, path, 4 * 15_000).await;
+            let first = ask(&stage, path, answer, path, 15_000).await;
             assert_eq!(first.status(), 200);
             // After the prompt, not before it.
             let [limit, remaining, _] = rate_limits(path, first.headers(), "tokens");
@@ -118,7 +118,7 @@ fn a_budget_that_is_used_up_says_when_it_is_not() {
                 tokio::task::yield_now().await;
             }
             let (status, headers, body) =
-                answered(ask(&stage, path, answer, path, 4 * 19_999).await).await;
+                answered(ask(&stage, path, answer, path, 19_999).await).await;
             assert_eq!(
                 (status.as_u16(), &body["error"]["limit"]),
                 (429, &json!("tokens")),

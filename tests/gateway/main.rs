@@ -7,6 +7,9 @@ mod counts;
 mod dialects;
 #[path = "../../examples/llm_gateway/endpoint.rs"]
 mod endpoint;
+#[path = "../../examples/llm_gateway/estimate.rs"]
+mod estimate;
+mod estimates;
 mod events;
 mod failures;
 #[path = "../../examples/llm_gateway/json.rs"]
@@ -30,6 +33,7 @@ mod stage;
 #[path = "../support/mod.rs"]
 mod support;
 mod tokens;
+mod unreported;
 mod upstream;
 #[path = "../../examples/llm_gateway/usage.rs"]
 mod usage;

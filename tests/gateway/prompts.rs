@@ -129,61 +129,74 @@ fn a_compressed_request_is_a_415() {
 }
 
 #[test]
-fn a_prompt_is_charged_by_the_length_of_its_text() {
-    let text = |length| "a".repeat(length);
+fn a_prompt_is_charged_by_its_text() {
+    // A text of this many tokens.
+    let text = |tokens| "a ".repeat(tokens);
     for (request, tokens) in [
-        (json!({ "prompt": text(400) }), 100),
-        (json!({ "prompt": text(401) }), 101),
+        (json!({ "prompt": text(100) }), 100),
+        // A long word is more than a token.
+        (json!({ "prompt": "a".repeat(9) }), 2),
         (json!({ "prompt": "" }), 1),
-        (json!({ "prompt": [text(40), text(40)] }), 20),
+        (json!({ "prompt": [text(10), text(10)] }), 20),
         (json!({ "prompt": [[1, 22, 333], [4]] }), 4),
-        (json!({ "input": text(4), "model": text(400) }), 1),
+        (json!({ "input": text(1), "model": text(100) }), 1),
+        (json!({ "input": [text(3), text(4)] }), 7),
+        // Around each message are tokens, also around the answer.
         (
-            json!({ "system": text(20), "messages": [{ "role": "user", "content": text(16) }] }),
-            10,
+            json!({ "system": text(5), "messages": [{ "role": "user", "content": text(4) }] }),
+            5 + (3 + 1 + 4) + 3,
+        ),
+        (
+            json!({ "messages": [
+                { "role": "user", "content": text(4) }, { "content": text(2), "role": "assistant" },
+            ] }),
+            (3 + 1 + 4) + (3 + 2 + 2) + 3,
+        ),
+        (
+            json!({ "instructions": text(5), "input": [{ "role": "user", "content": text(4) }] }),
+            5 + (3 + 1 + 4) + 3,
         ),
         (
             json!({ "messages": [{ "content": [
-                { "type": "text", "text": text(36) },
-                { "type": "png!", "image_url": { "url": text(400) } },
-                { "source": { "media_type": "", "data": text(400) } },
+                { "type": "text", "text": text(9) },
+                { "type": "image_url", "image_url": { "url": text(100) } },
+                { "source": { "media_type": "", "data": text(100) } },
             ] }] }),
+            9,
+        ),
+        // The model also reads the names of parameters and their types.
+        (
+            json!({ "tools": [{ "type": "function", "function": { "name": "find", "parameters": {
+                "type": "object", "properties": { "city": { "type": "string" } },
+            } } }] }),
             11,
         ),
-        (
-            json!({ "tools": [{ "name": "find", "description": text(36) }] }),
-            10,
-        ),
-        (json!({ "max_tokens": 4_000, "stop": text(400) }), 1),
-        (
-            json!({ "instructions": text(20), "input": [{ "role": "user", "content": text(16) }] }),
-            10,
-        ),
+        (json!({ "max_tokens": 4_000, "stop": text(100) }), 1),
         // Documents in the style of Anthropic: text in a field that has images elsewhere.
         (
             json!({ "messages": [{ "content": [
-                { "type": "doc!", "source": { "type": "text", "media_type": "", "data": text(392) } },
+                { "type": "document", "source": { "type": "text", "media_type": "", "data": text(98) } },
             ] }] }),
-            100,
+            98,
         ),
         (
             json!({ "messages": [{ "content": [
-                { "type": "doc!", "source": { "data": text(392), "media_type": "", "type": "text" } },
-                { "type": "pdf!", "source": { "type": "64!!", "media_type": "", "data": text(400) } },
+                { "type": "document", "source": { "data": text(98), "media_type": "", "type": "text" } },
+                { "type": "document", "source": { "type": "base64", "media_type": "", "data": text(100) } },
             ] }] }),
-            102,
+            98,
         ),
         (
-            json!({ "messages": [{ "content": [{ "type": "doc!", "source": { "type": "cont", "content": [
-                { "type": "text", "text": text(388) },
+            json!({ "messages": [{ "content": [{ "type": "document", "source": { "type": "content", "content": [
+                { "type": "text", "text": text(97) },
             ] } }] }] }),
-            100,
+            97,
         ),
     ] {
         assert_eq!(openai(&request.to_string()).tokens, tokens, "{request}");
     }
     // An unreadable request is charged by its length in bytes.
-    assert_eq!(openai(&text(400)).tokens, 100);
+    assert_eq!(openai(&"a".repeat(400)).tokens, 100);
     assert_eq!(openai("").tokens, 1);
 }
 

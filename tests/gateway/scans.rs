@@ -3,17 +3,17 @@
 use proptest::prelude::*;
 use serde_json::Value;
 
-use crate::json::{Item, Scanner};
+use crate::{
+    estimate::Estimate,
+    json::{Item, Scanner},
+};
 
-/// What is found, as lines: the place, and the length of a text, or a number, or a first byte.
+/// What is found, as lines: the place, and the cost of a text, or a number, or a first byte.
 fn scanned<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
     let (mut scanner, mut found) = (Scanner::default(), Vec::new());
     let mut note = |place: &str, item: Item<'_>| {
         found.push(match item {
-            Item::Text(length, begin) => {
-                assert!(begin.len() as u64 <= length);
-                format!("{place} text {length}")
-            }
+            Item::Text(cost, _) => format!("{place} text {cost}"),
             Item::Number(number) => format!("{place} number {number}"),
             Item::Other(byte) => format!("{place} other {}", char::from(byte)),
             Item::End => format!("{place} end"),
@@ -29,7 +29,9 @@ fn scanned<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
 /// The same of a value that is parsed.
 fn walked(place: &str, value: &Value, found: &mut Vec<String>) {
     match value {
-        Value::String(text) => found.push(format!("{place} text {}", text.len())),
+        Value::String(text) => {
+            found.push(format!("{place} text {}", Estimate::of(text.as_bytes())));
+        }
         Value::Number(number) => found.push(match number.as_u64() {
             Some(number) => format!("{place} number {number}"),
             None => format!("{place} other {}", &number.to_string()[..1]),
@@ -109,9 +111,9 @@ proptest! {
 #[test]
 fn what_is_cut_off_is_reported_as_far_as_it_goes() {
     for (text, expected) in [
-        (r#"{"a":"bc"#, &[".a text 2"][..]),
+        (r#"{"a":"bc"#, &[".a text 16"][..]),
         (r#"{"a":12"#, &[".a number 12"]),
-        (r#"{"a":[1,"b\u00"#, &[".a[] number 1", ".a[] text 1"]),
+        (r#"{"a":[1,"b\u00"#, &[".a[] number 1", ".a[] text 16"]),
         (r#"{"a"#, &[]),
         ("", &[]),
     ] {
@@ -128,5 +130,6 @@ fn a_document_may_be_as_long_and_as_deep_as_it_likes() {
     let long = "k".repeat(1_000_000);
     let found = scanned([format!(r#"{{"{long}":1,"b":"{long}"}}"#).as_bytes()]);
     assert_eq!(found[0], format!(".{} number 1", &long[..64]));
-    assert_eq!(found[1], ".b text 1000000");
+    let cost = Estimate::of(long.as_bytes());
+    assert_eq!(found[1], format!(".b text {cost}"));
 }

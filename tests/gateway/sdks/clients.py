@@ -120,9 +120,9 @@ class OpenAi:
 
     def budget(self):
         client = openai_client("py-budget")
-        chat(client, "openai-without-usage", "a" * 4 * 19_000, stream=True).close()
+        chat(client, "openai-without-usage", "a " * 19_000, stream=True).close()
         for _ in range(2):
-            chat(client, "openai-document-without-usage", "a" * 4 * 19_000)
+            chat(client, "openai-document-without-usage", "a " * 19_000)
 
     def too_long(self):
         chat(openai_client("py-long"), "openai-document", "a" * 5 * 1024 * 1024)
@@ -184,7 +184,7 @@ class Anthropic:
     def budget(self):
         client = anthropic_client("an-budget")
         for _ in range(3):
-            message(client, "anthropic-document-without-usage", "a" * 4 * 19_000)
+            message(client, "anthropic-document-without-usage", "a " * 19_000)
 
     def too_long(self):
         message(anthropic_client("an-long"), "anthropic-document", "a" * 5 * 1024 * 1024)
