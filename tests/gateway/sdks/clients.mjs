@@ -1,10 +1,11 @@
-// What users of OpenAI's SDK for Node see of the gateway: one line of JSON for each case.
+// What users of the SDKs for Node see of the gateway: one line of JSON for each case.
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 
-// It is installed beside the build, not beside this file.
+// They are installed beside the build, not beside this file.
 const require = createRequire(`${process.env.MODULES}/`);
 const { default: OpenAI } = await import(pathToFileURL(require.resolve("openai")));
+const { default: Anthropic } = await import(pathToFileURL(require.resolve("@anthropic-ai/sdk")));
 
 const gateways = process.env.GATEWAYS.split(",");
 const client = (apiKey, gateway = gateways[0], maxRetries = 0) =>
@@ -21,7 +22,7 @@ async function textOf(stream) {
   return text;
 }
 
-const cases = {
+const openai = {
   answer: async () => {
     const answer = await chat(client("js-answer"), "openai-document");
     return `${answer.choices[0].message.content} ${answer.usage.total_tokens}`;
@@ -87,14 +88,69 @@ const cases = {
     textOf(await chat(client("js-silent", process.env.IMPATIENT), "openai-open", { stream: true })),
 };
 
-const selected = (process.env.CASES ?? "").split(" ").filter(Boolean);
-for (const [name, see] of Object.entries(cases)) {
-  if (selected.length > 0 && !selected.includes(name)) continue;
-  let seen;
-  try {
-    seen = await see();
-  } catch (error) {
-    seen = `${error.constructor.name}: ${error.message}` + (error.code ? ` (${error.code})` : "");
-  }
-  console.log(JSON.stringify({ sdk: "openai (npm)", case: name, seen }));
+const anthropicClient = (apiKey, gateway = gateways[0], maxRetries = 0) =>
+  new Anthropic({ apiKey, authToken: null, baseURL: gateway, maxRetries });
+const message = (client, answer, more = {}) =>
+  client.messages.create(
+    { model: "small", max_tokens: 100, messages: [{ role: "user", content: "a" }], ...more },
+    { headers: { "x-answer": answer } },
+  );
+
+async function deltasOf(stream) {
+  let text = "";
+  for await (const event of stream)
+    if (event.type === "content_block_delta") text += event.delta.text ?? event.delta.partial_json;
+  return text;
 }
+
+const anthropic = {
+  answer: async () => {
+    const { usage } = await message(anthropicClient("ajs-answer"), "anthropic-document");
+    return `${usage.input_tokens} ${usage.output_tokens}`;
+  },
+  stream: async () => deltasOf(await message(anthropicClient("ajs-stream"), "anthropic", { stream: true })),
+  tools: async () => deltasOf(await message(anthropicClient("ajs-tools"), "anthropic-tools", { stream: true })),
+  full: async () => {
+    const open = [];
+    for (let n = 0; n < 5; n++) {
+      const stream = await message(anthropicClient("ajs-full", gateways[n % 2]), "anthropic-open", { stream: true });
+      await stream[Symbol.asyncIterator]().next();
+      open.push(stream);
+    }
+    try {
+      await message(anthropicClient("ajs-full", gateways[2]), "anthropic-document");
+      return "admitted";
+    } finally {
+      for (const stream of open) stream.controller.abort();
+    }
+  },
+  retried: async () => {
+    for (let n = 0; n < 20; n++) await message(anthropicClient("ajs-retried", gateways[n % 3]), "anthropic-document");
+    const began = performance.now();
+    const { usage } = await message(anthropicClient("ajs-retried", gateways[0], 1), "anthropic-document");
+    const took = performance.now() - began;
+    return took < 4_000 ? `${usage.output_tokens}, in time` : `after ${took} ms`;
+  },
+  no_key: async () => {
+    const defaultHeaders = { Authorization: "none" };
+    const client = new Anthropic({ apiKey: null, authToken: "x", baseURL: gateways[0], maxRetries: 0, defaultHeaders });
+    return message(client, "anthropic-document");
+  },
+  unknown: async () => anthropicClient("ajs-unknown").messages.batches.list(),
+  silent: async () =>
+    deltasOf(await message(anthropicClient("ajs-silent", process.env.IMPATIENT), "anthropic-open", { stream: true })),
+};
+
+const sdks = { "openai (npm)": openai, "anthropic (npm)": anthropic };
+const selected = (process.env.CASES ?? "").split(" ").filter(Boolean);
+for (const [sdk, cases] of Object.entries(sdks))
+  for (const [name, see] of Object.entries(cases)) {
+    if (selected.length > 0 && !selected.includes(name)) continue;
+    let seen;
+    try {
+      seen = await see();
+    } catch (error) {
+      seen = `${error.constructor.name}: ${error.message}` + (error.code ? ` (${error.code})` : "");
+    }
+    console.log(JSON.stringify({ sdk, case: name, seen }));
+  }
