@@ -1,9 +1,10 @@
 //! Each path has one spelling, for limits, prices and the upstream.
 
 use http::{Method, Uri};
+use http_body_util::BodyExt;
 use proptest::prelude::*;
 
-use crate::{endpoint::Endpoint, path::canonical, proxy::send, stage::Stage, support::alone};
+use crate::{endpoint::Endpoint, path::canonical, proxy::send, support::alone};
 
 fn of(path: &str) -> Option<String> {
     let uri: Uri = path.parse().expect("a URI");
@@ -64,17 +65,20 @@ proptest! {
 #[test]
 fn no_spelling_goes_around_the_budget() {
     alone(async {
-        let stage = Stage::new().await;
-        for path in [
+        let stage = crate::tokens::stage().await;
+        let paths = [
             "/v1/chat/completions/.",
             "/v1//chat/%63ompletions",
             "/v1/models/../chat/completions/",
-        ] {
+        ];
+        for (path, number) in paths.into_iter().zip(1..) {
             let request = crate::tokens::request(path, "openai", "me", crate::tokens::body(10));
             let response = send(&stage.replicas[0], http::Version::HTTP_11, request).await;
             assert_eq!(response.status(), 200, "{path}");
             assert_eq!(stage.upstream.head().uri, "/v1/chat/completions");
             assert!(stage.upstream.body().starts_with(b"{\"stream_options\""));
+            response.into_body().collect().await.expect("whole");
+            stage.until_tokens(1_207 * number, path).await;
         }
         let request = crate::tokens::request(
             "/v1/chat%5Ccompletions",

@@ -368,6 +368,25 @@ fn a_request_that_is_too_long_is_refused_and_costs_nothing() {
     });
 }
 
+/// The upstream reports the tokens of images, which are longer than texts.
+#[test]
+fn a_prompt_with_images_may_be_longer_by_an_option() {
+    alone(async {
+        let stage = Stage::with(&["--max-request", "8MiB"], slow).await;
+        let answer = named("openai");
+        let image =
+            json!({ "type": "image_url", "image_url": { "url": "A".repeat(5 * 1024 * 1024) } });
+        let messages =
+            json!([{ "role": "user", "content": [{ "type": "text", "text": "a" }, image] }]);
+        let vision = json!({ "messages": messages, "stream": true }).to_string();
+        let vision = request(answer.path, answer.name, "me", vision);
+        let response = send(&stage.replicas[0], Version::HTTP_11, vision).await;
+        assert_eq!(response.status(), 200);
+        response.into_body().collect().await.expect("whole");
+        stage.until_tokens(answer.tokens, "as reported").await;
+    });
+}
+
 #[test]
 fn a_prompt_that_does_not_come_is_a_408() {
     alone(async {

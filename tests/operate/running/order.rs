@@ -1,14 +1,45 @@
 //! Many commands and a service, under one limit.
 
+use std::{
+    collections::VecDeque,
+    fs::{self, OpenOptions},
+    io::Write,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
+use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 use tower_turnstile::{Limit, Limiter, Semaphore};
 
-use super::{HOLD, Run, file, path};
-use crate::{scene::SOON, support::redis_server::RedisServer};
-use std::time::Duration;
+use super::{HOLD, Run, file, path, turnstile};
+use crate::{
+    scene::SOON,
+    support::{
+        redis_server::RedisServer,
+        replica::{Connection, Replica, command},
+    },
+};
 
 const SLOTS: u32 = 3;
 const COMMANDS: usize = 20;
+
+/// Works until its input ends, or until Ctrl-C, and records both ends of its work while it has the slot.
+const RECORDED: &str = "
+    trap 'echo end $NAME >> $JOURNAL' EXIT
+    trap 'exit 130' INT
+    echo begin $NAME >> $JOURNAL
+    exec 3<&0
+    cat <&3 >/dev/null 2>&1 &
+    echo runs
+    wait
+    exit $NAME";
 
 async fn until_waiting(service: &Semaphore, count: usize) {
     let all = async {
@@ -19,8 +50,77 @@ async fn until_waiting(service: &Semaphore, count: usize) {
     timeout(SOON, all).await.expect("in time");
 }
 
-/// A service holds one of three slots; one command is killed while it runs, and the store is restarted. The store keeps
-/// its data: otherwise limits would be exceeded until all holders are restored.
+/// The beginnings and ends of all work, in a file that everybody appends to.
+struct Journal(PathBuf);
+
+impl Journal {
+    fn write(&self, line: &str) {
+        let mut options = OpenOptions::new();
+        let mut file = options.append(true).create(true).open(&self.0);
+        writeln!(file.as_mut().expect("a file"), "{line}").expect("room");
+    }
+
+    /// Who has begun, in order. There were never more at work than there are slots.
+    fn begun(&self) -> Vec<String> {
+        let (mut working, mut begun) = (Vec::new(), Vec::new());
+        for line in fs::read_to_string(&self.0).expect("a file").lines() {
+            let (what, name) = line.split_once(' ').expect("two words");
+            match what {
+                "begin" => {
+                    working.push(name.to_owned());
+                    begun.push(name.to_owned());
+                }
+                _ => working.retain(|one| one != name),
+            }
+            assert!(working.len() <= SLOTS as usize, "{working:?}");
+        }
+        begun
+    }
+}
+
+/// A request to a service, which works until it is dropped.
+struct Client<'a> {
+    name: &'static str,
+    journal: &'a Journal,
+    body: Incoming,
+    _connection: Connection,
+}
+
+impl<'a> Client<'a> {
+    async fn ask(service: &Replica, name: &'static str, journal: &'a Journal) -> Self {
+        let asked = service.get("/hold/gpu").send().await;
+        let (response, connection) = asked.expect("it answers");
+        Self {
+            name,
+            journal,
+            body: response.into_body(),
+            _connection: connection,
+        }
+    }
+
+    async fn until_granted(&mut self) {
+        let granted = async {
+            let mut text = String::new();
+            while !text.contains("event: granted") {
+                let frame = self.body.frame().await.expect("it goes on").expect("open");
+                let data = frame.into_data().expect("data");
+                text += str::from_utf8(&data).expect("text");
+            }
+        };
+        timeout(SOON, granted).await.expect("in time");
+        self.journal.write(&format!("begin {}", self.name));
+    }
+}
+
+impl Drop for Client<'_> {
+    fn drop(&mut self) {
+        self.journal.write(&format!("end {}", self.name));
+    }
+}
+
+/// Commands on two machines queue with the requests of a service, which also holds a slot. One command is interrupted while it
+/// waits and one while it runs, one is killed, and the store is restarted. The store keeps its data: otherwise limits would be
+/// exceeded until all holders are restored.
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_run_in_order_of_arrival_and_never_too_many() {
     let mut server = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
@@ -39,66 +139,103 @@ async fn commands_run_in_order_of_arrival_and_never_too_many() {
         ",
         server.url()
     ));
+    let machines = [(); 2].map(|()| TempDir::new().expect("a folder"));
+    let journal = Journal(machines[0].path().join("journal"));
+    let mut service = command("hold", &["--listen", "127.0.0.1:0", "--limit", "gpu=3"]);
+    service.args(["--store", &server.url()]);
+    let service = Replica::launch(service).await;
     let limiter = Limiter::builder().lease(Duration::from_secs(3));
     let limiter = limiter.connect(server.url()).await.unwrap();
-    let gpu = Limit::concurrent("gpu", SLOTS).wait_up_to(SOON);
-    let service = limiter.semaphore(&gpu, "");
-    let held = service.acquire().await.unwrap();
-    let options = ["gpu", "--config", path(&config)];
+    let gpu = limiter.semaphore(Limit::concurrent("gpu", SLOTS), "");
+    let start = |number: usize| {
+        let mut job = turnstile(&["run", "gpu", "--config", path(&config), "--die-with-me"]);
+        job.args(["--", "sh", "-c", RECORDED]);
+        job.env("JOURNAL", &journal.0)
+            .env("NAME", number.to_string());
+        // A terminal would send its signals to the group.
+        job.current_dir(machines[number % 2].path())
+            .process_group(0);
+        Run::launch(job)
+    };
+    let interrupt = |run: &Run| {
+        let group = run.process.id().expect("it runs");
+        let group = Pid::from_raw(group.try_into().expect("a pid"));
+        killpg(group, Signal::SIGINT).expect("it runs");
+    };
+
+    let mut first = Client::ask(&service, "a", &journal).await;
+    first.until_granted().await;
+    let mut second = None;
     let mut runs = Vec::new();
+    let mut waiting = 0;
     for number in 0..COMMANDS {
-        let mut run = Run::start("memory:", &options, HOLD);
-        match number {
-            0 | 1 => run.until_runs().await,
-            _ => until_waiting(&service, number - 1).await,
+        if number == 6 {
+            second = Some(Client::ask(&service, "b", &journal).await);
+            waiting += 1;
+            until_waiting(&gpu, waiting).await;
+        }
+        let mut run = start(number);
+        if number < 2 {
+            run.until_runs().await;
+        } else {
+            waiting += 1;
+            until_waiting(&gpu, waiting).await;
         }
         runs.push(run);
     }
-    let in_use = async || service.usage().await.expect("up").in_use;
-    assert_eq!(in_use().await, SLOTS);
+    let mut second = second.expect("it has asked");
+    interrupt(&runs[12]);
+    assert_eq!(runs[12].code().await, Some(130), "while it waits");
+    waiting -= 1;
+    until_waiting(&gpu, waiting).await;
 
-    // Each end starts the next command in turn.
-    let mut next = 2;
-    for ended in 0..6 {
+    // Each end starts the next in turn.
+    let mut next = 2..6;
+    for ended in 0..4 {
         runs[ended].end_input();
-        assert_eq!(runs[ended].code().await, Some(0));
-        runs[next].until_runs().await;
-        next += 1;
-        assert_eq!(in_use().await, SLOTS);
-        until_waiting(&service, COMMANDS - next).await;
+        assert_eq!(runs[ended].code().await, Some(ended as i32));
+        runs[next.next().expect("one")].until_runs().await;
     }
+    runs[4].end_input();
+    second.until_granted().await;
+    drop(second);
+    runs[6].until_runs().await;
+    runs[5].end_input();
+    runs[7].until_runs().await;
+    interrupt(&runs[6]);
+    assert_eq!(runs[6].code().await, Some(130), "while it runs");
+    runs[8].until_runs().await;
+    let expected = "a 0 1 2 3 4 5 b 6 7 8";
+    assert_eq!(journal.begun().join(" "), expected);
 
     // The slot of a killed command is free when its lease ends, and not earlier.
-    let killed = std::time::Instant::now();
-    runs[6].process.start_kill().unwrap();
-    runs[next].until_runs().await;
-    next += 1;
+    let killed = Instant::now();
+    runs[7].process.start_kill().unwrap();
+    assert_eq!(runs[7].line().await, None, "its command dies too");
+    journal.write("end 7");
+    runs[9].until_runs().await;
     let took = killed.elapsed();
     assert!(took > Duration::from_secs(1), "{took:?}");
-    assert!(in_use().await <= SLOTS);
 
-    // Running commands continue, and waiting ones are in the queue again.
+    // Running commands continue, and waiting ones are in the queue again, in the order in which they rejoin.
     server.restart();
-    until_waiting(&service, COMMANDS - next).await;
-    assert_eq!(in_use().await, SLOTS);
-    drop(held);
-    let mut rest = runs.split_off(next);
-    for (number, run) in runs.iter_mut().enumerate().skip(7) {
-        run.end_input();
-        assert_eq!(run.code().await, Some(0), "{number}");
-        assert!(in_use().await <= SLOTS);
+    let mut rest: VecDeque<_> = (10..COMMANDS).filter(|number| *number != 12).collect();
+    until_waiting(&gpu, rest.len()).await;
+    assert_eq!(gpu.usage().await.unwrap().in_use, SLOTS);
+    rest.extend([8, 9]);
+    drop(first);
+    for &number in &rest {
+        runs[number].end_input();
     }
-    // Now in the order in which they rejoined.
-    rest.iter_mut().for_each(Run::end_input);
-    for run in &mut rest {
-        run.until_runs().await;
-        assert!(in_use().await <= SLOTS);
-        assert_eq!(run.code().await, Some(0));
+    for number in rest {
+        assert_eq!(runs[number].code().await, Some(number as i32));
     }
-    assert_eq!(
-        (in_use().await, service.usage().await.unwrap().waiting),
-        (0, 0)
-    );
+    let usage = gpu.usage().await.unwrap();
+    assert_eq!((usage.in_use, usage.waiting), (0, 0));
+    let begun = journal.begun();
+    assert!(begun.join(" ").starts_with(&format!("{expected} 9 ")));
+    // All but the one that was interrupted.
+    assert_eq!(begun.len(), COMMANDS - 1 + 2);
 }
 
 /// Before a command has queued, the fallback decides at once. A queued command asks again when the store is back.
