@@ -73,6 +73,17 @@ impl Client {
         lines
     }
 
+    /// The next event, after any keep-alives: its two lines.
+    async fn event(&mut self) -> [String; 2] {
+        loop {
+            let [line] = self.says().await;
+            if line.starts_with("event") {
+                let [data] = self.says().await;
+                return [line, data];
+            }
+        }
+    }
+
     /// Waits until a line of its errors begins with this text.
     async fn notes(&mut self, start: &str) {
         while !next(&mut self.notes).await.starts_with(start) {}
@@ -119,16 +130,11 @@ fn a_slot_is_held_for_as_long_as_the_connection_lives() {
         let [_, sign_of_life] = first.says().await;
         assert_eq!(sign_of_life, ":");
         let mut second = client("curl", &["-sN", &url]);
-        let place = ["event: queued", r#"data: {"position":1,"waiting":1}"#, ""];
-        assert_eq!(second.says().await, place);
+        let place = ["event: queued", r#"data: {"position":1,"waiting":1}"#];
+        assert_eq!(second.event().await, place);
         until_in_use(&gpu, 1, 1).await;
         first.process.start_kill().unwrap();
-        let event = loop {
-            let [line] = second.says().await;
-            if line.starts_with("event") {
-                break line;
-            }
-        };
+        let [event, _] = second.event().await;
         assert_eq!(event, "event: granted");
         until_in_use(&gpu, 1, 0).await;
         second.process.start_kill().unwrap();
@@ -250,7 +256,7 @@ fn the_scripts_of_the_guide_stop_without_a_slot() {
             }
             for client in &mut clients {
                 assert_eq!(client.says().await, ["told"]);
-                client.code().await;
+                assert_eq!(client.code().await, Some(0), "that of the command");
             }
             drop(gpu);
         }

@@ -72,7 +72,7 @@ fn no_spelling_goes_around_the_budget() {
             "/v1/models/../chat/completions/",
         ];
         for (path, number) in paths.into_iter().zip(1..) {
-            let request = crate::tokens::request(path, "openai", "me", crate::tokens::body(10));
+            let request = crate::tokens::request(path, "openai", "me", crate::tokens::body(1_000));
             let response = send(&stage.replicas[0], http::Version::HTTP_11, request).await;
             assert_eq!(response.status(), 200, "{path}");
             assert_eq!(stage.upstream.head().uri, "/v1/chat/completions");
@@ -84,7 +84,7 @@ fn no_spelling_goes_around_the_budget() {
             "/v1/chat%5Ccompletions",
             "openai",
             "me",
-            crate::tokens::body(10),
+            crate::tokens::body(1_000),
         );
         let response = send(&stage.replicas[0], http::Version::HTTP_11, request).await;
         assert_eq!(response.status(), 400);
