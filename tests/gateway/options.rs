@@ -121,6 +121,13 @@ fn bad_options_are_refused_in_one_line() {
 }
 
 #[test]
+fn help_names_the_bound_of_long_prompts() {
+    let output = command("llm_gateway", &["--help"]).output();
+    let help = String::from_utf8(output.expect("it runs").stdout).expect("text");
+    assert!(help.contains("--max-request"), "{help}");
+}
+
+#[test]
 fn the_grpc_example_shows_what_it_says() {
     let output = command("grpc", &[]).output().expect("it runs");
     let said = String::from_utf8_lossy(&output.stdout);

@@ -83,6 +83,22 @@ async fn without_a_slot_the_command_is_not_started() {
 }
 
 #[tokio::test]
+async fn a_heavy_command_takes_several_units() {
+    let server = RedisServer::start();
+    let limiter = Limiter::connect(server.url()).await.unwrap();
+    let gpu = limiter.semaphore(Limit::concurrent("gpu", 3), "");
+    let options = ["gpu", "--concurrent", "3", "--weight", "2"];
+    let mut heavy = Run::start(&server.url(), &options, HOLD);
+    heavy.until_runs().await;
+    assert_eq!(gpu.usage().await.unwrap().in_use, 2);
+    let again = [&options[..], &["--wait", "0s", "--", "true"]].concat();
+    assert_eq!(ends(Some(&server.url()), &again).await.0, Some(75));
+    heavy.end_input();
+    assert_eq!(heavy.code().await, Some(0));
+    assert_eq!(gpu.usage().await.unwrap().in_use, 0);
+}
+
+#[tokio::test]
 async fn while_the_store_is_down_the_fallback_decides() {
     let nobody = format!("redis://user:canary@127.0.0.1:{}", free_port());
     for (fallback, expected) in [

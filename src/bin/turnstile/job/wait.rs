@@ -89,13 +89,15 @@ impl Progress {
         let (Some(position), Some(waiting)) = (acquire.position(), acquire.waiting()) else {
             return;
         };
-        let text = format!("{} of {waiting} for {}", ordinal(position), self.limit);
-        let is_news = match &self.said {
-            None => true,
-            Some((said, _)) if self.is_terminal => *said != text,
-            Some((_, at)) => at.elapsed() >= SAY_EVERY,
-        };
-        if !is_news {
+        self.show(format!(
+            "{} of {waiting} for {}",
+            ordinal(position),
+            self.limit
+        ));
+    }
+
+    fn show(&mut self, text: String) {
+        if !self.is_due(&text) {
             return;
         }
         match self.is_terminal {
@@ -103,6 +105,14 @@ impl Progress {
             false => note!("turnstile: {text}"),
         }
         self.said = Some((text, Instant::now()));
+    }
+
+    fn is_due(&self, text: &str) -> bool {
+        match &self.said {
+            None => true,
+            Some((said, _)) if self.is_terminal => said != text,
+            Some((_, at)) => at.elapsed() >= SAY_EVERY,
+        }
     }
 
     fn clear(&self) {
@@ -131,7 +141,25 @@ fn ordinal(number: u32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::advance;
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_gets_a_line_a_minute_and_a_terminal_each_change() {
+        for is_terminal in [false, true] {
+            let mut progress = Progress {
+                limit: "gpu".to_owned(),
+                is_terminal,
+                said: None,
+            };
+            progress.show("3rd of 3 for gpu".to_owned());
+            advance(SAY_EVERY - Duration::from_millis(1)).await;
+            assert_eq!(progress.is_due("2nd of 3 for gpu"), is_terminal);
+            advance(Duration::from_millis(1)).await;
+            assert_eq!(progress.is_due("3rd of 3 for gpu"), !is_terminal);
+        }
+    }
 
     #[test]
     fn places_are_ordinals() {
