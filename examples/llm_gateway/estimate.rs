@@ -97,7 +97,7 @@ fn rarity(letter: char) -> u64 {
     match letter {
         '\u{c0}'..='\u{ff}' => 17,
         '\u{100}'..='\u{24f}' => 26,
-        // Those of Ukrainian.
+        // Ukrainian letters that Russian lacks.
         'і' | 'ї' | 'є' | 'ґ' | 'І' | 'Ї' | 'Є' | 'Ґ' => 18,
         _ => 0,
     }
@@ -122,7 +122,7 @@ impl Kind {
         }
     }
 
-    /// The cost of a character at this place of its piece, from 1 on, after one of the kind `last`.
+    /// The cost of a character at `place` in its piece, from 1 on, after a character of kind `last`.
     fn cost(self, place: u64, last: Self) -> u64 {
         match (self, place) {
             // A mark and the word after it may be one token, as may words without a space between them.

@@ -1,9 +1,9 @@
-//! The estimate of tokens beside what a tokenizer counts.
+//! Estimates compared with the counts of a tokenizer.
 
 use crate::estimate::{Estimate, PER_TOKEN};
 
-/// Texts, and the number of tokens that `o200k_base` counts in each. They are not among those that the estimate was fitted
-/// to. `.ci/sdks` counts them anew.
+/// Texts, and the number of tokens that `o200k_base` counts in each. The estimate was fitted to other texts.
+/// `.ci/sdks` counts the tokens anew.
 pub(crate) const TEXTS: [(&str, &str, u64); 17] = [
     ("arabic", include_str!("texts/arabic"), 115),
     ("chat", include_str!("texts/chat"), 137),
@@ -79,7 +79,7 @@ fn pieces_of_text_have_their_costs() {
         let cost = Estimate::of(text.as_bytes());
         assert_eq!(cost as f64 / PER_TOKEN as f64, tokens, "{text:?}");
     }
-    // It has no cost, but is there.
+    // Blanks alone are free, but count as text.
     assert!(Estimate::of(b"\n\n") > 0 && Estimate::of(b" ") > 0);
 }
 

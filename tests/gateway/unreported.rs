@@ -1,4 +1,4 @@
-//! Answers without a report of their usage: the gateway charges about what the upstream has counted with a tokenizer.
+//! Answers without a usage report: the estimate is close to the count of an upstream with a tokenizer.
 
 use bytes::Bytes;
 use http::Version;
@@ -19,7 +19,7 @@ use crate::{
 /// Number of times that the text of a long answer is repeated.
 const REPEATED: usize = 40;
 
-/// Answers that consist of one of the texts, by its name.
+/// Answers with the text of a sample.
 pub(crate) fn answers() -> Vec<Answer> {
     let nothing = json!({ "prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0 });
     // LocalAI reports nothing in each chunk, and some servers put many tokens into each.

@@ -60,7 +60,7 @@ impl Journal {
         writeln!(file.as_mut().expect("a file"), "{line}").expect("room");
     }
 
-    /// Who has begun, in order. There were never more at work than there are slots.
+    /// Returns all names in the order in which they began. Panics if more were at work than there are slots.
     fn begun(&self) -> Vec<String> {
         let (mut working, mut begun) = (Vec::new(), Vec::new());
         for line in fs::read_to_string(&self.0).expect("a file").lines() {
@@ -234,7 +234,7 @@ async fn commands_run_in_order_of_arrival_and_never_too_many() {
     assert_eq!((usage.in_use, usage.waiting), (0, 0));
     let begun = journal.begun();
     assert!(begun.join(" ").starts_with(&format!("{expected} 9 ")));
-    // All but the one that was interrupted.
+    // All except the command that was interrupted in the queue.
     assert_eq!(begun.len(), COMMANDS - 1 + 2);
 }
 
