@@ -28,6 +28,8 @@
 //! The caller's key is never passed on. Without `--callers` any key is accepted, so something in front of the gateway has to
 //! authenticate callers.
 //!
+//! `README.md` shows what users of the SDKs see, and what is charged.
+//!
 //! | file | what it does |
 //! | --- | --- |
 //! | `main` | options, connections, signals |
