@@ -17,10 +17,10 @@ use crate::store::redis::{RedisStore, StoreTarget};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     home::{Home, HomeChoice},
-    keeper::{Keeper, Keepers, Settings},
+    keeper::{Keeper, KeeperHandle, Settings},
     ledger::{MAX_LEASE_MS, ReplicaId},
     limiter::Limiter,
-    part::Part,
+    part::Parts,
 };
 #[cfg(any(feature = "redis", feature = "test-util"))]
 use crate::{keeper::ConnectError, store::StoreErrorKind};
@@ -244,9 +244,9 @@ impl LimiterBuilder {
     ///
     /// If a setting is out of range.
     pub fn in_memory(self) -> Result<Limiter, ConfigError> {
-        let settings = self.settings(None)?;
+        let settings = self.settings(Parts::WHOLE)?;
         let keeper = Keeper::new(settings, None, &self.home()?);
-        let limiter = Limiter::new(Keepers::new(vec![keeper]));
+        let limiter = Limiter::new(KeeperHandle::new(keeper));
         #[cfg(feature = "operate")]
         let limiter = limiter.identified(self.identity);
         Ok(limiter)
@@ -349,20 +349,14 @@ impl LimiterBuilder {
         self,
         target: StoreTarget,
     ) -> Result<(Limiter, Option<String>), ConfigError> {
-        let (home, mut keepers) = (self.home()?, Vec::new());
+        let home = self.home()?;
         #[cfg(feature = "operate")]
         let link = self.identity.link(&target, self.store_timeout);
-        let news = Arc::default();
-        for (part, target) in target.parts() {
-            let mut settings = self.settings(part)?;
-            settings.news = Arc::clone(&news);
-            let store = RedisStore::new(target, &settings.namespace, settings.replica);
-            let keeper = Keeper::new(settings, Some(Arc::new(store)), &home);
-            keepers.push(keeper);
-        }
-        // The other parts connect when they first send an exchange.
-        let unreached = keepers[0].greet().await.map_err(refused)?;
-        let limiter = Limiter::new(Keepers::new(keepers));
+        let settings = self.settings(target.layout())?;
+        let store = RedisStore::new(target, &settings.namespace, settings.replica);
+        let keeper = Keeper::new(settings, Some(Arc::new(store)), &home);
+        let unreached = keeper.greet().await.map_err(refused)?;
+        let limiter = Limiter::new(KeeperHandle::new(keeper));
         #[cfg(feature = "operate")]
         let limiter = {
             let limiter = limiter.identified(self.identity);
@@ -428,7 +422,7 @@ impl LimiterBuilder {
         faults
     }
 
-    pub(crate) fn settings(&self, part: Option<Part>) -> Result<Settings, ConfigError> {
+    pub(crate) fn settings(&self, parts: Parts) -> Result<Settings, ConfigError> {
         let fail = |message: String| Err(ConfigError::value(message));
         if let Some((_, fault)) = self.faults().into_iter().next() {
             return fail(fault);
@@ -446,13 +440,12 @@ impl LimiterBuilder {
         Ok(Settings {
             replica: ReplicaId::from_bits(bits),
             namespace: self.namespace.clone(),
-            part,
+            parts,
             lease: self.lease,
             store_timeout: self.store_timeout,
             poll_interval: self.poll_interval,
             waiter_ttl: self.waiter_ttl,
             seed,
-            news: Default::default(),
         })
     }
 }

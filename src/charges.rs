@@ -79,7 +79,7 @@ impl Permit {
         let (share, limit) = (self.share(), limit.as_ref());
         let budget = share.downgrade().budget(limit);
         let exempt = || share.leases.is_exempt_from(limit).then_some(Budget::NONE);
-        let unknown = || unknown_rate(&share.keepers.unknown_rates, limit);
+        let unknown = || unknown_rate(&share.keeper.unknown_rates, limit);
         budget.or_else(exempt).ok_or_else(unknown)
     }
 }
@@ -102,9 +102,9 @@ impl Budget {
     /// Cancel safe: dropping the future refunds the charge, if it was made.
     pub fn charge(&self, cost: u32) -> Charging {
         let asked = self.0.as_ref().and_then(|rate| {
-            let keepers = rate.permit.upgrade()?.keepers.clone();
+            let keeper = rate.permit.upgrade()?.keeper.clone();
             let demand = Demand::One(leg(rate.fee(), cost));
-            Some(Box::new((Request::new(keepers, demand), rate.clone())))
+            Some(Box::new((Request::new(keeper, demand), rate.clone())))
         });
         Charging(asked)
     }
@@ -147,7 +147,7 @@ impl Budget {
     pub fn remaining(&self) -> Option<u32> {
         let rate = self.0.as_ref()?;
         let share = rate.permit.upgrade()?;
-        let quota = share.keepers.quota_of(rate.fee(), QuotaReader::Handler);
+        let quota = share.keeper.quota_of(rate.fee(), QuotaReader::Handler);
         quota.map(|quota| quota.remaining)
     }
 
@@ -177,7 +177,7 @@ impl PermitRate {
     /// Changes the permit's account at this rate.
     fn change(&self, share: &Share, change: impl FnOnce(&mut Account) -> Option<(Cost, u64)>) {
         share.leases.note_account();
-        share.keepers.change_account(self.fee(), change);
+        share.keeper.change_account(self.fee(), change);
     }
 
     fn add_charges(&self, share: &Share, taken: Taken) {
@@ -205,7 +205,7 @@ impl Share {
     /// The state of the permit's rates, which may be newer than at its admission.
     pub(crate) fn quotas(&self) -> impl Iterator<Item = Quota> {
         let fees = self.leases.open_accounts().iter();
-        fees.filter_map(|fee| self.keepers.quota_of(fee, QuotaReader::Client))
+        fees.filter_map(|fee| self.keeper.quota_of(fee, QuotaReader::Client))
     }
 }
 
@@ -250,7 +250,7 @@ impl Future for Charging {
             }
             // The permit was released meanwhile.
             (Ok(granted), None) => {
-                granted.keepers.give_back(granted.taken);
+                granted.keeper.give_back(granted.taken);
                 Ok(())
             }
             (Err(mut error), share) => {

@@ -8,7 +8,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use crate::operate::Identity;
 use crate::{
     error::ConfigError,
-    keeper::Keepers,
+    keeper::KeeperHandle,
     limit::Limit,
     status::{ShutdownReport, Status},
 };
@@ -39,15 +39,15 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct Limiter {
-    keepers: Arc<Keepers>,
+    keeper: Arc<KeeperHandle>,
     #[cfg(feature = "operate")]
     identity: Identity,
 }
 
 impl Limiter {
-    pub(crate) fn new(keepers: Arc<Keepers>) -> Self {
+    pub(crate) fn new(keeper: Arc<KeeperHandle>) -> Self {
         Self {
-            keepers,
+            keeper,
             #[cfg(feature = "operate")]
             identity: Identity::default(),
         }
@@ -75,7 +75,7 @@ impl Limiter {
 
     /// Returns this process's permits and waiting requests, without a round trip.
     pub fn status(&self) -> Status {
-        self.keepers.status()
+        self.keeper.status()
     }
 
     /// Refuses new and queued requests, and releases all slots at the deadline at the latest.
@@ -93,7 +93,7 @@ impl Limiter {
     ///
     /// Dropping the future leaves the limiter closed; call `shutdown` again to continue.
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
-        self.keepers.shutdown(deadline).await
+        self.keeper.shutdown(deadline).await
     }
 
     /// Changes the values of the limit with this name while it is in use.
@@ -115,7 +115,7 @@ impl Limiter {
     ///
     /// Returns an error if a value is out of range, or if a concurrency limit would become a rate or vice versa.
     pub fn update(&self, limit: &Limit) -> Result<(), ConfigError> {
-        self.keepers.update(&[limit])
+        self.keeper.update(&[limit])
     }
 
     /// Returns the limit with this name and its current values, for another [`Semaphore`](crate::Semaphore) or layer.
@@ -138,12 +138,12 @@ impl Limiter {
     /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
     pub fn limit(&self, name: &str) -> Option<Limit> {
-        let limit = self.keepers.updated(name)?;
-        Some(limit.registered_at(self.keepers.replica()))
+        let limit = self.keeper.updated(name)?;
+        Some(limit.registered_at(self.keeper.replica()))
     }
 
-    pub(crate) fn keepers(&self) -> &Arc<Keepers> {
-        &self.keepers
+    pub(crate) fn keeper(&self) -> &Arc<KeeperHandle> {
+        &self.keeper
     }
 }
 

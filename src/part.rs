@@ -1,9 +1,8 @@
-//! Parts of a cluster: each is one hash slot, with its own keeper.
-//!
-//! All keys of an exchange must be in one hash slot, so a keeper can only serve the ledgers of one hash slot. Sixteen
-//! evenly spread slots give each node of a cluster its share, and a process needs at most sixteen connections.
+//! Parts of a store: one whole, or the parts of a cluster. All keys of an exchange must be in one hash slot of a
+//! cluster, so each part is one hash slot, and has a connection of its own. Sixteen evenly spread slots give each node
+//! its share, and a process needs at most sixteen connections.
 
-/// Number of parts. The names of all ledgers depend on it, so all replicas have to agree.
+/// Number of parts of a cluster. The names of all ledgers depend on it, so all replicas have to agree.
 pub(crate) const PARTS: usize = 16;
 
 /// The hash tags: their slots are 512, 1,536, 2,560 and so on.
@@ -12,32 +11,81 @@ const TAGS: [&str; PARTS] = [
     "5f", "6o2", "6kr",
 ];
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Part(usize);
+/// A part of a cluster. The only part of any other store is the default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Part(u8);
+
+/// The parts of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Parts {
+    count: usize,
+    is_cluster: bool,
+}
 
 impl Part {
+    /// All parts of a cluster.
     #[cfg_attr(not(any(feature = "cluster", test)), allow(dead_code))]
     pub(crate) fn all() -> impl DoubleEndedIterator<Item = Self> + Clone {
-        (0..PARTS).map(Self)
+        Parts::CLUSTER.all()
     }
 
-    /// The part of the ledger with this [digest](crate::key::Key::digest).
+    /// The part of a cluster with the ledger of this [digest](crate::key::Key::digest).
     pub(crate) fn of(digest: u128) -> Self {
-        Self((digest % PARTS as u128) as usize)
+        Parts::CLUSTER.of(digest)
     }
 
     pub(crate) fn number(self) -> usize {
-        self.0
+        self.0.into()
     }
 
     /// The hash tag of the part's keys.
     pub(crate) fn tag(self) -> &'static str {
-        TAGS[self.0]
+        TAGS[self.number()]
     }
 
     /// The prefix of the part's key names.
     pub(crate) fn prefix(self, namespace: &str) -> String {
         format!("{namespace}:{{{}}}:", self.tag())
+    }
+}
+
+impl Parts {
+    /// A store in one piece.
+    pub(crate) const WHOLE: Self = Self {
+        count: 1,
+        is_cluster: false,
+    };
+    #[cfg_attr(not(any(feature = "cluster", test)), allow(dead_code))]
+    pub(crate) const CLUSTER: Self = Self {
+        count: PARTS,
+        is_cluster: true,
+    };
+
+    /// A cluster with fewer parts.
+    #[cfg(test)]
+    pub(crate) fn cluster_of(count: usize) -> Self {
+        assert!((1..=PARTS).contains(&count));
+        Self {
+            count,
+            is_cluster: true,
+        }
+    }
+
+    pub(crate) fn is_cluster(self) -> bool {
+        self.is_cluster
+    }
+
+    pub(crate) fn count(self) -> usize {
+        self.count
+    }
+
+    pub(crate) fn all(self) -> impl DoubleEndedIterator<Item = Part> + Clone {
+        (0..self.count as u8).map(Part)
+    }
+
+    /// The part with the ledger of this [digest](crate::key::Key::digest).
+    pub(crate) fn of(self, digest: u128) -> Part {
+        Part((digest % self.count as u128) as u8)
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::{
     error::{AcquireErrorKind, LostErrorKind, ReleaseError},
-    keeper::{Granted, Keepers, Notes, Taken},
+    keeper::{Granted, KeeperHandle, Notes, Taken},
     leases::{Bounds, Leases},
     limit::Limit,
     permit_id::PermitId,
@@ -44,7 +44,7 @@ impl Permit {
     // `always`: see `KeeperRequest::poll`.
     #[inline(always)]
     pub(crate) fn new(granted: Granted) -> Self {
-        let Granted { keepers, taken } = granted;
+        let Granted { keeper, taken } = granted;
         let Taken {
             mut leases,
             waited,
@@ -55,7 +55,7 @@ impl Permit {
             leases.set_fees(mem::take(&mut notes.fees), mem::take(&mut notes.exempt));
         }
         Self {
-            share: Share { keepers, leases },
+            share: Share { keeper, leases },
             waited,
             position,
             notes,
@@ -181,7 +181,7 @@ impl fmt::Debug for Permit {
 
 /// Shared ownership of a permit's slots. Dropping the last share releases them.
 pub(crate) struct Share {
-    pub(super) keepers: Arc<Keepers>,
+    pub(super) keeper: Arc<KeeperHandle>,
     pub(super) leases: Leases,
 }
 
@@ -189,18 +189,18 @@ impl Share {
     /// Returns a reference to the slots that does not own them.
     pub(crate) fn downgrade(&self) -> WeakShare {
         WeakShare {
-            keepers: Arc::downgrade(&self.keepers),
+            keeper: Arc::downgrade(&self.keeper),
             leases: self.leases.clone(),
         }
     }
 
     /// The meter of the limit, or of the first of several. `None`: the slots are no longer held.
     pub(crate) fn meter(&self) -> Option<Arc<LimitMeter>> {
-        self.keepers.meter_of(&self.leases)
+        self.keeper.meter_of(&self.leases)
     }
 
     pub(crate) fn id(&self) -> Option<PermitId> {
-        self.keepers.id_of(&self.leases)
+        self.keeper.id_of(&self.leases)
     }
 
     /// As [`Permit::release`]. A concurrent charge may briefly own a share, and then releases once more, which has no
@@ -209,11 +209,11 @@ impl Share {
         let leases = mem::take(&mut self.leases);
         leases.leave();
         // The release starts at the first poll: nothing is awaited before.
-        self.keepers.release_confirmed(&leases).await
+        self.keeper.release_confirmed(&leases).await
     }
 
     pub(crate) fn bound(&self, bounds: Bounds) {
-        self.keepers.bound(&self.leases, bounds);
+        self.keeper.bound(&self.leases, bounds);
     }
 
     /// As [`Lease::set_unread`](crate::leases::Lease::set_unread).
@@ -228,7 +228,7 @@ impl Share {
 
     /// Completes when a slot is over for a reason that `counts`.
     pub(crate) async fn ended(&self, counts: impl Fn(LostErrorKind) -> bool) -> LostErrorKind {
-        let attend = || self.keepers.attend(&self.leases);
+        let attend = || self.keeper.attend();
         self.leases.ended(attend, counts).await
     }
 }
@@ -238,7 +238,7 @@ impl Clone for Share {
         let joined = self.leases.join();
         debug_assert!(joined, "this share owns them");
         Self {
-            keepers: self.keepers.clone(),
+            keeper: self.keeper.clone(),
             leases: self.leases.clone(),
         }
     }
@@ -247,7 +247,7 @@ impl Clone for Share {
 impl Drop for Share {
     fn drop(&mut self) {
         if self.leases.leave() && !self.leases.end() {
-            self.keepers.release(&self.leases);
+            self.keeper.release(&self.leases);
         }
     }
 }
@@ -255,21 +255,21 @@ impl Drop for Share {
 /// Refers to slots that shares own.
 #[derive(Clone)]
 pub(crate) struct WeakShare {
-    keepers: Weak<Keepers>,
+    keeper: Weak<KeeperHandle>,
     pub(super) leases: Leases,
 }
 
 impl WeakShare {
     /// Returns another share, unless the slots were released.
     pub(crate) fn upgrade(&self) -> Option<Share> {
-        let keepers = self.keepers.upgrade()?;
+        let keeper = self.keeper.upgrade()?;
         let leases = self.leases.clone();
-        leases.join().then(|| Share { keepers, leases })
+        leases.join().then(|| Share { keeper, leases })
     }
 
     /// `None`: there is no slot, or the limiter is gone.
     pub(crate) fn id(&self) -> Option<PermitId> {
-        self.keepers.upgrade()?.id_of(&self.leases)
+        self.keeper.upgrade()?.id_of(&self.leases)
     }
 
     pub(crate) fn weight(&self) -> u32 {
@@ -284,7 +284,7 @@ impl WeakShare {
     pub(crate) async fn ended(&self) -> LostErrorKind {
         let attend = || {
             if let Some(share) = self.upgrade() {
-                share.keepers.attend(&share.leases);
+                share.keeper.attend();
             }
         };
         self.leases.ended(attend, |_| true).await

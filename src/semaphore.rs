@@ -18,7 +18,7 @@ use futures_util::future::try_join_all;
 
 use crate::{
     error::{AcquireError, ConfigError},
-    keeper::{BoundPool, Demand, Keepers, Leg, Request},
+    keeper::{BoundPool, Demand, KeeperHandle, Leg, Request},
     key::Key,
     leases::Label,
     limit::{Limit, LimitId, LimitValue, Limits, check_together},
@@ -54,7 +54,7 @@ pub struct Semaphore(Arc<Inner>);
 
 #[derive(Clone)]
 struct Inner {
-    keepers: Arc<Keepers>,
+    keeper: Arc<KeeperHandle>,
     first: Bound,
     /// Acquired together with the first.
     others: Vec<Bound>,
@@ -116,8 +116,8 @@ impl Limiter {
             return Err(check_together([]).expect_err("there is none"));
         };
         let semaphore = Semaphore(Arc::new(Inner {
-            keepers: self.keepers().clone(),
-            first: Bound::new(self.keepers(), first, key.clone())?,
+            keeper: self.keeper().clone(),
+            first: Bound::new(self.keeper(), first, key.clone())?,
             others: Vec::new(),
             label: Label::default(),
         }));
@@ -239,7 +239,7 @@ impl Semaphore {
 
     fn with(mut self, limit: &Limit, key: Key) -> Result<Self, ConfigError> {
         let inner = Arc::make_mut(&mut self.0);
-        let mut bound = Bound::new(&inner.keepers, limit, key)?;
+        let mut bound = Bound::new(&inner.keeper, limit, key)?;
         check_together(inner.all().map(|bound| &bound.limit).chain([limit]))?;
         (bound.pool, inner.first.pool) = (None, None);
         inner.others.push(bound);
@@ -416,7 +416,7 @@ impl Inner {
     }
 
     async fn usage_of(&self, bound: &Bound) -> Result<Usage, AcquireError> {
-        let usage = self.keepers.usage(bound.number, bound.key.clone()).await;
+        let usage = self.keeper.usage(bound.number, bound.key.clone()).await;
         usage.map_err(|kind| bound.limit.acquire_error(kind))
     }
 
@@ -442,15 +442,15 @@ impl Inner {
 }
 
 impl Bound {
-    fn new(keepers: &Keepers, limit: &Limit, key: Key) -> Result<Self, ConfigError> {
-        let (number, _) = keepers.register(limit)?;
+    fn new(keeper: &KeeperHandle, limit: &Limit, key: Key) -> Result<Self, ConfigError> {
+        let (number, _) = keeper.register(limit)?;
         if limit.period().is_some() {
-            keepers.unknown_rates.expect();
+            keeper.unknown_rates.expect();
         }
         Ok(Self {
-            limit: limit.clone().registered_at(keepers.replica()),
+            limit: limit.clone().registered_at(keeper.replica()),
             number,
-            pool: keepers.bind(number, &key),
+            pool: keeper.bind(number, &key),
             key,
             value: None,
         })
@@ -506,16 +506,16 @@ impl Future for Acquire {
                     return answer.map_err(|error| semaphore.complete(error));
                 }
                 Stage::New(semaphore, waits, weight) => {
-                    let Inner { keepers, first, .. } = &**semaphore;
+                    let Inner { keeper, first, .. } = &**semaphore;
                     if *weight == 1
                         && let Some(pool) = &first.pool
-                        && let Some(granted) = pool.take(keepers, first.value)
+                        && let Some(granted) = pool.take(keeper, first.value)
                     {
                         let permit = Permit::new(granted);
                         pool.record_take();
                         return Poll::Ready(Ok(permit));
                     }
-                    let request = Request::new(keepers.clone(), semaphore.demand(*waits, *weight));
+                    let request = Request::new(keeper.clone(), semaphore.demand(*waits, *weight));
                     let request = request.labelled(semaphore.label.clone());
                     Stage::Requested(request, semaphore.clone())
                 }

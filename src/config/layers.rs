@@ -45,7 +45,7 @@ impl RouteLayers {
     ) -> Result<Self, ConfigFileError> {
         let mut faults = Faults::default();
         let limits = checked.limits.values().map(|checked| &checked.limit);
-        let rates = DeclaredRates::new(limiter.keepers(), limits);
+        let rates = DeclaredRates::new(limiter.keeper(), limits);
         let mut gates = Vec::new();
         for (index, route) in config.routes.iter().enumerate() {
             let scopes: Vec<_> = route

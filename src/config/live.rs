@@ -272,7 +272,7 @@ impl Live {
                 for name in config.limits.keys() {
                     let [before, known] = [&before, &changing.known].map(|known| known.get(name));
                     let values = listed_values(before, known);
-                    self.limiter.keepers().set_values(name, &values);
+                    self.limiter.keeper().set_values(name, &values);
                 }
                 Ok(())
             }
@@ -310,7 +310,7 @@ impl Changing {
         for (name, checked) in &checked.limits {
             let may = match self.known.get(name) {
                 Some(known) => known.limit.may_become(&checked.limit),
-                None => limiter.keepers().check(&checked.limit),
+                None => limiter.keeper().check(&checked.limit),
             };
             faults.take(&format!("limits.{name}"), may);
         }
@@ -344,18 +344,18 @@ fn apply(
         .clone()
         .partition(|(name, _)| known.contains_key(*name));
     for (name, limit) in new {
-        faults.take(&format!("limits.{name}"), limiter.keepers().register(limit));
+        faults.take(&format!("limits.{name}"), limiter.keeper().register(limit));
     }
     let old: Vec<&Limit> = old.into_iter().map(|(_, limit)| limit).collect();
     if faults.is_empty() {
-        faults.take("limits", limiter.keepers().update(&old));
+        faults.take("limits", limiter.keeper().update(&old));
     }
     faults.into_result()?;
     for (name, checked) in &mut checked.limits {
         checked.limit = checked
             .limit
             .clone()
-            .registered_at(limiter.keepers().replica());
+            .registered_at(limiter.keeper().replica());
         let values = checked.values.clone();
         let limit = checked.limit.clone();
         known.insert(name.clone(), Known { limit, values });

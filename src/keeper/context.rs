@@ -16,11 +16,11 @@ use super::{
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     key::Key,
-    leases::{KeeperId, Lease, QueueId},
+    leases::{Lease, QueueId},
     ledger::{Batch, Exchange, ReplicaId, Seq, weighing},
     limit::{Limit, LimitId},
     overrides::InForce,
-    part::Part,
+    part::{PARTS, Part, Parts},
     sync::{Confirmations, Inquiry},
     telemetry::{Cause, History, LimitMeter, Measure, Reports, StoreNews, Topic},
 };
@@ -39,26 +39,39 @@ pub(super) const STOOD_STILL: Duration = Duration::from_millis(100);
 pub(crate) struct Settings {
     pub replica: ReplicaId,
     pub namespace: String,
-    /// The part of a cluster that this keeper serves.
-    pub part: Option<Part>,
+    /// The parts of the store.
+    pub parts: Parts,
     pub lease: Duration,
     pub store_timeout: Duration,
     pub poll_interval: Duration,
     pub waiter_ttl: Duration,
     pub seed: u64,
-    /// Shared by all keepers of a limiter.
-    pub news: Arc<StoreNews>,
 }
 
 impl Settings {
     /// The name of a key's ledger in the store.
     pub(super) fn ledger_name(&self, key: &Key, limit_name: &str) -> String {
-        match self.part {
-            None => key.ledger_name(&self.namespace, limit_name),
-            Some(part) => {
-                let prefix = part.prefix(&self.namespace);
-                format!("{prefix}{:032x}", key.digest(limit_name))
-            }
+        if !self.parts.is_cluster() {
+            return key.ledger_name(&self.namespace, limit_name);
+        }
+        let digest = key.digest(limit_name);
+        let prefix = self.parts.of(digest).prefix(&self.namespace);
+        format!("{prefix}{digest:032x}")
+    }
+
+    /// The name of a ledger in this part that belongs to no limit.
+    pub(super) fn unused_ledger(&self, part: Part) -> String {
+        match self.parts.is_cluster() {
+            false => self.ledger_name(&Key::SHARED, ""),
+            true => part.prefix(&self.namespace) + &"0".repeat(32),
+        }
+    }
+
+    /// The part of the store with a key's ledger.
+    pub(super) fn part_of(&self, key: &Key, limit_name: &str) -> Part {
+        match self.parts.is_cluster() {
+            true => self.parts.of(key.digest(limit_name)),
+            false => Part::default(),
         }
     }
 }
@@ -113,7 +126,8 @@ pub(super) struct Context {
     pub overrides: Arc<InForce>,
     /// The time of the latest step.
     pub now: Instant,
-    pub availability: Availability,
+    /// By part of the store.
+    availability: [Availability; PARTS],
     /// The limiter is shut down or dropped: slots no longer go to a pool.
     pub ending: bool,
     /// The store has lost permits that it had granted.
@@ -136,6 +150,7 @@ pub(super) struct Context {
     /// Indexed by [`LimitId`].
     meters: Vec<Arc<LimitMeter>>,
     history: History,
+    news: StoreNews,
     /// Indexed by [`LimitId`].
     holds: Vec<Option<MeanHold>>,
 }
@@ -167,7 +182,7 @@ impl Context {
             limits: Vec::new(),
             overrides: Arc::default(),
             now,
-            availability: Availability::Up,
+            availability: [Availability::Up; PARTS],
             ending: false,
             is_data_lost: false,
             effects: Effects::default(),
@@ -192,9 +207,18 @@ impl Context {
             last_seq: 0,
             meters: Vec::new(),
             history: History::new(replica, now),
+            news: StoreNews::default(),
             holds: Vec::new(),
             settings,
         }
+    }
+
+    pub fn availability(&self, part: Part) -> Availability {
+        self.availability[part.number()]
+    }
+
+    pub fn set_availability(&mut self, part: Part, availability: Availability) {
+        self.availability[part.number()] = availability;
     }
 
     /// Registers a limit and returns its id.
@@ -228,22 +252,17 @@ impl Context {
     ) -> Arc<Lease> {
         let seq = self.next_name(weight);
         let pool = pool.map(|pool| pool as _);
-        Arc::new(Lease::new(self.keeper(), queue, seq, self.epoch, pool))
+        Arc::new(Lease::new(queue, seq, self.epoch, pool))
     }
 
     /// A lease without a request, for a name that may still reach the store.
     pub fn lease_named(&self, queue: QueueId, seq: Seq) -> Arc<Lease> {
-        Arc::new(Lease::new(self.keeper(), queue, seq, self.epoch, None))
+        Arc::new(Lease::new(queue, seq, self.epoch, None))
     }
 
     /// The first unused name of weight 1.
     pub fn seq_bound(&self) -> Seq {
         self.last_seq + 1
-    }
-
-    /// The index of this keeper within its limiter.
-    pub fn keeper(&self) -> KeeperId {
-        KeeperId::of(self.settings.part.unwrap_or_default())
     }
 
     /// The local clock, for rates without a store.
@@ -280,12 +299,9 @@ impl Context {
         }
     }
 
-    /// Counts a request admitted by this limit. In a cluster another limit may still refuse the request, so
-    /// [`Core::admit_leg`](super::core::Core::admit_leg) counts it.
+    /// Counts a request admitted by this limit.
     pub fn note_admission(&mut self, limit: LimitId, waited: Duration) {
-        if self.settings.part.is_none() {
-            self.measure(limit, Measure::Admitted(waited));
-        }
+        self.measure(limit, Measure::Admitted(waited));
     }
 
     /// Counts a request that goes on although this limit would have refused it.
@@ -346,17 +362,17 @@ impl Context {
         self.effects.push(Effect::Log(event));
     }
 
-    /// Logs that the store is in trouble, unless another part of it was already reported.
-    pub fn log_trouble(&mut self, cause: Cause, why: &str) {
-        if self.settings.news.begins(cause, self.settings.part) {
+    /// Logs that a part of the store is in trouble, unless another part was already reported.
+    pub fn log_trouble(&mut self, part: Part, cause: Cause, why: &str) {
+        if self.news.begins(cause, part) {
             let error = why.to_owned();
             self.log(LogEvent::Trouble { cause, error });
         }
     }
 
     /// Logs that the store is back, unless another part is still in trouble.
-    pub fn log_recovery(&mut self) {
-        if self.settings.news.ends(self.settings.part) {
+    pub fn log_recovery(&mut self, part: Part) {
+        if self.news.ends(part) {
             self.log(LogEvent::StoreBack);
         }
     }

@@ -77,26 +77,3 @@ pub(crate) struct Notes {
     /// The state of each limit, if the request asked for quotas.
     pub quotas: Vec<Quota>,
 }
-
-impl Taken {
-    /// Combines two results that were acquired in sequence.
-    pub(super) fn and(mut self, next: Self) -> Self {
-        let leases = self.leases.all().iter().chain(next.leases.all());
-        self.leases = Leases::many(leases.cloned().collect());
-        self.waited += next.waited;
-        self.place = self.place.max(next.place);
-        if let Some(mut next) = next.notes {
-            let notes = self.notes.get_or_insert_default();
-            notes.bypassed.append(&mut next.bypassed);
-            notes.fees.append(&mut next.fees);
-            notes.exempt.append(&mut next.exempt);
-            notes.quotas.append(&mut next.quotas);
-        }
-        self
-    }
-
-    /// Limits in shadow mode that would have refused the request.
-    pub(super) fn bypassed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
-        self.notes.as_ref().map_or(&[], |notes| &notes.bypassed)
-    }
-}

@@ -11,10 +11,11 @@
 use std::{
     any::Any,
     future::poll_fn,
+    iter,
     panic::{AssertUnwindSafe, resume_unwind},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Wake, Waker, ready},
     time::Duration,
 };
 
@@ -37,9 +38,10 @@ use super::{
 use crate::{
     error::AcquireErrorKind,
     ledger::Reply,
+    part::Part,
     repoll::Repoll,
     store::{Event, ExchangeError, Failure, KeptSession, Session, StoreError},
-    sync::shielded,
+    sync::{AtomicBool, AtomicWaker, Ordering, shielded},
     telemetry::StoreMeter,
 };
 
@@ -80,8 +82,7 @@ impl Keeper {
             keeper: self.clone(),
             generation,
         };
-        let session = self.kept_session(&runtime).or_else(|| self.open_session());
-        let driver = run(gone, session, runtime.id(), work);
+        let driver = run(gone, self.sessions(&runtime), runtime.id(), work);
         match runtime.spawn(driver).is_finished() {
             // The runtime was shut down and has dropped the task.
             true => Err(AcquireErrorKind::NoRuntime),
@@ -92,11 +93,19 @@ impl Keeper {
         }
     }
 
-    /// A session without a connection: a hello has to connect first.
-    fn open_session(&self) -> Option<Box<dyn Session>> {
-        let store = self.store.as_ref()?;
-        self.with(|core, _| core.leave_connection());
-        Some(store.open())
+    /// A session for each part of the store. A hello has to connect first, except for a kept session.
+    fn sessions(&self, runtime: &Handle) -> Vec<Box<dyn Session>> {
+        let Some(store) = &self.store else {
+            return Vec::new();
+        };
+        let kept = self.kept_session(runtime);
+        if kept.is_none() {
+            self.with(|core, _| core.leave_connections());
+        }
+        let parts = self.peek(|core| core.settings().parts);
+        let first = kept.unwrap_or_else(|| store.open(Part::default()));
+        let others = parts.all().skip(1).map(|part| store.open(part));
+        iter::once(first).chain(others).collect()
     }
 
     /// Makes sure that the driver does not delay a request that waits on this runtime.
@@ -116,7 +125,8 @@ impl Keeper {
         runtime.spawn(watch_over(watch));
     }
 
-    /// Sends the first hello. An unreachable store is not an error: the fallbacks apply.
+    /// Sends the first hello, in a cluster to one of its parts: the others connect when they are first asked. An
+    /// unreachable store is not an error: the fallbacks apply.
     pub async fn greet(self: &Arc<Self>) -> Result<Option<String>, ConnectError> {
         let keeper = self.clone();
         let greeting = async move { keeper.greet_here().await };
@@ -139,14 +149,15 @@ impl Keeper {
         let Some(store) = &self.store else {
             return Ok(None);
         };
-        let mut in_flight = InFlight::new(Some(store.open()), self.store_meter.clone());
-        in_flight.send(self.driver_step(|core, _, now| core.hello(now)));
+        let part = Part::default();
+        let mut in_flight = InFlight::new(vec![store.open(part)], self.store_meter.clone());
+        in_flight.send(self.driver_step(|core, _, now| core.hello(part, now)));
         let (id, outcome) = loop {
             match in_flight.next(None).await {
                 News::Over(id, outcome) => break (id, outcome),
                 // The hello fails with its connection.
-                News::Event(Event::Disconnected) => {}
-                News::Event(event) => self.with(|core, now| core.on_event(&event, now)),
+                News::Event(_, Event::Disconnected) => {}
+                News::Event(part, event) => self.with(|core, now| core.on_event(part, &event, now)),
                 News::Due => {}
             }
         };
@@ -168,7 +179,7 @@ impl Keeper {
             }
         })?;
         if self.peek(Core::status).store_up {
-            self.keep_for_driver(in_flight.into_session());
+            self.keep_for_driver(in_flight.into_first_session());
         } else {
             // The driver notices when the store becomes reachable. The caller awaits on a runtime, or will start the
             // driver later.
@@ -190,24 +201,20 @@ impl Keeper {
 }
 
 /// Runs until an unused keeper is out of work, another driver takes over, or the runtime shuts down.
-async fn run(
-    gone: Gone,
-    session: Option<Box<dyn Session>>,
-    runtime: runtime::Id,
-    work: Arc<Notify>,
-) {
+async fn run(gone: Gone, sessions: Vec<Box<dyn Session>>, runtime: runtime::Id, work: Arc<Notify>) {
     let Gone { keeper, generation } = &gone;
-    let driver = Repoll::new(drive(keeper, session, *generation, &work));
+    let driver = Repoll::new(drive(keeper, sessions, *generation, &work));
     note_panic(keeper, runtime, driver).await;
 }
 
 async fn drive(
     keeper: &Arc<Keeper>,
-    session: Option<Box<dyn Session>>,
+    sessions: Vec<Box<dyn Session>>,
     generation: u64,
     work: &Notify,
 ) {
-    let mut in_flight = InFlight::new(session, keeper.store_meter.clone());
+    // Needs the timers of this runtime, which may have none.
+    let mut in_flight = InFlight::new(sessions, keeper.store_meter.clone());
     // For the task that started this driver.
     let mut watched = false;
     let next_step =
@@ -224,26 +231,26 @@ async fn drive(
             news = in_flight.next(until) => news,
             () = work.notified() => continue,
         };
-        let is_silent = keeper.driver_step(|core, driver, now| {
+        let silent = keeper.driver_step(|core, driver, now| {
             // A dismissed driver has only outdated knowledge.
             if !driver.is_present(generation) {
-                return false;
+                return None;
             }
             match news {
-                News::Event(event) => core.on_event(&event, now),
+                News::Event(part, event) => core.on_event(part, &event, now),
                 News::Over(id, Ok(reply)) => core.on_reply(id, reply, now),
                 News::Over(id, Err(error)) => {
                     let is_in_use = core.on_failure(id, &error, now);
-                    return is_in_use && error.failure == Failure::TimedOut;
+                    return (is_in_use && error.failure == Failure::TimedOut).then_some(id.part);
                 }
                 // The next step does the due work.
                 News::Due => {}
             }
-            false
+            None
         });
-        if is_silent {
+        if let Some(part) = silent {
             // The connection may be half open.
-            in_flight.disconnect();
+            in_flight.disconnect(part);
         }
     }
 }
@@ -326,21 +333,48 @@ fn lacks_something(panic: &(dyn Any + Send)) -> bool {
 
 /// A store event, an outcome, or a timer.
 enum News {
-    Event(Event),
+    Event(Part, Event),
     Over(ExchangeId, Result<Reply, ExchangeError>),
     /// The deadline has passed, or an exchange was given more time.
     Due,
 }
 
-/// Exchanges in flight, and the one timer of a driver.
+/// The exchanges in flight, and the one timer of a driver.
+///
+/// A cluster has a *lane* for each part: a session with its exchanges. Thousands may be in flight, so only lanes that
+/// were woken are polled.
 struct InFlight {
-    /// Ends, with its connections, when the driver ends.
-    session: Option<Box<dyn Session>>,
+    /// By part of the store. None without a store.
+    lanes: Vec<Lane>,
+    /// The lane to poll first, so that none waits for all of another's news.
+    first: usize,
+    /// The driver's task, if there are several lanes.
+    task: Arc<AtomicWaker>,
     meter: StoreMeter,
-    /// In sending order; a handful at most.
-    exchanges: Vec<Sent>,
     /// May fire too early: resetting it for each exchange would wake the runtime's timer each time.
     alarm: Pin<Box<Sleep>>,
+}
+
+/// The connection to a part of the store.
+struct Lane {
+    part: Part,
+    /// Ends, with its connections, when the driver ends.
+    session: Box<dyn Session>,
+    /// In sending order; a handful at most while the store is near.
+    exchanges: Vec<Sent>,
+    /// Whether to poll it, whoever was woken.
+    is_due: bool,
+    /// Wakes the driver for this lane. `None`: it is the only one, and is always polled.
+    waker: Option<(Arc<LaneWaker>, Waker)>,
+}
+
+/// Wakes the driver, and marks the lane for which it was woken.
+///
+/// `is_woken` is set before the task is woken, and the driver's waker is registered before `is_woken` is read: a wake-up
+/// that is not seen by the poll under way wakes the task again.
+struct LaneWaker {
+    is_woken: AtomicBool,
+    task: Arc<AtomicWaker>,
 }
 
 struct Sent {
@@ -358,38 +392,51 @@ struct Sent {
 }
 
 impl InFlight {
-    fn new(session: Option<Box<dyn Session>>, meter: StoreMeter) -> Self {
-        Self {
+    /// `sessions`: one for each part of the store.
+    fn new(sessions: Vec<Box<dyn Session>>, meter: StoreMeter) -> Self {
+        let task = Arc::new(AtomicWaker::new());
+        let is_alone = sessions.len() == 1;
+        let lane = |(part, session)| Lane {
+            part,
             session,
-            meter,
             exchanges: Vec::new(),
+            is_due: true,
+            waker: (!is_alone).then(|| LaneWaker::for_lane(&task)),
+        };
+        Self {
+            lanes: Part::all().zip(sessions).map(lane).collect(),
+            first: 0,
+            task,
+            meter,
             alarm: Box::pin(sleep(Duration::ZERO)),
         }
     }
 
-    /// The session, for the next driver to continue with.
-    fn into_session(self) -> Option<Box<dyn Session>> {
-        self.session
+    /// The session of the first part, for the next driver to continue with.
+    fn into_first_session(self) -> Option<Box<dyn Session>> {
+        self.lanes.into_iter().next().map(|lane| lane.session)
     }
 
-    /// Drops the connection; the next exchange reconnects.
-    fn disconnect(&mut self) {
-        if let Some(session) = &mut self.session {
-            session.disconnect();
+    /// Drops the connection to a part; its next exchange reconnects.
+    fn disconnect(&mut self, part: Part) {
+        if let Some(lane) = self.lanes.get_mut(part.number()) {
+            lane.session.disconnect();
+            lane.is_due = true;
         }
     }
 
     /// Queues an exchange, which is sent when its outcome is next polled.
     fn send(&mut self, outgoing: Outgoing) {
-        let Some(session) = &mut self.session else {
+        let Some(lane) = self.lanes.get_mut(outgoing.id.part.number()) else {
             return;
         };
         let now = Instant::now();
-        self.exchanges.push(Sent {
+        lane.is_due = true;
+        lane.exchanges.push(Sent {
             id: outgoing.id,
             was_polled: false,
             is_long: outgoing.exchange.batches.len() >= LONG,
-            reply: session.exchange(outgoing.exchange),
+            reply: lane.session.exchange(outgoing.exchange),
             at: now,
             deadline: outgoing.deadline,
             timeout: outgoing.deadline.saturating_duration_since(now),
@@ -403,25 +450,25 @@ impl InFlight {
     }
 
     fn poll(&mut self, until: Option<Instant>, cx: &mut Context<'_>) -> Poll<News> {
-        let exchanges = &self.exchanges;
-        let was_polled = exchanges.iter().any(|sent| sent.was_polled);
-        if was_polled
-            && exchanges
-                .iter()
-                .any(|sent| !sent.was_polled && sent.is_long)
-        {
-            self.begin_all(cx);
+        if self.lanes.len() > 1 {
+            self.task.register(cx.waker());
         }
-        if let Some(session) = &mut self.session
-            && let Poll::Ready(event) = session.poll_event(cx)
-        {
-            return Poll::Ready(News::Event(event));
-        }
+        let count = self.lanes.len();
         loop {
-            if let Some(news) = self.outcome(cx) {
-                return Poll::Ready(news);
+            for step in 0..count {
+                let number = (self.first + step) % count;
+                let lane = &mut self.lanes[number];
+                if lane.take_due()
+                    && let Some(news) = lane.poll(&self.meter, cx)
+                {
+                    // It may have more.
+                    lane.is_due = true;
+                    self.first = number + 1;
+                    return Poll::Ready(news);
+                }
             }
-            let deadlines = self.exchanges.iter().map(|sent| sent.deadline);
+            let exchanges = self.lanes.iter().flat_map(|lane| &lane.exchanges);
+            let deadlines = exchanges.map(|sent| sent.deadline);
             let Some(next) = deadlines.chain(until).min() else {
                 return Poll::Pending;
             };
@@ -432,6 +479,34 @@ impl InFlight {
             if until.is_some_and(|until| until <= Instant::now()) {
                 return Poll::Ready(News::Due);
             }
+            self.lanes.iter_mut().for_each(|lane| lane.is_due = true);
+        }
+    }
+}
+
+impl Lane {
+    fn take_due(&mut self) -> bool {
+        match &self.waker {
+            None => true,
+            Some((waker, _)) => waker.take() | std::mem::take(&mut self.is_due),
+        }
+    }
+
+    fn poll(&mut self, meter: &StoreMeter, cx: &mut Context<'_>) -> Option<News> {
+        let own = self.waker.as_ref().map(|(_, waker)| waker.clone());
+        let cx = &mut match &own {
+            None => Context::from_waker(cx.waker()),
+            Some(own) => Context::from_waker(own),
+        };
+        let mut exchanges = self.exchanges.iter();
+        if exchanges.any(|sent| sent.was_polled)
+            && (self.exchanges.iter()).any(|sent| !sent.was_polled && sent.is_long)
+        {
+            self.begin_all(cx);
+        }
+        match self.session.poll_event(cx) {
+            Poll::Ready(event) => Some(News::Event(self.part, event)),
+            Poll::Pending => self.outcome(meter, cx),
         }
     }
 
@@ -447,13 +522,14 @@ impl InFlight {
 
     /// The outcome of the first exchange that has one. When an exchange is given more time, the driver takes a step, or
     /// watchdogs would consider it late.
-    fn outcome(&mut self, cx: &mut Context<'_>) -> Option<News> {
+    fn outcome(&mut self, meter: &StoreMeter, cx: &mut Context<'_>) -> Option<News> {
         let now = Instant::now();
         let mut is_news = false;
         for (index, sent) in self.exchanges.iter_mut().enumerate() {
             sent.was_polled = true;
             if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
-                return Some(self.over(index, result.map_err(ExchangeError::from)));
+                let outcome = result.map_err(ExchangeError::from);
+                return Some(self.over(index, outcome, meter));
             }
             if now < sent.deadline {
                 continue;
@@ -465,20 +541,49 @@ impl InFlight {
                 is_news = true;
                 continue;
             }
-            // There is a session: it has sent the exchange.
-            let error = self.session.as_ref()?.no_answer(sent.timeout);
+            let error = self.session.no_answer(sent.timeout);
             let failure = Failure::TimedOut;
-            return Some(self.over(index, Err(ExchangeError { failure, error })));
+            return Some(self.over(index, Err(ExchangeError { failure, error }), meter));
         }
         is_news.then_some(News::Due)
     }
 
-    fn over(&mut self, index: usize, outcome: Result<Reply, ExchangeError>) -> News {
+    fn over(
+        &mut self,
+        index: usize,
+        outcome: Result<Reply, ExchangeError>,
+        meter: &StoreMeter,
+    ) -> News {
         let sent = self.exchanges.remove(index);
         let failure = outcome.as_ref().err().map(|error| error.failure);
         // A recorder runs foreign code.
-        shielded(|| self.meter.exchanged(failure, sent.at.elapsed()));
+        shielded(|| meter.exchanged(failure, sent.at.elapsed()));
         News::Over(sent.id, outcome)
+    }
+}
+
+impl LaneWaker {
+    fn for_lane(task: &Arc<AtomicWaker>) -> (Arc<Self>, Waker) {
+        let own = Arc::new(Self {
+            is_woken: AtomicBool::new(false),
+            task: task.clone(),
+        });
+        (own.clone(), Waker::from(own))
+    }
+
+    fn take(&self) -> bool {
+        self.is_woken.swap(false, Ordering::AcqRel)
+    }
+}
+
+impl Wake for LaneWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.is_woken.store(true, Ordering::Release);
+        self.task.wake();
     }
 }
 

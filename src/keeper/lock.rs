@@ -26,7 +26,6 @@ use crate::{
     home::{DedicatedThread, Home},
     ledger::ReplicaId,
     operable::Control,
-    part::PARTS,
     store::{KeptSession, Session, Store},
     sync::LockMarker,
     telemetry::{self, History, StoreMeter},
@@ -66,9 +65,8 @@ impl Keeper {
     pub fn new(settings: Settings, store: Option<Arc<dyn Store>>, home: &Home) -> Arc<Self> {
         let (namespace, replica) = (settings.namespace.clone(), settings.replica);
         telemetry::describe(&namespace);
-        let share = settings.part.map(|_| 1.0 / PARTS as f64);
         let store_meter = match store {
-            Some(_) => StoreMeter::new(&namespace, share),
+            Some(_) => StoreMeter::new(&namespace, settings.parts.count()),
             None => StoreMeter::noop(),
         };
         let core = Core::new(settings, store.is_some(), Instant::now());
@@ -116,11 +114,26 @@ impl Keeper {
         })
     }
 
+    /// As [`with`](Self::with), with the driver's state.
+    #[inline]
     pub(super) fn with_driver<R>(
         &self,
         step: impl FnOnce(&mut Core, &mut DriverState, Instant) -> R,
     ) -> R {
-        let (result, afterwards) = self.step(step);
+        // Read before locking, so a step may see time go back by the time it took to lock. Whatever counts from it then
+        // ends early, never late.
+        let now = Instant::now();
+        let mut locked = self.lock();
+        let Locked { core, driver } = &mut *locked;
+        let result = step(core, driver, now);
+        let afterwards = Afterwards {
+            keeper: self,
+            effects: core.take_effects(),
+            is_ending: core.is_ending(),
+            is_data_lost: core.take_data_lost(),
+            nudge: driver.nudge(core, now),
+        };
+        drop(locked);
         afterwards.run();
         result
     }
@@ -135,28 +148,6 @@ impl Keeper {
             core.set_history_wanted(wanted);
             step(core, driver, now)
         })
-    }
-
-    /// Runs one step of the core, and returns the rest of the work, to be run without a lock.
-    #[inline]
-    pub(super) fn step<R>(
-        &self,
-        step: impl FnOnce(&mut Core, &mut DriverState, Instant) -> R,
-    ) -> (R, Afterwards<'_>) {
-        // Read before locking, so a step may see time go back by the time it took to lock. Whatever counts from it then
-        // ends early, never late.
-        let now = Instant::now();
-        let mut locked = self.lock();
-        let Locked { core, driver } = &mut *locked;
-        let result = step(core, driver, now);
-        let afterwards = Afterwards {
-            keeper: self,
-            effects: core.take_effects(),
-            is_ending: core.is_ending(),
-            is_data_lost: core.take_data_lost(),
-            nudge: driver.nudge(core, now),
-        };
-        (result, afterwards)
     }
 
     /// Reads under the lock, for a moment only.
@@ -180,7 +171,7 @@ impl Keeper {
 
 /// The rest of a step, to be run without a lock.
 #[must_use]
-pub(super) struct Afterwards<'a> {
+struct Afterwards<'a> {
     keeper: &'a Keeper,
     effects: Effects,
     /// A shutdown has to be notified of each step.
@@ -192,7 +183,7 @@ pub(super) struct Afterwards<'a> {
 }
 
 impl Afterwards<'_> {
-    pub fn run(self) {
+    fn run(self) {
         if let Some(work) = self.nudge {
             work.notify_one();
         }
@@ -369,7 +360,7 @@ impl DriverState {
     pub fn is_needed(&self, core: &Core, now: Instant) -> bool {
         match self.stage {
             DriverStage::Absent => core.is_shared() || core.next_due().is_some(),
-            _ => !core.store_is_up() && self.is_replaceable(core, now),
+            _ => core.is_any_down() && self.is_replaceable(core, now),
         }
     }
 

@@ -31,7 +31,7 @@ use super::{
 use crate::limit::Limit;
 use crate::{
     error::AcquireError,
-    keeper::{Demand, Keepers, Leg, Request as PermitRequest},
+    keeper::{Demand, KeeperHandle, Leg, Request as PermitRequest},
     leases::Label,
     limit::{LimitId, Mode},
     permit::Permit,
@@ -43,7 +43,7 @@ pub(super) type Refuse = dyn Fn(&Refusal, &Parts) -> Response<RefusalBody> + Sen
 
 #[derive(Clone)]
 pub(crate) struct Gate {
-    pub(super) keepers: Arc<Keepers>,
+    pub(super) keeper: Arc<KeeperHandle>,
     pub(super) scopes: Vec<GateScope>,
     pub(super) terms: Arc<Terms>,
     pub(super) release_at: ReleaseAt,
@@ -204,7 +204,7 @@ impl Gate {
     }
 
     fn ask_for(&self, demand: Demand, label: Label) -> Admission {
-        let request = PermitRequest::new(self.keepers.clone(), demand).labelled(label);
+        let request = PermitRequest::new(self.keeper.clone(), demand).labelled(label);
         Admission::Slot(match self.rate_limit_fields {
             true => request.with_quotas(),
             false => request,
@@ -218,7 +218,7 @@ impl Gate {
             meter,
             scope,
         } = &self.scopes[index];
-        let refuses = scope.requires_key() && self.keepers.mode_of(*limit) == Mode::Enforce;
+        let refuses = scope.requires_key() && self.keeper.mode_of(*limit) == Mode::Enforce;
         if !refuses {
             tracing::debug!(
                 namespace = self.namespace(),

@@ -71,7 +71,7 @@ impl Limiter {
         let policy = policy.into();
         policy.validate()?;
         let register = |scope: Scope| {
-            let (limit, meter) = self.keepers().register(scope.limit())?;
+            let (limit, meter) = self.keeper().register(scope.limit())?;
             if scope.may_lack_key() {
                 meter.expect_unkeyed(scope.requires_key());
             }
@@ -91,8 +91,8 @@ impl LimitLayer {
     fn new(limiter: &Limiter, scopes: Vec<GateScope>) -> Self {
         let limits = scopes.iter().map(|of| of.scope.limit());
         let mut gate = Gate {
-            keepers: limiter.keepers().clone(),
-            rates: DeclaredRates::new(limiter.keepers(), limits),
+            keeper: limiter.keeper().clone(),
+            rates: DeclaredRates::new(limiter.keeper(), limits),
             scopes,
             terms: Arc::default(),
             release_at: ReleaseAt::default(),

@@ -10,7 +10,7 @@ use http::Extensions;
 use crate::{
     charges::{Budget, unknown_rate},
     error::{AcquireError, LostErrorKind},
-    keeper::Keepers,
+    keeper::KeeperHandle,
     limit::Limit,
     permit::{Share, WeakShare},
     permit_id::PermitId,
@@ -60,7 +60,7 @@ pub(crate) struct DeclaredRates {
 
 impl DeclaredRates {
     pub(crate) fn new<'a>(
-        limiter: &Keepers,
+        limiter: &KeeperHandle,
         limits: impl IntoIterator<Item = &'a Limit>,
     ) -> Arc<Self> {
         let rates = { limits.into_iter() }.filter(|limit| limit.period().is_some());

@@ -27,12 +27,12 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::KeeperId;
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     key::Key,
     ledger::{Charge, Charged, Seq, Tat},
     limit::{Limit, LimitId, LimitValue},
+    part::{Part, Parts},
 };
 
 /// Most charges of one account that can still be refunded: the latest, and the largest before it. So the prompt's
@@ -46,7 +46,8 @@ const REPORT_AFTER: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(crate) struct Fee {
     pub id: AccountId,
-    pub keeper: KeeperId,
+    /// The part of the store with the rate.
+    pub part: Part,
     pub limit: Arc<Limit>,
     pub key: Key,
     /// The limit's value for the key.
@@ -135,17 +136,25 @@ pub(crate) enum Settled {
 }
 
 /// The accounts of a keeper's permits.
-#[derive(Default)]
 pub(crate) struct Accounts {
     open: BTreeMap<AccountId, Account>,
     /// Accounts with spending to report at `report_at`.
     spending: BTreeSet<AccountId>,
     report_at: Option<Instant>,
-    /// Accounts with a report to send now, by the key of the rate.
-    to_report: BTreeSet<(Arc<str>, AccountId)>,
+    /// Accounts with a report to send now to each part of the store, by the key of the rate.
+    to_report: Box<[BTreeSet<(Arc<str>, AccountId)>]>,
 }
 
 impl Accounts {
+    pub(crate) fn new(parts: Parts) -> Self {
+        Self {
+            open: BTreeMap::new(),
+            spending: BTreeSet::new(),
+            report_at: None,
+            to_report: parts.all().map(|_| BTreeSet::new()).collect(),
+        }
+    }
+
     /// Returns the account, opened by its first use.
     pub(crate) fn account_of(&mut self, fee: &Fee) -> &mut Account {
         let open = self.open.entry(fee.id);
@@ -171,11 +180,12 @@ impl Accounts {
         let parts = account.pay_back();
         let refund = (!parts.is_empty()).then(|| (account.fee.clone(), parts));
         let waits = account.can_report() && !account.is_urgent();
+        let to_report = &mut self.to_report[account.fee.part.number()];
         let listed = (account.fee.charge.key.clone(), id);
         if account.is_urgent() {
-            self.to_report.insert(listed);
+            to_report.insert(listed);
         } else if !account.can_report() {
-            self.to_report.remove(&listed);
+            to_report.remove(&listed);
         }
         if account.is_over() {
             self.open.remove(&id);
@@ -206,19 +216,20 @@ impl Accounts {
         self.report_at = None;
         for id in mem::take(&mut self.spending) {
             if let Some(account) = self.open.get(&id) {
-                self.to_report.insert((account.fee.charge.key.clone(), id));
+                let Fee { part, charge, .. } = &account.fee;
+                self.to_report[part.number()].insert((charge.key.clone(), id));
             }
         }
     }
 
-    /// The key of the next report's rate.
-    pub(crate) fn next_key(&self) -> Option<&Arc<str>> {
-        self.to_report.first().map(|(key, _)| key)
+    /// The key of the rate of the next report to this part.
+    pub(crate) fn next_key(&self, part: Part) -> Option<&Arc<str>> {
+        self.to_report[part.number()].first().map(|(key, _)| key)
     }
 
-    /// Takes the account of the next report.
-    pub(crate) fn next(&mut self) -> Option<AccountId> {
-        self.to_report.pop_first().map(|(_, id)| id)
+    /// Takes the account of the next report to this part.
+    pub(crate) fn next(&mut self, part: Part) -> Option<AccountId> {
+        self.to_report[part.number()].pop_first().map(|(_, id)| id)
     }
 
     pub(crate) fn len(&self) -> usize {

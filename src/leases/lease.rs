@@ -18,29 +18,13 @@ use super::{
 use crate::{
     error::LostErrorKind,
     ledger::Seq,
-    part::Part,
     sync::{AtomicBool, AtomicU64, Notify, Ordering, assert_unlocked},
 };
-
-/// The number of a keeper within its limiter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KeeperId(pub u32);
 
 /// The number of a queue within its keeper. The number of a dropped queue is reused. No process has room for 2^32
 /// queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueId(pub u32);
-
-impl KeeperId {
-    /// The keeper of a part of a cluster.
-    pub(crate) fn of(part: Part) -> Self {
-        Self(part.number() as u32)
-    }
-
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize
-    }
-}
 
 impl QueueId {
     pub(crate) fn of_index(index: usize) -> Self {
@@ -98,7 +82,6 @@ pub(crate) trait Recycle: Send + Sync {
 ///
 /// [`Tenure::is_current`]: super::tenure::Tenure::is_current
 pub(crate) struct Lease {
-    pub(crate) keeper: KeeperId,
     pub(crate) queue: QueueId,
     /// Its name in the ledger. It changes while the request waits: a name whose fate is unknown is never reused.
     seq: AtomicU64,
@@ -122,14 +105,12 @@ pub(crate) struct Lease {
 
 impl Lease {
     pub(crate) fn new(
-        keeper: KeeperId,
         queue: QueueId,
         seq: Seq,
         epoch: Instant,
         pool: Option<Arc<dyn Recycle>>,
     ) -> Self {
         Self {
-            keeper,
             queue,
             seq: AtomicU64::new(seq),
             epoch,

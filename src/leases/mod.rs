@@ -32,7 +32,7 @@ pub(crate) use self::{
     bounded::{BoundedPermits, Bounds},
     clock::{StoreClock, local_deadline},
     label::Label,
-    lease::{KeeperId, Lease, QueueId},
+    lease::{Lease, QueueId},
     pool::{Pool, RIGHT},
     tenure::{Leases, Tenure},
 };

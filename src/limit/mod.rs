@@ -16,6 +16,6 @@ pub use self::{
 };
 pub use crate::ranges::{MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, MAX_WEIGHT};
 
-/// The number of a limit in its limiter, the same in all keepers of the limiter.
+/// The number of a limit in its limiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LimitId(pub usize);

@@ -147,7 +147,7 @@ impl OperatorBuilder {
         let settings = LimiterBuilder::default()
             .namespace(&self.namespace)
             .store_timeout(self.store_timeout)
-            .settings(None)?;
+            .settings(target.layout())?;
         if Handle::try_current().is_err() {
             return Err(refused(ConnectError::NoRuntime));
         }

@@ -17,7 +17,7 @@ use super::{
     wire::{Answer, Applied, Body, Of, Question, RevokeOrder, VERSION},
 };
 use crate::{
-    keeper::Keepers, key::Key, leases::Label, operable::MAX_REFUSALS, overrides::KeyDigest,
+    keeper::KeeperHandle, key::Key, leases::Label, operable::MAX_REFUSALS, overrides::KeyDigest,
 };
 
 /// Maximum size of an answer, in bytes.
@@ -27,11 +27,9 @@ const HEADER: usize = 1_024;
 
 /// Answers for one process.
 pub(super) struct Desk {
-    pub(super) keepers: Weak<Keepers>,
-    /// One id for all parts of a cluster.
+    pub(super) keeper: Weak<KeeperHandle>,
     replica: String,
     label: String,
-    parts: Vec<String>,
     shows_keys: bool,
     since: Instant,
     /// The record of overrides, as last read by this process.
@@ -39,11 +37,10 @@ pub(super) struct Desk {
 }
 
 impl Desk {
-    pub(super) fn new(keepers: &Arc<Keepers>, label: String, shows_keys: bool) -> Self {
+    pub(super) fn new(keeper: &Arc<KeeperHandle>, label: String, shows_keys: bool) -> Self {
         Self {
-            replica: keepers.replica().text(),
-            keepers: Arc::downgrade(keepers),
-            parts: keepers.replicas().skip(1).map(|part| part.text()).collect(),
+            replica: keeper.replica().text(),
+            keeper: Arc::downgrade(keeper),
             label,
             shows_keys,
             since: Instant::now(),
@@ -61,13 +58,13 @@ impl Desk {
 
     /// `None` if the limiter is gone or the question has no answer here.
     pub(super) async fn answer(&self, number: u64, question: &Question) -> Option<Answer> {
-        let keepers = self.keepers.upgrade()?;
+        let keeper = self.keeper.upgrade()?;
         let (body, left_out) = match question {
-            Question::Replicas => (Body::Replicas(vec![self.itself(&keepers)]), 0),
-            Question::Limits => fitting(Body::Limits, Some((limits(&keepers).await, 0))),
-            Question::Permits(of) => fitting(Body::Permits, self.permits(&keepers, of).await),
-            Question::Keys(of) => fitting(Body::Keys, self.keys(&keepers, of).await),
-            Question::Refusals(of) => fitting(Body::Refusals, self.refusals(&keepers, of)),
+            Question::Replicas => (Body::Replicas(vec![self.itself(&keeper)]), 0),
+            Question::Limits => fitting(Body::Limits, Some((limits(&keeper).await, 0))),
+            Question::Permits(of) => fitting(Body::Permits, self.permits(&keeper, of).await),
+            Question::Keys(of) => fitting(Body::Keys, self.keys(&keeper, of).await),
+            Question::Refusals(of) => fitting(Body::Refusals, self.refusals(&keeper, of)),
             Question::Overrides(_) => {
                 let record = self.record.get();
                 let token = record.and_then(|record| record.token());
@@ -77,7 +74,7 @@ impl Desk {
                 fitting(applied, unrecorded)
             }
             Question::Revoke(order) => {
-                let revoked = self.revoke(&keepers, order).await;
+                let revoked = self.revoke(&keeper, order).await;
                 fitting(Body::Permits, Some((revoked, 0)))
             }
             Question::ReadAgain => return None,
@@ -99,15 +96,14 @@ impl Desk {
             number,
             replica: self.replica.clone(),
             label: self.label.clone(),
-            parts: self.parts.clone(),
             left_out: 0,
             body,
         }
     }
 
-    fn itself(&self, keepers: &Keepers) -> ReplicaRow {
-        let status = keepers.status();
-        let (lease, waiter_ttl) = keepers.lease_and_waiter_ttl();
+    fn itself(&self, keeper: &KeeperHandle) -> ReplicaRow {
+        let status = keeper.status();
+        let (lease, waiter_ttl) = keeper.lease_and_waiter_ttl();
         ReplicaRow {
             replica: self.replica.clone(),
             label: self.label.clone(),
@@ -146,9 +142,9 @@ impl Desk {
     }
 
     /// `None` if the limit is unknown, as in the following functions.
-    async fn permits(&self, keepers: &Keepers, of: &Of) -> Option<(Vec<PermitRow>, u64)> {
-        let which = Which::new(keepers.limit_id(&of.limit)?, of);
-        let (seen, left_out) = walk::permits(keepers, &which).await;
+    async fn permits(&self, keeper: &KeeperHandle, of: &Of) -> Option<(Vec<PermitRow>, u64)> {
+        let which = Which::new(keeper.limit_id(&of.limit)?, of);
+        let (seen, left_out) = walk::permits(keeper, &which).await;
         let row = |seen: SeenPermit| {
             let state = match seen.entry.waits {
                 true => PermitState::Waiting,
@@ -162,10 +158,10 @@ impl Desk {
         Some((seen.into_iter().map(row).collect(), left_out))
     }
 
-    async fn revoke(&self, keepers: &Keepers, order: &RevokeOrder) -> Vec<PermitRow> {
+    async fn revoke(&self, keeper: &KeeperHandle, order: &RevokeOrder) -> Vec<PermitRow> {
         let (which, only) = match &order.whose {
             Revocation::Permit(id) => (Which::All, Some(*id)),
-            Revocation::Key { limit, key } => match keepers.limit_id(limit) {
+            Revocation::Key { limit, key } => match keeper.limit_id(limit) {
                 Some(number) => {
                     let (limit, key) = (limit.clone(), Some(*key));
                     (Which::new(number, &Of { limit, key }), None)
@@ -175,7 +171,7 @@ impl Desk {
             Revocation::Replica(id) if *id == self.replica => (Which::All, None),
             Revocation::Replica(_) => return Vec::new(),
         };
-        let revoked = revoke(keepers, &which, only).await;
+        let revoked = revoke(keeper, &which, only).await;
         if !revoked.is_empty() {
             tracing::warn!(
                 replica = self.label,
@@ -186,7 +182,7 @@ impl Desk {
                 "an operator has revoked permits"
             );
         }
-        let limits = keepers.limits();
+        let limits = keeper.limits();
         let rows = revoked.into_iter().map(|(seen, state)| {
             let limit = limits[seen.limit.0].limit.name();
             tracing::debug!(limit, id = %seen.entry.id, ?state, "revoked");
@@ -198,9 +194,9 @@ impl Desk {
         rows.collect()
     }
 
-    async fn keys(&self, keepers: &Keepers, of: &Of) -> Option<(Vec<KeyRow>, u64)> {
-        let which = Which::new(keepers.limit_id(&of.limit)?, of);
-        let (seen, left_out) = walk::keys(keepers, &which).await;
+    async fn keys(&self, keeper: &KeeperHandle, of: &Of) -> Option<(Vec<KeyRow>, u64)> {
+        let which = Which::new(keeper.limit_id(&of.limit)?, of);
+        let (seen, left_out) = walk::keys(keeper, &which).await;
         let now = Instant::now();
         let rows = seen.into_iter().map(|sum| KeyRow {
             limit: String::new(),
@@ -222,9 +218,9 @@ impl Desk {
     }
 
     /// Newest first.
-    fn refusals(&self, keepers: &Keepers, of: &Of) -> Option<(Vec<RefusalRow>, u64)> {
+    fn refusals(&self, keeper: &KeeperHandle, of: &Of) -> Option<(Vec<RefusalRow>, u64)> {
         let now = Instant::now();
-        let mut notes = keepers.refusals(keepers.limit_id(&of.limit)?);
+        let mut notes = keeper.refusals(keeper.limit_id(&of.limit)?);
         notes.sort_by_key(|note| Reverse(note.at));
         let rows = notes.into_iter().map(|note| {
             let key = note.key.as_ref();
@@ -248,10 +244,10 @@ impl Desk {
     }
 }
 
-async fn limits(keepers: &Keepers) -> Vec<LimitRow> {
-    let mut counts = walk::limits(keepers).await;
+async fn limits(keeper: &KeeperHandle) -> Vec<LimitRow> {
+    let mut counts = walk::limits(keeper).await;
     let now = Instant::now();
-    let limits = keepers.limits();
+    let limits = keeper.limits();
     counts.resize(limits.len(), LimitCount::default());
     let rows = limits.into_iter().zip(counts);
     rows.map(|(look, count)| {

@@ -13,7 +13,7 @@ use super::{
     record::{Reading, change, read},
 };
 use crate::{
-    keeper::Keepers,
+    keeper::KeeperHandle,
     overrides::{Change, ChangeNote, Changed, Outlasting, Record, Token, What},
     store::redis::control::ControlConnection,
 };
@@ -42,21 +42,21 @@ struct Followed {
 impl Hook for Follower {
     fn read_again<'a>(
         &'a self,
-        keepers: &'a Keepers,
+        keeper: &'a KeeperHandle,
         control: &'a ControlConnection,
         names: &'a Names,
     ) -> BoxFuture<'a, ()> {
         async move {
             let reading = read(control, names).await;
             let (fault, lost) = match reading {
-                Ok(reading) => self.take(keepers, reading),
+                Ok(reading) => self.take(keeper, reading),
                 // The next connection reads the record again.
                 Err(error) if error.is_outage() => return,
                 // The overrides in force stay until they end.
                 Err(error) => (Some(error.message), None),
             };
             let not_written = match lost {
-                Some(lost) => self.write_back(keepers, control, names, &lost).await,
+                Some(lost) => self.write_back(keeper, control, names, &lost).await,
                 None => None,
             };
             self.report(fault.or(not_written));
@@ -88,7 +88,7 @@ impl Follower {
     /// with its lost part, if any.
     fn take(
         &self,
-        keepers: &Keepers,
+        keeper: &KeeperHandle,
         Reading { mut record, since }: Reading,
     ) -> (Option<String>, Option<Record>) {
         let count = record.faults.len();
@@ -99,14 +99,14 @@ impl Follower {
         followed.record = record.clone();
         let in_force = record.in_force_with(since, &mut followed.in_force);
         drop(followed);
-        keepers.steer(in_force);
+        keeper.steer(in_force);
         (fault, (!record.lost().entries.is_empty()).then_some(record))
     }
 
     /// Restores the lost part, unless another replica knew more and was faster. Returns why this failed.
     async fn write_back(
         &self,
-        keepers: &Keepers,
+        keeper: &KeeperHandle,
         control: &ControlConnection,
         names: &Names,
         lost: &Record,
@@ -126,7 +126,7 @@ impl Follower {
             Ok(Changed::Full) => Some("the store has lost some, and has others now".to_owned()),
             Ok(changed) => {
                 if let Ok(reading) = read(control, names).await {
-                    self.take(keepers, reading);
+                    self.take(keeper, reading);
                 }
                 if changed == Changed::Done {
                     tracing::info!(
@@ -184,7 +184,7 @@ mod tests {
         server: RedisServer,
         control: ControlConnection,
         names: Names,
-        keepers: Arc<Keepers>,
+        keeper: Arc<KeeperHandle>,
         chat: Semaphore,
         followed: Follower,
     }
@@ -198,7 +198,7 @@ mod tests {
             Self {
                 control: ControlConnection::new(&target, Duration::from_secs(2), inbox),
                 names: Names::new("turnstile", 0),
-                keepers: limiter.keepers().clone(),
+                keeper: limiter.keeper().clone(),
                 chat: limiter.semaphore(&CHAT, "acme"),
                 followed: Follower::new("web-0"),
                 server,
@@ -206,10 +206,8 @@ mod tests {
         }
 
         async fn follow(&mut self) {
-            let (keepers, control) = (&self.keepers, &self.control);
-            self.followed
-                .read_again(keepers, control, &self.names)
-                .await;
+            let (keeper, control) = (&self.keeper, &self.control);
+            self.followed.read_again(keeper, control, &self.names).await;
         }
 
         async fn set(&mut self, setting: Setting, length: Duration) {
@@ -358,7 +356,7 @@ mod tests {
         assert!(error.retry_after().expect("an end") > HOUR - Duration::from_secs(60));
         let record = Record::default();
         scene
-            .keepers
+            .keeper
             .steer(record.in_force(tokio::time::Instant::now()));
         drop(scene.chat.acquire().await.expect("a free slot"));
     }

@@ -5,7 +5,7 @@ use futures_util::future::BoxFuture;
 #[cfg(feature = "redis")]
 use super::names::Names;
 #[cfg(feature = "redis")]
-use crate::{keeper::Keepers, store::redis::control::ControlConnection};
+use crate::{keeper::KeeperHandle, store::redis::control::ControlConnection};
 
 /// The record as followed by a replica.
 pub(crate) trait Hook: Send + Sync {
@@ -14,7 +14,7 @@ pub(crate) trait Hook: Send + Sync {
     #[cfg(feature = "redis")]
     fn read_again<'a>(
         &'a self,
-        keepers: &'a Keepers,
+        keeper: &'a KeeperHandle,
         control: &'a ControlConnection,
         names: &'a Names,
     ) -> BoxFuture<'a, ()>;

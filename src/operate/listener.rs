@@ -93,12 +93,12 @@ pub(crate) async fn listen(
         db,
     } = link;
     let identity = limiter.identity();
-    let desk = Desk::new(limiter.keepers(), identity.label(), identity.shows_keys);
+    let desk = Desk::new(limiter.keeper(), identity.label(), identity.shows_keys);
     let names = Names::new(namespace, db);
     let follower = Arc::new(Follower::new(desk.label()));
     if is_reached {
         follower
-            .read_again(limiter.keepers(), &control, &names)
+            .read_again(limiter.keeper(), &control, &names)
             .await;
     }
     let _ = desk.record.set(follower);
@@ -117,7 +117,7 @@ pub(crate) async fn listen(
         listener.run_on(&runtime);
     }
     let listener: Arc<dyn ControlTask> = Arc::new(listener);
-    limiter.keepers().set_control_task(&listener);
+    limiter.keeper().set_control_task(&listener);
 }
 
 impl ControlTask for Listener {
@@ -260,9 +260,8 @@ impl Shared {
     }
 
     async fn read_record(&self) {
-        if let (Some(record), Some(keepers)) = (self.desk.record.get(), self.desk.keepers.upgrade())
-        {
-            let read = record.read_again(&keepers, &self.control, &self.names);
+        if let (Some(record), Some(keeper)) = (self.desk.record.get(), self.desk.keeper.upgrade()) {
+            let read = record.read_again(&keeper, &self.control, &self.names);
             read.await;
         }
     }

@@ -29,12 +29,8 @@ impl Collected {
     /// Counts replicas as missing if they hold slots but did not answer. Returns the number of their slots.
     #[cfg(feature = "redis")]
     pub(super) fn miss(&mut self, holders: BTreeMap<String, u32>) -> usize {
-        let ids = |answer: &Answer| {
-            let mut ids = answer.parts.clone();
-            ids.push(answer.replica.clone());
-            ids
-        };
-        let known: HashSet<String> = self.answers.iter().flat_map(ids).collect();
+        let ids = self.answers.iter().map(|answer| &answer.replica);
+        let known: HashSet<String> = ids.cloned().collect();
         let others = holders.into_iter().filter(|(id, _)| !known.contains(id));
         let mut held = 0;
         for (id, units) in others {

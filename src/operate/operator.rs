@@ -51,7 +51,7 @@ impl Limiter {
     /// [`Operator::connect`](crate::operate::Operator).
     pub fn operator(&self) -> Operator {
         let identity = self.identity();
-        let desk = Desk::new(self.keepers(), identity.label(), identity.shows_keys);
+        let desk = Desk::new(self.keeper(), identity.label(), identity.shows_keys);
         Operator(Access::Here(desk))
     }
 }

@@ -14,7 +14,7 @@ use super::{
     answer::PermitState,
     walk::{SeenPermit, Which, walk},
 };
-use crate::{keeper::Keepers, permit_id::PermitId};
+use crate::{keeper::KeeperHandle, permit_id::PermitId};
 
 /// How long a replica waits for revoked permits to end before it answers.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -23,12 +23,12 @@ const FIRST_LOOK: Duration = Duration::from_millis(1);
 /// Revokes the selected permits in this process, or only some of them, and returns the state of each, running ones
 /// first.
 pub(super) async fn revoke(
-    keepers: &Keepers,
+    keeper: &KeeperHandle,
     which: &Which,
     only: Option<PermitId>,
 ) -> Vec<(SeenPermit, PermitState)> {
     let is_meant = |id| only.is_none_or(|only| only == id);
-    let held = holders(keepers, which, is_meant).await;
+    let held = holders(keeper, which, is_meant).await;
     for SeenPermit { entry, .. } in &held {
         entry.lease.revoke(entry.id.tenure());
         entry.lease.wake_watchers();
@@ -39,7 +39,7 @@ pub(super) async fn revoke(
         while !remaining.is_empty() {
             sleep(pause).await;
             pause *= 2;
-            let still = holders(keepers, which, |id| remaining.contains(&id)).await;
+            let still = holders(keeper, which, |id| remaining.contains(&id)).await;
             remaining = still.into_iter().map(|one| one.entry.id).collect();
         }
     };
@@ -58,12 +58,12 @@ pub(super) async fn revoke(
 }
 
 async fn holders(
-    keepers: &Keepers,
+    keeper: &KeeperHandle,
     which: &Which,
     is_meant: impl Fn(PermitId) -> bool,
 ) -> Vec<SeenPermit> {
     let mut held = Vec::new();
-    walk(keepers, which, |queue, entry| {
+    walk(keeper, which, |queue, entry| {
         let entry = entry.filter(|entry| !entry.waits && is_meant(entry.id));
         held.extend(entry.map(|entry| SeenPermit::new(queue, entry)));
     })

@@ -18,7 +18,7 @@ use super::{
     wire::{Question, Seen},
 };
 use crate::{
-    keeper::Keepers,
+    keeper::KeeperHandle,
     overrides::{Change, Changed, Override, Record},
 };
 
@@ -86,7 +86,7 @@ impl Operator {
     /// Reads the record.
     pub(super) async fn record(&self) -> Result<Record, OperateError> {
         match self.access() {
-            Access::Here(desk) => here(desk, |keepers| Some(keepers.local_record()?.read())),
+            Access::Here(desk) => here(desk, |keeper| Some(keeper.local_record()?.read())),
             #[cfg(feature = "redis")]
             Access::Store(remote) => Ok(record::read(&remote.control, &remote.names).await?.record),
         }
@@ -197,7 +197,7 @@ impl Operator {
     /// Cancel safe: nothing is changed.
     pub async fn log(&self) -> Result<Vec<LogEntry>, OperateError> {
         let log = match self.access() {
-            Access::Here(desk) => here(desk, |keepers| Some(keepers.local_record()?.log()))?,
+            Access::Here(desk) => here(desk, |keeper| Some(keeper.local_record()?.log()))?,
             #[cfg(feature = "redis")]
             Access::Store(remote) => record::log(&remote.control, &remote.names).await?,
         };
@@ -208,7 +208,7 @@ impl Operator {
     #[cfg(feature = "admin")]
     pub(crate) fn has_record(&self) -> bool {
         match self.access() {
-            Access::Here(desk) => here(desk, |keepers| keepers.local_record().map(|_| ())).is_ok(),
+            Access::Here(desk) => here(desk, |keeper| keeper.local_record().map(|_| ())).is_ok(),
             #[cfg(feature = "redis")]
             Access::Store(_) => true,
         }
@@ -226,7 +226,7 @@ impl Operator {
     /// Writes a change to the record.
     pub(super) async fn write(&self, change: &Change) -> Result<Changed, OperateError> {
         match self.access() {
-            Access::Here(desk) => here(desk, |keepers| change_here(keepers, change)),
+            Access::Here(desk) => here(desk, |keeper| change_here(keeper, change)),
             #[cfg(feature = "redis")]
             Access::Store(remote) => {
                 Ok(record::change(&remote.control, &remote.names, change).await?)
@@ -252,9 +252,9 @@ fn done(changed: Changed) -> Result<(), OperateError> {
 }
 
 /// Uses the record of this process.
-fn here<T>(desk: &Desk, work: impl FnOnce(&Keepers) -> Option<T>) -> Result<T, OperateError> {
-    let keepers = desk.keepers.upgrade().ok_or_else(gone)?;
-    work(&keepers).ok_or_else(|| {
+fn here<T>(desk: &Desk, work: impl FnOnce(&KeeperHandle) -> Option<T>) -> Result<T, OperateError> {
+    let keeper = desk.keeper.upgrade().ok_or_else(gone)?;
+    work(&keeper).ok_or_else(|| {
         OperateError::new(
             OperateErrorKind::NoStore,
             "the limiter has a store: connect the operator to that",
@@ -262,13 +262,13 @@ fn here<T>(desk: &Desk, work: impl FnOnce(&Keepers) -> Option<T>) -> Result<T, O
     })
 }
 
-fn change_here(keepers: &Keepers, change: &Change) -> Option<Changed> {
-    let local = keepers.local_record()?;
+fn change_here(keeper: &KeeperHandle, change: &Change) -> Option<Changed> {
+    let local = keeper.local_record()?;
     let changed = local.change(change);
     // Of simultaneous changes, the last one recorded must also be applied last.
     loop {
         let record = local.read();
-        keepers.steer(record.in_force(Instant::now()));
+        keeper.steer(record.in_force(Instant::now()));
         if local.read().latest == record.latest {
             return Some(changed);
         }

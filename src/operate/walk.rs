@@ -11,7 +11,7 @@ use tokio::{task::yield_now, time::Instant};
 
 use super::wire::Of;
 use crate::{
-    keeper::Keepers,
+    keeper::KeeperHandle,
     key::Key,
     leases::Lease,
     ledger::{MemberId, ReplicaId, weight_of},
@@ -151,34 +151,32 @@ impl Visitor for Look<'_> {
 
 /// Passes each selected queue to `fold` once, and then each of its entries.
 pub(super) async fn walk(
-    keepers: &Keepers,
+    keeper: &KeeperHandle,
     which: &Which,
     mut fold: impl FnMut(&SeenQueue, Option<SeenEntry>),
 ) {
     let mut last: Option<SeenQueue> = None;
-    for (keeper, replica) in keepers.replicas().enumerate() {
-        // Nothing is allocated under the lock.
-        let mut look = Look {
-            which,
-            replica,
-            seen: Vec::with_capacity(LOOK + 1),
-        };
-        let mut from = Some(Cursor::default());
-        while let Some(cursor) = from {
-            from = keepers.look(keeper, cursor, &mut look);
-            for seen in look.seen.drain(..) {
-                match (seen, &last) {
-                    (Seen::Entry(entry), Some(queue)) => fold(queue, Some(entry)),
-                    (Seen::Entry(_), None) => {}
-                    // A queue left in the middle by a look is visited again.
-                    (Seen::Queue(queue), Some(last))
-                        if queue.budget.is_none()
-                            && (queue.limit, &queue.key) == (last.limit, &last.key) => {}
-                    (Seen::Queue(queue), _) => fold(last.insert(queue), None),
-                }
+    // Nothing is allocated under the lock.
+    let mut look = Look {
+        which,
+        replica: keeper.replica(),
+        seen: Vec::with_capacity(LOOK + 1),
+    };
+    let mut from = Some(Cursor::default());
+    while let Some(cursor) = from {
+        from = keeper.look(cursor, &mut look);
+        for seen in look.seen.drain(..) {
+            match (seen, &last) {
+                (Seen::Entry(entry), Some(queue)) => fold(queue, Some(entry)),
+                (Seen::Entry(_), None) => {}
+                // A queue left in the middle by a look is visited again.
+                (Seen::Queue(queue), Some(last))
+                    if queue.budget.is_none()
+                        && (queue.limit, &queue.key) == (last.limit, &last.key) => {}
+                (Seen::Queue(queue), _) => fold(last.insert(queue), None),
             }
-            yield_now().await;
         }
+        yield_now().await;
     }
 }
 
@@ -236,12 +234,12 @@ impl SeenPermit {
 }
 
 /// The oldest permits and requests, oldest first, and the number of the others.
-pub(super) async fn permits(keepers: &Keepers, which: &Which) -> (Vec<SeenPermit>, u64) {
+pub(super) async fn permits(keeper: &KeeperHandle, which: &Which) -> (Vec<SeenPermit>, u64) {
     let mut top = Top::new(|permit: &SeenPermit| {
         let SeenEntry { since, id, .. } = permit.entry;
         (since, id.member().seq)
     });
-    walk(keepers, which, |queue, entry| {
+    walk(keeper, which, |queue, entry| {
         if let Some(entry) = entry {
             top.add(SeenPermit::new(queue, entry));
         }
@@ -280,7 +278,7 @@ pub(super) struct KeySum {
 }
 
 /// The keys in use, longest queues first; for a rate, smallest remaining budget first. And the number of the others.
-pub(super) async fn keys(keepers: &Keepers, which: &Which) -> (Vec<KeySum>, u64) {
+pub(super) async fn keys(keeper: &KeeperHandle, which: &Which) -> (Vec<KeySum>, u64) {
     let mut top = Top::new(|sum: &KeySum| {
         let Count { held, waiting, .. } = sum.count;
         let left = sum.budget.as_ref().map(|budget| budget.remaining);
@@ -292,7 +290,7 @@ pub(super) async fn keys(keepers: &Keepers, which: &Which) -> (Vec<KeySum>, u64)
         sum.count.held + sum.count.waiting > 0 || sum.budget.as_ref().is_some_and(shows)
     };
     let mut last: Option<KeySum> = None;
-    walk(keepers, which, |queue, entry| match (entry, &mut last) {
+    walk(keeper, which, |queue, entry| match (entry, &mut last) {
         (Some(entry), Some(sum)) => sum.count.add(&entry),
         _ => {
             let next = KeySum {
@@ -338,9 +336,9 @@ impl LimitCount {
 }
 
 /// All limits that have queues or keys, by id.
-pub(super) async fn limits(keepers: &Keepers) -> Vec<LimitCount> {
+pub(super) async fn limits(keeper: &KeeperHandle) -> Vec<LimitCount> {
     let mut all: Vec<LimitCount> = Vec::new();
-    walk(keepers, &Which::All, |queue, entry| {
+    walk(keeper, &Which::All, |queue, entry| {
         let id = queue.limit.0;
         if all.len() <= id {
             all.resize(id + 1, LimitCount::default());
@@ -403,11 +401,11 @@ mod tests {
         for keys in [1, PERMITS] {
             let limiter = Limiter::in_memory();
             let _held = held(&limiter, keys).await;
-            let keepers = limiter.keepers();
+            let keeper = limiter.keeper();
             let (mut from, mut entries) = (Some(Cursor::default()), 0);
             while let Some(cursor) = from {
                 let mut passed = Passed::default();
-                from = keepers.look(0, cursor, &mut passed);
+                from = keeper.look(cursor, &mut passed);
                 assert!(passed.0 <= LOOK + 1, "and the queue that it is in");
                 entries += passed.0;
             }
@@ -417,17 +415,17 @@ mod tests {
 
     /// The median time of a look under the lock.
     fn look_time(limiter: &Limiter, which: &Which) -> Duration {
-        let keepers = limiter.keepers();
+        let keeper = limiter.keeper();
         let (mut from, mut times) = (Some(Cursor::default()), Vec::new());
         while let Some(cursor) = from {
-            let (replica, seen) = (keepers.replica(), Vec::with_capacity(LOOK + 1));
+            let (replica, seen) = (keeper.replica(), Vec::with_capacity(LOOK + 1));
             let mut look = Look {
                 which,
                 replica,
                 seen,
             };
             let start = Instant::now();
-            from = keepers.look(0, cursor, &mut look);
+            from = keeper.look(cursor, &mut look);
             times.push(start.elapsed());
         }
         times.sort();
@@ -453,7 +451,7 @@ mod tests {
     }
 
     fn limit_id(limiter: &Limiter) -> LimitId {
-        let keepers = limiter.keepers();
-        keepers.limit_id("many").expect("it is in use")
+        let keeper = limiter.keeper();
+        keeper.limit_id("many").expect("it is in use")
     }
 }

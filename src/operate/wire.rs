@@ -78,9 +78,6 @@ pub(super) struct Answer {
     pub number: u64,
     pub replica: String,
     pub label: String,
-    /// In a cluster: this replica's ids in all parts.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub parts: Vec<String>,
     #[serde(default, skip_serializing_if = "is_zero")]
     pub left_out: u64,
     pub body: Body,

@@ -21,7 +21,10 @@ use tokio::{
     time::Instant,
 };
 
-use crate::ledger::{Exchange, LedgerError, Reply, Wake};
+use crate::{
+    ledger::{Exchange, LedgerError, Reply, Wake},
+    part::Part,
+};
 
 /// How long a session may stay unused. After a longer time a firewall may have dropped its connection, and the first
 /// request would wait in vain.
@@ -29,8 +32,8 @@ const FRESH: Duration = Duration::from_secs(10);
 
 /// Opens sessions, and keeps what they learn about the servers for later sessions.
 pub(crate) trait Store: Send + Sync + 'static {
-    /// A session that has not connected yet.
-    fn open(&self) -> Box<dyn Session>;
+    /// A session with this part of the store. It has not connected yet.
+    fn open(&self, part: Part) -> Box<dyn Session>;
 }
 
 /// The connections of one driver.

@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -144,37 +143,34 @@ pub(crate) enum Cause {
 
 pub(crate) const CAUSES: usize = 4;
 
-/// Store failures that were logged. Shared by the keepers of a cluster's parts: the first failing part is logged for
-/// all of them, and so is the last part to recover.
-///
-/// One word, with a bit for each cause and part, so that exactly one of several threads finds its change to be the
-/// first or the last.
+/// Failures of the store's parts that were logged: the first part to fail speaks for all of them, and so does the last
+/// to recover. A bit for each cause and part.
 #[derive(Debug, Default)]
-pub(crate) struct StoreNews(AtomicU64);
+pub(crate) struct StoreNews(u64);
 
 const _: () = assert!(CAUSES * PARTS <= 64);
 
 impl StoreNews {
     /// Marks a part as failed. Returns whether no part had failed before for this cause.
-    pub(crate) fn begins(&self, cause: Cause, part: Option<Part>) -> bool {
+    pub(crate) fn begins(&mut self, cause: Cause, part: Part) -> bool {
         let all = ((1 << PARTS) - 1) << (cause as usize * PARTS);
-        let before = self
-            .0
-            .fetch_or(bit(cause as usize, part), Ordering::Relaxed);
-        before & all == 0
+        let is_first = self.0 & all == 0;
+        self.0 |= bit(cause as usize, part);
+        is_first
     }
 
     /// Marks a part as recovered. Returns whether this was the last failed part.
-    pub(crate) fn ends(&self, part: Option<Part>) -> bool {
+    pub(crate) fn ends(&mut self, part: Part) -> bool {
         let causes = (0..CAUSES).map(|cause| bit(cause, part));
         let own = causes.fold(0, |all, bit| all | bit);
-        let before = self.0.fetch_and(!own, Ordering::Relaxed);
-        before != 0 && before & !own == 0
+        let had_failed = self.0 != 0;
+        self.0 &= !own;
+        had_failed && self.0 == 0
     }
 }
 
-fn bit(cause: usize, part: Option<Part>) -> u64 {
-    1 << (cause * PARTS + part.map_or(0, Part::number))
+fn bit(cause: usize, part: Part) -> u64 {
+    1 << (cause * PARTS + part.number())
 }
 
 #[cfg(test)]
@@ -183,17 +179,12 @@ mod tests {
 
     #[test]
     fn the_first_part_that_fails_and_the_last_that_recovers_are_news() {
-        let news = StoreNews::default();
-        let parts = Part::all().map(Some);
-        let began = { parts.clone() }.filter(|part| news.begins(Cause::Outage, *part));
-        assert_eq!(began.collect::<Vec<_>>(), [Some(Part::of(0))]);
-        assert!(
-            news.begins(Cause::Refusal, Some(Part::of(15))),
-            "another cause"
-        );
-        let ended = parts.rev().filter(|part| news.ends(*part));
-        assert_eq!(ended.collect::<Vec<_>>(), [Some(Part::of(0))]);
-        assert!(!news.ends(None), "nothing was wrong");
-        assert!(news.begins(Cause::Outage, None) && news.ends(None));
+        let mut news = StoreNews::default();
+        let began = Part::all().filter(|part| news.begins(Cause::Outage, *part));
+        assert_eq!(began.collect::<Vec<_>>(), [Part::of(0)]);
+        assert!(news.begins(Cause::Refusal, Part::of(15)), "another cause");
+        let ended = Part::all().rev().filter(|part| news.ends(*part));
+        assert_eq!(ended.collect::<Vec<_>>(), [Part::of(0)]);
+        assert!(!news.ends(Part::of(0)), "nothing was wrong");
     }
 }

@@ -25,7 +25,7 @@ pub(crate) enum StoreState {
 #[derive(Clone, Debug)]
 pub(crate) struct StoreMeter {
     up: Gauge,
-    /// This part's share of the store, if the store has several parts.
+    /// A part's share of the store, if the store has several parts.
     share: Option<f64>,
     seconds: Histogram,
     /// By outcome: answered, or a [`Failure`].
@@ -35,17 +35,17 @@ pub(crate) struct StoreMeter {
 }
 
 impl StoreMeter {
-    /// The store counts as up until it is found to be down.
+    /// The store counts as up until it is found to be down, each part for its share.
     ///
-    /// `share`: this part's share of the store, if the store has several parts.
-    pub(crate) fn new(namespace: &str, share: Option<f64>) -> Self {
+    /// `parts`: the number of the store's parts.
+    pub(crate) fn new(namespace: &str, parts: usize) -> Self {
         let labels = [("namespace", namespace)];
         let with = |label, value| [labels[0], (label, value)];
         let outcome = |outcome| facade::counter(catalog::EXCHANGES, &with("outcome", outcome));
         let opened = |cause| facade::counter(catalog::BREAKER_OPENED, &with("cause", cause));
         let store = Self {
             up: facade::gauge(catalog::STORE_UP, &labels),
-            share,
+            share: (parts > 1).then(|| 1.0 / parts as f64),
             seconds: facade::histogram(catalog::EXCHANGE, &labels),
             exchanges: ["ok", "failed", "timed_out", "refused"].map(outcome),
             opened: ["outage", "refused"].map(opened),

@@ -28,14 +28,14 @@ struct Meters {
     _recorder: LocalRecorderGuard<'static>,
 }
 
-fn meters(shared: bool, share: Option<f64>) -> (Meters, Snapshotter) {
+fn meters(shared: bool, parts: usize) -> (Meters, Snapshotter) {
     let recorder: &'static _ = Box::leak(Box::new(DebuggingRecorder::new()));
     let snapshotter = recorder.snapshotter();
     let recorder = metrics::set_default_local_recorder(recorder);
     describe("shop");
     let meters = Meters {
         store: match shared {
-            true => StoreMeter::new("shop", share),
+            true => StoreMeter::new("shop", parts),
             false => StoreMeter::noop(),
         },
         chat: LimitMeter::new("shop", "chat"),
@@ -78,7 +78,7 @@ fn down(was_up: bool, refused: bool) -> StoreState {
 
 #[test]
 fn a_limit_has_a_name_for_each_of_its_handles() {
-    let (meters, snapshotter) = meters(false, None);
+    let (meters, snapshotter) = meters(false, 1);
     for measure in [
         Measure::Held(3.0),
         Measure::Held(-1.0),
@@ -110,7 +110,7 @@ fn a_limit_has_a_name_for_each_of_its_handles() {
 
 #[test]
 fn each_refusal_has_its_reason() {
-    let (meters, snapshotter) = meters(false, None);
+    let (meters, snapshotter) = meters(false, 1);
     for &kind in AcquireErrorKind::ALL {
         let reason = kind.as_str();
         meters.chat.note(Measure::Refused(kind));
@@ -124,7 +124,7 @@ fn each_refusal_has_its_reason() {
 
 #[test]
 fn each_end_has_its_reason() {
-    let (meters, snapshotter) = meters(false, None);
+    let (meters, snapshotter) = meters(false, 1);
     let chat = "namespace=shop,limit=chat";
     let held = format!("turnstile_hold_seconds{{{chat}}}");
     for &kind in LostErrorKind::ALL {
@@ -154,7 +154,7 @@ fn each_end_has_its_reason() {
 
 #[test]
 fn the_store_is_up_until_it_is_down() {
-    let (meters, snapshotter) = meters(true, None);
+    let (meters, snapshotter) = meters(true, 1);
     let store = meters.store.clone();
     let up = "turnstile_store_up{namespace=shop}";
     let opened = |cause| format!("turnstile_breaker_opened_total{{namespace=shop,cause={cause}}}");
@@ -170,7 +170,7 @@ fn the_store_is_up_until_it_is_down() {
 /// Each part of a cluster has its share of the gauge, however often it is found to be down.
 #[test]
 fn a_part_of_the_store_counts_for_its_share() {
-    let (meters, snapshotter) = meters(true, Some(0.25));
+    let (meters, snapshotter) = meters(true, 4);
     let (one, other) = (meters.store.clone(), meters.store.clone());
     one.is(down(true, false));
     one.is(down(false, true));
@@ -185,7 +185,7 @@ fn a_part_of_the_store_counts_for_its_share() {
 
 #[test]
 fn each_exchange_has_its_outcome() {
-    let (meters, snapshotter) = meters(true, None);
+    let (meters, snapshotter) = meters(true, 1);
     assert_recorded(&snapshotter, &[("turnstile_store_up{namespace=shop}", 1.0)]);
     for (outcome, expected) in [
         (None, "ok"),
@@ -207,7 +207,7 @@ fn each_exchange_has_its_outcome() {
 
 #[test]
 fn a_store_in_memory_is_not_measured() {
-    let (meters, snapshotter) = meters(false, None);
+    let (meters, snapshotter) = meters(false, 1);
     meters.store.is(StoreState::Up);
     meters.store.exchanged(None, Duration::ZERO);
     assert_recorded(&snapshotter, &[]);
@@ -282,7 +282,7 @@ fn a_limit_has_the_series_that_can_occur() {
             vec![&of_slots[..4], &["shadow_refusals_total full"]],
         ),
     ] {
-        let (meters, snapshotter) = meters(false, None);
+        let (meters, snapshotter) = meters(false, 1);
         assert_eq!(series(&snapshotter), [""; 0]);
         meters.chat.expect(&limit, has_store);
         let mut expected = expected.concat();
@@ -292,7 +292,7 @@ fn a_limit_has_the_series_that_can_occur() {
         expected.sort_unstable();
         assert_eq!(series(&snapshotter), expected, "{limit:?}, {has_store}");
     }
-    let (meters, snapshotter) = meters(false, None);
+    let (meters, snapshotter) = meters(false, 1);
     meters.chat.expect(&SLOTS.mode(Mode::Off), true);
     assert_eq!(series(&snapshotter), [""; 0]);
 }
@@ -301,7 +301,7 @@ fn a_limit_has_the_series_that_can_occur() {
 #[test]
 fn a_missing_recorder_is_noticed() {
     assert!(!facade::is_recording());
-    let (meters, _) = meters(false, None);
+    let (meters, _) = meters(false, 1);
     assert!(facade::is_recording());
     drop(meters);
     let without_size: Box<dyn metrics::Recorder> = Box::new(metrics::NoopRecorder);
@@ -314,7 +314,7 @@ fn a_missing_recorder_is_noticed() {
 /// The docs list every described metric, and every recorded metric is described.
 #[test]
 fn all_metrics_are_described() {
-    let (meters, snapshotter) = meters(true, None);
+    let (meters, snapshotter) = meters(true, 1);
     let limit = Limit::concurrent("chat", 1).wait_up_to(Duration::from_secs(1));
     for mode in [Mode::Enforce, Mode::Shadow] {
         meters.chat.expect(&limit.clone().mode(mode), true);

@@ -58,8 +58,9 @@ use self::{server::Server, session::Replica};
 use crate::{
     builder::{LimiterBuilder, refused},
     error::ConfigError,
-    keeper::{Keeper, Keepers},
+    keeper::{Keeper, KeeperHandle},
     limiter::Limiter,
+    part::Parts,
 };
 
 /// An in-process store that a test can slow down, disconnect and make forget. Clones share everything.
@@ -128,27 +129,21 @@ impl LimiterBuilder {
     ///
     /// Fails if a setting is out of range, or if the caller is not on a Tokio runtime with timers.
     pub async fn connect_to(self, store: &TestStore) -> Result<Limiter, ConfigError> {
-        let (home, settings) = (self.home()?, self.settings(None)?);
+        let (home, settings) = (self.home()?, self.settings(Parts::WHOLE)?);
         let replica = Replica::new(store.0.clone(), settings.replica);
         let keeper = Keeper::new(settings, Some(Arc::new(replica)), &home);
         keeper.greet().await.map_err(refused)?;
-        Ok(Limiter::new(Keepers::new(vec![keeper])))
+        Ok(Limiter::new(KeeperHandle::new(keeper)))
     }
 
-    /// Like [`connect_to`](Self::connect_to), with one keeper per part, as for a cluster.
+    /// Like [`connect_to`](Self::connect_to), in parts, like a cluster.
     #[cfg(test)]
     #[cfg_attr(not(all(feature = "metrics", feature = "operate")), allow(dead_code))]
     pub(crate) async fn connect_parts_to(self, store: &TestStore) -> Result<Limiter, ConfigError> {
-        let (home, mut keepers) = (self.home()?, Vec::new());
-        let news = Arc::default();
-        for part in crate::part::Part::all() {
-            let mut settings = self.settings(Some(part))?;
-            settings.news = Arc::clone(&news);
-            let replica = Replica::new(store.0.clone(), settings.replica);
-            let keeper = Keeper::new(settings, Some(Arc::new(replica)), &home);
-            keeper.greet().await.map_err(refused)?;
-            keepers.push(keeper);
-        }
-        Ok(Limiter::new(Keepers::new(keepers)))
+        let (home, settings) = (self.home()?, self.settings(Parts::CLUSTER)?);
+        let replica = Replica::new(store.0.clone(), settings.replica);
+        let keeper = Keeper::new(settings, Some(Arc::new(replica)), &home);
+        keeper.greet().await.map_err(refused)?;
+        Ok(Limiter::new(KeeperHandle::new(keeper)))
     }
 }

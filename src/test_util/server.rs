@@ -12,12 +12,18 @@ use tokio::{
     time::Instant,
 };
 
-use crate::ledger::{Audience, Exchange, Ledgers, ReplicaId, Reply, Wake};
+use crate::{
+    ledger::{Audience, Exchange, Ledgers, ReplicaId, Reply, Wake},
+    part::Part,
+};
 
 /// Store time at the store's creation.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
 /// Maximum delay: longer than any test, but within the range of `Instant`.
 const MAX_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// A replica, in a cluster with one of its parts.
+pub(super) type Client = (ReplicaId, Part);
 
 /// The number of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +49,8 @@ struct ServerState {
     last_us: u64,
     /// Number of the latest connection or exchange.
     last_number: u64,
-    /// All replicas that have ever connected. `None` while a replica is disconnected.
-    replicas: BTreeMap<ReplicaId, Option<ServerConnection>>,
+    /// All clients that have ever connected. `None` while a client is disconnected.
+    clients: BTreeMap<Client, Option<ServerConnection>>,
     /// Exchanges in transit, by time of arrival and in the order in which they were sent.
     under_way: BTreeMap<(Instant, u64), UnderWay>,
 }
@@ -57,6 +63,7 @@ struct ServerConnection {
 }
 
 struct UnderWay {
+    part: Part,
     exchange: Arc<Exchange>,
     /// Time that the reply takes.
     back: Duration,
@@ -93,7 +100,7 @@ impl Server {
         let mut state = self.lock();
         state.is_down = true;
         let lost = mem::take(&mut state.under_way);
-        let cut: Vec<_> = state.replicas.values_mut().map(Option::take).collect();
+        let cut: Vec<_> = state.clients.values_mut().map(Option::take).collect();
         drop(state);
         drop((lost, cut));
     }
@@ -115,7 +122,7 @@ impl Server {
     }
 
     /// Opens a connection, which replaces an older one. `None` if the store is down.
-    pub(super) fn connect(&self, replica: ReplicaId) -> Option<(ConnectionId, WakeReceiver)> {
+    pub(super) fn connect(&self, client: Client) -> Option<(ConnectionId, WakeReceiver)> {
         let (wakes, inbox) = mpsc::unbounded_channel();
         let mut state = self.lock();
         if state.is_down {
@@ -127,35 +134,41 @@ impl Server {
             wakes,
             last_arrival: None,
         };
-        let old = state.replicas.insert(replica, Some(connection));
+        let old = state.clients.insert(client, Some(connection));
         drop(state);
         drop(old);
         Some((id, inbox))
     }
 
     /// Closes a connection from the replica's side. Messages already sent still arrive.
-    pub(super) fn disconnect(&self, replica: ReplicaId, id: ConnectionId) {
+    pub(super) fn disconnect(&self, client: Client, id: ConnectionId) {
         let mut state = self.lock();
-        let connection = state.replicas.get_mut(&replica);
+        let connection = state.clients.get_mut(&client);
         let closed = connection.and_then(|open| open.take_if(|open| open.id == id));
         drop(state);
         drop(closed);
     }
 
-    pub(super) fn is_open(&self, replica: ReplicaId, id: ConnectionId) -> bool {
-        self.lock().connection(replica, id).is_some()
+    pub(super) fn is_open(&self, client: Client, id: ConnectionId) -> bool {
+        self.lock().connection(client, id).is_some()
     }
 
     /// Sends an exchange. `None` if the connection was cut.
-    pub(super) fn send(&self, id: ConnectionId, exchange: Arc<Exchange>) -> Option<PendingReply> {
+    pub(super) fn send(
+        &self,
+        client: Client,
+        id: ConnectionId,
+        exchange: Arc<Exchange>,
+    ) -> Option<PendingReply> {
         let now = Instant::now();
         let mut state = self.lock();
         let half = state.delay / 2;
-        let connection = state.connection(exchange.replica, id)?;
+        let connection = state.connection(client, id)?;
         let arrives = connection.last_arrival.max(Some(now + half))?;
         connection.last_arrival = Some(arrives);
         let (reply, receiver) = oneshot::channel();
         let under_way = UnderWay {
+            part: client.1,
             exchange,
             back: half,
             reply,
@@ -196,22 +209,18 @@ impl ServerState {
         self.last_number
     }
 
-    fn connection(
-        &mut self,
-        replica: ReplicaId,
-        id: ConnectionId,
-    ) -> Option<&mut ServerConnection> {
-        let connection = self.replicas.get_mut(&replica)?.as_mut();
+    fn connection(&mut self, client: Client, id: ConnectionId) -> Option<&mut ServerConnection> {
+        let connection = self.clients.get_mut(&client)?.as_mut();
         connection.filter(|open| open.id == id)
     }
 
     fn run(&mut self, sent: UnderWay, arrived: Instant, now_us: u64, delivery: &mut Delivery) {
         // Every exchange has a distinct time, even if the clock is paused: the shortest takes some microseconds.
         self.last_us = now_us.max(self.last_us + 1);
-        let is_absent = |(replica, open): (&ReplicaId, &Option<ServerConnection>)| {
-            open.is_none().then_some(*replica)
+        let is_absent = |((replica, part), open): (&Client, &Option<ServerConnection>)| {
+            (*part == sent.part && open.is_none()).then_some(*replica)
         };
-        let absent: BTreeSet<_> = self.replicas.iter().filter_map(is_absent).collect();
+        let absent: BTreeSet<_> = self.clients.iter().filter_map(is_absent).collect();
         self.ledgers.audience = Audience {
             listens: true,
             absent,
@@ -219,7 +228,7 @@ impl ServerState {
         let (reply, wakes) = self.ledgers.exchange(&sent.exchange, self.last_us);
         delivery.replies.push((sent.reply, reply));
         for (replica, wake) in wakes {
-            if let Some(Some(open)) = self.replicas.get(&replica) {
+            if let Some(Some(open)) = self.clients.get(&(replica, sent.part)) {
                 let wakes = open.wakes.clone();
                 delivery.wakes.push((wakes, arrived + sent.back, wake));
             }

@@ -10,9 +10,10 @@ use std::{
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::server::{ConnectionId, Server, WakeReceiver};
+use super::server::{Client, ConnectionId, Server, WakeReceiver};
 use crate::{
     ledger::{Exchange, ReplicaId, Reply, Wake},
+    part::Part,
     store::{Event, Session, Store, StoreError},
 };
 
@@ -30,8 +31,9 @@ impl Replica {
 }
 
 impl Store for Replica {
-    fn open(&self) -> Box<dyn Session> {
+    fn open(&self, part: Part) -> Box<dyn Session> {
         Box::new(TestSession {
+            part,
             replica: self.clone(),
             connection: None,
             events: VecDeque::new(),
@@ -40,6 +42,7 @@ impl Store for Replica {
 }
 
 struct TestSession {
+    part: Part,
     replica: Replica,
     connection: Option<ClientConnection>,
     /// Starts and ends of connections that the driver has not seen.
@@ -54,12 +57,16 @@ struct ClientConnection {
 }
 
 impl TestSession {
+    fn client(&self) -> Client {
+        (self.replica.id, self.part)
+    }
+
     /// The connection for an exchange. A hello reconnects if it was cut. `None` if the exchange has no connection, or
     /// the store is down.
     fn connection(&mut self, exchange: &Exchange) -> Option<ConnectionId> {
-        let Replica { server, id } = &self.replica;
+        let (server, client) = (&self.replica.server, self.client());
         if let Some(open) = &self.connection {
-            if server.is_open(*id, open.id) {
+            if server.is_open(client, open.id) {
                 return Some(open.id);
             }
             self.connection = None;
@@ -68,7 +75,7 @@ impl TestSession {
         if !exchange.is_hello() {
             return None;
         }
-        let (connection, inbox) = server.connect(*id)?;
+        let (connection, inbox) = server.connect(client)?;
         self.connection = Some(ClientConnection {
             id: connection,
             inbox,
@@ -84,10 +91,11 @@ impl Session for TestSession {
         &mut self,
         exchange: Arc<Exchange>,
     ) -> BoxFuture<'static, Result<Reply, StoreError>> {
-        let (replica, connection) = (self.replica.clone(), self.connection(&exchange));
+        let (replica, client) = (self.replica.clone(), self.client());
+        let connection = self.connection(&exchange);
         async move {
             let reply = match connection {
-                Some(connection) => replica.exchange(connection, exchange).await,
+                Some(connection) => replica.exchange(client, connection, exchange).await,
                 None => None,
             };
             reply.ok_or_else(|| {
@@ -116,7 +124,7 @@ impl Session for TestSession {
 
     fn disconnect(&mut self) {
         if let Some(open) = &self.connection {
-            self.replica.server.disconnect(self.replica.id, open.id);
+            self.replica.server.disconnect(self.client(), open.id);
         }
     }
 }
@@ -147,9 +155,14 @@ impl ClientConnection {
 
 impl Replica {
     /// Sends an exchange when first polled. `None` if the connection was cut before the reply arrived.
-    async fn exchange(self, connection: ConnectionId, exchange: Arc<Exchange>) -> Option<Reply> {
-        let Self { server, id } = self;
-        let sent = server.send(connection, exchange)?;
+    async fn exchange(
+        self,
+        client: Client,
+        connection: ConnectionId,
+        exchange: Arc<Exchange>,
+    ) -> Option<Reply> {
+        let Self { server, .. } = self;
+        let sent = server.send(client, connection, exchange)?;
         if sent.arrives > Instant::now() {
             // The exchange arrives even if nobody awaits the reply.
             let server = server.clone();
@@ -164,6 +177,6 @@ impl Replica {
         if sent.answered > Instant::now() {
             sleep_until(sent.answered).await;
         }
-        server.is_open(id, connection).then_some(reply)
+        server.is_open(client, connection).then_some(reply)
     }
 }

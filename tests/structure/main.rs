@@ -53,7 +53,7 @@ const LAYERS: [&[&str]; 9] = [
 
 /// Maximum number of restricted items in the keeper: types, and methods with less visibility than their type. See
 /// `methods_of_the_keeper_say_less_than_their_type_or_nothing`.
-const MOST_RESTRICTED: usize = 170;
+const MOST_RESTRICTED: usize = 168;
 
 impl Crate {
     fn layer(&self, number: usize) -> usize {
@@ -108,7 +108,7 @@ fn the_reader_sees_imports_and_calls() {
     };
     let imports = all.imports();
     let calls = all.calls("keeper/", &imports);
-    assert!(imports[&number("permit.rs")].contains(&number("keeper/keepers.rs")));
+    assert!(imports[&number("permit.rs")].contains(&number("keeper/handle.rs")));
     assert!(imports[&number("keeper/queue/local.rs")].contains(&number("keeper/queue/mod.rs")));
     assert!(calls[&number("keeper/core/acquire.rs")].contains(&number("keeper/queue/permit.rs")));
     assert!(calls[&number("keeper/queue/local.rs")].contains(&number("keeper/queue/permit.rs")));

@@ -21,16 +21,14 @@ const WAY: [(&str, &str); 8] = [
         "1",
         "semaphore.rs Acquire::poll
            keeper/request.rs Request::poll
-             keeper/request.rs KeeperRequest::poll
-               keeper/request.rs KeeperRequest::ask",
+             keeper/request.rs Request::ask",
     ),
     (
         "2",
         "keeper/lock.rs Keeper::with_need
            keeper/lock.rs Keeper::with_driver
-             keeper/lock.rs Keeper::step
-               keeper/lock.rs DriverState::nudge
-                 keeper/lock.rs DriverState::wake
+             keeper/lock.rs DriverState::nudge
+               keeper/lock.rs DriverState::wake
              keeper/lock.rs Afterwards::run",
     ),
     (
@@ -51,15 +49,16 @@ const WAY: [(&str, &str); 8] = [
         "keeper/driver.rs drive
            keeper/lock.rs DriverState::next_step
              keeper/core/exchange.rs Core::next_exchange
-               keeper/core/exchange.rs Core::fill
-                 keeper/core/exchange.rs Core::draft_all
-                   keeper/core/exchange.rs Core::draft_queues
-                     keeper/core/exchange.rs Draft::add_batch
-                       keeper/queue/exchange.rs Queue::take_batch
-                         keeper/queue/exchange.rs Queue::fill_batch
-                           keeper/queue/exchange.rs Queue::take_newcomers
-                             keeper/queue/permit.rs Entry::send
-               keeper/core/exchange.rs Core::send",
+               keeper/core/exchange.rs Core::next_exchange_on
+                 keeper/core/exchange.rs Core::fill
+                   keeper/core/exchange.rs Core::draft_all
+                     keeper/core/exchange.rs Core::draft_queues
+                       keeper/core/exchange.rs Draft::add_batch
+                         keeper/queue/exchange.rs Queue::take_batch
+                           keeper/queue/exchange.rs Queue::fill_batch
+                             keeper/queue/exchange.rs Queue::take_newcomers
+                               keeper/queue/permit.rs Queue::send_listed
+                 keeper/core/exchange.rs Core::send",
     ),
     (
         "5",
@@ -74,7 +73,8 @@ const WAY: [(&str, &str); 8] = [
                  store/redis/codec.rs decode
          keeper/driver.rs InFlight::next
            keeper/driver.rs InFlight::poll
-             keeper/driver.rs InFlight::outcome",
+             keeper/driver.rs Lane::poll
+               keeper/driver.rs Lane::outcome",
     ),
     (
         "6",
@@ -103,8 +103,8 @@ const WAY: [(&str, &str); 8] = [
     ),
     (
         "8",
-        "keeper/request.rs KeeperRequest::poll
-           keeper/request.rs KeeperRequest::collect
+        "keeper/request.rs Request::poll
+           keeper/request.rs Request::collect
              keeper/core/requests.rs Core::collect
                keeper/core/requests.rs Core::collect_request
                  keeper/core/requests.rs Core::take
@@ -118,11 +118,11 @@ const WAY: [(&str, &str); 8] = [
 /// Calls from one step to the next.
 const BETWEEN: [[&str; 2]; 5] = [
     [
-        "keeper/request.rs KeeperRequest::ask",
+        "keeper/request.rs Request::ask",
         "keeper/lock.rs Keeper::with_need",
     ],
     [
-        "keeper/request.rs KeeperRequest::ask",
+        "keeper/request.rs Request::ask",
         "keeper/core/requests.rs Core::submit",
     ],
     ["keeper/driver.rs drive", "keeper/driver.rs InFlight::send"],

@@ -12,7 +12,7 @@ use std::{cmp::Ordering, mem, time::Duration};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::{Asking, Core, ExchangeId, Legs, Request, SlotLeg, Stage, queues::SMALL_ROOM};
+use super::{Asking, Core, ExchangeId, Legs, Next, Request, SlotLeg, Stage, queues::SMALL_ROOM};
 use crate::{
     error::AcquireErrorKind,
     keeper::{
@@ -51,6 +51,7 @@ impl Core {
         of_key.set_own_value(&mut self.ctx, leg.value);
         let wait = longest_wait(leg, of_key.max());
         let is_too_heavy = of_key.is_too_heavy(leg.weight);
+        let part = of_key.part();
         let idle = match leg.weight {
             1 => of_key.take_idle(&mut self.ctx, !wait.is_zero(), requester),
             _ => None,
@@ -68,7 +69,7 @@ impl Core {
         match is_reused {
             _ if is_too_heavy => self.refuse_leg(id, 0, AcquireErrorKind::InvalidWeight),
             true => self.grant(id),
-            false if self.asks_store() => self.ask_store(id),
+            false if self.asks_store(part) => self.ask_store(id),
             false if self.begin_slot(id) => self.grant(id),
             false => {}
         }
@@ -202,6 +203,7 @@ impl Core {
             && let Stage::Open = request.stage
         {
             let (plain, progress) = (request.plain, self.progress(request));
+            let part = self.part_of(request);
             match progress {
                 Progress::Waits(until) => self.set_wait(id, until),
                 _ => self.set_wait(id, None),
@@ -210,7 +212,7 @@ impl Core {
                 Progress::Waits(_) => return self.stop_asking(id),
                 Progress::Stray(leg) => self.park_leg(id, leg),
                 Progress::Complete if !self.owes(id) => return self.grant(id),
-                Progress::Complete | Progress::Turn if self.asks_store() => {
+                Progress::Complete | Progress::Turn if self.asks_store(part) => {
                     return self.ask_store(id);
                 }
                 Progress::Turn if plain && self.begin_slot(id) => return self.grant(id),
@@ -272,7 +274,8 @@ impl Core {
     /// Continues unsent requests from the current state of their legs.
     pub(super) fn reopen_all(&mut self, requests: impl IntoIterator<Item = RequestId>) {
         for id in requests {
-            if !self.store_is_up() {
+            let part = self.request(id).map(|request| self.part_of(request));
+            if part.is_some_and(|part| !self.asks_store(part)) {
                 self.stop_asking(id);
             }
             if let Some(request) = self.request_mut(id)
@@ -298,9 +301,20 @@ impl Core {
         }
     }
 
-    /// Asks the store: through the queue, or with a claim for the whole request.
+    /// Asks the store: for a single slot through its queue, for anything else with a claim.
     fn ask_store(&mut self, id: RequestId) {
         let (now, timeout) = (self.ctx.now, self.ctx.settings.store_timeout);
+        let Some(request) = self.request(id) else {
+            return;
+        };
+        let part = self.part_of(request);
+        let listed = match self.next_for(request) {
+            _ if request.plain => Some(0),
+            // In shadow mode a request does not queue.
+            Next::Slot(number) if !self.is_shadow(&request.legs[number]) => Some(number),
+            _ => None,
+        };
+        let listed = listed.map(|number| request.legs[number].lease.clone());
         let Some(request) = self.request_mut(id) else {
             return;
         };
@@ -309,7 +323,6 @@ impl Core {
             since: now,
             until: now + timeout,
         });
-        let listed = request.plain.then(|| request.legs[0].lease.clone());
         request.stage = match listed {
             Some(_) => Stage::Listed,
             None => Stage::Unsent,
@@ -324,12 +337,17 @@ impl Core {
                     since: asking.since,
                     number: id.number,
                 };
-                self.queues.change(&mut self.ctx, lease.queue, |queue, _| {
-                    queue.ask_store(newcomer);
-                });
+                self.queues
+                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                        queue.ask_store(ctx, newcomer);
+                    });
             }
-            None => drop(self.unsent.insert(id)),
+            None => drop(self.link(part).unsent.insert(id)),
         }
+    }
+
+    fn is_shadow(&self, leg: &SlotLeg) -> bool {
+        self.queues[leg.lease.queue].is_shadow(leg.lease.seq())
     }
 
     /// The request's wait in a queue has timed out.

@@ -7,7 +7,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Asker, Core, ExchangeId, Request, Stage};
+use super::{
+    Core, ExchangeId, Request, Stage,
+    link::{Asker, Link},
+};
 use crate::{
     error::AcquireError,
     keeper::{
@@ -20,6 +23,7 @@ use crate::{
     leases::{AccountId, Fee, Label, Lease, Pool, QueueId},
     ledger::{Ledger, MemberId, ReplicaId, Seq},
     limit::{LimitId, Mode},
+    part::Part,
     store::Failure,
 };
 
@@ -77,11 +81,14 @@ impl Core {
                 .requests_of_legs
                 .extend(legs.map(|leg| (leg.lease.seq(), id)));
             if let Stage::Listed = request.stage {
-                books.listed.insert(id);
+                let next = self.next_for(request);
+                books
+                    .listed
+                    .extend(next.legs_in(request).map(|leg| leg.lease.seq()));
             }
         }
         let mut in_flight: BTreeMap<QueueId, u16> = BTreeMap::new();
-        for sent in &self.in_flight {
+        for sent in self.exchanges_in_flight() {
             let exchange = &sent.exchange;
             for (batch, pending) in exchange.batches.iter().zip(&sent.pending) {
                 *in_flight.entry(pending.queue).or_default() += 1;
@@ -100,11 +107,16 @@ impl Core {
             let asks = exchange.claims.iter().flat_map(|claim| &claim.asks);
             books.entering.extend(asks.map(|ask| ask.seq));
         }
-        let availability = self.breaker.availability();
-        ensure!(
-            availability == self.ctx.availability,
-            "breaker and context differ"
-        );
+        for link in &self.links {
+            ensure!(
+                link.breaker.availability() == self.ctx.availability(link.part),
+                "breaker and context differ"
+            );
+            ensure!(
+                link.held_back.is_empty() || !link.in_flight.is_empty(),
+                "requests are held back, and no answer will let them go on"
+            );
+        }
         self.queues.audit()?;
         for id in self.queues.ids() {
             let batches = in_flight.get(&id).copied().unwrap_or(0);
@@ -122,10 +134,6 @@ impl Core {
             (seen.held, seen.waiting, seen.companions)
                 == (counts.held, counts.waiting, counts.companions),
             "counts {counts:?}, not {seen:?}"
-        );
-        ensure!(
-            self.held_back.is_empty() || !self.in_flight.is_empty(),
-            "requests are held back, and no answer will let them go on"
         );
         self.audit_requests()
     }
@@ -176,7 +184,7 @@ impl Core {
             busy |= queue.is_open(seq);
         }
         let is_in = |exchange: ExchangeId| {
-            let mut sent = self.in_flight.iter();
+            let mut sent = self.exchanges_in_flight();
             sent.any(|sent| sent.id == exchange && sent.claims.contains(&Asker::Request(id)))
         };
         let asks = matches!(
@@ -184,6 +192,8 @@ impl Core {
             Stage::Listed | Stage::Unsent | Stage::Sent(_)
         );
         let is_open = matches!(request.stage, Stage::Open);
+        let part = self.part_of(request);
+        let is_in_parts = self.ctx.settings.parts.is_cluster();
         ensure!(
             is_open || request.waits_until.is_none(),
             "waits no more, and may time out"
@@ -191,18 +201,28 @@ impl Core {
         ensure!(asks || request.asking.is_none(), "asks no more");
         match &request.stage {
             Stage::Listed => {
-                ensure!(request.plain, "sent by a queue, among others");
+                ensure!(
+                    request.plain || is_in_parts,
+                    "sent by a queue, among others"
+                );
                 ensure!(request.asking.is_some(), "asks for ever");
                 ensure!(
-                    in_flight == 1 || self.asks_store(),
+                    in_flight == 1 || self.asks_store(part),
                     "to be sent to a store that is not asked"
                 );
             }
             Stage::Unsent => {
                 ensure!(request.asking.is_some(), "to be sent, and has no deadline");
-                let there = self.unsent.contains(&id) || self.held_back.contains(&id);
-                ensure!(there, "to be sent, and nobody will");
-                ensure!(self.asks_store(), "to be sent to a store that is not asked");
+                let is_there =
+                    |link: &Link| link.unsent.contains(&id) || link.held_back.contains(&id);
+                ensure!(
+                    self.links.iter().any(is_there),
+                    "to be sent, and nobody will"
+                );
+                ensure!(
+                    self.asks_store(part) || is_in_parts,
+                    "to be sent to a store that is not asked"
+                );
             }
             Stage::Sent(exchange) => ensure!(is_in(*exchange), "sent, and not in flight"),
             Stage::Sleeping(_) => {}
@@ -223,20 +243,21 @@ impl Core {
 
     /// Lists the remains of requests and permits.
     pub fn leftovers(&self) -> Vec<&'static str> {
+        let any = |which: &dyn Fn(&Link) -> bool| self.links.iter().any(which);
         let parts = [
             ("queues", !self.queues.is_empty()),
             ("requests", !self.requests.is_empty()),
-            ("unsent", !self.unsent.is_empty()),
-            ("held back", !self.held_back.is_empty()),
+            ("unsent", any(&|link| !link.unsent.is_empty())),
+            ("held back", any(&|link| !link.held_back.is_empty())),
             ("sleepers", !self.sleepers.is_empty()),
-            ("refunds", !self.refunds.is_empty()),
+            ("refunds", any(&|link| !link.refunds.is_empty())),
             ("accounts", !self.accounts.is_empty()),
-            ("in flight", !self.in_flight.is_empty()),
+            ("in flight", any(&|link| !link.in_flight.is_empty())),
             ("asking", !self.asking.is_empty()),
             ("waits", !self.waits.is_empty()),
             ("renewals", !self.ctx.renewals.is_empty()),
             ("due", self.queues.next_due().is_some()),
-            ("ready", self.queues.ready_count() > 0),
+            ("ready", any(&|link| self.queues.ready_count(link.part) > 0)),
         ];
         parts
             .iter()
@@ -247,7 +268,7 @@ impl Core {
 
     /// The payer of each claim of an exchange in flight.
     pub fn payers(&self, number: ExchangeId) -> Vec<Option<Payer>> {
-        let sent = self.in_flight.iter().filter(|sent| sent.id == number);
+        let sent = self.exchanges_in_flight().filter(|sent| sent.id == number);
         let payer = |asker: &Asker| match *asker {
             Asker::Request(id) => Some(Payer::Request(id.number.get())),
             Asker::Account(id) => Some(Payer::Permit(id.0)),
@@ -258,7 +279,8 @@ impl Core {
 
     /// Whether nothing is in flight and no refund is pending.
     pub fn has_sent_all(&self) -> bool {
-        self.in_flight.is_empty() && self.refunds.is_empty()
+        let mut links = self.links.iter();
+        links.all(|link| link.in_flight.is_empty() && link.refunds.is_empty())
     }
 
     /// Whether a request, or the account of its permit, still exists.
@@ -280,7 +302,11 @@ impl Core {
     /// Fails an exchange as if it had timed out.
     pub fn fail(&mut self, now: Instant) {
         self.ctx.now = now;
-        self.note_failure(Failure::TimedOut, ExchangeId(self.exchanges), "test");
+        let last = ExchangeId {
+            number: self.exchanges,
+            part: Part::default(),
+        };
+        self.note_failure(Failure::TimedOut, last, "test");
         self.follow_decisions();
     }
 
@@ -323,6 +349,14 @@ impl Core {
         legs.map(|leg| leg.lease.seq()).collect()
     }
 
+    /// The limits of a request's slots, in order of acquisition.
+    pub fn limits_of(&self, id: RequestId) -> Vec<LimitId> {
+        let legs = self.request(id).into_iter();
+        let legs = legs.flat_map(|request| &request.legs);
+        legs.map(|leg| self.queues[leg.lease.queue].limit_id())
+            .collect()
+    }
+
     pub fn queue_count(&self) -> usize {
         self.queues.len()
     }
@@ -332,7 +366,7 @@ impl Core {
     }
 
     pub fn numbers_in_flight(&self) -> Vec<ExchangeId> {
-        self.in_flight.iter().map(|sent| sent.id).collect()
+        self.exchanges_in_flight().map(|sent| sent.id).collect()
     }
 
     pub fn pool_of(&self, lease: &Lease) -> Option<Arc<Pool>> {
@@ -358,7 +392,7 @@ impl Core {
     pub fn release_of(&self, ledger: &str, seq: Seq) -> Option<Release> {
         let queue = self.queue_of(ledger);
         let waiting = queue.and_then(|queue| queue.release_of(seq));
-        let pending = self.in_flight.iter().flat_map(|sent| &sent.pending);
+        let pending = self.exchanges_in_flight().flat_map(|sent| &sent.pending);
         waiting.or_else(|| { pending }.find_map(|pending| pending.release_of(seq)))
     }
 
@@ -385,13 +419,6 @@ impl Core {
     /// The ledger of a permit.
     pub fn ledger_of(&self, lease: &Lease) -> String {
         label_of(&self.queues[lease.queue])
-    }
-
-    /// The ledger in which a request waits, and its number of slots for this keeper.
-    pub fn waits_for(&self, lease: &Lease) -> Option<(String, u32)> {
-        let queue = self.queues.get(lease.queue)?;
-        let waits = queue.waits_in_store(lease.seq());
-        waits.then(|| (label_of(queue), queue.max_of_key()))
     }
 
     /// The ledgers in this process.

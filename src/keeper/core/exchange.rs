@@ -10,7 +10,9 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Asker, Core, ExchangeId, Outgoing, PendingExchange, Request, SlotLeg, Stage, breaker::Work,
+    Core, ExchangeId, Legs, Outgoing, Request, SlotLeg, Stage,
+    breaker::Work,
+    link::{Asker, Link, PendingExchange},
     queues::Turn,
 };
 use crate::{
@@ -18,9 +20,9 @@ use crate::{
         context::Context,
         queue::{LegState, PendingBatch, Queue, StoreMoment},
     },
-    key::Key,
-    leases::{Lease, Paid, StoreClock},
+    leases::{Lease, StoreClock},
     ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Reply, Want, weight_of},
+    part::Part,
 };
 
 /// Approximate limit of bytes in flight beyond the minimum of exchanges: a slow link must not take long to send them.
@@ -41,7 +43,9 @@ const UNITS_FOR_OTHERS: usize = MAX_UNITS / 4;
 /// Kinds of work; an exchange about one key carries a single kind.
 const KINDS: usize = 5;
 
+/// An exchange in the making.
 struct Draft {
+    part: Part,
     batches: Vec<Batch>,
     pending: Vec<PendingBatch>,
     /// Ordered by when each claim began to ask, then by its number.
@@ -54,87 +58,104 @@ struct Draft {
 impl Core {
     /// Whether [`next_exchange`](Self::next_exchange) would return one.
     pub fn may_send(&self, now: Instant) -> bool {
-        match self.breaker.probe_at() {
-            _ if !self.ctx.shared => false,
-            Some(probe_at) => self.in_flight.is_empty() && now >= probe_at,
+        let mut links = self.links.iter();
+        self.ctx.shared && links.any(|link| self.may_send_on(link, now))
+    }
+
+    fn may_send_on(&self, link: &Link, now: Instant) -> bool {
+        match link.breaker.probe_at() {
+            Some(probe_at) => link.in_flight.is_empty() && now >= probe_at,
             None => {
-                let mut in_flight = self.in_flight.iter();
-                let is_free = match self.clock {
+                let mut in_flight = link.in_flight.iter();
+                let is_free = match link.clock {
                     // Exchanges in flight on a connection that has ended do not delay the next connection's hello.
-                    None => !in_flight.any(|sent| self.connection.has(sent.id)),
-                    Some(_) => self.window_has_room(now),
+                    None => !in_flight.any(|sent| link.connection.has(sent.id)),
+                    Some(_) => self.window_has_room(link, now),
                 };
-                (self.has_work() || self.connection.is_wanted) && is_free
+                (self.has_work(link) || link.connection.is_wanted) && is_free
             }
         }
     }
 
-    fn has_work(&self) -> bool {
-        self.queues.ready_count() > 0
-            || !self.unsent.is_empty()
-            || !self.refunds.is_empty()
-            || self.accounts.next_key().is_some()
+    pub(super) fn has_work(&self, link: &Link) -> bool {
+        self.queues.ready_count(link.part) > 0
+            || !link.unsent.is_empty()
+            || !link.refunds.is_empty()
+            || self.accounts.next_key(link.part).is_some()
     }
 
-    fn window_has_room(&self, now: Instant) -> bool {
-        let in_flight = self.in_flight.len();
-        let has_room = self
+    fn window_has_room(&self, link: &Link, now: Instant) -> bool {
+        let in_flight = link.in_flight.len();
+        let has_room = link
             .window
-            .has_room(in_flight, now, || self.fills_an_exchange());
+            .has_room(in_flight, now, || self.fills_an_exchange(link));
         has_room
-            && (in_flight < self.window.least() || self.bytes_in_flight() < MAX_BYTES_IN_FLIGHT)
+            && (in_flight < link.window.least() || link.bytes_in_flight() < MAX_BYTES_IN_FLIGHT)
     }
 
     /// When work may be sent that is only delayed by pacing.
-    pub(super) fn paced_until(&self) -> Option<Instant> {
-        let at = self.window.paced_until(self.in_flight.len())?;
-        let is_next = at > self.ctx.now && self.store_is_up() && self.clock.is_some();
-        (is_next && self.has_work()).then_some(at)
+    pub(super) fn paced_until(&self, link: &Link) -> Option<Instant> {
+        let at = link.window.paced_until(link.in_flight.len())?;
+        let is_next = at > self.ctx.now && link.is_up() && link.clock.is_some();
+        (is_next && self.has_work(link)).then_some(at)
     }
 
     /// Whether the present work fills the next exchange.
-    fn fills_an_exchange(&self) -> bool {
+    fn fills_an_exchange(&self, link: &Link) -> bool {
         let mut names = 0;
-        self.queues.ready_count() >= MAX_BATCHES
-            || self.unsent.len() >= MAX_BATCHES / 2
-            || self.refunds.len() >= MAX_REFUNDS
-            || self.queues.ready().any(|queue| {
+        self.queues.ready_count(link.part) >= MAX_BATCHES
+            || link.unsent.len() >= MAX_BATCHES / 2
+            || link.refunds.len() >= MAX_REFUNDS
+            || self.queues.ready(link.part).any(|queue| {
                 names += queue.names_to_send();
                 names >= MAX_UNITS
             })
     }
 
-    fn bytes_in_flight(&self) -> usize {
-        self.in_flight.iter().map(|sent| sent.bytes).sum()
+    pub(super) fn exchanges_in_flight(&self) -> impl Iterator<Item = &PendingExchange> {
+        self.links.iter().flat_map(|link| &link.in_flight)
     }
 
     /// The earliest deadline of the exchanges in flight, among those not yet due at `then`.
     pub fn answer_due(&self, then: Instant) -> Option<Instant> {
-        let due = self.in_flight.iter().map(|sent| sent.deadline);
+        let due = self.exchanges_in_flight().map(|sent| sent.deadline);
         due.filter(|due| *due > then).min()
     }
 
     /// Whether an exchange in flight was sent at this time or before.
     pub fn awaits_answer_since(&self, then: Instant) -> bool {
-        self.in_flight.iter().any(|sent| sent.at <= then)
+        self.exchanges_in_flight().any(|sent| sent.at <= then)
     }
 
-    /// The next exchange, if one may be sent. It must be answered by [`on_reply`](Self::on_reply) or
+    /// The next exchange, if one may be sent; links take turns. It must be answered by [`on_reply`](Self::on_reply) or
     /// [`on_failure`](Self::on_failure).
     pub fn next_exchange(&mut self, now: Instant) -> Option<Outgoing> {
-        if !self.may_send(now) {
+        if !self.ctx.shared {
             return None;
         }
+        (0..self.links.len()).find_map(|_| {
+            self.turn = (self.turn + 1) % self.links.len();
+            let link = &self.links[self.turn];
+            match self.may_send_on(link, now) {
+                true => self.next_exchange_on(link.part, now),
+                false => None,
+            }
+        })
+    }
+
+    fn next_exchange_on(&mut self, part: Part, now: Instant) -> Option<Outgoing> {
         self.ctx.now = now;
-        let mut draft = Draft::default();
-        if let Some(trial) = self.trial() {
+        let mut draft = Draft::new(part);
+        if let Some(trial) = self.trial(part) {
             draft.batches.push(trial);
             return Some(self.send(draft));
         }
+        let link = self.link(part);
         // Without the store's time, no acquire can be given an expiry; a store that is down gets only probes.
-        if self.store_is_up() && self.clock.is_some() {
+        if link.is_up() && link.clock.is_some() {
             self.fill(&mut draft);
-            if draft.is_empty() && self.in_flight.is_empty() && !self.held_back.is_empty() {
+            let link = self.link(part);
+            if draft.is_empty() && link.in_flight.is_empty() && !link.held_back.is_empty() {
                 // The outbox contained only holders that are gone. No answer will release these claims.
                 self.fill(&mut draft);
             }
@@ -147,10 +168,11 @@ impl Core {
 
     /// Work for a store that has answered a probe: a release, which it must write even at `maxmemory`. The name was
     /// never issued and the ledger belongs to no limit, so the release changes nothing.
-    fn trial(&mut self) -> Option<Batch> {
-        let is_due = self.breaker.is_on_trial() && self.clock.is_some();
+    fn trial(&mut self, part: Part) -> Option<Batch> {
+        let link = self.link(part);
+        let is_due = link.breaker.is_on_trial() && link.clock.is_some();
         is_due.then(|| Batch {
-            key: self.ctx.settings.ledger_name(&Key::SHARED, "").into(),
+            key: self.ctx.settings.unused_ledger(part).into(),
             limit: 1,
             release: vec![self.ctx.next_name(1)],
             ..Batch::default()
@@ -158,17 +180,18 @@ impl Core {
     }
 
     /// An exchange that asks for the time only.
-    pub fn hello(&mut self, now: Instant) -> Outgoing {
+    pub fn hello(&mut self, part: Part, now: Instant) -> Outgoing {
         self.ctx.now = now;
-        self.send(Draft::default())
+        self.send(Draft::new(part))
     }
 
     fn fill(&mut self, draft: &mut Draft) {
         // In their turn: later requests for a single slot do not go before them.
-        self.unsent.append(&mut self.held_back);
-        match self.ctx.settings.part {
-            None => self.draft_all(draft),
-            Some(_) => self.draft_one_key(draft),
+        let link = self.link(draft.part);
+        link.unsent.append(&mut link.held_back);
+        match self.ctx.settings.parts.is_cluster() {
+            false => self.draft_all(draft),
+            true => self.draft_one_key(draft),
         }
     }
 
@@ -183,51 +206,47 @@ impl Core {
         self.draft_queues(draft, Turn::Newcomers, MAX_BATCHES);
         self.keep_order_with_claims(draft);
         self.draft_sums(draft, None);
-        let count = self.refunds.len().min(MAX_REFUNDS);
-        draft.refunds.extend(self.refunds.drain(..count));
+        let link = self.link(draft.part);
+        let count = link.refunds.len().min(MAX_REFUNDS);
+        draft.refunds.extend(link.refunds.drain(..count));
     }
 
     /// Drafts work about one key, be it a ledger or the state of a rate: in a cluster, keys migrate between nodes one
     /// by one. Refunds and reports precede claims, which then see their effect. But while exchanges are in flight,
     /// kinds of work take turns, so that none waits for all of another.
     fn draft_one_key(&mut self, draft: &mut Draft) {
-        if self.in_flight.is_empty() {
-            self.next_kind = 0;
+        let link = self.link(draft.part);
+        if link.in_flight.is_empty() {
+            link.next_kind = 0;
         }
-        for kind in (self.next_kind..KINDS).chain(0..self.next_kind) {
+        let next = link.next_kind;
+        for kind in (next..KINDS).chain(0..next) {
             match kind {
                 0 => self.draft_queues(draft, Turn::Newcomers, 1),
-                1 => self.draft_refunds_of_one_key(draft),
+                1 => self.link(draft.part).draft_refunds_of_one_key(draft),
                 2 => {
-                    let key = self.accounts.next_key().cloned();
+                    let key = self.accounts.next_key(draft.part).cloned();
                     self.draft_sums(draft, key.as_ref());
                 }
                 3 => self.draft_claims(draft, |draft| draft.claims.is_empty()),
                 _ => self.draft_queues(draft, Turn::Others, 1),
             }
             if !draft.is_empty() {
-                self.next_kind = (kind + 1) % KINDS;
+                self.link(draft.part).next_kind = (kind + 1) % KINDS;
                 break;
             }
         }
         self.keep_order_with_claims(draft);
     }
 
-    fn draft_refunds_of_one_key(&mut self, draft: &mut Draft) {
-        if let Some(key) = self.refunds.first().map(|refund| refund.key.clone()) {
-            let same = self.refunds.extract_if(.., |refund| refund.key == key);
-            draft.refunds.extend(same.take(MAX_REFUNDS));
-        }
-    }
-
     /// Drafts reports of spending: all, or those for this key.
     fn draft_sums(&mut self, draft: &mut Draft, only: Option<&Arc<str>>) {
         for _ in 0..MAX_REFUNDS {
-            let is_other = |only| self.accounts.next_key() != Some(only);
+            let is_other = |only| self.accounts.next_key(draft.part) != Some(only);
             if only.is_some_and(is_other) {
                 break;
             }
-            let Some((id, charge)) = self.next_report() else {
+            let Some((id, charge)) = self.next_report(draft.part) else {
                 break;
             };
             let claim = Claim {
@@ -241,12 +260,12 @@ impl Core {
 
     /// Adds batches of the queues with this kind of work, up to `most` batches in total.
     fn draft_queues(&mut self, draft: &mut Draft, turn: Turn, most: usize) {
-        let count = self.queues.count_of(turn);
+        let count = self.queues.count_of(draft.part, turn);
         for _ in 0..count {
             if draft.room == 0 || draft.batches.len() >= most {
                 break;
             }
-            let Some(queue) = self.queues.pop_ready(turn) else {
+            let Some(queue) = self.queues.pop_ready(draft.part, turn) else {
                 break;
             };
             self.queues.change(&mut self.ctx, queue, |queue, ctx| {
@@ -258,26 +277,36 @@ impl Core {
     /// Claims take at most half of the room: queues have work too.
     fn draft_claims(&mut self, draft: &mut Draft, more: impl Fn(&Draft) -> bool) {
         while draft.room > MAX_UNITS / 2 && more(draft) {
-            let Some(id) = self.unsent.pop_first() else {
+            let Some(id) = self.link(draft.part).unsent.pop_first() else {
                 break;
             };
             let is_unsent = |request: &&Request| matches!(request.stage, Stage::Unsent);
             let Some(request) = self.request(id).filter(is_unsent) else {
                 continue;
             };
-            let mut legs = request.legs.iter();
-            if legs.any(|leg| self.queues[leg.lease.queue].is_introducing()) {
-                self.held_back.insert(id);
+            let part = self.part_of(request);
+            if part != draft.part {
+                // A slot that it had was lost meanwhile.
+                self.link(part).unsent.insert(id);
+                continue;
+            }
+            let next = self.next_for(request);
+            let legs: Legs = next.legs_in(request).cloned().collect();
+            let is_introducing = |leg: &SlotLeg| self.queues[leg.lease.queue].is_introducing();
+            if legs.iter().any(is_introducing) {
+                self.link(draft.part).held_back.insert(id);
                 continue;
             }
             let since = request.asking.map_or(self.ctx.now, |asking| asking.since);
             // A request that has queued before is ordered by its arrival.
             let ticket = request.ticket;
             let order = (ticket.map_or(since, |_| request.asked), id.number.get());
-            let legs = request.legs.clone();
-            let charges = request.fees().iter().filter(|fee| fee.paid == Paid::Not);
-            let charges: Vec<_> = charges.map(|fee| fee.charge.clone()).collect();
-            let sent = Stage::Sent(ExchangeId(self.exchanges + 1));
+            let charges = next.fees_in(request);
+            let charges: Vec<_> = charges.map(|(_, fee)| fee.charge.clone()).collect();
+            let sent = Stage::Sent(ExchangeId {
+                number: self.exchanges + 1,
+                part: draft.part,
+            });
             if let Some(request) = self.request_mut(id) {
                 request.stage = sent;
             }
@@ -332,6 +361,7 @@ impl Core {
 
     fn send(&mut self, draft: Draft) -> Outgoing {
         let Draft {
+            part,
             batches,
             pending,
             claims,
@@ -339,37 +369,39 @@ impl Core {
             ..
         } = draft;
         let (ids, claims) = claims.into_values().unzip();
-        let settings = &self.ctx.settings;
+        let (settings, now) = (&self.ctx.settings, self.ctx.now);
         // The store gets its full timeout, however long requests have waited here: they have deadlines of their own.
-        let deadline = self.ctx.now + settings.store_timeout;
+        let deadline = now + settings.store_timeout;
         self.exchanges += 1;
+        let number = self.exchanges;
+        let link = &mut self.links[part.number()];
         // This exchange reconnects if the connection has ended.
-        (self.connection.is_wanted, self.connection.reconnect_at) = (false, None);
+        (link.connection.is_wanted, link.connection.reconnect_at) = (false, None);
         let exchange = Arc::new(Exchange {
             replica: settings.replica,
             lease_ms: ms(settings.lease),
             promote_ms: ms(settings.lease.min(settings.waiter_ttl * 9 / 10)),
             heartbeat_ms: ms(settings.waiter_ttl + settings.poll_interval + settings.store_timeout),
-            not_after_us: self.clock.map_or(0, |clock| clock.at(deadline)),
+            not_after_us: link.clock.map_or(0, |clock| clock.at(deadline)),
             batches,
             claims,
             refunds,
         });
         // A session connects only for a hello.
-        debug_assert!(self.clock.is_some() || exchange.is_hello());
-        let id = ExchangeId(self.exchanges);
-        self.ctx
-            .record(|history, now| history.sent(id.0, &exchange, now));
-        self.window.on_sent(self.ctx.now);
-        self.in_flight.push(PendingExchange {
+        debug_assert!(link.clock.is_some() || exchange.is_hello());
+        let id = ExchangeId { number, part };
+        link.window.on_sent(now);
+        link.in_flight.push(PendingExchange {
             id,
-            at: self.ctx.now,
+            at: now,
             deadline,
             bytes: bytes_of(&exchange),
             exchange: exchange.clone(),
             pending,
             claims: ids,
         });
+        self.ctx
+            .record(|history, now| history.sent(number, &exchange, now));
         Outgoing {
             id,
             exchange,
@@ -378,9 +410,19 @@ impl Core {
     }
 }
 
-impl Default for Draft {
-    fn default() -> Self {
+impl Link {
+    fn draft_refunds_of_one_key(&mut self, draft: &mut Draft) {
+        if let Some(key) = self.refunds.first().map(|refund| refund.key.clone()) {
+            let same = self.refunds.extract_if(.., |refund| refund.key == key);
+            draft.refunds.extend(same.take(MAX_REFUNDS));
+        }
+    }
+}
+
+impl Draft {
+    fn new(part: Part) -> Self {
         Self {
+            part,
             batches: Vec::new(),
             pending: Vec::new(),
             claims: BTreeMap::new(),
@@ -388,9 +430,7 @@ impl Default for Draft {
             room: MAX_UNITS,
         }
     }
-}
 
-impl Draft {
     /// Adds one batch with as much of a queue's work as fits.
     fn add_batch(&mut self, queue: &mut Queue, ctx: &mut Context) {
         let mut pending = self.pending.iter();
@@ -421,9 +461,10 @@ impl Core {
                     ..Claim::default()
                 };
                 let id = self.queues[draft.pending[batch].queue].request_of(seq);
-                let asking = id.and_then(|id| self.request(id)?.asking.zip(Some(id)));
-                let (asking, id) = asking.expect("it is sent");
-                let order = (asking.since, id.number.get());
+                let id = id.expect("it has a request");
+                let asking = self.request(id).and_then(|request| request.asking);
+                let since = asking.map_or(self.ctx.now, |asking| asking.since);
+                let order = (since, id.number.get());
                 draft.claims.insert(order, (Asker::Listed, claim));
             }
         }
@@ -435,7 +476,7 @@ impl Core {
     /// An exchange was answered.
     pub fn on_reply(&mut self, id: ExchangeId, reply: Reply, now: Instant) {
         self.ctx.now = now;
-        if let Some(sent) = self.take_sent(id) {
+        if let Some(sent) = self.link(id.part).take_sent(id) {
             self.answered(sent, reply);
             self.follow_decisions();
         }
@@ -451,21 +492,22 @@ impl Core {
             ..
         } = sent;
         self.ctx
-            .record(|history, now| history.answered(id.0, &reply, now));
+            .record(|history, now| history.answered(id.number, &reply, now));
+        let (link, now) = (&mut self.links[id.part.number()], self.ctx.now);
         // Requests held back for their holders: these may now be confirmed.
-        self.unsent.append(&mut self.held_back);
+        link.unsent.append(&mut link.held_back);
         let seen = StoreMoment {
             store_us: reply.now_us,
             sent: at,
         };
         // An answer on a connection that has ended does not set the clock: the next server's clock may differ.
-        if self.connection.has(id) {
-            self.clock = Some(StoreClock {
+        if link.connection.has(id) {
+            link.clock = Some(StoreClock {
                 now_us: reply.now_us,
                 sent: at,
             });
         }
-        self.window.on_answer(at, self.ctx.now);
+        link.window.on_answer(at, now);
         let (mut outage, work) = (None, Work::of(&reply));
         for ((pending, batch), result) in
             pending.iter_mut().zip(&exchange.batches).zip(reply.batches)
@@ -487,7 +529,7 @@ impl Core {
                     queue.after_answer(ctx, pending, seen)
                 });
         }
-        self.note_answer(work, outage.as_ref());
+        self.note_answer(id.part, work, outage.as_ref());
         self.reopen_sent(id, claims.into_iter().filter_map(Asker::request));
     }
 }

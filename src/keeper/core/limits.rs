@@ -2,7 +2,7 @@
 
 #[cfg(feature = "config")]
 use std::collections::HashMap;
-use std::{cmp::Reverse, mem, sync::Arc, time::Duration};
+use std::{mem, sync::Arc};
 
 use tokio::time::Instant;
 
@@ -11,16 +11,11 @@ use super::Core;
 use crate::limit::LimitValue;
 use crate::{
     error::{AcquireError, ConfigError, ConfigErrorKind},
-    keeper::{
-        demand::{Demand, Leg, Taken},
-        effects::LogEvent,
-    },
+    keeper::{demand::Demand, effects::LogEvent},
     key::Key,
-    leases::Lease,
     ledger::ReplicaId,
     limit::{Limit, LimitId, Mode},
     overrides::InForce,
-    part::Part,
     telemetry::{LimitMeter, Measure},
 };
 #[cfg(feature = "operate")]
@@ -71,10 +66,6 @@ impl Core {
         self.ctx.limits[limit.0].current_mode()
     }
 
-    pub fn is_rate(&self, limit: LimitId) -> bool {
-        self.ctx.limits[limit.0].period().is_some()
-    }
-
     /// Checks that two limits of one name agree: with the first registration or the current values. A limit returned by
     /// this limiter may have outdated values, since limits can be updated at any time.
     pub fn check(&self, limit: &Limit, limiter: ReplicaId) -> Result<Option<LimitId>, ConfigError> {
@@ -94,70 +85,6 @@ impl Core {
         let message =
             format!("two limits are named `{name}` and have different values: {difference}");
         Err(ConfigError::new(ConfigErrorKind::Conflict, message))
-    }
-
-    /// Keeps a collected slot for a request that acquires leg by leg and continues with other keepers.
-    pub fn hold_for_leg(&mut self, taken: &Taken) {
-        for lease in taken.leases.all() {
-            if let Some(queue) = self.queues.without_listing_if_there(lease.queue) {
-                queue.hold_for_leg(lease.seq());
-            }
-        }
-    }
-
-    /// A request that acquires leg by leg has all its slots. Returns whether this slot is still held: its permit is
-    /// then admitted under this limit. `beside`: the permit is counted by another slot.
-    pub fn admit_leg(
-        &mut self,
-        lease: &Lease,
-        beside: bool,
-        waited: Duration,
-        now: Instant,
-    ) -> bool {
-        self.ctx.now = now;
-        let Some(queue) = self.queues.without_listing_if_there(lease.queue) else {
-            return false;
-        };
-        let has_it = queue.admit_leg(&mut self.ctx, lease, waited);
-        if has_it && beside {
-            queue.set_companion(&mut self.ctx, lease.seq());
-        }
-        has_it
-    }
-
-    /// Counts a request as admitted by each of these rates, except those bypassed in shadow mode. In a cluster no rate
-    /// knows the others' decisions when it admits the request.
-    pub fn note_charged_legs(&mut self, legs: &[(Part, Leg)], taken: &Taken) {
-        for (_, leg) in legs {
-            let limit = &self.ctx.limits[leg.limit.0];
-            let bypassed = |(other, _): &(Arc<Limit>, _)| other.name() == limit.name();
-            let applies = limit.period().is_some() && limit.current_mode() != Mode::Off;
-            if applies && !taken.bypassed().iter().any(bypassed) {
-                self.ctx.measure(leg.limit, Measure::Admitted(taken.waited));
-            }
-        }
-    }
-
-    /// The part of a cluster with a key's ledger.
-    pub fn part_of(&self, limit: LimitId, key: &Key) -> Part {
-        Part::of(key.digest(self.ctx.limits[limit.0].name()))
-    }
-
-    /// Sorts legs, last to first, in the order in which they are acquired one by one. All replicas use the same order,
-    /// or requests could deadlock. Rates come first, since nothing is held while the request waits for them.
-    pub fn in_acquisition_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
-        let ranked = legs.into_iter().map(|leg| {
-            let limit = &self.ctx.limits[leg.limit.0];
-            let digest = leg.key.digest(limit.name());
-            let rank = (limit.period().is_none(), limit.class_of(&leg.key), digest);
-            (rank, leg)
-        });
-        let mut ranked: Vec<_> = ranked.collect();
-        ranked.sort_by_key(|(rank, _)| Reverse(*rank));
-        ranked
-            .into_iter()
-            .map(|((_, _, digest), leg)| (Part::of(digest), leg))
-            .collect()
     }
 
     /// Updates the values of limits, from the next exchange on. Waiters get any additional slots. If one limit cannot
@@ -231,10 +158,6 @@ impl Core {
 
     /// Measures the limit in force after a change. Changes of a gauge may arrive in any order.
     fn measure_limit(&mut self, id: LimitId) {
-        // In a cluster all parts have the same limits.
-        if self.ctx.settings.part.is_some_and(|part| part.number() > 0) {
-            return;
-        }
         let (limit, updated) = (&self.ctx.limits[id.0], &self.updated[id.0]);
         let next = match self.orphaned {
             true => (0, 0),

@@ -9,7 +9,7 @@ use std::mem;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::{Asking, Core, Legs, Request, SlotLeg, Stage, rates::harsher};
+use super::{Asking, Core, Legs, Next, SlotLeg, Stage, rates::harsher};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{context::Availability, demand::RequestId, queue::Decider},
@@ -47,11 +47,15 @@ impl Core {
 
     /// Advances a request as far as this process allows. Returns whether the request now has all that it wants.
     pub(super) fn decide_here(&mut self, id: RequestId) -> bool {
-        let Some(parts) = self.claim_here(id, self.ctx.availability) else {
+        let Some(request) = self.request(id) else {
             return false;
         };
-        let mut goes_on = self.settle_here(id);
-        let mut has_all = goes_on;
+        let (next, part) = (self.next_for(request), self.part_of(request));
+        let Some(parts) = self.claim_here(id, next, self.ctx.availability(part)) else {
+            return false;
+        };
+        let mut goes_on = self.settle_here(id, next);
+        let mut has_all = goes_on && next == Next::All;
         for part in parts {
             let SlotLeg { lease, wait } = part.leg;
             // It may be gone, if the request was refused.
@@ -75,11 +79,15 @@ impl Core {
     /// A request has asked the store for as long as it may, mostly because others were ahead in this process: it falls
     /// back, alone. If no slot is free here, it keeps asking until its wait is over.
     pub(super) fn decide_alone(&mut self, id: RequestId, since: Instant) {
-        if !self.store_is_up() {
+        let Some(request) = self.request(id) else {
+            return;
+        };
+        let (next, part) = (self.next_for(request), self.part_of(request));
+        if !self.asks_store(part) {
             self.take_back(id);
             return self.note_changed(id);
         }
-        let Some(parts) = self.claim_here(id, Availability::Down) else {
+        let Some(parts) = self.claim_here(id, next, Availability::Down) else {
             return;
         };
         for part in &parts {
@@ -96,7 +104,7 @@ impl Core {
             };
         }
         self.take_back(id);
-        let goes_on = self.settle_here(id);
+        let goes_on = self.settle_here(id, next);
         for part in parts {
             let lease = part.leg.lease;
             self.queues
@@ -116,21 +124,21 @@ impl Core {
         }
     }
 
-    /// Decides on everything that a request does not have yet, by the limits' fallbacks at this availability. `None`: a
-    /// limit refuses the request.
+    /// Decides on what a request asks for next, by the limits' fallbacks at this availability. `None`: a limit refuses
+    /// the request.
     fn claim_here(
         &mut self,
         id: RequestId,
+        next: Next,
         availability: Availability,
     ) -> Option<SmallVec<[Part; 2]>> {
         self.local.clear();
-        if let Some(error) = self.draft_charges(id, availability) {
+        if let Some(error) = self.draft_charges(id, next, availability) {
             self.refuse_request(id, error);
             return None;
         }
-        let legs = self
-            .request(id)
-            .map_or_else(Legs::new, |one| one.legs.clone());
+        let request = self.request(id);
+        let legs: Legs = request.map_or_else(Legs::new, |one| next.legs_in(one).cloned().collect());
         let mut refusals = legs.iter().filter_map(|leg| {
             let queue = &self.queues[leg.lease.queue];
             let asks = queue.asks_here(leg.lease.seq());
@@ -174,11 +182,14 @@ impl Core {
     }
 
     /// Returns the error of a fallback that refuses the request.
-    fn draft_charges(&mut self, id: RequestId, availability: Availability) -> Option<AcquireError> {
+    fn draft_charges(
+        &mut self,
+        id: RequestId,
+        next: Next,
+        availability: Availability,
+    ) -> Option<AcquireError> {
         let mut refusal = None;
-        let fees = self.request(id).map(|one| one.fees().to_vec());
-        let fees = fees.into_iter().flatten().enumerate();
-        for (number, fee) in fees.filter(|(_, fee)| fee.paid == Paid::Not) {
+        for (number, fee) in self.pending_fees(id, next) {
             match self.rate_here(fee.limit_id(), fee.charge.rate, availability) {
                 Ok(Some(rate)) => {
                     let (cost, charge) = (fee.charge.cost.min(rate.burst), fee.charge.clone());
@@ -204,7 +215,7 @@ impl Core {
 
     /// Applies the decisions of the rates. Returns whether the request may have its slots: it is neither refused nor
     /// asleep.
-    fn settle_here(&mut self, id: RequestId) -> bool {
+    fn settle_here(&mut self, id: RequestId, next: Next) -> bool {
         for (number, bypassed) in mem::take(&mut self.local.waived) {
             match bypassed {
                 None => self.pay(id, number, Paid::Free, 0),
@@ -213,7 +224,7 @@ impl Core {
         }
         let charged = mem::take(&mut self.local.reply.charged);
         if !charged.is_empty() {
-            self.charged(id, &charged, self.ctx.local_us(), Paid::Here);
+            self.charged(id, next, &charged, self.ctx.local_us(), Paid::Here);
         }
         self.local.reply.charged = charged;
         self.request(id)
@@ -234,8 +245,13 @@ impl Core {
     /// Withdraws a request from the store: it continues without the exchange it is in, whose results are released.
     fn take_back(&mut self, id: RequestId) {
         self.stop_asking(id);
-        self.unsent.remove(&id);
-        self.held_back.remove(&id);
+        let Some(request) = self.request(id) else {
+            return;
+        };
+        let part = self.part_of(request);
+        let link = self.link(part);
+        link.unsent.remove(&id);
+        link.held_back.remove(&id);
         let Some(request) = self.request_mut(id) else {
             return;
         };
@@ -255,17 +271,14 @@ impl Core {
     pub(super) fn charged(
         &mut self,
         id: RequestId,
+        next: Next,
         charged: &[Charged],
         now_us: u64,
         paid: fn(Tat) -> Paid,
     ) {
         let mut refusal = None;
-        let fees = self
-            .request(id)
-            .map_or_else(Vec::new, |one| one.fees().to_vec());
-        let owed = fees.iter().enumerate();
-        let owed = owed.filter(|(_, fee)| fee.paid == Paid::Not);
-        for ((number, fee), charged) in owed.zip(charged) {
+        for ((number, fee), charged) in self.pending_fees(id, next).iter().zip(charged) {
+            let number = *number;
             match *charged {
                 Charged::Until { tat, start_us } => {
                     let rest_us = start_us.saturating_sub(now_us);
@@ -287,6 +300,9 @@ impl Core {
 
     /// Holds a request back until all its rates let it continue.
     fn sleep(&mut self, id: RequestId) {
+        if self.owes(id) {
+            return;
+        }
         let now = self.ctx.now;
         let Some(request) = self.request_mut(id) else {
             return;
@@ -332,20 +348,24 @@ impl Core {
     /// The store cannot charge the request.
     pub(super) fn refuse_unpaid(&mut self, id: RequestId) {
         let kind = AcquireErrorKind::Misconfigured;
-        let unpaid = |fee: &Fee| fee.paid == Paid::Not;
-        let request = self.request(id).into_iter();
-        let fees = request.flat_map(Request::fees);
-        let enforced = fees
-            .clone()
-            .find(|fee| unpaid(fee) && self.is_enforced(fee));
-        if let Some(fee) = enforced {
+        let Some(request) = self.request(id) else {
+            return;
+        };
+        let fees = self.pending_fees(id, self.next_for(request));
+        if let Some((_, fee)) = fees.iter().find(|(_, fee)| self.is_enforced(fee)) {
             let error = self.refusal(fee.limit_id(), kind);
             return self.refuse_request(id, error);
         }
-        let fees = fees.enumerate().filter(|(_, fee)| unpaid(fee));
-        for number in fees.map(|(number, _)| number).collect::<Vec<_>>() {
+        for (number, _) in fees {
             self.bypass_fee(id, number, kind);
         }
+    }
+
+    /// The charges that a request asks for next, with their numbers.
+    fn pending_fees(&self, id: RequestId, next: Next) -> SmallVec<[(usize, Fee); 2]> {
+        let request = self.request(id);
+        let fees = request.into_iter().flat_map(|one| next.fees_in(one));
+        fees.map(|(number, fee)| (number, fee.clone())).collect()
     }
 
     /// A rate no longer delays requests: sleeping requests continue and are refunded. Later spending counts.

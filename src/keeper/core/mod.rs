@@ -1,5 +1,5 @@
-//! The core: a state machine without IO, with many queues and one connection. The time is passed in, so that a
-//! simulation can drive the core step by step.
+//! The core: a state machine without IO, with many queues, and one connection to the store, or to each part of a cluster.
+//! The time is passed in, so that a simulation can drive the core step by step.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -12,9 +12,9 @@
 //! | `refusals` | requests that are refused or dropped, and the contents of a refusal |
 //! | `rates` | charges and refunds at rates, claims on ledgers and rates of this process, and accounts of permits |
 //! | this one | the data, requests and the lists that they are in; settings, the limits in force, the time and counts are in [`context`](super::context) |
+//! | `link` | a connection, with its exchanges in flight, their number, and the work that only it can do |
 //! | `queues` | the queues, created on demand, and their indexes |
 //! | `breaker` | the circuit breaker |
-//! | `window` | how many exchanges may be in flight |
 //!
 //! Each file calls only files below it. Everything about a single ledger is in its [queue](super::queue), which reports
 //! to the [`Context`] and does not know the core.
@@ -29,17 +29,17 @@ mod audit;
 mod breaker;
 mod exchange;
 mod limits;
+mod link;
 mod local;
 mod queues;
 mod rates;
 mod refusals;
 mod requests;
 mod store;
-mod window;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    fmt, mem,
+    mem,
     num::NonZeroU64,
     sync::Arc,
     time::Duration,
@@ -50,30 +50,31 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use self::{
-    breaker::Breaker,
+    link::Link,
     queues::{Queues, SMALL_ROOM},
-    window::{WINDOW, WINDOW_OF_ONE_KEY, Window},
 };
 use super::{
     context::{Availability, Context, Decided, Decision, Settings},
     demand::{Notes, RequestId},
     effects::Effects,
-    queue::{PendingBatch, Queue},
+    queue::{LegState, Queue},
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
-    leases::{AccountId, Accounts, BoundedPermits, Fee, Lease, QueueId, StoreClock},
-    ledger::{Batch, Claim, ClaimReply, Exchange, RateState, Refund, Seq},
+    leases::{Accounts, BoundedPermits, Fee, Lease, Paid, QueueId},
+    ledger::{Batch, Claim, ClaimReply, RateState, Seq},
     limit::{Limit, LimitId},
     operable::{Refusals, Standings},
+    part::Part,
     status::InLine,
     sync::StoredWaker,
 };
 
+pub(super) use self::link::{ExchangeId, Outgoing};
 #[cfg(test)]
 pub(super) use self::{
-    audit::{LedgerHere, Payer, WaitingRequest},
+    audit::{LedgerHere, Payer},
     exchange::MAX_REFUNDS,
     queues::MAX_CACHED,
 };
@@ -88,20 +89,15 @@ pub(super) struct Core {
     /// The values in force as measured, and whether operators set them.
     measured: Vec<(i64, i64)>,
     queues: Queues,
-    /// In sending order.
-    in_flight: Vec<PendingExchange>,
-    window: Window,
-    /// The kind of work that goes first in the next exchange about one key.
-    next_kind: usize,
+    /// One, or one for each part of a cluster, indexed by part.
+    links: Box<[Link]>,
+    /// The part whose link was last looked at for work.
+    turn: usize,
     exchanges: u64,
     requests: Slab<Request>,
     last_request: u64,
     /// Decisions being followed.
     following: Vec<Decided>,
-    /// Requests to send, except those sent by their queues.
-    unsent: BTreeSet<RequestId>,
-    /// Requests that met a queue which is being introduced: see [`Queue::introduce`]. Retried with each exchange.
-    held_back: BTreeSet<RequestId>,
     /// When requests fall back if the store has not answered.
     asking: BTreeSet<(Instant, RequestId)>,
     /// Deadlines of waits in queues.
@@ -110,15 +106,11 @@ pub(super) struct Core {
     patient_until: Option<Instant>,
     /// Requests held back by a rate, with their wake-up time and the limit.
     sleepers: BTreeMap<(Instant, RequestId), LimitId>,
-    refunds: Vec<Refund>,
     rates: Rates,
     local: LocalClaim,
     /// The costs of permits at rates.
     accounts: Accounts,
     bounded: BoundedPermits,
-    clock: Option<StoreClock>,
-    breaker: Breaker,
-    connection: Connection,
     reach: Reach,
     /// When a key of each limit last turned out to be unusable.
     complained: HashMap<LimitId, Instant>,
@@ -172,7 +164,7 @@ struct Asking {
 enum Stage {
     /// The legs decide on the next step.
     Open,
-    /// In the outbox of its queue, or sent from there.
+    /// A slot that it asks for is in the outbox of its queue, or was sent from there.
     Listed,
     /// To be sent in a claim.
     Unsent,
@@ -184,45 +176,16 @@ enum Stage {
     Refused(AcquireError),
 }
 
-/// The number of an exchange within its keeper.
+/// What a request asks for next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ExchangeId(pub u64);
-
-impl fmt::Display for ExchangeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-pub(super) struct Outgoing {
-    pub id: ExchangeId,
-    pub exchange: Arc<Exchange>,
-    /// When the exchange times out.
-    pub deadline: Instant,
-}
-
-struct PendingExchange {
-    id: ExchangeId,
-    at: Instant,
-    /// When the driver gives up on the exchange.
-    deadline: Instant,
-    /// Approximate size on the wire.
-    bytes: usize,
-    exchange: Arc<Exchange>,
-    /// One for each batch.
-    pending: Vec<PendingBatch>,
-    /// The origin of each claim.
-    claims: Vec<Asker>,
-}
-
-/// The origin of a claim in an exchange.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Asker {
-    Request(RequestId),
-    /// A request that its queue would have sent, turned into a claim to keep the order.
-    Listed,
-    /// A report of spending.
-    Account(AccountId),
+enum Next {
+    /// All slots and charges that it does not have yet.
+    All,
+    /// In a cluster, where an exchange is about one key: this charge. Charges come first, since nothing is held while
+    /// the request waits for them.
+    Charge(usize),
+    /// In a cluster: the slot of this leg. Earlier slots are held meanwhile.
+    Slot(usize),
 }
 
 /// The rates of this process, used without a store or while it is down.
@@ -247,30 +210,11 @@ struct LocalClaim {
     waived: Vec<(usize, Option<AcquireErrorKind>)>,
 }
 
-/// The connection to the store, as far as the store reports it.
-#[derive(Default)]
-struct Connection {
-    made: Option<Instant>,
-    /// When to reconnect after the connection has ended.
-    reconnect_at: Option<Instant>,
-    /// A connection is wanted now.
-    is_wanted: bool,
-    /// The last exchange drafted for an earlier connection.
-    begins_after: u64,
-}
-
 /// Whether the store has ever answered, and when its silence was last reported.
 #[derive(Default)]
 struct Reach {
     reached: bool,
     reported: Option<Instant>,
-}
-
-impl Connection {
-    /// Whether the exchange was drafted for this connection, or establishes it.
-    fn has(&self, id: ExchangeId) -> bool {
-        id.0 > self.begins_after
-    }
 }
 
 impl Request {
@@ -310,6 +254,65 @@ impl Request {
 
     fn is_refused(&self) -> bool {
         matches!(self.stage, Stage::Refused(_))
+    }
+}
+
+impl Next {
+    fn legs_in(self, request: &Request) -> impl Iterator<Item = &SlotLeg> {
+        let legs = request.legs.iter().enumerate();
+        let legs = legs.filter(move |(number, _)| match self {
+            Self::All => true,
+            Self::Charge(_) => false,
+            Self::Slot(next) => *number == next,
+        });
+        legs.map(|(_, leg)| leg)
+    }
+
+    /// Its pending charges, with their numbers.
+    fn fees_in(self, request: &Request) -> impl Iterator<Item = (usize, &Fee)> {
+        let fees = request.fees().iter().enumerate();
+        fees.filter(move |(number, fee)| {
+            let is_next = match self {
+                Self::All => true,
+                Self::Charge(next) => *number == next,
+                Self::Slot(_) => false,
+            };
+            is_next && fee.paid == Paid::Not
+        })
+    }
+}
+
+impl Core {
+    fn next_for(&self, request: &Request) -> Next {
+        if !self.ctx.settings.parts.is_cluster() {
+            return Next::All;
+        }
+        let mut fees = request.fees().iter();
+        if let Some(number) = fees.position(|fee| fee.paid == Paid::Not) {
+            return Next::Charge(number);
+        }
+        let lacks = |leg: &SlotLeg| {
+            let queue = &self.queues[leg.lease.queue];
+            let state = queue.leg_state(leg.lease.seq(), self.ctx.now);
+            !matches!(state, Some(LegState::Held { .. }))
+        };
+        match request.legs.iter().position(lacks) {
+            Some(number) => Next::Slot(number),
+            None => Next::All,
+        }
+    }
+
+    /// The part of the store of which the request asks next.
+    #[inline]
+    fn part_of(&self, request: &Request) -> Part {
+        if !self.ctx.settings.parts.is_cluster() {
+            return Part::default();
+        }
+        match self.next_for(request) {
+            Next::All => Part::default(),
+            Next::Charge(number) => request.fees()[number].part,
+            Next::Slot(number) => self.queues[request.legs[number].lease.queue].part(),
+        }
     }
 }
 
@@ -405,56 +408,31 @@ impl Core {
     }
 }
 
-impl Asker {
-    fn request(self) -> Option<RequestId> {
-        match self {
-            Self::Request(id) => Some(id),
-            Self::Listed | Self::Account(_) => None,
-        }
-    }
-
-    fn account(self) -> Option<AccountId> {
-        match self {
-            Self::Account(id) => Some(id),
-            Self::Listed | Self::Request(_) => None,
-        }
-    }
-}
-
 impl Core {
     /// `shared`: there is a store; otherwise the ledgers in this process decide.
     pub fn new(settings: Settings, shared: bool, now: Instant) -> Self {
-        let bounds = match settings.part {
-            None => WINDOW,
-            Some(_) => WINDOW_OF_ONE_KEY,
-        };
+        let parts = settings.parts;
+        let link = |part| Link::new(part, parts.is_cluster(), now);
         Self {
-            window: Window::new(bounds, now),
-            next_kind: 0,
+            links: parts.all().map(link).collect(),
+            turn: 0,
             ctx: Context::new(settings, shared, now),
             updated: Vec::new(),
             measured: Vec::new(),
             declared: Vec::new(),
-            queues: Queues::new(!shared),
-            in_flight: Vec::new(),
+            queues: Queues::new(parts, !shared),
             exchanges: 0,
             requests: Slab::new(),
             last_request: 0,
             following: Vec::new(),
-            unsent: BTreeSet::new(),
-            held_back: BTreeSet::new(),
             asking: BTreeSet::new(),
             waits: BTreeSet::new(),
             patient_until: None,
             sleepers: BTreeMap::new(),
-            refunds: Vec::new(),
             rates: Rates::default(),
             local: LocalClaim::default(),
-            accounts: Accounts::default(),
+            accounts: Accounts::new(parts),
             bounded: BoundedPermits::default(),
-            clock: None,
-            breaker: Breaker::new(),
-            connection: Connection::default(),
             reach: Reach::default(),
             complained: HashMap::new(),
             orphaned: false,
@@ -490,13 +468,18 @@ impl Core {
         self.ctx.shared
     }
 
-    pub fn store_is_up(&self) -> bool {
-        self.ctx.availability == Availability::Up
+    /// Whether a part of the store is down.
+    pub fn is_any_down(&self) -> bool {
+        !self.links.iter().all(Link::is_up)
     }
 
-    /// Whether the store decides on requests.
-    fn asks_store(&self) -> bool {
-        self.ctx.shared && self.store_is_up()
+    /// Whether this part of the store decides on requests.
+    fn asks_store(&self, part: Part) -> bool {
+        self.ctx.shared && self.ctx.availability(part) == Availability::Up
+    }
+
+    fn link(&mut self, part: Part) -> &mut Link {
+        &mut self.links[part.number()]
     }
 
     pub fn is_ending(&self) -> bool {
@@ -508,31 +491,17 @@ impl Core {
         self.ctx.counts.held == 0 && self.accounts.is_empty()
     }
 
-    /// Whether nothing is left to send to the store, or to expect from it, now or later. A store that is down is owed
-    /// only releases.
-    pub fn is_quiet(&self) -> bool {
-        if !self.store_is_up() {
-            return self.unconfirmed().next().is_none();
-        }
-        self.in_flight.is_empty()
-            && self.queues.ready_count() == 0
-            && self.unsent.is_empty()
-            && self.refunds.is_empty()
-            && self.accounts.next_key().is_none()
-            && !self.queues.iter().any(Queue::repeats_releases)
-    }
-
     /// Changes whenever the store confirms a release, a report of spending or a refund.
     pub fn confirmed(&self) -> (u64, usize, usize) {
         let confirmed = self.ctx.counts.confirmed;
-        (confirmed, self.accounts.len(), self.refunds.len())
+        let refunds = self.links.iter().map(|link| link.refunds.len());
+        (confirmed, self.accounts.len(), refunds.sum())
     }
 
     /// Names that the store may know, though no permit or request needs them once the core is [closed](Self::close) and
     /// everything is [lost](Self::lose_all). A name may occur twice.
     pub fn unconfirmed(&self) -> impl Iterator<Item = Seq> {
-        let pending = self.in_flight.iter().flat_map(|sent| &sent.pending);
-        let in_flight = pending.flat_map(PendingBatch::releases);
+        let in_flight = self.links.iter().flat_map(Link::names_released);
         let queues = self.queues.iter();
         queues.flat_map(Queue::names_in_store).chain(in_flight)
     }
@@ -546,19 +515,26 @@ impl Core {
     /// Whether a request awaits an answer, or a shutdown its end.
     pub fn has_requests(&self) -> bool {
         !self.requests.is_empty()
-            || !self.in_flight.is_empty()
+            || self.links.iter().any(|link| !link.in_flight.is_empty())
             || self.alarm.is_some()
             || !self.ctx.confirmations.is_empty()
-            || self.queues.ready().any(Queue::has_inquiries)
+            || (self.links.iter())
+                .any(|link| self.queues.ready(link.part).any(Queue::has_inquiries))
     }
 
     /// Whether no permit, request, release or refund is left or can still come.
     pub fn is_over(&self) -> bool {
         // A charge in flight may still need a refund.
-        let is_owed =
-            !self.refunds.is_empty() || !self.accounts.is_empty() || !self.in_flight.is_empty();
-        let owes = is_owed && self.store_is_up();
-        self.orphaned && self.queues.is_empty() && self.requests.is_empty() && !owes
+        let is_owed = |link: &Link| {
+            link.is_up()
+                && (!self.accounts.is_empty()
+                    || !link.refunds.is_empty()
+                    || !link.in_flight.is_empty())
+        };
+        self.orphaned
+            && self.queues.is_empty()
+            && self.requests.is_empty()
+            && !self.links.iter().any(is_owed)
     }
 
     /// Requests a step at this time.
@@ -593,6 +569,13 @@ impl Core {
     fn each_queue(&mut self, mut change: impl FnMut(&mut Queue, &mut Context)) {
         for id in self.queues.ids() {
             // The queue may have been dropped on behalf of another.
+            self.queues.change_if_there(&mut self.ctx, id, &mut change);
+        }
+    }
+
+    /// Changes all queues with ledgers in this part.
+    fn each_queue_of(&mut self, part: Part, mut change: impl FnMut(&mut Queue, &mut Context)) {
+        for id in self.queues.ids_of(part) {
             self.queues.change_if_there(&mut self.ctx, id, &mut change);
         }
     }

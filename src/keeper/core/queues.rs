@@ -21,6 +21,7 @@ use crate::{
     key::Key,
     leases::QueueId,
     limit::LimitId,
+    part::{Part, Parts},
 };
 
 /// Number of idle queues of ledgers in this process that are kept: about 2 KiB each.
@@ -36,8 +37,8 @@ pub(super) struct Queues {
     by_key: Vec<ByKey>,
     /// Queues whose ledger is in the store.
     by_ledger: HashMap<Arc<str>, QueueId>,
-    /// Queues with work, by its kind, in the order in which they got the work.
-    ready: [Ready; 2],
+    /// Queues with work, by part of the store and kind of work, in the order in which they got the work.
+    ready: Box<[[Ready; 2]]>,
     due: BTreeSet<(Instant, QueueId)>,
     /// Queues that were idle and may be again, ordered by when they first were: a queue that is used keeps its place.
     cached: VecDeque<QueueId>,
@@ -101,12 +102,12 @@ struct ByKey {
 }
 
 impl Queues {
-    pub fn new(caches: bool) -> Self {
+    pub fn new(parts: Parts, caches: bool) -> Self {
         Self {
             members: Slab::new(),
             by_key: Vec::new(),
             by_ledger: HashMap::new(),
-            ready: [Ready::default(); 2],
+            ready: parts.all().map(|_| [Ready::default(); 2]).collect(),
             due: BTreeSet::new(),
             cached: VecDeque::new(),
             caches,
@@ -133,7 +134,11 @@ impl Queues {
             true => ctx.settings.ledger_name(key, rules.name()).into(),
             false => Arc::default(),
         };
-        let mut queue = Queue::new(id, (limit, key.clone()), ledger, rules, ctx);
+        let part = match ctx.shared {
+            true => ctx.settings.part_of(key, rules.name()),
+            false => Part::default(),
+        };
+        let mut queue = Queue::new(id, (limit, key.clone()), (part, ledger), rules, ctx);
         if !ctx.overrides.is_empty() {
             let steered = ctx.overrides.for_key(queue.limit(), key);
             queue.steer(ctx, steered);
@@ -286,10 +291,12 @@ impl Queues {
     }
 
     pub fn ids(&self) -> Vec<QueueId> {
-        self.members
-            .iter()
-            .map(|(id, _)| QueueId::of_index(id))
-            .collect()
+        self.iter().map(Queue::id).collect()
+    }
+
+    pub fn ids_of(&self, part: Part) -> Vec<QueueId> {
+        let those = self.iter().filter(|queue| queue.part() == part);
+        those.map(Queue::id).collect()
     }
 
     /// All ids are below this bound.
@@ -302,30 +309,34 @@ impl Queues {
         self.members.is_empty()
     }
 
-    pub fn ready(&self) -> impl Iterator<Item = &Queue> {
+    /// Queues with work for a part of the store.
+    pub fn ready(&self, part: Part) -> impl Iterator<Item = &Queue> {
         let after = |id: &QueueId| self.members[id.index()].after.id();
         let row = move |ready: &Ready| std::iter::successors(ready.first, after);
-        self.ready.iter().flat_map(row).map(|id| &self[id])
+        let rows = self.ready[part.number()].iter();
+        rows.flat_map(row).map(|id| &self[id])
     }
 
-    pub fn ready_count(&self) -> usize {
-        self.ready.iter().map(|ready| ready.count).sum()
+    pub fn ready_count(&self, part: Part) -> usize {
+        let rows = self.ready[part.number()].iter();
+        rows.map(|ready| ready.count).sum()
     }
 
     /// Number of queues with this kind of work.
-    pub fn count_of(&self, turn: Turn) -> usize {
-        self.ready[turn as usize].count
+    pub fn count_of(&self, part: Part, turn: Turn) -> usize {
+        self.ready[part.number()][turn as usize].count
     }
 
     /// Removes the queue that has had this kind of work for the longest time. A [`change`](Self::change) has to follow.
-    pub fn pop_ready(&mut self, turn: Turn) -> Option<QueueId> {
-        let id = self.ready[turn as usize].first?;
+    pub fn pop_ready(&mut self, part: Part, turn: Turn) -> Option<QueueId> {
+        let id = self.ready[part.number()][turn as usize].first?;
         self.leave_row(id);
         Some(id)
     }
 
     fn join_row(&mut self, id: QueueId, turn: Turn) {
-        let ready = &mut self.ready[turn as usize];
+        let part = self[id].part();
+        let ready = &mut self.ready[part.number()][turn as usize];
         let last = ready.last.replace(id);
         ready.count += 1;
         match last {
@@ -342,7 +353,8 @@ impl Queues {
         let Some(turn) = member.turn.take() else {
             return;
         };
-        let ready = &mut self.ready[turn as usize];
+        let part = member.queue.part();
+        let ready = &mut self.ready[part.number()][turn as usize];
         ready.count -= 1;
         match before.id() {
             Some(before) => self.members[before.index()].after = after,
@@ -420,7 +432,11 @@ impl Queues {
     pub fn audit(&mut self) -> Result<(), String> {
         use crate::keeper::queue::audit::ensure;
 
-        let (mut turns, mut due) = ([BTreeSet::new(), BTreeSet::new()], BTreeSet::new());
+        let rows = self
+            .ready
+            .iter()
+            .map(|_| [BTreeSet::new(), BTreeSet::new()]);
+        let (mut turns, mut due) = (rows.collect::<Vec<_>>(), BTreeSet::new());
         for (id, member) in &mut self.members {
             let (id, queue) = (QueueId::of_index(id), &mut member.queue);
             let at = format!("queue {} ({})", id.0, queue.limit().name());
@@ -450,11 +466,12 @@ impl Queues {
                 member.due
             );
             if let Some(turn) = member.turn {
-                turns[turn as usize].insert(id);
+                turns[queue.part().number()][turn as usize].insert(id);
             }
             due.extend(member.due.map(|at| (at, id)));
         }
-        for (ready, turn) in self.ready.iter().zip(&turns) {
+        let rows = self.ready.iter().flatten();
+        for (ready, turn) in rows.zip(turns.iter().flatten()) {
             let after = |id: &QueueId| self.members[id.index()].after.id();
             let row = std::iter::successors(ready.first, after);
             let row: Vec<_> = row.take(ready.count + 1).collect();

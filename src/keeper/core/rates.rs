@@ -20,6 +20,7 @@ use crate::{
         Tat, WAIT_FOREVER_US, Want,
     },
     limit::{Fallback, Limit, LimitId, LimitValue, MAX_LIMIT, Mode},
+    part::Part,
     status::{Quota, QuotaReader},
     telemetry::{Cost, Measure},
 };
@@ -54,7 +55,10 @@ impl Core {
         let paid = if leg.cost == 0 { Paid::Free } else { Paid::Not };
         Some(Fee {
             id: AccountId(request, leg.limit),
-            keeper: self.ctx.keeper(),
+            part: match self.ctx.shared {
+                true => self.ctx.settings.part_of(&leg.key, limit.name()),
+                false => Part::default(),
+            },
             limit,
             key: leg.key.clone(),
             max,
@@ -132,24 +136,29 @@ impl Core {
 
     /// The state of a rate after a charge.
     pub(super) fn quota_of(&self, fee: &Fee) -> Option<Quota> {
-        let (rate, tat, now_us) = self.state_of(fee.paid)?;
+        let (rate, tat, now_us) = self.state_of(fee.part, fee.paid)?;
         Some(self.quota_at(fee, rate, tat, now_us))
     }
 
     /// The state of a rate after a refund of the charge.
     pub(super) fn quota_without(&self, fee: &Fee) -> Option<Quota> {
-        let (rate, tat, now_us) = self.state_of(fee.paid)?;
+        let (rate, tat, now_us) = self.state_of(fee.part, fee.paid)?;
         let cost = fee.charge.cost.min(rate.burst);
         Some(self.quota_at(fee, rate, tat.without(cost), now_us))
     }
 
     /// The state as left by the charge, and the time by the charging clock.
-    fn state_of(&self, paid: Paid) -> Option<(Rate, Tat, u64)> {
+    fn state_of(&self, part: Part, paid: Paid) -> Option<(Rate, Tat, u64)> {
         match paid {
-            Paid::InStore(tat) => Some((tat.rate, tat, self.clock?.at(self.ctx.now))),
+            Paid::InStore(tat) => Some((tat.rate, tat, self.store_us(part, self.ctx.now)?)),
             Paid::Here(tat) => Some((tat.rate, tat, self.ctx.local_us())),
             Paid::Not | Paid::Free => None,
         }
+    }
+
+    /// The store's time at this moment.
+    fn store_us(&self, part: Part, at: Instant) -> Option<u64> {
+        Some(self.links[part.number()].clock?.at(at))
     }
 
     fn quota_at(&self, fee: &Fee, rate: Rate, tat: Tat, now_us: u64) -> Quota {
@@ -172,9 +181,12 @@ impl Core {
     fn pay_back(&mut self, fee: &Fee, PaidBack { cost, paid }: PaidBack) {
         match paid {
             // While the store is down it cannot refund.
-            Paid::InStore(_) if !self.store_is_up() => {}
+            Paid::InStore(_) if !self.asks_store(fee.part) => {}
             Paid::InStore(charged) => {
-                self.push_refund(fee.charge.key.clone(), cost, charged);
+                let key = fee.charge.key.clone();
+                self.link(fee.part)
+                    .refunds
+                    .push(Refund { key, cost, charged });
                 self.standings.refund(fee, paid, |tat| tat.without(cost));
             }
             Paid::Here(charged) => {
@@ -190,17 +202,18 @@ impl Core {
     }
 
     /// Refunds the charges of a claim that lost its request.
-    pub(super) fn refund_unclaimed(&mut self, charges: &[Charge], charged: &[Charged]) {
-        for (charge, charged) in charges.iter().zip(charged) {
-            if let Charged::Until { tat, .. } = *charged {
-                self.push_refund(charge.key.clone(), charge.cost, tat);
-            }
-        }
-    }
-
-    /// Enqueues a refund in the store.
-    fn push_refund(&mut self, key: Arc<str>, cost: u32, charged: Tat) {
-        self.refunds.push(Refund { key, cost, charged });
+    pub(super) fn refund_unclaimed(&mut self, part: Part, charges: &[Charge], charged: &[Charged]) {
+        let refunds = charges.iter().zip(charged).filter_map(|(charge, charged)| {
+            let Charged::Until { tat, .. } = *charged else {
+                return None;
+            };
+            Some(Refund {
+                key: charge.key.clone(),
+                cost: charge.cost,
+                charged: tat,
+            })
+        });
+        self.link(part).refunds.extend(refunds);
     }
 }
 
@@ -394,7 +407,7 @@ impl Core {
             });
         }
         let paid = account.map_or(Some(fee.paid), Account::latest)?;
-        let (rate, tat, now_us) = self.state_of(paid)?;
+        let (rate, tat, now_us) = self.state_of(fee.part, paid)?;
         let unsent = account.map_or(0, Account::unsent);
         let mut quota = self.quota_at(fee, rate, tat, now_us);
         quota.remaining = u64::from(quota.remaining).saturating_sub(unsent) as u32;
@@ -402,7 +415,8 @@ impl Core {
     }
 
     fn follow_account(&mut self, id: AccountId) {
-        if !self.asks_store() {
+        let part = self.accounts.get(id).map(|account| account.fee().part);
+        if part.is_some_and(|part| !self.asks_store(part)) {
             self.report_here(id);
         }
         if let Some((fee, parts)) = self.accounts.note_change(id, self.ctx.now) {
@@ -410,10 +424,10 @@ impl Core {
         }
     }
 
-    /// The next report, and its account.
-    pub(super) fn next_report(&mut self) -> Option<(AccountId, Charge)> {
+    /// The next report to this part of the store, and its account.
+    pub(super) fn next_report(&mut self, part: Part) -> Option<(AccountId, Charge)> {
         loop {
-            let id = self.accounts.next()?;
+            let id = self.accounts.next(part)?;
             if let Some(fee) = self.report(id) {
                 return Some((id, fee.charge));
             }
@@ -448,7 +462,7 @@ impl Core {
             return;
         };
         let usual = self.rate_now(&fee);
-        let availability = self.ctx.availability;
+        let availability = self.ctx.availability(fee.part);
         let rate =
             usual.and_then(|usual| self.rate_here(fee.limit_id(), usual, availability).ok()?);
         let most = rate.map_or(u32::MAX, |rate| rate.most_at_once());
@@ -460,14 +474,14 @@ impl Core {
             if let Some(account) = self.accounts.get_mut(id) {
                 account.on_outcome(ReportOutcome::Charged(paid));
             }
-            self.note_debt(fee.limit_id(), paid, sum);
+            self.note_debt(&fee, paid, sum);
         }
     }
 
     /// The store is no longer asked: all reports are charged here.
-    pub(super) fn report_all_here(&mut self) {
+    pub(super) fn report_all_here(&mut self, part: Part) {
         self.accounts.report_all();
-        while let Some(id) = self.accounts.next() {
+        while let Some(id) = self.accounts.next(part) {
             self.follow_account(id);
         }
     }
@@ -480,18 +494,19 @@ impl Core {
         let sum = account.in_flight();
         let unsettled = account.on_outcome(outcome);
         if let ReportOutcome::Charged(paid) = outcome {
-            self.standings.note(account.fee(), paid, self.ctx.now);
-            self.note_debt(id.1, paid, sum);
+            let fee = account.fee().clone();
+            self.standings.note(&fee, paid, self.ctx.now);
+            self.note_debt(&fee, paid, sum);
         }
         self.note_cost(id.1, Cost::Unsettled, unsettled);
         self.follow_account(id);
     }
 
     /// Records the part of a sum that is debt, which makes newcomers wait.
-    fn note_debt(&mut self, limit: LimitId, paid: Paid, sum: u32) {
-        if let Some((rate, tat, now_us)) = self.state_of(paid) {
+    fn note_debt(&mut self, fee: &Fee, paid: Paid, sum: u32) {
+        if let Some((rate, tat, now_us)) = self.state_of(fee.part, paid) {
             let debt = rate.debt(tat, now_us).min(sum.into());
-            self.note_cost(limit, Cost::Debt, debt);
+            self.note_cost(fee.limit_id(), Cost::Debt, debt);
         }
     }
 }
@@ -504,7 +519,10 @@ impl Core {
         let limit = &self.ctx.limits[standing.limit.0];
         let (max, usual) = self.rate_of(limit, &standing.key, standing.own_value)?;
         let (rate, tat, now_us) = match standing.paid {
-            Paid::InStore(tat) => (usual, tat, self.clock.as_ref()?.at(now)),
+            Paid::InStore(tat) => {
+                let part = self.ctx.settings.part_of(&standing.key, limit.name());
+                (usual, tat, self.store_us(part, now)?)
+            }
             Paid::Here(tat) => (tat.rate, tat, self.ctx.local_us_at(now)),
             Paid::Not | Paid::Free => return None,
         };

@@ -177,12 +177,7 @@ impl Core {
         error
     }
 
-    pub(super) fn leg_error(
-        &self,
-        request: &Request,
-        leg: usize,
-        kind: AcquireErrorKind,
-    ) -> AcquireError {
+    fn leg_error(&self, request: &Request, leg: usize, kind: AcquireErrorKind) -> AcquireError {
         let lease = &request.legs[leg].lease;
         let queue = &self.queues[lease.queue];
         queue.error(&self.ctx, lease.seq(), kind, self.waited(request))

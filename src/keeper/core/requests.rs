@@ -4,7 +4,7 @@ use std::{sync::Arc, task::Waker};
 
 use tokio::time::Instant;
 
-use super::{Core, SlotLeg, Stage, acquire::Progress};
+use super::{Core, SlotLeg, Stage, acquire::Progress, link::Link};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
@@ -14,7 +14,7 @@ use crate::{
         queue::Queue,
     },
     key::Key,
-    leases::{Bounds, Fee, Label, Lease, Leases, Pool, QueueId},
+    leases::{Bounds, Label, Lease, Leases, Pool, QueueId},
     limit::{Limit, LimitId, MAX_WEIGHT, Mode},
     status::{InLine, Quota, Status},
     sync::{Confirmation, Inquiry, StoredWaker},
@@ -106,7 +106,7 @@ impl Core {
     }
 
     /// The answer, if there is one. A refused request is then gone; the slots of a granted one belong to the permit.
-    pub(super) fn collect_request(&mut self, id: RequestId) -> Option<Result<Taken, AcquireError>> {
+    fn collect_request(&mut self, id: RequestId) -> Option<Result<Taken, AcquireError>> {
         match self.request(id)?.stage {
             Stage::Granted => {}
             Stage::Refused(_) => {
@@ -239,11 +239,15 @@ impl Core {
         now: Instant,
     ) -> Option<Arc<Limit>> {
         let seq = lease.seq();
-        self.release_one_of_several(lease, now);
+        if let Some(queue) = self.queues.without_listing_if_there(lease.queue) {
+            queue.set_apart(seq);
+        }
+        self.release(lease, now);
         let queue = self.queues.get(lease.queue);
         let releasing = queue.filter(|queue| queue.is_releasing(seq));
+        let queue_is_up = releasing.is_some_and(|queue| self.asks_store(queue.part()));
         let limit = releasing.map(|queue| queue.limit().clone());
-        match limit.is_some() && self.store_is_up() {
+        match limit.is_some() && queue_is_up {
             true => {
                 let until = now + self.ctx.settings.store_timeout;
                 self.ctx.confirmations.insert(seq, until, confirmation);
@@ -258,17 +262,8 @@ impl Core {
         self.ctx.give_up_on_confirmations();
     }
 
-    /// Releases a slot that was held with others. In a cluster it was acquired alone, so its entry does not know of
-    /// them.
-    pub fn release_one_of_several(&mut self, lease: &Arc<Lease>, now: Instant) {
-        if let Some(queue) = self.queues.without_listing_if_there(lease.queue) {
-            queue.set_apart(lease.seq());
-        }
-        self.release(lease, now);
-    }
-
     /// Releases a slot that was never used.
-    pub fn untake(&mut self, lease: &Arc<Lease>, now: Instant) {
+    fn untake(&mut self, lease: &Arc<Lease>, now: Instant) {
         self.ctx.now = now;
         self.bounded.forget(lease.seq());
         lease.return_at(now);
@@ -279,12 +274,21 @@ impl Core {
         self.follow_decisions();
     }
 
-    /// Refunds the charge of a request that was granted here. Returns the state of the rate afterwards.
-    pub fn refund_at(&mut self, fee: &Fee, now: Instant) -> Option<Quota> {
+    /// Releases the slots of a request that was granted here, and refunds its charges. Returns the state of its rates
+    /// afterwards.
+    pub fn give_back(&mut self, taken: Taken, now: Instant) -> Vec<Quota> {
+        let leases = taken.leases.all().iter();
+        leases.for_each(|lease| self.untake(lease, now));
         self.ctx.now = now;
-        let quota = self.quota_without(fee);
-        self.refund(fee);
-        quota
+        let fees = taken.notes.map(|notes| notes.fees);
+        // Newest charge first: a rate can only undo its latest charge.
+        let fees = fees.into_iter().flatten().rev();
+        fees.filter_map(|fee| {
+            let quota = self.quota_without(&fee);
+            self.refund(&fee);
+            quota
+        })
+        .collect()
     }
 
     /// Bounds a permit that was collected. The bounds end when it is [released](Self::release).
@@ -342,7 +346,7 @@ impl Core {
             // A slot lost while idle is noticed later.
             held: self.ctx.counts.held.saturating_sub(others),
             waiting: self.ctx.counts.waiting + self.sleepers.len(),
-            store_up: self.breaker.is_well(),
+            store_up: self.links.iter().all(|link| link.breaker.is_well()),
         }
     }
 }
@@ -363,22 +367,23 @@ impl Core {
             self.alarm,
         ];
         let due = due.into_iter().fold(None, earliest);
-        match self.ctx.shared {
-            true => earliest(due, self.next_due_of_store()),
-            false => due,
+        if !self.ctx.shared {
+            return due;
         }
+        let of_store = [self.next_end_of_asking(), self.ctx.confirmations.next_due()];
+        let due = of_store.into_iter().fold(due, earliest);
+        let links = self.links.iter().map(|link| self.next_due_on(link));
+        links.fold(due, earliest)
     }
 
-    /// Timers that need a store: its answers, probes and connection.
-    fn next_due_of_store(&self) -> Option<Instant> {
-        let probe = self.breaker.probe_at();
+    /// Timers of a link: probes, pacing, reconnection.
+    fn next_due_on(&self, link: &Link) -> Option<Instant> {
+        let probe = link.breaker.probe_at();
         let due = [
-            self.breaker.ends_at(),
-            self.next_end_of_asking(),
-            probe.filter(|_| self.in_flight.is_empty()),
-            self.paced_until(),
-            self.connection.reconnect_at,
-            self.ctx.confirmations.next_due(),
+            link.breaker.ends_at(),
+            probe.filter(|_| link.in_flight.is_empty()),
+            self.paced_until(link),
+            link.connection.reconnect_at,
         ];
         due.into_iter().fold(None, earliest)
     }
@@ -447,14 +452,16 @@ impl Core {
         }
     }
 
-    /// The connection has ended, and no exchange has reconnected since. Waiters and holders need a connection: a hello
+    /// A connection has ended, and no exchange has reconnected since. Waiters and holders need a connection: a hello
     /// establishes it.
     fn reconnect(&mut self) {
         let now = self.ctx.now;
-        let is_due = |at: &mut Instant| *at <= now;
-        let due = self.connection.reconnect_at.take_if(is_due).is_some();
-        if due && self.store_is_up() && !self.queues.is_empty() {
-            self.connection.is_wanted = true;
+        for link in &mut self.links {
+            let is_due = |at: &mut Instant| *at <= now;
+            let is_due = link.connection.reconnect_at.take_if(is_due).is_some();
+            if is_due && link.is_up() && self.queues.iter().any(|queue| queue.part() == link.part) {
+                link.connection.is_wanted = true;
+            }
         }
     }
 
@@ -511,6 +518,23 @@ impl Core {
         let refused = self.refuse_all(AcquireErrorKind::ShutDown);
         self.follow_decisions();
         refused
+    }
+
+    /// Whether nothing is left to send to the store, or to expect from it, now or later. A store that is down is owed
+    /// only releases.
+    pub fn is_quiet(&self) -> bool {
+        self.links.iter().all(|link| self.is_quiet_on(link))
+    }
+
+    fn is_quiet_on(&self, link: &Link) -> bool {
+        let queues = self.queues.iter();
+        let mut queues = queues.filter(|queue| queue.part() == link.part);
+        if !link.is_up() {
+            let mut in_flight = link.names_released();
+            return in_flight.next().is_none()
+                && queues.all(|queue| queue.names_in_store().next().is_none());
+        }
+        link.in_flight.is_empty() && !self.has_work(link) && !queues.any(Queue::repeats_releases)
     }
 
     /// Marks all held slots as lost, and releases them. Returns the number of permits lost.

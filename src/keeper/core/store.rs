@@ -1,13 +1,14 @@
 //! The store, as the core knows it: exchanges without an answer; connections; transitions of the breaker; answers to
 //! claims, and errors of single ledgers.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    Asker, Connection, Core, ExchangeId, PendingExchange, Request, Stage,
+    Core, ExchangeId, Request, Stage,
     breaker::{Breaker, Transition, Work},
+    link::{Asker, Connection, PendingExchange},
 };
 use crate::{
     keeper::{
@@ -19,6 +20,7 @@ use crate::{
     leases::{Paid, ReportOutcome},
     ledger::{Batch, Charged, Claim, ClaimReply, Exchange, LedgerError, Wake},
     limit::Limit,
+    part::Part,
     store::{Event, ExchangeError, Failure, StoreError},
     telemetry::{Cause, StoreState},
 };
@@ -44,10 +46,11 @@ impl Core {
     /// connection.
     pub fn on_failure(&mut self, id: ExchangeId, error: &ExchangeError, now: Instant) -> bool {
         self.ctx.now = now;
-        let Some(sent) = self.take_sent(id) else {
+        let link = self.link(id.part);
+        let Some(sent) = link.take_sent(id) else {
             return false;
         };
-        let is_in_use = self.connection.has(id);
+        let is_in_use = link.connection.has(id);
         let failure = match error.failure {
             // Silence of a connection that has ended proves nothing about the store.
             Failure::TimedOut if !is_in_use => Failure::Cut,
@@ -55,20 +58,13 @@ impl Core {
         };
         // Whatever was wrong with the connection, it is not used again. Not every session reports its end.
         if is_in_use {
-            self.leave_connection();
+            self.leave_connection(id.part);
         }
         // First: if the store is left now, these requests go before those that came later.
         self.unanswered(sent);
         self.note_failure(failure, id, &error.error.message);
         self.follow_decisions();
         is_in_use
-    }
-
-    /// Removes an exchange from the list of exchanges in flight, if it is still listed.
-    pub(super) fn take_sent(&mut self, id: ExchangeId) -> Option<PendingExchange> {
-        let mut in_flight = self.in_flight.iter();
-        let position = in_flight.position(|sent| sent.id == id)?;
-        Some(self.in_flight.remove(position))
     }
 
     /// The driver has gone with its runtime. Requests that are polled start another one.
@@ -99,18 +95,26 @@ impl Core {
     /// timers run.
     pub fn on_stall(&mut self, now: Instant) {
         self.ctx.now = now;
-        if self.ctx.shared && self.store_is_up() {
-            self.note_stall();
-            self.abandon_exchanges();
+        for part in self.ctx.settings.parts.all() {
+            if self.asks_store(part) {
+                self.note_stall(part);
+                self.abandon_exchanges_on(part);
+            }
         }
         self.on_time(now);
     }
 
     /// The driver that sent these exchanges will not see their answers. This proves nothing about the store.
     fn abandon_exchanges(&mut self) {
+        for part in self.ctx.settings.parts.all() {
+            self.abandon_exchanges_on(part);
+        }
+    }
+
+    fn abandon_exchanges_on(&mut self, part: Part) {
         // The next driver has its own connections.
-        self.leave_connection();
-        for sent in std::mem::take(&mut self.in_flight) {
+        self.leave_connection(part);
+        for sent in mem::take(&mut self.link(part).in_flight) {
             self.unanswered(sent);
         }
     }
@@ -123,9 +127,12 @@ impl Core {
             claims,
             ..
         } = sent;
-        self.ctx.record(|history, now| history.failed(id.0, now));
-        self.unsent.append(&mut self.held_back);
-        let availability = self.ctx.availability;
+        let part = id.part;
+        self.ctx
+            .record(|history, now| history.failed(id.number, now));
+        let link = self.link(part);
+        link.unsent.append(&mut link.held_back);
+        let availability = self.ctx.availability(part);
         let not_after_us = exchange.not_after_us;
         for (pending, batch) in pending.iter_mut().zip(&exchange.batches) {
             let queue = self.queues.without_listing(pending.queue);
@@ -144,29 +151,30 @@ impl Core {
         let accounts = claims.iter().filter_map(|asker| asker.account());
         accounts.for_each(|id| self.on_report(id, ReportOutcome::Unknown));
         self.reopen_sent(id, claims.into_iter().filter_map(Asker::request));
-        if self.store_is_up() {
-            self.each_queue(|queue, ctx| queue.call_roll_soon(ctx));
+        if availability == Availability::Up {
+            self.each_queue_of(part, |queue, ctx| queue.call_roll_soon(ctx));
         }
     }
 }
 
 /// Events.
 impl Core {
-    pub fn on_event(&mut self, event: &Event, now: Instant) {
+    /// An event of the connection to this part of the store.
+    pub fn on_event(&mut self, part: Part, event: &Event, now: Instant) {
         self.ctx.now = now;
         match event {
-            Event::Connected => self.on_connected(),
-            Event::Disconnected => self.on_disconnected(),
+            Event::Connected => self.on_connected(part),
+            Event::Disconnected => self.on_disconnected(part),
             Event::Wake(wake) => self.on_wake(wake),
-            Event::Missed => self.on_missed(),
+            Event::Missed => self.on_missed(part),
         }
         self.follow_decisions();
     }
 
     /// Wake-ups of any queue may have been missed: each queue asks for its waiters by name, and releases idle slots,
     /// since another replica may have recalled them.
-    fn on_missed(&mut self) {
-        self.each_queue(|queue, ctx| {
+    fn on_missed(&mut self, part: Part) {
+        self.each_queue_of(part, |queue, ctx| {
             queue.on_recall(ctx, ctx.now);
             queue.call_roll();
         });
@@ -190,7 +198,7 @@ impl Core {
     }
 }
 
-/// The breaker, and the connection.
+/// The breaker of a link, and its connection.
 impl Core {
     /// Passes the failure of an exchange to the breaker.
     pub(super) fn note_failure(&mut self, failure: Failure, id: ExchangeId, why: &str) {
@@ -198,13 +206,13 @@ impl Core {
             Failure::Refused => Cause::Refusal,
             Failure::Cut | Failure::TimedOut => Cause::Outage,
         };
-        let numbers = (id.0, self.exchanges);
+        let numbers = (id.number, self.exchanges);
         let failed =
             |breaker: &mut Breaker, now, rng: &mut _| breaker.failed(failure, numbers, now, rng);
-        match self.follow_breaker(failed, (cause, why)) {
+        match self.follow_breaker(id.part, failed, (cause, why)) {
             Transition::Opened { is_news: true } => self.reach.reported = Some(self.ctx.now),
             Transition::StaysOpen => {
-                self.each_queue(|queue, ctx| queue.forget_releases(ctx.now));
+                self.each_queue_of(id.part, |queue, ctx| queue.forget_releases(ctx.now));
                 self.remind_of(why);
             }
             _ => {}
@@ -212,130 +220,153 @@ impl Core {
     }
 
     /// The store has answered, perhaps only that it cannot work.
-    pub(super) fn note_answer(&mut self, work: Work, outage: Option<&StoreError>) {
+    pub(super) fn note_answer(&mut self, part: Part, work: Work, outage: Option<&StoreError>) {
         match outage {
             Some(error) => {
                 let why = (Cause::Full, error.message.as_str());
-                self.follow_breaker(Breaker::refused_to_write, why);
+                self.follow_breaker(part, Breaker::refused_to_write, why);
             }
-            None => self.note_success(work),
+            None => {
+                self.reach.reached = true;
+                let answered = |breaker: &mut Breaker, now, _: &mut _| breaker.answered(work, now);
+                self.follow_breaker(part, answered, (Cause::Outage, ""));
+            }
         }
     }
 
     /// The driver does not run, so answers of the store go unseen.
-    fn note_stall(&mut self) {
-        self.follow_breaker(Breaker::given_up, (Cause::Stall, ""));
+    fn note_stall(&mut self, part: Part) {
+        self.follow_breaker(part, Breaker::given_up, (Cause::Stall, ""));
     }
 
     /// Reports every minute that the store was never reached: its address may be wrong.
     fn remind_of(&mut self, why: &str) {
         let now = self.ctx.now;
         let is_due = |at| now >= at + REMINDER_INTERVAL;
-        let speaks_for_all = self.ctx.settings.part.is_none_or(|part| part.number() == 0);
-        if speaks_for_all && !self.reach.reached && self.reach.reported.is_some_and(is_due) {
+        if !self.reach.reached && self.reach.reported.is_some_and(is_due) {
             self.reach.reported = Some(now);
             let error = why.to_owned();
             self.ctx.log(LogEvent::StoreNeverReached { error });
         }
     }
 
-    fn note_success(&mut self, work: Work) {
-        self.reach.reached = true;
-        let answered = |breaker: &mut Breaker, now, _: &mut _| breaker.answered(work, now);
-        self.follow_breaker(answered, (Cause::Outage, ""));
-    }
-
     /// Ends the trouble of a store that has worked for long enough.
     pub(super) fn end_trouble(&mut self) {
-        let on_time = |breaker: &mut Breaker, now, _: &mut _| breaker.on_time(now);
-        self.follow_breaker(on_time, (Cause::Outage, ""));
+        for part in self.ctx.settings.parts.all() {
+            let ends_at = self.link(part).breaker.ends_at();
+            if ends_at.is_some_and(|at| at <= self.ctx.now) {
+                let on_time = |breaker: &mut Breaker, now, _: &mut _| breaker.on_time(now);
+                self.follow_breaker(part, on_time, (Cause::Outage, ""));
+            }
+        }
     }
 
     /// Steps the breaker, and acts on its transition. `why`: the cause, if this is a trouble.
     fn follow_breaker(
         &mut self,
+        part: Part,
         turn: impl FnOnce(&mut Breaker, Instant, &mut fastrand::Rng) -> Transition,
         (cause, why): (Cause, &str),
     ) -> Transition {
-        let was_up = self.breaker.is_well();
-        let change = turn(&mut self.breaker, self.ctx.now, &mut self.ctx.rng);
-        let availability = self.breaker.availability();
-        self.ctx.availability = availability;
+        let breaker = &mut self.links[part.number()].breaker;
+        let was_up = breaker.is_well();
+        let change = turn(breaker, self.ctx.now, &mut self.ctx.rng);
+        let (availability, is_up) = (breaker.availability(), breaker.is_well());
+        self.ctx.set_availability(part, availability);
         let state = match change {
             Transition::Opened { is_news: true } => Some(StoreState::Down {
                 was_up,
                 refused: availability == Availability::Refused,
             }),
-            _ if self.breaker.is_well() && !was_up => Some(StoreState::Up),
+            _ if is_up && !was_up => Some(StoreState::Up),
             _ => None,
         };
         if let Some(state) = state {
             self.ctx.effects.push(Effect::MeasureStore(state));
         }
         match change {
-            Transition::Opened { .. } => self.leave_store(),
-            Transition::Closed { .. } => self.each_queue(|queue, ctx| queue.return_to_store(ctx)),
+            Transition::Opened { .. } => self.leave_store(part),
+            Transition::Closed { .. } => {
+                self.each_queue_of(part, |queue, ctx| queue.return_to_store(ctx));
+            }
             Transition::None | Transition::StaysOpen | Transition::Recovered => {}
         }
         match change {
-            Transition::Opened { is_news: true } => self.ctx.log_trouble(cause, why),
+            Transition::Opened { is_news: true } => self.ctx.log_trouble(part, cause, why),
             Transition::Closed { is_news: true } | Transition::Recovered => {
-                self.ctx.log_recovery();
+                self.ctx.log_recovery(part);
             }
             _ => {}
         }
         change
     }
 
-    fn leave_store(&mut self) {
-        self.refunds.clear();
+    fn leave_store(&mut self, part: Part) {
+        self.link(part).refunds.clear();
         self.ctx.give_up_on_confirmations();
         // Requests in flight go on once their exchange is over, or when their time to ask is up.
-        let is_sent = |request: &Request| matches!(request.stage, Stage::Sent(_) | Stage::Listed);
-        for id in self.requests_that(|request| !is_sent(request)) {
+        let is_here = |request: &Request| {
+            let is_sent = matches!(request.stage, Stage::Sent(_) | Stage::Listed);
+            !is_sent && self.part_of(request) == part
+        };
+        for id in self.requests_that(is_here) {
             self.stop_asking(id);
         }
-        for (_, request) in &mut self.requests {
-            request.ticket = None;
+        if !self.ctx.settings.parts.is_cluster() {
+            for (_, request) in &mut self.requests {
+                request.ticket = None;
+            }
         }
-        let availability = self.ctx.availability;
-        self.report_all_here();
-        self.each_queue(|queue, ctx| queue.leave_store(ctx, availability));
-        let mut unsent = std::mem::take(&mut self.unsent);
-        unsent.append(&mut self.held_back);
+        let availability = self.ctx.availability(part);
+        self.report_all_here(part);
+        self.each_queue_of(part, |queue, ctx| queue.leave_store(ctx, availability));
+        let link = self.link(part);
+        link.unsent.append(&mut link.held_back);
+        let unsent = mem::take(&mut link.unsent);
         self.reopen_all(unsent);
     }
 
     /// A new connection, perhaps to a server with another clock, or without our data. Wake-ups may be lost.
-    fn on_connected(&mut self) {
-        self.connection = Connection {
-            made: Some(self.ctx.now),
-            begins_after: self.connection.begins_after,
+    fn on_connected(&mut self, part: Part) {
+        let now = self.ctx.now;
+        let link = self.link(part);
+        link.connection = Connection {
+            made: Some(now),
+            begins_after: link.connection.begins_after,
             ..Connection::default()
         };
-        self.clock = None;
-        self.breaker.connected();
-        self.window.on_connected();
-        if self.store_is_up() {
-            self.each_queue(|queue, ctx| queue.introduce(ctx));
+        link.clock = None;
+        link.breaker.connected();
+        link.window.on_connected();
+        if link.is_up() {
+            self.each_queue_of(part, |queue, ctx| queue.introduce(ctx));
         }
     }
 
     /// The connection has ended, or there was none. The next exchange reconnects, so it has to be a hello: newcomers
     /// sent with it would reach the next server before the holders. The next server's clock may also differ.
-    pub fn leave_connection(&mut self) {
-        self.clock = None;
-        self.connection.begins_after = self.exchanges;
+    fn leave_connection(&mut self, part: Part) {
+        let last = self.exchanges;
+        let link = self.link(part);
+        link.clock = None;
+        link.connection.begins_after = last;
+    }
+
+    /// No part of the store has a connection.
+    pub fn leave_connections(&mut self) {
+        for part in self.ctx.settings.parts.all() {
+            self.leave_connection(part);
+        }
     }
 
     /// The connection has ended, perhaps because the server has: holders may be forgotten, and waiters promoted without
     /// a wake-up.
-    fn on_disconnected(&mut self) {
-        self.leave_connection();
+    fn on_disconnected(&mut self, part: Part) {
+        self.leave_connection(part);
         let now = self.ctx.now;
-        let made = self.connection.made;
-        let soonest = made.map_or(now, |made| made + RECONNECT_PAUSE);
-        self.connection.reconnect_at = Some(soonest.max(now));
+        let connection = &mut self.link(part).connection;
+        let soonest = connection.made.map_or(now, |made| made + RECONNECT_PAUSE);
+        connection.reconnect_at = Some(soonest.max(now));
     }
 }
 
@@ -382,7 +413,7 @@ impl Core {
     ) -> Option<StoreError> {
         self.uncount_legs(exchange, pending, &answers);
         let mut outage = None;
-        let refunds_before = self.refunds.len();
+        let refunds_before = self.link(id.part).refunds.len();
         for ((&asker, claim), result) in askers.iter().zip(&exchange.claims).zip(answers) {
             let sent = SentClaim {
                 exchange: id,
@@ -390,7 +421,7 @@ impl Core {
                 claim,
                 pending,
             };
-            let refunds_then = self.refunds.len();
+            let refunds_then = self.link(id.part).refunds.len();
             match result {
                 Ok(answer) => self.claim_answered(&sent, &answer, at),
                 Err(error) => {
@@ -402,10 +433,10 @@ impl Core {
                     outage = outage.or(error.is_outage().then_some(error));
                 }
             }
-            self.refunds[refunds_then..].reverse();
+            self.link(id.part).refunds[refunds_then..].reverse();
         }
         // Newest claim first: of starts that are ahead a rate with a small burst can only undo the last.
-        self.refunds[refunds_before..].reverse();
+        self.link(id.part).refunds[refunds_before..].reverse();
         outage
     }
 
@@ -491,9 +522,12 @@ impl Core {
             return self.on_report(id, ReportOutcome::of(charged));
         }
         let Some(id) = self.request_of(sent) else {
-            return self.refund_unclaimed(&sent.claim.charges, charged);
+            return self.refund_unclaimed(sent.exchange.part, &sent.claim.charges, charged);
         };
-        self.charged(id, charged, now_us, Paid::InStore);
+        let Some(next) = self.request(id).map(|request| self.next_for(request)) else {
+            return;
+        };
+        self.charged(id, next, charged, now_us, Paid::InStore);
     }
 }
 

@@ -60,8 +60,17 @@ impl Slow {
 fn slow() -> (Arc<Slow>, InFlight) {
     let store = Arc::new(Slow::default());
     let session = Box::new(store.clone());
-    let in_flight = InFlight::new(Some(session), StoreMeter::noop());
+    let in_flight = InFlight::new(vec![session], StoreMeter::noop());
     (store, in_flight)
+}
+
+fn id(number: u64) -> ExchangeId {
+    let part = Part::default();
+    ExchangeId { number, part }
+}
+
+fn is_answer(news: News, number: u64) -> bool {
+    matches!(news, News::Over(over, Ok(_)) if over == id(number))
 }
 
 fn outgoing(number: u64) -> Outgoing {
@@ -80,7 +89,7 @@ fn outgoing_of(number: u64, ledgers: usize) -> Outgoing {
         refunds: Vec::new(),
     };
     Outgoing {
-        id: ExchangeId(number),
+        id: id(number),
         exchange: Arc::new(exchange),
         deadline: Instant::now() + PATIENCE,
     }
@@ -93,15 +102,9 @@ async fn answers_come_in_any_order() {
     in_flight.send(outgoing(2));
     assert!(in_flight.next(None).now_or_never().is_none());
     store.answer(1);
-    assert!(matches!(
-        in_flight.next(None).await,
-        News::Over(ExchangeId(2), Ok(_))
-    ));
+    assert!(is_answer(in_flight.next(None).await, 2));
     store.answer(0);
-    assert!(matches!(
-        in_flight.next(None).await,
-        News::Over(ExchangeId(1), Ok(_))
-    ));
+    assert!(is_answer(in_flight.next(None).await, 1));
 }
 
 /// A long exchange goes out before an available answer is read; a short one does not.
@@ -113,17 +116,11 @@ async fn a_long_exchange_goes_out_before_an_answer_is_looked_at() {
         assert!(in_flight.next(None).now_or_never().is_none());
         store.answer(0);
         in_flight.send(outgoing_of(2, ledgers));
-        assert!(matches!(
-            in_flight.next(None).await,
-            News::Over(ExchangeId(1), Ok(_))
-        ));
+        assert!(is_answer(in_flight.next(None).await, 1));
         assert_eq!(store.asked(), in_flight_then);
         assert!(in_flight.next(None).now_or_never().is_none());
         store.answer(0);
-        assert!(matches!(
-            in_flight.next(None).await,
-            News::Over(ExchangeId(2), Ok(_))
-        ));
+        assert!(is_answer(in_flight.next(None).await, 2));
     }
 }
 
@@ -149,7 +146,7 @@ async fn one_without_an_answer_is_over_at_its_deadline() {
         let News::Over(over, Err(error)) = in_flight.next(None).await else {
             panic!("it had no answer");
         };
-        assert_eq!((over, start.elapsed()), (ExchangeId(number), at));
+        assert_eq!((over, start.elapsed()), (id(number), at));
         assert_eq!(error.failure, Failure::TimedOut);
     }
 }
@@ -166,10 +163,7 @@ async fn a_process_that_stood_still_does_not_blame_the_store() {
     assert!(matches!(news, Some(News::Due)));
     assert!(in_flight.next(None).now_or_never().is_none());
     store.answer(0);
-    assert!(matches!(
-        in_flight.next(None).await,
-        News::Over(ExchangeId(1), Ok(_))
-    ));
+    assert!(is_answer(in_flight.next(None).await, 1));
     in_flight.send(outgoing(2));
     let start = Instant::now();
     advance(2 * PATIENCE).await;
@@ -178,12 +172,12 @@ async fn a_process_that_stood_still_does_not_blame_the_store() {
     assert!(matches!(
         over,
         News::Over(
-            ExchangeId(2),
+            over,
             Err(ExchangeError {
                 failure: Failure::TimedOut,
                 ..
             })
-        )
+        ) if over == id(2)
     ));
     assert_eq!(start.elapsed(), 3 * PATIENCE);
 }
@@ -198,14 +192,113 @@ async fn the_time_comes_neither_early_nor_late() {
     for ms in [200, 900] {
         if ms == 900 {
             store.answer(0);
-            assert!(matches!(
-                in_flight.next(None).await,
-                News::Over(ExchangeId(1), Ok(_))
-            ));
+            assert!(is_answer(in_flight.next(None).await, 1));
         }
         let at = Duration::from_millis(ms);
         let news = in_flight.next(Some(start + at)).await;
         assert!(matches!(news, News::Due));
         assert_eq!(start.elapsed(), at);
+    }
+}
+
+/// In a cluster: each lane waits for its own answers, and none for another's.
+#[tokio::test(start_paused = true)]
+async fn lanes_are_polled_when_they_are_woken_and_take_turns() {
+    let stores = [Arc::new(Slow::default()), Arc::new(Slow::default())];
+    let sessions = stores.iter().map(|store| Box::new(store.clone()) as _);
+    let mut in_flight = InFlight::new(sessions.collect(), StoreMeter::noop());
+    let parts = [Part::of(0), Part::of(1)];
+    let sent = |number: u64, part: Part| Outgoing {
+        id: ExchangeId { number, part },
+        ..outgoing(number)
+    };
+    for number in 1..=4 {
+        in_flight.send(sent(number, parts[number as usize % 2]));
+    }
+    assert!(in_flight.next(None).now_or_never().is_none());
+    for store in &stores {
+        store.answer(0);
+        store.answer(0);
+    }
+    let mut over = Vec::new();
+    while let Some(News::Over(id, Ok(_))) = in_flight.next(None).now_or_never() {
+        over.push(id.number);
+    }
+    assert_eq!(over, [2, 1, 4, 3], "by turns");
+    in_flight.send(sent(5, parts[1]));
+    assert!(in_flight.next(None).now_or_never().is_none());
+    let start = Instant::now();
+    let News::Over(over, Err(_)) = in_flight.next(None).await else {
+        panic!("it had no answer");
+    };
+    assert_eq!((over.number, start.elapsed()), (5, PATIENCE));
+}
+
+/// A wake-up from another thread while the driver polls is not lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_woken_by_another_thread_is_polled() {
+    let stores = [Arc::new(Slow::default()), Arc::new(Slow::default())];
+    let sessions = stores.iter().map(|store| Box::new(store.clone()) as _);
+    let mut in_flight = InFlight::new(sessions.collect(), StoreMeter::noop());
+    let server = std::thread::spawn(move || {
+        for number in 0..2_000 {
+            let store = &stores[number % 2];
+            while store.asked() == 0 {
+                std::thread::yield_now();
+            }
+            store.answer(0);
+        }
+    });
+    for number in 0..2_000 {
+        let part = Part::of(u128::from(number) % 2);
+        in_flight.send(Outgoing {
+            id: ExchangeId { number, part },
+            deadline: Instant::now() + Duration::from_secs(60),
+            ..outgoing(number)
+        });
+        let News::Over(over, Ok(_)) = in_flight.next(None).await else {
+            panic!("it has an answer");
+        };
+        assert_eq!(over.number, number);
+    }
+    server.join().expect("no panic");
+}
+
+/// Interleavings of a lane's wake-up with a poll of the driver.
+#[cfg(turnstile_loom)]
+mod loom {
+    use super::*;
+    use crate::leases::loom::{explore, join, spawn};
+
+    /// The driver's task: whether it was woken.
+    struct Task(AtomicBool);
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+
+    #[test]
+    fn a_wake_up_is_seen_by_this_poll_or_causes_the_next() {
+        explore("driver: a lane is woken", |_| {
+            let task = Arc::new(AtomicWaker::new());
+            let driver = Arc::new(Task(AtomicBool::new(false)));
+            let (lane, waker) = LaneWaker::for_lane(&task);
+            let answered = Arc::new(AtomicBool::new(false));
+            let server = {
+                let answered = answered.clone();
+                spawn(0, move || {
+                    answered.store(true, Ordering::Release);
+                    waker.wake();
+                })
+            };
+            task.register(&Waker::from(driver.clone()));
+            let is_due = lane.take();
+            let is_seen = is_due && answered.load(Ordering::Acquire);
+            join(server);
+            assert!(is_seen || driver.0.load(Ordering::Acquire));
+            assert!(is_due || lane.take());
+        });
     }
 }

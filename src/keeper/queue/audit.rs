@@ -26,8 +26,8 @@ pub(in crate::keeper) struct Books {
     pub renewing: BTreeSet<Seq>,
     /// The request of each leg.
     pub requests_of_legs: HashMap<Seq, RequestId>,
-    /// Requests that their queues send.
-    pub listed: BTreeSet<RequestId>,
+    /// Slots that requests ask for through their queues.
+    pub listed: BTreeSet<Seq>,
     pub counts: Counts,
     pub renewals: usize,
 }
@@ -66,7 +66,7 @@ impl Queue {
             ensure!(same, "{at}: {seq} queues and does not wait");
         }
         ensure!(
-            !ctx.shared || ctx.availability != Availability::Up || self.ledger_here.is_none(),
+            !ctx.shared || self.availability(ctx) != Availability::Up || self.ledger_here.is_none(),
             "{at}: has a ledger of its own"
         );
         let outbox = self.outbox.iter();
@@ -76,7 +76,7 @@ impl Queue {
             "{at}: requests are out of turn"
         );
         let has_work = self.has_work();
-        if ctx.shared && ctx.availability == Availability::Up && self.has_waiters() {
+        if ctx.shared && self.availability(ctx) == Availability::Up && self.has_waiters() {
             let poll = self.waiters.as_ref().and_then(|waiters| waiters.poll_at);
             let asked = poll.is_some() || self.in_flight > 0 || has_work;
             ensure!(asked, "{at}: waits, and never asks");
@@ -102,7 +102,7 @@ impl Queue {
     ) -> Result<(), String> {
         let none = Outbox::default();
         let outbox = self.outbox.as_deref().unwrap_or(&none);
-        let up = ctx.availability == Availability::Up;
+        let up = self.availability(ctx) == Availability::Up;
         ensure!(entry.lease.seq() == seq, "its lease has another name");
         ensure!(entry.lease.queue == self.id, "in the wrong queue");
         let (state, request) = (*entry.state(), entry.request());
@@ -147,7 +147,7 @@ impl Queue {
         );
         match state {
             State::Idle => {
-                let is_listed = request.is_some_and(|request| books.listed.contains(&request));
+                let is_listed = books.listed.contains(&seq);
                 let mut acquire = outbox.acquire.iter();
                 let listed = acquire.any(|newcomer| newcomer.seq == seq);
                 ensure!(!is_listed || listed && up, "wants to ask, and will not");
@@ -237,12 +237,6 @@ impl Queue {
         let outbox = self.outbox.as_ref()?;
         let mut releases = outbox.release.iter().chain(&outbox.later);
         releases.find(|release| release.seq == seq).copied()
-    }
-
-    /// Whether the request waits in the store's ledger, or in this process.
-    pub fn waits_in_store(&self, seq: Seq) -> bool {
-        let waits = |entry: &Entry| matches!(entry.state(), State::Waiting(_));
-        self.entries.get(&seq).is_some_and(waits)
     }
 
     /// As [`waits_in_store`](Self::waits_in_store), or the request is yet to be sent.

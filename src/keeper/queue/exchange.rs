@@ -119,20 +119,13 @@ impl Queue {
         }
     }
 
-    fn take_newcomers(&mut self, ctx: &Context, batch: &mut Batch, room: &mut usize) {
-        let Some(outbox) = &mut self.outbox else {
-            return;
-        };
+    fn take_newcomers(&mut self, ctx: &mut Context, batch: &mut Batch, room: &mut usize) {
         while *room > 0
+            && let Some(outbox) = &mut self.outbox
             && let Some(Newcomer { seq, .. }) = outbox.acquire.pop_front()
         {
-            if let Some(entry) = self.entries.get_mut(&seq)
-                && entry.send(ctx.now)
-            {
-                batch.acquire.push(Ask {
-                    seq,
-                    wait: entry.waits,
-                });
+            if let Some(wait) = self.send_listed(ctx, seq) {
+                batch.acquire.push(Ask { seq, wait });
                 take_room(room, seq);
             }
         }

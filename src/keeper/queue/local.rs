@@ -63,7 +63,7 @@ impl Queue {
 
     /// Asks this process for the slot of a request for a single slot. Returns whether it was granted at once.
     pub fn ask_here(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> bool {
-        let answer = match self.decider(ctx.availability) {
+        let answer = match self.decider(self.availability(ctx)) {
             Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
             Decider::Ledger => {
                 let wait = self.prepare_ledger(ctx, seq, wait);
@@ -104,7 +104,7 @@ impl Queue {
     /// that is up, the ledger serves one claim only.
     fn prepare_ledger(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> bool {
         self.empty_pool(ctx);
-        if ctx.shared && ctx.availability == Availability::Up {
+        if self.asks_store_now(ctx) {
             self.ledger_here = Some(self.ledger_of_holders(ctx));
             return false;
         }
@@ -120,7 +120,7 @@ impl Queue {
 
     /// A claim on the ledger in this process was decided on.
     pub fn after_claim(&mut self, ctx: &Context, call: &mut Call, batch: &Batch) {
-        if ctx.shared && ctx.availability == Availability::Up {
+        if self.asks_store_now(ctx) {
             self.ledger_here = None;
             return;
         }

@@ -49,7 +49,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::context::Context;
+use super::context::{Availability, Context};
 use crate::{
     error::AcquireErrorKind,
     key::Key,
@@ -57,6 +57,7 @@ use crate::{
     ledger::{Ledger, Seq, weight_of},
     limit::{Fallback, Limit, LimitId, LimitValue},
     overrides::Steered,
+    part::Part,
     small_map::SmallMap,
     sync::Inquiry,
 };
@@ -72,6 +73,8 @@ pub(super) struct Queue {
     id: QueueId,
     limit_id: LimitId,
     key: Key,
+    /// The part of the store with its ledger.
+    part: Part,
     /// The name of its ledger in the store.
     ledger: Arc<str>,
     limit: Arc<Limit>,
@@ -225,7 +228,7 @@ impl Queue {
     pub fn new(
         id: QueueId,
         (limit_id, key): (LimitId, Key),
-        ledger: Arc<str>,
+        (part, ledger): (Part, Arc<str>),
         limit: Arc<Limit>,
         ctx: &Context,
     ) -> Self {
@@ -237,6 +240,7 @@ impl Queue {
             id,
             limit_id,
             key,
+            part,
             ledger,
             limit,
             own_value: None,
@@ -271,6 +275,20 @@ impl Queue {
 
     pub fn key(&self) -> &Key {
         &self.key
+    }
+
+    pub fn part(&self) -> Part {
+        self.part
+    }
+
+    /// Whether the store decides on its requests; without a store, the ledger in this process.
+    pub fn availability(&self, ctx: &Context) -> Availability {
+        ctx.availability(self.part)
+    }
+
+    /// Whether it has a store, which decides on its requests.
+    fn asks_store_now(&self, ctx: &Context) -> bool {
+        ctx.shared && self.availability(ctx) == Availability::Up
     }
 
     pub fn ledger_name(&self) -> &Arc<str> {

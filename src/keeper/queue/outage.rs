@@ -145,7 +145,7 @@ impl Queue {
             return;
         };
         match entry.holder() {
-            Some(Holder::Permit | Holder::JointPermit | Holder::Companion | Holder::Leg) => {
+            Some(Holder::Permit | Holder::JointPermit | Holder::Companion) => {
                 ctx.record(|history, now| history.lost(&self.ledger, seq, now));
                 let lease = entry.lease.clone();
                 ctx.end_lease(&lease, kind);

@@ -75,7 +75,24 @@ impl Queue {
         }
     }
 
-    /// Sends an entry with the others of its request.
+    /// Sends an entry from the outbox, if it is still to be sent. Returns whether it may wait.
+    pub(super) fn send_listed(&mut self, ctx: &mut Context, seq: Seq) -> Option<bool> {
+        let entry = self.entries.get_mut(&seq)?;
+        if !matches!(entry.state, State::Idle) {
+            return None;
+        }
+        let waits = entry.waits;
+        if entry.is_plain() {
+            // Affects no count or list.
+            entry.state = State::Sent { at: ctx.now };
+            entry.in_store.entering = true;
+        } else {
+            self.send_leg(ctx, seq, false);
+        }
+        Some(waits)
+    }
+
+    /// Sends an entry of a request for several slots or charges.
     pub(super) fn send_leg(&mut self, ctx: &mut Context, seq: Seq, has_room: bool) {
         self.set(ctx, seq, State::Sent { at: ctx.now });
         if !has_room {
@@ -376,27 +393,6 @@ impl Queue {
         entry.place
     }
 
-    /// A request that acquires leg by leg has this slot, but not its permit yet.
-    pub fn hold_for_leg(&mut self, seq: Seq) {
-        if let Some(entry) = self.entries.get_mut(&seq) {
-            entry.hand_over(Holder::Leg);
-        }
-    }
-
-    /// A request that acquires leg by leg has all its slots, and its permit is admitted. Returns whether this slot is
-    /// still held.
-    pub fn admit_leg(&mut self, ctx: &mut Context, lease: &Lease, waited: Duration) -> bool {
-        let Some(entry) = self.entries.get_mut(&lease.seq()) else {
-            return false;
-        };
-        if entry.holder() != Some(Holder::Leg) || lease.is_over(ctx.now) {
-            return false;
-        }
-        entry.hand_over(Holder::Permit);
-        ctx.measure(self.limit_id, Measure::Admitted(waited));
-        true
-    }
-
     /// A permit with several slots releases this one separately, so it does not go to the pool.
     pub fn set_apart(&mut self, seq: Seq) {
         if let Some(entry) = self.entries.get_mut(&seq)
@@ -409,16 +405,6 @@ impl Queue {
 
 /// State changes that affect no count or list, except for a [companion](Queue::set_companion).
 impl Entry {
-    /// Marks it as sent by its queue. Returns whether it was waiting to be sent.
-    pub fn send(&mut self, now: Instant) -> bool {
-        if !matches!(self.state, State::Idle) {
-            return false;
-        }
-        self.state = State::Sent { at: now };
-        self.in_store.entering = true;
-        true
-    }
-
     /// Gives a held slot to this holder. Returns the previous one.
     pub fn hand_over(&mut self, holder: Holder) -> Option<Holder> {
         let State::Held(hold) = &mut self.state else {
@@ -434,9 +420,14 @@ impl Queue {
         self.outbox.get_or_insert_default()
     }
 
-    /// Asks the store for a slot, ahead of later newcomers.
-    pub fn ask_store(&mut self, newcomer: Newcomer) {
-        self.note_asking(newcomer.seq);
+    /// Asks the store for a slot, ahead of later newcomers. The turn of a leg begins.
+    pub fn ask_store(&mut self, ctx: &Context, newcomer: Newcomer) {
+        if let Some(entry) = self.entries.get_mut(&newcomer.seq) {
+            entry.begin(ctx.now);
+            if entry.is_plain() {
+                self.note_asking(newcomer.seq);
+            }
+        }
         let acquire = &mut self.outbox().acquire;
         let place = acquire.partition_point(|other| other.order() <= newcomer.order());
         acquire.insert(place, newcomer);
@@ -476,7 +467,7 @@ impl Queue {
     }
 
     /// Releases a name if the store may know it. If its exchange is in flight, the answer decides.
-    pub(super) fn release_in_store(&mut self, ctx: &Context, seq: Seq) {
+    fn release_in_store(&mut self, ctx: &Context, seq: Seq) {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };

@@ -43,7 +43,7 @@ impl Queue {
         if self.ledger_here.is_some() {
             self.run_here(ctx, Operation::Nothing);
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
-        } else if ctx.availability == Availability::Up {
+        } else if self.availability(ctx) == Availability::Up {
             self.outbox().inquiries.push(inquiry);
         } else {
             ctx.effects.push(Effect::Dismiss(inquiry));
@@ -215,6 +215,11 @@ impl Queue {
             State::Sent { .. } | State::Checking { .. } => LegState::Asked,
             State::Leaving => return None,
         })
+    }
+
+    /// Whether the limit is in shadow mode for the request of this entry.
+    pub fn is_shadow(&self, seq: Seq) -> bool {
+        self.entries.get(&seq).is_some_and(Entry::is_shadow)
     }
 
     pub fn request_of(&self, seq: Seq) -> Option<RequestId> {

@@ -162,7 +162,7 @@ impl Queue {
     fn may_keep(&self, ctx: &Context) -> bool {
         let enforced = self.limit.current_mode() == Mode::Enforce;
         // A late answer may come while the store is down.
-        let up = ctx.availability == Availability::Up;
+        let up = self.availability(ctx) == Availability::Up;
         self.limit.is_reused() && enforced && !self.is_paused() && !ctx.ending && up
     }
 

@@ -99,13 +99,6 @@ impl Accounts {
         state.in_doubt |= matches!(fee.paid, Paid::Here(..));
     }
 
-    /// A charge of a request that is refused after all.
-    pub fn let_go(&mut self, replica: ReplicaId, fee: &Fee) {
-        if let Some(state) = self.all.get_mut(&(replica, fee.id.0)) {
-            state.permit = None;
-        }
-    }
-
     /// A further charge of the permit.
     pub fn add(&mut self, replica: ReplicaId, fee: &Fee, charge: &Fee) {
         let (account, request) = ((replica, fee.id.0), (replica, charge.id.0));
@@ -165,7 +158,7 @@ impl Accounts {
             exchange, payers, ..
         } = sent;
         if !exchange.refunds.is_empty() || payers.iter().any(Option::is_some) {
-            let (number, asked) = (sent.id.0, (exchange.clone(), payers.clone()));
+            let (number, asked) = (sent.id.number, (exchange.clone(), payers.clone()));
             self.in_flight.insert((exchange.replica, number), asked);
         }
     }
@@ -286,7 +279,7 @@ impl World {
     /// An exchange was answered.
     pub fn note_answer(&mut self, replica: usize, number: ExchangeId, reply: &Reply) {
         let id = self.replicas[replica].id;
-        let Some((_, payers)) = self.accounts.in_flight.remove(&(id, number.0)) else {
+        let Some((_, payers)) = self.accounts.in_flight.remove(&(id, number.number)) else {
             return;
         };
         for (reply, payer) in reply.claims.iter().zip(payers) {
@@ -307,7 +300,7 @@ impl World {
     /// An exchange got no answer.
     pub fn note_failure(&mut self, replica: usize, number: ExchangeId) {
         let id = self.replicas[replica].id;
-        let Some((exchange, payers)) = self.accounts.in_flight.remove(&(id, number.0)) else {
+        let Some((exchange, payers)) = self.accounts.in_flight.remove(&(id, number.number)) else {
             return;
         };
         for payer in payers.into_iter().flatten() {
@@ -324,7 +317,7 @@ impl World {
         let id = self.replicas[replica].id;
         let open = self.accounts.of(id);
         // Without a store nobody else knows the charges.
-        if self.kind == Kind::Memory || !self.replicas[replica].core.store_is_up() {
+        if self.kind == Kind::Memory || self.replicas[replica].core.is_any_down() {
             open.iter()
                 .for_each(|account| self.accounts.doubt(*account));
         }

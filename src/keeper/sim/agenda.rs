@@ -6,6 +6,7 @@ use super::world::World;
 use crate::{
     keeper::core::{ExchangeId, Payer},
     ledger::{Exchange, MemberId, Reply, Wake},
+    part::Part,
     store::Failure,
 };
 
@@ -64,8 +65,9 @@ pub(super) enum Event {
     TimesOut(ExchangeId),
     Fails(ExchangeId, Failure),
     Wakes(Wake),
-    Cut,
-    Connects,
+    /// The connection to this part of the store.
+    Cut(Part),
+    Connects(Part),
     Ticks,
     /// A client polls for its answer.
     Looks,

@@ -5,9 +5,8 @@ use std::{
     time::Duration,
 };
 
-use super::{agenda::Sent, client::Client, kinds::Kind, replica::Replica, world::World};
+use super::{agenda::Sent, kinds::Kind, replica::Replica, world::World};
 use crate::{
-    keeper::core::WaitingRequest,
     leases::{Lease, RIGHT},
     ledger::{Batch, Exchange, Ledger, MemberId, ReplicaId, Reply, Seq, Standing, weight_of},
 };
@@ -180,7 +179,7 @@ impl World {
         let now_ms = self.now_ms();
         let waited: BTreeSet<_> = before.waiting(now_ms).collect();
         let still = after.waiting(now_ms).filter(|one| waited.contains(one));
-        let mut still = still.filter(|(_, id)| self.is_reachable(*id, run, before));
+        let mut still = still.filter(|(_, id)| self.is_reachable(*id, (run, batch), before));
         let Some((first, _)) = still.next() else {
             return;
         };
@@ -195,10 +194,34 @@ impl World {
         }
     }
 
+    /// In a cluster an exchange is about one key, in the part to which it is sent.
+    pub fn check_keys(&self, sent: &Sent) {
+        let exchange = &sent.exchange;
+        let charges = exchange.claims.iter().flat_map(|claim| &claim.charges);
+        let batches = exchange.batches.iter().map(|batch| &*batch.key);
+        let keys = batches.chain(charges.map(|charge| &*charge.key));
+        let keys: BTreeSet<_> = keys
+            .chain(exchange.refunds.iter().map(|refund| &*refund.key))
+            .collect();
+        let is_elsewhere = |key: &&str| self.part_of_ledger(key) != sent.id.part;
+        if self.parts.is_cluster() && (keys.len() > 1 || keys.iter().any(is_elsewhere)) {
+            self.fail(&format!("{} is about {keys:?}", sent.id));
+        }
+    }
+
     /// Whether a waiter could be granted a slot: it calls, its wake-up would be received, or it polls.
-    fn is_reachable(&self, id: MemberId, run: &Exchange, ledger: &Snapshot) -> bool {
+    fn is_reachable(
+        &self,
+        id: MemberId,
+        (run, batch): (&Exchange, &Batch),
+        ledger: &Snapshot,
+    ) -> bool {
         let owner = id.replica;
-        owner == run.replica || !ledger.listeners.contains(&owner) || !self.absent.contains(&owner)
+        let is_absent = || {
+            let part = self.part_of_ledger(&batch.key);
+            self.absent.contains(&(part, owner))
+        };
+        owner == run.replica || !ledger.listeners.contains(&owner) || !is_absent()
     }
 
     /// G4: after an exchange fewer units are free than the first waiter needs, by the limit of the calling replica.
@@ -209,8 +232,9 @@ impl World {
         // The caller is alive. One of its waiters may block the queue even if an older copy has restored it.
         let is_alive = |id: MemberId, alive_ms| alive_ms >= now_ms || id.replica == run.replica;
         let mut waiters = after.waiters.values();
-        let first = waiters
-            .find(|(id, alive_ms)| is_alive(*id, *alive_ms) && self.is_reachable(*id, run, after));
+        let first = waiters.find(|(id, alive_ms)| {
+            is_alive(*id, *alive_ms) && self.is_reachable(*id, (run, batch), after)
+        });
         if let Some((id, _)) = first.filter(|(id, _)| !more && fits(*id)) {
             self.fail(&format!(
                 "G4: {in_use} of {limit} units are in use, and {id:?} waits"
@@ -286,24 +310,6 @@ impl World {
         }
     }
 
-    /// A client in a cluster that keeps slots while it waits for another.
-    fn waits_for_a_leg(&self, client: &Client) -> Option<WaitingRequest> {
-        let core = &self.replicas[client.replica].core;
-        let lease = core.lease_of(client.asked?)?;
-        let taken = client.legs.as_ref()?.taken()?;
-        let (waits_for, limit) = core.waits_for(&lease)?;
-        let held = taken.leases.all().iter().map(|lease| MemberId {
-            replica: self.replicas[self.sibling(client.replica, lease.keeper)].id,
-            seq: lease.seq(),
-        });
-        Some(WaitingRequest {
-            id: lease.seq(),
-            waits_for,
-            limit,
-            holds: held.collect(),
-        })
-    }
-
     /// G4: requests never deadlock. A waiting request proceeds once a holder of its slot does.
     pub fn check_circles(&self) {
         let now_ms = self.now_ms();
@@ -311,10 +317,6 @@ impl World {
         for (number, replica) in self.replicas.iter().enumerate() {
             let waiting = replica.core.waiting_requests(replica.id);
             stuck.extend(waiting.map(|claim| ((number, claim.id), claim)));
-        }
-        for (number, client) in self.clients.iter().enumerate() {
-            let waiting = self.waits_for_a_leg(client);
-            stuck.extend(waiting.map(|claim| ((usize::MAX - number, claim.id), claim)));
         }
         loop {
             let held = stuck.values().flat_map(|claim| &claim.holds);

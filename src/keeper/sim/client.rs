@@ -14,10 +14,9 @@ use crate::{
     keeper::{
         Demand, Leg,
         demand::{RequestId, Taken},
-        request::Legs,
     },
     key::Key,
-    leases::{Fee, Leases},
+    leases::Leases,
     limit::{LimitId, LimitValue},
 };
 
@@ -41,9 +40,6 @@ pub(super) struct Client {
     pub in_crowd: bool,
     /// The expected answer, until there is one.
     pub expected: Option<Expected>,
-    /// In a cluster: its demand, and the slots and charges acquired so far.
-    pub legs: Option<Legs>,
-    pub charged: Vec<Fee>,
 }
 
 impl Client {
@@ -61,8 +57,6 @@ impl Client {
             charging: None,
             in_crowd: false,
             expected: None,
-            legs: None,
-            charged: Vec::new(),
         }
     }
 }
@@ -112,12 +106,9 @@ impl World {
             charging: None,
             in_crowd: false,
             expected: None,
-            legs: None,
-            charged: Vec::new(),
         };
         self.note_rates(replica, &demand);
-        self.submits(client, demand);
-        let replica = self.clients[client].replica;
+        self.submits(client, &demand);
         if looks_at > self.now {
             self.deliver(replica, looks_at - self.now, Event::Looks);
         }
@@ -172,10 +163,20 @@ impl World {
             _ => legs.extend([leg(0, key.clone(), wait), leg(2, key, wait)]),
         }
         self.rng.shuffle(&mut legs);
-        match self.part {
-            None => Demand::All(legs),
-            Some(_) => Demand::One(legs.remove(0)),
+        Demand::All(legs)
+    }
+
+    fn submits(&mut self, client: usize, demand: &Demand) {
+        let (replica, now) = (self.clients[client].replica, self.local());
+        let core = &mut self.replicas[replica].core;
+        let Ok(asked) = core.submit_unlabelled(demand, now) else {
+            return;
+        };
+        if let Some(lease) = core.lease_of(asked).filter(|lease| lease.is_reused()) {
+            self.totals.reused += 1;
+            self.check_reuse(replica, &lease);
         }
+        self.clients[client].asked = Some(asked);
     }
 
     /// In a world with weights half of the permits have one unit, and some more than the limit.
@@ -203,8 +204,6 @@ impl World {
         let now = self.local();
         let core = &mut self.replicas[replica].core;
         let answer = core.collect(asked, false, now);
-        let is_open = answer.is_none();
-        let answer = answer.and_then(|answer| self.leg_answered(client, answer));
         match answer {
             Some(Ok(taken)) => {
                 let here = is_let_in_here(&taken);
@@ -221,8 +220,6 @@ impl World {
                 let pause = self.millis(1..300);
                 self.after(pause, Happening::ClientAsks(client));
             }
-            // The client asks for the next limit.
-            None if !is_open => {}
             None if self.now > until + Duration::from_secs(3) && self.faults.stall == 0.0 => {
                 self.fail(&format!("G7: client {client} waits for too long"))
             }
@@ -240,10 +237,10 @@ impl World {
         {
             self.fail(&format!("client {client} asked for {weight} units"));
         }
+        let replica = self.clients[client].replica;
         let fees = taken.notes.map(|notes| notes.fees).unwrap_or_default();
         for fee in &fees {
-            let id = self.replicas[self.payee(client, fee)].id;
-            self.accounts.begin(id, fee);
+            self.accounts.begin(self.replicas[replica].id, fee);
             self.check_charged_here(fee, self.clients[client].asked_at);
         }
         let spends = self.spends && !fees.is_empty();
@@ -292,20 +289,15 @@ impl World {
         self.note(|| format!("client {client} ends"));
         self.ends_spending(client);
         let now = self.local();
-        match self.clients[client].holds.take() {
+        let leases = self.clients[client].holds.take();
+        let core = &mut self.replicas[replica].core;
+        match leases {
             Some(leases) => {
-                let is_alone = matches!(leases, Leases::One(_));
                 for lease in leases.all() {
-                    let keeper = self.sibling(replica, lease.keeper);
-                    self.touched.insert(keeper);
-                    let core = &mut self.replicas[keeper].core;
-                    match is_alone {
-                        true => core.release(lease, now),
-                        false => core.release_one_of_several(lease, now),
-                    }
+                    core.release(lease, now);
                 }
             }
-            None => self.gives_up(client, asked),
+            None => core.cancel(asked, now),
         }
         true
     }

@@ -419,8 +419,10 @@ impl World {
                 expected.served = false;
             }
         }
-        self.disconnects(replica);
-        self.deliver(replica, Duration::ZERO, Event::Cut);
+        for part in self.parts.all() {
+            self.disconnects(replica, part);
+            self.deliver(replica, Duration::ZERO, Event::Cut(part));
+        }
         // Newcomers arrive while holders are introduced.
         self.after(2 * way, Happening::Burst(replica));
     }
@@ -450,7 +452,7 @@ impl World {
 /// The checks.
 impl World {
     pub fn check_store_is_up(&self, replica: usize) {
-        if self.crowd.is_some() && !self.replicas[replica].core.store_is_up() {
+        if self.crowd.is_some() && self.replicas[replica].core.is_any_down() {
             self.fail(&format!(
                 "G8: r{replica} has left a store that is never late"
             ));

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{kinds::Kind, world::World};
+use super::{kinds::Kind, replica::Replica, world::World};
 use crate::{leases::Lease, ledger::MemberId};
 
 /// Units held in one ledger.
@@ -37,12 +37,14 @@ impl World {
                     "G2: client {number}'s permit was over and came back"
                 ));
             }
-            let first = client.replica;
+            let replica = client.replica;
             for lease in leases.all() {
-                let keeper = &self.replicas[self.sibling(first, lease.keeper)];
-                let (replica, seq) = (keeper.id, lease.seq());
-                let id = MemberId { replica, seq };
-                let key = keeper.core.ledger_of(lease);
+                let Replica { id, core, .. } = &self.replicas[replica];
+                let id = MemberId {
+                    replica: *id,
+                    seq: lease.seq(),
+                };
+                let key = core.ledger_of(lease);
                 self.check_holder(number, id, &key, lease);
                 let held = held.entry(key).or_default();
                 held.all += id.weight();

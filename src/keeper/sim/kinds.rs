@@ -16,7 +16,7 @@ pub(super) enum Kind {
     Crowd,
     /// Without a store.
     Memory,
-    /// Processes have one keeper for each part of a cluster.
+    /// The store is a cluster with several parts.
     Cluster,
 }
 

@@ -1,6 +1,6 @@
 //! Accidents of a process, or of the store.
 
-use super::{agenda::Happening, kinds::Kind, rates::Charges, replica::Replica, world::World};
+use super::{agenda::Happening, kinds::Kind, rates::Charges, world::World};
 use crate::key::Key;
 
 impl World {
@@ -20,17 +20,15 @@ impl World {
         if self.chance(self.faults.crash) {
             self.note(|| format!("r{replica} crashes"));
             if self.rng.bool() {
-                for keeper in self.siblings(replica) {
-                    self.disconnects(keeper);
+                for part in self.parts.all() {
+                    self.disconnects(replica, part);
                 }
             }
             self.begins_anew(replica);
         } else if self.chance(self.faults.stall) {
             let length = self.millis(10..6_500);
             self.note(|| format!("r{replica} stands still for {length:?}"));
-            for keeper in self.siblings(replica) {
-                self.replicas[keeper].stalled_until = self.now + length;
-            }
+            self.replicas[replica].stalled_until = self.now + length;
         }
     }
 
@@ -41,17 +39,11 @@ impl World {
             self.charges = Charges::default();
         }
         let life = self.replicas[replica].life + 1;
-        let all = self.siblings(replica);
-        for keeper in &all {
-            let Replica { process, core, .. } = &self.replicas[*keeper];
-            let (process, part) = (*process, core.settings().part);
-            self.replicas[*keeper] = self.new_replica(life, process, part);
-        }
+        self.replicas[replica] = self.new_replica(life);
         for client in 0..self.clients.len() {
-            if all.contains(&self.clients[client].replica) {
+            if self.clients[client].replica == replica {
                 (self.clients[client].asked, self.clients[client].holds) = (None, None);
                 self.clients[client].charging = None;
-                (self.clients[client].legs, self.clients[client].charged) = (None, Vec::new());
                 let pause = self.millis(0..2_000);
                 self.after(pause, Happening::ClientAsks(client));
             }
@@ -59,6 +51,14 @@ impl World {
     }
 
     fn befalls_store(&mut self) {
+        if self.parts.count() > 1 {
+            // A node of a cluster, or all.
+            self.hit = if self.rng.bool() {
+                u16::MAX
+            } else {
+                self.rng.u16(..)
+            };
+        }
         if self.chance(self.faults.outage) {
             let length = self.millis(10..6_000);
             (self.down_until, self.hangs) = (self.now + length, self.rng.bool());

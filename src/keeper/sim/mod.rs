@@ -19,7 +19,6 @@
 //! | `world`, `agenda` | values drawn from the seed, and the state; future events |
 //! | `kinds` | kinds of worlds: an ordinary one, a crowd, memory, a cluster |
 //! | `memory` | ledgers and rates without a store |
-//! | `processes` | keepers of one process; requests that acquire leg by leg |
 //! | `crowd` | many clients, at a store that is far away or slow |
 //! | `replica`, `client` | a real keeper and the work of its driver; its clients |
 //! | `spending` | clients with a permit at a rate: they spend, and settle |
@@ -52,7 +51,6 @@ mod memory;
 mod mishaps;
 mod names;
 mod network;
-mod processes;
 mod rates;
 mod replica;
 mod runs;

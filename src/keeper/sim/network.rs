@@ -1,6 +1,6 @@
 //! The network: messages arrive, or arrive late, twice, or never.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     LATEST,
@@ -10,6 +10,7 @@ use super::{
 use crate::{
     keeper::core::Outgoing,
     ledger::{ReplicaId, Reply, Wake},
+    part::Part,
     store::Failure,
 };
 
@@ -22,19 +23,20 @@ impl World {
             id,
             exchange: outgoing.exchange,
             repeated: false,
-            listens: self.replicas[replica].listens,
+            listens: self.replicas[replica].line(id.part).listens,
             idle: self.replicas[replica].idle(self.local()),
             payers: self.replicas[replica].core.payers(id),
         };
         self.accounts.note_sent(&sent);
+        self.check_keys(&sent);
         let deadline = outgoing.deadline.saturating_duration_since(self.start);
         self.deliver(replica, deadline - self.now, Event::TimesOut(id));
-        if self.now < self.refuses_until {
+        if self.now < self.refuses_until && self.is_hit(id.part) {
             let delay = self.millis(0..3);
             let refused = Event::Fails(id, Failure::Refused);
             return self.deliver(replica, delay, refused);
         }
-        if self.now < self.down_until {
+        if self.now < self.down_until && self.is_hit(id.part) {
             if !self.hangs {
                 let delay = self.millis(0..3);
                 let failed = Event::Fails(id, Failure::Cut);
@@ -42,7 +44,7 @@ impl World {
             }
             return;
         }
-        let sent = match self.replicas[replica].connected {
+        let sent = match self.replicas[replica].line(id.part).connected {
             true => sent,
             false if sent.exchange.is_hello() => self.connects(sent),
             false => {
@@ -53,8 +55,9 @@ impl World {
             }
         };
         if self.chance(self.faults.cut) {
-            self.disconnects(replica);
-            self.deliver(replica, Duration::from_micros(100), Event::Cut);
+            self.disconnects(replica, id.part);
+            let soon = Duration::from_micros(100);
+            self.deliver(replica, soon, Event::Cut(id.part));
             if self.rng.bool() {
                 let delay = self.millis(0..300);
                 self.after(delay, Happening::Arrives(sent));
@@ -71,28 +74,35 @@ impl World {
         let way = self.one_way().unwrap_or_else(|| self.millis(0..3));
         let mut at = self.now + way;
         if !self.chance(self.faults.unordered) {
-            at = at.max(self.replicas[replica].last_sent);
-            self.replicas[replica].last_sent = at;
+            let line = self.replicas[replica].line(id.part);
+            at = at.max(line.last_sent);
+            line.last_sent = at;
         }
         self.at(at, Happening::Arrives(sent));
     }
 
     /// A few connections do not subscribe: they may not, or the server's buffers are too small.
     fn connects(&mut self, sent: Sent) -> Sent {
-        let listens = self.rng.u8(0..8) > 0;
+        let (listens, part) = (self.rng.u8(0..8) > 0, sent.id.part);
         let replica = &mut self.replicas[sent.replica];
-        (replica.connected, replica.listens) = (true, listens);
+        let line = replica.line(part);
+        (line.connected, line.listens) = (true, listens);
         match listens {
-            true => self.absent.remove(&replica.id),
-            false => self.absent.insert(replica.id),
+            true => self.absent.remove(&(part, replica.id)),
+            false => self.absent.insert((part, replica.id)),
         };
-        self.deliver(sent.replica, Duration::ZERO, Event::Connects);
+        self.deliver(sent.replica, Duration::ZERO, Event::Connects(part));
         Sent { listens, ..sent }
     }
 
     /// The store has closed a connection, or has noticed its end. The replica may notice later.
-    pub fn disconnects(&mut self, replica: usize) {
-        self.absent.insert(self.replicas[replica].id);
+    pub fn disconnects(&mut self, replica: usize, part: Part) {
+        self.absent.insert((part, self.replicas[replica].id));
+    }
+
+    pub fn absent_from(&self, part: Part) -> BTreeSet<ReplicaId> {
+        let absent = self.absent.iter().filter(|(of, _)| *of == part);
+        absent.map(|(_, replica)| *replica).collect()
     }
 
     pub fn send_reply(&mut self, to: &Sent, reply: Reply) {
@@ -104,8 +114,9 @@ impl World {
         let way = way.unwrap_or_else(|| self.faults.slow.mul_f64(self.rng.f64()));
         let mut at = self.now + way;
         if !self.chance(self.faults.unordered) {
-            at = at.max(self.replicas[replica].last_reply);
-            self.replicas[replica].last_reply = at;
+            let line = self.replicas[replica].line(to.id.part);
+            at = at.max(line.last_reply);
+            line.last_reply = at;
         }
         if self.chance(self.faults.doubled) {
             let delay = at - self.now + self.millis(0..500);

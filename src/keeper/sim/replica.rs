@@ -27,26 +27,35 @@ pub(super) struct Replica {
     pub core: Core,
     pub id: ReplicaId,
     pub values: Values,
-    /// The process of this keeper. In a cluster a process has several.
-    pub process: usize,
     /// The life of this replica: messages to an earlier life do not arrive.
     pub life: u32,
     pub stalled_until: Duration,
-    pub connected: bool,
-    /// Its connection subscribes to wake-ups.
-    pub listens: bool,
+    /// By part of the store.
+    lines: Vec<Line>,
     told_lost: u64,
     /// When it last had an answer from the store.
     heard: Duration,
     /// When its next tick is on the agenda.
     ticks_at: Option<Duration>,
-    /// Within a connection, exchanges and replies arrive in sending order.
-    pub last_sent: Duration,
-    pub last_reply: Duration,
     pub closing: Option<Closing>,
 }
 
+/// A connection.
+#[derive(Clone)]
+pub(super) struct Line {
+    pub connected: bool,
+    /// It subscribes to wake-ups.
+    pub listens: bool,
+    /// Exchanges and replies arrive in sending order.
+    pub last_sent: Duration,
+    pub last_reply: Duration,
+}
+
 impl Replica {
+    pub fn line(&mut self, part: Part) -> &mut Line {
+        &mut self.lines[part.number()]
+    }
+
     /// Idle slots that have not expired, by ledger.
     pub fn idle(&self, now: Instant) -> BTreeMap<String, Vec<MemberId>> {
         let idle = self.core.idle_seqs(now).map(|(ledger, seqs)| {
@@ -59,46 +68,43 @@ impl Replica {
 }
 
 impl World {
-    pub fn new_replica(&mut self, life: u32, process: usize, part: Option<Part>) -> Replica {
+    pub fn new_replica(&mut self, life: u32) -> Replica {
         let id = ReplicaId::from_bits(self.rng.u128(..));
-        let mut others = self.replicas.iter();
-        let same = others.find(|other| other.process == process && other.life == life);
-        let values = match (self.faults.disagree, same.map(|same| same.values)) {
-            (false, _) => self.values,
-            // The keepers of a process share their values.
-            (true, Some(values)) => values,
-            (true, None) => Values::draw(&mut self.rng, true).times(self.scale()),
+        let values = match self.faults.disagree {
+            false => self.values,
+            true => Values::draw(&mut self.rng, true).times(self.scale()),
         };
         let settings = Settings {
             replica: id,
             namespace: "sim".to_owned(),
-            part,
+            parts: self.parts,
             lease: values.lease,
             store_timeout: STORE_TIMEOUT,
             poll_interval: POLL,
             waiter_ttl: WAITER_TTL,
             seed: self.rng.u64(..),
-            news: Default::default(),
         };
         let mut core = Core::new(settings, self.kind != Kind::Memory, self.local());
         for number in 0..3 {
             let limit = self.limit_of(number, &values, None);
             core.add(&limit).expect("valid");
         }
+        let line = Line {
+            connected: false,
+            listens: false,
+            last_sent: self.now,
+            last_reply: self.now,
+        };
         Replica {
             core,
             id,
             values,
-            process,
             life,
             stalled_until: Duration::ZERO,
-            connected: false,
-            listens: false,
+            lines: vec![line; self.parts.count()],
             told_lost: 0,
             heard: self.now,
             ticks_at: None,
-            last_sent: self.now,
-            last_reply: self.now,
             closing: None,
         }
     }
@@ -131,11 +137,8 @@ impl World {
         }
         self.note(|| format!("r{replica} changes {limit:?}"));
         let now = self.local();
-        for keeper in self.siblings(replica) {
-            let updated = self.replicas[keeper].core.revise(&[&limit], now);
-            updated.expect("valid");
-            self.touched.insert(keeper);
-        }
+        let updated = self.replicas[replica].core.revise(&[&limit], now);
+        updated.expect("valid");
         self.pump(replica);
     }
 
@@ -172,39 +175,38 @@ impl World {
                 let is_in_use = self.fails(replica, number, Failure::TimedOut);
                 // A connection without an answer is not used again.
                 if is_in_use {
-                    self.replicas[replica].connected = false;
-                    self.disconnects(replica);
+                    self.replicas[replica].line(number.part).connected = false;
+                    self.disconnects(replica, number.part);
                 }
                 if is_in_use && self.rng.bool() {
-                    self.deliver(replica, Duration::ZERO, Event::Cut);
+                    self.deliver(replica, Duration::ZERO, Event::Cut(number.part));
                 }
             }
             Event::Fails(number, failure) => {
                 self.fails(replica, number, failure);
             }
             Event::Wakes(wake) => {
-                core.on_event(&StoreEvent::Wake(wake.clone()), now);
+                core.on_event(Part::default(), &StoreEvent::Wake(wake.clone()), now);
                 self.note(|| format!("r{replica} was woken: {wake:?}"));
             }
-            Event::Cut => {
+            Event::Cut(part) => {
                 // The end is also reported, before or after this, except for an event that was one too many.
                 let told = self.rng.u8(0..8);
                 if told < 4 {
-                    core.on_event(&StoreEvent::Disconnected, now);
+                    core.on_event(part, &StoreEvent::Disconnected, now);
                 }
-                for number in core.numbers_in_flight() {
+                let in_flight = core.numbers_in_flight().into_iter();
+                for number in in_flight.filter(|number| number.part == part) {
                     self.fails(replica, number, Failure::Cut);
                 }
-                self.disconnects(replica);
-                let Replica {
-                    core, connected, ..
-                } = &mut self.replicas[replica];
-                *connected = false;
+                self.disconnects(replica, part);
+                let replica = &mut self.replicas[replica];
+                replica.line(part).connected = false;
                 if (4..7).contains(&told) {
-                    core.on_event(&StoreEvent::Disconnected, now);
+                    replica.core.on_event(part, &StoreEvent::Disconnected, now);
                 }
             }
-            Event::Connects => core.on_event(&StoreEvent::Connected, now),
+            Event::Connects(part) => core.on_event(part, &StoreEvent::Connected, now),
             // Among many keys one is always due a moment sooner: only the next tick counts.
             Event::Ticks if self.crowd.is_some() && self.ticks_later(replica) => return,
             Event::Ticks => self.replicas[replica].ticks_at = None,

@@ -60,7 +60,7 @@ impl World {
             _ => self.rng.u32(0..4),
         };
         self.note(|| format!("client {client} spends {cost}"));
-        let id = self.id_of(client, fee);
+        let id = self.id_of(client);
         self.accounts.spend(id, fee, cost);
         self.change_account(client, fee, |account| {
             account.spend(cost);
@@ -69,7 +69,7 @@ impl World {
 
     /// Up or down, or to nothing.
     fn settles(&mut self, client: usize, fee: &Fee) {
-        let id = self.id_of(client, fee);
+        let id = self.id_of(client);
         let owed = self.accounts.owed(id, fee);
         let actual = match self.rng.u8(0..4) {
             0 => 0,
@@ -98,8 +98,7 @@ impl World {
         };
         self.note(|| format!("client {client} is to be charged {}", leg.cost));
         let now = self.local();
-        let replica = self.payee(client, fee);
-        self.touched.insert(replica);
+        let replica = self.clients[client].replica;
         let core = &mut self.replicas[replica].core;
         let request = core.submit_unlabelled(&Demand::One(leg), now).ok();
         let fee = fee.clone();
@@ -126,10 +125,7 @@ impl World {
             Ok(taken) if is_held => self.was_charged(client, &fee, taken),
             Ok(taken) => {
                 self.note(|| format!("client {client} was charged too late"));
-                let core = &mut self.replicas[replica].core;
-                for charge in taken.notes.iter().flat_map(|notes| &notes.fees) {
-                    core.refund_at(charge, now);
-                }
+                self.replicas[replica].core.give_back(taken, now);
             }
             Err(error) => self.note(|| format!("client {client} not charged: {:?}", error.kind())),
         }
@@ -142,7 +138,7 @@ impl World {
     fn was_charged(&mut self, client: usize, fee: &Fee, taken: Taken) {
         let charges = taken.notes.map(|notes| notes.fees).unwrap_or_default();
         self.note(|| format!("client {client} was charged"));
-        let id = self.id_of(client, fee);
+        let id = self.id_of(client);
         for charge in charges {
             self.accounts.add(id, fee, &charge);
             self.change_account(client, fee, |account| {
@@ -163,7 +159,7 @@ impl World {
         if self.clients[client].charging.is_some() && self.rng.bool() {
             self.drops_charge(client);
         }
-        let id = self.id_of(client, &fee);
+        let id = self.id_of(client);
         self.accounts.end(id, &fee);
         let leases = self.clients[client].holds.as_ref();
         let open = leases.is_some_and(|leases| !leases.open_accounts().is_empty());
@@ -175,7 +171,6 @@ impl World {
     fn drops_charge(&mut self, client: usize) {
         if let Some(charging) = self.clients[client].charging.take() {
             let now = self.local();
-            self.touched.insert(charging.replica);
             let core = &mut self.replicas[charging.replica].core;
             core.cancel(charging.request, now);
         }
@@ -187,16 +182,14 @@ impl World {
             return;
         };
         leases.note_account();
-        let keeper = self.payee(client, fee);
-        self.touched.insert(keeper);
-        let core = &mut self.replicas[keeper].core;
+        let core = &mut self.replicas[self.clients[client].replica].core;
         core.change_account(fee, now, |account| {
             change(account);
             None
         });
     }
 
-    fn id_of(&self, client: usize, fee: &Fee) -> ReplicaId {
-        self.replicas[self.payee(client, fee)].id
+    fn id_of(&self, client: usize) -> ReplicaId {
+        self.replicas[self.clients[client].replica].id
     }
 }

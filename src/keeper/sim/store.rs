@@ -17,7 +17,7 @@ impl World {
 
     /// The store receives and runs an exchange.
     pub fn arrives(&mut self, sent: Sent) {
-        if self.frozen_until > self.now {
+        if self.frozen_until > self.now && self.is_hit(sent.id.part) {
             return self.at(self.frozen_until, Happening::Arrives(sent));
         }
         match self.runs_at() {
@@ -79,7 +79,7 @@ impl World {
         let crowded = self.crowded(&exchange);
         self.ledgers.audience = Audience {
             listens: sent.listens,
-            absent: self.absent.clone(),
+            absent: self.absent_from(id.part),
         };
         let (mut reply, wakes) = self.ledgers.exchange(&exchange, self.store_us());
         self.note(|| {
@@ -156,8 +156,10 @@ impl World {
         self.data_was_lost(false);
         self.charges.forget_since(of);
         for replica in 0..self.replicas.len() {
-            self.disconnects(replica);
-            self.deliver(replica, Duration::ZERO, Event::Cut);
+            for part in self.parts.all() {
+                self.disconnects(replica, part);
+                self.deliver(replica, Duration::ZERO, Event::Cut(part));
+            }
         }
     }
 

@@ -23,9 +23,10 @@ use super::{
     replica::Replica,
 };
 use crate::{
+    key::Key,
     ledger::{Ledgers, MemberId, ReplicaId},
     limit::Fallback,
-    part::Part,
+    part::{Part, Parts},
 };
 
 pub(super) struct World {
@@ -39,8 +40,10 @@ pub(super) struct World {
     pub keys: u64,
     /// Share of requests for slots under several limits.
     pub claims: f64,
-    /// The store is a part of a cluster: an exchange is about one key, and a request about one limit.
-    pub part: Option<Part>,
+    /// The parts of the store. In a cluster an exchange is about one key.
+    pub parts: Parts,
+    /// The parts that the latest fault of the store hits.
+    pub hit: u16,
     /// The fallbacks of the limits.
     pub policies: [Fallback; 3],
     /// Requests bring their own values, and costs.
@@ -69,9 +72,9 @@ pub(super) struct World {
     pub refuses_until: Duration,
     pub frozen_until: Duration,
     pub poisoned: Option<(String, Duration)>,
-    /// Replicas whose wake-ups nobody receives, as far as the store can see: a machine without power keeps its
-    /// connections.
-    pub absent: BTreeSet<ReplicaId>,
+    /// Replicas whose wake-ups from a part nobody receives, as far as the store can see: a machine without power keeps
+    /// its connections.
+    pub absent: BTreeSet<(Part, ReplicaId)>,
     /// A copy that will replace the ledgers, and when it was taken.
     pub copy: Option<(Duration, Ledgers)>,
     /// Faults and newcomers have ended.
@@ -187,7 +190,11 @@ impl World {
             values,
             keys: rng.u64(1..=2),
             claims: [0.0, 0.3, 1.0][rng.usize(0..3)],
-            part: (rng.u8(0..4) == 0).then(Part::default),
+            parts: match rng.u8(0..4) {
+                0 => Parts::cluster_of(1),
+                _ => Parts::WHOLE,
+            },
+            hit: u16::MAX,
             policies,
             own: rng.u8(0..4) == 0,
             weights,
@@ -228,8 +235,12 @@ impl World {
         match kind {
             Kind::Ordinary => {}
             Kind::Crowd => world.crowd(&mut later),
-            Kind::Memory | Kind::Cluster => {
-                world.part = None;
+            Kind::Memory => {
+                world.parts = Parts::WHOLE;
+                world.claims = [0.3, 1.0][later.usize(0..2)];
+            }
+            Kind::Cluster => {
+                world.parts = Parts::cluster_of([2, 3, 16][later.usize(0..3)]);
                 world.claims = [0.3, 1.0][later.usize(0..2)];
             }
         }
@@ -244,7 +255,10 @@ impl World {
         let crowd = Crowd::draw(self.seed, rng);
         self.ledgers = Ledgers::default();
         (self.weights, self.own, self.spends) = (false, false, crowd.has_streams());
-        self.part = crowd.is_in_parts().then(Part::default);
+        self.parts = match crowd.is_in_parts() {
+            true => Parts::cluster_of(1),
+            false => Parts::WHOLE,
+        };
         self.values.limit = crowd.limit();
         // Each exchange looks for idle slots of hundreds of keys.
         self.values.reuse &= !crowd.is_in_parts();
@@ -270,12 +284,9 @@ impl World {
             Kind::Crowd => 2,
             Kind::Ordinary | Kind::Cluster => 3,
         };
-        for process in 0..self.rng.usize(1..=most) {
-            let replica = self.replicas.len();
-            for part in self.parts() {
-                let fresh = self.new_replica(0, process, part);
-                self.replicas.push(fresh);
-            }
+        for replica in 0..self.rng.usize(1..=most) {
+            let fresh = self.new_replica(0);
+            self.replicas.push(fresh);
             for _ in 0..self.rng.usize(2..=8) {
                 let soon = self.millis(0..500);
                 self.after(soon, Happening::ClientAsks(self.clients.len()));
@@ -284,6 +295,21 @@ impl World {
             let mishap = self.millis(100..2_000);
             self.after(mishap, Happening::Mishap(replica));
         }
+    }
+
+    pub fn ledger_name(&self, key: &Key, limit: &str) -> String {
+        let settings = self.replicas[0].core.settings();
+        settings.ledger_name(key, limit)
+    }
+
+    pub fn part_of_ledger(&self, ledger: &str) -> Part {
+        let has_tag = |part: &Part| self.parts.is_cluster() && ledger.contains(part.tag());
+        self.parts.all().find(has_tag).unwrap_or_default()
+    }
+
+    /// Whether the latest fault of the store hits this part.
+    pub fn is_hit(&self, part: Part) -> bool {
+        self.hit >> part.number() & 1 == 1
     }
 
     /// The scale of limits.

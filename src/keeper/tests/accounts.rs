@@ -3,7 +3,6 @@
 use super::*;
 use crate::{
     leases::{Account, Fee},
-    part::Part,
     status::QuotaReader,
 };
 
@@ -190,14 +189,13 @@ fn what_was_not_sent_yet_outlasts_a_refusal() {
 #[test]
 fn in_a_cluster_an_exchange_reports_for_one_key() {
     let mut world = World::new(1, &TOKENS);
-    let part = Some(Part::of(Key::SHARED.digest("tokens")));
     let settings = Settings {
-        part,
+        parts: Parts::cluster_of(1),
         ..settings(0)
     };
     world.keepers[0] = Core::new(settings, true, world.start);
     world.keepers[0].add(&TOKENS).expect("valid");
-    let hello = world.keepers[0].hello(world.start);
+    let hello = world.keepers[0].hello(Part::default(), world.start);
     world.complete(0, &hello);
     let mut fees = ["a", "a", "b", "b"].map(|key| world.charge_for(Key::from(key), 1));
     fees.sort_by(|one, other| (&one.charge.key, one.id).cmp(&(&other.charge.key, other.id)));

@@ -1,7 +1,6 @@
 //! Time in this process: bursts of keys, a distant store, and recurring work beside newcomers.
 
 use super::*;
-use crate::part::Part;
 
 /// A keeper and a store at a distance, in virtual time.
 struct Distance {
@@ -14,17 +13,17 @@ struct Distance {
 }
 
 impl Distance {
-    fn new(limits: &[&Limit], part: Option<Part>, round_trip: Duration) -> Self {
+    fn new(limits: &[&Limit], parts: Parts, round_trip: Duration) -> Self {
         let mut world = World::under(1, limits);
         let settings = Settings {
-            part,
+            parts,
             ..settings(0)
         };
         let mut core = Core::new(settings, true, world.start);
         for limit in limits {
             core.add(limit).expect("valid");
         }
-        let hello = core.hello(world.start);
+        let hello = core.hello(Part::default(), world.start);
         world.keepers = vec![core];
         world.now += round_trip;
         world.complete(0, &hello);
@@ -111,7 +110,7 @@ fn a_burst_of_keys_is_no_outage() {
         (4_000, &[0], 60),
         (10_000, &[0], 20),
     ] {
-        let mut scene = Distance::new(&[&STRICT, &OTHER], None, ms(round_trip));
+        let mut scene = Distance::new(&[&STRICT, &OTHER], Parts::WHOLE, ms(round_trip));
         let ask = |key| scene.ask(key, limits, PATIENT);
         let asked: Vec<_> = (0..count).map(ask).collect();
         scene.run(STORE_TIMEOUT);
@@ -129,7 +128,7 @@ fn a_burst_of_keys_is_no_outage() {
 #[test]
 fn a_burst_of_heavy_permits_is_no_outage() {
     let limit = Limit::concurrent("a", 64).fallback(Fallback::Reject);
-    let mut scene = Distance::new(&[&limit], None, ms(100));
+    let mut scene = Distance::new(&[&limit], Parts::WHOLE, ms(100));
     let now = scene.world.local();
     let heavy = |key: usize| {
         Demand::One(Leg {
@@ -157,7 +156,7 @@ fn requests_that_wait_here_for_too_long_fall_back_alone() {
         (Fallback::Local(1), PATIENT, true),
     ] {
         let limit = Limit::concurrent("a", 1).fallback(fallback);
-        let mut scene = Distance::new(&[&limit], None, ms(100));
+        let mut scene = Distance::new(&[&limit], Parts::WHOLE, ms(100));
         let asked: Vec<_> = (0..COUNT).map(|key| scene.ask(key, &[0], wait)).collect();
         scene.run(STORE_TIMEOUT);
         assert!(scene.world.keepers[0].status().store_up);
@@ -237,7 +236,7 @@ fn what_an_exchange_brings_too_late_is_released() {
 #[test]
 fn holders_that_are_introduced_do_not_starve_newcomers() {
     for (holders, round_trip) in [(1_000, 80), (3_000, 65), (10_000, 20)] {
-        let mut scene = Distance::new(&[&STRICT], None, ms(round_trip));
+        let mut scene = Distance::new(&[&STRICT], Parts::WHOLE, ms(round_trip));
         let asked: Vec<_> = (0..holders)
             .map(|key| scene.ask(key, &[0], PATIENT))
             .collect();
@@ -247,7 +246,7 @@ fn holders_that_are_introduced_do_not_starve_newcomers() {
             scene.world.fail(0, &outgoing, Failure::Cut);
         }
         let now = scene.world.local();
-        scene.world.keepers[0].on_event(&Event::Disconnected, now);
+        scene.world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
         // The hello has to reconnect.
         scene.run(ms(100));
         let mut newcomers = Vec::new();
@@ -288,7 +287,7 @@ fn renewals_of_a_key_do_not_starve_its_newcomers() {
 fn newcomers_under_a_rate_do_not_wait_for_reports() {
     const RATE: Limit =
         Limit::rate("rate", 1_000_000, Duration::from_secs(1)).fallback(Fallback::Reject);
-    let mut scene = Distance::new(&[&RATE], Some(Part::default()), ms(40));
+    let mut scene = Distance::new(&[&RATE], Parts::cluster_of(1), ms(40));
     let spenders: Vec<_> = (0..4_000)
         .map(|key| scene.ask(key, &[0], PATIENT))
         .collect();

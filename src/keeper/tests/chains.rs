@@ -1,4 +1,4 @@
-//! Requests under several limits, each with its own keeper.
+//! Requests under several limits, each in its own part of a cluster, and in memory.
 
 use std::{
     future::poll_fn,
@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use super::*;
 use crate::{
     home::Home,
-    keeper::{Granted, Keeper, Keepers, Request},
+    keeper::{Granted, Keeper, KeeperHandle, Request},
     ledger::Exchange,
     part::Part,
     permit::Permit,
@@ -42,16 +42,10 @@ struct Node {
     down: AtomicBool,
 }
 
-#[derive(Clone)]
+/// The connection to a node.
 struct Way {
     node: Arc<Node>,
     start: Instant,
-}
-
-impl Store for Way {
-    fn open(&self) -> Box<dyn Session> {
-        Box::new(self.clone())
-    }
 }
 
 impl Session for Way {
@@ -78,30 +72,20 @@ impl Session for Way {
     fn disconnect(&mut self) {}
 }
 
-fn replica(number: u128, store: impl Fn(Part) -> Option<Arc<dyn Store>>) -> Arc<Keepers> {
-    let keeper = |part: Part| {
-        let settings = Settings {
-            replica: ReplicaId::from_bits(number << 8 | part.number() as u128),
-            namespace: "test".to_owned(),
-            part: Some(part),
-            lease: LEASE,
-            store_timeout: STORE_TIMEOUT,
-            poll_interval: Duration::from_secs(1),
-            waiter_ttl: Duration::from_secs(5),
-            seed: 0,
-            news: Arc::default(),
-        };
-        Keeper::new(settings, store(part), &Home::Caller)
+fn replica(number: usize, parts: Parts, store: Option<Arc<dyn Store>>) -> Arc<KeeperHandle> {
+    let settings = Settings {
+        parts,
+        ..settings(number)
     };
-    let keepers = Keepers::new(Part::all().map(keeper).collect());
+    let keeper = KeeperHandle::new(Keeper::new(settings, store, &Home::Caller));
     for limit in [&NARROW, &WIDE, &RATE, &OTHER_RATE] {
-        keepers.register(limit).expect("valid");
+        keeper.register(limit).expect("valid");
     }
-    keepers
+    keeper
 }
 
-fn in_memory() -> Arc<Keepers> {
-    replica(0, |_| None)
+fn in_memory() -> Arc<KeeperHandle> {
+    replica(0, Parts::WHOLE, None)
 }
 
 fn leg(limit: usize, wait: Duration) -> Leg {
@@ -116,27 +100,27 @@ fn leg(limit: usize, wait: Duration) -> Leg {
 }
 
 /// Submits a request in the background.
-fn ask(keepers: &Arc<Keepers>, limits: &[usize], wait: Duration) -> BoxFuture<'static, Answer> {
+fn ask(keeper: &Arc<KeeperHandle>, limits: &[usize], wait: Duration) -> BoxFuture<'static, Answer> {
     let legs = limits.iter().map(|limit| leg(*limit, wait)).collect();
-    let mut request = Request::new(keepers.clone(), Demand::All(legs)).with_quotas();
+    let mut request = Request::new(keeper.clone(), Demand::All(legs)).with_quotas();
     poll_fn(move |cx| request.poll(cx)).boxed()
 }
 
-async fn take(keepers: &Arc<Keepers>, limits: &[usize]) -> Answer {
-    ask(keepers, limits, Duration::ZERO).await
+async fn take(keeper: &Arc<KeeperHandle>, limits: &[usize]) -> Answer {
+    ask(keeper, limits, Duration::ZERO).await
 }
 
-fn state(keepers: &Keepers) -> (usize, usize) {
-    let status = keepers.status();
+fn state(keeper: &KeeperHandle) -> (usize, usize) {
+    let status = keeper.status();
     (status.held, status.waiting)
 }
 
 /// G5: slots are released and charges refunded.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_gives_back_what_was_taken_before() {
-    let keepers = in_memory();
-    let holder = take(&keepers, &[W]).await.expect("free");
-    let error = take(&keepers, &[W, R, N]).await.err().expect("refused");
+    let keeper = in_memory();
+    let holder = take(&keeper, &[W]).await.expect("free");
+    let error = take(&keeper, &[W, R, N]).await.err().expect("refused");
     assert_eq!(
         (error.limit_name(), error.kind()),
         ("wide", AcquireErrorKind::Full)
@@ -145,36 +129,35 @@ async fn a_refusal_gives_back_what_was_taken_before() {
     let quotas: Vec<_> = quotas
         .map(|quota| (&*quota.limit_name, quota.remaining))
         .collect();
-    // The rate is unchanged.
-    assert_eq!(quotas, [("wide", 0), ("narrow", 0), ("rate", 1)]);
-    assert_eq!(state(&keepers), (1, 0));
-    keepers.release(&holder.taken.leases);
-    assert!(take(&keepers, &[W, R, N]).await.is_ok(), "all is free");
+    assert_eq!(quotas, [("wide", 0), ("narrow", 1)]);
+    assert_eq!(state(&keeper), (1, 0));
+    keeper.release(&holder.taken.leases);
+    assert!(take(&keeper, &[W, R, N]).await.is_ok(), "all is free");
 }
 
 /// Hold times are learned from admitted requests only.
 #[tokio::test(start_paused = true)]
 async fn what_is_given_back_is_no_slot_that_was_held() {
-    let keepers = in_memory();
-    let _holder = take(&keepers, &[W]).await.expect("free");
-    assert!(take(&keepers, &[W, N]).await.is_err());
-    let _narrow = take(&keepers, &[N]).await.expect("free");
-    let error = take(&keepers, &[N]).await.err().expect("full");
+    let keeper = in_memory();
+    let _holder = take(&keeper, &[W]).await.expect("free");
+    assert!(take(&keeper, &[W, N]).await.is_err());
+    let _narrow = take(&keeper, &[N]).await.expect("free");
+    let error = take(&keeper, &[N]).await.err().expect("full");
     assert_eq!(error.retry_after(), None);
 }
 
 /// A watcher of several slots may run for ever, so these slots serve no later permit.
 #[tokio::test(start_paused = true)]
 async fn slots_of_several_limits_serve_nobody_else() {
-    let keepers = in_memory();
+    let keeper = in_memory();
     let reused = ["one", "other"].map(|name| Limit::concurrent(name, 1).reuse());
-    let [one, other] = reused.map(|limit| keepers.register(&limit).expect("valid").0.0);
-    let both = take(&keepers, &[one, other]).await.expect("free");
+    let [one, other] = reused.map(|limit| keeper.register(&limit).expect("valid").0.0);
+    let both = take(&keeper, &[one, other]).await.expect("free");
     let (share, _) = Permit::new(both).into_share();
     let watcher = share.downgrade();
     drop(share);
-    let next = take(&keepers, &[one]).await.expect("free");
-    keepers.shutdown(Duration::ZERO).await;
+    let next = take(&keeper, &[one]).await.expect("free");
+    keeper.shutdown(Duration::ZERO).await;
     assert!(next.taken.leases.is_lost());
     assert!(!watcher.is_over());
 }
@@ -182,56 +165,59 @@ async fn slots_of_several_limits_serve_nobody_else() {
 /// A charge shares its permit while it is being made.
 #[tokio::test(start_paused = true)]
 async fn a_permit_may_be_released_beside_another_share() {
-    let keepers = in_memory();
-    let granted = take(&keepers, &[W, N]).await.expect("free");
+    let keeper = in_memory();
+    let granted = take(&keeper, &[W, N]).await.expect("free");
     let permit = Permit::new(granted);
     let share = permit.share().downgrade().upgrade().expect("it is held");
     permit.release().await.expect("nothing is sent");
-    assert_eq!(state(&keepers), (0, 0));
-    let next = take(&keepers, &[W, N]).await.expect("free");
+    assert_eq!(state(&keeper), (0, 0));
+    let next = take(&keeper, &[W, N]).await.expect("free");
     drop(share);
-    assert!(take(&keepers, &[N]).await.is_err(), "another permit has it");
+    assert!(take(&keeper, &[N]).await.is_err(), "another permit has it");
     assert!(!next.taken.leases.is_lost());
 }
 
 /// G5: dropped before the first poll, or while waiting after other legs.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_request_gives_back_what_it_had() {
-    let keepers = in_memory();
-    let holder = take(&keepers, &[W]).await.expect("free");
-    drop(ask(&keepers, &[W, R, N], PATIENT));
-    assert_eq!(state(&keepers), (1, 0));
-    let mut request = ask(&keepers, &[W, R, N], PATIENT);
+    let keeper = in_memory();
+    let holder = take(&keeper, &[W]).await.expect("free");
+    drop(ask(&keeper, &[W, R, N], PATIENT));
+    assert_eq!(state(&keeper), (1, 0));
+    let mut request = ask(&keeper, &[W, R, N], PATIENT);
     assert!((&mut request).now_or_never().is_none());
-    assert_eq!(state(&keepers), (2, 1), "it has the narrow one");
-    assert!(take(&keepers, &[R]).await.is_err(), "it is charged");
+    assert_eq!(state(&keeper), (2, 1), "it has the narrow one");
+    assert!(take(&keeper, &[R]).await.is_err(), "it is charged");
     drop(request);
-    assert_eq!(state(&keepers), (1, 0));
-    keepers.release(&holder.taken.leases);
-    assert!(take(&keepers, &[W, R, N]).await.is_ok(), "all is free");
+    assert_eq!(state(&keeper), (1, 0));
+    keeper.release(&holder.taken.leases);
+    assert!(take(&keeper, &[W, R, N]).await.is_ok(), "all is free");
 }
 
 /// Otherwise two requests could deadlock.
 #[test]
 fn legs_are_taken_in_one_order_whatever_the_order_of_the_demand() {
-    let keepers = in_memory();
     let order = |limits: [usize; 4]| {
+        let mut core = Core::new(settings(0), true, Instant::now());
+        for limit in [&NARROW, &WIDE, &RATE, &OTHER_RATE] {
+            core.add(limit).expect("valid");
+        }
         let legs = limits.map(|limit| leg(limit, PATIENT)).into();
-        let ordered = keepers.first().peek(|core| core.in_acquisition_order(legs));
-        let limits = ordered.iter().rev().map(|(_, leg)| leg.limit);
-        limits.collect::<Vec<_>>()
+        let asked = core.submit_unlabelled(&Demand::All(legs), Instant::now());
+        core.limits_of(asked.expect("open"))
     };
-    let first = order([W, N, O, R]);
-    assert_eq!(
-        first[2..],
-        [N, W].map(LimitId),
-        "rates come first, then narrow ones"
-    );
-    for limits in [[N, W, R, O], [R, O, N, W], [O, W, R, N], [W, R, O, N]] {
-        assert_eq!(order(limits), first, "{limits:?}");
+    for limits in [
+        [W, N, O, R],
+        [N, W, R, O],
+        [R, O, N, W],
+        [O, W, R, N],
+        [W, R, O, N],
+    ] {
+        assert_eq!(order(limits), [N, W].map(LimitId), "narrow ones first");
     }
 }
 
+#[derive(Clone)]
 struct Cluster {
     nodes: Vec<Arc<Node>>,
     start: Instant,
@@ -245,12 +231,8 @@ impl Cluster {
         }
     }
 
-    fn replica(&self, number: u128) -> Arc<Keepers> {
-        replica(number, |part| {
-            let node = self.nodes[part.number()].clone();
-            let start = self.start;
-            Some(Arc::new(Way { node, start }))
-        })
+    fn replica(&self, number: usize) -> Arc<KeeperHandle> {
+        replica(number, Parts::CLUSTER, Some(Arc::new(self.clone())))
     }
 
     /// The node with the narrow limit is down for longer than a lease.
@@ -266,45 +248,54 @@ impl Cluster {
     }
 }
 
+impl Store for Cluster {
+    fn open(&self, part: Part) -> Box<dyn Session> {
+        Box::new(Way {
+            node: self.nodes[part.number()].clone(),
+            start: self.start,
+        })
+    }
+}
+
 /// G1, G2: a permit contains no slot that was lost while its request waited for another.
 #[tokio::test(start_paused = true)]
 async fn a_slot_lost_while_another_is_waited_for_is_taken_again() {
     let cluster = Cluster::new();
-    let keepers = cluster.replica(1);
-    let holder = take(&keepers, &[W]).await.expect("free");
-    let asked = ask(&keepers, &[N, W, R], PATIENT);
+    let keeper = cluster.replica(1);
+    let holder = take(&keeper, &[W]).await.expect("free");
+    let asked = ask(&keeper, &[N, W, R], PATIENT);
     let mut asked = pin!(asked);
-    while state(&keepers) != (2, 1) {
+    while state(&keeper) != (2, 1) {
         assert!(asked.as_mut().now_or_never().is_none());
         sleep(Duration::from_millis(10)).await;
     }
     cluster.lose_the_narrow_slot().await;
-    assert_eq!(state(&keepers), (1, 1));
-    keepers.release(&holder.taken.leases);
+    assert_eq!(state(&keeper), (1, 1));
+    keeper.release(&holder.taken.leases);
     let granted = asked.await.expect("both are free");
     assert!(!granted.taken.leases.is_lost());
     assert_eq!(granted.taken.leases.all().len(), 2);
-    assert_eq!(state(&keepers), (1, 0));
-    assert!(take(&keepers, &[R]).await.is_err(), "it was charged");
-    keepers.release(&granted.taken.leases);
-    assert_eq!(state(&keepers), (0, 0));
+    assert_eq!(state(&keeper), (1, 0));
+    assert!(take(&keeper, &[R]).await.is_err(), "it was charged");
+    keeper.release(&granted.taken.leases);
+    assert_eq!(state(&keeper), (0, 0));
 }
 
 /// G5, G7: the request waits no longer in total than it would have, and not while holding the other slot.
 #[tokio::test(start_paused = true)]
 async fn a_lost_slot_that_somebody_else_has_is_waited_for_in_what_is_left_of_the_time() {
     let cluster = Cluster::new();
-    let (keepers, others) = (cluster.replica(1), cluster.replica(2));
-    let holder = take(&keepers, &[W]).await.expect("free");
-    let asked = ask(&keepers, &[N, W, R], PATIENT);
+    let (keeper, others) = (cluster.replica(1), cluster.replica(2));
+    let holder = take(&keeper, &[W]).await.expect("free");
+    let asked = ask(&keeper, &[N, W, R], PATIENT);
     let mut asked = pin!(asked);
-    while state(&keepers) != (2, 1) {
+    while state(&keeper) != (2, 1) {
         assert!(asked.as_mut().now_or_never().is_none());
         sleep(Duration::from_millis(10)).await;
     }
     cluster.lose_the_narrow_slot().await;
     let _other = take(&others, &[N]).await.expect("lost");
-    keepers.release(&holder.taken.leases);
+    keeper.release(&holder.taken.leases);
     for _ in 0..10 {
         assert!(asked.as_mut().now_or_never().is_none());
         sleep(Duration::from_millis(10)).await;
@@ -333,7 +324,7 @@ async fn a_lost_slot_that_somebody_else_has_is_waited_for_in_what_is_left_of_the
 async fn admissions_are_counted_once_all_limits_have_let_it_in() {
     use metrics_util::debugging::{DebugValue, DebuggingRecorder};
     let recorder = DebuggingRecorder::new();
-    let keepers = metrics::with_local_recorder(&recorder, in_memory);
+    let keeper = metrics::with_local_recorder(&recorder, in_memory);
     let admitted = || {
         let all = recorder.snapshotter().snapshot().into_vec();
         let count = |name: &str| {
@@ -349,11 +340,11 @@ async fn admissions_are_counted_once_all_limits_have_let_it_in() {
         };
         ["narrow", "wide", "rate"].map(count)
     };
-    let holder = take(&keepers, &[W]).await.expect("free");
+    let holder = take(&keeper, &[W]).await.expect("free");
     assert_eq!(admitted(), [0, 1, 0]);
-    assert!(take(&keepers, &[W, N, R]).await.is_err());
+    assert!(take(&keeper, &[W, N, R]).await.is_err());
     assert_eq!(admitted(), [0, 0, 0], "since the last look");
-    keepers.release(&holder.taken.leases);
-    let _permit = take(&keepers, &[W, N, R]).await.expect("free");
+    keeper.release(&holder.taken.leases);
+    let _permit = take(&keeper, &[W, N, R]).await.expect("free");
     assert_eq!(admitted(), [1, 1, 1]);
 }

@@ -208,9 +208,9 @@ fn a_claim_that_was_held_back_goes_by_the_fallback() {
         let wide = WIDE.fallback(Fallback::Reject);
         let mut world = World::under(1, &[&NARROW, &wide, &RATE]);
         let now = world.local();
-        world.keepers[0].on_event(&Event::Connected, now);
+        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
         let _holder = world.hold(1);
-        world.keepers[0].on_event(&Event::Connected, now);
+        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
         let hello = world.send(0);
         world.complete(0, &hello);
         let asked = world.claim_all(PATIENT);
@@ -258,7 +258,7 @@ fn a_claim_that_was_held_back_keeps_its_turn() {
     let holder = world.hold(1);
     assert!(held(world.collect(0, &holder)));
     let now = world.local();
-    world.keepers[0].on_event(&Event::Connected, now);
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
     let hello = world.send(0);
     world.complete(0, &hello);
     let confirms = world.send(0);
@@ -284,7 +284,7 @@ fn a_claim_that_waits_to_be_sent_waits_for_the_store() {
     let narrow = NARROW.fallback(Fallback::Reject);
     let mut world = World::under(1, &[&narrow, &WIDE, &RATE]);
     let now = world.local();
-    world.keepers[0].on_event(&Event::Connected, now);
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
     let asked = world.claim_all(PATIENT);
     let hello = world.send(0);
     world.pass(STORE_TIMEOUT * 9 / 10);
@@ -589,7 +589,7 @@ fn a_request_beside_a_claim_that_cannot_be_written_is_decided_on() {
         world.ledgers.clear();
         world.answer(0, &sent, reply);
         world.keepers[0].audit().expect("its books agree");
-        assert!(!world.keepers[0].store_is_up());
+        assert!(world.keepers[0].is_any_down());
         let (claim, single) = (world.look(claim), world.look(single));
         match fallback {
             Fallback::Allow => assert!(held(claim) && held(single)),

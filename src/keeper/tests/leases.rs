@@ -6,7 +6,7 @@ use tokio::time::advance;
 use tokio_test::{assert_pending, assert_ready, task::spawn};
 
 use super::*;
-use crate::leases::{KeeperId, Leases, QueueId, Tenure};
+use crate::leases::{Leases, QueueId, Tenure};
 
 /// G2: a deadline counts from the sending of the exchange, less a margin.
 #[test]
@@ -124,7 +124,7 @@ fn all_waiters_are_asked_for_now_and_then() {
 fn a_lease_ends_once() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
-    let lease = Lease::new(KeeperId(0), QueueId(0), 1, start, None);
+    let lease = Lease::new(QueueId(0), 1, start, None);
     lease.hold(Some(at(10)));
     assert!(lease.extend(at(20), at(9)));
     assert!(lease.extend(at(15), at(9)), "held, and not shortened");
@@ -132,16 +132,16 @@ fn a_lease_ends_once() {
     assert!(!lease.extend(at(40), at(21)));
     assert!(lease.is_over(at(9)));
 
-    let unseen = Lease::new(KeeperId(0), QueueId(0), 4, start, None);
+    let unseen = Lease::new(QueueId(0), 4, start, None);
     unseen.hold(Some(at(10)));
     assert!(!unseen.extend(at(20), at(10)), "nobody has looked since");
     assert!(unseen.is_over(at(10)));
 
-    let given_back = Lease::new(KeeperId(0), QueueId(0), 2, start, None);
+    let given_back = Lease::new(QueueId(0), 2, start, None);
     given_back.hold(Some(at(10)));
     given_back.return_at(at(9));
     assert!(!given_back.is_over(at(11)));
-    let too_late = Lease::new(KeeperId(0), QueueId(0), 3, start, None);
+    let too_late = Lease::new(QueueId(0), 3, start, None);
     too_late.hold(Some(at(10)));
     too_late.return_at(at(11));
     assert!(too_late.is_over(at(11)));
@@ -152,7 +152,7 @@ fn a_lease_ends_once() {
 async fn a_poll_after_the_deadline_sees_the_loss() {
     let (start, second) = (Instant::now(), Duration::from_secs(1));
     let lease = |seq| {
-        let lease = Lease::new(KeeperId(0), QueueId(0), seq, start, None);
+        let lease = Lease::new(QueueId(0), seq, start, None);
         lease.hold(Some(start + second));
         Arc::new(lease)
     };
@@ -180,7 +180,7 @@ async fn a_poll_after_the_deadline_sees_the_loss() {
 /// keeper's lock.
 #[tokio::test]
 async fn a_watcher_goes_on_until_an_end_that_counts() {
-    let lease = Arc::new(Lease::new(KeeperId(0), QueueId(0), 1, Instant::now(), None));
+    let lease = Arc::new(Lease::new(QueueId(0), 1, Instant::now(), None));
     let counts = |kind| kind == LostErrorKind::Idle;
     let mut ended = spawn(lease.ended(|| {}, counts));
     assert_pending!(ended.poll());

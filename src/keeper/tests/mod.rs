@@ -32,6 +32,7 @@ use crate::{
     leases::{Bounds, Lease},
     ledger::{Ledgers, ReplicaId, Reply, Wake},
     limit::{Fallback, Limit, LimitId},
+    part::{Part, Parts},
     store::{Event, ExchangeError, Failure, StoreError, StoreErrorKind},
     sync::Inquiry,
     telemetry::{LimitMeter, StoreMeter},
@@ -84,13 +85,12 @@ fn settings(number: usize) -> Settings {
     Settings {
         replica: ReplicaId::from_bits(number as u128),
         namespace: "test".to_owned(),
-        part: None,
+        parts: Parts::WHOLE,
         lease: LEASE,
         store_timeout: STORE_TIMEOUT,
         poll_interval: Duration::from_secs(1),
         waiter_ttl: Duration::from_secs(5),
         seed: 0,
-        news: Arc::default(),
     }
 }
 
@@ -118,7 +118,7 @@ impl World {
             asked: Vec::new(),
         };
         for keeper in 0..world.keepers.len() {
-            let hello = world.keepers[keeper].hello(start);
+            let hello = world.keepers[keeper].hello(Part::default(), start);
             world.complete(keeper, &hello);
         }
         world
@@ -245,7 +245,7 @@ impl World {
         let hello = self.send(keeper);
         assert!(hello.exchange.batches.is_empty(), "{:?}", hello.exchange);
         let now = self.local();
-        self.keepers[keeper].on_event(&Event::Connected, now);
+        self.keepers[keeper].on_event(Part::default(), &Event::Connected, now);
         self.complete(keeper, &hello);
     }
 
@@ -296,7 +296,7 @@ impl World {
     fn deliver_wakes(&mut self) {
         let now = self.local();
         for (keeper, wake) in std::mem::take(&mut self.wakes) {
-            self.keepers[keeper].on_event(&Event::Wake(wake), now);
+            self.keepers[keeper].on_event(Part::default(), &Event::Wake(wake), now);
         }
     }
 

@@ -172,7 +172,9 @@ impl Distant {
                 self.plan(back, Task::Answer(keeper, outgoing, reply));
             }
             Task::Answer(keeper, outgoing, reply) => self.world.answer(keeper, &outgoing, reply),
-            Task::Wake(to, wake) => self.world.keepers[to].on_event(&Event::Wake(wake), now),
+            Task::Wake(to, wake) => {
+                self.world.keepers[to].on_event(Part::default(), &Event::Wake(wake), now)
+            }
             Task::Release(number) => {
                 let asked = &mut self.requests[number];
                 for lease in std::mem::take(&mut asked.leases) {

@@ -90,7 +90,7 @@ fn a_limit_that_is_raised_in_an_outage_admits_thousands() {
     let limit = Limit::concurrent("a", 1).max_waiters(WAITERS);
     let mut world = World::new(1, &limit);
     let now = world.local();
-    let sent = world.keepers[0].hello(now);
+    let sent = world.keepers[0].hello(Part::default(), now);
     world.fail(0, &sent, Failure::TimedOut);
     let asked: Vec<_> = (0..=WAITERS).map(|_| world.ask(0, PATIENT)).collect();
     let held = |world: &mut World| {
@@ -151,7 +151,7 @@ fn an_old_waiter_that_queues_again_does_not_hurry_the_store() {
     world.pass(Duration::from_millis(900));
     world.ledgers.clear();
     let now = world.local();
-    world.keepers[0].on_event(&Event::Connected, now);
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
     for _ in 0..4 {
         let outgoing = world.send(0);
         assert_eq!(outgoing.deadline, now + STORE_TIMEOUT);
@@ -171,10 +171,10 @@ fn an_ended_connection_is_followed_by_questions() {
         let mut world = World::new(2, &STRICT);
         let (_holder, _waiter) = world.holder_and_waiter();
         let now = world.local();
-        world.keepers[keeper].on_event(&Event::Disconnected, now);
+        world.keepers[keeper].on_event(Part::default(), &Event::Disconnected, now);
         world.pass(Duration::ZERO);
         let hello = world.send(keeper);
-        world.keepers[keeper].on_event(&Event::Connected, now);
+        world.keepers[keeper].on_event(Part::default(), &Event::Connected, now);
         world.complete(keeper, &hello);
         if pause > 0 {
             world.pass(Duration::from_millis(pause - 1));
@@ -195,7 +195,7 @@ fn dropped_wake_ups_are_followed_by_a_roll_call() {
     assert_eq!(world.wakes.drain(..).count(), 1);
     assert!(!world.may_send(0));
     let now = world.local();
-    world.keepers[0].on_event(&Event::Missed, now);
+    world.keepers[0].on_event(Part::default(), &Event::Missed, now);
     world.settle();
     assert!(held(world.collect(0, &waiter)));
 }
@@ -208,7 +208,7 @@ fn a_waiter_is_asked_for_while_connections_come_and_go() {
     let mut asked = 0;
     for _ in 0..20 {
         let now = world.local();
-        world.keepers[0].on_event(&Event::Connected, now);
+        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
         while let Some(outgoing) = world.keepers[0].next_exchange(now) {
             let batches = outgoing.exchange.batches.iter();
             asked += batches.map(|batch| batch.renew.len()).sum::<usize>();
@@ -224,13 +224,13 @@ fn a_waiter_is_asked_for_while_connections_come_and_go() {
 fn a_last_answer_does_not_stand_for_a_new_connection() {
     let mut world = World::new(1, &STRICT);
     let now = world.local();
-    world.keepers[0].on_event(&Event::Connected, now);
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
     let lease = world.ask(0, PATIENT);
     world.settle();
     world.pass(LEASE / 2);
     let sent = world.send(0);
     let now = world.local();
-    world.keepers[0].on_event(&Event::Disconnected, now);
+    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
     world.pass(Duration::ZERO);
     world.complete(0, &sent);
     let next = world.send(0);
@@ -252,7 +252,7 @@ fn a_store_that_cuts_whatever_works_is_down() {
         world.fail(0, &sent, Failure::Cut);
         world.pass(Duration::from_millis(1));
         let now = world.local();
-        world.keepers[0].on_event(&Event::Connected, now);
+        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
         if world.may_send(0) {
             let hello = world.send(0);
             world.complete(0, &hello);
@@ -271,7 +271,7 @@ fn connections_that_are_cut_one_after_the_other_are_no_outage() {
         let sent = world.send(0);
         world.pass(Duration::from_millis(1));
         let now = world.local();
-        world.keepers[0].on_event(&Event::Connected, now);
+        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
         world.fail(0, &sent, Failure::Cut);
     }
     world.settle();
@@ -283,14 +283,14 @@ fn connections_that_are_cut_one_after_the_other_are_no_outage() {
 fn connections_that_end_are_not_made_anew_in_a_hurry() {
     let mut world = World::new(1, &STRICT);
     let now = world.local();
-    world.keepers[0].on_event(&Event::Disconnected, now);
+    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
     world.pass(Duration::from_secs(1));
     assert!(!world.may_send(0), "nothing to ask");
     let _lease = world.grant(PATIENT);
     let now = world.local();
-    world.keepers[0].on_event(&Event::Connected, now);
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
     world.settle();
-    world.keepers[0].on_event(&Event::Disconnected, now);
+    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
     world.pass(Duration::from_millis(49));
     assert!(!world.may_send(0), "too soon");
     world.pass(Duration::from_millis(1));
@@ -427,7 +427,7 @@ fn an_answer_from_before_the_introduction_does_not_end_it() {
     let renewal = world.send(0);
     world.pass(Duration::from_millis(1));
     let now = world.local();
-    world.keepers[0].on_event(&Event::Connected, now);
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
     world.complete(0, &renewal);
     let newcomer = world.ask(0, PATIENT);
     let introduction = world.send(0);
@@ -445,14 +445,14 @@ fn a_request_whose_exchange_failed_comes_after_the_holders() {
     for (reported, pause) in [(false, 0), (true, 0), (true, 60)] {
         let mut world = World::new(1, &STRICT);
         let now = world.local();
-        world.keepers[0].on_event(&Event::Connected, now);
+        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
         let holder = world.grant(PATIENT);
         world.pass(Duration::from_millis(pause));
         let newcomer = world.ask(0, PATIENT);
         let sent = world.send(0);
         if reported {
             let now = world.local();
-            world.keepers[0].on_event(&Event::Disconnected, now);
+            world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
         }
         world.fail(0, &sent, Failure::Cut);
         world.pass(Duration::ZERO);
@@ -474,9 +474,9 @@ fn a_request_whose_exchange_failed_comes_after_the_holders() {
 fn a_request_without_a_connection_comes_after_the_holders() {
     let mut world = World::new(1, &STRICT);
     let now = world.local();
-    world.keepers[0].on_event(&Event::Connected, now);
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
     let _holder = world.grant(PATIENT);
-    world.keepers[0].on_event(&Event::Disconnected, now);
+    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
     world.pass(Duration::from_millis(1));
     assert!(!world.may_send(0), "too soon");
     world.ledgers.clear();
@@ -524,7 +524,7 @@ fn a_connection_that_fails_beside_another_exchange_is_followed_by_one_hello() {
         let hello = world.send(0);
         assert!(hello.exchange.batches.is_empty());
         let now = world.local();
-        world.keepers[0].on_event(&Event::Connected, now);
+        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
         if !answered {
             world.fail(0, &renewal, Failure::Cut);
         }
@@ -540,9 +540,9 @@ fn a_connection_that_fails_beside_another_exchange_is_followed_by_one_hello() {
 fn the_late_end_of_an_old_connection_costs_one_hello() {
     let mut world = World::new(1, &Limit::concurrent("a", 2));
     let now = world.local();
-    world.keepers[0].on_event(&Event::Connected, now);
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
     let _holder = world.grant(PATIENT);
-    world.keepers[0].on_event(&Event::Disconnected, now);
+    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
     let newcomer = world.ask(0, PATIENT);
     let hello = world.send(0);
     world.complete(0, &hello);
@@ -612,7 +612,7 @@ fn an_exchange_on_an_old_connection_that_times_out_is_no_outage() {
         let silent = world.ask(0, PATIENT);
         let sent = world.send(0);
         if is_over {
-            world.keepers[0].on_event(&Event::Disconnected, now);
+            world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
             world.pass(Duration::ZERO);
             world.reconnect(0);
             world.settle();
@@ -622,7 +622,7 @@ fn an_exchange_on_an_old_connection_that_times_out_is_no_outage() {
         let now = world.local();
         let is_in_use = world.keepers[0].on_failure(sent.id, &error, now);
         assert_eq!(is_in_use, !is_over);
-        assert_eq!(world.keepers[0].store_is_up(), is_over);
+        assert_eq!(!world.keepers[0].is_any_down(), is_over);
         let left = world.collect(0, &waiter).is_some();
         assert_eq!(left, !is_over, "it has left the queue of the store");
         assert!(world.collect(0, &silent).is_none());
@@ -650,7 +650,7 @@ fn a_connection_that_is_not_there_at_once_is_no_outage() {
     let mut world = World::new(2, &ONE);
     let (_holder, waiter) = world.holder_and_waiter();
     let now = world.local();
-    world.keepers[0].on_event(&Event::Disconnected, now);
+    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
     world.pass(Duration::ZERO);
     let hello = world.send(0);
     world.fail(0, &hello, Failure::Cut);
@@ -668,7 +668,7 @@ fn introduced() -> (World, Outgoing) {
     let mut world = World::new(1, &Limit::concurrent("a", 2));
     let _holder = world.grant(Duration::ZERO);
     let now = world.local();
-    world.keepers[0].on_event(&Event::Connected, now);
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
     let hello = world.send(0);
     world.complete(0, &hello);
     let introduction = world.send(0);
@@ -682,7 +682,7 @@ fn introduced() -> (World, Outgoing) {
 fn a_store_on_trial_decides_on_nobody() {
     let mut world = World::new(1, &STRICT);
     let now = world.local();
-    let sent = world.keepers[0].hello(now);
+    let sent = world.keepers[0].hello(Part::default(), now);
     world.fail(0, &sent, Failure::TimedOut);
     drop(world.keepers[0].take_effects());
     for round in 0..3 {
@@ -741,7 +741,7 @@ fn adopted_permits_are_reported_by_where_they_come_from() {
         if forgets {
             world.ledgers.clear();
             let now = world.local();
-            world.keepers[0].on_event(&Event::Connected, now);
+            world.keepers[0].on_event(Part::default(), &Event::Connected, now);
         }
         drop(world.keepers[0].take_effects());
         world.pass(Duration::from_millis(60));

@@ -159,7 +159,7 @@ fn dropped_messages_give_back_what_lies_idle() {
     world.settle();
     assert_eq!(world.wakes.drain(..).count(), 1);
     let now = world.local();
-    world.keepers[0].on_event(&Event::Missed, now);
+    world.keepers[0].on_event(crate::part::Part::default(), &Event::Missed, now);
     world.settle();
     world.deliver_wakes();
     assert!(held(world.collect(1, &waiter)));

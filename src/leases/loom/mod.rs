@@ -25,7 +25,7 @@ use std::{
 use ::loom::{model::Builder, thread};
 use tokio::time::Instant;
 
-use super::{KeeperId, Lease, Pool, QueueId};
+use super::{Lease, Pool, QueueId};
 use crate::sync;
 
 /// Explores the interleavings with at most `LOOM_MAX_PREEMPTIONS` switches where no thread waits, by default two.
@@ -55,7 +55,7 @@ impl Clock {
     /// A lease with a deadline.
     fn lease(&self, seq: u64, pool: Option<&Arc<Pool>>, until: u64) -> Arc<Lease> {
         let pool = pool.map(|pool| pool.clone() as _);
-        let lease = Lease::new(KeeperId(0), QueueId(0), seq, self.0, pool);
+        let lease = Lease::new(QueueId(0), seq, self.0, pool);
         lease.hold(Some(self.at(until)));
         lease.set_reusable(true);
         Arc::new(lease)

@@ -5,9 +5,10 @@ use std::{sync::Arc, time::Duration};
 use super::{Clock, explore, join, spawn};
 use crate::{
     key::Key,
-    leases::{AccountId, Fee, KeeperId, Leases, Paid, Tenure, owners::Owners},
+    leases::{AccountId, Fee, Leases, Paid, Tenure, owners::Owners},
     ledger::{Charge, Rate},
     limit::{Limit, LimitId},
+    part::Part,
 };
 
 #[test]
@@ -95,7 +96,7 @@ fn fee(clock: &Clock) -> Fee {
     let minute = Duration::from_secs(60);
     Fee {
         id: AccountId(1, LimitId(0)),
-        keeper: KeeperId(0),
+        part: Part::default(),
         limit: Arc::new(Limit::rate("tokens", 10, minute)),
         key: Key::SHARED,
         max: 10,

@@ -119,8 +119,9 @@ impl Replica {
     fn new(target: StoreTarget, namespace: &str, patience: Duration) -> Self {
         let bits = u128::from(fastrand::u64(..)) << 32 | u128::from(fastrand::u32(..));
         let id = ReplicaId::from_bits(bits);
+        let part = target.part().unwrap_or_default();
         Self {
-            session: RedisStore::new(target, namespace, id).open(),
+            session: RedisStore::new(target, namespace, id).open(part),
             id,
             patience,
             is_woken: false,

@@ -46,21 +46,43 @@ use std::sync::{Arc, atomic::AtomicBool};
 pub(crate) use self::target::StoreTarget;
 use self::{known::Known, session::RedisSession, subscription::Subscription};
 use super::{Session, Store};
-use crate::ledger::ReplicaId;
+use crate::{ledger::ReplicaId, part::Part};
 
-/// Ledgers in one Redis server.
+/// Ledgers in a Redis server, or in the parts of a cluster.
 pub(crate) struct RedisStore {
+    /// By part.
+    parts: Vec<PartStore>,
+}
+
+struct PartStore {
     target: StoreTarget,
     known: Arc<Known>,
 }
 
 impl RedisStore {
     pub(crate) fn new(target: StoreTarget, namespace: &str, replica: ReplicaId) -> Self {
-        let wake_prefix = format!("{namespace}:wake:");
+        let parts = target.parts().into_iter();
+        let part = |(part, target)| PartStore::new(part, target, namespace, replica);
+        Self {
+            parts: parts.map(part).collect(),
+        }
+    }
+
+    fn session(&self, part: Part) -> RedisSession {
+        let PartStore { target, known } = &self.parts[part.number()];
+        RedisSession::new(known.clone(), target.dialer())
+    }
+}
+
+impl PartStore {
+    fn new(part: Option<Part>, target: StoreTarget, namespace: &str, replica: ReplicaId) -> Self {
+        // Each part has its own channel: a message reaches subscribers at all nodes of a cluster.
+        let tag = part.map_or(String::new(), |part| format!("{}:", part.tag()));
+        let wake_prefix = format!("{namespace}:wake:{tag}");
         let known = Known {
             channel: wake_prefix.clone() + &replica.text(),
             wake_prefix,
-            idle_key: target.part().map(|part| part.prefix(namespace)),
+            idle_key: part.map(|part| part.prefix(namespace)),
             policy_was_read: AtomicBool::new(false),
             subscription: Subscription::new(target.warned()),
         };
@@ -69,15 +91,11 @@ impl RedisStore {
             known: Arc::new(known),
         }
     }
-
-    fn session(&self) -> RedisSession {
-        RedisSession::new(self.known.clone(), self.target.dialer())
-    }
 }
 
 impl Store for RedisStore {
-    fn open(&self) -> Box<dyn Session> {
-        Box::new(self.session())
+    fn open(&self, part: Part) -> Box<dyn Session> {
+        Box::new(self.session(part))
     }
 }
 

@@ -498,7 +498,8 @@ mod tests {
     async fn a_connection_that_a_probe_has_made_begins_with_a_hello() {
         let server = RedisServer::start();
         let target = StoreTarget::open(&server.url()).unwrap();
-        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1)).session();
+        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1))
+            .session(crate::part::Part::default());
         let key = Arc::from("test:{a}");
         let batch = [Batch {
             key,
@@ -522,7 +523,8 @@ mod tests {
     #[test]
     fn a_connection_that_just_ends_is_reported_once() {
         let target = StoreTarget::open("redis://localhost").unwrap();
-        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1)).session();
+        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1))
+            .session(crate::part::Part::default());
         let link = Arc::new(LinkState::new(true));
         link.in_use.store(true, Relaxed);
         let io = future::ready(()).boxed();

@@ -15,7 +15,7 @@ use super::sentinel::{PrimaryDialer, Sentinels};
 use super::socket;
 use crate::{
     error::{ConfigError, ConfigErrorKind},
-    part::Part,
+    part::{Part, Parts},
 };
 
 /// Where the store is, read from its URL.
@@ -93,8 +93,16 @@ impl StoreTarget {
         }
     }
 
+    /// The parts that the names of ledgers depend on.
+    pub(crate) fn layout(&self) -> Parts {
+        match self.part() {
+            Some(_) => Parts::CLUSTER,
+            None => Parts::WHOLE,
+        }
+    }
+
     /// The cluster part of this target.
-    pub(super) fn part(&self) -> Option<Part> {
+    pub(crate) fn part(&self) -> Option<Part> {
         match self {
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => Some(cluster.part()),

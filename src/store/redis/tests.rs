@@ -46,7 +46,7 @@ impl Replica {
         let id = ReplicaId::from_bits(number);
         let store = RedisStore::new(StoreTarget::open(url).unwrap(), "turnstile", id);
         Self {
-            session: Mutex::new(store.session()),
+            session: Mutex::new(store.session(crate::part::Part::default())),
             id,
             events: Mutex::default(),
             lease_ms: LEASE_MS,

@@ -96,9 +96,6 @@ pub(in crate::keeper::queue) enum Holder {
     Request,
     /// As `Request`, with a slot from the pool.
     Reuser,
-    /// A request that acquires leg by leg, in a cluster: it has this slot, and asks for others before its permit is
-    /// admitted.
-    Leg,
     /// A permit with this slot only. The slot is in use, or idle in the pool.
     Permit,
     /// A permit with several slots.
@@ -131,7 +128,7 @@ impl Holder {
     pub fn is_permit(self) -> bool {
         match self {
             Self::Permit | Self::JointPermit | Self::Companion => true,
-            Self::Request | Self::Reuser | Self::Leg => false,
+            Self::Request | Self::Reuser => false,
         }
     }
 }
@@ -245,9 +242,7 @@ impl Entry {
                 let tenure = self.lease.tenure_since();
                 let since = match hold.holder {
                     Holder::Request | Holder::Reuser => tenure.or(Some(hold.since)),
-                    Holder::Leg | Holder::Permit | Holder::JointPermit | Holder::Companion => {
-                        tenure
-                    }
+                    Holder::Permit | Holder::JointPermit | Holder::Companion => tenure,
                 };
                 since.map(|since| (false, since))
             }

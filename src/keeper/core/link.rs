@@ -1,17 +1,17 @@
-//! How many exchanges may be in flight.
-//!
-//! A nearby store needs two: one runs while the next fills. At a distance, a burst would then queue in this process, so
-//! the window follows the round trip: it holds as many exchanges as the store could answer in that time. Late answers
-//! halve the window, since exchanges then queue somewhere (a slow store, a thin link), and more of them would only
-//! queue for longer. This is TCP's additive increase, multiplicative decrease, with delay as the signal, as in TCP
-//! Vegas.
-//!
-//! Exchanges with room left are also paced. A burst would otherwise fill the window at once, and the next request would
-//! wait for a whole round trip.
+//! A link: the connection to the store, or to one part of a cluster, with its exchanges in flight, the number that may
+//! be in flight, and the work that only it can do. What is sent is in `exchange`; failures and events are in `store`.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
+
+use super::breaker::Breaker;
+use crate::{
+    keeper::{context::Availability, demand::RequestId, queue::PendingBatch},
+    leases::{AccountId, StoreClock},
+    ledger::{Exchange, Refund, Seq},
+    part::Part,
+};
 
 /// Maximum after the first answer.
 const FIRST: usize = 16;
@@ -19,6 +19,147 @@ const FIRST: usize = 16;
 const PERIOD: Duration = Duration::from_secs(5);
 /// An answer is late beyond twice the shortest round trip plus this slack, for pauses of this process or of the store.
 const SLACK: Duration = Duration::from_millis(5);
+
+pub(super) struct Link {
+    pub part: Part,
+    /// In sending order.
+    pub in_flight: Vec<PendingExchange>,
+    pub window: Window,
+    /// The kind of work that goes first in the next exchange about one key.
+    pub next_kind: usize,
+    /// Requests to send, except those sent by their queues.
+    pub unsent: BTreeSet<RequestId>,
+    /// Requests that met a queue which is being introduced: see [`Queue::introduce`]. Retried with each exchange.
+    ///
+    /// [`Queue::introduce`]: crate::keeper::queue::Queue::introduce
+    pub held_back: BTreeSet<RequestId>,
+    pub refunds: Vec<Refund>,
+    pub clock: Option<StoreClock>,
+    pub breaker: Breaker,
+    pub connection: Connection,
+}
+
+/// An exchange of a core: its number, and the link on which it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::keeper) struct ExchangeId {
+    pub number: u64,
+    pub part: Part,
+}
+
+impl fmt::Display for ExchangeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.number.fmt(f)
+    }
+}
+
+pub(in crate::keeper) struct Outgoing {
+    pub id: ExchangeId,
+    pub exchange: Arc<Exchange>,
+    /// When the exchange times out.
+    pub deadline: Instant,
+}
+
+pub(super) struct PendingExchange {
+    pub id: ExchangeId,
+    pub at: Instant,
+    /// When the driver gives up on the exchange.
+    pub deadline: Instant,
+    /// Approximate size on the wire.
+    pub bytes: usize,
+    pub exchange: Arc<Exchange>,
+    /// One for each batch.
+    pub pending: Vec<PendingBatch>,
+    /// The origin of each claim.
+    pub claims: Vec<Asker>,
+}
+
+/// The origin of a claim in an exchange.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asker {
+    Request(RequestId),
+    /// A request that its queue would have sent, turned into a claim to keep the order.
+    Listed,
+    /// A report of spending.
+    Account(AccountId),
+}
+
+/// The connection, as far as the store reports it.
+#[derive(Default)]
+pub(super) struct Connection {
+    pub made: Option<Instant>,
+    /// When to reconnect after the connection has ended.
+    pub reconnect_at: Option<Instant>,
+    /// A connection is wanted now.
+    pub is_wanted: bool,
+    /// The last exchange drafted for an earlier connection.
+    pub begins_after: u64,
+}
+
+impl Asker {
+    pub fn request(self) -> Option<RequestId> {
+        match self {
+            Self::Request(id) => Some(id),
+            Self::Listed | Self::Account(_) => None,
+        }
+    }
+
+    pub fn account(self) -> Option<AccountId> {
+        match self {
+            Self::Account(id) => Some(id),
+            Self::Listed | Self::Request(_) => None,
+        }
+    }
+}
+
+impl Connection {
+    /// Whether the exchange was drafted for this connection, or establishes it.
+    pub fn has(&self, id: ExchangeId) -> bool {
+        id.number > self.begins_after
+    }
+}
+
+impl Link {
+    /// `of_one_key`: each of its exchanges is about one key, as in a cluster.
+    pub fn new(part: Part, of_one_key: bool, now: Instant) -> Self {
+        let bounds = match of_one_key {
+            false => WINDOW,
+            true => WINDOW_OF_ONE_KEY,
+        };
+        Self {
+            part,
+            in_flight: Vec::new(),
+            window: Window::new(bounds, now),
+            next_kind: 0,
+            unsent: BTreeSet::new(),
+            held_back: BTreeSet::new(),
+            refunds: Vec::new(),
+            clock: None,
+            breaker: Breaker::new(),
+            connection: Connection::default(),
+        }
+    }
+
+    pub fn is_up(&self) -> bool {
+        self.breaker.availability() == Availability::Up
+    }
+
+    /// Removes an exchange from the list of exchanges in flight, if it is still listed.
+    pub fn take_sent(&mut self, id: ExchangeId) -> Option<PendingExchange> {
+        let mut in_flight = self.in_flight.iter();
+        let position = in_flight.position(|sent| sent.id == id)?;
+        Some(self.in_flight.remove(position))
+    }
+
+    /// Names with a release in flight.
+    pub fn names_released(&self) -> impl Iterator<Item = Seq> {
+        let pending = self.in_flight.iter().flat_map(|sent| &sent.pending);
+        pending.flat_map(PendingBatch::releases)
+    }
+
+    pub fn bytes_in_flight(&self) -> usize {
+        self.in_flight.iter().map(|sent| sent.bytes).sum()
+    }
+}
 
 /// Bounds of exchanges in flight: two while the store is near, and at most 4,096 ledgers at a distance.
 pub(super) const WINDOW: WindowBounds = WindowBounds {
@@ -48,6 +189,16 @@ pub(super) struct WindowBounds {
     pub most_partial: usize,
 }
 
+/// How many exchanges may be in flight.
+///
+/// A nearby store needs two: one runs while the next fills. At a distance, a burst would then queue in this process, so
+/// the window follows the round trip: it holds as many exchanges as the store could answer in that time. Late answers
+/// halve the window, since exchanges then queue somewhere (a slow store, a thin link), and more of them would only
+/// queue for longer. This is TCP's additive increase, multiplicative decrease, with delay as the signal, as in TCP
+/// Vegas.
+///
+/// Exchanges with room left are also paced. A burst would otherwise fill the window at once, and the next request would
+/// wait for a whole round trip.
 pub(super) struct Window {
     bounds: WindowBounds,
     size: usize,

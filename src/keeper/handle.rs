@@ -1,0 +1,359 @@
+//! The interface of a keeper for limiters, semaphores, permits and operators.
+
+#[cfg(feature = "config")]
+use std::collections::HashMap;
+use std::{fmt, future::Future, sync::Arc, time::Duration};
+
+use super::{core::Core, demand::Taken, lock::Keeper};
+#[cfg(feature = "config")]
+use crate::limit::LimitValue;
+use crate::{
+    error::{AcquireErrorKind, ConfigError, ReleaseError},
+    key::Key,
+    leases::{Account, Bounds, Fee, Leases, Pool, QueueId, Tenure},
+    ledger::{MemberId, ReplicaId},
+    limit::{Limit, LimitId, Mode},
+    overrides::InForce,
+    permit_id::PermitId,
+    status::{Quota, QuotaReader, ShutdownReport, Status, Usage},
+    sync::{Confirmation, Inquiry},
+    telemetry::{Cost, LimitMeter, UnknownRates},
+};
+#[cfg(feature = "operate")]
+use crate::{
+    operable::{ControlTask, Cursor, LimitLook, RefusalNote, Visitor},
+    overrides::LocalRecord,
+};
+
+/// A keeper, as limiters, semaphores and permits see it. The limiter and its permits are gone once this is dropped.
+pub(crate) struct KeeperHandle {
+    pub(super) keeper: Arc<Keeper>,
+    pub unknown_rates: Arc<UnknownRates>,
+    /// The overrides of operators, if no store records them.
+    #[cfg(feature = "operate")]
+    record: Option<LocalRecord>,
+}
+
+/// A granted slot not yet turned into a `Permit`.
+pub(crate) struct Granted {
+    pub keeper: Arc<KeeperHandle>,
+    pub taken: Taken,
+}
+
+impl KeeperHandle {
+    pub fn new(keeper: Arc<Keeper>) -> Arc<Self> {
+        Arc::new(Self {
+            #[cfg(feature = "operate")]
+            record: keeper.store.is_none().then(LocalRecord::new),
+            unknown_rates: Arc::new(UnknownRates::new(&keeper.namespace)),
+            keeper,
+        })
+    }
+}
+
+/// Permits.
+impl KeeperHandle {
+    /// Bounds a held permit. Bounds need a runtime.
+    pub fn bound(&self, leases: &Leases, bounds: Bounds) {
+        self.keeper.with(|core, now| {
+            let leases = leases.all().iter();
+            leases.for_each(|lease| core.bound(lease, bounds, now));
+        });
+        let _ = self.keeper.start_driver();
+    }
+
+    pub fn release(&self, leases: &Leases) {
+        self.close_accounts(leases);
+        self.keeper.with(|core, now| {
+            let leases = leases.all().iter();
+            leases.for_each(|lease| core.release(lease, now));
+        });
+    }
+
+    /// Releases slots and waits until the store has confirmed the release. Fails with the limit of a slot that was not
+    /// confirmed in time.
+    pub fn release_confirmed(
+        self: &Arc<Self>,
+        leases: &Leases,
+    ) -> impl Future<Output = Result<(), ReleaseError>> + use<> {
+        self.close_accounts(leases);
+        let keeper = &self.keeper;
+        let mut waits = Vec::new();
+        for lease in leases.all() {
+            let (confirmation, confirmed) = Confirmation::new();
+            let limit = keeper.with(|core, now| core.release_confirmed(lease, confirmation, now));
+            waits.extend(limit.map(|limit| (limit, confirmed)));
+        }
+        // Without a runtime nothing is sent, and no driver would give up on the confirmation.
+        if !waits.is_empty() && keeper.start_driver().is_err() {
+            keeper.with(|core, _| core.give_up_on_confirmations());
+        }
+        keeper.watch_driver();
+        // While this future waits, the driver must not consider the limiter dropped.
+        let keeper = self.clone();
+        async move {
+            for (limit, confirmed) in waits {
+                confirmed.await.map_err(|_| keeper.unconfirmed(&limit))?;
+            }
+            Ok(())
+        }
+    }
+
+    /// Changes the account of a permit: see [`Core::change_account`].
+    pub fn change_account(
+        &self,
+        fee: &Fee,
+        change: impl FnOnce(&mut Account) -> Option<(Cost, u64)>,
+    ) {
+        let ((), needs_driver) =
+            (self.keeper).with_need(|core, now| core.change_account(fee, now, change));
+        if needs_driver {
+            // Without a runtime nothing is sent.
+            let _ = self.keeper.start_driver();
+        }
+    }
+
+    /// The state of a rate, as far as this permit knows it.
+    pub fn quota_of(&self, fee: &Fee, reader: QuotaReader) -> Option<Quota> {
+        (self.keeper).with(|core, now| core.account_quota(fee, reader, now))
+    }
+
+    fn close_accounts(&self, leases: &Leases) {
+        for fee in leases.open_accounts() {
+            self.change_account(fee, |account| {
+                account.end();
+                None
+            });
+        }
+    }
+
+    fn unconfirmed(&self, limit: &Limit) -> ReleaseError {
+        let lease = self.keeper.peek(|core| core.settings().lease);
+        ReleaseError::new(limit.name().to_owned(), lease)
+    }
+
+    /// The meter of the first held slot's limit. `None`: the slots are no longer held.
+    pub fn meter_of(&self, leases: &Leases) -> Option<Arc<LimitMeter>> {
+        let lease = leases.all().first()?;
+        self.keeper.peek(|core| core.meter_of_lease(lease))
+    }
+
+    /// The public id of the permit with these leases.
+    pub fn id_of(&self, leases: &Leases) -> Option<PermitId> {
+        let (lease, tenure) = leases.first()?;
+        let (replica, seq) = (self.keeper.replica, lease.seq());
+        Some(PermitId::new(MemberId { replica, seq }, tenure))
+    }
+
+    /// Undoes an acquisition. Returns the state of its rates afterwards.
+    pub fn give_back(&self, taken: Taken) -> Vec<Quota> {
+        self.keeper.with(|core, now| core.give_back(taken, now))
+    }
+
+    /// Makes sure that the leases are renewed.
+    pub fn attend(&self) {
+        // Without a runtime nothing renews them; the deadline still holds.
+        let _ = self.keeper.start_driver();
+    }
+}
+
+/// Limits.
+impl KeeperHandle {
+    /// Whether [`register`](Self::register) would accept the limit.
+    #[cfg(feature = "config")]
+    pub fn check(&self, limit: &Limit) -> Result<(), ConfigError> {
+        let me = self.replica();
+        self.keeper.peek(|core| core.check(limit, me)).map(drop)
+    }
+
+    /// Checks and registers a limit. Returns its id, and its meter, which never changes.
+    pub fn register(&self, limit: &Limit) -> Result<(LimitId, Arc<LimitMeter>), ConfigError> {
+        let (me, meter) = (self.replica(), self.meter_for(limit));
+        let (number, meter) = (self.keeper).with(|core, _| core.register(limit, me, &meter))?;
+        meter.expect(limit, self.keeper.store.is_some());
+        Ok((number, meter))
+    }
+
+    /// Updates all limits, or fails and updates none.
+    pub fn update(&self, limits: &[&Limit]) -> Result<(), ConfigError> {
+        let limits = limits.iter().map(|limit| (*limit, self.meter_for(limit)));
+        let limits: Vec<_> = limits.collect();
+        self.keeper.with(|core, now| core.update(&limits, now))?;
+        for (limit, meter) in &limits {
+            meter.expect(limit, self.keeper.store.is_some());
+        }
+        Ok(())
+    }
+
+    /// The meter of a limit, created if necessary: without a lock, since a recorder is foreign code.
+    fn meter_for(&self, limit: &Limit) -> Arc<LimitMeter> {
+        let known = self.keeper.peek(|core| core.meter_of(limit.name()));
+        known.unwrap_or_else(|| Arc::new(LimitMeter::new(&self.keeper.namespace, limit.name())))
+    }
+
+    /// The limit of this name with its latest values, without overrides.
+    pub fn updated(&self, limit_name: &str) -> Option<Limit> {
+        self.keeper.peek(|core| core.updated(limit_name))
+    }
+
+    pub fn mode_of(&self, limit: LimitId) -> Mode {
+        self.keeper.peek(|core| core.mode_of(limit))
+    }
+
+    /// The record of overrides in a process without a store.
+    #[cfg(feature = "operate")]
+    pub fn local_record(&self) -> Option<&LocalRecord> {
+        self.record.as_ref()
+    }
+
+    /// Replaces the overrides in force.
+    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
+    pub fn steer(&self, overrides: InForce) {
+        let overrides = Arc::new(overrides);
+        self.keeper.with(|core, now| core.steer(overrides, now));
+        // Without a runtime nothing ends them in time; the next step does.
+        let _ = self.keeper.start_driver();
+    }
+
+    #[cfg(feature = "config")]
+    pub fn set_values(&self, limit_name: &str, values: &HashMap<Key, Option<LimitValue>>) {
+        (self.keeper).with(|core, now| core.set_values(limit_name, values, now));
+    }
+}
+
+impl KeeperHandle {
+    /// The name of this limiter in the store, also for operators.
+    pub fn replica(&self) -> ReplicaId {
+        self.keeper.replica
+    }
+
+    pub fn status(&self) -> Status {
+        self.keeper.peek(Core::status)
+    }
+
+    pub async fn usage(&self, limit: LimitId, key: Key) -> Result<Usage, AcquireErrorKind> {
+        let (inquiry, answer) = Inquiry::new();
+        (self.keeper).with(|core, now| core.inquire(limit, &key, inquiry, now));
+        self.keeper.start_driver()?;
+        self.keeper.watch_driver();
+        answer.await.map_err(|_| AcquireErrorKind::Unavailable)
+    }
+
+    pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
+        let report = self.keeper.shutdown(deadline).await;
+        if report.unconfirmed > 0 {
+            (self.keeper).with(|core, _| core.log_unconfirmed(report.unconfirmed));
+        }
+        self.keeper.control.leave().await;
+        report
+    }
+
+    /// Starts listening to operators, for as long as the limiter or a permit exists.
+    #[cfg(feature = "operate")]
+    pub fn set_control_task(&self, task: &Arc<dyn ControlTask>) {
+        self.keeper.control.set(task.clone());
+    }
+}
+
+/// The view of operators.
+#[cfg(feature = "operate")]
+impl KeeperHandle {
+    /// The lengths of a lease and of the heartbeat of a waiter.
+    pub fn lease_and_waiter_ttl(&self) -> (Duration, Duration) {
+        self.keeper.peek(|core| {
+            let settings = core.settings();
+            (settings.lease, settings.waiter_ttl)
+        })
+    }
+
+    pub fn limit_id(&self, limit_name: &str) -> Option<LimitId> {
+        self.keeper.peek(|core| core.limit_id(limit_name))
+    }
+
+    /// All limits, by id.
+    pub fn limits(&self) -> Vec<LimitLook> {
+        self.keeper.peek(Core::all_limits)
+    }
+
+    /// The latest refusals of a limit, oldest first.
+    pub fn refusals(&self, limit: LimitId) -> Vec<RefusalNote> {
+        self.keeper.peek(|core| core.refusals(limit))
+    }
+
+    /// Shows a few queues and entries to a visitor. See [`Core::look`].
+    pub fn look(&self, from: Cursor, visitor: &mut impl Visitor) -> Option<Cursor> {
+        self.keeper.peek(|core| core.look(from, visitor))
+    }
+}
+
+/// The limiter is dropped: the driver ends once everything is sent to the store.
+impl Drop for KeeperHandle {
+    fn drop(&mut self) {
+        let has_thread = self.keeper.thread.is_some();
+        self.keeper.with_driver(|core, driver, _| {
+            core.orphan();
+            // A remaining driver reports them if it ends first. A dedicated thread may end unseen, with the process.
+            if driver.is_absent() || has_thread {
+                core.log_unreleased();
+            }
+        });
+    }
+}
+
+/// The pool of one key, for a semaphore bound to that key. The queue lives as long as this.
+pub(crate) struct BoundPool {
+    keeper: Arc<Keeper>,
+    queue: QueueId,
+    pool: Arc<Pool>,
+}
+
+impl KeeperHandle {
+    /// The pool of a key, if its limit reuses slots.
+    pub fn bind(&self, limit: LimitId, key: &Key) -> Option<Arc<BoundPool>> {
+        let (queue, pool) = self.keeper.with(|core, now| core.bind(limit, key, now))?;
+        Some(Arc::new(BoundPool {
+            keeper: self.keeper.clone(),
+            queue,
+            pool,
+        }))
+    }
+}
+
+impl BoundPool {
+    /// An idle slot that may be used now. Not for a request whose own value of the limit differs from the latest.
+    pub fn take(
+        &self,
+        keeper: &Arc<KeeperHandle>,
+        own_value: Option<LimitValue>,
+    ) -> Option<Granted> {
+        let lease = self.pool.take_unseen(own_value)?;
+        let taken = Taken {
+            leases: Leases::One(Tenure::of(lease)),
+            waited: Duration::ZERO,
+            place: 0,
+            notes: None,
+        };
+        Some(Granted {
+            keeper: keeper.clone(),
+            taken,
+        })
+    }
+
+    /// Records a slot taken from the pool, once it has become a permit.
+    pub fn record_take(&self) {
+        self.pool.record_take();
+    }
+}
+
+impl fmt::Debug for BoundPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BoundPool")
+    }
+}
+
+impl Drop for BoundPool {
+    fn drop(&mut self) {
+        self.keeper
+            .with(|core, _| core.unbind(self.queue, &self.pool));
+    }
+}
