@@ -1,4 +1,4 @@
-"""The cases. Each takes the bench and a system, and returns what `page.py` shows."""
+"""The cases. Each runs a system, and returns the figures that `page.py` shows."""
 
 import contextlib
 import csv
@@ -14,6 +14,8 @@ LIMIT = 8
 PROCESSES = 4
 WORKERS = 24
 HOLD_MS = 50
+# Requests that wait while the number of processes grows.
+CROWD = 64
 # More than all tasks: none has to wait.
 FREE = 1_000
 RATE = 1_000
@@ -88,7 +90,7 @@ def probe(drive, limit, patience=1):
 
 
 def open_loop(bench, drive, make, seconds, limit, warm=1.0):
-    """A load and what it says of a system."""
+    """Runs a load, and computes its metrics."""
     sent = warm_up(drive, make, warm)
     before, clients = drive.server.cost(), clients_us(drive)
     begin = soon(drive)
@@ -141,8 +143,8 @@ def standard(bench, system, repeat):
 
 FAULTS = ("kill", "freeze", "restart")
 FAULT_HOLD_MS = 500
-# Low enough that what has piled up meanwhile is soon served.
-FAULT_LOAD = 0.6
+# High enough that the slots of a crashed process are missed; low enough that the backlog of an outage is soon served.
+FAULT_LOADS = {"kill": 0.8, "freeze": 0.6, "restart": 0.6}
 
 
 def faults(bench, system, repeat):
@@ -152,7 +154,7 @@ def faults(bench, system, repeat):
     for fault in FAULTS:
         if fault in system.without:
             continue
-        rate, hold = FAULT_LOAD * LIMIT * 1_000 / FAULT_HOLD_MS, FAULT_HOLD_MS * measure.MS
+        rate, hold = FAULT_LOADS[fault] * LIMIT * 1_000 / FAULT_HOLD_MS, FAULT_HOLD_MS * measure.MS
         with bench.drive(system, workers=WORKERS, lease_ms=lengths["lease_ms"]) as drive:
             begin = soon(drive)
             requests = poisson(rate, begin, lengths["before"] + lengths["after"], hold, f"{bench.seed} {repeat} {fault}")
@@ -226,7 +228,7 @@ def rates(bench, system, repeat):
 
 
 def closed(drive, tasks, seconds, keys):
-    """Pairs a second in a closed loop by so many tasks in each process, and their median and 99 % in milliseconds."""
+    """Runs a closed loop with this many tasks in each process. Returns pairs a second, and their p50 and p99 in milliseconds."""
     drive.pairs.clear()
     for process in drive.processes:
         process.send(f"l {tasks} {round(1_000 * seconds)} {keys}\n")
@@ -262,11 +264,13 @@ def distance(bench, system, repeat):
 
 def growth(bench, system, repeat):
     """As processes, holders and waiters grow."""
-    lengths, results = bench.lengths["growth"], {"processes": {}, "holders": {}, "waiters": {}}
+    lengths, results = bench.lengths["growth"], {"processes": {}, "contended": {}, "holders": {}, "waiters": {}}
     for processes in lengths["processes"]:
         with bench.drive(system, limit=FREE, processes=processes) as drive:
             closed(drive, 64 // processes, 0.3, 1)
             results["processes"][processes] = measured(drive, 64 // processes, lengths["seconds"])
+        with bench.drive(system, processes=processes) as drive:
+            results["contended"][processes] = crowd(drive, CROWD, lengths["seconds"], lengths["patience"])
     for holders in lengths["holders"]:
         with bench.drive(system, limit=holders + FREE, processes=1, lease_ms=60_000) as drive:
             is_full = hold_many(drive, holders, lengths["patience"])
@@ -287,7 +291,7 @@ def measured(drive, tasks, seconds):
 
 
 def hold_many(drive, count, patience):
-    """Whether so many are held within the time. At most 1,000 are asked for at a time."""
+    """Acquires this many slots, 1,000 at a time. Returns whether all were granted in time."""
     asked = [Request(drive.now(), 3_600 * NS) for _ in range(count)]
     end = drive.now() + patience * NS
     for first in range(0, count, 1_000):
@@ -301,7 +305,7 @@ def hold_many(drive, count, patience):
 
 
 def crowd(drive, waiters, seconds, patience):
-    """So many wait at all times for holds of 50 ms: what is granted of what could be."""
+    """Keeps this many requests waiting for holds of 50 ms, and counts grants and handovers."""
     def again(*_):
         drive.arrive(Request(drive.now(), HOLD_MS * measure.MS))
 

@@ -34,6 +34,8 @@ def short(value):
     """A number with two digits that count."""
     if value is None:
         return "-"
+    if 0 < value < 0.01:
+        return "< 0.01"
     if value >= 1_000 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2g}"

@@ -1,7 +1,7 @@
-"""The load, the same for all systems: an open loop, whose requests start when they are due, whoever is still waiting.
+"""The load, the same for all systems: an open loop, whose requests start when they are due, however many are still waiting.
 
-A process of a system speaks the lines of `rust/src/protocol.rs`. The driver says when to acquire and when to release; the times of
-what happens are the process's own, by the clock that all share.
+A process of a system speaks the lines of `rust/src/protocol.rs`. The driver says when to acquire and when to release; each
+process reports the times, by the clock that all processes share.
 """
 
 import collections
@@ -95,12 +95,12 @@ class Process:
 
 
 class Drive:
-    """A run of one system. `workers`: requests of a process that may be under way; the others are due, and wait for one."""
+    """A run of one system. `workers`: the most requests in progress in a process; further requests wait for a free worker."""
 
     def __init__(self, processes, workers=None):
         self.processes = processes
         self.now = time.monotonic_ns
-        self.agenda = []  # what is to be done: time, number, action
+        self.agenda = []  # time, number, action
         self.number = 0
         self.requests = {}
         self.backlog = collections.deque()
@@ -143,7 +143,7 @@ class Drive:
             self.processes[request.process].send(f"r {request.id}\n")
 
     def kill(self, number):
-        """kill -9: its work ends, and nothing is released."""
+        """Kills a process by SIGKILL: its work ends, and nothing is released."""
         self.marks.append((self.now(), "killed"))
         self.processes[number].kill()
         for request in self.requests.values():
@@ -192,7 +192,7 @@ class Drive:
         self.worker_is_free(number)
 
     def run_until(self, end, is_done=lambda: False):
-        """Does what is on the agenda until this time, or until it is done."""
+        """Works through the agenda until this time, or until `is_done`."""
         gc.disable()
         by_out = {process.out: number for number, process in enumerate(self.processes) if process.alive}
         while (now := self.now()) < end and not is_done():
@@ -208,9 +208,9 @@ class Drive:
         gc.enable()
 
     def drain(self, seconds):
-        """Until every request has ended, for so long at most."""
+        """Runs until every request has ended, at most for this time."""
         last = self.now() + int(NS * seconds)
-        self.run_until(last, lambda: not self.open)
+        self.run_until(last, lambda: not self.open and not self.agenda)
 
 
 def poisson(rate, begin, seconds, hold, seed):

@@ -1,5 +1,5 @@
-"""What the times of requests say. Nothing here asks a system: slots are in use from the moment a process reports that it was
-granted one until the moment before it calls the release, so that each overlap beyond the limit is a real one."""
+"""Metrics, computed from the times of requests. A slot is in use from the moment a process reports its grant until the moment before
+the process calls the release, so that each overlap beyond the limit is real."""
 
 import heapq
 

@@ -5,7 +5,7 @@ import statistics
 import textwrap
 
 import charts
-from cases import BURST, CONNECTIONS, FAULT_LOAD, FAULTS, GOAL_MS, LIMIT, PROCESSES, RATE, TRACE_FASTER, TRACE_LIMIT, TRACE_PROCESSES, WORKERS
+from cases import BURST, CONNECTIONS, FAULT_LOADS, FAULTS, GOAL_MS, LIMIT, PROCESSES, RATE, TRACE_FASTER, TRACE_LIMIT, TRACE_PROCESSES, WORKERS
 from charts import short
 from systems import NOT_RUN, RATES, SLOTS
 
@@ -55,8 +55,7 @@ class Page:
         os.makedirs(os.path.join(folder, "comparison"), exist_ok=True)
 
     def write(self):
-        # Ranks are known at the end, and stand at the beginning.
-        self.text = []
+        # The ranking is at the top, and needs the figures of all cases.
         for part in (self.standard, self.faults, self.rates, self.distance, self.growth, self.service, self.trace):
             part()
         body, self.text = self.text, []
@@ -112,8 +111,8 @@ class Page:
             row["lateness_p99"] for reps in self.results.get("standard", {}).values() for rep in reps for row in rep.values()
         ])
         self.say(
-            "**The load does not wait.** Requests start by a Poisson clock, whoever is still waiting, and a wait counts from the moment at "
-            "which its request was due. One driver makes the load for all systems, and tells each process, whatever its language, by a "
+            "**The load does not wait.** Requests start by a Poisson clock, however many are still waiting, and a wait counts from the "
+            "moment at which its request was due. One driver makes the load for all systems, and tells each process, whatever its language, by a "
             "line on its stdin when to acquire and when to release; times are the process's own, by the clock that all share."
             + (f" The driver itself was late by {short(late.middle)} ms (99 %, median of all runs), which every wait includes." if late else "")
         )
@@ -121,32 +120,33 @@ class Page:
             "**Correctness is counted in the same run**, by the driver, which is no part of any system: a slot is in use from the moment a "
             "process reports its grant to the moment before it calls the release (or is informed of its loss, or is killed). "
             "*Peak* is the most that were in use at once. *Overtaken* is the share of grants that passed over a request called 10 ms or more "
-            "before, and granted 5 ms or more after. *Idle* is the share of slot time that lay idle while somebody waited. *Left* is how many slots can be taken when the load is over: fewer than "
-            "the limit are lost, more break it. A system that breaks the cap, loses slots or fails requests without a fault is marked with ‡ and is nowhere first."
+            "before, and granted 5 ms or more after. *Idle* is the share of slot time that lay idle while somebody waited. *Left* is the number of slots that can be acquired after the load: fewer "
+            "than the limit means lost slots, more means a broken cap. A system that breaks the cap, loses slots or fails requests without a fault is marked with ‡ and is nowhere first."
         )
 
     def ranking(self):
-        self.say("## Who is first")
+        self.say("## Ranking")
         rows, goals = [], {}
         for group, words, able, ours in self.ranks:
             first = able[0]
             same = [entry for entry in able[1:] if entry[1].overlaps(first[1])]
-            is_first = ours[0] in [entry[0] for entry in [first, *same]]
+            is_first = any(entry[0].is_ours for entry in [first, *same])
             ratio = ours[1].middle / first[1].middle if first[1].middle else None
             near = is_first or bool(ratio) and 1 / NEAR <= ratio <= NEAR
             goals.setdefault(group, []).append((words, is_first, near))
-            peers = "" if is_first else first[0].edge.get(group, "its figures are below")
-            names = ", ".join(entry[0].name for entry in same[:3]) + (f" and {len(same) - 3} more" if len(same) > 3 else "")
-            here = "first" if is_first else f"{ours[1]}" + (f", {ratio:.2g} times" if ratio else "")
-            rows.append([words, f"**{first[0].name}** {first[1]}", names, here, peers])
-        self.table(["", "first", "not told apart from it: their spreads overlap", "tower-turnstile", "why a peer is first"], rows)
+            is_plain = ours[0] in [entry[0] for entry in [first, *same]]
+            reason = "" if is_plain else first[0].edge.get(group, "its figures are below")
+            names = "; ".join(entry[0].name for entry in same[:3]) + (f"; {len(same) - 3} more" if len(same) > 3 else "")
+            here = "first" if is_plain else f"{ours[1]}" + (f", {short(ratio)} times" if ratio else "")
+            rows.append([words, f"**{first[0].name}** {first[1]}", names, here, reason])
+        self.table(["", "first", "no different within the spread", "tower-turnstile", "why another is first"], rows)
         lines = []
         for group, found in goals.items():
             reached = sum(first if group in STRICT else near for _, first, near in found)
             want = "first" if group in STRICT else "first, or within 10 % of the first"
             missed = [words for words, first, near in found if not (first if group in STRICT else near)]
             lines.append(f"- {group}: {want} in {reached} of {len(found)} rows" + (f"; not in: {'; '.join(missed)}" if missed else "") + ".")
-        self.say("Goals, and what this run says of them:", "", *lines, *self.goals_of_distance())
+        self.say("Goals in this run:", "", *lines, *self.goals_of_distance())
 
     def goals_of_distance(self):
         lines = []
@@ -156,7 +156,7 @@ class Page:
                 lines.append(f"- Distance: {key}: a pair alone takes {alone.middle / trip.middle:.2f} round trips (goal: 1.1 at most).")
             if many:
                 allowed = 1_000 * row[0][key]["tasks"] / trip.middle
-                lines.append(f"- Distance: {key}: {short(many.middle)} pairs a second, {many.middle / allowed:.0%} of what the distance allows {row[0][key]['tasks']} tasks (goal: nine tenths, unless the processors bound it).")
+                lines.append(f"- Distance: {key}: {short(many.middle)} pairs a second, {many.middle / allowed:.0%} of what the distance allows {row[0][key]['tasks']} tasks (goal: 90 %, unless the processors are the bottleneck).")
         return lines
 
     def ours(self, case):
@@ -213,14 +213,14 @@ class Page:
         meta = self.meta["lengths"]["faults"]
         self.say("## Faults")
         self.say(
-            f"The standard case at {FAULT_LOAD:.0%}, holds of half a second, leases of {meta['lease_ms'] / 1000:g} s. *Normal again*: seconds from the fault until the end of the last "
+            f"The standard case, holds of half a second, leases of {meta['lease_ms'] / 1000:g} s. *Normal again*: seconds from the fault until the end of the last "
             "second in which a tenth of the requests failed or were late (by twice the 99 % of before, and 250 ms). *Unreleased*: releases that failed (their slots come back when the lease ends, if there is one). *Informed*: holders that learned of a lost slot while they held it."
         )
         for fault in FAULTS:
             there = [(system, rows) for system, rows in entries if fault in rows[0]]
             order = sorted(there, key=lambda entry: figure(entry[1], fault, "until_normal").middle)
             name = FAULT_NAMES[fault] + (f" for {meta['frozen']:g} s" if fault == "freeze" else "")
-            self.say(f"### {name[0].upper()}{name[1:]}")
+            self.say(f"### {name[0].upper()}{name[1:]}, at {100 * FAULT_LOADS[fault]:g} % of the capacity")
             rows = []
             for system, reps in order:
                 get = lambda *path: figure(reps, fault, *path)
@@ -287,24 +287,30 @@ class Page:
             return
         lengths = self.meta["lengths"]["growth"]
         self.say("## Growth")
-        self.say("Pairs a second by 64 tasks in some processes, with a free slot for each; with some slots held meanwhile (8 tasks, one process); and handovers while some wait for 8 slots held for 50 ms each, of 160 a second that are possible. In brackets: server us.")
+        self.say(
+            "By processes: pairs a second of 64 tasks, with a free slot for each; and handovers a second while as many wait for 8 slots "
+            "held for 50 ms each, of 160 that are possible; beside holders: pairs of 8 tasks in one process; among "
+            f"waiters: handovers by {PROCESSES} processes. In brackets: server us for each."
+        )
 
         def cell(reps, of, count):
-            rate = Spread([dig(rep, of, str(count), "rate") for rep in reps])
-            cost = Spread([dig(rep, of, str(count), "processor_us") for rep in reps])
-            return f"{short(rate.middle)} [{short(cost.middle) if cost else '-'}]" if rate else f"not within {lengths['patience']} s"
+            rate, cost = (figure(reps, of, str(count), key) for key in ("rate", "processor_us"))
+            return f"{short(rate.middle)} [{short(cost.middle) if cost else '-'}]" if rate else "-"
 
-        head = [f"{count:,} {of if count > 1 else of[:-2] if of == 'processes' else of[:-1]}" for of in ("processes", "holders", "waiters") for count in lengths[of]]
-        rows = [[system.name, *(cell(reps, of, count) for of in ("processes", "holders", "waiters") for count in lengths[of])] for system, reps in entries]
-        self.table(["", *head], rows)
-        for of, words, unit in (("processes", "Pairs a second as processes grow", "pairs a second"), ("holders", "Pairs a second as holders grow", "pairs a second"), ("waiters", "Handover as waiters grow", "ms from a release to the next grant, median")):
-            path = ("handover", "p50") if of == "waiters" else ("rate",)
+        for title, columns in GROWTH:
+            head = [f"{words} {count:,}" for of, words, lengths_of in columns for count in lengths[lengths_of]]
+            counts = [(of, count) for of, _, lengths_of in columns for count in lengths[lengths_of]]
+            self.say(f"### {title}")
+            self.table(["", *head], [[system.name, *(cell(reps, of, count) for of, count in counts)] for system, reps in entries])
+        self.say(f"-: not within {lengths['patience']} s, or not at all.")
+        for name, of, words, unit, path in GROWTH_CHARTS:
             drawn = []
             for system, reps in entries:
-                points = [(count, figure(reps, of, str(count), *path)) for count in lengths[of]]
+                counts = lengths["processes" if of == "contended" else of]
+                points = [(count, figure(reps, of, str(count), *path)) for count in counts]
                 drawn.append((system.name, system.is_ours, [(count, value.middle) for count, value in points if value and value.middle]))
-            if any(row[2] for row in drawn):
-                self.chart(f"growth-{of}", charts.curves(words, unit, of, drawn), words)
+            if any(len(row[2]) > 1 for row in drawn):
+                self.chart(name, charts.curves(words, unit, "processes" if of == "contended" else of, drawn), words)
 
     def service(self):
         rows = self.results.get("service")
@@ -331,7 +337,7 @@ class Page:
             f"Calls of two services of Azure, {TRACE_FASTER} times faster: {one['asked']:,} calls in {short(one['seconds'])} s, by {TRACE_PROCESSES} processes, one pool of {TRACE_LIMIT} slots. "
             "A hold takes 30 ms for each generated token and 0.2 ms for each token of context, ten times faster too. *code* is short and comes in bursts, *conv* is long and steady. "
             "Source: the public sample of *Splitwise: Efficient generative LLM inference using phase splitting* (Patel et al., ISCA 2024), Azure/AzurePublicDataset, CC-BY 4.0. "
-            "All systems serve in the order in which they serve; this version of tower-turnstile has no way that is fair between services."
+            "No system here divides the pool fairly between services."
         )
         order = sorted(entries, key=lambda entry: figure(entry[1], "idle_seconds").middle)
         rows = []
@@ -350,20 +356,32 @@ class Page:
         self.rank("Fairness", "overtaken, trace", [(system, figure(reps, "inversions"), able(reps)) for system, reps in shared])
 
     def notes(self):
-        self.say("## The systems, and how they are used")
+        self.say("## Systems and settings")
         for title, systems in (("Slots", SLOTS), ("Rates", RATES)):
             self.say(f"### {title}")
-            self.table(["", "used as", "cannot"], [[system.name, system.settings, system.cannot] for system in systems])
+            self.table(["", "settings", "limitations"], [[system.name, system.settings, system.cannot] for system in systems])
         self.say("Not run:", "", *(f"- {name}: {why}." for name, why in NOT_RUN))
         errors = sorted({(name, row["error"]) for case in ("standard", "faults") for name, reps in self.results.get(case, {}).items() for rep in reps for row in rep.values() if row.get("error")})
         if errors:
-            self.say("## What failed requests said")
+            self.say("## Errors")
             self.say(*(f"- {name}: `{error[:160]}`" for name, error in errors))
         if self.results.get("broken"):
-            self.say("## Could not be run")
+            self.say("## Not completed")
             self.say(*(f"- {case}, {name}: `{error[:200]}`" for case, name, error in self.results["broken"]))
 
 
+# Titles, and columns: the results, the words after the count, and where the counts are.
+GROWTH = (
+    ("Processes", (("processes", "pairs by", "processes"), ("contended", "handovers by", "processes"))),
+    ("Holders and waiters", (("holders", "pairs beside", "holders"), ("waiters", "handovers among", "waiters"))),
+)
+HANDOVER = "milliseconds from a release to the next grant, median"
+GROWTH_CHARTS = (
+    ("growth-processes", "processes", "Pairs as processes grow", "pairs a second", ("rate",)),
+    ("growth-contended", "contended", "Handover as processes grow", HANDOVER, ("handover", "p50")),
+    ("growth-holders", "holders", "Pairs as holders grow", "pairs a second", ("rate",)),
+    ("growth-waiters", "waiters", "Handover as waiters grow", HANDOVER, ("handover", "p50")),
+)
 STRICT = ("Fairness", "Overshoot", "Idle slots", "Faults")
 
 

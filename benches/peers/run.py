@@ -35,6 +35,7 @@ QUICK = {
     "service": {"seconds": 1, "steps": 0, "most": 1_000},
     "trace": {"seconds": 5},
 }
+DEFAULTS = {"cases": ",".join(CASES), "repeat": 1, "seed": "1"}
 # Of a quick look: a system in each language where it takes seconds, and else only ours.
 QUICK_SYSTEMS = {
     "standard": ["tower-turnstile", "redis-semaphore", "py-redis-semaphore"],
@@ -60,12 +61,12 @@ def main():
 def arguments():
     parser = argparse.ArgumentParser(prog=".ci/peers", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two minutes: a few systems, to see that everything works")
-    parser.add_argument("--cases", default=",".join(CASES), help="which of %(default)s")
-    parser.add_argument("--systems", default="", help="names of systems, by semicolons; default: all")
-    parser.add_argument("--repeat", type=int, default=1, help="how often everything is run, in turns (default: 1)")
+    parser.add_argument("--cases", default=DEFAULTS["cases"], help="which of %(default)s")
+    parser.add_argument("--systems", default="", help="names of systems, by semicolons, or all")
+    parser.add_argument("--repeat", type=int, default=DEFAULTS["repeat"], help="how often everything is run, in turns (default: 1)")
     parser.add_argument("--trace", default="", help="the folder of azure-2023-code.csv and azure-2023-conv.csv")
     parser.add_argument("--trace-seconds", type=int, help="so much of the trace, of 343 s")
-    parser.add_argument("--seed", default="1", help="of the arrivals")
+    parser.add_argument("--seed", default=DEFAULTS["seed"], help="of the arrivals")
     parser.add_argument("--peers", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--rust", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--output", default=os.path.dirname(HERE), help="where the page is written")
@@ -111,8 +112,8 @@ def steps(bench, case, repeat, options):
         print("no trace: name its folder with --trace", file=sys.stderr)
         return []
     systems = [system for system in (RATES if case == "rates" else SLOTS) if system.takes_part(case)]
-    quick = QUICK_SYSTEMS.get(case, ["tower-turnstile"]) if options.quick else None
-    if names := options.systems.split(";") if options.systems else quick:
+    names = options.systems.split(";") if options.systems else QUICK_SYSTEMS.get(case, ["tower-turnstile"]) if options.quick else ["all"]
+    if names != ["all"]:
         systems = [system for system in systems if system.name in names]
     turn = repeat % max(1, len(systems))
     systems = systems[turn:] + systems[:turn]
@@ -121,17 +122,18 @@ def steps(bench, case, repeat, options):
 
 def about(options, lengths):
     redis = subprocess.run([os.environ.get("REDIS_SERVER", "redis-server"), "--version"], capture_output=True, text=True, check=True)
-    words = [word for word in redis.stdout.split() if word.startswith("v=")]
     with open("/proc/cpuinfo") as file:
         models = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
     machine = f"{os.cpu_count()} cores{f' ({models[0]})' if models else ''}, Linux {platform.release().split('-')[0]}"
-    shown = [word for word in sys.argv[1:] if not word.startswith(("--peers", "--rust", "--output"))]
-    shown = ["--trace=..." if word.startswith("--trace=") else word for word in shown]
+    hidden = ("peers", "rust", "output")
+    shown = {**vars(options), "trace": options.trace and "..."}
+    words = [f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in shown.items()
+             if value and key not in hidden and value != DEFAULTS.get(key)]
     return {
-        "command": " ".join([".ci/peers", *shown]),
+        "command": " ".join([".ci/peers", *words]),
         "date": datetime.date.today().isoformat(),
         "machine": machine,
-        "redis": f"Redis {words[0][2:]}" if words else redis.stdout.strip(),
+        "redis": "Redis " + redis.stdout.split("v=")[-1].split()[0],
         "repeats": options.repeat,
         "quick": options.quick,
         "lengths": lengths,

@@ -17,14 +17,14 @@ def free_port():
 
 
 def cpu_seconds(pid):
-    """What a process has used of the processors."""
+    """Processor time of a process."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rsplit(") ", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
 class Server:
-    """Frozen, killed and started again by the cases. Writes nothing to disk."""
+    """A server that the cases freeze, kill and restart. Writes nothing to disk."""
 
     def __init__(self, **environment):
         self.port = free_port()
@@ -118,7 +118,7 @@ class Throttle(Server):
 
 
 class Monitor:
-    """Tells commands that clients send from those that scripts call, which INFO counts alike. For a warm-up only: it costs."""
+    """Separates the commands sent by clients from those called by scripts: INFO counts both alike. Slows the server: for warm-ups."""
 
     def __init__(self, port):
         self.connection = socket.create_connection(("127.0.0.1", port))
@@ -162,7 +162,7 @@ def reply(replies):
 
 
 class Distance:
-    """A proxy in front of a server, at a round trip of this time."""
+    """A proxy in front of a server, which adds a round trip of this time."""
 
     def __init__(self, binary, server, trip_ms):
         words = [binary, "distant", str(server.port)]
@@ -173,7 +173,7 @@ class Distance:
         self.process.stdout.readline()
 
     def ping_ms(self):
-        """The shortest of several: other work only adds to them."""
+        """The shortest of several round trips: other work only adds to them."""
         with socket.create_connection(("127.0.0.1", self.port)) as connection, connection.makefile("rb") as replies:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             times = []

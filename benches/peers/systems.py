@@ -1,4 +1,4 @@
-"""The systems, how each is meant to be used according to its own documentation, and what it cannot do."""
+"""The systems, the settings that their own documentation recommends, and their limitations."""
 
 import dataclasses
 import os
@@ -13,7 +13,7 @@ class System:
     argument: str
     settings: str
     cannot: str = ""
-    # Why it comes first where it does, by the kind of row.
+    # The reason why it may come first, by kind of row.
     edge: dict = dataclasses.field(default_factory=dict)
     store: str = "redis"  # redis, throttle, or none: in process, each with a share of the limit
     is_ours: bool = False
@@ -43,12 +43,12 @@ SLOTS = [
         "defaults; `acquire`, then `release`", is_ours=True,
     ),
     System(
-        "the same, reuse", "rust", "tower-turnstile-reuse",
+        "tower-turnstile, reuse", "rust", "tower-turnstile-reuse",
         "`Limit::reuse`: a process keeps a freed slot until another asks for it", is_ours=True,
         edge=dict.fromkeys(("Waits", "Cost", "Idle slots"), "freed slots stay in the process, without a call of the store"),
     ),
     System(
-        "the same, Reject", "rust", "tower-turnstile-strict",
+        "tower-turnstile, Reject", "rust", "tower-turnstile-strict",
         "`Fallback::Reject`: refuses requests while the store is away, in place of a limit in each process", is_ours=True, only=("faults",),
         edge={"Faults": "refuses rather than go over the limit"},
     ),

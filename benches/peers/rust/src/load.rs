@@ -46,7 +46,7 @@ pub(crate) async fn run(port: u16, rate: u64, seconds: u64, connections: usize) 
     let sent = tokio::task::spawn_blocking(|| sent.join().expect("no panic"))
         .await
         .expect("no panic");
-    // What is still under way counts with the time until now.
+    // Requests still in progress after this count as unanswered.
     tokio::time::sleep(Duration::from_millis(200)).await;
     let times = times.lock().expect("no panic");
     let inside = times.iter().filter(|(due, _)| (begin..end).contains(due));

@@ -21,7 +21,7 @@ use crate::{
     seeds::{Seed, Slot},
 };
 
-/// Pause of a system that can only be polled: that of the polling peer with the most users, redis-semaphore.
+/// Pause between tries of a system without a way to wait: the default of redis-semaphore.
 pub(crate) const POLL: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(600);
 const KEYS: usize = 10_000;
@@ -37,7 +37,7 @@ pub(crate) enum Semaphore {
         Duration,
         Mutex<HashMap<usize, Arc<AsyncRSemaphore>>>,
     ),
-    Seed(Seed),
+    Seed(Box<Seed>),
 }
 
 pub(crate) enum Held {
@@ -79,7 +79,7 @@ impl Semaphore {
                 let client = Box::new(client.expect("the store is up"));
                 Self::Redisson(client, limit, lease, Mutex::default())
             }
-            seed => Self::Seed(Seed::open(seed, limit, lease, url).await),
+            seed => Self::Seed(Box::new(Seed::open(seed, limit, lease, url).await)),
         }
     }
 
@@ -165,7 +165,7 @@ impl Semaphore {
 }
 
 impl Held {
-    /// Waits until the system reports that the slot is lost; forever, if it has no such report.
+    /// Waits until the system reports the slot as lost. Never returns if the system has no such report.
     pub(crate) async fn lost(&self) {
         match self {
             Self::Ours(permit) => {
