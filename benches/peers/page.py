@@ -1,6 +1,7 @@
 """Writes `benches/COMPARISON.md` and its charts from the results of a run. All figures in the text come from there."""
 
 import os
+import shutil
 import statistics
 import textwrap
 
@@ -52,7 +53,9 @@ class Page:
         self.results, self.meta = results, results["meta"]
         self.folder = folder
         self.text, self.ranks = [], []
-        os.makedirs(os.path.join(folder, "comparison"), exist_ok=True)
+        charts_folder = os.path.join(folder, "comparison")
+        shutil.rmtree(charts_folder, ignore_errors=True)  # with charts of cases that are not in this run
+        os.makedirs(charts_folder)
 
     def write(self):
         # The ranking is at the top, and needs the figures of all cases.
@@ -91,7 +94,7 @@ class Page:
         entries = [entry for entry in entries if entry[1]]
         able = sorted((entry for entry in entries if entry[2]), key=lambda entry: entry[1].middle, reverse=higher)
         ours = next((entry for entry in entries if entry[0].name == "tower-turnstile"), None)
-        if able and ours:
+        if able and ours and len(entries) > 1:
             self.ranks.append((group, words, able, ours))
 
     # The parts of the page.
@@ -137,7 +140,7 @@ class Page:
             is_plain = ours[0] in [entry[0] for entry in [first, *same]]
             reason = "" if is_plain else first[0].edge.get(group, "its figures are below")
             names = "; ".join(entry[0].name for entry in same[:3]) + (f"; {len(same) - 3} more" if len(same) > 3 else "")
-            here = "first" if is_plain else f"{ours[1]}" + (f", {short(ratio)} times" if ratio else "")
+            here = "first" if is_plain else f"{ours[1]}" + (f", {ratio:.2f} times" if ratio else "")
             rows.append([words, f"**{first[0].name}** {first[1]}", names, here, reason])
         self.table(["", "first", "no different within the spread", "tower-turnstile", "why another is first"], rows)
         lines = []
