@@ -5,14 +5,12 @@ use std::collections::HashMap;
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use super::{core::Core, demand::Taken, lock::Keeper};
-#[cfg(feature = "config")]
-use crate::limit::LimitValue;
 use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
     leases::{Account, Bounds, Fee, Leases, Pool, QueueId, Tenure},
     ledger::{MemberId, ReplicaId},
-    limit::{Limit, LimitId, Mode},
+    limit::{Limit, LimitId, LimitValue, Mode},
     overrides::InForce,
     permit_id::PermitId,
     status::{Quota, QuotaReader, ShutdownReport, Status, Usage},

@@ -141,9 +141,12 @@ pub(crate) struct Accounts {
     /// Accounts with spending to report at `report_at`.
     spending: BTreeSet<AccountId>,
     report_at: Option<Instant>,
-    /// Accounts with a report to send now to each part of the store, by the key of the rate.
-    to_report: Box<[BTreeSet<(Arc<str>, AccountId)>]>,
+    /// Accounts with a report to send now, by part of the store.
+    to_report: Box<[ByRate]>,
 }
+
+/// Accounts, by the key of their rate.
+type ByRate = BTreeSet<(Arc<str>, AccountId)>;
 
 impl Accounts {
     pub(crate) fn new(parts: Parts) -> Self {
@@ -151,7 +154,7 @@ impl Accounts {
             open: BTreeMap::new(),
             spending: BTreeSet::new(),
             report_at: None,
-            to_report: parts.all().map(|_| BTreeSet::new()).collect(),
+            to_report: parts.all().map(|_| ByRate::new()).collect(),
         }
     }
 

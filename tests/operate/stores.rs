@@ -70,7 +70,7 @@ async fn in_a_cluster_a_permit_with_a_reused_slot_has_the_id_that_operators_see(
     let namespace = "operate-reuse";
     let limiter = builder("web").namespace(namespace);
     let limiter = limiter.connect(&cluster.url()).await.expect("it is up");
-    let semaphore = limiter.semaphore(&Limit::concurrent("one", 1).reuse(), "a");
+    let semaphore = limiter.semaphore(Limit::concurrent("one", 1).reuse(), "a");
     let mut is_reused = false;
     while !is_reused {
         drop(semaphore.acquire().await.expect("a slot"));

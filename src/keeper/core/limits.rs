@@ -7,17 +7,16 @@ use std::{mem, sync::Arc};
 use tokio::time::Instant;
 
 use super::Core;
-#[cfg(feature = "config")]
-use crate::limit::LimitValue;
 use crate::{
     error::{AcquireError, ConfigError, ConfigErrorKind},
     keeper::{demand::Demand, effects::LogEvent},
-    key::Key,
     ledger::ReplicaId,
     limit::{Limit, LimitId, Mode},
     overrides::InForce,
     telemetry::{LimitMeter, Measure},
 };
+#[cfg(feature = "config")]
+use crate::{key::Key, limit::LimitValue};
 #[cfg(feature = "operate")]
 use crate::{
     leases::QueueId,
