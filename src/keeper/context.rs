@@ -404,9 +404,9 @@ impl Context {
         self.effects.confirm(confirmation);
     }
 
-    /// The store cannot confirm releases at present.
-    pub fn give_up_on_confirmations(&mut self) {
-        for confirmation in self.confirmations.take_all() {
+    /// A part of the store, or with `None` all of it, cannot confirm releases at present.
+    pub fn give_up_on_confirmations(&mut self, of: Option<Part>) {
+        for confirmation in self.confirmations.take_all(of) {
             self.effects.push(Effect::GiveUpOn(confirmation));
         }
     }

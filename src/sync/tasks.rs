@@ -10,7 +10,7 @@ use std::{
 use tokio::{sync::oneshot, time::Instant};
 
 use super::marker::assert_unlocked;
-use crate::{ledger::Seq, status::Usage};
+use crate::{ledger::Seq, part::Part, status::Usage};
 
 /// The waker of a request. A state machine may only store it and pass it on.
 #[derive(Debug)]
@@ -90,14 +90,21 @@ impl Drop for Confirmation {
 /// Awaited releases by name: until the store has confirmed them, or as long as a request waits for the store.
 #[derive(Default)]
 pub(crate) struct Confirmations {
-    by_name: HashMap<Seq, Confirmation>,
+    /// With the part of the store that has to confirm.
+    by_name: HashMap<Seq, (Part, Confirmation)>,
     /// In order of registration, which is also the order of deadlines. The first one is in `by_name`.
     due: VecDeque<(Instant, Seq)>,
 }
 
 impl Confirmations {
-    pub(crate) fn insert(&mut self, seq: Seq, until: Instant, confirmation: Confirmation) {
-        self.by_name.insert(seq, confirmation);
+    pub(crate) fn insert(
+        &mut self,
+        seq: Seq,
+        part: Part,
+        until: Instant,
+        confirmation: Confirmation,
+    ) {
+        self.by_name.insert(seq, (part, confirmation));
         self.due.push_back((until, seq));
     }
 
@@ -107,9 +114,9 @@ impl Confirmations {
         if self.by_name.is_empty() {
             return None;
         }
-        let confirmation = self.by_name.remove(&seq);
+        let taken = self.by_name.remove(&seq);
         self.trim();
-        confirmation
+        taken.map(|(_, confirmation)| confirmation)
     }
 
     /// Takes a confirmation whose deadline has passed.
@@ -118,9 +125,13 @@ impl Confirmations {
         (until <= now).then(|| self.take(seq)).flatten()
     }
 
-    pub(crate) fn take_all(&mut self) -> Vec<Confirmation> {
-        self.due.clear();
-        self.by_name.drain().map(|(_, taken)| taken).collect()
+    /// Takes all that this part has to confirm. `None`: all.
+    pub(crate) fn take_all(&mut self, of: Option<Part>) -> Vec<Confirmation> {
+        let is_of = |_: &Seq, (part, _): &mut (Part, Confirmation)| of.is_none_or(|of| of == *part);
+        let taken = self.by_name.extract_if(is_of);
+        let taken = taken.map(|(_, (_, confirmation))| confirmation).collect();
+        self.trim();
+        taken
     }
 
     pub(crate) fn next_due(&self) -> Option<Instant> {

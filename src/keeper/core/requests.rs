@@ -245,21 +245,22 @@ impl Core {
         self.release(lease, now);
         let queue = self.queues.get(lease.queue);
         let releasing = queue.filter(|queue| queue.is_releasing(seq));
-        let queue_is_up = releasing.is_some_and(|queue| self.asks_store(queue.part()));
+        let part = releasing.map(Queue::part);
         let limit = releasing.map(|queue| queue.limit().clone());
-        match limit.is_some() && queue_is_up {
-            true => {
+        match part.filter(|part| self.asks_store(*part)) {
+            Some(part) => {
                 let until = now + self.ctx.settings.store_timeout;
-                self.ctx.confirmations.insert(seq, until, confirmation);
+                let confirmations = &mut self.ctx.confirmations;
+                confirmations.insert(seq, part, until, confirmation);
             }
-            false => self.ctx.effects.push(Effect::GiveUpOn(confirmation)),
+            None => self.ctx.effects.push(Effect::GiveUpOn(confirmation)),
         }
         limit
     }
 
     /// Without a driver no release is confirmed.
     pub fn give_up_on_confirmations(&mut self) {
-        self.ctx.give_up_on_confirmations();
+        self.ctx.give_up_on_confirmations(None);
     }
 
     /// Releases a slot that was never used.

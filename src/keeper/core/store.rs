@@ -76,7 +76,7 @@ impl Core {
             self.each_queue(|queue, ctx| queue.empty_pool(ctx));
         }
         self.each_queue(|queue, ctx| queue.on_abandoned(ctx));
-        self.ctx.give_up_on_confirmations();
+        self.ctx.give_up_on_confirmations(None);
         for (_, request) in &mut self.requests {
             self.ctx.effects.wake(request.waker.take());
         }
@@ -303,7 +303,7 @@ impl Core {
 
     fn leave_store(&mut self, part: Part) {
         self.link(part).refunds.clear();
-        self.ctx.give_up_on_confirmations();
+        self.ctx.give_up_on_confirmations(Some(part));
         // Requests in flight go on once their exchange is over, or when their time to ask is up.
         let is_here = |request: &Request| {
             let is_sent = matches!(request.stage, Stage::Sent(_) | Stage::Listed);
