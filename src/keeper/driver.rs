@@ -371,7 +371,7 @@ struct Lane {
 /// Wakes the driver, and marks the lane for which it was woken.
 ///
 /// `is_woken` is set before the task is woken, and the driver's waker is registered before `is_woken` is read: a wake-up
-/// that is not seen by the poll under way wakes the task again.
+/// that is not seen by the poll under way wakes the task again (`tests::loom`).
 struct LaneWaker {
     is_woken: AtomicBool,
     task: Arc<AtomicWaker>,
@@ -582,7 +582,7 @@ impl Wake for LaneWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.is_woken.store(true, Ordering::Release);
+        self.is_woken.swap(true, Ordering::AcqRel);
         self.task.wake();
     }
 }
