@@ -125,7 +125,7 @@ impl Keeper {
         runtime.spawn(watch_over(watch));
     }
 
-    /// Sends the first hello, in a cluster to one of its parts: the others connect when they are first asked. An
+    /// Sends the first hello, in a cluster to the first part: the other parts connect at their first exchange. An
     /// unreachable store is not an error: the fallbacks apply.
     pub async fn greet(self: &Arc<Self>) -> Result<Option<String>, ConnectError> {
         let keeper = self.clone();
@@ -213,7 +213,7 @@ async fn drive(
     generation: u64,
     work: &Notify,
 ) {
-    // Needs the timers of this runtime, which may have none.
+    // The runtime may have no timers: the driver, and not its caller, finds out.
     let mut in_flight = InFlight::new(sessions, keeper.store_meter.clone());
     // For the task that started this driver.
     let mut watched = false;
@@ -368,7 +368,7 @@ struct Lane {
     waker: Option<(Arc<LaneWaker>, Waker)>,
 }
 
-/// Wakes the driver, and marks the lane for which it was woken.
+/// Wakes the driver, and marks its lane as woken.
 ///
 /// `is_woken` is set before the task is woken, and the driver's waker is registered before `is_woken` is read: a wake-up
 /// that is not seen by the poll under way wakes the task again (`tests::loom`).
@@ -461,7 +461,7 @@ impl InFlight {
                 if lane.take_due()
                     && let Some(news) = lane.poll(&self.meter, cx)
                 {
-                    // It may have more.
+                    // The lane may have more news.
                     lane.is_due = true;
                     self.first = number + 1;
                     return Poll::Ready(news);

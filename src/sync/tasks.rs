@@ -125,7 +125,7 @@ impl Confirmations {
         (until <= now).then(|| self.take(seq)).flatten()
     }
 
-    /// Takes all that this part has to confirm. `None`: all.
+    /// Takes the confirmations due from this part, or from all parts.
     pub(crate) fn take_all(&mut self, of: Option<Part>) -> Vec<Confirmation> {
         let is_of = |_: &Seq, (part, _): &mut (Part, Confirmation)| of.is_none_or(|of| of == *part);
         let taken = self.by_name.extract_if(is_of);

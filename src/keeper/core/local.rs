@@ -124,7 +124,7 @@ impl Core {
         }
     }
 
-    /// Decides on what a request asks for next, by the limits' fallbacks at this availability. `None`: a limit refuses
+    /// Decides on the next slots and charges of a request, by the limits' fallbacks at this availability. `None`: a limit refuses
     /// the request.
     fn claim_here(
         &mut self,

@@ -176,7 +176,7 @@ enum Stage {
     Refused(AcquireError),
 }
 
-/// What a request asks for next.
+/// The next slots and charges of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     /// All slots and charges that it does not have yet.
@@ -302,7 +302,7 @@ impl Core {
         }
     }
 
-    /// The part of the store of which the request asks next.
+    /// The part of the store with the next slots and charges of a request.
     #[inline]
     fn part_of(&self, request: &Request) -> Part {
         if !self.ctx.settings.parts.is_cluster() {

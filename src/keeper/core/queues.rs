@@ -134,10 +134,7 @@ impl Queues {
             true => ctx.settings.ledger_name(key, rules.name()).into(),
             false => Arc::default(),
         };
-        let part = match ctx.shared {
-            true => ctx.settings.part_of(key, rules.name()),
-            false => Part::default(),
-        };
+        let part = ctx.settings.part_of(key, rules.name());
         let mut queue = Queue::new(id, (limit, key.clone()), (part, ledger), rules, ctx);
         if !ctx.overrides.is_empty() {
             let steered = ctx.overrides.for_key(queue.limit(), key);

@@ -55,10 +55,7 @@ impl Core {
         let paid = if leg.cost == 0 { Paid::Free } else { Paid::Not };
         Some(Fee {
             id: AccountId(request, leg.limit),
-            part: match self.ctx.shared {
-                true => self.ctx.settings.part_of(&leg.key, limit.name()),
-                false => Part::default(),
-            },
+            part: self.ctx.settings.part_of(&leg.key, limit.name()),
             limit,
             key: leg.key.clone(),
             max,

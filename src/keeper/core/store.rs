@@ -312,10 +312,9 @@ impl Core {
         for id in self.requests_that(is_here) {
             self.stop_asking(id);
         }
-        if !self.ctx.settings.parts.is_cluster() {
-            for (_, request) in &mut self.requests {
-                request.ticket = None;
-            }
+        // In a cluster no request has one.
+        for (_, request) in &mut self.requests {
+            request.ticket = None;
         }
         let availability = self.ctx.availability(part);
         self.report_all_here(part);

@@ -44,7 +44,7 @@ pub(super) struct Replica {
 #[derive(Clone)]
 pub(super) struct Line {
     pub connected: bool,
-    /// It subscribes to wake-ups.
+    /// Whether the connection subscribes to wake-ups.
     pub listens: bool,
     /// Exchanges and replies arrive in sending order.
     pub last_sent: Duration,
