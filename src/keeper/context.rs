@@ -2,7 +2,6 @@
 //! a step.
 
 use std::{
-    collections::BTreeSet,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -25,9 +24,9 @@ use crate::{
     telemetry::{Cause, History, LimitMeter, Measure, Reports, StoreNews, Topic},
 };
 
-/// Moments per lease at which renewals are sent. More moments mean fewer renewals per exchange; fewer mean longer
-/// exchanges.
-const MOMENTS: u32 = 1_000;
+/// Moments per lease at which renewals are sent. More moments mean fewer renewals per exchange; fewer mean more
+/// exchanges in a row.
+const MOMENTS: u32 = 30;
 
 /// Renewals per lease: one may fail.
 pub(super) const RENEWALS_PER_LEASE: u32 = 3;
@@ -140,8 +139,6 @@ pub(super) struct Context {
     lost_leases: Vec<Weak<Lease>>,
     /// Decisions on requests that the core has yet to follow.
     pub decided: Vec<Decided>,
-    /// When to renew permits that are no longer young (`Queue::add_timer`).
-    pub renewals: BTreeSet<(Instant, QueueId, Seq)>,
     /// An exchange with one batch, reused for the ledgers in this process, which ignore its times.
     pub scratch: Exchange,
     epoch: Instant,
@@ -191,7 +188,6 @@ impl Context {
             confirmations: Confirmations::default(),
             lost_leases: Vec::new(),
             decided: Vec::new(),
-            renewals: BTreeSet::new(),
             scratch: Exchange {
                 replica,
                 lease_ms: 1,
@@ -260,11 +256,6 @@ impl Context {
         Arc::new(Lease::new(queue, seq, self.epoch, None))
     }
 
-    /// The first unused name of weight 1.
-    pub fn seq_bound(&self) -> Seq {
-        self.last_seq + 1
-    }
-
     /// The local clock, for rates without a store.
     pub fn local_us(&self) -> u64 {
         self.local_us_at(self.now)
@@ -278,14 +269,15 @@ impl Context {
         jittered(length, &mut self.rng)
     }
 
-    /// A third of the way from `sent` to the deadline, moved to the grid on which renewals of many queues share
-    /// exchanges.
+    /// A third of the way from `sent` to the deadline, moved to the nearest moment of the grid on which renewals of many
+    /// queues share exchanges, but not beyond half of the way.
     pub fn renew_at(&mut self, sent: Instant, until: Instant) -> Instant {
-        let at = sent + self.jittered(until.saturating_duration_since(sent) / RENEWALS_PER_LEASE);
+        let length = until.saturating_duration_since(sent);
         let moment = self.settings.lease / MOMENTS;
+        let at = sent + self.jittered(length / RENEWALS_PER_LEASE) + moment / 2;
         let since = at.saturating_duration_since(self.epoch);
         let late = since.as_nanos() as u64 % moment.as_nanos() as u64;
-        at - Duration::from_nanos(late)
+        (at - Duration::from_nanos(late)).min(sent + length / 2)
     }
 }
 

@@ -124,11 +124,6 @@ impl Core {
                 .without_listing(id)
                 .audit(&self.ctx, &mut books, batches)?;
         }
-        ensure!(
-            books.renewals == self.ctx.renewals.len(),
-            "renewals of nobody: {:?}",
-            self.ctx.renewals
-        );
         let (counts, seen) = (self.ctx.counts, books.counts);
         ensure!(
             (seen.held, seen.waiting, seen.companions)
@@ -255,7 +250,6 @@ impl Core {
             ("in flight", any(&|link| !link.in_flight.is_empty())),
             ("asking", !self.asking.is_empty()),
             ("waits", !self.waits.is_empty()),
-            ("renewals", !self.ctx.renewals.is_empty()),
             ("due", self.queues.next_due().is_some()),
             ("ready", any(&|link| self.queues.ready_count(link.part) > 0)),
         ];

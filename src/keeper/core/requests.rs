@@ -358,7 +358,6 @@ impl Core {
     pub fn next_due(&self) -> Option<Instant> {
         let due = [
             self.queues.next_due(),
-            self.ctx.renewals.first().map(|(at, ..)| *at),
             self.waits.first().map(|(at, _)| *at),
             self.sleepers.first_key_value().map(|((at, _), _)| *at),
             self.bounded.next_due(),
@@ -416,7 +415,6 @@ impl Core {
             self.queues
                 .change(&mut self.ctx, queue, |queue, ctx| queue.on_time(ctx));
         }
-        self.renew_due();
         self.follow_decisions();
         if self.ctx.reports.next_due().is_some_and(|due| due <= now) {
             self.ctx.log_reports();
@@ -463,26 +461,6 @@ impl Core {
             if is_due && link.is_up() && self.queues.iter().any(|queue| queue.part() == link.part) {
                 link.connection.is_wanted = true;
             }
-        }
-    }
-
-    /// Renews the permits that are due, queue by queue.
-    fn renew_due(&mut self) {
-        let mut due = Vec::new();
-        while let Some(&(at, queue, seq)) = self.ctx.renewals.first()
-            && at <= self.ctx.now
-        {
-            self.ctx.renewals.pop_first();
-            due.push((queue, seq));
-        }
-        due.sort_unstable();
-        for of_a_queue in due.chunk_by(|one, other| one.0 == other.0) {
-            let seqs = of_a_queue.iter().map(|(_, seq)| *seq);
-            // The queue may have been dropped on behalf of another.
-            self.queues
-                .change_if_there(&mut self.ctx, of_a_queue[0].0, |queue, ctx| {
-                    queue.renew_due(ctx, seqs)
-                });
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use tokio::time::Instant;
 
 use super::{
-    Outbox, PendingBatch, Queue, Release, Waiters, is_young,
+    Outbox, PendingBatch, Queue, Release, Waiters,
     permit::entry::{Entry, HeldSlot, Holder, InStore, Line, State},
 };
 use crate::{
@@ -29,7 +29,6 @@ pub(in crate::keeper) struct Books {
     /// Slots that requests ask for through their queues.
     pub listed: BTreeSet<Seq>,
     pub counts: Counts,
-    pub renewals: usize,
 }
 
 macro_rules! ensure {
@@ -74,6 +73,10 @@ impl Queue {
         ensure!(
             asking.map(|newcomer| newcomer.order()).is_sorted(),
             "{at}: requests are out of turn"
+        );
+        ensure!(
+            self.scan.is_none() || self.renew_at.is_some(),
+            "{at}: its scan does not go on"
         );
         let has_work = self.has_work();
         if ctx.shared && self.availability(ctx) == Availability::Up && self.has_waiters() {
@@ -172,11 +175,13 @@ impl Queue {
                     "held for {holder:?}, and {request:?}"
                 );
                 if let Some(at) = due {
-                    let young = is_young(seq, self.young_from);
-                    let listed = ctx.renewals.contains(&(at, self.id, seq));
-                    books.renewals += usize::from(listed && !young);
-                    let timed = young && self.young_at.is_some_and(|young| young <= at);
-                    ensure!(listed || timed || entering, "nobody renews it at {at:?}");
+                    let next = match &self.scan {
+                        Some(scan) if seq < scan.from => scan.next,
+                        Some(_) => Some(at),
+                        None => self.renew_at,
+                    };
+                    let is_timed = next.is_some_and(|next| next <= at);
+                    ensure!(is_timed || entering, "nobody renews it at {at:?}");
                 }
             }
             State::Leaving => ensure!(entering, "nobody wants it, and it stays"),

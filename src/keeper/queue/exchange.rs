@@ -287,7 +287,7 @@ impl Queue {
             State::Held(_) if !entry.lease.extend(until, now) => self.lose(ctx, seq),
             State::Held(_) => {
                 ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
-                self.set_due(ctx, seq, renew_at);
+                self.set_due(seq, renew_at);
             }
             // There must be time left to renew the lease.
             _ if until <= now + ctx.settings.store_timeout => self.check_grant(ctx, seq),
@@ -315,7 +315,7 @@ impl Queue {
         match (*entry.state(), standing) {
             // The answer is older than the grant.
             (State::Held(HeldSlot { since, .. }), _) if at.sent < since => {
-                self.set_due_now(ctx, seq)
+                self.renew_or_end(ctx, seq)
             }
             (State::Checking { since }, _) if at.sent < since => self.renew(seq),
             // The store has lost the permit, or has reverted to an older copy.
@@ -345,7 +345,7 @@ impl Queue {
             }
             (_, State::Leaving) => self.give_up(ctx, seq),
             _ => {
-                self.set_due_now(ctx, seq);
+                self.renew_or_end(ctx, seq);
                 self.outbox().adopt.push_back(seq);
             }
         }
@@ -401,7 +401,7 @@ impl Queue {
         }
         ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
         let renew_at = ctx.renew_at(at.sent, until);
-        self.set_due(ctx, seq, renew_at);
+        self.set_due(seq, renew_at);
     }
 
     /// The answer came after the decision: the request was given up, or a wake-up came first. A late 'waiting' changes
@@ -409,7 +409,7 @@ impl Queue {
     fn answered_late(&mut self, ctx: &mut Context, seq: Seq) {
         match self.entries.get(&seq).map(Entry::state) {
             Some(State::Leaving) => self.give_up(ctx, seq),
-            _ => self.set_due_now(ctx, seq),
+            _ => self.renew_or_end(ctx, seq),
         }
     }
 

@@ -3,10 +3,10 @@
 //! | file | what |
 //! | --- | --- |
 //! | `exchange` | batches, answers, wake-ups |
-//! | `requests` | slots of requests: collected, renewed as permits; effects of a changed limit on waiting requests; the view of operators |
+//! | `requests` | timers, which renew held permits; effects of a changed limit on waiting requests; the view of requests and of operators |
 //! | `outage` | failures: exchanges without an answer, lost permits (also at a shutdown), the store down and back; retries |
 //! | `local` | the ledger in this process, and the fallback while the store is down |
-//! | `work` | roll calls, introductions, releases until confirmed; whether anything is left to send; timers |
+//! | `work` | roll calls, introductions, releases until confirmed; whether anything is left to send |
 //! | `reuse` | slots that go to the pool and come back from it |
 //! | `permit` | changes of an entry: sent, granted, refused, given up; counts and lists by state; the outbox |
 //! | `permit/entry` | the states of an entry |
@@ -54,7 +54,7 @@ use crate::{
     error::AcquireErrorKind,
     key::Key,
     leases::{Pool, QueueId},
-    ledger::{Ledger, Seq, weight_of},
+    ledger::{Ledger, Seq},
     limit::{Fallback, Limit, LimitId, LimitValue},
     overrides::Steered,
     part::Part,
@@ -92,11 +92,10 @@ pub(super) struct Queue {
     in_flight: u16,
     /// The ledger in this process, which decides without a store.
     ledger_here: Option<Box<Ledger>>,
-    /// Held permits of weight 1 from this name on are not in [`Context::renewals`]: most are released before they are
-    /// due.
-    young_from: Seq,
-    /// When to renew the first of the young permits.
-    young_at: Option<Instant>,
+    /// When the first held permit is due, or was before it ended: most permits end before that, and clear no timer.
+    renew_at: Option<Instant>,
+    /// The scan for permits that are due, between two of its parts.
+    scan: Option<Box<Scan>>,
     /// Idle slots, if the limit reuses them.
     pooled: Option<Box<Pooled>>,
     /// The ledger in this process has run: whether idle slots may stay must be checked.
@@ -150,6 +149,14 @@ struct Waiters {
     next_expiry_at: Option<Instant>,
     /// When to ask for every waiter by name: even a waiter behind the head may have left the queue.
     roll_call_at: Option<Instant>,
+}
+
+/// A scan for permits that are due, which goes on at [`Queue::renew_at`].
+#[derive(Default)]
+struct Scan {
+    from: Seq,
+    /// When the first of the entries before `from` is due.
+    next: Option<Instant>,
 }
 
 /// The pool of idle slots.
@@ -251,8 +258,8 @@ impl Queue {
             wants_batch: false,
             in_flight: 0,
             ledger_here: None,
-            young_from: 0,
-            young_at: None,
+            renew_at: None,
+            scan: None,
             pooled: None,
             recheck_right: false,
             introducing: false,
@@ -402,10 +409,4 @@ impl Queue {
     pub fn pool(&self) -> Option<&Arc<Pool>> {
         self.pooled.as_ref().map(|pooled| &pooled.pool)
     }
-}
-
-/// Whether a held permit shares the timer of young permits. Heavy permits are few, and their names are not in order
-/// with the others.
-fn is_young(seq: Seq, young_from: Seq) -> bool {
-    seq >= young_from && weight_of(seq) == 1
 }

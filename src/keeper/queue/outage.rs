@@ -51,7 +51,6 @@ impl Queue {
                 entry.exchange_over(not_after_us);
             }
             self.note_change(ctx, *seq);
-            self.set_due_now(ctx, *seq);
         }
         for seq in batch.renew.iter().chain(&batch.adopt) {
             let Some(entry) = self.entries.get_mut(seq) else {
@@ -60,8 +59,8 @@ impl Queue {
             (entry.in_store.renewing, entry.in_store.renew_again) = (false, false);
             match entry.state() {
                 State::Leaving => self.give_up(ctx, *seq),
-                State::Held(_) if retry => self.renew(*seq),
-                State::Held(_) => self.set_due(ctx, *seq, ctx.now + pause),
+                State::Held(_) if retry => self.renew_or_end(ctx, *seq),
+                State::Held(_) => self.set_due(*seq, ctx.now + pause),
                 _ => {}
             }
         }
@@ -100,7 +99,7 @@ impl Queue {
             // Woken before its answer came: it keeps checking its grant while the store may be fine.
             State::Checking { .. } if availability == Availability::Up => {}
             State::Sent { .. } | State::Checking { .. } => self.park(ctx, seq),
-            _ => self.set_due_now(ctx, seq),
+            _ => self.renew_or_end(ctx, seq),
         }
     }
 
@@ -133,6 +132,30 @@ impl Queue {
     pub fn park_slot(&mut self, ctx: &mut Context, seq: Seq) {
         self.release_here(ctx, seq);
         self.park(ctx, seq);
+    }
+
+    /// Renews a held slot that is due, or was not asked for while it was in flight, or ends it if it has expired.
+    pub(super) fn renew_or_end(&mut self, ctx: &mut Context, seq: Seq) {
+        let Some(entry) = self.entries.get(&seq) else {
+            return;
+        };
+        let entering = entry.in_store.entering;
+        match entry.holder() {
+            // Nothing to do: the permit is gone, or its request still awaits an answer.
+            None => return,
+            Some(Holder::Request | Holder::Reuser) if entering => return,
+            Some(_) => {}
+        }
+        if entry.lease.is_over(ctx.now) {
+            return self.lose(ctx, seq);
+        }
+        // Without a deadline, it was admitted without the store, which is adopting it.
+        let deadline = entry.lease.deadline();
+        let deadline = deadline.unwrap_or(ctx.now + ctx.settings.lease);
+        if !entering {
+            self.renew(seq);
+        }
+        self.set_due(seq, deadline);
     }
 
     /// Ends a held slot that is lost. If no permit has it yet, its request goes on once the slot's fate is known.

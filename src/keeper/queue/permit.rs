@@ -10,7 +10,7 @@ use std::{mem, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use self::entry::{Entry, HeldSlot, Holder, InStore, Line, Requester, State, StoreMoment};
-use super::{FORGET_AFTER, Newcomer, Outbox, Queue, Release, Waiters, is_young};
+use super::{FORGET_AFTER, Newcomer, Outbox, Queue, Release, Waiters};
 use crate::{
     error::AcquireErrorKind,
     keeper::{
@@ -59,7 +59,7 @@ impl Queue {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
-        unindex(entry, ctx, &mut self.waiters, self.young_from);
+        unindex(entry, &mut self.waiters);
         count(ctx, self.limit_id, entry, false);
         entry.state = state;
         count(ctx, self.limit_id, entry, true);
@@ -71,7 +71,7 @@ impl Queue {
             report(ctx, entry, Decision::Changed);
         }
         if let State::Held(HeldSlot { due: Some(at), .. }) = state {
-            self.add_timer(ctx, seq, at);
+            self.note_due(at);
         }
     }
 
@@ -188,58 +188,28 @@ impl Queue {
     /// Removes an entry from the queue. Nothing is sent to a ledger.
     fn remove(&mut self, ctx: &mut Context, seq: Seq) -> Option<Entry> {
         let entry = self.entries.get(&seq)?;
-        unindex(entry, ctx, &mut self.waiters, self.young_from);
+        unindex(entry, &mut self.waiters);
         count(ctx, self.limit_id, entry, false);
         self.entries.remove(&seq)
     }
 
-    /// Sets a timer for a held permit. Young permits share one: a timer for each would cost as much as the rest of a
-    /// short life.
-    fn add_timer(&mut self, ctx: &mut Context, seq: Seq, at: Instant) {
-        if !is_young(seq, self.young_from) {
-            ctx.renewals.insert((at, self.id, seq));
-        } else {
-            self.young_at = earliest(self.young_at, Some(at));
-        }
-    }
-
-    /// Gives all held permits timers of their own.
-    pub(super) fn add_young_timers(&mut self, ctx: &mut Context) {
-        for (seq, entry) in self.entries.since(self.young_from) {
-            if let State::Held(hold) = entry.state
-                && is_young(*seq, self.young_from)
-                && let Some(at) = hold.due
-            {
-                ctx.renewals.insert((at, self.id, *seq));
-            }
-        }
-        self.young_from = ctx.seq_bound();
-    }
-
     /// Schedules the renewal, or the end, of a held permit.
-    pub(super) fn set_due(&mut self, ctx: &mut Context, seq: Seq, at: Instant) {
+    pub(super) fn set_due(&mut self, seq: Seq, at: Instant) {
         if let Some(entry) = self.entries.get_mut(&seq)
             && let State::Held(hold) = &mut entry.state
         {
-            let old = hold.due.replace(at);
-            if !is_young(seq, self.young_from)
-                && let Some(old) = old
-            {
-                ctx.renewals.remove(&(old, self.id, seq));
-            }
-            self.add_timer(ctx, seq, at);
+            hold.due = Some(at);
+            self.note_due(at);
         }
     }
 
-    /// Checks a held permit now: nothing was asked for it while it was in flight.
-    pub(super) fn set_due_now(&mut self, ctx: &mut Context, seq: Seq) {
-        let is_renewed = |entry: &Entry| match entry.state {
-            State::Held(hold) => hold.due.is_some(),
-            _ => false,
+    /// The queue's time is the earliest at which a permit is due. If it is due already, the scan goes on first.
+    fn note_due(&mut self, at: Instant) {
+        let next = match &mut self.scan {
+            Some(scan) => &mut scan.next,
+            None => &mut self.renew_at,
         };
-        if self.entries.get(&seq).is_some_and(is_renewed) {
-            self.set_due(ctx, seq, ctx.now);
-        }
+        *next = earliest(*next, Some(at));
     }
 
     /// Puts an entry aside until its request asks again, under a new name, since the fate of the old one is unknown. If
@@ -484,20 +454,14 @@ impl Queue {
     }
 }
 
-/// Removes an entry from the indexes of its state. The queue's timers stay until the next answer.
-fn unindex(entry: &Entry, ctx: &mut Context, waiters: &mut Option<Box<Waiters>>, young_from: Seq) {
-    let (queue, seq) = (entry.lease.queue, entry.lease.seq());
-    match entry.state {
-        State::Waiting(Line::InStore { ticket, .. }) => {
-            if let Some(waiters) = waiters {
-                waiters.by_ticket.remove(&(ticket, seq));
-                waiters.places.remove(&seq);
-            }
-        }
-        State::Held(HeldSlot { due: Some(at), .. }) if !is_young(seq, young_from) => {
-            ctx.renewals.remove(&(at, queue, seq));
-        }
-        _ => {}
+/// Removes an entry from the indexes of its state. The queue's timers stay: those of waiters until the next answer, that
+/// of held permits until it is due.
+fn unindex(entry: &Entry, waiters: &mut Option<Box<Waiters>>) {
+    if let State::Waiting(Line::InStore { ticket, .. }) = entry.state
+        && let Some(waiters) = waiters
+    {
+        waiters.by_ticket.remove(&(ticket, entry.lease.seq()));
+        waiters.places.remove(&entry.lease.seq());
     }
 }
 

@@ -1,20 +1,20 @@
-//! Slots of requests: collected, then renewed until the permit ends. The effects of a changed limit on waiting
-//! requests, and the views of the core and of operators.
+//! Timers: renewals of held permits, polls, roll calls, repeated releases. The effects of a changed limit on waiting
+//! requests, and the views of requests, of the core and of operators.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    LegState, Queue, Snapshot,
-    permit::entry::{Entry, Holder, Line, State},
+    LegState, Queue, Scan, Snapshot,
+    permit::entry::{Entry, Line, State},
 };
 #[cfg(feature = "operate")]
 use crate::operable::EntryLook;
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
-        context::{Availability, Context, RENEWALS_PER_LEASE},
+        context::{Availability, Context, RENEWALS_PER_LEASE, earliest},
         demand::RequestId,
         effects::Effect,
     },
@@ -29,8 +29,10 @@ use crate::{
 /// more than renewing another permit. With half of the renewal interval, permits of any age are renewed together from
 /// their second renewal on. With nearly all of it, each permit would be renewed whenever any other is.
 const TOGETHER: u32 = 2 * RENEWALS_PER_LEASE;
-/// Number of permits checked for being due soon.
-const MAX_CHECKED: usize = 128;
+/// Entries that a scan passes in one step: their renewals fill an exchange.
+const MAX_SCANNED: usize = 1_000;
+/// Time between two parts of a scan, in which the store can renew about as many.
+const PAUSE: Duration = Duration::from_millis(1);
 
 impl Queue {
     /// Whether the limit would have to be raised for a permit of this weight. A limit of 0 is merely full.
@@ -51,44 +53,81 @@ impl Queue {
     }
 }
 
-/// Held permits that are due.
+/// Timers.
 impl Queue {
-    /// Renews these permits, and others that are due soon, or ends them if they have expired.
-    pub fn renew_due(&mut self, ctx: &mut Context, due: impl Iterator<Item = Seq>) {
-        due.for_each(|seq| self.renew_or_end(ctx, seq));
-        let soon = ctx.now + ctx.settings.lease / TOGETHER;
-        let is_due = |entry: &Entry| match entry.state() {
-            State::Held(hold) => hold.due.is_some_and(|at| at <= soon),
-            _ => false,
-        };
-        let others = self.entries.iter().take(MAX_CHECKED);
-        let others = others.filter(|(_, entry)| is_due(entry));
-        for seq in others.map(|(seq, _)| *seq).collect::<Vec<_>>() {
-            self.renew_or_end(ctx, seq);
+    /// When to call [`on_time`](Self::on_time) next.
+    pub fn next_due(&self) -> Option<Instant> {
+        let tend_at = self.pooled.as_ref().and_then(|pooled| pooled.tend_at);
+        let mut due = earliest(self.renew_at, tend_at);
+        if let Some(outbox) = &self.outbox {
+            due = earliest(due, outbox.later_at);
+        }
+        if let Some(waiters) = &self.waiters {
+            let timers = [
+                waiters.poll_at,
+                waiters.next_expiry_at,
+                waiters.roll_call_at,
+            ];
+            due = timers.into_iter().fold(due, earliest);
+        }
+        due
+    }
+
+    /// Does everything that is due.
+    pub fn on_time(&mut self, ctx: &mut Context) {
+        let now = ctx.now;
+        let due = |timer: &mut Option<Instant>| timer.take_if(|at| *at <= now).is_some();
+        if due(&mut self.renew_at) {
+            self.renew_due(ctx);
+        }
+        if let Some(waiters) = &mut self.waiters {
+            self.wants_batch |= due(&mut waiters.poll_at);
+            self.wants_batch |= due(&mut waiters.next_expiry_at);
+            if due(&mut waiters.roll_call_at) {
+                self.call_roll();
+            }
+        }
+        if let Some(pooled) = &mut self.pooled
+            && due(&mut pooled.tend_at)
+        {
+            self.tend_pool(ctx);
+        }
+        if let Some(outbox) = &mut self.outbox
+            && due(&mut outbox.later_at)
+        {
+            outbox.release.append(&mut outbox.later);
         }
     }
 
-    fn renew_or_end(&mut self, ctx: &mut Context, seq: Seq) {
-        let Some(entry) = self.entries.get(&seq) else {
-            return;
+    /// Passes the next entries: renews the permits that are due or will be soon, or ends them if they have expired. Then
+    /// sets the time for the rest, or for the first permit that will be due.
+    fn renew_due(&mut self, ctx: &mut Context) {
+        let Scan { from, mut next } = self.scan.take().map_or_else(Scan::default, |scan| *scan);
+        // More permits than fit into an exchange gain nothing by being renewed with others.
+        let soon = match self.entries.len() <= MAX_SCANNED {
+            true => ctx.now + ctx.settings.lease / TOGETHER,
+            false => ctx.now,
         };
-        let (holder, entering) = (entry.holder(), entry.in_store.entering);
-        match holder {
-            // Nothing to do: the permit is gone, or its request still awaits an answer.
-            None => return,
-            Some(Holder::Request | Holder::Reuser) if entering => return,
-            Some(_) => {}
+        let (mut due, mut rest) = (Vec::new(), None);
+        for (passed, (seq, entry)) in self.entries.since(from).enumerate() {
+            match entry.state() {
+                _ if passed == MAX_SCANNED => {
+                    rest = Some(*seq);
+                    break;
+                }
+                State::Held(hold) if hold.due.is_some_and(|at| at <= soon) => due.push(*seq),
+                State::Held(hold) => next = earliest(next, hold.due),
+                _ => {}
+            }
         }
-        if entry.lease.is_over(ctx.now) {
-            return self.lose(ctx, seq);
+        for seq in due {
+            self.renew_or_end(ctx, seq);
         }
-        // Without a deadline, it was admitted without the store, which is adopting it.
-        let deadline = entry.lease.deadline();
-        let deadline = deadline.unwrap_or(ctx.now + ctx.settings.lease);
-        if !entering {
-            self.renew(seq);
+        self.renew_at = earliest(self.renew_at, next);
+        if let Some(from) = rest {
+            let next = self.renew_at.replace(ctx.now + PAUSE);
+            self.scan = Some(Box::new(Scan { from, next }));
         }
-        self.set_due(ctx, seq, deadline);
     }
 }
 

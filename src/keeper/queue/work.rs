@@ -1,6 +1,6 @@
 //! The work of a queue: roll calls, introductions to a store, releases until confirmed; whether anything is left to
-//! send; and the timers that create more work. The outbox is filled by the methods under "Filling the outbox" in
-//! `permit.rs`, and directly by `exchange.rs`, `outage.rs` and `requests.rs` (`inquire`).
+//! send. The outbox is filled by the methods under "Filling the outbox" in `permit.rs`, and directly by `exchange.rs`,
+//! `outage.rs` and `requests.rs` (`inquire`, `on_time`).
 
 use std::time::Duration;
 
@@ -169,53 +169,6 @@ impl Queue {
             Some(pool) if pool.is_bound() => false,
             Some(pool) if self.ledger_here.is_some() => self.entries.len() == pool.idle(),
             _ => self.entries.is_empty(),
-        }
-    }
-}
-
-/// Timers.
-impl Queue {
-    /// When to call [`on_time`](Self::on_time) next.
-    pub fn next_due(&self) -> Option<Instant> {
-        let tend_at = self.pooled.as_ref().and_then(|pooled| pooled.tend_at);
-        let mut due = earliest(self.young_at, tend_at);
-        if let Some(outbox) = &self.outbox {
-            due = earliest(due, outbox.later_at);
-        }
-        if let Some(waiters) = &self.waiters {
-            let timers = [
-                waiters.poll_at,
-                waiters.next_expiry_at,
-                waiters.roll_call_at,
-            ];
-            due = timers.into_iter().fold(due, earliest);
-        }
-        due
-    }
-
-    /// Does everything that is due, except renewals of single permits.
-    pub fn on_time(&mut self, ctx: &mut Context) {
-        let now = ctx.now;
-        let due = |timer: &mut Option<Instant>| timer.take_if(|at| *at <= now).is_some();
-        if due(&mut self.young_at) {
-            self.add_young_timers(ctx);
-        }
-        if let Some(waiters) = &mut self.waiters {
-            self.wants_batch |= due(&mut waiters.poll_at);
-            self.wants_batch |= due(&mut waiters.next_expiry_at);
-            if due(&mut waiters.roll_call_at) {
-                self.call_roll();
-            }
-        }
-        if let Some(pooled) = &mut self.pooled
-            && due(&mut pooled.tend_at)
-        {
-            self.tend_pool(ctx);
-        }
-        if let Some(outbox) = &mut self.outbox
-            && due(&mut outbox.later_at)
-        {
-            outbox.release.append(&mut outbox.later);
         }
     }
 }

@@ -196,7 +196,7 @@ async fn a_watcher_goes_on_until_an_end_that_counts() {
     }
 }
 
-/// One permit or ten thousand: renewals are sent in chunks, within a third of the lease.
+/// One permit or ten thousand: renewals are sent in chunks, after about a third of the lease.
 #[test]
 fn renewals_are_chunked_and_early() {
     let mut world = World::new(1, &Limit::concurrent("a", 5_000));
@@ -205,23 +205,20 @@ fn renewals_are_chunked_and_early() {
     for lease in &leases {
         assert!(held(world.collect(0, lease)));
     }
-    let due = world.keepers[0]
-        .next_due()
-        .expect("renewals")
-        .saturating_duration_since(world.local());
-    assert!(due > LEASE / 4 && due <= LEASE / 3, "{due:?}");
-    world.pass(LEASE / 3);
-    let mut sizes = Vec::new();
-    while let Some(outgoing) = world.keepers[0].next_exchange(world.start + world.now) {
-        sizes.push(
-            outgoing
-                .exchange
-                .batches
-                .iter()
-                .map(|batch| batch.renew.len())
-                .sum::<usize>(),
-        );
-        world.complete(0, &outgoing);
+    let (granted, mut sizes) = (world.now, Vec::new());
+    while sizes.iter().sum::<usize>() < 5_000 {
+        let due = world.keepers[0].next_due().expect("renewals");
+        world.pass(due.saturating_duration_since(world.local()));
+        let since = world.now - granted;
+        assert!(since > LEASE / 4 && since < LEASE * 36 / 100, "{since:?}");
+        // All exchanges of a step.
+        let (now, mut size) = (world.local(), 0);
+        while let Some(outgoing) = world.keepers[0].next_exchange(now) {
+            let batches = outgoing.exchange.batches.iter();
+            size += batches.map(|batch| batch.renew.len()).sum::<usize>();
+            world.complete(0, &outgoing);
+        }
+        sizes.push(size);
     }
     assert!(sizes.iter().all(|size| *size <= 1_000), "{sizes:?}");
     assert_eq!(sizes.iter().sum::<usize>(), 5_000);
