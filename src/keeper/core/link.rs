@@ -174,10 +174,10 @@ pub(super) const WINDOW: WindowBounds = WindowBounds {
 /// The same in a cluster, where each exchange is about one ledger or one rate, and so is always full.
 pub(super) const WINDOW_OF_ONE_KEY: WindowBounds = WindowBounds {
     least: 8,
-    most: 128,
+    most: 64,
     apart: Duration::from_micros(100),
     apart_partial: Duration::from_micros(100),
-    most_partial: 128,
+    most_partial: 64,
 };
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowBounds {
