@@ -182,10 +182,10 @@ impl LimiterBuilder {
     /// Sets the runtime of the limiter's background task and connections.
     ///
     /// The runtime needs timers and IO ([`enable_all`]). Default: the runtime that first uses the limiter (not the runtime
-    /// on which it was connected), and another runtime if the first ends or does not run the task in time.
+    /// on which it was connected), and after its end the next one that does.
     ///
-    /// The task never moves away from a runtime that is set here. While this runtime does not run the task, each limit's
-    /// [`fallback`](crate::Limit::fallback) applies, as if the store were down.
+    /// If the runtime lacks timers or IO, or does not run the task while requests wait for half of `store_timeout`, the
+    /// task moves to a thread of its own, as with [`dedicated_thread`](Self::dedicated_thread), with a warning.
     ///
     /// [`enable_all`]: tokio::runtime::Builder::enable_all
     pub fn runtime(mut self, runtime: Handle) -> Self {
@@ -245,7 +245,7 @@ impl LimiterBuilder {
     /// If a setting is out of range.
     pub fn in_memory(self) -> Result<Limiter, ConfigError> {
         let settings = self.settings(Parts::WHOLE)?;
-        let keeper = Keeper::new(settings, None, &self.home()?);
+        let keeper = Keeper::new(settings, None, self.home()?);
         let limiter = Limiter::new(KeeperHandle::new(keeper));
         #[cfg(feature = "operate")]
         let limiter = limiter.identified(self.identity);
@@ -354,7 +354,8 @@ impl LimiterBuilder {
         let link = self.identity.link(&target, self.store_timeout);
         let settings = self.settings(target.layout())?;
         let store = RedisStore::new(target, &settings.namespace, settings.replica);
-        let keeper = Keeper::new(settings, Some(Arc::new(store)), &home);
+        let runtime = home.runtime();
+        let keeper = Keeper::new(settings, Some(Arc::new(store)), home);
         let unreached = keeper.greet().await.map_err(refused)?;
         let limiter = Limiter::new(KeeperHandle::new(keeper));
         #[cfg(feature = "operate")]
@@ -362,7 +363,7 @@ impl LimiterBuilder {
             let limiter = limiter.identified(self.identity);
             if let Some(link) = link {
                 let is_reached = unreached.is_none();
-                listen(&limiter, link, &self.namespace, home.runtime(), is_reached).await;
+                listen(&limiter, link, &self.namespace, runtime, is_reached).await;
             }
             limiter
         };

@@ -1,6 +1,6 @@
 //! Where the driver of a limiter runs.
 
-use std::{io, sync::Arc, thread};
+use std::{io, sync::OnceLock, thread};
 
 use tokio::{
     runtime::{Builder, Handle},
@@ -20,49 +20,57 @@ pub(crate) enum HomeChoice {
 impl HomeChoice {
     /// Starts the dedicated thread, if configured.
     pub(crate) fn open(&self) -> io::Result<Home> {
-        Ok(match self {
-            Self::Caller => Home::Caller,
-            Self::Runtime(handle) => Home::Runtime(handle.clone()),
-            Self::Thread => Home::Thread(DedicatedThread::start()?),
-        })
+        let home = Home {
+            given: match self {
+                Self::Runtime(handle) => Some(handle.clone()),
+                Self::Caller | Self::Thread => None,
+            },
+            thread: OnceLock::new(),
+        };
+        if let Self::Thread = self {
+            home.move_to_thread()?;
+        }
+        Ok(home)
     }
 }
 
-/// Where the driver runs.
-#[derive(Clone, Debug)]
-pub(crate) enum Home {
-    Caller,
-    Runtime(Handle),
-    Thread(Arc<DedicatedThread>),
+/// Where the driver runs: on its own thread, else on the given runtime, else on that of the task that needs it.
+#[derive(Debug, Default)]
+pub(crate) struct Home {
+    given: Option<Handle>,
+    thread: OnceLock<DedicatedThread>,
 }
 
 impl Home {
     pub(crate) fn runtime(&self) -> Option<Handle> {
-        match self {
-            Self::Caller => None,
-            Self::Runtime(handle) => Some(handle.clone()),
-            Self::Thread(thread) => Some(thread.handle.clone()),
-        }
+        let thread = self.thread.get().map(|thread| &thread.handle);
+        thread.or(self.given.as_ref()).cloned()
     }
 
-    pub(crate) fn thread(&self) -> Option<Arc<DedicatedThread>> {
-        match self {
-            Self::Thread(thread) => Some(thread.clone()),
-            Self::Caller | Self::Runtime(_) => None,
+    pub(crate) fn has_thread(&self) -> bool {
+        self.thread.get().is_some()
+    }
+
+    /// Starts the limiter's own thread, which stays. Returns whether there was none before.
+    pub(crate) fn move_to_thread(&self) -> io::Result<bool> {
+        if self.has_thread() {
+            return Ok(false);
         }
+        let thread = DedicatedThread::start()?;
+        Ok(self.thread.set(thread).is_ok())
     }
 }
 
-/// A thread with its own runtime. The thread ends when the last reference is dropped.
+/// A thread with its own runtime. The thread ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct DedicatedThread {
+struct DedicatedThread {
     handle: Handle,
     /// The thread waits until this sender is dropped.
     _kept: mpsc::Sender<()>,
 }
 
 impl DedicatedThread {
-    fn start() -> io::Result<Arc<Self>> {
+    fn start() -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (kept, mut end) = mpsc::channel(1);
@@ -70,9 +78,31 @@ impl DedicatedThread {
         thread::Builder::new().name(name).spawn(move || {
             runtime.block_on(end.recv());
         })?;
-        Ok(Arc::new(Self {
+        Ok(Self {
             handle,
             _kept: kept,
-        }))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::pending, sync::mpsc as std_mpsc, time::Duration};
+
+    use super::*;
+
+    #[test]
+    fn a_thread_ends_with_its_limiter() {
+        let home = Home::default();
+        assert!(home.move_to_thread().unwrap());
+        assert!(!home.move_to_thread().unwrap(), "it has one");
+        let (held, ended) = std_mpsc::channel::<()>();
+        home.runtime().expect("a thread").spawn(async move {
+            let _held = held;
+            pending::<()>().await;
+        });
+        drop(home);
+        let ended = ended.recv_timeout(Duration::from_secs(30));
+        assert_eq!(ended, Err(std_mpsc::RecvTimeoutError::Disconnected));
     }
 }

@@ -1,21 +1,20 @@
 //! The driver: the one task of a keeper that sends, receives and sleeps, with its exchanges in flight; and the
 //! watchdogs that check that it runs. Decisions about the driver that need the lock are in `lock.rs`.
 //!
-//! The driver is spawned on the runtime of the first task that needs it, or on the runtime given to the limiter;
-//! requests may wait on any runtime. If the driver's runtime shuts down, the task is dropped, and the next request
-//! starts another driver. A runtime may also be blocked, or no longer polled: then the driver is *late*. A watchdog on
-//! the runtime of a waiting request detects this and starts another driver there. The late driver is dismissed: it
-//! ends, with its connections, as soon as it runs again. A driver whose runtime was given is never moved: the fallback
-//! of each limit applies until it runs.
+//! The driver is spawned on the runtime given to the limiter, or else on that of the first task that needs it; requests
+//! may wait on any runtime. If its runtime shuts down, the task is dropped, and the next request starts another driver.
+//! A runtime may also be blocked, or no longer polled: then the driver is *late*, which a watchdog on the runtime of a
+//! waiting request finds out. It may also lack timers or IO: then the driver panics. In either case the driver moves to
+//! a thread of its own, and stays there. A late driver ends, with its connections, as soon as it runs again.
 
 use std::{
-    any::Any,
     future::poll_fn,
     iter,
-    panic::{AssertUnwindSafe, resume_unwind},
+    panic::AssertUnwindSafe,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Wake, Waker, ready},
+    thread,
     time::Duration,
 };
 
@@ -33,7 +32,7 @@ use tokio::{
 use super::{
     context::STOOD_STILL,
     core::{Core, ExchangeId, Outgoing},
-    lock::{Keeper, Start, WatchdogFinding, check_interval},
+    lock::{Keeper, Panic, Start, WatchdogFinding, check_interval},
 };
 use crate::{
     error::AcquireErrorKind,
@@ -48,7 +47,6 @@ use crate::{
 /// Checks without a waiting request after which a watchdog ends. A busy limiter thus does not start one for each
 /// request.
 const IDLE_CHECKS: u32 = 16;
-
 /// Minimum of ledgers in an exchange that is sent before a received reply is processed, so that the store works in
 /// parallel. Two short exchanges are better sent together: the store then reads and answers once, and this process
 /// wakes up once.
@@ -65,24 +63,28 @@ pub(crate) enum ConnectError {
 impl Keeper {
     /// Starts a driver if one is needed and none runs.
     pub(super) fn start_driver(self: &Arc<Self>) -> Result<(), AcquireErrorKind> {
-        let runtime = match &self.runtime {
-            Some(runtime) => Ok(runtime.clone()),
+        let runtime = match self.home.runtime() {
+            Some(runtime) => Ok(runtime),
             None => Handle::try_current().map_err(|_| AcquireErrorKind::NoRuntime),
         };
-        let start = self.with_driver(|core, driver, now| driver.start(core, runtime, now));
-        let Some(Start {
-            runtime,
-            generation,
-            work,
-        }) = start?
-        else {
+        self.start_driver_on(runtime)
+    }
+
+    fn start_driver_on(
+        self: &Arc<Self>,
+        runtime: Result<Handle, AcquireErrorKind>,
+    ) -> Result<(), AcquireErrorKind> {
+        let id = runtime.as_ref().map(Handle::id).map_err(|kind| *kind);
+        let start = self.with_driver(|core, driver, now| driver.start(core, id, now));
+        let Some(Start { generation, work }) = start? else {
             return Ok(());
         };
+        let runtime = runtime?;
         let gone = Gone {
             keeper: self.clone(),
             generation,
         };
-        let driver = run(gone, self.sessions(&runtime), runtime.id(), work);
+        let driver = run(gone, self.sessions(&runtime), work);
         match runtime.spawn(driver).is_finished() {
             // The runtime was shut down and has dropped the task.
             true => Err(AcquireErrorKind::NoRuntime),
@@ -91,6 +93,15 @@ impl Keeper {
                 Ok(())
             }
         }
+    }
+
+    /// Moves a late driver to a thread of its own.
+    fn move_driver(self: &Arc<Self>) {
+        let has_thread = self.home.move_to_thread().is_ok();
+        self.with_driver(|core, driver, now| driver.dismiss(core, has_thread, now));
+        // Without another thread, which the system may deny, this runtime has to do.
+        let runtime = self.home.runtime().filter(|_| has_thread);
+        let _ = self.start_driver_on(Ok(runtime.unwrap_or_else(Handle::current)));
     }
 
     /// A session for each part of the store. A hello has to connect first, except for a kept session.
@@ -114,7 +125,7 @@ impl Keeper {
             return;
         };
         let (id, flavor) = (runtime.id(), runtime.runtime_flavor());
-        if self.thread.is_some() || !self.driver(|driver| driver.watch(id, flavor)) {
+        if self.home.has_thread() || !self.driver(|driver| driver.watch(id, flavor)) {
             return;
         }
         let watch = WatchGuard {
@@ -130,17 +141,17 @@ impl Keeper {
     pub async fn greet(self: &Arc<Self>) -> Result<Option<String>, ConnectError> {
         let keeper = self.clone();
         let greeting = async move { keeper.greet_here().await };
-        match &self.runtime {
-            // The dedicated thread always runs, so the session can stay there.
-            Some(runtime) if self.thread.is_some() => match runtime.spawn(greeting).await {
+        match self.home.runtime() {
+            // The thread always runs, so the session can stay there.
+            Some(runtime) if self.home.has_thread() => match runtime.spawn(greeting).await {
                 Ok(greeted) => greeted,
                 Err(_) => Err(ConnectError::NoRuntime),
             },
             _ if Handle::try_current().is_err() => Err(ConnectError::NoRuntime),
+            // Tokio panics on a runtime without timers or IO, and has no other way to find out.
             _ => match AssertUnwindSafe(greeting).catch_unwind().await {
                 Ok(greeted) => greeted,
-                Err(panic) if lacks_something(&*panic) => Err(ConnectError::NoRuntime),
-                Err(panic) => resume_unwind(panic),
+                Err(_panic) => Err(ConnectError::NoRuntime),
             },
         }
     }
@@ -195,16 +206,17 @@ impl Keeper {
         let here = Handle::try_current().ok();
         let kept = here.zip(session);
         let kept = kept.map(|(here, session)| KeptSession::new(session, &here));
-        let runtime = self.runtime.as_ref();
-        self.keep_session(kept.filter(|kept| runtime.is_none_or(|runtime| kept.is_for(runtime))));
+        let runtime = self.home.runtime();
+        let is_for_driver =
+            |kept: &KeptSession| runtime.as_ref().is_none_or(|runtime| kept.is_for(runtime));
+        self.keep_session(kept.filter(is_for_driver));
     }
 }
 
 /// Runs until an unused keeper is out of work, another driver takes over, or the runtime shuts down.
-async fn run(gone: Gone, sessions: Vec<Box<dyn Session>>, runtime: runtime::Id, work: Arc<Notify>) {
+async fn run(gone: Gone, sessions: Vec<Box<dyn Session>>, work: Arc<Notify>) {
     let Gone { keeper, generation } = &gone;
-    let driver = Repoll::new(drive(keeper, sessions, *generation, &work));
-    note_panic(keeper, runtime, driver).await;
+    Repoll::new(drive(keeper, sessions, *generation, &work)).await;
 }
 
 async fn drive(
@@ -263,8 +275,12 @@ struct Gone {
 
 impl Drop for Gone {
     fn drop(&mut self) {
-        self.keeper
-            .with_driver(|core, driver, now| driver.on_gone(core, self.generation, now));
+        let panic = thread::panicking().then(|| match self.keeper.home.move_to_thread() {
+            Ok(true) => Panic::Elsewhere,
+            Ok(false) | Err(_) => Panic::OnOwnThread,
+        });
+        (self.keeper)
+            .with_driver(|core, driver, now| driver.on_gone(core, self.generation, panic, now));
     }
 }
 
@@ -273,14 +289,11 @@ impl Drop for Gone {
 /// Its cost is a timer a few times per `store_timeout` while requests wait, whatever their number. It ends soon after
 /// the last one.
 async fn watch_over(watch: WatchGuard) {
-    let WatchGuard { keeper, runtime } = &watch;
-    note_panic(keeper, *runtime, check_until_idle(keeper)).await;
-}
-
-async fn check_until_idle(keeper: &Arc<Keeper>) {
+    let keeper = &watch.keeper;
     let interval = keeper.peek(check_interval);
     let mut idle = 0;
-    while idle < IDLE_CHECKS {
+    // A thread of its own always runs.
+    while idle < IDLE_CHECKS && !keeper.home.has_thread() {
         let from = Instant::now();
         sleep(interval).await;
         if from.elapsed() > 2 * interval {
@@ -294,9 +307,13 @@ async fn check_until_idle(keeper: &Arc<Keeper>) {
                 work.notify_one();
                 0
             }
-            WatchdogFinding::Late => {
-                // If the driver cannot be started here, requests find out when they ask.
+            WatchdogFinding::Gone => {
+                // If it cannot be started here, requests find out when they ask.
                 let _ = keeper.start_driver();
+                0
+            }
+            WatchdogFinding::Late => {
+                keeper.move_driver();
                 0
             }
         };
@@ -311,24 +328,11 @@ struct WatchGuard {
 
 impl Drop for WatchGuard {
     fn drop(&mut self) {
-        self.keeper.driver(|driver| driver.unwatch(self.runtime));
+        // A runtime without timers gets no other watchdog.
+        if !thread::panicking() {
+            self.keeper.driver(|driver| driver.unwatch(self.runtime));
+        }
     }
-}
-
-/// Runs a task of the keeper on this runtime. After a panic the runtime may be marked as unfit.
-async fn note_panic(keeper: &Keeper, runtime: runtime::Id, task: impl Future<Output = ()>) {
-    if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
-        let lacks = lacks_something(&*panic);
-        keeper.driver(|driver| driver.note_panic(runtime, lacks));
-    }
-}
-
-/// Whether tokio panicked because the runtime lacks timers or IO. A runtime offers no other way to find out.
-fn lacks_something(panic: &(dyn Any + Send)) -> bool {
-    const WORDS: &str = "A Tokio 1.x context was found, but";
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| Some(panic.downcast_ref::<String>()?.as_str()));
-    text.is_some_and(|text| text.starts_with(WORDS))
 }
 
 /// A store event, an outcome, or a timer.

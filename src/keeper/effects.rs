@@ -55,7 +55,11 @@ pub(super) enum LogEvent {
         error: String,
     },
     StoreBack,
-    DriverReplaced,
+    /// `has_thread`: the next driver has a thread of its own.
+    DriverLate {
+        has_thread: bool,
+    },
+    DriverPanicked,
     LedgerUnusable {
         limit: Arc<Limit>,
         error: String,
@@ -208,18 +212,16 @@ impl LogEvent {
                 );
             }
             Self::StoreBack => tracing::info!(namespace, "the store is back"),
-            Self::DriverReplaced => tracing::warn!(
+            Self::DriverLate { has_thread } => tracing::warn!(
                 namespace,
+                dedicated_thread = has_thread,
                 "the limiter's task did not run in time, since its runtime is blocked or not driven: \
-                 another one is started on the runtime of a request"
+                 it moves to another thread"
             ),
-            Self::Trouble {
-                cause: Cause::Stall,
-                ..
-            } => tracing::warn!(
+            Self::DriverPanicked => tracing::warn!(
                 namespace,
-                "the limiter's task did not run in time, since its runtime is blocked or not driven: \
-                 the fallback of each limit applies until it does"
+                "the limiter's task panicked, perhaps since its runtime lacks timers or IO: \
+                 it starts again on a thread of its own"
             ),
             Self::LedgerUnusable { limit, error } => {
                 tracing::error!(

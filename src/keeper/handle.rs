@@ -287,7 +287,7 @@ impl KeeperHandle {
 /// The limiter is dropped: the driver ends once everything is sent to the store.
 impl Drop for KeeperHandle {
     fn drop(&mut self) {
-        let has_thread = self.keeper.thread.is_some();
+        let has_thread = self.keeper.home.has_thread();
         self.keeper.with_driver(|core, driver, _| {
             core.orphan();
             // A remaining driver reports them if it ends first. A dedicated thread may end unseen, with the process.

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     error::AcquireErrorKind,
-    home::{DedicatedThread, Home},
+    home::Home,
     ledger::ReplicaId,
     operable::Control,
     store::{KeptSession, Session, Store},
@@ -31,9 +31,9 @@ use crate::{
     telemetry::{self, History, StoreMeter},
 };
 
-/// Number of runtimes remembered as unfit for a driver.
-const MAX_UNFIT: usize = 16;
-/// Pause before a driver that panicked is restarted on the same runtime.
+/// Runtimes whose watchdogs are remembered.
+const MAX_WATCHED: usize = 16;
+/// Pause before a driver that panicked on its own thread is started again.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
 /// A keeper: its state machine behind a lock, and the resources of its driver.
@@ -42,10 +42,8 @@ pub(crate) struct Keeper {
     pub store: Option<Arc<dyn Store>>,
     /// The session that connected the limiter, until the driver starts. Never locked together with the state.
     session: Mutex<Option<KeptSession>>,
-    /// Where the driver runs, if not on the runtime of the first task that needs it.
-    pub runtime: Option<Handle>,
-    /// Keeps the limiter's dedicated thread alive.
-    pub thread: Option<Arc<DedicatedThread>>,
+    /// Where the driver runs.
+    pub home: Home,
     pub namespace: String,
     /// Names the permits of this process in the store.
     pub replica: ReplicaId,
@@ -62,7 +60,7 @@ struct Locked {
 }
 
 impl Keeper {
-    pub fn new(settings: Settings, store: Option<Arc<dyn Store>>, home: &Home) -> Arc<Self> {
+    pub fn new(settings: Settings, store: Option<Arc<dyn Store>>, home: Home) -> Arc<Self> {
         let (namespace, replica) = (settings.namespace.clone(), settings.replica);
         telemetry::describe(&namespace);
         let store_meter = match store {
@@ -70,14 +68,12 @@ impl Keeper {
             None => StoreMeter::noop(),
         };
         let core = Core::new(settings, store.is_some(), Instant::now());
-        let runtime = home.runtime();
-        let driver = DriverState::new(runtime.is_none());
+        let driver = DriverState::default();
         Arc::new(Self {
             locked: Mutex::new(Locked { core, driver }),
             store,
             session: Mutex::default(),
-            runtime,
-            thread: home.thread(),
+            home,
             namespace,
             replica,
             store_meter,
@@ -106,11 +102,11 @@ impl Keeper {
         self.with_driver(|core, _, now| step(core, now))
     }
 
-    /// As [`with`](Self::with). Also returns whether a driver must be started because there is none or it is late.
+    /// As [`with`](Self::with). Also returns whether a driver must be started.
     pub(super) fn with_need<R>(&self, step: impl FnOnce(&mut Core, Instant) -> R) -> (R, bool) {
         self.with_driver(|core, driver, now| {
             let result = step(core, now);
-            (result, driver.is_needed(core, now))
+            (result, driver.is_needed(core))
         })
     }
 
@@ -223,10 +219,9 @@ impl DerefMut for KeeperGuard<'_> {
 }
 
 /// State of the driver, under the keeper's lock.
+#[derive(Default)]
 pub(super) struct DriverState {
     stage: DriverStage,
-    /// Whether the driver may run on the runtime of any request.
-    is_movable: bool,
     /// Counts drivers that were started. A driver of an older generation ends as soon as it runs.
     generation: u64,
     /// Wakes the current driver.
@@ -235,17 +230,15 @@ pub(super) struct DriverState {
     runtime: Option<runtime::Id>,
     /// Whether the current driver has taken a step: then its runtime has timers and IO.
     has_run: bool,
-    /// When a late driver was last replaced.
-    replaced: Option<Instant>,
-    /// Runtimes on which a driver has panicked, and when it may be restarted there. A runtime without timers or IO
-    /// stays unfit.
-    unfit: Vec<(runtime::Id, Option<Instant>)>,
-    /// Runtimes with a watchdog.
+    /// When a driver that panicked on its own thread may be started again.
+    rests_until: Option<Instant>,
+    /// Runtimes with a watchdog, or on which one panicked.
     watched: Vec<runtime::Id>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 enum DriverStage {
+    #[default]
     Absent,
     /// Started or woken at this moment, and no step taken since.
     Woken(Instant),
@@ -258,37 +251,21 @@ enum DriverStage {
 
 /// A driver to be spawned.
 pub(super) struct Start {
-    pub runtime: Handle,
     pub generation: u64,
     pub work: Arc<Notify>,
-}
-
-/// How late a driver may be once it is due, before each countermeasure.
-#[derive(Clone, Copy)]
-struct Patience {
-    /// Delay after which the driver is replaced.
-    replace: Duration,
-    /// Delay after which requests stop waiting for the driver.
-    give_up: Duration,
-    /// Pause between two replacements.
-    between: Duration,
-}
-
-impl Patience {
-    /// A request waits at most `store_timeout`, be it for the store or for the driver.
-    fn new(core: &Core) -> Self {
-        let store_timeout = core.settings().store_timeout;
-        Self {
-            replace: store_timeout / 4,
-            give_up: store_timeout * 3 / 4,
-            between: 4 * store_timeout,
-        }
-    }
 }
 
 /// Interval between a watchdog's checks.
 pub(super) fn check_interval(core: &Core) -> Duration {
     core.settings().store_timeout / 8
+}
+
+/// Where a driver panicked.
+#[derive(Clone, Copy)]
+pub(super) enum Panic {
+    Elsewhere,
+    /// Or no such thread can be had.
+    OnOwnThread,
 }
 
 /// The finding of a watchdog.
@@ -298,25 +275,12 @@ pub(super) enum WatchdogFinding {
     Well,
     /// The driver may be late, and is woken to find out.
     Probed(Arc<Notify>),
-    /// Another driver has to be started.
+    /// There is no driver.
+    Gone,
     Late,
 }
 
 impl DriverState {
-    pub fn new(is_movable: bool) -> Self {
-        Self {
-            stage: DriverStage::Absent,
-            is_movable,
-            generation: 0,
-            work: Arc::default(),
-            runtime: None,
-            has_run: false,
-            replaced: None,
-            unfit: Vec::new(),
-            watched: Vec::new(),
-        }
-    }
-
     /// How long the driver has been due without running.
     fn late(&self, core: &Core, now: Instant) -> Duration {
         let due = match self.stage {
@@ -330,20 +294,9 @@ impl DriverState {
         due.map_or(Duration::ZERO, |due| now.saturating_duration_since(due))
     }
 
-    /// Whether the driver is late and may be replaced.
-    fn is_replaceable(&self, core: &Core, now: Instant) -> bool {
-        let patience = Patience::new(core);
-        let rested = |replaced| now >= replaced + patience.between;
-        self.is_movable
-            && self.late(core, now) >= patience.replace
-            && self.replaced.is_none_or(rested)
-    }
-
-    fn is_unfit(&self, runtime: runtime::Id, now: Instant) -> bool {
-        let is_it = |(id, until): &(runtime::Id, Option<Instant>)| {
-            *id == runtime && until.is_none_or(|until| now < until)
-        };
-        self.unfit.iter().any(is_it)
+    /// Whether requests wait for a driver that does not run.
+    fn is_late(&self, core: &Core, now: Instant) -> bool {
+        self.late(core, now) >= core.settings().store_timeout / 2
     }
 
     /// Whether this generation is the current one.
@@ -356,17 +309,14 @@ impl DriverState {
         matches!(self.stage, DriverStage::Absent)
     }
 
-    /// Whether a driver has to be started. While the store is not asked, a late driver may be the cause.
-    pub fn is_needed(&self, core: &Core, now: Instant) -> bool {
-        match self.stage {
-            DriverStage::Absent => core.is_shared() || core.next_due().is_some(),
-            _ => core.is_any_down() && self.is_replaceable(core, now),
-        }
+    /// Whether a driver has to be started.
+    pub fn is_needed(&self, core: &Core) -> bool {
+        self.is_absent() && (core.is_shared() || core.next_due().is_some())
     }
 
     /// Wakes a parked driver that has to run earlier than planned.
     #[inline]
-    fn nudge(&mut self, core: &Core, now: Instant) -> Option<Arc<Notify>> {
+    pub fn nudge(&mut self, core: &Core, now: Instant) -> Option<Arc<Notify>> {
         let DriverStage::Parked { until, .. } = self.stage else {
             return None;
         };
@@ -383,34 +333,25 @@ impl DriverState {
         self.work.clone()
     }
 
-    /// Prepares a driver to be spawned, if one is needed and none runs.
+    /// Prepares a driver to be spawned there, if one is needed and none runs.
     pub fn start(
         &mut self,
-        core: &mut Core,
-        runtime: Result<Handle, AcquireErrorKind>,
+        core: &Core,
+        runtime: Result<runtime::Id, AcquireErrorKind>,
         now: Instant,
     ) -> Result<Option<Start>, AcquireErrorKind> {
-        let replaces = match self.stage {
-            DriverStage::Absent => false,
-            _ => self.is_replaceable(core, now),
-        };
-        if !replaces && !self.is_needed(core, now) {
+        if !self.is_needed(core) {
             return Ok(None);
         }
         let runtime = runtime?;
-        if self.is_unfit(runtime.id(), now) {
+        if self.rests_until.is_some_and(|until| now < until) {
             return Err(AcquireErrorKind::NoRuntime);
-        }
-        if replaces {
-            self.replaced = Some(now);
-            core.on_replaced_driver(now);
         }
         self.generation += 1;
         self.work = Arc::default();
-        self.runtime = Some(runtime.id());
+        self.runtime = Some(runtime);
         self.has_run = false;
         Ok(Some(Start {
-            runtime,
             generation: self.generation,
             work: self.wake(now),
         }))
@@ -438,22 +379,32 @@ impl DriverState {
     }
 
     /// The driver ended, or was dropped with its runtime: its exchanges in flight will stay unanswered.
-    pub fn on_gone(&mut self, core: &mut Core, generation: u64, now: Instant) {
-        if self.is_present(generation) {
-            self.stage = DriverStage::Absent;
-            core.abandon(now);
-            core.log_unreleased();
+    pub fn on_gone(
+        &mut self,
+        core: &mut Core,
+        generation: u64,
+        panic: Option<Panic>,
+        now: Instant,
+    ) {
+        if !self.is_present(generation) {
+            return;
         }
+        self.stage = DriverStage::Absent;
+        match panic {
+            None => {}
+            Some(Panic::Elsewhere) => core.log_panic(),
+            Some(Panic::OnOwnThread) => self.rests_until = Some(now + AFTER_PANIC),
+        }
+        core.abandon(now);
+        core.log_unreleased();
     }
 
-    /// A driver or a watchdog panicked on this runtime. `lacks`: the runtime lacks timers or IO.
-    pub fn note_panic(&mut self, runtime: runtime::Id, lacks: bool) {
-        let until = (!lacks).then(|| Instant::now() + AFTER_PANIC);
-        self.unfit.retain(|(id, _)| *id != runtime);
-        if self.unfit.len() == MAX_UNFIT {
-            self.unfit.remove(0);
+    /// Dismisses a driver that is still late: another one takes over.
+    pub fn dismiss(&mut self, core: &mut Core, has_thread: bool, now: Instant) {
+        if self.is_late(core, now) {
+            self.stage = DriverStage::Absent;
+            core.on_late_driver(has_thread, now);
         }
-        self.unfit.push((runtime, until));
     }
 
     /// Whether to start a watchdog on this runtime.
@@ -462,10 +413,12 @@ impl DriverState {
         let serves_both = flavor == runtime::RuntimeFlavor::CurrentThread;
         let is_here = self.runtime == Some(id);
         // Before its first step the driver itself has to find out whether the runtime has timers.
-        let is_pointless =
-            is_here && (serves_both || !self.has_run) || self.is_unfit(id, Instant::now());
+        let is_pointless = is_here && (serves_both || !self.has_run);
         if is_pointless || self.watched.contains(&id) {
             return false;
+        }
+        if self.watched.len() == MAX_WATCHED {
+            self.watched.remove(0);
         }
         self.watched.push(id);
         true
@@ -475,18 +428,18 @@ impl DriverState {
         self.watched.retain(|id| *id != runtime);
     }
 
-    /// Checks that the driver runs. If a late driver may not be replaced, the fallback of each limit decides on
-    /// requests that have waited long enough.
-    pub fn check_driver(&mut self, core: &mut Core, now: Instant) -> WatchdogFinding {
+    /// Checks that the driver runs while requests wait.
+    pub fn check_driver(&mut self, core: &Core, now: Instant) -> WatchdogFinding {
         if !core.has_requests() {
             return WatchdogFinding::Idle;
         }
-        if matches!(self.stage, DriverStage::Absent) || self.is_replaceable(core, now) {
+        if self.is_absent() {
+            return WatchdogFinding::Gone;
+        }
+        if self.is_late(core, now) {
             return WatchdogFinding::Late;
         }
-        if self.late(core, now) >= Patience::new(core).give_up {
-            core.on_stall(now);
-        } else if let DriverStage::Parked { .. } = self.stage
+        if let DriverStage::Parked { .. } = self.stage
             && core.awaits_answer_since(now - check_interval(core))
         {
             // A running driver responds with a step; otherwise the next check finds it late.

@@ -137,11 +137,9 @@ pub(crate) enum Cause {
     Refusal,
     /// The store answers, but refuses to write.
     Full,
-    /// This process does not process the store's answers.
-    Stall,
 }
 
-pub(crate) const CAUSES: usize = 4;
+pub(crate) const CAUSES: usize = 3;
 
 /// Failures of the store's parts that were logged: the first part to fail speaks for all of them, and so does the last
 /// to recover. A bit for each cause and part.

@@ -131,7 +131,7 @@ impl LimiterBuilder {
     pub async fn connect_to(self, store: &TestStore) -> Result<Limiter, ConfigError> {
         let (home, settings) = (self.home()?, self.settings(Parts::WHOLE)?);
         let replica = Replica::new(store.0.clone(), settings.replica);
-        let keeper = Keeper::new(settings, Some(Arc::new(replica)), &home);
+        let keeper = Keeper::new(settings, Some(Arc::new(replica)), home);
         keeper.greet().await.map_err(refused)?;
         Ok(Limiter::new(KeeperHandle::new(keeper)))
     }
@@ -142,7 +142,7 @@ impl LimiterBuilder {
     pub(crate) async fn connect_parts_to(self, store: &TestStore) -> Result<Limiter, ConfigError> {
         let (home, settings) = (self.home()?, self.settings(Parts::CLUSTER)?);
         let replica = Replica::new(store.0.clone(), settings.replica);
-        let keeper = Keeper::new(settings, Some(Arc::new(replica)), &home);
+        let keeper = Keeper::new(settings, Some(Arc::new(replica)), home);
         keeper.greet().await.map_err(refused)?;
         Ok(Limiter::new(KeeperHandle::new(keeper)))
     }

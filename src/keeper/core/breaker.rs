@@ -215,14 +215,6 @@ impl Breaker {
         }
     }
 
-    /// No answer came in the time that requests can wait, for any reason.
-    pub fn given_up(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Transition {
-        match self.state {
-            BreakerState::Open { .. } => Transition::None,
-            BreakerState::Closed { .. } => self.open(Cause::Stall, now, rng),
-        }
-    }
-
     fn open(&mut self, cause: Cause, now: Instant, rng: &mut fastrand::Rng) -> Transition {
         self.back_off(matches!(cause, Cause::Refusal), now, rng);
         if self.trouble.is_none() {

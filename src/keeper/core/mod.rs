@@ -469,6 +469,7 @@ impl Core {
     }
 
     /// Whether a part of the store is down.
+    #[cfg(test)]
     pub fn is_any_down(&self) -> bool {
         !self.links.iter().all(Link::is_up)
     }

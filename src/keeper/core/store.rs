@@ -67,6 +67,10 @@ impl Core {
         is_in_use
     }
 
+    pub fn log_panic(&mut self) {
+        self.ctx.log(LogEvent::DriverPanicked);
+    }
+
     /// The driver has gone with its runtime. Requests that are polled start another one.
     pub fn abandon(&mut self, now: Instant) {
         self.ctx.now = now;
@@ -83,25 +87,12 @@ impl Core {
         self.follow_decisions();
     }
 
-    /// The driver did not run in time and is being replaced.
-    pub fn on_replaced_driver(&mut self, now: Instant) {
+    /// The driver did not run in time, and another one takes over, perhaps on its own thread.
+    pub fn on_late_driver(&mut self, has_thread: bool, now: Instant) {
         self.ctx.now = now;
-        self.ctx.log(LogEvent::DriverReplaced);
+        self.ctx.log(LogEvent::DriverLate { has_thread });
         self.abandon_exchanges();
         self.follow_decisions();
-    }
-
-    /// The driver did not run in time, and may not be replaced: the fallback of each limit decides on requests, and due
-    /// timers run.
-    pub fn on_stall(&mut self, now: Instant) {
-        self.ctx.now = now;
-        for part in self.ctx.settings.parts.all() {
-            if self.asks_store(part) {
-                self.note_stall(part);
-                self.abandon_exchanges_on(part);
-            }
-        }
-        self.on_time(now);
     }
 
     /// The driver that sent these exchanges will not see their answers. This proves nothing about the store.
@@ -232,11 +223,6 @@ impl Core {
                 self.follow_breaker(part, answered, (Cause::Outage, ""));
             }
         }
-    }
-
-    /// The driver does not run, so answers of the store go unseen.
-    fn note_stall(&mut self, part: Part) {
-        self.follow_breaker(part, Breaker::given_up, (Cause::Stall, ""));
     }
 
     /// Reports every minute that the store was never reached: its address may be wrong.

@@ -77,7 +77,7 @@ fn replica(number: usize, parts: Parts, store: Option<Arc<dyn Store>>) -> Arc<Ke
         parts,
         ..settings(number)
     };
-    let keeper = KeeperHandle::new(Keeper::new(settings, store, &Home::Caller));
+    let keeper = KeeperHandle::new(Keeper::new(settings, store, Home::default()));
     for limit in [&NARROW, &WIDE, &RATE, &OTHER_RATE] {
         keeper.register(limit).expect("valid");
     }

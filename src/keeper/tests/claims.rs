@@ -204,30 +204,24 @@ fn a_claim_whose_fate_is_unknown_asks_under_new_names() {
 /// holders.
 #[test]
 fn a_claim_that_was_held_back_goes_by_the_fallback() {
-    for stalls in [false, true] {
-        let wide = WIDE.fallback(Fallback::Reject);
-        let mut world = World::under(1, &[&NARROW, &wide, &RATE]);
-        let now = world.local();
-        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
-        let _holder = world.hold(1);
-        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
-        let hello = world.send(0);
-        world.complete(0, &hello);
-        let asked = world.claim_all(PATIENT);
-        let confirms = world.send(0);
-        assert!(confirms.exchange.claims.is_empty(), "it is held back");
-        world.pass(STORE_TIMEOUT);
-        let now = world.local();
-        match stalls {
-            true => world.keepers[0].on_stall(now),
-            false => world.fail(0, &confirms, Failure::TimedOut),
-        }
-        let Some(Err(error)) = world.look(asked) else {
-            panic!("it has to be decided on");
-        };
-        assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
-        world.keepers[0].audit().expect("its books agree");
-    }
+    let wide = WIDE.fallback(Fallback::Reject);
+    let mut world = World::under(1, &[&NARROW, &wide, &RATE]);
+    let now = world.local();
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    let _holder = world.hold(1);
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    let hello = world.send(0);
+    world.complete(0, &hello);
+    let asked = world.claim_all(PATIENT);
+    let confirms = world.send(0);
+    assert!(confirms.exchange.claims.is_empty(), "it is held back");
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &confirms, Failure::TimedOut);
+    let Some(Err(error)) = world.look(asked) else {
+        panic!("it has to be decided on");
+    };
+    assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
+    world.keepers[0].audit().expect("its books agree");
 }
 
 /// G4: a permit admitted in an outage is gone before it is adopted, so no answer would release the claim.

@@ -574,7 +574,7 @@ fn requests_of_several_exchanges_are_retried_in_their_order() {
         asked.push(world.ask(0, PATIENT));
         let now = world.local();
         if takes_over {
-            world.keepers[0].on_replaced_driver(now);
+            world.keepers[0].on_late_driver(true, now);
         }
         for number in order {
             world.fail(0, &sent[number], Failure::Cut);
@@ -632,7 +632,8 @@ fn an_exchange_on_an_old_connection_that_times_out_is_no_outage() {
 /// G1: likewise for a request after another driver has taken over, with its own connection.
 #[test]
 fn a_request_to_another_driver_comes_after_the_holders() {
-    for takes_over in [Core::on_replaced_driver, Core::abandon] {
+    let late = |core: &mut Core, now| core.on_late_driver(true, now);
+    for takes_over in [late, Core::abandon] {
         let mut world = World::new(1, &STRICT);
         let _holder = world.grant(PATIENT);
         let now = world.local();
