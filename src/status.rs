@@ -6,12 +6,12 @@ use std::{borrow::Cow, time::Duration};
 
 use crate::unit::Unit;
 
-/// Permits and queued requests of this process. See [`Limiter::status`](crate::Limiter::status).
+/// Slots and queued requests of this process. See [`Limiter::status`](crate::Limiter::status).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// Permits that this process holds, whatever their weight. A permit under several limits counts once. While a request
-    /// waits for one of several slots, the slots that it already has count too.
+    /// Slots that this process holds: one for each concurrent limit of a permit, whatever its weight. While a request waits
+    /// for one of several slots, the slots that it already has count too.
     pub held: usize,
     /// Queued requests of this process.
     pub waiting: usize,
@@ -41,21 +41,21 @@ pub(crate) struct InLine {
     pub(crate) waiting: u32,
 }
 
-/// Result of [`Limiter::shutdown`](crate::Limiter::shutdown). In a cluster, a request under several limits that waits with
-/// some of its slots counts as refused, and each of these slots as released.
+/// Result of [`Limiter::shutdown`](crate::Limiter::shutdown). A permit has a slot for each of its concurrent limits,
+/// whatever its weight. A request that waits with some of its slots counts as refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShutdownReport {
     /// Queued requests that were refused.
     pub refused: usize,
-    /// Permits that were released in time, as the store has confirmed.
+    /// Slots of permits that were released in time, as the store has confirmed.
     pub released: usize,
-    /// Permits that were still held at the deadline: marked as lost, and released.
+    /// Slots of permits that were still held at the deadline: marked as lost, and released.
     pub lost: usize,
     /// Slots whose release the store has not confirmed. Such slots may stay taken until their leases end.
     ///
-    /// Includes slots of lost permits, of permits released in time or before the shutdown, and of queued requests. A permit
-    /// has one slot for each of its limits, whatever its weight. Always 0 in memory.
+    /// Includes slots of lost permits, of permits released in time or before the shutdown, and of queued requests. Always 0
+    /// in memory.
     pub unconfirmed: usize,
 }
 

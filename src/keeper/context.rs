@@ -165,8 +165,6 @@ pub(super) struct Counts {
     pub held: usize,
     pub waiting: usize,
     pub lost: u64,
-    /// Held slots of permits that have another slot, which is the one counted.
-    pub companions: usize,
     /// Releases that the store has confirmed so far.
     pub confirmed: u64,
 }

@@ -62,10 +62,7 @@ impl KeeperHandle {
 
     pub fn release(&self, leases: &Leases) {
         self.close_accounts(leases);
-        self.keeper.with(|core, now| {
-            let leases = leases.all().iter();
-            leases.for_each(|lease| core.release(lease, now));
-        });
+        self.keeper.with(|core, now| core.release(leases, now));
     }
 
     /// Releases slots and waits until the store has confirmed the release. Fails with the limit of a slot that was not

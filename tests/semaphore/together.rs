@@ -29,7 +29,7 @@ const PATIENT_CALLER: Limit = CALLER.wait_up_to(PATIENT);
 const PATIENT_ALL: Limit = ALL.wait_up_to(PATIENT);
 
 conformance! {
-    a_permit_counts_once,
+    a_status_counts_each_slot,
     lists_have_one_key,
     each_limit_has_its_usage,
     a_permit_holds_a_slot_of_each_limit,
@@ -67,7 +67,7 @@ async fn a_permit_holds_a_slot_of_each_limit(backend: Backend) {
         let error = scope.try_acquire().await.expect_err("taken");
         assert_eq!(error.kind(), AcquireErrorKind::Full);
     }
-    assert_eq!(one.status().held, 1);
+    assert_eq!(one.status().held, 2);
     assert!(!permit.is_lost());
     drop(permit);
     for scope in [caller(&other, "a"), all(&other)] {
@@ -659,8 +659,8 @@ async fn each_limit_has_its_usage(backend: Backend) {
     assert_eq!(usages().await, expect((0, 0, 1), (0, 0, 5)));
 }
 
-/// Regardless of the number of its limits: while held, when released, and at a shutdown.
-async fn a_permit_counts_once(backend: Backend) {
+/// Of a permit under three limits: while held, when released, and at a shutdown.
+async fn a_status_counts_each_slot(backend: Backend) {
     let limits = ["a", "b", "c"].map(|name| Limit::concurrent(name, 3));
     let rate = Limit::rate("rate", 10, Duration::from_secs(1));
     let limiter = backend.replica().await;
@@ -669,7 +669,7 @@ async fn a_permit_counts_once(backend: Backend) {
     let mut permits = Vec::new();
     for count in 1..=3 {
         permits.push(semaphore.acquire().await.expect("free"));
-        assert_eq!(held(), count);
+        assert_eq!(held(), 3 * count);
     }
     permits
         .pop()
@@ -677,11 +677,11 @@ async fn a_permit_counts_once(backend: Backend) {
         .release()
         .await
         .expect("confirmed");
-    assert_eq!(held(), 2);
+    assert_eq!(held(), 6);
     drop(permits.pop());
-    assert_eq!(held(), 1);
+    assert_eq!(held(), 3);
     let report = limiter.shutdown(Duration::ZERO).await;
-    assert_eq!((report.released, report.lost, held()), (0, 1, 0));
+    assert_eq!((report.released, report.lost, held()), (0, 3, 0));
     drop(permits);
     assert_eq!(held(), 0);
 }

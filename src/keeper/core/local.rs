@@ -59,12 +59,14 @@ impl Core {
         for part in parts {
             let SlotLeg { lease, wait } = part.leg;
             // It may be gone, if the request was refused.
-            self.queues
-                .change_if_there(&mut self.ctx, lease.queue, |queue, ctx| {
-                    if goes_on {
-                        queue.on_answer_here(ctx, lease.seq(), wait, part.answer);
-                    }
-                });
+            if self.queues.has(lease.queue) {
+                self.queues
+                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                        if goes_on {
+                            queue.on_answer_here(ctx, lease.seq(), wait, part.answer);
+                        }
+                    });
+            }
             has_all &= matches!(part.answer, Ok(Standing::Held { .. }));
             goes_on &= !matches!(part.answer, Ok(Standing::Waiting { .. }));
         }
@@ -107,12 +109,14 @@ impl Core {
         let goes_on = self.settle_here(id, next);
         for part in parts {
             let lease = part.leg.lease;
-            self.queues
-                .change_if_there(&mut self.ctx, lease.queue, |queue, ctx| {
-                    if goes_on {
-                        queue.on_answer_alone(ctx, lease.seq(), part.answer);
-                    }
-                });
+            if self.queues.has(lease.queue) {
+                self.queues
+                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                        if goes_on {
+                            queue.on_answer_alone(ctx, lease.seq(), part.answer);
+                        }
+                    });
+            }
         }
         self.note_changed(id);
     }

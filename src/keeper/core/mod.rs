@@ -507,7 +507,7 @@ impl Core {
         queues.flat_map(Queue::names_in_store).chain(in_flight)
     }
 
-    /// The names of slots held by permits, one per permit.
+    /// The names of slots held by permits.
     pub fn held_by_permits(&self) -> HashSet<Seq> {
         let queues = self.queues.iter();
         queues.flat_map(Queue::held_by_permits).collect()
@@ -570,14 +570,18 @@ impl Core {
     fn each_queue(&mut self, mut change: impl FnMut(&mut Queue, &mut Context)) {
         for id in self.queues.ids() {
             // The queue may have been dropped on behalf of another.
-            self.queues.change_if_there(&mut self.ctx, id, &mut change);
+            if self.queues.has(id) {
+                self.queues.change(&mut self.ctx, id, &mut change);
+            }
         }
     }
 
     /// Changes all queues with ledgers in this part.
     fn each_queue_of(&mut self, part: Part, mut change: impl FnMut(&mut Queue, &mut Context)) {
         for id in self.queues.ids_of(part) {
-            self.queues.change_if_there(&mut self.ctx, id, &mut change);
+            if self.queues.has(id) {
+                self.queues.change(&mut self.ctx, id, &mut change);
+            }
         }
     }
 }

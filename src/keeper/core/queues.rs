@@ -169,32 +169,11 @@ impl Queues {
         result
     }
 
-    /// As [`change`](Self::change), for a queue that may have been dropped.
-    #[inline]
-    pub fn change_if_there<R>(
-        &mut self,
-        ctx: &mut Context,
-        id: QueueId,
-        change: impl FnOnce(&mut Queue, &mut Context) -> R,
-    ) -> Option<R> {
-        let member = self.members.get_mut(id.index())?;
-        let result = change(&mut member.queue, ctx);
-        self.list(ctx, id);
-        Some(result)
-    }
-
     /// A queue for a change that does not affect its listing, or that [`change`](Self::change) follows in the same
     /// step.
     #[inline]
     pub fn without_listing(&mut self, id: QueueId) -> &mut Queue {
         &mut self.members[id.index()].queue
-    }
-
-    /// As [`without_listing`](Self::without_listing), for a queue that may have been dropped.
-    #[inline]
-    pub fn without_listing_if_there(&mut self, id: QueueId) -> Option<&mut Queue> {
-        let member = self.members.get_mut(id.index())?;
-        Some(&mut member.queue)
     }
 
     fn list(&mut self, ctx: &mut Context, id: QueueId) {
@@ -276,6 +255,12 @@ impl Queues {
 
     pub fn of_ledger(&self, ledger: &str) -> Option<QueueId> {
         self.by_ledger.get(ledger).copied()
+    }
+
+    /// Whether the queue is still there: some are dropped on behalf of others.
+    #[inline]
+    pub fn has(&self, id: QueueId) -> bool {
+        self.members.get(id.index()).is_some()
     }
 
     pub fn get(&self, id: QueueId) -> Option<&Queue> {

@@ -155,13 +155,10 @@ impl Core {
         let fees = notes.as_ref().map_or(&[][..], |notes| &notes.fees);
         fees.iter().for_each(|fee| self.note_charge(fee, waited));
         let mut place = 0;
-        for (index, SlotLeg { lease, .. }) in request.legs.iter().enumerate() {
+        for SlotLeg { lease, .. } in &request.legs {
             let queue = self.queues.without_listing(lease.queue);
             self.ctx.note_admission(queue.limit_id(), waited);
             place = place.max(queue.take_as_leg(&mut self.ctx, lease));
-            if index > 0 {
-                queue.set_companion(&mut self.ctx, lease.seq());
-            }
         }
         let leases = request.legs.into_iter().map(|leg| leg.lease);
         Some(Taken {
@@ -211,22 +208,28 @@ impl Core {
         self.follow_decisions();
     }
 
-    pub fn release(&mut self, lease: &Arc<Lease>, now: Instant) {
+    /// Releases the slots of a permit. Those of a permit that may have several bypass the pool, which serves only
+    /// requests for one.
+    pub fn release(&mut self, leases: &Leases, now: Instant) {
+        let has_one = matches!(leases, Leases::One(_));
+        let leases = leases.all().iter();
+        leases.for_each(|lease| self.release_to(lease, has_one, now));
+    }
+
+    fn release_to(&mut self, lease: &Arc<Lease>, may_pool: bool, now: Instant) {
         self.ctx.now = now;
         self.bounded.forget(lease.seq());
-        let put_back = |queue: &mut Queue, ctx: &mut Context| {
-            if !queue.put_idle(ctx, lease) {
-                lease.return_at(now);
-                queue.give_up(ctx, lease.seq());
-            }
-        };
-        match self
-            .queues
-            .change_if_there(&mut self.ctx, lease.queue, put_back)
-        {
-            Some(()) => self.follow_decisions(),
-            None => lease.return_at(now),
+        if !self.queues.has(lease.queue) {
+            return lease.return_at(now);
         }
+        self.queues
+            .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                if !(may_pool && queue.put_idle(ctx, lease)) {
+                    lease.return_at(now);
+                    queue.give_up(ctx, lease.seq());
+                }
+            });
+        self.follow_decisions();
     }
 
     /// Releases a slot for a task that waits until the store has confirmed the release. The slot bypasses the pool, or
@@ -239,10 +242,7 @@ impl Core {
         now: Instant,
     ) -> Option<Arc<Limit>> {
         let seq = lease.seq();
-        if let Some(queue) = self.queues.without_listing_if_there(lease.queue) {
-            queue.set_apart(seq);
-        }
-        self.release(lease, now);
+        self.release_to(lease, false, now);
         let queue = self.queues.get(lease.queue);
         let releasing = queue.filter(|queue| queue.is_releasing(seq));
         let part = releasing.map(Queue::part);
@@ -268,10 +268,12 @@ impl Core {
         self.ctx.now = now;
         self.bounded.forget(lease.seq());
         lease.return_at(now);
-        self.queues
-            .change_if_there(&mut self.ctx, lease.queue, |queue, ctx| {
-                queue.give_up_unused(ctx, lease.seq());
-            });
+        if self.queues.has(lease.queue) {
+            self.queues
+                .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                    queue.give_up_unused(ctx, lease.seq());
+                });
+        }
         self.follow_decisions();
     }
 
@@ -342,10 +344,9 @@ impl Core {
 
     pub fn status(&self) -> Status {
         let idle: usize = self.queues.iter().map(Queue::idle).sum();
-        let others = idle + self.ctx.counts.companions;
         Status {
             // A slot lost while idle is noticed later.
-            held: self.ctx.counts.held.saturating_sub(others),
+            held: self.ctx.counts.held.saturating_sub(idle),
             waiting: self.ctx.counts.waiting + self.sleepers.len(),
             store_up: self.links.iter().all(|link| link.breaker.is_well()),
         }
@@ -516,7 +517,7 @@ impl Core {
         link.in_flight.is_empty() && !self.has_work(link) && !queues.any(Queue::repeats_releases)
     }
 
-    /// Marks all held slots as lost, and releases them. Returns the number of permits lost.
+    /// Marks all held slots as lost, and releases them. Returns the number of slots that permits lost.
     pub fn lose_all(&mut self, now: Instant) -> usize {
         self.ctx.now = now;
         self.accounts.report_all();

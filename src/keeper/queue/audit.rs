@@ -121,10 +121,7 @@ impl Queue {
         let is_leaving = matches!(state, State::Leaving);
         ensure!(!spare || is_leaving, "spare, and somebody wants it");
         match state {
-            State::Held(hold) => {
-                books.counts.held += 1;
-                books.counts.companions += usize::from(hold.holder == Holder::Companion);
-            }
+            State::Held(_) => books.counts.held += 1,
             State::Idle => books.counts.waiting += usize::from(entry.is_plain()),
             State::Sent { .. } | State::Waiting(_) | State::Checking { .. } => {
                 books.counts.waiting += 1;

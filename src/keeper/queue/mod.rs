@@ -339,10 +339,9 @@ impl Queue {
         self.contains(seq) || listed.any(|release| release.seq == seq)
     }
 
-    /// Slots held by permits, one per permit.
+    /// Slots held by permits.
     pub fn held_by_permits(&self) -> impl Iterator<Item = Seq> {
-        let by_permit =
-            |entry: &Entry| matches!(entry.holder(), Some(Holder::Permit | Holder::JointPermit));
+        let by_permit = |entry: &Entry| entry.holder() == Some(Holder::Permit);
         let held = self
             .entries
             .iter()

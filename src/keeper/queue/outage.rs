@@ -168,7 +168,7 @@ impl Queue {
             return;
         };
         match entry.holder() {
-            Some(Holder::Permit | Holder::JointPermit | Holder::Companion) => {
+            Some(Holder::Permit) => {
                 ctx.record(|history, now| history.lost(&self.ledger, seq, now));
                 let lease = entry.lease.clone();
                 ctx.end_lease(&lease, kind);
@@ -188,14 +188,12 @@ impl Queue {
         }
     }
 
-    /// Loses all held slots, at a shutdown. Returns the number of permits affected.
+    /// Loses all held slots, at a shutdown. Returns the number of those that permits had.
     pub fn lose_all(&mut self, ctx: &mut Context) -> usize {
         let mut lost = 0;
         for seq in self.names() {
             if let Some(entry) = self.entries.get(&seq).filter(|entry| entry.is_held()) {
-                let is_alone = entry.holder() != Some(Holder::Companion);
-                let is_permit = entry.holder().is_some_and(Holder::is_permit);
-                lost += usize::from(is_permit && is_alone);
+                lost += usize::from(entry.holder() == Some(Holder::Permit));
                 self.lose_by(ctx, seq, LostErrorKind::ShutDown);
             }
         }

@@ -1,7 +1,7 @@
 //! Changes of a permit: entered, queued, granted, refused, given up; and steps of the ledger in this process, which
 //! grant permits (`run_here`). Only this file changes a state. Counts and lists by state change with it: in
-//! [`Queue::set`], for a second slot of a permit in `set_companion`, and for an entry that is added, removed or renamed
-//! in `enter`, `remove` and `give_new_name`. Names are put into the outbox here too.
+//! [`Queue::set`], and for an entry that is added, removed or renamed in `enter`, `remove` and `give_new_name`. Names are
+//! put into the outbox here too.
 
 pub(super) mod entry;
 
@@ -176,15 +176,6 @@ impl Queue {
         self.set(ctx, seq, State::Idle);
     }
 
-    /// A permit holds this slot beside another one, which is counted for both.
-    pub fn set_companion(&mut self, ctx: &mut Context, seq: Seq) {
-        let entry = self.entries.get_mut(&seq);
-        let before = entry.and_then(|entry| entry.hand_over(Holder::Companion));
-        if before.is_some_and(|before| before != Holder::Companion) {
-            ctx.counts.companions += 1;
-        }
-    }
-
     /// Removes an entry from the queue. Nothing is sent to a ledger.
     fn remove(&mut self, ctx: &mut Context, seq: Seq) -> Option<Entry> {
         let entry = self.entries.get(&seq)?;
@@ -357,23 +348,14 @@ impl Queue {
             return 0;
         };
         entry.leave_request();
-        entry.hand_over(Holder::JointPermit);
+        entry.hand_over(Holder::Permit);
         lease.begin_tenure(ctx.now);
         ctx.record(|history, now| history.taken(&self.ledger, seq, now));
         entry.place
     }
-
-    /// A permit with several slots releases this one separately, so it does not go to the pool.
-    pub fn set_apart(&mut self, seq: Seq) {
-        if let Some(entry) = self.entries.get_mut(&seq)
-            && entry.holder() != Some(Holder::Companion)
-        {
-            entry.hand_over(Holder::JointPermit);
-        }
-    }
 }
 
-/// State changes that affect no count or list, except for a [companion](Queue::set_companion).
+/// State changes that affect no count or list.
 impl Entry {
     /// Gives a held slot to this holder. Returns the previous one.
     pub fn hand_over(&mut self, holder: Holder) -> Option<Holder> {
@@ -480,16 +462,6 @@ fn report(ctx: &mut Context, entry: &Entry, decision: Decision) {
 /// Adds an entry to the counts of its state, or removes it.
 fn count(ctx: &mut Context, limit_id: LimitId, entry: &Entry, is_in: bool) {
     let state = &entry.state;
-    if let State::Held(HeldSlot {
-        holder: Holder::Companion,
-        ..
-    }) = state
-    {
-        match is_in {
-            true => ctx.counts.companions += 1,
-            false => ctx.counts.companions -= 1,
-        }
-    }
     let (count, measure): (_, fn(f64) -> Measure) = match state {
         State::Held(_) => (&mut ctx.counts.held, Measure::Held),
         // A request for several slots waits with one leg at a time.

@@ -292,11 +292,7 @@ impl World {
         let leases = self.clients[client].holds.take();
         let core = &mut self.replicas[replica].core;
         match leases {
-            Some(leases) => {
-                for lease in leases.all() {
-                    core.release(lease, now);
-                }
-            }
+            Some(leases) => core.release(&leases, now),
             None => core.cancel(asked, now),
         }
         true

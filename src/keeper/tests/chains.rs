@@ -275,7 +275,7 @@ async fn a_slot_lost_while_another_is_waited_for_is_taken_again() {
     let granted = asked.await.expect("both are free");
     assert!(!granted.taken.leases.is_lost());
     assert_eq!(granted.taken.leases.all().len(), 2);
-    assert_eq!(state(&keeper), (1, 0));
+    assert_eq!(state(&keeper), (2, 0));
     assert!(take(&keeper, &[R]).await.is_err(), "it was charged");
     keeper.release(&granted.taken.leases);
     assert_eq!(state(&keeper), (0, 0));

@@ -460,14 +460,14 @@ fn a_process_keeps_few_idle_lines_and_none_for_ever() {
     let stays = ask(&mut core, 0);
     for number in 1..1_000 {
         let asked = ask(&mut core, 1 + number % 500);
-        core.release(&asked, now);
+        core.release(&one(&asked), now);
         assert!(core.queue_count() <= MAX_CACHED + 1, "after {number}");
     }
     assert_eq!(core.queue_count(), MAX_CACHED + 1);
     core.orphan();
     assert_eq!(core.queue_count(), 1);
     assert!(!core.is_over());
-    core.release(&stays, now);
+    core.release(&one(&stays), now);
     assert!(core.queue_count() == 0 && core.is_over());
 }
 

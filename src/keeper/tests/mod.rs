@@ -29,7 +29,7 @@ use super::{
 use crate::{
     error::{AcquireError, AcquireErrorKind, ConfigError, LostErrorKind},
     key::Key,
-    leases::{Bounds, Lease},
+    leases::{Bounds, Lease, Leases, Tenure},
     ledger::{Ledgers, ReplicaId, Reply, Wake},
     limit::{Fallback, Limit, LimitId},
     part::{Part, Parts},
@@ -92,6 +92,11 @@ fn settings(number: usize) -> Settings {
         waiter_ttl: Duration::from_secs(5),
         seed: 0,
     }
+}
+
+/// The slot of a permit with one only.
+fn one(lease: &Arc<Lease>) -> Leases {
+    Leases::One(Tenure::of(lease.clone()))
 }
 
 impl World {
@@ -193,7 +198,7 @@ impl World {
         let core = &mut self.keepers[keeper];
         match asked.filter(|asked| core.has_request(*asked)) {
             Some(asked) => core.cancel(asked, now),
-            None => core.release(lease, now),
+            None => core.release(&one(lease), now),
         }
     }
 

@@ -178,7 +178,7 @@ impl Distant {
             Task::Release(number) => {
                 let asked = &mut self.requests[number];
                 for lease in std::mem::take(&mut asked.leases) {
-                    self.world.keepers[asked.keeper].release(&lease, now);
+                    self.world.keepers[asked.keeper].release(&one(&lease), now);
                 }
             }
         }

@@ -96,12 +96,8 @@ pub(in crate::keeper::queue) enum Holder {
     Request,
     /// As `Request`, with a slot from the pool.
     Reuser,
-    /// A permit with this slot only. The slot is in use, or idle in the pool.
+    /// A permit, or the pool.
     Permit,
-    /// A permit with several slots.
-    JointPermit,
-    /// A permit with several slots; another slot counts for it.
-    Companion,
 }
 
 /// Presence of a name in the store's ledger. Every combination occurs: answers arrive late, out of order, or never, so
@@ -126,10 +122,7 @@ pub(in crate::keeper::queue) struct InStore {
 impl Holder {
     /// Whether it is a permit, counted as admitted, whose end counts.
     pub fn is_permit(self) -> bool {
-        match self {
-            Self::Permit | Self::JointPermit | Self::Companion => true,
-            Self::Request | Self::Reuser => false,
-        }
+        self == Self::Permit
     }
 }
 
@@ -242,7 +235,7 @@ impl Entry {
                 let tenure = self.lease.tenure_since();
                 let since = match hold.holder {
                     Holder::Request | Holder::Reuser => tenure.or(Some(hold.since)),
-                    Holder::Permit | Holder::JointPermit | Holder::Companion => tenure,
+                    Holder::Permit => tenure,
                 };
                 since.map(|since| (false, since))
             }
