@@ -103,7 +103,8 @@ impl Core {
     /// Whether the present work fills the next exchange.
     fn fills_an_exchange(&self, link: &Link) -> bool {
         let mut names = 0;
-        self.queues.ready_count(link.part) >= MAX_BATCHES
+        self.ctx.settings.parts.is_cluster()
+            || self.queues.ready_count(link.part) >= MAX_BATCHES
             || link.unsent.len() >= MAX_BATCHES / 2
             || link.refunds.len() >= MAX_REFUNDS
             || self.queues.ready(link.part).any(|queue| {

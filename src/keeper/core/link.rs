@@ -177,7 +177,7 @@ pub(super) const WINDOW_OF_ONE_KEY: WindowBounds = WindowBounds {
     most: 64,
     apart: Duration::from_micros(100),
     apart_partial: Duration::from_micros(100),
-    most_partial: 64,
+    most_partial: 1,
 };
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowBounds {
