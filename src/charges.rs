@@ -250,7 +250,7 @@ impl Future for Charging {
             }
             // The permit was released meanwhile.
             (Ok(granted), None) => {
-                granted.keeper.give_back(granted.taken);
+                granted.keeper.cancel_granted(granted.taken);
                 Ok(())
             }
             (Err(mut error), share) => {

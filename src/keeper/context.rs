@@ -381,7 +381,7 @@ impl Context {
     }
 
     /// Drops inquiries that will not be answered.
-    pub fn dismiss(&mut self, inquiries: &mut Vec<Inquiry>) {
+    pub fn drop_inquiries(&mut self, inquiries: &mut Vec<Inquiry>) {
         for inquiry in inquiries.drain(..) {
             self.effects.push(Effect::Dismiss(inquiry));
         }
@@ -395,7 +395,7 @@ impl Context {
     }
 
     /// A part of the store, or with `None` all of it, cannot confirm releases at present.
-    pub fn give_up_on_confirmations(&mut self, of: Option<Part>) {
+    pub fn end_confirmations(&mut self, of: Option<Part>) {
         for confirmation in self.confirmations.take_all(of) {
             self.effects.push(Effect::GiveUpOn(confirmation));
         }

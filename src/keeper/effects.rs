@@ -174,43 +174,12 @@ impl Effect {
 impl LogEvent {
     fn write(self, namespace: &str) {
         match self {
-            Self::Trouble {
-                cause: Cause::Outage,
+            Self::Trouble { cause, error } => write_trouble(namespace, cause, &error),
+            Self::StoreNeverReached { error } => tracing::warn!(
+                namespace,
                 error,
-            } => {
-                tracing::warn!(
-                    namespace,
-                    error,
-                    "the store is down: the fallback of each limit applies"
-                );
-            }
-            Self::StoreNeverReached { error } => {
-                tracing::warn!(
-                    namespace,
-                    error,
-                    "the store has not been reached since the start: the fallback of each limit applies"
-                );
-            }
-            Self::Trouble {
-                cause: Cause::Refusal,
-                error,
-            } => {
-                tracing::error!(
-                    namespace,
-                    error,
-                    "the store is misconfigured: its limits refuse all requests"
-                );
-            }
-            Self::Trouble {
-                cause: Cause::Full,
-                error,
-            } => {
-                tracing::warn!(
-                    namespace,
-                    error,
-                    "the store accepts no new permits: the fallback of each limit applies to requests"
-                );
-            }
+                "the store has not been reached since the start: the fallback of each limit applies"
+            ),
             Self::StoreBack => tracing::info!(namespace, "the store is back"),
             Self::DriverLate { has_thread } => tracing::warn!(
                 namespace,
@@ -223,37 +192,52 @@ impl LogEvent {
                 "the limiter's task panicked, perhaps since its runtime lacks timers or IO: \
                  it starts again on a thread of its own"
             ),
-            Self::LedgerUnusable { limit, error } => {
-                tracing::error!(
-                    namespace,
-                    limit = limit.name(),
-                    error,
-                    "a key of the limit cannot be used: its requests are refused"
-                );
-            }
+            Self::LedgerUnusable { limit, error } => tracing::error!(
+                namespace,
+                limit = limit.name(),
+                error,
+                "a key of the limit cannot be used: its requests are refused"
+            ),
             Self::Permits { limit, report } => report.write(namespace, &limit),
             Self::OverrideMisfit { error } => {
                 tracing::warn!(namespace, error, "an override does not apply");
             }
-            Self::Unreleased { count, lease } => {
-                tracing::warn!(
-                    namespace,
-                    count,
-                    ?lease,
-                    "the limiter was dropped without `shutdown`, and slots may stay taken until their leases end: \
-                     await `Limiter::shutdown` before the process or its runtime ends"
-                );
-            }
-            Self::Unconfirmed { count, lease } => {
-                tracing::warn!(
-                    namespace,
-                    count,
-                    ?lease,
-                    "the store did not confirm all releases by the end of `shutdown`: \
-                     slots may stay taken until their leases end"
-                );
-            }
+            Self::Unreleased { count, lease } => tracing::warn!(
+                namespace,
+                count,
+                ?lease,
+                "the limiter was dropped without `shutdown`, and slots may stay taken until their leases end: \
+                 await `Limiter::shutdown` before the process or its runtime ends"
+            ),
+            Self::Unconfirmed { count, lease } => tracing::warn!(
+                namespace,
+                count,
+                ?lease,
+                "the store did not confirm all releases by the end of `shutdown`: \
+                 slots may stay taken until their leases end"
+            ),
         }
+    }
+}
+
+/// Logs why the store does not decide on requests.
+fn write_trouble(namespace: &str, cause: Cause, error: &str) {
+    match cause {
+        Cause::Outage => tracing::warn!(
+            namespace,
+            error,
+            "the store is down: the fallback of each limit applies"
+        ),
+        Cause::Refusal => tracing::error!(
+            namespace,
+            error,
+            "the store is misconfigured: its limits refuse all requests"
+        ),
+        Cause::Full => tracing::warn!(
+            namespace,
+            error,
+            "the store accepts no new permits: the fallback of each limit applies to requests"
+        ),
     }
 }
 

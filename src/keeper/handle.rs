@@ -81,7 +81,7 @@ impl KeeperHandle {
         }
         // Without a runtime nothing is sent, and no driver would give up on the confirmation.
         if !waits.is_empty() && keeper.start_driver().is_err() {
-            keeper.with(|core, _| core.give_up_on_confirmations());
+            keeper.with(|core, _| core.end_confirmations());
         }
         keeper.watch_driver();
         // While this future waits, the driver must not consider the limiter dropped.
@@ -141,8 +141,9 @@ impl KeeperHandle {
     }
 
     /// Undoes an acquisition. Returns the state of its rates afterwards.
-    pub fn give_back(&self, taken: Taken) -> Vec<Quota> {
-        self.keeper.with(|core, now| core.give_back(taken, now))
+    pub fn cancel_granted(&self, taken: Taken) -> Vec<Quota> {
+        self.keeper
+            .with(|core, now| core.cancel_granted(taken, now))
     }
 
     /// Makes sure that the leases are renewed.

@@ -395,7 +395,7 @@ impl DriverState {
             Some(Panic::Elsewhere) => core.log_panic(),
             Some(Panic::OnOwnThread) => self.rests_until = Some(now + AFTER_PANIC),
         }
-        core.abandon(now);
+        core.on_driver_gone(now);
         core.log_unreleased();
     }
 

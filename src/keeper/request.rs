@@ -151,7 +151,7 @@ impl Request {
             return Ok(taken);
         };
         match (taken, &self.stage) {
-            (Some(taken), _) => drop(self.handle.give_back(taken)),
+            (Some(taken), _) => drop(self.handle.cancel_granted(taken)),
             (None, RequestStage::Submitted(id)) => keeper.with(|core, now| core.cancel(*id, now)),
             (None, _) => {}
         }

@@ -183,7 +183,7 @@ impl Lease {
     }
 
     /// Marks the permit as released: unless the lease was over by then, it can no longer be lost.
-    pub(crate) fn return_at(&self, now: Instant) {
+    pub(crate) fn release_at(&self, now: Instant) {
         self.change(|until| match until {
             ..EARLIEST | FOREVER => None,
             until if self.us(now) >= until => Some(LOST),
@@ -238,7 +238,7 @@ impl Lease {
     }
 
     /// Why the current permit has ended, once the lease is [over](Self::is_over), [ended](Self::end) or
-    /// [released](Self::return_at). `None`: only by its release.
+    /// [released](Self::release_at). `None`: only by its release.
     pub(crate) fn end_reason(&self) -> Option<LostErrorKind> {
         match self.until_us.load(Ordering::Acquire) {
             LOST => Some(LostErrorKind::Lost),
@@ -335,7 +335,7 @@ impl Lease {
         self.label.move_to(self.owners.tenure());
         self.begin_tenure(now);
         self.set_reusable(true);
-        before.return_at(now);
+        before.release_at(now);
         before.rename(unused);
     }
 

@@ -395,7 +395,7 @@ impl Core {
         self.queues
             .change(&mut self.ctx, lease.queue, |queue, ctx| {
                 ctx.note_bypass(queue.limit_id(), kind);
-                queue.give_up(ctx, lease.seq());
+                queue.release_slot(ctx, lease.seq());
             });
     }
 }

@@ -86,7 +86,7 @@ impl Core {
         };
         let (next, part) = (self.next_for(request), self.part_of(request));
         if !self.asks_store(part) {
-            self.take_back(id);
+            self.leave_exchange_of(id);
             return self.note_changed(id);
         }
         let Some(parts) = self.claim_here(id, next, Availability::Down) else {
@@ -105,7 +105,7 @@ impl Core {
                 None => self.refuse_by(id, lease, AcquireErrorKind::TimedOut),
             };
         }
-        self.take_back(id);
+        self.leave_exchange_of(id);
         let goes_on = self.settle_here(id, next);
         for part in parts {
             let lease = part.leg.lease;
@@ -247,7 +247,7 @@ impl Core {
     }
 
     /// Withdraws a request from the store: it continues without the exchange it is in, whose results are released.
-    fn take_back(&mut self, id: RequestId) {
+    fn leave_exchange_of(&mut self, id: RequestId) {
         self.stop_asking(id);
         let Some(request) = self.request(id) else {
             return;

@@ -84,11 +84,11 @@ impl Core {
         for SlotLeg { lease, .. } in legs {
             if plain {
                 // The slot may have come from the pool.
-                lease.return_at(now);
+                lease.release_at(now);
             }
             self.queues
                 .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                    queue.give_up(ctx, lease.seq());
+                    queue.release_slot(ctx, lease.seq());
                     queue.forget_fallen_back();
                 });
         }

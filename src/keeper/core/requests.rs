@@ -220,13 +220,13 @@ impl Core {
         self.ctx.now = now;
         self.bounded.forget(lease.seq());
         if !self.queues.has(lease.queue) {
-            return lease.return_at(now);
+            return lease.release_at(now);
         }
         self.queues
             .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                if !(may_pool && queue.put_idle(ctx, lease)) {
-                    lease.return_at(now);
-                    queue.give_up(ctx, lease.seq());
+                if !(may_pool && queue.keep_released(ctx, lease)) {
+                    lease.release_at(now);
+                    queue.release_slot(ctx, lease.seq());
                 }
             });
         self.follow_decisions();
@@ -259,19 +259,19 @@ impl Core {
     }
 
     /// Without a driver no release is confirmed.
-    pub fn give_up_on_confirmations(&mut self) {
-        self.ctx.give_up_on_confirmations(None);
+    pub fn end_confirmations(&mut self) {
+        self.ctx.end_confirmations(None);
     }
 
     /// Releases a slot that was never used.
-    fn untake(&mut self, lease: &Arc<Lease>, now: Instant) {
+    fn cancel_taken(&mut self, lease: &Arc<Lease>, now: Instant) {
         self.ctx.now = now;
         self.bounded.forget(lease.seq());
-        lease.return_at(now);
+        lease.release_at(now);
         if self.queues.has(lease.queue) {
             self.queues
                 .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                    queue.give_up_unused(ctx, lease.seq());
+                    queue.cancel_slot(ctx, lease.seq());
                 });
         }
         self.follow_decisions();
@@ -279,9 +279,9 @@ impl Core {
 
     /// Releases the slots of a request that was granted here, and refunds its charges. Returns the state of its rates
     /// afterwards.
-    pub fn give_back(&mut self, taken: Taken, now: Instant) -> Vec<Quota> {
+    pub fn cancel_granted(&mut self, taken: Taken, now: Instant) -> Vec<Quota> {
         let leases = taken.leases.all().iter();
-        leases.for_each(|lease| self.untake(lease, now));
+        leases.for_each(|lease| self.cancel_taken(lease, now));
         self.ctx.now = now;
         let fees = taken.notes.map(|notes| notes.fees);
         // Newest charge first: a rate can only undo its latest charge.
@@ -482,7 +482,7 @@ impl Core {
             if is_held && !was_lost {
                 self.queues
                     .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                        queue.give_up(ctx, seq)
+                        queue.release_slot(ctx, seq)
                     });
             }
         }

@@ -72,15 +72,15 @@ impl Core {
     }
 
     /// The driver has gone with its runtime. Requests that are polled start another one.
-    pub fn abandon(&mut self, now: Instant) {
+    pub fn on_driver_gone(&mut self, now: Instant) {
         self.ctx.now = now;
-        self.abandon_exchanges();
+        self.fail_exchanges();
         // A request served from the pool would not restart the driver, so the pool is emptied.
         if self.ctx.shared {
             self.each_queue(|queue, ctx| queue.empty_pool(ctx));
         }
         self.each_queue(|queue, ctx| queue.on_abandoned(ctx));
-        self.ctx.give_up_on_confirmations(None);
+        self.ctx.end_confirmations(None);
         for (_, request) in &mut self.requests {
             self.ctx.effects.wake(request.waker.take());
         }
@@ -91,18 +91,18 @@ impl Core {
     pub fn on_late_driver(&mut self, has_thread: bool, now: Instant) {
         self.ctx.now = now;
         self.ctx.log(LogEvent::DriverLate { has_thread });
-        self.abandon_exchanges();
+        self.fail_exchanges();
         self.follow_decisions();
     }
 
     /// The driver that sent these exchanges will not see their answers. This proves nothing about the store.
-    fn abandon_exchanges(&mut self) {
+    fn fail_exchanges(&mut self) {
         for part in self.ctx.settings.parts.all() {
-            self.abandon_exchanges_on(part);
+            self.fail_exchanges_on(part);
         }
     }
 
-    fn abandon_exchanges_on(&mut self, part: Part) {
+    fn fail_exchanges_on(&mut self, part: Part) {
         // The next driver has its own connections.
         self.leave_connection(part);
         for sent in mem::take(&mut self.link(part).in_flight) {
@@ -273,7 +273,7 @@ impl Core {
         match change {
             Transition::Opened { .. } => self.leave_store(part),
             Transition::Closed { .. } => {
-                self.each_queue_of(part, |queue, ctx| queue.return_to_store(ctx));
+                self.each_queue_of(part, |queue, ctx| queue.rejoin_store(ctx));
             }
             Transition::None | Transition::StaysOpen | Transition::Recovered => {}
         }
@@ -289,7 +289,7 @@ impl Core {
 
     fn leave_store(&mut self, part: Part) {
         self.link(part).refunds.clear();
-        self.ctx.give_up_on_confirmations(Some(part));
+        self.ctx.end_confirmations(Some(part));
         // Requests in flight go on once their exchange is over, or when their time to ask is up.
         let is_here = |request: &Request| {
             let is_sent = matches!(request.stage, Stage::Sent(_) | Stage::Listed);

@@ -278,7 +278,7 @@ impl Queue {
         };
         entry.in_store.present = true;
         if let State::Leaving = entry.state() {
-            return self.give_up(ctx, seq);
+            return self.release_slot(ctx, seq);
         }
         let now = ctx.now;
         let until = local_deadline(counted.sent, counted.store_us, until_ms, ctx.settings.lease);
@@ -343,7 +343,7 @@ impl Queue {
             (Standing::Held { until_ms } | Standing::Adopted { until_ms }, _) => {
                 self.granted(ctx, seq, at, until_ms);
             }
-            (_, State::Leaving) => self.give_up(ctx, seq),
+            (_, State::Leaving) => self.release_slot(ctx, seq),
             _ => {
                 self.renew_or_end(ctx, seq);
                 self.outbox().adopt.push_back(seq);
@@ -396,19 +396,19 @@ impl Queue {
             entry.in_store.spare = false;
             entry.lease.hold(Some(until));
         }
-        if until <= ctx.now + ctx.settings.store_timeout || !self.stock(ctx, seq) {
-            return self.give_up_unused(ctx, seq);
+        if until <= ctx.now + ctx.settings.store_timeout || !self.keep_granted(ctx, seq) {
+            return self.cancel_slot(ctx, seq);
         }
         ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
         let renew_at = ctx.renew_at(at.sent, until);
         self.set_due(seq, renew_at);
     }
 
-    /// The answer came after the decision: the request was given up, or a wake-up came first. A late 'waiting' changes
+    /// The answer came after the decision: the request was cancelled, or a wake-up came first. A late 'waiting' changes
     /// nothing.
     fn answered_late(&mut self, ctx: &mut Context, seq: Seq) {
         match self.entries.get(&seq).map(Entry::state) {
-            Some(State::Leaving) => self.give_up(ctx, seq),
+            Some(State::Leaving) => self.release_slot(ctx, seq),
             _ => self.renew_or_end(ctx, seq),
         }
     }

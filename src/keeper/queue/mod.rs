@@ -8,7 +8,7 @@
 //! | `local` | the ledger in this process, and the fallback while the store is down |
 //! | `work` | roll calls, introductions, releases until confirmed; whether anything is left to send |
 //! | `reuse` | slots that go to the pool and come back from it |
-//! | `permit` | changes of an entry: sent, granted, refused, given up; counts and lists by state; the outbox |
+//! | `permit` | changes of an entry: sent, granted, refused, released; counts and lists by state; the outbox |
 //! | `permit/entry` | the states of an entry |
 //! | this one | the data, read by all |
 //!

@@ -34,7 +34,7 @@ impl Queue {
         let retry = availability == Availability::Up;
         let pause = ctx.settings.poll_interval;
         if !retry {
-            ctx.dismiss(&mut pending.inquiries);
+            ctx.drop_inquiries(&mut pending.inquiries);
         } else if !pending.inquiries.is_empty() {
             // Inquiries change nothing, so they can be retried.
             self.outbox().inquiries.append(&mut pending.inquiries);
@@ -58,7 +58,7 @@ impl Queue {
             };
             (entry.in_store.renewing, entry.in_store.renew_again) = (false, false);
             match entry.state() {
-                State::Leaving => self.give_up(ctx, *seq),
+                State::Leaving => self.release_slot(ctx, *seq),
                 State::Held(_) if retry => self.renew_or_end(ctx, *seq),
                 State::Held(_) => self.set_due(*seq, ctx.now + pause),
                 _ => {}
@@ -90,7 +90,7 @@ impl Queue {
         };
         entry.exchange_over(not_after_us);
         match entry.state() {
-            State::Leaving => self.give_up(ctx, seq),
+            State::Leaving => self.release_slot(ctx, seq),
             State::Sent { .. } | State::Checking { .. }
                 if availability == Availability::Refused =>
             {
@@ -114,7 +114,7 @@ impl Queue {
             ctx.effects.push(Effect::Tell(entry.lease.clone()));
         }
         if let Some(outbox) = &mut self.outbox {
-            ctx.dismiss(&mut outbox.inquiries);
+            ctx.drop_inquiries(&mut outbox.inquiries);
         }
     }
 }
@@ -174,12 +174,12 @@ impl Queue {
                 ctx.end_lease(&lease, kind);
                 // Slots enter and leave the pool without the keeper's lock, but not once their lease has ended.
                 if self.pool().is_some_and(|pool| pool.remove(&lease)) {
-                    return self.give_up_idle(ctx, seq);
+                    return self.release_idle_slot(ctx, seq);
                 }
                 if kind == LostErrorKind::Lost {
                     ctx.note_lost_lease(&lease);
                 }
-                self.give_up(ctx, seq);
+                self.release_slot(ctx, seq);
             }
             Some(Holder::Request | Holder::Reuser) if !entry.in_store.entering => {
                 self.park_slot(ctx, seq);
@@ -218,7 +218,7 @@ impl Queue {
             self.leave_store_alone(ctx, seq, refused);
         }
         if let Some(outbox) = &mut self.outbox {
-            ctx.dismiss(&mut outbox.inquiries);
+            ctx.drop_inquiries(&mut outbox.inquiries);
             for newcomer in std::mem::take(&mut outbox.acquire) {
                 if let Some(State::Idle) = self.entries.get(&newcomer.seq).map(Entry::state) {
                     self.leave_store_alone(ctx, newcomer.seq, refused);
@@ -235,7 +235,7 @@ impl Queue {
     }
 
     /// Moves waiters back to the store.
-    pub fn return_to_store(&mut self, ctx: &mut Context) {
+    pub fn rejoin_store(&mut self, ctx: &mut Context) {
         self.ledger_here = None;
         self.introduce(ctx);
         for seq in self.those(|entry| matches!(entry.state(), State::Waiting(Line::Here))) {

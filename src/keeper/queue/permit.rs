@@ -1,4 +1,4 @@
-//! Changes of a permit: entered, queued, granted, refused, given up; and steps of the ledger in this process, which
+//! Changes of a permit: entered, queued, granted, refused, released; and steps of the ledger in this process, which
 //! grant permits (`run_here`). Only this file changes a state. Counts and lists by state change with it: in
 //! [`Queue::set`], and for an entry that is added, removed or renamed in `enter`, `remove` and `give_new_name`. Names are
 //! put into the outbox here too.
@@ -146,7 +146,7 @@ impl Queue {
         self.set(ctx, seq, State::Held(hold));
     }
 
-    /// A ledger has refused the slot: the request gives up.
+    /// A ledger has refused the slot, and so the request.
     pub fn refuse(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
         if let Some(entry) = self.entries.get(&seq) {
             let decision = match entry.is_shadow() {
@@ -235,17 +235,17 @@ impl Queue {
     }
 
     /// Drops an entry whose user has gone: now, or once the exchange that may enter it into the store is answered.
-    pub fn give_up(&mut self, ctx: &mut Context, seq: Seq) {
+    pub fn release_slot(&mut self, ctx: &mut Context, seq: Seq) {
         self.leave(ctx, seq, Use::Held);
     }
 
-    /// As [`give_up`](Self::give_up) for an unused slot, which does not count as a hold time.
-    pub fn give_up_unused(&mut self, ctx: &mut Context, seq: Seq) {
+    /// As [`release_slot`](Self::release_slot) for an unused slot, which does not count as a hold time.
+    pub fn cancel_slot(&mut self, ctx: &mut Context, seq: Seq) {
         self.leave(ctx, seq, Use::Unused);
     }
 
-    /// As [`give_up`](Self::give_up) for an idle slot that was taken out of the pool.
-    pub(super) fn give_up_idle(&mut self, ctx: &mut Context, seq: Seq) {
+    /// As [`release_slot`](Self::release_slot) for an idle slot that was taken out of the pool.
+    pub(super) fn release_idle_slot(&mut self, ctx: &mut Context, seq: Seq) {
         ctx.measure(self.limit_id, Measure::Held(1.0));
         self.leave(ctx, seq, Use::Idle);
     }

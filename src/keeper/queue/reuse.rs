@@ -49,7 +49,7 @@ impl Queue {
     }
 
     /// Keeps the slot of a dropped permit, if allowed: for the first request on its way to the store, or in the pool.
-    pub fn put_idle(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> bool {
+    pub fn keep_released(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> bool {
         if self.pool().is_none() {
             return false;
         }
@@ -109,7 +109,7 @@ impl Queue {
         let request = mem::replace(&mut entry.lease, spare);
         let (asked, waits, requester) = (entry.asked, entry.waits, entry.requester());
         entry.in_store.spare = entry.in_store.entering;
-        self.give_up_unused(ctx, first);
+        self.cancel_slot(ctx, first);
         self.forget_first();
         request.succeed(lease, unused, now);
         if let Some(entry) = self.entries.get_mut(&seq) {
@@ -124,7 +124,7 @@ impl Queue {
     }
 
     /// Keeps a granted slot that no request wants. Returns whether it may be kept.
-    pub(super) fn stock(&mut self, ctx: &mut Context, seq: Seq) -> bool {
+    pub(super) fn keep_granted(&mut self, ctx: &mut Context, seq: Seq) -> bool {
         let may_keep = self.may_keep(ctx);
         let Some(entry) = self.entries.get(&seq).filter(|_| may_keep) else {
             return false;
@@ -263,7 +263,7 @@ impl Queue {
 
     fn release_idle(&mut self, ctx: &mut Context, idle: Vec<Arc<Lease>>) {
         for lease in idle {
-            self.give_up_idle(ctx, lease.seq());
+            self.release_idle_slot(ctx, lease.seq());
         }
     }
 }

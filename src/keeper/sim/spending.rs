@@ -125,7 +125,7 @@ impl World {
             Ok(taken) if is_held => self.was_charged(client, &fee, taken),
             Ok(taken) => {
                 self.note(|| format!("client {client} was charged too late"));
-                self.replicas[replica].core.give_back(taken, now);
+                self.replicas[replica].core.cancel_granted(taken, now);
             }
             Err(error) => self.note(|| format!("client {client} not charged: {:?}", error.kind())),
         }

@@ -139,11 +139,11 @@ fn a_lease_ends_once() {
 
     let given_back = Lease::new(QueueId(0), 2, start, None);
     given_back.hold(Some(at(10)));
-    given_back.return_at(at(9));
+    given_back.release_at(at(9));
     assert!(!given_back.is_over(at(11)));
     let too_late = Lease::new(QueueId(0), 3, start, None);
     too_late.hold(Some(at(10)));
-    too_late.return_at(at(11));
+    too_late.release_at(at(11));
     assert!(too_late.is_over(at(11)));
 }
 

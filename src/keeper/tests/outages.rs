@@ -633,7 +633,7 @@ fn an_exchange_on_an_old_connection_that_times_out_is_no_outage() {
 #[test]
 fn a_request_to_another_driver_comes_after_the_holders() {
     let late = |core: &mut Core, now| core.on_late_driver(true, now);
-    for takes_over in [late, Core::abandon] {
+    for takes_over in [late, Core::on_driver_gone] {
         let mut world = World::new(1, &STRICT);
         let _holder = world.grant(PATIENT);
         let now = world.local();

@@ -248,7 +248,7 @@ fn bounds_go_with_the_permit_that_had_them() {
 fn a_runtime_that_ends_ends_the_right() {
     let (mut world, kept) = keeping(1);
     let now = world.local();
-    world.keepers[0].abandon(now);
+    world.keepers[0].on_driver_gone(now);
     assert!(!is_reused(&mut world, &kept));
 }
 

@@ -51,7 +51,7 @@ fn the_reason_of_an_end_is_final() {
         let renewal = spawn(0, move || renewed.extend(clock.at(20), clock.at(9)));
         let over = lease.over();
         assert!(over.is_none_or(|kind| kind == LostErrorKind::HeldTooLong));
-        lease.return_at(clock.at(9));
+        lease.release_at(clock.at(9));
         join(bound);
         join(renewal);
         assert_eq!(lease.over(), Some(LostErrorKind::HeldTooLong));

@@ -34,7 +34,7 @@ fn one_owner_is_the_last() {
 fn a_tenure_is_followed_by_one_other() {
     explore("owners: the next tenure", |_| {
         let owners = Arc::new(Owners::one());
-        let give_back = |owners: &Owners| {
+        let drop_owner = |owners: &Owners| {
             if owners.leave() {
                 owners.next();
             }
@@ -43,10 +43,10 @@ fn a_tenure_is_followed_by_one_other() {
         let upgrade = spawn(0, move || {
             if weak.join(0) {
                 assert_eq!(weak.tenure(), 0, "an owner's tenure ended");
-                give_back(&weak);
+                drop_owner(&weak);
             }
         });
-        give_back(&owners);
+        drop_owner(&owners);
         join(upgrade);
         assert_eq!(owners.tenure(), 1);
         assert!(owners.join(1) && !owners.leave() && owners.leave());
@@ -61,15 +61,15 @@ fn the_last_owner_sees_what_others_did() {
         let lease = clock.lease(1, None, 10);
         let tenure = Tenure::of(lease.clone());
         assert!(tenure.join());
-        let give_back = |tenure: &Tenure| {
+        let drop_owner = |tenure: &Tenure| {
             assert!(!(tenure.leave() && tenure.lease().is_reusable()));
         };
         let other = tenure.clone();
         let bounded = spawn(0, move || {
             other.lease().set_reusable(false);
-            give_back(&other);
+            drop_owner(&other);
         });
-        give_back(&tenure);
+        drop_owner(&tenure);
         join(bounded);
     });
 }

@@ -243,7 +243,7 @@ fn a_slot_goes_back_when_all_owners_are_gone() {
         let (pool, uses, clock) = (open(), Use::of(1), *clock);
         let tenure = Tenure::of(clock.lease(0, Some(&pool), 10));
         uses.begin(tenure.lease());
-        let give_back = |tenure: &Tenure, uses: &Use| {
+        let drop_owner = |tenure: &Tenure, uses: &Use| {
             if tenure.leave() {
                 uses.end(tenure.lease());
                 assert!(tenure.end(), "the pool is open");
@@ -253,12 +253,12 @@ fn a_slot_goes_back_when_all_owners_are_gone() {
         let upgrade = spawn(1, move || {
             if weak.join() {
                 assert!(weak.is_current(), "an owner's tenure ended");
-                give_back(&weak, &used);
+                drop_owner(&weak, &used);
             }
         });
         let (others, used) = (pool.clone(), uses.clone());
         let next = spawn(1, move || take_and_put(&others, &used, &clock));
-        give_back(&tenure, &uses);
+        drop_owner(&tenure, &uses);
         join(upgrade);
         join(next);
         assert_eq!(pool.idle(), 1);

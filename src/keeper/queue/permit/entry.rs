@@ -7,9 +7,9 @@
 //! | [`Waiting`](State::Waiting) | the store has enqueued it, or the ledger in this process | granted, lost by the store, timed out, store down or back |
 //! | [`Checking`](State::Checking) | granted with a lease that ends soon | renewed, lost by the store, found waiting by a newer answer, store down |
 //! | [`Held`](State::Held) | granted by the store, this process or the fallback; handed over by a permit of this process | released, lost |
-//! | [`Leaving`](State::Leaving) | given up while an exchange may still enter it | the exchange is over, or the slot is kept for the pool |
+//! | [`Leaving`](State::Leaving) | released while an exchange may still enter it | the exchange is over, or the slot is kept for the pool |
 //!
-//! An entry in any state may be given up; it is then removed, or becomes `Leaving`.
+//! An entry in any state may be released; it is then removed, or becomes `Leaving`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -203,7 +203,7 @@ impl Entry {
         self.request = Some(request);
     }
 
-    /// Its request has given up, or has collected it.
+    /// Its request is cancelled, or has collected it.
     pub fn leave_request(&mut self) {
         self.request = None;
     }
