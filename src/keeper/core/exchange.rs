@@ -103,8 +103,9 @@ impl Core {
     /// Whether the present work fills the next exchange.
     fn fills_an_exchange(&self, link: &Link) -> bool {
         let mut names = 0;
-        self.ctx.settings.parts.is_cluster()
-            || self.queues.ready_count(link.part) >= MAX_BATCHES
+        let is_cluster = self.ctx.settings.parts.is_cluster();
+        let batches = if is_cluster { 2 } else { MAX_BATCHES };
+        self.queues.ready_count(link.part) >= batches
             || link.unsent.len() >= MAX_BATCHES / 2
             || link.refunds.len() >= MAX_REFUNDS
             || self.queues.ready(link.part).any(|queue| {

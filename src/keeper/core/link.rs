@@ -171,13 +171,13 @@ pub(super) const WINDOW: WindowBounds = WindowBounds {
     apart_partial: Duration::from_micros(400),
     most_partial: 16,
 };
-/// The same in a cluster, where each exchange is about one ledger or one rate, and so is always full.
+/// The same in a cluster, where each exchange is about one ledger or one rate: it is full if another one waits behind it.
 pub(super) const WINDOW_OF_ONE_KEY: WindowBounds = WindowBounds {
     least: 8,
     most: 64,
     apart: Duration::from_micros(100),
     apart_partial: Duration::from_micros(100),
-    most_partial: 1,
+    most_partial: 64,
 };
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowBounds {
