@@ -119,7 +119,7 @@ impl Queue {
     }
 }
 
-/// Retries of requests, and lost permits.
+/// Entries whose requests ask again, and lost permits.
 impl Queue {
     /// A request continues without the exchange it is in. Slots that the exchange still acquires are released.
     pub fn leave_exchange(&mut self, ctx: &mut Context, seq: Seq) {
