@@ -696,13 +696,15 @@ fn all_foreign_code_may_call_back() {
         let semaphore = limiter.semaphore(&PROBE, "late");
         drop(undriven.block_on(caught(semaphore.acquire())).unwrap());
         drop(runtime.block_on(caught(semaphore.acquire())).unwrap());
-        runtime.block_on(until_told(REPLACED));
-        let given = builder().runtime(undriven.handle().clone());
-        let limiter = undriven.block_on(given.connect(&server.url())).unwrap();
+        runtime.block_on(until_told(LATE));
+        let bare = Builder::new_current_thread().build().unwrap();
+        let ended = Builder::new_current_thread().enable_all().build().unwrap();
+        let limiter = ended.block_on(builder().connect(&server.url())).unwrap();
         scene().limiters.push(limiter.clone());
-        let semaphore = limiter.semaphore(&PROBE, "late");
-        drop(runtime.block_on(caught(semaphore.acquire())).unwrap());
-        runtime.block_on(until_told(STALLED));
+        let semaphore = limiter.semaphore(&PROBE, "bare");
+        drop(ended);
+        drop(bare.block_on(caught(semaphore.acquire())).unwrap());
+        runtime.block_on(until_told(PANICKED));
         // The runtime ends with a slot that was never released.
         let ends = Builder::new_current_thread().enable_all().build().unwrap();
         let limiter = ends.block_on(builder().connect(&server.url())).unwrap();
@@ -774,10 +776,10 @@ const WITHOUT_WAKE_UPS: &str = "the store ends connections that subscribe to wak
 const INOPERABLE: &str = "operators cannot ask this replica: its user lacks rights in the store";
 const WITHOUT_RECORDER: &str = "a limiter is made before a metrics recorder is installed, so its metrics are not \
                                 recorded: install the recorder first, or disable the feature `metrics`";
-const REPLACED: &str = "the limiter's task did not run in time, since its runtime is blocked or not driven: \
-                        another one is started on the runtime of a request";
-const STALLED: &str = "the limiter's task did not run in time, since its runtime is blocked or not driven: \
-                       the fallback of each limit applies until it does";
+const LATE: &str = "the limiter's task did not run in time, since its runtime is blocked or not driven: \
+                    it moves to another thread";
+const PANICKED: &str = "the limiter's task panicked, perhaps since its runtime lacks timers or IO: \
+                        it starts again on a thread of its own";
 
 const DROPPED: &str = "the limiter was dropped without `shutdown`, and slots may stay taken until their leases end: \
      await `Limiter::shutdown` before the process or its runtime ends";

@@ -85,10 +85,15 @@ impl Keeper {
             generation,
         };
         let driver = run(gone, self.sessions(&runtime), work);
-        match runtime.spawn(driver).is_finished() {
+        let is_finished = runtime.spawn(driver).is_finished();
+        match self.home.runtime() {
+            // It has panicked already, and moves.
+            Some(home) if is_finished && home.id() != runtime.id() => {
+                self.start_driver_on(Ok(home))
+            }
             // The runtime was shut down and has dropped the task.
-            true => Err(AcquireErrorKind::NoRuntime),
-            false => {
+            _ if is_finished => Err(AcquireErrorKind::NoRuntime),
+            _ => {
                 self.control.run_on(&runtime);
                 Ok(())
             }

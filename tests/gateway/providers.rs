@@ -443,7 +443,7 @@ fn metrics_and_health_have_an_address_of_their_own() {
         let health: serde_json::Value = serde_json::from_str(&health).expect("JSON");
         assert_eq!(
             (status, &health["status"], &health["held"]),
-            (200, &"serving".into(), &1.into())
+            (200, &"serving".into(), &2.into())
         );
         assert_eq!(health["store"], "up");
         let (status, metrics) = get("/metrics").await;

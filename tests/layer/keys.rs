@@ -148,7 +148,7 @@ async fn one_key_that_is_missing_is_enough() {
             assert_eq!(held(&limiter), 0);
             let response = send(&service, tenant("acme")).await;
             assert_eq!(response.status(), StatusCode::OK);
-            assert_eq!(held(&limiter), 1);
+            assert_eq!(held(&limiter), 2);
         }
     }
 }

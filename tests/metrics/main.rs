@@ -585,22 +585,25 @@ fn a_recorder_may_use_reused_slots() {
 #[test]
 fn a_recorder_that_panics_strands_no_slot() {
     type Make = fn(&Limiter) -> Semaphore;
-    let kinds: [Make; 3] = [
-        |limiter| limiter.semaphore(ONE, "a"),
-        |limiter| limiter.semaphore(ONE.reuse(), "a"),
-        |limiter| {
-            let other = Limit::concurrent("other", 1);
-            limiter.semaphore(ONE, "a").and(other, "a")
-        },
+    let kinds: [(Make, usize); 3] = [
+        (|limiter| limiter.semaphore(ONE, "a"), 1),
+        (|limiter| limiter.semaphore(ONE.reuse(), "a"), 1),
+        (
+            |limiter| {
+                let other = Limit::concurrent("other", 1);
+                limiter.semaphore(ONE, "a").and(other, "a")
+            },
+            2,
+        ),
     ];
-    for make in kinds {
+    for (make, slots) in kinds {
         let on_held = OnHeld::default();
         let (limiter, semaphore) = recorded(&on_held, make);
         drop(acquire_now(&semaphore).expect("free"));
         on_held.set(|| panic!("a recorder panics"));
         for round in 0..3 {
             let permit = acquire_now(&semaphore).expect("it is free again");
-            assert_eq!(limiter.status().held, 1, "round {round}");
+            assert_eq!(limiter.status().held, slots, "round {round}");
             match round {
                 0 => drop(permit),
                 1 => {
