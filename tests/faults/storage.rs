@@ -83,6 +83,23 @@ async fn a_store_that_restarts_empty_is_restored() {
     survives("restart", async |server| server.restart()).await;
 }
 
+/// G1: a replica with permits, and without anything to send, does not wait for its next renewal to put them back.
+#[tokio::test]
+async fn idle_holders_are_soon_back_in_a_store_that_restarts_empty() {
+    let mut server = RedisServer::start();
+    let holders = Holders::count(CAP);
+    let idle = semaphore(&server.url(), &strict(CAP)).await;
+    let held = fill(&holders, &idle, CAP).await;
+    server.restart();
+    let began = Instant::now();
+    until_usage_in_store(&server, CAP as usize).await;
+    let back = began.elapsed();
+    println!("restart: {CAP} idle holders were back after {back:?}");
+    assert!(back < LEASE / 4, "{back:?}");
+    drop(held);
+    until_empty(&server).await;
+}
+
 /// Under `allkeys-lru` the ledger is evicted when memory is short, of which a warning at the start informs.
 #[tokio::test]
 async fn an_evicted_ledger_is_restored() {

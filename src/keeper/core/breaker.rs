@@ -24,6 +24,9 @@ use crate::{
 
 const FIRST_PROBE: Duration = Duration::from_millis(50);
 const LONGEST_PROBE: Duration = Duration::from_secs(1);
+/// The longest pause before a probe while this process holds permits that another process may otherwise be granted once
+/// the store is back without its data.
+const LONGEST_PROBE_OF_HOLDERS: Duration = Duration::from_millis(250);
 /// Number of connections that may fail in a row while no exchange does any work.
 const MAX_FRUITLESS: u32 = 5;
 /// A trouble that begins this soon after the end of another counts as the same one.
@@ -56,6 +59,7 @@ enum BreakerState {
     },
     Open {
         refused: bool,
+        since: Instant,
         probe_at: Instant,
         /// The store has answered the last probe: the next one asks for work.
         on_trial: bool,
@@ -165,7 +169,8 @@ impl Breaker {
         matches!(self.state, BreakerState::Closed { .. }) && self.trouble.is_none()
     }
 
-    /// The exchange with this number has failed; `last` is the latest one sent.
+    /// The exchange with this number has failed; `last` is the latest one sent, and `lease` the length of the leases that
+    /// this process holds, if any.
     ///
     /// A single failure may be a connection that was cut. One that timed out has used up all the time of its requests,
     /// and a second failure in a row leaves little doubt. A store may also send its time, and cut each connection that
@@ -174,6 +179,7 @@ impl Breaker {
         &mut self,
         failure: Failure,
         (number, last): (u64, u64),
+        lease: Option<Duration>,
         now: Instant,
         rng: &mut fastrand::Rng,
     ) -> Transition {
@@ -196,12 +202,20 @@ impl Breaker {
             }
             BreakerState::Open {
                 refused: was_refused,
+                since,
                 ..
             } => {
                 if refused && !*was_refused {
                     return self.open(Cause::Refusal, now, rng);
                 }
-                self.back_off(refused, now, rng);
+                let since = *since;
+                let protects = lease.is_some_and(|lease| now < since + lease);
+                let longest = if protects {
+                    LONGEST_PROBE_OF_HOLDERS
+                } else {
+                    LONGEST_PROBE
+                };
+                self.back_off(refused, since, longest, now, rng);
                 Transition::StaysOpen
             }
         }
@@ -216,7 +230,13 @@ impl Breaker {
     }
 
     fn open(&mut self, cause: Cause, now: Instant, rng: &mut fastrand::Rng) -> Transition {
-        self.back_off(matches!(cause, Cause::Refusal), now, rng);
+        self.back_off(
+            matches!(cause, Cause::Refusal),
+            now,
+            LONGEST_PROBE,
+            now,
+            rng,
+        );
         if self.trouble.is_none() {
             let recurs = |at| now < at + RECURS_WITHIN;
             self.proof = match self.recovered.is_some_and(recurs) {
@@ -233,13 +253,21 @@ impl Breaker {
         }
     }
 
-    fn back_off(&mut self, refused: bool, now: Instant, rng: &mut fastrand::Rng) {
+    fn back_off(
+        &mut self,
+        refused: bool,
+        since: Instant,
+        longest: Duration,
+        now: Instant,
+        rng: &mut fastrand::Rng,
+    ) {
         self.state = BreakerState::Open {
             refused,
-            probe_at: now + jittered(self.pause, rng),
+            since,
+            probe_at: now + jittered(self.pause.min(longest), rng),
             on_trial: false,
         };
-        self.pause = (self.pause * 2).min(LONGEST_PROBE);
+        self.pause = (self.pause * 2).min(longest);
     }
 
     pub fn connected(&mut self) {
@@ -326,6 +354,8 @@ mod tests {
         breaker: Breaker,
         now: Instant,
         sent: u64,
+        /// The length of the leases that this process holds, if any.
+        lease: Option<Duration>,
         rng: fastrand::Rng,
     }
 
@@ -335,6 +365,7 @@ mod tests {
                 breaker: Breaker::new(),
                 now: Instant::now(),
                 sent: 0,
+                lease: None,
                 rng: fastrand::Rng::with_seed(1),
             }
         }
@@ -350,9 +381,13 @@ mod tests {
             self.now += Duration::from_millis(1);
             let numbers = (number, self.sent);
             let Self {
-                breaker, now, rng, ..
+                breaker,
+                now,
+                lease,
+                rng,
+                ..
             } = self;
-            breaker.failed(failure, numbers, *now, rng)
+            breaker.failed(failure, numbers, *lease, *now, rng)
         }
 
         fn answers(&mut self, work: Work) -> Transition {
@@ -387,6 +422,27 @@ mod tests {
         assert_eq!(scene.breaker.availability(), Availability::Up);
         assert_eq!(scene.fails(Failure::Cut), NEWS);
         assert_eq!(scene.breaker.availability(), Availability::Down);
+    }
+
+    /// A quarter of a second apart, with jitter, until the leases have ended.
+    #[test]
+    fn probes_of_holders_are_close_together_for_a_lease() {
+        for (lease, longest) in [(None, SECOND), (Some(30 * SECOND), SECOND / 4)] {
+            let mut scene = Scene::new();
+            scene.lease = lease;
+            scene.fails(Failure::TimedOut);
+            let began = scene.now;
+            while scene.now < began + 29 * SECOND {
+                scene.now += scene.pause();
+                scene.fails(Failure::Cut);
+                assert!(scene.pause() <= longest, "{:?}", scene.pause());
+            }
+            for _ in 0..10 {
+                scene.now += scene.pause();
+                scene.fails(Failure::Cut);
+            }
+            assert!(scene.pause() > SECOND / 2, "{:?}", scene.pause());
+        }
     }
 
     #[test]

@@ -30,6 +30,8 @@ const COMPLAINT_PAUSE: Duration = Duration::from_secs(60);
 
 /// Pause between two connections, even to a server that ends every connection.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
+/// Pause after a failed attempt to connect: a second failure at the same moment would prove nothing.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Interval between reports that a store has never been reached.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -63,6 +65,9 @@ impl Core {
         // First: if the store is left now, these requests go before those that came later.
         self.unanswered(sent);
         self.note_failure(failure, id, &error.error.message);
+        if is_in_use {
+            self.reconnect_in(RETRY_PAUSE, id.part);
+        }
         self.follow_decisions();
         is_in_use
     }
@@ -198,8 +203,11 @@ impl Core {
             Failure::Cut | Failure::TimedOut => Cause::Outage,
         };
         let numbers = (id.number, self.exchanges);
-        let failed =
-            |breaker: &mut Breaker, now, rng: &mut _| breaker.failed(failure, numbers, now, rng);
+        // Leases that are no longer renewed have ended after a lease, and nothing is left to be put back.
+        let lease = (self.ctx.counts.held > 0).then_some(self.ctx.settings.lease);
+        let failed = |breaker: &mut Breaker, now, rng: &mut _| {
+            breaker.failed(failure, numbers, lease, now, rng)
+        };
         match self.follow_breaker(id.part, failed, (cause, why)) {
             Transition::Opened { is_news: true } => self.reach.reported = Some(self.ctx.now),
             Transition::StaysOpen => {
@@ -349,9 +357,18 @@ impl Core {
     fn on_disconnected(&mut self, part: Part) {
         self.leave_connection(part);
         let now = self.ctx.now;
+        let made = self.link(part).connection.made;
+        let soonest = made.map_or(now, |made| made + RECONNECT_PAUSE);
+        self.reconnect_in(soonest.saturating_duration_since(now), part);
+    }
+
+    /// Asks for a hello after this pause: holders without anything to send need a connection too. While the store is
+    /// down, probes reconnect.
+    fn reconnect_in(&mut self, pause: Duration, part: Part) {
+        let at = self.ctx.now + pause;
         let connection = &mut self.link(part).connection;
-        let soonest = connection.made.map_or(now, |made| made + RECONNECT_PAUSE);
-        connection.reconnect_at = Some(soonest.max(now));
+        let earlier = connection.reconnect_at.filter(|earlier| *earlier < at);
+        connection.reconnect_at = earlier.or(Some(at));
     }
 }
 

@@ -297,7 +297,8 @@ fn connections_that_end_are_not_made_anew_in_a_hurry() {
     assert!(world.may_send(0));
 }
 
-/// G8: a store that answers probes but does no work is probed with growing pauses.
+/// G8: a store that answers probes but does no work is probed with growing pauses, of up to a quarter of a second while
+/// something is held.
 #[test]
 fn a_store_that_only_tells_the_time_is_not_asked_all_the_time() {
     let mut world = World::new(1, &Limit::concurrent("a", 1).fallback(Fallback::Local(9)));
@@ -315,7 +316,7 @@ fn a_store_that_only_tells_the_time_is_not_asked_all_the_time() {
             }
         }
     }
-    assert!((5..=12).contains(&failures), "{failures} times in 6 s");
+    assert!((20..=32).contains(&failures), "{failures} times in 6 s");
 }
 
 /// G8: an uncollected grant is lost during an outage; then the fallback decides on its request.
@@ -662,6 +663,56 @@ fn a_connection_that_is_not_there_at_once_is_no_outage() {
     world.settle();
     assert_eq!(world.ledger(), (1, 1));
     assert!(world.collect(0, &waiter).is_none());
+}
+
+/// G1: holders without anything to send ask for a connection until there is one. Otherwise others would be granted their
+/// slots if the server is back without its data.
+#[test]
+fn a_hello_that_fails_is_asked_for_again() {
+    let mut world = World::new(1, &ONE);
+    let _holder = world.grant(Duration::ZERO);
+    let now = world.local();
+    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
+    world.pass(Duration::from_millis(50));
+    let hello = world.send(0);
+    assert!(hello.exchange.is_hello());
+    world.fail(0, &hello, Failure::Cut);
+    world.pass(Duration::from_millis(99));
+    assert!(!world.may_send(0), "too soon");
+    world.pass(Duration::from_millis(1));
+    world.reconnect(0);
+    let introduction = world.send(0);
+    assert_eq!(introduction.exchange.batches[0].renew.len(), 1);
+}
+
+/// G1: one holder that the store has lost is a sign that others are lost too: all are put back, before newcomers.
+#[test]
+fn one_missing_holder_introduces_its_queue() {
+    let mut world = World::new(1, &Limit::concurrent("a", 3));
+    let (first, _second) = (world.grant(Duration::ZERO), world.grant(Duration::ZERO));
+    world.pass(LEASE / 10);
+    let _third = world.grant(Duration::ZERO);
+    world.ledgers.clear();
+    world.pass(LEASE / 3);
+    let mut newcomer = None;
+    let mut renewed = 0;
+    while world.may_send(0) {
+        let sent = world.send(0);
+        renewed += sent.exchange.batches[0].renew.len();
+        let is_first = newcomer.is_none();
+        newcomer.get_or_insert_with(|| world.ask(0, Duration::ZERO));
+        assert_eq!(sent.exchange.batches[0].acquire, [], "first {is_first}");
+        world.complete(0, &sent);
+        if world.ledger().0 == 3 {
+            break;
+        }
+    }
+    assert!(renewed >= 3, "{renewed}");
+    assert_eq!(world.ledger().0, 3);
+    world.settle();
+    let newcomer = newcomer.expect("it asked");
+    assert_eq!(world.refusal(0, &newcomer), Some(AcquireErrorKind::Full));
+    assert!(!first.is_over(world.local()));
 }
 
 /// One of two slots is held, and the introducing exchange of a new connection is in flight.

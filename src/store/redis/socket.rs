@@ -2,11 +2,16 @@
 //!
 //! Tests: `tests.rs`; with TLS: `tests/tls.rs`; servers other than Redis: `tests/operate/strangers.rs`.
 
+use std::time::Duration;
+
 use futures_util::future::{BoxFuture, FutureExt, select_ok};
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisResult,
     aio::MultiplexedConnection,
-    io::tcp::{TcpSettings, socket2::SockRef},
+    io::tcp::{
+        TcpSettings,
+        socket2::{SockRef, TcpKeepalive},
+    },
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -21,12 +26,23 @@ use super::{
 /// Performs the I/O and completes requests while polled, until the connection ends.
 pub(super) type Io = BoxFuture<'static, ()>;
 
-/// Adds what every connection of the store needs: RESP3, whose pushes carry wake-ups, and no delays.
+/// Adds what every connection of the store needs: RESP3, whose pushes carry wake-ups, no delays, and keep-alive: a server
+/// that is gone without closing its connections is noticed within 5 s, although only holders with nothing to send are
+/// connected to it.
 pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
     let redis = info.redis_settings().clone();
     let tcp = info.tcp_settings().clone();
     info.set_redis_settings(redis.set_protocol(ProtocolVersion::RESP3))
-        .set_tcp_settings(tcp.set_nodelay(true))
+        .set_tcp_settings(tcp.set_nodelay(true).set_keepalive(keep_alive()))
+}
+
+fn keep_alive() -> TcpKeepalive {
+    let keep_alive = TcpKeepalive::new().with_time(Duration::from_secs(2));
+    #[cfg(any(target_os = "linux", target_os = "macos", target_os = "freebsd"))]
+    let keep_alive = keep_alive
+        .with_interval(Duration::from_secs(1))
+        .with_retries(3);
+    keep_alive
 }
 
 /// Without time limits: the caller has one for the whole operation.
@@ -140,4 +156,29 @@ fn check_tls(client: &Client) -> RedisResult<()> {
 #[cfg(not(feature = "tls"))]
 fn check_tls(_: &Client) -> RedisResult<()> {
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::IntoConnectionInfo;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Detected by the system, even by a connection on which nothing is sent.
+    #[tokio::test]
+    async fn a_server_that_vanishes_is_noticed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let info = format!("redis://127.0.0.1:{port}");
+        let info = prepared(info.into_connection_info().expect("a URL"));
+        let settings = info.tcp_settings();
+        let opening = Opening::default();
+        let stream = connect("127.0.0.1", port, settings, &opening).await;
+        let stream = stream.expect("connected");
+        let socket = SockRef::from(&stream);
+        assert!(socket.keepalive().expect("an option"));
+        let idle = socket.tcp_keepalive_time().expect("an option");
+        assert_eq!(idle, Duration::from_secs(2));
+    }
 }
