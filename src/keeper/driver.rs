@@ -130,7 +130,7 @@ impl Keeper {
             return;
         };
         let (id, flavor) = (runtime.id(), runtime.runtime_flavor());
-        if self.home.has_thread() || !self.driver(|driver| driver.watch(id, flavor)) {
+        if self.home.has_thread() || !self.with_driver(|_, driver, _| driver.watch(id, flavor)) {
             return;
         }
         let watch = WatchGuard {
@@ -335,7 +335,7 @@ impl Drop for WatchGuard {
     fn drop(&mut self) {
         // A runtime without timers gets no other watchdog.
         if !thread::panicking() {
-            self.keeper.driver(|driver| driver.unwatch(self.runtime));
+            (self.keeper).with_driver(|_, driver, _| driver.unwatch(self.runtime));
         }
     }
 }

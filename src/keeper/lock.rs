@@ -151,11 +151,6 @@ impl Keeper {
         peek(&self.lock().core)
     }
 
-    /// Changes the driver's state. Has no effects.
-    pub(super) fn driver<R>(&self, change: impl FnOnce(&mut DriverState) -> R) -> R {
-        change(&mut self.lock().driver)
-    }
-
     fn lock(&self) -> KeeperGuard<'_> {
         let locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
         KeeperGuard {
