@@ -354,6 +354,7 @@ impl LimiterBuilder {
         let link = self.identity.link(&target, self.store_timeout);
         let settings = self.settings(target.layout())?;
         let store = RedisStore::new(target, &settings.namespace, settings.replica);
+        #[cfg(feature = "operate")]
         let runtime = home.runtime();
         let keeper = Keeper::new(settings, Some(Arc::new(store)), home);
         let unreached = keeper.greet().await.map_err(refused)?;
