@@ -333,10 +333,8 @@ struct WatchGuard {
 
 impl Drop for WatchGuard {
     fn drop(&mut self) {
-        // A runtime without timers gets no other watchdog.
-        if !thread::panicking() {
-            (self.keeper).with_driver(|_, driver, _| driver.unwatch(self.runtime));
-        }
+        let has_panicked = thread::panicking();
+        (self.keeper).with_driver(|_, driver, _| driver.unwatch(self.runtime, has_panicked));
     }
 }
 

@@ -31,8 +31,8 @@ use crate::{
     telemetry::{self, History, StoreMeter},
 };
 
-/// Runtimes whose watchdogs are remembered.
-const MAX_WATCHED: usize = 16;
+/// Number of runtimes beyond which those on which a watchdog panicked are not remembered.
+const MAX_WATCHED: usize = 64;
 /// Pause before a driver that panicked on its own thread is started again.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
@@ -412,15 +412,15 @@ impl DriverState {
         if is_pointless || self.watched.contains(&id) {
             return false;
         }
-        if self.watched.len() == MAX_WATCHED {
-            self.watched.remove(0);
-        }
         self.watched.push(id);
         true
     }
 
-    pub fn unwatch(&mut self, runtime: runtime::Id) {
-        self.watched.retain(|id| *id != runtime);
+    /// The watchdog of this runtime is gone. After a panic the runtime gets no other one: it has no timers.
+    pub fn unwatch(&mut self, runtime: runtime::Id, has_panicked: bool) {
+        if !has_panicked || self.watched.len() > MAX_WATCHED {
+            self.watched.retain(|id| *id != runtime);
+        }
     }
 
     /// Checks that the driver runs while requests wait.
