@@ -319,13 +319,7 @@ impl Queue {
             }
             (State::Checking { since }, _) if at.sent < since => self.renew(seq),
             // The store has lost the permit, or has reverted to an older copy.
-            (State::Held(_), _) => {
-                self.outbox().adopt.push_back(seq);
-                // Others may be missing too, and newcomers would take their slots until their next renewal.
-                if !self.introducing {
-                    self.introduce(ctx);
-                }
-            }
+            (State::Held(_), _) => self.outbox().adopt.push_back(seq),
             (State::Waiting(_) | State::Checking { .. }, Standing::Waiting { ticket }) => {
                 self.wait_in_store(ctx, seq, ticket, at);
             }

@@ -685,36 +685,6 @@ fn a_hello_that_fails_is_asked_for_again() {
     assert_eq!(introduction.exchange.batches[0].renew.len(), 1);
 }
 
-/// G1: one holder that the store has lost is a sign that others are lost too: all are put back, before newcomers.
-#[test]
-fn one_missing_holder_introduces_its_queue() {
-    let mut world = World::new(1, &Limit::concurrent("a", 3));
-    let (first, _second) = (world.grant(Duration::ZERO), world.grant(Duration::ZERO));
-    world.pass(LEASE / 10);
-    let _third = world.grant(Duration::ZERO);
-    world.ledgers.clear();
-    world.pass(LEASE / 3);
-    let mut newcomer = None;
-    let mut renewed = 0;
-    while world.may_send(0) {
-        let sent = world.send(0);
-        renewed += sent.exchange.batches[0].renew.len();
-        let is_first = newcomer.is_none();
-        newcomer.get_or_insert_with(|| world.ask(0, Duration::ZERO));
-        assert_eq!(sent.exchange.batches[0].acquire, [], "first {is_first}");
-        world.complete(0, &sent);
-        if world.ledger().0 == 3 {
-            break;
-        }
-    }
-    assert!(renewed >= 3, "{renewed}");
-    assert_eq!(world.ledger().0, 3);
-    world.settle();
-    let newcomer = newcomer.expect("it asked");
-    assert_eq!(world.refusal(0, &newcomer), Some(AcquireErrorKind::Full));
-    assert!(!first.is_over(world.local()));
-}
-
 /// One of two slots is held, and the introducing exchange of a new connection is in flight.
 fn introduced() -> (World, Outgoing) {
     let mut world = World::new(1, &Limit::concurrent("a", 2));
