@@ -182,7 +182,7 @@ impl LimiterBuilder {
     /// Sets the runtime of the limiter's background task and connections.
     ///
     /// The runtime needs timers and IO ([`enable_all`]). Default: the runtime that first uses the limiter (not the runtime
-    /// on which it was connected), and after its end the next one that does.
+    /// on which it was connected), and the next runtime that uses it when the first one has ended.
     ///
     /// If the runtime lacks timers or IO, or does not run the task while requests wait for half of `store_timeout`, the
     /// task moves to a thread of its own, as with [`dedicated_thread`](Self::dedicated_thread), with a warning.

@@ -34,7 +34,7 @@ impl HomeChoice {
     }
 }
 
-/// Where the driver runs: on its own thread, else on the given runtime, else on that of the task that needs it.
+/// Where the driver runs: on its own thread, else on the given runtime, else on the runtime of the task that needs it.
 #[derive(Debug, Default)]
 pub(crate) struct Home {
     given: Option<Handle>,

@@ -1,7 +1,7 @@
 //! The driver: the one task of a keeper that sends, receives and sleeps, with its exchanges in flight; and the
 //! watchdogs that check that it runs. Decisions about the driver that need the lock are in `lock.rs`.
 //!
-//! The driver is spawned on the runtime given to the limiter, or else on that of the first task that needs it; requests
+//! The driver is spawned on the runtime given to the limiter, or else on the runtime of the first task that needs it; requests
 //! may wait on any runtime. If its runtime shuts down, the task is dropped, and the next request starts another driver.
 //! A runtime may also be blocked, or no longer polled: then the driver is *late*, which a watchdog on the runtime of a
 //! waiting request finds out. It may also lack timers or IO: then the driver panics. In either case the driver moves to
@@ -14,7 +14,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Wake, Waker, ready},
-    thread,
     time::Duration,
 };
 
@@ -32,6 +31,7 @@ use tokio::{
 use super::{
     context::STOOD_STILL,
     core::{Core, ExchangeId, Outgoing},
+    handle::ConnectError,
     lock::{Keeper, Panic, Start, WatchdogFinding, check_interval},
 };
 use crate::{
@@ -51,14 +51,6 @@ const IDLE_CHECKS: u32 = 16;
 /// parallel. Two short exchanges are better sent together: the store then reads and answers once, and this process
 /// wakes up once.
 const LONG: usize = 16;
-
-/// Why a store cannot be used.
-pub(crate) enum ConnectError {
-    /// The store refuses to work.
-    Store(StoreError),
-    /// No runtime with timers and IO is available.
-    NoRuntime,
-}
 
 impl Keeper {
     /// Starts a driver if one is needed and none runs.
@@ -83,11 +75,12 @@ impl Keeper {
         let gone = Gone {
             keeper: self.clone(),
             generation,
+            has_panicked: false,
         };
         let driver = run(gone, self.sessions(&runtime), work);
         let is_finished = runtime.spawn(driver).is_finished();
         match self.home.runtime() {
-            // It has panicked already, and moves.
+            // The driver has panicked already, and moves.
             Some(home) if is_finished && home.id() != runtime.id() => {
                 self.start_driver_on(Ok(home))
             }
@@ -136,6 +129,7 @@ impl Keeper {
         let watch = WatchGuard {
             keeper: self.clone(),
             runtime: id,
+            has_panicked: false,
         };
         // If the runtime has shut down meanwhile, the task is dropped together with its guard.
         runtime.spawn(watch_over(watch));
@@ -219,9 +213,9 @@ impl Keeper {
 }
 
 /// Runs until an unused keeper is out of work, another driver takes over, or the runtime shuts down.
-async fn run(gone: Gone, sessions: Vec<Box<dyn Session>>, work: Arc<Notify>) {
-    let Gone { keeper, generation } = &gone;
-    Repoll::new(drive(keeper, sessions, *generation, &work)).await;
+async fn run(mut gone: Gone, sessions: Vec<Box<dyn Session>>, work: Arc<Notify>) {
+    let driver = Repoll::new(drive(&gone.keeper, sessions, gone.generation, &work));
+    gone.has_panicked = AssertUnwindSafe(driver).catch_unwind().await.is_err();
 }
 
 async fn drive(
@@ -276,14 +270,18 @@ async fn drive(
 struct Gone {
     keeper: Arc<Keeper>,
     generation: u64,
+    /// Not [`thread::panicking`](std::thread::panicking): a thread that panics may drop its runtime, and so the driver.
+    has_panicked: bool,
 }
 
 impl Drop for Gone {
     fn drop(&mut self) {
-        let panic = thread::panicking().then(|| match self.keeper.home.move_to_thread() {
-            Ok(true) => Panic::Elsewhere,
-            Ok(false) | Err(_) => Panic::OnOwnThread,
-        });
+        let panic = self
+            .has_panicked
+            .then(|| match self.keeper.home.move_to_thread() {
+                Ok(true) => Panic::Elsewhere,
+                Ok(false) | Err(_) => Panic::OnOwnThread,
+            });
         (self.keeper)
             .with_driver(|core, driver, now| driver.on_gone(core, self.generation, panic, now));
     }
@@ -293,8 +291,12 @@ impl Drop for Gone {
 ///
 /// Its cost is a timer a few times per `store_timeout` while requests wait, whatever their number. It ends soon after
 /// the last one.
-async fn watch_over(watch: WatchGuard) {
-    let keeper = &watch.keeper;
+async fn watch_over(mut watch: WatchGuard) {
+    let check = check_until_idle(&watch.keeper);
+    watch.has_panicked = AssertUnwindSafe(check).catch_unwind().await.is_err();
+}
+
+async fn check_until_idle(keeper: &Arc<Keeper>) {
     let interval = keeper.peek(check_interval);
     let mut idle = 0;
     // A thread of its own always runs.
@@ -329,12 +331,12 @@ async fn watch_over(watch: WatchGuard) {
 struct WatchGuard {
     keeper: Arc<Keeper>,
     runtime: runtime::Id,
+    has_panicked: bool,
 }
 
 impl Drop for WatchGuard {
     fn drop(&mut self) {
-        let has_panicked = thread::panicking();
-        (self.keeper).with_driver(|_, driver, _| driver.unwatch(self.runtime, has_panicked));
+        (self.keeper).with_driver(|_, driver, _| driver.unwatch(self.runtime, self.has_panicked));
     }
 }
 

@@ -14,6 +14,7 @@ use crate::{
     overrides::InForce,
     permit_id::PermitId,
     status::{Quota, QuotaReader, ShutdownReport, Status, Usage},
+    store::StoreError,
     sync::{Confirmation, Inquiry},
     telemetry::{Cost, LimitMeter, UnknownRates},
 };
@@ -36,6 +37,14 @@ pub(crate) struct KeeperHandle {
 pub(crate) struct Granted {
     pub keeper: Arc<KeeperHandle>,
     pub taken: Taken,
+}
+
+/// Why a store cannot be used.
+pub(crate) enum ConnectError {
+    /// The store refuses to work.
+    Store(StoreError),
+    /// No runtime with timers and IO is available.
+    NoRuntime,
 }
 
 impl KeeperHandle {

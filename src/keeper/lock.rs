@@ -416,7 +416,7 @@ impl DriverState {
         true
     }
 
-    /// The watchdog of this runtime is gone. After a panic the runtime gets no other one: it has no timers.
+    /// The watchdog of this runtime is gone. After a panic no other one is started there: the runtime has no timers.
     pub fn unwatch(&mut self, runtime: runtime::Id, has_panicked: bool) {
         if !has_panicked || self.watched.len() > MAX_WATCHED {
             self.watched.retain(|id| *id != runtime);

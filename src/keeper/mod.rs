@@ -46,8 +46,7 @@ mod tests;
 pub(crate) use self::{
     context::Settings,
     demand::{Demand, Leg, Notes, Taken},
-    driver::ConnectError,
-    handle::{BoundPool, Granted, KeeperHandle},
+    handle::{BoundPool, ConnectError, Granted, KeeperHandle},
     lock::Keeper,
     request::Request,
 };

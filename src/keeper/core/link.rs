@@ -171,7 +171,7 @@ pub(super) const WINDOW: WindowBounds = WindowBounds {
     apart_partial: Duration::from_micros(400),
     most_partial: 16,
 };
-/// The same in a cluster, where each exchange is about one ledger or one rate: it is full if another one waits behind it.
+/// In a cluster, each exchange is about one ledger or one rate, and is full if another ledger or rate waits.
 pub(super) const WINDOW_OF_ONE_KEY: WindowBounds = WindowBounds {
     least: 8,
     most: 64,
@@ -248,8 +248,8 @@ impl Window {
         if waits { self.next_at } else { None }
     }
 
-    /// Paces like a token bucket: a pause is often shorter than a tick of the runtime's timers, so what a late timer
-    /// holds up is made up for.
+    /// Paces like a token bucket: a pause is often shorter than a tick of the runtime's timers, so a burst makes up for
+    /// the delay of a late timer.
     pub fn on_sent(&mut self, now: Instant) {
         let pause = self.pause();
         let earliest = now.checked_sub(TICKS).unwrap_or(now);

@@ -188,7 +188,7 @@ impl Queue {
         }
     }
 
-    /// Loses all held slots, at a shutdown. Returns the number of those that permits had.
+    /// Loses all held slots, at a shutdown. Returns the number of slots that permits had.
     pub fn lose_all(&mut self, ctx: &mut Context) -> usize {
         let mut lost = 0;
         for seq in self.names() {

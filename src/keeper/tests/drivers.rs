@@ -206,6 +206,21 @@ fn a_driver_that_has_moved_does_nothing_where_it_was() {
     });
 }
 
+/// A test that fails drops its runtime, and so the driver, while its thread panics.
+#[test]
+fn a_driver_that_ends_with_a_panicking_thread_did_not_panic() {
+    let keeper = keeper_of(Arc::new(Silent::default()));
+    let fails = keeper.clone();
+    let failed = std::thread::spawn(move || {
+        let runtime = runtime();
+        runtime.block_on(async { assert_eq!(fails.start_driver(), Ok(())) });
+        panic!("a test fails");
+    });
+    assert!(failed.join().is_err());
+    assert!(keeper.with_driver(|_, driver, _| driver.is_absent()));
+    assert!(!keeper.home.has_thread());
+}
+
 /// Panics on each log event.
 struct Panics;
 
