@@ -183,9 +183,11 @@ impl Core {
         };
         let mut legs = request.legs.iter();
         let leg = legs.position(|leg| leg.lease.seq() == seq);
-        // From now on the queue no longer sends the request.
         if let Stage::Listed = request.stage {
             request.stage = Stage::Open;
+            if !request.plain {
+                self.unlist(id);
+            }
         }
         match (decision, leg) {
             (Decision::Refused(kind), Some(leg)) => self.refuse_leg(id, leg, kind),
@@ -343,6 +345,29 @@ impl Core {
                     });
             }
             None => drop(self.link(part).unsent.insert(id)),
+        }
+    }
+
+    /// Takes the slot that the request asks for out of the outbox of its queue, if it was not sent: a slot that the
+    /// request lost meanwhile may have to be asked for first.
+    fn unlist(&mut self, id: RequestId) {
+        let Some(request) = self.request(id) else {
+            return;
+        };
+        let (Some(asking), legs) = (request.asking, request.legs.clone()) else {
+            return;
+        };
+        for SlotLeg { lease, .. } in legs {
+            let newcomer = Newcomer {
+                seq: lease.seq(),
+                since: asking.since,
+                number: id.number,
+            };
+            if self.queues[lease.queue].is_listed(newcomer) {
+                self.queues.change(&mut self.ctx, lease.queue, |queue, _| {
+                    queue.unlist(newcomer)
+                });
+            }
         }
     }
 

@@ -151,6 +151,7 @@ impl Queue {
                 let mut acquire = outbox.acquire.iter();
                 let listed = acquire.any(|newcomer| newcomer.seq == seq);
                 ensure!(!is_listed || listed && up, "wants to ask, and will not");
+                ensure!(is_listed || !listed, "asks out of turn");
                 ensure!(!entering && !present && not_after_us == 0, "asked before");
             }
             State::Sent { .. } => ensure!(entering, "asks, and nobody was asked"),

@@ -385,6 +385,30 @@ impl Queue {
         acquire.insert(place, newcomer);
     }
 
+    /// Place of a newcomer in the outbox.
+    fn place_in_outbox(&self, newcomer: Newcomer) -> Option<usize> {
+        let acquire = &self.outbox.as_ref()?.acquire;
+        let place = acquire.partition_point(|other| other.order() < newcomer.order());
+        let of_request = |other: &Newcomer| other.order() == newcomer.order();
+        let of_request = acquire.range(place..).take_while(|other| of_request(other));
+        let place_among = of_request
+            .map(|other| other.seq)
+            .position(|seq| seq == newcomer.seq);
+        place_among.map(|among| place + among)
+    }
+
+    /// Whether it is to be sent.
+    pub fn is_listed(&self, newcomer: Newcomer) -> bool {
+        self.place_in_outbox(newcomer).is_some()
+    }
+
+    /// Its request asks for another slot first.
+    pub fn unlist(&mut self, newcomer: Newcomer) {
+        if let Some(place) = self.place_in_outbox(newcomer) {
+            self.outbox().acquire.remove(place);
+        }
+    }
+
     /// A slot that comes free goes to this request, until the store has answered it.
     fn note_asking(&mut self, seq: Seq) {
         if let Some(pooled) = &mut self.pooled {
