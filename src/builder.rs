@@ -154,7 +154,8 @@ impl LimiterBuilder {
 
     /// Sets the interval between polls for queued requests, in case a wake-up was lost. Default: 1 s.
     ///
-    /// One poll covers all waiters of the process.
+    /// One poll covers all waiters of the process. A replica that stops without losing its connection delays the waiters of
+    /// the others by this interval and `store_timeout`.
     pub fn poll_interval(mut self, poll_interval: Duration) -> Self {
         self.poll_interval = poll_interval;
         self
@@ -162,9 +163,9 @@ impl LimiterBuilder {
 
     /// Sets how long the store keeps the queue positions of a replica that sends nothing. Default: 5 s.
     ///
-    /// When a waiter is granted a slot, its first lease is at most this long. Longer: positions survive longer pauses of a
-    /// replica. Shorter: the waiters of a crashed replica delay the queue for less time, at most twice this value if
-    /// `store_timeout` is at most a third of it.
+    /// The time counts from when the replica should have called, a poll interval and a store timeout after its last call.
+    /// From then on its waiters are passed over, so they delay no other replica. Longer: positions survive longer pauses of
+    /// a replica. Shorter: the queue has fewer waiters that nobody serves.
     pub fn waiter_ttl(mut self, waiter_ttl: Duration) -> Self {
         self.waiter_ttl = waiter_ttl;
         self

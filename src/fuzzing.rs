@@ -194,8 +194,8 @@ fn exchange(replica: u8, not_after_us: u64) -> Exchange {
     Exchange {
         replica: ReplicaId::from_bits(replica.into()),
         lease_ms: 300,
-        promote_ms: 100,
-        heartbeat_ms: 100,
+        respond_ms: 100,
+        waiter_ttl_ms: 100,
         not_after_us,
         batches: Vec::new(),
         claims: Vec::new(),

@@ -189,8 +189,8 @@ impl Context {
             scratch: Exchange {
                 replica,
                 lease_ms: 1,
-                promote_ms: 1,
-                heartbeat_ms: 1,
+                respond_ms: 1,
+                waiter_ttl_ms: 1,
                 not_after_us: 0,
                 batches: vec![Batch::default()],
                 claims: Vec::new(),

@@ -24,11 +24,11 @@ pub(crate) struct Exchange {
     pub(crate) replica: ReplicaId,
     /// Lease of a permit that is renewed, adopted or acquired directly, from the time of the exchange.
     pub(crate) lease_ms: u64,
-    /// Lease of a promoted waiter until its replica renews it. A replica that crashed while waiting costs the queue
-    /// this time, not a whole lease.
-    pub(crate) promote_ms: u64,
-    /// How long this replica's waiters count as alive after the exchange.
-    pub(crate) heartbeat_ms: u64,
+    /// Time within which a live replica with waiters calls again. The waiters of a replica that is silent for longer are
+    /// passed over. A replica that stops while waiting costs the queue this time, not a whole lease.
+    pub(crate) respond_ms: u64,
+    /// How much longer than that a silent replica's waiters keep their places.
+    pub(crate) waiter_ttl_ms: u64,
     /// Store time after which nothing is acquired or adopted, since the caller has timed out by then.
     pub(crate) not_after_us: u64,
     /// At most one batch for each ledger.
@@ -43,6 +43,11 @@ impl Exchange {
     /// Whether the exchange is empty, and only asks for the store's time.
     pub(crate) fn is_hello(&self) -> bool {
         self.batches.is_empty() && self.claims.is_empty() && self.refunds.is_empty()
+    }
+
+    /// Lease of a promoted waiter until its replica renews it: a live replica does so within this time.
+    pub(crate) fn promotion_ms(&self) -> u64 {
+        self.respond_ms.min(self.lease_ms)
     }
 
     /// For each batch: whether any permit to renew, adopt or acquire in its ledger, including by a claim, weighs more

@@ -18,6 +18,7 @@
 //! | --- | --- | --- |
 //! | SIGKILL of a holder | G5 | R `a_killed_holder_delays_waiters_by_its_lease_at_most`, G `slots_of_a_killed_gateway_are_back_within_its_lease` |
 //! | SIGSTOP for longer than the lease | G2 | R `a_stopped_replica_aborts_its_streams_when_it_wakes`, `ends::a_stopped_replica_that_goes_on_reports_its_loss`, M `a_stopped_process_notices_its_losses_before_its_work_is_done` |
+//! | SIGSTOP while waiting | G4 | `frozen`, K `a_waiter_whose_promotion_ended_unheard_asks_for_its_place`, `src/ledger/tests/rules/queue.rs` `waiters_of_a_silent_replica_are_passed_over_until_it_calls` |
 //! | late grant reply or wake-up | G2 | `requests::a_late_wake_up_is_not_used`, `requests::a_slow_store_shortens_permits_and_breaks_no_cap`, K `a_late_wake_up_is_confirmed_before_it_is_used` |
 //! | acquire abandoned in flight | G6 | `requests::an_acquire_abandoned_in_flight_leaves_no_ghost`, `requests::an_acquire_that_arrives_after_its_release_leaves_no_ghost`, K `a_request_dropped_at_any_point_leaves_nothing_behind` |
 //! | release overtaking a renewal, or overtaken | G6 | `requests::a_renewal_that_arrives_after_the_release_revives_nothing`, `requests::a_release_that_arrives_late_touches_no_other_holder` |
@@ -57,6 +58,7 @@ mod budgets;
 mod buffers;
 mod clocks;
 mod ends;
+mod frozen;
 mod outages;
 mod proxy;
 mod queue;

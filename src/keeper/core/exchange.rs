@@ -164,6 +164,9 @@ impl Core {
             if draft.is_empty() {
                 return None;
             }
+            let is_behind = self.has_work(&self.links[part.number()]);
+            let link = self.link(part);
+            link.behind_since = link.behind_since.or(Some(now)).filter(|_| is_behind);
         }
         Some(self.send(draft))
     }
@@ -382,8 +385,8 @@ impl Core {
         let exchange = Arc::new(Exchange {
             replica: settings.replica,
             lease_ms: ms(settings.lease),
-            promote_ms: ms(settings.lease.min(settings.waiter_ttl * 9 / 10)),
-            heartbeat_ms: ms(settings.waiter_ttl + settings.poll_interval + settings.store_timeout),
+            respond_ms: ms(link.responds_within(settings, now)),
+            waiter_ttl_ms: ms(settings.waiter_ttl),
             not_after_us: link.clock.map_or(0, |clock| clock.at(deadline)),
             batches,
             claims,
@@ -451,15 +454,20 @@ impl Draft {
 }
 
 impl Core {
-    /// Keeps requests sent by their queues in order with claims on the same ledgers: they become claims of one leg.
+    /// Keeps requests sent by their queues in order with claims on the same ledgers, or with waiters if they have lost
+    /// their place: they become claims of one leg.
     fn keep_order_with_claims(&self, draft: &mut Draft) {
         let claims = draft.claims.values().flat_map(|(_, claim)| &claim.asks);
-        let touched: BTreeSet<usize> = claims.map(|ask| ask.batch).collect();
+        let claimed = claims.map(|ask| ask.batch);
+        let pending = draft.pending.iter().enumerate();
+        let lost = pending.filter(|(_, pending)| pending.has_tickets());
+        let touched: BTreeSet<usize> = claimed.chain(lost.map(|(batch, _)| batch)).collect();
         for batch in touched {
             for Ask { seq, wait } in std::mem::take(&mut draft.batches[batch].acquire) {
                 let want = if wait { Want::Wait } else { Want::Now };
                 let claim = Claim {
                     asks: vec![ClaimAsk { batch, seq, want }],
+                    ticket: draft.pending[batch].ticket_of(seq),
                     ..Claim::default()
                 };
                 let id = self.queues[draft.pending[batch].queue].request_of(seq);

@@ -7,7 +7,11 @@ use tokio::time::Instant;
 
 use super::breaker::Breaker;
 use crate::{
-    keeper::{context::Availability, demand::RequestId, queue::PendingBatch},
+    keeper::{
+        context::{Availability, Settings},
+        demand::RequestId,
+        queue::PendingBatch,
+    },
     leases::{AccountId, StoreClock},
     ledger::{Exchange, Refund, Seq},
     part::Part,
@@ -36,6 +40,8 @@ pub(super) struct Link {
     /// [`Queue::introduce`]: crate::keeper::queue::Queue::introduce
     pub held_back: BTreeSet<RequestId>,
     pub refunds: Vec<Refund>,
+    /// Since when each exchange has left work for the next one.
+    pub behind_since: Option<Instant>,
     pub clock: Option<StoreClock>,
     pub breaker: Breaker,
     pub connection: Connection,
@@ -135,6 +141,7 @@ impl Link {
             unsent: BTreeSet::new(),
             held_back: BTreeSet::new(),
             refunds: Vec::new(),
+            behind_since: None,
             clock: None,
             breaker: Breaker::new(),
             connection: Connection::default(),
@@ -143,6 +150,15 @@ impl Link {
 
     pub fn is_up(&self) -> bool {
         self.breaker.availability() == Availability::Up
+    }
+
+    /// The longest time until this keeper calls again about a queue with waiters, unless it has stopped: a poll, its way
+    /// to the store, and the work before it.
+    pub fn responds_within(&self, settings: &Settings, now: Instant) -> Duration {
+        let behind = self
+            .behind_since
+            .map_or(Duration::ZERO, |since| now - since);
+        settings.poll_interval + settings.store_timeout + behind.min(settings.waiter_ttl)
     }
 
     /// Removes an exchange from the list of exchanges in flight, if it is still listed.

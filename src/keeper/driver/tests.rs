@@ -81,8 +81,8 @@ fn outgoing_of(number: u64, ledgers: usize) -> Outgoing {
     let exchange = Exchange {
         replica: ReplicaId::from_bits(1),
         lease_ms: 1,
-        promote_ms: 1,
-        heartbeat_ms: 1,
+        respond_ms: 1,
+        waiter_ttl_ms: 1,
         not_after_us: 0,
         batches: vec![Batch::default(); ledgers],
         claims: Vec::new(),

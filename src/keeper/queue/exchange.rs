@@ -35,6 +35,7 @@ impl Queue {
             failed: false,
             releases: Vec::new(),
             inquiries: Vec::new(),
+            tickets: Vec::new(),
             nearest_ms: None,
         };
         let wanted = self.wants_batch;
@@ -78,7 +79,7 @@ impl Queue {
         *room -= share - left;
         self.end_introduction();
         if !self.introducing {
-            self.take_newcomers(ctx, batch, room);
+            self.take_newcomers(ctx, batch, pending, room);
         }
         self.shrink_outbox();
         batch.waits |= self.has_waiters() || batch.acquire.iter().any(|ask| ask.wait);
@@ -119,12 +120,21 @@ impl Queue {
         }
     }
 
-    fn take_newcomers(&mut self, ctx: &mut Context, batch: &mut Batch, room: &mut usize) {
+    fn take_newcomers(
+        &mut self,
+        ctx: &mut Context,
+        batch: &mut Batch,
+        pending: &mut PendingBatch,
+        room: &mut usize,
+    ) {
         while *room > 0
             && let Some(outbox) = &mut self.outbox
             && let Some(Newcomer { seq, .. }) = outbox.acquire.pop_front()
         {
-            if let Some(wait) = self.send_listed(ctx, seq) {
+            if let Some((wait, ticket)) = self.send_listed(ctx, seq) {
+                pending
+                    .tickets
+                    .extend(ticket.map(|ticket| (seq, ticket.get())));
                 batch.acquire.push(Ask { seq, wait });
                 take_room(room, seq);
             }
@@ -323,7 +333,8 @@ impl Queue {
             (State::Waiting(_) | State::Checking { .. }, Standing::Waiting { ticket }) => {
                 self.wait_in_store(ctx, seq, ticket, at);
             }
-            // The store has lost the waiter, which queues once more, at the end.
+            // The store has lost the waiter, which queues once more: in its place, if the slot came while this process
+            // had stopped, otherwise at the end.
             (State::Waiting(_) | State::Checking { .. }, _) => {
                 entry.in_store.present = false;
                 self.park(ctx, seq);
@@ -472,7 +483,9 @@ impl Queue {
             let rest = nearest_ms.saturating_sub(at.store_us / 1_000) + 1;
             ctx.now + Duration::from_millis(rest) + turn
         });
-        waiters.poll_at = Some(ctx.now + ctx.jittered(ctx.settings.poll_interval));
+        // Counted from the sending, so that a slow store does not make this process look as if it had stopped.
+        let poll_at = at.sent + ctx.jittered(ctx.settings.poll_interval);
+        waiters.poll_at = Some(poll_at.max(ctx.now + pause));
         let next = Some(ctx.now + ctx.settings.waiter_ttl);
         waiters.roll_call_at = waiters.roll_call_at.or(next);
     }

@@ -213,6 +213,8 @@ pub(super) struct PendingBatch {
     pub failed: bool,
     releases: Vec<Release>,
     inquiries: Vec<Inquiry>,
+    /// Newcomers that have lost their place, with its ticket.
+    tickets: Vec<(Seq, i64)>,
     /// When the next lease in the ledger ends, according to the answer.
     nearest_ms: Option<u64>,
 }
@@ -228,6 +230,17 @@ impl PendingBatch {
     /// Names with a release in flight.
     pub fn releases(&self) -> impl Iterator<Item = Seq> {
         self.releases.iter().map(|release| release.seq)
+    }
+
+    /// Whether any newcomer has lost its place.
+    pub fn has_tickets(&self) -> bool {
+        !self.tickets.is_empty()
+    }
+
+    /// The ticket of the place that a newcomer has lost.
+    pub fn ticket_of(&self, seq: Seq) -> Option<i64> {
+        let mut tickets = self.tickets.iter();
+        tickets.find_map(|&(other, ticket)| (other == seq).then_some(ticket))
     }
 }
 

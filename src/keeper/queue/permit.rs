@@ -5,7 +5,7 @@
 
 pub(super) mod entry;
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{mem, num::NonZero, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -75,13 +75,18 @@ impl Queue {
         }
     }
 
-    /// Sends an entry from the outbox, if it is still to be sent. Returns whether it may wait.
-    pub(super) fn send_listed(&mut self, ctx: &mut Context, seq: Seq) -> Option<bool> {
+    /// Sends an entry from the outbox, if it is still to be sent. Returns whether it may wait, and the ticket of the place
+    /// that it has lost.
+    pub(super) fn send_listed(
+        &mut self,
+        ctx: &mut Context,
+        seq: Seq,
+    ) -> Option<(bool, Option<NonZero<i64>>)> {
         let entry = self.entries.get_mut(&seq)?;
         if !matches!(entry.state, State::Idle) {
             return None;
         }
-        let waits = entry.waits;
+        let (waits, ticket) = (entry.waits, entry.ticket);
         if entry.is_plain() {
             // Affects no count or list.
             entry.state = State::Sent { at: ctx.now };
@@ -89,7 +94,7 @@ impl Queue {
         } else {
             self.send_leg(ctx, seq, false);
         }
-        Some(waits)
+        Some((waits, ticket))
     }
 
     /// Sends an entry of a request for several slots or charges.
@@ -132,6 +137,11 @@ impl Queue {
     /// The store has granted the slot, with a lease that may be about to end.
     pub(super) fn check_grant(&mut self, ctx: &mut Context, seq: Seq) {
         let since = ctx.now;
+        if let Some(entry) = self.entries.get_mut(&seq)
+            && let State::Waiting(Line::InStore { ticket, .. }) = entry.state
+        {
+            entry.ticket = NonZero::new(ticket);
+        }
         self.set(ctx, seq, State::Checking { since });
         self.renew(seq);
     }

@@ -108,6 +108,7 @@ impl World {
             self.check_cap(exchange, batch, &before, &after);
             self.check_order(exchange, batch, &before, &after);
             self.check_use(exchange, batch, more, &after);
+            self.check_promotions(exchange, batch, &before, &after);
             self.granted.extend(after.holders.keys());
             self.picture.insert(batch.key.to_string(), after);
         }

@@ -122,6 +122,7 @@ impl World {
         let after: BTreeMap<_, _> = ledgers
             .map(|(key, ledger)| (key.clone(), Snapshot::of(ledger)))
             .collect();
+        self.promotions.forget();
         let before = std::mem::take(&mut self.picture);
         let until = self.now + self.longest_lease();
         for (key, ledger) in &before {

@@ -20,8 +20,8 @@ impl World {
         let mut run = Exchange {
             replica: self.replicas[replica].id,
             lease_ms: 1,
-            promote_ms: 1,
-            heartbeat_ms: 1,
+            respond_ms: 1,
+            waiter_ttl_ms: 1,
             not_after_us: 0,
             batches: Vec::new(),
             claims: Vec::new(),

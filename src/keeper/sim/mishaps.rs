@@ -29,6 +29,8 @@ impl World {
             let length = self.millis(10..6_500);
             self.note(|| format!("r{replica} stands still for {length:?}"));
             self.replicas[replica].stalled_until = self.now + length;
+            let id = self.replicas[replica].id;
+            self.promotions.trouble(id, self.now + length);
         }
     }
 
@@ -62,17 +64,20 @@ impl World {
         if self.chance(self.faults.outage) {
             let length = self.millis(10..6_000);
             (self.down_until, self.hangs) = (self.now + length, self.rng.bool());
+            self.promotions.trouble_store(self.down_until);
             let hangs = self.hangs;
             self.note(|| format!("the store is down for {length:?}, hangs: {hangs}"));
         }
         if self.chance(self.faults.refuse) {
             let length = self.millis(10..2_000);
             self.refuses_until = self.now + length;
+            self.promotions.trouble_store(self.refuses_until);
             self.note(|| format!("the store refuses for {length:?}"));
         }
         if self.chance(self.faults.freeze) {
             let length = self.millis(10..6_500);
             self.frozen_until = self.now + length;
+            self.promotions.trouble_store(self.frozen_until);
             self.note(|| format!("the store stands still for {length:?}"));
         }
         if self.chance(self.faults.poison) {
@@ -84,6 +89,7 @@ impl World {
                 _ => self.ledger_name(&key, "rate") + ":rate",
             };
             self.note(|| format!("{key} is broken for {length:?}"));
+            self.promotions.trouble_store(self.now + length);
             self.poisoned = Some((key, self.now + length));
         }
         if self.chance(self.faults.forget) {

@@ -24,6 +24,7 @@
 //! | `spending` | clients with a permit at a rate: they spend, and settle |
 //! | `network`, `store`, `mishaps` | lost, late and repeated messages; the real ledgers; crashes, stalls, outages |
 //! | `checks`, `holders`, `rates` | the invariants, after each exchange: of the ledgers, the holders, the rates |
+//! | `promotions` | promotions, which a live replica confirms in time |
 //! | `accounts` | payments of permits, by the exchanges that the store has run |
 //! | `names`, `end` | invariants over some time; invariants in the end |
 //! | `excuses` | excuses from a guarantee, for whom and for how long |
@@ -51,6 +52,7 @@ mod memory;
 mod mishaps;
 mod names;
 mod network;
+mod promotions;
 mod rates;
 mod replica;
 mod runs;

@@ -190,6 +190,8 @@ impl World {
                 self.note(|| format!("r{replica} was woken: {wake:?}"));
             }
             Event::Cut(part) => {
+                self.is_troubled(replica);
+                let core = &mut self.replicas[replica].core;
                 // The end is also reported, before or after this, except for an event that was one too many.
                 let told = self.rng.u8(0..8);
                 if told < 4 {
@@ -215,12 +217,19 @@ impl World {
         self.pump(replica);
     }
 
+    /// An exchange has failed, or a connection: what it did is repeated later.
+    fn is_troubled(&mut self, replica: usize) {
+        let id = self.replicas[replica].id;
+        self.promotions.trouble(id, self.now);
+    }
+
     /// Returns whether it was on the current connection.
     fn fails(&mut self, replica: usize, number: ExchangeId, failure: Failure) -> bool {
         let error = ExchangeError::of(failure, "no answer");
         let now = self.local();
         self.note(|| format!("r{replica} gives up on {number}: {failure:?}"));
         self.note_failure(replica, number);
+        self.is_troubled(replica);
         let core = &mut self.replicas[replica].core;
         core.on_failure(number, &error, now)
     }

@@ -19,6 +19,7 @@ use super::{
     excuses::{Excuses, Overshoot},
     faults::Faults,
     kinds::Kind,
+    promotions::Promotions,
     rates::Charges,
     replica::Replica,
 };
@@ -84,6 +85,7 @@ pub(super) struct World {
     pub excuses: Excuses,
     pub charges: Charges,
     pub accounts: Accounts,
+    pub promotions: Promotions,
     /// The largest limit sent to the store, by ledger.
     pub largest: BTreeMap<String, u32>,
     /// Every name that ever held a slot in the store.
@@ -222,6 +224,7 @@ impl World {
             excuses: Excuses::default(),
             charges: Charges::default(),
             accounts: Accounts::default(),
+            promotions: Promotions::default(),
             largest: BTreeMap::new(),
             granted: BTreeSet::new(),
             moved: BTreeMap::new(),

@@ -163,11 +163,12 @@ fn a_leg_that_is_lost_in_an_outage_leaves_the_local_ledger() {
     let asked = world.all(0, vec![leg(0, hour), leg(1, hour)]);
     world.settle();
     world.pass(Duration::from_secs(5));
+    world.settle();
     world.release(1, &theirs);
     world.settle();
     world.deliver_wakes();
     assert!(held(world.collect(0, &holder)));
-    world.pass(Duration::from_secs(2));
+    world.pass(Duration::from_secs(1));
     world.settle();
     world.store_goes_down();
     assert!(world.see(asked).is_none(), "waits for `wide`, here");
@@ -388,12 +389,12 @@ fn an_answer_from_before_a_wake_up_does_not_put_off_the_renewal() {
     world.settle();
     let lease = world.ask(0, PATIENT);
     world.settle();
-    for _ in 0..4 {
-        world.pass(Duration::from_secs(1));
+    for _ in 0..6 {
+        world.pass(Duration::from_millis(700));
         world.settle();
     }
     // All waiters are asked for, and the answer is slow.
-    world.pass(Duration::from_millis(1_100));
+    world.pass(Duration::from_millis(800));
     let asked = world.send(0);
     assert_eq!(asked.exchange.batches[0].renew, [lease.seq()]);
     let late = world.run(&asked);
@@ -401,11 +402,11 @@ fn an_answer_from_before_a_wake_up_does_not_put_off_the_renewal() {
     world.settle();
     world.deliver_wakes();
     assert!(held(world.collect(0, &lease)));
-    world.pass(Duration::from_secs(2));
+    world.pass(Duration::from_millis(500));
     world.answer(0, &asked, late);
     world.pass(Duration::ZERO);
     world.settle();
-    world.pass(Duration::from_secs(3));
+    world.pass(Duration::from_millis(1_200));
     world.settle();
     assert!(!lease.is_over(world.local()));
 }
@@ -417,7 +418,7 @@ fn a_request_that_was_woken_before_its_answer_came_is_renewed() {
     let early = world.ask(0, PATIENT);
     let holder = world.ask(1, PATIENT);
     world.settle();
-    world.pass(Duration::from_millis(8_500));
+    world.pass(Duration::from_millis(9_300));
     world.settle();
     let lease = world.ask(0, PATIENT);
     let asked = world.send(0);
@@ -434,7 +435,7 @@ fn a_request_that_was_woken_before_its_answer_came_is_renewed() {
     world.answer(0, &asked, late);
     assert!(held(world.collect(0, &lease)));
     for _ in 0..8 {
-        world.pass(Duration::from_secs(1));
+        world.pass(Duration::from_millis(500));
         world.settle();
     }
     assert!(!lease.is_over(world.local()));

@@ -406,3 +406,70 @@ fn no_request_takes_a_kept_slot_past_an_earlier_one_of_its_process() {
     println!("{overtaken} in {runs}; {first:?}");
     assert_eq!(overtaken, 0);
 }
+
+/// G3: a slot that came while its replica had stopped is gone, and the place is not.
+#[test]
+fn a_waiter_whose_promotion_ended_unheard_asks_for_its_place() {
+    let mut world = World::new(2, &ONE);
+    let holder = world.ask(1, PATIENT);
+    world.settle();
+    let stopped = world.ask(0, PATIENT);
+    world.settle();
+    let (next, last) = (world.ask(1, PATIENT), world.ask(1, PATIENT));
+    world.settle();
+    let calls = |world: &mut World| {
+        let sent = world.send(1);
+        world.complete(1, &sent);
+    };
+    world.release(1, &holder);
+    calls(&mut world);
+    world.pass(Duration::from_millis(1_600));
+    calls(&mut world);
+    assert!(held(world.collect(1, &next)));
+    world.deliver_wakes();
+    world.settle();
+    assert!(world.collect(0, &stopped).is_none(), "its lease has ended");
+    world.release(1, &next);
+    world.settle();
+    world.deliver_wakes();
+    assert!(held(world.collect(0, &stopped)));
+    assert!(world.collect(1, &last).is_none());
+}
+
+/// G4: a slow store does not make a replica look as if it had stopped: it polls once in an interval, not once in an
+/// interval after each answer.
+#[test]
+fn a_poll_counts_from_the_sending_of_the_one_before() {
+    let mut world = World::new(1, &ONE);
+    let _holder = world.ask(0, PATIENT);
+    let _waiter = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    let reply = world.run(&sent);
+    world.pass(Duration::from_millis(400));
+    world.answer(0, &sent, reply);
+    world.settle();
+    world.pass(Duration::from_millis(600));
+    let now = world.local();
+    assert!(world.keepers[0].next_exchange(now).is_some());
+}
+
+/// G4: a replica promises to call again in time, and not sooner than the work that it leaves behind allows.
+#[test]
+fn a_replica_with_much_to_send_says_so() {
+    let mut world = World::new(1, &Limit::concurrent("many", 20_000));
+    let requests: Vec<_> = (0..20_000).map(|_| world.ask(0, PATIENT)).collect();
+    let first = world.send(0);
+    world.pass(Duration::from_millis(300));
+    let reply = world.run(&first);
+    world.answer(0, &first, reply);
+    let mut longest = 0;
+    let now = world.local();
+    while let Some(sent) = world.keepers[0].next_exchange(now) {
+        longest = sent.exchange.respond_ms.max(longest);
+        world.complete(0, &sent);
+    }
+    assert_eq!((first.exchange.respond_ms, longest), (1_500, 1_800));
+    let after = world.keepers[0].hello(Part::default(), now);
+    assert_eq!(after.exchange.respond_ms, 1_500);
+    drop(requests);
+}

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::Heartbeat;
 use crate::ledger::{Batch, Exchange, MemberId, ReplicaId, Seq, Wake};
 
 /// Maximum lease. A later deadline was set before the store's clock was stepped back.
@@ -24,10 +25,11 @@ pub(crate) struct Call {
     pub(super) replica: ReplicaId,
     pub(super) now_us: u64,
     pub(super) now_ms: u64,
-    pub(super) heartbeat_ms: u64,
+    pub(super) respond_ms: u64,
+    pub(super) waiter_ttl_ms: u64,
     pub(in crate::ledger) budget: usize,
     lease_ms: u64,
-    promote_ms: u64,
+    promotion_ms: u64,
     not_after_us: u64,
 }
 
@@ -42,10 +44,11 @@ impl Call {
             replica: exchange.replica,
             now_us,
             now_ms: now_us / 1_000,
-            heartbeat_ms: exchange.heartbeat_ms,
+            respond_ms: exchange.respond_ms,
+            waiter_ttl_ms: exchange.waiter_ttl_ms,
             budget: SWEEP_BUDGET as usize,
             lease_ms: exchange.lease_ms,
-            promote_ms: exchange.promote_ms,
+            promotion_ms: exchange.promotion_ms(),
             not_after_us: exchange.not_after_us,
         }
     }
@@ -62,12 +65,17 @@ impl Call {
     }
 
     pub(super) fn promoted_end_ms(&self) -> u64 {
-        self.now_ms + self.promote_ms
+        self.now_ms + self.promotion_ms
     }
 
     /// A later deadline was set before the clock was stepped back.
     pub(super) fn latest_end_ms(&self) -> u64 {
         self.now_ms + MAX_LEASE_MS
+    }
+
+    /// Whether the waiters of a replica with this heartbeat are evicted.
+    pub(super) fn is_over(&self, heartbeat: Heartbeat) -> bool {
+        heartbeat.until_ms + self.waiter_ttl_ms < self.now_ms
     }
 
     pub(super) fn is_stale(&self) -> bool {

@@ -33,7 +33,7 @@ pub(crate) struct Ledger {
     units: u32,
     /// By ticket.
     queue: BTreeMap<i64, Waiter>,
-    /// An ended heartbeat stays for a while, as a sign that the queue may contain dead waiters.
+    /// A heartbeat stays for a while after the replica's death, as a sign that the queue may contain dead waiters.
     heartbeats: BTreeMap<ReplicaId, Heartbeat>,
     /// Until when each replica may keep freed slots, in store milliseconds.
     rights: BTreeMap<ReplicaId, u64>,
@@ -56,7 +56,7 @@ struct Waiter {
 /// Heartbeat of a replica with waiters.
 #[derive(Clone, Copy, Debug)]
 struct Heartbeat {
-    /// Until when its waiters count as alive, in store milliseconds.
+    /// Until when the replica calls again unless it has stopped, in store milliseconds.
     until_ms: u64,
     /// The replica subscribes to its wake-ups, so it is unreachable if nobody receives them.
     listens: bool,
@@ -220,8 +220,8 @@ mod tests {
         let template = Exchange {
             replica: ReplicaId::from_bits(7),
             lease_ms: 1_000,
-            promote_ms: 500,
-            heartbeat_ms: 100,
+            respond_ms: 500,
+            waiter_ttl_ms: 100,
             not_after_us: 0,
             batches: Vec::new(),
             claims: Vec::new(),

@@ -18,8 +18,10 @@ pub(crate) const MAX_SEARCHED: usize = 64;
 enum Presence {
     Caller,
     Reachable,
-    /// Alive by its heartbeat, but nobody receives its wake-ups: it has lost its connection or crashed.
+    /// It has been silent for too long, or nobody receives its wake-ups: it has stopped, has lost its connection, or has
+    /// crashed.
     Unreachable,
+    /// It has been silent for so long that its waiters are evicted.
     Dead,
 }
 
@@ -173,7 +175,7 @@ impl Ledger {
     fn sweep(&mut self, call: &mut Call) {
         let window = min(self.queue.len(), call.budget);
         let mut heartbeats = self.heartbeats.values();
-        if window == 0 || !heartbeats.any(|heartbeat| heartbeat.until_ms < call.now_ms) {
+        if window == 0 || !heartbeats.any(|heartbeat| call.is_over(*heartbeat)) {
             return;
         }
         call.budget -= window;
@@ -187,7 +189,7 @@ impl Ledger {
         }
         if dead.is_empty() {
             self.heartbeats
-                .retain(|_, heartbeat| heartbeat.until_ms >= call.now_ms);
+                .retain(|_, heartbeat| !call.is_over(*heartbeat));
         }
     }
 
@@ -239,7 +241,7 @@ impl Ledger {
             return;
         }
         // In the store the lowest bit of the time encodes whether the replica listens.
-        let until_ms = call.now_ms + call.heartbeat_ms;
+        let until_ms = call.now_ms + call.respond_ms;
         let until_ms = until_ms - (until_ms + u64::from(call.listens)) % 2;
         let heartbeat = Heartbeat {
             until_ms,
@@ -257,7 +259,8 @@ impl Ledger {
             return Presence::Caller;
         }
         match self.heartbeats.get(&replica) {
-            Some(heartbeat) if heartbeat.until_ms < call.now_ms => Presence::Dead,
+            Some(&heartbeat) if call.is_over(heartbeat) => Presence::Dead,
+            Some(heartbeat) if heartbeat.until_ms < call.now_ms => Presence::Unreachable,
             Some(heartbeat) if heartbeat.listens && call.absent.contains(&replica) => {
                 Presence::Unreachable
             }

@@ -1,7 +1,7 @@
 //! Checks one exchange by comparing the ledger before and after it.
 
 use super::{
-    Bounds, Broken, Id, PROMOTED, State, Steps,
+    Bounds, Broken, Id, PROMPT, State, Steps,
     message::{Message, replica},
 };
 use crate::ledger::{BatchReply, MemberId, ReplicaId, Wake};
@@ -37,7 +37,7 @@ impl Check<'_> {
 
     fn of_holder(&self, id: Id, until: Steps) -> Broken {
         if self.before.queue.contains(&id) {
-            if until > PROMOTED {
+            if until > PROMPT {
                 return Some(("G4", "a waiter was granted more than it may sleep through"));
             }
             let earlier = self

@@ -1,6 +1,6 @@
 //! A client: its goal, its beliefs, and its pending answers.
 
-use super::{Bounds, DEAD, Steps};
+use super::{Bounds, DEAD, PROMPT, Steps};
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Client {
@@ -172,7 +172,10 @@ impl Client {
 
     pub(super) fn pass(&mut self, bounds: &Bounds) {
         let nearer = |until: &mut Steps| *until = (*until - 1).max(bounds.over());
-        self.last_seen = (self.last_seen + 1).min(DEAD);
+        self.last_seen = match self.last_seen < PROMPT + bounds.waiter_ttl {
+            true => self.last_seen + 1,
+            false => DEAD,
+        };
         if let Some(unanswered) = &mut self.unanswered {
             unanswered.age += 1;
             if let Some(answer) = &mut unanswered.answer {

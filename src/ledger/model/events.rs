@@ -29,7 +29,7 @@ impl State {
             nearer(until, 0);
         }
         for (_, until) in &mut self.heartbeats {
-            nearer(until, -1);
+            nearer(until, -1 - bounds.waiter_ttl);
         }
     }
 

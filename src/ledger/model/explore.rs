@@ -33,6 +33,7 @@ const THREE: Bounds = Bounds {
     limit: 1,
     weights: [1; 3],
     max_waiters: 2,
+    waiter_ttl: 0,
     messages: 1,
     copies: 1,
     releases: 1,
@@ -88,6 +89,28 @@ fn two_clients_of_whom_one_is_disconnected() {
         ..THREE
     };
     assert!(explore(disconnected) > 10_000);
+}
+
+/// Waiters whose client has stopped are passed over, and keep their places for a while.
+#[test]
+fn two_clients_of_whom_one_is_silent() {
+    let silent = Bounds {
+        clients: 2,
+        waiter_ttl: 1,
+        ..THREE
+    };
+    assert!(explore(silent) > 10_000);
+}
+
+#[test]
+#[ignore = "a minute"]
+fn three_clients_of_whom_one_is_silent() {
+    let silent = Bounds {
+        waiter_ttl: 1,
+        copies: 0,
+        ..THREE
+    };
+    explore(silent);
 }
 
 /// The heavy client needs all units, and waits for both others.

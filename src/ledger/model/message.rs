@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{ALIVE, Bounds, Id, LEASE, PROMOTED, Steps};
+use super::{Bounds, Id, LEASE, PROMPT, Steps};
 use crate::ledger::{Ask, Batch, Exchange, MemberId, ReplicaId, Reuse, number_of, weighing};
 
 const STEP_MS: u64 = 1_000;
@@ -69,9 +69,9 @@ impl Message {
         Exchange {
             replica: replica(self.client),
             lease_ms: LEASE as u64 * STEP_MS,
-            promote_ms: PROMOTED as u64 * STEP_MS,
             // The heartbeats of listening replicas are odd.
-            heartbeat_ms: ALIVE as u64 * STEP_MS + 1,
+            respond_ms: PROMPT as u64 * STEP_MS + 1,
+            waiter_ttl_ms: bounds.waiter_ttl as u64 * STEP_MS,
             not_after_us: time_ms(bounds.not_after - self.age) * 1_000,
             batches: vec![batch],
             claims: Vec::new(),

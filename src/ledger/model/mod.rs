@@ -10,7 +10,7 @@
 //! | --- | --- |
 //! | **G1** cap | the running leases weigh no more than the limit, unless a single heavier permit is alone |
 //! | **G2** holder knows | a permit that a client believes to hold is held in the ledger for that long |
-//! | **G3** fair | no slot was granted past a live waiter whose client has a connection, whatever the weights |
+//! | **G3** fair | no slot was granted past a waiter whose client has a connection and was seen lately, whatever the weights |
 //! | **G4** live | no exchange left as many units free as the first such waiter needs, lost a live waiter, or failed to send a wake-up for a grant; without further faults, all are served |
 //! | **G5** no leak | without further faults, or if all clients crash, the ledger is empty in the end |
 //! | **G6** idempotent | the ledger has no name unknown to its client |
@@ -43,10 +43,10 @@ use self::{client::Client, message::Message};
 type Steps = i8;
 
 const LEASE: Steps = 2;
-const PROMOTED: Steps = 1;
-const ALIVE: Steps = 1;
-/// A client last seen this long ago counts as dead, as does any older one.
-const DEAD: Steps = ALIVE + 1;
+/// A client last seen longer ago is passed over. Also the lease of a promoted waiter.
+const PROMPT: Steps = 1;
+/// When a dead client was last seen.
+const DEAD: Steps = Steps::MAX;
 
 /// Situations that give the properties substance: each must occur.
 const SITUATIONS: [&str; 5] = [
@@ -65,6 +65,8 @@ struct Bounds {
     /// Weight of each client's permits.
     weights: [u8; 3],
     max_waiters: u32,
+    /// How much longer than `PROMPT` a silent client counts as alive.
+    waiter_ttl: Steps,
     /// Messages in flight at once; at this number nothing is sent.
     messages: usize,
     /// How often a message runs again.
@@ -271,11 +273,12 @@ impl State {
     }
 
     fn is_alive(&self, id: Id) -> bool {
-        self.clients[usize::from(id.client)].last_seen <= ALIVE
+        self.clients[usize::from(id.client)].last_seen < DEAD
     }
 
     fn is_reachable(&self, id: Id) -> bool {
-        self.is_alive(id) && self.clients[usize::from(id.client)].connected
+        let client = &self.clients[usize::from(id.client)];
+        client.last_seen <= PROMPT && client.connected
     }
 
     fn holders_know(&self) -> bool {

@@ -8,7 +8,7 @@ local function close(ledger)
   -- accumulate.
   local heartbeat = nil
   if waiting > 0 and ledger.waits > 0 then
-    local last_ms = now_ms + heartbeat_ms
+    local last_ms = now_ms + respond_ms
     heartbeat = text_of(ALIVE + last_ms - (last_ms + (ledger.waits - 1) / 2) % 2)
   end
   if enter(ledger, heartbeat) then

@@ -11,8 +11,8 @@
 --                                           have been granted past the waiter
 --   holding  0 .. 2^51 - 1    permit id     deadline in ms; a permit of weight w has w members: the id, and the id
 --                                           followed by each of the second to the w-th of DIGITS; each unit counts as one
---   alive    2^51 .. 2^52-1   '@'..replica  2^51 + the time until which its waiters count as alive, in ms (a heartbeat);
---                                           even, or odd if it subscribes to its wake-ups
+--   alive    2^51 .. 2^52-1   '@'..replica  2^51 + the time until which it calls again unless it has stopped, in ms (a
+--                                           heartbeat); even, or odd if it subscribes to its wake-ups
 --   keeping  from 2^52 on     '~'..replica  2^52 + the time until which it may keep freed slots, in ms
 --
 -- A permit id is the text of its replica (REPLICA_CHARS long) and the text of its name, whose first character, at
@@ -33,7 +33,7 @@
 -- A RECORD is seven packed numbers. Capitalized names are the constants below: the number of arguments for each
 -- element.
 --
---   ARGV[1]  of the exchange      RECORD: lease_ms, promote_ms, heartbeat_ms, not_after_us,
+--   ARGV[1]  of the exchange      RECORD: lease_ms, respond_ms, waiter_ttl_ms, not_after_us,
 --                                         numbers of ledgers, refunds and claims
 --            for each ledger      RECORD: limit, max_waiters, options,
 --                                         numbers of permits to release, renew, adopt and acquire
@@ -79,8 +79,8 @@
 -- ========
 -- 'granted_us until_ms numbers key' is published to another replica whose waiters were promoted. Without numbers it
 -- recalls the replica's kept slots. If nobody would receive the message at this server, although the replica subscribes
--- to its wake-ups, the replica is not connected: its waiters are passed over instead of promoted, and keep their
--- places.
+-- to its wake-ups, the replica is not connected. If its heartbeat has ended, it has stopped. Its waiters are then passed
+-- over instead of promoted, and keep their places for waiter_ttl_ms.
 --
 -- Speed
 -- =====
@@ -105,7 +105,7 @@ local LONG_NAME = '.............................................................
 local call = redis.call
 
 local packed = ARGV[1]
-local lease_ms, promote_ms, heartbeat_ms, not_after_us, ledger_count, refund_count, claim_count, first_record =
+local lease_ms, respond_ms, waiter_ttl_ms, not_after_us, ledger_count, refund_count, claim_count, first_record =
   struct.unpack(RECORD, packed)
 
 local time = redis.call('TIME')
@@ -117,7 +117,7 @@ local stale = now_us > not_after_us
 
 -- A key must outlive the leases and the heartbeat of this call. It gets an extra lease, so that its TTL is set only
 -- once per lease.
-local ttl_ms = lease_ms + heartbeat_ms
+local ttl_ms = lease_ms + respond_ms + waiter_ttl_ms
 
 local lease_end_text, too_late_text -- created on demand
 local may_write = false -- even at maxmemory, after the call's first write

@@ -7,7 +7,8 @@ local SWEEP_BUDGET = 1000
 
 local sub = string.sub
 local replica, wake_channel = sub(packed, -REPLICA_CHARS), sub(packed, record, -REPLICA_CHARS - 1)
-local promoted_end_ms = now_ms + promote_ms
+local promoted_end_ms = now_ms + math.min(respond_ms, lease_ms)
+local oldest = ALIVE + now_ms - waiter_ttl_ms -- an older heartbeat is that of a dead replica
 local budget = SWEEP_BUDGET
 
 -- Every list is short enough for `unpack`: see MAX_PERMITS and the budget.
@@ -40,11 +41,11 @@ local function score_at(key, rank)
   return tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2])
 end
 
--- Whether a replica is alive: the caller always is. `alive` caches the heartbeats.
+-- The heartbeat of a replica, or false if it is dead. The caller never is. `alive` caches the heartbeats.
 local function is_alive(key, alive, owner)
   if owner ~= replica and alive[owner] == nil then
     local heartbeat = tonumber(call('ZSCORE', key, '@' .. owner))
-    alive[owner] = heartbeat ~= nil and heartbeat >= ALIVE + now_ms and heartbeat
+    alive[owner] = heartbeat ~= nil and heartbeat >= oldest and heartbeat
   end
   return owner == replica or alive[owner]
 end
@@ -91,8 +92,8 @@ local function admit(ledger, id, waits)
   if waiting >= ledger.max_waiters and not ledger.swept then
     enter(ledger)
     ledger.swept = true
-    local key, now, window = ledger.key, ALIVE + now_ms, math.min(waiting, budget)
-    if window > 0 and call('ZCOUNT', key, ALIVE, now - 1) > 0 then
+    local key, window = ledger.key, math.min(waiting, budget)
+    if window > 0 and call('ZCOUNT', key, ALIVE, oldest - 1) > 0 then
       budget = budget - window
       local start = now_us % (waiting - window + 1)
       local dead, alive = {}, {}
@@ -104,7 +105,7 @@ local function admit(ledger, id, waits)
       on_all('ZREM', key, dead)
       waiting = waiting - #dead
       if #dead == 0 then
-        call('ZREMRANGEBYSCORE', key, ALIVE, now - 1)
+        call('ZREMRANGEBYSCORE', key, ALIVE, oldest - 1)
       end
     end
     ledger.waiting = waiting

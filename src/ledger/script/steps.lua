@@ -73,8 +73,8 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
     replies[2] = 1
   end
 
-  -- `promote`, from the head of the queue on. A waiter whose replica should receive wake-ups, but does not, is passed
-  -- over: it keeps its place, and a later waiter gets the slot. The script asks before publishing, because `PUBLISH`
+  -- `promote`, from the head of the queue on. A waiter whose replica is silent, or should receive wake-ups but does not,
+  -- is passed over: it keeps its place, and a later waiter gets the slot. The script asks before publishing, because `PUBLISH`
   -- counts only subscribers at this server, while its message may reach others, and would count as a grant there.
   --
   -- A waiter that needs more units than are free blocks the queue behind it, because it would otherwise starve. A
@@ -102,7 +102,9 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
       if owner ~= replica then
         alive, subscribers = alive or {}, subscribers or {}
         heartbeat = is_alive(key, alive, owner)
-        if heartbeat and heartbeat % 2 == 1 and not subscribers[owner] then
+        if heartbeat and heartbeat < ALIVE + now_ms then
+          subscribers[owner] = 0 -- it is silent
+        elseif heartbeat and heartbeat % 2 == 1 and not subscribers[owner] then
           -- By pcall: an ACL may forbid it.
           subscribers[owner] = redis.pcall('PUBSUB', 'NUMSUB', wake_channel .. owner)[2] or 1
         end

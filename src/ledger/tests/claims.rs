@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::twins::{A, B, C, HEARTBEAT_MS, TTL_SPARE_MS, Twins, refunds_of};
+use super::twins::{A, B, C, HEARTBEAT_MS, RESPOND_MS, TTL_SPARE_MS, Twins, refunds_of};
 use crate::ledger::{
     Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange, MAX_PERMITS,
     Rate, Seq, Standing, Want, weighing,
@@ -367,7 +367,7 @@ fn a_claim_that_waits_leaves_a_heartbeat() {
     let mut twins = Twins::start();
     twins.all(A, acquired(1, [1]), Vec::new());
     twins.claim(B, 1, claim([Want::Wait], 1));
-    twins.pass_ms(HEARTBEAT_MS);
+    twins.pass_ms(RESPOND_MS);
     twins.all(A, released(1, 1), Vec::new());
     assert_eq!(twins.woken, [(B, 1)]);
 }

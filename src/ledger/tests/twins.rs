@@ -23,9 +23,10 @@ use crate::{
 
 const WAKE_PREFIX: &str = "t:wake:";
 pub(super) const LEASE_MS: u64 = 30_000;
-pub(super) const PROMOTE_MS: u64 = 5_000;
 /// Odd, like the heartbeats of replicas that listen.
-pub(super) const HEARTBEAT_MS: u64 = 6_501;
+pub(super) const RESPOND_MS: u64 = 5_001;
+/// A replica that is silent for longer is dead.
+pub(super) const HEARTBEAT_MS: u64 = RESPOND_MS + 1_500;
 /// How long the key of a rate outlives its state, in the script of these tests.
 pub(super) const TTL_SPARE_MS: u64 = 3_600_000;
 const START_MS: u64 = 1_763_600_000_000;
@@ -134,8 +135,8 @@ impl Twins {
         Exchange {
             replica: ReplicaId::from_bits(replica),
             lease_ms: self.lease_ms,
-            promote_ms: PROMOTE_MS,
-            heartbeat_ms: HEARTBEAT_MS,
+            respond_ms: RESPOND_MS,
+            waiter_ttl_ms: HEARTBEAT_MS - RESPOND_MS,
             not_after_us: self.not_after_us,
             batches,
             claims: Vec::new(),
@@ -342,7 +343,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     // Up to, or around, the millisecond at which something ends.
     const ENDS_MS: [u64; 6] = [
         RIGHT_MS,
-        PROMOTE_MS,
+        RESPOND_MS,
         HEARTBEAT_MS,
         LEASE_MS,
         2 * LEASE_MS,

@@ -226,8 +226,8 @@ impl Replica {
         let mut exchange = Exchange {
             replica: self.id,
             lease_ms,
-            promote_ms: lease_ms,
-            heartbeat_ms: lease_ms,
+            respond_ms: lease_ms,
+            waiter_ttl_ms: lease_ms,
             not_after_us: u64::MAX,
             batches: Vec::new(),
             claims: Vec::new(),

@@ -94,8 +94,8 @@ fn packed(replica: &str, wake_prefix: &str, listens: bool, exchange: &Exchange) 
         &mut packed,
         [
             exchange.lease_ms,
-            exchange.promote_ms,
-            exchange.heartbeat_ms,
+            exchange.respond_ms,
+            exchange.waiter_ttl_ms,
             exchange.not_after_us,
             exchange.batches.len() as u64,
             exchange.refunds.len() as u64,
@@ -138,7 +138,7 @@ pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreEr
     let now_us = unsigned(parts.next()).ok_or_else(unreadable)?;
     let more = integer(parts.next()).ok_or_else(unreadable)? != 0;
     let lease_end_ms = now_us / 1_000 + exchange.lease_ms;
-    let promoted_end_ms = now_us / 1_000 + exchange.promote_ms;
+    let promoted_end_ms = now_us / 1_000 + exchange.promotion_ms();
     let mut batches = Vec::with_capacity(exchange.batches.len());
     for batch in &exchange.batches {
         batches.push(match parts.next() {
@@ -460,8 +460,8 @@ mod tests {
         let exchange = Exchange {
             replica: ReplicaId::from_bits(1),
             lease_ms: 1,
-            promote_ms: 1,
-            heartbeat_ms: 1,
+            respond_ms: 1,
+            waiter_ttl_ms: 1,
             not_after_us: 0,
             batches: Vec::new(),
             claims: Vec::new(),

@@ -475,8 +475,8 @@ mod tests {
         Arc::new(Exchange {
             replica: ReplicaId::from_bits(1),
             lease_ms: 1_000,
-            promote_ms: 1_000,
-            heartbeat_ms: 1_000,
+            respond_ms: 1_000,
+            waiter_ttl_ms: 1_000,
             not_after_us: u64::MAX,
             batches,
             claims: Vec::new(),

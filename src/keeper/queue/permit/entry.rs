@@ -11,7 +11,7 @@
 //!
 //! An entry in any state may be released; it is then removed, or becomes `Leaving`.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZero, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -25,6 +25,8 @@ pub(in crate::keeper::queue) struct Entry {
     pub asked: Instant,
     /// Place at which it joined the queue; 0 if it did not.
     pub place: u32,
+    /// The ticket with which it was granted a slot that it may have lost: it asks again for this place.
+    pub ticket: Option<NonZero<i64>>,
     /// Whether it may wait for its slot.
     pub waits: bool,
     /// Whether its turn has begun.
@@ -138,6 +140,7 @@ impl Entry {
             in_store: InStore::default(),
             asked: now,
             place: 0,
+            ticket: None,
             waits: !wait.is_zero(),
             // A request for a single slot begins at once.
             begun: request.is_some_and(|request| request.plain),

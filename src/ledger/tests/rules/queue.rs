@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{KEY, acquire, acquire_now, adopt, batch, promoted, release, renew};
 use crate::ledger::{
     Batch, BatchReply, MAX_LEASE_MS, Promotion, SWEEP_BUDGET, Seq, Standing,
-    tests::twins::{A, B, C, HEARTBEAT_MS, LEASE_MS, PROMOTE_MS, Twins},
+    tests::twins::{A, B, C, HEARTBEAT_MS, LEASE_MS, RESPOND_MS, Twins},
 };
 
 #[test]
@@ -43,7 +43,7 @@ fn a_promoted_waiter_holds_for_the_short_lease_until_it_renews() {
     twins.run(A, acquire(1, [1, 2]));
     twins.pass_ms(10);
     let reply = twins.run(A, release(1, [1]));
-    let until_ms = twins.now_ms() + PROMOTE_MS;
+    let until_ms = twins.now_ms() + RESPOND_MS;
     assert_eq!(reply.promoted, [Promotion { seq: 2, until_ms }]);
     assert_eq!(twins.run(A, renew(1, [2])).renewed, [twins.held()]);
 }
@@ -259,6 +259,55 @@ fn promotion_keeps_to_the_budget_and_reports_more() {
         (promoted(&reply), twins.more),
         (vec![budget + 1, 9_999], false)
     );
+}
+
+/// A replica that has stopped still has its connection. Its promotions end after the time within which it would have
+/// called, and its waiters keep their places.
+#[test]
+fn waiters_of_a_silent_replica_are_passed_over_until_it_calls() {
+    let mut twins = Twins::start();
+    twins.run(A, acquire(1, [1]));
+    twins.run(B, acquire(1, 1..=3));
+    twins.run(C, acquire(1, 1..=2));
+    twins.run(A, release(1, [1]));
+    assert_eq!(twins.woken, [(B, 1)]);
+    twins.pass_ms(RESPOND_MS - 1);
+    assert_eq!(twins.run(C, renew(1, 1..=2)).waiting, 4);
+    // The promotion ends, and B has been silent for longer.
+    twins.pass_ms(2);
+    assert_eq!(promoted(&twins.run(C, batch(1))), [1]);
+    let reply = twins.run(C, release(1, [1]));
+    assert_eq!((promoted(&reply), reply.waiting), (vec![2], 2));
+    let reply = twins.run(B, renew(1, 1..=3));
+    assert_eq!(
+        (reply.renewed[0], reply.places),
+        (Standing::Absent, vec![1, 2])
+    );
+    twins.run(C, acquire(1, [3]));
+    twins.run(C, release(1, [2]));
+    assert_eq!(twins.woken, [(B, 2)]);
+}
+
+#[test]
+fn a_replica_that_is_silent_for_no_longer_than_it_may_be_is_not_passed_over() {
+    let mut twins = Twins::start();
+    twins.run(A, acquire(1, [1]));
+    twins.run(B, acquire(1, [1]));
+    twins.run(C, acquire(1, [1]));
+    twins.pass_ms(RESPOND_MS);
+    twins.run(A, release(1, [1]));
+    assert_eq!(twins.woken, [(B, 1)]);
+}
+
+/// A short lease is not made longer by a promotion.
+#[test]
+fn a_promotion_ends_within_a_lease() {
+    let mut twins = Twins::start();
+    twins.lease_ms = RESPOND_MS / 2;
+    twins.run(A, acquire(1, [1, 2]));
+    let reply = twins.run(A, release(1, [1]));
+    let until_ms = twins.now_ms() + twins.lease_ms;
+    assert_eq!(reply.promoted, [Promotion { seq: 2, until_ms }]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::{acquire, acquire_now, batch, release, renew};
 use crate::ledger::{
     Batch, BatchReply, EXCHANGE_LUA, ReplicaId, Standing, Wake,
-    tests::twins::{A, B, LEASE_MS, PROMOTE_MS, Twins, replace_once},
+    tests::twins::{A, B, LEASE_MS, RESPOND_MS, Twins, replace_once},
     weighing,
 };
 
@@ -141,7 +141,7 @@ fn a_heavy_waiter_that_is_granted_as_a_light_one_leaves_nothing_behind() {
             assert_eq!(mixed.run(NEW, release(4, [weighing(1, 3)])).in_use, 1);
             assert_eq!(mixed.run(OLD, release(4, [3])).in_use, 0);
         } else {
-            mixed.twins.pass_ms(PROMOTE_MS);
+            mixed.twins.pass_ms(RESPOND_MS);
             assert_eq!(mixed.run(OLD, release(4, [1, 2, 3])).in_use, 0);
         }
         assert!(mixed.is_empty());

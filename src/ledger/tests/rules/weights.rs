@@ -3,7 +3,7 @@
 use super::{KEY, acquire, acquire_now, adopt, batch, promoted, release, renew};
 use crate::ledger::{
     Batch, BatchReply, Claim, ClaimAsk, Exchange, MAX_LEASE_MS, Standing, Want,
-    tests::twins::{A, B, C, HEARTBEAT_MS, LEASE_MS, PROMOTE_MS, Twins},
+    tests::twins::{A, B, C, HEARTBEAT_MS, LEASE_MS, RESPOND_MS, Twins},
     weighing,
 };
 
@@ -286,7 +286,7 @@ fn a_clock_stepped_back_blocks_a_heavy_claim_for_no_longer_than_the_longest_leas
     assert_eq!((standings[1], in_use), (Standing::Absent, vec![3, 3]));
     twins.pass_ms(MAX_LEASE_MS);
     let (standings, in_use) = claim(&mut twins, 4, Want::Wait);
-    let until_ms = twins.now_ms() + PROMOTE_MS;
+    let until_ms = twins.now_ms() + RESPOND_MS;
     assert_eq!(standings, [Standing::Held { until_ms }, twins.held()]);
     assert_eq!(in_use, [4, 4]);
 }
