@@ -58,7 +58,7 @@ const REUSED: Limit = Limit::concurrent("reused", LIMIT).reuse();
 const LEASE: Duration = Duration::from_secs(30);
 const STORE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The load: a number of tasks, each of which picks random keys.
+/// The load: a number of tasks that pick random keys.
 struct Work {
     name: &'static str,
     tasks: usize,

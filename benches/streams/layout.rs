@@ -10,7 +10,7 @@ pub(crate) const HEADER: &str = "x-api-key";
 pub(crate) enum Layout {
     /// All streams under one key.
     OneKey,
-    /// Two streams under each key, one in each process.
+    /// Two streams under each key, in different processes.
     ManyKeys,
 }
 
@@ -43,7 +43,7 @@ impl Layout {
         }
     }
 
-    /// The number of free slots once one of the processes is gone.
+    /// The number of free slots once either process is gone.
     pub(crate) fn free_after_kill(self, streams: usize) -> usize {
         match self {
             Self::OneKey => streams / 2 + 1,

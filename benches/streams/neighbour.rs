@@ -65,7 +65,7 @@ impl Neighbour {
         }
     }
 
-    /// Acquires every slot that has to be free when one of the processes is gone. Returns their number.
+    /// Acquires every slot that has to be free when either process is gone. Returns their number.
     pub(crate) fn claim(&self, plan: Plan) -> usize {
         let (layer, _) = &self.layers[1];
         let service = layer.layer(service_fn(endless));

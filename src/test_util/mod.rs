@@ -97,7 +97,7 @@ impl TestStore {
     /// Sets how long the store takes to answer messages sent from now on. Default: no time.
     ///
     /// Half of the delay passes before the store executes a message, and half before the limiter receives the answer.
-    /// So, as with a slow network, a message may still take effect after the limiter's timeout. Wake-ups for waiters
+    /// As with a slow network, a message may still take effect after the limiter's timeout. Wake-ups for waiters
     /// are delayed by half as much.
     pub fn respond_after(&self, delay: Duration) {
         self.0.respond_after(delay);

@@ -22,7 +22,7 @@ const EPOCH_US: u64 = 1_700_000_000_000_000;
 /// Maximum delay: longer than any test, but within the range of `Instant`.
 const MAX_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// A replica, in a cluster with one of its parts.
+/// A replica; in a cluster, a single part of it.
 pub(super) type Client = (ReplicaId, Part);
 
 /// The number of a connection.

@@ -221,7 +221,7 @@ impl Scene {
         replicas.filter(|replica| replica.runtime.is_some())
     }
 
-    /// Starts the streams of a round, each on one of the replicas.
+    /// Starts the streams of a round, spread over the replicas.
     fn begin(&self, round: usize) -> (Vec<Arc<Stream>>, impl Future<Output = ()> + use<>) {
         let size = STREAMS / ROUNDS;
         let streams = self.streams[round * size..][..size].to_vec();

@@ -253,7 +253,7 @@ pub(crate) fn assert_error(server: &RedisServer, says: &str) {
     assert!(said || is_old, "{says}: {stats}");
 }
 
-/// A cluster without one of its nodes. (With several limits the client for a single server would be wrong there.)
+/// A cluster that lacks a node. (With several limits the client for a single server would be wrong there.)
 #[tokio::test]
 async fn a_slot_without_a_node_is_an_outage() {
     let server = RedisServer::start_with(&["--cluster-enabled", "yes"]);

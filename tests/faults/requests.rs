@@ -158,7 +158,7 @@ async fn a_release_that_arrives_late_touches_no_other_holder() {
     drop(permit);
     soon(proxy.until(|seen| seen.connections[0].received(Way::Requests) > sent)).await;
     proxy.cut_client(0);
-    // The same replica: the next permit differs in its number only.
+    // On the same replica the next permit differs only in its number.
     let next = soon(one.acquire()).await.expect("released meanwhile");
     let before = scripts(&server);
     proxy.release(Way::Requests);
@@ -219,7 +219,7 @@ async fn a_late_wake_up_is_not_used() {
     let server = RedisServer::start();
     let holders = Holders::count(1);
     let proxy = FaultProxy::start(server.port());
-    // These limiters must not poll while the wake-up is held back, or they would notice the grant.
+    // While the wake-up is held back, these limiters must not poll, or they would notice the grant.
     let long = quick().lease(10 * LEASE);
     let giver = long.clone().connect(&server.url()).await.expect("it is up");
     let giver = giver.semaphore(strict(1), "key");

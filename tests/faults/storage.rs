@@ -100,7 +100,7 @@ async fn idle_holders_are_soon_back_in_a_store_that_restarts_empty() {
     until_empty(&server).await;
 }
 
-/// Under `allkeys-lru` the ledger is evicted when memory is short, of which a warning at the start informs.
+/// Under `allkeys-lru` the ledger is evicted when memory is short, and a warning at the start reports this.
 #[tokio::test]
 async fn an_evicted_ledger_is_restored() {
     survives("allkeys-lru", async |server| {

@@ -14,7 +14,7 @@ pub(crate) const ESTIMATE: u64 = 1_000;
 const PROMPT: u64 = 1_200;
 pub(crate) const OPENAI: &str = "/v1/chat/completions";
 pub(crate) const ANTHROPIC: &str = "/v1/messages";
-/// Longer than what a proxy would keep of an answer.
+/// Longer than a proxy's buffer for an answer.
 pub(crate) const MIB: usize = 1024 * 1024;
 
 /// An answer, which the upstream gives to requests with its name in `x-answer`.
@@ -26,10 +26,10 @@ pub(crate) struct Answer {
     pub(crate) headers: Vec<(&'static str, &'static str)>,
     /// Each is a chunk of HTTP/1.
     pub(crate) pieces: Vec<Bytes>,
-    /// What reaches the client, if it is not the same.
+    /// The body as the client receives it, if it differs.
     pub(crate) decoded: Option<Bytes>,
     pub(crate) end: End,
-    /// What is settled for it, with its prompt.
+    /// The settled cost, including the prompt.
     pub(crate) tokens: u64,
 }
 
@@ -103,7 +103,7 @@ impl Answer {
         self.with_header("content-encoding", "gzip")
     }
 
-    /// What the client gets.
+    /// The body as the client receives it.
     pub(crate) fn body(&self) -> Vec<u8> {
         match &self.decoded {
             Some(decoded) => decoded.to_vec(),
@@ -464,7 +464,7 @@ pub(crate) fn chunk(delta: &Value) -> Value {
     })
 }
 
-/// The first so many, behind the chunk that begins each stream.
+/// The first deltas, after the chunk that begins each stream.
 fn deltas(count: usize) -> impl Iterator<Item = Value> {
     let role = json!({ "role": "assistant", "content": "" });
     let texts = DELTAS.into_iter().take(count);

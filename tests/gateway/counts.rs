@@ -1,4 +1,4 @@
-//! What the gateway counts of an answer.
+//! How the gateway counts the tokens of an answer.
 
 use serde_json::{Value, json};
 
@@ -108,14 +108,14 @@ fn reports_are_the_truth() {
     assert_eq!(total(many().chain([last])), 15);
     let with_choice = json!({ "choices": [{ "delta": { "content": "a" } }], "usage": used(7, 8) });
     assert_eq!(total(many().chain([with_choice])), 15);
-    // In the same chunk as each delta: what comes after the last one is counted.
+    // Usage in the same chunk as each delta: text after the last usage is counted.
     let running =
         |tokens| json!({ "choices": [{ "delta": { "content": "a" } }], "usage": used(7, tokens) });
     assert_eq!(total([running(1), running(2), delta("a")]), 10);
     // Thoughts that are in the total only.
     let thoughts = json!({ "prompt_tokens": 7, "completion_tokens": 8, "total_tokens": 35 });
     assert_eq!(total([json!({ "choices": [], "usage": thoughts })]), 35);
-    // What a cache gave is in the prompt already.
+    // The prompt already includes tokens from a cache.
     let cached = json!({
         "prompt_tokens": 7, "completion_tokens": 8, "cache_read_input_tokens": 5,
         "prompt_tokens_details": { "cached_tokens": 5 },
@@ -178,7 +178,7 @@ fn an_event_of_any_length_is_read() {
     );
 }
 
-/// Such a chunk is not passed on if the client has not asked for it.
+/// A chunk with usage alone is not passed on if the client has not asked for usage.
 #[test]
 fn a_chunk_of_usage_alone_is_known() {
     let is_report = |event: Value| {
@@ -215,7 +215,7 @@ fn reports_in_the_style_of_anthropic_are_the_truth() {
         "input_tokens": 10, "cache_creation_input_tokens": 20, "cache_read_input_tokens": 30,
     });
     assert_eq!(total([message_start(cached), end(9)]), 69);
-    // Known at the end only, or not any more.
+    // Usage that is known only at the end, or is missing there.
     let late =
         json!({ "type": "message_delta", "usage": { "input_tokens": 10, "output_tokens": 9 } });
     let zero = || message_start(json!({ "input_tokens": 0, "output_tokens": 0 }));
@@ -286,7 +286,7 @@ fn an_answer_that_is_no_stream_costs_what_it_reports() {
     assert_eq!(of(json!({ "choices": [], "usage": used(7, 8) })), 15);
     let usage = json!({ "input_tokens": 7, "cache_read_input_tokens": 2, "output_tokens": 8 });
     assert_eq!(of(json!({ "type": "message", "usage": usage })), 17);
-    // Embeddings have no output.
+    // Embeddings are without output.
     assert_eq!(
         of(json!({ "usage": { "prompt_tokens": 7, "total_tokens": 7 } })),
         7
@@ -334,13 +334,13 @@ fn an_answer_that_reports_nothing_costs_its_text() {
     // Vectors, in both forms.
     assert_eq!(of(json!({ "data": [{ "embedding": [0.1, 1, -2] }] })), 100);
     assert_eq!(of(json!({ "data": [{ "embedding": text }] })), 100);
-    // Of an unknown shape, and no JSON at all.
+    // An answer of unknown shape, and an answer that is not JSON.
     assert_eq!(of(json!({ "answer": text })), 110);
     assert_eq!(read(&[b'a'; 40]), 110);
     let mut unread = Count::new(100);
     unread.add_unread(40);
     assert_eq!(unread.total(), 110, "gzip, most likely");
-    // What has come, if it was cut short.
+    // An answer that was cut short counts as far as it came.
     let whole = json!({ "choices": [{ "message": message }], "usage": used(7, 8) }).to_string();
     let (half, _) = whole.split_once("a a a").expect("a text");
     let half = format!("{half}{}", words(5));

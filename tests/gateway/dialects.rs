@@ -1,4 +1,4 @@
-//! What the gateway itself answers, as the clients of each provider read it.
+//! The gateway's own answers, in the form that each provider's clients read.
 
 use http::{HeaderMap, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Empty};
@@ -58,7 +58,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
     value.to_str().expect("text")
 }
 
-/// The fields of a unit: what the caller has, what is left, and when there is more.
+/// The fields of a unit: the caller's allowance, the rest of it, and the time until there is more.
 fn rate_limits<'a>(path: &str, headers: &'a HeaderMap, unit: &str) -> [&'a str; 3] {
     ["limit", "remaining", "reset"].map(|what| match path {
         "/v1/messages" => text(headers, &format!("anthropic-ratelimit-{unit}-{what}")),
@@ -113,7 +113,7 @@ fn a_budget_that_is_used_up_says_when_it_is_not() {
             assert!((5_000..5_100).contains(&remaining), "{remaining}");
             let before = stage.contents();
             first.into_body().collect().await.expect("whole");
-            // It is settled below what was charged, or above it.
+            // The settled cost is below the charge, or above it.
             while stage.contents() == before {
                 tokio::task::yield_now().await;
             }
@@ -171,7 +171,7 @@ fn a_request_without_a_key_is_a_401() {
     });
 }
 
-/// Both kinds of SDKs send theirs in a place of its own, and each caller has limits of its own.
+/// Each kind of SDK sends the key in a different place, and each caller has separate limits.
 #[test]
 fn keys_are_found_where_clients_put_them() {
     alone(async {

@@ -69,7 +69,7 @@ fn an_event_of_any_length_is_read() {
     }
 }
 
-/// Each end is where a client has all of the event, and a comment by itself does not wait for one.
+/// An end is a place where a client has a complete event; a comment outside an event ends at once.
 #[test]
 fn ends_are_where_something_ends() {
     let stream = ": a\n\ndata: b\n: c\n\nid: 1\n\n: d\ndata: e\r\n\r\ndata: half";

@@ -61,7 +61,7 @@ proptest! {
     }
 }
 
-/// They get the tokens' limit, and the upstream the one spelling.
+/// Every spelling is under the limit of tokens, and the upstream sees only the canonical one.
 #[test]
 fn no_spelling_goes_around_the_budget() {
     alone(async {

@@ -22,7 +22,7 @@ fn each_key_has_five_streams() {
         for stream in &mut open {
             assert_eq!(stream.event().await, "data: 1\n\n");
         }
-        // Each of them was charged once, and holds one slot of its key and one of all.
+        // Each stream was charged once, and holds a slot of its key and a slot shared by all keys.
         assert_eq!(stage.totals(), (vec![5, 5], vec![5, 5, 10]));
 
         drop(open.pop());
@@ -36,7 +36,7 @@ fn gold_keys_have_twenty_streams() {
     alone(async {
         let stage = Stage::new().await;
         let _open = stage.open_many("gold-1", 20).await;
-        // They have used up the burst too. When the rate would let one more in, the slots do not.
+        // The streams have used up the burst too. Once the rate has recovered, the slots still refuse.
         loop {
             let refused = stage.open(0, "gold-1").await.err();
             let refused = refused.expect("it has twenty");
@@ -62,7 +62,7 @@ fn no_key_opens_more_than_sixty_a_minute() {
         }
         stage.until_held(0).await;
         stage.assert_refused("busy", 429, "chat-opens").await;
-        // Both replicas try all the time, and get one more in each 1.5 s.
+        // Both replicas keep trying, and one stream is admitted every 1.5 s.
         let mut opened = 20;
         while opened < 22 {
             let answers = join_all((0..2).map(|replica| stage.pass(replica, "busy"))).await;

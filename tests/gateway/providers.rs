@@ -25,7 +25,7 @@ use crate::{
     upstream::Upstream,
 };
 
-/// With all that a caller might send to identify itself.
+/// With every credential that a caller might send.
 fn with_secrets(path: &str, answer: &str) -> Request<Full<Bytes>> {
     let mut request = request(path, answer, "caller", body(10));
     for (name, value) in [
@@ -128,7 +128,7 @@ fn a_path_without_an_upstream_is_a_404() {
     });
 }
 
-/// Answers one request over TLS, and passes on what it was.
+/// Answers one request over TLS, and passes its head to the test.
 fn tls_server(
     key: &KeyPair,
     certificate: &rcgen::Certificate,
@@ -230,7 +230,7 @@ fn a_101_that_nobody_asked_for_is_a_502() {
     });
 }
 
-/// What comes until a stream breaks.
+/// The part of a stream that arrives before it breaks.
 async fn until_cut(response: http::Response<hyper::body::Incoming>) -> String {
     let (mut response, mut text) = (response, String::new());
     loop {

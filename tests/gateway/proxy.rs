@@ -90,7 +90,7 @@ fn heads_are_passed_on_but_for_what_belongs_to_a_connection() {
             for (name, values) in [
                 ("host", &[host.as_str()][..]),
                 ("x-forwarded-for", &["203.0.113.7", "127.0.0.1"]),
-                // The caller's, and there is none of the gateway.
+                // The caller's key is removed, and the gateway adds no key.
                 ("x-api-key", &[]),
                 ("x-end", &["for the upstream"]),
                 ("connection", &[]),

@@ -1,4 +1,4 @@
-//! The gateway's reader of JSON finds what a parser finds, however the bytes are cut.
+//! The gateway's reader of JSON agrees with a parser, however the bytes are cut.
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use crate::{
     json::{Item, Scanner},
 };
 
-/// What is found, as lines: the place, and the cost of a text, or a number, or a first byte.
+/// The items found, one per line: the place, and the cost of a text, or a number, or a first byte.
 fn scanned<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
     let (mut scanner, mut found) = (Scanner::default(), Vec::new());
     let mut note = |place: &str, item: Item<'_>| {
@@ -26,7 +26,7 @@ fn scanned<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
     found
 }
 
-/// The same of a value that is parsed.
+/// The same lines for a parsed value.
 fn walked(place: &str, value: &Value, found: &mut Vec<String>) {
     match value {
         Value::String(text) => {
@@ -96,7 +96,7 @@ proptest! {
         }
     }
 
-    /// It may be cut short, or be no JSON.
+    /// Bytes that are cut short, or are not JSON.
     #[test]
     fn other_bytes_are_read_to_their_end(
         pieces in prop::collection::vec("[\\[\\]{}\":,\\\\u0a-]{0,20}", 0..10),

@@ -1,4 +1,4 @@
-//! What users of the real SDKs see: `.ci/sdks` installs them, and runs this.
+//! The view of users of the real SDKs. `.ci/sdks` installs the SDKs and runs these tests.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -13,7 +13,7 @@ use crate::{
 /// By the SDK and the case.
 type Seen = BTreeMap<(String, String), String>;
 
-/// Runs a program on three gateways, and one whose upstream must not be silent. Each line is what a user sees.
+/// Runs a program on three gateways, and one whose upstream must not be silent. Each line is the view of a user.
 async fn seen(stage: &Stage, program: &str, script: &str) -> Seen {
     let address =
         |replica: &crate::support::replica::Replica| format!("http://{}", replica.address());

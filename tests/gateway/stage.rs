@@ -1,4 +1,4 @@
-//! What each test has: a store, an upstream, two gateways and their file.
+//! The stage of each test: a store, an upstream, two gateways and their file.
 
 use std::{collections::BTreeMap, fs, path::PathBuf, process::Command, time::Duration};
 
@@ -23,7 +23,7 @@ pub(crate) struct Stage {
     pub(crate) redis: RedisServer,
     pub(crate) upstream: Upstream,
     pub(crate) replicas: Vec<Replica>,
-    /// What the file says.
+    /// The text of the file.
     pub(crate) policy: String,
     folder: TempDir,
 }
@@ -60,7 +60,7 @@ impl Stage {
         Replica::launch(self.command(&options)).await
     }
 
-    /// What starts a gateway with these options, among them `--upstream`.
+    /// The command of a gateway with these options, which include `--upstream`.
     pub(crate) fn command(&self, options: &[&str]) -> Command {
         let mut command = command("llm_gateway", options);
         command
@@ -91,7 +91,7 @@ impl Stage {
         Ok(())
     }
 
-    /// So many streams, on one replica after the other.
+    /// Opens streams on both replicas in turn.
     pub(crate) async fn open_many(&self, key: &str, streams: usize) -> Vec<Call> {
         let mut open = Vec::new();
         for number in 0..streams {
@@ -114,13 +114,13 @@ impl Stage {
             );
             assert!(refused.retry_after >= 1);
         }
-        // What others used up may be over meanwhile.
+        // Charges of other keys may have drained meanwhile.
         let mut after = self.contents();
         after.retain(|ledger, content| !content.is_empty() && before.get(ledger) != Some(content));
         assert!(after.is_empty(), "{key}: {after:?}");
     }
 
-    /// Who holds a slot in each ledger, in the order of their names, and the state of each rate.
+    /// The holders of slots in each ledger, in the order of their names, and the state of each rate.
     pub(crate) fn contents(&self) -> BTreeMap<String, String> {
         let content = |key: &str| {
             if self.redis.cli(&["TYPE", key]) == "string" {
@@ -155,7 +155,7 @@ impl Stage {
         (charged, held)
     }
 
-    /// Waits until this many streams hold slots: each has one of its key, and one of all.
+    /// Waits until this many streams hold slots: each has a slot of its key, and a slot shared by all keys.
     pub(crate) async fn until_held(&self, streams: usize) {
         let members = (2 * streams).to_string();
         while self.redis.cli(&["EVAL", MEMBERS, "0"]) != members {
@@ -174,7 +174,7 @@ const MEMBERS: &str = "
     end
     return members";
 
-/// The file that comes with the example, with the test's store, and one more pattern for what the test's upstream has.
+/// The example's file, with the test's store, and one more pattern for a path of the test's upstream.
 fn of_test(redis: &RedisServer) -> String {
     let policy = changed(POLICY, "redis://127.0.0.1", &redis.url());
     let pattern = "  \"POST /v1/completions\",";
@@ -194,7 +194,7 @@ pub(crate) struct Call {
     _connection: Connection,
 }
 
-/// What a refusal says.
+/// The content of a refusal.
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub(crate) status: u16,

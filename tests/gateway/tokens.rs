@@ -19,7 +19,7 @@ use crate::{
     support::{alone, redis_server::free_port},
 };
 
-/// The time that a token takes to drain: what a test uses stays.
+/// Time that a token takes to drain: none drains during a test.
 const SPACING_US: u64 = 86_400;
 
 pub(crate) fn slow(policy: String) -> String {
@@ -77,7 +77,7 @@ async fn ask(stage: &Stage, answer: &Answer, key: &str) -> Response<Incoming> {
         .expect("it is answered at once")
 }
 
-/// Reads the answer as far as it goes. An answer that has no end is dropped then.
+/// Reads the answer as far as it goes. An endless answer is dropped there.
 async fn read(stage: &Stage, answer: &Answer, mut response: Response<Incoming>) -> (Vec<u8>, End) {
     let (mut body, whole) = (Vec::new(), answer.body());
     loop {
@@ -156,7 +156,7 @@ fn answers_pass_unchanged_and_cost_what_they_report() {
     });
 }
 
-/// Clients that have not asked for it take each chunk for one with a choice.
+/// A client that has not asked for usage expects a choice in each chunk.
 #[test]
 fn the_usage_that_only_the_gateway_has_asked_for_is_not_passed_on() {
     alone(async {
@@ -433,7 +433,7 @@ fn requests_pass_unchanged() {
     });
 }
 
-/// It is a start, and no prompt.
+/// The call is a start, but charges no prompt.
 #[test]
 fn to_count_tokens_is_free() {
     alone(async {

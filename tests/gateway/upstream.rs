@@ -25,7 +25,7 @@ use tokio::{
 
 use crate::answers::{Answer, End, named};
 
-/// A request to it with `x-answer` gets the answer of that name, or none if that is `silent`. Others are
+/// A request with `x-answer` gets the answer of that name, or no answer if the name is `silent`. Other requests are
 ///
 /// - at `/v1/chat/stream` and `/v1/models/stream` an event, and more as the test says, without end;
 /// - at `/v1/chat/short` answered at once;
@@ -40,9 +40,9 @@ struct Shared {
     /// Calls that have come and are not over.
     calls: watch::Sender<usize>,
     story: watch::Sender<Story>,
-    /// Of the latest call.
+    /// The head of the latest call.
     head: Mutex<Option<Parts>>,
-    /// Of the latest call with `x-answer`.
+    /// The body of the latest call with `x-answer`.
     body: Mutex<Bytes>,
     cut: Notify,
 }
@@ -107,12 +107,12 @@ impl Upstream {
         self.shared.story.send_modify(|story| story.end = end);
     }
 
-    /// Breaks the answer that is to be cut, once.
+    /// Breaks the answer that waits for its cut, once.
     pub(crate) fn cut(&self) {
         self.shared.cut.notify_one();
     }
 
-    /// What came with the latest call.
+    /// Takes the head of the latest call.
     pub(crate) fn head(&self) -> Parts {
         let head = self.shared.head.lock().expect("no panic").take();
         head.expect("a call")
@@ -133,7 +133,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         let shared = shared.clone();
         let service = service_fn(move |request| answer(shared.clone(), request));
         tokio::spawn(async move {
-            // It ends in an error when a stream is to break, or the gateway leaves.
+            // The connection ends in an error when a stream breaks on purpose, or the gateway disconnects.
             let _ = http1::Builder::new()
                 .serve_connection(TokioIo::new(connection), service)
                 .await;

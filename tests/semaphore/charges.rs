@@ -381,7 +381,7 @@ async fn a_rate_that_is_not_of_the_permit_is_an_error(backend: Backend) {
         assert!(!error.is_limited());
         assert_eq!(error.retry_after(), None);
     }
-    // Also with a permit of a single slot.
+    // A permit of a single slot can do this too.
     let plain = limiter.semaphore(&slots, "a").acquire().await;
     let error = plain.expect("a slot").budget(&TOKENS);
     let error = error.expect_err("not its rate");
@@ -422,7 +422,7 @@ async fn a_request_settles_by_its_slot(backend: Backend) {
     drop(hold);
     let tokens = limiter.semaphore(&TOKENS, Key::SHARED);
     until_standing(&tokens, 28).await;
-    // The slot is released, so these calls have no effect.
+    // The slot is released, so these calls do nothing.
     let budget = slot.budget(&TOKENS).expect("its rate");
     budget.spend(10);
     budget.settle(10);

@@ -236,7 +236,7 @@ async fn nothing_is_kept_for_nobody(backend: Backend) {
     drop(soon(other.acquire()).await.expect("free"));
 }
 
-/// Such requests neither take from the pool nor wait for it.
+/// A request of this kind neither takes from the pool nor waits for it.
 async fn several_limits_take_what_is_kept(backend: Backend) {
     const WIDE: Limit = Limit::concurrent("wide", 2).wait_up_to(PATIENT).reuse();
     let limiter = backend.replica().await;

@@ -86,7 +86,7 @@ fn a_runtime_that_nobody_drives_does_not_hold_up_others() {
         assert_eq!(refused.unwrap_err().kind(), AcquireErrorKind::Full);
         assert!(begin.elapsed() < STORE_TIMEOUT, "{:?}", begin.elapsed());
         assert!(limiter.status().store_up);
-        // It stays there, whatever happens to the runtime.
+        // The driver stays there, whatever happens to the runtime.
         let begin = Instant::now();
         let refused = on(&undriven, limiter.semaphore(&ONE, "key").acquire());
         assert_eq!(refused.unwrap_err().kind(), AcquireErrorKind::Full);
@@ -184,7 +184,7 @@ fn a_thread_of_its_own_depends_on_nobody() {
     }
     let bare = Builder::new_current_thread().build().unwrap();
     drop(bare.block_on(waiter).unwrap());
-    // Also from a runtime without a timer.
+    // The same from a runtime without a timer.
     drop(bare.block_on(semaphore.acquire()).unwrap());
     assert!(limiter.status().store_up);
 }

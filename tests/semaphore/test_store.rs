@@ -88,7 +88,7 @@ async fn limits_fall_back_while_the_store_is_down() {
     assert!(store.is_down());
     assert_eq!(kind(&reject).await, AcquireErrorKind::Unavailable);
     assert!(!limiter.status().store_up);
-    // The store admitted one of them.
+    // The store admitted a single request.
     let during = local.try_acquire().await.expect("the second of two");
     assert_eq!(kind(&local).await, AcquireErrorKind::Full);
     let allowed: Vec<_> = [allow.try_acquire().await, allow.try_acquire().await].into();

@@ -1,4 +1,4 @@
-//! The actions of each stream, recorded by itself, and the commands that the server has executed for it.
+//! The actions of each stream, recorded by the stream, and the commands that the server has executed for it.
 //!
 //! All costs of a stream are multiples of a prime that no other stream of its key has, and smaller than the product of
 //! any two primes. So the cost of a command identifies its stream, though sums have no names.
@@ -129,7 +129,7 @@ pub(super) fn by_owner(
 pub(super) fn check(journal: &Journal, run: &Run) -> Result<(), String> {
     let why = |what: &str| format!("{what}: {journal:?}\n  {run:?}");
     let expect = |is_right: bool, what| is_right.then_some(()).ok_or_else(|| why(what));
-    // No sum is reported twice, whatever was lost.
+    // No sum is reported twice, even if messages were lost.
     expect(
         run.reported() <= journal.most_reported(),
         "reported too much",

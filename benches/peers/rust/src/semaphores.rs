@@ -165,7 +165,7 @@ impl Semaphore {
 }
 
 impl Held {
-    /// Waits until the system reports the slot as lost. Never returns if the system has no such report.
+    /// Waits until the system reports the slot as lost. Never returns if the system does not report this.
     pub(crate) async fn lost(&self) {
         match self {
             Self::Ours(permit) => {
