@@ -18,7 +18,10 @@ use super::{
 };
 use crate::{
     overrides::KeyDigest,
-    store::{StoreError, redis::control::ControlConnection},
+    store::{
+        StoreError,
+        redis::control::{ControlConnection, unreadable},
+    },
 };
 
 /// How long replicas may take to answer. With many replicas their jitter is added.
@@ -116,7 +119,7 @@ impl Remote {
             replicas: roster.len() as u32,
             ask: question,
         };
-        let message = serde_json::to_vec(&message).map_err(|_| roster::unreadable())?;
+        let message = serde_json::to_vec(&message).map_err(|_| unreadable())?;
         debug_assert!(message.len() <= MAX_QUESTION, "limit names are bounded");
         let channel = self.names.control_channel();
         self.control.publish(&channel, &message).await?;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use redis::{FromRedisValue, cmd, from_redis_value};
+use redis::{Cmd, cmd};
 
-use super::roster::{time_ms, unreadable};
+use super::roster::time_ms;
 use crate::{
     ledger::{ID_CHARS, REPLICA_CHARS, ReplicaId},
     store::{StoreError, redis::control::ControlConnection},
@@ -32,12 +32,9 @@ pub(super) async fn read(
     let waiting = count(control, ledger, "-inf", "(0").await?;
     // From here on the connection leads to the ledger's node.
     let now_ms = time_ms(control).await?;
-    let from = now_ms.to_string();
-    let in_use = count(control, ledger, &from, HOLDING_END).await?;
-    let mut range = cmd("ZRANGE");
-    range.arg(ledger).arg(&from).arg(HOLDING_END);
-    range.arg("BYSCORE").arg("LIMIT").arg(0).arg(MAX_HOLDERS);
-    let holders = typed(control.run(range.arg("WITHSCORES")).await?)?;
+    let in_use = count(control, ledger, &now_ms.to_string(), HOLDING_END).await?;
+    let mut range = holding(ledger.as_bytes(), now_ms);
+    let holders = control.run(range.arg("WITHSCORES")).await?;
     Ok(LedgerLook {
         now_ms,
         in_use,
@@ -57,15 +54,20 @@ pub(super) async fn holders(
     ledger: &[u8],
     now_ms: u64,
 ) -> Result<BTreeMap<String, u32>, StoreError> {
-    let mut range = cmd("ZRANGE");
-    range.arg(ledger).arg(now_ms).arg(HOLDING_END);
-    range.arg("BYSCORE").arg("LIMIT").arg(0).arg(MAX_HOLDERS);
-    let members: Vec<Vec<u8>> = typed(control.run(&range).await?)?;
+    let members: Vec<Vec<u8>> = control.run(&holding(ledger, now_ms)).await?;
     let mut units = BTreeMap::new();
     for replica in members.iter().filter_map(|member| replica_of(member)) {
         *units.entry(replica).or_default() += 1;
     }
     Ok(units)
+}
+
+/// Reads the members of a ledger that hold slots.
+fn holding(ledger: &[u8], now_ms: u64) -> Cmd {
+    let mut range = cmd("ZRANGE");
+    range.arg(ledger).arg(now_ms).arg(HOLDING_END);
+    range.arg("BYSCORE").arg("LIMIT").arg(0).arg(MAX_HOLDERS);
+    range
 }
 
 /// The replica's id in a member's name; a heavy permit has several members.
@@ -82,9 +84,5 @@ async fn count(
     to: &str,
 ) -> Result<u32, StoreError> {
     let mut count = cmd("ZCOUNT");
-    typed(control.run(count.arg(ledger).arg(from).arg(to)).await?)
-}
-
-fn typed<T: FromRedisValue>(value: redis::Value) -> Result<T, StoreError> {
-    from_redis_value(value).map_err(|_| unreadable())
+    control.run(count.arg(ledger).arg(from).arg(to)).await
 }

@@ -95,13 +95,19 @@ pub(super) trait Row: Sized {
     fn merge(rows: Vec<Self>) -> Vec<Self>;
 }
 
-impl Row for ReplicaRow {
-    fn of(body: Body) -> Option<Vec<Self>> {
-        match body {
-            Body::Replicas(rows) => Some(rows),
-            _ => None,
+macro_rules! rows_of {
+    ($kind:ident) => {
+        fn of(body: Body) -> Option<Vec<Self>> {
+            match body {
+                Body::$kind(rows) => Some(rows),
+                _ => None,
+            }
         }
-    }
+    };
+}
+
+impl Row for ReplicaRow {
+    rows_of!(Replicas);
 
     fn merge(mut rows: Vec<Self>) -> Vec<Self> {
         rows.sort_by(|one, other| one.label.cmp(&other.label));
@@ -110,12 +116,7 @@ impl Row for ReplicaRow {
 }
 
 impl Row for LimitRow {
-    fn of(body: Body) -> Option<Vec<Self>> {
-        match body {
-            Body::Limits(rows) => Some(rows),
-            _ => None,
-        }
-    }
+    rows_of!(Limits);
 
     fn merge(rows: Vec<Self>) -> Vec<Self> {
         let mut limits: BTreeMap<String, Self> = BTreeMap::new();
@@ -130,12 +131,7 @@ impl Row for LimitRow {
 }
 
 impl Row for PermitRow {
-    fn of(body: Body) -> Option<Vec<Self>> {
-        match body {
-            Body::Permits(rows) => Some(rows),
-            _ => None,
-        }
-    }
+    rows_of!(Permits);
 
     /// Revoked permits, of any limit, have its name.
     fn place(&mut self, limit: &str, replica: &str, label: &str) {
@@ -154,12 +150,7 @@ impl Row for PermitRow {
 }
 
 impl Row for KeyRow {
-    fn of(body: Body) -> Option<Vec<Self>> {
-        match body {
-            Body::Keys(rows) => Some(rows),
-            _ => None,
-        }
-    }
+    rows_of!(Keys);
 
     fn place(&mut self, limit: &str, _: &str, _: &str) {
         limit.clone_into(&mut self.limit);
@@ -183,12 +174,7 @@ impl Row for KeyRow {
 }
 
 impl Row for RefusalRow {
-    fn of(body: Body) -> Option<Vec<Self>> {
-        match body {
-            Body::Refusals(rows) => Some(rows),
-            _ => None,
-        }
-    }
+    rows_of!(Refusals);
 
     fn place(&mut self, limit: &str, replica: &str, label: &str) {
         limit.clone_into(&mut self.limit);

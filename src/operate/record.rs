@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use redis::{FromRedisValue, Value, cmd};
+use redis::cmd;
 use tokio::{join, time::Instant};
 
 use super::{
@@ -18,7 +18,10 @@ use crate::{
         Change, Changed, Logged, MAX_ENTRIES, MAX_LOGGED, RECORD_LUA, Record, arguments, logged,
         reply,
     },
-    store::{StoreError, StoreErrorKind, redis::control::ControlConnection},
+    store::{
+        StoreError,
+        redis::control::{ControlConnection, unreadable},
+    },
 };
 
 /// Fields of the record per reply: all of them, unless the server has a sparse table.
@@ -44,7 +47,7 @@ pub(super) async fn read(
     let since = Instant::now();
     let time = cmd("TIME");
     let (time, first) = join!(control.run(&time), page(control, names, "0"));
-    let now_ms = to_ms(parsed(time?)?);
+    let now_ms = to_ms(time?);
     let (mut cursor, page_fields) = first?;
     let mut fields = BTreeMap::from_iter(page_fields);
     while cursor != "0" && fields.len() <= MAX_ENTRIES + 1 {
@@ -53,7 +56,8 @@ pub(super) async fn read(
         cursor = next;
     }
     let record = Record::read(&fields, now_ms);
-    let record = record.map_err(|_| unreadable("the record of overrides has too many fields"))?;
+    let fault = |_| StoreError::misconfigured("the record of overrides has too many fields");
+    let record = record.map_err(fault)?;
     Ok(Reading { record, since })
 }
 
@@ -66,7 +70,7 @@ async fn page(
 ) -> Result<Page, StoreError> {
     let mut scan = cmd("HSCAN");
     scan.arg(names.record()).arg(cursor).arg("COUNT").arg(PAGE);
-    parsed(control.run(&scan).await?)
+    control.run(&scan).await
 }
 
 /// Makes a change, and notifies the replicas.
@@ -82,8 +86,8 @@ pub(super) async fn change(
         .arg(names.record())
         .arg(names.log());
     eval.arg(arguments(change, &channel, &read_again()));
-    let words: Vec<String> = parsed(control.run(&eval).await?)?;
-    reply(&words).ok_or_else(|| unreadable("the answer to a change of overrides cannot be read"))
+    let words: Vec<String> = control.run(&eval).await?;
+    reply(&words).ok_or_else(unreadable)
 }
 
 /// The notification of a change, from an operator who asks nothing else. The script sets its expiry.
@@ -107,18 +111,6 @@ pub(super) async fn log(
 ) -> Result<Vec<Logged>, StoreError> {
     let mut range = cmd("LRANGE");
     range.arg(names.log()).arg(0).arg(MAX_LOGGED - 1);
-    let entries: Vec<Vec<u8>> = parsed(control.run(&range).await?)?;
+    let entries: Vec<Vec<u8>> = control.run(&range).await?;
     Ok(entries.iter().filter_map(|entry| logged(entry)).collect())
-}
-
-fn parsed<T: FromRedisValue>(value: Value) -> Result<T, StoreError> {
-    let parsed = redis::from_redis_value(value);
-    parsed.map_err(|_| unreadable("the record of overrides cannot be read"))
-}
-
-fn unreadable(message: &str) -> StoreError {
-    StoreError {
-        kind: StoreErrorKind::Misconfigured,
-        message: message.to_owned(),
-    }
 }

@@ -6,10 +6,10 @@
 
 use std::time::Duration;
 
-use redis::{cmd, from_redis_value};
+use redis::cmd;
 
 use super::names::Names;
-use crate::store::{StoreError, StoreErrorKind, redis::control::ControlConnection};
+use crate::store::{StoreError, redis::control::ControlConnection};
 
 const ROSTER_LUA: &str = include_str!("roster.lua");
 /// Time between two registrations.
@@ -37,14 +37,10 @@ pub(super) async fn write(
     (id, label): (&str, &str),
     is_there: bool,
 ) -> Result<(u64, u32), StoreError> {
-    let member = format!("{id}{label}");
-    let is_there: &[u8] = if is_there { b"1" } else { b"0" };
-    let stale_ms = STALE_MS.to_string();
-    let arguments = [member.as_bytes(), stale_ms.as_bytes(), is_there];
-    let written = control
-        .eval(ROSTER_LUA, &names.roster(), &arguments)
-        .await?;
-    from_redis_value(written).map_err(|_| unreadable())
+    let mut eval = cmd("EVAL");
+    eval.arg(ROSTER_LUA).arg(1).arg(names.roster());
+    eval.arg(format!("{id}{label}")).arg(STALE_MS);
+    control.run(eval.arg(u8::from(is_there))).await
 }
 
 /// The store's time in milliseconds, and the replicas.
@@ -56,8 +52,7 @@ pub(super) async fn read(
     let mut range = cmd("ZRANGE");
     range.arg(names.roster()).arg("-inf").arg("+inf");
     range.arg("BYSCORE").arg("LIMIT").arg(0).arg(MAX_MEMBERS);
-    let members = control.run(range.arg("WITHSCORES")).await?;
-    let members: Vec<(Vec<u8>, f64)> = from_redis_value(members).map_err(|_| unreadable())?;
+    let members: Vec<(Vec<u8>, f64)> = control.run(range.arg("WITHSCORES")).await?;
     let now_ms = time_ms(control).await?;
     Ok((now_ms, fresh(&members, now_ms)))
 }
@@ -79,18 +74,10 @@ pub(super) fn fresh(members: &[(Vec<u8>, f64)], now_ms: u64) -> Vec<RosterMember
 
 /// The store's time in milliseconds, from the node that received the last command.
 pub(super) async fn time_ms(control: &ControlConnection) -> Result<u64, StoreError> {
-    let time = control.run(&cmd("TIME")).await?;
-    from_redis_value(time).map(to_ms).map_err(|_| unreadable())
+    control.run(&cmd("TIME")).await.map(to_ms)
 }
 
 /// Converts an answer to `TIME` to milliseconds.
 pub(super) fn to_ms((seconds, micros): (u64, u64)) -> u64 {
     seconds.saturating_mul(1_000).saturating_add(micros / 1_000)
-}
-
-pub(super) fn unreadable() -> StoreError {
-    StoreError {
-        kind: StoreErrorKind::Misconfigured,
-        message: "the store's answer to an operator cannot be read".to_owned(),
-    }
 }

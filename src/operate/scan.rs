@@ -15,7 +15,7 @@ use redis::cmd;
 use super::{
     ledger::{holders, lead_to},
     names::Names,
-    roster::{time_ms, unreadable},
+    roster::time_ms,
 };
 use crate::{
     overrides::KeyDigest,
@@ -115,9 +115,7 @@ async fn scan(
         let mut scan = cmd("SCAN");
         scan.arg(&cursor).arg("MATCH").arg(pattern);
         scan.arg("COUNT").arg(PAGE).arg("TYPE").arg("zset");
-        let page = control.run(&scan).await?;
-        let (next, some): (String, Vec<Vec<u8>>) =
-            redis::from_redis_value(page).map_err(|_| unreadable())?;
+        let (next, some): (String, Vec<Vec<u8>>) = control.run(&scan).await?;
         keys.extend(some);
         if next == "0" {
             break;

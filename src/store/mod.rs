@@ -139,6 +139,15 @@ impl StoreError {
         }
     }
 
+    /// The store's answer is not what this crate's commands and scripts return.
+    #[cfg(feature = "redis")]
+    pub(crate) fn misconfigured(message: impl Into<String>) -> Self {
+        Self {
+            kind: StoreErrorKind::Misconfigured,
+            message: message.into(),
+        }
+    }
+
     pub(crate) fn is_outage(&self) -> bool {
         self.kind.is_outage()
     }

@@ -5,15 +5,11 @@ use std::{
     time::Duration,
 };
 
-use redis::{Cmd, FromRedisValue, Value, from_redis_value};
-
+use redis::{Cmd, FromRedisValue};
 use tokio::time::Instant;
 
 use super::finding::{Check, Finding, Health};
-use crate::{
-    operate::roster::unreadable,
-    store::{StoreError, redis::control::ControlConnection},
-};
+use crate::store::{StoreError, redis::control::ControlConnection};
 
 /// Number of commands without an answer, within all the time allowed, after which the store counts as gone.
 const MAX_UNANSWERED: u32 = 3;
@@ -56,7 +52,7 @@ impl<'a> Asking<'a> {
     ) -> Result<Asked<T>, StoreError> {
         let from = Instant::now();
         let outcome = self.control.run(command).await;
-        self.reached(outcome.and_then(typed), from).await
+        self.reached(outcome, from).await
     }
 
     /// Subscribes to a channel.
@@ -84,10 +80,6 @@ impl<'a> Asking<'a> {
         }
         Ok(outcome)
     }
-}
-
-fn typed<T: FromRedisValue>(value: Value) -> Result<T, StoreError> {
-    from_redis_value(value).map_err(|_| unreadable())
 }
 
 /// A check that could not be made, by the name of its command.

@@ -32,73 +32,58 @@ struct Lack {
     is_forbidden: bool,
 }
 
-/// A command that changes nothing while the key is missing, with the name of its permission.
-fn of_key(name: &'static str, key: &str, arguments: &[&str]) -> (&'static str, Cmd) {
+/// A command that changes nothing while its key is missing, with the name of its permission.
+fn trial(name: &'static str, arguments: &[&str]) -> (&'static str, Cmd) {
     let mut command = cmd(name);
-    command.arg(key).arg(arguments);
+    command.arg(arguments);
     (name, command)
 }
 
 pub(super) async fn looks(asking: &Asking<'_>, names: &Names) -> Result<Rights, StoreError> {
-    let key = format!("{}:doctor", names.roster());
-    let (record, log) = (names.record(), names.log());
-    let publish = |channel: &str| ("PUBLISH", [channel.to_owned(), String::new()]);
-    let plain = |(name, arguments): (&'static str, [String; 2])| {
-        let mut command = cmd(name);
-        command.arg(&arguments);
-        (name, command)
-    };
-    let script = |name: &'static str, script: &str| {
-        let mut command = cmd(name);
-        command.arg(script).arg(0);
-        (name, command)
-    };
-    let service = vec![
-        of_key("ZADD", &key, &["XX", "0", "x"]),
-        of_key("ZREM", &key, &["x"]),
-        of_key("ZRANGE", &key, &["0", "0"]),
-        of_key("ZCARD", &key, &[]),
-        of_key("ZCOUNT", &key, &["0", "0"]),
-        of_key("ZSCORE", &key, &["x"]),
-        of_key("ZMSCORE", &key, &["x"]),
-        of_key("ZREMRANGEBYRANK", &key, &["0", "0"]),
-        of_key("ZREMRANGEBYSCORE", &key, &["0", "0"]),
-        of_key("PTTL", &key, &[]),
-        of_key("PEXPIRE", &key, &["1"]),
-        of_key("GET", &key, &[]),
-        of_key("SET", &key, &["x", "XX", "PX", "1"]),
-        ("TIME", cmd("TIME")),
-        script("EVAL", RETURN_1),
-        script("EVALSHA", RETURN_1_SHA1),
-        ("PUBSUB", {
-            let mut numsub = cmd("PUBSUB");
-            numsub.arg("NUMSUB");
-            numsub
-        }),
-        plain(publish(&format!("{}:wake:doctor", names.namespace()))),
+    let key = &*format!("{}:doctor", names.roster());
+    let wake = &*format!("{}:wake:doctor", names.namespace());
+    let (record, log) = (&*names.record(), &*names.log());
+    let service = [
+        trial("ZADD", &[key, "XX", "0", "x"]),
+        trial("ZREM", &[key, "x"]),
+        trial("ZRANGE", &[key, "0", "0"]),
+        trial("ZCARD", &[key]),
+        trial("ZCOUNT", &[key, "0", "0"]),
+        trial("ZSCORE", &[key, "x"]),
+        trial("ZMSCORE", &[key, "x"]),
+        trial("ZREMRANGEBYRANK", &[key, "0", "0"]),
+        trial("ZREMRANGEBYSCORE", &[key, "0", "0"]),
+        trial("PTTL", &[key]),
+        trial("PEXPIRE", &[key, "1"]),
+        trial("GET", &[key]),
+        trial("SET", &[key, "x", "XX", "PX", "1"]),
+        trial("TIME", &[]),
+        trial("EVAL", &[RETURN_1, "0"]),
+        trial("EVALSHA", &[RETURN_1_SHA1, "0"]),
+        trial("PUBSUB", &["NUMSUB"]),
+        trial("PUBLISH", &[wake, ""]),
     ];
-    let of_operator = vec![
-        of_key("ZRANGE", &key, &["0", "0"]),
-        of_key("ZCOUNT", &key, &["0", "0"]),
-        ("TIME", cmd("TIME")),
+    let of_operator = [
+        trial("ZRANGE", &[key, "0", "0"]),
+        trial("ZCOUNT", &[key, "0", "0"]),
+        trial("TIME", &[]),
         // Replicas ignore an empty message.
-        plain(publish(&names.control_channel())),
+        trial("PUBLISH", &[&names.control_channel(), ""]),
     ];
-    let changing = vec![
-        script("EVAL", RETURN_1),
-        of_key("HSCAN", &record, &["0"]),
-        of_key("HGETALL", &record, &[]),
-        of_key("HDEL", &record, &[""]),
-        of_key("PTTL", &record, &[]),
-        of_key("LLEN", &log, &[]),
-        of_key("LRANGE", &log, &["0", "0"]),
-        of_key("LTRIM", &log, &["0", "-1"]),
+    let changing = [
+        trial("EVAL", &[RETURN_1, "0"]),
+        trial("HSCAN", &[record, "0"]),
+        trial("HGETALL", &[record]),
+        trial("HDEL", &[record, ""]),
+        trial("PTTL", &[record]),
+        trial("LLEN", &[log]),
+        trial("LRANGE", &[log, "0", "0"]),
+        trial("LTRIM", &[log, "0", "-1"]),
     ];
     let mut service_lacks = lacking(asking, &service).await?;
     let mut operator_lacks = lacking(asking, &of_operator).await?;
     let changing_lacks = lacking(asking, &changing).await?;
-    let wake = format!("{}:wake:doctor", names.namespace());
-    service_lacks.extend(lacks_channel(asking, &wake).await?);
+    service_lacks.extend(lacks_channel(asking, wake).await?);
     operator_lacks.extend(lacks_channel(asking, &names.answer_channel("doctor")).await?);
     let forbids = |name: &&str| {
         let mut lacks = service_lacks.iter();

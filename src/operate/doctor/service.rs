@@ -263,10 +263,7 @@ fn batch(ledger: &str) -> Batch {
 }
 
 fn unexpected() -> StoreError {
-    StoreError {
-        kind: StoreErrorKind::Misconfigured,
-        message: "the store's answer is not that of the script's rules".to_owned(),
-    }
+    StoreError::misconfigured("the store's answer is not that of the script's rules")
 }
 
 pub(super) fn of_service(served: &Served, is_an_operators: bool) -> Finding {

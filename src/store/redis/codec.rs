@@ -20,7 +20,7 @@ use crate::{
         },
         seq_text, weight_of,
     },
-    store::{StoreError, StoreErrorKind},
+    store::StoreError,
 };
 
 // The options of a ledger's record, a bit set.
@@ -130,10 +130,7 @@ fn pack(packed: &mut Vec<u8>, record: [u64; RECORD]) {
 
 /// Decodes the reply to `exchange`. A ledger's error that concerns the whole server fails the exchange.
 pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreError> {
-    let unreadable = || StoreError {
-        kind: StoreErrorKind::Misconfigured,
-        message: "the store's reply is not that of the script".to_owned(),
-    };
+    let unreadable = || StoreError::misconfigured("the store's reply is not that of the script");
     let mut parts = items(value).ok_or_else(unreadable)?;
     let now_us = unsigned(parts.next()).ok_or_else(unreadable)?;
     let more = integer(parts.next()).ok_or_else(unreadable)? != 0;

@@ -16,7 +16,10 @@ use std::{
     time::Duration,
 };
 
-use redis::{Client, Cmd, PushInfo, PushKind, RedisResult, Value, aio::MultiplexedConnection, cmd};
+use redis::{
+    Client, Cmd, FromRedisValue, PushInfo, PushKind, RedisResult, Value,
+    aio::MultiplexedConnection, cmd, from_redis_value,
+};
 use tokio::{
     runtime::Handle,
     sync::{Notify, mpsc},
@@ -121,25 +124,14 @@ impl ControlConnection {
     /// # Cancel safety
     ///
     /// If the future is dropped, the command may still run.
-    pub(crate) async fn run(&self, command: &Cmd) -> Result<Value, StoreError> {
-        self.in_time(self.run_at_its_node(command)).await
+    pub(crate) async fn run<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
+        let value = self.in_time(self.run_at_its_node(command)).await?;
+        from_redis_value(value).map_err(|_| unreadable())
     }
 
     /// Connects, unless a connection is open.
     pub(crate) async fn connect_now(&self) -> Result<(), StoreError> {
         self.in_time(async { self.link().await.map(drop) }).await
-    }
-
-    /// Runs a script with one key.
-    pub(crate) async fn eval(
-        &self,
-        script: &str,
-        key: &str,
-        arguments: &[&[u8]],
-    ) -> Result<Value, StoreError> {
-        let mut command = cmd("EVAL");
-        command.arg(script).arg(1).arg(key).arg(arguments);
-        self.run(&command).await
     }
 
     /// Subscribes this connection and all later ones to a channel. After an error the channel is not subscribed.
@@ -160,7 +152,7 @@ impl ControlConnection {
     pub(crate) async fn publish(&self, channel: &str, message: &[u8]) -> Result<(), StoreError> {
         let mut publish = cmd("PUBLISH");
         publish.arg(channel).arg(message);
-        self.run(&publish).await.map(drop)
+        self.run(&publish).await
     }
 
     /// Whether a connection is open, as far as is known.
@@ -320,6 +312,10 @@ impl ControlConnection {
     }
 }
 
+pub(crate) fn unreadable() -> StoreError {
+    StoreError::misconfigured("the store's answer to an operator cannot be read")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -347,8 +343,11 @@ mod tests {
         let (control, mut received) = control(&server, 4);
         assert!(!control.is_connected());
         let script = "redis.call('SET', KEYS[1], ARGV[1]); return redis.call('GET', KEYS[1])";
-        let value = control.eval(script, "turnstile:control", &[b"1"]).await;
-        assert_eq!(value.unwrap(), Value::BulkString(b"1".to_vec()));
+        let mut eval = cmd("EVAL");
+        eval.arg(script).arg(1).arg("turnstile:control").arg("text");
+        assert_eq!(control.run::<String>(&eval).await.unwrap(), "text");
+        let error = control.run::<u64>(&eval).await.unwrap_err();
+        assert_eq!(error.message, unreadable().message);
         control.subscribe("turnstile:answer:1").await.unwrap();
         control
             .publish("turnstile:answer:1", b"hello")
@@ -367,7 +366,7 @@ mod tests {
             server.cli(&["PUBLISH", "turnstile:control:0", message]);
         }
         // The answer follows the messages on the connection.
-        control.run(&cmd("PING")).await.unwrap();
+        control.run::<()>(&cmd("PING")).await.unwrap();
         assert_eq!(next(&mut received).await, b"1");
         assert_eq!(next(&mut received).await, b"2");
         assert!(received.try_recv().is_err());
@@ -383,7 +382,7 @@ mod tests {
             .await
             .expect("its end is noticed");
         assert!(!control.is_connected());
-        control.run(&cmd("PING")).await.unwrap();
+        control.run::<()>(&cmd("PING")).await.unwrap();
         server.cli(&["PUBLISH", "turnstile:control:0", "again"]);
         assert_eq!(next(&mut received).await, b"again");
     }
@@ -403,7 +402,7 @@ mod tests {
         let (control, _received) = control(&server, 2);
         let error = control.subscribe("turnstile:control:0").await.unwrap_err();
         assert_eq!(error.kind, StoreErrorKind::Permission);
-        control.run(&cmd("PING")).await.unwrap();
+        control.run::<()>(&cmd("PING")).await.unwrap();
         assert!(control.is_connected());
     }
 
@@ -413,9 +412,9 @@ mod tests {
         let (inbox, _received) = Inbox::new(1, 1);
         let target = StoreTarget::open(&server.url()).expect("a URL");
         let control = ControlConnection::new(&target, Duration::from_millis(100), inbox);
-        control.run(&cmd("PING")).await.unwrap();
+        control.run::<()>(&cmd("PING")).await.unwrap();
         server.pause();
-        let error = control.run(&cmd("PING")).await.unwrap_err();
+        let error = control.run::<()>(&cmd("PING")).await.unwrap_err();
         assert!(error.is_outage());
         assert!(!control.is_connected());
         server.resume();
