@@ -12,7 +12,7 @@ use tower_turnstile::{
 
 #[cfg(unix)]
 use crate::job::RunArgs;
-use crate::{change::length, check::CheckArgs, code, run::CommandError};
+use crate::{check::CheckArgs, code, run::CommandError, text::parse_duration};
 
 /// Shows who holds the slots of a service's limits and who waits, by asking its replicas; changes limits for a limited
 /// time; and runs commands under them.
@@ -58,7 +58,7 @@ pub(crate) enum Command {
         /// Name of the limit.
         limit: String,
         #[command(flatten)]
-        caller: MaybeCaller,
+        caller: Caller,
     },
     /// Keys of a limit in use, longest queues first.
     Keys {
@@ -70,11 +70,12 @@ pub(crate) enum Command {
         /// Name of the limit.
         limit: String,
         #[command(flatten)]
-        caller: MaybeCaller,
+        caller: Caller,
     },
     /// Replicas, and their settings.
     Replicas,
     /// The outcome of a caller's next request, and the reasons.
+    #[command(mut_group("Caller", |group| group.required(true)))]
     Explain {
         /// Name of the limit.
         limit: String,
@@ -82,6 +83,7 @@ pub(crate) enum Command {
         caller: Caller,
     },
     /// The digest of a caller's key, as shown by other commands. Works offline.
+    #[command(mut_group("Caller", |group| group.required(true)))]
     Digest {
         /// Name of the limit.
         limit: String,
@@ -143,7 +145,7 @@ pub(crate) enum ChangeCommand {
         #[arg(long)]
         burst: Option<u32>,
         #[command(flatten)]
-        caller: MaybeCaller,
+        caller: Caller,
         #[command(flatten)]
         term: Term,
     },
@@ -170,7 +172,7 @@ pub(crate) enum ChangeCommand {
         /// Name of the limit.
         limit: String,
         #[command(flatten)]
-        caller: MaybeCaller,
+        caller: Caller,
         #[command(flatten)]
         signature: Signature,
     },
@@ -179,7 +181,7 @@ pub(crate) enum ChangeCommand {
         #[command(flatten)]
         whose: Whose,
         #[command(flatten)]
-        caller: MaybeCaller,
+        caller: Caller,
         #[command(flatten)]
         signature: Signature,
     },
@@ -220,7 +222,7 @@ pub(crate) struct Whose {
 
 impl Whose {
     /// `None` if a limit is given without a caller, or a caller without a limit.
-    pub(crate) fn revocation(&self, caller: &MaybeCaller) -> Option<Revocation> {
+    pub(crate) fn revocation(&self, caller: &Caller) -> Option<Revocation> {
         match (self.permit, &self.limit, &self.replica) {
             (Some(permit), None, None) if caller.is_all() => Some(Revocation::Permit(permit)),
             (None, Some(limit), None) => Some(Revocation::Key {
@@ -256,7 +258,7 @@ impl From<ModeArg> for Mode {
 #[derive(Debug, Group)]
 pub(crate) struct Term {
     /// Length of the change: 1s to 7d.
-    #[arg(long = "for", value_name = "TIME", value_parser = length)]
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub length: Duration,
     #[command(flatten)]
     pub signature: Signature,
@@ -273,9 +275,9 @@ pub(crate) struct Signature {
     pub author: String,
 }
 
-/// One caller.
+/// One caller, or all unless the command requires one.
 #[derive(Debug, Group)]
-#[group(required = true, multiple = false)]
+#[group(multiple = false)]
 pub(crate) struct Caller {
     /// The caller's key. Empty for the key that all callers share.
     #[arg(long, allow_hyphen_values = true)]
@@ -285,31 +287,20 @@ pub(crate) struct Caller {
     digest: Option<KeyDigest>,
 }
 
-/// One caller or all.
-#[derive(Debug, Group)]
-#[group(required = false, multiple = false)]
-pub(crate) struct MaybeCaller {
-    /// The caller's key. Empty for the key that all callers share.
-    #[arg(long, allow_hyphen_values = true)]
-    key: Option<String>,
-    /// The digest of the caller's key.
-    #[arg(long, allow_hyphen_values = true)]
-    digest: Option<KeyDigest>,
-}
-
 impl Caller {
-    pub(crate) fn digest(&self, limit: &str) -> KeyDigest {
-        digest(limit, self.key.as_deref(), self.digest).unwrap_or_else(|| KeyDigest::of(limit, ""))
-    }
-}
-
-impl MaybeCaller {
     fn is_all(&self) -> bool {
         self.key.is_none() && self.digest.is_none()
     }
 
     pub(crate) fn digest(&self, limit: &str) -> Option<KeyDigest> {
-        digest(limit, self.key.as_deref(), self.digest)
+        let key = self.key.as_deref();
+        self.digest
+            .or_else(|| key.map(|key| KeyDigest::of(limit, key)))
+    }
+
+    /// For a command that requires a caller.
+    pub(crate) fn one(&self, limit: &str) -> KeyDigest {
+        self.digest(limit).expect("the arguments are checked")
     }
 
     pub(crate) fn target(&self, limit: &str) -> Target {
@@ -318,8 +309,4 @@ impl MaybeCaller {
             None => Target::limit(limit),
         }
     }
-}
-
-fn digest(limit: &str, key: Option<&str>, digest: Option<KeyDigest>) -> Option<KeyDigest> {
-    digest.or_else(|| key.map(|key| KeyDigest::of(limit, key)))
 }

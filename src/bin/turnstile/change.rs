@@ -1,6 +1,6 @@
 //! Commands that change something, and commands that show changes.
 
-use std::{process::ExitCode, time::Duration};
+use std::process::ExitCode;
 
 use serde_json::{Value, json};
 use tower_turnstile::operate::{
@@ -11,7 +11,7 @@ use tower_turnstile::operate::{
 use crate::{
     args::{Args, ChangeCommand, Signature},
     code,
-    output::{self, Row},
+    output::{self, Column, Row},
     run::{CommandError, show as show_answers},
     text::{duration, escaped},
 };
@@ -164,27 +164,26 @@ fn report(args: &Args, outcome: &Outcome) -> ExitCode {
     }
 }
 
-struct OverrideRow<'a>(&'a Override, u64);
+/// An override, and the time at which it was read.
+struct OverrideRow(Override, u64);
 
-impl Row for OverrideRow<'_> {
-    const COLUMNS: &'static [&'static str] =
-        &["LIMIT", "KEY", "SETTING", "ENDS IN", "AUTHOR", "REASON", ""];
-
-    fn cells(&self) -> Vec<String> {
-        let Self(one, now_ms) = self;
-        vec![
-            one.target.limit.clone(),
-            one.target
-                .key
-                .map(|key| key.to_string())
-                .unwrap_or_default(),
-            one.setting.to_string(),
-            duration(one.until_ms.saturating_sub(*now_ms)),
-            one.author.clone(),
-            one.reason.clone(),
-            if one.recorded { "" } else { NOT_RECORDED }.to_owned(),
-        ]
-    }
+impl Row for OverrideRow {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("LIMIT", |row| row.0.target.limit.clone()),
+        ("KEY", |row| {
+            let key = row.0.target.key.map(|key| key.to_string());
+            key.unwrap_or_default()
+        }),
+        ("SETTING", |row| row.0.setting.to_string()),
+        ("ENDS IN", |row| {
+            duration(row.0.until_ms.saturating_sub(row.1))
+        }),
+        ("AUTHOR", |row| row.0.author.clone()),
+        ("REASON", |row| row.0.reason.clone()),
+        ("", |row| {
+            if row.0.recorded { "" } else { NOT_RECORDED }.to_owned()
+        }),
+    ];
 }
 
 /// The store has lost the override, and replicas may not restore it.
@@ -194,7 +193,7 @@ pub(crate) fn show(args: &Args, overrides: &Overrides) {
     if args.json {
         return output::json(overrides.all());
     }
-    let row = |one| OverrideRow(one, overrides.read_at_ms());
+    let row = |one: &Override| OverrideRow(one.clone(), overrides.read_at_ms());
     output::table(&overrides.all().iter().map(row).collect::<Vec<_>>());
     if overrides.ignored() > 0 {
         note!("{} entries cannot be read", overrides.ignored());
@@ -202,23 +201,22 @@ pub(crate) fn show(args: &Args, overrides: &Overrides) {
 }
 
 /// A changed override, or `None` for revoked permits.
-struct LogRow<'a>(&'a LogEntry, Option<&'a Edited>, u64);
+struct LogRow {
+    age_ms: u64,
+    entry: LogEntry,
+    edited: Option<Edited>,
+}
 
-impl Row for LogRow<'_> {
-    const COLUMNS: &'static [&'static str] = &["AGO", "AUTHOR", "CHANGE", "REASON"];
-
-    fn cells(&self) -> Vec<String> {
-        let Self(entry, edited, now_ms) = self;
-        vec![
-            duration(now_ms.saturating_sub(entry.at_ms)),
-            entry.author.clone(),
-            match edited {
-                Some(edited) => edit_text(edited),
-                None => revoked_text(entry),
-            },
-            entry.reason.clone(),
-        ]
-    }
+impl Row for LogRow {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("AGO", |row| duration(row.age_ms)),
+        ("AUTHOR", |row| row.entry.author.clone()),
+        ("CHANGE", |row| match &row.edited {
+            Some(edited) => edit_text(edited),
+            None => revoked_text(&row.entry),
+        }),
+        ("REASON", |row| row.entry.reason.clone()),
+    ];
 }
 
 /// One object for each changed override, and for each order to revoke permits.
@@ -234,10 +232,12 @@ pub(crate) fn show_log(args: &Args, log: &[LogEntry]) {
     }
     // Ages are relative to the latest change: the log has no other clock.
     let latest_ms = log.first().map_or(0, |entry| entry.at_ms);
-    let rows: Vec<_> = edits
-        .map(|(entry, edited)| LogRow(entry, edited, latest_ms))
-        .collect();
-    output::table(&rows);
+    let row = |(entry, edited): (&LogEntry, Option<&Edited>)| LogRow {
+        age_ms: latest_ms.saturating_sub(entry.at_ms),
+        entry: entry.clone(),
+        edited: edited.cloned(),
+    };
+    output::table(&edits.map(row).collect::<Vec<_>>());
 }
 
 fn flat(entry: &LogEntry, edited: Option<&Edited>) -> Value {
@@ -266,34 +266,4 @@ fn edit_text(edited: &Edited) -> String {
     };
     let (before, after) = (text(edited.before), text(edited.after));
     format!("{}: {before} -> {after}", edited.target)
-}
-
-/// Parses a length such as `90s`, `10m`, `1h` or `7d`.
-pub(crate) fn length(text: &str) -> Result<Duration, String> {
-    let fault = || "write a number with s, m, h or d, such as 90s or 1h".to_owned();
-    let unit = text.chars().last().ok_or_else(fault)?;
-    let seconds = match unit {
-        's' => 1,
-        'm' => 60,
-        'h' => 3_600,
-        'd' => 86_400,
-        _ => return Err(fault()),
-    };
-    let count: u32 = text[..text.len() - 1].parse().map_err(|_| fault())?;
-    Ok(Duration::from_secs(u64::from(count) * seconds))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lengths_have_a_unit() {
-        for (text, seconds) in [("90s", 90), ("10m", 600), ("1h", 3_600), ("7d", 604_800)] {
-            assert_eq!(length(text), Ok(Duration::from_secs(seconds)));
-        }
-        for text in ["", "1", "h", "-1h", "1.5h", "1\u{e9}", "99999999999s"] {
-            assert!(length(text).is_err(), "{text}");
-        }
-    }
 }

@@ -5,11 +5,12 @@ use std::{net::IpAddr, path::PathBuf, process::ExitCode};
 use clap::Args as Group;
 use http::{HeaderName, HeaderValue, Method, Request, Uri, request::Parts, uri::PathAndQuery};
 use serde::Serialize;
+use serde_json::json;
 use tower_turnstile::{
     Fallback, PeerAddress,
     config::{
-        Config, ConfigFileError, HeaderKey, KeyConfig, LimitConfig, LimitPreview, RequestPreview,
-        RouteConfig,
+        Config, ConfigFileError, Fault, HeaderKey, KeyConfig, LimitConfig, LimitPreview,
+        RequestPreview, RouteConfig,
     },
     operate::KeyDigest,
 };
@@ -17,7 +18,7 @@ use tower_turnstile::{
 use crate::{
     args::Args,
     code,
-    output::{self, Row},
+    output::{self, Column, Row},
     run::CommandError,
     text::{duration, escaped},
 };
@@ -82,22 +83,13 @@ fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
     Ok((name, value.trim().parse().map_err(|_| fault())?))
 }
 
-#[derive(Serialize)]
-struct FaultRow<'a> {
-    place: &'a str,
-    fault: &'a str,
-}
-
 /// Shows each fault with its place.
 fn show_faults(args: &Args, check: &CheckArgs, error: &ConfigFileError) -> ExitCode {
     let faults = error.faults().iter();
     match args.json {
         true => {
-            let row = |(place, fault)| FaultRow { place, fault };
-            let rows = faults
-                .clone()
-                .map(|fault| row((fault.path(), fault.message())));
-            output::json(&rows.collect::<Vec<_>>());
+            let row = |fault: &Fault| json!({"place": fault.path(), "fault": fault.message()});
+            output::json(&faults.clone().map(row).collect::<Vec<_>>());
         }
         false => faults.clone().for_each(|fault| {
             let text = format!("{}: {fault}", check.file.display());
@@ -125,27 +117,15 @@ struct DeclaredLimit {
 }
 
 impl Row for DeclaredLimit {
-    const COLUMNS: &'static [&'static str] = &[
-        "LIMIT",
-        "VALUE",
-        "KEY",
-        "WAIT",
-        "OWN VALUES",
-        "MODE",
-        "STORE DOWN",
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("LIMIT", |row| row.limit.clone()),
+        ("VALUE", |row| row.value.clone()),
+        ("KEY", |row| row.key.clone()),
+        ("WAIT", |row| duration(row.wait_ms)),
+        ("OWN VALUES", |row| row.own_values.to_string()),
+        ("MODE", |row| row.mode.to_owned()),
+        ("STORE DOWN", |row| row.store_down.clone()),
     ];
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.limit.clone(),
-            self.value.clone(),
-            self.key.clone(),
-            duration(self.wait_ms),
-            self.own_values.to_string(),
-            self.mode.to_owned(),
-            self.store_down.clone(),
-        ]
-    }
 }
 
 impl DeclaredLimit {
@@ -214,20 +194,15 @@ struct DeclaredRoute {
 }
 
 impl Row for DeclaredRoute {
-    const COLUMNS: &'static [&'static str] = &["ROUTE", "PATTERNS", "LIMITS", "WEIGHT"];
-
-    fn cells(&self) -> Vec<String> {
-        let limits = match &*self.limits {
-            "" => "(none: not limited)",
-            limits => limits,
-        };
-        vec![
-            self.route.clone(),
-            self.patterns.clone(),
-            limits.to_owned(),
-            self.weight.to_string(),
-        ]
-    }
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("ROUTE", |row| row.route.clone()),
+        ("PATTERNS", |row| row.patterns.clone()),
+        ("LIMITS", |row| match &*row.limits {
+            "" => "(none: not limited)".to_owned(),
+            limits => limits.to_owned(),
+        }),
+        ("WEIGHT", |row| row.weight.to_string()),
+    ];
 }
 
 impl From<&RouteConfig> for DeclaredRoute {
@@ -286,22 +261,20 @@ struct MetLimit {
 }
 
 impl Row for MetLimit {
-    const COLUMNS: &'static [&'static str] =
-        &["LIMIT", "VALUE", "CALLER", "KEY", "UNITS", "COST", ""];
-
-    fn cells(&self) -> Vec<String> {
-        let caller = self.caller.as_deref().unwrap_or("(shared)");
-        let refused = self.refused.map(|why| format!("always refused: {why}"));
-        vec![
-            self.limit.clone(),
-            self.value.clone(),
-            caller.to_owned(),
-            self.key.to_string(),
-            self.weight.to_string(),
-            self.cost.to_string(),
-            refused.unwrap_or_default(),
-        ]
-    }
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("LIMIT", |row| row.limit.clone()),
+        ("VALUE", |row| row.value.clone()),
+        ("CALLER", |row| {
+            row.caller.as_deref().unwrap_or("(shared)").to_owned()
+        }),
+        ("KEY", |row| row.key.to_string()),
+        ("UNITS", |row| row.weight.to_string()),
+        ("COST", |row| row.cost.to_string()),
+        ("", |row| {
+            let refused = row.refused.map(|why| format!("always refused: {why}"));
+            refused.unwrap_or_default()
+        }),
+    ];
 }
 
 impl From<&LimitPreview> for MetLimit {

@@ -15,12 +15,12 @@ use crate::{
     text::{duration, escaped},
 };
 
-/// A row of a table.
-pub(crate) trait Row {
-    const COLUMNS: &'static [&'static str];
+/// A column of a table: its title, and a row's cell with arbitrary text.
+pub(crate) type Column<T> = (&'static str, fn(&T) -> String);
 
-    /// One cell for each column, with arbitrary text.
-    fn cells(&self) -> Vec<String>;
+/// A row of a table.
+pub(crate) trait Row: Sized + 'static {
+    const COLUMNS: &'static [Column<Self>];
 }
 
 /// Whether a part of the output could not be written. A closed reader does not count.
@@ -76,11 +76,12 @@ pub(crate) fn json<T: Serialize>(rows: &[T]) {
 }
 
 pub(crate) fn table<T: Row>(rows: &[T]) {
-    let head = T::COLUMNS.iter().map(ToString::to_string).collect();
-    let cells = rows
-        .iter()
-        .map(|row| row.cells().iter().map(|cell| escaped(cell)).collect());
-    let lines: Vec<Vec<String>> = std::iter::once(head).chain(cells).collect();
+    let titles = T::COLUMNS.iter().map(|(title, _)| (*title).to_owned());
+    let mut lines: Vec<Vec<String>> = vec![titles.collect()];
+    for row in rows {
+        let cells = T::COLUMNS.iter().map(|(_, cell)| escaped(&cell(row)));
+        lines.push(cells.collect());
+    }
     let width = |column: usize| {
         let cells = lines.iter().map(|line| line[column].chars().count());
         cells.max().unwrap_or_default()

@@ -54,7 +54,7 @@ impl From<OperateError> for CommandError {
 
 pub(crate) async fn run(args: &Args) -> Result<ExitCode, CommandError> {
     if let Command::Digest { limit, caller } = &args.command {
-        let digest = caller.digest(limit);
+        let digest = caller.one(limit);
         match args.json {
             true => output::json(&[json!({"limit": limit, "key": digest})]),
             false => output::line(&digest.to_string()),
@@ -100,7 +100,7 @@ async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError>
             told(args, operator, &refusals).await
         }
         Command::Explain { limit, caller } => {
-            let why = operator.explain(limit, caller.digest(limit)).await?;
+            let why = operator.explain(limit, caller.one(limit)).await?;
             match args.json {
                 true => output::json(&[output::flat_explanation(&why)]),
                 false => output::explanation(&why),

@@ -5,7 +5,10 @@ use tower_turnstile::operate::{
     UnclaimedRow,
 };
 
-use crate::{output::Row, text::duration};
+use crate::{
+    output::{Column, Row},
+    text::duration,
+};
 
 /// The caller, as far as it may be shown.
 fn caller(key: KeyDigest, text: Option<&str>) -> String {
@@ -17,116 +20,90 @@ fn caller(key: KeyDigest, text: Option<&str>) -> String {
 }
 
 impl Row for ReplicaRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "REPLICA", "LABEL", "VERSION", "UP", "HELD", "WAITING", "STORE", "LEASE",
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("REPLICA", |row| row.replica.clone()),
+        ("LABEL", |row| row.label.clone()),
+        ("VERSION", |row| row.version.clone()),
+        ("UP", |row| duration(row.uptime_ms)),
+        ("HELD", |row| row.held.to_string()),
+        ("WAITING", |row| row.waiting.to_string()),
+        ("STORE", |row| {
+            if row.store_up { "up" } else { "down" }.to_owned()
+        }),
+        ("LEASE", |row| duration(row.lease_ms)),
     ];
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.replica.clone(),
-            self.label.clone(),
-            self.version.clone(),
-            duration(self.uptime_ms),
-            self.held.to_string(),
-            self.waiting.to_string(),
-            if self.store_up { "up" } else { "down" }.to_owned(),
-            duration(self.lease_ms),
-        ]
-    }
 }
 
 impl Row for LimitRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "LIMIT",
-        "VALUE",
-        "MODE",
-        "HELD",
-        "WAITING",
-        "OLDEST WAIT",
-        "KEYS",
-        "",
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("LIMIT", |row| row.limit.clone()),
+        ("VALUE", value),
+        ("MODE", |row| {
+            if row.paused { "paused" } else { &row.mode }.to_owned()
+        }),
+        ("HELD", |row| row.held.to_string()),
+        ("WAITING", |row| row.waiting.to_string()),
+        ("OLDEST WAIT", |row| {
+            row.oldest_wait_ms.map(duration).unwrap_or_default()
+        }),
+        ("KEYS", |row| row.keys.to_string()),
+        ("", |row| {
+            if row.differs { "replicas differ" } else { "" }.to_owned()
+        }),
     ];
+}
 
-    fn cells(&self) -> Vec<String> {
-        let value = match self.period_ms {
-            Some(period_ms) => {
-                let unit = self.unit.as_deref().unwrap_or("requests");
-                format!("{} {unit} per {}", self.max, duration(period_ms))
-            }
-            None => self.max.to_string(),
-        };
-        let value = match self.max == self.declared_max {
-            true => value,
-            false => format!("{value} (declared {})", self.declared_max),
-        };
-        vec![
-            self.limit.clone(),
-            value,
-            if self.paused { "paused" } else { &self.mode }.to_owned(),
-            self.held.to_string(),
-            self.waiting.to_string(),
-            self.oldest_wait_ms.map(duration).unwrap_or_default(),
-            self.keys.to_string(),
-            if self.differs { "replicas differ" } else { "" }.to_owned(),
-        ]
+fn value(row: &LimitRow) -> String {
+    let value = match row.period_ms {
+        Some(period_ms) => {
+            let unit = row.unit.as_deref().unwrap_or("requests");
+            format!("{} {unit} per {}", row.max, duration(period_ms))
+        }
+        None => row.max.to_string(),
+    };
+    match row.max == row.declared_max {
+        true => value,
+        false => format!("{value} (declared {})", row.declared_max),
     }
 }
 
 impl Row for PermitRow {
-    const COLUMNS: &'static [&'static str] =
-        &["ID", "STATE", "FOR", "PLACE", "KEY", "REPLICA", "LABEL"];
-
-    fn cells(&self) -> Vec<String> {
-        let place = match self.place {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("ID", |row| row.id.to_string()),
+        ("STATE", |row| row.state.as_str().to_owned()),
+        ("FOR", |row| duration(row.age_ms)),
+        ("PLACE", |row| match row.place {
             0 => String::new(),
             place => place.to_string(),
-        };
-        vec![
-            self.id.to_string(),
-            self.state.as_str().to_owned(),
-            duration(self.age_ms),
-            place,
-            caller(self.key, self.key_text.as_deref()),
-            self.replica_label.clone(),
-            self.label.clone(),
-        ]
-    }
+        }),
+        ("KEY", |row| caller(row.key, row.key_text.as_deref())),
+        ("REPLICA", |row| row.replica_label.clone()),
+        ("LABEL", |row| row.label.clone()),
+    ];
 }
 
 impl Row for Finding {
-    const COLUMNS: &'static [&'static str] = &["CHECK", "HEALTH", "WHAT WAS SEEN"];
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.check.as_str().to_owned(),
-            self.health.as_str().to_owned(),
-            self.text.clone(),
-        ]
-    }
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("CHECK", |row| row.check.as_str().to_owned()),
+        ("HEALTH", |row| row.health.as_str().to_owned()),
+        ("WHAT WAS SEEN", |row| row.text.clone()),
+    ];
 }
 
 impl Row for KeyRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "KEY",
-        "HELD",
-        "VALUE",
-        "LEFT",
-        "WAITING",
-        "OLDEST WAIT",
-        "REPLICAS",
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("KEY", |row| caller(row.key, row.key_text.as_deref())),
+        ("HELD", |row| row.held.to_string()),
+        ("VALUE", |row| row.max.to_string()),
+        ("LEFT", |row| {
+            row.budget.as_ref().map(left).unwrap_or_default()
+        }),
+        ("WAITING", |row| row.waiting.to_string()),
+        ("OLDEST WAIT", |row| {
+            row.oldest_wait_ms.map(duration).unwrap_or_default()
+        }),
+        ("REPLICAS", |row| row.replicas.to_string()),
     ];
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            caller(self.key, self.key_text.as_deref()),
-            self.held.to_string(),
-            self.max.to_string(),
-            self.budget.as_ref().map(left).unwrap_or_default(),
-            self.waiting.to_string(),
-            self.oldest_wait_ms.map(duration).unwrap_or_default(),
-            self.replicas.to_string(),
-        ]
-    }
 }
 
 /// A key's remaining budget at a rate.
@@ -139,30 +116,25 @@ pub(crate) fn left(budget: &BudgetRow) -> String {
 }
 
 impl Row for RefusalRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "AGO", "REASON", "IN USE", "VALUE", "QUEUED", "WAITED", "KEY", "REPLICA", "LABEL",
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("AGO", |row| duration(row.age_ms)),
+        ("REASON", |row| row.reason.clone()),
+        ("IN USE", |row| row.in_use.to_string()),
+        ("VALUE", |row| row.max.to_string()),
+        ("QUEUED", |row| row.waiting.to_string()),
+        ("WAITED", |row| duration(row.waited_ms)),
+        ("KEY", |row| {
+            let key = row.key.map(|key| caller(key, row.key_text.as_deref()));
+            key.unwrap_or_default()
+        }),
+        ("REPLICA", |row| row.replica_label.clone()),
+        ("LABEL", |row| row.label.clone()),
     ];
-
-    fn cells(&self) -> Vec<String> {
-        let key = self.key.map(|key| caller(key, self.key_text.as_deref()));
-        vec![
-            duration(self.age_ms),
-            self.reason.clone(),
-            self.in_use.to_string(),
-            self.max.to_string(),
-            self.waiting.to_string(),
-            duration(self.waited_ms),
-            key.unwrap_or_default(),
-            self.replica_label.clone(),
-            self.label.clone(),
-        ]
-    }
 }
 
 impl Row for UnclaimedRow {
-    const COLUMNS: &'static [&'static str] = &["ID", "LEASE ENDS IN"];
-
-    fn cells(&self) -> Vec<String> {
-        vec![self.id.clone(), duration(self.ends_in_ms)]
-    }
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("ID", |row| row.id.clone()),
+        ("LEASE ENDS IN", |row| duration(row.ends_in_ms)),
+    ];
 }

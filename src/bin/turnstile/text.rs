@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+pub(crate) use humantime_serde::re::humantime::parse_duration;
+
 /// Escapes control characters, and marks that are invisible or change the direction of text.
 pub(crate) fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());

@@ -9,7 +9,7 @@ use std::{
 use clap::{Args as Group, ValueEnum};
 use tower_turnstile::Fallback;
 
-use crate::change::length;
+use crate::text::parse_duration;
 
 #[derive(Debug, Group)]
 pub(crate) struct RunArgs {
@@ -31,7 +31,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "UNITS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub weight: u32,
     /// Maximum wait for a slot; 0s: refuse at once. Default: as in the file; without a file, one day.
-    #[arg(long, value_name = "TIME", value_parser = length)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub wait: Option<Duration>,
     /// Behaviour while the store is down.
     #[arg(long, value_name = "DO", default_value = "reject")]
@@ -40,7 +40,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DO", default_value = "stop")]
     pub on_lost: OnLostArg,
     /// Time between SIGTERM and SIGKILL for a command that is stopped.
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = length)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub grace: Duration,
     /// Kill the command if this process dies, even of SIGKILL. Processes started by the command are not affected.
     #[cfg(target_os = "linux")]
