@@ -33,8 +33,8 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tower_turnstile::{
-    ConfigError, ConfigErrorKind, Fallback, Key, Limit, LimitLayer, Limiter, MAX_LIMIT, OnLost,
-    Semaphore, Slot,
+    ConfigError, ConfigErrorKind, Fallback, Key, Limit, LimitLayer, Limiter, OnLost, Semaphore,
+    Slot,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -54,7 +54,7 @@ struct Options {
     #[arg(long, default_value = "memory:")]
     store: String,
     /// Requests, streams and WebSockets at a time, for each x-api-key
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LIMIT)))]
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(Limit::MAX)))]
     limit: u32,
     /// Lets freed slots serve the next request of this replica without the store
     #[arg(long)]

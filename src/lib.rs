@@ -229,22 +229,19 @@ pub use status::{ShutdownReport, Status, Usage};
 
 // Limits and keys.
 pub use key::Key;
-pub use limit::{
-    Class, Fallback, Limit, LimitValue, Limits, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT,
-    MAX_WAITERS, MAX_WEIGHT, Mode,
-};
+pub use limit::{Class, Fallback, Limit, LimitValue, Limits, Mode};
 
 // Permits.
 pub use attached::Attached;
 pub use charges::{Budget, Charging};
 pub use permit::Permit;
-pub use permit_id::{ParsePermitIdError, PermitId};
+pub use permit_id::{ParseIdError, PermitId};
 pub use semaphore::{Acquire, Semaphore};
 
 // HTTP requests.
 pub use layer::{
-    ClientAddress, Hold, LimitLayer, MAX_HOLD, OnLost, PeerAddress, Policy, ReadAheadLayer,
-    Refusal, RefusalKind, ReleaseAt, Scope, Slot,
+    ClientAddress, Hold, LimitLayer, OnLost, PeerAddress, Policy, ReadAheadLayer, Refusal,
+    RefusalKind, ReleaseAt, Scope, Slot,
 };
 
 // Errors.

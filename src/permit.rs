@@ -14,7 +14,7 @@ use crate::{
     error::{AcquireErrorKind, LostErrorKind, ReleaseError},
     keeper::{Granted, KeeperHandle, Notes, Taken},
     leases::{Bounds, Leases},
-    limit::Limit,
+    limit::{Limit, MAX_WEIGHT},
     permit_id::PermitId,
     status::Quota,
     telemetry::LimitMeter,
@@ -41,6 +41,9 @@ pub struct Permit {
 }
 
 impl Permit {
+    /// The largest weight of a permit, in units of a limit: 64.
+    pub const MAX_WEIGHT: u32 = MAX_WEIGHT;
+
     // `always`: see `KeeperRequest::poll`.
     #[inline(always)]
     pub(crate) fn new(granted: Granted) -> Self {

@@ -61,32 +61,35 @@ impl fmt::Debug for PermitId {
     }
 }
 
-/// Error for a text that is not a [`PermitId`].
+/// Error for a text that is not the id of a permit, or not the digest of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ParsePermitIdError(());
+pub struct ParseIdError(pub(crate) &'static str);
 
-impl fmt::Display for ParsePermitIdError {
+const FAULT: ParseIdError =
+    ParseIdError("the id of a permit is 26 characters, and may end with `.` and a number");
+
+impl fmt::Display for ParseIdError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the id of a permit is 26 characters, and may end with `.` and a number")
+        f.write_str(self.0)
     }
 }
 
-impl Error for ParsePermitIdError {}
+impl Error for ParseIdError {}
 
 impl FromStr for PermitId {
-    type Err = ParsePermitIdError;
+    type Err = ParseIdError;
 
-    fn from_str(text: &str) -> Result<Self, ParsePermitIdError> {
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
         let (member, tenure) = match text.as_bytes().split_at_checked(ID_CHARS) {
             Some((member, [])) => (member, Some(0)),
             Some((member, [b'.', digits @ ..])) if digits.first() != Some(&b'0') => {
                 (member, number(digits))
             }
-            _ => return Err(ParsePermitIdError(())),
+            _ => return Err(FAULT),
         };
         let id = MemberId::parse(member).zip(tenure);
         let id = id.map(|(member, tenure)| Self { member, tenure });
-        id.ok_or(ParsePermitIdError(()))
+        id.ok_or(FAULT)
     }
 }
 
@@ -145,11 +148,7 @@ mod tests {
             "67fz9CtE08Ngqc0\u{e4}---------",
             "67fz9CtE08Ngqc0\u{e4}--------------",
         ] {
-            assert_eq!(
-                text.parse::<PermitId>(),
-                Err(ParsePermitIdError(())),
-                "{text}"
-            );
+            assert_eq!(text.parse::<PermitId>(), Err(FAULT), "{text}");
         }
     }
 }

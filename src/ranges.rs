@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 /// The largest value of a limit: 1,000,000. A key with this many holders is still fast.
-pub const MAX_LIMIT: u32 = 1_000_000;
+pub(crate) const MAX_LIMIT: u32 = 1_000_000;
 /// The longest queue of a key: 100,000 requests.
-pub const MAX_WAITERS: u32 = 100_000;
+pub(crate) const MAX_WAITERS: u32 = 100_000;
 /// The longest wait: 24 h.
-pub const MAX_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
+pub(crate) const MAX_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 /// The longest period of a rate: 24 h.
-pub const MAX_PERIOD: Duration = Duration::from_secs(24 * 60 * 60);
+pub(crate) const MAX_PERIOD: Duration = Duration::from_secs(24 * 60 * 60);
 /// The largest number of limits on one request: 16.
-pub const MAX_SCOPES: usize = 16;
+pub(crate) const MAX_SCOPES: usize = 16;
 /// The largest weight of a permit, in units of a limit: 64.
-pub const MAX_WEIGHT: u32 = 64;
+pub(crate) const MAX_WEIGHT: u32 = 64;

@@ -91,7 +91,7 @@ impl Limiter {
     /// # Panics
     ///
     /// If a value of a limit is out of range, if this limiter has another limit of the same name with different values, or
-    /// if the list is empty, has more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits, or has a limit twice.
+    /// if the list is empty, has more than [`Policy::MAX_SCOPES`](crate::Policy::MAX_SCOPES) limits, or has a limit twice.
     /// [`Limiter::try_semaphore`] returns these faults as errors.
     #[track_caller]
     pub fn semaphore(&self, limits: impl Into<Limits>, key: impl Into<Key>) -> Semaphore {
@@ -210,7 +210,7 @@ impl Semaphore {
     ///
     /// # Panics
     ///
-    /// As [`Limiter::semaphore`] does, and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits in total, or one
+    /// As [`Limiter::semaphore`] does, and if there are more than [`Policy::MAX_SCOPES`](crate::Policy::MAX_SCOPES) limits in total, or one
     /// of them twice.
     #[must_use]
     #[track_caller]
@@ -225,7 +225,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// The errors of [`Limiter::try_semaphore`], and an error if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES)
+    /// The errors of [`Limiter::try_semaphore`], and an error if there are more than [`Policy::MAX_SCOPES`](crate::Policy::MAX_SCOPES)
     /// limits in total, or one of them twice.
     pub fn try_and(
         self,

@@ -9,8 +9,8 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 use tower::util::BoxCloneService;
 use tower_turnstile::{
     Acquire, AcquireError, AcquireErrorKind, ClientAddress, ConfigError, ConfigErrorKind, Fallback,
-    Hold, Key, Limit, LimitLayer, Limiter, OnLost, ParsePermitIdError, PeerAddress, Permit,
-    PermitId, ReadAheadLayer, Refusal, RefusalKind, ReleaseAt, ReleaseError, Scope, Semaphore,
+    Hold, Key, Limit, LimitLayer, Limiter, OnLost, ParseIdError, PeerAddress, Permit, PermitId,
+    ReadAheadLayer, Refusal, RefusalKind, ReleaseAt, ReleaseError, Scope, Semaphore,
     ShutdownReport, Slot, Status, Usage,
     layer::{
         HttpClient, HttpClientFuture, Limited, LostError, LostErrorKind, ReadAhead, ReadAheadBody,
@@ -35,7 +35,7 @@ assert_values!(
     LimitLayer,
     Limiter,
     LostErrorKind,
-    ParsePermitIdError,
+    ParseIdError,
     PermitId,
     OnLost,
     Fallback,
@@ -58,8 +58,8 @@ mod operate {
     use tower_turnstile::operate::{
         Answers, By, Check, Edited, Explanation, Finding, Health, KeyDigest, KeyRow, LimitRow,
         LogEntry, OperateError, OperateErrorKind, Operator, OperatorBuilder, Order, Outcome,
-        Override, Overrides, ParseKeyDigestError, PermitRow, PermitState, RefusalRow, ReplicaRow,
-        Revocation, Setting, Target, UnclaimedRow, Verdict,
+        Override, Overrides, PermitRow, PermitState, RefusalRow, ReplicaRow, Revocation, Setting,
+        Target, UnclaimedRow, Verdict,
     };
 
     use super::*;
@@ -83,7 +83,6 @@ mod operate {
         Override,
         Overrides,
         Order,
-        ParseKeyDigestError,
         PermitRow,
         PermitState,
         RefusalRow,

@@ -58,7 +58,7 @@ pub struct AddressConfig {
     /// Number of your own proxies in front of the service. Default: 0.
     ///
     /// With 0 the peer's address is used, which the server provides as [`PeerAddress`](crate::PeerAddress).
-    #[cfg_attr(test, schemars(range(max = crate::layer::MAX_PROXIES)))]
+    #[cfg_attr(test, schemars(range(max = crate::layer::ClientAddress::MAX_PROXIES)))]
     pub proxies: u8,
     /// The header that all these proxies write. There is no default.
     pub header: Option<AddressHeader>,

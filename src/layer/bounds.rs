@@ -7,8 +7,6 @@ use std::time::Duration;
 use super::layer::LimitLayer;
 use crate::error::ConfigError;
 
-/// Longest bound of a slot, for [`LimitLayer::max_hold`] and [`LimitLayer::idle`]: 30 days.
-pub const MAX_HOLD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// Shortest bound: the resolution of timers.
 const SHORTEST: Duration = Duration::from_millis(1);
 
@@ -23,6 +21,9 @@ const SHORTEST: Duration = Duration::from_millis(1);
 /// The drop runs in a task on the runtime of the request, spawned when the slot ends. The next request may start before
 /// this task runs.
 impl LimitLayer {
+    /// Longest bound of a slot, for [`max_hold`](Self::max_hold) and [`idle`](Self::idle): 30 days.
+    pub const MAX_HOLD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
     /// Sets the longest time that a request holds its slot, from its admission. Default: none.
     ///
     /// If there is no response head by then, the call to the service is dropped, as if the client had disconnected, and
@@ -33,7 +34,7 @@ impl LimitLayer {
     ///
     /// # Panics
     ///
-    /// If the bound is shorter than 1 ms or longer than [`MAX_HOLD`] (30 days).
+    /// If the bound is shorter than 1 ms or longer than [`LimitLayer::MAX_HOLD`] (30 days).
     #[track_caller]
     pub fn max_hold(self, max_hold: Duration) -> Self {
         let max_hold = checked("max_hold", max_hold);
@@ -52,7 +53,7 @@ impl LimitLayer {
     ///
     /// # Panics
     ///
-    /// If the bound is shorter than 1 ms or longer than [`MAX_HOLD`] (30 days).
+    /// If the bound is shorter than 1 ms or longer than [`LimitLayer::MAX_HOLD`] (30 days).
     #[track_caller]
     pub fn idle(self, idle: Duration) -> Self {
         let idle = checked("idle", idle);
@@ -69,9 +70,10 @@ fn checked(name: &str, bound: Duration) -> Duration {
 }
 
 pub(crate) fn check_bound(name: &str, bound: Duration) -> Result<(), ConfigError> {
-    if (SHORTEST..=MAX_HOLD).contains(&bound) {
+    let longest = LimitLayer::MAX_HOLD;
+    if (SHORTEST..=longest).contains(&bound) {
         return Ok(());
     }
-    let message = format!("{name} is {bound:?}: it must be {SHORTEST:?} to {MAX_HOLD:?}");
+    let message = format!("{name} is {bound:?}: it must be {SHORTEST:?} to {longest:?}");
     Err(ConfigError::value(message))
 }

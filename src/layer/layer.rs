@@ -52,7 +52,7 @@ impl Limiter {
     /// # Panics
     ///
     /// If a value of a limit is out of range, if this limiter has another limit of the same name with different values, or
-    /// if the policy is empty, has more than [`MAX_SCOPES`](crate::MAX_SCOPES) scopes, or has a limit twice.
+    /// if the policy is empty, has more than [`Policy::MAX_SCOPES`](crate::Policy::MAX_SCOPES) scopes, or has a limit twice.
     /// [`Limiter::try_layer`] returns these faults as errors.
     #[track_caller]
     pub fn layer(&self, policy: impl Into<Policy>) -> LimitLayer {

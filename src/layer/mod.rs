@@ -132,19 +132,16 @@ mod values;
 
 #[cfg(feature = "config")]
 pub(crate) use address::IPV6_PREFIX;
-pub use address::{ClientAddress, MAX_PROXIES, PeerAddress};
+pub use address::{ClientAddress, PeerAddress};
 #[cfg(feature = "axum")]
 pub use axum::NoSlot;
 pub use body::{LostError, ResponseBody};
-pub use bounds::MAX_HOLD;
 pub use future::ResponseFuture;
 pub use http_client::{HttpClient, HttpClientFuture};
 pub use layer::LimitLayer;
 pub use options::{OnLost, ReleaseAt};
 pub use policy::Policy;
-pub use read_ahead::{
-    MAX_READ_AHEAD, READ_AHEAD, ReadAhead, ReadAheadBody, ReadAheadFuture, ReadAheadLayer,
-};
+pub use read_ahead::{ReadAhead, ReadAheadBody, ReadAheadFuture, ReadAheadLayer};
 pub use refusal::{Refusal, RefusalKind};
 pub use refusal_body::RefusalResponse;
 pub use scope::Scope;

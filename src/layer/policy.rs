@@ -7,7 +7,7 @@ use std::fmt;
 use super::scope::Scope;
 use crate::{
     error::ConfigError,
-    limit::{Limit, check_together},
+    limit::{Limit, MAX_SCOPES, check_together},
 };
 
 /// The scopes that apply to a request together, all or nothing.
@@ -40,6 +40,9 @@ use crate::{
 pub struct Policy(pub(super) Vec<Scope>);
 
 impl Policy {
+    /// The largest number of limits on one request: 16.
+    pub const MAX_SCOPES: usize = MAX_SCOPES;
+
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         self.0.iter().try_for_each(Scope::validate)?;
         check_together(self.0.iter().map(Scope::limit))

@@ -183,7 +183,7 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// If there are more than 32 proxies ([`MAX_PROXIES`](crate::layer::MAX_PROXIES)), or an IPv6 prefix is not 1 to 128
+    /// If there are more than 32 proxies ([`ClientAddress::MAX_PROXIES`]), or an IPv6 prefix is not 1 to 128
     /// bits long.
     pub fn try_by_client_address(self, address: ClientAddress) -> Result<Scope, ConfigError> {
         address.check()?;

@@ -12,7 +12,7 @@ use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind, ConfigError},
     key::Key,
     ledger::{Rate, ReplicaId},
-    ranges::{MAX_LIMIT, MAX_PERIOD},
+    ranges::{MAX_LIMIT, MAX_PERIOD, MAX_WAIT, MAX_WAITERS},
     status::Quota,
     unit::{MAX_UNIT_LEN, Unit},
 };
@@ -93,6 +93,15 @@ impl Refill {
 }
 
 impl Limit {
+    /// The largest value of a limit: 1,000,000.
+    pub const MAX: u32 = MAX_LIMIT;
+    /// The longest period of a rate: 24 h.
+    pub const MAX_PERIOD: Duration = MAX_PERIOD;
+    /// The longest wait: 24 h.
+    pub const MAX_WAIT: Duration = MAX_WAIT;
+    /// The longest queue of a key: 100,000 requests.
+    pub const MAX_WAITERS: u32 = MAX_WAITERS;
+
     /// Allows at most `max` concurrent permits for each key.
     ///
     /// The name is a literal, and the limit can be a `const`. For a name that is a `String`, or a value from a
@@ -108,7 +117,7 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If the name is empty or longer than 128 bytes, or `max` is 0 or above [`MAX_LIMIT`]. In a `const` or `static` the panic
+    /// If the name is empty or longer than 128 bytes, or `max` is 0 or above [`Limit::MAX`]. In a `const` or `static` the panic
     /// is a compile error. For values that are not constants use [`Limit::try_concurrent`].
     #[must_use]
     pub const fn concurrent(name: &'static str, max: u32) -> Self {
@@ -126,7 +135,7 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// Returns an error if the name is empty or longer than 128 bytes, or `max` is 0 or above [`MAX_LIMIT`].
+    /// Returns an error if the name is empty or longer than 128 bytes, or `max` is 0 or above [`Limit::MAX`].
     pub fn try_concurrent(
         name: impl Into<Cow<'static, str>>,
         max: u32,
@@ -155,8 +164,8 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If the name is empty or longer than 128 bytes, `count` is 0 or above [`MAX_LIMIT`], or the period is shorter than 1
-    /// ms or longer than [`MAX_PERIOD`]. In a `const` or `static` the panic is a compile error. For values that are not
+    /// If the name is empty or longer than 128 bytes, `count` is 0 or above [`Limit::MAX`], or the period is shorter than 1
+    /// ms or longer than [`Limit::MAX_PERIOD`]. In a `const` or `static` the panic is a compile error. For values that are not
     /// constants use [`Limit::try_rate`].
     #[must_use]
     pub const fn rate(name: &'static str, count: u32, period: Duration) -> Self {
@@ -343,7 +352,7 @@ impl Limit {
     /// Sets how long a request may queue for a slot. Default: zero, the request is refused at once.
     ///
     /// Longer waits smooth bursts; waits longer than the callers' patience only fill the queue. At most
-    /// [`MAX_WAIT`](crate::MAX_WAIT).
+    /// [`Limit::MAX_WAIT`].
     #[must_use]
     pub const fn wait_up_to(mut self, wait: Duration) -> Self {
         self.wait = wait;
@@ -352,7 +361,7 @@ impl Limit {
 
     /// Sets the length of a key's queue, across all replicas. Default: 1,000.
     ///
-    /// A request that finds the queue full is refused at once. At most [`MAX_WAITERS`](crate::MAX_WAITERS).
+    /// A request that finds the queue full is refused at once. At most [`Limit::MAX_WAITERS`].
     #[must_use]
     pub const fn max_waiters(mut self, max_waiters: u32) -> Self {
         self.max_waiters = max_waiters;

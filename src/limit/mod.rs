@@ -14,7 +14,7 @@ pub use self::{
     limits::Limits,
     value::LimitValue,
 };
-pub use crate::ranges::{MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, MAX_WEIGHT};
+pub(crate) use crate::ranges::{MAX_LIMIT, MAX_SCOPES, MAX_WAIT, MAX_WEIGHT};
 
 /// The number of a limit in its limiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -129,4 +129,4 @@ pub use self::{
     connect::OperatorBuilder,
     doctor::{Check, Finding, Health},
 };
-pub use crate::overrides::{KeyDigest, Override, ParseKeyDigestError, Setting, Target, What};
+pub use crate::overrides::{KeyDigest, Override, Setting, Target, What};

@@ -1,10 +1,10 @@
 //! Digests of keys: how operators name a caller without its key.
 
-use std::{error::Error, fmt, str::FromStr};
+use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::key::Key;
+use crate::{key::Key, permit_id::ParseIdError};
 
 /// Length of the hexadecimal text of a digest or a token.
 const HEX: usize = 32;
@@ -47,25 +47,14 @@ impl fmt::Debug for KeyDigest {
     }
 }
 
-/// Error of a text that is not a [`KeyDigest`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ParseKeyDigestError(());
-
-impl fmt::Display for ParseKeyDigestError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the digest of a key is 32 hexadecimal digits")
-    }
-}
-
-impl Error for ParseKeyDigestError {}
-
 impl FromStr for KeyDigest {
-    type Err = ParseKeyDigestError;
+    type Err = ParseIdError;
 
-    fn from_str(text: &str) -> Result<Self, ParseKeyDigestError> {
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
         let is_digest = is_hex(&text.to_ascii_lowercase());
         let bits = is_digest.then(|| u128::from_str_radix(text, 16).ok());
-        bits.flatten().map(Self).ok_or(ParseKeyDigestError(()))
+        let fault = ParseIdError("the digest of a key is 32 hexadecimal digits");
+        bits.flatten().map(Self).ok_or(fault)
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) use self::script::{RECORD_LUA, arguments, logged, reply};
 #[cfg(feature = "operate")]
 pub use self::{
     change::What,
-    digest::{KeyDigest, ParseKeyDigestError},
+    digest::KeyDigest,
     setting::{Override, Setting, Target},
 };
 #[cfg(feature = "operate")]

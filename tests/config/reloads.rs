@@ -11,7 +11,7 @@ use http::{Request, Response, StatusCode};
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt};
 use tower_turnstile::{
-    Class, ConfigErrorKind, Fallback, Key, Limit, Limiter, MAX_WAIT, Mode,
+    Class, ConfigErrorKind, Fallback, Key, Limit, Limiter, Mode,
     config::{Config, LiveConfig},
     layer::Limited,
 };
@@ -392,7 +392,7 @@ fn a_limit_that_code_has_changed_is_compared() {
     assert_eq!(error.kind(), ConfigErrorKind::Conflict);
     let error = live
         .limiter()
-        .try_semaphore(limit.wait_up_to(MAX_WAIT + SECOND), "k")
+        .try_semaphore(limit.wait_up_to(Limit::MAX_WAIT + SECOND), "k")
         .unwrap_err();
     assert_eq!(error.kind(), ConfigErrorKind::Value);
 }

@@ -20,8 +20,7 @@ use tokio::{
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{
-    BoxError, Hold, Key, LimitLayer, Limiter, MAX_HOLD, Permit, Refusal, RefusalKind, ReleaseAt,
-    Slot,
+    BoxError, Hold, Key, LimitLayer, Limiter, Permit, Refusal, RefusalKind, ReleaseAt, Slot,
     layer::{LostError, LostErrorKind},
 };
 
@@ -318,8 +317,8 @@ fn bounds_out_of_range_are_refused() {
             std::panic::catch_unwind(AssertUnwindSafe(|| setter(layer, bound))).is_ok()
         };
         let (shortest, tick) = (Duration::from_millis(1), Duration::from_nanos(1));
-        assert!(!set(Duration::ZERO) && !set(shortest - tick) && !set(MAX_HOLD + tick));
-        assert!(set(shortest) && set(MAX_HOLD));
+        assert!(!set(Duration::ZERO) && !set(shortest - tick) && !set(LimitLayer::MAX_HOLD + tick));
+        assert!(set(shortest) && set(LimitLayer::MAX_HOLD));
     }
 }
 

@@ -19,10 +19,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Full};
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
-use tower_turnstile::{
-    Limiter, Refusal, RefusalKind,
-    layer::{MAX_READ_AHEAD, READ_AHEAD},
-};
+use tower_turnstile::{Limiter, ReadAheadLayer, Refusal, RefusalKind};
 
 use crate::{
     read_ahead::busy,
@@ -254,12 +251,12 @@ fn without_a_runtime_it_reads_at_once() {
 
 #[test]
 fn bounds_that_make_no_sense_are_refused() {
-    for bytes in [0, MAX_READ_AHEAD + 1] {
+    for bytes in [0, ReadAheadLayer::MAX + 1] {
         let layer = || Limiter::in_memory().layer(ONE).read_ahead();
         let built = catch_unwind(|| layer().up_to(bytes));
         assert!(built.is_err(), "{bytes}");
     }
-    for bytes in [1, READ_AHEAD, MAX_READ_AHEAD] {
+    for bytes in [1, ReadAheadLayer::DEFAULT, ReadAheadLayer::MAX] {
         let _ = Limiter::in_memory().layer(ONE).read_ahead().up_to(bytes);
     }
 }

@@ -8,8 +8,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower_turnstile::{
-    AcquireErrorKind, Class, ConfigErrorKind, Key, Limit, Limiter, MAX_SCOPES, Permit, Policy,
-    Semaphore,
+    AcquireErrorKind, Class, ConfigErrorKind, Key, Limit, Limiter, Permit, Policy, Semaphore,
 };
 
 use crate::{
@@ -472,12 +471,14 @@ async fn a_class_says_which_slot_comes_first() {
 #[tokio::test]
 async fn limits_that_do_not_go_together_are_refused_with_a_reason() {
     let limiter = Limiter::in_memory();
-    let names: Vec<String> = (0..=MAX_SCOPES).map(|number| number.to_string()).collect();
+    let names: Vec<String> = (0..=Policy::MAX_SCOPES)
+        .map(|number| number.to_string())
+        .collect();
     let limits = names
         .iter()
         .map(|name| Limit::try_concurrent(name.clone(), 1).expect("valid"));
     let limits: Vec<Limit> = limits.collect();
-    let most = limits[1..MAX_SCOPES]
+    let most = limits[1..Policy::MAX_SCOPES]
         .iter()
         .fold(limiter.semaphore(&limits[0], "k"), |all, limit| {
             all.and(limit, "k")
@@ -485,7 +486,7 @@ async fn limits_that_do_not_go_together_are_refused_with_a_reason() {
     drop(most.acquire().await.expect("16 are fine"));
 
     let twice = caller(&limiter, "a").try_and(&PATIENT_CALLER, "b");
-    let too_many = most.try_and(&limits[MAX_SCOPES], "k");
+    let too_many = most.try_and(&limits[Policy::MAX_SCOPES], "k");
     for (error, words) in [
         (twice.err(), "`caller` is listed twice"),
         (too_many.err(), "not 17"),
@@ -659,7 +660,7 @@ async fn each_limit_has_its_usage(backend: Backend) {
     assert_eq!(usages().await, expect((0, 0, 1), (0, 0, 5)));
 }
 
-/// Of a permit under three limits: while held, when released, and at a shutdown.
+/// A permit under three limits: while held, when released, and at a shutdown.
 async fn a_status_counts_each_slot(backend: Backend) {
     let limits = ["a", "b", "c"].map(|name| Limit::concurrent(name, 3));
     let rate = Limit::rate("rate", 10, Duration::from_secs(1));

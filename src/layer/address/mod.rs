@@ -18,8 +18,6 @@ use crate::{
     key::Key,
 };
 
-/// Maximum number of trusted proxies in front of a service: 32.
-pub const MAX_PROXIES: u8 = 32;
 /// Prefix length that one customer of a provider usually has, in bits.
 pub(crate) const IPV6_PREFIX: u8 = 64;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -102,6 +100,9 @@ type FindPeer = dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync;
 pub struct PeerAddress(pub SocketAddr);
 
 impl ClientAddress {
+    /// Maximum number of trusted proxies in front of a service: 32.
+    pub const MAX_PROXIES: u8 = 32;
+
     /// Uses the peer's address: for services without proxies.
     ///
     /// The address comes from a [`PeerAddress`] in the extensions, or from a closure ([`peer_by`](Self::peer_by)).
@@ -111,14 +112,14 @@ impl ClientAddress {
 
     /// Uses `X-Forwarded-For`, as written by this number of trusted proxies.
     ///
-    /// At most 32 ([`MAX_PROXIES`](crate::layer::MAX_PROXIES)); 0 is [`peer`](Self::peer).
+    /// At most 32 ([`MAX_PROXIES`](Self::MAX_PROXIES)); 0 is [`peer`](Self::peer).
     pub fn forwarded_for(proxies: u8) -> Self {
         Self::behind(Proxies::ForwardedFor(proxies))
     }
 
     /// Uses `Forwarded` (RFC 7239), as written by this number of trusted proxies.
     ///
-    /// At most 32 ([`MAX_PROXIES`](crate::layer::MAX_PROXIES)); 0 is [`peer`](Self::peer).
+    /// At most 32 ([`MAX_PROXIES`](Self::MAX_PROXIES)); 0 is [`peer`](Self::peer).
     pub fn forwarded(proxies: u8) -> Self {
         Self::behind(Proxies::Forwarded(proxies))
     }
@@ -225,9 +226,10 @@ impl ClientAddress {
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let (Proxies::ForwardedFor(proxies) | Proxies::Forwarded(proxies)) = self.proxies;
         let error = |message| Err(ConfigError::new(ConfigErrorKind::Value, message));
-        if proxies > MAX_PROXIES {
+        let most = Self::MAX_PROXIES;
+        if proxies > most {
             return error(format!(
-                "{proxies} proxies are more than the {MAX_PROXIES} that can be counted"
+                "{proxies} proxies are more than the {most} that can be counted"
             ));
         }
         if !(1..=128).contains(&self.ipv6_prefix) {

@@ -13,11 +13,6 @@ use tower_service::Service;
 use super::{ReadAheadBody, ReadAheadFuture};
 use crate::layer::{LimitLayer, Limited, ResponseBody};
 
-/// Default number of bytes read of a waiting request's body: 64 KiB.
-pub const READ_AHEAD: usize = 64 * 1024;
-/// Maximum number of bytes read ahead: 16 MiB.
-pub const MAX_READ_AHEAD: usize = 16 * 1024 * 1024;
-
 /// A [`LimitLayer`] that reads ahead in the bodies of waiting requests.
 ///
 /// The layer notices HTTP/1 clients that disconnect while they queue. Created by [`LimitLayer::read_ahead`].
@@ -32,7 +27,7 @@ impl LimitLayer {
     /// Reads ahead in the bodies of waiting requests, to notice disconnected HTTP/1 clients.
     ///
     /// hyper's HTTP/1 server notices a disconnect only when it reads, and stops reading while the body is not consumed.
-    /// With this layer a request that has waited for 20 ms reads the first 64 KiB ([`READ_AHEAD`]) of its body, and replays
+    /// With this layer a request that has waited for 20 ms reads the first 64 KiB ([`ReadAheadLayer::DEFAULT`]) of its body, and replays
     /// them once it has its slot: the service gets the data, the trailers and the rest of the body in order. A request that
     /// gets its slot earlier does not read ahead.
     ///
@@ -74,25 +69,31 @@ impl LimitLayer {
     pub fn read_ahead(self) -> ReadAheadLayer {
         ReadAheadLayer {
             layer: self,
-            bound: READ_AHEAD,
+            bound: ReadAheadLayer::DEFAULT,
         }
     }
 }
 
 impl ReadAheadLayer {
-    /// Sets the number of bytes of a body to read ahead. Default: 64 KiB ([`READ_AHEAD`]).
+    /// Default number of bytes read of a waiting request's body: 64 KiB.
+    pub const DEFAULT: usize = 64 * 1024;
+    /// Maximum number of bytes read ahead: 16 MiB.
+    pub const MAX: usize = 16 * 1024 * 1024;
+
+    /// Sets the number of bytes of a body to read ahead. Default: 64 KiB ([`ReadAheadLayer::DEFAULT`]).
     ///
     /// If the number exceeds the longest body, every disconnect over HTTP/1 is noticed. Each waiting request may take this
     /// much memory.
     ///
     /// # Panics
     ///
-    /// If the number is 0, or more than 16 MiB ([`MAX_READ_AHEAD`]).
+    /// If the number is 0, or more than 16 MiB ([`ReadAheadLayer::MAX`]).
     #[track_caller]
     pub fn up_to(mut self, bytes: usize) -> Self {
         assert!(
-            (1..=MAX_READ_AHEAD).contains(&bytes),
-            "cannot read {bytes} bytes ahead: 1 to {MAX_READ_AHEAD} can be"
+            (1..=Self::MAX).contains(&bytes),
+            "cannot read {bytes} bytes ahead: 1 to {} can be",
+            Self::MAX
         );
         self.bound = bytes;
         self

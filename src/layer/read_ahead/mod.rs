@@ -13,4 +13,4 @@ mod layer;
 
 pub use body::ReadAheadBody;
 pub use future::ReadAheadFuture;
-pub use layer::{MAX_READ_AHEAD, READ_AHEAD, ReadAhead, ReadAheadLayer};
+pub use layer::{ReadAhead, ReadAheadLayer};

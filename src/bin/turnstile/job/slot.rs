@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use tower_turnstile::{
-    Acquire, AcquireError, AcquireErrorKind, ConfigError, Limit, Limiter, MAX_WAIT,
+    Acquire, AcquireError, AcquireErrorKind, ConfigError, Limit, Limiter,
     config::{Config, ConfigFileError, LiveConfig, StoreUrl},
 };
 
@@ -35,7 +35,7 @@ impl<'a> SlotSource<'a> {
         Ok(Self {
             job,
             limit: limit.fallback(job.fallback.into()),
-            wait: job.wait.unwrap_or(MAX_WAIT),
+            wait: job.wait.unwrap_or(Limit::MAX_WAIT),
             limiter: builder.connect(args.store()?).await.map_err(unusable)?,
             live: None,
         })
