@@ -4,11 +4,11 @@
 //! cargo run --example axum -- --store redis://127.0.0.1 --limit 2
 //! ```
 //!
-//! Start a second replica with `--listen 127.0.0.1:3001`, and both share the limit. With `--features metrics`,
-//! `GET /metrics` serves Prometheus.
+//! Start a second replica with `--listen 127.0.0.1:3001`, and both share the limit. The example `metrics` adds metrics
+//! for Prometheus to this server.
 
 use std::{
-    collections::VecDeque, convert::Infallible, future::IntoFuture, io::IsTerminal,
+    collections::VecDeque, convert::Infallible, env, future::IntoFuture, io::IsTerminal,
     net::SocketAddr, process::ExitCode, time::Duration,
 };
 
@@ -36,7 +36,7 @@ use tower_turnstile::{
     ConfigError, ConfigErrorKind, Fallback, Key, Limit, LimitLayer, Limiter, OnLost, Semaphore,
     Slot,
 };
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 /// Time for open streams to end after a signal, and for their connections to close.
 const GRACE: Duration = Duration::from_secs(2);
@@ -101,8 +101,13 @@ impl Options {
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    serve(Router::new()).await
+}
+
+/// Serves the routes of this example, and more.
+pub(crate) async fn serve(more: Router<Demo>) -> ExitCode {
     let result = match Options::try_parse() {
-        Ok(options) => run(options).await,
+        Ok(options) => run(options, more).await,
         Err(help) if !help.use_stderr() => help.exit(),
         Err(error) => Err(first_paragraph(&error)),
     };
@@ -116,15 +121,16 @@ async fn main() -> ExitCode {
 }
 
 /// Serves until a signal comes. An error names the option to correct.
-async fn run(options: Options) -> Result<(), String> {
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()))
+async fn run(options: Options, more: Router<Demo>) -> Result<(), String> {
+    let wanted = env::var("RUST_LOG").unwrap_or_else(|_| "info".to_owned());
+    let wanted: Targets = wanted
+        .parse()
+        .map_err(|error| format!("RUST_LOG: {error}"))?;
+    let log = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+        .with_ansi(std::io::stderr().is_terminal());
+    tracing_subscriber::registry().with(log).with(wanted).init();
 
-    // Before the limiter, which looks for a recorder when it is created.
-    let metrics = prometheus::route()?;
     let limiter = Limiter::builder()
         .namespace(&options.namespace)
         .lease(options.lease)
@@ -156,7 +162,7 @@ async fn run(options: Options) -> Result<(), String> {
         on_lost: options.on_lost(),
         now: now.clone(),
     };
-    let app = app(layer, metrics).with_state(demo);
+    let app = app(layer, more).with_state(demo);
     let server = axum::serve(listener, app).with_graceful_shutdown(until(now, Phase::Closing));
     let server = tokio::spawn(server.into_future());
     println!("listening on http://{address}");
@@ -185,7 +191,7 @@ fn limit(options: &Options) -> Result<Limit, String> {
 
 /// State shared by the handlers.
 #[derive(Clone)]
-struct Demo {
+pub(crate) struct Demo {
     limiter: Limiter,
     limit: Limit,
     on_lost: OnLost,
@@ -205,7 +211,7 @@ async fn until(mut now: watch::Receiver<Phase>, phase: Phase) {
     let _ = now.wait_for(|now| *now >= phase).await;
 }
 
-fn app(layer: LimitLayer, metrics: Router<Demo>) -> Router<Demo> {
+fn app(layer: LimitLayer, more: Router<Demo>) -> Router<Demo> {
     Router::new()
         .route("/stream", get(stream).post(stream))
         .route("/work", get(work).post(work))
@@ -214,42 +220,7 @@ fn app(layer: LimitLayer, metrics: Router<Demo>) -> Router<Demo> {
         .route("/turns", any(turns))
         .route("/free", get(async || "ok"))
         .route("/status", get(status))
-        .merge(metrics)
-}
-
-#[cfg(feature = "metrics")]
-mod prometheus {
-    use std::{future::ready, time::Duration};
-
-    use axum::{Router, routing::get};
-    use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
-
-    const SECONDS: [f64; 9] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0];
-
-    /// Installs a recorder, and serves its metrics.
-    pub(crate) fn route<S: Clone + Send + Sync + 'static>() -> Result<Router<S>, String> {
-        let seconds = Matcher::Suffix("_seconds".to_owned());
-        let recorder = PrometheusBuilder::new()
-            .set_buckets_for_metric(seconds, &SECONDS)
-            .and_then(PrometheusBuilder::install_recorder)
-            .map_err(|error| error.to_string())?;
-        let upkeep = recorder.clone();
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(Duration::from_secs(5)).await;
-                upkeep.run_upkeep();
-            }
-        });
-        Ok(Router::new().route("/metrics", get(move || ready(recorder.render()))))
-    }
-}
-
-#[cfg(not(feature = "metrics"))]
-mod prometheus {
-    /// Without the feature `metrics`, nothing is recorded.
-    pub(crate) fn route<S: Clone + Send + Sync + 'static>() -> Result<axum::Router<S>, String> {
-        Ok(axum::Router::new())
-    }
+        .merge(more)
 }
 
 /// Parameters of a request; times in milliseconds.
@@ -293,7 +264,8 @@ async fn work(Query(ask): Query<Ask>) -> &'static str {
 
 /// The response ends with its head; the conversation keeps the slot.
 ///
-/// A WebSocket begins with a GET request over HTTP/1, and with a CONNECT request over HTTP/2, so the route uses `any`.
+/// A WebSocket begins with a GET request over HTTP/1, and with a CONNECT request over HTTP/2 (with axum's feature
+/// `http2`), so the route uses `any`.
 async fn socket(
     State(demo): State<Demo>,
     Extension(slot): Extension<Slot>,

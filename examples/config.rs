@@ -13,12 +13,8 @@ use futures_util::{Stream, stream};
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::StreamBody;
-use hyper::body::Incoming;
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
-    server::{conn::auto, graceful::GracefulShutdown},
-    service::TowerToHyperService,
-};
+use hyper::{body::Incoming, server::conn::http1};
+use hyper_util::{rt::TokioIo, server::graceful::GracefulShutdown, service::TowerToHyperService};
 use tokio::{
     join,
     net::{TcpListener, TcpStream},
@@ -100,10 +96,10 @@ fn serve(
         })
         .layer(layer)
         .service_fn(count);
-    let server = auto::Builder::new(TokioExecutor::new());
     let connection = TokioIo::new(connection);
-    let connection = server.serve_connection(connection, TowerToHyperService::new(service));
-    let connection = connections.watch(connection.into_owned());
+    let service = TowerToHyperService::new(service);
+    let connection = http1::Builder::new().serve_connection(connection, service);
+    let connection = connections.watch(connection);
     tokio::spawn(async move {
         if let Err(error) = connection.await {
             eprintln!("a connection broke: {error}");

@@ -1,7 +1,7 @@
 //! A gRPC service under a limit, and clients that read its refusals, in one program that then exits.
 //!
 //! ```sh
-//! cargo run --example grpc
+//! cargo run -p tests --example grpc
 //! ```
 //!
 //! The service is tonic's health service. Its `Watch` is an endless stream, its `Check` a short call.

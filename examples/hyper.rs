@@ -14,12 +14,8 @@ use futures_util::{Stream, stream};
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::StreamBody;
-use hyper::body::Incoming;
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
-    server::{conn::auto, graceful::GracefulShutdown},
-    service::TowerToHyperService,
-};
+use hyper::{body::Incoming, server::conn::http1};
+use hyper_util::{rt::TokioIo, server::graceful::GracefulShutdown, service::TowerToHyperService};
 use tokio::{
     join,
     net::TcpListener,
@@ -58,9 +54,9 @@ async fn main() -> Result<(), BoxError> {
             accepted = listener.accept() => accepted?,
             stopped = &mut stop => break stopped?,
         };
-        let server = auto::Builder::new(TokioExecutor::new());
-        let connection = server.serve_connection(TokioIo::new(connection), service.clone());
-        let connection = connections.watch(connection.into_owned());
+        let connection = TokioIo::new(connection);
+        let connection = http1::Builder::new().serve_connection(connection, service.clone());
+        let connection = connections.watch(connection);
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 eprintln!("a connection broke: {error}");

@@ -18,7 +18,7 @@ use http_body_util::BodyExt;
 use support::{
     alone,
     redis_server::RedisServer,
-    replica::{CLOSE, Replica, TEXT, command, frame, run_to_end},
+    replica::{CLOSE, Replica, SERVER, TEXT, command, frame, run_to_end},
     watch::{Ledger, Streams, script_calls, until_empty},
 };
 use tokio::{
@@ -717,7 +717,7 @@ fn bad_options_are_refused_in_one_line() {
         (&["--listen", "nowhere"], "--listen"),
         (&["--colour", "red"], "--colour"),
     ] {
-        let (code, errors) = run_to_end("axum", options);
+        let (code, errors) = run_to_end(SERVER, options);
         assert_eq!(code, Some(2), "{options:?}: {errors}");
         assert_eq!(
             errors.trim_end().lines().count(),

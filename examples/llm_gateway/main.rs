@@ -1,7 +1,7 @@
 //! A streaming reverse proxy for language models that limits the streams, starts and tokens of each key, from a file.
 //!
 //! ```sh
-//! cargo run --example llm_gateway --features config,metrics -- \
+//! cargo run -p tests --example llm_gateway --features config,metrics -- \
 //!     --upstream http://127.0.0.1:8000 --config examples/llm_gateway.toml
 //! ```
 //!

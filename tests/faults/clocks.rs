@@ -17,7 +17,7 @@ use crate::{
         alone,
         clock::{Clock, time_of},
         redis_server::RedisServer,
-        replica::{Replica, command},
+        replica::{Replica, SERVER, command},
         watch::{Ledger, Streams},
     },
 };
@@ -170,7 +170,7 @@ fn replicas_whose_clocks_are_wrong_share_one_cap() {
             clock.step_to(seconds);
             let options = ["--store", &server.url(), "--limit", "1", "--lease", "2s"];
             let mut command = command(
-                "axum",
+                SERVER,
                 &[&["--listen", "127.0.0.1:0"][..], &options].concat(),
             );
             command.envs(clock.environment());

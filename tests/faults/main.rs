@@ -4,7 +4,7 @@
 //! how long the cap was exceeded, and the time to recover. To see them, one line per finding:
 //!
 //! ```text
-//! cargo test --all-features --test faults -- --nocapture --test-threads 2
+//! cargo test -p tests --all-features --test faults -- --nocapture --test-threads 2
 //! ```
 //!
 //! On Valkey: `.ci/valkey 9 --test faults`, or 8. The tests take under a minute. Those of the clocks need a C compiler.

@@ -10,7 +10,7 @@ use crate::{
     support::{
         alone,
         redis_server::RedisServer,
-        replica::{Replica, command},
+        replica::{Replica, SERVER, command},
     },
 };
 
@@ -30,7 +30,7 @@ fn server() -> (RedisServer, String) {
 /// A service that would admit everybody during an outage, with verbose logs.
 fn talkative(url: &str) -> std::process::Command {
     let mut command = command(
-        "axum",
+        SERVER,
         &[
             "--listen",
             "127.0.0.1:0",

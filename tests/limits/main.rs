@@ -1,7 +1,7 @@
 //! The cost of a flood of streams or keys: store commands, memory, and leftovers. One test runs at a time, since memory
 //! is shared by the process. `-- --nocapture` shows the figures.
 //!
-//! `cargo test --release --all-features --test limits -- --ignored --nocapture` runs a million keys, in a minute.
+//! `cargo test -p tests --release --all-features --test limits -- --ignored --nocapture` runs a million keys, in a minute.
 
 mod floods;
 mod keys;

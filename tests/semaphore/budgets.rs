@@ -2,7 +2,7 @@
 //! the guide's page:
 //!
 //! ```text
-//! cargo test --all-features --test semaphore budgets -- --nocapture
+//! cargo test -p tests --all-features --test semaphore budgets -- --nocapture
 //! ```
 
 use std::{

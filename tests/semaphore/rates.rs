@@ -208,7 +208,7 @@ async fn a_request_that_another_limit_refuses_is_not_charged(backend: Backend) {
     drop(holder);
 }
 
-/// Charges one of three. Returns when the rate in Redis will be empty.
+/// Charges a third of the rate. Returns when the rate in Redis will be empty.
 async fn charge_one(backend: &Backend, semaphore: &Semaphore) -> Vec<String> {
     drop(semaphore.acquire().await.expect("in time"));
     backend.rate_ends()
@@ -365,7 +365,7 @@ async fn two_replicas_share_a_rate(backend: Backend) {
     share_a_rate(&replicas, Duration::from_secs(3)).await;
 }
 
-/// Three replicas for a minute: `cargo test --test semaphore rates::over_a_minute -- --ignored`
+/// Three replicas for a minute: `cargo test -p tests --test semaphore rates::over_a_minute -- --ignored`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes a minute"]
 async fn over_a_minute_three_replicas_use_a_rate_and_no_more() {

@@ -24,6 +24,13 @@ use tokio::{
     task::JoinHandle,
 };
 
+/// The example `axum`, with metrics if the library has them.
+#[allow(dead_code, reason = "some tests start other examples only")]
+pub(crate) const SERVER: &str = match cfg!(feature = "metrics") {
+    true => "metrics",
+    false => "axum",
+};
+
 /// A running server. Killed when dropped.
 pub(crate) struct Replica {
     process: Child,
@@ -33,7 +40,7 @@ pub(crate) struct Replica {
 
 impl Replica {
     pub(crate) async fn start(store: &str, options: &[&str]) -> Self {
-        let mut command = command("axum", options);
+        let mut command = command(SERVER, options);
         command.args(["--listen", "127.0.0.1:0", "--store", store]);
         Self::launch(command).await
     }
@@ -209,7 +216,7 @@ pub(crate) fn command(example: &str, options: &[&str]) -> Command {
     let path = path.join(example);
     assert!(
         path.exists(),
-        "the example is not there: `cargo test` builds it, or `cargo build --all-features --example {example}`"
+        "the example `{example}` is not there: `cargo build --workspace --all-features --examples` builds it"
     );
     let mut command = Command::new(path);
     command
