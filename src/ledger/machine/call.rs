@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use super::Heartbeat;
 use crate::ledger::{Batch, Exchange, MemberId, ReplicaId, Seq, Wake};
 
 /// Maximum lease. A later deadline was set before the store's clock was stepped back.
@@ -26,7 +25,7 @@ pub(crate) struct Call {
     pub(super) now_us: u64,
     pub(super) now_ms: u64,
     pub(super) respond_ms: u64,
-    pub(super) waiter_ttl_ms: u64,
+    waiter_ttl_ms: u64,
     pub(in crate::ledger) budget: usize,
     lease_ms: u64,
     promotion_ms: u64,
@@ -73,9 +72,9 @@ impl Call {
         self.now_ms + MAX_LEASE_MS
     }
 
-    /// Whether the waiters of a replica with this heartbeat are evicted.
-    pub(super) fn is_over(&self, heartbeat: Heartbeat) -> bool {
-        heartbeat.until_ms + self.waiter_ttl_ms < self.now_ms
+    /// A replica whose heartbeat ended before is dead.
+    pub(super) fn oldest_heartbeat_ms(&self) -> u64 {
+        self.now_ms.saturating_sub(self.waiter_ttl_ms)
     }
 
     pub(super) fn is_stale(&self) -> bool {

@@ -174,8 +174,9 @@ impl Ledger {
     /// budget is searched in part, at a position derived from the clock.
     fn sweep(&mut self, call: &mut Call) {
         let window = min(self.queue.len(), call.budget);
+        let oldest_ms = call.oldest_heartbeat_ms();
         let mut heartbeats = self.heartbeats.values();
-        if window == 0 || !heartbeats.any(|heartbeat| call.is_over(*heartbeat)) {
+        if window == 0 || !heartbeats.any(|heartbeat| heartbeat.until_ms < oldest_ms) {
             return;
         }
         call.budget -= window;
@@ -189,7 +190,7 @@ impl Ledger {
         }
         if dead.is_empty() {
             self.heartbeats
-                .retain(|_, heartbeat| !call.is_over(*heartbeat));
+                .retain(|_, heartbeat| heartbeat.until_ms >= oldest_ms);
         }
     }
 
@@ -259,7 +260,7 @@ impl Ledger {
             return Presence::Caller;
         }
         match self.heartbeats.get(&replica) {
-            Some(&heartbeat) if call.is_over(heartbeat) => Presence::Dead,
+            Some(heartbeat) if heartbeat.until_ms < call.oldest_heartbeat_ms() => Presence::Dead,
             Some(heartbeat) if heartbeat.until_ms < call.now_ms => Presence::Unreachable,
             Some(heartbeat) if heartbeat.listens && call.absent.contains(&replica) => {
                 Presence::Unreachable
