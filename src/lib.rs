@@ -138,6 +138,7 @@
 //! | [`wait_up_to`](Limit::wait_up_to) | limit | zero: refuse at once | at most 24 h |
 //! | [`max_waiters`](Limit::max_waiters) | limit | 1,000 per key | at most 100,000; without a wait there is no queue |
 //! | [`fallback`](Limit::fallback) | limit | `Local(limit)` | |
+//! | [`fallback_for`](Limit::fallback_for) | limit | as long as the store is down | up to 24 h |
 //! | [`reuse`](Limit::reuse) | limit, of slots | off | slots are kept for 100 ms at a time, or for a lease if it is shorter; idle slots are released after 50 to 100 ms |
 //! | key | scope | [`Key::SHARED`] | [`by_header`](Limit::by_header), [`by_client_address`](Limit::by_client_address), [`by_key`](Limit::by_key), [`by_key_async`](Limit::by_key_async) |
 //! | [`values`](Scope::values) | scope | the limit's own | 0 refuses every request; for a rate at least 1, with its own [burst](LimitValue) or the limit's |

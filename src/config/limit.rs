@@ -100,6 +100,10 @@ pub struct LimitConfig {
         schemars(with = "schema::WordOrTable<FallbackWord, FallbackTable>")
     )]
     pub fallback: Option<Fallback>,
+    /// Time for which the fallback may decide in all. See [`Limit::fallback_for`]. Default: as long as the store is down.
+    #[serde(with = "humantime_serde")]
+    #[cfg_attr(test, schemars(with = "schema::Time"))]
+    pub fallback_for: Option<Duration>,
     /// Values for the callers of a plan, by the plan's name: numbers, or for a rate `{ rate = 100, burst = 20 }`.
     ///
     /// A number has the limit's [`burst`](Self::burst), or if the limit sets none, a burst equal to the number.
@@ -178,6 +182,9 @@ impl LimitConfig {
         }
         if let Some(policy) = self.fallback {
             set("fallback", &|limit| limit.fallback(policy));
+        }
+        if let Some(time) = self.fallback_for {
+            set("fallback_for", &|limit| limit.fallback_for(time));
         }
         is_valid.then_some(limit)
     }

@@ -11,15 +11,16 @@ use tokio::time::Instant;
 use super::{
     demand::RequestId,
     effects::{Effect, Effects, LogEvent},
+    fallbacks::{Availability, FallbackInForce, Fallbacks},
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     key::Key,
     leases::{Lease, QueueId},
     ledger::{Batch, Exchange, ReplicaId, Seq, weighing},
-    limit::{Limit, LimitId},
+    limit::{Limit, LimitId, LimitValue},
     overrides::InForce,
-    part::{PARTS, Part, Parts},
+    part::{Part, Parts},
     sync::{Confirmations, Inquiry},
     telemetry::{Cause, History, LimitMeter, Measure, Reports, StoreNews, Topic},
 };
@@ -75,17 +76,6 @@ impl Settings {
     }
 }
 
-/// Whether the store or the fallback admits requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Availability {
-    /// The store decides; without a store, the ledgers in this process.
-    Up,
-    /// The fallback of each limit decides: the store does not answer, or cannot do its work.
-    Down,
-    /// All requests are refused: the store refuses to work for a reason that an operator has to fix.
-    Refused,
-}
-
 /// A queue's decision on an entry of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Decided {
@@ -125,8 +115,7 @@ pub(super) struct Context {
     pub overrides: Arc<InForce>,
     /// The time of the latest step.
     pub now: Instant,
-    /// By part of the store.
-    availability: [Availability; PARTS],
+    fallbacks: Fallbacks,
     /// The limiter is shut down or dropped: slots no longer go to a pool.
     pub ending: bool,
     /// The store has lost permits that it had granted.
@@ -177,7 +166,7 @@ impl Context {
             limits: Vec::new(),
             overrides: Arc::default(),
             now,
-            availability: [Availability::Up; PARTS],
+            fallbacks: Fallbacks::new(settings.parts, now),
             ending: false,
             is_data_lost: false,
             effects: Effects::default(),
@@ -208,16 +197,34 @@ impl Context {
     }
 
     pub fn availability(&self, part: Part) -> Availability {
-        self.availability[part.number()]
+        self.fallbacks.availability(part)
     }
 
     pub fn set_availability(&mut self, part: Part, availability: Availability) {
-        self.availability[part.number()] = availability;
+        (self.fallbacks).set_availability(part, availability, &self.limits, self.now);
+    }
+
+    /// The fallback in force of a key in this part. `own`: the key's value, if it differs from the limit's.
+    pub fn fallback(&self, limit: LimitId, part: Part, own: Option<LimitValue>) -> FallbackInForce {
+        let of = (limit, &*self.limits[limit.0]);
+        self.fallbacks.of(of, part, own, self.now)
+    }
+
+    /// When a fallback has next spent its budget.
+    pub fn fallback_ends_at(&self) -> Option<Instant> {
+        self.fallbacks.next_end()
+    }
+
+    /// Budgets of fallbacks were changed, or the earliest end was reached.
+    pub fn follow_budgets(&mut self) {
+        self.fallbacks.find_next_end(&self.limits, self.now);
     }
 
     /// Registers a limit and returns its id.
     pub fn add_limit(&mut self, limit: Arc<Limit>, meter: Arc<LimitMeter>) -> LimitId {
         self.limits.push(limit);
+        self.fallbacks.add_limit();
+        self.follow_budgets();
         self.meters.push(meter);
         self.holds.push(None);
         LimitId(self.meters.len() - 1)

@@ -2,7 +2,7 @@
 //!
 //! Tests: `tests/semaphore/main.rs`, `tests/config/faults.rs`.
 
-use std::{collections::BTreeSet, fmt};
+use std::{collections::BTreeSet, fmt, time::Duration};
 
 use super::{kinds::Fallback, limit::Limit, value::LimitValue};
 use crate::{
@@ -32,6 +32,13 @@ impl Limit {
             return Err(ConfigError::value(format!(
                 "rate `{name}` has a burst of {}: it must be 1 to {MAX_LIMIT}, and less than that with a long period",
                 rate.burst
+            )));
+        }
+        if let Some(time) = self.fallback_for
+            && !(Duration::from_nanos(1)..=MAX_WAIT).contains(&time)
+        {
+            return Err(ConfigError::value(format!(
+                "the fallback of limit `{name}` lasts for {time:?}: it must be above 0 and at most {MAX_WAIT:?}"
             )));
         }
         match self.fallback {
@@ -91,6 +98,7 @@ impl Limit {
             differs("refill", refill(self), refill(other)),
             differs("max_waiters", self.max_waiters, other.max_waiters),
             differs("fallback", self.fallback, other.fallback),
+            differs("fallback_for", self.fallback_for, other.fallback_for),
             differs("mode", self.mode, other.mode),
             differs("class", self.class, other.class),
             differs("reuse", self.reuse, other.reuse),
@@ -110,6 +118,7 @@ impl Limit {
                 limit.refill,
                 limit.max_waiters,
                 limit.fallback,
+                limit.fallback_for,
                 limit.mode,
                 limit.class,
                 limit.reuse,

@@ -54,6 +54,7 @@ pub struct Limit {
     pub(super) wait: Duration,
     pub(super) max_waiters: u32,
     pub(super) fallback: Fallback,
+    pub(super) fallback_for: Option<Duration>,
     pub(super) mode: Mode,
     pub(super) class: Option<Class>,
     pub(super) reuse: bool,
@@ -211,6 +212,7 @@ impl Limit {
             wait: Duration::ZERO,
             max_waiters: 1_000,
             fallback: Fallback::Local(max),
+            fallback_for: None,
             mode: Mode::Enforce,
             class: None,
             reuse: false,
@@ -378,6 +380,29 @@ impl Limit {
         self.changed()
     }
 
+    /// Sets the total time for which the [fallback](Self::fallback) may decide. Default: as long as the store is down.
+    ///
+    /// This time is a budget: it is spent while the store is down, and earned back ten times as slowly while the store is
+    /// up. Once it is spent, newcomers and queued requests are refused as if the fallback were [`Fallback::Reject`];
+    /// permits stay held. So neither a long outage nor a store that fails again and again admits requests without a common
+    /// count for much longer than this time. With the length of a [`lease`](crate::LimiterBuilder::lease), a process that
+    /// is cut off from the store stops admitting requests when its slots there pass to others.
+    ///
+    /// In a cluster each of its parts has its own budget. Above zero, and at most 24 hours.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_turnstile::{Fallback, Limit};
+    /// const CHAT: Limit = Limit::concurrent("chat", 200)
+    ///     .fallback(Fallback::Local(50))
+    ///     .fallback_for(Duration::from_secs(30));
+    /// ```
+    #[must_use]
+    pub const fn fallback_for(mut self, time: Duration) -> Self {
+        self.fallback_for = Some(time);
+        self.changed()
+    }
+
     /// From now on the values are those of the code, and are compared with the registered values.
     const fn changed(mut self) -> Self {
         self.registered_at = RegisteredAt(None);
@@ -488,9 +513,14 @@ impl Limit {
         self.fallback
     }
 
-    /// Whether the limit refuses requests while the store is down.
+    /// The time for which the fallback may decide, if it is bounded.
+    pub(crate) fn fallback_budget(&self) -> Option<Duration> {
+        self.fallback_for
+    }
+
+    /// Whether the limit may refuse requests because the store is down.
     pub(crate) fn may_be_unavailable(&self) -> bool {
-        self.fallback == Fallback::Reject
+        self.fallback == Fallback::Reject || self.fallback_for.is_some()
     }
 
     /// The error of a budget at a rate that its permit does not have. The name may be any text.

@@ -89,6 +89,8 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
         (limit("concurrent = 1\nwait = '25h'"), "limits.a.wait", "at most 86400s"),
         (limit("concurrent = 1\nmax_waiters = 100_001"), "limits.a.max_waiters", "at most 100000"),
         (limit("concurrent = 1\nfallback = { local = 0 }"), "limits.a.fallback", "must be 1 to"),
+        (limit("concurrent = 1\nfallback_for = '0s'"), "limits.a.fallback_for", "above 0"),
+        (limit("concurrent = 1\nfallback_for = '25h'"), "limits.a.fallback_for", "at most 86400s"),
         (limit("concurrent = 1\nrequire_key = true"), "limits.a.require_key", "no request lacks a key"),
         (limit("concurrent = 1\nkey = 'route'\nrequire_key = true"), "limits.a.require_key", "no request lacks a key"),
         (limit("concurrent = 1\nkey.header = 'a b'"), "limits.a.key.header", "no name of a header"),

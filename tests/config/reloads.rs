@@ -380,6 +380,7 @@ fn a_limit_that_code_has_changed_is_compared() {
         limit.clone().max_waiters(7),
         limit.clone().mode(Mode::Off),
         limit.clone().fallback(Fallback::Allow),
+        limit.clone().fallback_for(SECOND),
         limit.clone().reuse(),
         limit.clone().class(Class::Tenant),
     ] {

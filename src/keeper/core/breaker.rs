@@ -16,7 +16,7 @@ use std::{mem, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
-    keeper::context::{Availability, jittered},
+    keeper::{context::jittered, fallbacks::Availability},
     ledger::{Charged, ClaimReply, Reply, Standing},
     store::Failure,
     telemetry::{CAUSES, Cause},

@@ -136,6 +136,7 @@ impl Core {
     fn change_limit(&mut self, id: LimitId, updated: Arc<Limit>) {
         let limit = self.ctx.overrides.apply(&updated);
         self.ctx.limits[id.0] = limit.clone();
+        self.ctx.follow_budgets();
         self.log_misfit(&updated);
         self.updated[id.0] = updated;
         self.each_queue(|queue, ctx| {
@@ -152,6 +153,7 @@ impl Core {
         if self.ctx.limits[id.0].current_mode() != Mode::Enforce {
             self.release_sleepers(id);
         }
+        self.refuse_sleepers();
         self.measure_limit(id);
     }
 
@@ -179,6 +181,19 @@ impl Core {
     pub(super) fn measure_limits(&mut self) {
         for id in 0..self.ctx.limits.len() {
             self.measure_limit(LimitId(id));
+        }
+    }
+}
+
+/// Fallbacks.
+impl Core {
+    /// Refuses the requests that wait here for a fallback whose time is over.
+    pub(super) fn end_fallbacks(&mut self) {
+        let end = self.ctx.fallback_ends_at();
+        if end.is_some_and(|end| end <= self.ctx.now) {
+            self.ctx.follow_budgets();
+            self.each_queue(|queue, ctx| queue.follow_fallback(ctx));
+            self.refuse_sleepers();
         }
     }
 }

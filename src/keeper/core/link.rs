@@ -8,9 +8,7 @@ use tokio::time::Instant;
 use super::breaker::Breaker;
 use crate::{
     keeper::{
-        context::{Availability, Settings},
-        demand::RequestId,
-        queue::PendingBatch,
+        context::Settings, demand::RequestId, fallbacks::Availability, queue::PendingBatch,
     },
     leases::{AccountId, StoreClock},
     ledger::{Exchange, Refund, Seq},

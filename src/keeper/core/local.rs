@@ -12,7 +12,11 @@ use tokio::time::Instant;
 use super::{Asking, Core, Legs, Next, SlotLeg, Stage, rates::harsher};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
-    keeper::{context::Availability, demand::RequestId, queue::Decider},
+    keeper::{
+        demand::RequestId,
+        fallbacks::{Availability, FallbackInForce},
+        queue::Decider,
+    },
     leases::{Fee, Lease, Paid},
     ledger::{Charge, Charged, Standing, Tat},
     limit::LimitId,
@@ -146,7 +150,7 @@ impl Core {
         let mut refusals = legs.iter().filter_map(|leg| {
             let queue = &self.queues[leg.lease.queue];
             let asks = queue.asks_here(leg.lease.seq());
-            match queue.decider(availability) {
+            match queue.decider(&self.ctx, availability) {
                 Decider::Fallback(Err(kind)) if asks == Some(false) => Some((&leg.lease, kind)),
                 _ => None,
             }
@@ -163,7 +167,7 @@ impl Core {
             let Some(is_shadow) = of_leg.asks_here(seq) else {
                 continue;
             };
-            let answer = match of_leg.decider(availability) {
+            let answer = match of_leg.decider(&self.ctx, availability) {
                 Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
                 Decider::Ledger => {
                     let batch = self.local.next_batch(queue, parts.len());
@@ -194,7 +198,7 @@ impl Core {
     ) -> Option<AcquireError> {
         let mut refusal = None;
         for (number, fee) in self.pending_fees(id, next) {
-            match self.rate_here(fee.limit_id(), fee.charge.rate, availability) {
+            match self.rate_here(&fee, fee.charge.rate, availability) {
                 Ok(Some(rate)) => {
                     let (cost, charge) = (fee.charge.cost.min(rate.burst), fee.charge.clone());
                     self.local.charge(
@@ -400,6 +404,26 @@ impl Core {
         for id in released.into_iter().rev() {
             self.sleep(id);
             self.note_changed(id);
+        }
+    }
+
+    /// Refuses the requests delayed by rates of this process whose fallback has ended.
+    pub(super) fn refuse_sleepers(&mut self) {
+        let is_over = |fee: &&Fee| {
+            let fallback = || self.ctx.fallback(fee.limit_id(), fee.part, None);
+            matches!(fee.paid, Paid::Here(_)) && fallback() == FallbackInForce::Reject
+        };
+        let ids = self.sleepers.keys().rev().map(|(_, id)| *id);
+        let over = ids.filter_map(|id| {
+            let fee = self.request(id)?.fees().iter().find(is_over)?;
+            Some((id, fee.limit_id()))
+        });
+        for (id, limit) in over.collect::<Vec<_>>() {
+            let mut error = self.refusal(limit, AcquireErrorKind::Unavailable);
+            if let Some(request) = self.request(id) {
+                error.details.waited = self.waited(request);
+            }
+            self.refuse_request(id, error);
         }
     }
 

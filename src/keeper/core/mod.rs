@@ -54,9 +54,10 @@ use self::{
     queues::{Queues, SMALL_ROOM},
 };
 use super::{
-    context::{Availability, Context, Decided, Decision, Settings},
+    context::{Context, Decided, Decision, Settings},
     demand::{Notes, RequestId},
     effects::Effects,
+    fallbacks::Availability,
     queue::{LegState, Queue},
 };
 use crate::{

@@ -10,8 +10,8 @@ use crate::operable::{RateLook, Standing};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
-        context::Availability,
         demand::{Leg, RequestId},
+        fallbacks::{Availability, FallbackInForce},
     },
     key::Key,
     leases::{Account, AccountId, Fee, Paid, PaidBack, QueueId, ReportOutcome},
@@ -19,7 +19,7 @@ use crate::{
         Batch, Call, Charge, Charged, ClaimAsk, ClaimedLedger, Rate, RateState, Refund, Seq, Stock,
         Tat, WAIT_FOREVER_US, Want,
     },
-    limit::{Fallback, Limit, LimitId, LimitValue, MAX_LIMIT, Mode},
+    limit::{Limit, LimitId, LimitValue, MAX_LIMIT, Mode},
     part::Part,
     status::{Quota, QuotaReader},
     telemetry::{Cost, Measure},
@@ -84,22 +84,28 @@ impl Core {
         Some((value.max, limit.to_rate(value)?.clamped()))
     }
 
-    /// The rate charged by this process, as set by the limit's fallback. `None`: no charge.
+    /// The rate charged by this process in place of the usual one, as set by the limit's fallback. `None`: no charge.
     pub(super) fn rate_here(
         &self,
-        number: LimitId,
+        fee: &Fee,
         usual: Rate,
         availability: Availability,
     ) -> Result<Option<Rate>, AcquireErrorKind> {
-        let limit = &self.ctx.limits[number.0];
-        match (availability, limit.current_fallback()) {
-            (Availability::Refused, _) => Err(AcquireErrorKind::Misconfigured),
-            (Availability::Down, Fallback::Reject) => Err(AcquireErrorKind::Unavailable),
-            (Availability::Down, Fallback::Allow) => Ok(None),
-            (Availability::Down, Fallback::Local(count)) if count != limit.max() => {
-                Ok(limit.to_rate(count).map(Rate::clamped))
-            }
-            _ => Ok(Some(usual)),
+        match availability {
+            Availability::Up => return Ok(Some(usual)),
+            Availability::Refused => return Err(AcquireErrorKind::Misconfigured),
+            Availability::Down => {}
+        }
+        let limit = &self.ctx.limits[fee.limit_id().0];
+        let own = LimitValue::new(usual.count).burst(usual.burst);
+        let is_own = limit.to_rate(limit.max()).map(Rate::clamped) != Some(usual);
+        match self
+            .ctx
+            .fallback(fee.limit_id(), fee.part, is_own.then_some(own))
+        {
+            FallbackInForce::Reject => Err(AcquireErrorKind::Unavailable),
+            FallbackInForce::Allow => Ok(None),
+            FallbackInForce::Local(value) => Ok(limit.to_rate(value).map(Rate::clamped)),
         }
     }
 
@@ -460,8 +466,7 @@ impl Core {
         };
         let usual = self.rate_now(&fee);
         let availability = self.ctx.availability(fee.part);
-        let rate =
-            usual.and_then(|usual| self.rate_here(fee.limit_id(), usual, availability).ok()?);
+        let rate = usual.and_then(|usual| self.rate_here(&fee, usual, availability).ok()?);
         let most = rate.map_or(u32::MAX, |rate| rate.most_at_once());
         while let Some(sum) = self.accounts.get_mut(id).and_then(|one| one.report(most)) {
             let paid = rate.map_or(Paid::Free, |rate| self.spend_here(&fee, rate, sum));

@@ -364,6 +364,7 @@ impl Core {
             self.bounded.next_due(),
             self.accounts.next_due(),
             self.ctx.overrides.next_end(),
+            self.ctx.fallback_ends_at(),
             self.ctx.reports.next_due(),
             self.alarm,
         ];
@@ -398,6 +399,7 @@ impl Core {
         }
         self.end_trouble();
         self.end_overrides();
+        self.end_fallbacks();
         self.wake_sleepers();
         self.accounts.on_time(now);
         while let Some(&(at, id)) = self.waits.first()

@@ -12,9 +12,9 @@ use super::{
 };
 use crate::{
     keeper::{
-        context::Availability,
         demand::RequestId,
         effects::{Effect, LogEvent},
+        fallbacks::Availability,
         queue::{PendingBatch, StoreMoment},
     },
     leases::{Paid, ReportOutcome},

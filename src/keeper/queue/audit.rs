@@ -10,8 +10,9 @@ use super::{
 };
 use crate::{
     keeper::{
-        context::{Availability, Context, Counts},
+        context::{Context, Counts},
         demand::RequestId,
+        fallbacks::Availability,
     },
     ledger::{Ledger, Seq},
 };

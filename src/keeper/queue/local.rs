@@ -11,9 +11,11 @@ use super::{
 };
 use crate::{
     error::AcquireErrorKind,
-    keeper::context::{Availability, Context},
+    keeper::{
+        context::Context,
+        fallbacks::{Availability, FallbackInForce},
+    },
     ledger::{Ask, Batch, Call, Ledger, Operation, Seq, Standing, Want},
-    limit::Fallback,
 };
 
 impl Queue {
@@ -48,22 +50,29 @@ impl Queue {
     }
 
     /// The decision on requests while the store does not decide.
-    pub fn decider(&self, availability: Availability) -> Decider {
-        match (availability, self.limit.current_fallback()) {
-            (Availability::Up, _) => Decider::Ledger,
-            (Availability::Refused, _) => Decider::Fallback(Err(AcquireErrorKind::Misconfigured)),
-            _ if self.ledger_here.is_some() => Decider::Ledger,
+    pub fn decider(&self, ctx: &Context, availability: Availability) -> Decider {
+        match availability {
+            Availability::Up => return Decider::Ledger,
+            Availability::Refused => {
+                return Decider::Fallback(Err(AcquireErrorKind::Misconfigured));
+            }
+            Availability::Down => {}
+        }
+        let in_force = self.fallback(ctx);
+        let is_local = matches!(in_force, FallbackInForce::Local(_));
+        match in_force {
+            _ if is_local && self.ledger_here.is_some() => Decider::Ledger,
             // In an outage too, a key without slots admits no request.
             _ if self.max() == 0 => Decider::Fallback(Err(AcquireErrorKind::Full)),
-            (_, Fallback::Reject) => Decider::Fallback(Err(AcquireErrorKind::Unavailable)),
-            (_, Fallback::Allow) => Decider::Fallback(Ok(())),
-            (_, Fallback::Local(_)) => Decider::Ledger,
+            FallbackInForce::Reject => Decider::Fallback(Err(AcquireErrorKind::Unavailable)),
+            FallbackInForce::Allow => Decider::Fallback(Ok(())),
+            FallbackInForce::Local(_) => Decider::Ledger,
         }
     }
 
     /// Asks this process for the slot of a request for a single slot. Returns whether it was granted at once.
     pub fn ask_here(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> bool {
-        let answer = match self.decider(self.availability(ctx)) {
+        let answer = match self.decider(ctx, self.availability(ctx)) {
             Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
             Decider::Ledger => {
                 let wait = self.prepare_ledger(ctx, seq, wait);

@@ -49,13 +49,16 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::context::{Availability, Context};
+use super::{
+    context::Context,
+    fallbacks::{Availability, FallbackInForce},
+};
 use crate::{
     error::AcquireErrorKind,
     key::Key,
     leases::{Pool, QueueId},
     ledger::{Ledger, Seq},
-    limit::{Fallback, Limit, LimitId, LimitValue},
+    limit::{Limit, LimitId, LimitValue},
     overrides::Steered,
     part::Part,
     small_map::SmallMap,
@@ -320,16 +323,20 @@ impl Queue {
     }
 
     pub fn max(&self) -> u32 {
-        self.own_max().unwrap_or(self.limit.max())
+        self.own_limit().map_or(self.limit.max(), |own| own.max)
     }
 
-    /// The slots of this key, if they differ from the limit's.
-    fn own_max(&self) -> Option<u32> {
-        let value = match &self.steered {
+    /// The value of this key, if it differs from the limit's.
+    fn own_limit(&self) -> Option<LimitValue> {
+        match &self.steered {
             Some(steered) => steered.own_value(self.own_value),
             None => self.own_value,
-        };
-        value.map(|value| value.max)
+        }
+    }
+
+    /// The fallback in force of this key.
+    fn fallback(&self, ctx: &Context) -> FallbackInForce {
+        ctx.fallback(self.limit_id, self.part, self.own_limit())
     }
 
     /// Until when operators have paused the limit for this key.
@@ -403,14 +410,14 @@ impl Queue {
 
     /// Number of slots of the ledger in this process.
     fn local_max(&self, ctx: &Context) -> u32 {
-        match self.limit.current_fallback() {
-            // The key's own value also applies here, unless the fallback lowers the limit for all keys.
-            Fallback::Local(limit) if ctx.shared => match self.own_max() {
-                Some(own) if limit == self.limit.max() => own,
-                Some(own) => own.min(limit),
-                None => limit,
-            },
-            _ => self.max(),
+        if !ctx.shared {
+            return self.max();
+        }
+        match self.fallback(ctx) {
+            FallbackInForce::Local(value) => value.max,
+            FallbackInForce::Allow => self.max(),
+            // Its time has just ended.
+            FallbackInForce::Reject => 0,
         }
     }
 

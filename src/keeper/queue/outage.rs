@@ -11,10 +11,7 @@ use super::{
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
-    keeper::{
-        context::{Availability, Context},
-        effects::Effect,
-    },
+    keeper::{context::Context, effects::Effect, fallbacks::Availability},
     ledger::{Ask, Batch, Seq},
 };
 

@@ -14,12 +14,13 @@ use crate::operable::EntryLook;
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
-        context::{Availability, Context, RENEWALS_PER_LEASE, earliest},
+        context::{Context, RENEWALS_PER_LEASE, earliest},
         demand::RequestId,
         effects::Effect,
+        fallbacks::{Availability, FallbackInForce},
     },
     ledger::{Operation, Seq, weight_of},
-    limit::{Fallback, Limit, LimitValue, MAX_WAIT, Mode},
+    limit::{Limit, LimitValue, MAX_WAIT, Mode},
     overrides::Steered,
     status::{InLine, Quota, Usage},
     sync::Inquiry,
@@ -189,15 +190,16 @@ impl Queue {
         }
     }
 
-    /// The fallback may have changed during an outage: it now decides on the requests that wait here.
-    fn follow_fallback(&mut self, ctx: &mut Context) {
-        let keeps_waiters = match self.limit.current_fallback() {
-            Fallback::Local(_) => true,
-            Fallback::Allow | Fallback::Reject => false,
-        };
-        if keeps_waiters || !ctx.shared || self.ledger_here.take().is_none() {
+    /// The fallback may have changed during an outage, or its time may be over: it now decides on the requests that wait
+    /// here.
+    pub fn follow_fallback(&mut self, ctx: &mut Context) {
+        if !ctx.shared || self.ledger_here.is_none() {
             return;
         }
+        if let FallbackInForce::Local(_) = self.fallback(ctx) {
+            return;
+        }
+        self.ledger_here = None;
         for seq in self.those(|entry| matches!(entry.state(), State::Waiting(Line::Here))) {
             self.park(ctx, seq);
         }

@@ -9,7 +9,7 @@ use super::{
     permit::entry::{Entry, Holder, Requester},
 };
 use crate::{
-    keeper::context::{Availability, Context},
+    keeper::{context::Context, fallbacks::Availability},
     leases::{Lease, Pool, RIGHT},
     ledger::{Batch, Reuse, Seq, weight_of},
     limit::Mode,

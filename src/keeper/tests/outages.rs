@@ -7,6 +7,8 @@ use crate::{
     telemetry::{Adopted, Topic},
 };
 
+const SECOND: Duration = Duration::from_secs(1);
+
 /// A cut connection is not an outage: the request is retried, under another name.
 #[test]
 fn a_cut_connection_costs_a_retry_and_not_the_policy() {
@@ -81,6 +83,85 @@ fn what_was_admitted_locally_is_adopted() {
     world.release(0, &before);
     world.settle();
     assert!(held(world.collect(0, &waits)));
+}
+
+/// The time of a fallback is over: permits stay held, and requests that wait here, or come, are refused.
+#[test]
+fn a_fallback_that_has_spent_its_time_refuses_newcomers_and_waiters() {
+    let limit = Limit::concurrent("a", 2).fallback_for(10 * SECOND);
+    let mut world = World::new(1, &limit);
+    let before = world.grant(PATIENT);
+    let during = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &sent, Failure::TimedOut);
+    assert!(held(world.collect(0, &during)));
+    let waits = world.ask(0, PATIENT);
+    let end = world.keepers[0].next_due();
+    world.pass(10 * SECOND - Duration::from_millis(1));
+    assert!(world.collect(0, &waits).is_none());
+    world.pass(Duration::from_millis(1));
+    let unavailable = Some(AcquireErrorKind::Unavailable);
+    assert_eq!(world.refusal(0, &waits), unavailable);
+    assert!(end.is_some(), "the driver sleeps until then at the latest");
+    world.release(0, &before);
+    let next = world.ask(0, Duration::ZERO);
+    assert_eq!(
+        world.refusal(0, &next),
+        unavailable,
+        "although a slot is free"
+    );
+    assert!(!during.is_over(world.local()));
+    world.recover(0);
+    world.settle();
+    assert_eq!(world.ledger(), (1, 0), "adopted");
+    world.grant(PATIENT);
+}
+
+/// The second outage has what the first has left, and what the time between them has earned back.
+#[test]
+fn a_fallback_earns_back_its_time_while_the_store_is_up() {
+    let limit = Limit::concurrent("a", 9).fallback_for(10 * SECOND);
+    let mut world = World::new(1, &limit);
+    let fails = |world: &mut World| {
+        let _asks = world.ask(0, Duration::ZERO);
+        let sent = world.send(0);
+        world.fail(0, &sent, Failure::TimedOut);
+    };
+    let admits = |world: &mut World| {
+        let lease = world.ask(0, Duration::ZERO);
+        held(world.collect(0, &lease))
+    };
+    fails(&mut world);
+    world.pass(10 * SECOND);
+    assert!(!admits(&mut world));
+    world.recover(0);
+    world.settle();
+    world.pass(20 * SECOND);
+    world.settle();
+    fails(&mut world);
+    world.pass(2 * SECOND - Duration::from_millis(1));
+    assert!(admits(&mut world));
+    world.pass(Duration::from_millis(1));
+    assert!(!admits(&mut world));
+}
+
+/// Starts that a rate of this process has reserved are no admissions yet.
+#[test]
+fn a_rate_whose_fallback_has_spent_its_time_refuses_those_whom_it_delays() {
+    let rate = Limit::rate("a", 1, 20 * SECOND).fallback_for(10 * SECOND);
+    let mut world = World::new(1, &rate);
+    let first = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.fail(0, &sent, Failure::TimedOut);
+    assert!(held(world.collect(0, &first)));
+    let delayed = world.ask(0, PATIENT);
+    assert!(world.collect(0, &delayed).is_none());
+    world.pass(10 * SECOND);
+    let unavailable = Some(AcquireErrorKind::Unavailable);
+    assert_eq!(world.refusal(0, &delayed), unavailable);
+    let next = world.ask(0, PATIENT);
+    assert_eq!(world.refusal(0, &next), unavailable);
 }
 
 /// G4: a limit raised meanwhile admits as many requests as it has slots.
