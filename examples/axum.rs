@@ -75,7 +75,7 @@ struct Options {
     #[arg(long, default_value = "continue", value_parser = ["continue", "abort"])]
     on_lost: String,
     /// Admission while the store is down
-    #[arg(long, default_value = "local", value_parser = ["local", "allow", "reject"])]
+    #[arg(long, default_value = "share", value_parser = ["share", "local", "allow", "reject"])]
     fallback: String,
     /// Prefix of all keys in the store
     #[arg(long, default_value = "demo")]
@@ -94,7 +94,8 @@ impl Options {
         match self.fallback.as_str() {
             "allow" => Fallback::Allow,
             "reject" => Fallback::Reject,
-            _ => Fallback::Local(self.limit),
+            "local" => Fallback::Local(self.limit),
+            _ => Fallback::Share,
         }
     }
 }

@@ -91,7 +91,7 @@ pub struct LimitConfig {
     pub reuse: bool,
     /// Mode: `"enforce"`, `"shadow"` or `"off"`. Default: enforce.
     pub mode: Mode,
-    /// Fallback: `"local"`, `{ local = 3 }`, `"allow"` or `"reject"`. See [`Limit::fallback`].
+    /// Fallback: `"local"`, `{ local = 3 }`, `"share"`, `"allow"` or `"reject"`. See [`Limit::fallback`].
     ///
     /// Default (`None`): local, with the limit's own value.
     #[serde(deserialize_with = "fallback")]
@@ -367,6 +367,8 @@ pub(super) fn check_plans(plans: &BTreeMap<String, PlanConfig>, faults: &mut Fau
 enum FallbackWord {
     /// Each process enforces the limit's own value separately.
     Local,
+    /// Each process enforces its share of the limit, by the number of replicas.
+    Share,
     /// Every request is admitted.
     Allow,
     /// Every request is refused.
@@ -388,6 +390,7 @@ fn fallback<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Fallbac
         |word| {
             Ok(match word {
                 FallbackWord::Local => None,
+                FallbackWord::Share => Some(Fallback::Share),
                 FallbackWord::Allow => Some(Fallback::Allow),
                 FallbackWord::Reject => Some(Fallback::Reject),
             })

@@ -56,7 +56,7 @@
 //! | | `reuse`, not for a rate: see [`Limit::reuse`](crate::Limit::reuse) | `false` |
 //! | | `unrouted`: no route has the limit, only code uses it | `false`: at least one route has the limit |
 //! | | `mode`: `"enforce"`, `"shadow"`, `"off"` | `"enforce"` |
-//! | | `fallback`: `"local"`, `{ local = 3 }`, `"allow"`, `"reject"` | `"local"`, with the limit's own value |
+//! | | `fallback`: `"local"`, `{ local = 3 }`, `"share"`, `"allow"`, `"reject"` | `"local"`, with the limit's own value |
 //! | | `fallback_for`: for how long the fallback may decide in all | as long as the store is down |
 //! | | `plans`: values for plans: numbers, or for a rate `{ rate = 100, burst = 20 }`; a number has the limit's `burst` | none |
 //! | | `overrides`: values for single keys, in the same form, which take precedence over plans | none |

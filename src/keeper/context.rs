@@ -18,7 +18,7 @@ use crate::{
     key::Key,
     leases::{Lease, QueueId},
     ledger::{Batch, Exchange, ReplicaId, Seq, weighing},
-    limit::{Limit, LimitId, LimitValue},
+    limit::{Limit, LimitId, LimitValue, MAX_LIMIT},
     overrides::InForce,
     part::{Part, Parts},
     sync::{Confirmations, Inquiry},
@@ -208,6 +208,22 @@ impl Context {
     pub fn fallback(&self, limit: LimitId, part: Part, own: Option<LimitValue>) -> FallbackInForce {
         let of = (limit, &*self.limits[limit.0]);
         self.fallbacks.of(of, part, own, self.now)
+    }
+
+    /// The lowest value that this process enforces by itself in any part: 0 if it refuses, and without a store.
+    pub fn lowest_fallback(&self, limit: LimitId) -> u32 {
+        let value = |part| match self.fallback(limit, part, None) {
+            FallbackInForce::Local(value) => value.max,
+            FallbackInForce::Allow => MAX_LIMIT,
+            FallbackInForce::Reject => 0,
+        };
+        let parts = self.settings.parts.all().filter(|_| self.shared);
+        parts.map(value).min().unwrap_or(0)
+    }
+
+    /// The store has counted the replicas. `is_settled`: all of them, as far as known.
+    pub fn note_replicas(&mut self, part: Part, replicas: u32, is_settled: bool) {
+        self.fallbacks.note_replicas(part, replicas, is_settled);
     }
 
     /// When a fallback has next spent its budget.

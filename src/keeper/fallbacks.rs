@@ -3,6 +3,10 @@
 //! [`Limit::fallback_for`] is a budget of time: it is spent while the breaker is open, and earned back ten times as slowly
 //! while it is closed. So neither a store that flaps, nor one that answers probes and does no work, renews it. Each part
 //! of a cluster has its own.
+//!
+//! [`Fallback::Share`] needs the number of replicas that were there when the store was last seen. Too low a number would
+//! admit too many requests, so a count on a new connection, before all others have reconnected, can only raise it; and a
+//! process whose connections have never lasted until a later count, which the others may not have counted, admits none.
 
 use std::{sync::Arc, time::Duration};
 
@@ -46,6 +50,8 @@ pub(super) struct Fallbacks {
 struct PartState {
     availability: Availability,
     since: Instant,
+    /// Number of replicas when the store was last seen; `None` if it is unknown.
+    replicas: Option<u32>,
     /// Time spent until `since` by the fallback of each limit, by [`LimitId`].
     spent: Vec<Duration>,
 }
@@ -55,6 +61,7 @@ impl Fallbacks {
         let state = |_| PartState {
             availability: Availability::Up,
             since: now,
+            replicas: None,
             spent: Vec::new(),
         };
         Self {
@@ -77,6 +84,15 @@ impl Fallbacks {
         for state in &mut self.parts {
             state.spent.push(Duration::ZERO);
         }
+    }
+
+    /// The store has counted the replicas. `is_settled`: all of them, as far as known.
+    pub fn note_replicas(&mut self, part: Part, replicas: u32, is_settled: bool) {
+        let known = &mut self.parts[part.number()].replicas;
+        *known = match *known {
+            _ if is_settled => Some(replicas.max(1)),
+            known => known.map(|known| known.max(replicas)),
+        };
     }
 
     #[inline]
@@ -122,8 +138,10 @@ impl Fallbacks {
         now: Instant,
     ) -> FallbackInForce {
         let state = &self.parts[part.number()];
-        let budget = limit.fallback_budget();
-        if budget.is_some_and(|budget| state.spent(id, limit, now) >= budget) {
+        if state.availability == Availability::Down
+            && let Some(budget) = limit.fallback_budget()
+            && state.spent(id, limit, now) >= budget
+        {
             return FallbackInForce::Reject;
         }
         match limit.current_fallback() {
@@ -134,7 +152,23 @@ impl Fallbacks {
                 Some(own) if max == limit.max() || own.max < max => own,
                 _ => max.into(),
             }),
+            Fallback::Share => match state.replicas {
+                Some(replicas) => FallbackInForce::Local(share(limit, own, replicas)),
+                None => FallbackInForce::Reject,
+            },
         }
+    }
+}
+
+/// The share of one of so many replicas, rounded up.
+fn share(limit: &Limit, own: Option<LimitValue>, replicas: u32) -> LimitValue {
+    let value = own.unwrap_or(limit.max().into());
+    let burst = limit
+        .to_rate(value)
+        .map(|rate| rate.burst.div_ceil(replicas));
+    LimitValue {
+        max: value.max.div_ceil(replicas),
+        burst,
     }
 }
 
@@ -299,5 +333,80 @@ mod tests {
         assert_ne!(at(&limit(60), 40), FallbackInForce::Reject);
         assert_eq!(at(&limit(60), 60), FallbackInForce::Reject);
         assert_eq!(at(&limit(10), 20), FallbackInForce::Reject);
+    }
+
+    fn share_of(
+        fallbacks: &Fallbacks,
+        limit: &Limit,
+        own: Option<LimitValue>,
+    ) -> Option<LimitValue> {
+        match fallbacks.of((ID, limit), Part::default(), own, Instant::now()) {
+            FallbackInForce::Local(value) => Some(value),
+            FallbackInForce::Reject => None,
+            FallbackInForce::Allow => unreachable!(),
+        }
+    }
+
+    #[test]
+    fn a_share_is_the_value_of_the_key_by_the_number_of_replicas_rounded_up() {
+        let mut fallbacks = Fallbacks::new(Parts::WHOLE, Instant::now());
+        fallbacks.add_limit();
+        let limit = Limit::concurrent("a", 40).fallback(Fallback::Share);
+        for (replicas, share, own, share_of_own) in [
+            (1, 40, 7, 7),
+            (3, 14, 7, 3),
+            (4, 10, 7, 2),
+            (41, 1, 7, 1),
+            (3, 14, 0, 0),
+            (3, 14, 90, 30),
+        ] {
+            fallbacks.note_replicas(Part::default(), replicas, true);
+            let max = |own: Option<u32>| {
+                let own = own.map(LimitValue::new);
+                share_of(&fallbacks, &limit, own).expect("known").max
+            };
+            assert_eq!(
+                (max(None), max(Some(own))),
+                (share, share_of_own),
+                "{replicas}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_share_of_a_rate_divides_its_burst_too() {
+        let mut fallbacks = Fallbacks::new(Parts::WHOLE, Instant::now());
+        fallbacks.add_limit();
+        fallbacks.note_replicas(Part::default(), 3, true);
+        let limit = Limit::rate("a", 60, SECOND).fallback(Fallback::Share);
+        let share = |limit: &Limit, own| {
+            let share = share_of(&fallbacks, limit, own).expect("known");
+            (share.max, share.burst)
+        };
+        assert_eq!(share(&limit, None), (20, Some(20)));
+        assert_eq!(share(&limit.clone().burst(10), None), (20, Some(4)));
+        let own = LimitValue::new(30).burst(6);
+        assert_eq!(share(&limit, Some(own)), (10, Some(2)));
+    }
+
+    /// Too low a count would admit too many requests.
+    #[test]
+    fn a_count_on_a_new_connection_can_only_raise_a_known_one() {
+        let mut fallbacks = Fallbacks::new(Parts::WHOLE, Instant::now());
+        fallbacks.add_limit();
+        let limit = Limit::concurrent("a", 40).fallback(Fallback::Share);
+        for (replicas, is_settled, share) in [
+            (1, false, None),
+            (3, false, None),
+            (3, true, Some(14)),
+            (1, false, Some(14)),
+            (4, false, Some(10)),
+            (2, false, Some(10)),
+            (2, true, Some(20)),
+        ] {
+            fallbacks.note_replicas(Part::default(), replicas, is_settled);
+            let in_force = share_of(&fallbacks, &limit, None).map(|value| value.max);
+            assert_eq!(in_force, share, "{replicas} {is_settled}");
+        }
     }
 }

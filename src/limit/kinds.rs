@@ -67,6 +67,19 @@ pub enum Fallback {
     ///
     /// The default, with the limit's own value. With N replicas, up to N times as many permits may then be held in total.
     Local(u32),
+    /// Each process enforces its share of the limit, with a fair queue in memory.
+    ///
+    /// The share is the value of the key, divided by the number of replicas that were connected to the namespace when the
+    /// store was last seen, rounded up: of 40 slots each of three replicas has 14. Like [`Local`](Self::Local), it counts
+    /// the permits that the process already holds. Use it if the limit should still hold in an outage: at most one permit
+    /// for each replica is added to the limit, beyond what a replica held when the outage began.
+    ///
+    /// The number of replicas is read from the store each ten seconds, so a replica that has left counts for that long.
+    /// A replica that has not been connected for ten seconds yet, so that the others may not know of it, admits no
+    /// request in an outage; nor does one whose store does not permit `PUBSUB NUMSUB`. A replica that alone is cut off
+    /// from the store admits its share beside what the store grants to the others; see
+    /// [`Limit::fallback_for`](crate::Limit::fallback_for). In a cluster each of its parts counts the replicas.
+    Share,
     /// Every request is admitted.
     Allow,
     /// Every request is refused.

@@ -520,7 +520,8 @@ impl Limit {
 
     /// Whether the limit may refuse requests because the store is down.
     pub(crate) fn may_be_unavailable(&self) -> bool {
-        self.fallback == Fallback::Reject || self.fallback_for.is_some()
+        let may_reject = matches!(self.fallback, Fallback::Reject | Fallback::Share);
+        may_reject || self.fallback_for.is_some()
     }
 
     /// The error of a budget at a rate that its permit does not have. The name may be any text.

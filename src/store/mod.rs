@@ -10,15 +10,17 @@ mod server_error;
 
 use std::{
     fmt,
+    pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use futures_util::future::BoxFuture;
 use tokio::{
     runtime::{self, Handle},
-    time::Instant,
+    task::unconstrained,
+    time::{Instant, Sleep, sleep},
 };
 
 use crate::{
@@ -100,8 +102,45 @@ pub(crate) enum Event {
     Disconnected,
     /// Another replica's exchange promoted waiters of this replica.
     Wake(Wake),
-    /// Wake-ups arrived faster than the driver took them, and some were dropped.
+    /// Messages arrived faster than the driver took them, and some were dropped.
     Missed,
+    /// A message to all replicas of the namespace, or in a cluster of its part.
+    #[allow(dead_code, reason = "no message is sent yet")]
+    Announced(Vec<u8>),
+    /// The number of replicas, including this one, that are connected to the server of the connection.
+    Counted(u32),
+}
+
+/// Time between two counts of the replicas on a connection.
+pub(crate) const COUNT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// When a session counts the replicas again, once it has connected.
+#[derive(Default)]
+pub(crate) struct CountTimer(Option<Pin<Box<Sleep>>>);
+
+impl CountTimer {
+    /// There is a new connection, on which the replicas were just counted.
+    pub(crate) fn start(&mut self) {
+        self.0 = Some(Box::pin(sleep(COUNT_INTERVAL)));
+    }
+
+    /// Whether a count is due. Cheaper than [`poll_due`](Self::poll_due), and registers no task.
+    pub(crate) fn is_due(&self) -> bool {
+        self.0.as_ref().is_some_and(|timer| timer.is_elapsed())
+    }
+
+    /// Ready once for each interval.
+    pub(crate) fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(timer) = &mut self.0 else {
+            return Poll::Pending;
+        };
+        // A task out of budget would not be registered.
+        let mut poll = || pin!(unconstrained(timer.as_mut())).poll(cx);
+        ready!(poll());
+        self.start();
+        let _is_pending = self.poll_due(cx);
+        Poll::Ready(())
+    }
 }
 
 /// Why an exchange or a ledger has no reply.

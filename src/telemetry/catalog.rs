@@ -33,6 +33,8 @@ metrics! {
     MAX = Gauge "turnstile_limit_max", "The value of the limit that is in force";
     OVERRIDDEN = Gauge "turnstile_limit_overridden",
         "1 if an operator has changed or paused the limit, 0 if what is declared applies";
+    FALLBACK = Gauge "turnstile_fallback_limit",
+        "The value that this process enforces by itself while the store is down: 0 if it refuses all requests, 1000000 if it admits all";
     HELD = Gauge "turnstile_held", "Units of permits held by this process";
     WAITING = Gauge "turnstile_waiting", "Queued requests of this process";
     ADMITTED = Counter "turnstile_admitted_total", "Requests that got their permits";

@@ -33,6 +33,8 @@ pub(crate) enum Measure {
     Max(f64),
     /// Change of whether the value is an operator's.
     Overridden(f64),
+    /// Change of the value that this process enforces by itself.
+    Fallback(f64),
     /// Change of the number of held permits.
     Held(f64),
     /// Change of the number of waiting requests.
@@ -97,6 +99,7 @@ pub(crate) struct LimitMeter {
     labels: SeriesLabels,
     max: Series<Gauge>,
     overridden: Series<Gauge>,
+    fallback: Series<Gauge>,
     held: Series<Gauge>,
     waiting: Series<Gauge>,
     admitted: Series<Counter>,
@@ -126,6 +129,7 @@ impl LimitMeter {
                 .map(|(name, value)| (name, value.to_owned())),
             max: Series::new(catalog::MAX, facade::gauge),
             overridden: Series::new(catalog::OVERRIDDEN, facade::gauge),
+            fallback: Series::new(catalog::FALLBACK, facade::gauge),
             held: Series::new(catalog::HELD, facade::gauge),
             waiting: Series::new(catalog::WAITING, facade::gauge),
             admitted: Series::new(catalog::ADMITTED, facade::counter),
@@ -195,6 +199,7 @@ impl LimitMeter {
         for (gauge, can_occur) in [
             (&self.max, true),
             (&self.overridden, is_operable),
+            (&self.fallback, has_store),
             (&self.held, has_slots),
             (&self.waiting, waits && !in_shadow),
         ] {
@@ -256,6 +261,7 @@ impl LimitMeter {
         match measure {
             Measure::Max(change) => move_by(self.max.of(labels), change),
             Measure::Overridden(change) => move_by(self.overridden.of(labels), change),
+            Measure::Fallback(change) => move_by(self.fallback.of(labels), change),
             Measure::Held(change) => move_by(self.held.of(labels), change),
             Measure::Waiting(change) => move_by(self.waiting.of(labels), change),
             Measure::Admitted(waited) => self.let_in(waited),

@@ -257,6 +257,7 @@ fn a_limit_has_the_series_that_can_occur() {
     let of_store = [
         "adopted_total fallback",
         "adopted_total lost",
+        "fallback_limit",
         "refusals_total misconfigured",
     ];
     let waits = |limit: &Limit| limit.clone().wait_up_to(Duration::from_secs(1));
@@ -266,6 +267,16 @@ fn a_limit_has_the_series_that_can_occur() {
         (SLOTS, true, vec![&of_slots, &of_store]),
         (
             SLOTS.fallback(Fallback::Reject),
+            true,
+            vec![&of_slots, &of_store, &["refusals_total unavailable"]],
+        ),
+        (
+            SLOTS.fallback(Fallback::Share),
+            true,
+            vec![&of_slots, &of_store, &["refusals_total unavailable"]],
+        ),
+        (
+            SLOTS.fallback_for(Duration::from_secs(1)),
             true,
             vec![&of_slots, &of_store, &["refusals_total unavailable"]],
         ),

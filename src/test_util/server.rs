@@ -149,6 +149,14 @@ impl Server {
         drop(closed);
     }
 
+    /// Number of clients that are connected to this part.
+    pub(super) fn count(&self, part: Part) -> u32 {
+        let state = self.lock();
+        let clients = state.clients.iter();
+        let connected = clients.filter(|((_, of), open)| *of == part && open.is_some());
+        connected.count() as u32
+    }
+
     pub(super) fn is_open(&self, client: Client, id: ConnectionId) -> bool {
         self.lock().connection(client, id).is_some()
     }

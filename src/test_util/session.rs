@@ -14,7 +14,7 @@ use super::server::{Client, ConnectionId, Server, WakeReceiver};
 use crate::{
     ledger::{Exchange, ReplicaId, Reply, Wake},
     part::Part,
-    store::{Event, Session, Store, StoreError},
+    store::{CountTimer, Event, Session, Store, StoreError},
 };
 
 /// A limiter's path to its store.
@@ -37,6 +37,7 @@ impl Store for Replica {
             replica: self.clone(),
             connection: None,
             events: VecDeque::new(),
+            count_timer: CountTimer::default(),
         })
     }
 }
@@ -47,6 +48,7 @@ struct TestSession {
     connection: Option<ClientConnection>,
     /// Starts and ends of connections that the driver has not seen.
     events: VecDeque<Event>,
+    count_timer: CountTimer,
 }
 
 struct ClientConnection {
@@ -82,6 +84,9 @@ impl TestSession {
             next: None,
         });
         self.events.push_back(Event::Connected);
+        self.events
+            .push_back(Event::Counted(server.count(self.part)));
+        self.count_timer.start();
         Some(connection)
     }
 }
@@ -113,6 +118,10 @@ impl Session for TestSession {
             // The exchange that opens a connection is polled by the same task.
             return Poll::Pending;
         };
+        if self.count_timer.poll_due(cx).is_ready() {
+            let replicas = self.replica.server.count(self.part);
+            return Poll::Ready(Event::Counted(replicas));
+        }
         match ready!(connection.poll_wake(cx)) {
             Some(wake) => Poll::Ready(Event::Wake(wake)),
             None => {

@@ -31,7 +31,8 @@ fn the_example_reads_as_it_says() {
     assert_eq!(key.wait, Some(Duration::from_secs(2)));
     assert_eq!(key.plans["gold"], 20.into());
     assert_eq!(key.overrides[&"alice".into()], 8.into());
-    assert_eq!(key.fallback, Some(Fallback::Local(3)));
+    assert_eq!(key.fallback, Some(Fallback::Share));
+    assert_eq!(key.fallback_for, Some(Duration::from_secs(300)));
     let opens = &config.limits["chat-opens"];
     assert_eq!(opens.per, Some(Duration::from_secs(60)));
     assert_eq!((opens.rate, opens.burst), (Some(40), Some(20)));

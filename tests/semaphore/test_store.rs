@@ -52,6 +52,42 @@ async fn until_up(limiter: &Limiter) {
     .await;
 }
 
+/// A replica that is new in the outage, or was new at its start, admits nobody; the others admit their shares.
+#[tokio::test(start_paused = true)]
+async fn replicas_that_were_counted_admit_their_shares_without_the_store() {
+    const SHARED: Limit = Limit::concurrent("shared", 10).fallback(Fallback::Share);
+    let store = TestStore::new();
+    let mut replicas = Vec::new();
+    for _ in 0..3 {
+        let replica = semaphore(&store, &SHARED).await;
+        drop(replica.acquire().await.expect("free"));
+        replicas.push(replica);
+    }
+    sleep(Duration::from_secs(15)).await;
+    let new = semaphore(&store, &SHARED).await;
+    drop(new.acquire().await.expect("free"));
+    let held = replicas[0].acquire().await.expect("free");
+    store.go_down();
+    for replica in &replicas {
+        let asked = join_all((0..10).map(|_| replica.acquire())).await;
+        let (admitted, refused): (Vec<_>, Vec<_>) = asked.into_iter().partition(Result::is_ok);
+        let before = usize::from(std::ptr::eq(replica, &replicas[0]));
+        assert_eq!((before + admitted.len(), refused.len()), (4, 6 + before));
+    }
+    assert_eq!(kind(&new).await, AcquireErrorKind::Unavailable);
+    drop(held);
+    store.come_back();
+    sleep(Duration::from_secs(25)).await;
+    drop(new.acquire().await.expect("free"));
+    store.go_down();
+    let asked = join_all((0..10).map(|_| new.acquire())).await;
+    assert_eq!(
+        asked.iter().filter(|permit| permit.is_ok()).count(),
+        3,
+        "of four replicas"
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn limiters_of_one_store_share_the_cap() {
     let (store, other_store) = (TestStore::new(), TestStore::new());

@@ -141,6 +141,7 @@ impl DeclaredLimit {
             store_down: match limit.fallback {
                 None => "local".to_owned(),
                 Some(Fallback::Local(value)) => format!("local {value}"),
+                Some(Fallback::Share) => "share".to_owned(),
                 Some(Fallback::Allow) => "allow".to_owned(),
                 Some(Fallback::Reject) => "reject".to_owned(),
                 Some(_) => "?".to_owned(),

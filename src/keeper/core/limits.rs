@@ -6,7 +6,7 @@ use std::{mem, sync::Arc};
 
 use tokio::time::Instant;
 
-use super::Core;
+use super::{Core, Measured};
 use crate::{
     error::{AcquireError, ConfigError, ConfigErrorKind},
     keeper::{demand::Demand, effects::LogEvent},
@@ -44,7 +44,7 @@ impl Core {
         self.updated.push(declared);
         self.declared.push(limit.clone());
         self.queues.add_limit();
-        self.measured.push((0, 0));
+        self.measured.push(Measured::default());
         let id = self.ctx.add_limit(in_force, meter.clone());
         self.measure_limit(id);
         id
@@ -161,20 +161,31 @@ impl Core {
     fn measure_limit(&mut self, id: LimitId) {
         let (limit, updated) = (&self.ctx.limits[id.0], &self.updated[id.0]);
         let next = match self.orphaned {
-            true => (0, 0),
-            false => (
-                i64::from(limit.max()),
-                i64::from(self.ctx.overrides.overrides(updated)),
-            ),
+            true => Measured::default(),
+            false => Measured {
+                max: limit.max(),
+                is_overridden: self.ctx.overrides.overrides(updated),
+                fallback: self.ctx.lowest_fallback(id),
+            },
         };
         let before = mem::replace(&mut self.measured[id.0], next);
-        let (max, overridden) = (next.0 - before.0, next.1 - before.1);
-        if max != 0 {
-            self.ctx.measure(id, Measure::Max(max as f64));
-        }
-        if overridden != 0 {
-            let change = Measure::Overridden(overridden as f64);
-            self.ctx.measure(id, change);
+        let changes: [(f64, f64, fn(f64) -> Measure); 3] = [
+            (before.max.into(), next.max.into(), Measure::Max),
+            (
+                before.is_overridden.into(),
+                next.is_overridden.into(),
+                Measure::Overridden,
+            ),
+            (
+                before.fallback.into(),
+                next.fallback.into(),
+                Measure::Fallback,
+            ),
+        ];
+        for (before, next, measure) in changes {
+            if before != next {
+                self.ctx.measure(id, measure(next - before));
+            }
         }
     }
 
@@ -194,6 +205,7 @@ impl Core {
             self.ctx.follow_budgets();
             self.each_queue(|queue, ctx| queue.follow_fallback(ctx));
             self.refuse_sleepers();
+            self.measure_limits();
         }
     }
 }

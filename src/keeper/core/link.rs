@@ -7,9 +7,7 @@ use tokio::time::Instant;
 
 use super::breaker::Breaker;
 use crate::{
-    keeper::{
-        context::Settings, demand::RequestId, fallbacks::Availability, queue::PendingBatch,
-    },
+    keeper::{context::Settings, demand::RequestId, fallbacks::Availability, queue::PendingBatch},
     leases::{AccountId, StoreClock},
     ledger::{Exchange, Refund, Seq},
     part::Part,

@@ -87,8 +87,7 @@ pub(super) struct Core {
     updated: Vec<Arc<Limit>>,
     /// The limits as registered.
     declared: Vec<Limit>,
-    /// The values in force as measured, and whether operators set them.
-    measured: Vec<(i64, i64)>,
+    measured: Vec<Measured>,
     queues: Queues,
     /// One, or one for each part of a cluster, indexed by part.
     links: Box<[Link]>,
@@ -122,6 +121,16 @@ pub(super) struct Core {
     alarm: Option<Instant>,
     refusals: Refusals,
     standings: Standings,
+}
+
+/// The values in force of a limit, as measured.
+#[derive(Clone, Copy, Default)]
+struct Measured {
+    max: u32,
+    /// Whether operators have set it.
+    is_overridden: bool,
+    /// The value that this process enforces by itself.
+    fallback: u32,
 }
 
 /// A request for slots and charges, all or nothing.

@@ -21,7 +21,7 @@ use crate::{
     ledger::{Batch, Charged, Claim, ClaimReply, Exchange, LedgerError, Wake},
     limit::Limit,
     part::Part,
-    store::{Event, ExchangeError, Failure, StoreError},
+    store::{COUNT_INTERVAL, Event, ExchangeError, Failure, StoreError},
     telemetry::{Cause, StoreState},
 };
 
@@ -32,6 +32,8 @@ const COMPLAINT_PAUSE: Duration = Duration::from_secs(60);
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// Pause after a failed attempt to connect: a second failure at the same moment would prove nothing.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// How much earlier than the interval a count may follow a connection: the connection is reported a moment later.
+const COUNT_SLACK: Duration = Duration::from_secs(1);
 /// Interval between reports that a store has never been reached.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -163,6 +165,8 @@ impl Core {
             Event::Disconnected => self.on_disconnected(part),
             Event::Wake(wake) => self.on_wake(wake),
             Event::Missed => self.on_missed(part),
+            Event::Announced(_) => {}
+            Event::Counted(replicas) => self.on_counted(part, *replicas),
         }
         self.follow_decisions();
     }
@@ -174,6 +178,16 @@ impl Core {
             queue.on_recall(ctx, ctx.now);
             queue.call_roll();
         });
+    }
+
+    /// The store has counted the replicas. On a new connection it may not see those that have yet to reconnect, nor may
+    /// they have counted this one.
+    fn on_counted(&mut self, part: Part, replicas: u32) {
+        let link = &self.links[part.number()];
+        let is_settled = |made| self.ctx.now + COUNT_SLACK >= made + COUNT_INTERVAL;
+        let is_settled = link.is_up() && link.connection.made.is_some_and(is_settled);
+        self.ctx.note_replicas(part, replicas, is_settled);
+        self.measure_limits();
     }
 
     /// Another replica's exchange has promoted waiters of this one, or recalls idle slots.
@@ -284,6 +298,10 @@ impl Core {
                 self.each_queue_of(part, |queue, ctx| queue.rejoin_store(ctx));
             }
             Transition::None | Transition::StaysOpen | Transition::Recovered => {}
+        }
+        if let Transition::Opened { .. } | Transition::Closed { .. } = change {
+            // The time of a fallback may be over, or begins again.
+            self.measure_limits();
         }
         match change {
             Transition::Opened { is_news: true } => self.ctx.log_trouble(part, cause, why),

@@ -68,6 +68,8 @@ pub(super) enum Event {
     /// The connection to this part of the store.
     Cut(Part),
     Connects(Part),
+    /// The store has counted the connected replicas.
+    Counts(Part),
     Ticks,
     /// A client polls for its answer.
     Looks,

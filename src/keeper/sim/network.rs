@@ -11,7 +11,7 @@ use crate::{
     keeper::core::Outgoing,
     ledger::{ReplicaId, Reply, Wake},
     part::Part,
-    store::Failure,
+    store::{COUNT_INTERVAL, Failure},
 };
 
 impl World {
@@ -92,6 +92,11 @@ impl World {
             false => self.absent.insert((part, replica.id)),
         };
         self.deliver(sent.replica, Duration::ZERO, Event::Connects(part));
+        if listens {
+            for delay in [Duration::ZERO, COUNT_INTERVAL] {
+                self.deliver(sent.replica, delay, Event::Counts(part));
+            }
+        }
         Sent { listens, ..sent }
     }
 
@@ -103,6 +108,13 @@ impl World {
     pub fn absent_from(&self, part: Part) -> BTreeSet<ReplicaId> {
         let absent = self.absent.iter().filter(|(of, _)| *of == part);
         absent.map(|(_, replica)| *replica).collect()
+    }
+
+    /// Number of replicas whose connections to this part subscribe, as far as the store knows.
+    pub fn count_replicas(&self, part: Part) -> u32 {
+        let ids = self.replicas.iter().map(|replica| replica.id);
+        let present = ids.filter(|id| !self.absent.contains(&(part, *id)));
+        present.count() as u32
     }
 
     pub fn send_reply(&mut self, to: &Sent, reply: Reply) {

@@ -122,7 +122,11 @@ impl World {
         if values.reuse && number < 2 {
             limit = limit.reuse();
         }
-        limit.fallback(self.policies[number])
+        limit = limit.fallback(self.policies[number]);
+        match self.fallback_for {
+            Some(time) => limit.fallback_for(time),
+            None => limit,
+        }
     }
 
     pub fn change(&mut self, replica: usize) {
@@ -209,6 +213,11 @@ impl World {
                 }
             }
             Event::Connects(part) => core.on_event(part, &StoreEvent::Connected, now),
+            Event::Counts(part) => {
+                let counted = StoreEvent::Counted(self.count_replicas(part));
+                let core = &mut self.replicas[replica].core;
+                core.on_event(part, &counted, now);
+            }
             // Among many keys one is always due a moment sooner: only the next tick counts.
             Event::Ticks if self.crowd.is_some() && self.ticks_later(replica) => return,
             Event::Ticks => self.replicas[replica].ticks_at = None,

@@ -47,6 +47,8 @@ pub(super) struct World {
     pub hit: u16,
     /// The fallbacks of the limits.
     pub policies: [Fallback; 3],
+    /// The time for which they may decide.
+    pub fallback_for: Option<Duration>,
     /// Requests bring their own values, and costs.
     pub own: bool,
     /// Permits weigh up to ten units, and limits are three times as large.
@@ -179,6 +181,13 @@ impl World {
         if rng.u8(0..3) == 0 {
             policies = [Fallback::Reject; 3];
         }
+        let mut latest = fastrand::Rng::with_seed(seed ^ 1 << 63);
+        for policy in &mut policies {
+            if *policy == Fallback::Local(values.limit) && latest.bool() {
+                *policy = Fallback::Share;
+            }
+        }
+        let fallback_for = (latest.u8(0..3) == 0).then_some(Duration::from_secs(1));
         // With a small budget much of the work takes more than one exchange.
         let ledgers = match rng.u8(0..6) {
             0 => Ledgers::with_budget(rng.usize(1..=3)),
@@ -198,6 +207,7 @@ impl World {
             },
             hit: u16::MAX,
             policies,
+            fallback_for,
             own: rng.u8(0..4) == 0,
             weights,
             spends,

@@ -595,7 +595,7 @@ fn a_request_beside_a_claim_that_cannot_be_written_is_decided_on() {
                 );
             }
             // One of them waits for the other.
-            Fallback::Local(_) => assert!(held(claim) != held(single)),
+            Fallback::Local(_) | Fallback::Share => assert!(held(claim) != held(single)),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     keeper::effects::LogEvent,
-    store::Event,
+    store::{COUNT_INTERVAL, Event},
     telemetry::{Adopted, Topic},
 };
 
@@ -83,6 +83,54 @@ fn what_was_admitted_locally_is_adopted() {
     world.release(0, &before);
     world.settle();
     assert!(held(world.collect(0, &waits)));
+}
+
+/// Of ten slots each of three replicas has four. Permits that a replica held before count.
+#[test]
+fn a_replica_that_was_counted_enforces_its_share() {
+    let limit = Limit::concurrent("a", 10).fallback(Fallback::Share);
+    let mut world = World::new(1, &limit);
+    let before = [(); 3].map(|()| world.grant(PATIENT));
+    let now = world.local();
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.settle();
+    let counts = |world: &mut World, replicas| {
+        let now = world.local();
+        world.keepers[0].on_event(Part::default(), &Event::Counted(replicas), now);
+    };
+    counts(&mut world, 9);
+    world.pass(COUNT_INTERVAL);
+    world.settle();
+    counts(&mut world, 3);
+    let asked = [(); 2].map(|()| world.ask(0, PATIENT));
+    let sent = world.send(0);
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &sent, Failure::TimedOut);
+    // Others whose connections have just failed are missing.
+    counts(&mut world, 1);
+    let admitted = asked.map(|lease| held(world.collect(0, &lease)));
+    assert_eq!(admitted, [true, false]);
+    world.release(0, &before[0]);
+    assert!(world.keepers[0].audit().is_ok());
+    let ledger = world.keepers[0].ledgers_here(world.local()).next();
+    assert_eq!(ledger.map(|(here, _)| here.limit), Some(4));
+}
+
+/// The other replicas may not have counted it, so they divide the limit among themselves.
+#[test]
+fn a_replica_that_has_just_connected_has_no_share() {
+    let limit = Limit::concurrent("a", 10).fallback(Fallback::Share);
+    let mut world = World::new(1, &limit);
+    let now = world.local();
+    for event in [Event::Connected, Event::Counted(3)] {
+        world.keepers[0].on_event(Part::default(), &event, now);
+    }
+    let lease = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &sent, Failure::TimedOut);
+    let unavailable = Some(AcquireErrorKind::Unavailable);
+    assert_eq!(world.refusal(0, &lease), unavailable);
 }
 
 /// The time of a fallback is over: permits stay held, and requests that wait here, or come, are refused.

@@ -1,11 +1,15 @@
 //! Events on their way from connections to the keeper's driver.
 
-use std::{collections::VecDeque, sync::Mutex};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+    task,
+};
 
 use futures_util::task::AtomicWaker;
 use redis::{PushInfo, PushKind, Value};
 
-use super::{codec::decode_wake, locked::locked};
+use super::{codec::decode_wake, known::Known, locked::locked};
 use crate::store::Event;
 
 /// Maximum backlog before wake-ups are dropped. A dropped wake-up costs time, never a slot.
@@ -40,23 +44,33 @@ impl Events {
         self.poller.wake();
     }
 
-    pub(super) fn on_push(&self, push: &PushInfo) {
+    pub(super) fn on_push(&self, push: &PushInfo, known: &Known) {
         if push.kind != PushKind::Message {
             return;
         }
-        if let [_channel, Value::BulkString(payload)] = &push.data[..]
-            && let Some(wake) = decode_wake(payload)
-        {
+        let [Value::BulkString(channel), Value::BulkString(payload)] = &push.data[..] else {
+            return;
+        };
+        if *channel == known.channel_of_all.as_bytes() {
+            self.push(Event::Announced(payload.clone()));
+        } else if let Some(wake) = decode_wake(payload) {
             self.push(Event::Wake(wake));
         }
     }
 }
 
+impl task::Wake for Events {
+    fn wake(self: Arc<Self>) {
+        self.poller.wake();
+    }
+}
+
 impl Backlog {
-    /// A wake-up that does not fit is dropped, and the loss is reported once, in order. All other events fit: a
+    /// A message that does not fit is dropped, and the loss is reported once, in order. All other events fit: a
     /// connection begins and ends once, and the driver takes all events before it makes another.
     fn push(&mut self, event: Event) {
-        if self.events.len() < MAX_EVENTS || !matches!(event, Event::Wake(_)) {
+        let is_message = matches!(event, Event::Wake(_) | Event::Announced(_));
+        if self.events.len() < MAX_EVENTS || !is_message {
             self.events.push_back(event);
         } else if !self.missed {
             self.missed = true;

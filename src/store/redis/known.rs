@@ -8,6 +8,8 @@ use super::subscription::Subscription;
 pub(super) struct Known {
     /// The channel of the wake-ups for this replica.
     pub(super) channel: String,
+    /// The channel of messages to all replicas. Its subscribers are the connected replicas.
+    pub(super) channel_of_all: String,
     pub(super) wake_prefix: String,
     /// Key of an exchange that has no other, so that a cluster routes it to the right node.
     pub(super) idle_key: Option<String>,

@@ -4,7 +4,7 @@
 
 use std::sync::{
     Arc, Weak,
-    atomic::{AtomicBool, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
 
 use redis::{Client, RedisResult, aio::MultiplexedConnection, cmd};
@@ -31,6 +31,8 @@ pub(super) struct LinkState {
     pub(super) is_subscribed: bool,
     /// The server counts our subscription, so a count of zero means that it has ended.
     pub(super) is_counted: AtomicBool,
+    /// Number of connected replicas, as counted on the new connection; 0 if it is unknown.
+    pub(super) replicas: AtomicU32,
     /// The keeper knows the connection, so its end is reported.
     pub(super) in_use: AtomicBool,
     ended: AtomicBool,
@@ -44,6 +46,7 @@ impl LinkState {
         Self {
             is_subscribed,
             is_counted: AtomicBool::new(false),
+            replicas: AtomicU32::new(0),
             in_use: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             script_was_sent: AtomicBool::new(false),

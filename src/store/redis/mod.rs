@@ -1,7 +1,7 @@
 //! The store in Redis 6.2 or later, or Valkey.
 //!
 //! One connection carries a process's exchanges and its wake-ups: it speaks RESP3, and subscribes to the process's own
-//! channel before its first exchange. After an error it is dropped, and the next exchange reconnects, which finds the
+//! channel and to that of all replicas before its first exchange. After an error it is dropped, and the next exchange reconnects, which finds the
 //! server that the name resolves to by then. Connections do not subscribe if the server's output buffer for subscribers
 //! is too small: see `subscription.rs`.
 //!
@@ -81,6 +81,7 @@ impl PartStore {
         let wake_prefix = format!("{namespace}:wake:{tag}");
         let known = Known {
             channel: wake_prefix.clone() + &replica.text(),
+            channel_of_all: wake_prefix.clone() + "all",
             wake_prefix,
             idle_key: part.map(|part| part.prefix(namespace)),
             policy_was_read: AtomicBool::new(false),

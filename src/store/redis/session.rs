@@ -4,8 +4,9 @@
 //! Tests: below, `tests.rs`; in a cluster: `tests/cluster.rs`.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, LazyLock, Mutex, atomic::Ordering::Relaxed},
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -32,7 +33,7 @@ use super::{
 };
 use crate::{
     ledger::{EXCHANGE_LUA, Exchange, Reply},
-    store::{Event, Session, StoreError},
+    store::{CountTimer, Event, Session, StoreError},
 };
 
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(EXCHANGE_LUA));
@@ -47,6 +48,9 @@ pub(super) struct RedisSession {
     connections: Vec<Opened>,
     /// A running probe of whether connections may subscribe.
     probe: Option<BoxFuture<'static, ()>>,
+    count_timer: CountTimer,
+    /// A running count of the replicas.
+    count: Option<BoxFuture<'static, ()>>,
 }
 
 impl RedisSession {
@@ -55,6 +59,8 @@ impl RedisSession {
             exchanger: Arc::new(Exchanger::new(known, dialer)),
             connections: Vec::new(),
             probe: None,
+            count_timer: CountTimer::default(),
+            count: None,
         }
     }
 
@@ -62,6 +68,27 @@ impl RedisSession {
         let plain = self.exchanger.probe_due(Instant::now())?;
         let exchanger = self.exchanger.clone();
         Some(async move { exchanger.probe_subscription(&plain).await }.boxed())
+    }
+
+    /// Counts the replicas now and then, beside the exchanges.
+    fn poll_count(&mut self, cx: &mut Context<'_>) {
+        if self.count_timer.is_due() && self.poll_count_timer().is_ready() {
+            let exchanger = self.exchanger.clone();
+            let counted = exchanger.current().filter(Link::listens);
+            self.count =
+                counted.map(|link| async move { exchanger.count_replicas(&link).await }.boxed());
+        }
+        if let Some(count) = &mut self.count
+            && count.poll_unpin(cx).is_ready()
+        {
+            self.count = None;
+        }
+    }
+
+    /// The timer wakes whichever task polls the session, so it is not polled each time.
+    fn poll_count_timer(&mut self) -> Poll<()> {
+        let waker = Waker::from(self.exchanger.events.clone());
+        (self.count_timer).poll_due(&mut Context::from_waker(&waker))
     }
 
     /// Drives all connections in use.
@@ -100,17 +127,24 @@ impl Session for RedisSession {
         {
             self.probe = None;
         }
+        self.poll_count(cx);
         self.poll_connections(cx);
         let Some(event) = self.exchanger.events.next() else {
             return Poll::Pending;
         };
-        if matches!(event, Event::Disconnected) {
-            self.exchanger.known.subscription.note_end(Instant::now());
+        match event {
+            Event::Connected => {
+                self.count_timer.start();
+                let _is_pending = self.poll_count_timer();
+            }
+            Event::Disconnected => self.exchanger.known.subscription.note_end(Instant::now()),
+            _ => {}
         }
         Poll::Ready(event)
     }
 
     fn disconnect(&mut self) {
+        self.count = None;
         self.exchanger.disconnect();
     }
 
@@ -315,10 +349,11 @@ impl Exchanger {
         let state = Arc::new(LinkState::new(subscribes));
         // A strong reference here would keep the connection's state alive.
         let (events, weak) = (self.events.clone(), Arc::downgrade(&state));
+        let known = self.known.clone();
         let config = socket::config().set_push_sender(move |push: PushInfo| {
             match weak.upgrade() {
                 Some(state) if push.kind == PushKind::Disconnection => state.end(&events),
-                _ => events.on_push(&push),
+                _ => events.on_push(&push, &known),
             }
             Ok::<(), ()>(())
         });
@@ -341,23 +376,43 @@ impl Exchanger {
         if link.state.is_subscribed {
             self.opening.at(Stage::Subscription);
             let mut subscriber = link.connection();
+            let channels = [&self.known.channel, &self.known.channel_of_all];
             // The order of these two matters.
-            let subscription = subscriber.subscribe(&self.known.channel);
-            let ((), is_counted) = try_join(subscription, self.is_counted(link)).await?;
-            link.state.is_counted.store(is_counted, Relaxed);
+            let subscription = subscriber.subscribe(&channels);
+            let ((), [own, all]) = try_join(subscription, self.subscribers(link)).await?;
+            link.state.is_counted.store(own > 0, Relaxed);
+            link.state.replicas.store(all, Relaxed);
         }
         Ok(())
     }
 
-    /// Whether the server counts this subscription. The question may be forbidden, or a proxy may be in between.
-    async fn is_counted(&self, link: &Link) -> RedisResult<bool> {
+    /// The numbers of subscribers of this replica's channel, and of that of all, at this server: 0 if the question is
+    /// forbidden, or a proxy is in between.
+    async fn subscribers(&self, link: &Link) -> RedisResult<[u32; 2]> {
+        let channels = [&self.known.channel, &self.known.channel_of_all];
         let mut count = cmd("PUBSUB");
-        count.arg("NUMSUB").arg(&self.known.channel);
+        count.arg("NUMSUB").arg(&channels);
         let mut connection = link.connection();
-        match count.query_async::<(String, u64)>(&mut connection).await {
-            Ok((_, subscribers)) => Ok(subscribers > 0),
+        match count
+            .query_async::<HashMap<String, u32>>(&mut connection)
+            .await
+        {
+            Ok(counts) => Ok(channels.map(|channel| counts.get(channel).copied().unwrap_or(0))),
             Err(error) if error.is_io_error() => Err(error),
-            Err(_) => Ok(false),
+            Err(_) => Ok([0, 0]),
+        }
+    }
+
+    /// Reports the number of connected replicas, if the server sends it in time.
+    async fn count_replicas(&self, link: &Link) {
+        if let Ok(Ok([_, replicas])) = timeout(MAX_PROBE, self.subscribers(link)).await {
+            self.report_count(replicas);
+        }
+    }
+
+    fn report_count(&self, replicas: u32) {
+        if replicas > 0 {
+            self.events.push(Event::Counted(replicas));
         }
     }
 
@@ -452,6 +507,7 @@ impl Exchanger {
     fn use_from_now(&self, link: &Link) {
         link.state.in_use.store(true, Relaxed);
         self.events.push(Event::Connected);
+        self.report_count(link.state.replicas.load(Relaxed));
     }
 }
 

@@ -6,7 +6,10 @@ use std::{
     io::{self, Write},
     net::{Ipv4Addr, TcpListener},
     pin::pin,
-    sync::{Mutex, Once},
+    sync::{
+        Mutex, Once,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -34,6 +37,8 @@ struct Replica {
     session: Mutex<RedisSession>,
     id: ReplicaId,
     events: Mutex<VecDeque<Event>>,
+    /// The latest count of replicas.
+    replicas: AtomicU32,
     lease_ms: u64,
 }
 
@@ -49,6 +54,7 @@ impl Replica {
             session: Mutex::new(store.session(crate::part::Part::default())),
             id,
             events: Mutex::default(),
+            replicas: AtomicU32::new(0),
             lease_ms: LEASE_MS,
         }
     }
@@ -130,7 +136,10 @@ impl Replica {
         let mut future = pin!(future);
         let step = |cx: &mut Context<'_>| {
             while let Poll::Ready(event) = self.session.lock().unwrap().poll_event(cx) {
-                self.events.lock().unwrap().push_back(event);
+                match event {
+                    Event::Counted(replicas) => self.replicas.store(replicas, Relaxed),
+                    event => self.events.lock().unwrap().push_back(event),
+                }
             }
             future.as_mut().poll(cx)
         };
@@ -891,6 +900,41 @@ async fn a_subscription_that_is_forbidden_meanwhile_is_reported() {
         match replica.hello().await {
             Ok(_) => assert!(begin.elapsed() < Duration::from_secs(10)),
             Err(error) => return assert_eq!(error.kind, StoreErrorKind::Permission, "{error}"),
+        }
+    }
+}
+
+/// Each connection counts itself and the others of its namespace.
+#[tokio::test]
+async fn a_new_connection_counts_the_replicas() {
+    let server = RedisServer::start();
+    let replicas = [1, 2, 3].map(|number| Replica::of(&server, number));
+    for (number, replica) in replicas.iter().enumerate() {
+        replica.hello().await.unwrap();
+        replica.drive(std::future::ready(())).await;
+        assert_eq!(replica.replicas.load(Relaxed), number as u32 + 1);
+    }
+}
+
+/// It does not subscribe to anything else, so another message would be a wake-up.
+#[tokio::test]
+async fn a_message_to_all_replicas_arrives_at_each_of_them() {
+    let server = RedisServer::start();
+    let mut replicas = [1, 2].map(|number| Replica::of(&server, number));
+    for replica in &mut replicas {
+        replica.hello().await.unwrap();
+        replica.is_connected().await;
+    }
+    assert_eq!(
+        server
+            .cli(&["PUBLISH", "turnstile:wake:all", "1 0  key"])
+            .trim(),
+        "2"
+    );
+    for replica in &mut replicas {
+        match replica.event().await {
+            Event::Announced(message) => assert_eq!(message, b"1 0  key"),
+            other => panic!("{other:?}"),
         }
     }
 }

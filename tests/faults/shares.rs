@@ -1,0 +1,225 @@
+//! G1 in an outage, under [`Fallback::Share`]: the replicas divide the limit, beyond what each of them held before. The same
+//! under `Local` with the whole limit is printed beside it.
+
+use std::time::Duration;
+
+use tokio::{join, time::sleep};
+use tower_turnstile::{Fallback, Limit, Limiter, ShutdownReport};
+
+use crate::{
+    scene::{Figures, Holders, Load, PATIENT, calls, quick, soon, until_usage},
+    support::{fault_proxy::FaultProxy, redis_server::RedisServer},
+};
+
+const CAP: u32 = 40;
+/// Of each of three replicas.
+const SHARE: usize = 14;
+/// Of each replica: three times the limit in all.
+const CLIENTS: usize = 40;
+const HOLD: Duration = Duration::from_millis(100);
+/// Longer than the outages from which the store comes back with its data.
+const LEASE: Duration = Duration::from_secs(20);
+const NAMESPACE: &str = "turnstile";
+
+/// Replicas that have counted each other, and their load.
+struct Fleet {
+    limit: Limit,
+    replicas: Vec<Limiter>,
+    holders: Holders,
+    load: Vec<Load>,
+}
+
+async fn connect(url: &str) -> Limiter {
+    let builder = quick().lease(LEASE).namespace(NAMESPACE);
+    builder.connect(url).await.expect("its settings are right")
+}
+
+impl Fleet {
+    async fn start(server: &RedisServer, urls: [String; 3], fallback: Fallback) -> Self {
+        let limit = Limit::concurrent("shared", CAP).wait_up_to(PATIENT);
+        let mut fleet = Self {
+            limit: limit.fallback(fallback),
+            replicas: Vec::new(),
+            holders: Holders::count(CAP),
+            load: Vec::new(),
+        };
+        for url in &urls {
+            fleet.replicas.push(connect(url).await);
+        }
+        fleet.pass_through_all().await;
+        // Each counts at its connection, and ten seconds later. Nobody waits, so no script asks for subscribers.
+        soon(async {
+            while counts(server) < 2 * urls.len() {
+                sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
+        // An answer comes behind the count.
+        fleet.pass_through_all().await;
+        for replica in 0..urls.len() {
+            fleet.add_load(replica);
+        }
+        let one = fleet.replicas[0].semaphore(&fleet.limit, "key");
+        until_usage(&one, |in_use, _| in_use == CAP).await;
+        fleet
+    }
+
+    /// Each replica acquires and releases a permit.
+    async fn pass_through_all(&self) {
+        for replica in &self.replicas {
+            let semaphore = replica.semaphore(&self.limit, "key");
+            let permit = soon(semaphore.acquire()).await.expect("free");
+            soon(permit.release()).await.expect("the store is up");
+        }
+    }
+
+    fn add_load(&mut self, replica: usize) {
+        let semaphore = self.replicas[replica].semaphore(&self.limit, "key");
+        self.load.push(self.holders.load(&semaphore, CLIENTS, HOLD));
+    }
+
+    /// The limit, one for each replica, and what a replica held before beyond its share.
+    fn bound(&self) -> usize {
+        let held = self.replicas.iter().map(|replica| replica.status().held);
+        let beyond: usize = held.map(|held| held.saturating_sub(SHARE)).sum();
+        CAP as usize + self.replicas.len() + beyond
+    }
+
+    /// Waits until these replicas know whether the store is up.
+    async fn until_known(&self, replicas: &[usize], is_up: bool) {
+        soon(async {
+            for replica in replicas {
+                while self.replicas[*replica].status().store_up != is_up {
+                    sleep(Duration::from_millis(2)).await;
+                }
+            }
+        })
+        .await;
+    }
+
+    async fn end(self) -> Figures {
+        let figures = self.holders.figures();
+        for load in self.load {
+            load.finish().await;
+        }
+        figures
+    }
+}
+
+/// How often the server has counted subscribers.
+fn counts(server: &RedisServer) -> usize {
+    // The second is the name before Redis 7.
+    calls(server, "pubsub|numsub") + calls(server, "pubsub")
+}
+
+fn is_within(figures: Figures, bound: usize, fault: &str) {
+    assert!(
+        figures.peak <= bound,
+        "G1: {fault}: {figures}, at most {bound}"
+    );
+}
+
+fn urls(server: &RedisServer) -> [String; 3] {
+    [(); 3].map(|()| server.url())
+}
+
+#[tokio::test]
+async fn a_frozen_store_leaves_each_replica_its_share() {
+    async fn run(fallback: Fallback) -> (Figures, usize) {
+        let server = RedisServer::start();
+        let fleet = Fleet::start(&server, urls(&server), fallback).await;
+        server.pause();
+        let bound = fleet.bound();
+        sleep(Duration::from_secs(2)).await;
+        server.resume();
+        fleet.until_known(&[0, 1, 2], true).await;
+        (fleet.end().await, bound)
+    }
+    let (share, local) = join!(run(Fallback::Share), run(Fallback::Local(CAP)));
+    println!("frozen for 2 s: share {}; local {}", share.0, local.0);
+    is_within(share.0, share.1, "frozen");
+    assert!(local.0.peak > share.1, "the fault is none: {}", local.0);
+}
+
+/// While it is down. The store then comes back without its data.
+#[tokio::test]
+async fn a_stopped_store_leaves_each_replica_its_share() {
+    async fn run(fallback: Fallback) -> (Figures, usize) {
+        let mut server = RedisServer::start();
+        let fleet = Fleet::start(&server, urls(&server), fallback).await;
+        server.stop();
+        let bound = fleet.bound();
+        fleet.until_known(&[0, 1, 2], false).await;
+        sleep(Duration::from_secs(5)).await;
+        (fleet.end().await, bound)
+    }
+    let (share, local) = join!(run(Fallback::Share), run(Fallback::Local(CAP)));
+    println!("stopped: share {}; local {}", share.0, local.0);
+    is_within(share.0, share.1, "stopped");
+    assert!(local.0.peak > share.1, "the fault is none: {}", local.0);
+}
+
+/// The others have the whole limit, less what the store still counts for the replica that is cut off: its share replaces
+/// this for the length of a lease.
+#[tokio::test]
+async fn a_replica_that_is_cut_off_has_its_share() {
+    async fn run(fallback: Fallback) -> (Figures, usize) {
+        let server = RedisServer::start();
+        let proxy = FaultProxy::start(server.port());
+        let urls = [proxy.url(), server.url(), server.url()];
+        let fleet = Fleet::start(&server, urls, fallback).await;
+        proxy.half_open(true);
+        let bound = fleet.bound() + SHARE.saturating_sub(fleet.replicas[0].status().held);
+        fleet.until_known(&[0], false).await;
+        sleep(Duration::from_secs(2)).await;
+        proxy.half_open(false);
+        fleet.until_known(&[0, 1, 2], true).await;
+        (fleet.end().await, bound)
+    }
+    let (share, local) = join!(run(Fallback::Share), run(Fallback::Local(CAP)));
+    println!(
+        "one of three is cut off: share {}; local {}",
+        share.0, local.0
+    );
+    is_within(share.0, share.1, "a partition");
+    assert!(local.0.peak > share.1, "the fault is none: {}", local.0);
+}
+
+/// The others have not counted the new replica, and still count the one that has left.
+#[tokio::test]
+async fn replicas_that_come_and_go_add_nothing() {
+    async fn run(fallback: Fallback) -> (Figures, usize) {
+        let server = RedisServer::start();
+        let mut fleet = Fleet::start(&server, urls(&server), fallback).await;
+        fleet.replicas.push(connect(&server.url()).await);
+        fleet.add_load(3);
+        fleet.load.remove(2).finish().await;
+        let left = fleet.replicas.remove(2);
+        let ended = left.shutdown(PATIENT).await;
+        assert!(
+            matches!(
+                ended,
+                ShutdownReport {
+                    lost: 0,
+                    unconfirmed: 0,
+                    ..
+                }
+            ),
+            "{ended:?}"
+        );
+        server.pause();
+        let bound = fleet.bound();
+        fleet.until_known(&[0, 1, 2], false).await;
+        sleep(Duration::from_secs(1)).await;
+        server.resume();
+        fleet.until_known(&[0, 1, 2], true).await;
+        (fleet.end().await, bound)
+    }
+    let (share, local) = join!(run(Fallback::Share), run(Fallback::Local(CAP)));
+    println!(
+        "one comes and one goes: share {}; local {}",
+        share.0, local.0
+    );
+    is_within(share.0, share.1, "a rollout");
+    assert!(local.0.peak > share.1, "the fault is none: {}", local.0);
+}
