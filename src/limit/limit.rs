@@ -385,8 +385,8 @@ impl Limit {
     /// This time is a budget: it is spent while the store is down, and earned back ten times as slowly while the store is
     /// up. Once it is spent, newcomers and queued requests are refused as if the fallback were [`Fallback::Reject`];
     /// permits stay held. So neither a long outage nor a store that fails again and again admits requests without a common
-    /// count for much longer than this time. With the length of a [`lease`](crate::LimiterBuilder::lease), a process that
-    /// is cut off from the store stops admitting requests when its slots there pass to others.
+    /// count for much longer than this time, nor does a process that alone is cut off from the store, beside those that the
+    /// store still admits.
     ///
     /// In a cluster each of its parts has its own budget. Above zero, and at most 24 hours.
     ///

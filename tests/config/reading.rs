@@ -216,7 +216,7 @@ pub(super) const UNREADABLE: [(&str, usize, &str); 31] = [
     (
         "[limits.a]\nfallback = 'close'",
         2,
-        "unknown variant, expected one of `local`, `allow`",
+        "unknown variant, expected one of `local`, `share`, `allow`",
     ),
     (
         "[store]\nurl = { file = 'a' }",

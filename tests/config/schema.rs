@@ -89,6 +89,8 @@ const UNKNOWN_TO_IT: [(&str, &str); 18] = [
     ("limits.a.per", "1 ms to 86400s"),
     ("limits.a.cost", "more than the burst of 2"),
     ("limits.a.wait", "at most 86400s"),
+    ("limits.a.fallback_for", "above 0"),
+    ("limits.a.fallback_for", "at most 86400s"),
     ("limits.a.overrides", "not the name of a route"),
     ("limits.a.overrides", "no IP address"),
     ("limits.a.plans", "does not have"),

@@ -7,7 +7,7 @@ use tokio::{join, time::sleep};
 use tower_turnstile::{Fallback, Limit, Limiter, ShutdownReport};
 
 use crate::{
-    scene::{Figures, Holders, Load, PATIENT, calls, quick, soon, until_usage},
+    scene::{Figures, Holders, Load, PATIENT, calls, quick, soon},
     support::{fault_proxy::FaultProxy, redis_server::RedisServer},
 };
 
@@ -15,7 +15,7 @@ const CAP: u32 = 40;
 /// Of each of three replicas.
 const SHARE: usize = 14;
 /// Of each replica: three times the limit in all.
-const CLIENTS: usize = 40;
+const CLIENTS: u32 = 40;
 const HOLD: Duration = Duration::from_millis(100);
 /// Longer than the outages from which the store comes back with its data.
 const LEASE: Duration = Duration::from_secs(20);
@@ -26,7 +26,8 @@ struct Fleet {
     limit: Limit,
     replicas: Vec<Limiter>,
     holders: Holders,
-    load: Vec<Load>,
+    /// By replica.
+    load: Vec<Vec<Load>>,
 }
 
 async fn connect(url: &str) -> Limiter {
@@ -59,8 +60,7 @@ impl Fleet {
         for replica in 0..urls.len() {
             fleet.add_load(replica);
         }
-        let one = fleet.replicas[0].semaphore(&fleet.limit, "key");
-        until_usage(&one, |in_use, _| in_use == CAP).await;
+        fleet.until_balanced().await;
         fleet
     }
 
@@ -75,7 +75,24 @@ impl Fleet {
 
     fn add_load(&mut self, replica: usize) {
         let semaphore = self.replicas[replica].semaphore(&self.limit, "key");
-        self.load.push(self.holders.load(&semaphore, CLIENTS, HOLD));
+        // Different times mix the queue, which would else be one block for each replica.
+        let hold = |number| HOLD + Duration::from_millis(3) * number;
+        let clients = (0..CLIENTS).map(|number| self.holders.load(&semaphore, 1, hold(number)));
+        self.load.push(clients.collect());
+    }
+
+    /// Waits until each replica holds about its share.
+    async fn until_balanced(&self) {
+        soon(async {
+            while self
+                .replicas
+                .iter()
+                .any(|replica| replica.status().held < SHARE - 2)
+            {
+                sleep(Duration::from_millis(2)).await;
+            }
+        })
+        .await;
     }
 
     /// The limit, one for each replica, and what a replica held before beyond its share.
@@ -99,7 +116,7 @@ impl Fleet {
 
     async fn end(self) -> Figures {
         let figures = self.holders.figures();
-        for load in self.load {
+        for load in self.load.into_iter().flatten() {
             load.finish().await;
         }
         figures
@@ -159,8 +176,7 @@ async fn a_stopped_store_leaves_each_replica_its_share() {
     assert!(local.0.peak > share.1, "the fault is none: {}", local.0);
 }
 
-/// The others have the whole limit, less what the store still counts for the replica that is cut off: its share replaces
-/// this for the length of a lease.
+/// Its share is in addition to what the store grants to the others, once its slots there have ended.
 #[tokio::test]
 async fn a_replica_that_is_cut_off_has_its_share() {
     async fn run(fallback: Fallback) -> (Figures, usize) {
@@ -169,7 +185,7 @@ async fn a_replica_that_is_cut_off_has_its_share() {
         let urls = [proxy.url(), server.url(), server.url()];
         let fleet = Fleet::start(&server, urls, fallback).await;
         proxy.half_open(true);
-        let bound = fleet.bound() + SHARE.saturating_sub(fleet.replicas[0].status().held);
+        let bound = fleet.bound() + SHARE;
         fleet.until_known(&[0], false).await;
         sleep(Duration::from_secs(2)).await;
         proxy.half_open(false);
@@ -193,7 +209,9 @@ async fn replicas_that_come_and_go_add_nothing() {
         let mut fleet = Fleet::start(&server, urls(&server), fallback).await;
         fleet.replicas.push(connect(&server.url()).await);
         fleet.add_load(3);
-        fleet.load.remove(2).finish().await;
+        for load in fleet.load.remove(2) {
+            load.finish().await;
+        }
         let left = fleet.replicas.remove(2);
         let ended = left.shutdown(PATIENT).await;
         assert!(
@@ -207,6 +225,7 @@ async fn replicas_that_come_and_go_add_nothing() {
             ),
             "{ended:?}"
         );
+        fleet.until_balanced().await;
         server.pause();
         let bound = fleet.bound();
         fleet.until_known(&[0, 1, 2], false).await;

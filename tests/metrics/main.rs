@@ -31,7 +31,8 @@ use support::redis_server::RedisServer;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
-    AcquireError, Limit, LimitLayer, Limiter, Mode, OnLost, Permit, Semaphore, test_util::TestStore,
+    AcquireError, Fallback, Limit, LimitLayer, Limiter, Mode, OnLost, Permit, Semaphore,
+    test_util::TestStore,
 };
 use tracing_subscriber::layer::SubscriberExt;
 
@@ -111,6 +112,30 @@ async fn requests_are_counted_from_the_queue_to_the_release() {
             2.0
         );
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_value_of_a_fallback_is_that_in_force() {
+    let (recorded, _guard) = recorder();
+    let store = TestStore::new();
+    let limiter = Limiter::builder().connect_to(&store).await.unwrap();
+    let limit = Limit::concurrent("ten", 10)
+        .fallback(Fallback::Share)
+        .fallback_for(Duration::from_secs(30));
+    let ten = limiter.semaphore(&limit, "key");
+    drop(ten.acquire().await.unwrap());
+    let fallback = of("fallback_limit", "ten", None);
+    assert_eq!(value(&recorded, &fallback), 0.0, "not counted yet");
+    sleep(Duration::from_secs(15)).await;
+    assert_eq!(value(&recorded, &fallback), 10.0);
+    store.go_down();
+    drop(ten.acquire().await.unwrap());
+    assert_eq!(value(&recorded, &fallback), 10.0);
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!(value(&recorded, &fallback), 0.0, "its time is over");
+    store.come_back();
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(value(&recorded, &fallback), 10.0);
 }
 
 #[tokio::test(start_paused = true)]
