@@ -85,7 +85,7 @@ fn schema_refuses_what_cannot_be_read() {
 }
 
 /// A schema cannot know the length of a duration or the content of another section.
-const UNKNOWN_TO_IT: [(&str, &str); 18] = [
+const UNKNOWN_TO_IT: [(&str, &str); 20] = [
     ("limits.a.per", "1 ms to 86400s"),
     ("limits.a.cost", "more than the burst of 2"),
     ("limits.a.wait", "at most 86400s"),

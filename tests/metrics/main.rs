@@ -131,7 +131,7 @@ async fn the_value_of_a_fallback_is_that_in_force() {
     store.go_down();
     drop(ten.acquire().await.unwrap());
     assert_eq!(value(&recorded, &fallback), 10.0);
-    sleep(Duration::from_secs(30)).await;
+    sleep(Duration::from_secs(31)).await;
     assert_eq!(value(&recorded, &fallback), 0.0, "its time is over");
     store.come_back();
     sleep(Duration::from_secs(5)).await;
