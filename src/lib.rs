@@ -186,6 +186,7 @@ mod charges;
 #[cfg(feature = "config")]
 pub mod config;
 mod error;
+mod fallbacks;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;

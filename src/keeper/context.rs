@@ -11,10 +11,10 @@ use tokio::time::Instant;
 use super::{
     demand::RequestId,
     effects::{Effect, Effects, LogEvent},
-    fallbacks::{Availability, FallbackInForce, Fallbacks},
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
+    fallbacks::{Availability, FallbackInForce, Fallbacks},
     key::Key,
     leases::{Lease, QueueId},
     ledger::{Batch, Exchange, ReplicaId, Seq, weighing},

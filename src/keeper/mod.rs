@@ -16,7 +16,6 @@
 //! | `core` | the state machine: many queues, one connection for each part of the store |
 //! | `queue` | this process's view of one ledger, with its permits and requests |
 //! | `context` | state that all queues share: settings, the limits in force, the time, timers, counts, effects |
-//! | `fallbacks` | the fallback in force of each limit, and for how long it may decide |
 //! | `effects` | work that a step leaves until the lock is free |
 //! | `demand` | demands of requests, and their results |
 //! | `sim`, `tests`, each `audit` | tests: the simulation; single guarantees; whether counts and lists agree. `driver` has its own |
@@ -34,7 +33,6 @@ mod core;
 mod demand;
 mod driver;
 mod effects;
-mod fallbacks;
 mod handle;
 mod lock;
 mod queue;

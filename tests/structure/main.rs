@@ -34,7 +34,7 @@ const LAYERS: [&[&str]; 9] = [
     ],
     &["keeper"],
     &["operable", "store", "telemetry", "leases"],
-    &["overrides"],
+    &["overrides", "fallbacks.rs"],
     &["limit", "home.rs", "repoll.rs"],
     &[
         "error.rs",

@@ -16,7 +16,8 @@ use std::{mem, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
-    keeper::{context::jittered, fallbacks::Availability},
+    fallbacks::Availability,
+    keeper::context::jittered,
     ledger::{Charged, ClaimReply, Reply, Standing},
     store::Failure,
     telemetry::{CAUSES, Cause},

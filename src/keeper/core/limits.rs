@@ -169,24 +169,23 @@ impl Core {
             },
         };
         let before = mem::replace(&mut self.measured[id.0], next);
-        let changes: [(f64, f64, fn(f64) -> Measure); 3] = [
-            (before.max.into(), next.max.into(), Measure::Max),
-            (
-                before.is_overridden.into(),
-                next.is_overridden.into(),
-                Measure::Overridden,
-            ),
-            (
-                before.fallback.into(),
-                next.fallback.into(),
-                Measure::Fallback,
-            ),
-        ];
-        for (before, next, measure) in changes {
+        let mut follow = |before: f64, next: f64, measure: fn(f64) -> Measure| {
             if before != next {
                 self.ctx.measure(id, measure(next - before));
             }
-        }
+        };
+        let is_overridden = |measured: Measured| f64::from(measured.is_overridden);
+        follow(before.max.into(), next.max.into(), Measure::Max);
+        follow(
+            is_overridden(before),
+            is_overridden(next),
+            Measure::Overridden,
+        );
+        follow(
+            before.fallback.into(),
+            next.fallback.into(),
+            Measure::Fallback,
+        );
     }
 
     pub(super) fn measure_limits(&mut self) {

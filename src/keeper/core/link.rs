@@ -7,7 +7,8 @@ use tokio::time::Instant;
 
 use super::breaker::Breaker;
 use crate::{
-    keeper::{context::Settings, demand::RequestId, fallbacks::Availability, queue::PendingBatch},
+    fallbacks::Availability,
+    keeper::{context::Settings, demand::RequestId, queue::PendingBatch},
     leases::{AccountId, StoreClock},
     ledger::{Exchange, Refund, Seq},
     part::Part,

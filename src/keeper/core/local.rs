@@ -12,11 +12,8 @@ use tokio::time::Instant;
 use super::{Asking, Core, Legs, Next, SlotLeg, Stage, rates::harsher};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
-    keeper::{
-        demand::RequestId,
-        fallbacks::{Availability, FallbackInForce},
-        queue::Decider,
-    },
+    fallbacks::{Availability, FallbackInForce},
+    keeper::{demand::RequestId, queue::Decider},
     leases::{Fee, Lease, Paid},
     ledger::{Charge, Charged, Standing, Tat},
     limit::LimitId,

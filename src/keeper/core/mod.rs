@@ -57,11 +57,11 @@ use super::{
     context::{Context, Decided, Decision, Settings},
     demand::{Notes, RequestId},
     effects::Effects,
-    fallbacks::Availability,
     queue::{LegState, Queue},
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
+    fallbacks::Availability,
     key::Key,
     leases::{Accounts, BoundedPermits, Fee, Lease, Paid, QueueId},
     ledger::{Batch, Claim, ClaimReply, RateState, Seq},

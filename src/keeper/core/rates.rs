@@ -9,10 +9,8 @@ use super::{Core, LocalClaim, Rates, Request, queues::Queues};
 use crate::operable::{RateLook, Standing};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
-    keeper::{
-        demand::{Leg, RequestId},
-        fallbacks::{Availability, FallbackInForce},
-    },
+    fallbacks::{Availability, FallbackInForce},
+    keeper::demand::{Leg, RequestId},
     key::Key,
     leases::{Account, AccountId, Fee, Paid, PaidBack, QueueId, ReportOutcome},
     ledger::{

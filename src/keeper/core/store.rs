@@ -11,10 +11,10 @@ use super::{
     link::{Asker, Connection, PendingExchange},
 };
 use crate::{
+    fallbacks::Availability,
     keeper::{
         demand::RequestId,
         effects::{Effect, LogEvent},
-        fallbacks::Availability,
         queue::{PendingBatch, StoreMoment},
     },
     leases::{Paid, ReportOutcome},

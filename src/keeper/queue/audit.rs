@@ -9,10 +9,10 @@ use super::{
     permit::entry::{Entry, HeldSlot, Holder, InStore, Line, State},
 };
 use crate::{
+    fallbacks::Availability,
     keeper::{
         context::{Context, Counts},
         demand::RequestId,
-        fallbacks::Availability,
     },
     ledger::{Ledger, Seq},
 };

@@ -11,10 +11,8 @@ use super::{
 };
 use crate::{
     error::AcquireErrorKind,
-    keeper::{
-        context::Context,
-        fallbacks::{Availability, FallbackInForce},
-    },
+    fallbacks::{Availability, FallbackInForce},
+    keeper::context::Context,
     ledger::{Ask, Batch, Call, Ledger, Operation, Seq, Standing, Want},
 };
 

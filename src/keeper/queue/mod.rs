@@ -49,12 +49,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{
-    context::Context,
-    fallbacks::{Availability, FallbackInForce},
-};
+use super::context::Context;
 use crate::{
     error::AcquireErrorKind,
+    fallbacks::{Availability, FallbackInForce},
     key::Key,
     leases::{Pool, QueueId},
     ledger::{Ledger, Seq},

@@ -11,7 +11,8 @@ use super::{
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
-    keeper::{context::Context, effects::Effect, fallbacks::Availability},
+    fallbacks::Availability,
+    keeper::{context::Context, effects::Effect},
     ledger::{Ask, Batch, Seq},
 };
 

@@ -13,11 +13,11 @@ use super::{
 use crate::operable::EntryLook;
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
+    fallbacks::{Availability, FallbackInForce},
     keeper::{
         context::{Context, RENEWALS_PER_LEASE, earliest},
         demand::RequestId,
         effects::Effect,
-        fallbacks::{Availability, FallbackInForce},
     },
     ledger::{Operation, Seq, weight_of},
     limit::{Limit, LimitValue, MAX_WAIT, Mode},

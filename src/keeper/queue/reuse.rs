@@ -9,7 +9,8 @@ use super::{
     permit::entry::{Entry, Holder, Requester},
 };
 use crate::{
-    keeper::{context::Context, fallbacks::Availability},
+    fallbacks::Availability,
+    keeper::context::Context,
     leases::{Lease, Pool, RIGHT},
     ledger::{Batch, Reuse, Seq, weight_of},
     limit::Mode,

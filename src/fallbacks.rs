@@ -22,7 +22,7 @@ const EARNED_IN: u32 = 10;
 
 /// Whether the store or the fallback admits requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Availability {
+pub(crate) enum Availability {
     /// The store decides; without a store, the ledgers in this process.
     Up,
     /// The fallback of each limit decides: the store does not answer, or cannot do its work.
@@ -33,14 +33,14 @@ pub(super) enum Availability {
 
 /// How this process decides on the requests of a key by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FallbackInForce {
+pub(crate) enum FallbackInForce {
     /// By this value of the key.
     Local(LimitValue),
     Allow,
     Reject,
 }
 
-pub(super) struct Fallbacks {
+pub(crate) struct Fallbacks {
     /// By part.
     parts: Vec<PartState>,
     /// When the next budget is spent.
@@ -57,7 +57,7 @@ struct PartState {
 }
 
 impl Fallbacks {
-    pub fn new(parts: Parts, now: Instant) -> Self {
+    pub(crate) fn new(parts: Parts, now: Instant) -> Self {
         let state = |_| PartState {
             availability: Availability::Up,
             since: now,
@@ -70,24 +70,24 @@ impl Fallbacks {
         }
     }
 
-    pub fn availability(&self, part: Part) -> Availability {
+    pub(crate) fn availability(&self, part: Part) -> Availability {
         self.parts[part.number()].availability
     }
 
     /// When the next budget is spent, and the requests that wait here are refused.
-    pub fn next_end(&self) -> Option<Instant> {
+    pub(crate) fn next_end(&self) -> Option<Instant> {
         self.next_end
     }
 
     /// Prepares for the next limit.
-    pub fn add_limit(&mut self) {
+    pub(crate) fn add_limit(&mut self) {
         for state in &mut self.parts {
             state.spent.push(Duration::ZERO);
         }
     }
 
     /// The store has counted the replicas. `is_settled`: all of them, as far as known.
-    pub fn note_replicas(&mut self, part: Part, replicas: u32, is_settled: bool) {
+    pub(crate) fn note_replicas(&mut self, part: Part, replicas: u32, is_settled: bool) {
         let known = &mut self.parts[part.number()].replicas;
         *known = match *known {
             _ if is_settled => Some(replicas.max(1)),
@@ -96,7 +96,7 @@ impl Fallbacks {
     }
 
     #[inline]
-    pub fn set_availability(
+    pub(crate) fn set_availability(
         &mut self,
         part: Part,
         availability: Availability,
@@ -115,7 +115,7 @@ impl Fallbacks {
     }
 
     /// Finds the time at which the next budget is spent.
-    pub fn find_next_end(&mut self, limits: &[Arc<Limit>], now: Instant) {
+    pub(crate) fn find_next_end(&mut self, limits: &[Arc<Limit>], now: Instant) {
         let down = |state: &&PartState| state.availability == Availability::Down;
         let ends = self.parts.iter().filter(down).flat_map(|state| {
             limits
@@ -130,7 +130,7 @@ impl Fallbacks {
     }
 
     /// The fallback in force of a key with this value, if it differs from the limit's.
-    pub fn of(
+    pub(crate) fn of(
         &self,
         (id, limit): (LimitId, &Limit),
         part: Part,
