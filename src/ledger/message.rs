@@ -15,6 +15,8 @@ pub(crate) const MAX_PLACES: usize = 64;
 
 /// How long a replica may keep freed slots unless they are recalled.
 pub(crate) const RIGHT_MS: u64 = 100;
+/// Time after a pause in which the limit rises from 0 to its value.
+pub(crate) const RAMP_MS: u64 = 5_000;
 
 /// All operations that one replica sends to the store in one script call: a batch for each of its ledgers, then refunds
 /// and claims.
@@ -71,6 +73,8 @@ pub(crate) struct Batch {
     /// This replica has or will have waiters here.
     pub(crate) waits: bool,
     pub(crate) reuse: Reuse,
+    /// Length of a pause to start, from the time of the exchange; 0 ends the present one.
+    pub(crate) pause_ms: Option<u64>,
     // No permit is named twice in one list.
     pub(crate) release: Vec<Seq>,
     pub(crate) renew: Vec<Seq>,
@@ -213,8 +217,10 @@ pub(crate) struct BatchReply {
     pub(crate) waiting: u32,
     /// Ticket of the first waiter that was never passed over, if any.
     pub(crate) head: Option<i64>,
-    /// When the next lease ends, in store milliseconds; present only while permits wait.
+    /// When the next lease ends, in store milliseconds; present only while permits wait, and without a pause.
     pub(crate) nearest_ms: Option<u64>,
+    /// End of the pause, in store milliseconds; present until its ramp is over.
+    pub(crate) pause_end_ms: Option<u64>,
     /// In the order of `Batch::renew`.
     pub(crate) renewed: Vec<Standing>,
     /// Queue positions, from 1, of renewed permits that wait: the first [`MAX_PLACES`], before any permit leaves the

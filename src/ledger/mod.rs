@@ -8,6 +8,7 @@
 //! | step | effect | machine | script |
 //! | --- | --- | --- | --- |
 //! | `release` | removes released permits, both holders and waiters | `leases.rs` | `short_way.lua` |
+//! | `pause` | starts or ends a pause: until its end nobody gets a slot, then the limit rises from 0 | `pause.rs` | `steps.lua` |
 //! | `renew` | extends leases, never shortens them; reports the tickets of waiters | `leases.rs` | `steps.lua` |
 //! | `adopt` | restores holders that the store has lost | `leases.rs` | `steps.lua` |
 //! | `expire` | removes holders whose lease has ended | `leases.rs` | `steps.lua` |
@@ -69,7 +70,8 @@ pub(crate) use machine::{
 };
 pub(crate) use message::{
     Ask, Batch, BatchReply, Charge, Claim, ClaimAsk, ClaimReply, Exchange, LedgerError,
-    MAX_PERMITS, MAX_PLACES, Promotion, RIGHT_MS, Refund, Reply, Reuse, Standing, Wake, Want,
+    MAX_PERMITS, MAX_PLACES, Promotion, RAMP_MS, RIGHT_MS, Refund, Reply, Reuse, Standing, Wake,
+    Want,
 };
 pub(crate) use rate::{Charged, Rate, RateState, Tat, WAIT_FOREVER_US};
 #[cfg(feature = "redis")]

@@ -240,11 +240,12 @@ impl fmt::Display for ReplyJson<'_> {
 fn batch_answer(out: &mut fmt::Formatter<'_>, answer: &BatchReply) -> fmt::Result {
     write!(
         out,
-        r#"{{"in_use":{},"waiting":{},"head":{},"nearest_ms":{}"#,
+        r#"{{"in_use":{},"waiting":{},"head":{},"nearest_ms":{},"pause_end_ms":{}"#,
         answer.in_use,
         answer.waiting,
         answer.head.unwrap_or(0),
-        answer.nearest_ms.unwrap_or(0)
+        answer.nearest_ms.unwrap_or(0),
+        answer.pause_end_ms.unwrap_or(0)
     )?;
     for (name, standings) in [
         ("renewed", &answer.renewed),

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 #[cfg(test)]
-use super::Heartbeat;
+use super::{Heartbeat, pause::Pause};
 use super::{Ledger, Waiter};
 use crate::ledger::MemberId;
 #[cfg(test)]
-use crate::ledger::{ReplicaId, id::more_members};
+use crate::ledger::{RAMP_MS, ReplicaId, id::more_members};
 
 impl Ledger {
     /// Whether each permit has one place, and the unit count matches the holders.
@@ -40,6 +40,14 @@ impl Ledger {
         self.heartbeats
             .iter()
             .map(|(&replica, heartbeat)| (replica, heartbeat.until_ms))
+    }
+
+    pub(crate) fn pause_end_ms(&self) -> Option<u64> {
+        self.pause.map(|pause| pause.end_ms)
+    }
+
+    pub(in crate::ledger) fn set_pause(&mut self, end_ms: Option<u64>) {
+        self.pause = end_ms.map(|end_ms| Pause { end_ms, now_ms: 0 });
     }
 
     /// Until when a replica's waiters count as alive, in store milliseconds, and whether it listens to wake-ups.
@@ -100,8 +108,12 @@ impl Ledger {
         let ends = self.heartbeats().collect::<BTreeMap<_, _>>();
         let heartbeats = ends.iter().map(of_replica('@', ALIVE));
         let rights = self.rights.iter().map(of_replica('~', KEEPING));
-        let mut replicas: Vec<_> = heartbeats.chain(rights).collect();
-        replicas.sort_by(|one, other| one.1.total_cmp(&other.1));
-        waiters.chain(holders).chain(replicas).collect()
+        let pause = self.pause.iter().map(|pause| {
+            let over_ms = ALIVE + pause.end_ms + RAMP_MS;
+            ("!".to_owned(), over_ms as f64)
+        });
+        let mut others: Vec<_> = pause.chain(heartbeats).chain(rights).collect();
+        others.sort_by(|one, other| one.1.total_cmp(&other.1));
+        waiters.chain(holders).chain(others).collect()
     }
 }

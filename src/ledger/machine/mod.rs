@@ -8,6 +8,7 @@ pub(super) mod claims;
 #[cfg(any(test, fuzzing))]
 mod inspect;
 mod leases;
+pub(super) mod pause;
 pub(super) mod queue;
 mod reuse;
 
@@ -16,6 +17,7 @@ use std::collections::BTreeMap;
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use self::call::SWEEP_BUDGET;
 pub(crate) use self::call::{Call, MAX_LEASE_MS};
+use self::pause::Pause;
 use super::{Ask, Batch, BatchReply, MemberId, Promotion, ReplicaId, Seq, Standing};
 use crate::small_map::SmallMap;
 
@@ -37,6 +39,8 @@ pub(crate) struct Ledger {
     heartbeats: BTreeMap<ReplicaId, Heartbeat>,
     /// Until when each replica may keep freed slots, in store milliseconds.
     rights: BTreeMap<ReplicaId, u64>,
+    /// Only the store's ledgers have one: in this process the queue pauses by its own clock.
+    pause: Option<Pause>,
     /// Within a batch: number of waiters at the head of the queue that `promote` has passed over.
     passed: usize,
     /// Within a batch: the next waiter needs more units than are free.
@@ -106,6 +110,7 @@ impl Ledger {
     /// The steps before the claims. `weighs`: see [`Exchange::weighs`](super::Exchange::weighs).
     pub(super) fn begin(&mut self, call: &mut Call, batch: &Batch, weighs: bool) -> BatchReply {
         self.release(call, batch);
+        self.pause(call, batch);
         let renewed = self.renew(call, batch);
         let places = self.places_of(&renewed);
         let adopted = self.adopt(call, batch);
@@ -143,7 +148,9 @@ impl Ledger {
         reply.in_use = self.in_use();
         reply.waiting = self.waiting();
         reply.head = self.head();
-        let nearest = self.holders.first_key().filter(|_| !self.queue.is_empty());
+        reply.pause_end_ms = self.pause.map(|pause| pause.end_ms);
+        let asked = !self.queue.is_empty() && self.pause.is_none();
+        let nearest = self.holders.first_key().filter(|_| asked);
         reply.nearest_ms = nearest.map(|&(until_ms, _)| until_ms);
     }
 
@@ -166,19 +173,19 @@ impl Ledger {
         self.queue.len() as u32
     }
 
-    /// Whether the ledger has neither holders nor waiters.
+    /// Whether the ledger has neither holders nor waiters nor a pause.
     pub(crate) fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.places.is_empty() && self.pause.is_none()
     }
 
     fn free(&self, batch: &Batch) -> u32 {
-        batch.limit.saturating_sub(self.units)
+        self.limit(batch).saturating_sub(self.units)
     }
 
     /// Whether all units of a permit fit. A permit heavier than the limit, which was lowered in the meantime, enters
     /// alone.
     fn fits(&self, batch: &Batch, id: MemberId) -> bool {
-        id.weight() <= self.free(batch) || self.units == 0 && batch.limit > 0
+        id.weight() <= self.free(batch) || self.units == 0 && self.limit(batch) > 0
     }
 
     fn remove(&mut self, id: MemberId) {

@@ -7,7 +7,9 @@ impl Ledger {
     /// Recalls kept slots, or lets the caller keep some.
     pub(super) fn grant_rights(&mut self, call: &mut Call, batch: &Batch) {
         let refused = std::mem::take(&mut self.refused);
-        if batch.reuse != Reuse::Never && (refused || !self.queue.is_empty()) {
+        if batch.reuse != Reuse::Never
+            && (refused || !self.queue.is_empty() || self.pause.is_some())
+        {
             self.recall(call, batch);
         }
         if batch.reuse == Reuse::Keep && self.queue.is_empty() && self.may_keep(batch) {
@@ -34,8 +36,8 @@ impl Ledger {
     }
 
     /// Holders may exceed the limit if it was lowered or some were adopted. No slot is kept then, so that the excess
-    /// goes away.
+    /// goes away, nor during a pause and its ramp.
     fn may_keep(&self, batch: &Batch) -> bool {
-        (1..=batch.limit).contains(&self.units)
+        self.pause.is_none() && (1..=batch.limit).contains(&self.units)
     }
 }

@@ -36,6 +36,10 @@ impl Check<'_> {
     }
 
     fn of_holder(&self, id: Id, until: Steps) -> Broken {
+        let is_new = !self.before.holders.iter().any(|(held, _)| *held == id);
+        if is_new && self.exceeds(self.after.in_use(), self.after.weight(id)) {
+            return Some(("G3", "a slot was granted that a pause forbids"));
+        }
         if self.before.queue.contains(&id) {
             if until > PROMPT {
                 return Some(("G4", "a waiter was granted more than it may sleep through"));
@@ -102,8 +106,14 @@ impl Check<'_> {
 
     /// A permit heavier than the limit must be alone.
     fn fits(&self, id: Id) -> bool {
-        let in_use = self.after.in_use();
-        in_use == 0 || in_use + self.after.weight(id) <= self.bounds.limit
+        let weight = self.after.weight(id);
+        !self.exceeds(self.after.in_use() + weight, weight)
+    }
+
+    /// Whether a permit of this weight may not be among those in use.
+    fn exceeds(&self, in_use: u32, weight: u32) -> bool {
+        let limit = self.after.limit(self.bounds);
+        in_use > limit && (in_use > weight || limit == 0)
     }
 
     /// The calling client counts as alive.

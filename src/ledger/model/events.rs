@@ -3,7 +3,7 @@
 use super::{
     Bounds, State, Steps,
     client::{Client, Permit, Stands, Unanswered},
-    message::Message,
+    message::{Message, ramped},
 };
 
 impl State {
@@ -31,6 +31,8 @@ impl State {
         for (_, until) in &mut self.heartbeats {
             nearer(until, -1 - bounds.waiter_ttl);
         }
+        let later = self.pause.map(|end| end - 1);
+        self.pause = later.filter(|end| ramped(bounds.limit, *end) < bounds.limit);
     }
 
     pub(super) fn send(&mut self, number: u8, bounds: &Bounds) {
@@ -57,6 +59,7 @@ impl State {
             renew,
             acquire,
             waits: client.permit.is_some() && client.holds().is_none(),
+            pauses: false,
             copies: bounds.copies,
             awaited: true,
         };

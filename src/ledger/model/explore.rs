@@ -16,6 +16,7 @@
 //! | three clients that ask anew before they released | 2,323,556 | 15,954,487 |
 //! | three clients and two messages, without copies | 4,072,895 | 32,509,715 |
 //! | three clients, one as heavy as both others, without copies and crashes | 308,842 | 1,448,176 |
+//! | three clients and pauses, without copies and crashes | 309,618 | 1,542,504 |
 //! | three clients of different weights | 1,619,311 | 10,591,148 |
 //! | and one client is disconnected, without copies and crashes | 2,717,491 | 14,737,445 |
 //!
@@ -42,6 +43,7 @@ const THREE: Bounds = Bounds {
     not_after: 0,
     patience: 0,
     slow_answers: false,
+    pauses: false,
 };
 
 /// A finer clock: an answer may arrive when its lease is half over or over.
@@ -111,6 +113,31 @@ fn three_clients_of_whom_one_is_silent() {
         ..THREE
     };
     explore(silent);
+}
+
+/// Nobody gets a slot during a pause.
+#[test]
+#[ignore = "a minute"]
+fn three_clients_and_pauses() {
+    let paused = Bounds {
+        copies: 0,
+        crashes: 0,
+        pauses: true,
+        ..THREE
+    };
+    explore(paused);
+}
+
+/// After a pause the limit rises step by step.
+#[test]
+fn two_clients_and_pauses_before_two_slots() {
+    let paused = Bounds {
+        clients: 2,
+        limit: 2,
+        pauses: true,
+        ..THREE
+    };
+    assert!(explore(paused) > 10_000);
 }
 
 /// The heavy client needs all units, and waits for both others.

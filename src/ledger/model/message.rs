@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Bounds, Id, LEASE, PROMPT, Steps};
-use crate::ledger::{Ask, Batch, Exchange, MemberId, ReplicaId, Reuse, number_of, weighing};
+use super::{Bounds, Id, LEASE, PAUSE, PROMPT, Steps};
+use crate::ledger::{
+    Ask, Batch, Exchange, MemberId, ReplicaId, Reuse, machine, number_of, weighing,
+};
 
 const STEP_MS: u64 = 1_000;
 pub(super) const NOW_MS: u64 = 1_000 * STEP_MS;
@@ -18,6 +20,7 @@ pub(super) struct Message {
     pub(super) renew: Option<u8>,
     pub(super) acquire: Option<u8>,
     pub(super) waits: bool,
+    pub(super) pauses: bool,
     pub(super) copies: u8,
     /// Its client still waits for the answer.
     pub(super) awaited: bool,
@@ -34,8 +37,16 @@ impl Message {
             renew: None,
             acquire: None,
             waits: false,
+            pauses: false,
             copies: 0,
             awaited: false,
+        }
+    }
+
+    pub(super) fn pausing(self) -> Self {
+        Self {
+            pauses: true,
+            ..self
         }
     }
 
@@ -61,6 +72,7 @@ impl Message {
             max_waiters: bounds.max_waiters,
             waits: self.waits,
             reuse: Reuse::Never,
+            pause_ms: self.pauses.then_some(PAUSE as u64 * STEP_MS),
             release: seqs(&self.release),
             renew: seqs(self.renew.as_slice()),
             adopt: Vec::new(),
@@ -98,6 +110,11 @@ impl Id {
 
 pub(super) fn replica(client: u8) -> ReplicaId {
     ReplicaId::from_bits(client.into())
+}
+
+/// The limit in force now, during a pause with this end and its ramp.
+pub(super) fn ramped(limit: u32, end: Steps) -> u32 {
+    machine::pause::ramped(limit, time_ms(end), NOW_MS)
 }
 
 pub(super) fn time_ms(from_now: Steps) -> u64 {

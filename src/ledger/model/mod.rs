@@ -11,6 +11,7 @@
 //! | **G1** cap | the running leases weigh no more than the limit, unless a single heavier permit is alone |
 //! | **G2** holder knows | a permit that a client believes to hold is held in the ledger for that long |
 //! | **G3** fair | no slot was granted past a waiter whose client has a connection and was seen lately, whatever the weights |
+//! | **G3** paused | no slot was granted during a pause, and after it no more than the rising limit allows |
 //! | **G4** live | no exchange left as many units free as the first such waiter needs, lost a live waiter, or failed to send a wake-up for a grant; without further faults, all are served |
 //! | **G5** no leak | without further faults, or if all clients crash, the ledger is empty in the end |
 //! | **G6** idempotent | the ledger has no name unknown to its client |
@@ -37,7 +38,10 @@ mod symmetry;
 
 use stateright::{Model, Property};
 
-use self::{client::Client, message::Message};
+use self::{
+    client::Client,
+    message::{Message, ramped},
+};
 
 /// Steps of time. Deadlines are relative to now.
 type Steps = i8;
@@ -47,14 +51,18 @@ const LEASE: Steps = 2;
 const PROMPT: Steps = 1;
 /// When a dead client was last seen.
 const DEAD: Steps = Steps::MAX;
+const PAUSE: Steps = 1;
+/// Time in which the limit rises after a pause.
+const RAMP: Steps = 5;
 
 /// Situations that give the properties substance: each must occur.
-const SITUATIONS: [&str; 5] = [
+const SITUATIONS: [&str; 6] = [
     "there is a waiter",
     "the head of the queue is dead",
     "an ended lease and a queue",
     "a waiter has left",
     "an acquire may run late, or twice",
+    "a waiter during a pause, or no pauses",
 ];
 
 /// The size of the explored world.
@@ -82,6 +90,8 @@ struct Bounds {
     patience: Steps,
     /// Answers take time. Otherwise they arrive at once or never.
     slow_answers: bool,
+    /// Now and then an overloaded upstream pauses all.
+    pauses: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -98,6 +108,8 @@ struct State {
     holders: Vec<(Id, Steps)>,
     queue: Vec<Id>,
     heartbeats: Vec<(u8, Steps)>,
+    /// End of a pause, until the limit in force is the limit again.
+    pause: Option<Steps>,
     /// Waiters in the order of their arrival, recorded independently of the ledger's tickets.
     arrivals: Vec<Id>,
     broken: Broken,
@@ -115,6 +127,7 @@ enum Action {
     Leaves(u8),
     Crashes(u8),
     Disconnects(u8),
+    Pauses,
     Runs(usize),
     RunsAndStays(usize),
     IsLost(usize),
@@ -131,6 +144,7 @@ impl Model for Bounds {
             holders: Vec::new(),
             queue: Vec::new(),
             heartbeats: Vec::new(),
+            pause: None,
             arrivals: Vec::new(),
             broken: None,
         }]
@@ -164,6 +178,9 @@ impl Model for Bounds {
                 actions.push(Action::Crashes(number));
             }
         }
+        if self.pauses && state.pause.is_none() {
+            actions.push(Action::Pauses);
+        }
         for (number, message) in state.network.iter().enumerate() {
             actions.extend([Action::Runs(number), Action::IsLost(number)]);
             if message.copies > 0 {
@@ -182,6 +199,7 @@ impl Model for Bounds {
             Action::Leaves(client) => state.client(client).leave(),
             Action::Crashes(client) => state.crash(client),
             Action::Disconnects(client) => state.client(client).connected = false,
+            Action::Pauses => state.run(&Message::of_anybody(self).pausing(), self),
             Action::Runs(number) => {
                 let message = state.network.remove(number);
                 state.run(&message, self);
@@ -236,6 +254,9 @@ impl Model for Bounds {
                 let late = |message: &Message| !message.awaited && message.acquire.is_some();
                 state.network.iter().any(late)
             }),
+            sometimes(SITUATIONS[5], |bounds, state| {
+                !bounds.pauses || state.pause.is_some() && !state.queue.is_empty()
+            }),
         ]
     }
 }
@@ -262,6 +283,12 @@ impl State {
     fn in_use(&self) -> u32 {
         let holders = self.holders.iter();
         holders.map(|(id, _)| self.weight(*id)).sum()
+    }
+
+    /// The limit in force.
+    fn limit(&self, bounds: &Bounds) -> u32 {
+        self.pause
+            .map_or(bounds.limit, |end| ramped(bounds.limit, end))
     }
 
     fn broke(&self, guarantee: &str) -> bool {

@@ -50,7 +50,9 @@ impl State {
         let queue = self.queue.iter().map(name);
         let heartbeats = self.heartbeats.iter();
         let heartbeats = heartbeats.map(|&(client, until)| (replica(client), time_ms(until)));
-        Ledger::restored(holders, queue, heartbeats, call)
+        let mut ledger = Ledger::restored(holders, queue, heartbeats, call);
+        ledger.set_pause(self.pause.map(time_ms));
+        ledger
     }
 
     fn set_ledger(&mut self, ledger: &Ledger) {
@@ -59,6 +61,7 @@ impl State {
         self.holders = holders
             .map(|(id, until)| (Id::of(id), steps(until)))
             .collect();
+        self.pause = ledger.pause_end_ms().map(steps);
         self.queue = ledger.waiters().map(|(_, id)| Id::of(id)).collect();
         self.heartbeats = heartbeats
             .map(|(id, until)| (id.bits() as u8, steps(until)))

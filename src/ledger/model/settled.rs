@@ -3,10 +3,10 @@
 //! Checked only in states with no exchange in flight: every other state leads to such states by steps of the model in
 //! which the exchanges in flight run or are lost, and these states are checked themselves.
 
-use super::{Bounds, Id, LEASE, State, client::Client, message::Message};
+use super::{Bounds, Id, LEASE, PAUSE, RAMP, State, client::Client, message::Message};
 
-/// Fault-free steps after which all leases and heartbeats of dead clients have ended.
-const SETTLED: usize = 8;
+/// Fault-free steps after which all leases, heartbeats of dead clients and pauses have ended.
+const SETTLED: usize = 10;
 
 impl State {
     fn is_between_exchanges(&self) -> bool {
@@ -66,14 +66,15 @@ impl State {
         self.clients.iter().all(has_nothing) && self.holders.is_empty() && self.queue.is_empty()
     }
 
-    /// Whether the ledger is empty for the next exchange after all clients crashed and their leases ended.
+    /// Whether the ledger is empty for the next exchange after all clients crashed, and their leases and a pause ended.
     pub(super) fn outlives_all(&self, bounds: &Bounds) -> bool {
         if !self.is_between_exchanges() {
             return true;
         }
         let mut state = self.clone();
         (0..bounds.clients).for_each(|client| state.crash(client));
-        (0..=LEASE).for_each(|_| state.pass(bounds));
+        let paused = self.pause.map_or(0, |_| PAUSE + RAMP);
+        (0..=LEASE + paused).for_each(|_| state.pass(bounds));
         state.run(&Message::of_anybody(bounds), bounds);
         state.is_quiet() && state.heartbeats.is_empty()
     }

@@ -4,6 +4,7 @@ local function close(ledger)
   local KEEPING = 4503599627370496
   local RIGHT_MS = 100
   local key, in_use, waiting, reuse, reply = ledger.key, ledger.in_use, ledger.waiting, ledger.reuse, ledger.reply
+  local pause_end_ms = ledger.pause_end_ms
   -- `heartbeat`: only a queue needs it. Long-ended heartbeats are removed when a new one is added, so that they cannot
   -- accumulate.
   local heartbeat = nil
@@ -13,12 +14,12 @@ local function close(ledger)
   end
   if enter(ledger, heartbeat) then
     call('ZREMRANGEBYSCORE', key, ALIVE, ALIVE + now_ms - MAX_LEASE_MS - 1)
-  elseif waiting == 0 and in_use == 0 then
+  elseif waiting == 0 and in_use == 0 and not pause_end_ms then
     call('ZREMRANGEBYSCORE', key, ALIVE, '+inf')
   end
   -- `recall`: ends the other replicas' rights to keep slots. Each is notified once; if the notice is lost, the right
   -- expires anyway. The caller learns it from its reply.
-  if reuse > 0 and (ledger.refused or waiting > 0) then
+  if reuse > 0 and (ledger.refused or waiting > 0 or pause_end_ms) then
     local recalled = {}
     for _, right in ipairs(call('ZRANGE', key, KEEPING, '+inf', 'BYSCORE')) do
       local owner = sub(right, 2)
@@ -30,15 +31,16 @@ local function close(ledger)
     on_all('ZREM', key, recalled)
   end
   -- `keep`: ended rights are removed when a new one is added, so that they cannot accumulate.
-  if reuse == 2 and waiting == 0 and in_use > 0 and in_use <= ledger.limit then
+  if reuse == 2 and waiting == 0 and in_use > 0 and in_use <= ledger.limit and not pause_end_ms then
     if call('ZADD', key, KEEPING + now_ms + RIGHT_MS, '~' .. replica) == 1 then
       call('ZREMRANGEBYSCORE', key, KEEPING, KEEPING + now_ms - 1)
     end
   end
-  if in_use + waiting > 0 and call('PTTL', key) < ttl_ms then
-    call('PEXPIRE', key, ttl_ms + lease_ms)
+  local least_ms = pause_end_ms and math.max(ttl_ms, pause_end_ms + RAMP_MS - now_ms) or ttl_ms
+  if (pause_end_ms or in_use + waiting > 0) and call('PTTL', key) < least_ms then
+    call('PEXPIRE', key, least_ms + lease_ms)
   end
-  reply[1], reply[2] = in_use, waiting
+  reply[1], reply[2], reply[4] = in_use, waiting, pause_end_ms and -pause_end_ms or 0
   if waiting > 0 then
     local head = ledger.head or score_at(key, '0')
     if head % 1 ~= 0 then -- the head was passed over
@@ -52,6 +54,8 @@ local function close(ledger)
       head = head % 1 == 0 and math.min(head, 0) or 0
     end
     reply[3] = head
-    reply[4] = in_use == 0 and 0 or in_use == ledger.promoted and promoted_end_ms or score_at(key, waiting .. '')
+    if in_use > 0 and not pause_end_ms then
+      reply[4] = in_use == ledger.promoted and promoted_end_ms or score_at(key, waiting .. '')
+    end
   end
 end

@@ -13,6 +13,8 @@
 --                                           followed by each of the second to the w-th of DIGITS; each unit counts as one
 --   alive    2^51 .. 2^52-1   '@'..replica  2^51 + the time until which it calls again unless it has stopped, in ms (a
 --                                           heartbeat); even, or odd if it subscribes to its wake-ups
+--            2^51 .. 2^52-1   '!'           2^51 + the end of a pause and of its ramp, in ms: until the end of the pause
+--                                           nobody gets a slot, and then the limit rises from 0 over RAMP_MS
 --   keeping  from 2^52 on     '~'..replica  2^52 + the time until which it may keep freed slots, in ms
 --
 -- A permit id is the text of its replica (REPLICA_CHARS long) and the text of its name, whose first character, at
@@ -51,14 +53,16 @@
 --
 -- Options are a sum: 1 if the replica has waiters here; 2 if it subscribes to its wake-ups; 4 if kept slots are
 -- recalled when a permit waits or is refused, or 8 if the replica also asks for the right to keep slots; 16 if a permit
--- to renew, adopt or acquire weighs more than one unit.
+-- to renew, adopt or acquire weighs more than one unit; 128 times the length of a pause to start in ms and 1, or 128 to
+-- end the present pause.
 --
 -- Reply
 -- =====
 --   1, 2     now_us, and 1 if the sweep is not finished, else 0
 --   then     for each ledger      the text of its error; or the number of units in use; or a list
 --                                 LEDGER_REPLY: in use, waiting, ticket of the first waiter that was never passed over
---                                         (0: none), nearest deadline in ms (0: no holders or no waiters)
+--                                         (0: none), nearest deadline in ms (0: no holders or no waiters), or
+--                                         the negated end of a pause, until its ramp is over
 --                                 a standing for each permit renewed, adopted and acquired
 --                                 the numbers of the replica's promoted waiters
 --                                 the queue positions, from 1, of renewed permits that wait: the first MAX_PLACES,

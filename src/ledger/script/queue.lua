@@ -4,6 +4,7 @@
 
 local ALIVE = 2251799813685248
 local SWEEP_BUDGET = 1000
+local RAMP_MS = 5000
 
 local sub = string.sub
 local replica, wake_channel = sub(packed, -REPLICA_CHARS), sub(packed, record, -REPLICA_CHARS - 1)

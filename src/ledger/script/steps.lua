@@ -16,6 +16,31 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
     in_use, waiting = call('ZCOUNT', key, '0', LAST_DEADLINE), call('ZCOUNT', key, '-inf', '-1')
   end
 
+  -- `pause`: the longest applies. An end too far ahead was set before the clock was stepped back.
+  if ledger.pause > 0 or in_use + waiting < size then
+    local PAUSE = '!'
+    local before = tonumber(call('ZSCORE', key, PAUSE)) or 0
+    local earliest, latest = ALIVE + now_ms + RAMP_MS, ALIVE + latest_end_ms + RAMP_MS
+    local over = math.min(before, latest)
+    if ledger.pause == 1 and not stale then
+      over = 0
+    elseif ledger.pause > 1 and not stale then
+      over = math.max(over, math.min(earliest + ledger.pause - 1, latest))
+    end
+    local runs = over > ALIVE + now_ms
+    if over ~= before or before > 0 and not runs then
+      call('ZREM', key, PAUSE) -- also allows the next command at maxmemory
+    end
+    if over ~= before and runs then
+      call('ZADD', key, text_of(over), PAUSE)
+    end
+    if runs then
+      local end_ms = over - ALIVE - RAMP_MS
+      limit = math.ceil(limit * math.max(math.min(now_ms - end_ms, RAMP_MS), 0) / RAMP_MS)
+      ledger.limit, ledger.pause_end_ms, brief = limit, end_ms, false
+    end
+  end
+
   -- `renew` never shortens a lease, since another replica may have granted a longer one. An ended lease is revived if
   -- it has not been expired yet: its slot is still free. `adopt` runs before `promote`, so that the queue gets only the
   -- slots that the true holders leave. It may exceed the limit. The first renewed waiters learn their places.
@@ -223,7 +248,8 @@ for i = 1, ledger_count do
   if not replies[i + 2] then
     local ledger = { -- preallocated
       key = KEYS[i], limit = limit, max_waiters = max_waiters,
-      waits = options % 4, reuse = (options % 16 - options % 4) / 4, heavy = options >= 16,
+      waits = options % 4, reuse = (options % 16 - options % 4) / 4, heavy = options % 32 >= 16,
+      pause = (options - options % 128) / 128, pause_end_ms = nil,
       in_use = counts[2 * i - 1], waiting = nil, promoted = nil, passed = nil, head = nil, ticket = nil,
       entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY
     }

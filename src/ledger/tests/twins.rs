@@ -13,9 +13,9 @@ use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo, PushK
 use crate::{
     ledger::{
         Ask, Audience, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply,
-        EXCHANGE_LUA, Exchange, Ledger, Ledgers, MAX_LEASE_MS, RIGHT_MS, Rate, Refund, ReplicaId,
-        Reply, Reuse, SWEEP_BUDGET, Seq, Standing, WAIT_FOREVER_US, Wake, Want, ledgers::Content,
-        machine::queue::FIRST_TICKET, weighing,
+        EXCHANGE_LUA, Exchange, Ledger, Ledgers, MAX_LEASE_MS, RAMP_MS, RIGHT_MS, Rate, Refund,
+        ReplicaId, Reply, Reuse, SWEEP_BUDGET, Seq, Standing, WAIT_FOREVER_US, Wake, Want,
+        ledgers::Content, machine::queue::FIRST_TICKET, weighing,
     },
     redis_server::RedisServer,
     store::redis::codec::{decode, decode_wake, encode},
@@ -341,9 +341,10 @@ struct Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let second = 1_000_000i64;
     // Up to, or around, the millisecond at which something ends.
-    const ENDS_MS: [u64; 6] = [
+    const ENDS_MS: [u64; 7] = [
         RIGHT_MS,
         RESPOND_MS,
+        RAMP_MS,
         HEARTBEAT_MS,
         LEASE_MS,
         2 * LEASE_MS,
@@ -479,23 +480,29 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
     let max_waiters = prop_oneof![4 => Just(5), 1 => 0..4u32];
     let waits = prop::bool::weighted(0.7);
     let reuse = prop::sample::select(&[Reuse::Never, Reuse::Others, Reuse::Keep, Reuse::Keep][..]);
+    // Up to beyond the longest.
+    let length_ms = prop_oneof![1 => Just(0), 3 => 1..10_000u64, 1 => Just(MAX_LEASE_MS + 1)];
+    let pause_ms = prop_oneof![7 => Just(None), 1 => length_ms.prop_map(Some)];
     let lists = (seqs(2), seqs(2), seqs(1), seqs(4));
-    let batch = (limit, max_waiters, waits, reuse, lists, wait);
-    batch.prop_map(move |(limit, max_waiters, waits, reuse, lists, wait)| {
-        let (release, renew, adopt, acquire) = lists;
-        let asks = acquire.into_iter().zip(wait);
-        Batch {
-            key: Arc::from(key),
-            limit,
-            max_waiters,
-            waits,
-            reuse,
-            release,
-            renew,
-            adopt,
-            acquire: asks.map(|(seq, wait)| Ask { seq, wait }).collect(),
-        }
-    })
+    let batch = (limit, max_waiters, waits, reuse, pause_ms, lists, wait);
+    batch.prop_map(
+        move |(limit, max_waiters, waits, reuse, pause_ms, lists, wait)| {
+            let (release, renew, adopt, acquire) = lists;
+            let asks = acquire.into_iter().zip(wait);
+            Batch {
+                key: Arc::from(key),
+                limit,
+                max_waiters,
+                waits,
+                reuse,
+                pause_ms,
+                release,
+                renew,
+                adopt,
+                acquire: asks.map(|(seq, wait)| Ask { seq, wait }).collect(),
+            }
+        },
+    )
 }
 
 /// A refund for each charge of a claim.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     ledger::{
-        EXCHANGE_LUA, ID_CHARS, MAX_LEASE_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET,
+        EXCHANGE_LUA, ID_CHARS, MAX_LEASE_MS, RAMP_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET,
         machine::queue::{MAX_PASSED, MAX_SEARCHED},
         more_members,
         rate::{MAX_EXACT, MAX_WAIT_US, ROUNDING_PARTS, WAIT_FOREVER_US},
@@ -55,6 +55,7 @@ fn the_script_has_the_constants_of_this_process() {
         ("MAX_PASSED", MAX_PASSED as u64),
         ("MAX_SEARCHED", MAX_SEARCHED as u64),
         ("RIGHT_MS", RIGHT_MS),
+        ("RAMP_MS", RAMP_MS),
         ("MAX_WAIT_US", MAX_WAIT_US),
         ("MAX_EXACT", MAX_EXACT),
         ("WAIT_FOREVER_US", WAIT_FOREVER_US),

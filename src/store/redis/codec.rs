@@ -30,6 +30,8 @@ const LISTENS: u64 = 2;
 const RECALLS: u64 = 4;
 const KEEPS: u64 = 8;
 const WEIGHS: u64 = 16;
+/// Multiplied by the length of a pause in ms and 1; alone it ends a pause.
+const PAUSES: u64 = 128;
 
 /// Parts of a wake-up; the last one may contain spaces.
 const WAKE_PARTS: usize = 4;
@@ -165,8 +167,8 @@ pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreEr
 
 // A batch and its reply.
 
-/// The options of a batch: whether the replica waits and listens to wake-ups, its wishes for reuse, and whether any
-/// permit weighs more than 1.
+/// The options of a batch: whether the replica waits and listens to wake-ups, its wishes for reuse, whether any permit
+/// weighs more than 1, and a pause to start or end.
 fn options(batch: &Batch, listens: bool, weighs: bool) -> u64 {
     let reuse = match batch.reuse {
         Reuse::Never => 0,
@@ -175,7 +177,10 @@ fn options(batch: &Batch, listens: bool, weighs: bool) -> u64 {
     };
     let flag = |is_set: bool, flag: u64| u64::from(is_set) * flag;
     let listens = flag(batch.waits && listens, LISTENS);
-    flag(batch.waits, WAITS) + listens + reuse + flag(weighs, WEIGHS)
+    let pause = batch
+        .pause_ms
+        .map_or(0, |length_ms| PAUSES * (length_ms + 1));
+    flag(batch.waits, WAITS) + listens + reuse + flag(weighs, WEIGHS) + pause
 }
 
 /// Number of ids among a batch's arguments.
@@ -247,10 +252,8 @@ fn decode_batch(batch: &Batch, value: Value, promoted_end_ms: u64) -> Option<Bat
         in_use: in_use.try_into().ok()?,
         waiting: waiting.try_into().ok()?,
         head: (head != 0).then_some(head),
-        nearest_ms: match nearest_ms {
-            0 => None,
-            nearest_ms => Some(nearest_ms.try_into().ok()?),
-        },
+        nearest_ms: u64::try_from(nearest_ms).ok().filter(|ms| *ms > 0),
+        pause_end_ms: (nearest_ms < 0).then_some(nearest_ms.unsigned_abs()),
         renewed,
         places,
         adopted,

@@ -1,6 +1,7 @@
 //! The rules of one ledger, and batches for their tests.
 
 mod leases;
+mod pause;
 mod queue;
 mod rollout;
 mod weights;

@@ -1,0 +1,45 @@
+//! A pause: until its end nobody gets a slot, and then the limit rises over a ramp, so that the waiters do not all
+//! proceed at once: `pause`.
+
+use std::cmp::{max, min};
+
+use super::{Call, Ledger};
+use crate::ledger::{Batch, RAMP_MS};
+
+/// A pause that has not ended, or whose ramp has not.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pause {
+    /// In store milliseconds.
+    pub(super) end_ms: u64,
+    /// Within a batch: its time.
+    pub(super) now_ms: u64,
+}
+
+impl Ledger {
+    /// Starts or ends a pause. The longest applies. An end too far ahead was set before the clock was stepped back.
+    pub(super) fn pause(&mut self, call: &Call, batch: &Batch) {
+        let (now_ms, latest_ms) = (call.now_ms, call.latest_end_ms());
+        let before = self.pause.map(|pause| min(pause.end_ms, latest_ms));
+        let end_ms = match batch.pause_ms {
+            Some(0) if !call.is_stale() => None,
+            Some(length_ms) if !call.is_stale() => {
+                max(before, Some(min(now_ms + length_ms, latest_ms)))
+            }
+            _ => before,
+        };
+        let runs = end_ms.filter(|end_ms| end_ms + RAMP_MS > now_ms);
+        self.pause = runs.map(|end_ms| Pause { end_ms, now_ms });
+    }
+
+    /// The limit in force.
+    pub(super) fn limit(&self, batch: &Batch) -> u32 {
+        let ramped = |pause: Pause| ramped(batch.limit, pause.end_ms, pause.now_ms);
+        self.pause.map_or(batch.limit, ramped)
+    }
+}
+
+/// The limit in force during a pause and its ramp.
+pub(crate) fn ramped(limit: u32, end_ms: u64, now_ms: u64) -> u32 {
+    let elapsed_ms = min(now_ms.saturating_sub(end_ms), RAMP_MS);
+    (u64::from(limit) * elapsed_ms).div_ceil(RAMP_MS) as u32
+}
