@@ -131,7 +131,8 @@ pub enum AcquireErrorKind {
     Misconfigured,
     /// The limiter is shutting down.
     ShutDown,
-    /// An operator has paused this limit: it admits no new requests for a time.
+    /// An operator has paused this limit, or an overloaded upstream this key ([`Scope::outcome_by`](crate::Scope::outcome_by)):
+    /// no request is admitted for a time.
     Paused,
     /// There is no Tokio runtime for the background task, or one without timers or IO.
     ///

@@ -125,6 +125,31 @@ impl Permit {
         self.share.release().await
     }
 
+    /// Pauses a limit of the permit for its key, in all replicas. Returns `false` if the permit has no slot of this limit.
+    ///
+    /// For an upstream that says when to come back: see [`Scope::outcome_by`](crate::Scope::outcome_by), which describes
+    /// pauses. A pause lasts at most 1 hour, and the longest of several applies.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use tower_turnstile::{AcquireErrorKind, Limit, Limiter};
+    ///
+    /// const PARTNER: Limit = Limit::concurrent("partner", 20);
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let partner = Limiter::in_memory().semaphore(&PARTNER, "acme");
+    /// let permit = partner.acquire().await?;
+    /// permit.pause(&PARTNER, Duration::from_secs(20));
+    /// let error = partner.try_acquire().await.unwrap_err();
+    /// assert_eq!(error.kind(), AcquireErrorKind::Paused);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> bool {
+        self.share.pause(limit.as_ref(), time)
+    }
+
     /// Completes when the permit is lost, or an operator has revoked it, with the reason.
     ///
     /// A revoked permit keeps its slot until it is dropped: its work should stop soon. For a permit of an in-memory
@@ -189,6 +214,11 @@ pub(crate) struct Share {
 }
 
 impl Share {
+    /// Pauses a limit of the slots. Returns `false` if none is of this limit.
+    pub(crate) fn pause(&self, limit_name: &str, time: Duration) -> bool {
+        self.keeper.pause(&self.leases, limit_name, time)
+    }
+
     /// Returns a reference to the slots that does not own them.
     pub(crate) fn downgrade(&self) -> WeakShare {
         WeakShare {

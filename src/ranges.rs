@@ -10,6 +10,8 @@ pub(crate) const MAX_WAITERS: u32 = 100_000;
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 /// The longest period of a rate: 24 h.
 pub(crate) const MAX_PERIOD: Duration = Duration::from_secs(24 * 60 * 60);
+/// The longest pause: 1 h.
+pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(60 * 60);
 /// The largest number of limits on one request: 16.
 pub(crate) const MAX_SCOPES: usize = 16;
 /// The largest weight of a permit, in units of a limit: 64.

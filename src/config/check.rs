@@ -2,21 +2,24 @@
 //!
 //! Tests: `tests/config/faults.rs`, `cuts.rs`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
 
 use super::{
     cost::CostConfig,
     error::{ConfigFileError, Faults},
     header_key::{self, HeaderKey},
     key::{CallerKey, KeyConfig},
-    limit::{LimitConfig, check_plans},
+    limit::{LimitConfig, OutcomeConfig, check_plans},
     route::RouteConfig,
     routes::Routes,
     sections::Config,
 };
 use crate::{
     key::Key,
-    layer::Scope,
+    layer::{Scope, overload},
     limit::{Limit, LimitValue, MAX_SCOPES},
 };
 
@@ -33,6 +36,8 @@ pub(super) struct CheckedLimit {
     pub(super) requires_key: bool,
     pub(super) cost: Option<CostConfig>,
     pub(super) clamps_cost: bool,
+    pub(super) outcome: Option<OutcomeConfig>,
+    pub(super) pause_at_most: Option<Duration>,
     /// Callers' own values.
     pub(super) values: HashMap<Key, LimitValue>,
 }
@@ -94,6 +99,12 @@ impl CheckedLimit {
         if self.clamps_cost {
             scope = scope.clamp_cost();
         }
+        if let Some(OutcomeConfig::Overload) = self.outcome {
+            scope = scope.outcome_by(overload);
+        }
+        if let Some(time) = self.pause_at_most {
+            scope = scope.pause_at_most(time);
+        }
         match self.requires_key {
             true => scope.require_key(),
             false => scope,
@@ -125,6 +136,8 @@ fn check_limit(
         requires_key: limit.requires_key(),
         cost: limit.cost.clone(),
         clamps_cost: limit.clamp_cost,
+        outcome: limit.outcome,
+        pause_at_most: limit.pause_at_most,
         values,
     })
 }

@@ -28,6 +28,7 @@ use crate::ranges::{MAX_LIMIT, MAX_WAITERS};
 use crate::{
     error::ConfigError,
     key::Key,
+    layer::check_pause,
     limit::{Class, Fallback, Limit, LimitValue, Mode},
 };
 
@@ -89,6 +90,13 @@ pub struct LimitConfig {
     pub unrouted: bool,
     /// Whether a released slot may serve the next request of its process. See [`Limit::reuse`]. Default: no.
     pub reuse: bool,
+    /// Judgement of responses: `"overload"` pauses the limit for the key of a request, in all replicas, if its response says
+    /// that the service is overloaded, and for how long. See [`Scope::outcome_by`](crate::Scope::outcome_by). Default: none.
+    pub outcome: Option<OutcomeConfig>,
+    /// Longest pause, at most 1 hour. See [`Scope::pause_at_most`](crate::Scope::pause_at_most). Default: 60 seconds.
+    #[serde(with = "humantime_serde")]
+    #[cfg_attr(test, schemars(with = "schema::Time"))]
+    pub pause_at_most: Option<Duration>,
     /// Mode: `"enforce"`, `"shadow"` or `"off"`. Default: enforce.
     pub mode: Mode,
     /// Fallback: `"local"`, `{ local = 3 }`, `"share"`, `"allow"` or `"reject"`. See [`Limit::fallback`].
@@ -122,6 +130,16 @@ pub struct LimitConfig {
         schemars(with = "BTreeMap<String, schema::WordOrTable<schema::Value, ValueTable>>")
     )]
     pub overrides: BTreeMap<CallerKey, LimitValue>,
+}
+
+/// A judgement of responses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum OutcomeConfig {
+    /// See [`overload`](crate::layer::overload).
+    Overload,
 }
 
 /// A group of callers with the same values, such as all customers who pay for more.
@@ -158,6 +176,7 @@ impl LimitConfig {
         } else if self.reuse {
             limit = limit.reuse();
         }
+        self.check_outcome(&path, faults);
         let burst = limit.current_burst();
         if let Some(cost) = &self.cost {
             cost.check(&format!("{path}.cost"), burst, self.clamp_cost, faults);
@@ -193,6 +212,23 @@ impl LimitConfig {
     pub fn requires_key(&self) -> bool {
         let default = self.key.is_required_by_default();
         self.require_key.unwrap_or(default)
+    }
+
+    fn check_outcome(&self, path: &str, faults: &mut Faults) {
+        if self.outcome.is_some() && self.rate.is_some() {
+            faults.add(
+                format!("{path}.outcome"),
+                "a rate has no slots to be paused",
+            );
+        }
+        let path = format!("{path}.pause_at_most");
+        match self.pause_at_most {
+            Some(_) if self.outcome.is_none() => {
+                faults.add(path, "belongs to an `outcome`, and there is none");
+            }
+            Some(time) => drop(faults.take(&path, check_pause(time))),
+            None => {}
+        }
     }
 
     /// Returns the limit with its unit, if set.

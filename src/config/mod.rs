@@ -55,6 +55,8 @@
 //! | | `max_waiters` | 1,000 per key |
 //! | | `reuse`, not for a rate: see [`Limit::reuse`](crate::Limit::reuse) | `false` |
 //! | | `unrouted`: no route has the limit, only code uses it | `false`: at least one route has the limit |
+//! | | `outcome`, not for a rate: `"overload"` pauses the limit for the key of a response that asks for it: see [`Scope::outcome_by`](crate::Scope::outcome_by) | none |
+//! | | `pause_at_most`, up to 1 hour | `"60s"` |
 //! | | `mode`: `"enforce"`, `"shadow"`, `"off"` | `"enforce"` |
 //! | | `fallback`: `"local"`, `{ local = 3 }`, `"share"`, `"allow"`, `"reject"` | `"local"`, with the limit's own value |
 //! | | `fallback_for`: for how long the fallback may decide in all | as long as the store is down |
@@ -215,7 +217,7 @@ pub use self::{
     error::{ConfigFileError, Fault},
     header_key::HeaderKey,
     key::{AddressConfig, AddressHeader, CallerKey, KeyConfig},
-    limit::{LimitConfig, PlanConfig},
+    limit::{LimitConfig, OutcomeConfig, PlanConfig},
     live::LiveConfig,
     preview::{LimitPreview, RequestPreview},
     route::RouteConfig,

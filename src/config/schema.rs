@@ -87,10 +87,11 @@ pub(super) fn limit_rules() -> Json {
             { "required": ["concurrent"], "not": any(&["rate", "per", "burst", "unit", "cost"]), "properties": {
                 "clamp_cost": { "const": false }, "plans": of_slots, "overrides": of_slots,
             } },
-            { "required": ["rate", "per"], "not": any(&["concurrent"]), "properties": {
+            { "required": ["rate", "per"], "not": any(&["concurrent", "outcome"]), "properties": {
                 "reuse": { "const": false }, "plans": of_a_rate, "overrides": of_a_rate,
             } },
         ] },
+        { "dependencies": { "pause_at_most": ["outcome"] } },
         {
             "if": is_set("require_key", json!({ "const": true })),
             "then": is_set("key", json!({ "not": { "enum": ["shared", "route"] } })),

@@ -8,7 +8,7 @@
 //! | [`keys`] | Who is limited? How do several limits combine? Which values are right? What does a refusal look like? |
 //! | [`tokens`] | How do I limit a cost that is known only at the end, such as the tokens of a model? |
 //! | [`streams`] | When is a slot released? How do WebSockets and gRPC work? What if a client disconnects, or stops reading? |
-//! | [`clients`] | How do I limit outgoing calls? |
+//! | [`clients`] | How do I limit outgoing calls? What if the upstream says when to come back? |
 //! | [`shutdown`] | How does a process end without leaving slots behind? |
 //! | [`testing`] | How do I test my service without Redis, and its behaviour in an outage? |
 //! | [`store_failures`] | What happens when Redis is slow, down, or has lost its data? |

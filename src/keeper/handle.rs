@@ -103,6 +103,28 @@ impl KeeperHandle {
         }
     }
 
+    /// Pauses the key of a permit's slot under this limit, in all replicas. Returns whether the permit has such a slot.
+    pub fn pause(&self, leases: &Leases, limit_name: &str, length: Duration) -> bool {
+        let (is_paused, needs_driver) =
+            (self.keeper).with_need(|core, now| core.pause(leases, limit_name, length, now));
+        self.drive(needs_driver);
+        is_paused
+    }
+
+    /// Pauses a key in all replicas.
+    pub fn pause_key(&self, limit: LimitId, key: &Key, length: Duration) {
+        let ((), needs_driver) =
+            (self.keeper).with_need(|core, now| core.pause_key(limit, key, length, now));
+        self.drive(needs_driver);
+    }
+
+    fn drive(&self, needs_driver: bool) {
+        if needs_driver {
+            // Without a runtime nothing is sent.
+            let _ = self.keeper.start_driver();
+        }
+    }
+
     /// Changes the account of a permit: see [`Core::change_account`].
     pub fn change_account(
         &self,
@@ -111,10 +133,7 @@ impl KeeperHandle {
     ) {
         let ((), needs_driver) =
             (self.keeper).with_need(|core, now| core.change_account(fee, now, change));
-        if needs_driver {
-            // Without a runtime nothing is sent.
-            let _ = self.keeper.start_driver();
-        }
+        self.drive(needs_driver);
     }
 
     /// The state of a rate, as far as this permit knows it.

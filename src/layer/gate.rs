@@ -34,7 +34,7 @@ use crate::{
     keeper::{Demand, KeeperHandle, Leg, Request as PermitRequest},
     leases::Label,
     limit::{LimitId, Mode},
-    permit::Permit,
+    permit::{Permit, Share},
     status::Quota,
     telemetry::LimitMeter,
 };
@@ -292,11 +292,29 @@ impl Gate {
                 quotas.push(now);
             }
         }
+        if let Some(share) = guard.share()
+            && self.scopes.iter().any(|one| one.scope.judges())
+        {
+            response = self.judge(share, response);
+        }
         self.append_fields(response.headers_mut(), quotas);
         if self.release_at == ReleaseAt::Head {
             guard = SlotGuard::Plain(None);
         }
         response.map(|body| ResponseBody::new(body, guard))
+    }
+
+    /// Pauses the limits that a response asks to pause. Refusals are not judged, or nested layers would pause each other.
+    fn judge<B>(&self, share: &Share, response: Response<B>) -> Response<B> {
+        let (head, body) = response.into_parts();
+        if head.extensions.get::<Refusal>().is_none() {
+            for GateScope { scope, .. } in &self.scopes {
+                if let Some(time) = scope.pause_after(&head) {
+                    share.pause(scope.limit().name(), time);
+                }
+            }
+        }
+        Response::from_parts(head, body)
     }
 
     /// The refusal of a request that got no permit.

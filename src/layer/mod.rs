@@ -92,6 +92,7 @@
 // | `axum` | the slot as an extractor, and the route as a key |
 // | `permit_body` | a body that holds a permit, without a layer |
 // | `http_client` | a client with its own request and response types, as a service |
+// | `outcome` | the load of an upstream, judged by its responses |
 // | `slot` | the slot as the handler sees it |
 // | `refusal` | the response to a request without a slot |
 // | `acquire_error` | the refusal of a handler that acquires its own permits |
@@ -118,6 +119,7 @@ mod labels;
 mod layer;
 mod number;
 mod options;
+mod outcome;
 mod permit_body;
 mod policy;
 mod problem;
@@ -140,6 +142,7 @@ pub use future::ResponseFuture;
 pub use http_client::{HttpClient, HttpClientFuture};
 pub use layer::LimitLayer;
 pub use options::{OnLost, ReleaseAt};
+pub use outcome::{Outcome, overload};
 pub use policy::Policy;
 pub use read_ahead::{ReadAhead, ReadAheadBody, ReadAheadFuture, ReadAheadLayer};
 pub use refusal::{Refusal, RefusalKind};
@@ -152,6 +155,7 @@ pub(crate) use {
     bounds::check_bound,
     gate::Gate,
     gates::{GateEdit, Routing},
+    outcome::check_pause,
     slot::DeclaredRates,
 };
 

@@ -66,7 +66,8 @@ pub enum RefusalKind {
     NoRuntime,
     /// The limiter is shutting down.
     ShutDown,
-    /// An operator has paused this limit: it admits no new requests for a time.
+    /// An operator has paused this limit, or an overloaded upstream this key ([`Scope::outcome_by`](crate::Scope::outcome_by)):
+    /// no request is admitted for a time.
     Paused,
     /// The request would weigh more than the limit has, or not 1 to 64 units. The status is 400.
     ///

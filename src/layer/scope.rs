@@ -5,10 +5,11 @@
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
-use http::{HeaderName, request::Parts};
+use http::{HeaderName, request::Parts, response};
 
 use super::{
     address::ClientAddress,
+    outcome::{Outcome, check_pause},
     values::{Lookup, Values},
 };
 use crate::{
@@ -33,6 +34,8 @@ pub struct Scope {
     weight: Option<Arc<Find<u32>>>,
     /// Whether a request without a key is refused.
     requires_key: bool,
+    outcome: Option<Arc<Judge>>,
+    pause_at_most: Duration,
 }
 
 #[derive(Clone)]
@@ -46,6 +49,10 @@ enum KeySource {
     Async(Arc<Find<KeyFuture>>),
 }
 
+/// The longest pause by default: a year in a header costs one call a minute.
+const PAUSE_AT_MOST: Duration = Duration::from_secs(60);
+
+type Judge = dyn Fn(&response::Parts) -> Outcome + Send + Sync;
 type Find<K> = dyn Fn(&Parts) -> K + Send + Sync;
 type KeyFuture = BoxFuture<'static, Option<Key>>;
 
@@ -201,6 +208,8 @@ impl Scope {
             clamps_cost: false,
             weight: None,
             requires_key: false,
+            outcome: None,
+            pause_at_most: PAUSE_AT_MOST,
         }
     }
 
@@ -367,6 +376,54 @@ impl Scope {
         self
     }
 
+    /// Pauses the key of a request, in all replicas, if its response says that the service is overloaded.
+    ///
+    /// For a layer in front of an upstream, as a client or in a gateway. Without a pause, every replica sends its requests
+    /// to an upstream that has just answered 429 with `Retry-After`, and each of them is refused. During a pause no request
+    /// of the key gets a slot: those that may wait keep their places in the queue, and the others are refused
+    /// ([`RefusalKind::Paused`](super::RefusalKind::Paused), 503, with the rest of the pause as `Retry-After`). Requests in
+    /// progress go on. In the five seconds after the pause, the limit rises from 0 to its value: if all waiting requests
+    /// proceeded at once, a token bucket would refuse nearly all of them again.
+    ///
+    /// [`overload`](super::overload) is the usual judgement; a closure can read other fields. A response that is a
+    /// [`Refusal`](super::Refusal) of this crate is not judged, or nested layers would pause each other. The longest of
+    /// several pauses applies. Only a limit with slots can be paused.
+    ///
+    /// ```
+    /// use tower_turnstile::{Limit, Limiter, layer};
+    ///
+    /// const PARTNER: Limit = Limit::concurrent("partner", 200);
+    /// let layer = Limiter::in_memory().layer(PARTNER.by_header("x-account").outcome_by(layer::overload));
+    /// ```
+    pub fn outcome_by(
+        mut self,
+        judge: impl Fn(&response::Parts) -> Outcome + Send + Sync + 'static,
+    ) -> Self {
+        self.outcome = Some(Arc::new(judge));
+        self
+    }
+
+    /// Sets the longest pause that a response can cause, from 1 ms to 1 hour ([`Limit::MAX_PAUSE`]).
+    /// Default: 60 seconds.
+    ///
+    /// A longer time costs fewer calls to an upstream that is down for long, and makes a mistaken header cost more.
+    pub fn pause_at_most(mut self, time: Duration) -> Self {
+        self.pause_at_most = time;
+        self
+    }
+
+    /// The pause that a response asks for.
+    pub(super) fn pause_after(&self, head: &response::Parts) -> Option<Duration> {
+        match self.outcome.as_ref()?(head) {
+            Outcome::Pause(time) => Some(time.min(self.pause_at_most)),
+            Outcome::Other => None,
+        }
+    }
+
+    pub(super) fn judges(&self) -> bool {
+        self.outcome.is_some()
+    }
+
     /// Returns the limit.
     pub fn limit(&self) -> &Limit {
         &self.limit
@@ -380,6 +437,13 @@ impl Scope {
 
     /// Checks the values that the setters cannot refuse.
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        check_pause(self.pause_at_most)?;
+        if self.judges() && self.limit.period().is_some() {
+            return Err(ConfigError::value(format!(
+                "limit `{}` is a rate, which has no slots to be paused",
+                self.limit.name()
+            )));
+        }
         let mut values = self.values.listed();
         values.try_for_each(|value| self.limit.check_value(value))
     }

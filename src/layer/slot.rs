@@ -2,7 +2,7 @@
 //!
 //! Tests: `tests/layer/slots.rs`.
 
-use std::{fmt, future::pending, iter, sync::Arc};
+use std::{fmt, future::pending, iter, sync::Arc, time::Duration};
 
 use futures_util::future::select_all;
 use http::Extensions;
@@ -159,6 +159,14 @@ impl Slot {
         budget.or_else(idle).ok_or_else(unknown)
     }
 
+    /// Pauses a limit of the request for its key, in all replicas: see [`Permit::pause`](crate::Permit::pause). Returns
+    /// `false` if no slot of the request is of this limit, or the slot was released.
+    pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> bool {
+        let limit = limit.as_ref();
+        let mut shares = self.shares().filter_map(WeakShare::upgrade);
+        shares.any(|share| share.pause(limit, time))
+    }
+
     /// The slots of this layer and all outer layers.
     fn layers(&self) -> impl Iterator<Item = &Self> {
         iter::successors(Some(self), |slot| slot.outer.as_deref())
@@ -240,6 +248,11 @@ impl Hold {
     /// As [`Slot::budget`].
     pub fn budget(&self, limit: impl AsRef<str>) -> Result<Budget, AcquireError> {
         self.slot.budget(limit)
+    }
+
+    /// Pauses a limit of the request for its key. See [`Slot::pause`].
+    pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> bool {
+        self.slot.pause(limit, time)
     }
 
     /// Completes when the slot is lost, or an operator has revoked it, with the reason.

@@ -15,8 +15,6 @@ pub(crate) const MAX_PLACES: usize = 64;
 
 /// How long a replica may keep freed slots unless they are recalled.
 pub(crate) const RIGHT_MS: u64 = 100;
-/// Time after a pause in which the limit rises from 0 to its value.
-pub(crate) const RAMP_MS: u64 = 5_000;
 
 /// All operations that one replica sends to the store in one script call: a batch for each of its ledgers, then refunds
 /// and claims.

@@ -47,6 +47,7 @@ mod machine;
 mod message;
 #[cfg(test)]
 mod model;
+mod ramp;
 mod rate;
 #[cfg(feature = "redis")]
 pub(crate) mod script;
@@ -70,9 +71,9 @@ pub(crate) use machine::{
 };
 pub(crate) use message::{
     Ask, Batch, BatchReply, Charge, Claim, ClaimAsk, ClaimReply, Exchange, LedgerError,
-    MAX_PERMITS, MAX_PLACES, Promotion, RAMP_MS, RIGHT_MS, Refund, Reply, Reuse, Standing, Wake,
-    Want,
+    MAX_PERMITS, MAX_PLACES, Promotion, RIGHT_MS, Refund, Reply, Reuse, Standing, Wake, Want,
 };
+pub(crate) use ramp::{RAMP_MS, next_rise_ms, ramped};
 pub(crate) use rate::{Charged, Rate, RateState, Tat, WAIT_FOREVER_US};
 #[cfg(feature = "redis")]
 pub(crate) use script::EXCHANGE_LUA;

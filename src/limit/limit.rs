@@ -12,7 +12,7 @@ use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind, ConfigError},
     key::Key,
     ledger::{Rate, ReplicaId},
-    ranges::{MAX_LIMIT, MAX_PERIOD, MAX_WAIT, MAX_WAITERS},
+    ranges::{MAX_LIMIT, MAX_PAUSE, MAX_PERIOD, MAX_WAIT, MAX_WAITERS},
     status::Quota,
     unit::{MAX_UNIT_LEN, Unit},
 };
@@ -98,6 +98,8 @@ impl Limit {
     pub const MAX: u32 = MAX_LIMIT;
     /// The longest period of a rate: 24 h.
     pub const MAX_PERIOD: Duration = MAX_PERIOD;
+    /// The longest pause: 1 h. See [`Scope::pause_at_most`](crate::Scope::pause_at_most).
+    pub const MAX_PAUSE: Duration = MAX_PAUSE;
     /// The longest wait: 24 h.
     pub const MAX_WAIT: Duration = MAX_WAIT;
     /// The longest queue of a key: 100,000 requests.

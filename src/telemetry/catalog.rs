@@ -44,6 +44,8 @@ metrics! {
     SHADOW_REFUSALS = Counter "turnstile_shadow_refusals_total",
         "Requests that a limit in shadow mode would have refused";
     UNKEYED = Counter "turnstile_unkeyed_total", "Requests without a key, which the limit did not apply to";
+    PAUSES = Counter "turnstile_pauses_total", "Pauses of a key that responses or handlers of this process started";
+    PAUSE_SECONDS = Counter "turnstile_pause_seconds_total", "Length of these pauses, in whole seconds";
     UNKNOWN_RATE = Counter "turnstile_unknown_rate_total", "Budgets that name a rate which their request does not have";
     RELEASED = Counter "turnstile_released_total", "Permits that were released";
     LOST = Counter "turnstile_lost_total", "Permits that were lost, or ended by a shutdown";

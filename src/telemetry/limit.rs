@@ -50,6 +50,8 @@ pub(crate) enum Measure {
     Adopted(Adopted, u64),
     /// Cost at a rate.
     Cost(Cost, u64),
+    /// A key was paused for this time.
+    Paused(Duration),
 }
 
 /// Why a store did not have a held permit.
@@ -115,6 +117,8 @@ pub(crate) struct LimitMeter {
     aborted: Family,
     abort_log: AbortLog,
     costs: Family,
+    pauses: Series<Counter>,
+    pause_seconds: Series<Counter>,
     unkeyed: Series<Counter>,
     refused_unkeyed: Series<Counter>,
 }
@@ -145,6 +149,8 @@ impl LimitMeter {
             aborted: Family::new(catalog::ABORTED, "reason", ends),
             abort_log: AbortLog::default(),
             costs: Family::new(catalog::COST, "kind", Cost::CODES),
+            pauses: Series::new(catalog::PAUSES, facade::counter),
+            pause_seconds: Series::new(catalog::PAUSE_SECONDS, facade::counter),
             unkeyed: Series::new(catalog::UNKEYED, facade::counter),
             refused_unkeyed: Series::new(catalog::REFUSALS, facade::counter)
                 .labelled(("reason", Reason::NoKey.code())),
@@ -213,6 +219,12 @@ impl LimitMeter {
         }
     }
 
+    /// Responses may pause this limit.
+    pub(crate) fn expect_pauses(&self) {
+        self.pauses.of(&self.labels);
+        self.pause_seconds.of(&self.labels);
+    }
+
     /// Requests without a key may occur under this limit; they are refused or admitted.
     pub(crate) fn expect_unkeyed(&self, refuses: bool) {
         self.unkeyed.of(&self.labels);
@@ -275,6 +287,11 @@ impl LimitMeter {
             }
             Measure::Adopted(why, count) => self.adopted.of(why).of(labels).increment(count),
             Measure::Cost(kind, cost) => self.costs.of(kind).of(labels).increment(cost),
+            Measure::Paused(length) => {
+                self.pauses.of(labels).increment(1);
+                let seconds = length.as_millis().div_ceil(1_000) as u64;
+                self.pause_seconds.of(labels).increment(seconds);
+            }
         }
     }
 

@@ -28,6 +28,8 @@ pub(crate) enum Topic {
     Adopted(Adopted),
     /// Ended at the bound with this code.
     Ended(&'static str),
+    /// Not permits but keys: an upstream asked for a pause.
+    Paused,
 }
 
 /// Reports that are not logged yet.
@@ -81,6 +83,13 @@ impl Report {
             Topic::Ended(kind) => {
                 tracing::info!(namespace, limit, keys, count, kind, "slots were taken back")
             }
+            Topic::Paused => tracing::info!(
+                namespace,
+                limit,
+                keys,
+                count,
+                "keys were paused: an upstream is overloaded"
+            ),
         }
     }
 }

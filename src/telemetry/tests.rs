@@ -87,6 +87,7 @@ fn a_limit_has_a_name_for_each_of_its_handles() {
         Measure::Adopted(Adopted::Lost, 6),
         Measure::Adopted(Adopted::Fallback, 5),
         Measure::Ended(None, Duration::from_secs(8)),
+        Measure::Paused(Duration::from_millis(1_500)),
     ] {
         meters.chat.note(measure);
     }
@@ -98,6 +99,8 @@ fn a_limit_has_a_name_for_each_of_its_handles() {
         ("released_total", 1.0),
         ("wait_seconds", 1.0),
         ("hold_seconds", 1.0),
+        ("pauses_total", 1.0),
+        ("pause_seconds_total", 2.0),
     ];
     let named = named.map(|(name, value)| (format!("turnstile_{name}{chat}"), value));
     let adopted = [("lost", 6.0), ("fallback", 5.0)].map(|(reason, value)| {
@@ -333,6 +336,7 @@ fn all_metrics_are_described() {
     let rate = Limit::rate("chat", 1, Duration::from_secs(1));
     meters.chat.expect(&rate, true);
     meters.chat.expect_unkeyed(true);
+    meters.chat.expect_pauses();
     meters.chat.expect_expired(LostErrorKind::Idle);
     meters.chat.expect_aborted(LostErrorKind::Idle);
     UnknownRates::new("shop").expect();

@@ -5,6 +5,7 @@ mod corners;
 mod costs;
 mod cuts;
 mod faults;
+mod pauses;
 mod previews;
 mod reading;
 mod reloads;

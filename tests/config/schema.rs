@@ -85,9 +85,10 @@ fn schema_refuses_what_cannot_be_read() {
 }
 
 /// A schema cannot know the length of a duration or the content of another section.
-const UNKNOWN_TO_IT: [(&str, &str); 20] = [
+const UNKNOWN_TO_IT: [(&str, &str); 21] = [
     ("limits.a.per", "1 ms to 86400s"),
     ("limits.a.cost", "more than the burst of 2"),
+    ("limits.a.pause_at_most", "1ms to 3600s"),
     ("limits.a.wait", "at most 86400s"),
     ("limits.a.fallback_for", "above 0"),
     ("limits.a.fallback_for", "at most 86400s"),

@@ -13,6 +13,7 @@ mod grpc;
 mod keys;
 mod logs;
 mod lost;
+mod pauses;
 mod permit_bodies;
 mod policies;
 mod read_ahead;

@@ -2,25 +2,24 @@
 
 #[cfg(feature = "config")]
 use std::collections::HashMap;
-use std::{mem, sync::Arc};
+use std::{mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{Core, Measured};
+#[cfg(feature = "config")]
+use crate::limit::LimitValue;
+#[cfg(feature = "operate")]
+use crate::operable::{Cursor, LOOK, LimitLook, RefusalNote, Visitor};
 use crate::{
     error::{AcquireError, ConfigError, ConfigErrorKind},
     keeper::{demand::Demand, effects::LogEvent},
+    key::Key,
+    leases::{Lease, Leases, QueueId},
     ledger::ReplicaId,
     limit::{Limit, LimitId, Mode},
     overrides::InForce,
     telemetry::{LimitMeter, Measure},
-};
-#[cfg(feature = "config")]
-use crate::{key::Key, limit::LimitValue};
-#[cfg(feature = "operate")]
-use crate::{
-    leases::QueueId,
-    operable::{Cursor, LOOK, LimitLook, RefusalNote, Visitor},
 };
 
 impl Core {
@@ -277,6 +276,33 @@ impl Core {
         let about = || (Some(&leg.key), None);
         self.refusals.keep(leg.limit, &error, self.ctx.now, about);
         Some(error)
+    }
+
+    /// Pauses the key of a permit's slot under this limit. Returns whether it has one.
+    pub fn pause(&mut self, leases: &Leases, limit: &str, length: Duration, now: Instant) -> bool {
+        self.ctx.now = now;
+        let of_limit = |lease: &&Arc<Lease>| {
+            let queue = self.queues.get(lease.queue);
+            queue.is_some_and(|one| one.contains(lease.seq()) && one.limit().name() == limit)
+        };
+        let lease = leases.all().iter().find(of_limit);
+        if let Some(lease) = lease {
+            self.pause_queue(lease.queue, length);
+        }
+        lease.is_some()
+    }
+
+    /// Pauses a key.
+    pub fn pause_key(&mut self, limit: LimitId, key: &Key, length: Duration, now: Instant) {
+        self.ctx.now = now;
+        let queue = self.queues.find_or_make(&mut self.ctx, limit, key);
+        self.pause_queue(queue, length);
+    }
+
+    fn pause_queue(&mut self, queue: QueueId, length: Duration) {
+        self.queues
+            .change(&mut self.ctx, queue, |queue, ctx| queue.pause(ctx, length));
+        self.follow_decisions();
     }
 
     fn log_misfit(&mut self, declared: &Limit) {

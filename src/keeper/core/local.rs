@@ -102,7 +102,10 @@ impl Core {
             let queue = &self.queues[lease.queue];
             return match queue.may_ask_until(&self.ctx, lease.seq(), *wait) {
                 Some(until) => self.go_on_asking(id, Asking { since, until }),
-                None if wait.is_zero() => self.refuse_by(id, lease, AcquireErrorKind::Full),
+                None if wait.is_zero() => {
+                    let kind = queue.full_kind(self.ctx.now);
+                    self.refuse_by(id, lease, kind)
+                }
                 None => self.refuse_by(id, lease, AcquireErrorKind::TimedOut),
             };
         }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::{
-    Newcomer, Outbox, PendingBatch, Queue, Snapshot, StoreMoment,
+    Newcomer, Outbox, Pause, PendingBatch, Queue, RAMP, Snapshot, StoreMoment,
     permit::entry::{Entry, HeldSlot, Line, State},
 };
 use crate::{
@@ -61,6 +61,7 @@ impl Queue {
         room: &mut usize,
     ) {
         self.wants_batch = false;
+        batch.pause_ms = batch.pause_ms.or(self.take_pause(ctx.now));
         self.end_introduction();
         if !self.introducing
             && let Some(outbox) = &self.outbox
@@ -212,6 +213,7 @@ impl Queue {
             seen: at,
         };
         pending.nearest_ms = answer.nearest_ms;
+        self.follow_pause_in_store(ctx, batch, answer.pause_end_ms, at);
         self.follow_right(ctx, batch, at);
         for release in pending.releases.drain(..) {
             if release.not_after_us >= at.store_us {
@@ -245,6 +247,42 @@ impl Queue {
         }
         for promotion in answer.promoted {
             self.granted(ctx, promotion.seq, at, promotion.until_ms);
+        }
+    }
+
+    /// Follows an answer of the store. A pause that it no longer knows was ended.
+    fn follow_pause_in_store(
+        &mut self,
+        ctx: &Context,
+        batch: &Batch,
+        end_ms: Option<u64>,
+        at: StoreMoment,
+    ) {
+        let known = self.pause.as_deref();
+        if known.is_some_and(|pause| at.sent < pause.since) {
+            return;
+        }
+        let (own, unsent) = known.map_or((false, false), |pause| (pause.own, pause.unsent));
+        match end_ms.map(|end_ms| end_ms.saturating_mul(1_000)) {
+            Some(end_us) => {
+                let ahead = Duration::from_micros(end_us.saturating_sub(at.store_us));
+                let ago = Duration::from_micros(at.store_us.saturating_sub(end_us));
+                let end = (ctx.now + ahead).checked_sub(ago).unwrap_or(ctx.now);
+                // The store may have lost a longer one, which is on its way there again.
+                let longer = known.filter(|pause| unsent && pause.end > end);
+                let end = longer.map_or(end, |pause| pause.end);
+                self.pause = Some(Box::new(Pause {
+                    end,
+                    since: at.sent,
+                    own,
+                    unsent,
+                    due: end + RAMP,
+                }));
+            }
+            // The store ignored it, since the exchange came too late.
+            None if batch.pause_ms.is_some() => self.repeat_pause(),
+            None if unsent => {}
+            None => self.pause = None,
         }
     }
 
@@ -391,7 +429,7 @@ impl Queue {
                 entry.begin(ctx.now);
                 self.wait_in_store(ctx, seq, ticket, at);
             }
-            Standing::Full => self.refuse(ctx, seq, AcquireErrorKind::Full),
+            Standing::Full => self.refuse(ctx, seq, self.full_kind(ctx.now)),
             Standing::QueueFull => self.refuse(ctx, seq, AcquireErrorKind::QueueFull),
             // Its turn has not come, or its exchange arrived too late.
             Standing::Stale | Standing::Absent | Standing::Adopted { .. } => {
@@ -465,6 +503,7 @@ impl Queue {
                 _ => self.renew(seq),
             }
         }
+        let rise = self.next_rise(self.max(), self.snapshot.in_use, ctx.now);
         let Some(waiters) = &mut self.waiters else {
             return;
         };
@@ -479,10 +518,11 @@ impl Queue {
         } else {
             ctx.settings.poll_interval / 10
         };
-        waiters.next_expiry_at = pending.nearest_ms.map(|nearest_ms| {
+        let expiry = pending.nearest_ms.map(|nearest_ms| {
             let rest = nearest_ms.saturating_sub(at.store_us / 1_000) + 1;
-            ctx.now + Duration::from_millis(rest) + turn
+            ctx.now + Duration::from_millis(rest)
         });
+        waiters.next_slot_at = rise.or(expiry).map(|at| at + turn);
         // Counted from the sending, so that a slow store does not make this process look as if it had stopped.
         let poll_at = at.sent + ctx.jittered(ctx.settings.poll_interval);
         waiters.poll_at = Some(poll_at.max(ctx.now + pause));

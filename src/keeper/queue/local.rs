@@ -63,6 +63,9 @@ impl Queue {
             // In an outage too, a key without slots admits no request.
             _ if self.max() == 0 => Decider::Fallback(Err(AcquireErrorKind::Full)),
             FallbackInForce::Reject => Decider::Fallback(Err(AcquireErrorKind::Unavailable)),
+            FallbackInForce::Allow if self.pause_left(ctx.now).is_some() => {
+                Decider::Fallback(Err(AcquireErrorKind::Paused))
+            }
             FallbackInForce::Allow => Decider::Fallback(Ok(())),
             FallbackInForce::Local(_) => Decider::Ledger,
         }
@@ -159,7 +162,7 @@ impl Queue {
             Ok(Standing::Absent | Standing::Stale | Standing::Adopted { .. }) => return,
             Ok(Standing::QueueFull) => AcquireErrorKind::QueueFull,
             Ok(Standing::Full) if has_waited => AcquireErrorKind::TimedOut,
-            Ok(Standing::Full) => AcquireErrorKind::Full,
+            Ok(Standing::Full) => self.full_kind(ctx.now),
             Err(kind) => kind,
         };
         self.refuse(ctx, seq, kind);

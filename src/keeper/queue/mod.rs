@@ -6,7 +6,7 @@
 //! | `requests` | timers, which renew held permits; effects of a changed limit on waiting requests; the view of requests and of operators |
 //! | `outage` | failures: exchanges without an answer, lost permits (also at a shutdown), the store down and back; retries |
 //! | `local` | the ledger in this process, and the fallback while the store is down |
-//! | `work` | roll calls, introductions, releases until confirmed; whether anything is left to send |
+//! | `work` | roll calls, introductions, pauses, releases until confirmed; whether anything is left to send |
 //! | `reuse` | slots that go to the pool and come back from it |
 //! | `permit` | changes of an entry: sent, granted, refused, released; counts and lists by state; the outbox |
 //! | `permit/entry` | the states of an entry |
@@ -45,6 +45,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     num::NonZeroU64,
     sync::Arc,
+    time::Duration,
 };
 
 use tokio::time::Instant;
@@ -55,7 +56,7 @@ use crate::{
     fallbacks::{Availability, FallbackInForce},
     key::Key,
     leases::{Pool, QueueId},
-    ledger::{Ledger, Seq},
+    ledger::{Ledger, RAMP_MS, Seq, next_rise_ms, ramped},
     limit::{Limit, LimitId, LimitValue},
     overrides::Steered,
     part::Part,
@@ -69,6 +70,11 @@ pub(super) use self::permit::entry::{Requester, StoreMoment};
 /// Leases after which a release is no longer repeated. A waiter that outlives even this is released when it is promoted
 /// without an entry here.
 const FORGET_AFTER: u32 = 10;
+
+/// Time after a pause in which the limit rises.
+const RAMP: Duration = Duration::from_millis(RAMP_MS);
+/// Shortest time between two questions to a ledger whose limit rises.
+const MIN_RISE: Duration = Duration::from_millis(10);
 
 pub(super) struct Queue {
     id: QueueId,
@@ -101,6 +107,8 @@ pub(super) struct Queue {
     pooled: Option<Box<Pooled>>,
     /// The ledger in this process has run: whether idle slots may stay must be checked.
     recheck_right: bool,
+    /// A pause of the key, until its ramp is over. Boxed, since it is rare.
+    pause: Option<Box<Pause>>,
     /// Newcomers are held back until the store has confirmed all holders: see [`introduce`](Self::introduce). May stay
     /// set after that, until [`after_change`](Self::after_change).
     introducing: bool,
@@ -137,6 +145,23 @@ struct Snapshot {
     seen: StoreMoment,
 }
 
+/// A pause of the key, which all replicas keep: a caller of this process started it, or the store reports it. The store
+/// decides by its own clock; this is for the ledger in this process, for refusals, and to send the pause once more if it
+/// may be lost.
+#[derive(Clone, Copy)]
+struct Pause {
+    end: Instant,
+    /// When it started here, or when the exchange was sent that last set or reported it: answers to earlier exchanges do
+    /// not contradict it.
+    since: Instant,
+    /// Started by this process.
+    own: bool,
+    /// To be sent to the store, for the first time or once more.
+    unsent: bool,
+    /// When the ledger in this process may grant more, or when the ramp is over.
+    due: Instant,
+}
+
 /// Requests that wait in the store's ledger, and when to ask about them.
 #[derive(Default)]
 struct Waiters {
@@ -146,8 +171,8 @@ struct Waiters {
     places: BTreeMap<Seq, u32>,
     /// When to ask how far the queue has moved.
     poll_at: Option<Instant>,
-    /// When the next lease in the ledger ends, and its slot passes to a waiter.
-    next_expiry_at: Option<Instant>,
+    /// When the next lease in the ledger ends, and its slot passes to a waiter; or when the limit rises after a pause.
+    next_slot_at: Option<Instant>,
     /// When to ask for every waiter by name: even a waiter behind the head may have left the queue.
     roll_call_at: Option<Instant>,
 }
@@ -227,6 +252,14 @@ impl Newcomer {
     }
 }
 
+impl Pause {
+    /// Time since its end, in ms.
+    fn elapsed_ms(&self, now: Instant) -> u64 {
+        let elapsed = now.saturating_duration_since(self.end);
+        elapsed.min(RAMP).as_millis() as u64
+    }
+}
+
 impl PendingBatch {
     /// Names with a release in flight.
     pub fn releases(&self) -> impl Iterator<Item = Seq> {
@@ -276,6 +309,7 @@ impl Queue {
             scan: None,
             pooled: None,
             recheck_right: false,
+            pause: None,
             introducing: false,
             snapshot: Snapshot {
                 in_use: 0,
@@ -346,6 +380,49 @@ impl Queue {
         self.paused_until().is_some()
     }
 
+    /// The rest of a pause, before its ramp.
+    fn pause_left(&self, now: Instant) -> Option<Duration> {
+        let left = self.pause.as_ref()?.end.saturating_duration_since(now);
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// What a pause and its ramp leave of a limit.
+    fn in_force(&self, max: u32, now: Instant) -> u32 {
+        let ramp = |pause: &Pause| ramped(max, 0, pause.elapsed_ms(now));
+        self.pause.as_deref().map_or(max, ramp)
+    }
+
+    /// When a ledger with waiters may grant the next slot of a limit that rises after a pause.
+    fn next_rise(&self, max: u32, in_use: u32, now: Instant) -> Option<Instant> {
+        let pause = self.pause.as_deref()?;
+        let rise_ms = next_rise_ms(max, in_use, pause.elapsed_ms(now));
+        Some((pause.end + Duration::from_millis(rise_ms)).max(now + MIN_RISE))
+    }
+
+    /// The length of a pause to send, in ms, rounded up.
+    fn take_pause(&mut self, now: Instant) -> Option<u64> {
+        let left = self.pause_left(now)?;
+        let pause = self.pause.as_mut().filter(|pause| pause.unsent)?;
+        (pause.unsent, pause.since) = (false, now);
+        Some(left.as_micros().div_ceil(1_000) as u64)
+    }
+
+    /// Sends a pause of this process once more.
+    fn repeat_pause(&mut self) {
+        if let Some(pause) = &mut self.pause {
+            pause.unsent |= pause.own;
+            self.wants_batch |= pause.unsent;
+        }
+    }
+
+    /// Why a request that does not wait is refused.
+    pub fn full_kind(&self, now: Instant) -> AcquireErrorKind {
+        match self.pause_left(now) {
+            Some(_) => AcquireErrorKind::Paused,
+            None => AcquireErrorKind::Full,
+        }
+    }
+
     pub fn contains(&self, seq: Seq) -> bool {
         self.entries.contains_key(&seq)
     }
@@ -408,6 +485,10 @@ impl Queue {
 
     /// Number of slots of the ledger in this process.
     fn local_max(&self, ctx: &Context) -> u32 {
+        self.in_force(self.local_max_without_pause(ctx), ctx.now)
+    }
+
+    fn local_max_without_pause(&self, ctx: &Context) -> u32 {
         if !ctx.shared {
             return self.max();
         }

@@ -38,6 +38,9 @@ impl Queue {
             self.outbox().inquiries.append(&mut pending.inquiries);
         }
         self.empty_pool(ctx);
+        if batch.pause_ms.is_some() {
+            self.repeat_pause();
+        }
         for release in pending.releases.drain(..) {
             match retry {
                 true => self.outbox().release.push(release),

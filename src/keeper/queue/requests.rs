@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    LegState, Queue, Scan, Snapshot,
+    LegState, Queue, RAMP, Scan, Snapshot,
     permit::entry::{Entry, Line, State},
 };
 #[cfg(feature = "operate")]
@@ -60,15 +60,12 @@ impl Queue {
     pub fn next_due(&self) -> Option<Instant> {
         let tend_at = self.pooled.as_ref().and_then(|pooled| pooled.tend_at);
         let mut due = earliest(self.renew_at, tend_at);
+        due = earliest(due, self.pause.as_ref().map(|pause| pause.due));
         if let Some(outbox) = &self.outbox {
             due = earliest(due, outbox.later_at);
         }
         if let Some(waiters) = &self.waiters {
-            let timers = [
-                waiters.poll_at,
-                waiters.next_expiry_at,
-                waiters.roll_call_at,
-            ];
+            let timers = [waiters.poll_at, waiters.next_slot_at, waiters.roll_call_at];
             due = timers.into_iter().fold(due, earliest);
         }
         due
@@ -81,9 +78,21 @@ impl Queue {
         if due(&mut self.renew_at) {
             self.renew_due(ctx);
         }
+        if self.pause.as_ref().is_some_and(|pause| pause.due <= now) {
+            if self
+                .pause
+                .take_if(|pause| pause.end + RAMP <= now)
+                .is_some()
+            {
+                self.recheck_right = true;
+            }
+            if self.ledger_here.is_some() {
+                self.run_here(ctx, Operation::Nothing);
+            }
+        }
         if let Some(waiters) = &mut self.waiters {
             self.wants_batch |= due(&mut waiters.poll_at);
-            self.wants_batch |= due(&mut waiters.next_expiry_at);
+            self.wants_batch |= due(&mut waiters.next_slot_at);
             if due(&mut waiters.roll_call_at) {
                 self.call_roll();
             }
@@ -301,6 +310,7 @@ impl Queue {
                 (AcquireErrorKind::Paused, Some(until)) => {
                     Some(until.saturating_duration_since(ctx.now))
                 }
+                (AcquireErrorKind::Paused, None) => self.pause_left(ctx.now),
                 _ => self.next_free(ctx, weight_of(seq)),
             },
             quotas: self.quota(ctx).into_iter().collect(),
@@ -312,7 +322,8 @@ impl Queue {
     /// The free slots of this key, and when the next one is expected, if the ledger's state is known.
     pub fn quota(&self, ctx: &Context) -> Option<Quota> {
         let known = self.ledger_here.is_some() || self.snapshot.seen.store_us > 0;
-        let free = self.max().saturating_sub(self.usage().in_use);
+        let max = self.in_force(self.max(), ctx.now);
+        let free = max.saturating_sub(self.usage().in_use);
         let remaining = if self.snapshot.waiting > 0 { 0 } else { free };
         known.then(|| Quota {
             remaining,

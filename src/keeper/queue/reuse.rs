@@ -164,7 +164,12 @@ impl Queue {
         let enforced = self.limit.current_mode() == Mode::Enforce;
         // A late answer may come while the store is down.
         let up = self.availability(ctx) == Availability::Up;
-        self.limit.is_reused() && enforced && !self.is_paused() && !ctx.ending && up
+        self.limit.is_reused()
+            && enforced
+            && !self.is_paused()
+            && self.pause.is_none()
+            && !ctx.ending
+            && up
     }
 
     /// The reuse that a batch asks for.
@@ -181,7 +186,7 @@ impl Queue {
         let Some(pooled) = &self.pooled else {
             return;
         };
-        if self.snapshot.waiting > 0 || self.snapshot.in_use > self.max() {
+        if self.snapshot.waiting > 0 || self.snapshot.in_use > self.max() || self.pause.is_some() {
             return self.on_recall(ctx, at.sent);
         }
         let old = pooled.recalled.is_some_and(|recalled| at.sent <= recalled);

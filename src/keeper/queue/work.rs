@@ -1,4 +1,4 @@
-//! The work of a queue: roll calls, introductions to a store, releases until confirmed; whether anything is left to
+//! The work of a queue: roll calls, introductions to a store, pauses, releases until confirmed; whether anything is left to
 //! send. The outbox is filled by the methods under "Filling the outbox" in `permit.rs`, and directly by `exchange.rs`,
 //! `outage.rs` and `requests.rs` (`inquire`, `on_time`).
 
@@ -7,12 +7,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Outbox, Queue, Release,
+    Outbox, Pause, Queue, RAMP, Release,
     permit::entry::{Entry, State},
 };
 use crate::{
     keeper::context::{Context, earliest},
     ledger::{Seq, weight_of},
+    ranges::MAX_PAUSE,
+    telemetry::{Measure, Topic},
 };
 
 /// Time for holders to be restored in a store that has lost them, before waiters ask it for slots.
@@ -39,7 +41,7 @@ impl Queue {
             let at = waiters.roll_call_at.map_or(soon, |at| at.min(soon));
             waiters.roll_call_at = Some(at);
             waiters.poll_at = waiters.poll_at.map(|poll| poll.max(at));
-            waiters.next_expiry_at = waiters.next_expiry_at.map(|expiry| expiry.max(at));
+            waiters.next_slot_at = waiters.next_slot_at.map(|expiry| expiry.max(at));
         }
         self.renew_all(|entry| matches!(entry.state(), State::Checking { .. }));
     }
@@ -55,6 +57,7 @@ impl Queue {
             self.renew(seq);
         }
         self.introducing = true;
+        self.repeat_pause();
         self.call_roll_soon(ctx);
     }
 
@@ -85,6 +88,45 @@ impl Queue {
     pub fn after_change(&mut self, ctx: &mut Context) {
         self.end_introduction();
         self.follow_ledger_here(ctx);
+        self.plan_pause(ctx);
+    }
+}
+
+/// Pauses.
+impl Queue {
+    /// Starts a pause, unless the present one is longer.
+    pub fn pause(&mut self, ctx: &mut Context, length: Duration) {
+        let length = length.min(MAX_PAUSE);
+        let end = ctx.now + length;
+        if self.pause.as_ref().is_some_and(|pause| pause.end >= end) {
+            return;
+        }
+        // Calls in flight may all be answered alike, each a little later.
+        if self.pause_left(ctx.now).is_none() {
+            ctx.measure(self.limit_id, Measure::Paused(length));
+            ctx.report(self.limit_id, Topic::Paused, self.id, 1);
+        }
+        self.pause = Some(Box::new(Pause {
+            end,
+            since: ctx.now,
+            own: true,
+            unsent: ctx.shared,
+            due: end,
+        }));
+        self.wants_batch |= ctx.shared;
+        self.empty_pool(ctx);
+    }
+
+    /// Sets the time for the next slot of the ledger in this process, or for the end of the ramp.
+    fn plan_pause(&mut self, ctx: &Context) {
+        let ledger = self.ledger_here.as_ref().filter(|here| here.waiting() > 0);
+        let in_use = ledger.map(|ledger| ledger.in_use());
+        let rise = in_use
+            .and_then(|in_use| self.next_rise(self.local_max_without_pause(ctx), in_use, ctx.now));
+        if let Some(pause) = &mut self.pause {
+            let over = pause.end + RAMP;
+            pause.due = rise.map_or(over, |rise| rise.min(over));
+        }
     }
 }
 
@@ -163,9 +205,10 @@ impl Queue {
         self.is_unused() && self.in_flight == 0 && !self.has_work() && !self.repeats_releases()
     }
 
-    /// Whether it has neither permits nor requests, except idle slots of a ledger in this process.
+    /// Whether it has neither a pause to remember nor permits nor requests, except idle slots of a ledger in this process.
     fn is_unused(&self) -> bool {
         match self.pool() {
+            _ if self.pause.as_ref().is_some_and(|pause| pause.own) => false,
             Some(pool) if pool.is_bound() => false,
             Some(pool) if self.ledger_here.is_some() => self.entries.len() == pool.idle(),
             _ => self.entries.is_empty(),

@@ -8,7 +8,9 @@ use std::{
 use super::{agenda::Sent, kinds::Kind, replica::Replica, world::World};
 use crate::{
     leases::{Lease, RIGHT},
-    ledger::{Batch, Exchange, Ledger, MemberId, ReplicaId, Reply, Seq, Standing, weight_of},
+    ledger::{
+        Batch, Exchange, Ledger, MemberId, ReplicaId, Reply, Seq, Standing, ramped, weight_of,
+    },
 };
 
 /// A wake-up takes up to 2 ms in a fault-free world, and another one if it overtook the answer that grants the right.
@@ -28,6 +30,7 @@ pub(super) struct Snapshot {
     pub waiters: BTreeMap<i64, (MemberId, u64)>,
     /// Replicas with waiters that subscribe to wake-ups.
     listeners: BTreeSet<ReplicaId>,
+    pause_end_ms: Option<u64>,
 }
 
 impl Snapshot {
@@ -44,6 +47,7 @@ impl Snapshot {
             holders: ledger.holders().collect(),
             waiters: ledger.waiters().map(&mut waiter).collect(),
             listeners,
+            pause_end_ms: ledger.pause_end_ms(),
         }
     }
 
@@ -64,6 +68,12 @@ impl Snapshot {
         self.holders
             .get(&id)
             .is_some_and(|until_ms| *until_ms > now_ms)
+    }
+
+    /// What a pause leaves of a limit.
+    fn in_force(&self, limit: u32, now_ms: u64) -> u32 {
+        let end_ms = self.pause_end_ms;
+        end_ms.map_or(limit, |end_ms| ramped(limit, end_ms, now_ms))
     }
 
     pub fn has(&self, id: MemberId) -> bool {
@@ -137,7 +147,7 @@ impl World {
         }
     }
 
-    /// G1: no slot is granted past the limit of the granting replica, except to a permit that weighs more and is alone.
+    /// G1: no slot is granted past the limit of the granting replica, nor past what a pause leaves of it, except to a permit that weighs more and is alone.
     /// Only a holder that was admitted without the store, or lost by it, returns regardless.
     pub fn check_cap(
         &mut self,
@@ -147,7 +157,7 @@ impl World {
         after: &Snapshot,
     ) {
         let now_ms = self.now_ms();
-        let held = after.units(now_ms);
+        let (held, limit) = (after.units(now_ms), after.in_force(batch.limit, now_ms));
         for id in after.holding(now_ms) {
             if before.holders.contains_key(&id) {
                 continue;
@@ -157,8 +167,7 @@ impl World {
                 if !self.excuses.may_be_adopted(id, is_new, self.now) {
                     self.fail(&format!("G1: {id:?} was adopted, and nobody had lost it"));
                 }
-            } else if held > batch.limit && held > id.weight() {
-                let limit = batch.limit;
+            } else if held > limit && (held > id.weight() || limit == 0) {
                 self.fail(&format!(
                     "G1: {id:?} was given a slot: {held} units of {limit}"
                 ));
@@ -227,7 +236,8 @@ impl World {
 
     /// G4: after an exchange fewer units are free than the first waiter needs, by the limit of the calling replica.
     pub fn check_use(&self, run: &Exchange, batch: &Batch, more: bool, after: &Snapshot) {
-        let (now_ms, limit) = (self.now_ms(), batch.limit);
+        let now_ms = self.now_ms();
+        let limit = after.in_force(batch.limit, now_ms);
         let in_use = after.units(now_ms);
         let fits = |id: MemberId| in_use + id.weight() <= limit || in_use == 0 && limit > 0;
         // The caller is alive. One of its waiters may block the queue even if an older copy has restored it.
@@ -258,6 +268,7 @@ impl World {
                 };
                 let mut released = batch.release.iter().map(id);
                 !ledger.waiters.is_empty()
+                    || ledger.pause_end_ms.is_some()
                     || held > batch.limit
                     || released.any(|id| !ledger.holds(id, now_ms))
             })

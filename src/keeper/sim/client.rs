@@ -277,6 +277,22 @@ impl World {
         }
     }
 
+    /// An upstream refuses the client for overload.
+    fn pauses(&mut self, client: usize) {
+        if !self.pauses || self.calm || self.rng.u8(0..30) > 0 {
+            return;
+        }
+        let (length, now) = (self.millis(1..1_500), self.local());
+        let Client { replica, holds, .. } = &self.clients[client];
+        let core = &mut self.replicas[*replica].core;
+        if let Some(leases) = holds
+            && core.pause(leases, "sim", length, now)
+        {
+            self.totals.pauses += 1;
+            self.note(|| format!("client {client} pauses its key for {length:?}"));
+        }
+    }
+
     /// Returns whether the client had asked.
     pub fn ends(&mut self, client: usize, life: u32) -> bool {
         let replica = self.clients[client].replica;
@@ -287,6 +303,7 @@ impl World {
             return false;
         };
         self.note(|| format!("client {client} ends"));
+        self.pauses(client);
         self.ends_spending(client);
         let now = self.local();
         let leases = self.clients[client].holds.take();

@@ -143,6 +143,7 @@ fn report(kind: Kind, all: &BTreeMap<u64, Totals>) {
             worlds += 1;
             sum.permits += totals.permits;
             sum.reused += totals.reused;
+            sum.pauses += totals.pauses;
             sum.steps += totals.steps;
             sum.exchanges += totals.exchanges;
             sum.charges += totals.charges;

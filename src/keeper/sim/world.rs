@@ -30,6 +30,9 @@ use crate::{
     part::{Part, Parts},
 };
 
+/// Draws the worlds with pauses, so that the others stay as they were.
+const PAUSES: u64 = 0x7061_7573_6573;
+
 pub(super) struct World {
     pub kind: Kind,
     pub seed: u64,
@@ -55,6 +58,8 @@ pub(super) struct World {
     pub weights: bool,
     /// Clients with a permit at a rate spend, and settle.
     pub spends: bool,
+    /// Clients with a permit pause its limit now and then.
+    pub pauses: bool,
     pub crowd: Option<Crowd>,
     // Time by this machine's clock, and the offset of the store's.
     pub start: Instant,
@@ -120,6 +125,7 @@ pub(super) struct Totals {
     pub permits: u64,
     /// Permits among these on kept slots.
     pub reused: u64,
+    pub pauses: u64,
     pub exchanges: u64,
     /// Steps after which a keeper's driver was idle.
     pub steps: u64,
@@ -211,6 +217,8 @@ impl World {
             own: rng.u8(0..4) == 0,
             weights,
             spends,
+            pauses: matches!(kind, Kind::Ordinary | Kind::Cluster)
+                && fastrand::Rng::with_seed(seed ^ PAUSES).u8(0..4) == 0,
             crowd: None,
             start: Instant::now(),
             now: Duration::ZERO,

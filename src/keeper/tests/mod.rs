@@ -13,6 +13,7 @@ mod leases;
 mod order;
 mod outages;
 mod overrides;
+mod pauses;
 mod renewals;
 mod reuse;
 mod weights;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 #[cfg(test)]
-use super::{Heartbeat, pause::Pause};
+use super::{Heartbeat, Pause};
 use super::{Ledger, Waiter};
 use crate::ledger::MemberId;
 #[cfg(test)]

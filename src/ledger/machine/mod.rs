@@ -8,7 +8,7 @@ pub(super) mod claims;
 #[cfg(any(test, fuzzing))]
 mod inspect;
 mod leases;
-pub(super) mod pause;
+mod pause;
 pub(super) mod queue;
 mod reuse;
 
@@ -17,8 +17,7 @@ use std::collections::BTreeMap;
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use self::call::SWEEP_BUDGET;
 pub(crate) use self::call::{Call, MAX_LEASE_MS};
-use self::pause::Pause;
-use super::{Ask, Batch, BatchReply, MemberId, Promotion, ReplicaId, Seq, Standing};
+use super::{Ask, Batch, BatchReply, MemberId, Promotion, ReplicaId, Seq, Standing, ramped};
 use crate::small_map::SmallMap;
 
 /// Holders and waiters of one limit key.
@@ -55,6 +54,15 @@ struct Waiter {
     /// A waiter behind this one got a slot, or may have got one: this waiter's replica was not connected, or the waiter
     /// was [enqueued](Ledger::enqueue_by) ahead of others.
     was_passed: bool,
+}
+
+/// A pause that has not ended, or whose ramp has not.
+#[derive(Clone, Copy, Debug)]
+struct Pause {
+    /// In store milliseconds.
+    end_ms: u64,
+    /// Within a batch: its time.
+    now_ms: u64,
 }
 
 /// Heartbeat of a replica with waiters.
@@ -176,6 +184,12 @@ impl Ledger {
     /// Whether the ledger has neither holders nor waiters nor a pause.
     pub(crate) fn is_empty(&self) -> bool {
         self.places.is_empty() && self.pause.is_none()
+    }
+
+    /// The limit in force.
+    fn limit(&self, batch: &Batch) -> u32 {
+        let ramped = |pause: Pause| ramped(batch.limit, pause.end_ms, pause.now_ms);
+        self.pause.map_or(batch.limit, ramped)
     }
 
     fn free(&self, batch: &Batch) -> u32 {

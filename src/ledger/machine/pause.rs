@@ -3,17 +3,8 @@
 
 use std::cmp::{max, min};
 
-use super::{Call, Ledger};
+use super::{Call, Ledger, Pause};
 use crate::ledger::{Batch, RAMP_MS};
-
-/// A pause that has not ended, or whose ramp has not.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Pause {
-    /// In store milliseconds.
-    pub(super) end_ms: u64,
-    /// Within a batch: its time.
-    pub(super) now_ms: u64,
-}
 
 impl Ledger {
     /// Starts or ends a pause. The longest applies. An end too far ahead was set before the clock was stepped back.
@@ -30,16 +21,4 @@ impl Ledger {
         let runs = end_ms.filter(|end_ms| end_ms + RAMP_MS > now_ms);
         self.pause = runs.map(|end_ms| Pause { end_ms, now_ms });
     }
-
-    /// The limit in force.
-    pub(super) fn limit(&self, batch: &Batch) -> u32 {
-        let ramped = |pause: Pause| ramped(batch.limit, pause.end_ms, pause.now_ms);
-        self.pause.map_or(batch.limit, ramped)
-    }
-}
-
-/// The limit in force during a pause and its ramp.
-pub(crate) fn ramped(limit: u32, end_ms: u64, now_ms: u64) -> u32 {
-    let elapsed_ms = min(now_ms.saturating_sub(end_ms), RAMP_MS);
-    (u64::from(limit) * elapsed_ms).div_ceil(RAMP_MS) as u32
 }

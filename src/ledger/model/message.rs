@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use super::{Bounds, Id, LEASE, PAUSE, PROMPT, Steps};
-use crate::ledger::{
-    Ask, Batch, Exchange, MemberId, ReplicaId, Reuse, machine, number_of, weighing,
-};
+use crate::ledger::{self, Ask, Batch, Exchange, MemberId, ReplicaId, Reuse, number_of, weighing};
 
 const STEP_MS: u64 = 1_000;
 pub(super) const NOW_MS: u64 = 1_000 * STEP_MS;
@@ -114,7 +112,7 @@ pub(super) fn replica(client: u8) -> ReplicaId {
 
 /// The limit in force now, during a pause with this end and its ramp.
 pub(super) fn ramped(limit: u32, end: Steps) -> u32 {
-    machine::pause::ramped(limit, time_ms(end), NOW_MS)
+    ledger::ramped(limit, time_ms(end), NOW_MS)
 }
 
 pub(super) fn time_ms(from_now: Steps) -> u64 {

@@ -1,0 +1,193 @@
+//! A pause of a key, which all replicas keep.
+
+use super::*;
+use crate::ledger::RAMP_MS;
+
+const LENGTH: Duration = Duration::from_secs(2);
+const RAMP: Duration = Duration::from_millis(RAMP_MS);
+const TICK: Duration = Duration::from_millis(1);
+/// Ten slots.
+const TEN: Limit = Limit::concurrent("a", 10);
+
+impl World {
+    /// The handler of a permit pauses its limit.
+    fn pause(&mut self, keeper: usize, lease: &Arc<Lease>) {
+        let now = self.local();
+        assert!(self.keepers[keeper].pause(&one(lease), "a", LENGTH, now));
+    }
+
+    fn pauses_in_store(&mut self, keeper: usize) -> bool {
+        let newcomer = self.ask(keeper, Duration::ZERO);
+        self.settle();
+        match self.collect(keeper, &newcomer) {
+            Some(Ok(_)) => false,
+            collected => {
+                assert_eq!(refused(collected), Some(AcquireErrorKind::Paused));
+                true
+            }
+        }
+    }
+
+    /// Passes time as the drivers do.
+    fn pass_in_steps(&mut self, time: Duration) {
+        for _ in 0..time.as_millis() {
+            self.pass(TICK);
+            self.settle();
+            self.deliver_wakes();
+            self.settle();
+        }
+    }
+}
+
+#[test]
+fn no_replica_gets_a_slot_before_the_end() {
+    let mut world = World::new(2, &TEN);
+    let first = world.grant(PATIENT);
+    world.pause(0, &first);
+    world.settle();
+    let waiters: Vec<_> = (0..20)
+        .map(|number| world.ask(number % 2, PATIENT))
+        .collect();
+    world.settle();
+    let newcomer = world.ask(1, Duration::ZERO);
+    world.settle();
+    let error = world.collect(1, &newcomer).expect("answered").err();
+    let error = error.expect("refused");
+    assert_eq!(
+        (error.kind(), error.retry_after()),
+        (AcquireErrorKind::Paused, Some(LENGTH))
+    );
+    world.release(0, &first);
+    world.pass_in_steps(LENGTH);
+    assert_eq!(world.ledger(), (0, 20));
+    // The limit rises, and nobody who stays keeps the others from their turn.
+    world.pass_in_steps(TICK + 150 * TICK);
+    assert_eq!(world.ledger(), (1, 19));
+    assert!(held(world.collect(0, &waiters[0])));
+    world.pass_in_steps(RAMP / 2);
+    let (held_now, waiting) = world.ledger();
+    assert!((5..=6).contains(&held_now), "{held_now}");
+    assert_eq!(held_now + waiting, 20);
+    world.pass_in_steps(RAMP / 2);
+    assert_eq!(world.ledger(), (10, 10));
+}
+
+#[test]
+fn a_pause_whose_exchange_failed_is_sent_once_more() {
+    let mut world = World::new(2, &STRICT);
+    let first = world.grant(PATIENT);
+    world.pause(0, &first);
+    // Rounded down, it would end early.
+    world.pass(TICK / 2);
+    let sent = world.send(0);
+    assert_eq!(sent.exchange.batches[0].pause_ms, Some(2_000));
+    world.fail(0, &sent, Failure::Cut);
+    world.settle();
+    world.release(0, &first);
+    world.settle();
+    assert!(world.pauses_in_store(1));
+}
+
+#[test]
+fn a_pause_survives_lost_data() {
+    let mut world = World::new(2, &TEN);
+    let first = world.grant(PATIENT);
+    world.pause(0, &first);
+    world.release(0, &first);
+    world.settle();
+    world.ledgers.clear();
+    let now = world.local();
+    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
+    world.pass(Duration::from_millis(100));
+    world.reconnect(0);
+    world.settle();
+    assert!(world.pauses_in_store(1));
+    // Nobody needs to remember it any longer.
+    world.pass_in_steps(LENGTH + RAMP);
+    assert!(!world.pauses_in_store(1));
+}
+
+/// Only the store knows that somebody has ended the pause.
+#[test]
+fn a_pause_that_was_ended_is_over_here_too() {
+    let mut world = World::new(2, &TEN);
+    let first = world.grant(PATIENT);
+    world.pause(0, &first);
+    world.settle();
+    world.ledgers.clear();
+    assert!(!world.pauses_in_store(0));
+}
+
+#[test]
+fn the_longest_pause_applies() {
+    let mut world = World::new(1, &TEN);
+    let first = world.grant(PATIENT);
+    world.pause(0, &first);
+    world.settle();
+    world.pass(LENGTH / 2);
+    let now = world.local();
+    world.keepers[0].pause(&one(&first), "a", LENGTH / 4, now);
+    assert!(!world.may_send(0));
+    world.pass(LENGTH / 4);
+    assert!(world.pauses_in_store(0));
+    assert!(!world.keepers[0].pause(&one(&first), "another", LENGTH, now));
+}
+
+#[test]
+fn a_pause_holds_in_an_outage() {
+    let mut world = World::new(1, &TEN);
+    let first = world.grant(PATIENT);
+    let sent = {
+        world.pause(0, &first);
+        world.send(0)
+    };
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &sent, Failure::TimedOut);
+    assert!(!world.keepers[0].status().store_up);
+    let newcomer = world.ask(0, Duration::ZERO);
+    assert_eq!(world.refusal(0, &newcomer), Some(AcquireErrorKind::Paused));
+    // Back in time, the store learns of the rest.
+    world.pass(Duration::from_millis(100));
+    world.settle();
+    assert!(world.keepers[0].status().store_up);
+    world.ledgers.iter().for_each(|(_, ledger)| {
+        assert!(ledger.pause_end_ms().is_some());
+    });
+}
+
+#[test]
+fn a_pause_in_memory_ends_with_a_ramp() {
+    let start = Instant::now();
+    let mut core = Core::new(settings(0), false, start);
+    core.add(&TEN.reuse()).expect("valid");
+    let mut asked = Vec::new();
+    let mut held_at = |core: &mut Core, at: Duration, newcomers: usize| {
+        let now = start + at;
+        core.on_time(now);
+        for _ in 0..newcomers {
+            let demand = Demand::One(leg(0, PATIENT));
+            asked.push(core.submit_unlabelled(&demand, now).expect("open"));
+        }
+        asked.retain(|id| !held(core.collect(*id, false, now)));
+        asked.len()
+    };
+    core.pause_key(LimitId(0), &Key::SHARED, LENGTH, start);
+    assert_eq!(held_at(&mut core, Duration::ZERO, 12), 12);
+    assert_eq!(held_at(&mut core, LENGTH, 0), 12);
+    assert_eq!(core.next_due(), Some(start + LENGTH + TICK));
+    assert_eq!(held_at(&mut core, LENGTH + TICK, 0), 11);
+    assert_eq!(held_at(&mut core, LENGTH + RAMP / 2, 0), 7);
+    assert_eq!(held_at(&mut core, LENGTH + RAMP, 0), 2);
+}
+
+/// Kept slots go back at once, and none is kept until the ramp is over.
+#[test]
+fn no_slot_is_kept() {
+    let mut world = World::new(1, &TEN.reuse());
+    let first = world.grant(PATIENT);
+    world.pause(0, &first);
+    world.settle();
+    world.release(0, &first);
+    world.settle();
+    assert_eq!(world.ledger(), (0, 0));
+}

@@ -1,0 +1,236 @@
+//! Pauses that an overloaded upstream asks for.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use http::{Request, Response, StatusCode};
+use tokio::time::Instant;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_turnstile::{
+    AcquireErrorKind, ConfigErrorKind, Key, Limit, LimitLayer, Limiter, Refusal, RefusalKind,
+    Scope, Slot,
+    layer::{Outcome, overload},
+};
+
+use crate::{
+    common::redis_server::RedisServer,
+    support::{get, send},
+};
+
+const PARTNER: Limit = Limit::concurrent("partner", 10);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Refuses with this status and this time.
+fn overloaded(
+    status: u16,
+    retry_after: &'static str,
+) -> impl Service<Request<()>, Response = Response<String>, Error = Infallible, Future: Send> + Clone
+{
+    service_fn(move |_| async move {
+        let response = Response::builder().status(status);
+        let response = response.header("retry-after", retry_after);
+        Ok(response.body(String::new()).expect("valid"))
+    })
+}
+
+fn by_account() -> Scope {
+    PARTNER.by_header("x-account").outcome_by(overload)
+}
+
+fn of(account: &str) -> Request<()> {
+    let request = Request::get("/").header("x-account", account);
+    request.body(()).expect("valid")
+}
+
+/// The kind of the refusal, and the seconds after which it says to come back.
+fn refused<B>(response: &Response<B>) -> Option<(RefusalKind, u64)> {
+    let kind = response.extensions().get::<Refusal>()?.kind();
+    let seconds = response.headers().get("retry-after")?.to_str().ok()?;
+    Some((kind, seconds.parse().ok()?))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_pauses_its_key() {
+    let limiter = Limiter::in_memory();
+    let service = limiter.layer(by_account()).layer(overloaded(429, "20"));
+    assert_eq!(refused(&send(&service, of("acme")).await), None);
+    let response = send(&service, of("acme")).await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let (kind, seconds) = refused(&response).expect("a refusal");
+    assert_eq!(kind, RefusalKind::Paused);
+    // Clients that were refused together do not come back together.
+    assert!((20..=25).contains(&seconds), "{seconds}");
+    // Other callers are not to blame.
+    assert_eq!(refused(&send(&service, of("globex")).await), None);
+    tokio::time::sleep(20 * SECOND + Duration::from_millis(1)).await;
+    assert_eq!(refused(&send(&service, of("acme")).await), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiting_request_is_served_after_the_pause() {
+    let limiter = Limiter::in_memory();
+    let patient = PARTNER.wait_up_to(60 * SECOND).by_header("x-account");
+    let service = limiter.layer(patient.outcome_by(overload));
+    let (busy, idle) = (overloaded(503, "20"), overloaded(200, ""));
+    send(&service.layer(busy), of("acme")).await;
+    let (start, service) = (Instant::now(), service.layer(idle));
+    let mut ends: Vec<_> = join_all((0..20).map(async |_| {
+        send(&service, of("acme")).await;
+        start.elapsed()
+    }))
+    .await;
+    ends.sort();
+    assert!(ends[0] > 20 * SECOND, "{ends:?}");
+    assert!(
+        ends[0] < 20 * SECOND + Duration::from_millis(50),
+        "{ends:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_is_bounded() {
+    let limiter = Limiter::in_memory();
+    let service = limiter.layer(by_account().pause_at_most(5 * SECOND));
+    let service = service.layer(overloaded(429, "31536000"));
+    send(&service, of("acme")).await;
+    let (_, seconds) = refused(&send(&service, of("acme")).await).expect("a refusal");
+    assert!((5..=7).contains(&seconds), "{seconds}");
+}
+
+/// What a layer refuses says nothing about the upstream of the layers around it.
+#[tokio::test]
+async fn refusals_are_not_judged() {
+    let limiter = Limiter::in_memory();
+    let inner = Limit::concurrent("inner", 1);
+    let permit = limiter.semaphore(&inner, Key::SHARED).acquire().await;
+    let inside = limiter.layer(&inner).layer(overloaded(200, ""));
+    let service = limiter.layer(by_account()).layer(inside);
+    for _ in 0..2 {
+        let response = send(&service, of("acme")).await;
+        assert_eq!(refused(&response).expect("a refusal").0, RefusalKind::Full);
+    }
+    drop(permit);
+}
+
+#[tokio::test]
+async fn a_closure_judges_as_it_likes() {
+    let limiter = Limiter::in_memory();
+    let scope = Scope::from(PARTNER).outcome_by(|head| match head.headers.get("x-overload") {
+        Some(_) => Outcome::Pause(9 * SECOND),
+        None => Outcome::Other,
+    });
+    let service = limiter.layer(scope);
+    let busy = service_fn(async |_: Request<()>| {
+        let response = Response::builder().header("x-overload", "1");
+        Ok::<_, Infallible>(response.body(String::new()).expect("valid"))
+    });
+    send(&service.layer(overloaded(429, "20")), get("/")).await;
+    send(&service.layer(busy), get("/")).await;
+    let (kind, seconds) = refused(&send(&service.layer(busy), get("/")).await).expect("refused");
+    assert_eq!(kind, RefusalKind::Paused);
+    assert!((9..=12).contains(&seconds), "{seconds}");
+}
+
+/// By the limit's name, as far as the request has a slot of it.
+#[tokio::test]
+async fn handlers_and_permits_pause_too() {
+    let limiter = Limiter::in_memory();
+    let rate = Limit::rate("opens", 60, 60 * SECOND);
+    let service = service_fn(async |request: Request<()>| {
+        let slot = request.extensions().get::<Slot>().expect("a slot").clone();
+        assert!(!slot.pause("another", SECOND));
+        let hold = slot.hold().expect("held");
+        assert!(hold.pause(&PARTNER, 20 * SECOND));
+        Ok::<_, Infallible>(Response::new(String::new()))
+    });
+    send(&limiter.layer(&PARTNER).layer(service), get("/")).await;
+    let shared = limiter.semaphore(&PARTNER, Key::SHARED);
+    let error = shared.acquire().await.expect_err("paused");
+    assert_eq!(error.kind(), AcquireErrorKind::Paused);
+    assert!(error.retry_after() <= Some(20 * SECOND) && error.retry_after() > Some(19 * SECOND));
+
+    let acme = limiter.semaphore(&PARTNER, "acme").and(&rate, "acme");
+    let permit = acme.acquire().await.expect("another key");
+    assert!(!permit.pause(&rate, SECOND) && !acme.pause(&rate, SECOND));
+    assert!(acme.pause(&PARTNER, SECOND));
+    assert!(permit.pause(&PARTNER, 24 * 60 * 60 * SECOND));
+    let error = acme.try_acquire().await.expect_err("paused");
+    assert!(error.retry_after() <= Some(Limit::MAX_PAUSE), "{error}");
+}
+
+#[test]
+fn what_cannot_be_paused_is_an_error() {
+    let limiter = Limiter::in_memory();
+    let fault = |scope: Scope| {
+        let layer: Result<LimitLayer, _> = limiter.try_layer(scope);
+        layer.expect_err("a fault")
+    };
+    let rate = Limit::rate("opens", 60, 60 * SECOND);
+    for (scope, message) in [
+        (Scope::from(rate).outcome_by(overload), "`opens` is a rate"),
+        (by_account().pause_at_most(Duration::ZERO), "1ms to 3600s"),
+        (
+            by_account().pause_at_most(2 * Limit::MAX_PAUSE),
+            "1ms to 3600s",
+        ),
+    ] {
+        let error = fault(scope);
+        assert_eq!(error.kind(), ConfigErrorKind::Value);
+        assert!(error.to_string().contains(message), "{error}");
+    }
+}
+
+/// Three replicas on a real Redis, and an upstream that refuses all calls for two seconds: only calls that were in flight
+/// are refused, and the waiting ones follow after the pause.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_replicas_keep_a_pause() {
+    let server = RedisServer::start();
+    let limit = Limit::concurrent("partner", 6).wait_up_to(60 * SECOND);
+    let (calls, refusals) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let since = Instant::now();
+    let paused = 2 * SECOND;
+    let upstream = {
+        let (calls, refusals) = (calls.clone(), refusals.clone());
+        service_fn(move |_: Request<()>| {
+            let (calls, refusals) = (calls.clone(), refusals.clone());
+            async move {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                calls.fetch_add(1, Relaxed);
+                let mut response = Response::builder();
+                if since.elapsed() < paused {
+                    refusals.fetch_add(1, Relaxed);
+                    response = response.status(429).header("retry-after", "2");
+                }
+                Ok::<_, Infallible>(response.body(String::new()).expect("valid"))
+            }
+        })
+    };
+    let replicas = (0..3).map(|_| async {
+        let limiter = Limiter::connect(&server.url()).await.expect("up");
+        limiter
+            .layer(Scope::from(&limit).outcome_by(overload))
+            .layer(upstream.clone())
+    });
+    let replicas = join_all(replicas).await;
+    let requests = (0..30).map(|number| replicas[number % 3].clone().oneshot(get("/")));
+    let answers = join_all(requests).await;
+    let refused = answers
+        .iter()
+        .flatten()
+        .filter(|one| one.status() == 429)
+        .count();
+    assert_eq!((calls.load(Relaxed), refusals.load(Relaxed)), (30, refused));
+    assert!((1..=6 + 1).contains(&refused), "{refused}");
+    let lasted = since.elapsed();
+    assert!(
+        lasted > paused && lasted < paused + 5 * SECOND,
+        "{lasted:?}"
+    );
+}
