@@ -77,25 +77,28 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .route("/stream", get(stream))
         .route_layer(limiter.layer(CHAT.by_header("x-api-key")));
     let listener = TcpListener::bind(options.listen).await?;
+    let stop = stop()?;
     println!("listening on http://{}", listener.local_addr()?);
     println!("page for operators: http://{}", page_listener.local_addr()?);
 
     tokio::select! {
         served = axum::serve(listener, service) => served?,
         served = axum::serve(page_listener, page) => served?,
-        stopped = stop() => stopped?,
+        stopped = stop => stopped?,
     }
     limiter.shutdown(Duration::from_secs(1)).await;
     Ok(())
 }
 
-/// Completes on SIGTERM, which a service manager sends to stop a process, and on ctrl-c.
-async fn stop() -> io::Result<()> {
+/// Completes on SIGTERM, which a service manager sends to stop a process, from now on, and on ctrl-c.
+fn stop() -> io::Result<impl Future<Output = io::Result<()>>> {
     let mut terminate = signal(SignalKind::terminate())?;
-    tokio::select! {
-        _ = terminate.recv() => Ok(()),
-        pressed = ctrl_c() => pressed,
-    }
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => Ok(()),
+            pressed = ctrl_c() => pressed,
+        }
+    })
 }
 
 /// In memory the page shows this process. With a store, it asks all replicas.

@@ -117,8 +117,8 @@ fn value(bytes: &mut dyn Iterator<Item = u8>, depth: u8) -> redis::Value {
     }
 }
 
-/// Any requests of replicas to a ledger: the units held never exceed the limit, the first waiter does not wait for free
-/// units, and a replica that has released everything leaves no entry.
+/// Any requests of replicas to a ledger: the units held never exceed the limit, the first waiter whose replica is not
+/// silent does not wait for free units, and a replica that has released everything leaves no entry.
 pub fn ledger(bytes: &[u8]) {
     const LIMIT: u32 = 3;
     const MAX_WAITERS: u32 = 4;
@@ -145,7 +145,11 @@ pub fn ledger(bytes: &[u8]) {
             reply.in_use <= LIMIT && reply.waiting <= MAX_WAITERS,
             "{reply:?}"
         );
-        let first = ledger.waiters().next();
+        let is_silent = |id: MemberId| {
+            let heartbeat = ledger.heartbeat_of(id.replica);
+            heartbeat.is_none_or(|(until_ms, _)| until_ms < now_us / 1_000)
+        };
+        let first = ledger.waiters().find(|(_, id)| !is_silent(*id));
         let fits = |(_, id): (i64, MemberId)| reply.in_use + id.weight() <= LIMIT;
         assert!(!first.is_some_and(fits), "{reply:?}");
         assert_eq!(ledger.is_empty(), reply.in_use + reply.waiting == 0);

@@ -500,6 +500,8 @@ fn requests_and_permits(runtime: &Runtime, limiter: &Limiter) {
             .unwrap_err();
         assert_eq!(error.kind(), AcquireErrorKind::TimedOut);
         caught(semaphore.usage()).await.unwrap();
+        assert!(semaphore.pause("one", Duration::from_millis(1)));
+        until_told("keys were paused: an upstream is overloaded").await;
     });
 }
 

@@ -28,6 +28,12 @@ impl Ledger {
             .iter()
             .map(|(&ticket, waiter)| (ticket, waiter.id))
     }
+
+    /// Until when a replica's waiters are not passed over, in store milliseconds, and whether it listens to wake-ups.
+    pub(crate) fn heartbeat_of(&self, replica: ReplicaId) -> Option<(u64, bool)> {
+        let heartbeat = self.heartbeats.get(&replica)?;
+        Some((heartbeat.until_ms, heartbeat.listens))
+    }
 }
 
 #[cfg(test)]
@@ -48,12 +54,6 @@ impl Ledger {
 
     pub(in crate::ledger) fn set_pause(&mut self, end_ms: Option<u64>) {
         self.pause = end_ms.map(|end_ms| Pause { end_ms, now_ms: 0 });
-    }
-
-    /// Until when a replica's waiters count as alive, in store milliseconds, and whether it listens to wake-ups.
-    pub(crate) fn heartbeat_of(&self, replica: ReplicaId) -> Option<(u64, bool)> {
-        let heartbeat = self.heartbeats.get(&replica)?;
-        Some((heartbeat.until_ms, heartbeat.listens))
     }
 
     /// Rebuilds a ledger from holders, waiters and heartbeats. All replicas listen, no waiter was passed over, and
