@@ -1,5 +1,9 @@
 //! G1 in an outage, under [`Fallback::Share`]: the replicas divide the limit, beyond what each of them held before. The same
-//! under `Local` with the whole limit is printed beside it.
+//! under `Local` with the whole limit is printed beside it. All of them:
+//!
+//! ```text
+//! cargo test -p tests --all-features --test faults -- shares --include-ignored --nocapture --test-threads 1
+//! ```
 
 use std::time::Duration;
 
@@ -16,7 +20,7 @@ const CAP: u32 = 40;
 const SHARE: usize = 14;
 /// Of each replica: three times the limit in all.
 const CLIENTS: u32 = 40;
-const HOLD: Duration = Duration::from_millis(100);
+const HOLD: Duration = Duration::from_millis(200);
 /// Longer than the outages from which the store comes back with its data.
 const LEASE: Duration = Duration::from_secs(20);
 const NAMESPACE: &str = "turnstile";
@@ -160,6 +164,7 @@ async fn a_frozen_store_leaves_each_replica_its_share() {
 
 /// While it is down. The store then comes back without its data.
 #[tokio::test]
+#[ignore = "half a minute"]
 async fn a_stopped_store_leaves_each_replica_its_share() {
     async fn run(fallback: Fallback) -> (Figures, usize) {
         let mut server = RedisServer::start();
@@ -178,6 +183,7 @@ async fn a_stopped_store_leaves_each_replica_its_share() {
 
 /// Its share is in addition to what the store grants to the others, once its slots there have ended.
 #[tokio::test]
+#[ignore = "half a minute"]
 async fn a_replica_that_is_cut_off_has_its_share() {
     async fn run(fallback: Fallback) -> (Figures, usize) {
         let server = RedisServer::start();
@@ -203,6 +209,7 @@ async fn a_replica_that_is_cut_off_has_its_share() {
 
 /// The others have not counted the new replica, and still count the one that has left.
 #[tokio::test]
+#[ignore = "half a minute"]
 async fn replicas_that_come_and_go_add_nothing() {
     async fn run(fallback: Fallback) -> (Figures, usize) {
         let server = RedisServer::start();
