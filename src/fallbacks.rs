@@ -1,7 +1,7 @@
 //! The fallback in force of each limit, while a part of the store does not decide on requests.
 //!
 //! [`Limit::fallback_for`] is a budget of time: it is spent while the breaker is open, and earned back ten times as slowly
-//! while it is closed. So neither a store that flaps, nor one that answers probes and does no work, renews it. Each part
+//! while it is closed. So a flapping store does not renew it, nor does a store that answers probes and does no work. Each part
 //! of a cluster has its own.
 //!
 //! [`Fallback::Share`] needs the number of replicas that were there when the store was last seen. Too low a number would
@@ -31,7 +31,7 @@ pub(crate) enum Availability {
     Refused,
 }
 
-/// How this process decides on the requests of a key by itself.
+/// How this process decides on the requests of a key without the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FallbackInForce {
     /// By this value of the key.
@@ -160,7 +160,7 @@ impl Fallbacks {
     }
 }
 
-/// The share of one of so many replicas, rounded up.
+/// The share of each replica, rounded up.
 fn share(limit: &Limit, own: Option<LimitValue>, replicas: u32) -> LimitValue {
     let value = own.unwrap_or(limit.max().into());
     let burst = limit

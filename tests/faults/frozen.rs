@@ -66,7 +66,7 @@ fn process() {
                     };
                     let granted = now_us();
                     tokio::time::sleep(hold(task)).await;
-                    // Of a slot that was lost it is only certain that it was held before the stop.
+                    // A lost slot was certainly held only until the stop.
                     let released = if permit.is_lost() { granted } else { now_us() };
                     let span = (granted, released);
                     drop(permit);
@@ -205,7 +205,7 @@ fn is_frozen_for(length: Duration, distance: Duration) {
         back.map(|at| Duration::from_micros(at - goes_on))
     );
     others.extend(of_frozen);
-    // At a distance a slot is on its way for as long as it is held.
+    // At a distance a slot spends as much time on its way as with its holder.
     let usual = slots_used(&others, (stopped - 1_000_000, stopped)) / SLOTS as f64;
     assert!(peak(&others) <= SLOTS as i32, "G1: {}", peak(&others));
     assert!(pause < bound || own == SLOTS, "G4: {pause:?}");

@@ -16,9 +16,9 @@ use crate::{
 };
 
 const CAP: u32 = 40;
-/// Of each of three replicas.
+/// The share of each of three replicas.
 const SHARE: usize = 14;
-/// Of each replica: three times the limit in all.
+/// Clients of each replica: three times the limit in all.
 const CLIENTS: u32 = 40;
 const HOLD: Duration = Duration::from_millis(200);
 /// Longer than the outages from which the store comes back with its data.

@@ -347,6 +347,7 @@ impl Core {
             ..Connection::default()
         };
         link.clock = None;
+        link.behind_since = None;
         link.breaker.connected();
         link.window.on_connected();
         if link.is_up() {

@@ -386,7 +386,7 @@ impl Queue {
         (!left.is_zero()).then_some(left)
     }
 
-    /// What a pause and its ramp leave of a limit.
+    /// The part of a limit that a pause and its ramp leave.
     fn in_force(&self, max: u32, now: Instant) -> u32 {
         let ramp = |pause: &Pause| ramped(max, 0, pause.elapsed_ms(now));
         self.pause.as_deref().map_or(max, ramp)

@@ -407,7 +407,7 @@ impl Queue {
         place_among.map(|among| place + among)
     }
 
-    /// Whether it is to be sent.
+    /// Whether this newcomer is in the outbox.
     pub fn is_listed(&self, newcomer: Newcomer) -> bool {
         self.place_in_outbox(newcomer).is_some()
     }

@@ -226,7 +226,7 @@ impl World {
         self.pump(replica);
     }
 
-    /// An exchange has failed, or a connection: what it did is repeated later.
+    /// An exchange or a connection has failed, and its work is repeated later.
     fn is_troubled(&mut self, replica: usize) {
         let id = self.replicas[replica].id;
         self.promotions.trouble(id, self.now);

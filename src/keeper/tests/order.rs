@@ -473,3 +473,19 @@ fn a_replica_with_much_to_send_says_so() {
     assert_eq!(after.exchange.respond_ms, 1_500);
     drop(requests);
 }
+
+/// An outage is no work that queues: the first call to the next server promises no more than usual.
+#[test]
+fn a_replica_that_reconnects_is_not_behind() {
+    let mut world = World::new(1, &Limit::concurrent("many", 20_000));
+    for _ in 0..20_000 {
+        world.ask(0, PATIENT);
+    }
+    world.send(0);
+    world.pass(Duration::from_millis(300));
+    let now = world.local();
+    let promise = |core: &mut Core| core.hello(Part::default(), now).exchange.respond_ms;
+    assert_eq!(promise(&mut world.keepers[0]), 1_800);
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    assert_eq!(promise(&mut world.keepers[0]), 1_500);
+}

@@ -18,10 +18,10 @@ pub(crate) const MAX_SEARCHED: usize = 64;
 enum Presence {
     Caller,
     Reachable,
-    /// It has been silent for too long, or nobody receives its wake-ups: it has stopped, has lost its connection, or has
-    /// crashed.
+    /// The replica has been silent for too long, or nobody receives its wake-ups: it has stopped, has lost its
+    /// connection, or has crashed.
     Unreachable,
-    /// It has been silent for so long that its waiters are evicted.
+    /// The replica has been silent for the waiter TTL too, and its waiters are evicted.
     Dead,
 }
 

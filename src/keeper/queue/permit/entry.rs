@@ -25,7 +25,7 @@ pub(in crate::keeper::queue) struct Entry {
     pub asked: Instant,
     /// Place at which it joined the queue; 0 if it did not.
     pub place: u32,
-    /// The ticket with which it was granted a slot that it may have lost: it asks again for this place.
+    /// Ticket of the place in which the request was granted a slot. If that slot is lost, the request asks for this place.
     pub ticket: Option<NonZero<i64>>,
     /// Whether it may wait for its slot.
     pub waits: bool,
