@@ -204,6 +204,7 @@ fn exchange(replica: u8, not_after_us: u64) -> Exchange {
         batches: Vec::new(),
         claims: Vec::new(),
         refunds: Vec::new(),
+        generation_query: None,
     }
 }
 

@@ -40,7 +40,7 @@ async fn replica(cluster: &RedisCluster) -> Limiter {
 fn ledgers(cluster: &RedisCluster) -> BTreeMap<u16, Vec<String>> {
     let mut slots: BTreeMap<u16, Vec<String>> = BTreeMap::new();
     for node in &cluster.primaries {
-        for key in node.cli(&["KEYS", "turnstile:*"]).lines() {
+        for key in node.keys("turnstile:*").lines() {
             let slot = node.cli(&["CLUSTER", "KEYSLOT", key]);
             slots
                 .entry(slot.parse().expect("a number"))
@@ -147,10 +147,7 @@ fn ledgers_are_spread_over_the_nodes() {
         let expected: Vec<u16> = (0..16).map(|part| part * 1_024 + 512).collect();
         assert_eq!(slots.keys().copied().collect::<Vec<_>>(), expected);
         for node in &cluster.primaries {
-            assert!(
-                !node.cli(&["KEYS", "turnstile:*"]).is_empty(),
-                "each has its share"
-            );
+            assert!(!node.keys("turnstile:*").is_empty(), "each has its share");
         }
         assert_eq!(limiter.status().held, 200);
         drop(held);
@@ -480,7 +477,7 @@ fn a_shutdown_reports_what_a_silent_node_may_still_count() {
         let permits = join_all((0..KEYS).map(acquire)).await;
         assert!(permits.iter().all(Result::is_ok));
         let silent = &cluster.primaries[1];
-        let kept = silent.cli(&["KEYS", "turnstile:*"]).lines().count();
+        let kept = silent.keys("turnstile:*").lines().count();
         assert!(kept > 0, "it has some of the keys");
         silent.pause();
         let began = Instant::now();

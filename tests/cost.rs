@@ -189,7 +189,7 @@ fn a_permit_is_two_short_exchanges() {
         ];
         assert_eq!(calls(&server), times(TIMES as u64, acquire));
 
-        let ledger = server.cli(&["KEYS", "*}"]);
+        let ledger = server.keys("*}");
         let held = || server.cli(&["ZLEXCOUNT", &ledger, "-", "+"]);
         server.cli(&["CONFIG", "RESETSTAT"]);
         for (number, permit) in permits.into_iter().enumerate() {

@@ -573,6 +573,13 @@ fn troubles(runtime: &Runtime, server: &RedisServer, limiter: &Limiter) {
     runtime.block_on(async {
         let permit = held(limiter, &job).await;
         server.cli(&["FLUSHALL"]);
+        // Work, before which the store is asked whether it has lost its data.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        drop(caught(limiter.semaphore(&job, "other").acquire()).await);
+        until_told(
+            "the store has lost its data: permits return to it before newcomers under strict limits",
+        )
+        .await;
         until_told("permits that the store had lost were put back").await;
         server.pause();
         let lost = caught(permit.lost());
@@ -601,9 +608,9 @@ fn troubles(runtime: &Runtime, server: &RedisServer, limiter: &Limiter) {
         // A key of another type.
         let wrong = limiter.semaphore(&job, "wrong");
         let held = wrong.acquire().await.unwrap();
-        let keys = server.cli(&["KEYS", "*"]);
+        let keys = server.keys("*");
         drop(held);
-        until("it is free", || server.cli(&["DBSIZE"]) == "0").await;
+        until("it is free", || server.key_count() == 0).await;
         for key in keys.lines() {
             server.cli(&["SET", key, "text"]);
         }

@@ -368,7 +368,7 @@ fn shutdowns(server: &RedisServer, distant: &DistantServer, url: &str, runtime: 
             let report = shutdown.await.expect("no panic");
             (start.elapsed(), report)
         });
-        let taken = server.cli(&["DBSIZE"]);
+        let taken = server.key_count();
         println!("  {trip_ms:>4} ms: {taken} after {took:.2?}; {report:?}");
         server.cli(&["FLUSHALL"]);
     }

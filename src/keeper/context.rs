@@ -67,6 +67,14 @@ impl Settings {
         }
     }
 
+    /// The key of the generation of the data in this part.
+    pub(in crate::keeper) fn generation_key(&self, part: Part) -> String {
+        match self.parts.is_cluster() {
+            false => format!("{}:{{generation}}", self.namespace),
+            true => part.prefix(&self.namespace) + "generation",
+        }
+    }
+
     /// The part of the store with a key's ledger.
     pub(super) fn part_of(&self, key: &Key, limit_name: &str) -> Part {
         match self.parts.is_cluster() {
@@ -116,6 +124,8 @@ pub(super) struct Context {
     /// The time of the latest step.
     pub now: Instant,
     fallbacks: Fallbacks,
+    /// By part: the return of permits to a store that has lost its data, before newcomers under strict limits.
+    returns: Vec<Option<Return>>,
     /// The limiter is shut down or dropped: slots no longer go to a pool.
     pub ending: bool,
     /// The store has lost permits that it had granted.
@@ -139,6 +149,14 @@ pub(super) struct Context {
     news: StoreNews,
     /// Indexed by [`LimitId`].
     holds: Vec<Option<MeanHold>>,
+}
+
+/// The return of permits to a store that has lost its data.
+#[derive(Clone, Copy, Debug)]
+struct Return {
+    until: Instant,
+    /// It is over, and the store is asked whether it has lost its data again.
+    is_checked: bool,
 }
 
 /// Recent mean hold time of a limit's permits. Without weights, both fields are equal.
@@ -167,6 +185,7 @@ impl Context {
             overrides: Arc::default(),
             now,
             fallbacks: Fallbacks::new(settings.parts, now),
+            returns: vec![None; settings.parts.count()],
             ending: false,
             is_data_lost: false,
             effects: Effects::default(),
@@ -184,6 +203,7 @@ impl Context {
                 batches: vec![Batch::default()],
                 claims: Vec::new(),
                 refunds: Vec::new(),
+                generation_query: None,
             },
             epoch: now,
             rng: fastrand::Rng::with_seed(settings.seed),
@@ -208,6 +228,62 @@ impl Context {
     pub fn fallback(&self, limit: LimitId, part: Part, own: Option<LimitValue>) -> FallbackInForce {
         let of = (limit, &*self.limits[limit.0]);
         self.fallbacks.of(of, part, own, self.now)
+    }
+
+    /// Whether a key in this part is rather not served than above its limit, as its fallback says.
+    pub fn is_strict(&self, limit: LimitId, part: Part, own: Option<LimitValue>) -> bool {
+        let max = own.map_or(self.limits[limit.0].max(), |own| own.max);
+        match self.fallback(limit, part, own) {
+            FallbackInForce::Reject => true,
+            FallbackInForce::Local(value) => value.max < max,
+            FallbackInForce::Allow => false,
+        }
+    }
+
+    /// Whether any limit is strict in this part.
+    pub fn has_strict_limits(&self, part: Part) -> bool {
+        let mut ids = (0..self.limits.len()).map(LimitId);
+        ids.any(|id| self.is_strict(id, part, None))
+    }
+
+    /// The time for which newcomers under strict limits wait, because the store has lost its data. At its end they wait
+    /// until the store has been asked whether it has lost them again.
+    pub fn returning_for(&self, part: Part) -> Option<Duration> {
+        let Return { until, .. } = self.returns[part.number()]?;
+        Some(until.saturating_duration_since(self.now))
+    }
+
+    /// The store has lost its data. Returns whether that is news.
+    pub fn begin_return(&mut self, part: Part, until: Instant) -> bool {
+        let before = &mut self.returns[part.number()];
+        let is_news = before.is_none();
+        let until = before.map_or(until, |before| before.until.max(until));
+        *before = Some(Return {
+            until,
+            is_checked: false,
+        });
+        is_news
+    }
+
+    /// When the next return of permits is over, and the store is asked whether it has lost its data again.
+    pub fn next_end_of_return(&self) -> Option<Instant> {
+        let returns = self.returns.iter().flatten();
+        let unchecked = returns.filter(|one| !one.is_checked);
+        unchecked.map(|one| one.until).min()
+    }
+
+    /// Whether the return of permits to this part is over, once.
+    pub fn is_return_over(&mut self, part: Part) -> bool {
+        let now = self.now;
+        let over = self.returns[part.number()].as_mut();
+        let over = over.filter(|one| one.until <= now && !one.is_checked);
+        over.map(|one| one.is_checked = true).is_some()
+    }
+
+    /// An exchange sent at this time has found the same data. Returns whether this ends the return of permits.
+    pub fn end_return(&mut self, part: Part, sent: Instant) -> bool {
+        let one = &mut self.returns[part.number()];
+        one.take_if(|one| one.until <= sent).is_some()
     }
 
     /// The lowest value that this process enforces by itself in any part: 0 if it refuses, and without a store.

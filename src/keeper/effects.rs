@@ -55,6 +55,8 @@ pub(super) enum LogEvent {
         error: String,
     },
     StoreBack,
+    /// Permits return to a store that has lost its data.
+    DataLost,
     /// `has_thread`: the next driver has a thread of its own.
     DriverLate {
         has_thread: bool,
@@ -181,6 +183,10 @@ impl LogEvent {
                 "the store has not been reached since the start: the fallback of each limit applies"
             ),
             Self::StoreBack => tracing::info!(namespace, "the store is back"),
+            Self::DataLost => tracing::warn!(
+                namespace,
+                "the store has lost its data: permits return to it before newcomers under strict limits"
+            ),
             Self::DriverLate { has_thread } => tracing::warn!(
                 namespace,
                 dedicated_thread = has_thread,

@@ -219,24 +219,14 @@ impl Pool {
         idle
     }
 
-    /// Takes up to `count` idle slots, which the caller must release, `best` ones first. The right continues.
-    pub(crate) fn withdraw(
-        &self,
-        count: usize,
-        now: Instant,
-        best: impl Fn(&Lease) -> bool,
-    ) -> Vec<Arc<Lease>> {
+    /// Takes up to `count` idle slots, which the caller must release. The right continues.
+    pub(crate) fn withdraw(&self, count: usize, now: Instant) -> Vec<Arc<Lease>> {
         let mut idle = Vec::new();
-        for others in [false, true] {
-            let will_do = |lease: &Lease| !lease.is_over(now) && (others || best(lease));
-            if idle.len() < count {
-                self.each(|slots| {
-                    let rest = count - idle.len();
-                    let slots = iter::from_fn(|| slots.pop(will_do));
-                    idle.extend(slots.take(rest));
-                });
-            }
-        }
+        self.each(|slots| {
+            let rest = count - idle.len();
+            let slots = iter::from_fn(|| slots.pop(|lease| !lease.is_over(now)));
+            idle.extend(slots.take(rest));
+        });
         idle
     }
 

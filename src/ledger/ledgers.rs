@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Batch, BatchReply, Call, Charge, Claim, ClaimReply, ClaimedLedger, Exchange, Ledger, RateState,
-    Refund, ReplicaId, Reply, Stock, Wake, machine::SWEEP_BUDGET,
+    Batch, BatchReply, Call, Charge, Claim, ClaimReply, ClaimedLedger, Exchange, Generation,
+    GenerationQuery, Ledger, Published, RateState, Refund, ReplicaId, Reply, Stock,
+    machine::SWEEP_BUDGET,
 };
 
 /// Ledgers and rate states by key.
@@ -14,6 +15,8 @@ use super::{
 pub(crate) struct Ledgers {
     ledgers: BTreeMap<String, Ledger>,
     rates: BTreeMap<String, RateState>,
+    /// Each with its end, in store microseconds.
+    generations: BTreeMap<String, (Generation, u64)>,
     budget: usize,
     pub(crate) audience: Audience,
 }
@@ -34,6 +37,7 @@ pub(crate) struct Content {
     /// Members and scores of each sorted set.
     pub(crate) ledgers: BTreeMap<String, Vec<(String, f64)>>,
     pub(crate) rates: BTreeMap<String, String>,
+    pub(crate) generations: BTreeMap<String, String>,
 }
 
 /// What the claims of an exchange are decided on.
@@ -75,16 +79,13 @@ impl Ledgers {
         Self {
             ledgers: BTreeMap::new(),
             rates: BTreeMap::new(),
+            generations: BTreeMap::new(),
             budget,
             audience: Audience::default(),
         }
     }
 
-    pub(crate) fn exchange(
-        &mut self,
-        exchange: &Exchange,
-        now_us: u64,
-    ) -> (Reply, Vec<(ReplicaId, Wake)>) {
+    pub(crate) fn exchange(&mut self, exchange: &Exchange, now_us: u64) -> (Reply, Published) {
         let batches = &exchange.batches;
         let mut call = Call::new(exchange, now_us);
         call.budget = self.budget;
@@ -116,13 +117,34 @@ impl Ledgers {
         }
         self.ledgers.retain(|_, ledger| !ledger.is_empty());
         self.rates.retain(|_, state| !state.is_over(now_us));
+        let query = exchange.generation_query.as_ref();
         let reply = Reply {
             now_us,
             more: call.more,
             batches: replies.into_iter().map(Ok).collect(),
             claims,
+            generation: query.map(|query| self.query(&mut call, query)),
         };
-        (reply, call.wakes)
+        (reply, call.published)
+    }
+
+    fn query(&mut self, call: &mut Call, query: &GenerationQuery) -> Generation {
+        let kept = self.generations.get(&*query.key);
+        let kept = kept.filter(|(_, ends_us)| *ends_us > call.now_us());
+        let kept = kept.map(|(kept, _)| *kept);
+        let is_other = |known| kept.is_none_or(|kept| kept.found_ms == 0 && kept.id != known);
+        let is_found = query.known.is_some_and(is_other);
+        let mut generation = kept.unwrap_or(Generation {
+            id: call.now_us(),
+            found_ms: 0,
+        });
+        if is_found {
+            generation.found_ms = call.now_us() / 1_000;
+            call.published.lost.push(query.key.to_string());
+        }
+        let kept = (generation, call.now_us() + call.generation_ttl_us());
+        self.generations.insert(query.key.to_string(), kept);
+        generation
     }
 
     fn refund(&mut self, refund: &Refund, now_us: u64) {
@@ -139,11 +161,17 @@ impl Ledgers {
     pub(crate) fn clear(&mut self) {
         self.ledgers.clear();
         self.rates.clear();
+        self.generations.clear();
     }
 }
 
 #[cfg(test)]
 impl Ledgers {
+    /// Loses all ledgers, as if they were deleted one by one.
+    pub(crate) fn lose_ledgers(&mut self) {
+        self.ledgers.clear();
+    }
+
     pub(crate) fn get(&self, key: &str) -> Option<&Ledger> {
         self.ledgers.get(key)
     }
@@ -155,13 +183,17 @@ impl Ledgers {
     pub(crate) fn content(&self) -> Content {
         let ledgers = self.ledgers.iter();
         let rates = self.rates.iter();
+        let rates = rates.map(|(key, state)| (key.clone(), state.text()));
+        let generations = self.generations.iter().map(|(key, (generation, _))| {
+            let Generation { id, found_ms } = generation;
+            (key.clone(), format!("{id} {found_ms}"))
+        });
         Content {
             ledgers: ledgers
                 .map(|(key, ledger)| (key.clone(), ledger.content()))
                 .collect(),
-            rates: rates
-                .map(|(key, state)| (key.clone(), state.text()))
-                .collect(),
+            rates: rates.collect(),
+            generations: generations.collect(),
         }
     }
 }

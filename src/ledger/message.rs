@@ -37,10 +37,31 @@ pub(crate) struct Exchange {
     pub(crate) claims: Vec<Claim>,
     /// Run before the claims. Each is sent at most once; if it is lost, the charge stands.
     pub(crate) refunds: Vec<Refund>,
+    /// Only in a hello.
+    pub(crate) generation_query: Option<GenerationQuery>,
+}
+
+/// A question for the [generation](Generation) of the store's data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GenerationQuery {
+    /// Full name of the generation's key.
+    pub(crate) key: Arc<str>,
+    /// The generation that was there less than a lease ago, as the replica knows. If another one is there, or none, the
+    /// store has lost its data meanwhile; a replica that knows none proves nothing.
+    pub(crate) known: Option<u64>,
+}
+
+/// The generation of the store's data, which ends with them: as old as the namespace, or as the last loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Generation {
+    /// The store time at which it began, in microseconds.
+    pub(crate) id: u64,
+    /// When a replica found that it had replaced another one, in store milliseconds; 0: none has.
+    pub(crate) found_ms: u64,
 }
 
 impl Exchange {
-    /// Whether the exchange is empty, and only asks for the store's time.
+    /// Whether the exchange is empty, and only asks for the store's time and for the generation of its data.
     pub(crate) fn is_hello(&self) -> bool {
         self.batches.is_empty() && self.claims.is_empty() && self.refunds.is_empty()
     }
@@ -73,6 +94,8 @@ pub(crate) struct Batch {
     pub(crate) reuse: Reuse,
     /// Length of a pause to start, from the time of the exchange; 0 ends the present one.
     pub(crate) pause_ms: Option<u64>,
+    /// If a permit to adopt is missing, all replicas are told that the ledger has lost permits.
+    pub(crate) tells: bool,
     // No permit is named twice in one list.
     pub(crate) release: Vec<Seq>,
     pub(crate) renew: Vec<Seq>,
@@ -180,6 +203,8 @@ pub(crate) struct Reply {
     pub(crate) batches: Vec<Result<BatchReply, LedgerError>>,
     /// In the order of the claims.
     pub(crate) claims: Vec<Result<ClaimReply, LedgerError>>,
+    /// The answer to a [`GenerationQuery`]; `None` also if the store cannot keep one.
+    pub(crate) generation: Option<Generation>,
 }
 
 /// The answer to a claim.
@@ -284,4 +309,13 @@ pub(crate) struct Wake {
     pub(crate) granted_us: u64,
     pub(crate) until_ms: u64,
     pub(crate) seqs: Vec<Seq>,
+}
+
+/// What an exchange publishes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Published {
+    /// Wake-ups and their receivers; those for one queue are in queue order.
+    pub(crate) wakes: Vec<(ReplicaId, Wake)>,
+    /// To all replicas: the keys of ledgers that have lost permits, or that of a generation which replaced another one.
+    pub(crate) lost: Vec<String>,
 }

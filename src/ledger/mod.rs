@@ -70,8 +70,9 @@ pub(crate) use machine::{
     claims::{ClaimedLedger, Stock},
 };
 pub(crate) use message::{
-    Ask, Batch, BatchReply, Charge, Claim, ClaimAsk, ClaimReply, Exchange, LedgerError,
-    MAX_PERMITS, MAX_PLACES, Promotion, RIGHT_MS, Refund, Reply, Reuse, Standing, Wake, Want,
+    Ask, Batch, BatchReply, Charge, Claim, ClaimAsk, ClaimReply, Exchange, Generation,
+    GenerationQuery, LedgerError, MAX_PERMITS, MAX_PLACES, Promotion, Published, RIGHT_MS, Refund,
+    Reply, Reuse, Standing, Wake, Want,
 };
 pub(crate) use ramp::{RAMP_MS, next_rise_ms, ramped};
 pub(crate) use rate::{Charged, Rate, RateState, Tat, WAIT_FOREVER_US};

@@ -501,7 +501,7 @@ fn a_key_of_another_type_is_an_error_and_stays() {
         eval.arg(script::arguments(&change, CHANNEL, "again"));
         let error = eval.query::<Vec<String>>(&mut twins.redis).unwrap_err();
         assert_eq!(error.code(), Some("WRONGTYPE"));
-        assert_eq!(twins.server.cli(&["DBSIZE"]), "1");
+        assert_eq!(twins.server.key_count(), 1);
         assert_eq!(twins.server.cli(&["GET", KEYS[key]]), "1");
     }
 }

@@ -104,9 +104,8 @@ pub(crate) enum Event {
     Wake(Wake),
     /// Messages arrived faster than the driver took them, and some were dropped.
     Missed,
-    /// A message to all replicas of the namespace, or in a cluster of its part.
-    #[allow(dead_code, reason = "no message is sent yet")]
-    Announced(Vec<u8>),
+    /// Another replica has found that the ledger with this key has lost permits.
+    Lost(String),
     /// The number of replicas, including this one, that are connected to the server of the connection.
     Counted(u32),
 }

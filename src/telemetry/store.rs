@@ -10,7 +10,7 @@ use super::{
 };
 use crate::store::Failure;
 
-/// A change of whether the store answers.
+/// A change of the store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StoreState {
     Up,
@@ -19,6 +19,8 @@ pub(crate) enum StoreState {
         was_up: bool,
         refused: bool,
     },
+    /// It has lost its data.
+    Lost,
 }
 
 /// The measurements of the store. Cheap to clone.
@@ -32,6 +34,7 @@ pub(crate) struct StoreMeter {
     exchanges: [Counter; 4],
     /// By whether the store refused.
     opened: [Counter; 2],
+    losses: Counter,
 }
 
 impl StoreMeter {
@@ -49,6 +52,7 @@ impl StoreMeter {
             seconds: facade::histogram(catalog::EXCHANGE, &labels),
             exchanges: ["ok", "failed", "timed_out", "refused"].map(outcome),
             opened: ["outage", "refused"].map(opened),
+            losses: facade::counter(catalog::DATA_LOSSES, &labels),
         };
         store.up.set(1.0);
         store
@@ -61,6 +65,7 @@ impl StoreMeter {
             seconds: Histogram::noop(),
             exchanges: array::from_fn(|_| Counter::noop()),
             opened: array::from_fn(|_| Counter::noop()),
+            losses: Counter::noop(),
         }
     }
 
@@ -78,6 +83,7 @@ impl StoreMeter {
             (StoreState::Down { .. }, None) => self.up.set(0.0),
             (StoreState::Down { was_up: true, .. }, Some(share)) => self.up.decrement(share),
             (StoreState::Down { was_up: false, .. }, Some(_)) => {}
+            (StoreState::Lost, _) => self.losses.increment(1),
         }
         if let StoreState::Down { refused, .. } = state {
             self.opened[usize::from(refused)].increment(1);

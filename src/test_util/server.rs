@@ -13,8 +13,9 @@ use tokio::{
 };
 
 use crate::{
-    ledger::{Audience, Exchange, Ledgers, ReplicaId, Reply, Wake},
+    ledger::{Audience, Exchange, Ledgers, ReplicaId, Reply},
     part::Part,
+    store::Event,
 };
 
 /// Store time at the store's creation.
@@ -29,10 +30,10 @@ pub(super) type Client = (ReplicaId, Part);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnectionId(u64);
 
-/// Wake-ups of one connection, each with its time of arrival. Closed with the connection.
-pub(super) type WakeReceiver = mpsc::UnboundedReceiver<(Instant, Wake)>;
+/// Messages to one connection, each with its time of arrival. Closed with the connection.
+pub(super) type Inbox = mpsc::UnboundedReceiver<(Instant, Event)>;
 
-type WakeSender = mpsc::UnboundedSender<(Instant, Wake)>;
+type Outbox = mpsc::UnboundedSender<(Instant, Event)>;
 
 pub(super) struct Server {
     start: Instant,
@@ -57,7 +58,7 @@ struct ServerState {
 
 struct ServerConnection {
     id: ConnectionId,
-    wakes: WakeSender,
+    messages: Outbox,
     /// When its latest exchange arrives: exchanges never overtake each other.
     last_arrival: Option<Instant>,
 }
@@ -79,11 +80,11 @@ pub(super) struct PendingReply {
     pub(super) reply: oneshot::Receiver<Reply>,
 }
 
-/// Replies and wake-ups that remain to be delivered.
+/// Replies and messages that remain to be delivered.
 #[derive(Default)]
 struct Delivery {
     replies: Vec<(oneshot::Sender<Reply>, Reply)>,
-    wakes: Vec<(WakeSender, Instant, Wake)>,
+    messages: Vec<(Outbox, Instant, Event)>,
 }
 
 impl Default for Server {
@@ -122,8 +123,8 @@ impl Server {
     }
 
     /// Opens a connection, which replaces an older one. `None` if the store is down.
-    pub(super) fn connect(&self, client: Client) -> Option<(ConnectionId, WakeReceiver)> {
-        let (wakes, inbox) = mpsc::unbounded_channel();
+    pub(super) fn connect(&self, client: Client) -> Option<(ConnectionId, Inbox)> {
+        let (messages, inbox) = mpsc::unbounded_channel();
         let mut state = self.lock();
         if state.is_down {
             return None;
@@ -131,7 +132,7 @@ impl Server {
         let id = ConnectionId(state.next_number());
         let connection = ServerConnection {
             id,
-            wakes,
+            messages,
             last_arrival: None,
         };
         let old = state.clients.insert(client, Some(connection));
@@ -233,12 +234,20 @@ impl ServerState {
             listens: true,
             absent,
         };
-        let (reply, wakes) = self.ledgers.exchange(&sent.exchange, self.last_us);
+        let (reply, published) = self.ledgers.exchange(&sent.exchange, self.last_us);
         delivery.replies.push((sent.reply, reply));
-        for (replica, wake) in wakes {
+        let arrives = arrived + sent.back;
+        for (replica, wake) in published.wakes {
             if let Some(Some(open)) = self.clients.get(&(replica, sent.part)) {
-                let wakes = open.wakes.clone();
-                delivery.wakes.push((wakes, arrived + sent.back, wake));
+                let to = open.messages.clone();
+                delivery.messages.push((to, arrives, Event::Wake(wake)));
+            }
+        }
+        let of_part = (self.clients.iter()).filter(|((_, part), _)| *part == sent.part);
+        for open in of_part.filter_map(|(_, open)| open.as_ref()) {
+            for key in &published.lost {
+                let (to, lost) = (open.messages.clone(), Event::Lost(key.clone()));
+                delivery.messages.push((to, arrives, lost));
             }
         }
     }
@@ -247,8 +256,8 @@ impl ServerState {
 impl Delivery {
     /// Delivers to all receivers that still exist.
     fn deliver(self) {
-        for (receiver, arrives, wake) in self.wakes {
-            let _ = receiver.send((arrives, wake));
+        for (receiver, arrives, message) in self.messages {
+            let _ = receiver.send((arrives, message));
         }
         for (receiver, reply) in self.replies {
             let _ = receiver.send(reply);

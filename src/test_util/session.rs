@@ -10,9 +10,9 @@ use std::{
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::server::{Client, ConnectionId, Server, WakeReceiver};
+use super::server::{Client, ConnectionId, Inbox, Server};
 use crate::{
-    ledger::{Exchange, ReplicaId, Reply, Wake},
+    ledger::{Exchange, ReplicaId, Reply},
     part::Part,
     store::{CountTimer, Event, Session, Store, StoreError},
 };
@@ -53,9 +53,9 @@ struct TestSession {
 
 struct ClientConnection {
     id: ConnectionId,
-    inbox: WakeReceiver,
-    /// The wake-up in transit.
-    next: Option<(Pin<Box<Sleep>>, Wake)>,
+    inbox: Inbox,
+    /// The message in transit.
+    next: Option<(Pin<Box<Sleep>>, Event)>,
 }
 
 impl TestSession {
@@ -122,8 +122,8 @@ impl Session for TestSession {
             let replicas = self.replica.server.count(self.part);
             return Poll::Ready(Event::Counted(replicas));
         }
-        match ready!(connection.poll_wake(cx)) {
-            Some(wake) => Poll::Ready(Event::Wake(wake)),
+        match ready!(connection.poll_message(cx)) {
+            Some(event) => Poll::Ready(event),
             None => {
                 self.connection = None;
                 Poll::Ready(Event::Disconnected)
@@ -146,17 +146,17 @@ impl Drop for TestSession {
 
 impl ClientConnection {
     /// `None` if the connection has ended.
-    fn poll_wake(&mut self, cx: &mut Context<'_>) -> Poll<Option<Wake>> {
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
         loop {
             if let Some((arrives, _)) = &mut self.next {
                 ready!(arrives.as_mut().poll(cx));
-                return Poll::Ready(self.next.take().map(|(_, wake)| wake));
+                return Poll::Ready(self.next.take().map(|(_, message)| message));
             }
             match ready!(self.inbox.poll_recv(cx)) {
-                Some((arrives, wake)) if arrives > Instant::now() => {
-                    self.next = Some((Box::pin(sleep_until(arrives)), wake));
+                Some((arrives, message)) if arrives > Instant::now() => {
+                    self.next = Some((Box::pin(sleep_until(arrives)), message));
                 }
-                arrived => return Poll::Ready(arrived.map(|(_, wake)| wake)),
+                arrived => return Poll::Ready(arrived.map(|(_, message)| message)),
             }
         }
     }

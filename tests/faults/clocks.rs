@@ -122,7 +122,7 @@ async fn a_clock_stepped_back_by_a_day_leaves_no_deadline_beyond_the_longest_lea
     let one = semaphore(&server.url(), &strict(1)).await;
     let _permit = soon(one.acquire()).await.expect("free");
     // A holder of a dead process ends within an hour's lease at most.
-    let key = server.cli(&["KEYS", "*"]);
+    let key = server.keys("*");
     let until_ms = (time_of(&server) + 30) * 1_000;
     server.cli(&["ZADD", &key, &until_ms.to_string(), "crashed"]);
     clock.step(&server, 0).await;

@@ -229,7 +229,7 @@ async fn a_shutdown_over_a_distance_gives_all_back() {
     drop(permits);
     let report = shutdown.await.expect("no panic");
     println!("{report:?} after {:?}", began.elapsed());
-    assert_eq!(server.cli(&["DBSIZE"]), "0", "{report:?}");
+    assert_eq!(server.key_count(), 0, "{report:?}");
     let counts = (report.released, report.lost, report.unconfirmed);
     assert_eq!(counts, (KEYS as usize, 0, 0), "{report:?}");
 }

@@ -1,19 +1,12 @@
 //! G4: a replica that stops while it waits, as a throttled container or a migrated machine does, delays the others by
 //! a poll and a store timeout. What it holds is its own until the lease ends.
 
-use std::{
-    io::{BufRead, BufReader, Read, Write},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    time::{Duration, SystemTime},
-};
+use std::time::Duration;
 
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
-use tower_turnstile::{Fallback, Limit, Limiter};
+use nix::sys::signal::Signal;
 
 use crate::{
+    processes::{Running, Span, Work, now_us, peak, slots_used},
     scene::SLACK,
     support::{
         fault_proxy::{FaultProxy, Way},
@@ -21,133 +14,12 @@ use crate::{
     },
 };
 
-/// The environment variable with the store of a process.
-const STORE: &str = "TURNSTILE_FROZEN";
 const SLOTS: usize = 8;
 const REPLICAS: usize = 4;
-/// Tasks of each replica that acquire in a loop.
+/// Tasks of each replica.
 const TASKS: usize = 10;
 /// The default poll interval and store timeout.
 const RESPONDS: Duration = Duration::from_millis(1_500);
-
-/// When a slot was held, by the time of day in microseconds.
-type Span = (u64, u64);
-
-/// Different for each task, so that the slots do not go from replica to replica together.
-fn hold(task: usize) -> Duration {
-    Duration::from_millis(50 + 5 * task as u64)
-}
-
-fn now_us() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.expect("after 1970").as_micros() as u64
-}
-
-#[test]
-#[ignore = "a process that other tests start"]
-fn process() {
-    let store = std::env::var(STORE).expect("a store");
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("resources");
-    runtime.block_on(async {
-        let limiter = Limiter::connect(&store).await.expect("it is up");
-        let limit = Limit::concurrent("frozen", SLOTS as u32)
-            .wait_up_to(Duration::from_secs(60))
-            .fallback(Fallback::Reject);
-        let (tell, mut spans) = tokio::sync::mpsc::unbounded_channel::<Span>();
-        for task in 0..TASKS {
-            let (semaphore, tell) = (limiter.semaphore(&limit, "key"), tell.clone());
-            tokio::spawn(async move {
-                loop {
-                    let Ok(permit) = semaphore.acquire().await else {
-                        continue;
-                    };
-                    let granted = now_us();
-                    tokio::time::sleep(hold(task)).await;
-                    // A lost slot was certainly held only until the stop.
-                    let released = if permit.is_lost() { granted } else { now_us() };
-                    let span = (granted, released);
-                    drop(permit);
-                    if tell.send(span).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-        spans.recv().await.expect("it runs");
-        println!("\nready");
-        let ends = tokio::task::spawn_blocking(|| std::io::stdin().read(&mut [0]));
-        let _ = ends.await;
-        let mut output = std::io::stdout().lock();
-        while let Ok((granted, released)) = spans.try_recv() {
-            writeln!(output, "held {granted} {released}").expect("a reader");
-        }
-    });
-}
-
-struct Running {
-    process: Child,
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
-}
-
-impl Running {
-    fn start(store: &str) -> Self {
-        let mut process = Command::new(std::env::current_exe().expect("a path"))
-            .args(["frozen::process", "--exact", "--ignored", "--nocapture"])
-            .env(STORE, store)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it runs");
-        Self {
-            input: process.stdin.take(),
-            output: BufReader::new(process.stdout.take().expect("piped")),
-            process,
-        }
-    }
-
-    fn until_ready(&mut self) {
-        let mut line = String::new();
-        while line.trim() != "ready" {
-            line.clear();
-            assert!(self.output.read_line(&mut line).expect("UTF-8") > 0);
-        }
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.process.id().try_into().expect("a pid"));
-        kill(pid, signal).expect("it runs");
-    }
-
-    fn finish(mut self) -> Vec<Span> {
-        self.input = None;
-        let mut text = String::new();
-        self.output.read_to_string(&mut text).expect("UTF-8");
-        self.process.wait().expect("a child");
-        let span = |line: &str| {
-            let (granted, released) = line.strip_prefix("held ")?.split_once(' ')?;
-            Some((granted.parse().ok()?, released.parse().ok()?))
-        };
-        text.lines().filter_map(span).collect()
-    }
-}
-
-/// The most slots that were held at once.
-fn peak(spans: &[Span]) -> i32 {
-    let begins = spans.iter().map(|(granted, _)| (*granted, 1));
-    let ends = spans.iter().map(|(_, released)| (*released, -1));
-    let mut moments: Vec<_> = begins.chain(ends).collect();
-    moments.sort_unstable();
-    let mut held = 0;
-    let heights = moments.iter().map(|(_, change)| {
-        held += change;
-        held
-    });
-    heights.max().unwrap_or(0)
-}
 
 /// The longest time without a grant between these moments.
 fn longest_pause(spans: &[Span], (from, until): Span) -> Duration {
@@ -157,15 +29,6 @@ fn longest_pause(spans: &[Span], (from, until): Span) -> Duration {
     moments.sort_unstable();
     let pauses = moments.windows(2).map(|pair| pair[1] - pair[0]);
     Duration::from_micros(pauses.max().unwrap_or(0))
-}
-
-/// Number of slots held between these moments, on average.
-fn slots_used(spans: &[Span], (from, until): Span) -> f64 {
-    let within = |(granted, released): &Span| {
-        let (begin, end) = ((*granted).max(from), (*released).min(until));
-        end.saturating_sub(begin)
-    };
-    spans.iter().map(within).sum::<u64>() as f64 / (until - from) as f64
 }
 
 fn is_frozen_for(length: Duration, distance: Duration) {
@@ -178,7 +41,15 @@ fn is_frozen_for(length: Duration, distance: Duration) {
         true => server.url(),
         false => proxy.url(),
     };
-    let mut replicas: Vec<_> = (0..REPLICAS).map(|_| Running::start(&store)).collect();
+    let work = Work {
+        store: &store,
+        slots: SLOTS as u32,
+        is_strict: true,
+        streams: 0,
+        tasks: TASKS,
+        hold: Duration::from_millis(50),
+    };
+    let mut replicas: Vec<_> = (0..REPLICAS).map(|_| Running::start(&work)).collect();
     replicas.iter_mut().for_each(Running::until_ready);
     std::thread::sleep(Duration::from_secs(1));
     let frozen = replicas.remove(0);
@@ -207,7 +78,8 @@ fn is_frozen_for(length: Duration, distance: Duration) {
     others.extend(of_frozen);
     // At a distance a slot spends as much time on its way as with its holder.
     let usual = slots_used(&others, (stopped - 1_000_000, stopped)) / SLOTS as f64;
-    assert!(peak(&others) <= SLOTS as i32, "G1: {}", peak(&others));
+    let peak = peak(&others, (0, u64::MAX));
+    assert!(peak <= SLOTS as i32, "G1: {peak}");
     assert!(pause < bound || own == SLOTS, "G4: {pause:?}");
     assert!(back.is_some(), "G4: it is never served again");
     let free = (SLOTS - own) as f64;

@@ -26,7 +26,7 @@
 //! | lost, late and repeated charges, sums and refunds of budgets, processes killed, data lost | G1 for rates | `budgets` |
 //! | server clock stepped | G1, G3, G5 | `clocks::a_server_clock_stepped_forward_overshoots_once`, `clocks::a_server_clock_stepped_back_breaks_no_cap`, `clocks::a_clock_stepped_back_by_a_day_leaves_no_deadline_beyond_the_longest_lease`, `clocks::small_steps_cost_no_queue_position` |
 //! | client clocks wrong | G1, G3 | `clocks::replicas_whose_clocks_are_wrong_share_one_cap` |
-//! | restart without persistence, FLUSHALL, eviction | G1, bounded | `storage::a_flushed_store_is_restored`, `storage::a_store_that_restarts_empty_is_restored`, `storage::an_evicted_ledger_is_restored`, `reports::data_that_the_store_has_lost_is_reported_with_counts_and_not_by_key`, S `a_store_that_may_evict_is_warned_of_once` |
+//! | restart without persistence, FLUSHALL, eviction | G1, bounded | `losses`, K `losses.rs`, `src/ledger/tests/rules/generation.rs`, `storage::a_flushed_store_is_restored`, `storage::a_store_that_restarts_empty_is_restored`, `storage::an_evicted_ledger_is_restored`, `reports::data_that_the_store_has_lost_is_reported_with_counts_and_not_by_key`, S `a_store_that_may_evict_is_warned_of_once` |
 //! | failover that loses writes | G1, bounded | `storage::a_failover_that_loses_writes_overshoots_by_what_it_lost`; with a sentinel: `tests/sentinel.rs` |
 //! | READONLY, LOADING, NOREPLICAS, MISCONF, CLUSTERDOWN, MASTERDOWN, BUSY, OOM, TRYAGAIN | G8 | `outages::passing_trouble_of_a_server_is_an_outage`, `reports::a_state_in_which_some_commands_work_is_reported_once`, `outages::a_loading_server_is_an_outage`, `outages::a_busy_server_is_an_outage`, `outages::a_slot_without_a_node_is_an_outage`, `src/store/server_error.rs` |
 //! | resharding under load | G1, G5 | `tests/cluster.rs` |
@@ -60,7 +60,9 @@ mod buffers;
 mod clocks;
 mod ends;
 mod frozen;
+mod losses;
 mod outages;
+mod processes;
 mod proxy;
 mod queue;
 mod refusals;

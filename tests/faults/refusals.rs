@@ -161,9 +161,9 @@ fn a_key_of_another_type_is_no_outage() {
         let replica = Replica::launch(talkative(&url)).await;
         let response = replica.get("/stream?chunks=1000&every=20").send().await;
         let (response, connection) = response.expect("served");
-        let ledger = server.cli(&["KEYS", "demo:*"]);
+        let ledger = server.keys("demo:*");
         drop((response, connection));
-        while server.cli(&["DBSIZE"]) != "0" {
+        while server.key_count() != 0 {
             sleep(Duration::from_millis(5)).await;
         }
         server.cli(&["SET", &ledger, "text"]);

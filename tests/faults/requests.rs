@@ -67,7 +67,7 @@ async fn an_acquire_abandoned_in_flight_leaves_no_ghost() {
         let abandoned = timeout(Duration::from_millis(200), one.acquire()).await;
         abandoned.expect_err("G6: it is in flight when it is dropped");
         // The server answers again after its sleep.
-        let keys = server.cli(&["DBSIZE"]);
+        let keys = server.key_count();
         let began = Instant::now();
         while scripts(&server) == before {
             assert!(began.elapsed() < PATIENT, "it was sent");

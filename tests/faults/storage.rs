@@ -222,7 +222,7 @@ fn scripts(server: &RedisServer) -> u64 {
 async fn until_usage_in_store(server: &RedisServer, members: usize) {
     let seen = async {
         loop {
-            let key = server.cli(&["KEYS", "*"]);
+            let key = server.keys("*");
             if server.cli(&["ZCARD", &key]) == members.to_string() {
                 return;
             }

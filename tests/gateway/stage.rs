@@ -131,7 +131,7 @@ impl Stage {
             members.sort_unstable();
             members.join(" ")
         };
-        let keys = self.redis.cli(&["KEYS", "gateway:*"]);
+        let keys = self.redis.keys("gateway:*");
         keys.lines()
             .map(|key| (key.to_owned(), content(key)))
             .collect()

@@ -266,8 +266,8 @@ impl Soak {
         self.ended.extend(running.into_iter().map(Running::finish));
         drop(proxies);
         let until = Instant::now() + EXPIRY;
-        while self.server.cli(&["DBSIZE"]) != "0" {
-            let left = self.server.cli(&["KEYS", "*"]);
+        while self.server.key_count() != 0 {
+            let left = self.server.keys("*");
             assert!(
                 Instant::now() < until,
                 "these are left in the store: {left}"

@@ -107,7 +107,7 @@ fn hostile_keys_have_one_slot_each() {
             let response = service.oneshot(request).await.unwrap();
             assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         }
-        let names = server.cli(&["KEYS", "*"]);
+        let names = server.keys("*");
         let names: BTreeSet<&str> = names.lines().collect();
         assert_eq!(names.len(), count);
         for name in names {

@@ -28,7 +28,7 @@ fn resident_kib() -> usize {
 async fn idle(limiter: &Limiter, server: &RedisServer) {
     loop {
         let status = limiter.status();
-        if (status.held, status.waiting) == (0, 0) && server.cli(&["DBSIZE"]) == "0" {
+        if (status.held, status.waiting) == (0, 0) && server.key_count() == 0 {
             return;
         }
         sleep(Duration::from_millis(5)).await;

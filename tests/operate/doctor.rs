@@ -45,7 +45,7 @@ async fn a_server_and_replicas_that_are_well() {
     }
     assert_eq!(bad(&findings), expected, "{findings:?}");
     // The doctor leaves nothing behind.
-    assert_eq!(server.cli(&["DBSIZE"]), "0");
+    assert_eq!(server.key_count(), 0);
 
     let (limiters, _operator) = replicas(&server, 2).await;
     let held = limiters[0].semaphore(CHAT, "acme").acquire().await.unwrap();
@@ -265,7 +265,7 @@ async fn a_command_that_the_server_does_not_know_is_named_where_it_is_needed() {
         is_seen(&server.url(), command, "renamed").await;
         // All acquired slots are released, or expire.
         if command == "PEXPIRE" {
-            assert_eq!(server.cli(&["KEYS", "turnstile:*"]), "");
+            assert_eq!(server.keys("turnstile:*"), "");
         }
     }
 }

@@ -362,7 +362,7 @@ fn no_error_and_no_type_shows_a_secret() {
         let server = RedisServer::start();
         let shared = Limiter::connect(&server.url()).await.expect("it is up");
         limits_that_are_reached(&mut scene, &shared, "text/plain").await;
-        scene.output.text(server.cli(&["KEYS", "*"]));
+        scene.output.text(server.keys("*"));
         shared.shutdown(Duration::ZERO).await;
         a_body_that_fails(&mut scene).await;
         stores(&mut scene).await;

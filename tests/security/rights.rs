@@ -95,7 +95,7 @@ async fn live(
     let one = connect(url, namespace, poll).await?;
     let other = connect(url, namespace, poll).await?;
     let held = one.semaphore(&ONE, "key").acquire().await?;
-    let key = server.cli(&["KEYS", &format!("{namespace}:*")]);
+    let key = server.keys(&format!("{namespace}:*"));
 
     // Whatever is forbidden, nobody else may get the slot.
     let semaphore = other.semaphore(&ONE, "key");
@@ -131,18 +131,18 @@ async fn live(
     drop(held);
     until(namespace, || waiter.is_finished()).await?;
     drop(waiter.await.expect("no panic")?);
-    until(namespace, || server.cli(&["DBSIZE"]) == "0").await?;
+    until(namespace, || server.key_count() == 0).await?;
 
     let several = one
         .semaphore(&ONE, "key")
         .and(&ALL, "key")
         .and(&RATE, "key");
     drop(several.acquire().await?);
-    until(namespace, || server.cli(&["DBSIZE"]) == "0").await?;
+    until(namespace, || server.key_count() == 0).await?;
     let _held = other.semaphore(&ALL, "key").acquire().await?;
     assert_eq!(other.shutdown(Duration::ZERO).await.lost, 1);
     one.shutdown(PATIENT).await;
-    until(namespace, || server.cli(&["DBSIZE"]) == "0").await?;
+    until(namespace, || server.key_count() == 0).await?;
     if is_refused(namespace) {
         return Err(Noticed::InLog);
     }

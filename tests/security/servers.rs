@@ -105,7 +105,7 @@ async fn no_secret_is_shown_whatever_happens_to_the_store() {
         }
     };
     serve(&mut output).await;
-    output.text(server.cli(&["KEYS", "*"]));
+    output.text(server.keys("*"));
 
     // The password changes while the service runs.
     password(">canary-other");

@@ -181,7 +181,7 @@ impl Backend {
             }
         };
         let keys = servers.into_iter().flat_map(|server| {
-            let keys = lines(&server.cli(&["KEYS", &pattern]));
+            let keys = lines(&server.keys(&pattern));
             keys.into_iter().map(move |key| (server, key))
         });
         keys.map(|(server, key)| look(server, &key)).collect()

@@ -535,7 +535,7 @@ async fn a_key_of_another_type_refuses_and_opens_no_gate() {
     let rate = SLOW.fallback(Fallback::Allow);
     let semaphore = limiter.semaphore(&rate, "a");
     drop(semaphore.acquire().await.expect("in time"));
-    let key = server.cli(&["KEYS", "*:rate"]);
+    let key = server.keys("*:rate");
     let slots = limiter.semaphore(&ALL, Key::SHARED);
     for command in ["SADD", "SET"] {
         server.cli(&["DEL", &key]);

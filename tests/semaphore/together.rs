@@ -394,7 +394,7 @@ async fn all_is_free(server: &RedisServer, limiter: &Limiter) {
         }
     })
     .await;
-    assert_eq!(server.cli(&["DBSIZE"]), "0");
+    assert_eq!(server.key_count(), 0);
 }
 
 /// The store loses all data and connections at once, which is not an outage.
@@ -571,7 +571,7 @@ async fn an_admission_under_three_limits_is_one_exchange() {
     ];
     assert_eq!(calls(&server), times(TIMES, admission));
 
-    let ledgers = server.cli(&["KEYS", "*}"]);
+    let ledgers = server.keys("*}");
     let held = || {
         let count = |key| {
             server

@@ -112,6 +112,21 @@ impl RedisServer {
             .unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
     }
 
+    /// The keys that match a pattern, one on each line, except the generation of the data, which stays for a while.
+    pub(crate) fn keys(&self, pattern: &str) -> String {
+        let keys = self.cli(&["KEYS", pattern]);
+        let keys: Vec<_> = keys
+            .lines()
+            .filter(|key| !key.contains("generation"))
+            .collect();
+        keys.join("\n")
+    }
+
+    /// Number of keys, except the generation of the data.
+    pub(crate) fn key_count(&self) -> usize {
+        self.keys("*").lines().count()
+    }
+
     /// Like [`cli`](Self::cli), for a command that may fail.
     pub(crate) fn try_cli(&self, arguments: &[&str]) -> Result<String, String> {
         command(self.port, arguments).unwrap_or_else(|error| Err(error.to_string()))

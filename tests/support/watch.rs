@@ -246,7 +246,7 @@ pub(crate) fn script_calls(server: &RedisServer) -> usize {
 
 /// Waits until the store is empty.
 pub(crate) async fn until_empty(server: &RedisServer) {
-    while server.cli(&["DBSIZE"]) != "0" {
+    while server.key_count() != 0 {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

@@ -236,6 +236,14 @@ impl Core {
     }
 
     /// Lists the remains of requests and permits.
+    /// Whether the next exchange only asks for the generation of the data.
+    pub fn queries_next(&mut self, now: Instant) -> bool {
+        self.ctx.now = now;
+        let link = self.link(Part::default());
+        let is_ready = link.is_up() && link.clock.is_some();
+        is_ready && self.should_query_generation(Part::default())
+    }
+
     pub fn leftovers(&self) -> Vec<&'static str> {
         let any = |which: &dyn Fn(&Link) -> bool| self.links.iter().any(which);
         let parts = [

@@ -153,8 +153,9 @@ impl Core {
             return Some(self.send(draft));
         }
         let link = self.link(part);
+        let is_ready = link.is_up() && link.clock.is_some();
         // Without the store's time, no acquire can be given an expiry; a store that is down gets only probes.
-        if link.is_up() && link.clock.is_some() {
+        if is_ready && !self.should_query_generation(part) {
             self.fill(&mut draft);
             let link = self.link(part);
             if draft.is_empty() && link.in_flight.is_empty() && !link.held_back.is_empty() {
@@ -373,13 +374,15 @@ impl Core {
             refunds,
             ..
         } = draft;
-        let (ids, claims) = claims.into_values().unzip();
+        let (ids, claims): (_, Vec<_>) = claims.into_values().unzip();
         let (settings, now) = (&self.ctx.settings, self.ctx.now);
         // The store gets its full timeout, however long requests have waited here: they have deadlines of their own.
         let deadline = now + settings.store_timeout;
         self.exchanges += 1;
         let number = self.exchanges;
-        let link = &mut self.links[part.number()];
+        let is_hello = batches.is_empty() && claims.is_empty() && refunds.is_empty();
+        let generation_query = is_hello.then(|| self.query_generation(part));
+        let (settings, link) = (&self.ctx.settings, &mut self.links[part.number()]);
         // This exchange reconnects if the connection has ended.
         (link.connection.is_wanted, link.connection.reconnect_at) = (false, None);
         let exchange = Arc::new(Exchange {
@@ -391,6 +394,7 @@ impl Core {
             batches,
             claims,
             refunds,
+            generation_query,
         });
         // A session connects only for a hello.
         debug_assert!(link.clock.is_some() || exchange.is_hello());
@@ -518,6 +522,9 @@ impl Core {
             });
         }
         link.window.on_answer(at, now);
+        if exchange.generation_query.is_some() {
+            self.on_generation(id, seen, reply.generation);
+        }
         let (mut outage, work) = (None, Work::of(&reply));
         for ((pending, batch), result) in
             pending.iter_mut().zip(&exchange.batches).zip(reply.batches)

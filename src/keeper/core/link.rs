@@ -40,6 +40,10 @@ pub(super) struct Link {
     /// Since when each exchange has left work for the next one.
     pub behind_since: Option<Instant>,
     pub clock: Option<StoreClock>,
+    /// The generation of the store's data by the latest answer, and when that query was sent.
+    pub generation: Option<(u64, Instant)>,
+    /// When the latest hello was sent, which asks for the generation.
+    pub queried: Option<Instant>,
     pub breaker: Breaker,
     pub connection: Connection,
 }
@@ -140,6 +144,8 @@ impl Link {
             refunds: Vec::new(),
             behind_since: None,
             clock: None,
+            generation: None,
+            queried: None,
             breaker: Breaker::new(),
             connection: Connection::default(),
         }

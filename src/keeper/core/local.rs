@@ -103,7 +103,7 @@ impl Core {
             return match queue.may_ask_until(&self.ctx, lease.seq(), *wait) {
                 Some(until) => self.go_on_asking(id, Asking { since, until }),
                 None if wait.is_zero() => {
-                    let kind = queue.full_kind(self.ctx.now);
+                    let kind = queue.full_kind(&self.ctx);
                     self.refuse_by(id, lease, kind)
                 }
                 None => self.refuse_by(id, lease, AcquireErrorKind::TimedOut),

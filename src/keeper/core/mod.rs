@@ -12,6 +12,7 @@
 //! | `refusals` | requests that are refused or dropped, and the contents of a refusal |
 //! | `rates` | charges and refunds at rates, claims on ledgers and rates of this process, and accounts of permits |
 //! | this one | the data, requests and the lists that they are in; settings, the limits in force, the time and counts are in [`context`](super::context) |
+//! | `generation` | losses of all data, after which permits return before newcomers |
 //! | `link` | a connection, with its exchanges in flight, their number, and the work that only it can do |
 //! | `queues` | the queues, created on demand, and their indexes |
 //! | `breaker` | the circuit breaker |
@@ -28,6 +29,7 @@ mod acquire;
 mod audit;
 mod breaker;
 mod exchange;
+mod generation;
 mod limits;
 mod link;
 mod local;

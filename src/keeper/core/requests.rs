@@ -365,6 +365,7 @@ impl Core {
             self.accounts.next_due(),
             self.ctx.overrides.next_end(),
             self.ctx.fallback_ends_at(),
+            self.ctx.next_end_of_return(),
             self.ctx.reports.next_due(),
             self.alarm,
         ];
@@ -400,6 +401,7 @@ impl Core {
         self.end_trouble();
         self.end_overrides();
         self.end_fallbacks();
+        self.check_returns();
         self.wake_sleepers();
         self.accounts.on_time(now);
         while let Some(&(at, id)) = self.waits.first()

@@ -165,10 +165,20 @@ impl Core {
             Event::Disconnected => self.on_disconnected(part),
             Event::Wake(wake) => self.on_wake(wake),
             Event::Missed => self.on_missed(part),
-            Event::Announced(_) => {}
+            Event::Lost(key) => self.on_lost(part, key),
             Event::Counted(replicas) => self.on_counted(part, *replicas),
         }
         self.follow_decisions();
+    }
+
+    /// Another replica has found that the store has lost permits of this ledger, or all data of this part.
+    fn on_lost(&mut self, part: Part, key: &str) {
+        if key == self.ctx.settings.generation_key(part) {
+            self.on_generation_lost(part);
+        } else if let Some(queue) = self.queues.of_ledger(key) {
+            self.queues
+                .change(&mut self.ctx, queue, |queue, ctx| queue.on_lost(ctx));
+        }
     }
 
     /// Wake-ups of any queue may have been missed: each queue asks for its waiters by name, and releases idle slots,

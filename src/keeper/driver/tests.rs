@@ -28,6 +28,7 @@ impl Session for Arc<Slow> {
             more: false,
             batches: Vec::new(),
             claims: Vec::new(),
+            generation: None,
         };
         async move {
             let (tell, told) = oneshot::channel();
@@ -87,6 +88,7 @@ fn outgoing_of(number: u64, ledgers: usize) -> Outgoing {
         batches: vec![Batch::default(); ledgers],
         claims: Vec::new(),
         refunds: Vec::new(),
+        generation_query: None,
     };
     Outgoing {
         id: id(number),

@@ -14,7 +14,7 @@ use crate::{
         context::{Context, Counts},
         demand::RequestId,
     },
-    ledger::{Ledger, Seq},
+    ledger::{Ledger, Seq, weight_of},
 };
 
 pub(in crate::keeper) const FORGET_AFTER: u32 = super::FORGET_AFTER;
@@ -88,6 +88,13 @@ impl Queue {
         ensure!(
             !self.recheck_right || ctx.shared,
             "{at}: the right to keep slots was not seen to"
+        );
+        let in_store = |entry: &Entry| matches!(entry.state(), State::Held(hold) if hold.in_store);
+        let held = self.those(in_store).into_iter().map(weight_of);
+        ensure!(
+            held.sum::<u32>() == self.held,
+            "{at}: counts {} as held",
+            self.held
         );
         ensure!(
             !self.introducing || self.is_introducing(),

@@ -25,7 +25,7 @@ impl Queue {
     ) -> Option<(Batch, PendingBatch)> {
         let mut batch = Batch {
             key: self.ledger.clone(),
-            limit: self.max(),
+            limit: self.max_in_store(ctx),
             max_waiters: self.limit.waiters(),
             reuse: self.reuse(ctx),
             ..Batch::default()
@@ -36,6 +36,7 @@ impl Queue {
             releases: Vec::new(),
             inquiries: Vec::new(),
             tickets: Vec::new(),
+            held: 0,
             nearest_ms: None,
         };
         let wanted = self.wants_batch;
@@ -83,6 +84,7 @@ impl Queue {
             self.take_newcomers(ctx, batch, pending, room);
         }
         self.shrink_outbox();
+        pending.held = if self.introducing { 0 } else { self.held };
         batch.waits |= self.has_waiters() || batch.acquire.iter().any(|ask| ask.wait);
     }
 
@@ -116,6 +118,7 @@ impl Queue {
             {
                 entry.in_store.entering = true;
                 batch.adopt.push(seq);
+                batch.tells |= std::mem::take(&mut self.tells);
                 take_room(room, seq);
             }
         }
@@ -227,8 +230,9 @@ impl Queue {
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
         }
         let places = places_of(batch, &answer);
+        let mut is_lost = !self.introducing && in_use < pending.held;
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
-            self.renewed(ctx, *seq, standing, at);
+            is_lost |= self.renewed(ctx, *seq, standing, at);
         }
         self.note_places(places);
         self.report_adopted(ctx, batch, &answer.adopted);
@@ -247,6 +251,9 @@ impl Queue {
         }
         for promotion in answer.promoted {
             self.granted(ctx, promotion.seq, at, promotion.until_ms);
+        }
+        if is_lost && !self.introducing {
+            self.find_loss(ctx);
         }
     }
 
@@ -335,6 +342,7 @@ impl Queue {
             State::Held(_) if !entry.lease.extend(until, now) => self.lose(ctx, seq),
             State::Held(_) => {
                 ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
+                self.confirm_hold(ctx, seq);
                 self.set_due(seq, renew_at);
             }
             // There must be time left to renew the lease.
@@ -347,7 +355,14 @@ impl Queue {
         }
     }
 
-    fn renewed(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: StoreMoment) {
+    /// Returns whether the store has lost the permit.
+    fn renewed(
+        &mut self,
+        ctx: &mut Context,
+        seq: Seq,
+        standing: Standing,
+        at: StoreMoment,
+    ) -> bool {
         if let Some(entry) = self.entries.get_mut(&seq) {
             entry.in_store.renewing = false;
             if std::mem::take(&mut entry.in_store.renew_again) {
@@ -355,10 +370,11 @@ impl Queue {
             }
         }
         if let Standing::Held { until_ms } = standing {
-            return self.granted(ctx, seq, at, until_ms);
+            self.granted(ctx, seq, at, until_ms);
+            return false;
         }
         let Some(entry) = self.entries.get_mut(&seq) else {
-            return;
+            return false;
         };
         match (*entry.state(), standing) {
             // The answer is older than the grant.
@@ -366,8 +382,12 @@ impl Queue {
                 self.renew_or_end(ctx, seq)
             }
             (State::Checking { since }, _) if at.sent < since => self.renew(seq),
-            // The store has lost the permit, or has reverted to an older copy.
-            (State::Held(_), _) => self.outbox().adopt.push_back(seq),
+            // The store has lost the permit, or has reverted to an older copy; or it never had it.
+            (State::Held(_), _) => {
+                let is_lost = entry.lease.deadline().is_some() && !entry.lease.is_over(ctx.now);
+                self.outbox().adopt.push_back(seq);
+                return is_lost;
+            }
             (State::Waiting(_) | State::Checking { .. }, Standing::Waiting { ticket }) => {
                 self.wait_in_store(ctx, seq, ticket, at);
             }
@@ -379,6 +399,7 @@ impl Queue {
             }
             _ => {}
         }
+        false
     }
 
     fn adopted(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: StoreMoment) {
@@ -429,7 +450,7 @@ impl Queue {
                 entry.begin(ctx.now);
                 self.wait_in_store(ctx, seq, ticket, at);
             }
-            Standing::Full => self.refuse(ctx, seq, self.full_kind(ctx.now)),
+            Standing::Full => self.refuse(ctx, seq, self.full_kind(ctx)),
             Standing::QueueFull => self.refuse(ctx, seq, AcquireErrorKind::QueueFull),
             // Its turn has not come, or its exchange arrived too late.
             Standing::Stale | Standing::Absent | Standing::Adopted { .. } => {

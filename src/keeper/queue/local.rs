@@ -162,7 +162,7 @@ impl Queue {
             Ok(Standing::Absent | Standing::Stale | Standing::Adopted { .. }) => return,
             Ok(Standing::QueueFull) => AcquireErrorKind::QueueFull,
             Ok(Standing::Full) if has_waited => AcquireErrorKind::TimedOut,
-            Ok(Standing::Full) => self.full_kind(ctx.now),
+            Ok(Standing::Full) => self.full_kind(ctx),
             Err(kind) => kind,
         };
         self.refuse(ctx, seq, kind);

@@ -112,6 +112,10 @@ pub(super) struct Queue {
     /// Newcomers are held back until the store has confirmed all holders: see [`introduce`](Self::introduce). May stay
     /// set after that, until [`after_change`](Self::after_change).
     introducing: bool,
+    /// The next batch that adopts a permit tells the other replicas, since this one has found the loss.
+    tells: bool,
+    /// Units that the store should count as held by this process.
+    held: u32,
     snapshot: Snapshot,
 }
 
@@ -241,6 +245,8 @@ pub(super) struct PendingBatch {
     inquiries: Vec<Inquiry>,
     /// Newcomers that have lost their place, with its ticket.
     tickets: Vec<(Seq, i64)>,
+    /// [`Queue::held`] when it was sent; 0 during an introduction.
+    held: u32,
     /// When the next lease in the ledger ends, according to the answer.
     nearest_ms: Option<u64>,
 }
@@ -311,6 +317,8 @@ impl Queue {
             recheck_right: false,
             pause: None,
             introducing: false,
+            tells: false,
+            held: 0,
             snapshot: Snapshot {
                 in_use: 0,
                 waiting: 0,
@@ -416,9 +424,10 @@ impl Queue {
     }
 
     /// Why a request that does not wait is refused.
-    pub fn full_kind(&self, now: Instant) -> AcquireErrorKind {
-        match self.pause_left(now) {
+    pub fn full_kind(&self, ctx: &Context) -> AcquireErrorKind {
+        match self.pause_left(ctx.now) {
             Some(_) => AcquireErrorKind::Paused,
+            None if self.is_returning(ctx) => AcquireErrorKind::Unavailable,
             None => AcquireErrorKind::Full,
         }
     }

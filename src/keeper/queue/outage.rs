@@ -41,6 +41,7 @@ impl Queue {
         if batch.pause_ms.is_some() {
             self.repeat_pause();
         }
+        self.tells |= batch.tells;
         for release in pending.releases.drain(..) {
             match retry {
                 true => self.outbox().release.push(release),

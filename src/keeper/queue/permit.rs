@@ -50,7 +50,7 @@ impl Queue {
     }
 
     fn insert(&mut self, ctx: &mut Context, entry: Entry) {
-        count(ctx, self.limit_id, &entry, true);
+        count(ctx, &mut self.held, self.limit_id, &entry, true);
         self.entries.insert(entry.lease.seq(), entry);
     }
 
@@ -60,9 +60,9 @@ impl Queue {
             return;
         };
         unindex(entry, &mut self.waiters);
-        count(ctx, self.limit_id, entry, false);
+        count(ctx, &mut self.held, self.limit_id, entry, false);
         entry.state = state;
-        count(ctx, self.limit_id, entry, true);
+        count(ctx, &mut self.held, self.limit_id, entry, true);
         if let State::Waiting(Line::InStore { ticket, .. }) = state {
             let waiters = self.waiters.get_or_insert_default();
             waiters.by_ticket.insert((ticket, seq));
@@ -146,14 +146,26 @@ impl Queue {
         self.renew(seq);
     }
 
-    /// The store, or this process, has granted the slot.
+    /// The store has granted the slot, or this process: then nothing is `due`.
     pub(super) fn hold(&mut self, ctx: &mut Context, seq: Seq, due: Option<Instant>) {
         let hold = HeldSlot {
             due,
             since: ctx.now,
             holder: Holder::Request,
+            in_store: due.is_some(),
         };
         self.set(ctx, seq, State::Held(hold));
+    }
+
+    /// The store holds the slot: it has granted, renewed or adopted it.
+    pub(super) fn confirm_hold(&mut self, ctx: &mut Context, seq: Seq) {
+        if let Some(entry) = self.entries.get(&seq)
+            && let State::Held(hold) = entry.state
+            && !hold.in_store
+        {
+            let in_store = true;
+            self.set(ctx, seq, State::Held(HeldSlot { in_store, ..hold }));
+        }
     }
 
     /// A ledger has refused the slot, and so the request.
@@ -190,7 +202,7 @@ impl Queue {
     fn remove(&mut self, ctx: &mut Context, seq: Seq) -> Option<Entry> {
         let entry = self.entries.get(&seq)?;
         unindex(entry, &mut self.waiters);
-        count(ctx, self.limit_id, entry, false);
+        count(ctx, &mut self.held, self.limit_id, entry, false);
         self.entries.remove(&seq)
     }
 
@@ -493,8 +505,8 @@ fn report(ctx: &mut Context, entry: &Entry, decision: Decision) {
     }
 }
 
-/// Adds an entry to the counts of its state, or removes it.
-fn count(ctx: &mut Context, limit_id: LimitId, entry: &Entry, is_in: bool) {
+/// Adds an entry to the counts of its state, or removes it. `held`: the units that the store should count.
+fn count(ctx: &mut Context, held: &mut u32, limit_id: LimitId, entry: &Entry, is_in: bool) {
     let state = &entry.state;
     let (count, measure): (_, fn(f64) -> Measure) = match state {
         State::Held(_) => (&mut ctx.counts.held, Measure::Held),
@@ -511,7 +523,15 @@ fn count(ctx: &mut Context, limit_id: LimitId, entry: &Entry, is_in: bool) {
     }
     let sign = if is_in { 1.0 } else { -1.0 };
     let change = match state {
-        State::Held(_) => sign * f64::from(weight_of(entry.lease.seq())),
+        State::Held(hold) => {
+            let units = weight_of(entry.lease.seq());
+            match is_in {
+                true if hold.in_store => *held += units,
+                false if hold.in_store => *held -= units,
+                _ => {}
+            }
+            sign * f64::from(units)
+        }
         _ => sign,
     };
     ctx.measure(limit_id, measure(change));

@@ -311,6 +311,9 @@ impl Queue {
                     Some(until.saturating_duration_since(ctx.now))
                 }
                 (AcquireErrorKind::Paused, None) => self.pause_left(ctx.now),
+                (AcquireErrorKind::Unavailable, _) if self.is_returning(ctx) => {
+                    ctx.returning_for(self.part)
+                }
                 _ => self.next_free(ctx, weight_of(seq)),
             },
             quotas: self.quota(ctx).into_iter().collect(),
@@ -322,7 +325,7 @@ impl Queue {
     /// The free slots of this key, and when the next one is expected, if the ledger's state is known.
     pub fn quota(&self, ctx: &Context) -> Option<Quota> {
         let known = self.ledger_here.is_some() || self.snapshot.seen.store_us > 0;
-        let max = self.in_force(self.max(), ctx.now);
+        let max = self.in_force(self.max_in_store(ctx), ctx.now);
         let free = max.saturating_sub(self.usage().in_use);
         let remaining = if self.snapshot.waiting > 0 { 0 } else { free };
         known.then(|| Quota {

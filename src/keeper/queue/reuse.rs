@@ -251,17 +251,13 @@ impl Queue {
 
     /// Called before requests for this many units go to the store because the pool did not serve them: no slot was
     /// idle, or they need several slots at once. Slots idle by now are released in the same exchange, or the store
-    /// would refuse the requests or make them wait; slots that can be released at once go first. Returns whether there
-    /// were enough.
+    /// would refuse the requests or make them wait. All can be released at once: no request is sent while a slot is being
+    /// adopted. Returns whether there were enough.
     pub fn make_room(&mut self, ctx: &mut Context, units: usize) -> bool {
         let Some(pool) = self.pool() else {
             return false;
         };
-        let is_present = |lease: &Lease| {
-            let entry = self.entries.get(&lease.seq());
-            entry.is_some_and(|entry| entry.in_store.present && !entry.in_store.entering)
-        };
-        let idle = pool.withdraw(units, ctx.now, is_present);
+        let idle = pool.withdraw(units, ctx.now);
         let is_enough = idle.len() >= units;
         self.release_idle(ctx, idle);
         is_enough

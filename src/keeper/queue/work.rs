@@ -2,7 +2,7 @@
 //! send. The outbox is filled by the methods under "Filling the outbox" in `permit.rs`, and directly by `exchange.rs`,
 //! `outage.rs` and `requests.rs` (`inquire`, `on_time`).
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use tokio::time::Instant;
 
@@ -50,7 +50,12 @@ impl Queue {
     /// newcomers until their confirmation, however many exchanges that takes. Holders are adopted only if the store
     /// does not know them: a late `adopt` could restore a permit that was released meanwhile.
     pub fn introduce(&mut self, ctx: &Context) {
+        let adopts = self.outbox.iter().flat_map(|outbox| &outbox.adopt);
+        let adopts: BTreeSet<Seq> = adopts.copied().collect();
         for seq in self.those(Entry::is_held) {
+            if adopts.contains(&seq) {
+                continue;
+            }
             if let Some(entry) = self.entries.get_mut(&seq) {
                 entry.in_store.renew_again |= entry.in_store.renewing;
             }
@@ -59,6 +64,38 @@ impl Queue {
         self.introducing = true;
         self.repeat_pause();
         self.call_roll_soon(ctx);
+    }
+
+    /// The store has lost permits of this key, as an answer shows: asks for all holders, and tells the other replicas.
+    pub(super) fn find_loss(&mut self, ctx: &Context) {
+        self.tells = true;
+        self.introduce(ctx);
+    }
+
+    /// The store has lost permits of this key, as another replica says.
+    pub fn on_lost(&mut self, ctx: &Context) {
+        self.tells = false;
+        self.introduce(ctx);
+    }
+
+    /// Whether newcomers wait because permits return to a store that has lost its data.
+    pub(super) fn is_returning(&self, ctx: &Context) -> bool {
+        ctx.returning_for(self.part).is_some()
+            && ctx.is_strict(self.limit_id, self.part, self.own_limit())
+    }
+
+    /// The limit by which the store decides on newcomers; holders return regardless of it.
+    pub(super) fn max_in_store(&self, ctx: &Context) -> u32 {
+        if self.is_returning(ctx) {
+            0
+        } else {
+            self.max()
+        }
+    }
+
+    /// Newcomers wait no longer for permits to return.
+    pub fn go_on(&mut self) {
+        self.wants_batch |= self.has_waiters();
     }
 
     fn renew_all(&mut self, which: impl Fn(&Entry) -> bool) {

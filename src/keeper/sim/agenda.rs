@@ -65,6 +65,8 @@ pub(super) enum Event {
     TimesOut(ExchangeId),
     Fails(ExchangeId, Failure),
     Wakes(Wake),
+    /// A ledger has lost permits.
+    Lost(Part, String),
     /// The connection to this part of the store.
     Cut(Part),
     Connects(Part),

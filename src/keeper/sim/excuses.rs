@@ -2,7 +2,7 @@
 //!
 //! | event | excuse | until |
 //! | --- | --- | --- |
-//! | the store forgets, or an older copy takes over, or its clock is stepped forward | G1, G2 for the holders at the time: they may be missing, and return past the limit | G2: a lease later; G1: they end |
+//! | the store forgets, or an older copy takes over, or its clock is stepped forward | G1, G2 for the holders at the time: they may be missing, and return past the limit | G2: a lease later, or two store timeouts after their replica heard of the loss; G1: they end |
 //! | a fallback admits a permit without the store | G1 for that permit | it ends |
 //! | an older copy takes over | G6 for names that the copy restores | they have waited, and a lease |
 //! | an exchange runs once more after its answer | G6 for the names that it admits | they have waited, and a lease |
@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use super::{LONGEST_HOLD, LONGEST_STALL, PATIENCE, checks::Snapshot, world::World};
+use super::{LONGEST_HOLD, LONGEST_STALL, PATIENCE, STORE_TIMEOUT, checks::Snapshot, world::World};
 use crate::ledger::{Exchange, MemberId, ReplicaId, Seq};
 
 #[derive(Default)]
@@ -116,6 +116,19 @@ impl Excuses {
 }
 
 impl World {
+    /// A replica has heard that the store has lost all data. Unless other faults delay it, its permits are soon back.
+    pub fn returns_soon(&mut self, replica: usize) {
+        let (of, until) = (self.replicas[replica].id, self.now + 2 * STORE_TIMEOUT);
+        if self.mix == "data loss" {
+            let missing = self.excuses.missing.iter_mut();
+            let its = missing.filter(|(id, before)| id.replica == of && **before > until);
+            for (_, before) in its {
+                *before = until;
+                self.totals.returned += 1;
+            }
+        }
+    }
+
     /// Compares the ledgers with their earlier state. A step of the clock shortens all leases.
     pub fn data_was_lost(&mut self, stepped: bool) {
         let ledgers = self.ledgers.iter();
@@ -125,6 +138,10 @@ impl World {
         self.promotions.forget();
         let before = std::mem::take(&mut self.picture);
         let until = self.now + self.longest_lease();
+        self.excuses
+            .missing
+            .values_mut()
+            .for_each(|one| *one = until);
         for (key, ledger) in &before {
             for (id, until_ms) in &ledger.holders {
                 let copy = after.get(key).and_then(|copy| copy.holders.get(id));

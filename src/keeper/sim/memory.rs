@@ -26,6 +26,7 @@ impl World {
             batches: Vec::new(),
             claims: Vec::new(),
             refunds: Vec::new(),
+            generation_query: None,
         };
         let mut picture = mem::take(&mut self.picture);
         for (here, after) in now {

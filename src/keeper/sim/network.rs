@@ -137,6 +137,17 @@ impl World {
         self.deliver(replica, at - self.now, Event::Answer(to.id, reply));
     }
 
+    /// A ledger has lost permits.
+    pub fn tell_all(&mut self, part: Part, key: &str) {
+        for replica in 0..self.replicas.len() {
+            let is_absent = self.absent.contains(&(part, self.replicas[replica].id));
+            if !is_absent && !self.chance(self.faults.lost_wake) {
+                let delay = self.millis(0..2);
+                self.deliver(replica, delay, Event::Lost(part, key.to_owned()));
+            }
+        }
+    }
+
     pub fn send_wake(&mut self, to: ReplicaId, wake: Wake) {
         let mut replicas = self.replicas.iter();
         let Some(woken) = replicas.position(|replica| replica.id == to) else {

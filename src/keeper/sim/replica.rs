@@ -193,6 +193,13 @@ impl World {
                 core.on_event(Part::default(), &StoreEvent::Wake(wake.clone()), now);
                 self.note(|| format!("r{replica} was woken: {wake:?}"));
             }
+            Event::Lost(part, key) => {
+                core.on_event(part, &StoreEvent::Lost(key.clone()), now);
+                if key == core.settings().generation_key(part) {
+                    self.returns_soon(replica);
+                }
+                self.note(|| format!("r{replica} hears that {key} has lost permits"));
+            }
             Event::Cut(part) => {
                 self.is_troubled(replica);
                 let core = &mut self.replicas[replica].core;

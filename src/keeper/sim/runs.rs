@@ -144,6 +144,7 @@ fn report(kind: Kind, all: &BTreeMap<u64, Totals>) {
             sum.permits += totals.permits;
             sum.reused += totals.reused;
             sum.pauses += totals.pauses;
+            sum.returned += totals.returned;
             sum.steps += totals.steps;
             sum.exchanges += totals.exchanges;
             sum.charges += totals.charges;
@@ -156,6 +157,11 @@ fn report(kind: Kind, all: &BTreeMap<u64, Totals>) {
             println!("{mix}: {worlds} worlds, {sum:?}");
             let is_idle = sum.permits <= worlds * 20;
             assert!(worlds < 10 || !is_idle, "{mix}: hardly anything was done");
+            let loses = mix == "data loss";
+            assert!(
+                worlds < 10 || !loses || sum.returned > 0,
+                "no permit had to return"
+            );
         }
     }
 }

@@ -81,12 +81,10 @@ impl World {
             listens: sent.listens,
             absent: self.absent_from(id.part),
         };
-        let (mut reply, wakes) = self.ledgers.exchange(&exchange, self.store_us());
+        let (mut reply, published) = self.ledgers.exchange(&exchange, self.store_us());
         self.note(|| {
             let again = if repeated { " again" } else { "" };
-            format!(
-                "store runs {id} of r{replica}{again}: {exchange:?} -> {reply:?} wakes {wakes:?}"
-            )
+            format!("store runs {id} of r{replica}{again}: {exchange:?} -> {reply:?} {published:?}")
         });
         self.check_rates(&exchange, &reply, repeated);
         self.check(&exchange, reply.more);
@@ -95,8 +93,11 @@ impl World {
         }
         broken.spoil(&mut reply);
         self.check_charges(sent, &exchange, &reply);
-        for (to, wake) in wakes {
+        for (to, wake) in published.wakes {
             self.send_wake(to, wake);
+        }
+        for key in published.lost {
+            self.tell_all(id.part, &key);
         }
         reply
     }

@@ -126,6 +126,8 @@ pub(super) struct Totals {
     /// Permits among these on kept slots.
     pub reused: u64,
     pub pauses: u64,
+    /// Lost permits that had to be back soon.
+    pub returned: u64,
     pub exchanges: u64,
     /// Steps after which a keeper's driver was idle.
     pub steps: u64,

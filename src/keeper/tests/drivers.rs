@@ -32,6 +32,7 @@ const TIME: Reply = Reply {
     more: false,
     batches: Vec::new(),
     claims: Vec::new(),
+    generation: None,
 };
 
 /// Counts the exchanges of each of its sessions, and leaves them unanswered.

@@ -10,6 +10,7 @@ mod drivers;
 mod edges;
 mod ends;
 mod leases;
+mod losses;
 mod order;
 mod outages;
 mod overrides;
@@ -18,7 +19,7 @@ mod renewals;
 mod reuse;
 mod weights;
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -56,6 +57,8 @@ struct World {
     now: Duration,
     keepers: Vec<Core>,
     wakes: Vec<(usize, Wake)>,
+    /// Keys of ledgers of which all replicas were told.
+    lost: Vec<String>,
     /// Requests for a single slot, by their leases.
     asked: Vec<(Arc<Lease>, RequestId)>,
 }
@@ -121,6 +124,7 @@ impl World {
             now: Duration::ZERO,
             keepers,
             wakes: Vec::new(),
+            lost: Vec::new(),
             asked: Vec::new(),
         };
         for keeper in 0..world.keepers.len() {
@@ -217,27 +221,34 @@ impl World {
         self.keepers[keeper].may_send(self.local())
     }
 
+    /// The next exchange, beside queries for the generation of the data, which are answered at once.
     fn send(&mut self, keeper: usize) -> Outgoing {
         let now = self.local();
-        self.keepers[keeper]
-            .next_exchange(now)
-            .expect("something to send")
+        loop {
+            let core = &mut self.keepers[keeper];
+            let queries = core.queries_next(now);
+            let outgoing = core.next_exchange(now).expect("something to send");
+            if !queries {
+                return outgoing;
+            }
+            assert!(outgoing.exchange.is_hello());
+            self.complete(keeper, &outgoing);
+        }
     }
 
     /// The store runs an exchange, whose answer is not delivered yet.
     fn run(&mut self, outgoing: &Outgoing) -> Reply {
         let now_us = EPOCH_US + self.now.as_micros() as u64;
-        let (reply, wakes) = self.ledgers.exchange(&outgoing.exchange, now_us);
+        let (reply, published) = self.ledgers.exchange(&outgoing.exchange, now_us);
         let number = |replica| {
             (0..)
                 .find(|number| ReplicaId::from_bits(*number as u128) == replica)
                 .expect("ours")
         };
-        self.wakes.extend(
-            wakes
-                .into_iter()
-                .map(|(replica, wake)| (number(replica), wake)),
-        );
+        let wakes = published.wakes.into_iter();
+        let wakes = wakes.map(|(replica, wake)| (number(replica), wake));
+        self.wakes.extend(wakes);
+        self.lost.extend(published.lost);
         reply
     }
 

@@ -99,7 +99,8 @@ fn permits_of_one_key_are_renewed_together() {
         let _second = hold(&mut world, 1);
         // They may have to wait for each other once.
         run(&mut world, LEASE * 2 / 3);
-        let renewed = run(&mut world, 3 * LEASE);
+        let mut renewed = run(&mut world, 3 * LEASE);
+        renewed.retain(|(_, names)| !names.is_empty());
         let both = |(_, names): &(_, Vec<Seq>)| names.len() == 2;
         assert!(renewed.iter().all(both), "{renewed:?}");
         // No more often than a single permit.

@@ -162,7 +162,7 @@ fn a_slot_is_released_or_used() {
                 None => 1,
             }
         });
-        let mut released = pool.withdraw(1, clock.at(1), |_| true);
+        let mut released = pool.withdraw(1, clock.at(1));
         released.extend(pool.tend(clock.at(1)));
         let kept = join(using);
         assert_eq!(released.len() + kept + pool.idle(), 2, "none is lost");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::ledger::{Batch, Exchange, MemberId, ReplicaId, Seq, Wake};
+use crate::ledger::{Batch, Exchange, MemberId, Published, ReplicaId, Seq, Wake};
 
 /// Maximum lease. A later deadline was set before the store's clock was stepped back.
 pub(crate) const MAX_LEASE_MS: u64 = 3_600_000;
@@ -15,8 +15,7 @@ pub(crate) const SWEEP_BUDGET: u32 = 1_000;
 pub(crate) struct Call {
     /// The budget ran out before the work was done: run another exchange at once.
     pub(crate) more: bool,
-    /// Wake-ups to send and their receivers; those for one queue are in queue order.
-    pub(crate) wakes: Vec<(ReplicaId, Wake)>,
+    pub(crate) published: Published,
     /// The caller subscribes to its wake-ups.
     pub(in crate::ledger) listens: bool,
     /// Replicas that cannot receive wake-ups now.
@@ -37,7 +36,7 @@ impl Call {
     pub(crate) fn new(exchange: &Exchange, now_us: u64) -> Self {
         Self {
             more: false,
-            wakes: Vec::new(),
+            published: Published::default(),
             listens: false,
             absent: BTreeSet::new(),
             replica: exchange.replica,
@@ -57,6 +56,15 @@ impl Call {
             replica: self.replica,
             seq,
         }
+    }
+
+    pub(in crate::ledger) fn now_us(&self) -> u64 {
+        self.now_us
+    }
+
+    /// How long a generation is kept: longer than any replica relies on what it knows of it.
+    pub(in crate::ledger) fn generation_ttl_us(&self) -> u64 {
+        (2 * self.lease_ms + self.respond_ms + self.waiter_ttl_ms) * 1_000
     }
 
     pub(super) fn lease_end_ms(&self) -> u64 {
@@ -93,7 +101,7 @@ impl Call {
 
     /// Notifies a replica of a promoted waiter: one wake-up for each replica and ledger, with all permits.
     pub(super) fn wake(&mut self, batch: &Batch, id: MemberId, until_ms: u64) {
-        let latest_first = self.wakes.iter_mut().rev();
+        let latest_first = self.published.wakes.iter_mut().rev();
         let mut same =
             latest_first.filter(|(to, wake)| *to == id.replica && *wake.key == *batch.key);
         if let Some((_, wake)) = same.next() {
@@ -105,7 +113,12 @@ impl Call {
             until_ms,
             seqs: vec![id.seq],
         };
-        self.wakes.push((id.replica, wake));
+        self.published.wakes.push((id.replica, wake));
+    }
+
+    /// Tells all replicas that a ledger has lost permits.
+    pub(super) fn tell_of_loss(&mut self, batch: &Batch) {
+        self.published.lost.push(batch.key.to_string());
     }
 
     /// Recalls the slots that a replica keeps, by a wake-up without permits.
@@ -116,6 +129,6 @@ impl Call {
             until_ms: 0,
             seqs: Vec::new(),
         };
-        self.wakes.push((replica, wake));
+        self.published.wakes.push((replica, wake));
     }
 }

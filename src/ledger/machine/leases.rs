@@ -31,7 +31,7 @@ impl Ledger {
     }
 
     /// Runs before `promote`, so that the queue gets only the slots that the true holders leave. May exceed the limit.
-    pub(super) fn adopt(&mut self, call: &Call, batch: &Batch) -> Vec<Standing> {
+    pub(super) fn adopt(&mut self, call: &mut Call, batch: &Batch) -> Vec<Standing> {
         let adopt = |&seq| {
             let id = call.own(seq);
             match self.renew_one(call, id) {
@@ -44,7 +44,12 @@ impl Ledger {
                 }
             }
         };
-        batch.adopt.iter().map(adopt).collect()
+        let adopted: Vec<_> = batch.adopt.iter().map(adopt).collect();
+        let is_missing = |standing: &Standing| matches!(standing, Standing::Adopted { .. });
+        if batch.tells && adopted.iter().any(is_missing) {
+            call.tell_of_loss(batch);
+        }
+        adopted
     }
 
     pub(super) fn expire(&mut self, call: &mut Call) {

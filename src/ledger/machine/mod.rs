@@ -247,6 +247,7 @@ mod tests {
             batches: Vec::new(),
             claims: Vec::new(),
             refunds: Vec::new(),
+            generation_query: None,
         };
         let mut ledger = Ledger::default();
         let mut run = |release: &[Seq], acquire: &[Seq]| {

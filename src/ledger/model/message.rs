@@ -70,6 +70,7 @@ impl Message {
             max_waiters: bounds.max_waiters,
             waits: self.waits,
             reuse: Reuse::Never,
+            tells: false,
             pause_ms: self.pauses.then_some(PAUSE as u64 * STEP_MS),
             release: seqs(&self.release),
             renew: seqs(self.renew.as_slice()),
@@ -86,6 +87,7 @@ impl Message {
             batches: vec![batch],
             claims: Vec::new(),
             refunds: Vec::new(),
+            generation_query: None,
         }
     }
 }

@@ -36,7 +36,7 @@ impl State {
         let unsound = || Some(("G6", "a permit has two places"));
         let broken = check
             .of_ledger()
-            .or_else(|| check.of_replies(&reply, &call.wakes))
+            .or_else(|| check.of_replies(&reply, &call.published.wakes))
             .or_else(|| unsound().filter(|_| !ledger.is_sound()));
         self.broken = self.broken.or(broken);
         self.arrive();

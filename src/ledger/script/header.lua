@@ -1,6 +1,6 @@
 -- One exchange of a replica with its ledgers: the same steps, in the same order, as in ledger/machine/.
 --
--- script/mod.rs joins this text from parts: header, short_way, queue, close, steps, rates, claims.
+-- script/mod.rs joins this text from parts: header, hello, short_way, queue, close, steps, rates, claims.
 --
 -- Data
 -- ====
@@ -26,9 +26,12 @@
 -- (see rate.rs): the theoretical arrival time is us + rem / count. Versions without groups also wrote five words, but
 -- their third word ends with the burst: each version can read the other's states.
 --
+-- A generation is a text, 'id found_ms': the data of the namespace, or in a cluster of a part, have been there since the
+-- moment id in us, and a replica found at found_ms that they had replaced others (0: none has).
+--
 -- KEYS
 -- ====
--- The ledgers, each once, and then the states of rates, each once.
+-- The ledgers, each once, and then the states of rates, each once. Of a hello, which has neither: the generation.
 --
 -- ARGV
 -- ====
@@ -50,10 +53,12 @@
 --                                         1 if its limit is not enforced, else 0
 --              for each ask       ASK_ARGS: index of its ledger in KEYS, what to do without a free slot, permit:
 --                                         refuse the claim (0), WAIT, or proceed without the slot (IF_FREE)
+--   of a hello                    the id of the generation that the replica has known for less than a lease (0: none), or
+--                                         '' if it does not ask
 --
 -- Options are a sum: 1 if the replica has waiters here; 2 if it subscribes to its wake-ups; 4 if kept slots are
 -- recalled when a permit waits or is refused, or 8 if the replica also asks for the right to keep slots; 16 if a permit
--- to renew, adopt or acquire weighs more than one unit; 128 times the length of a pause to start in ms and 1, or 128 to
+-- to renew, adopt or acquire weighs more than one unit; 32 if all replicas are told when a permit to adopt is missing; 128 times the length of a pause to start in ms and 1, or 128 to
 -- end the present pause.
 --
 -- Reply
@@ -72,6 +77,7 @@
 --                                         in us, or
 --                                         CHARGED_REPLY: start in us, new us, rem, since_us, charged, old start_us
 --                                 a standing for each ask
+--   of a hello                    a list of the generation's id and found_ms, unless the server cannot keep one
 --
 -- A number in place of a ledger's list means: the queue is empty, nothing was adopted, and all renewed or acquired
 -- permits hold for a lease from now.
@@ -85,6 +91,8 @@
 -- recalls the replica's kept slots. If nobody would receive the message at this server, although the replica subscribes
 -- to its wake-ups, the replica is not connected. If its heartbeat has ended, it has stopped. Its waiters are then passed
 -- over instead of promoted, and keep their places for waiter_ttl_ms.
+--
+-- 'lost key' is published to all replicas: a ledger has lost permits, or a generation has replaced another one.
 --
 -- Speed
 -- =====

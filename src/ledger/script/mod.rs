@@ -6,6 +6,7 @@
 /// The script's source, joined from its parts in the order in which they run.
 pub(crate) const EXCHANGE_LUA: &str = concat!(
     include_str!("header.lua"),
+    include_str!("hello.lua"),
     include_str!("short_way.lua"),
     include_str!("queue.lua"),
     include_str!("close.lua"),

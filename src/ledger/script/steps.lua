@@ -49,7 +49,7 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
     changed = call('ZADD', key, 'XX', 'GT', 'CH', scored(lease_end_text, first, renews))
   end
   if changed < extends then
-    local list = {}
+    local list, missing = {}, false
     for i, score in ipairs(scores_of(key, unpack(ARGV, first, first + extends - 1))) do
       local id, standing, text = ARGV[first + i - 1], score or ABSENT, lease_end_text
       local weight = heavy and string.find(DIGITS, sub(id, WEIGHT_AT, WEIGHT_AT), 1, true) or 1
@@ -60,7 +60,7 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
       elseif i > renews and stale then
         standing = STALE
       elseif i > renews then
-        standing = -lease_end_ms
+        standing, missing = -lease_end_ms, true
         push(list, text, id, weight)
         in_use, waiting = in_use + weight, score and waiting - 1 or waiting
       else
@@ -73,6 +73,9 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
       reply[LEDGER_REPLY + i] = standing
     end
     on_all('ZADD', key, list)
+    if missing and ledger.tells then
+      redis.pcall('PUBLISH', wake_channel .. 'all', 'lost ' .. key)
+    end
     brief = false
   else
     for i = 1, extends do
@@ -249,6 +252,7 @@ for i = 1, ledger_count do
     local ledger = { -- preallocated
       key = KEYS[i], limit = limit, max_waiters = max_waiters,
       waits = options % 4, reuse = (options % 16 - options % 4) / 4, heavy = options % 32 >= 16,
+      tells = options % 64 >= 32,
       pause = (options - options % 128) / 128, pause_end_ms = nil,
       in_use = counts[2 * i - 1], waiting = nil, promoted = nil, passed = nil, head = nil, ticket = nil,
       entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY

@@ -381,7 +381,7 @@ fn a_claim_that_comes_too_late_changes_nothing() {
         (reply.standings, reply.charged),
         (vec![Standing::Stale; 2], vec![Charged::Not])
     );
-    assert_eq!(twins.script.server.cli(&["DBSIZE"]), "0");
+    assert_eq!(twins.script.server.key_count(), 0);
     twins.not_after_us = twins.now_us;
     let reply = twins.claim(A, 2, charged([charge(0)], claim([Want::Wait; 2], 1)));
     assert_eq!(reply.standings, [twins.held(); 2]);

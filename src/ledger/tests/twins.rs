@@ -13,15 +13,16 @@ use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo, PushK
 use crate::{
     ledger::{
         Ask, Audience, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply,
-        EXCHANGE_LUA, Exchange, Ledger, Ledgers, MAX_LEASE_MS, RAMP_MS, RIGHT_MS, Rate, Refund,
-        ReplicaId, Reply, Reuse, SWEEP_BUDGET, Seq, Standing, WAIT_FOREVER_US, Wake, Want,
+        EXCHANGE_LUA, Exchange, Ledger, Ledgers, MAX_LEASE_MS, Published, RAMP_MS, RIGHT_MS, Rate,
+        Refund, ReplicaId, Reply, Reuse, SWEEP_BUDGET, Seq, Standing, WAIT_FOREVER_US, Wake, Want,
         ledgers::Content, machine::queue::FIRST_TICKET, weighing,
     },
     redis_server::RedisServer,
-    store::redis::codec::{decode, decode_wake, encode},
+    store::redis::codec::{decode, decode_lost, decode_wake, encode},
 };
 
 const WAKE_PREFIX: &str = "t:wake:";
+pub(super) const GENERATION: &str = "t:generation";
 pub(super) const LEASE_MS: u64 = 30_000;
 /// Odd, like the heartbeats of replicas that listen.
 pub(super) const RESPOND_MS: u64 = 5_001;
@@ -53,6 +54,8 @@ pub(super) struct Twins {
     pub(super) woken: Vec<(u128, Seq)>,
     /// Replicas whose kept slots the latest exchange recalled.
     pub(super) recalled: Vec<u128>,
+    /// Ledgers of whose losses the latest exchange told all replicas.
+    pub(super) lost: Vec<String>,
 }
 
 /// Wake-ups are ordered only within one replica and ledger, where one wake-up may be sent as several.
@@ -86,15 +89,20 @@ impl Twins {
             more: false,
             woken: Vec::new(),
             recalled: Vec::new(),
+            lost: Vec::new(),
         }
     }
 
     pub(super) fn reset(&mut self) {
-        self.machine.clear();
-        self.script.server.cli(&["FLUSHALL"]);
+        self.lose_data();
         self.now_us = START_MS * 1_000;
         self.absent.clear();
         self.polls.clear();
+    }
+
+    pub(super) fn lose_data(&mut self) {
+        self.machine.clear();
+        self.script.server.cli(&["FLUSHALL"]);
     }
 
     pub(super) fn pass_ms(&mut self, ms: u64) {
@@ -141,6 +149,7 @@ impl Twins {
             batches,
             claims: Vec::new(),
             refunds: Vec::new(),
+            generation_query: None,
         }
     }
 
@@ -154,7 +163,7 @@ impl Twins {
                 .map(ReplicaId::from_bits)
                 .collect(),
         };
-        let (reply, wakes) = self.machine.exchange(exchange, self.now_us);
+        let (reply, Published { wakes, lost }) = self.machine.exchange(exchange, self.now_us);
         let present = (A..=C).map(ReplicaId::from_bits);
         let present = present.filter(|replica| !self.absent.contains(&replica.bits()));
         self.script.set_present(present.collect());
@@ -179,6 +188,8 @@ impl Twins {
             in_order(by_name.collect()),
             "wake-ups of {exchange:?}"
         );
+        assert_eq!(self.script.take_lost(), lost, "losses of {exchange:?}");
+        self.lost = lost;
         assert_eq!(
             self.script.content(self.now_us),
             self.machine.content(),
@@ -195,6 +206,8 @@ pub(super) struct Script {
     /// Replicas whose channels are subscribed to.
     present: BTreeSet<ReplicaId>,
     pushes: mpsc::Receiver<PushInfo>,
+    /// Messages to all replicas that were received.
+    lost: Vec<String>,
     digest: String,
 }
 
@@ -208,11 +221,14 @@ impl Script {
         let mut connection = client.get_connection().unwrap();
         let (sender, pushes) = mpsc::channel();
         connection.set_push_sender(sender);
+        let all = WAKE_PREFIX.to_owned() + "all";
+        connection.subscribe_resp3(all).unwrap();
         let mut script = Self {
             server,
             connection,
             present: BTreeSet::new(),
             pushes,
+            lost: Vec::new(),
             digest: String::new(),
         };
         let new = format!("local SWEEP_BUDGET = {budget}\n");
@@ -269,6 +285,7 @@ impl Script {
         let value: Value = command.query(&mut self.connection).unwrap();
         // This reply follows all pushes.
         redis::cmd("PING").exec(&mut self.connection).unwrap();
+        let lost = &mut self.lost;
         let wakes = self.pushes.try_iter().filter_map(|push| {
             let (PushKind::Message, [channel, payload]) = (&push.kind, &push.data[..]) else {
                 return None;
@@ -279,10 +296,18 @@ impl Script {
             };
             let channel = String::from_utf8(text(channel)).unwrap();
             let replica = channel.strip_prefix(WAKE_PREFIX).unwrap().to_owned();
+            if replica == "all" {
+                lost.push(decode_lost(&text(payload)).unwrap().to_owned());
+                return None;
+            }
             Some((replica, decode_wake(&text(payload)).unwrap()))
         });
         let wakes = wakes.collect();
         (decode(exchange, value).unwrap(), wakes)
+    }
+
+    pub(super) fn take_lost(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.lost)
     }
 
     /// Deletes rates that are over by the test's clock.
@@ -296,7 +321,9 @@ impl Script {
                 continue;
             }
             let state: String = self.query("GET", &[&key]);
-            if is_over(&state, now_us) {
+            if key == GENERATION {
+                content.generations.insert(key, state);
+            } else if is_over(&state, now_us) {
                 self.query::<u8>("DEL", &[&key]);
             } else {
                 content.rates.insert(key, state);
@@ -484,9 +511,10 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
     let length_ms = prop_oneof![1 => Just(0), 3 => 1..10_000u64, 1 => Just(MAX_LEASE_MS + 1)];
     let pause_ms = prop_oneof![7 => Just(None), 1 => length_ms.prop_map(Some)];
     let lists = (seqs(2), seqs(2), seqs(1), seqs(4));
-    let batch = (limit, max_waiters, waits, reuse, pause_ms, lists, wait);
+    let (of_ledger, tells) = ((limit, max_waiters, waits, reuse), any::<bool>());
+    let batch = (of_ledger, pause_ms, tells, lists, wait);
     batch.prop_map(
-        move |(limit, max_waiters, waits, reuse, pause_ms, lists, wait)| {
+        move |((limit, max_waiters, waits, reuse), pause_ms, tells, lists, wait)| {
             let (release, renew, adopt, acquire) = lists;
             let asks = acquire.into_iter().zip(wait);
             Batch {
@@ -496,6 +524,7 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
                 waits,
                 reuse,
                 pause_ms,
+                tells,
                 release,
                 renew,
                 adopt,

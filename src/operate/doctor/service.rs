@@ -232,6 +232,7 @@ impl Replica {
             batches: Vec::new(),
             claims: Vec::new(),
             refunds: Vec::new(),
+            generation_query: None,
         };
         with(&mut exchange);
         let patience = self.patience;

@@ -11,9 +11,9 @@ use redis::{Cmd, RedisWrite, Value};
 
 use crate::{
     ledger::{
-        Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange, ID_CHARS,
-        LedgerError, Promotion, Rate, Refund, Reply, Reuse, SEQ_CHARS, Seq, Standing, Tat, Wake,
-        Want, more_members, parse_seq,
+        Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange, Generation,
+        ID_CHARS, LedgerError, Promotion, Rate, Refund, Reply, Reuse, SEQ_CHARS, Seq, Standing,
+        Tat, Wake, Want, more_members, parse_seq,
         script::{
             ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, FULL, IF_FREE, LEDGER_REPLY,
             NOW, QUEUE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
@@ -30,6 +30,7 @@ const LISTENS: u64 = 2;
 const RECALLS: u64 = 4;
 const KEEPS: u64 = 8;
 const WEIGHS: u64 = 16;
+const TELLS: u64 = 32;
 /// Multiplied by the length of a pause in ms and 1; alone it ends a pause.
 const PAUSES: u64 = 128;
 
@@ -65,6 +66,8 @@ pub(crate) fn encode(
             + ID_CHARS * (permits + more),
     );
     let keys = ledgers + rates.keys.len();
+    let query = exchange.generation_query.as_ref();
+    let idle_key = query.map(|query| &*query.key).or(idle_key);
     let idle_key = idle_key.filter(|_| keys == 0);
     let keys = keys + usize::from(idle_key.is_some());
     cmd.arg(command).arg(script).arg(keys).arg(idle_key);
@@ -74,6 +77,12 @@ pub(crate) fn encode(
     cmd.arg(&rates.keys);
     let replica = exchange.replica.text();
     cmd.arg(packed(&replica, wake_prefix, listens, exchange));
+    if exchange.is_hello() {
+        match query {
+            Some(query) => cmd.arg(query.known.unwrap_or(0)),
+            None => cmd.arg(""),
+        };
+    }
     for batch in &exchange.batches {
         encode_permits(&mut cmd, &replica, batch);
     }
@@ -157,18 +166,33 @@ pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreEr
             None => return Err(unreadable()),
         });
     }
+    let generation = match parts.next() {
+        Some(value) if exchange.generation_query.is_some() => {
+            Some(decode_generation(value).ok_or_else(unreadable)?)
+        }
+        _ => None,
+    };
     Ok(Reply {
         now_us,
         more,
         batches,
         claims,
+        generation,
+    })
+}
+
+fn decode_generation(value: Value) -> Option<Generation> {
+    let [id, found_ms] = integers(&mut items(value)?)?;
+    Some(Generation {
+        id: id.try_into().ok()?,
+        found_ms: found_ms.try_into().ok()?,
     })
 }
 
 // A batch and its reply.
 
 /// The options of a batch: whether the replica waits and listens to wake-ups, its wishes for reuse, whether any permit
-/// weighs more than 1, and a pause to start or end.
+/// weighs more than 1, whether others are told of missing ones, and a pause to start or end.
 fn options(batch: &Batch, listens: bool, weighs: bool) -> u64 {
     let reuse = match batch.reuse {
         Reuse::Never => 0,
@@ -180,7 +204,8 @@ fn options(batch: &Batch, listens: bool, weighs: bool) -> u64 {
     let pause = batch
         .pause_ms
         .map_or(0, |length_ms| PAUSES * (length_ms + 1));
-    flag(batch.waits, WAITS) + listens + reuse + flag(weighs, WEIGHS) + pause
+    let tells = flag(batch.tells, TELLS);
+    flag(batch.waits, WAITS) + listens + reuse + flag(weighs, WEIGHS) + tells + pause
 }
 
 /// Number of ids among a batch's arguments.
@@ -410,6 +435,11 @@ pub(crate) fn decode_wake(payload: &[u8]) -> Option<Wake> {
     })
 }
 
+/// Decodes a message to all replicas: `lost key`. Others are for later versions.
+pub(crate) fn decode_lost(payload: &[u8]) -> Option<&str> {
+    str::from_utf8(payload).ok()?.strip_prefix("lost ")
+}
+
 // Elements of a reply.
 
 /// Classifies a ledger's error: only a wrong type or a lack of memory can concern one ledger alone.
@@ -466,6 +496,7 @@ mod tests {
             batches: Vec::new(),
             claims: Vec::new(),
             refunds: Vec::new(),
+            generation_query: None,
         };
         let reply = |now_us| Value::Array(vec![Value::Int(now_us), Value::Int(0)]);
         assert!(decode(&exchange, reply(1)).is_ok());

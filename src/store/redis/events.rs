@@ -9,7 +9,11 @@ use std::{
 use futures_util::task::AtomicWaker;
 use redis::{PushInfo, PushKind, Value};
 
-use super::{codec::decode_wake, known::Known, locked::locked};
+use super::{
+    codec::{decode_lost, decode_wake},
+    known::Known,
+    locked::locked,
+};
 use crate::store::Event;
 
 /// Maximum backlog before wake-ups are dropped. A dropped wake-up costs time, never a slot.
@@ -52,7 +56,8 @@ impl Events {
             return;
         };
         if *channel == known.channel_of_all.as_bytes() {
-            self.push(Event::Announced(payload.clone()));
+            let lost = decode_lost(payload).map(|key| Event::Lost(key.to_owned()));
+            lost.into_iter().for_each(|event| self.push(event));
         } else if let Some(wake) = decode_wake(payload) {
             self.push(Event::Wake(wake));
         }
@@ -69,7 +74,7 @@ impl Backlog {
     /// A message that does not fit is dropped, and the loss is reported once, in order. All other events fit: a
     /// connection begins and ends once, and the driver takes all events before it makes another.
     fn push(&mut self, event: Event) {
-        let is_message = matches!(event, Event::Wake(_) | Event::Announced(_));
+        let is_message = matches!(event, Event::Wake(_) | Event::Lost(_));
         if self.events.len() < MAX_EVENTS || !is_message {
             self.events.push_back(event);
         } else if !self.missed {

@@ -537,6 +537,7 @@ mod tests {
             batches,
             claims: Vec::new(),
             refunds: Vec::new(),
+            generation_query: None,
         })
     }
 

@@ -88,6 +88,7 @@ impl Replica {
             batches,
             claims,
             refunds: Vec::new(),
+            generation_query: None,
         };
         self.session.lock().unwrap().exchange(Arc::new(exchange))
     }
@@ -256,7 +257,7 @@ async fn nothing_is_left_when_the_last_permit_is_released() {
     replica.run(acquire(2)).await;
     replica.run(release(2)).await;
     replica.run(release(1)).await;
-    assert_eq!(server.cli(&["DBSIZE"]), "0");
+    assert_eq!(server.key_count(), 0);
 }
 
 #[tokio::test]
@@ -349,7 +350,7 @@ async fn only_a_hello_makes_a_connection() {
     let error = without_hello(&replica).await.unwrap_err();
     assert_eq!(error.kind, StoreErrorKind::Outage);
     replica.has_no_event();
-    assert_eq!(server.cli(&["DBSIZE"]), "0");
+    assert_eq!(server.key_count(), 0);
 }
 
 #[tokio::test]
@@ -470,7 +471,7 @@ async fn the_key_of_a_rate_ends_by_itself() {
     let first = reply.claims[0].as_ref().unwrap().charged[0];
     assert!(matches!(first, Charged::Until { start_us, .. } if start_us == reply.now_us));
     let begin = tokio::time::Instant::now();
-    while server.cli(&["DBSIZE"]) != "0" {
+    while server.key_count() != 0 {
         assert!(begin.elapsed() < Duration::from_secs(10));
     }
     // By then the charge has run out.
@@ -494,7 +495,7 @@ async fn without_memory_a_claim_takes_nothing() {
         .iter()
         .map(|batch| batch.as_ref().unwrap().in_use);
     assert_eq!(in_use.collect::<Vec<_>>(), [0, 0]);
-    assert_eq!(server.cli(&["DBSIZE"]), "0");
+    assert_eq!(server.key_count(), 0);
 
     // An exchange that would change nothing is answered.
     server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
@@ -534,7 +535,7 @@ async fn without_memory_leases_are_renewed_and_released_and_newcomers_refused() 
         .await;
     assert!(reply.unwrap().batches.iter().all(Result::is_ok));
     assert_eq!(replica.run(release(4)).await.in_use, 0);
-    assert_eq!(server.cli(&["DBSIZE"]), "0");
+    assert_eq!(server.key_count(), 0);
 }
 
 #[tokio::test]
@@ -600,7 +601,7 @@ async fn the_documented_permissions_are_enough_and_all_needed() {
     one.run(full).await;
     other.run(release(1)).await;
     one.run(release(6)).await;
-    assert_eq!(server.cli(&["DBSIZE"]), "0");
+    assert_eq!(server.key_count(), 0);
     let claimed = one.claim(vec![batch()], vec![charged(claim(1, 7))]).await;
     assert!(claimed.unwrap().claims[0].is_ok());
 
@@ -670,7 +671,7 @@ async fn a_missing_permission_for_rates_is_reported_and_nothing_is_acquired() {
         let claims = vec![charged(claim(1, 1))];
         let error = replica.claim(vec![batch()], claims).await.unwrap_err();
         assert_eq!(error.kind, StoreErrorKind::Permission, "{missing}: {error}");
-        assert_eq!(server.cli(&["DBSIZE"]), "0");
+        assert_eq!(server.key_count(), 0);
     }
 }
 
@@ -927,13 +928,13 @@ async fn a_message_to_all_replicas_arrives_at_each_of_them() {
     }
     assert_eq!(
         server
-            .cli(&["PUBLISH", "turnstile:wake:all", "1 0  key"])
+            .cli(&["PUBLISH", "turnstile:wake:all", "lost key"])
             .trim(),
         "2"
     );
     for replica in &mut replicas {
         match replica.event().await {
-            Event::Announced(message) => assert_eq!(message, b"1 0  key"),
+            Event::Lost(key) => assert_eq!(key, "key"),
             other => panic!("{other:?}"),
         }
     }

@@ -89,6 +89,8 @@ pub(in crate::keeper::queue) struct HeldSlot {
     /// When this process learned of the grant: answers to earlier exchanges do not contradict it.
     pub since: Instant,
     pub holder: Holder,
+    /// Granted by the store, or adopted; otherwise admitted without it.
+    pub in_store: bool,
 }
 
 /// The holder of a slot.

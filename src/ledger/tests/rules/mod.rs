@@ -1,5 +1,6 @@
 //! The rules of one ledger, and batches for their tests.
 
+mod generation;
 mod leases;
 mod pause;
 mod queue;

@@ -65,7 +65,7 @@ impl Mixed {
     }
 
     fn is_empty(&self) -> bool {
-        self.twins.script.server.cli(&["DBSIZE"]) == "0"
+        self.twins.script.server.key_count() == 0
     }
 }
 

@@ -19,7 +19,7 @@ fn a_permit_takes_all_its_units_or_none() {
     assert_eq!(twins.run(A, release(10, [weighing(2, 4)])).in_use, 6);
     assert_eq!(twins.run(A, release(10, [weighing(1, 3)])).in_use, 3);
     assert_eq!(twins.run(B, release(10, [weighing(1, 3)])).in_use, 0);
-    assert_eq!(twins.script.server.cli(&["DBSIZE"]), "0");
+    assert_eq!(twins.script.server.key_count(), 0);
 }
 
 #[test]

@@ -1,0 +1,274 @@
+//! A store that has lost its data, or the ledger of a key: holders return first, and all replicas are told.
+
+use super::*;
+
+/// Keeper 0 holds four slots, and keeper 1, if it is there, two, of a limit of eight.
+fn idle_streams(keepers: usize) -> (World, Vec<Arc<Lease>>) {
+    let mut world = World::new(keepers, &Limit::concurrent("a", 8));
+    let mut streams = Vec::new();
+    for keeper in [0, 0, 0, 0, 1, 1]
+        .into_iter()
+        .filter(|keeper| *keeper < keepers)
+    {
+        let lease = world.ask(keeper, Duration::ZERO);
+        world.settle();
+        assert!(held(world.collect(keeper, &lease)));
+        streams.push(lease);
+    }
+    (world, streams)
+}
+
+impl World {
+    /// Tells all replicas of the losses found since the last call. Returns the number of ledgers among them.
+    fn tell(&mut self) -> usize {
+        let (now, lost) = (self.local(), mem::take(&mut self.lost));
+        for key in &lost {
+            for keeper in &mut self.keepers {
+                keeper.on_event(Part::default(), &Event::Lost(key.clone()), now);
+            }
+        }
+        lost.iter()
+            .filter(|key| !key.contains("generation"))
+            .count()
+    }
+}
+
+/// G1: a newcomer's answer shows that the ledger has fewer holders than this process alone.
+#[test]
+fn a_newcomer_finds_the_loss_and_all_holders_return() {
+    let (mut world, _streams) = idle_streams(2);
+    world.ledgers.lose_ledgers();
+    let newcomer = world.ask(0, PATIENT);
+    let asked = world.send(0);
+    world.complete(0, &asked);
+    assert!(held(world.collect(0, &newcomer)));
+    world.settle();
+    assert_eq!(
+        world.ledger().0,
+        5,
+        "its own streams, without those of the other"
+    );
+    assert_eq!(world.tell(), 1);
+    world.settle();
+    assert_eq!(world.ledger().0, 7);
+    assert_eq!(world.tell(), 0, "no echo");
+}
+
+/// G1: each stream would return by itself, but only when it is due.
+#[test]
+fn a_renewal_finds_the_loss_and_newcomers_come_last() {
+    let (mut world, _streams) = idle_streams(1);
+    world.pass(LEASE / 2);
+    let renewal = world.send(0);
+    world.ledgers.lose_ledgers();
+    world.complete(0, &renewal);
+    let newcomer = world.ask(0, PATIENT);
+    let adoption = world.send(0);
+    assert!(adoption.exchange.batches[0].acquire.is_empty());
+    assert!(adoption.exchange.batches[0].tells);
+    world.complete(0, &adoption);
+    world.settle();
+    assert!(held(world.collect(0, &newcomer)));
+    assert_eq!((world.tell(), world.ledger().0), (1, 5));
+}
+
+/// The lease of a process that stood still has ended, so nothing was lost.
+#[test]
+fn a_lease_that_has_ended_is_no_loss() {
+    let (mut world, _streams) = idle_streams(1);
+    world.now += 2 * LEASE;
+    world.ledgers.lose_ledgers();
+    world.settle();
+    assert_eq!(world.tell(), 0);
+}
+
+/// A permit that a fallback has admitted is not missing: the store never had it.
+#[test]
+fn a_permit_admitted_without_the_store_is_no_loss() {
+    let mut world = World::new(1, &Limit::concurrent("a", 8).fallback(Fallback::Allow));
+    let now = world.local();
+    world.keepers[0].fail(now);
+    let admitted = world.ask(0, Duration::ZERO);
+    assert!(held(world.collect(0, &admitted)));
+    world.pass(Duration::from_millis(60));
+    world.recover(0);
+    world.settle();
+    assert_eq!((world.tell(), world.ledger().0), (0, 1));
+}
+
+/// The exchange that would have told the others is lost.
+#[test]
+fn a_message_to_all_that_may_be_lost_is_sent_again() {
+    let (mut world, _streams) = idle_streams(1);
+    world.pass(LEASE / 2);
+    let renewal = world.send(0);
+    world.ledgers.lose_ledgers();
+    world.complete(0, &renewal);
+    let adoption = world.send(0);
+    world.fail(0, &adoption, Failure::Cut);
+    world.pass(Duration::from_millis(150));
+    world.settle();
+    assert_eq!((world.tell(), world.ledger().0), (1, 4));
+}
+
+/// Two slots, which are rather idle than too many.
+const TWO: Limit = Limit::concurrent("a", 2).fallback(Fallback::Reject);
+/// Time for permits to return.
+const RETURN: Duration = Duration::from_secs(1);
+
+/// Keeper 1 has an idle stream, and the store loses all data. Time passes until keeper 0 asks for the generation.
+fn flushed(limit: &Limit) -> (World, Arc<Lease>) {
+    let mut world = World::new(2, limit);
+    let stream = world.ask(1, Duration::ZERO);
+    world.settle();
+    assert!(held(world.collect(1, &stream)));
+    world.pass(Duration::from_millis(100));
+    world.ledgers.clear();
+    (world, stream)
+}
+
+/// G1, G3: a process without permits finds the loss, and waits until those of the others are back.
+#[test]
+fn newcomers_under_a_strict_limit_wait_for_the_holders() {
+    let (mut world, _stream) = flushed(&TWO);
+    let [first, second] = [(); 2].map(|()| world.ask(0, PATIENT));
+    let impatient = world.ask(0, Duration::ZERO);
+    world.settle();
+    let error = world.collect(0, &impatient).and_then(Result::err);
+    let error = error.expect("refused");
+    assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
+    assert_eq!(error.retry_after(), Some(RETURN));
+    assert_eq!((world.tell(), world.ledger()), (0, (0, 2)));
+    world.settle();
+    assert_eq!(world.ledger(), (1, 2), "the stream is back");
+    world.pass(RETURN - Duration::from_millis(1));
+    world.settle();
+    assert!(world.collect(0, &first).is_none());
+    world.pass(Duration::from_millis(1));
+    world.settle();
+    assert!(held(world.collect(0, &first)));
+    assert!(world.collect(0, &second).is_none(), "above the limit");
+}
+
+/// At the end of the return all waiters would go on to a ledger that is empty again.
+#[test]
+fn a_second_loss_at_the_end_of_the_return_is_found() {
+    let (mut world, _stream) = flushed(&TWO);
+    let _waiters = [(); 2].map(|()| world.ask(0, PATIENT));
+    world.settle();
+    world.tell();
+    world.settle();
+    world.ledgers.clear();
+    world.pass(RETURN);
+    world.settle();
+    world.tell();
+    world.settle();
+    assert_eq!(
+        world.ledger(),
+        (1, 2),
+        "the stream is back, and nobody was admitted"
+    );
+}
+
+/// The outage itself lets as many in, so newcomers need not wait.
+#[test]
+fn newcomers_under_a_limit_that_is_not_strict_do_not_wait() {
+    for fallback in [Fallback::Local(2), Fallback::Allow] {
+        let (mut world, _stream) = flushed(&TWO.fallback(fallback));
+        let newcomer = world.ask(0, Duration::ZERO);
+        world.settle();
+        assert!(held(world.collect(0, &newcomer)), "{fallback:?}");
+    }
+}
+
+/// A local value below the limit is meant to keep it.
+#[test]
+fn a_local_value_below_the_limit_is_strict() {
+    let (mut world, _stream) = flushed(&TWO.fallback(Fallback::Local(1)));
+    let newcomer = world.ask(0, Duration::ZERO);
+    world.settle();
+    let kind = world.refusal(0, &newcomer);
+    assert_eq!(kind, Some(AcquireErrorKind::Unavailable));
+}
+
+/// A new process cannot know whether an empty store has lost anything. It neither finds a loss nor waits for one, unless
+/// another process has just found it.
+#[test]
+fn a_new_process_waits_only_for_a_loss_that_another_one_found() {
+    for is_found in [false, true] {
+        let (mut world, _stream) = flushed(&TWO);
+        if is_found {
+            let _asked = world.ask(0, PATIENT);
+            world.settle();
+        }
+        let mut core = Core::new(settings(2), true, world.local());
+        core.add(&TWO).expect("valid");
+        world.keepers.push(core);
+        let now = world.local();
+        let hello = world.keepers[2].hello(Part::default(), now);
+        world.complete(2, &hello);
+        let newcomer = world.ask(2, Duration::ZERO);
+        world.settle();
+        let expected = is_found.then_some(AcquireErrorKind::Unavailable);
+        let collected = world.collect(2, &newcomer);
+        assert_eq!(refused(collected), expected);
+        // A new generation that nobody has missed yet: the survivor still finds the loss.
+        let survivor = world.ask(0, Duration::ZERO);
+        world.settle();
+        let kind = world.refusal(0, &survivor);
+        assert_eq!(kind, Some(AcquireErrorKind::Unavailable));
+    }
+}
+
+/// The memory of a generation is good for a lease: by then nothing of this process is left in the store.
+#[test]
+fn an_old_memory_of_the_data_proves_nothing() {
+    let mut world = World::new(1, &TWO);
+    world.pass(LEASE);
+    world.ledgers.clear();
+    let newcomer = world.ask(0, Duration::ZERO);
+    world.settle();
+    assert!(held(world.collect(0, &newcomer)));
+    assert!(world.lost.is_empty());
+}
+
+/// Without strict limits a process asks six times in a lease, and only if there is work.
+#[test]
+fn the_generation_is_asked_for_now_and_then() {
+    for (limit, expected) in [(TWO, 100), (TWO.fallback(Fallback::Allow), 2)] {
+        let mut world = World::new(1, &limit);
+        let mut queries = 0;
+        for _ in 0..1_000 {
+            let asked = world.ask(0, Duration::ZERO);
+            let now = world.local();
+            while let Some(sent) = world.keepers[0].next_exchange(now) {
+                queries += usize::from(sent.exchange.is_hello());
+                world.complete(0, &sent);
+            }
+            assert!(held(world.collect(0, &asked)));
+            world.release(0, &asked);
+            world.pass(Duration::from_millis(10));
+        }
+        assert!((expected - 1..=expected).contains(&queries), "{queries}");
+    }
+}
+
+/// A store without memory cannot keep a generation: nothing is found, and nobody waits.
+#[test]
+fn a_store_that_keeps_no_generation_loses_nothing() {
+    let mut world = World::new(1, &TWO);
+    for _ in 0..2 {
+        world.pass(Duration::from_millis(100));
+        let asked = world.ask(0, Duration::ZERO);
+        let now = world.local();
+        let query = world.keepers[0].next_exchange(now).expect("a query");
+        let mut reply = world.run(&query);
+        reply.generation = None;
+        world.answer(0, &query, reply);
+        world.settle();
+        assert!(held(world.collect(0, &asked)));
+        world.release(0, &asked);
+        world.ledgers.clear();
+    }
+    assert!(world.lost.is_empty());
+}

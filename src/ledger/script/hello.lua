@@ -1,0 +1,21 @@
+
+-- A hello: asks for the time, and for the generation of the data.
+if ledger_count + refund_count + claim_count == 0 then
+  local key, known = KEYS[1], tonumber(ARGV[2])
+  local kept = key and known and redis.pcall('GET', key)
+  if not known or type(kept) == 'table' then
+    return { now_us, 0 }
+  end
+  local id, found_text = string.match(kept or '', '^(%d+) (%d+)$')
+  local is_found = known > 0 and (not id or found_text == '0' and tonumber(id) ~= known)
+  id = id or text_of(now_us)
+  found_text = is_found and text_of(now_ms) or found_text or '0'
+  -- By pcall: at maxmemory, or in a copy, there is none.
+  if redis.pcall('SET', key, id .. ' ' .. found_text, 'PX', ttl_ms + lease_ms).err then
+    return { now_us, 0 }
+  end
+  if is_found then
+    redis.pcall('PUBLISH', string.sub(packed, first_record, -REPLICA_CHARS - 1) .. 'all', 'lost ' .. key)
+  end
+  return { now_us, 0, { tonumber(id), tonumber(found_text) } }
+end
