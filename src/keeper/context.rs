@@ -2,6 +2,7 @@
 //! a step.
 
 use std::{
+    collections::{HashMap, VecDeque},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -126,6 +127,12 @@ pub(super) struct Context {
     fallbacks: Fallbacks,
     /// By part: the return of permits to a store that has lost its data, before newcomers under strict limits.
     returns: Vec<Option<Return>>,
+    /// The same for single keys, whose ledgers have lost permits: their ends, and these in order. An end may have been
+    /// put off since.
+    returns_of_keys: HashMap<QueueId, Instant>,
+    ends_of_returns: VecDeque<(Instant, QueueId)>,
+    /// Parts in which permits were found missing: all data may be lost.
+    suspected: Vec<Part>,
     /// The limiter is shut down or dropped: slots no longer go to a pool.
     pub ending: bool,
     /// The store has lost permits that it had granted.
@@ -186,6 +193,9 @@ impl Context {
             now,
             fallbacks: Fallbacks::new(settings.parts, now),
             returns: vec![None; settings.parts.count()],
+            returns_of_keys: HashMap::new(),
+            ends_of_returns: VecDeque::new(),
+            suspected: Vec::new(),
             ending: false,
             is_data_lost: false,
             effects: Effects::default(),
@@ -246,11 +256,46 @@ impl Context {
         ids.any(|id| self.is_strict(id, part, None))
     }
 
-    /// The time for which newcomers under strict limits wait, because the store has lost its data. At its end they wait
-    /// until the store has been asked whether it has lost them again.
-    pub fn returning_for(&self, part: Part) -> Option<Duration> {
-        let Return { until, .. } = self.returns[part.number()]?;
+    /// The time for which newcomers of a key wait if its limit is strict, because the store has lost its data or those of
+    /// the key. At the end of the former they wait until the store has been asked whether it has lost its data again.
+    pub fn returning_for(&self, part: Part, queue: QueueId) -> Option<Duration> {
+        let of_part = self.returns[part.number()].map(|one| one.until);
+        let of_key = self.returns_of_keys.get(&queue).copied();
+        let until = of_part.max(of_key)?;
         Some(until.saturating_duration_since(self.now))
+    }
+
+    /// How long permits may take to return to a store that has lost them: all replicas notice the loss, reconnect, and
+    /// return within two of the store's timeouts.
+    pub fn return_time(&self) -> Duration {
+        2 * self.settings.store_timeout
+    }
+
+    /// The store has lost permits of this key, and perhaps all data of its part.
+    pub fn begin_return_of_key(&mut self, part: Part, queue: QueueId) {
+        let until = self.now + self.return_time();
+        self.returns_of_keys.insert(queue, until);
+        self.ends_of_returns.push_back((until, queue));
+        self.suspected.push(part);
+    }
+
+    /// Ends the return of permits of the next key, if its time is over.
+    pub fn end_return_of_key(&mut self) -> Option<QueueId> {
+        while let Some(&(until, queue)) = self.ends_of_returns.front()
+            && until <= self.now
+        {
+            self.ends_of_returns.pop_front();
+            if self.returns_of_keys.get(&queue) == Some(&until) {
+                self.returns_of_keys.remove(&queue);
+                return Some(queue);
+            }
+        }
+        None
+    }
+
+    /// A part in which permits were found missing since the last call.
+    pub fn take_suspicion(&mut self) -> Option<Part> {
+        self.suspected.pop()
     }
 
     /// The store has lost its data. Returns whether that is news.
@@ -269,7 +314,9 @@ impl Context {
     pub fn next_end_of_return(&self) -> Option<Instant> {
         let returns = self.returns.iter().flatten();
         let unchecked = returns.filter(|one| !one.is_checked);
-        unchecked.map(|one| one.until).min()
+        let ends = unchecked.map(|one| one.until);
+        let of_keys = self.ends_of_returns.front();
+        ends.chain(of_keys.map(|(until, _)| *until)).min()
     }
 
     /// Whether the return of permits to this part is over, once.

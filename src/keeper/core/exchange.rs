@@ -546,6 +546,7 @@ impl Core {
                     queue.after_answer(ctx, pending, seen)
                 });
         }
+        self.follow_suspicions();
         self.note_answer(id.part, work, outage.as_ref());
         self.reopen_sent(id, claims.into_iter().filter_map(Asker::request));
     }

@@ -23,10 +23,10 @@ use crate::{
 /// Time between two queries while newcomers arrive under strict limits. In a store that was emptied without closing its
 /// connections, newcomers may be granted too much for so long.
 const QUERY_INTERVAL: Duration = Duration::from_millis(100);
+/// Time between two queries while permits of one key after the other are found missing.
+const SUSPICION_INTERVAL: Duration = Duration::from_millis(10);
 /// Queries in a lease, otherwise: a generation counts as known for a lease.
 const QUERIES_PER_LEASE: u32 = 6;
-/// Return of permits, in units of the store's timeout: all replicas notice a loss, reconnect, and return within it.
-const RETURN: u32 = 2;
 
 impl Core {
     /// Whether the next exchange should ask for the generation: while there is work, and the last one is too old.
@@ -87,19 +87,15 @@ impl Core {
                 .effects
                 .push(Effect::MeasureStore(StoreState::Lost));
         }
-        let ends_us = found_ms * 1_000 + self.return_time().as_micros() as u64;
+        let ends_us = found_ms * 1_000 + self.ctx.return_time().as_micros() as u64;
         let left = Duration::from_micros(ends_us.saturating_sub(at.store_us));
         self.begin_return(id.part, is_lost && is_connected, now + left);
     }
 
     /// Another replica has found that the generation of this part has replaced another one.
     pub(super) fn on_generation_lost(&mut self, part: Part) {
-        let until = self.ctx.now + self.return_time();
+        let until = self.ctx.now + self.ctx.return_time();
         self.begin_return(part, true, until);
-    }
-
-    fn return_time(&self) -> Duration {
-        RETURN * self.ctx.settings.store_timeout
     }
 
     /// `introduces`: the holders of this process have not been asked for since.
@@ -108,7 +104,16 @@ impl Core {
             self.ctx.log(LogEvent::DataLost);
         }
         if introduces && self.link(part).is_up() {
-            self.each_queue_of(part, |queue, ctx| queue.on_lost(ctx));
+            self.each_queue_of(part, |queue, ctx| queue.introduce(ctx));
+        }
+    }
+
+    /// Permits of a key were found missing: asks at once whether all data are lost.
+    pub(super) fn follow_suspicions(&mut self) {
+        while let Some(part) = self.ctx.take_suspicion() {
+            let now = self.ctx.now;
+            let queried = &mut self.link(part).queried;
+            queried.take_if(|at| *at + SUSPICION_INTERVAL <= now);
         }
     }
 
@@ -119,6 +124,12 @@ impl Core {
             if self.ctx.is_return_over(part) {
                 let link = self.link(part);
                 (link.queried, link.connection.is_wanted) = (None, true);
+            }
+        }
+        while let Some(queue) = self.ctx.end_return_of_key() {
+            if self.queues.has(queue) {
+                self.queues
+                    .change(&mut self.ctx, queue, |queue, _| queue.go_on());
             }
         }
     }

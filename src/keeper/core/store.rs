@@ -178,6 +178,7 @@ impl Core {
         } else if let Some(queue) = self.queues.of_ledger(key) {
             self.queues
                 .change(&mut self.ctx, queue, |queue, ctx| queue.on_lost(ctx));
+            self.follow_suspicions();
         }
     }
 

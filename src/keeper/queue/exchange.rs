@@ -230,7 +230,8 @@ impl Queue {
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
         }
         let places = places_of(batch, &answer);
-        let mut is_lost = !self.introducing && in_use < pending.held;
+        let mut is_lost =
+            !self.introducing && in_use < pending.held + granted_units(batch, &answer);
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
             is_lost |= self.renewed(ctx, *seq, standing, at);
         }
@@ -599,6 +600,15 @@ fn places_of(batch: &Batch, answer: &BatchReply) -> Vec<(Seq, u32)> {
     let waiting = renewed.filter(|(_, standing)| standing.ticket().is_some());
     let places = answer.places.iter().zip(waiting);
     places.map(|(place, (seq, _))| (*seq, *place)).collect()
+}
+
+/// Units that the store has granted to this process in this exchange.
+fn granted_units(batch: &Batch, answer: &BatchReply) -> u32 {
+    let acquired = batch.acquire.iter().zip(&answer.acquired);
+    let granted = acquired.filter(|(_, standing)| matches!(standing, Standing::Held { .. }));
+    let promoted = answer.promoted.iter().map(|promotion| promotion.seq);
+    let names = granted.map(|(ask, _)| ask.seq).chain(promoted);
+    names.map(weight_of).sum()
 }
 
 /// Room is counted in units. The last permit may exceed it.

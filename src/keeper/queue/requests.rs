@@ -312,7 +312,7 @@ impl Queue {
                 }
                 (AcquireErrorKind::Paused, None) => self.pause_left(ctx.now),
                 (AcquireErrorKind::Unavailable, _) if self.is_returning(ctx) => {
-                    ctx.returning_for(self.part)
+                    ctx.returning_for(self.part, self.id)
                 }
                 _ => self.next_free(ctx, weight_of(seq)),
             },

@@ -67,20 +67,25 @@ impl Queue {
     }
 
     /// The store has lost permits of this key, as an answer shows: asks for all holders, and tells the other replicas.
-    pub(super) fn find_loss(&mut self, ctx: &Context) {
+    pub(super) fn find_loss(&mut self, ctx: &mut Context) {
         self.tells = true;
-        self.introduce(ctx);
+        self.return_permits(ctx);
     }
 
     /// The store has lost permits of this key, as another replica says.
-    pub fn on_lost(&mut self, ctx: &Context) {
+    pub fn on_lost(&mut self, ctx: &mut Context) {
         self.tells = false;
+        self.return_permits(ctx);
+    }
+
+    fn return_permits(&mut self, ctx: &mut Context) {
+        ctx.begin_return_of_key(self.part, self.id);
         self.introduce(ctx);
     }
 
     /// Whether newcomers wait because permits return to a store that has lost its data.
     pub(super) fn is_returning(&self, ctx: &Context) -> bool {
-        ctx.returning_for(self.part).is_some()
+        ctx.returning_for(self.part, self.id).is_some()
             && ctx.is_strict(self.limit_id, self.part, self.own_limit())
     }
 

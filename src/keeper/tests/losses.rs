@@ -272,3 +272,40 @@ fn a_store_that_keeps_no_generation_loses_nothing() {
     }
     assert!(world.lost.is_empty());
 }
+
+/// G1: a single ledger is evicted. The next answer about it shows the loss, and newcomers of this key wait for the holders
+/// of the other processes; those of other keys do not.
+#[test]
+fn newcomers_of_a_lost_key_wait_for_its_holders() {
+    let mut world = World::new(2, &Limit::concurrent("a", 4).fallback(Fallback::Reject));
+    for keeper in [0, 1, 1] {
+        let stream = world.ask(keeper, Duration::ZERO);
+        world.settle();
+        assert!(held(world.collect(keeper, &stream)));
+    }
+    world.ledgers.lose_ledgers();
+    let first = world.ask(0, Duration::ZERO);
+    world.settle();
+    assert!(held(world.collect(0, &first)), "before the loss is known");
+    let others = [(); 3].map(|()| world.ask(0, PATIENT));
+    let key = Key::from(7);
+    let of_another = world.ask_for(
+        0,
+        Leg {
+            key,
+            ..leg(0, Duration::ZERO)
+        },
+    );
+    world.settle();
+    assert!(held(world.collect(0, &of_another)));
+    assert_eq!(world.tell(), 1);
+    world.settle();
+    // Four of four slots are held, and another one.
+    assert_eq!(world.ledger(), (5, 3));
+    world.pass(RETURN);
+    world.settle();
+    assert_eq!(world.ledger(), (5, 3));
+    world.release(0, &first);
+    world.settle();
+    assert!(held(world.collect(0, &others[0])));
+}
