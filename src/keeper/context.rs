@@ -113,6 +113,9 @@ impl Decision {
     }
 }
 
+/// Time in which several signs of a loss are taken for the same loss.
+pub(in crate::keeper) const SAME_LOSS: Duration = Duration::from_millis(10);
+
 /// The state that all queues of a keeper share.
 pub(super) struct Context {
     pub settings: Settings,
@@ -256,8 +259,8 @@ impl Context {
         ids.any(|id| self.is_strict(id, part, None))
     }
 
-    /// The time for which newcomers of a key wait if its limit is strict, because the store has lost its data or those of
-    /// the key. At the end of the former they wait until the store has been asked whether it has lost its data again.
+    /// The time for which newcomers under a strict limit wait, because the store has lost its data or those of this key. At
+    /// the end of the former they wait until the store has been asked whether it has lost its data again.
     pub fn returning_for(&self, part: Part, queue: QueueId) -> Option<Duration> {
         let of_part = self.returns[part.number()].map(|one| one.until);
         let of_key = self.returns_of_keys.get(&queue).copied();
@@ -269,6 +272,16 @@ impl Context {
     /// return within two of the store's timeouts.
     pub fn return_time(&self) -> Duration {
         2 * self.settings.store_timeout
+    }
+
+    /// Whether the return of permits of this key, or of all in this part, has just begun: the message about the same loss
+    /// asks for nothing new.
+    pub fn has_just_begun_return(&self, part: Part, queue: Option<QueueId>) -> bool {
+        let until = match queue {
+            Some(queue) => self.returns_of_keys.get(&queue).copied(),
+            None => self.returns[part.number()].map(|one| one.until),
+        };
+        until.is_some_and(|until| until + SAME_LOSS > self.now + self.return_time())
     }
 
     /// The store has lost permits of this key, and perhaps all data of its part.

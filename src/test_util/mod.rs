@@ -106,7 +106,9 @@ impl TestStore {
     /// Loses all data but stays up: holders, waiters, and the state of rates.
     ///
     /// To simulate a server restarted without its data, call this between [`go_down`](Self::go_down) and
-    /// [`come_back`](Self::come_back). Permits that are still held are restored when their limiter renews them.
+    /// [`come_back`](Self::come_back). Limiters restore permits that are still held once they find the loss: at their next
+    /// connection, their next request, or when a permit is renewed. From then on newcomers under a strict limit
+    /// ([`Fallback::Reject`](crate::Fallback::Reject), for example) wait for two store timeouts.
     pub fn forget(&self) {
         self.0.forget();
     }

@@ -116,6 +116,17 @@ impl Core {
                 link.held_back.is_empty() || !link.in_flight.is_empty(),
                 "requests are held back, and no answer will let them go on"
             );
+            let holds = |queue: &Queue| queue.part() == link.part && queue.holds_in_store();
+            let mut in_flight = link.in_flight.iter();
+            let connects = link.clock.is_some()
+                || link.connection.is_wanted
+                || link.connection.reconnect_at.is_some()
+                || in_flight.any(|sent| link.connection.has(sent.id))
+                || self.has_work(link);
+            ensure!(
+                !self.ctx.shared || !link.is_up() || connects || !self.queues.iter().any(holds),
+                "holders have no connection, and nobody makes one"
+            );
         }
         self.queues.audit()?;
         for id in self.queues.ids() {

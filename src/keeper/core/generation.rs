@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::{Core, ExchangeId, queues::Turn};
 use crate::{
     keeper::{
+        context::SAME_LOSS,
         effects::{Effect, LogEvent},
         queue::StoreMoment,
     },
@@ -20,11 +21,9 @@ use crate::{
     telemetry::StoreState,
 };
 
-/// Time between two queries while newcomers arrive under strict limits. In a store that was emptied without closing its
-/// connections, newcomers may be granted too much for so long.
+/// Time between two queries while newcomers arrive under strict limits. A store that was emptied without closing its
+/// connections may grant them too much for this time.
 const QUERY_INTERVAL: Duration = Duration::from_millis(100);
-/// Time between two queries while permits of one key after the other are found missing.
-const SUSPICION_INTERVAL: Duration = Duration::from_millis(10);
 /// Queries in a lease, otherwise: a generation counts as known for a lease.
 const QUERIES_PER_LEASE: u32 = 6;
 
@@ -94,8 +93,10 @@ impl Core {
 
     /// Another replica has found that the generation of this part has replaced another one.
     pub(super) fn on_generation_lost(&mut self, part: Part) {
-        let until = self.ctx.now + self.ctx.return_time();
-        self.begin_return(part, true, until);
+        if !self.ctx.has_just_begun_return(part, None) {
+            let until = self.ctx.now + self.ctx.return_time();
+            self.begin_return(part, true, until);
+        }
     }
 
     /// `introduces`: the holders of this process have not been asked for since.
@@ -113,7 +114,7 @@ impl Core {
         while let Some(part) = self.ctx.take_suspicion() {
             let now = self.ctx.now;
             let queried = &mut self.link(part).queried;
-            queried.take_if(|at| *at + SUSPICION_INTERVAL <= now);
+            queried.take_if(|at| *at + SAME_LOSS <= now);
         }
     }
 

@@ -104,6 +104,11 @@ impl Queue {
         self.audit_pool(&at)
     }
 
+    /// Whether the store should count units of this process.
+    pub fn holds_in_store(&self) -> bool {
+        self.held > 0
+    }
+
     fn audit_entry(
         &self,
         ctx: &Context,

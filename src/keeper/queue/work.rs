@@ -75,7 +75,9 @@ impl Queue {
     /// The store has lost permits of this key, as another replica says.
     pub fn on_lost(&mut self, ctx: &mut Context) {
         self.tells = false;
-        self.return_permits(ctx);
+        if !ctx.has_just_begun_return(self.part, Some(self.id)) {
+            self.return_permits(ctx);
+        }
     }
 
     fn return_permits(&mut self, ctx: &mut Context) {
