@@ -91,7 +91,7 @@ impl<'a> Gauge<'a> {
     }
 
     pub(crate) fn ledgers(&self) -> Vec<String> {
-        self.ask(cmd("KEYS").arg("*"))
+        self.ask(cmd("KEYS").arg("*[0-9a-f]}"))
     }
 
     /// The remaining time of the lease that ends first, in a sample or, if there are few, in all ledgers.

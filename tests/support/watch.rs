@@ -157,7 +157,7 @@ const COUNT: &str = "
     local time = redis.call('TIME')
     local now_ms = math.floor((time[1] * 1000000 + time[2]) / 1000)
     local holders, waiters = 0, 0
-    for _, key in ipairs(redis.call('KEYS', 'demo:*')) do
+    for _, key in ipairs(redis.call('KEYS', 'demo:{*[0-9a-f]}')) do
       holders = holders + redis.call('ZCOUNT', key, '(' .. string.format('%.0f', now_ms), '(2251799813685248')
       waiters = waiters + redis.call('ZCOUNT', key, '-inf', '(0')
     end
