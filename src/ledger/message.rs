@@ -37,7 +37,7 @@ pub(crate) struct Exchange {
     pub(crate) claims: Vec<Claim>,
     /// Run before the claims. Each is sent at most once; if it is lost, the charge stands.
     pub(crate) refunds: Vec<Refund>,
-    /// Only in a hello.
+    /// Only in an exchange without work.
     pub(crate) generation_query: Option<GenerationQuery>,
 }
 
@@ -49,6 +49,8 @@ pub(crate) struct GenerationQuery {
     /// The generation that was there less than a lease ago, as the replica knows. If another one is there, or none, the
     /// store has lost its data meanwhile; a replica that knows none proves nothing.
     pub(crate) known: Option<u64>,
+    /// Whether it may be asked of another server than before.
+    pub(crate) may_connect: bool,
 }
 
 /// The generation of the store's data, which ends with them: as old as the namespace, or as the last loss.
@@ -61,9 +63,15 @@ pub(crate) struct Generation {
 }
 
 impl Exchange {
-    /// Whether the exchange is empty, and only asks for the store's time and for the generation of its data.
-    pub(crate) fn is_hello(&self) -> bool {
+    /// Whether the exchange only asks for the store's time, or for the generation of its data.
+    pub(crate) fn is_empty(&self) -> bool {
         self.batches.is_empty() && self.claims.is_empty() && self.refunds.is_empty()
+    }
+
+    /// Whether the exchange makes a connection if there is none. Nothing else is sent before its answer.
+    pub(crate) fn is_hello(&self) -> bool {
+        let query = self.generation_query.as_ref();
+        self.is_empty() && query.is_none_or(|query| query.may_connect)
     }
 
     /// Lease of a promoted waiter until its replica renews it: a live replica does so within this time.

@@ -380,8 +380,8 @@ impl Core {
         let deadline = now + settings.store_timeout;
         self.exchanges += 1;
         let number = self.exchanges;
-        let is_hello = batches.is_empty() && claims.is_empty() && refunds.is_empty();
-        let generation_query = is_hello.then(|| self.query_generation(part));
+        let is_empty = batches.is_empty() && claims.is_empty() && refunds.is_empty();
+        let generation_query = is_empty.then(|| self.query_generation(part));
         let (settings, link) = (&self.ctx.settings, &mut self.links[part.number()]);
         // This exchange reconnects if the connection has ended.
         (link.connection.is_wanted, link.connection.reconnect_at) = (false, None);

@@ -41,15 +41,18 @@ impl Core {
             || has_newcomers && self.ctx.has_strict_limits(part)
     }
 
-    /// The query of a hello.
+    /// The query of an exchange without work. While the connection is in use, it must not make another one: newcomers that
+    /// follow it would reach the next server before the holders.
     pub(super) fn query_generation(&mut self, part: Part) -> GenerationQuery {
         let (now, lease) = (self.ctx.now, self.ctx.settings.lease);
         let link = self.link(part);
         link.queried = Some(now);
+        let may_connect = link.clock.is_none() || !link.is_up();
         let known = link.generation.filter(|(_, at)| now < *at + lease);
         GenerationQuery {
             key: self.ctx.settings.generation_key(part).into(),
             known: known.map(|(id, _)| id),
+            may_connect,
         }
     }
 

@@ -42,7 +42,7 @@ pub(super) struct Link {
     pub clock: Option<StoreClock>,
     /// The generation of the store's data by the latest answer, and when that query was sent.
     pub generation: Option<(u64, Instant)>,
-    /// When the latest hello was sent, which asks for the generation.
+    /// When the generation was last asked for, by a hello or another exchange.
     pub queried: Option<Instant>,
     pub breaker: Breaker,
     pub connection: Connection,

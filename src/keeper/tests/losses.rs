@@ -242,7 +242,7 @@ fn the_generation_is_asked_for_now_and_then() {
             let asked = world.ask(0, Duration::ZERO);
             let now = world.local();
             while let Some(sent) = world.keepers[0].next_exchange(now) {
-                queries += usize::from(sent.exchange.is_hello());
+                queries += usize::from(sent.exchange.generation_query.is_some());
                 world.complete(0, &sent);
             }
             assert!(held(world.collect(0, &asked)));

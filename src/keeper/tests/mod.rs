@@ -231,7 +231,7 @@ impl World {
             if !queries {
                 return outgoing;
             }
-            assert!(outgoing.exchange.is_hello());
+            assert!(outgoing.exchange.is_empty() && !outgoing.exchange.is_hello());
             self.complete(keeper, &outgoing);
         }
     }

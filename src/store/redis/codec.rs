@@ -77,7 +77,7 @@ pub(crate) fn encode(
     cmd.arg(&rates.keys);
     let replica = exchange.replica.text();
     cmd.arg(packed(&replica, wake_prefix, listens, exchange));
-    if exchange.is_hello() {
+    if exchange.is_empty() {
         match query {
             Some(query) => cmd.arg(query.known.unwrap_or(0)),
             None => cmd.arg(""),

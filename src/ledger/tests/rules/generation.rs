@@ -10,7 +10,11 @@ impl Twins {
     fn ask_generation(&mut self, known: Option<u64>) -> (Generation, bool) {
         let mut hello = self.exchange_of(A, Vec::new());
         let key = GENERATION.into();
-        hello.generation_query = Some(GenerationQuery { key, known });
+        hello.generation_query = Some(GenerationQuery {
+            key,
+            known,
+            may_connect: true,
+        });
         let generation = self.exchange(&hello).generation;
         let lost = std::mem::take(&mut self.lost);
         assert!(lost.iter().all(|key| key == GENERATION));
@@ -80,7 +84,11 @@ fn a_server_that_cannot_keep_one_says_so() {
         let mut hello = twins.exchange_of(A, Vec::new());
         let key = GENERATION.into();
         let known = Some(1);
-        hello.generation_query = Some(GenerationQuery { key, known });
+        hello.generation_query = Some(GenerationQuery {
+            key,
+            known,
+            may_connect: true,
+        });
         let (reply, _) = twins.script.exchange(&hello, true, twins.now_us);
         assert_eq!((reply.generation, reply.now_us), (None, twins.now_us));
         assert!(twins.script.take_lost().is_empty());
