@@ -68,14 +68,6 @@ impl Settings {
         }
     }
 
-    /// The key of the generation of the data in this part.
-    pub(in crate::keeper) fn generation_key(&self, part: Part) -> String {
-        match self.parts.is_cluster() {
-            false => format!("{}:{{generation}}", self.namespace),
-            true => part.prefix(&self.namespace) + "generation",
-        }
-    }
-
     /// The part of the store with a key's ledger.
     pub(super) fn part_of(&self, key: &Key, limit_name: &str) -> Part {
         match self.parts.is_cluster() {
@@ -113,9 +105,6 @@ impl Decision {
     }
 }
 
-/// Time in which several signs of a loss are taken for the same loss.
-pub(in crate::keeper) const SAME_LOSS: Duration = Duration::from_millis(10);
-
 /// The state that all queues of a keeper share.
 pub(super) struct Context {
     pub settings: Settings,
@@ -134,8 +123,8 @@ pub(super) struct Context {
     /// put off since.
     returns_of_keys: HashMap<QueueId, Instant>,
     ends_of_returns: VecDeque<(Instant, QueueId)>,
-    /// Parts in which permits were found missing: all data may be lost.
-    suspected: Vec<Part>,
+    /// By part: when permits of a key were last found missing.
+    suspected: Vec<Option<Instant>>,
     /// The limiter is shut down or dropped: slots no longer go to a pool.
     pub ending: bool,
     /// The store has lost permits that it had granted.
@@ -187,6 +176,9 @@ pub(super) struct Counts {
 }
 
 impl Context {
+    /// Time in which several signs of a loss are taken for the same loss.
+    pub const SAME_LOSS: Duration = Duration::from_millis(10);
+
     pub fn new(settings: Settings, shared: bool, now: Instant) -> Self {
         let replica = settings.replica;
         Self {
@@ -198,7 +190,7 @@ impl Context {
             returns: vec![None; settings.parts.count()],
             returns_of_keys: HashMap::new(),
             ends_of_returns: VecDeque::new(),
-            suspected: Vec::new(),
+            suspected: vec![None; settings.parts.count()],
             ending: false,
             is_data_lost: false,
             effects: Effects::default(),
@@ -281,7 +273,7 @@ impl Context {
             Some(queue) => self.returns_of_keys.get(&queue).copied(),
             None => self.returns[part.number()].map(|one| one.until),
         };
-        until.is_some_and(|until| until + SAME_LOSS > self.now + self.return_time())
+        until.is_some_and(|until| until + Self::SAME_LOSS > self.now + self.return_time())
     }
 
     /// The store has lost permits of this key, and perhaps all data of its part.
@@ -289,7 +281,7 @@ impl Context {
         let until = self.now + self.return_time();
         self.returns_of_keys.insert(queue, until);
         self.ends_of_returns.push_back((until, queue));
-        self.suspected.push(part);
+        self.suspected[part.number()] = Some(self.now);
     }
 
     /// Ends the return of permits of the next key, if its time is over.
@@ -306,9 +298,9 @@ impl Context {
         None
     }
 
-    /// A part in which permits were found missing since the last call.
-    pub fn take_suspicion(&mut self) -> Option<Part> {
-        self.suspected.pop()
+    /// When permits of a key in this part were last found missing: all data may be lost.
+    pub fn suspected(&self, part: Part) -> Option<Instant> {
+        self.suspected[part.number()]
     }
 
     /// The store has lost its data. Returns whether that is news.

@@ -265,6 +265,17 @@ pub(crate) struct BatchReply {
     pub(crate) promoted: Vec<Promotion>,
 }
 
+impl BatchReply {
+    /// Units that the exchange has granted to its replica.
+    pub(crate) fn granted_units(&self, batch: &Batch) -> u32 {
+        let acquired = batch.acquire.iter().zip(&self.acquired);
+        let granted = acquired.filter(|(_, standing)| matches!(standing, Standing::Held { .. }));
+        let promoted = self.promoted.iter().map(|promotion| promotion.seq);
+        let names = granted.map(|(ask, _)| ask.seq).chain(promoted);
+        names.map(weight_of).sum()
+    }
+}
+
 /// The standing of a permit in its ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {

@@ -88,7 +88,7 @@ impl Core {
             }
         }
         let mut in_flight: BTreeMap<QueueId, u16> = BTreeMap::new();
-        for sent in self.exchanges_in_flight() {
+        for sent in self.links.iter().flat_map(|link| &link.in_flight) {
             let exchange = &sent.exchange;
             for (batch, pending) in exchange.batches.iter().zip(&sent.pending) {
                 *in_flight.entry(pending.queue).or_default() += 1;
@@ -189,7 +189,7 @@ impl Core {
             busy |= queue.is_open(seq);
         }
         let is_in = |exchange: ExchangeId| {
-            let mut sent = self.exchanges_in_flight();
+            let mut sent = self.links.iter().flat_map(|link| &link.in_flight);
             sent.any(|sent| sent.id == exchange && sent.claims.contains(&Asker::Request(id)))
         };
         let asks = matches!(
@@ -247,14 +247,6 @@ impl Core {
     }
 
     /// Lists the remains of requests and permits.
-    /// Whether the next exchange only asks for the generation of the data.
-    pub fn queries_next(&mut self, now: Instant) -> bool {
-        self.ctx.now = now;
-        let link = self.link(Part::default());
-        let is_ready = link.is_up() && link.clock.is_some();
-        is_ready && self.should_query_generation(Part::default())
-    }
-
     pub fn leftovers(&self) -> Vec<&'static str> {
         let any = |which: &dyn Fn(&Link) -> bool| self.links.iter().any(which);
         let parts = [
@@ -280,7 +272,11 @@ impl Core {
 
     /// The payer of each claim of an exchange in flight.
     pub fn payers(&self, number: ExchangeId) -> Vec<Option<Payer>> {
-        let sent = self.exchanges_in_flight().filter(|sent| sent.id == number);
+        let sent = self
+            .links
+            .iter()
+            .flat_map(|link| &link.in_flight)
+            .filter(|sent| sent.id == number);
         let payer = |asker: &Asker| match *asker {
             Asker::Request(id) => Some(Payer::Request(id.number.get())),
             Asker::Account(id) => Some(Payer::Permit(id.0)),
@@ -378,7 +374,11 @@ impl Core {
     }
 
     pub fn numbers_in_flight(&self) -> Vec<ExchangeId> {
-        self.exchanges_in_flight().map(|sent| sent.id).collect()
+        self.links
+            .iter()
+            .flat_map(|link| &link.in_flight)
+            .map(|sent| sent.id)
+            .collect()
     }
 
     pub fn pool_of(&self, lease: &Lease) -> Option<Arc<Pool>> {
@@ -404,7 +404,11 @@ impl Core {
     pub fn release_of(&self, ledger: &str, seq: Seq) -> Option<Release> {
         let queue = self.queue_of(ledger);
         let waiting = queue.and_then(|queue| queue.release_of(seq));
-        let pending = self.exchanges_in_flight().flat_map(|sent| &sent.pending);
+        let pending = self
+            .links
+            .iter()
+            .flat_map(|link| &link.in_flight)
+            .flat_map(|sent| &sent.pending);
         waiting.or_else(|| { pending }.find_map(|pending| pending.release_of(seq)))
     }
 

@@ -114,7 +114,7 @@ impl Core {
             })
     }
 
-    pub(super) fn exchanges_in_flight(&self) -> impl Iterator<Item = &PendingExchange> {
+    fn exchanges_in_flight(&self) -> impl Iterator<Item = &PendingExchange> {
         self.links.iter().flat_map(|link| &link.in_flight)
     }
 
@@ -155,7 +155,7 @@ impl Core {
         let link = self.link(part);
         let is_ready = link.is_up() && link.clock.is_some();
         // Without the store's time, no acquire can be given an expiry; a store that is down gets only probes.
-        if is_ready && !self.should_query_generation(part) {
+        if is_ready && !self.should_query(part) {
             self.fill(&mut draft);
             let link = self.link(part);
             if draft.is_empty() && link.in_flight.is_empty() && !link.held_back.is_empty() {
@@ -170,6 +170,19 @@ impl Core {
             link.behind_since = link.behind_since.or(Some(now)).filter(|_| is_behind);
         }
         Some(self.send(draft))
+    }
+
+    /// Whether the next exchange only asks for the generation of the data.
+    fn should_query(&self, part: Part) -> bool {
+        let link = &self.links[part.number()];
+        let has_newcomers = || {
+            let has_any =
+                self.queues.count_of(part, Turn::Newcomers) > 0 || !link.unsent.is_empty();
+            has_any && self.ctx.has_strict_limits(part)
+        };
+        let (ctx, known) = (&self.ctx, &link.generation);
+        let is_due = known.is_due(ctx.suspected(part), &ctx.settings, ctx.now, has_newcomers);
+        is_due && (self.has_work(link) || link.connection.is_wanted)
     }
 
     /// Work for a store that has answered a probe: a release, which it must write even at `maxmemory`. The name was
@@ -381,8 +394,8 @@ impl Core {
         self.exchanges += 1;
         let number = self.exchanges;
         let is_empty = batches.is_empty() && claims.is_empty() && refunds.is_empty();
-        let generation_query = is_empty.then(|| self.query_generation(part));
-        let (settings, link) = (&self.ctx.settings, &mut self.links[part.number()]);
+        let link = &mut self.links[part.number()];
+        let generation_query = is_empty.then(|| link.query(settings, now));
         // This exchange reconnects if the connection has ended.
         (link.connection.is_wanted, link.connection.reconnect_at) = (false, None);
         let exchange = Arc::new(Exchange {
@@ -522,8 +535,14 @@ impl Core {
             });
         }
         link.window.on_answer(at, now);
-        if exchange.generation_query.is_some() {
-            self.on_generation(id, seen, reply.generation);
+        if exchange.generation_query.is_some() && link.connection.has(id) {
+            let loss = link.on_generation(seen, reply.generation, &self.ctx.settings);
+            if self.ctx.end_return(id.part, at) {
+                self.each_queue_of(id.part, |queue, _| queue.go_on());
+            }
+            if let Some(loss) = loss {
+                self.on_data_loss(id.part, &loss, seen);
+            }
         }
         let (mut outage, work) = (None, Work::of(&reply));
         for ((pending, batch), result) in
@@ -546,7 +565,6 @@ impl Core {
                     queue.after_answer(ctx, pending, seen)
                 });
         }
-        self.follow_suspicions();
         self.note_answer(id.part, work, outage.as_ref());
         self.reopen_sent(id, claims.into_iter().filter_map(Asker::request));
     }

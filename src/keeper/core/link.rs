@@ -1,5 +1,12 @@
 //! A link: the connection to the store, or to one part of a cluster, with its exchanges in flight, the number that may
-//! be in flight, and the work that only it can do. What is sent is in `exchange`; failures and events are in `store`.
+//! be in flight, the work that only it can do, and the generation of the data there. What is sent is in `exchange`;
+//! failures and events are in `store`.
+//!
+//! The data have a generation, which ends with them, and which this process asks for now and then. After a loss permits
+//! return first, and newcomers under strict limits wait meanwhile: a process without permits would otherwise be granted
+//! slots of an empty store whose holders have not returned yet. Nobody knows from the data themselves that they were lost.
+//! But a process that was connected less than a lease ago knows their generation; a process that knows none, such as a new
+//! one, finds nothing and waits for nothing.
 
 use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
@@ -8,9 +15,13 @@ use tokio::time::Instant;
 use super::breaker::Breaker;
 use crate::{
     fallbacks::Availability,
-    keeper::{context::Settings, demand::RequestId, queue::PendingBatch},
+    keeper::{
+        context::{Context, Settings},
+        demand::RequestId,
+        queue::{PendingBatch, StoreMoment},
+    },
     leases::{AccountId, StoreClock},
-    ledger::{Exchange, Refund, Seq},
+    ledger::{Exchange, Generation, GenerationQuery, Refund, Seq},
     part::Part,
 };
 
@@ -20,6 +31,11 @@ const FIRST: usize = 16;
 const PERIOD: Duration = Duration::from_secs(5);
 /// An answer is late beyond twice the shortest round trip plus this slack, for pauses of this process or of the store.
 const SLACK: Duration = Duration::from_millis(5);
+/// Time between two queries for the generation while newcomers arrive under strict limits. A store that was emptied
+/// without closing its connections may grant them too much for this time.
+const QUERY_INTERVAL: Duration = Duration::from_millis(100);
+/// Queries in a lease, otherwise: a generation counts as known for a lease.
+const QUERIES_PER_LEASE: u32 = 6;
 /// How late the runtime's timers may wake the driver: they tick once a millisecond.
 const TICKS: Duration = Duration::from_millis(3);
 
@@ -40,10 +56,7 @@ pub(super) struct Link {
     /// Since when each exchange has left work for the next one.
     pub behind_since: Option<Instant>,
     pub clock: Option<StoreClock>,
-    /// The generation of the store's data by the latest answer, and when that query was sent.
-    pub generation: Option<(u64, Instant)>,
-    /// When the generation was last asked for, by a hello or another exchange.
-    pub queried: Option<Instant>,
+    pub generation: KnownGeneration,
     pub breaker: Breaker,
     pub connection: Connection,
 }
@@ -92,6 +105,24 @@ pub(super) enum Asker {
     Account(AccountId),
 }
 
+/// The generation of the data, as far as it is known.
+pub(super) struct KnownGeneration {
+    pub key: Arc<str>,
+    /// By the latest answer, and when its query was sent.
+    seen: Option<(u64, Instant)>,
+    queried: Option<Instant>,
+}
+
+/// The store has lost its data.
+pub(super) struct DataLoss {
+    /// This process knew them.
+    pub is_found: bool,
+    /// The holders of this process have not been asked for since.
+    pub introduces: bool,
+    /// When a replica found the loss, in store microseconds; 0: none has, since the data were replaced by older ones.
+    pub found_us: u64,
+}
+
 /// The connection, as far as the store reports it.
 #[derive(Default)]
 pub(super) struct Connection {
@@ -120,6 +151,50 @@ impl Asker {
     }
 }
 
+impl KnownGeneration {
+    fn new(key: String) -> Self {
+        Self {
+            key: key.into(),
+            seen: None,
+            queried: None,
+        }
+    }
+
+    fn id_at(&self, now: Instant, settings: &Settings) -> Option<u64> {
+        let known = self.seen.filter(|(_, at)| now < *at + settings.lease);
+        known.map(|(id, _)| id)
+    }
+
+    /// Whether it should be asked for. `has_newcomers`: under strict limits. `suspected`: when permits of a key were last
+    /// found missing.
+    pub fn is_due(
+        &self,
+        suspected: Option<Instant>,
+        settings: &Settings,
+        now: Instant,
+        has_newcomers: impl FnOnce() -> bool,
+    ) -> bool {
+        let is_over = |pause| self.queried.is_none_or(|at| at + pause <= now);
+        let is_new = suspected > self.queried && is_over(Context::SAME_LOSS);
+        is_new
+            || is_over(settings.lease / QUERIES_PER_LEASE)
+            || is_over(QUERY_INTERVAL) && has_newcomers()
+    }
+
+    /// Asks again before anything else is sent.
+    pub fn forget_query(&mut self) {
+        self.queried = None;
+    }
+}
+
+/// The key of the generation of a part's data.
+fn generation_key(part: Part, settings: &Settings) -> String {
+    match settings.parts.is_cluster() {
+        false => format!("{}:{{generation}}", settings.namespace),
+        true => part.prefix(&settings.namespace) + "generation",
+    }
+}
+
 impl Connection {
     /// Whether the exchange was drafted for this connection, or establishes it.
     pub fn has(&self, id: ExchangeId) -> bool {
@@ -128,9 +203,8 @@ impl Connection {
 }
 
 impl Link {
-    /// `of_one_key`: each of its exchanges is about one key, as in a cluster.
-    pub fn new(part: Part, of_one_key: bool, now: Instant) -> Self {
-        let bounds = match of_one_key {
+    pub fn new(part: Part, settings: &Settings, now: Instant) -> Self {
+        let bounds = match settings.parts.is_cluster() {
             false => WINDOW,
             true => WINDOW_OF_ONE_KEY,
         };
@@ -144,8 +218,7 @@ impl Link {
             refunds: Vec::new(),
             behind_since: None,
             clock: None,
-            generation: None,
-            queried: None,
+            generation: KnownGeneration::new(generation_key(part, settings)),
             breaker: Breaker::new(),
             connection: Connection::default(),
         }
@@ -162,6 +235,44 @@ impl Link {
             .behind_since
             .map_or(Duration::ZERO, |since| now - since);
         settings.poll_interval + settings.store_timeout + behind.min(settings.waiter_ttl)
+    }
+
+    /// The query of an exchange without work. While the connection is in use, it must not make another one: newcomers that
+    /// follow it would reach the next server before the holders.
+    pub fn query(&mut self, settings: &Settings, now: Instant) -> GenerationQuery {
+        let may_connect = self.clock.is_none() || !self.is_up();
+        let known = &mut self.generation;
+        known.queried = Some(now);
+        GenerationQuery {
+            key: known.key.clone(),
+            known: known.id_at(now, settings),
+            may_connect,
+        }
+    }
+
+    /// The store has answered a query on this connection. Returns its loss, if any.
+    pub fn on_generation(
+        &mut self,
+        at: StoreMoment,
+        answer: Option<Generation>,
+        settings: &Settings,
+    ) -> Option<DataLoss> {
+        let known = &mut self.generation;
+        // An answer may be late, and there may be a newer one.
+        if known.seen.is_some_and(|(_, seen)| at.sent < seen) {
+            return None;
+        }
+        let before = known.id_at(at.sent, settings);
+        known.seen = answer.map(|answer| (answer.id, at.sent));
+        let Generation { id, found_ms } = answer?;
+        let is_found = before.is_some_and(|before| before != id);
+        // A new connection introduces all queues anyway.
+        let made = self.connection.made;
+        (is_found || found_ms > 0).then(|| DataLoss {
+            is_found,
+            introduces: is_found && made.is_none_or(|made| made < at.sent),
+            found_us: found_ms * 1_000,
+        })
     }
 
     /// Removes an exchange from the list of exchanges in flight, if it is still listed.

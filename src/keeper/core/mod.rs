@@ -12,8 +12,7 @@
 //! | `refusals` | requests that are refused or dropped, and the contents of a refusal |
 //! | `rates` | charges and refunds at rates, claims on ledgers and rates of this process, and accounts of permits |
 //! | this one | the data, requests and the lists that they are in; settings, the limits in force, the time and counts are in [`context`](super::context) |
-//! | `generation` | losses of all data, after which permits return before newcomers |
-//! | `link` | a connection, with its exchanges in flight, their number, and the work that only it can do |
+//! | `link` | a connection, with its exchanges in flight, their number, the work that only it can do, and the generation of the data there |
 //! | `queues` | the queues, created on demand, and their indexes |
 //! | `breaker` | the circuit breaker |
 //!
@@ -29,7 +28,6 @@ mod acquire;
 mod audit;
 mod breaker;
 mod exchange;
-mod generation;
 mod limits;
 mod link;
 mod local;
@@ -424,7 +422,7 @@ impl Core {
     /// `shared`: there is a store; otherwise the ledgers in this process decide.
     pub fn new(settings: Settings, shared: bool, now: Instant) -> Self {
         let parts = settings.parts;
-        let link = |part| Link::new(part, parts.is_cluster(), now);
+        let link = |part| Link::new(part, &settings, now);
         Self {
             links: parts.all().map(link).collect(),
             turn: 0,

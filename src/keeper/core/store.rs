@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{
     Core, ExchangeId, Request, Stage,
     breaker::{Breaker, Transition, Work},
-    link::{Asker, Connection, PendingExchange},
+    link::{Asker, Connection, DataLoss, PendingExchange},
 };
 use crate::{
     fallbacks::Availability,
@@ -173,12 +173,35 @@ impl Core {
 
     /// Another replica has found that the store has lost permits of this ledger, or all data of this part.
     fn on_lost(&mut self, part: Part, key: &str) {
-        if key == self.ctx.settings.generation_key(part) {
-            self.on_generation_lost(part);
+        if key == &*self.link(part).generation.key {
+            if !self.ctx.has_just_begun_return(part, None) {
+                let until = self.ctx.now + self.ctx.return_time();
+                self.begin_return(part, true, until);
+            }
         } else if let Some(queue) = self.queues.of_ledger(key) {
             self.queues
                 .change(&mut self.ctx, queue, |queue, ctx| queue.on_lost(ctx));
-            self.follow_suspicions();
+        }
+    }
+
+    /// The store has lost its data. Newcomers under strict limits wait until this long after the loss was found.
+    pub(super) fn on_data_loss(&mut self, part: Part, loss: &DataLoss, at: StoreMoment) {
+        if loss.is_found {
+            self.ctx
+                .effects
+                .push(Effect::MeasureStore(StoreState::Lost));
+        }
+        let ends_us = loss.found_us + self.ctx.return_time().as_micros() as u64;
+        let left = Duration::from_micros(ends_us.saturating_sub(at.store_us));
+        self.begin_return(part, loss.introduces, self.ctx.now + left);
+    }
+
+    fn begin_return(&mut self, part: Part, introduces: bool, until: Instant) {
+        if until > self.ctx.now && self.ctx.begin_return(part, until) {
+            self.ctx.log(LogEvent::DataLost);
+        }
+        if introduces && self.link(part).is_up() {
+            self.each_queue_of(part, |queue, ctx| queue.introduce(ctx));
         }
     }
 

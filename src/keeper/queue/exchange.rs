@@ -230,8 +230,7 @@ impl Queue {
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
         }
         let places = places_of(batch, &answer);
-        let mut is_lost =
-            !self.introducing && in_use < pending.held + granted_units(batch, &answer);
+        let mut is_lost = !self.introducing && in_use < pending.held + answer.granted_units(batch);
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
             is_lost |= self.renewed(ctx, *seq, standing, at);
         }
@@ -343,7 +342,6 @@ impl Queue {
             State::Held(_) if !entry.lease.extend(until, now) => self.lose(ctx, seq),
             State::Held(_) => {
                 ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
-                self.confirm_hold(ctx, seq);
                 self.set_due(seq, renew_at);
             }
             // There must be time left to renew the lease.
@@ -583,32 +581,12 @@ impl Queue {
     }
 }
 
-impl Snapshot {
-    /// The latest moment at which a waiter was certainly without a slot. Grants follow tickets: a waiter behind the
-    /// head was still waiting when the head was seen.
-    fn seen_waiting(&self, ticket: i64, seen: StoreMoment) -> StoreMoment {
-        match self.head {
-            Some(head) if ticket >= head && self.seen.sent > seen.sent => self.seen,
-            _ => seen,
-        }
-    }
-}
-
 /// Waiters whose places were asked for: usually none.
 fn places_of(batch: &Batch, answer: &BatchReply) -> Vec<(Seq, u32)> {
     let renewed = batch.renew.iter().zip(&answer.renewed);
     let waiting = renewed.filter(|(_, standing)| standing.ticket().is_some());
     let places = answer.places.iter().zip(waiting);
     places.map(|(place, (seq, _))| (*seq, *place)).collect()
-}
-
-/// Units that the store has granted to this process in this exchange.
-fn granted_units(batch: &Batch, answer: &BatchReply) -> u32 {
-    let acquired = batch.acquire.iter().zip(&answer.acquired);
-    let granted = acquired.filter(|(_, standing)| matches!(standing, Standing::Held { .. }));
-    let promoted = answer.promoted.iter().map(|promotion| promotion.seq);
-    let names = granted.map(|(ask, _)| ask.seq).chain(promoted);
-    names.map(weight_of).sum()
 }
 
 /// Room is counted in units. The last permit may exceed it.

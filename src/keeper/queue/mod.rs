@@ -258,6 +258,17 @@ impl Newcomer {
     }
 }
 
+impl Snapshot {
+    /// The latest moment at which a waiter was certainly without a slot. Grants follow tickets: a waiter behind the
+    /// head was still waiting when the head was seen.
+    fn seen_waiting(&self, ticket: i64, seen: StoreMoment) -> StoreMoment {
+        match self.head {
+            Some(head) if ticket >= head && self.seen.sent > seen.sent => self.seen,
+            _ => seen,
+        }
+    }
+}
+
 impl Pause {
     /// Time since its end, in ms.
     fn elapsed_ms(&self, now: Instant) -> u64 {
@@ -420,6 +431,40 @@ impl Queue {
         if let Some(pause) = &mut self.pause {
             pause.unsent |= pause.own;
             self.wants_batch |= pause.unsent;
+        }
+    }
+
+    /// The store has lost permits of this key, as an answer shows: asks for all holders, and tells the other replicas.
+    fn find_loss(&mut self, ctx: &mut Context) {
+        self.tells = true;
+        self.return_permits(ctx);
+    }
+
+    /// The store has lost permits of this key, as another replica says.
+    pub fn on_lost(&mut self, ctx: &mut Context) {
+        self.tells = false;
+        if !ctx.has_just_begun_return(self.part, Some(self.id)) {
+            self.return_permits(ctx);
+        }
+    }
+
+    fn return_permits(&mut self, ctx: &mut Context) {
+        ctx.begin_return_of_key(self.part, self.id);
+        self.introduce(ctx);
+    }
+
+    /// Whether newcomers wait because permits return to a store that has lost its data.
+    fn is_returning(&self, ctx: &Context) -> bool {
+        ctx.returning_for(self.part, self.id).is_some()
+            && ctx.is_strict(self.limit_id, self.part, self.own_limit())
+    }
+
+    /// The limit by which the store decides on newcomers; holders return regardless of it.
+    fn max_in_store(&self, ctx: &Context) -> u32 {
+        if self.is_returning(ctx) {
+            0
+        } else {
+            self.max()
         }
     }
 

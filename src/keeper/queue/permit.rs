@@ -157,17 +157,6 @@ impl Queue {
         self.set(ctx, seq, State::Held(hold));
     }
 
-    /// The store holds the slot: it has granted, renewed or adopted it.
-    pub(super) fn confirm_hold(&mut self, ctx: &mut Context, seq: Seq) {
-        if let Some(entry) = self.entries.get(&seq)
-            && let State::Held(hold) = entry.state
-            && !hold.in_store
-        {
-            let in_store = true;
-            self.set(ctx, seq, State::Held(HeldSlot { in_store, ..hold }));
-        }
-    }
-
     /// A ledger has refused the slot, and so the request.
     pub fn refuse(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
         if let Some(entry) = self.entries.get(&seq) {

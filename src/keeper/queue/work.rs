@@ -66,40 +66,6 @@ impl Queue {
         self.call_roll_soon(ctx);
     }
 
-    /// The store has lost permits of this key, as an answer shows: asks for all holders, and tells the other replicas.
-    pub(super) fn find_loss(&mut self, ctx: &mut Context) {
-        self.tells = true;
-        self.return_permits(ctx);
-    }
-
-    /// The store has lost permits of this key, as another replica says.
-    pub fn on_lost(&mut self, ctx: &mut Context) {
-        self.tells = false;
-        if !ctx.has_just_begun_return(self.part, Some(self.id)) {
-            self.return_permits(ctx);
-        }
-    }
-
-    fn return_permits(&mut self, ctx: &mut Context) {
-        ctx.begin_return_of_key(self.part, self.id);
-        self.introduce(ctx);
-    }
-
-    /// Whether newcomers wait because permits return to a store that has lost its data.
-    pub(super) fn is_returning(&self, ctx: &Context) -> bool {
-        ctx.returning_for(self.part, self.id).is_some()
-            && ctx.is_strict(self.limit_id, self.part, self.own_limit())
-    }
-
-    /// The limit by which the store decides on newcomers; holders return regardless of it.
-    pub(super) fn max_in_store(&self, ctx: &Context) -> u32 {
-        if self.is_returning(ctx) {
-            0
-        } else {
-            self.max()
-        }
-    }
-
     /// Newcomers wait no longer for permits to return.
     pub fn go_on(&mut self) {
         self.wants_batch |= self.has_waiters();

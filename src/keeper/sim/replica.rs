@@ -195,7 +195,7 @@ impl World {
             }
             Event::Lost(part, key) => {
                 core.on_event(part, &StoreEvent::Lost(key.clone()), now);
-                if key == core.settings().generation_key(part) {
+                if key.contains("generation") {
                     self.returns_soon(replica);
                 }
                 self.note(|| format!("r{replica} hears that {key} has lost permits"));

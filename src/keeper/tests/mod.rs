@@ -226,12 +226,10 @@ impl World {
         let now = self.local();
         loop {
             let core = &mut self.keepers[keeper];
-            let queries = core.queries_next(now);
             let outgoing = core.next_exchange(now).expect("something to send");
-            if !queries {
+            if !outgoing.exchange.is_empty() || outgoing.exchange.is_hello() {
                 return outgoing;
             }
-            assert!(outgoing.exchange.is_empty() && !outgoing.exchange.is_hello());
             self.complete(keeper, &outgoing);
         }
     }

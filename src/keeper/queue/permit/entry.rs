@@ -89,7 +89,7 @@ pub(in crate::keeper::queue) struct HeldSlot {
     /// When this process learned of the grant: answers to earlier exchanges do not contradict it.
     pub since: Instant,
     pub holder: Holder,
-    /// Granted by the store, or adopted; otherwise admitted without it.
+    /// Granted by the store; otherwise admitted without it.
     pub in_store: bool,
 }
 
