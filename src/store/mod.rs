@@ -24,6 +24,7 @@ use tokio::{
 };
 
 use crate::{
+    fallbacks::Availability,
     ledger::{Exchange, LedgerError, Reply, Wake},
     part::Part,
 };
@@ -188,6 +189,14 @@ impl StoreError {
 
     pub(crate) fn is_outage(&self) -> bool {
         self.kind.is_outage()
+    }
+
+    /// What decides on the requests of a failed batch.
+    pub(crate) fn availability(&self) -> Availability {
+        match self.is_outage() {
+            true => Availability::Down,
+            false => Availability::Refused,
+        }
     }
 }
 

@@ -155,7 +155,7 @@ impl Core {
         let link = self.link(part);
         let is_ready = link.is_up() && link.clock.is_some();
         // Without the store's time, no acquire can be given an expiry; a store that is down gets only probes.
-        if is_ready && !self.should_query(part) {
+        if is_ready && !self.asks_generation(part) {
             self.fill(&mut draft);
             let link = self.link(part);
             if draft.is_empty() && link.in_flight.is_empty() && !link.held_back.is_empty() {
@@ -173,15 +173,15 @@ impl Core {
     }
 
     /// Whether the next exchange only asks for the generation of the data.
-    fn should_query(&self, part: Part) -> bool {
+    fn asks_generation(&self, part: Part) -> bool {
         let link = &self.links[part.number()];
         let has_newcomers = || {
             let has_any =
                 self.queues.count_of(part, Turn::Newcomers) > 0 || !link.unsent.is_empty();
             has_any && self.ctx.has_strict_limits(part)
         };
-        let (ctx, known) = (&self.ctx, &link.generation);
-        let is_due = known.is_due(ctx.suspected(part), &ctx.settings, ctx.now, has_newcomers);
+        let ctx = &self.ctx;
+        let is_due = link.should_query(ctx.suspected(part), &ctx.settings, ctx.now, has_newcomers);
         is_due && (self.has_work(link) || link.connection.is_wanted)
     }
 
@@ -536,13 +536,8 @@ impl Core {
         }
         link.window.on_answer(at, now);
         if exchange.generation_query.is_some() && link.connection.has(id) {
-            let loss = link.on_generation(seen, reply.generation, &self.ctx.settings);
-            if self.ctx.end_return(id.part, at) {
-                self.each_queue_of(id.part, |queue, _| queue.go_on());
-            }
-            if let Some(loss) = loss {
-                self.on_data_loss(id.part, &loss, seen);
-            }
+            let is_lost = link.on_generation(seen, reply.generation, &self.ctx.settings);
+            self.on_generation(id.part, reply.generation, is_lost, seen);
         }
         let (mut outage, work) = (None, Work::of(&reply));
         for ((pending, batch), result) in

@@ -56,7 +56,11 @@ pub(super) struct Link {
     /// Since when each exchange has left work for the next one.
     pub behind_since: Option<Instant>,
     pub clock: Option<StoreClock>,
-    pub generation: KnownGeneration,
+    pub generation_key: Arc<str>,
+    /// The generation by the latest answer, and when its query was sent.
+    generation: Option<(u64, Instant)>,
+    /// When the generation was last asked for.
+    queried: Option<Instant>,
     pub breaker: Breaker,
     pub connection: Connection,
 }
@@ -105,24 +109,6 @@ pub(super) enum Asker {
     Account(AccountId),
 }
 
-/// The generation of the data, as far as it is known.
-pub(super) struct KnownGeneration {
-    pub key: Arc<str>,
-    /// By the latest answer, and when its query was sent.
-    seen: Option<(u64, Instant)>,
-    queried: Option<Instant>,
-}
-
-/// The store has lost its data.
-pub(super) struct DataLoss {
-    /// This process knew them.
-    pub is_found: bool,
-    /// The holders of this process have not been asked for since.
-    pub introduces: bool,
-    /// When a replica found the loss, in store microseconds; 0: none has, since the data were replaced by older ones.
-    pub found_us: u64,
-}
-
 /// The connection, as far as the store reports it.
 #[derive(Default)]
 pub(super) struct Connection {
@@ -148,42 +134,6 @@ impl Asker {
             Self::Account(id) => Some(id),
             Self::Listed | Self::Request(_) => None,
         }
-    }
-}
-
-impl KnownGeneration {
-    fn new(key: String) -> Self {
-        Self {
-            key: key.into(),
-            seen: None,
-            queried: None,
-        }
-    }
-
-    fn id_at(&self, now: Instant, settings: &Settings) -> Option<u64> {
-        let known = self.seen.filter(|(_, at)| now < *at + settings.lease);
-        known.map(|(id, _)| id)
-    }
-
-    /// Whether it should be asked for. `has_newcomers`: under strict limits. `suspected`: when permits of a key were last
-    /// found missing.
-    pub fn is_due(
-        &self,
-        suspected: Option<Instant>,
-        settings: &Settings,
-        now: Instant,
-        has_newcomers: impl FnOnce() -> bool,
-    ) -> bool {
-        let is_over = |pause| self.queried.is_none_or(|at| at + pause <= now);
-        let is_new = suspected > self.queried && is_over(Context::SAME_LOSS);
-        is_new
-            || is_over(settings.lease / QUERIES_PER_LEASE)
-            || is_over(QUERY_INTERVAL) && has_newcomers()
-    }
-
-    /// Asks again before anything else is sent.
-    pub fn forget_query(&mut self) {
-        self.queried = None;
     }
 }
 
@@ -218,7 +168,9 @@ impl Link {
             refunds: Vec::new(),
             behind_since: None,
             clock: None,
-            generation: KnownGeneration::new(generation_key(part, settings)),
+            generation_key: generation_key(part, settings).into(),
+            generation: None,
+            queried: None,
             breaker: Breaker::new(),
             connection: Connection::default(),
         }
@@ -240,39 +192,57 @@ impl Link {
     /// The query of an exchange without work. While the connection is in use, it must not make another one: newcomers that
     /// follow it would reach the next server before the holders.
     pub fn query(&mut self, settings: &Settings, now: Instant) -> GenerationQuery {
+        self.queried = Some(now);
         let may_connect = self.clock.is_none() || !self.is_up();
-        let known = &mut self.generation;
-        known.queried = Some(now);
         GenerationQuery {
-            key: known.key.clone(),
-            known: known.id_at(now, settings),
+            key: self.generation_key.clone(),
+            known: self.generation_at(now, settings),
             may_connect,
         }
     }
 
-    /// The store has answered a query on this connection. Returns its loss, if any.
+    fn generation_at(&self, now: Instant, settings: &Settings) -> Option<u64> {
+        let known = self.generation.filter(|(_, at)| now < *at + settings.lease);
+        known.map(|(id, _)| id)
+    }
+
+    /// Whether the generation should be asked for. `has_newcomers`: under strict limits. `suspected`: when permits of a key
+    /// were last found missing.
+    pub fn should_query(
+        &self,
+        suspected: Option<Instant>,
+        settings: &Settings,
+        now: Instant,
+        has_newcomers: impl FnOnce() -> bool,
+    ) -> bool {
+        let has_passed = |pause| self.queried.is_none_or(|at| at + pause <= now);
+        let is_new = suspected > self.queried && has_passed(Context::SAME_LOSS);
+        is_new
+            || has_passed(settings.lease / QUERIES_PER_LEASE)
+            || has_passed(QUERY_INTERVAL) && has_newcomers()
+    }
+
+    /// Asks again before anything else is sent.
+    pub fn forget_query(&mut self) {
+        self.queried = None;
+    }
+
+    /// The store has answered a query on this connection; with `None` it cannot keep a generation. Returns whether it has
+    /// lost the data that this process knew.
     pub fn on_generation(
         &mut self,
         at: StoreMoment,
         answer: Option<Generation>,
         settings: &Settings,
-    ) -> Option<DataLoss> {
-        let known = &mut self.generation;
+    ) -> bool {
         // An answer may be late, and there may be a newer one.
-        if known.seen.is_some_and(|(_, seen)| at.sent < seen) {
-            return None;
+        if self.generation.is_some_and(|(_, seen)| at.sent < seen) {
+            return false;
         }
-        let before = known.id_at(at.sent, settings);
-        known.seen = answer.map(|answer| (answer.id, at.sent));
-        let Generation { id, found_ms } = answer?;
-        let is_found = before.is_some_and(|before| before != id);
-        // A new connection introduces all queues anyway.
-        let made = self.connection.made;
-        (is_found || found_ms > 0).then(|| DataLoss {
-            is_found,
-            introduces: is_found && made.is_none_or(|made| made < at.sent),
-            found_us: found_ms * 1_000,
-        })
+        let before = self.generation_at(at.sent, settings);
+        self.generation = answer.map(|answer| (answer.id, at.sent));
+        let id = answer.map(|answer| answer.id);
+        before.is_some() && id.is_some() && before != id
     }
 
     /// Removes an exchange from the list of exchanges in flight, if it is still listed.

@@ -475,7 +475,7 @@ impl Core {
         for part in self.ctx.settings.parts.all() {
             if self.ctx.is_return_over(part) {
                 let link = self.link(part);
-                link.generation.forget_query();
+                link.forget_query();
                 link.connection.is_wanted = true;
             }
         }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{
     Core, ExchangeId, Request, Stage,
     breaker::{Breaker, Transition, Work},
-    link::{Asker, Connection, DataLoss, PendingExchange},
+    link::{Asker, Connection, PendingExchange},
 };
 use crate::{
     fallbacks::Availability,
@@ -18,7 +18,7 @@ use crate::{
         queue::{PendingBatch, StoreMoment},
     },
     leases::{Paid, ReportOutcome},
-    ledger::{Batch, Charged, Claim, ClaimReply, Exchange, LedgerError, Wake},
+    ledger::{Batch, Charged, Claim, ClaimReply, Exchange, Generation, LedgerError, Wake},
     limit::Limit,
     part::Part,
     store::{COUNT_INTERVAL, Event, ExchangeError, Failure, StoreError},
@@ -27,7 +27,6 @@ use crate::{
 
 /// Time without a refused request after which unusable keys of a limit are news again.
 const COMPLAINT_PAUSE: Duration = Duration::from_secs(60);
-
 /// Pause between two connections, even to a server that ends every connection.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// Pause after a failed attempt to connect: a second failure at the same moment would prove nothing.
@@ -173,27 +172,37 @@ impl Core {
 
     /// Another replica has found that the store has lost permits of this ledger, or all data of this part.
     fn on_lost(&mut self, part: Part, key: &str) {
-        if key == &*self.link(part).generation.key {
-            if !self.ctx.has_just_begun_return(part, None) {
-                let until = self.ctx.now + self.ctx.return_time();
-                self.begin_return(part, true, until);
-            }
+        let is_of_part = key == &*self.link(part).generation_key;
+        if is_of_part && !self.ctx.has_just_begun_return(part, None) {
+            self.begin_return(part, true, self.ctx.now + self.ctx.return_time());
         } else if let Some(queue) = self.queues.of_ledger(key) {
             self.queues
-                .change(&mut self.ctx, queue, |queue, ctx| queue.on_lost(ctx));
+                .change(&mut self.ctx, queue, |queue, ctx| queue.on_loss(ctx, false));
         }
     }
 
-    /// The store has lost its data. Newcomers under strict limits wait until this long after the loss was found.
-    pub(super) fn on_data_loss(&mut self, part: Part, loss: &DataLoss, at: StoreMoment) {
-        if loss.is_found {
+    /// The store has answered a query. `is_lost`: it has lost the data that this process knew.
+    pub(super) fn on_generation(
+        &mut self,
+        part: Part,
+        answer: Option<Generation>,
+        is_lost: bool,
+        at: StoreMoment,
+    ) {
+        if self.ctx.end_return(part, at.sent) {
+            self.each_queue_of(part, |queue, _| queue.go_on());
+        }
+        if is_lost {
             self.ctx
                 .effects
                 .push(Effect::MeasureStore(StoreState::Lost));
         }
-        let ends_us = loss.found_us + self.ctx.return_time().as_micros() as u64;
-        let left = Duration::from_micros(ends_us.saturating_sub(at.store_us));
-        self.begin_return(part, loss.introduces, self.ctx.now + left);
+        let found = Duration::from_millis(answer.map_or(0, |answer| answer.found_ms));
+        let end = found + self.ctx.return_time();
+        let left = end.saturating_sub(Duration::from_micros(at.store_us));
+        // A new connection introduces all queues anyway.
+        let is_new = self.link(part).connection.made >= Some(at.sent);
+        self.begin_return(part, is_lost && !is_new, self.ctx.now + left);
     }
 
     fn begin_return(&mut self, part: Part, introduces: bool, until: Instant) {
@@ -287,8 +296,9 @@ impl Core {
         let is_due = |at| now >= at + REMINDER_INTERVAL;
         if !self.reach.reached && self.reach.reported.is_some_and(is_due) {
             self.reach.reported = Some(now);
-            let error = why.to_owned();
-            self.ctx.log(LogEvent::StoreNeverReached { error });
+            self.ctx.log(LogEvent::StoreNeverReached {
+                error: why.to_owned(),
+            });
         }
     }
 
@@ -438,7 +448,7 @@ impl Core {
         let queue = self.queues.without_listing(pending.queue);
         let limit = queue.limit().clone();
         pending.failed = true;
-        queue.on_failure(&mut self.ctx, batch, pending, 0, availability_of(&error));
+        queue.on_failure(&mut self.ctx, batch, pending, 0, error.availability());
         self.complain(&limit, &error);
         error.is_outage().then_some(error)
     }
@@ -484,7 +494,7 @@ impl Core {
                     if let Some(limit) = self.limit_of(&sent) {
                         self.complain(&limit, &error);
                     }
-                    self.claim_unusable(&sent, availability_of(&error));
+                    self.claim_unusable(&sent, error.availability());
                     outage = outage.or(error.is_outage().then_some(error));
                 }
             }
@@ -583,13 +593,5 @@ impl Core {
             return;
         };
         self.charged(id, next, charged, now_us, Paid::InStore);
-    }
-}
-
-/// The availability that decides on the requests of a failed batch.
-fn availability_of(error: &StoreError) -> Availability {
-    match error.is_outage() {
-        true => Availability::Down,
-        false => Availability::Refused,
     }
 }

@@ -253,7 +253,7 @@ impl Queue {
             self.granted(ctx, promotion.seq, at, promotion.until_ms);
         }
         if is_lost && !self.introducing {
-            self.find_loss(ctx);
+            self.on_loss(ctx, true);
         }
     }
 

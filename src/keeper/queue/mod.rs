@@ -434,25 +434,6 @@ impl Queue {
         }
     }
 
-    /// The store has lost permits of this key, as an answer shows: asks for all holders, and tells the other replicas.
-    fn find_loss(&mut self, ctx: &mut Context) {
-        self.tells = true;
-        self.return_permits(ctx);
-    }
-
-    /// The store has lost permits of this key, as another replica says.
-    pub fn on_lost(&mut self, ctx: &mut Context) {
-        self.tells = false;
-        if !ctx.has_just_begun_return(self.part, Some(self.id)) {
-            self.return_permits(ctx);
-        }
-    }
-
-    fn return_permits(&mut self, ctx: &mut Context) {
-        ctx.begin_return_of_key(self.part, self.id);
-        self.introduce(ctx);
-    }
-
     /// Whether newcomers wait because permits return to a store that has lost its data.
     fn is_returning(&self, ctx: &Context) -> bool {
         ctx.returning_for(self.part, self.id).is_some()

@@ -1,4 +1,4 @@
-//! Failures: an unanswered exchange, a lost permit, a store that is down. Affected requests are retried, refused, or
+//! Failures: an unanswered exchange, a lost permit or ledger, a store that is down. Affected requests are retried, refused, or
 //! decided on by the fallback.
 //!
 //! While the store is down, only probes are sent to it. A limit's waiters follow its fallback; its holders keep their
@@ -200,6 +200,19 @@ impl Queue {
             }
         }
         lost
+    }
+}
+
+/// Losses of the ledger.
+impl Queue {
+    /// The store has lost permits of this key: asks for all holders. `is_own_find`: an answer shows it, and the other
+    /// replicas are told; otherwise one of them says so.
+    pub fn on_loss(&mut self, ctx: &mut Context, is_own_find: bool) {
+        self.tells = is_own_find;
+        if is_own_find || !ctx.has_just_begun_return(self.part, Some(self.id)) {
+            ctx.begin_return_of_key(self.part, self.id);
+            self.introduce(ctx);
+        }
     }
 }
 
