@@ -647,6 +647,11 @@ async fn steered(server: &RedisServer, limiter: &Limiter) {
     operator.order(&Order::Revoke(whose), &by).await.unwrap();
     until_told("an operator has revoked permits").await;
     until_told("revoked").await;
+    let paused = limiter.semaphore(Limit::concurrent("paused", 3), "key");
+    paused.pause("paused", PATIENT);
+    let target = Target::limit("paused");
+    operator.order(&Order::Resume { target }, &by).await.unwrap();
+    until_told("an operator has ended pauses").await;
     let_go();
     drop(permit);
     server.cli(&["DEL", "turnstile:control"]);

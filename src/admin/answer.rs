@@ -12,7 +12,7 @@ use super::{
 };
 use crate::operate::{
     Answers, BudgetRow, Explanation, KeyDigest, KeyRow, LimitRow, LogEntry, OperateErrorKind,
-    Override, PermitRow, PermitState, RefusalRow, ReplicaRow, UnclaimedRow, Verdict,
+    Override, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow, UnclaimedRow, Verdict,
 };
 
 /// Maximum number of rows in a list.
@@ -199,6 +199,7 @@ struct ExplanationAnswer<'a> {
     /// The unit of a rate.
     unit: Option<&'a str>,
     budget: Option<BudgetRow>,
+    pause: Option<&'a PauseRow>,
     permits: List<'a, PermitRow>,
     unclaimed: &'a [UnclaimedRow],
     refusals: List<'a, RefusalRow>,
@@ -220,6 +221,7 @@ pub(super) fn explanation(latest: &Latest<Explanation>, count: usize) -> Bytes {
         wait_ms: why.verdict.and_then(Verdict::wait_ms),
         unit: why.limit.unit.as_deref(),
         budget: why.budget,
+        pause: why.pause.as_ref(),
         permits: List::first(&why.permits, count),
         unclaimed: &why.unclaimed[..why.unclaimed.len().min(count)],
         refusals: List::first(&why.refusals, count),
@@ -279,6 +281,19 @@ impl<'a> Revoked<'a> {
             permits: List::first(self.answers, MAX_ROWS),
         })
     }
+}
+
+/// The result of an order to end pauses: the keys as they were before.
+pub(super) fn resumed(answers: &Answers<KeyRow>) -> Bytes {
+    #[derive(Serialize)]
+    struct ResumedAnswer<'a> {
+        outcome: &'static str,
+        keys: List<'a, KeyRow>,
+    }
+    to_json(&ResumedAnswer {
+        outcome: "resumed",
+        keys: List::first(answers, MAX_ROWS),
+    })
 }
 
 pub(super) fn digest(key: KeyDigest) -> Bytes {

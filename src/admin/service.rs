@@ -174,6 +174,7 @@ async fn change(State(shared): State<Arc<Shared>>, head: Parts, body: Body) -> A
             let revoked = Revoked::new(&answers);
             (revoked.to_json(), revoked.is_done())
         }
+        Outcome::Resumed(answers) => (answer::resumed(&answers), answers.is_complete()),
         outcome => (to_json(&outcome), matches!(outcome, Outcome::Done { .. })),
     };
     let status = match is_done {

@@ -118,6 +118,15 @@ impl KeeperHandle {
         self.drive(needs_driver);
     }
 
+    /// Ends the pause of a key, for which each replica that remembers it is to be asked. Returns whether this one does.
+    #[cfg(feature = "operate")]
+    pub fn resume(&self, limit: LimitId, key: &Key) -> bool {
+        let (was_paused, needs_driver) =
+            (self.keeper).with_need(|core, now| core.resume(limit, key, now));
+        self.drive(needs_driver);
+        was_paused
+    }
+
     fn drive(&self, needs_driver: bool) {
         if needs_driver {
             // Without a runtime nothing is sent.

@@ -9,7 +9,6 @@ use crate::{
     leases::Lease,
     ledger::Seq,
     limit::{Limit, LimitId},
-    status::Usage,
 };
 
 /// Queues and entries per look, which takes up to 20 microseconds under the lock (measured in `operate/walk.rs`).
@@ -26,15 +25,34 @@ pub(crate) struct Cursor {
 
 /// The receiver of everything that a walk visits.
 pub(crate) trait Visitor {
-    /// Visits a queue. Returns whether to visit its entries. `ledger`: the queue's name in the store; empty in memory.
-    fn queue(&mut self, limit: LimitId, key: &Key, ledger: &str, usage: &dyn Fn() -> Usage)
-    -> bool;
+    /// Visits a queue. Returns whether to visit its entries.
+    fn queue(&mut self, queue: QueueLook<'_>) -> bool;
 
     /// Visits an entry of the latest queue.
     fn entry(&mut self, entry: EntryLook<'_>);
 
     /// Visits a key of a rate. `look`: the key's state at a given time.
     fn rate(&mut self, _: LimitId, _: &Key, _look: &dyn Fn(Instant) -> Option<RateLook>) {}
+}
+
+/// A queue as seen under the keeper's lock.
+pub(crate) struct QueueLook<'a> {
+    pub limit: LimitId,
+    pub key: &'a Key,
+    /// The queue's name in the store; empty in memory.
+    pub ledger: &'a str,
+    /// The limit's value for this key.
+    pub max: u32,
+    pub pause: Option<PauseLook>,
+}
+
+/// A pause of a key for an overloaded upstream.
+#[derive(Clone, Copy)]
+pub(crate) struct PauseLook {
+    /// Its end, before the ramp.
+    pub end: Instant,
+    /// Started by this process.
+    pub own: bool,
 }
 
 /// The state of a key of a rate.

@@ -102,9 +102,12 @@ pub struct LimitRow {
     pub held: usize,
     /// Requests queued or delayed, over all keys.
     pub waiting: usize,
-    /// Keys with permits or waiters on some replica; for a rate, keys with part of the burst used. A key on several
-    /// replicas is counted once for each, unless all callers share one key.
+    /// Keys with permits or waiters on some replica, or paused; for a rate, keys with part of the burst used. A key on
+    /// several replicas is counted once for each, unless all callers share one key.
     pub keys: usize,
+    /// Keys that are paused for an overloaded upstream, counted like `keys`.
+    #[serde(default)]
+    pub paused_keys: usize,
     /// Whether all callers share the value, as far as known: replicas know the shared key and no other.
     #[serde(default)]
     pub shared: bool,
@@ -201,6 +204,19 @@ pub struct KeyRow {
     /// The key's budget at a rate, according to the replica that charged it last.
     #[serde(default, flatten)]
     pub budget: Option<BudgetRow>,
+    /// The key's pause for an overloaded upstream.
+    #[serde(default, flatten)]
+    pub pause: Option<PauseRow>,
+}
+
+/// A pause of a key for an overloaded upstream. See [`Scope::outcome_by`](crate::Scope::outcome_by).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PauseRow {
+    /// Time until the pause ends, in milliseconds. The limit then rises from 0 over five seconds.
+    pub pause_ends_in_ms: u64,
+    /// The label of the replica that started the pause. Empty if unknown: other replicas know only the end.
+    pub paused_by: String,
 }
 
 /// A key's remaining budget at a rate.
@@ -273,6 +289,9 @@ pub struct Explanation {
     pub waiting: u32,
     /// The caller's remaining budget at a rate. `None` if no replica has charged it lately.
     pub budget: Option<BudgetRow>,
+    /// The caller's pause for an overloaded upstream.
+    #[serde(default)]
+    pub pause: Option<PauseRow>,
     /// The outcome of a request now; at a rate, of one unit. `None` for a rate that no replica has charged lately.
     pub verdict: Option<Verdict>,
     /// The caller's permits and queued requests.
@@ -288,7 +307,7 @@ pub struct Explanation {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Verdict {
-    /// An operator has paused the limit.
+    /// An operator has paused the limit; or an overloaded upstream the key, and requests do not queue.
     Paused,
     /// A slot is free, the rate has a unit left, or the limit is not enforced.
     Admitted,

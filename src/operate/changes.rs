@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    answer::{Answers, PermitRow},
+    answer::{Answers, KeyRow, PermitRow},
     error::OperateError,
 };
 use crate::{
@@ -57,6 +57,8 @@ pub enum Outcome {
     },
     /// Permits were revoked: the state of each, running ones first.
     Revoked(Answers<PermitRow>),
+    /// Pauses were ended: the keys as they were before.
+    Resumed(Answers<KeyRow>),
 }
 
 /// A change in the log.
@@ -75,9 +77,9 @@ pub struct LogEntry {
     pub what: What,
     /// Each changed override, before and after; at most the first 50 restored ones.
     pub edits: Vec<Edited>,
-    /// The revoked permits in words: whose they were, and how many.
+    /// The revoked permits or the resumed keys, in words.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub revoked: Option<String>,
+    pub subject: Option<String>,
     #[serde(skip)]
     pub(super) logged: Logged,
 }
@@ -171,7 +173,7 @@ impl By {
             author: self.author.clone(),
             reason: self.reason.clone(),
             what,
-            revoked: None,
+            subject: None,
         }
     }
 }
@@ -235,7 +237,7 @@ impl From<Logged> for LogEntry {
             reason: logged.note.reason.clone(),
             what: logged.note.what,
             edits: edits.collect(),
-            revoked: logged.note.revoked.clone(),
+            subject: logged.note.subject.clone(),
             logged,
         }
     }

@@ -9,12 +9,14 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{
-    answer::{BudgetRow, KeyRow, LimitRow, PermitRow, PermitState, RefusalRow, ReplicaRow},
+    answer::{
+        BudgetRow, KeyRow, LimitRow, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
+    },
     changes::Revocation,
     hook::Hook,
     revoke::revoke,
-    walk::{self, LimitCount, SeenPermit, Which},
-    wire::{Answer, Applied, Body, Of, Question, RevokeOrder, VERSION},
+    walk::{self, KeySum, LimitCount, SeenPermit, Which},
+    wire::{Answer, Applied, Body, Of, Question, ResumeOrder, RevokeOrder, VERSION},
 };
 use crate::{
     keeper::KeeperHandle, key::Key, leases::Label, operable::MAX_REFUSALS, overrides::KeyDigest,
@@ -77,6 +79,7 @@ impl Desk {
                 let revoked = self.revoke(&keeper, order).await;
                 fitting(Body::Permits, Some((revoked, 0)))
             }
+            Question::Resume(order) => fitting(Body::Keys, self.resume(&keeper, order).await),
             Question::ReadAgain => return None,
         };
         Some(Answer {
@@ -197,6 +200,10 @@ impl Desk {
     async fn keys(&self, keeper: &KeeperHandle, of: &Of) -> Option<(Vec<KeyRow>, u64)> {
         let which = Which::new(keeper.limit_id(&of.limit)?, of);
         let (seen, left_out) = walk::keys(keeper, &which).await;
+        Some((self.key_rows(of, seen), left_out))
+    }
+
+    fn key_rows(&self, of: &Of, seen: Vec<KeySum>) -> Vec<KeyRow> {
         let now = Instant::now();
         let rows = seen.into_iter().map(|sum| KeyRow {
             limit: String::new(),
@@ -213,8 +220,40 @@ impl Desk {
                 next_ms: budget.next_us.div_ceil(1_000),
                 charged_ms: age_ms(budget.at, now),
             }),
+            pause: sum.pause.map(|pause| PauseRow {
+                pause_ends_in_ms: age_ms(now, pause.end),
+                paused_by: if pause.own {
+                    self.label.clone()
+                } else {
+                    String::new()
+                },
+            }),
         });
-        Some((rows.collect(), left_out))
+        rows.collect()
+    }
+
+    /// Ends pauses, and returns their keys as they were before.
+    async fn resume(
+        &self,
+        keeper: &KeeperHandle,
+        order: &ResumeOrder,
+    ) -> Option<(Vec<KeyRow>, u64)> {
+        let ResumeOrder { of, author, reason } = order;
+        let limit = keeper.limit_id(&of.limit)?;
+        let mut paused = walk::paused_keys(keeper, &Which::new(limit, of)).await;
+        // Some may have ended meanwhile.
+        paused.retain(|sum| keeper.resume(limit, &sum.key));
+        if !paused.is_empty() {
+            tracing::info!(
+                replica = self.label,
+                limit = of.limit,
+                keys = paused.len(),
+                author,
+                reason,
+                "an operator has ended pauses"
+            );
+        }
+        Some((self.key_rows(of, paused), 0))
     }
 
     /// Newest first.
@@ -265,6 +304,7 @@ async fn limits(keeper: &KeeperHandle) -> Vec<LimitRow> {
             held: count.count.held,
             waiting: count.count.waiting + look.delayed,
             keys: count.keys,
+            paused_keys: count.paused_keys,
             shared: count.is_shared(),
             oldest_wait_ms: count.count.oldest.map(|oldest| age_ms(oldest, now)),
             differs: false,

@@ -35,7 +35,7 @@ pub enum OperateErrorKind {
     Conflict,
     /// The record has too many overrides.
     TooManyOverrides,
-    /// Nothing to remove, or no such permit.
+    /// Nothing to remove, no such permit or pause, or no replica.
     NotFound,
 }
 

@@ -7,8 +7,8 @@ use std::collections::HashSet;
 use super::ledger::LedgerLook;
 use super::{
     answer::{
-        Answers, BudgetRow, Explanation, LimitRow, PermitRow, PermitState, RefusalRow,
-        UnclaimedRow, Verdict,
+        Answers, BudgetRow, Explanation, KeyRow, LimitRow, PauseRow, PermitRow, PermitState,
+        RefusalRow, UnclaimedRow, Verdict,
     },
     changes::Overrides,
     error::{OperateError, OperateErrorKind},
@@ -17,6 +17,7 @@ use super::{
 #[cfg(feature = "redis")]
 use crate::ledger::ID_CHARS;
 use crate::{
+    ledger::ramped,
     limit::Mode,
     overrides::{KeyDigest, Setting, Target},
 };
@@ -48,8 +49,8 @@ impl Operator {
             Some(own) => own.max,
             None => self.overridden(limit, key).await.unwrap_or(row.max),
         };
+        let usage = self.usage(key, &permits, own.as_ref()).await?;
         let budget = own.and_then(|own| own.budget);
-        let usage = self.usage(key, &permits).await?;
         Ok(explain(row, key, (max, budget), usage, permits, refusals))
     }
 
@@ -70,35 +71,48 @@ impl Operator {
         &self,
         #[cfg_attr(not(feature = "redis"), allow(unused_variables))] key: KeyDigest,
         permits: &Answers<PermitRow>,
+        own: Option<&KeyRow>,
     ) -> Result<KeyUsage, OperateError> {
         match self.access() {
-            Access::Here(_) => Ok(KeyUsage::of(permits)),
+            Access::Here(_) => Ok(KeyUsage::of(permits, own)),
             #[cfg(feature = "redis")]
-            Access::Store(remote) => Ok(KeyUsage::in_store(remote.ledger(key).await?, permits)),
+            Access::Store(remote) => {
+                let ledger = remote.ledger(key).await?;
+                Ok(KeyUsage::in_store(ledger, permits, own))
+            }
         }
     }
 }
 
-/// The usage of a key: units, waiters, and holders unknown to all replicas.
+/// The usage of a key: units, waiters, holders unknown to all replicas, and its pause.
 pub(super) struct KeyUsage {
     in_use: u32,
     waiting: u32,
     unclaimed: Vec<UnclaimedRow>,
+    pause: Option<PauseRow>,
+    /// Time since the end of a pause, in milliseconds; known from the store, until the ramp is over.
+    ramp_ms: Option<u64>,
 }
 
 impl KeyUsage {
     /// In memory: according to the permits.
-    fn of(permits: &Answers<PermitRow>) -> Self {
+    fn of(permits: &Answers<PermitRow>, own: Option<&KeyRow>) -> Self {
         let of = |state| permits.rows.iter().filter(move |row| row.state == state);
         Self {
             in_use: of(PermitState::Held).map(|row| row.weight).sum(),
             waiting: of(PermitState::Waiting).count() as u32,
             unclaimed: Vec::new(),
+            pause: own.and_then(|own| own.pause.clone()),
+            ramp_ms: None,
         }
     }
 
     #[cfg(feature = "redis")]
-    pub(super) fn in_store(ledger: LedgerLook, permits: &Answers<PermitRow>) -> Self {
+    pub(super) fn in_store(
+        ledger: LedgerLook,
+        permits: &Answers<PermitRow>,
+        own: Option<&KeyRow>,
+    ) -> Self {
         let known = permits.rows.iter().map(|row| row.id.member().text());
         let known: HashSet<String> = known.collect();
         let unclaimed = ledger.holders.into_iter().filter_map(|(id, until_ms)| {
@@ -108,9 +122,20 @@ impl KeyUsage {
             let id = String::from_utf8_lossy(&id).into_owned();
             (is_name && !known.contains(&id)).then_some(UnclaimedRow { id, ends_in_ms })
         });
+        let pause_end_ms = ledger.pause_end_ms;
+        let left_ms = pause_end_ms.map(|end_ms| end_ms.saturating_sub(ledger.now_ms));
+        let known = own.and_then(|own| own.pause.as_ref());
+        let paused_by = known.map(|known| known.paused_by.clone());
         Self {
             in_use: ledger.in_use,
             waiting: ledger.waiting,
+            pause: left_ms
+                .filter(|left_ms| *left_ms > 0)
+                .map(|left_ms| PauseRow {
+                    pause_ends_in_ms: left_ms,
+                    paused_by: paused_by.unwrap_or_default(),
+                }),
+            ramp_ms: pause_end_ms.map(|end_ms| ledger.now_ms.saturating_sub(end_ms)),
             // If answers were truncated, the other holders are unknown rather than unclaimed.
             unclaimed: match permits.left_out {
                 0 => unclaimed.collect(),
@@ -132,11 +157,21 @@ fn explain(
         in_use,
         waiting,
         unclaimed,
+        pause,
+        ramp_ms,
     } = usage;
+    let in_force = match (&pause, ramp_ms) {
+        (Some(_), _) => 0,
+        (None, Some(ramp_ms)) => ramped(max, 0, ramp_ms),
+        (None, None) => max,
+    };
     let verdict = match limit.period_ms {
         _ if limit.paused => Some(Verdict::Paused),
         Some(_) => budget.map(|budget| rate_verdict(&limit, &budget)),
-        None => Some(verdict(&limit, max, in_use, waiting)),
+        None => match verdict(&limit, (max, in_force), in_use, waiting) {
+            Verdict::Full if pause.is_some() => Some(Verdict::Paused),
+            verdict => Some(verdict),
+        },
     };
     Explanation {
         limit,
@@ -145,6 +180,7 @@ fn explain(
         in_use,
         waiting,
         budget,
+        pause,
         verdict,
         permits,
         unclaimed,
@@ -162,8 +198,9 @@ fn rate_verdict(limit: &LimitRow, budget: &BudgetRow) -> Verdict {
     }
 }
 
-fn verdict(limit: &LimitRow, max: u32, in_use: u32, waiting: u32) -> Verdict {
-    let is_free = in_use < max && waiting == 0;
+/// `in_force`: the part of the value that a pause and its ramp leave.
+fn verdict(limit: &LimitRow, (max, in_force): (u32, u32), in_use: u32, waiting: u32) -> Verdict {
+    let is_free = in_use < in_force && waiting == 0;
     if is_free || limit.mode != Mode::Enforce.as_str() {
         Verdict::Admitted
     } else if limit.wait_ms == 0 || max == 0 {

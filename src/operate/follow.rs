@@ -115,7 +115,7 @@ impl Follower {
             author: self.label.chars().take(MAX_LABEL).collect(),
             reason: "the store had lost it".to_owned(),
             what: What::Restored,
-            revoked: None,
+            subject: None,
         };
         let token = match Token::random() {
             Ok(token) => token,
@@ -215,7 +215,7 @@ mod tests {
                 author: "ada".into(),
                 reason: "test".into(),
                 what: What::Set,
-                revoked: None,
+                subject: None,
             };
             let token = Token::random().expect("randomness");
             let length_ms = length.as_millis() as u64;

@@ -99,7 +99,7 @@ fn log(bytes: &[u8]) {
         author: "ada".to_owned(),
         reason: String::new(),
         what: What::Undo,
-        revoked: None,
+        subject: None,
     };
     let token = Token::try_from("0".repeat(32)).expect("a token");
     let change = Change::undo(&Record::default(), &logged, (token, note));
@@ -129,8 +129,9 @@ fn scores(bytes: &[u8]) {
             in_use: u32::MAX,
             holders: members.clone(),
             waiting: u32::MAX,
+            pause_end_ms: members.first().map(|(_, score)| *score as u64),
         };
-        let _ = KeyUsage::in_store(look, &Answers::none());
+        let _ = KeyUsage::in_store(look, &Answers::none(), None);
     }
 }
 
@@ -148,7 +149,7 @@ mod tests {
         "paused":false,"period_ms":?,"mode":"off","wait_ms":?,"max_waiters":?,"held":?,"waiting":?,"keys":?,
         "oldest_wait_ms":?,"differs":false,"replica":"a","label":"b","version":"1","uptime_ms":?,"store_up":true,
         "lease_ms":?,"waiter_ttl_ms":?,"token":null,"id":"ID","state":"held","weight":?,"age_ms":?,"place":?,
-        "reason":"full","in_use":?,"waited_ms":?,"replicas":?}"#;
+        "reason":"full","in_use":?,"waited_ms":?,"replicas":?,"paused_keys":?,"pause_ends_in_ms":?,"paused_by":"c"}"#;
 
     /// A number or text as JSON, around the limits of the range.
     fn value() -> impl Strategy<Value = String> {

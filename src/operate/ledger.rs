@@ -6,14 +6,19 @@ use redis::{Cmd, cmd};
 
 use super::roster::time_ms;
 use crate::{
-    ledger::{ID_CHARS, REPLICA_CHARS, ReplicaId},
+    ledger::{ID_CHARS, RAMP_MS, REPLICA_CHARS, ReplicaId},
     store::{StoreError, redis::control::ControlConnection},
 };
 
-/// Maximum number of holders read.
-const MAX_HOLDERS: u32 = 2_000;
+/// Maximum number of members read at once.
+const MAX_MEMBERS: u32 = 2_000;
 /// The end of the holders' scores: see the table of the guide.
 const HOLDING_END: &str = "(2251799813685248";
+/// The start and the end of the scores of heartbeats and of the pause.
+const ALIVE: u64 = 1 << 51;
+const ALIVE_END: &str = "(4503599627370496";
+/// The member whose score is the end of a pause and its ramp.
+const PAUSE: &[u8] = b"!";
 
 /// Holders and waiters of a key.
 pub(super) struct LedgerLook {
@@ -22,6 +27,8 @@ pub(super) struct LedgerLook {
     /// Names, and the ends of their leases in milliseconds on the store's clock.
     pub holders: Vec<(Vec<u8>, f64)>,
     pub waiting: u32,
+    /// End of the pause in milliseconds on the store's clock, until its ramp is over.
+    pub pause_end_ms: Option<u64>,
 }
 
 /// Reads a ledger by several commands, so changes in between may be missed.
@@ -35,11 +42,16 @@ pub(super) async fn read(
     let in_use = count(control, ledger, &now_ms.to_string(), HOLDING_END).await?;
     let mut range = holding(ledger.as_bytes(), now_ms);
     let holders = control.run(range.arg("WITHSCORES")).await?;
+    let mut range = some(ledger.as_bytes(), &(ALIVE + now_ms).to_string(), ALIVE_END);
+    let alive: Vec<(Vec<u8>, f64)> = control.run(range.arg("WITHSCORES")).await?;
+    let pause = alive.into_iter().find(|(member, _)| member == PAUSE);
+    let pause_end_ms = pause.map(|(_, over)| (over as u64).saturating_sub(ALIVE + RAMP_MS));
     Ok(LedgerLook {
         now_ms,
         in_use,
         holders,
         waiting,
+        pause_end_ms,
     })
 }
 
@@ -64,9 +76,13 @@ pub(super) async fn holders(
 
 /// Reads the members of a ledger that hold slots.
 fn holding(ledger: &[u8], now_ms: u64) -> Cmd {
+    some(ledger, &now_ms.to_string(), HOLDING_END)
+}
+
+fn some(ledger: &[u8], from: &str, to: &str) -> Cmd {
     let mut range = cmd("ZRANGE");
-    range.arg(ledger).arg(now_ms).arg(HOLDING_END);
-    range.arg("BYSCORE").arg("LIMIT").arg(0).arg(MAX_HOLDERS);
+    range.arg(ledger).arg(from).arg(to);
+    range.arg("BYSCORE").arg("LIMIT").arg(0).arg(MAX_MEMBERS);
     range
 }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    answer::{Answers, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
+    answer::{Answers, KeyRow, LimitRow, PauseRow, PermitRow, RefusalRow, ReplicaRow},
     wire::{Answer, Body},
 };
 use crate::overrides::KeyDigest;
@@ -198,7 +198,26 @@ fn add_key(sum: &mut KeyRow, row: KeyRow) {
     // The replica with the latest charge knows all earlier charges of the others.
     sum.budget = { sum.budget.into_iter().chain(row.budget) }
         .min_by_key(|budget| (budget.charged_ms, budget.remaining));
+    sum.pause = match (sum.pause.take(), row.pause) {
+        (Some(one), Some(other)) => Some(longest(one, other)),
+        (one, other) => one.or(other),
+    };
     sum.key_text = sum.key_text.take().or(row.key_text);
+}
+
+/// A pause as two replicas know it. Only replicas that have started it give their name.
+fn longest(one: PauseRow, other: PauseRow) -> PauseRow {
+    let order = |row: &PauseRow| (!row.paused_by.is_empty(), row.pause_ends_in_ms);
+    let pause_ends_in_ms = one.pause_ends_in_ms.max(other.pause_ends_in_ms);
+    let named = if order(&one) < order(&other) {
+        other
+    } else {
+        one
+    };
+    PauseRow {
+        pause_ends_in_ms,
+        ..named
+    }
 }
 
 fn add_limit(sum: &mut LimitRow, row: LimitRow) {
@@ -212,9 +231,11 @@ fn add_limit(sum: &mut LimitRow, row: LimitRow) {
     let has_others = |row: &LimitRow| row.keys > 0 && !row.shared;
     sum.shared = (sum.shared || row.shared) && !has_others(sum) && !has_others(&row);
     // The key shared by all callers is the same on each replica.
-    sum.keys = match sum.shared {
-        true => sum.keys.max(row.keys),
-        false => sum.keys.saturating_add(row.keys),
+    let add = match sum.shared {
+        true => usize::max,
+        false => usize::saturating_add,
     };
+    sum.keys = add(sum.keys, row.keys);
+    sum.paused_keys = add(sum.paused_keys, row.paused_keys);
     sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
 }

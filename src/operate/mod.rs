@@ -116,8 +116,8 @@ pub(crate) use self::identity::Identity;
 pub(crate) use self::listener::listen;
 pub use self::{
     answer::{
-        Answers, BudgetRow, Explanation, KeyRow, LimitRow, PermitRow, PermitState, RefusalRow,
-        ReplicaRow, UnclaimedRow, Verdict,
+        Answers, BudgetRow, Explanation, KeyRow, LimitRow, PauseRow, PermitRow, PermitState,
+        RefusalRow, ReplicaRow, UnclaimedRow, Verdict,
     },
     changes::{By, Edited, LogEntry, Outcome, Overrides, Revocation},
     error::{OperateError, OperateErrorKind},

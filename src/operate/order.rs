@@ -1,9 +1,10 @@
-//! Orders of operators: temporary values, modes and pauses, their removal, and the revocation of permits.
+//! Orders of operators: temporary values, modes and pauses, their removal, the revocation of permits, and the end of pauses
+//! for upstreams.
 //!
 //! To add an order, add a variant of [`Order`] here, a subcommand in `bin/turnstile/args.rs`, and an entry of `KINDS` in
 //! `admin/page/change.js`.
 //!
-//! Tests: `tests/operate/changes.rs`, `steering.rs`, `revoking.rs`; `tests/admin/changes.rs`.
+//! Tests: `tests/operate/changes.rs`, `steering.rs`, `revoking.rs`, `resuming.rs`; `tests/admin/changes.rs`.
 
 use std::time::Duration;
 
@@ -11,13 +12,13 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use super::{
-    answer::{Answers, PermitRow},
+    answer::{Answers, KeyRow, PermitRow},
     changes::{By, Outcome, Overrides, Revocation, check},
     error::{OperateError, OperateErrorKind},
     merge::Collected,
-    operator::Operator,
+    operator::{Operator, unknown},
     steer::conflict,
-    wire::{Answer, Question, RevokeOrder},
+    wire::{Answer, Of, Question, ResumeOrder, RevokeOrder},
 };
 use crate::{
     limit::{LimitValue, MAX_LIMIT, Mode},
@@ -116,6 +117,20 @@ pub enum Order {
     /// the caller's value to 0. The replicas log the author and the reason, and so does the [log](Operator::log) if the
     /// operator's user may write it.
     Revoke(Revocation),
+    /// Ends the pause of a key for an overloaded upstream ([`Scope::outcome_by`](crate::Scope::outcome_by)), or the pauses of
+    /// all keys of a limit.
+    ///
+    /// The whole limit applies at once, without the rise that follows a pause, and waiting requests are admitted. If the
+    /// upstream still refuses, its next answer pauses the key again.
+    ///
+    /// Each replica that remembers such a pause forgets it, and tells the store. A replica remembers a pause, until its end, if
+    /// the replica has started it, or has learned of it from the store. A pause that no replica remembers can be ended once a
+    /// request of the key has come. An operator's own [`Pause`](Self::Pause) is ended by [`Unset`](Self::Unset).
+    Resume {
+        /// The limit or key.
+        #[serde(flatten)]
+        target: Target,
+    },
 }
 
 impl Operator {
@@ -130,6 +145,10 @@ impl Operator {
     /// A revocation fails if every replica has answered (at least one) and none has such a permit. A replica that does
     /// not answer is not an error: it may have revoked the permit. The same applies to a replica that cannot be asked
     /// but holds slots according to the store: it may have that permit.
+    ///
+    /// [`Order::Resume`] fails if there is no replica ([`OperateErrorKind::NotFound`]), if the limit is unknown to every
+    /// replica that answers ([`OperateErrorKind::UnknownLimit`]), or if every replica has answered and remembers no such pause
+    /// ([`OperateErrorKind::NotFound`]).
     ///
     /// # Cancel safety
     ///
@@ -177,6 +196,9 @@ impl Operator {
                 return self.make(&change).await;
             }
             Order::Revoke(whose) => return self.revoke(whose, by).await.map(Outcome::Revoked),
+            Order::Resume { target } => {
+                return self.resume(target, by).await.map(Outcome::Resumed);
+            }
         };
         let longest = Duration::from_millis(MAX_LENGTH_MS);
         if !(MIN_LENGTH..=longest).contains(length) {
@@ -232,9 +254,51 @@ impl Operator {
             return Err(not_found("no replica holds such a permit"));
         }
         if !answers.rows.is_empty() {
-            self.note_revoked(whose, by, answers.rows.len()).await;
+            let permits = answers.rows.len();
+            let some = if permits == 1 { "permit" } else { "permits" };
+            let text = match whose {
+                Revocation::Permit(id) => format!("permit {id}"),
+                whose => format!("{permits} {some} of {whose}"),
+            };
+            self.note(What::Revoked, by, text).await;
         }
         Ok(answers)
+    }
+
+    async fn resume(&self, target: &Target, by: &By) -> Result<Answers<KeyRow>, OperateError> {
+        check(target)?;
+        let Target { limit, key } = target.clone();
+        let (author, reason) = by.texts();
+        let order = ResumeOrder {
+            of: Of { limit, key },
+            author: author.to_owned(),
+            reason: reason.to_owned(),
+        };
+        let mut collected = self.ask(Question::Resume(order)).await?;
+        let mut answers = collected.clone().rows::<KeyRow>(&target.limit);
+        if answers.rows.is_empty() && answers.missing.is_empty() {
+            self.miss_late(&mut collected).await?;
+            answers = collected.clone().rows(&target.limit);
+        }
+        match answers.rows.len() {
+            0 if answers.replicas == 0 => Err(not_found("there is no operable replica")),
+            0 if collected.is_unknown_limit() => Err(unknown(&target.limit)),
+            0 if answers.is_complete() => {
+                Err(not_found(format!("no replica knows a pause of {target}")))
+            }
+            0 => Ok(answers),
+            keys => {
+                let text = match &target.key {
+                    Some(_) => target.to_string(),
+                    None => format!(
+                        "{keys} {} of {target}",
+                        if keys == 1 { "key" } else { "keys" }
+                    ),
+                };
+                self.note(What::Resumed, by, text).await;
+                Ok(answers)
+            }
+        }
     }
 
     /// Counts replicas as missing that were not on the roster when the question was asked: the store may have lost it.
@@ -252,16 +316,10 @@ impl Operator {
         Ok(())
     }
 
-    /// Logs that permits were revoked. The replicas log it too, so an operator without permission for the log may still
-    /// revoke.
-    async fn note_revoked(&self, whose: &Revocation, by: &By, permits: usize) {
-        let some = if permits == 1 { "permit" } else { "permits" };
-        let text = match whose {
-            Revocation::Permit(id) => format!("permit {id}"),
-            whose => format!("{permits} {some} of {whose}"),
-        };
-        if let Ok((token, mut note)) = signed(by, What::Revoked) {
-            note.revoked = Some(text);
+    /// Logs an order to replicas. They log it too, so an operator without permission for the log may still give it.
+    async fn note(&self, what: What, by: &By, subject: String) {
+        if let Ok((token, mut note)) = signed(by, what) {
+            note.subject = Some(subject);
             let _ = self.write(&Change::note((token, note))).await;
         }
     }
@@ -287,7 +345,7 @@ fn signed(by: &By, what: What) -> Result<(Token, ChangeNote), OperateError> {
     Ok((token?, by.note(what)))
 }
 
-fn not_found(message: &str) -> OperateError {
+fn not_found(message: impl Into<String>) -> OperateError {
     OperateError::new(OperateErrorKind::NotFound, message)
 }
 

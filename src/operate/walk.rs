@@ -16,10 +16,9 @@ use crate::{
     leases::Lease,
     ledger::{MemberId, ReplicaId, weight_of},
     limit::LimitId,
-    operable::{Cursor, EntryLook, LOOK, RateLook, Visitor},
+    operable::{Cursor, EntryLook, LOOK, PauseLook, QueueLook, RateLook, Visitor},
     overrides::KeyDigest,
     permit_id::PermitId,
-    status::Usage,
 };
 
 /// Number of rows kept during a walk: more than fit into an answer.
@@ -40,10 +39,11 @@ pub(super) enum Which {
 pub(super) struct SeenQueue {
     pub limit: LimitId,
     pub key: Key,
-    /// The limit's value for this key, if one limit is selected.
+    /// The limit's value for this key.
     pub max: u32,
     /// For a rate, if the key is known.
     pub budget: Option<RateLook>,
+    pub pause: Option<PauseLook>,
 }
 
 /// A permit or a request.
@@ -102,24 +102,16 @@ impl Which {
 }
 
 impl Visitor for Look<'_> {
-    fn queue(
-        &mut self,
-        limit: LimitId,
-        key: &Key,
-        ledger: &str,
-        usage: &dyn Fn() -> Usage,
-    ) -> bool {
-        let counts = self.which.counts(limit, key, ledger);
+    fn queue(&mut self, queue: QueueLook<'_>) -> bool {
+        let counts = self.which.counts(queue.limit, queue.key, queue.ledger);
         if counts {
-            let max = match self.which {
-                Which::All => 0,
-                Which::Of { .. } => usage().max,
-            };
+            let is_running = |pause: &PauseLook| pause.end > Instant::now();
             self.seen.push(Seen::Queue(SeenQueue {
-                limit,
-                key: key.clone(),
-                max,
+                limit: queue.limit,
+                key: queue.key.clone(),
+                max: queue.max,
                 budget: None,
+                pause: queue.pause.filter(is_running),
             }));
         }
         counts
@@ -144,6 +136,7 @@ impl Visitor for Look<'_> {
                 key: key.clone(),
                 max: budget.as_ref().map_or(0, |budget| budget.max),
                 budget,
+                pause: None,
             }));
         }
     }
@@ -275,9 +268,11 @@ pub(super) struct KeySum {
     pub count: Count,
     /// For a rate.
     pub budget: Option<RateLook>,
+    pub pause: Option<PauseLook>,
 }
 
-/// The keys in use, longest queues first; for a rate, smallest remaining budget first. And the number of the others.
+/// The keys in use or paused, longest queues first; for a rate, smallest remaining budget first. And the number of the
+/// others.
 pub(super) async fn keys(keeper: &KeeperHandle, which: &Which) -> (Vec<KeySum>, u64) {
     let mut top = Top::new(|sum: &KeySum| {
         let Count { held, waiting, .. } = sum.count;
@@ -287,8 +282,30 @@ pub(super) async fn keys(keeper: &KeeperHandle, which: &Which) -> (Vec<KeySum>, 
     // A requested key is shown even if its whole burst is available.
     let shows = |budget: &RateLook| budget.is_used() || which.is_one();
     let is_used = |sum: &KeySum| {
-        sum.count.held + sum.count.waiting > 0 || sum.budget.as_ref().is_some_and(shows)
+        let is_known = sum.budget.as_ref().is_some_and(shows) || sum.pause.is_some();
+        sum.count.held + sum.count.waiting > 0 || is_known
     };
+    each_key(keeper, which, |sum| {
+        if is_used(&sum) {
+            top.add(sum);
+        }
+    })
+    .await;
+    top.finish()
+}
+
+/// The paused keys.
+pub(super) async fn paused_keys(keeper: &KeeperHandle, which: &Which) -> Vec<KeySum> {
+    let mut paused = Vec::new();
+    each_key(keeper, which, |sum| {
+        paused.extend(sum.pause.is_some().then_some(sum));
+    })
+    .await;
+    paused
+}
+
+/// Passes each selected key to `fold`.
+async fn each_key(keeper: &KeeperHandle, which: &Which, mut fold: impl FnMut(KeySum)) {
     let mut last: Option<KeySum> = None;
     walk(keeper, which, |queue, entry| match (entry, &mut last) {
         (Some(entry), Some(sum)) => sum.count.add(&entry),
@@ -298,17 +315,13 @@ pub(super) async fn keys(keeper: &KeeperHandle, which: &Which) -> (Vec<KeySum>, 
                 max: queue.max,
                 count: Count::default(),
                 budget: queue.budget,
+                pause: queue.pause,
             };
-            if let Some(sum) = last.replace(next).filter(is_used) {
-                top.add(sum);
-            }
+            last.replace(next).map(&mut fold);
         }
     })
     .await;
-    if let Some(sum) = last.filter(is_used) {
-        top.add(sum);
-    }
-    top.finish()
+    last.map(&mut fold);
 }
 
 /// A limit in use.
@@ -316,6 +329,7 @@ pub(super) async fn keys(keeper: &KeeperHandle, which: &Which) -> (Vec<KeySum>, 
 pub(super) struct LimitCount {
     pub count: Count,
     pub keys: usize,
+    pub paused_keys: usize,
     /// Whether the key shared by all callers is known, and whether any other key is.
     has_shared: bool,
     has_other: bool,
@@ -354,7 +368,8 @@ pub(super) async fn limits(keeper: &KeeperHandle) -> Vec<LimitCount> {
             false => limit.has_other = true,
         }
         limit.counted = false;
-        if queue.budget.is_some_and(|budget| budget.is_used()) {
+        limit.paused_keys += usize::from(queue.pause.is_some());
+        if queue.budget.is_some_and(|budget| budget.is_used()) || queue.pause.is_some() {
             limit.count_key();
         }
     })
@@ -386,7 +401,7 @@ mod tests {
     struct Passed(usize);
 
     impl Visitor for Passed {
-        fn queue(&mut self, _: LimitId, _: &Key, _: &str, _: &dyn Fn() -> Usage) -> bool {
+        fn queue(&mut self, _: QueueLook<'_>) -> bool {
             self.0 += 1;
             true
         }

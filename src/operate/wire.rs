@@ -41,6 +41,8 @@ pub(super) enum Question {
     Overrides(Seen),
     /// Revoke permits.
     Revoke(RevokeOrder),
+    /// End pauses.
+    Resume(ResumeOrder),
     /// The operators' record has changed.
     ReadAgain,
 }
@@ -67,6 +69,15 @@ pub(super) struct Seen {
 #[serde(deny_unknown_fields)]
 pub(super) struct RevokeOrder {
     pub whose: Revocation,
+    pub author: String,
+    pub reason: String,
+}
+
+/// An order to end the pauses of keys, carried out like an order to revoke permits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ResumeOrder {
+    pub of: Of,
     pub author: String,
     pub reason: String,
 }

@@ -52,9 +52,9 @@ pub(crate) struct ChangeNote {
     pub(crate) author: String,
     pub(crate) reason: String,
     pub(crate) what: What,
-    /// Description of the revoked permits.
+    /// The revoked permits or the resumed keys, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) revoked: Option<String>,
+    pub(crate) subject: Option<String>,
 }
 
 /// The kind of a change.
@@ -72,6 +72,8 @@ pub enum What {
     Restored,
     /// Permits were revoked, which cannot be undone.
     Revoked,
+    /// Pauses of keys were ended, which cannot be undone.
+    Resumed,
 }
 
 /// The result of a change.
@@ -186,6 +188,6 @@ impl Change {
 
     /// Whether the change is logged although it changes no override.
     pub(super) fn is_noted(&self) -> bool {
-        self.note.what == What::Revoked
+        matches!(self.note.what, What::Revoked | What::Resumed)
     }
 }

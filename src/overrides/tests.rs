@@ -132,7 +132,7 @@ fn signed(what: What) -> (Token, ChangeNote) {
         author,
         reason,
         what,
-        revoked: None,
+        subject: None,
     };
     (Token::random().unwrap(), note)
 }

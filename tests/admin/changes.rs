@@ -1,5 +1,7 @@
 //! Changes through the API.
 
+use std::time::Duration;
+
 use http::StatusCode;
 use serde_json::{Value, json};
 use tower_turnstile::operate::KeyDigest;
@@ -229,5 +231,50 @@ async fn permits_are_revoked() {
                 "{order}"
             );
         }
+    }
+}
+
+#[tokio::test]
+async fn pauses_for_upstreams_are_shown_and_ended() {
+    for scene in scenes().await {
+        let acme = scene.limiters[0].semaphore(CHAT, "acme");
+        acme.pause(CHAT, Duration::from_secs(600));
+        let status = scene.get("/api/status").await;
+        assert_eq!(status["limits"]["rows"][0]["paused_keys"], 1);
+        let limit = scene.get("/api/limit?limit=chat").await;
+        let row = &limit["keys"]["rows"][0];
+        assert!(row["pause_ends_in_ms"].as_u64() > Some(500_000), "{limit}");
+        let digest = KeyDigest::of("chat", "acme");
+        let why = scene
+            .get(&format!("/api/explain?limit=chat&key={digest}"))
+            .await;
+        assert_eq!(why["pause"]["paused_by"], row["paused_by"]);
+        let resume = json!({"do": "resume", "limit": "chat", "key": digest, "reason": "calm"});
+        let (status, body) = scene.change(&resume).await;
+        assert_eq!(
+            (status, &body["outcome"]),
+            (StatusCode::OK, &"resumed".into()),
+            "{body}"
+        );
+        assert_eq!(body["keys"]["rows"][0]["key"], digest.to_string());
+        drop(acme.acquire().await.unwrap());
+        let status = scene.get("/api/status").await;
+        assert_eq!(status["limits"]["rows"][0]["paused_keys"], 0);
+        let (status, body) = scene.change(&resume).await;
+        assert_eq!(
+            (status, &body["kind"]),
+            (StatusCode::NOT_FOUND, &"not_found".into())
+        );
+        let log = scene.get("/api/changes").await;
+        assert_eq!(
+            log["rows"][0]["subject"],
+            format!("key {digest} of limit `chat`")
+        );
+        let unknown = json!({"do": "resume", "limit": "other", "reason": "calm"});
+        let (status, body) = scene.change(&unknown).await;
+        assert_eq!(
+            (status, &body["kind"]),
+            (StatusCode::NOT_FOUND, &"unknown_limit".into())
+        );
     }
 }

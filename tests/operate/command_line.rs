@@ -395,6 +395,70 @@ async fn permits_are_revoked() {
 }
 
 #[tokio::test]
+async fn a_pause_for_an_upstream_is_shown_and_ended() {
+    let server = RedisServer::start();
+    let (limiters, _operator) = replicas(&server, 2).await;
+    let acme = limiters[0].semaphore(CHAT, "acme");
+    acme.pause(CHAT, Duration::from_secs(600));
+    let waiter = wait_in_line(&acme).await;
+    let keys = says(&server, &["keys", "chat"]).await;
+    assert!(
+        keys.contains("PAUSED FOR") && keys.contains("by the upstream of web-0"),
+        "{keys}"
+    );
+    assert!(says(&server, &["limits"]).await.contains("1 key paused"));
+    let why = says(&server, &["explain", "chat", "--key", "acme"]).await;
+    let shown = "0 of 10 slots in use, 1 waiting, paused for 9m";
+    assert!(
+        why.contains(shown) && why.contains("queue at place 2"),
+        "{why}"
+    );
+    let why = rows(&server, &["explain", "chat", "--key", "acme"]).await;
+    assert!(why[0]["pause_ends_in_ms"].as_u64() > Some(500_000));
+    assert_eq!(why[0]["paused_by"], "web-0");
+
+    let by = ["--reason", "the partner is back", "--author", "ada"];
+    let resume = async |arguments: &[&str]| {
+        let arguments = [&["--json", "resume"], arguments, &by].concat();
+        let output = turnstile(&server.url(), &arguments).await;
+        (
+            output.status.code(),
+            text(&output.stdout),
+            text(&output.stderr),
+        )
+    };
+    let (code, shown, errors) = resume(&["chat", "--key", "acme"]).await;
+    assert_eq!(code, Some(0), "{errors}");
+    let shown: Vec<Value> = serde_json::from_str(&shown).unwrap();
+    assert_eq!(
+        (&shown[0]["waiting"], &shown[0]["paused_by"]),
+        (&1.into(), &"web-0".into())
+    );
+    drop(waiter.await.unwrap());
+    let (code, _, errors) = resume(&["chat"]).await;
+    assert_eq!(
+        (code, &*errors),
+        (
+            Some(1),
+            "turnstile: no replica knows a pause of limit `chat`\n"
+        )
+    );
+    let (code, _, errors) = resume(&["other"]).await;
+    assert_eq!(
+        (code, &*errors),
+        (Some(1), "turnstile: no replica has a limit `other`\n")
+    );
+    let log = says(&server, &["log"]).await;
+    let key = KeyDigest::of("chat", "acme");
+    assert!(
+        log.contains(&format!("resumed key {key} of limit `chat`")),
+        "{log}"
+    );
+    let undo = turnstile(&server.url(), &[&["undo"], &by[..]].concat()).await;
+    assert_eq!(undo.status.code(), Some(1), "nothing else was changed");
+}
+
+#[tokio::test]
 async fn the_doctor_says_what_is_wrong() {
     let server = RedisServer::start();
     let found = says(&server, &["doctor"]).await;
@@ -567,7 +631,7 @@ async fn what_was_revoked_is_in_the_log_and_is_not_taken_back() {
     assert_eq!(run(&of_acme).await.0, Some(4));
     let log = rows(&server, &["log"]).await;
     let key = KeyDigest::of("chat", "acme");
-    let texts: Vec<_> = log.iter().map(|row| row["revoked"].as_str()).collect();
+    let texts: Vec<_> = log.iter().map(|row| row["subject"].as_str()).collect();
     let expected = [
         Some(format!("2 permits of key {key} of limit `chat`")),
         Some(format!("permit {id}")),

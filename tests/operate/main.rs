@@ -22,6 +22,7 @@ mod memory;
 mod questions;
 #[cfg(feature = "cli")]
 mod raising;
+mod resuming;
 mod revoking;
 mod rights;
 #[cfg(all(feature = "cli", unix))]

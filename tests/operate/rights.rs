@@ -105,6 +105,10 @@ async fn the_documented_rights_are_enough_and_services_cannot_ask() {
         Duration::from_secs(3_600),
         By::new("ada", "launch").unwrap(),
     );
+    // Ends of pauses need no right but to ask.
+    limiter.semaphore(CHAT, "acme").pause(CHAT, hour);
+    let ended = asking.resume(&Target::key("chat", "acme"), &ada).await;
+    assert_eq!(ended.unwrap().rows.len(), 1);
     let (chat, seen) = (Target::limit("chat"), asking.overrides().await.unwrap());
     let outcome = asking.set(&seen, &chat, 12, hour, &ada).await.unwrap();
     assert_eq!(outcome, Outcome::Done { replicas: 1 });

@@ -10,8 +10,8 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{
     Limit, LimitLayer, LimitValue, Limiter, LimiterBuilder, Mode, Semaphore,
     operate::{
-        Answers, By, LogEntry, OperateError, Operator, Order, Outcome, Overrides, PermitRow,
-        ReplicaRow, Revocation, Target,
+        Answers, By, KeyRow, LogEntry, OperateError, Operator, Order, Outcome, Overrides,
+        PermitRow, ReplicaRow, Revocation, Target,
     },
 };
 
@@ -180,6 +180,14 @@ pub(crate) trait Orders {
         let order = Order::Revoke(whose.clone());
         match self.operator().order(&order, by).await? {
             Outcome::Revoked(answers) => Ok(answers),
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+
+    async fn resume(&self, target: &Target, by: &By) -> Result<Answers<KeyRow>, OperateError> {
+        let target = target.clone();
+        match self.operator().order(&Order::Resume { target }, by).await? {
+            Outcome::Resumed(answers) => Ok(answers),
             outcome => panic!("{outcome:?}"),
         }
     }

@@ -56,6 +56,15 @@ const KINDS = {
       "Responses end with an error, and their slots are released. Jobs that hold a permit are told, and keep their slots until " +
       "they stop. Nothing keeps the caller from coming back: pause the limit first, or set the value of the key to 0.",
   },
+  resume: {
+    title: (target) => `Resume ${target}`,
+    fields: [],
+    body: () => ({}),
+    confirm: () => "Resume",
+    will: () =>
+      "The whole limit holds again at once, and requests that wait are admitted. If the upstream still refuses, its next " +
+      "answer pauses the key again.",
+  },
 };
 
 let open = null;

@@ -21,9 +21,11 @@ const showKeys = makeTable(
     { title: "Waiting", name: "number", text: (row) => row.waiting.toLocaleString("en") },
     { title: "Oldest wait", name: "number", text: (row) => ("oldest_wait_ms" in row ? duration(row.oldest_wait_ms) : "") },
     { title: "Replicas", name: "number", text: (row) => String(row.replicas) },
+    { title: "Paused", text: pauseText },
     buttonColumn(caller, [
       ["Set value", (row) => openChange("set", aboutKey(row)), mayChange],
       ["Revoke", revokeKey, (row) => mayChange() && row.held > 0],
+      ["Resume", (row) => openResume(aboutKey(row), pauseText(row)), (row) => mayChange() && "pause_ends_in_ms" in row],
       ["Explain", explain],
     ]),
   ],
@@ -83,6 +85,7 @@ const limitButtons = [
   ["Set value", () => openChange("set", aboutRoute()), mayChange],
   ["Set mode", () => openChange("mode", aboutRoute()), () => mayChange() && !route.key],
   ["Pause", () => openChange("pause", aboutRoute()), () => mayChange() && !route.key],
+  ["Resume", resumeRoute, () => mayChange() && (route.key ? "pause_ends_in_ms" in ownKey() : limitOf(route.limit)?.paused_keys > 0)],
   ["Remove overrides", () => openChange("unset", aboutRoute()), () => mayChange() && overridesOf(route).length > 0],
   ["Explain", () => explain(ownKey()), () => route.key !== null],
 ].map(([label, act, has]) => ({ node: button(label, act), has }));
@@ -100,6 +103,16 @@ function revokePermit(row) {
 function revokeKey(row) {
   const facts = [["Held", `${count(row.held, "permit")}, on ${count(row.replicas, "replica")}`]];
   openRevoke(`all permits of ${caller(row)}`, { key: { limit: route.limit, key: row.key } }, facts);
+}
+
+// Ends the pause of a key, or the pauses of all keys of the selected limit.
+function openResume({ target, name }, paused) {
+  openChange("resume", { target, name, facts: [["Paused", paused]] });
+}
+
+function resumeRoute() {
+  if (route.key) openResume(aboutRoute(), pauseText(ownKey()));
+  else openResume(aboutRoute(), count(limitOf(route.limit).paused_keys, "key"));
 }
 
 // Why a request of this caller would wait or be refused now.
@@ -132,7 +145,7 @@ function limitFacts(limit) {
   const facts = [
     ["Value", valueText(limit.max, limit), limit.max === limit.declared_max ? "" : "warn"],
     ["Declared", declaredText(limit)],
-    ["Mode", modeText(limit), limit.paused || limit.mode !== "enforce" ? "warn" : ""],
+    ["Mode", modeText(limit), isUnusual(limit) ? "warn" : ""],
     ["Held", limit.held.toLocaleString("en")],
     ["Waiting", limit.waiting.toLocaleString("en")],
     ["Keys", limit.keys.toLocaleString("en")],

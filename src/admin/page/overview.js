@@ -10,8 +10,11 @@ const limitHref = (limit, key = null) => {
 const mayChange = () => known.status?.author !== null && known.status?.author !== undefined;
 
 function modeText(limit) {
-  return limit.paused ? "paused" : limit.mode;
+  const mode = limit.paused ? "paused" : limit.mode;
+  return limit.paused_keys > 0 ? `${mode}, ${count(limit.paused_keys, "key")} paused` : mode;
 }
+
+const isUnusual = (limit) => limit.paused || limit.paused_keys > 0 || limit.mode !== "enforce";
 
 const showLimits = makeTable(
   byId("limits"),
@@ -25,7 +28,7 @@ const showLimits = makeTable(
       make: () => element("span"),
       update: (node, row) => {
         put(node, modeText(row) + (row.differs ? ", replicas differ" : ""));
-        putClass(node, row.paused || row.mode !== "enforce" || row.differs ? "warn" : "");
+        putClass(node, isUnusual(row) || row.differs ? "warn" : "");
       },
     },
     { title: "Held", name: "number", text: (row) => row.held.toLocaleString("en") },
@@ -96,7 +99,7 @@ const showLog = makeTable(
     { title: "When", text: (row) => new Date(row.at_ms).toLocaleString() },
     { title: "What", text: loggedTarget },
     { title: "Before", text: (row) => (row.edited ? loggedText(row.edited.before) : "") },
-    { title: "After", text: (row) => (row.edited ? loggedText(row.edited.after) : "revoked") },
+    { title: "After", text: (row) => (row.edited ? loggedText(row.edited.after) : row.what) },
     { title: "By", text: (row) => row.author },
     { title: "Reason", text: (row) => row.reason },
     buttonColumn(loggedTarget, [["Undo", undo, (row) => row.first && mayChange()]]),
@@ -106,13 +109,13 @@ const showLog = makeTable(
 );
 
 function loggedTarget(row) {
-  return row.edited ? targetText(row.edited) : row.revoked;
+  return row.edited ? targetText(row.edited) : row.subject;
 }
 
-// One row for each override in a change, and for each order to revoke permits, which cannot be undone.
+// One row for each override in a change, and for each order to revoke permits or to end pauses, which cannot be undone.
 function logRows(entries) {
   return entries.flatMap((entry) => {
-    if (entry.revoked) return [{ ...entry, edited: null, at: 0, first: false }];
+    if (entry.subject) return [{ ...entry, edited: null, at: 0, first: false }];
     return entry.edits
       .filter(({ before, after }) => before !== null || after !== null)
       .map((edited, at) => ({ ...entry, edited, at, first: at === 0 }));

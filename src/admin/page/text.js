@@ -97,6 +97,13 @@ function leftText(row) {
   return "burst" in row ? `${row.remaining.toLocaleString("en")} of ${row.burst.toLocaleString("en")}` : "";
 }
 
+// A key's pause for an overloaded upstream. Empty if there is none.
+function pauseText(row) {
+  if (!("pause_ends_in_ms" in row)) return "";
+  const replica = row.paused_by === "" ? "an upstream" : `the upstream of ${row.paused_by}`;
+  return `for ${duration(row.pause_ends_in_ms)}, by ${replica}`;
+}
+
 // By the codes of verdicts.
 const VERDICTS = {
   admitted: "a request would be admitted",
@@ -105,7 +112,7 @@ const VERDICTS = {
   too_soon: "a request would be refused: the rate is used up",
   full: "a request would be refused: all slots are in use",
   queue_full: "a request would be refused: all slots are in use, and the queue is full",
-  paused: "a request would be refused: the limit is paused",
+  paused: "a request would be refused: it is paused",
 };
 
 // By the codes of refusals.
@@ -120,7 +127,7 @@ const REASONS = {
   unavailable: "the store did not answer",
   misconfigured: "the store refused: see the log of the replica",
   shut_down: "the replica was shutting down",
-  paused: "the limit was paused",
+  paused: "the limit or the key was paused",
   no_runtime: "the replica had no runtime",
 };
 
@@ -137,6 +144,7 @@ function explanationText(why) {
   if (why.unit) {
     if (why.budget) parts.push(`${leftText(why.budget)} ${why.unit} left`);
   } else if (why.verdict) parts.push(`${why.in_use} of ${count(why.max, "slot")} in use, ${count(why.waiting, "request")} waiting`);
+  if (why.pause) parts.push(`paused ${pauseText(why.pause)}`);
   if (why.unclaimed.length > 0) parts.push(`no replica has answered for ${count(why.unclaimed.length, "slot")}`);
   const [last] = why.refusals.rows;
   if (last) parts.push(`refused ${duration(last.age_ms)} ago: ${reasonText(last.reason)}`);
@@ -146,12 +154,22 @@ function explanationText(why) {
 function revokedText({ ended, running, permits }) {
   const parts = [`${count(ended, "permit")} ended.`];
   if (running > 0) parts.push(`${count(running, "job")} still running: told, and holding on to slots until the end.`);
-  if (permits.answered === 0 || permits.answered < permits.replicas || permits.busy.length > 0) parts.push(`${answeredText(permits)}.`);
-  return parts.join(" ");
+  return [...parts, ...silentText(permits)].join(" ");
+}
+
+function resumedText({ keys }) {
+  return [`${count(keys.rows.length + keys.left_out, "key")} resumed.`, ...silentText(keys)].join(" ");
+}
+
+// Who has not answered, if anybody.
+function silentText(answers) {
+  const isWhole = answers.answered > 0 && answers.answered === answers.replicas && answers.busy.length === 0;
+  return isWhole ? [] : [`${answeredText(answers)}.`];
 }
 
 function outcomeText(outcome) {
   if (outcome.outcome === "revoked") return revokedText(outcome);
+  if (outcome.outcome === "resumed") return resumedText(outcome);
   if (outcome.outcome === "done") return `Done on ${outcome.replicas} of ${count(outcome.replicas, "replica")}.`;
   const missing = outcome.missing.length > 0 ? ` Not yet: ${outcome.missing.join(", ")}.` : "";
   return (

@@ -185,6 +185,16 @@ pub(crate) enum ChangeCommand {
         #[command(flatten)]
         signature: Signature,
     },
+    /// Ends the pause of a caller, or of all callers of a limit, that an overloaded upstream has asked for. Waiting
+    /// requests are admitted at once.
+    Resume {
+        /// Name of the limit.
+        limit: String,
+        #[command(flatten)]
+        caller: Caller,
+        #[command(flatten)]
+        signature: Signature,
+    },
     /// Undoes the latest change.
     Undo {
         #[command(flatten)]
@@ -200,6 +210,7 @@ impl ChangeCommand {
             }
             Self::Unset { signature, .. }
             | Self::Revoke { signature, .. }
+            | Self::Resume { signature, .. }
             | Self::Undo { signature } => signature,
         }
     }

@@ -26,6 +26,7 @@ pub(crate) async fn run(
     let order = order(operator, change).await?;
     let code = match operator.order(&order, &by).await? {
         Outcome::Revoked(answers) => revoked(args, &answers),
+        Outcome::Resumed(answers) => show_answers(args, &answers),
         outcome => report(args, &outcome),
     };
     if let ChangeCommand::Pause {
@@ -80,10 +81,13 @@ async fn order(operator: &Operator, change: &ChangeCommand) -> Result<Order, Com
                 CommandError::new(code::WRONG_CALL, message.to_owned())
             })?)
         }
+        ChangeCommand::Resume { limit, caller, .. } => Order::Resume {
+            target: caller.target(limit),
+        },
         ChangeCommand::Undo { .. } => {
             let log = operator.log().await?;
-            // A revocation cannot be undone.
-            let can_be_undone = |entry: &&LogEntry| entry.what != What::Revoked;
+            // A revocation and the end of a pause cannot be undone.
+            let can_be_undone = |entry: &&LogEntry| entry.subject.is_none();
             let Some(last) = log.iter().find(can_be_undone) else {
                 let message = "there is no change to take back".to_owned();
                 return Err(CommandError::new(code::REFUSED, message));
@@ -200,7 +204,7 @@ pub(crate) fn show(args: &Args, overrides: &Overrides) {
     }
 }
 
-/// A changed override, or `None` for revoked permits.
+/// A changed override, or `None` for revoked permits and resumed keys.
 struct LogRow {
     age_ms: u64,
     entry: LogEntry,
@@ -213,18 +217,18 @@ impl Row for LogRow {
         ("AUTHOR", |row| row.entry.author.clone()),
         ("CHANGE", |row| match &row.edited {
             Some(edited) => edit_text(edited),
-            None => revoked_text(&row.entry),
+            None => subject_text(&row.entry),
         }),
         ("REASON", |row| row.entry.reason.clone()),
     ];
 }
 
-/// One object for each changed override, and for each order to revoke permits.
+/// One object for each changed override, and for each order to revoke permits or to end pauses.
 pub(crate) fn show_log(args: &Args, log: &[LogEntry]) {
     let edits = log.iter().flat_map(|entry| {
-        let revoked = entry.revoked.iter().map(move |_| (entry, None));
+        let ordered = entry.subject.iter().map(move |_| (entry, None));
         let edits = entry.edits.iter().map(move |edited| (entry, Some(edited)));
-        revoked.chain(edits)
+        ordered.chain(edits)
     });
     if args.json {
         let flat: Vec<Value> = edits.map(|(entry, edited)| flat(entry, edited)).collect();
@@ -249,14 +253,18 @@ fn flat(entry: &LogEntry, edited: Option<&Edited>) -> Value {
         "key": edited.and_then(|edited| edited.target.key),
         "before": edited.and_then(|edited| text(edited.before)),
         "after": edited.and_then(|edited| text(edited.after)),
-        "revoked": entry.revoked,
+        "subject": entry.subject,
         "author": entry.author,
         "reason": entry.reason,
     })
 }
 
-fn revoked_text(entry: &LogEntry) -> String {
-    format!("revoked {}", entry.revoked.as_deref().unwrap_or_default())
+fn subject_text(entry: &LogEntry) -> String {
+    let verb = match entry.what {
+        What::Resumed => "resumed",
+        _ => "revoked",
+    };
+    format!("{verb} {}", entry.subject.as_deref().unwrap_or_default())
 }
 
 fn edit_text(edited: &Edited) -> String {

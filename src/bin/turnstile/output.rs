@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tower_turnstile::operate::{Answers, Explanation, PermitRow, PermitState, Verdict};
 
 use crate::{
-    table::left,
+    table::{left, paused_for},
     text::{duration, escaped},
 };
 
@@ -129,7 +129,7 @@ fn verdict(verdict: Option<Verdict>) -> String {
         Some(Verdict::QueueFull) => {
             "a request would be refused: all slots are in use, and the queue is full".to_owned()
         }
-        Some(Verdict::Paused) => "a request would be refused: the limit is paused".to_owned(),
+        Some(Verdict::Paused) => "a request would be refused: it is paused".to_owned(),
         Some(Verdict::Delayed(ms)) => format!("a request would wait for {}", duration(ms)),
         Some(Verdict::TooSoon(ms)) => {
             format!(
@@ -150,7 +150,11 @@ fn standing(why: &Explanation) -> String {
             waiting,
             ..
         } = why;
-        return format!("{in_use} of {max} slots in use, {waiting} waiting");
+        let paused = match &why.pause {
+            Some(pause) => format!(", paused for {}", escaped(&paused_for(pause))),
+            None => String::new(),
+        };
+        return format!("{in_use} of {max} slots in use, {waiting} waiting{paused}");
     };
     let unit = escaped(why.limit.unit.as_deref().unwrap_or("requests"));
     let rate = format!("{} {unit} per {}", why.max, duration(period_ms));
@@ -197,6 +201,8 @@ pub(crate) fn flat_explanation(why: &Explanation) -> Value {
         "verdict": why.verdict.map(Verdict::as_str),
         "place": why.verdict.and_then(Verdict::place),
         "wait_ms": why.verdict.and_then(Verdict::wait_ms),
+        "pause_ends_in_ms": why.pause.as_ref().map(|pause| pause.pause_ends_in_ms),
+        "paused_by": why.pause.as_ref().map(|pause| &pause.paused_by),
         "answered_for": why.permits.rows.iter().filter(is_held).count(),
         "unclaimed": why.unclaimed.len(),
         "refusals": why.refusals.rows.len(),

@@ -1,7 +1,7 @@
 //! The columns of each kind of row.
 
 use tower_turnstile::operate::{
-    BudgetRow, Finding, KeyDigest, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow,
+    BudgetRow, Finding, KeyDigest, KeyRow, LimitRow, PauseRow, PermitRow, RefusalRow, ReplicaRow,
     UnclaimedRow,
 };
 
@@ -47,10 +47,18 @@ impl Row for LimitRow {
             row.oldest_wait_ms.map(duration).unwrap_or_default()
         }),
         ("KEYS", |row| row.keys.to_string()),
-        ("", |row| {
-            if row.differs { "replicas differ" } else { "" }.to_owned()
-        }),
+        ("", notes),
     ];
+}
+
+fn notes(row: &LimitRow) -> String {
+    let paused = match row.paused_keys {
+        0 => None,
+        1 => Some("1 key paused".to_owned()),
+        keys => Some(format!("{keys} keys paused")),
+    };
+    let differs = row.differs.then(|| "replicas differ".to_owned());
+    Vec::from_iter(paused.into_iter().chain(differs)).join(", ")
 }
 
 fn value(row: &LimitRow) -> String {
@@ -103,7 +111,19 @@ impl Row for KeyRow {
             row.oldest_wait_ms.map(duration).unwrap_or_default()
         }),
         ("REPLICAS", |row| row.replicas.to_string()),
+        ("PAUSED FOR", |row| {
+            row.pause.as_ref().map(paused_for).unwrap_or_default()
+        }),
     ];
+}
+
+/// The rest of a key's pause, and the replica that started it.
+pub(crate) fn paused_for(pause: &PauseRow) -> String {
+    let left = duration(pause.pause_ends_in_ms);
+    match &*pause.paused_by {
+        "" => format!("{left}, by an upstream"),
+        replica => format!("{left}, by the upstream of {replica}"),
+    }
 }
 
 /// A key's remaining budget at a rate.

@@ -128,7 +128,7 @@ impl Core {
                 "holders have no connection, and nobody makes one"
             );
         }
-        self.queues.audit()?;
+        self.queues.audit(&self.ctx)?;
         for id in self.queues.ids() {
             let batches = in_flight.get(&id).copied().unwrap_or(0);
             self.queues

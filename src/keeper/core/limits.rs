@@ -305,6 +305,19 @@ impl Core {
         self.follow_decisions();
     }
 
+    /// Ends the pause of a key. Returns whether this process remembers one.
+    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
+    pub fn resume(&mut self, limit: LimitId, key: &Key, now: Instant) -> bool {
+        self.ctx.now = now;
+        let Some(queue) = self.queues.of_key(limit, key) else {
+            return false;
+        };
+        let ctx = &mut self.ctx;
+        let was_paused = (self.queues).change(ctx, queue, |queue, ctx| queue.resume(ctx));
+        self.follow_decisions();
+        was_paused
+    }
+
     fn log_misfit(&mut self, declared: &Limit) {
         if let Err(error) = self.ctx.overrides.misfit(declared) {
             let error = error.to_string();
@@ -338,8 +351,8 @@ impl Core {
             }
             left -= 1;
             if let Some(of) = self.queues.get(QueueId(queue))
-                && visitor.queue(of.limit_id(), of.key(), of.ledger_name(), &|| of.usage())
-                && let Some(seq) = of.look(seq, &mut left, |entry| visitor.entry(entry))
+                && visitor.queue(of.look())
+                && let Some(seq) = of.look_at_entries(seq, &mut left, |entry| visitor.entry(entry))
             {
                 return Some(at(queue, seq, standing));
             }

@@ -190,7 +190,7 @@ impl Queues {
             turn.into_iter().for_each(|turn| self.join_row(id, turn));
         }
         let member = &mut self.members[id.index()];
-        let idle = member.turn.is_none() && member.queue.is_idle();
+        let idle = member.turn.is_none() && member.queue.is_idle(ctx);
         let due = if idle { None } else { member.queue.next_due() };
         if due != member.due {
             if let Some(old) = member.due {
@@ -221,7 +221,7 @@ impl Queues {
         if let Some(id) = self.cached.pop_front() {
             let member = &mut self.members[id.index()];
             member.cached = false;
-            if member.turn.is_none() && member.queue.is_idle() {
+            if member.turn.is_none() && member.queue.is_idle(ctx) {
                 self.drop_queue(ctx, id);
             }
         }
@@ -249,7 +249,7 @@ impl Queues {
 /// Lookup.
 impl Queues {
     #[inline]
-    fn of_key(&self, limit: LimitId, key: &Key) -> Option<QueueId> {
+    pub fn of_key(&self, limit: LimitId, key: &Key) -> Option<QueueId> {
         self.by_key[limit.0].get(key)
     }
 
@@ -411,7 +411,7 @@ impl Queues {
     }
 
     /// Returns the first queue that is not listed as it should be.
-    pub fn audit(&mut self) -> Result<(), String> {
+    pub fn audit(&mut self, ctx: &Context) -> Result<(), String> {
         use crate::keeper::queue::audit::ensure;
 
         let rows = self
@@ -431,7 +431,7 @@ impl Queues {
                     || self.by_ledger.get(queue.ledger_name()) == Some(&id),
                 "{at}: lost its ledger"
             );
-            let idle = member.turn.is_none() && queue.is_idle();
+            let idle = member.turn.is_none() && queue.is_idle(ctx);
             ensure!(!idle || member.cached, "{at}: is idle and there");
             ensure!(
                 member.turn.is_some() || !queue.has_work(),

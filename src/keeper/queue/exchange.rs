@@ -270,7 +270,10 @@ impl Queue {
             return;
         }
         let (own, unsent) = known.map_or((false, false), |pause| (pause.own, pause.unsent));
+        let is_ended = known.is_some_and(|pause| pause.resumed);
         match end_ms.map(|end_ms| end_ms.saturating_mul(1_000)) {
+            // The store has not been told yet, or the exchange came too late.
+            Some(_) if is_ended => self.repeat_pause(),
             Some(end_us) => {
                 let ahead = Duration::from_micros(end_us.saturating_sub(at.store_us));
                 let ago = Duration::from_micros(at.store_us.saturating_sub(end_us));
@@ -282,10 +285,12 @@ impl Queue {
                     end,
                     since: at.sent,
                     own,
+                    resumed: false,
                     unsent,
                     due: end + RAMP,
                 }));
             }
+            None if is_ended => self.pause = None,
             // The store ignored it, since the exchange came too late.
             None if batch.pause_ms.is_some() => self.repeat_pause(),
             None if unsent => {}

@@ -160,7 +160,9 @@ struct Pause {
     since: Instant,
     /// Started by this process.
     own: bool,
-    /// To be sent to the store, for the first time or once more.
+    /// An operator has ended it, of which the store may not know yet.
+    resumed: bool,
+    /// Its start or its end is to be sent to the store, for the first time or once more.
     unsent: bool,
     /// When the ledger in this process may grant more, or when the ramp is over.
     due: Instant,
@@ -399,37 +401,47 @@ impl Queue {
         self.paused_until().is_some()
     }
 
+    /// A pause, or its ramp, that no operator has ended.
+    fn running_pause(&self) -> Option<&Pause> {
+        self.pause.as_deref().filter(|pause| !pause.resumed)
+    }
+
     /// The rest of a pause, before its ramp.
     fn pause_left(&self, now: Instant) -> Option<Duration> {
-        let left = self.pause.as_ref()?.end.saturating_duration_since(now);
+        let left = self.running_pause()?.end.saturating_duration_since(now);
         (!left.is_zero()).then_some(left)
     }
 
     /// The part of a limit that a pause and its ramp leave.
     fn in_force(&self, max: u32, now: Instant) -> u32 {
         let ramp = |pause: &Pause| ramped(max, 0, pause.elapsed_ms(now));
-        self.pause.as_deref().map_or(max, ramp)
+        self.running_pause().map_or(max, ramp)
     }
 
     /// When a ledger with waiters may grant the next slot of a limit that rises after a pause.
     fn next_rise(&self, max: u32, in_use: u32, now: Instant) -> Option<Instant> {
-        let pause = self.pause.as_deref()?;
+        let pause = self.running_pause()?;
         let rise_ms = next_rise_ms(max, in_use, pause.elapsed_ms(now));
         Some((pause.end + Duration::from_millis(rise_ms)).max(now + MIN_RISE))
     }
 
-    /// The length of a pause to send, in ms, rounded up.
+    /// The length of a pause to send, in ms, rounded up; 0 to end it.
     fn take_pause(&mut self, now: Instant) -> Option<u64> {
-        let left = self.pause_left(now)?;
         let pause = self.pause.as_mut().filter(|pause| pause.unsent)?;
+        let left = pause.end.saturating_duration_since(now);
+        let length_ms = match pause.resumed {
+            true => 0,
+            false if left.is_zero() => return None,
+            false => left.as_micros().div_ceil(1_000) as u64,
+        };
         (pause.unsent, pause.since) = (false, now);
-        Some(left.as_micros().div_ceil(1_000) as u64)
+        Some(length_ms)
     }
 
-    /// Sends a pause of this process once more.
+    /// Sends a pause of this process, or the end of any, once more.
     fn repeat_pause(&mut self) {
         if let Some(pause) = &mut self.pause {
-            pause.unsent |= pause.own;
+            pause.unsent |= pause.own || pause.resumed;
             self.wants_batch |= pause.unsent;
         }
     }

@@ -10,7 +10,7 @@ use super::{
     permit::entry::{Entry, Line, State},
 };
 #[cfg(feature = "operate")]
-use crate::operable::EntryLook;
+use crate::operable::{EntryLook, PauseLook, QueueLook};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     fallbacks::{Availability, FallbackInForce},
@@ -346,8 +346,22 @@ impl Queue {
 /// The view of operators.
 #[cfg(feature = "operate")]
 impl Queue {
+    pub fn look(&self) -> QueueLook<'_> {
+        let pause = self.running_pause().map(|pause| PauseLook {
+            end: pause.end,
+            own: pause.own,
+        });
+        QueueLook {
+            limit: self.limit_id,
+            key: &self.key,
+            ledger: &self.ledger,
+            max: self.max(),
+            pause,
+        }
+    }
+
     /// Passes entries from this name on, counting down `left`. Returns the name to continue with.
-    pub fn look(
+    pub fn look_at_entries(
         &self,
         from: Seq,
         left: &mut usize,

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     keeper::context::{Context, earliest},
-    ledger::{Seq, weight_of},
+    ledger::{Operation, Seq, weight_of},
     ranges::MAX_PAUSE,
     telemetry::{Measure, Topic},
 };
@@ -108,7 +108,7 @@ impl Queue {
     pub fn pause(&mut self, ctx: &mut Context, length: Duration) {
         let length = length.min(MAX_PAUSE);
         let end = ctx.now + length;
-        if self.pause.as_ref().is_some_and(|pause| pause.end >= end) {
+        if self.running_pause().is_some_and(|pause| pause.end >= end) {
             return;
         }
         // Calls in flight may all be answered alike, each a little later.
@@ -120,11 +120,31 @@ impl Queue {
             end,
             since: ctx.now,
             own: true,
+            resumed: false,
             unsent: ctx.shared,
             due: end,
         }));
         self.wants_batch |= ctx.shared;
         self.empty_pool(ctx);
+    }
+
+    /// Ends a pause, and its ramp, by an operator's order. Every replica that remembers the pause tells the store: any of
+    /// them may have sent it once more in the meantime. Returns whether there was one.
+    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
+    pub fn resume(&mut self, ctx: &mut Context) -> bool {
+        let Some(mut pause) = self.pause.take_if(|pause| !pause.resumed) else {
+            return false;
+        };
+        if ctx.shared {
+            (pause.resumed, pause.unsent, pause.since) = (true, true, ctx.now);
+            self.pause = Some(pause);
+            self.wants_batch = true;
+        }
+        self.recheck_right = true;
+        if self.ledger_here.is_some() {
+            self.run_here(ctx, Operation::Nothing);
+        }
+        true
     }
 
     /// Sets the time for the next slot of the ledger in this process, or for the end of the ramp.
@@ -211,14 +231,14 @@ impl Queue {
     }
 
     /// Whether it can be dropped: the store knows everything that it knows, and nothing is left to send.
-    pub fn is_idle(&self) -> bool {
-        self.is_unused() && self.in_flight == 0 && !self.has_work() && !self.repeats_releases()
+    pub fn is_idle(&self, ctx: &Context) -> bool {
+        self.is_unused(ctx) && self.in_flight == 0 && !self.has_work() && !self.repeats_releases()
     }
 
     /// Whether it has neither a pause to remember nor permits nor requests, except idle slots of a ledger in this process.
-    fn is_unused(&self) -> bool {
+    fn is_unused(&self, ctx: &Context) -> bool {
         match self.pool() {
-            _ if self.pause.as_ref().is_some_and(|pause| pause.own) => false,
+            _ if self.pause.is_some() && !ctx.ending => false,
             Some(pool) if pool.is_bound() => false,
             Some(pool) if self.ledger_here.is_some() => self.entries.len() == pool.idle(),
             _ => self.entries.is_empty(),

@@ -293,6 +293,27 @@ impl World {
         }
     }
 
+    /// An operator ends the pauses of all replicas that answer.
+    fn resumes(&mut self) {
+        if !self.pauses || self.calm || self.rng.u8(0..60) > 0 {
+            return;
+        }
+        let now = self.local();
+        for replica in 0..self.replicas.len() {
+            if self.replicas[replica].stalled_until > self.now {
+                continue;
+            }
+            for key in 0..self.keys {
+                let core = &mut self.replicas[replica].core;
+                if core.resume(LimitId(0), &Key::from(key), now) {
+                    self.totals.resumes += 1;
+                    self.note(|| format!("replica {replica} ends the pause of key {key}"));
+                }
+            }
+            self.pump(replica);
+        }
+    }
+
     /// Returns whether the client had asked.
     pub fn ends(&mut self, client: usize, life: u32) -> bool {
         let replica = self.clients[client].replica;
@@ -304,6 +325,7 @@ impl World {
         };
         self.note(|| format!("client {client} ends"));
         self.pauses(client);
+        self.resumes();
         self.ends_spending(client);
         let now = self.local();
         let leases = self.clients[client].holds.take();

@@ -144,6 +144,7 @@ fn report(kind: Kind, all: &BTreeMap<u64, Totals>) {
             sum.permits += totals.permits;
             sum.reused += totals.reused;
             sum.pauses += totals.pauses;
+            sum.resumes += totals.resumes;
             sum.returned += totals.returned;
             sum.steps += totals.steps;
             sum.exchanges += totals.exchanges;

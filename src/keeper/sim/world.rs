@@ -126,6 +126,8 @@ pub(super) struct Totals {
     /// Permits among these on kept slots.
     pub reused: u64,
     pub pauses: u64,
+    /// Pauses that an operator has ended, counted for each replica.
+    pub resumes: u64,
     /// Lost permits that had to be back soon.
     pub returned: u64,
     pub exchanges: u64,

@@ -16,6 +16,12 @@ impl World {
         assert!(self.keepers[keeper].pause(&one(lease), "a", LENGTH, now));
     }
 
+    /// An operator's order reaches a replica, which may remember a pause.
+    fn resume(&mut self, keeper: usize) -> bool {
+        let now = self.local();
+        self.keepers[keeper].resume(LimitId(0), &Key::SHARED, now)
+    }
+
     fn pauses_in_store(&mut self, keeper: usize) -> bool {
         let newcomer = self.ask(keeper, Duration::ZERO);
         self.settle();
@@ -190,4 +196,138 @@ fn no_slot_is_kept() {
     world.release(0, &first);
     world.settle();
     assert_eq!(world.ledger(), (0, 0));
+}
+
+/// The whole limit applies at once, and replicas that only know of the pause tell the store too.
+#[test]
+fn an_operator_ends_a_pause() {
+    for orders in [&[0, 1][..], &[1, 0], &[1]] {
+        let mut world = World::new(2, &TEN);
+        let first = world.grant(PATIENT);
+        world.pause(0, &first);
+        world.settle();
+        assert!(world.pauses_in_store(1));
+        let waiters: Vec<_> = (0..20)
+            .map(|number| world.ask(number % 2, PATIENT))
+            .collect();
+        world.settle();
+        assert!(orders.iter().all(|keeper| world.resume(*keeper)));
+        assert!(!world.resume(orders[0]), "it is forgotten");
+        world.settle();
+        assert_eq!(world.ledger(), (10, 11));
+        world.deliver_wakes();
+        assert!(held(world.collect(0, &waiters[0])));
+        drop(first);
+    }
+}
+
+/// It may set the pause once more.
+#[test]
+fn an_exchange_in_flight_does_not_outlive_the_end() {
+    let mut world = World::new(1, &TEN);
+    let first = world.grant(PATIENT);
+    world.pause(0, &first);
+    let sent = world.send(0);
+    assert!(world.resume(0));
+    let end = world.send(0);
+    assert_eq!(end.exchange.batches[0].pause_ms, Some(0));
+    let reply = world.run(&sent);
+    world.answer(0, &sent, reply);
+    world.complete(0, &end);
+    world.settle();
+    assert!(!world.pauses_in_store(0));
+}
+
+#[test]
+fn the_end_of_a_pause_is_sent_until_the_store_knows() {
+    let mut world = World::new(2, &TEN);
+    let first = world.grant(PATIENT);
+    world.pause(0, &first);
+    world.settle();
+    assert!(world.resume(0));
+    let sent = world.send(0);
+    world.fail(0, &sent, Failure::Cut);
+    world.settle();
+    assert!(!world.pauses_in_store(1));
+    // Late, the store ignores it.
+    world.pause(0, &first);
+    world.settle();
+    assert!(world.resume(0));
+    let sent = world.send(0);
+    world.now += Duration::from_secs(1);
+    let reply = world.run(&sent);
+    world.answer(0, &sent, reply);
+    world.settle();
+    assert!(!world.pauses_in_store(1));
+}
+
+/// An upstream that still refuses pauses the key again.
+#[test]
+fn a_pause_after_the_end_is_another() {
+    let mut world = World::new(2, &TEN);
+    let first = world.grant(PATIENT);
+    world.pause(0, &first);
+    world.settle();
+    assert!(world.resume(0));
+    let end = world.send(0);
+    world.pause(0, &first);
+    world.complete(0, &end);
+    world.settle();
+    assert!(world.pauses_in_store(1));
+    assert!(world.pauses_in_store(0));
+}
+
+#[test]
+fn a_pause_is_ended_in_an_outage() {
+    let mut world = World::new(1, &TEN);
+    let first = world.grant(PATIENT);
+    world.pause(0, &first);
+    world.settle();
+    let waiter = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &sent, Failure::TimedOut);
+    assert!(!world.keepers[0].status().store_up);
+    assert!(world.resume(0));
+    assert!(held(world.collect(0, &waiter)));
+    world.pass(Duration::from_millis(100));
+    world.settle();
+    assert!(world.keepers[0].status().store_up);
+    assert!(!world.pauses_in_store(0));
+}
+
+#[test]
+fn a_pause_in_memory_is_ended() {
+    let start = Instant::now();
+    let mut core = Core::new(settings(0), false, start);
+    core.add(&TEN).expect("valid");
+    core.pause_key(LimitId(0), &Key::SHARED, LENGTH, start);
+    let ask = |core: &mut Core| {
+        let demand = Demand::One(leg(0, PATIENT));
+        core.submit_unlabelled(&demand, start).expect("open")
+    };
+    let asked: Vec<_> = (0..12).map(|_| ask(&mut core)).collect();
+    assert!(!core.resume(LimitId(0), &Key::from("other"), start));
+    assert!(core.resume(LimitId(0), &Key::SHARED, start));
+    assert!(!core.resume(LimitId(0), &Key::SHARED, start));
+    let served = asked
+        .iter()
+        .filter(|id| held(core.collect(**id, false, start)));
+    assert_eq!(served.count(), 10);
+}
+
+/// A limiter that is gone does not stay for a pause.
+#[test]
+fn a_pause_keeps_no_limiter() {
+    let mut world = World::new(2, &TEN);
+    let first = world.grant(PATIENT);
+    world.pause(0, &first);
+    world.settle();
+    assert!(world.pauses_in_store(1));
+    world.release(0, &first);
+    for keeper in [0, 1] {
+        world.keepers[keeper].orphan();
+        world.settle();
+        assert!(world.keepers[keeper].is_over(), "{keeper}");
+    }
 }

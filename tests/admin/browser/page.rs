@@ -186,7 +186,7 @@ fn a_key_is_explained() {
         browser.click("#find button").await;
         browser.until_text("#limit-key", "Only key").await;
         browser.until_text("#keys .none", "No key is in use.").await;
-        browser.click("#limit-buttons button:nth-child(5)").await;
+        browser.click("#limit-buttons button:nth-child(6)").await;
         browser
             .until_text(
                 "#why",

@@ -13,7 +13,7 @@ use tower_turnstile::{
 use super::{Server, open, open_dialog, open_limit, row};
 use crate::{
     scene::{CHAT, HOUR_MS, in_memory, on_redis, used},
-    support::alone,
+    support::{alone, queue::wait_in_line},
 };
 
 const ESCAPE: &str = "\u{e00c}";
@@ -218,6 +218,61 @@ fn a_permit_is_revoked() {
             .until("document.querySelectorAll('#holders tbody tr').length === 1")
             .await;
         browser.shoot("revoked").await;
+        assert_eq!(browser.errors().await, [""; 0]);
+    });
+}
+
+#[test]
+#[ignore = "needs chromium; run by .ci/browser"]
+fn a_key_is_resumed() {
+    alone(async {
+        let scene = on_redis(2).await;
+        let keys = ["acme", "globex"].map(|key| scene.limiters[0].semaphore(CHAT, key));
+        for key in &keys {
+            key.pause(CHAT, Duration::from_secs(600));
+        }
+        let waiter = wait_in_line(&keys[0]).await;
+        let (_server, browser) = open(&scene.admin).await;
+        browser
+            .until_text("#limits tbody", "enforce, 2 keys paused")
+            .await;
+        open_limit(&browser, "chat").await;
+        browser
+            .until_text("#keys tbody", "by the upstream of web-0")
+            .await;
+        browser.shoot("resume").await;
+        let resume = format!(
+            "[...{}.querySelectorAll('button')].find((one) => one.textContent === 'Resume').click()",
+            row("keys", "acme")
+        );
+        browser.run(&resume, json!([])).await;
+        browser
+            .until_text("#dialog-title", "Resume chat, key acme")
+            .await;
+        browser.until_text("#dialog-now", "for 9 min").await;
+        browser
+            .until_text("#will", "requests that wait are admitted")
+            .await;
+        browser.fill("#change [name=reason]", "calm").await;
+        browser.click("#confirm").await;
+        browser.until_text("#said", "1 key resumed.").await;
+        drop(waiter.await.unwrap());
+        // All other keys of the limit.
+        browser
+            .until_text("#limit-facts", "enforce, 1 key paused")
+            .await;
+        open_dialog(&browser, 4).await;
+        browser.until_text("#dialog-title", "Resume chat").await;
+        browser.until_text("#dialog-now", "1 key").await;
+        browser.fill("#change [name=reason]", "calm").await;
+        browser.click("#confirm").await;
+        browser.until_text("#said", "1 key resumed.").await;
+        drop(keys[1].acquire().await.unwrap());
+        browser
+            .until("document.querySelector('#limit-buttons button:nth-child(4)').hidden")
+            .await;
+        browser.run("location.hash = ''", json!([])).await;
+        browser.until_text("#log tbody", "resumed").await;
         assert_eq!(browser.errors().await, [""; 0]);
     });
 }
