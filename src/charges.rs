@@ -78,7 +78,8 @@ impl Permit {
     pub fn budget(&self, limit: impl AsRef<str>) -> Result<Budget, AcquireError> {
         let (share, limit) = (self.share(), limit.as_ref());
         let budget = share.downgrade().budget(limit);
-        let exempt = || share.leases.is_exempt_from(limit).then_some(Budget::NONE);
+        let is_rate = |of: &Limit| of.name() == limit && of.period().is_some();
+        let exempt = || share.leases.is_exempt_from(is_rate).then_some(Budget::NONE);
         let unknown = || unknown_rate(&share.keeper.unknown_rates, limit);
         budget.or_else(exempt).ok_or_else(unknown)
     }
@@ -221,7 +222,7 @@ impl WeakShare {
 
 /// The error of a budget at a rate that the permit does not have. It is recorded.
 pub(crate) fn unknown_rate(unknown: &UnknownRates, limit: &str) -> AcquireError {
-    let error = Limit::unknown_rate(limit);
+    let error = Limit::unknown(limit, AcquireErrorKind::UnknownRate);
     unknown.note(error.limit_name());
     error
 }

@@ -125,6 +125,10 @@ pub enum AcquireErrorKind {
     ///
     /// See [`Permit::budget`](crate::Permit::budget).
     UnknownRate,
+    /// A pause names a limit that has no slots for its permit: a typo, a rate, or a limit that the request does not have.
+    ///
+    /// See [`Permit::pause`](crate::Permit::pause).
+    UnknownLimit,
     /// The store is down or too slow, and the limit's fallback is to reject.
     Unavailable,
     /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
@@ -155,6 +159,7 @@ impl_codes!(AcquireErrorKind {
     InvalidWeight,
     InvalidCost,
     UnknownRate,
+    UnknownLimit,
     Unavailable,
     Misconfigured,
     ShutDown,
@@ -224,7 +229,7 @@ impl AcquireError {
     }
 
     /// Returns whether a limit was reached. If not, the store or the limiter is unavailable, the limit is paused, the
-    /// weight or the cost is invalid, or the rate is unknown.
+    /// weight or the cost is invalid, or the rate or the limit is unknown.
     pub fn is_limited(&self) -> bool {
         matches!(
             self.kind,
@@ -355,6 +360,10 @@ impl fmt::Display for AcquireError {
             AcquireErrorKind::UnknownRate => write!(
                 f,
                 "`{limit_name}` is not among the rates of the permit: check the name, and the limits of the request"
+            ),
+            AcquireErrorKind::UnknownLimit => write!(
+                f,
+                "`{limit_name}` is not among the limits with slots of the permit: check the name, and the limits of the request"
             ),
             AcquireErrorKind::Unavailable => {
                 write!(f, "the store of limit `{limit_name}` is unavailable")

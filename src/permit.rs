@@ -11,7 +11,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    error::{AcquireErrorKind, LostErrorKind, ReleaseError},
+    error::{AcquireError, AcquireErrorKind, LostErrorKind, ReleaseError},
     keeper::{Granted, KeeperHandle, Notes, Taken},
     leases::{Bounds, Leases},
     limit::{Limit, MAX_WEIGHT},
@@ -125,7 +125,7 @@ impl Permit {
         self.share.release().await
     }
 
-    /// Pauses a limit of the permit for its key, in all replicas. Returns `false` if the permit has no slot of this limit.
+    /// Pauses a limit of the permit for its key, in all replicas, by the limit or its name.
     ///
     /// For an upstream that says when to come back: see [`Scope::outcome_by`](crate::Scope::outcome_by), which describes
     /// pauses. A pause lasts at most 1 hour, and the longest of several applies.
@@ -140,14 +140,27 @@ impl Permit {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let partner = Limiter::in_memory().semaphore(&PARTNER, "acme");
     /// let permit = partner.acquire().await?;
-    /// permit.pause(&PARTNER, Duration::from_secs(20));
+    /// permit.pause(&PARTNER, Duration::from_secs(20))?;
     /// let error = partner.try_acquire().await.unwrap_err();
     /// assert_eq!(error.kind(), AcquireErrorKind::Paused);
     /// # Ok(())
     /// # }
     /// ```
-    pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> bool {
-        self.share.pause(limit.as_ref(), time)
+    ///
+    /// # Errors
+    ///
+    /// [`UnknownLimit`](AcquireErrorKind::UnknownLimit) if the permit has no slots of a limit of this name, since a typo must
+    /// not turn a pause off. There is no error, and no pause, if the permit is lost, or has no slot because of the limit's
+    /// [mode](crate::Mode).
+    pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> Result<(), AcquireError> {
+        let (share, limit) = (&self.share, limit.as_ref());
+        let is_meant = |of: &Limit| of.name() == limit && of.period().is_none();
+        let is_known = share.pause(limit, time)
+            || share.leases.is_exempt_from(is_meant)
+            || self.bypassed().iter().any(|(of, _)| is_meant(of))
+            || share.leases.is_lost();
+        let unknown = || Limit::unknown(limit, AcquireErrorKind::UnknownLimit);
+        is_known.then_some(()).ok_or_else(unknown)
     }
 
     /// Completes when the permit is lost, or an operator has revoked it, with the reason.

@@ -17,7 +17,7 @@ use std::{
 use futures_util::future::try_join_all;
 
 use crate::{
-    error::{AcquireError, ConfigError},
+    error::{AcquireError, AcquireErrorKind, ConfigError},
     keeper::{BoundPool, Demand, KeeperHandle, Leg, Request},
     key::Key,
     leases::Label,
@@ -384,18 +384,19 @@ impl Semaphore {
         try_join_all(usages).await
     }
 
-    /// Pauses a limit of the semaphore for its key, in all replicas: see [`Permit::pause`]. Returns `false` if the semaphore
-    /// has no limit of this name, or the limit is a rate.
-    pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> bool {
+    /// Pauses a limit of the semaphore for its key, in all replicas: see [`Permit::pause`].
+    ///
+    /// # Errors
+    ///
+    /// [`UnknownLimit`](AcquireErrorKind::UnknownLimit) if the semaphore has no limit of this name, or the limit is a rate.
+    pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> Result<(), AcquireError> {
         let limit = limit.as_ref();
         let is_meant = |bound: &&Bound| bound.limit.name() == limit;
         let mut with_slots = self.0.all().filter(|bound| bound.limit.period().is_none());
-        let bound = with_slots.find(is_meant);
-        if let Some(bound) = bound {
-            let keeper = &self.0.keeper;
-            keeper.pause_key(bound.number, &bound.key, time);
-        }
-        bound.is_some()
+        let unknown = || Limit::unknown(limit, AcquireErrorKind::UnknownLimit);
+        let bound = with_slots.find(is_meant).ok_or_else(unknown)?;
+        (self.0.keeper).pause_key(bound.number, &bound.key, time);
+        Ok(())
     }
 
     /// Returns the limit with which the semaphore was created, or the first of several.

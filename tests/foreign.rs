@@ -500,7 +500,7 @@ fn requests_and_permits(runtime: &Runtime, limiter: &Limiter) {
             .unwrap_err();
         assert_eq!(error.kind(), AcquireErrorKind::TimedOut);
         caught(semaphore.usage()).await.unwrap();
-        assert!(semaphore.pause("one", Duration::from_millis(1)));
+        semaphore.pause("one", Duration::from_millis(1)).unwrap();
         until_told("keys were paused: an upstream is overloaded").await;
     });
 }
@@ -648,9 +648,12 @@ async fn steered(server: &RedisServer, limiter: &Limiter) {
     until_told("an operator has revoked permits").await;
     until_told("revoked").await;
     let paused = limiter.semaphore(Limit::concurrent("paused", 3), "key");
-    paused.pause("paused", PATIENT);
+    paused.pause("paused", PATIENT).unwrap();
     let target = Target::limit("paused");
-    operator.order(&Order::Resume { target }, &by).await.unwrap();
+    operator
+        .order(&Order::Resume { target }, &by)
+        .await
+        .unwrap();
     until_told("an operator has ended pauses").await;
     let_go();
     drop(permit);

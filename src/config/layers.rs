@@ -15,7 +15,7 @@ use super::{
 use crate::{
     error::ConfigError,
     key::Key,
-    layer::{DeclaredRates, Gate, GateEdit, LimitLayer, Scope},
+    layer::{DeclaredLimits, Gate, GateEdit, LimitLayer, Scope},
     limit::{Fallback, Limit, LimitValue},
     limiter::Limiter,
 };
@@ -45,7 +45,7 @@ impl RouteLayers {
     ) -> Result<Self, ConfigFileError> {
         let mut faults = Faults::default();
         let limits = checked.limits.values().map(|checked| &checked.limit);
-        let rates = DeclaredRates::new(limiter.keeper(), limits);
+        let declared = DeclaredLimits::new(limiter.keeper(), limits);
         let mut gates = Vec::new();
         for (index, route) in config.routes.iter().enumerate() {
             let scopes: Vec<_> = route
@@ -55,9 +55,9 @@ impl RouteLayers {
                 .collect();
             let layer = (!scopes.is_empty()).then(|| limiter.try_layer(scopes));
             let layer = layer.and_then(|layer| faults.take(&format!("routes[{index}]"), layer));
-            gates.push(layer.map(|layer| route.set(layer).declaring(&rates).into_gate()));
+            gates.push(layer.map(|layer| route.set(layer).declaring(&declared).into_gate()));
         }
-        let open = LimitLayer::open(limiter).declaring(&rates).into_gate();
+        let open = LimitLayer::open(limiter).declaring(&declared).into_gate();
         // Without routes no path is looked up, and a limit that never applies should not add metrics.
         let has_routes = !config.routes.is_empty();
         let closed = has_routes.then(|| closed(limiter));

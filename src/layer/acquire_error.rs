@@ -11,7 +11,7 @@ use crate::{error::AcquireError, limit::Limit};
 ///
 /// The status is 429, or 503 if all callers share the limit ([`Key::SHARED`](crate::Key::SHARED)) or no limit was reached:
 /// the store is down, the limiter is shutting down. The status is 400 for a weight or a cost that could never be admitted,
-/// and 500 for a budget at a rate that the request does not have. The refusal's [`limit`](Refusal::limit) has the name and
+/// and 500 for a budget at a rate, or a pause of a limit, that the request does not have. The refusal's [`limit`](Refusal::limit) has the name and
 /// the value of the limit that refused, and no other settings. With the feature `axum`, the error itself implements
 /// `IntoResponse`.
 ///
@@ -36,7 +36,7 @@ impl From<&AcquireError> for Refusal {
     fn from(error: &AcquireError) -> Self {
         let kind = RefusalKind::from(error.kind());
         let status = match kind {
-            RefusalKind::UnknownRate => StatusCode::INTERNAL_SERVER_ERROR,
+            _ if kind.is_of_handler() => StatusCode::INTERNAL_SERVER_ERROR,
             _ if kind.is_invalid() => StatusCode::BAD_REQUEST,
             _ if kind.is_limited() => RefusalKind::limited_status(error.details.is_shared),
             _ => StatusCode::SERVICE_UNAVAILABLE,

@@ -24,7 +24,7 @@ use super::{
     refusal::{Refusal, RefusalKind},
     refusal_body::{RefusalBody, sealed::Sealed},
     scope::Scope,
-    slot::{DeclaredRates, Slot},
+    slot::{DeclaredLimits, Slot},
     values::Lookup,
 };
 #[cfg(feature = "config")]
@@ -53,8 +53,8 @@ pub(crate) struct Gate {
     pub(super) refuse: Option<Arc<Refuse>>,
     pub(super) rate_limit_fields: bool,
     pub(super) labels: Labels,
-    /// The rates that handlers may charge.
-    pub(super) rates: Arc<DeclaredRates>,
+    /// The limits that handlers may charge or pause.
+    pub(super) declared: Arc<DeclaredLimits>,
 }
 
 /// A scope, with the number and the meter of its limit.
@@ -237,7 +237,7 @@ impl Gate {
         head: &mut Parts,
     ) -> (SlotGuard, Vec<Quota>) {
         let Some(permit) = permit else {
-            Slot::show(None, &self.rates, &mut head.extensions);
+            Slot::show(None, &self.declared, &mut head.extensions);
             return (SlotGuard::Plain(None), Vec::new());
         };
         tracing::debug!(
@@ -254,7 +254,7 @@ impl Gate {
             );
         }
         let (share, quotas) = permit.into_share();
-        Slot::show(Some(&share), &self.rates, &mut head.extensions);
+        Slot::show(Some(&share), &self.declared, &mut head.extensions);
         if !self.terms.bounds.is_none() {
             share.bound(self.terms.bounds);
         }

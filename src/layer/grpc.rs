@@ -52,7 +52,7 @@ impl Refusal {
     /// - `CANCELLED` (1) for [`RefusalKind::BodyFailed`];
     /// - `INVALID_ARGUMENT` (3) for [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`] and
     ///   [`RefusalKind::InvalidCost`], since a retry is pointless;
-    /// - `INTERNAL` (13) for [`RefusalKind::UnknownRate`];
+    /// - `INTERNAL` (13) for [`RefusalKind::UnknownRate`] and [`RefusalKind::UnknownLimit`];
     /// - `UNAVAILABLE` (14) otherwise: the store is unavailable, the limiter is shutting down, the slot was lost.
     ///
     /// The details are a `google.rpc.RetryInfo` with [`retry_after`](Self::retry_after), and, if the limit was reached, a
@@ -67,7 +67,7 @@ impl Refusal {
             (CANCELLED, problem::detail(self))
         } else if self.kind().is_invalid() {
             (INVALID_ARGUMENT, problem::detail(self))
-        } else if self.kind() == RefusalKind::UnknownRate {
+        } else if self.kind().is_of_handler() {
             (INTERNAL, problem::detail(self))
         } else {
             (UNAVAILABLE, problem::detail(self))

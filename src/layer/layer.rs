@@ -19,7 +19,7 @@ use super::{
     refusal_body::RefusalResponse,
     scope::Scope,
     service::Limited,
-    slot::DeclaredRates,
+    slot::DeclaredLimits,
 };
 use crate::{error::ConfigError, limiter::Limiter};
 
@@ -95,7 +95,7 @@ impl LimitLayer {
         let limits = scopes.iter().map(|of| of.scope.limit());
         let mut gate = Gate {
             keeper: limiter.keeper().clone(),
-            rates: DeclaredRates::new(limiter.keeper(), limits),
+            declared: DeclaredLimits::new(limiter.keeper(), limits),
             scopes,
             terms: Arc::default(),
             release_at: ReleaseAt::default(),
@@ -120,11 +120,11 @@ impl LimitLayer {
         Self::new(limiter, Vec::new())
     }
 
-    /// Lets handlers name all these rates, even if they do not apply to the layer's requests.
+    /// Lets handlers name all these limits, even if they do not apply to the layer's requests.
     #[cfg(feature = "config")]
-    pub(crate) fn declaring(self, rates: &Arc<DeclaredRates>) -> Self {
-        let rates = rates.clone();
-        self.edit(move |gate| gate.rates = rates.clone())
+    pub(crate) fn declaring(self, declared: &Arc<DeclaredLimits>) -> Self {
+        let declared = declared.clone();
+        self.edit(move |gate| gate.declared = declared.clone())
     }
 
     /// The gate of a layer that is not routed.

@@ -156,7 +156,7 @@ pub(crate) use {
     gate::Gate,
     gates::{GateEdit, Routing},
     outcome::check_pause,
-    slot::DeclaredRates,
+    slot::DeclaredLimits,
 };
 
 pub use crate::error::LostErrorKind;

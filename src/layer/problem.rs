@@ -24,8 +24,8 @@ impl Refusal {
     /// The layer sends this response to all clients but gRPC clients, unless
     /// [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another. `Retry-After` has whole seconds, rounded
     /// up. [`RefusalKind::BodyFailed`] has only a status, because there is hardly ever a client left to read more.
-    /// [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`], [`RefusalKind::InvalidCost`] and
-    /// [`RefusalKind::UnknownRate`] have problem details of the type `about:blank`, with the status, `kind` and
+    /// [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`], [`RefusalKind::InvalidCost`],
+    /// [`RefusalKind::UnknownRate`] and [`RefusalKind::UnknownLimit`] have problem details of the type `about:blank`, with the status, `kind` and
     /// a detail (`InvalidWeight` also with `limit` and `weight`), and no `Retry-After`.
     ///
     /// The problem's type is, as in draft-ietf-httpapi-ratelimit-headers,
@@ -91,7 +91,7 @@ impl Display for Refusal {
 fn json(refusal: &Refusal) -> String {
     let (kind, status, limit) = (refusal.kind(), refusal.status(), refusal.limit());
     // A fault of the request or its handler, to which neither type applies.
-    let is_fault = kind.is_invalid() || kind == RefusalKind::UnknownRate;
+    let is_fault = kind.is_invalid() || kind.is_of_handler();
     let (problem, title) = match is_fault {
         true => ("about:blank", status.canonical_reason().unwrap_or_default()),
         false if refusal.is_own() => (QUOTA_EXCEEDED, "Quota Exceeded"),
@@ -196,6 +196,7 @@ pub(super) fn detail(refusal: &Refusal) -> String {
         }
         // Only the log has the name.
         RefusalKind::UnknownRate => "the request cannot be charged".into(),
+        RefusalKind::UnknownLimit => "the limit cannot be paused".into(),
         RefusalKind::NoKey => "the request has no key to be counted by".into(),
         RefusalKind::BodyFailed => "the request's body failed".into(),
     }

@@ -81,6 +81,10 @@ pub enum RefusalKind {
     ///
     /// Only in a [`Refusal`] made from the error of [`Slot::budget`](super::Slot::budget).
     UnknownRate,
+    /// The handler pauses a limit that the request does not have. The status is 500.
+    ///
+    /// Only in a [`Refusal`] made from the error of [`Slot::pause`](super::Slot::pause).
+    UnknownLimit,
     /// The request has no key, and [`Scope::require_key`](super::Scope::require_key) is set. The status is 400.
     NoKey,
     /// The request's body failed while it waited. The status is 400.
@@ -201,11 +205,11 @@ impl Refusal {
     /// Returns the time after which the client should retry. Never zero.
     ///
     /// The time has no meaning if a retry is pointless: [`RefusalKind::NoKey`], [`RefusalKind::BodyFailed`],
-    /// [`RefusalKind::UnknownRate`].
+    /// [`RefusalKind::UnknownRate`], [`RefusalKind::UnknownLimit`].
     ///
-    /// For a rate the time is exact: a request after this time is admitted, unless another request comes first. For slots
-    /// it is an estimate of at most 1 h, with jitter of up to a quarter, so that clients refused together do not come back
-    /// together. For a paused limit it is the end of the pause, with the same jitter. An unknown time is 1 s.
+    /// For a rate the time is exact: a request after this time is admitted, unless another request comes first. For a
+    /// pause the time is exact too: its end. For slots the time is an estimate of at most 1 h, with jitter of up to a quarter,
+    /// so that clients refused together do not come back together. An unknown time is 1 s.
     pub fn retry_after(&self) -> Duration {
         self.retry_after
     }
@@ -227,6 +231,7 @@ impl_codes!(RefusalKind {
     InvalidWeight,
     InvalidCost,
     UnknownRate,
+    UnknownLimit,
     NoKey,
     BodyFailed,
 });
@@ -248,7 +253,12 @@ impl RefusalKind {
 
     /// Whether the same request may be admitted later.
     pub(super) fn is_worth_a_retry(self) -> bool {
-        !self.is_invalid() && !matches!(self, Self::BodyFailed | Self::UnknownRate)
+        !self.is_invalid() && !self.is_of_handler() && self != Self::BodyFailed
+    }
+
+    /// Whether the handler is at fault: the status is 500.
+    pub(super) fn is_of_handler(self) -> bool {
+        matches!(self, Self::UnknownRate | Self::UnknownLimit)
     }
 
     /// The default status when a limit was reached, which depends on whether all callers share the limit.
@@ -270,6 +280,7 @@ impl From<AcquireErrorKind> for RefusalKind {
             AcquireErrorKind::InvalidWeight => Self::InvalidWeight,
             AcquireErrorKind::InvalidCost => Self::InvalidCost,
             AcquireErrorKind::UnknownRate => Self::UnknownRate,
+            AcquireErrorKind::UnknownLimit => Self::UnknownLimit,
             AcquireErrorKind::Unavailable => Self::Unavailable,
             AcquireErrorKind::Misconfigured => Self::Misconfigured,
             AcquireErrorKind::NoRuntime => Self::NoRuntime,
@@ -295,15 +306,12 @@ fn retry_after(kind: RefusalKind, period: Option<Duration>, hint: Option<Duratio
     let Some(time) = hint.filter(|time| !time.is_zero()) else {
         return RETRY_SOME_TIME;
     };
-    let time = match kind {
+    match kind {
         // No request is admitted before the pause ends, however long it is.
         RefusalKind::Paused => time,
-        _ => fields::bounded(period, time),
-    };
-    match kind {
-        RefusalKind::TooSoon => time,
+        RefusalKind::TooSoon => fields::bounded(period, time),
         // Jitter, so that clients that were refused together do not come back together.
-        _ => time.mul_f64(1.0 + fastrand::f64() / 4.0),
+        _ => fields::bounded(period, time).mul_f64(1.0 + fastrand::f64() / 4.0),
     }
 }
 
@@ -452,9 +460,10 @@ mod tests {
     /// An estimate is at most an hour, but before the end of a pause every retry is in vain.
     #[test]
     fn the_retry_of_a_paused_limit_is_its_end() {
-        let end = 5 * HOUR;
+        let end = 5 * HOUR + Duration::from_millis(1);
         let refusal = refusal(&CHAT, AcquireErrorKind::Paused, Some(end));
-        assert!((end..=end * 5 / 4).contains(&refusal.retry_after()));
+        assert_eq!(refusal.retry_after(), end);
+        assert_eq!(seconds(&refusal), 5 * 3_600 + 1);
         let problem = problem(&refusal);
         assert_eq!(
             problem["detail"],

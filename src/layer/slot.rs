@@ -9,7 +9,7 @@ use http::Extensions;
 
 use crate::{
     charges::{Budget, unknown_rate},
-    error::{AcquireError, LostErrorKind},
+    error::{AcquireError, AcquireErrorKind, LostErrorKind},
     keeper::KeeperHandle,
     limit::Limit,
     permit::{Share, WeakShare},
@@ -46,34 +46,48 @@ use crate::{
 pub struct Slot {
     /// `None`: no limit applies to the request.
     share: Option<WeakShare>,
-    /// The rates that the layer declares, whether they apply to the request or not.
-    rates: Arc<DeclaredRates>,
+    /// The limits that the layer declares, whether they apply to the request or not.
+    declared: Arc<DeclaredLimits>,
     /// The slot of the next outer layer.
     outer: Option<Arc<Slot>>,
 }
 
-/// The rates of a layer.
-pub(crate) struct DeclaredRates {
-    names: Vec<String>,
+/// The limits of a layer.
+pub(crate) struct DeclaredLimits {
+    rates: Vec<String>,
+    with_slots: Vec<String>,
     unknown: Arc<UnknownRates>,
 }
 
-impl DeclaredRates {
+impl DeclaredLimits {
     pub(crate) fn new<'a>(
         limiter: &KeeperHandle,
         limits: impl IntoIterator<Item = &'a Limit>,
     ) -> Arc<Self> {
-        let rates = { limits.into_iter() }.filter(|limit| limit.period().is_some());
-        let names: Vec<_> = rates.map(|rate| rate.name().to_owned()).collect();
+        let (rates, with_slots): (Vec<_>, Vec<_>) =
+            { limits.into_iter() }.partition(|limit| limit.period().is_some());
+        let names = |limits: Vec<&Limit>| limits.iter().map(|of| of.name().to_owned()).collect();
         let unknown = limiter.unknown_rates.clone();
-        if !names.is_empty() {
+        if !rates.is_empty() {
             unknown.expect();
         }
-        Arc::new(Self { names, unknown })
+        Arc::new(Self {
+            rates: names(rates),
+            with_slots: names(with_slots),
+            unknown,
+        })
     }
 
-    fn has(&self, limit: &str) -> bool {
-        self.names.iter().any(|name| name == limit)
+    fn has_rate(&self, limit: &str) -> bool {
+        self.rates.iter().any(|name| name == limit)
+    }
+
+    fn has_slots(&self, limit: &str) -> bool {
+        self.with_slots.iter().any(|name| name == limit)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.rates.is_empty() && self.with_slots.is_empty()
     }
 }
 
@@ -82,17 +96,17 @@ impl Slot {
     /// applies.
     pub(super) fn show(
         share: Option<&Share>,
-        rates: &Arc<DeclaredRates>,
+        declared: &Arc<DeclaredLimits>,
         extensions: &mut Extensions,
     ) {
-        let adds_nothing = share.is_none() && rates.names.is_empty();
+        let adds_nothing = share.is_none() && declared.is_empty();
         if adds_nothing && extensions.get::<Self>().is_some() {
             return;
         }
         let outer = extensions.remove::<Self>();
         extensions.insert(Self {
             share: share.map(Share::downgrade),
-            rates: rates.clone(),
+            declared: declared.clone(),
             outer: outer.map(Arc::new),
         });
     }
@@ -153,18 +167,29 @@ impl Slot {
     pub fn budget(&self, limit: impl AsRef<str>) -> Result<Budget, AcquireError> {
         let limit = limit.as_ref();
         let budget = self.shares().find_map(|share| share.budget(limit));
-        let is_declared = || self.layers().any(|slot| slot.rates.has(limit));
+        let is_declared = || self.layers().any(|slot| slot.declared.has_rate(limit));
         let idle = || is_declared().then_some(Budget::NONE);
-        let unknown = || unknown_rate(&self.rates.unknown, limit);
+        let unknown = || unknown_rate(&self.declared.unknown, limit);
         budget.or_else(idle).ok_or_else(unknown)
     }
 
-    /// Pauses a limit of the request for its key, in all replicas: see [`Permit::pause`](crate::Permit::pause). Returns
-    /// `false` if no slot of the request is of this limit, or the slot was released.
-    pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> bool {
+    /// Pauses a limit of the request for its key, in all replicas, by the limit or its name: see
+    /// [`Permit::pause`](crate::Permit::pause).
+    ///
+    /// A limit of a layer that does not apply to the request, such as for lack of a key, and a slot that was released pause
+    /// nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`UnknownLimit`](AcquireErrorKind::UnknownLimit) if no layer of the request has a limit with slots of this name.
+    pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> Result<(), AcquireError> {
         let limit = limit.as_ref();
+        if !self.layers().any(|slot| slot.declared.has_slots(limit)) {
+            return Err(Limit::unknown(limit, AcquireErrorKind::UnknownLimit));
+        }
         let mut shares = self.shares().filter_map(WeakShare::upgrade);
-        shares.any(|share| share.pause(limit, time))
+        shares.any(|share| share.pause(limit, time));
+        Ok(())
     }
 
     /// The slots of this layer and all outer layers.
@@ -251,7 +276,11 @@ impl Hold {
     }
 
     /// Pauses a limit of the request for its key. See [`Slot::pause`].
-    pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> bool {
+    ///
+    /// # Errors
+    ///
+    /// As [`Slot::pause`].
+    pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> Result<(), AcquireError> {
         self.slot.pause(limit, time)
     }
 

@@ -67,7 +67,7 @@ pub(crate) struct Together {
     leases: Vec<Arc<Lease>>,
     /// The charges of rates at admission.
     fees: Vec<Fee>,
-    /// Rates that do not charge this permit, since their mode was off.
+    /// Limits that do not apply to this permit, since their mode was off.
     exempt: Vec<Arc<Limit>>,
     /// Whether any fee has an account. Set by an owner, and read by the last one that [leaves](Owners::leave), which
     /// sees all changes by earlier owners.
@@ -92,7 +92,7 @@ impl Leases {
         }))
     }
 
-    /// Adds the charges of rates, and the rates that charge nothing. Call before the permit has a second owner.
+    /// Adds the charges of rates, and the limits that do not apply. Call before the permit has a second owner.
     pub(crate) fn set_fees(&mut self, fees: Vec<Fee>, exempt: Vec<Arc<Limit>>) {
         if let Self::Many(together) = self
             && let Some(together) = Arc::get_mut(together)
@@ -101,11 +101,11 @@ impl Leases {
         }
     }
 
-    /// Whether the rate of this name is off for the permit.
-    pub(crate) fn is_exempt_from(&self, limit: &str) -> bool {
+    /// Whether such a limit is off for the permit.
+    pub(crate) fn is_exempt_from(&self, is_meant: impl Fn(&Limit) -> bool) -> bool {
         match self {
             Self::One(_) => false,
-            Self::Many(together) => together.exempt.iter().any(|of| of.name() == limit),
+            Self::Many(together) => together.exempt.iter().any(|of| is_meant(of)),
         }
     }
 

@@ -526,14 +526,14 @@ impl Limit {
         may_reject || self.fallback_for.is_some()
     }
 
-    /// The error of a budget at a rate that its permit does not have. The name may be any text.
-    pub(crate) fn unknown_rate(name: &str) -> AcquireError {
+    /// The error of a budget or a pause that names a limit which its permit does not have. The name may be any text.
+    pub(crate) fn unknown(name: &str, kind: AcquireErrorKind) -> AcquireError {
         let mut end = name.len().min(MAX_NAME_LEN);
         while !name.is_char_boundary(end) {
             end -= 1;
         }
         let unknown = Self::new(Cow::Owned(name[..end].to_owned()), 0);
-        unknown.acquire_error(AcquireErrorKind::UnknownRate)
+        unknown.acquire_error(kind)
     }
 
     /// The limit of an error, with default settings. The name may be any text, as for an unknown rate. The value is

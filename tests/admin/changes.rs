@@ -238,7 +238,7 @@ async fn permits_are_revoked() {
 async fn pauses_for_upstreams_are_shown_and_ended() {
     for scene in scenes().await {
         let acme = scene.limiters[0].semaphore(CHAT, "acme");
-        acme.pause(CHAT, Duration::from_secs(600));
+        acme.pause(CHAT, Duration::from_secs(600)).unwrap();
         let status = scene.get("/api/status").await;
         assert_eq!(status["limits"]["rows"][0]["paused_keys"], 1);
         let limit = scene.get("/api/limit?limit=chat").await;

@@ -399,7 +399,7 @@ async fn a_pause_for_an_upstream_is_shown_and_ended() {
     let server = RedisServer::start();
     let (limiters, _operator) = replicas(&server, 2).await;
     let acme = limiters[0].semaphore(CHAT, "acme");
-    acme.pause(CHAT, Duration::from_secs(600));
+    acme.pause(CHAT, Duration::from_secs(600)).unwrap();
     let waiter = wait_in_line(&acme).await;
     let keys = says(&server, &["keys", "chat"]).await;
     assert!(

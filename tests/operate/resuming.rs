@@ -83,7 +83,7 @@ async fn admitted(waiters: Vec<Acquire>) -> Vec<Permit> {
 async fn a_pause_is_seen_and_ended() {
     for (server, limiters, operator) in scenes().await {
         let [one, other] = limiters.each_ref().map(acme);
-        one.pause(&CHAT, LONG);
+        one.pause(&CHAT, LONG).unwrap();
         until_paused(&one).await;
         until_paused(&other).await;
         let waiters = waiting([&one, &other], 8).await;
@@ -111,7 +111,7 @@ async fn a_pause_is_seen_and_ended() {
         assert_eq!(log[0].subject, Some(target.to_string()));
 
         // An upstream that still refuses pauses the key again.
-        assert!(permits[0].pause(&CHAT, LONG));
+        permits[0].pause(&CHAT, LONG).unwrap();
         until_paused(&other).await;
         sleep(QUESTIONS).await;
         operator.resume(&target, &ada()).await.unwrap();
@@ -127,7 +127,7 @@ async fn all_keys_of_a_limit_are_resumed() {
         let keys = ["acme", "globex"].map(|key| limiters[0].semaphore(CHAT, key));
         let other = limiters[0].semaphore(OTHER, "acme");
         for semaphore in keys.iter().chain([&other]) {
-            semaphore.pause(semaphore.limit(), LONG);
+            semaphore.pause(semaphore.limit(), LONG).unwrap();
             until_paused(semaphore).await;
         }
         let ended = operator
@@ -150,7 +150,7 @@ async fn a_pause_outlives_its_replica_and_is_ended_all_the_same() {
     let server = RedisServer::start();
     let (mut limiters, operator) = replicas(&server, 2).await;
     let stays = acme(&limiters[1]);
-    acme(&limiters[0]).pause(&CHAT, LONG);
+    acme(&limiters[0]).pause(&CHAT, LONG).unwrap();
     until_paused(&stays).await;
     limiters.remove(0).shutdown(SOON).await;
     let pause = key_row(&operator).await.pause.expect("it is paused");
@@ -176,7 +176,7 @@ async fn a_request_of_a_paused_key_is_explained() {
         };
         for (limit, verdict) in [(&chat, Verdict::Queued(1)), (&impatient, Verdict::Paused)] {
             let semaphore = limiters[0].semaphore(limit, "acme");
-            semaphore.pause(limit, LONG);
+            semaphore.pause(limit, LONG).unwrap();
             until_paused(&semaphore).await;
             let why = explain(limit.name()).await;
             assert_eq!((why.verdict, why.in_use), (Some(verdict), 0));
@@ -259,7 +259,7 @@ async fn a_replica_that_does_not_answer_is_missing() {
     let missing = |ended: Answers<KeyRow>| (ended.rows.len(), ended.missing);
     assert_eq!(missing(ended), (0, vec!["web-9".to_owned()]));
     let acme = acme(&limiters[0]);
-    acme.pause(&CHAT, LONG);
+    acme.pause(&CHAT, LONG).unwrap();
     until_paused(&acme).await;
     let ended = operator.resume(&target, &ada()).await.unwrap();
     assert_eq!(missing(ended), (1, vec!["web-9".to_owned()]));
@@ -280,7 +280,7 @@ async fn in_a_cluster_all_keys_are_resumed() {
     await_replicas(&operator, 1).await;
     let keys: Vec<_> = (0..20u64).map(|key| limiter.semaphore(CHAT, key)).collect();
     for key in &keys {
-        key.pause(&CHAT, LONG);
+        key.pause(&CHAT, LONG).unwrap();
         until_paused(key).await;
     }
     let why = operator

@@ -106,7 +106,7 @@ async fn the_documented_rights_are_enough_and_services_cannot_ask() {
         By::new("ada", "launch").unwrap(),
     );
     // Ends of pauses need no right but to ask.
-    limiter.semaphore(CHAT, "acme").pause(CHAT, hour);
+    limiter.semaphore(CHAT, "acme").pause(CHAT, hour).unwrap();
     let ended = asking.resume(&Target::key("chat", "acme"), &ada).await;
     assert_eq!(ended.unwrap().rows.len(), 1);
     let (chat, seen) = (Target::limit("chat"), asking.overrides().await.unwrap());

@@ -107,7 +107,7 @@ async fn a_paused_limit_refuses_with_503_until_its_end() {
     let retry: u64 = (response.headers()["retry-after"].to_str().unwrap())
         .parse()
         .unwrap();
-    assert!((3_590..=4_500).contains(&retry), "{retry}");
+    assert!((3_590..=3_600).contains(&retry), "{retry}");
     let refusal = response.extensions().get::<Refusal>().unwrap();
     assert_eq!(refusal.kind(), RefusalKind::Paused);
     let refusals = operator.refusals("jobs", None).await.unwrap().rows;

@@ -124,6 +124,7 @@ const REASONS = {
   invalid_weight: "more slots than the limit has",
   invalid_cost: "a cost above the burst of the rate",
   unknown_rate: "a budget at a rate that the request does not have",
+  unknown_limit: "a pause of a limit that the request does not have",
   unavailable: "the store did not answer",
   misconfigured: "the store refused: see the log of the replica",
   shut_down: "the replica was shutting down",

@@ -85,7 +85,7 @@ impl Core {
             let limit = self.ctx.limits[leg.limit.0].clone();
             let shadow = match limit.current_mode() {
                 Mode::Off => {
-                    notes.exempt.extend(limit.period().map(|_| limit.clone()));
+                    notes.exempt.push(limit.clone());
                     continue;
                 }
                 mode => mode == Mode::Shadow,

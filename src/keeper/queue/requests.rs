@@ -330,7 +330,8 @@ impl Queue {
         let remaining = if self.snapshot.waiting > 0 { 0 } else { free };
         known.then(|| Quota {
             remaining,
-            reset: self.next_free(ctx, 1).filter(|_| remaining == 0),
+            reset: (self.pause_left(ctx.now).or_else(|| self.next_free(ctx, 1)))
+                .filter(|_| remaining == 0),
             ..self.limit.quota(self.max())
         })
     }

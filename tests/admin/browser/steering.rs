@@ -229,7 +229,7 @@ fn a_key_is_resumed() {
         let scene = on_redis(2).await;
         let keys = ["acme", "globex"].map(|key| scene.limiters[0].semaphore(CHAT, key));
         for key in &keys {
-            key.pause(CHAT, Duration::from_secs(600));
+            key.pause(CHAT, Duration::from_secs(600)).unwrap();
         }
         let waiter = wait_in_line(&keys[0]).await;
         let (_server, browser) = open(&scene.admin).await;
