@@ -37,6 +37,7 @@
 //! | output buffers too small for subscribers | G4, G8 | `buffers::output_buffers_that_are_too_small_for_subscribers_are_no_outage`, S the same |
 //! | a partition | G1, G2, G5 | `outages::a_partition_gives_no_slot_twice` |
 //! | an outage, a partition, replicas that come and go under `Fallback::Share` | G1, bounded | `shares` |
+//! | an overloaded upstream that says when to come back | G3 | `upstream`, K `pauses.rs`, L `pauses.rs` |
 //! | subscriber killed, messages lost | G4 | `queue::killed_subscribers_delay_nobody_by_more_than_a_poll`, `queue::a_wake_up_lost_with_its_connection_is_asked_for`, `queue::without_wake_ups_the_queue_moves_by_polls` |
 //! | head of the queue crashed or cancelled | G4 | `queue::a_head_that_is_cut_off_delays_others_by_twice_its_time`, R `dead_waiters_at_the_head_of_the_queue_are_passed_over`, `dead_waiters_leave_no_slot_idle`, `crashes_cost_little_more_than_stops`, M `a_cancelled_head_makes_way` |
 //! | drop outside a runtime, after it, while panicking | G5 | `ends::permits_and_requests_dropped_after_their_runtime_are_back_within_the_lease`, `ends::a_permit_dropped_by_a_panic_outside_a_runtime_is_back_at_once`, M `dropping_a_permit_outside_a_runtime_is_fine`, L `panic_in_handler_releases` |
@@ -72,3 +73,4 @@ mod runtimes;
 mod scene;
 mod shares;
 mod storage;
+mod upstream;

@@ -1,6 +1,14 @@
 //! The layer on clients, where it caps calls in progress to a peer: hyper-util, tonic and reqwest.
 
-use std::{convert::Infallible, future::IntoFuture, net::SocketAddr};
+use std::{
+    convert::Infallible,
+    future::IntoFuture,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
 
 use axum::{
     Router,
@@ -19,8 +27,8 @@ use tonic::{Code, client::Grpc, transport::Endpoint};
 use tonic_types::StatusExt;
 use tower::{Layer, Service, ServiceExt};
 use tower_turnstile::{
-    Limiter, Refusal, RefusalKind,
-    layer::{HttpClient, Limited, ResponseBody},
+    Limiter, Refusal, RefusalKind, Scope,
+    layer::{HttpClient, Limited, ResponseBody, overload},
 };
 
 use crate::{
@@ -177,6 +185,98 @@ async fn tonic_channel() {
         drop(messages);
         freed(&limiter).await;
     }
+}
+
+/// A peer that refuses each call for overload, and counts them.
+async fn overloaded_peer() -> (SocketAddr, Arc<AtomicUsize>) {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = calls.clone();
+    let http = move || {
+        count.fetch_add(1, Relaxed);
+        async { (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "20")]) }
+    };
+    let count = calls.clone();
+    let grpc = move || {
+        count.fetch_add(1, Relaxed);
+        let fields = [
+            ("content-type", "application/grpc"),
+            ("grpc-status", "8"),
+            ("grpc-retry-pushback-ms", "20000"),
+        ];
+        async move { fields }
+    };
+    let app = Router::new()
+        .route("/", get(http))
+        .route("/test.Test/Call", post(grpc));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(axum::serve(listener, app).into_future());
+    (address, calls)
+}
+
+/// The second call is not sent, but refused until the end of the pause.
+async fn pauses_after_a_refusal<S, Q, B>(client: S, request: impl Fn() -> Request<Q>)
+where
+    S: Service<Request<Q>, Response = Response<B>> + Clone,
+    S::Error: std::fmt::Debug,
+{
+    let send = async || soon(client.clone().oneshot(request())).await.unwrap();
+    let busy = send().await;
+    assert_eq!(busy.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(busy.extensions().get::<Refusal>().is_none());
+    let paused = send().await;
+    let refusal = paused.extensions().get::<Refusal>().expect("a refusal");
+    assert_eq!(refusal.kind(), RefusalKind::Paused);
+    assert!((19..=20).contains(&refusal.retry_after().as_secs()));
+}
+
+#[tokio::test]
+async fn an_overloaded_peer_pauses_a_hyper_util_client() {
+    let (peer, calls) = overloaded_peer().await;
+    let layer = Limiter::in_memory().layer(Scope::from(ONE).outcome_by(overload));
+    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+    pauses_after_a_refusal(layer.layer(client), || {
+        let request = Request::get(format!("http://{peer}/"));
+        request.body(Empty::new()).unwrap()
+    })
+    .await;
+    assert_eq!(calls.load(Relaxed), 1);
+}
+
+#[tokio::test]
+async fn an_overloaded_peer_pauses_a_reqwest_client() {
+    let (peer, calls) = overloaded_peer().await;
+    let layer = Limiter::in_memory().layer(Scope::from(ONE).outcome_by(overload));
+    pauses_after_a_refusal(layer.layer(reqwest_service()), || {
+        let request = Request::get(format!("http://{peer}/"));
+        request.body(reqwest::Body::default()).unwrap()
+    })
+    .await;
+    assert_eq!(calls.load(Relaxed), 1);
+}
+
+/// By the status of the call, which is in its head.
+#[tokio::test]
+async fn an_overloaded_peer_pauses_a_tonic_channel() {
+    let (peer, calls) = overloaded_peer().await;
+    let endpoint = Endpoint::from_shared(format!("http://{peer}")).unwrap();
+    let channel = endpoint.connect().await.unwrap();
+    let layer = Limiter::in_memory().layer(Scope::from(ONE).outcome_by(overload));
+    let mut grpc = Grpc::new(layer.layer(channel));
+    let mut call = async || {
+        grpc.ready().await.unwrap();
+        let path = http::uri::PathAndQuery::from_static("/test.Test/Call");
+        let call = grpc.server_streaming(tonic::Request::new(()), path, Nothing);
+        soon(call).await.unwrap_err()
+    };
+    assert_eq!(call().await.code(), Code::ResourceExhausted);
+    let paused = call().await;
+    assert_eq!(paused.code(), Code::Unavailable);
+    let kind = paused.metadata().get("turnstile-kind").unwrap();
+    assert_eq!(kind, RefusalKind::Paused.as_str());
+    let delay = paused.get_details_retry_info().unwrap().retry_delay;
+    assert!(delay.is_some_and(|delay| (19..=20).contains(&delay.as_secs())));
+    assert_eq!(calls.load(Relaxed), 1);
 }
 
 /// A call waiting for its slot is not sent, and a cancelled call leaves the queue.

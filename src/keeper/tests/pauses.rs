@@ -121,7 +121,14 @@ fn a_pause_that_was_ended_is_over_here_too() {
     world.pause(0, &first);
     world.settle();
     world.ledgers.clear();
-    assert!(!world.pauses_in_store(0));
+    let refusals: Vec<_> = (0..11)
+        .map(|_| {
+            let newcomer = world.ask(0, Duration::ZERO);
+            world.settle();
+            world.refusal(0, &newcomer)
+        })
+        .collect();
+    assert_eq!(refusals[10], Some(AcquireErrorKind::Full));
 }
 
 #[test]
