@@ -45,8 +45,9 @@ const REPLICAS: usize = 3;
 /// Tasks of each replica that call in a loop.
 const TASKS: usize = 10;
 const SLOTS: u32 = 6;
-/// Time that the upstream takes for a call, and for which it is overloaded. It says 2 seconds.
+/// Time that the upstream takes for a call.
 const CALL: Duration = Duration::from_millis(20);
+/// Time for which the upstream is overloaded, and which it names to each call that it refuses.
 const OVERLOADED: Duration = Duration::from_secs(2);
 /// How soon the first call follows the end of a pause.
 const PROMPT: Duration = Duration::from_millis(50);
@@ -294,7 +295,7 @@ fn change((score, member): (f64, String), known: &mut HashSet<String>) -> Option
     }
 }
 
-/// Exact by the store's own order: whatever was granted before the pause is in flight.
+/// Calls in flight are those whose slots were granted before the pause, in the order of the store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_processes_keep_a_pause() {
     let server = RedisServer::start();
@@ -333,7 +334,7 @@ async fn three_processes_keep_a_pause() {
     assert!(delays.iter().min() < Some(&PROMPT), "{delays:?}");
 }
 
-/// Checks one pause, which began after so many calls and changes. Returns how soon the first call followed its end.
+/// Checks the pause that began after this number of calls and of changes. Returns the time from its end to the first call.
 fn check(calls: &[Call], before: usize, changes: &[Change], begin: usize) -> Duration {
     let paused = |change: &Change| match change {
         Change::Paused(end_us) => Some(*end_us),
@@ -373,7 +374,7 @@ fn check(calls: &[Call], before: usize, changes: &[Change], begin: usize) -> Dur
     });
     assert!(in_flight.count() <= SLOTS as usize);
 
-    // Those that waited at the pause are served in the order of their tickets.
+    // The permits that waited at the pause are served in the order of their tickets.
     let waited: HashMap<&str, f64> = changes[..set]
         .iter()
         .filter_map(|change| match change {
@@ -409,7 +410,7 @@ struct Use {
 
 async fn calls_to_a_bucket(kind: &str) -> Use {
     let server = RedisServer::start();
-    // It begins empty, and holds the tokens of a minute.
+    // The bucket begins empty, and holds the tokens of a minute.
     let (mut tokens, mut at) = (0.0, Instant::now());
     let bucket = move || {
         let per_second = A_MINUTE / 60.0;

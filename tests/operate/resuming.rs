@@ -245,7 +245,7 @@ async fn what_cannot_be_resumed_is_an_error() {
     );
 }
 
-/// It may still remember the pause, and is named.
+/// The replica may still remember the pause: the answer names it.
 #[tokio::test]
 async fn a_replica_that_does_not_answer_is_missing() {
     let server = RedisServer::start();
