@@ -58,11 +58,13 @@ impl Call {
         }
     }
 
+    #[cfg(any(test, feature = "test-util"))]
     pub(in crate::ledger) fn now_us(&self) -> u64 {
         self.now_us
     }
 
     /// How long a generation is kept: longer than any replica relies on what it knows of it.
+    #[cfg(any(test, feature = "test-util"))]
     pub(in crate::ledger) fn generation_ttl_us(&self) -> u64 {
         (2 * self.lease_ms + self.respond_ms + self.waiter_ttl_ms) * 1_000
     }
