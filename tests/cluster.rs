@@ -239,7 +239,9 @@ fn holders_are_at_the_next_node_before_newcomers() {
         let (slot, keys) = ledgers(&cluster).pop_first().expect("it is there");
         let from = cluster.owner(slot);
         let to = &cluster.primaries[(from + 1) % 3];
-        cluster.primaries[from].cli(&["DEL", &keys[0]]);
+        let (part, _) = keys[0].rsplit_once(':').expect("a prefix");
+        let generation = format!("{part}:generation");
+        cluster.primaries[from].cli(&["DEL", &keys[0], &generation]);
         for node in [to, &cluster.primaries[from]] {
             node.cli(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &id(to)]);
         }

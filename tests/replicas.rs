@@ -462,11 +462,14 @@ fn a_store_that_forgot_is_restored() {
         timeout(5 * SECOND, watch.until_holders(2))
             .await
             .expect("adopted");
-        assert_eq!(
-            replicas[1].get("/work?ms=1").status().await,
-            429,
-            "they count for others"
-        );
+        // Newcomers wait for the holders of all replicas, for a second.
+        let mut status = 503;
+        let began = Instant::now();
+        while status == 503 {
+            assert!(began.elapsed() < 5 * SECOND, "G8: the store is back");
+            status = replicas[1].get("/work?ms=1").status().await;
+        }
+        assert_eq!(status, 429, "they count for others");
         assert!(streams.events(0) > 0 && streams.events(1) > 0);
     });
 }
