@@ -138,6 +138,8 @@ impl Queue {
 
     /// Renews a held slot that is due, or was not asked for while it was in flight, or ends it if it has expired.
     pub(super) fn renew_or_end(&mut self, ctx: &mut Context, seq: Seq) {
+        // Its request may have left an exchange, and have waited for the end of it.
+        self.note_change(ctx, seq);
         let Some(entry) = self.entries.get(&seq) else {
             return;
         };

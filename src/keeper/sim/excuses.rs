@@ -19,14 +19,17 @@ use std::{
 };
 
 use super::{LONGEST_HOLD, LONGEST_STALL, PATIENCE, STORE_TIMEOUT, checks::Snapshot, world::World};
-use crate::ledger::{Exchange, MemberId, ReplicaId, Seq};
+use crate::{
+    ledger::{Exchange, MemberId, ReplicaId, Seq},
+    part::Part,
+};
 
 #[derive(Default)]
 pub(super) struct Excuses {
     /// Permits that may be held past the limit, and since when.
     excused: BTreeMap<MemberId, Duration>,
-    /// Permits that the store may lack, and until when.
-    missing: BTreeMap<MemberId, Duration>,
+    /// Permits that the store may lack, and until when; with their part of the store.
+    missing: BTreeMap<MemberId, (Duration, Part)>,
     /// Names that may be in a ledger though their keeper has released them.
     revived: BTreeSet<MemberId>,
     /// Total by which the store's clock was stepped back.
@@ -48,7 +51,9 @@ impl Excuses {
     }
 
     pub fn may_be_missing(&self, id: MemberId, now: Duration) -> bool {
-        self.missing.get(&id).is_some_and(|until| *until >= now)
+        self.missing
+            .get(&id)
+            .is_some_and(|(until, _)| *until >= now)
     }
 
     pub fn is_revived(&self, id: MemberId) -> bool {
@@ -116,14 +121,17 @@ impl Excuses {
 }
 
 impl World {
-    /// A replica has heard that the store has lost all data. Unless other faults delay it, its permits are soon back.
-    pub fn returns_soon(&mut self, replica: usize) {
+    /// A replica has heard that this part of the store has lost all data. Unless other faults delay it, its permits are
+    /// soon back.
+    pub fn returns_soon(&mut self, replica: usize, part: Part) {
         let (of, until) = (self.replicas[replica].id, self.now + 2 * STORE_TIMEOUT);
         if self.mix == "data loss" {
             let missing = self.excuses.missing.iter_mut();
-            let its = missing.filter(|(id, before)| id.replica == of && **before > until);
-            for (_, before) in its {
-                *before = until;
+            let its = missing.filter(|(id, (before, lost))| {
+                id.replica == of && *lost == part && *before > until
+            });
+            for (_, one) in its {
+                one.0 = until;
                 self.totals.returned += 1;
             }
         }
@@ -141,13 +149,14 @@ impl World {
         self.excuses
             .missing
             .values_mut()
-            .for_each(|one| *one = until);
+            .for_each(|one| one.0 = until);
         for (key, ledger) in &before {
             for (id, until_ms) in &ledger.holders {
                 let copy = after.get(key).and_then(|copy| copy.holders.get(id));
                 if stepped || copy.is_none_or(|copy| copy < until_ms) {
                     self.excuses.excused.entry(*id).or_insert(self.now);
-                    self.excuses.missing.insert(*id, until);
+                    let part = self.part_of_ledger(key);
+                    self.excuses.missing.insert(*id, (until, part));
                 }
             }
         }

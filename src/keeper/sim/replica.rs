@@ -196,7 +196,7 @@ impl World {
             Event::Lost(part, key) => {
                 core.on_event(part, &StoreEvent::Lost(key.clone()), now);
                 if key.contains("generation") {
-                    self.returns_soon(replica);
+                    self.returns_soon(replica, part);
                 }
                 self.note(|| format!("r{replica} hears that {key} has lost permits"));
             }
