@@ -194,7 +194,9 @@ async fn under_load(strike: impl FnOnce(&mut Watched)) -> (Watched, Limiter) {
             "over for {:?}",
             inside.over
         );
-        assert!(inside.gap < Duration::from_secs(1), "G8: {:?}", inside.gap);
+        // The copy may show slots as promoted that were released since; it learns no more of them, and they end after a
+        // poll interval and a store timeout.
+        assert!(inside.gap < Duration::from_secs(2), "G8: {:?}", inside.gap);
         inside.peak = inside.now;
     }
     sleep(Duration::from_millis(500)).await;
