@@ -309,3 +309,23 @@ fn newcomers_of_a_lost_key_wait_for_its_holders() {
     world.settle();
     assert!(held(world.collect(0, &others[0])));
 }
+
+/// Holders of another process are back first, and hide from the number of units that those of this process are missing.
+#[test]
+fn a_renewal_finds_the_loss_beside_holders_that_are_back() {
+    let mut world = World::new(2, &Limit::concurrent("a", 8));
+    for keeper in [0, 1, 1, 1] {
+        let stream = world.ask(keeper, Duration::ZERO);
+        world.settle();
+        assert!(held(world.collect(keeper, &stream)));
+    }
+    let ledger = world.keepers[0].settings().ledger_name(&Key::SHARED, "a");
+    world.ledgers.lose_ledgers();
+    let now = world.local();
+    world.keepers[1].on_event(Part::default(), &Event::Lost(ledger), now);
+    world.settle();
+    assert_eq!((world.tell(), world.ledger().0), (0, 3));
+    world.pass(LEASE / 2);
+    world.settle();
+    assert_eq!((world.tell(), world.ledger().0), (1, 4));
+}
