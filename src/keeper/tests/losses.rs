@@ -160,7 +160,10 @@ fn a_second_loss_at_the_end_of_the_return_is_found() {
     world.settle();
     world.ledgers.clear();
     world.pass(RETURN);
+    let impatient = world.ask(0, Duration::ZERO);
     world.settle();
+    let kind = world.refusal(0, &impatient);
+    assert_eq!(kind, Some(AcquireErrorKind::Unavailable));
     world.tell();
     world.settle();
     assert_eq!(
