@@ -119,8 +119,8 @@ pub(super) struct Context {
     fallbacks: Fallbacks,
     /// By part: the return of permits to a store that has lost its data, before newcomers under strict limits.
     returns: Vec<Option<Return>>,
-    /// The same for single keys, whose ledgers have lost permits: their ends, and these in order. An end may have been
-    /// put off since.
+    /// Ends of the returns of single keys, whose ledgers have lost permits; and the same in order, in which an end may be
+    /// outdated.
     returns_of_keys: HashMap<QueueId, Instant>,
     ends_of_returns: VecDeque<(Instant, QueueId)>,
     /// By part: when permits of a key were last found missing.
@@ -154,8 +154,8 @@ pub(super) struct Context {
 #[derive(Clone, Copy, Debug)]
 struct Return {
     until: Instant,
-    /// It is over, and the store is asked whether it has lost its data again.
-    is_checked: bool,
+    /// Its time is over, and the store has been asked whether the data are lost again.
+    is_asked: bool,
 }
 
 /// Recent mean hold time of a limit's permits. Without weights, both fields are equal.
@@ -251,8 +251,8 @@ impl Context {
         ids.any(|id| self.is_strict(id, part, None))
     }
 
-    /// The time for which newcomers under a strict limit wait, because the store has lost its data or those of this key. At
-    /// the end of the former they wait until the store has been asked whether it has lost its data again.
+    /// How long newcomers under a strict limit wait, because the store has lost all data or the ledger of this key. After a
+    /// loss of all data the wait ends only when the store has been asked once more.
     pub fn returning_for(&self, part: Part, queue: QueueId) -> Option<Duration> {
         let of_part = self.returns[part.number()].map(|one| one.until);
         let of_key = self.returns_of_keys.get(&queue).copied();
@@ -310,7 +310,7 @@ impl Context {
         let until = before.map_or(until, |before| before.until.max(until));
         *before = Some(Return {
             until,
-            is_checked: false,
+            is_asked: false,
         });
         is_news
     }
@@ -318,7 +318,7 @@ impl Context {
     /// When the next return of permits is over, and the store is asked whether it has lost its data again.
     pub fn next_end_of_return(&self) -> Option<Instant> {
         let returns = self.returns.iter().flatten();
-        let unchecked = returns.filter(|one| !one.is_checked);
+        let unchecked = returns.filter(|one| !one.is_asked);
         let ends = unchecked.map(|one| one.until);
         let of_keys = self.ends_of_returns.front();
         ends.chain(of_keys.map(|(until, _)| *until)).min()
@@ -328,8 +328,8 @@ impl Context {
     pub fn is_return_over(&mut self, part: Part) -> bool {
         let now = self.now;
         let over = self.returns[part.number()].as_mut();
-        let over = over.filter(|one| one.until <= now && !one.is_checked);
-        over.map(|one| one.is_checked = true).is_some()
+        let over = over.filter(|one| one.until <= now && !one.is_asked);
+        over.map(|one| one.is_asked = true).is_some()
     }
 
     /// An exchange sent at this time has found the same data. Returns whether this ends the return of permits.

@@ -1,7 +1,7 @@
 //! G1 when the store loses its data, with processes of which one has idle streams. All losses:
 //!
 //! ```text
-//! cargo test -p tests --all-features --test faults -- losses::fifty --ignored --nocapture --test-threads 1
+//! cargo test -p tests --all-features --test faults -- losses --include-ignored --nocapture --test-threads 1
 //! ```
 
 use std::time::Duration;
@@ -154,8 +154,10 @@ fn restarts(count: u64, is_strict: bool) {
         std::thread::sleep(APART);
     }
     let (most, first_grants) = figures("restarts", &losses, &fleet.finish());
+    // Without the store each of three processes gives all slots.
+    let bound = if is_strict { CAP } else { 3 * CAP };
+    assert!(most <= bound as i32, "G1: {most}");
     if is_strict {
-        assert!(most <= CAP as i32, "G1: {most}");
         let late = first_grants
             .iter()
             .filter(|first| **first > FIRST_GRANT)
@@ -200,10 +202,7 @@ fn a_process_that_stands_still_over_the_loss_holds_what_it_held() {
     std::thread::sleep(Duration::from_secs(2));
     fleet.replicas.push(still);
     let (most, _) = figures("one of three stands still", &[loss], &fleet.finish());
-    assert!(
-        most as usize <= CAP as usize + STREAMS + TASKS,
-        "G1: {most}"
-    );
+    assert!(most <= 2 * CAP as i32, "G1: {most}");
 }
 
 /// Fresh processes know nothing of the data.
@@ -245,14 +244,14 @@ fn fifty_flushes_admit_hardly_anybody_above_the_limit() {
 
 #[test]
 #[ignore = "half a minute"]
-fn fifty_nine_losses_a_second_apart() {
+fn nine_losses_a_second_apart_admit_hardly_anybody_above_the_limit() {
     flushes(9, Duration::from_secs(1), CAP + CAP * 8 / 100 + 1);
 }
 
 /// A deleted ledger is missed by the next exchange about it of a process that holds slots.
 #[test]
 #[ignore = "one minute"]
-fn fifty_deletions_of_the_ledger() {
+fn twenty_deletions_of_the_ledger() {
     let fleet = Fleet::start(true);
     let mut losses = Vec::new();
     for _ in 0..20 {

@@ -15,7 +15,7 @@ use std::{
     process::{Child, ChildStdin, Command, Stdio},
     sync::{Arc, Mutex},
     thread,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use axum::{Router, body::Body, response::Response, routing::get};
@@ -33,6 +33,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{Limit, Limiter, Scope, Slot, layer::overload};
 
 use crate::{
+    processes::now_us,
     scene::{PATIENT, soon},
     support::redis_server::RedisServer,
 };
@@ -59,11 +60,6 @@ const CALLS: u64 = 10;
 const WIDE: u32 = 200;
 const STREAM: Duration = Duration::from_secs(5);
 const MEASURED: Duration = Duration::from_secs(100);
-
-fn now_us() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.expect("after 1970").as_micros() as u64
-}
 
 #[test]
 #[ignore = "a process that other tests start"]

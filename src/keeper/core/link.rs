@@ -4,9 +4,9 @@
 //!
 //! The data have a generation, which ends with them, and which this process asks for now and then. After a loss permits
 //! return first, and newcomers under strict limits wait meanwhile: a process without permits would otherwise be granted
-//! slots of an empty store whose holders have not returned yet. Nobody knows from the data themselves that they were lost.
-//! But a process that was connected less than a lease ago knows their generation; a process that knows none, such as a new
-//! one, finds nothing and waits for nothing.
+//! slots of an empty store whose holders have not returned yet. The data themselves do not show that they are new. But a
+//! process that was connected less than a lease ago remembers their generation. A new process remembers none, so it finds no
+//! loss and does not wait.
 
 use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 

@@ -10,15 +10,20 @@ fn idle_streams(keepers: usize) -> (World, Vec<Arc<Lease>>) {
         .into_iter()
         .filter(|keeper| *keeper < keepers)
     {
-        let lease = world.ask(keeper, Duration::ZERO);
-        world.settle();
-        assert!(held(world.collect(keeper, &lease)));
-        streams.push(lease);
+        streams.push(world.stream(keeper));
     }
     (world, streams)
 }
 
 impl World {
+    /// A slot that is held.
+    fn stream(&mut self, keeper: usize) -> Arc<Lease> {
+        let stream = self.ask(keeper, Duration::ZERO);
+        self.settle();
+        assert!(held(self.collect(keeper, &stream)));
+        stream
+    }
+
     /// Tells all replicas of the losses found since the last call. Returns the number of ledgers among them.
     fn tell(&mut self) -> usize {
         let (now, lost) = (self.local(), mem::take(&mut self.lost));
@@ -119,9 +124,7 @@ const RETURN: Duration = Duration::from_secs(1);
 /// Keeper 1 has an idle stream, and the store loses all data. Time passes until keeper 0 asks for the generation.
 fn flushed(limit: &Limit) -> (World, Arc<Lease>) {
     let mut world = World::new(2, limit);
-    let stream = world.ask(1, Duration::ZERO);
-    world.settle();
-    assert!(held(world.collect(1, &stream)));
+    let stream = world.stream(1);
     world.pass(Duration::from_millis(100));
     world.ledgers.clear();
     (world, stream)
@@ -160,10 +163,18 @@ fn a_second_loss_at_the_end_of_the_return_is_found() {
     world.settle();
     world.ledgers.clear();
     world.pass(RETURN);
-    let impatient = world.ask(0, Duration::ZERO);
+    let _newcomer = world.ask(0, Duration::ZERO);
+    let now = world.local();
+    let mut next = || world.keepers[0].next_exchange(now).expect("work");
+    let (query, asked) = (next(), next());
+    assert!(query.exchange.generation_query.is_some());
+    assert_eq!(
+        asked.exchange.batches[0].limit, 0,
+        "the query is not answered"
+    );
+    world.complete(0, &query);
+    world.complete(0, &asked);
     world.settle();
-    let kind = world.refusal(0, &impatient);
-    assert_eq!(kind, Some(AcquireErrorKind::Unavailable));
     world.tell();
     world.settle();
     assert_eq!(
@@ -282,9 +293,7 @@ fn a_store_that_keeps_no_generation_loses_nothing() {
 fn newcomers_of_a_lost_key_wait_for_its_holders() {
     let mut world = World::new(2, &Limit::concurrent("a", 4).fallback(Fallback::Reject));
     for keeper in [0, 1, 1] {
-        let stream = world.ask(keeper, Duration::ZERO);
-        world.settle();
-        assert!(held(world.collect(keeper, &stream)));
+        world.stream(keeper);
     }
     world.ledgers.lose_ledgers();
     let first = world.ask(0, Duration::ZERO);
@@ -318,9 +327,7 @@ fn newcomers_of_a_lost_key_wait_for_its_holders() {
 fn a_renewal_finds_the_loss_beside_holders_that_are_back() {
     let mut world = World::new(2, &Limit::concurrent("a", 8));
     for keeper in [0, 1, 1, 1] {
-        let stream = world.ask(keeper, Duration::ZERO);
-        world.settle();
-        assert!(held(world.collect(keeper, &stream)));
+        world.stream(keeper);
     }
     let ledger = world.keepers[0].settings().ledger_name(&Key::SHARED, "a");
     world.ledgers.lose_ledgers();
@@ -331,4 +338,17 @@ fn a_renewal_finds_the_loss_beside_holders_that_are_back() {
     world.pass(LEASE / 2);
     world.settle();
     assert_eq!((world.tell(), world.ledger().0), (1, 4));
+}
+
+/// G1: permits of one key are missing, and perhaps those of all keys. The generation is asked for before it is due.
+#[test]
+fn a_lost_key_raises_the_question_whether_all_is_lost() {
+    let mut world = World::new(1, &TWO);
+    let _stream = world.stream(0);
+    world.pass(Duration::from_millis(20));
+    world.ledgers.clear();
+    let _newcomer = world.ask(0, Duration::ZERO);
+    world.settle();
+    let is_generation = |key: &String| key.contains("generation");
+    assert!(world.lost.iter().any(is_generation), "{:?}", world.lost);
 }
