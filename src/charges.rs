@@ -282,5 +282,6 @@ fn leg(fee: &Fee, cost: u32) -> Leg {
         weight: 1,
         cost,
         clamps: fee.clamps,
+        tenant: None,
     }
 }

@@ -14,5 +14,7 @@ pub(crate) const MAX_PERIOD: Duration = Duration::from_secs(24 * 60 * 60);
 pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(60 * 60);
 /// The largest number of limits on one request: 16.
 pub(crate) const MAX_SCOPES: usize = 16;
+/// The largest share of a tenant of a fair limit: 1,000.
+pub(crate) const MAX_SHARE: u32 = 1_000;
 /// The largest weight of a permit, in units of a limit: 64.
 pub(crate) const MAX_WEIGHT: u32 = 64;

@@ -448,6 +448,7 @@ impl Inner {
             weight,
             cost: 1,
             clamps: false,
+            tenant: None,
         };
         match &self.others[..] {
             [] => Demand::One(leg(&self.first)),

@@ -23,6 +23,17 @@ pub(crate) struct Leg {
     pub cost: u32,
     /// Whether a cost above the rate's burst counts as the burst; otherwise the request is refused.
     pub clamps: bool,
+    /// Who pays for the slot, if the limit is fair.
+    pub tenant: Option<Tenant>,
+}
+
+/// One of those among whom a limit is fair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tenant {
+    /// [`Key::SHARED`]: all requests without a tenant.
+    pub name: Key,
+    /// From 1 to [`MAX_SHARE`](crate::ranges::MAX_SHARE).
+    pub share: u32,
 }
 
 /// The demand of a request.

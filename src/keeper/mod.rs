@@ -45,7 +45,7 @@ mod tests;
 
 pub(crate) use self::{
     context::Settings,
-    demand::{Demand, Leg, Notes, Taken},
+    demand::{Demand, Leg, Notes, Taken, Tenant},
     handle::{BoundPool, ConnectError, Granted, KeeperHandle},
     lock::Keeper,
     request::Request,

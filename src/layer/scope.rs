@@ -477,6 +477,7 @@ impl Scope {
             weight: self.weight.as_ref().map_or(1, |weight| weight(head)),
             cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
             clamps: self.clamps_cost,
+            tenant: None,
         };
         let key = match &self.keys {
             KeySource::Shared => Some(Key::SHARED),

@@ -58,6 +58,7 @@ pub struct Limit {
     pub(super) mode: Mode,
     pub(super) class: Option<Class>,
     pub(super) reuse: bool,
+    pub(super) fair: bool,
     registered_at: RegisteredAt,
 }
 
@@ -218,6 +219,7 @@ impl Limit {
             mode: Mode::Enforce,
             class: None,
             reuse: false,
+            fair: false,
             registered_at: RegisteredAt(None),
         }
     }
@@ -343,6 +345,18 @@ impl Limit {
     pub const fn reuse(mut self) -> Self {
         assert!(self.refill.is_none(), "a rate has no slots to be reused");
         self.reuse = true;
+        self.changed()
+    }
+
+    /// Shares the slots of a key fairly among tenants. Default: off, first come, first served.
+    ///
+    /// # Panics
+    ///
+    /// If the limit is a rate, which has no slots.
+    #[must_use]
+    pub const fn fair(mut self) -> Self {
+        assert!(self.refill.is_none(), "a rate has no slots to be shared");
+        self.fair = true;
         self.changed()
     }
 
@@ -483,6 +497,10 @@ impl Limit {
 
     pub(crate) fn is_reused(&self) -> bool {
         self.reuse
+    }
+
+    pub(crate) fn is_fair(&self) -> bool {
+        self.fair
     }
 
     pub(crate) fn current_mode(&self) -> Mode {

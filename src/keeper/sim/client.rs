@@ -144,6 +144,7 @@ impl World {
             weight: weights[limit],
             cost,
             clamps: true,
+            tenant: None,
         };
         if self.spends && self.rng.bool() {
             return Demand::One(leg(2, key, wait));

@@ -353,6 +353,7 @@ impl World {
             weight: shape.weight,
             cost: 1,
             clamps: true,
+            tenant: None,
         };
         let demand = |key| match (shape.streams || with_rate && !shape.hot, shape.in_parts) {
             (false, _) => Demand::One(leg(0, key)),

@@ -95,6 +95,7 @@ impl World {
             weight: 1,
             cost: self.rng.u32(0..4),
             clamps: fee.clamps,
+            tenant: None,
         };
         self.note(|| format!("client {client} is to be charged {}", leg.cost));
         let now = self.local();

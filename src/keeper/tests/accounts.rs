@@ -32,6 +32,7 @@ impl World {
             key,
             cost,
             clamps: false,
+            tenant: None,
             ..leg(0, Duration::ZERO)
         };
         let now = self.local();

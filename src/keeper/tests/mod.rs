@@ -338,6 +338,7 @@ fn leg(limit: usize, wait: Duration) -> Leg {
         weight: 1,
         cost: 1,
         clamps: true,
+        tenant: None,
     }
 }
 
