@@ -62,7 +62,14 @@ pub fn replies(bytes: &[u8]) {
     let batch = Batch {
         renew: vec![1; count(&mut bytes)],
         adopt: vec![2; count(&mut bytes)],
-        acquire: vec![Ask { seq: 3, wait: true }; count(&mut bytes)],
+        acquire: vec![
+            Ask {
+                seq: 3,
+                wait: true,
+                payer: None
+            };
+            count(&mut bytes)
+        ],
         ..Batch::default()
     };
     let charge = Charge {
@@ -76,6 +83,7 @@ pub fn replies(bytes: &[u8]) {
         batch: 0,
         seq: 4,
         want: Want::Wait,
+        payer: None,
     };
     let claim = Claim {
         charges: vec![charge; count(&mut bytes)],
@@ -169,6 +177,7 @@ pub fn ledger(bytes: &[u8]) {
                 .map(|seq| Ask {
                     seq,
                     wait: seq % 4 != 0,
+                    payer: None,
                 })
                 .collect(),
             waits: true,

@@ -1,11 +1,11 @@
-//! Names of replicas and permits in the store: fixed-length text that sorts like the numbers.
+//! Names of replicas, permits and tenants in the store: fixed-length text that sorts like the numbers.
 //!
 //! A permit may weigh more than one unit. The first of the ten characters of a [`Seq`] encodes the weight less one, and
 //! the other nine the permit's number. A name of weight 1 reads as it did before weights existed.
 
 use std::fmt;
 
-use crate::ranges::MAX_WEIGHT;
+use crate::{key::Key, ranges::MAX_WEIGHT};
 
 /// Names a replica's permit: the low bits are its number, below 2^54 and never reused, and the six bits above are its
 /// weight less one. So a permit of weight 1 is named by its plain number.
@@ -43,10 +43,15 @@ pub(crate) struct MemberId {
     pub(crate) seq: Seq,
 }
 
+/// A tenant of a fair ledger: 48 bits of the hash of its name.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct TenantId(u64);
+
 /// Six bits per character, in ASCII order.
 const ALPHABET: &[u8; 64] = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
 pub(crate) const REPLICA_CHARS: usize = 16;
 pub(crate) const SEQ_CHARS: usize = 10;
+pub(crate) const TENANT_CHARS: usize = 8;
 pub(crate) const ID_CHARS: usize = REPLICA_CHARS + SEQ_CHARS;
 
 /// The suffixes that turn a holder's name, its first member, into its further members: one for each unit.
@@ -86,7 +91,34 @@ impl fmt::Debug for ReplicaId {
     }
 }
 
+impl TenantId {
+    pub(crate) fn of(name: &Key) -> Self {
+        Self::from_bits((name.digest("tenant") >> 80) as u64)
+    }
+
+    /// Keeps the low 48 bits.
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        Self(bits & ((1 << 48) - 1))
+    }
+
+    pub(crate) fn text(self) -> [u8; TENANT_CHARS] {
+        encode(u128::from(self.0))
+    }
+}
+
+impl fmt::Debug for TenantId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text().map(char::from).iter().collect::<String>())
+    }
+}
+
 impl MemberId {
+    /// Sorts before all others.
+    pub(crate) const FIRST: Self = Self {
+        replica: ReplicaId(0),
+        seq: 0,
+    };
+
     pub(crate) fn weight(self) -> u32 {
         weight_of(self.seq)
     }

@@ -115,7 +115,7 @@ impl Ledgers {
         for (batch, reply) in batches.iter().zip(&mut replies) {
             self.ledger(batch).close(&mut call, batch, reply);
         }
-        self.ledgers.retain(|_, ledger| !ledger.is_empty());
+        self.ledgers.retain(|_, ledger| !ledger.is_forgotten());
         self.rates.retain(|_, state| !state.is_over(now_us));
         let query = exchange.generation_query.as_ref();
         let reply = Reply {
@@ -172,6 +172,18 @@ impl Ledgers {
         self.ledgers.clear();
     }
 
+    /// Forgets the shares whose time is over. Returns the keys of their ledgers.
+    pub(crate) fn forget_shares(&mut self, now_us: u64) -> Vec<String> {
+        let ended = self.ledgers.iter_mut();
+        let ended = ended.filter_map(|(key, ledger)| {
+            let ended = ledger.forget_shares(now_us / 1_000);
+            ended.then(|| key.clone())
+        });
+        let ended = ended.collect();
+        self.ledgers.retain(|_, ledger| !ledger.is_forgotten());
+        ended
+    }
+
     pub(crate) fn get(&self, key: &str) -> Option<&Ledger> {
         self.ledgers.get(key)
     }
@@ -181,7 +193,15 @@ impl Ledgers {
     }
 
     pub(crate) fn content(&self) -> Content {
-        let ledgers = self.ledgers.iter();
+        let ledgers = self.ledgers.iter().flat_map(|(key, ledger)| {
+            let [tenants, lines] = ledger.shares_content();
+            let beside = [
+                (format!("{key}:shares"), tenants),
+                (format!("{key}:lines"), lines),
+            ];
+            let own = (key.clone(), ledger.content());
+            beside.into_iter().chain([own])
+        });
         let rates = self.rates.iter();
         let rates = rates.map(|(key, state)| (key.clone(), state.text()));
         let generations = self.generations.iter().map(|(key, (generation, _))| {
@@ -189,9 +209,7 @@ impl Ledgers {
             (key.clone(), format!("{id} {found_ms}"))
         });
         Content {
-            ledgers: ledgers
-                .map(|(key, ledger)| (key.clone(), ledger.content()))
-                .collect(),
+            ledgers: ledgers.filter(|(_, content)| !content.is_empty()).collect(),
             rates: rates.collect(),
             generations: generations.collect(),
         }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
-    id::{ReplicaId, Seq, weight_of},
+    id::{ReplicaId, Seq, TenantId, weight_of},
     rate::{Charged, Rate, Tat},
 };
 
@@ -104,6 +104,8 @@ pub(crate) struct Batch {
     pub(crate) pause_ms: Option<u64>,
     /// If a permit to adopt is missing, all replicas are told that the ledger has lost permits.
     pub(crate) tells: bool,
+    /// Only of a fair ledger.
+    pub(crate) dues: Option<Box<Dues>>,
     // No permit is named twice in one list.
     pub(crate) release: Vec<Seq>,
     pub(crate) renew: Vec<Seq>,
@@ -138,6 +140,48 @@ pub(crate) struct Ask {
     pub(crate) seq: Seq,
     /// Enqueue the permit if no slot is free.
     pub(crate) wait: bool,
+    /// Only in a fair ledger.
+    pub(crate) payer: Option<Payer>,
+}
+
+/// Who pays for a slot of a fair ledger.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Payer {
+    pub(crate) tenant: TenantId,
+    /// What a grant to a waiter costs at once: a prepayment, in us of the whole limit for a share of 1.
+    pub(crate) cost_us: u64,
+}
+
+/// What the tenants of a fair ledger owe, and the waiters that leave it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Dues {
+    /// Waiters among the permits to release.
+    pub(crate) left: Vec<Left>,
+    /// For slots that are still held. Each report is sent once.
+    pub(crate) reports: Vec<Report>,
+    /// For permits to release, with prepayments that were not used up. They count only if this exchange has removed those
+    /// permits and `left`, so that none counts twice.
+    pub(crate) settled: Vec<Report>,
+    /// Units of the permits that `settled` is for.
+    pub(crate) settled_units: u32,
+}
+
+/// A waiter's place in the line of its tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    pub(crate) payer: Payer,
+    pub(crate) ticket: i64,
+    pub(crate) seq: Seq,
+}
+
+/// The use of slots by one tenant, in us of the whole limit for a share of 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Report {
+    pub(crate) tenant: TenantId,
+    /// Negative: a refund.
+    pub(crate) us: i64,
+    /// What the most expensive of its permits has cost so far.
+    pub(crate) most_us: u64,
 }
 
 /// Slots in several ledgers and charges to several rates, granted together.
@@ -162,6 +206,8 @@ pub(crate) struct ClaimAsk {
     pub(crate) batch: usize,
     pub(crate) seq: Seq,
     pub(crate) want: Want,
+    /// Only in a fair ledger.
+    pub(crate) payer: Option<Payer>,
 }
 
 /// How a claim handles a ledger without a free slot.

@@ -12,6 +12,7 @@
 //! | `renew` | extends leases, never shortens them; reports the tickets of waiters | `leases.rs` | `steps.lua` |
 //! | `adopt` | restores holders that the store has lost | `leases.rs` | `steps.lua` |
 //! | `expire` | removes holders whose lease has ended | `leases.rs` | `steps.lua` |
+//! | `settle` | charges tenants of a fair ledger for what they hold | `shares.rs` | `shares.lua` |
 //! | `promote` | grants free slots to the head of the queue; passes over waiters whose replica has no connection | `queue.rs` | `steps.lua` |
 //! | `acquire` | gives newcomers a slot, a place in the queue, or a refusal | `queue.rs` | `queue.lua` |
 //!
@@ -58,21 +59,23 @@ mod tests;
 pub(crate) use id::REPLICA_CHARS;
 #[cfg(test)]
 pub(crate) use id::number_of;
-pub(crate) use id::{ID_CHARS, MemberId, ReplicaId, Seq, weighing, weight_of};
+pub(crate) use id::{ID_CHARS, MemberId, ReplicaId, Seq, TenantId, weighing, weight_of};
 #[cfg(feature = "redis")]
-pub(crate) use id::{SEQ_CHARS, more_members, parse_seq, seq_text};
+pub(crate) use id::{SEQ_CHARS, TENANT_CHARS, more_members, parse_seq, seq_text};
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use ledgers::{Audience, Ledgers};
 #[cfg(test)]
 pub(crate) use machine::SWEEP_BUDGET;
+#[cfg(any(test, feature = "redis"))]
+pub(crate) use machine::queue::FIRST_TICKET;
 pub(crate) use machine::{
     Call, Ledger, MAX_LEASE_MS, Operation,
     claims::{ClaimedLedger, Stock},
 };
 pub(crate) use message::{
-    Ask, Batch, BatchReply, Charge, Claim, ClaimAsk, ClaimReply, Exchange, Generation,
-    GenerationQuery, LedgerError, MAX_PERMITS, MAX_PLACES, Promotion, Published, RIGHT_MS, Refund,
-    Reply, Reuse, Standing, Wake, Want,
+    Ask, Batch, BatchReply, Charge, Claim, ClaimAsk, ClaimReply, Dues, Exchange, Generation,
+    GenerationQuery, LedgerError, Left, MAX_PERMITS, MAX_PLACES, Payer, Promotion, Published,
+    RIGHT_MS, Refund, Reply, Report, Reuse, Standing, Wake, Want,
 };
 pub(crate) use ramp::{RAMP_MS, next_rise_ms, ramped};
 pub(crate) use rate::{Charged, Rate, RateState, Tat, WAIT_FOREVER_US};

@@ -374,7 +374,12 @@ impl Core {
                 let want = queue.take_leg(ctx, seq, has_room)?;
                 draft.batches[batch].waits |= want == Want::Wait;
                 draft.room = draft.room.saturating_sub(units);
-                Some(ClaimAsk { batch, seq, want })
+                Some(ClaimAsk {
+                    batch,
+                    seq,
+                    want,
+                    payer: None,
+                })
             })
     }
 
@@ -480,10 +485,15 @@ impl Core {
         let lost = pending.filter(|(_, pending)| pending.has_tickets());
         let touched: BTreeSet<usize> = claimed.chain(lost.map(|(batch, _)| batch)).collect();
         for batch in touched {
-            for Ask { seq, wait } in std::mem::take(&mut draft.batches[batch].acquire) {
+            for Ask { seq, wait, payer } in std::mem::take(&mut draft.batches[batch].acquire) {
                 let want = if wait { Want::Wait } else { Want::Now };
                 let claim = Claim {
-                    asks: vec![ClaimAsk { batch, seq, want }],
+                    asks: vec![ClaimAsk {
+                        batch,
+                        seq,
+                        want,
+                        payer,
+                    }],
                     ticket: draft.pending[batch].ticket_of(seq),
                     ..Claim::default()
                 };

@@ -323,7 +323,12 @@ impl LocalClaim {
 
     pub fn ask(&mut self, seq: Seq, want: Want) {
         let batch = self.claim.asks.len();
-        self.claim.asks.push(ClaimAsk { batch, seq, want });
+        self.claim.asks.push(ClaimAsk {
+            batch,
+            seq,
+            want,
+            payer: None,
+        });
     }
 }
 

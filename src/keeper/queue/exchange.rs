@@ -139,7 +139,11 @@ impl Queue {
                 pending
                     .tickets
                     .extend(ticket.map(|ticket| (seq, ticket.get())));
-                batch.acquire.push(Ask { seq, wait });
+                batch.acquire.push(Ask {
+                    seq,
+                    wait,
+                    payer: None,
+                });
                 take_room(room, seq);
             }
         }

@@ -77,7 +77,14 @@ impl Queue {
             Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
             Decider::Ledger => {
                 let wait = self.prepare_ledger(ctx, seq, wait);
-                let standing = self.run_here(ctx, Operation::Acquire(Ask { seq, wait }));
+                let standing = self.run_here(
+                    ctx,
+                    Operation::Acquire(Ask {
+                        seq,
+                        wait,
+                        payer: None,
+                    }),
+                );
                 Ok(standing.unwrap_or(Standing::Absent))
             }
         };

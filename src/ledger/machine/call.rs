@@ -69,6 +69,12 @@ impl Call {
         (2 * self.lease_ms + self.respond_ms + self.waiter_ttl_ms) * 1_000
     }
 
+    /// How long shares are kept at least, and how much longer when that is set.
+    pub(super) fn shares_ttl_ms(&self) -> (u64, u64) {
+        let ttl_ms = self.lease_ms + self.respond_ms + self.waiter_ttl_ms;
+        (ttl_ms, self.lease_ms)
+    }
+
     pub(super) fn lease_end_ms(&self) -> u64 {
         self.now_ms + self.lease_ms
     }

@@ -82,6 +82,7 @@ impl Claim {
             let newcomer = Ask {
                 seq: ask.seq,
                 wait: ask.want == Want::Wait,
+                payer: ask.payer,
             };
             let known = ledger.standing(id);
             let standing =
@@ -90,7 +91,7 @@ impl Claim {
                         slots.push((ask, number));
                         Standing::Absent
                     }
-                    Offer::Place => ledger.enqueue_by(call, batch, id, self.ticket),
+                    Offer::Place => ledger.enqueue_by(call, batch, newcomer, self.ticket),
                     Offer::Refusal(refusal) => refusal,
                 });
             reply.standings[number] = standing;

@@ -76,7 +76,8 @@ impl Ledger {
             ledger.hold(id, until_ms);
         }
         for id in queue {
-            ledger.enqueue(call, id);
+            let ticket = ledger.next_ticket(call);
+            ledger.wait_with(ticket, id, false);
         }
         ledger
     }

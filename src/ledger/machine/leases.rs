@@ -6,10 +6,10 @@ use super::{Call, Ledger, Place};
 use crate::ledger::{Batch, MemberId, Standing};
 
 impl Ledger {
-    pub(super) fn release(&mut self, call: &Call, batch: &Batch) {
-        for &seq in &batch.release {
-            self.remove(call.own(seq));
-        }
+    /// Returns the number of members removed.
+    pub(super) fn release(&mut self, call: &Call, batch: &Batch) -> u32 {
+        let released = batch.release.iter();
+        released.map(|&seq| self.remove(call.own(seq))).sum()
     }
 
     pub(super) fn renew(&mut self, call: &Call, batch: &Batch) -> Vec<Standing> {

@@ -11,12 +11,14 @@ mod leases;
 mod pause;
 pub(super) mod queue;
 mod reuse;
+mod shares;
 
 use std::collections::BTreeMap;
 
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use self::call::SWEEP_BUDGET;
 pub(crate) use self::call::{Call, MAX_LEASE_MS};
+use self::shares::Shares;
 use super::{Ask, Batch, BatchReply, MemberId, Promotion, ReplicaId, Seq, Standing, ramped};
 use crate::small_map::SmallMap;
 
@@ -40,6 +42,8 @@ pub(crate) struct Ledger {
     rights: BTreeMap<ReplicaId, u64>,
     /// Only the store's ledgers have one: in this process the queue pauses by its own clock.
     pause: Option<Pause>,
+    /// Of a fair ledger: what its tenants have paid for, and their lines.
+    shares: Option<Box<Shares>>,
     /// Within a batch: number of waiters at the head of the queue that `promote` has passed over.
     passed: usize,
     /// Within a batch: the next waiter needs more units than are free.
@@ -104,7 +108,8 @@ impl Ledger {
         operation: Operation,
     ) -> (Vec<Promotion>, Option<Standing>) {
         if let Operation::Release(seq) = operation {
-            self.remove(call.own(seq));
+            let released = self.remove(call.own(seq));
+            self.settle(call, batch, released);
         }
         let promoted = self.hand_on(call, batch, false);
         let standing = match operation {
@@ -117,11 +122,13 @@ impl Ledger {
 
     /// The steps before the claims. `weighs`: see [`Exchange::weighs`](super::Exchange::weighs).
     pub(super) fn begin(&mut self, call: &mut Call, batch: &Batch, weighs: bool) -> BatchReply {
-        self.release(call, batch);
+        self.forget_shares(call.now_ms);
+        let released = self.release(call, batch);
         self.pause(call, batch);
         let renewed = self.renew(call, batch);
         let places = self.places_of(&renewed);
         let adopted = self.adopt(call, batch);
+        self.settle(call, batch, released);
         let promoted = self.hand_on(call, batch, weighs);
         let acquired = self.acquire(call, batch);
         BatchReply {
@@ -153,6 +160,7 @@ impl Ledger {
     /// The steps after the claims. The reply shows the ledger's final state.
     pub(super) fn close(&mut self, call: &mut Call, batch: &Batch, reply: &mut BatchReply) {
         self.end(call, batch);
+        self.keep_shares(call, batch);
         reply.in_use = self.in_use();
         reply.waiting = self.waiting();
         reply.head = self.head();
@@ -186,6 +194,12 @@ impl Ledger {
         self.places.is_empty() && self.pause.is_none()
     }
 
+    /// Whether it is empty, and no tenant owes anything.
+    #[cfg(any(test, feature = "test-util"))]
+    pub(super) fn is_forgotten(&self) -> bool {
+        self.is_empty() && self.shares.is_none()
+    }
+
     /// The limit in force.
     fn limit(&self, batch: &Batch) -> u32 {
         let ramped = |pause: Pause| ramped(batch.limit, pause.end_ms, pause.now_ms);
@@ -202,9 +216,16 @@ impl Ledger {
         id.weight() <= self.free(batch) || self.units == 0 && self.limit(batch) > 0
     }
 
-    fn remove(&mut self, id: MemberId) {
+    /// Returns the number of members that the permit had.
+    fn remove(&mut self, id: MemberId) -> u32 {
         let before = self.places.remove(&id);
+        let members = match before {
+            Some(Place::Holds { .. }) => id.weight(),
+            Some(Place::Waits { .. }) => 1,
+            None => 0,
+        };
         self.leave(before, id);
+        members
     }
 
     /// Frees a permit's former place.
@@ -256,7 +277,14 @@ mod tests {
                 max_waiters: 2,
                 waits: true,
                 release: release.to_vec(),
-                acquire: acquire.iter().map(|&seq| Ask { seq, wait: true }).collect(),
+                acquire: acquire
+                    .iter()
+                    .map(|&seq| Ask {
+                        seq,
+                        wait: true,
+                        payer: None,
+                    })
+                    .collect(),
                 ..Batch::default()
             };
             let reply = ledger.run(&mut Call::new(&template, 0), &batch);

@@ -2,11 +2,14 @@
 
 use std::cmp::{max, min};
 
-use super::{Call, Heartbeat, Ledger, MAX_LEASE_MS, Place, Waiter};
+use super::{
+    Call, Heartbeat, Ledger, MAX_LEASE_MS, Place, Waiter,
+    shares::{InLine, Passed},
+};
 use crate::ledger::{Ask, Batch, MAX_PLACES, MemberId, Promotion, ReplicaId, Standing};
 
 /// A ticket is this constant plus the time of enqueueing in us: negative until the year 2112.
-pub(in crate::ledger) const FIRST_TICKET: i64 = -(1 << 52);
+pub(crate) const FIRST_TICKET: i64 = -(1 << 52);
 
 /// Maximum number of waiters of one ledger that one exchange passes over.
 pub(crate) const MAX_PASSED: usize = 1_000;
@@ -39,34 +42,56 @@ impl Ledger {
     pub(super) fn promote(&mut self, call: &mut Call, batch: &Batch) -> Vec<Promotion> {
         let until_ms = call.promoted_end_ms();
         let (mut promoted, mut last_passed) = (Vec::new(), None);
-        while self.free(batch) > 0
-            && self.passed < MAX_PASSED
-            && let Some((ticket, waiter)) = self.first_behind(last_passed)
-        {
+        let (mut in_lines, mut passed_in_lines) = (batch.dues.is_some(), Passed::new());
+        while self.free(batch) > 0 && self.passed < min(self.queue.len(), MAX_PASSED) {
+            let in_line = match in_lines {
+                true => self.next_in_line(&passed_in_lines),
+                false => None,
+            };
+            if in_lines && in_line.is_none() {
+                // The lines may be lost, or lack the waiters of an older replica: those are served in order of arrival.
+                (in_lines, self.passed, last_passed) = (false, 0, None);
+            }
+            let first = in_line.map(|waiter| waiter.id);
+            let Some(id) = first.or_else(|| self.first_behind(last_passed)) else {
+                break;
+            };
             if !call.may_spend() {
                 break;
             }
-            let id = waiter.id;
+            if let Some(waiter) = in_line
+                && !self.waits(id)
+            {
+                call.spend(1);
+                self.leave_line(waiter);
+                continue;
+            }
             match self.presence(call, id.replica) {
                 Presence::Dead => {
                     call.spend(1);
                     self.remove(id);
+                    in_line
+                        .into_iter()
+                        .for_each(|waiter| self.leave_line(waiter));
                 }
                 Presence::Unreachable => {
-                    last_passed = Some(ticket);
-                    self.pass_over(ticket);
+                    last_passed = self.pass_over(id);
+                    let passed = &mut passed_in_lines;
+                    in_line
+                        .into_iter()
+                        .for_each(|waiter| Self::note_passed(waiter, passed));
                 }
                 Presence::Caller | Presence::Reachable if !self.fits(batch, id) => {
                     self.blocked = true;
                     break;
                 }
                 Presence::Caller => {
-                    self.grant(call, id, until_ms);
+                    self.grant(call, id, in_line, until_ms);
                     let seq = id.seq;
                     promoted.push(Promotion { seq, until_ms });
                 }
                 Presence::Reachable => {
-                    self.grant(call, id, until_ms);
+                    self.grant(call, id, in_line, until_ms);
                     call.wake(batch, id, until_ms);
                 }
             }
@@ -74,22 +99,26 @@ impl Ledger {
         promoted
     }
 
-    fn grant(&mut self, call: &mut Call, id: MemberId, until_ms: u64) {
+    fn grant(&mut self, call: &mut Call, id: MemberId, in_line: Option<InLine>, until_ms: u64) {
         call.spend(id.weight());
+        in_line.into_iter().for_each(|waiter| self.charge(waiter));
         self.hold(id, until_ms);
     }
 
-    fn first_behind(&self, ticket: Option<i64>) -> Option<(i64, Waiter)> {
+    fn first_behind(&self, ticket: Option<i64>) -> Option<MemberId> {
         let from = ticket.map_or(i64::MIN, |ticket| ticket + 1);
         let first = self.queue.range(from..).next();
-        first.map(|(&ticket, &waiter)| (ticket, waiter))
+        first.map(|(_, waiter)| waiter.id)
     }
 
-    fn pass_over(&mut self, ticket: i64) {
+    /// Returns the ticket of the waiter.
+    fn pass_over(&mut self, id: MemberId) -> Option<i64> {
         self.passed += 1;
+        let ticket = self.standing(id)?.ticket()?;
         if let Some(waiter) = self.queue.get_mut(&ticket) {
             waiter.was_passed = true;
         }
+        Some(ticket)
     }
 
     /// The ticket of the first waiter that was never passed over: no slot was granted past this ticket.
@@ -130,7 +159,11 @@ impl Ledger {
         }
         match self.admit(call, batch, ask, swept) {
             Offer::Slot => self.hold(id, call.lease_end_ms()),
-            Offer::Place => self.enqueue(call, id),
+            Offer::Place => {
+                let ticket = self.next_ticket(call);
+                self.line_up(batch, ask, ticket, id);
+                self.wait_with(ticket, id, false)
+            }
             Offer::Refusal(refusal) => refusal,
         }
     }
@@ -163,7 +196,7 @@ impl Ledger {
             self.sweep(call);
             *swept = true;
         }
-        if self.queue.len() >= room {
+        if self.queue.len() >= room || self.is_crowded_by(batch, ask) {
             self.refused = true;
             return Offer::Refusal(Standing::QueueFull);
         }
@@ -195,12 +228,7 @@ impl Ledger {
     }
 
     /// Tickets never decrease, so a ticket below the head's is known to have left the queue.
-    pub(super) fn enqueue(&mut self, call: &Call, id: MemberId) -> Standing {
-        let ticket = self.next_ticket(call);
-        self.wait_with(ticket, id, false)
-    }
-
-    fn next_ticket(&self, call: &Call) -> i64 {
+    pub(super) fn next_ticket(&self, call: &Call) -> i64 {
         let tail = self.queue.keys().next_back();
         let ticket = FIRST_TICKET + call.now_us as i64;
         tail.map_or(ticket, |&tail| max(tail + 1, ticket))
@@ -213,12 +241,13 @@ impl Ledger {
         &mut self,
         call: &mut Call,
         batch: &Batch,
-        id: MemberId,
+        ask: Ask,
         first: Option<i64>,
     ) -> Standing {
-        let last = self.next_ticket(call);
+        let (id, last) = (call.own(ask.seq), self.next_ticket(call));
         let is_free = |ticket: &i64| !self.queue.contains_key(ticket);
         let ticket = (first.unwrap_or(last)..last).find(is_free).unwrap_or(last);
+        self.line_up(batch, ask, ticket, id);
         if ticket == last {
             return self.wait_with(last, id, false);
         }
@@ -229,7 +258,7 @@ impl Ledger {
         self.wait_with(ticket, id, was_passed)
     }
 
-    fn wait_with(&mut self, ticket: i64, id: MemberId, was_passed: bool) -> Standing {
+    pub(super) fn wait_with(&mut self, ticket: i64, id: MemberId, was_passed: bool) -> Standing {
         self.places.insert(id, Place::Waits { ticket });
         self.queue.insert(ticket, Waiter { id, was_passed });
         Standing::Waiting { ticket }

@@ -63,6 +63,7 @@ impl Message {
         let ask = |number: &u8| Ask {
             seq: seq(number),
             wait: true,
+            payer: None,
         };
         let batch = Batch {
             key: Arc::from("model"),
@@ -71,6 +72,7 @@ impl Message {
             waits: self.waits,
             reuse: Reuse::Never,
             tells: false,
+            dues: None,
             pause_ms: self.pauses.then_some(PAUSE as u64 * STEP_MS),
             release: seqs(&self.release),
             renew: seqs(self.renew.as_slice()),

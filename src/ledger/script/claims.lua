@@ -67,7 +67,8 @@ local function take_slots(ask, asks, first_ticket)
     if not standing and ledger.waiting == ledger.passed and fits then
       slots[#slots + 1] = { i = i, ledger = ledger, id = id, weight = weight }
     else
-      standing = standing or want == WAIT and admit(ledger, id, true) or FULL
+      local payer = not standing and ledger.fair and ledger.payers[id]
+      standing = standing or want == WAIT and admit(ledger, id, true, payer) or FULL
       ledger.refused = ledger.refused or standing == FULL
       if (standing == FULL or standing == QUEUE_FULL) and want ~= IF_FREE then
         standings = fill(asks, ABSENT)
@@ -76,6 +77,9 @@ local function take_slots(ask, asks, first_ticket)
       end
       if standing < 0 and first_ticket < standing and not ledger.scores[id] then
         standing = advance(ledger, id, standing, first_ticket, fits)
+      end
+      if payer and standing < 0 then
+        ledger.fair.join(payer, id, standing)
       end
       standings[i] = standing
       if standing < 0 then
@@ -169,6 +173,10 @@ end
 for index, ids in pairs(asked) do
   local ledger, scores = ledgers[index], {}
   if ledger then
+    ledger.payers = {}
+    for i, id in ipairs(ledger.fair and ids or {}) do
+      ledger.payers[id] = ledger.fair.payer_of_claim(i)
+    end
     for i, score in ipairs(scores_of(ledger.key, unpack(ids))) do
       scores[ids[i]] = score and math.floor(score)
     end
@@ -191,7 +199,7 @@ for i, ledger in ipairs(ledgers) do
     if not written then
       ledger.in_use = call('ZCOUNT', ledger.key, '0', LAST_DEADLINE)
       ledger.waiting = call('ZCOUNT', ledger.key, '-inf', '-1')
-      ledger.entering, ledger.head = {}, nil
+      ledger.entering, ledger.head, ledger.fair = {}, nil, nil
     end
     local ok, result = pcall(close, ledger)
     replies[i + 2] = outcome(ok, ok and ledger.reply or result)

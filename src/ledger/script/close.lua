@@ -40,6 +40,9 @@ local function close(ledger)
   if (pause_end_ms or in_use + waiting > 0) and call('PTTL', key) < least_ms then
     call('PEXPIRE', key, least_ms + lease_ms)
   end
+  if ledger.fair and waiting > 0 then
+    ledger.fair.keep(ttl_ms, lease_ms)
+  end
   reply[1], reply[2], reply[4] = in_use, waiting, pause_end_ms and -pause_end_ms or 0
   if waiting > 0 then
     local head = ledger.head or score_at(key, '0')

@@ -1,6 +1,6 @@
 -- One exchange of a replica with its ledgers: the same steps, in the same order, as in ledger/machine/.
 --
--- script/mod.rs joins this text from parts: header, hello, short_way, queue, close, steps, rates, claims.
+-- script/mod.rs joins this text from parts: header, hello, short_way, queue, shares, close, steps, rates, claims.
 --
 -- Data
 -- ====
@@ -21,6 +21,16 @@
 -- WEIGHT_AT, encodes the weight by its position in DIGITS. The members of a permit are written and removed together.
 -- The character at UNIT_AT numbers a member's unit by its position in DIGITS; the id itself, without this character, is
 -- unit 1.
+--
+-- A fair ledger has two more sorted sets. '<ledger>:shares' has what each tenant has paid, in us of virtual time:
+--
+--   virtual time   below 0          ''       virtual time - 2^51
+--   waiting        0 .. 2^51 - 1    tenant   what it has paid; it has a line
+--   idle           2^51 .. 2^52-1   tenant   2^51 + what it has paid, until virtual time has reached that
+--
+-- '<ledger>:lines' has the waiters, all with the score 0, so in the order of the text: tenant (TENANT_CHARS), 2^52 + ticket,
+-- permit id, cost of the grant in us, both numbers with 16 digits. It may still have permits that wait no longer. Both sets
+-- may be lost: then the waiters are served in order of arrival.
 --
 -- The state of a rate is a text, 'us rem count/period_us/burst/rounded/before_group/group/start_us charged since_us'
 -- (see rate.rs): the theoretical arrival time is us + rem / count. Versions without groups also wrote five words, but
@@ -46,6 +56,13 @@
 --            in the end           prefix of the channels for wake-ups
 --                                 replica
 --   then     for each ledger      its permits to release (all members), renew, adopt and acquire, in this order
+--   then     for each fair ledger its dues, packed: DUES_NUMBERS, which are the units of the permits that are settled for,
+--                                         the numbers of waiters that leave, of reports and of settlements; then
+--                                 for each permit to acquire its payer: tenant, cost of a grant in us
+--                                 for each waiter among the permits to release its text in the lines
+--                                 for each report and settlement tenant, us (negative: a refund), and what the most
+--                                         expensive of its permits has cost so far
+--                                 for each ask of a claim its payer
 --   then     for each refund      REFUND_ARGS: index of its state in KEYS, cost; since_us and charged after the charge,
 --                                         and start_us before it
 --   then     for each claim       CLAIM_ARGS: numbers of charges and asks; its first ticket (0: none)
@@ -58,8 +75,9 @@
 --
 -- Options are a sum: 1 if the replica has waiters here; 2 if it subscribes to its wake-ups; 4 if kept slots are
 -- recalled when a permit waits or is refused, or 8 if the replica also asks for the right to keep slots; 16 if a permit
--- to renew, adopt or acquire weighs more than one unit; 32 if all replicas are told when a permit to adopt is missing; 128 times the length of a pause to start in ms and 1, or 128 to
--- end the present pause.
+-- to renew, adopt or acquire weighs more than one unit; 32 if all replicas are told when a permit to adopt is missing; 64
+-- if the ledger is fair, and 128 if its dues have more than payers; 256 times the length of a pause to start in ms and 1,
+-- or 256 to end the present pause.
 --
 -- Reply
 -- =====

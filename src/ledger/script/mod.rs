@@ -9,6 +9,7 @@ pub(crate) const EXCHANGE_LUA: &str = concat!(
     include_str!("hello.lua"),
     include_str!("short_way.lua"),
     include_str!("queue.lua"),
+    include_str!("shares.lua"),
     include_str!("close.lua"),
     include_str!("steps.lua"),
     include_str!("rates.lua"),
@@ -29,6 +30,8 @@ pub(crate) const CHARGE_ARGS: usize = 7;
 pub(crate) const ASK_ARGS: usize = 3;
 /// Numbers of a ledger's reply before its standings.
 pub(crate) const LEDGER_REPLY: usize = 4;
+/// Numbers before the payers, places and reports of a fair ledger's dues.
+pub(crate) const DUES_NUMBERS: usize = 4;
 /// Numbers of a charge's reply, if the charge succeeded.
 pub(crate) const CHARGED_REPLY: usize = 6;
 

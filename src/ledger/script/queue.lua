@@ -64,11 +64,14 @@ local function enter(ledger, heartbeat)
     call('ZREM', key, LONG_NAME)
   end
   ledger.entering = {}
+  if ledger.fair then
+    ledger.fair.write()
+  end
   return added > size - before
 end
 
--- Returns the standing of a newcomer. `enter` writes its slot or place.
-local function admit(ledger, id, waits)
+-- Returns the standing of a newcomer. `enter` writes its slot or place. `payer`: only in a fair ledger.
+local function admit(ledger, id, waits, payer)
   local FULL = 1
   local QUEUE_FULL = 2
   local STALE = 3
@@ -111,7 +114,8 @@ local function admit(ledger, id, waits)
     end
     ledger.waiting = waiting
   end
-  if waiting >= ledger.max_waiters then
+  local places = ledger.max_waiters - waiting
+  if places <= 0 or payer and ledger.fair.is_crowded(payer, waiting, places) then
     ledger.refused = true
     return QUEUE_FULL
   end

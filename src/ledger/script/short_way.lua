@@ -2,11 +2,12 @@
 -- The short way: `release`, `renew` and `acquire` of each ledger, if no other step would change anything.
 
 local replies, arg, record = { now_us, 0, nil }, 2, first_record -- with room for one more
--- For the long way, two numbers for each ledger: holders whose lease lasts beyond this second, and all members.
+-- For the long way, three numbers for each ledger: holders whose lease lasts beyond this second, all members, and members
+-- removed.
 local counts = refund_count + claim_count > 0 and {}
 for i = 1, ledger_count do
   local limit, _, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
-  local key, first, lasting, size, is_short, failure = KEYS[i], arg + releases, 0, 0, false, nil
+  local key, first, lasting, size, removed, is_short, failure = KEYS[i], arg + releases, 0, 0, 0, false, nil
   if not lease_end_text and renews + adopts + acquires + claim_count > 0 then
     lease_end_text = text_of(lease_end_ms)
   end
@@ -14,7 +15,7 @@ for i = 1, ledger_count do
   -- renewed and adopted even then. Newcomers are refused, unless they share an exchange with these.
   if releases > 0 then
     size = redis.pcall('ZREM', key, unpack(ARGV, arg, first - 1))
-    may_write = true
+    may_write, removed = true, size
   elseif renews + adopts > 0 and not may_write then
     size = redis.pcall('ZREM', key, '')
     may_write = true
@@ -28,7 +29,7 @@ for i = 1, ledger_count do
     if size > 0 then
       lasting = call('ZCOUNT', key, '(' .. time[1] .. '999', LAST_DEADLINE)
     end
-    is_short = lasting == size and adopts + claim_count == 0 and options < 8
+    is_short = lasting == size and adopts + claim_count == 0 and (options < 8 or options >= 64 and options < 72)
       and (acquires == 0 or not stale and lasting + acquires <= limit)
   end
   if is_short and lasting >= limit then -- `expire` would shorten leases with a deadline too far ahead
@@ -58,7 +59,7 @@ for i = 1, ledger_count do
   replies[i + 2] = failure or is_short and lasting
   if not replies[i + 2] then
     counts = counts or {}
-    counts[2 * i - 1], counts[2 * i] = lasting, size
+    counts[3 * i - 2], counts[3 * i - 1], counts[3 * i] = lasting, size, removed
   end
   arg, record = first + renews + adopts + acquires, waits + acquires
 end

@@ -114,20 +114,31 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
   if window > 0 and waiting > 0 then
     promoted, until_text = {}, text_of(promoted_end_ms)
   end
+  local fair = ledger.fair
+  local in_line = fair -- false once no line has any waiter
   while in_use < limit and passed < waiting and passed < MAX_PASSED and not blocked do
-    window = math.min(window, waiting - passed, MAX_PASSED - passed, budget)
+    local ids = in_line and { in_line.next(limit - in_use) }
+    if in_line and not ids[1] then
+      -- The lines may be lost, or lack the waiters of an older replica: those are served in order of arrival.
+      in_line, ids, passed, window = nil, nil, 0, limit - in_use
+    end
+    window = ids and math.min(1, budget) or math.min(window, waiting - passed, MAX_PASSED - passed, budget)
     if window == 0 then
       replies[2] = 1
       break
     end
-    local first_rank, last_rank = passed == 0 and '0' or passed .. '', string.format('%d', passed + window - 1)
+    if not ids then
+      local first_rank = passed == 0 and '0' or passed .. ''
+      ids = call('ZRANGE', key, first_rank, string.format('%d', passed + window - 1))
+    end
     local list, dead, skipped, more_units = {}, nil, nil, 0
-    for _, id in ipairs(call('ZRANGE', key, first_rank, last_rank)) do
+    for _, id in ipairs(ids) do
       if in_use == limit then
         break
       end
       local owner, heartbeat = sub(id, 1, REPLICA_CHARS), true
-      if owner ~= replica then
+      local waits = not in_line or (tonumber(call('ZSCORE', key, id)) or 0) < 0
+      if waits and owner ~= replica then
         alive, subscribers = alive or {}, subscribers or {}
         heartbeat = is_alive(key, alive, owner)
         if heartbeat and heartbeat < ALIVE + now_ms then
@@ -137,12 +148,21 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
           subscribers[owner] = redis.pcall('PUBSUB', 'NUMSUB', wake_channel .. owner)[2] or 1
         end
       end
-      if not heartbeat then
+      if not waits then
+        budget = budget - 1
+        in_line.leave()
+      elseif not heartbeat then
         dead, budget = dead or {}, budget - 1
         dead[#dead + 1] = id
+        if in_line then
+          in_line.leave()
+        end
       elseif subscribers and subscribers[owner] == 0 then
         skipped = skipped or {}
         skipped[#skipped + 1] = id
+        if in_line then
+          in_line.pass_over()
+        end
       else
         local weight = 1
         if string.byte(id, WEIGHT_AT) ~= LIGHT then
@@ -155,6 +175,9 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
         end
         in_use, promotions, budget = in_use + weight, promotions + weight, budget - weight
         push(list, until_text, id, weight)
+        if in_line then
+          in_line.charge(waiting)
+        end
         local names = promoted[owner] or {}
         names[#names + 1], promoted[owner] = sub(id, WEIGHT_AT), names
         if weight > 1 then -- fewer fit behind it than the window has
@@ -179,6 +202,9 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
       waiting = waiting - #dead
     end
     window = 8 * window -- some were dead or passed over, so many more may be
+  end
+  if fair then
+    fair.write_gone()
   end
   if promotions > 0 then
     for owner, names in pairs(promoted) do
@@ -220,8 +246,12 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
   if acquires > 0 then
     first = first + extends
     for i, score in ipairs(scores_of(key, unpack(ARGV, first, first + acquires - 1))) do
-      local wait = sub(packed, waits + i - 1, waits + i - 1)
-      reply[#reply + 1] = score and math.floor(score) or admit(ledger, ARGV[first + i - 1], wait == '1')
+      local id, wait, payer = ARGV[first + i - 1], sub(packed, waits + i - 1, waits + i - 1), fair and fair.payer_of(i)
+      local standing = score and math.floor(score) or admit(ledger, id, wait == '1', payer)
+      reply[#reply + 1] = standing
+      if fair and not score and standing < 0 then
+        fair.join(payer, id, standing)
+      end
     end
   end
   for i = 1, own and #own or 0 do
@@ -244,24 +274,35 @@ local function outcome(ok, result)
 end
 
 local ledgers = {} -- for the claims; false for a failed ledger
+local dues = arg -- the dues of the next fair ledger
 arg, record = 2, first_record
 for i = 1, ledger_count do
   local limit, max_waiters, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
   ledgers[i] = false
+  local is_fair = options % 128 >= 64
   if not replies[i + 2] then
     local ledger = { -- preallocated
       key = KEYS[i], limit = limit, max_waiters = max_waiters,
       waits = options % 4, reuse = (options % 16 - options % 4) / 4, heavy = options % 32 >= 16,
       tells = options % 64 >= 32,
-      pause = (options - options % 128) / 128, pause_end_ms = nil,
-      in_use = counts[2 * i - 1], waiting = nil, promoted = nil, passed = nil, head = nil, ticket = nil,
+      pause = (options - options % 256) / 256, pause_end_ms = nil, fair = nil,
+      in_use = counts[3 * i - 2], waiting = nil, promoted = nil, passed = nil, head = nil, ticket = nil,
       entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY
     }
-    local ok, result = pcall(run, ledger, counts[2 * i], arg + releases, renews, adopts, acquires, waits)
+    local ok, result = true, nil
+    if is_fair then
+      ok, result = pcall(fair_of, ledger.key, ARGV[dues], counts[3 * i], acquires)
+      ledger.fair = ok and result
+    end
+    if ok then
+      ok, result = pcall(run, ledger, counts[3 * i - 1], arg + releases, renews, adopts, acquires, waits)
+    end
     replies[i + 2], ledgers[i] = outcome(ok, result), ok and claim_count > 0 and ledger
   end
+  dues = is_fair and dues + 1 or dues
   arg, record = arg + releases + renews + adopts + acquires, waits + acquires
 end
+arg = dues
 if refund_count + claim_count == 0 then
   return replies
 end

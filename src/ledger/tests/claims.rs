@@ -36,7 +36,12 @@ fn other_charge(wait_us: u64) -> Charge {
 
 /// A claim of permits with this number in the first ledgers.
 fn claim<const N: usize>(wants: [Want; N], seq: Seq) -> Claim {
-    let ask = |(batch, want)| ClaimAsk { batch, seq, want };
+    let ask = |(batch, want)| ClaimAsk {
+        batch,
+        seq,
+        want,
+        payer: None,
+    };
     Claim {
         charges: Vec::new(),
         asks: wants.into_iter().enumerate().map(ask).collect(),
@@ -66,7 +71,11 @@ fn batches(count: usize) -> Vec<Batch> {
 /// Like [`batches`], with permits to acquire in the last one.
 fn acquired(count: usize, seqs: impl IntoIterator<Item = Seq>) -> Vec<Batch> {
     let mut batches = batches(count);
-    let ask = |seq| Ask { seq, wait: true };
+    let ask = |seq| Ask {
+        seq,
+        wait: true,
+        payer: None,
+    };
     batches[count - 1].acquire = seqs.into_iter().map(ask).collect();
     batches
 }
@@ -255,7 +264,11 @@ fn a_claim_waits_in_the_next_queue_by_when_it_came() {
     // The claim arrives, and waits for the first slot.
     let came = ticket(twins.waiting(0));
     twins.pass_ms(1);
-    room[1].acquire = vec![Ask { seq: 3, wait: true }];
+    room[1].acquire = vec![Ask {
+        seq: 3,
+        wait: true,
+        payer: None,
+    }];
     twins.all(B, room.clone(), Vec::new());
     twins.pass_ms(1);
     room[1].acquire.clear();

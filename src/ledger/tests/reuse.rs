@@ -16,7 +16,14 @@ fn batch(reuse: Reuse, release: &[Seq], acquire: &[Seq], wait: bool) -> Batch {
         waits: wait,
         reuse,
         release: release.to_vec(),
-        acquire: acquire.iter().map(|&seq| Ask { seq, wait }).collect(),
+        acquire: acquire
+            .iter()
+            .map(|&seq| Ask {
+                seq,
+                wait,
+                payer: None,
+            })
+            .collect(),
         ..Batch::default()
     }
 }
@@ -90,6 +97,7 @@ fn kept_slots_are_recalled_when_a_claim_waits_or_is_refused() {
             batch: 0,
             seq: 2,
             want,
+            payer: None,
         };
         let mut exchange = twins.exchange_of(B, vec![batch(Reuse::Others, &[], &[], true)]);
         exchange.claims = vec![Claim {

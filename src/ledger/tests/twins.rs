@@ -12,10 +12,11 @@ use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo, PushK
 
 use crate::{
     ledger::{
-        Ask, Audience, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply,
-        EXCHANGE_LUA, Exchange, Ledger, Ledgers, MAX_LEASE_MS, Published, RAMP_MS, RIGHT_MS, Rate,
-        Refund, ReplicaId, Reply, Reuse, SWEEP_BUDGET, Seq, Standing, WAIT_FOREVER_US, Wake, Want,
-        ledgers::Content, machine::queue::FIRST_TICKET, weighing,
+        Ask, Audience, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Dues,
+        EXCHANGE_LUA, Exchange, Ledger, Ledgers, Left, MAX_LEASE_MS, Payer, Published, RAMP_MS,
+        RIGHT_MS, Rate, Refund, ReplicaId, Reply, Report, Reuse, SWEEP_BUDGET, Seq, Standing,
+        TenantId, WAIT_FOREVER_US, Wake, Want, ledgers::Content, machine::queue::FIRST_TICKET,
+        number_of, weighing,
     },
     redis_server::RedisServer,
     store::redis::codec::{decode, decode_lost, decode_wake, encode},
@@ -163,6 +164,11 @@ impl Twins {
                 .map(ReplicaId::from_bits)
                 .collect(),
         };
+        for key in self.machine.forget_shares(self.now_us) {
+            // They expire by the test's clock.
+            let beside = [format!("{key}:shares"), format!("{key}:lines")];
+            self.script.server.cli(&["DEL", &beside[0], &beside[1]]);
+        }
         let (reply, Published { wakes, lost }) = self.machine.exchange(exchange, self.now_us);
         let present = (A..=C).map(ReplicaId::from_bits);
         let present = present.filter(|replica| !self.absent.contains(&replica.bits()));
@@ -445,6 +451,7 @@ fn claim() -> impl Strategy<Value = Claim> {
             batch,
             seq: name(number),
             want,
+            payer: None,
         })
     };
     let asks = (ask(0), ask(1)).prop_map(|(one, two)| vec![one, two]);
@@ -512,9 +519,11 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
     let pause_ms = prop_oneof![7 => Just(None), 1 => length_ms.prop_map(Some)];
     let lists = (seqs(2), seqs(2), seqs(1), seqs(4));
     let (of_ledger, tells) = ((limit, max_waiters, waits, reuse), any::<bool>());
-    let batch = (of_ledger, pause_ms, tells, lists, wait);
+    let dues = prop::option::weighted(if key == "t:{two}" { 0.9 } else { 0.2 }, dues());
+    let batch = (of_ledger, pause_ms, (tells, dues), lists, wait);
     batch.prop_map(
-        move |((limit, max_waiters, waits, reuse), pause_ms, tells, lists, wait)| {
+        move |((limit, max_waiters, waits, reuse), pause_ms, (tells, dues), lists, wait)| {
+            let dues = dues.map(Box::new);
             let (release, renew, adopt, acquire) = lists;
             let asks = acquire.into_iter().zip(wait);
             Batch {
@@ -525,13 +534,82 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
                 reuse,
                 pause_ms,
                 tells,
+                dues,
                 release,
                 renew,
                 adopt,
-                acquire: asks.map(|(seq, wait)| Ask { seq, wait }).collect(),
+                acquire: asks
+                    .map(|(seq, wait)| Ask {
+                        seq,
+                        wait,
+                        payer: None,
+                    })
+                    .collect(),
             }
         },
     )
+}
+
+/// Reports and settlements of four tenants. The run adds the waiters that leave.
+fn dues() -> impl Strategy<Value = Dues> {
+    let us = prop_oneof![
+        4 => -2_000_000..2_000_000i64,
+        2 => -5..5i64,
+        1 => 400_000_000..900_000_000i64,
+        1 => Just(1 << 45),
+    ];
+    let most_us = prop_oneof![2 => Just(0), 1 => 0..2_000_000_000u64];
+    let report = (0..4u64, us, most_us).prop_map(|(tenant, us, most_us)| Report {
+        tenant: TenantId::from_bits(tenant << 40),
+        us,
+        most_us,
+    });
+    let reports = || prop::collection::vec(report.clone(), 0..3);
+    let units = prop_oneof![2 => Just(0), 1 => 1..4u32];
+    (reports(), reports(), units).prop_map(|(reports, settled, settled_units)| Dues {
+        left: Vec::new(),
+        reports,
+        settled,
+        settled_units,
+    })
+}
+
+/// The payer of a permit of the random runs.
+fn payer(replica: u128, seq: Seq) -> Payer {
+    let number = number_of(seq) + replica as u64;
+    Payer {
+        tenant: TenantId::from_bits((number % 4) << 40),
+        cost_us: [7, 300_000, 0, 250_000_000, 1 << 44][number as usize % 5],
+    }
+}
+
+/// Names the payers of a random exchange, and the waiters that leave.
+fn add_payers(exchange: &mut Exchange, replica: u128, machine: &Ledgers) {
+    let is_fair: Vec<_> = exchange
+        .batches
+        .iter()
+        .map(|batch| batch.dues.is_some())
+        .collect();
+    for batch in &mut exchange.batches {
+        let Some(dues) = &mut batch.dues else {
+            continue;
+        };
+        for ask in &mut batch.acquire {
+            ask.payer = Some(payer(replica, ask.seq));
+        }
+        let ledger = machine.get(&batch.key);
+        for (ticket, id) in ledger.into_iter().flat_map(Ledger::waiters) {
+            let is_released = id.replica.bits() == replica && batch.release.contains(&id.seq);
+            // The replica may not know that this one waits.
+            if is_released && ticket % 5 != 0 {
+                let (payer, seq) = (payer(replica, id.seq), id.seq);
+                dues.left.push(Left { payer, ticket, seq });
+            }
+        }
+    }
+    for ask in exchange.claims.iter_mut().flat_map(|claim| &mut claim.asks) {
+        ask.payer = is_fair[ask.batch].then(|| payer(replica, ask.seq));
+    }
 }
 
 /// A refund for each charge of a claim.
@@ -577,11 +655,12 @@ fn random_runs(twins: Twins) {
                     .map(|early_us| FIRST_TICKET + now_us - early_us),
                 ..claim
             });
-            let exchange = Exchange {
+            let mut exchange = Exchange {
                 claims: claims.collect(),
                 refunds: step.refunds.iter().filter_map(nth_latest).collect(),
                 ..twins.exchange_of(step.replica, step.batches)
             };
+            add_payers(&mut exchange, step.replica, &twins.machine);
             let reply = twins.exchange(&exchange);
             for (claim, reply) in exchange.claims.iter().zip(reply.claims) {
                 charged.extend(refunds_of(claim, &reply.unwrap()));

@@ -139,6 +139,7 @@ impl Replica {
             acquire: vec![Ask {
                 seq: permit(),
                 wait,
+                payer: None,
             }],
             ..batch(ledger)
         };

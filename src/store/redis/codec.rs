@@ -11,12 +11,12 @@ use redis::{Cmd, RedisWrite, Value};
 
 use crate::{
     ledger::{
-        Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange, Generation,
-        ID_CHARS, LedgerError, Promotion, Rate, Refund, Reply, Reuse, SEQ_CHARS, Seq, Standing,
-        Tat, Wake, Want, more_members, parse_seq,
+        Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Dues, Exchange,
+        FIRST_TICKET, Generation, ID_CHARS, LedgerError, Left, Payer, Promotion, Rate, Refund,
+        Reply, Reuse, SEQ_CHARS, Seq, Standing, Tat, Wake, Want, more_members, parse_seq,
         script::{
-            ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, FULL, IF_FREE, LEDGER_REPLY,
-            NOW, QUEUE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
+            ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, DUES_NUMBERS, FULL, IF_FREE,
+            LEDGER_REPLY, NOW, QUEUE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
         },
         seq_text, weight_of,
     },
@@ -31,8 +31,11 @@ const RECALLS: u64 = 4;
 const KEEPS: u64 = 8;
 const WEIGHS: u64 = 16;
 const TELLS: u64 = 32;
+const IS_FAIR: u64 = 64;
+/// The dues name more than payers.
+const OWES: u64 = 128;
 /// Multiplied by the length of a pause in ms and 1; alone it ends a pause.
-const PAUSES: u64 = 128;
+const PAUSES: u64 = 256;
 
 /// Parts of a wake-up; the last one may contain spaces.
 const WAKE_PARTS: usize = 4;
@@ -57,7 +60,9 @@ pub(crate) fn encode(
     let permits = exchange.batches.iter().map(id_args).sum::<usize>();
     let (ledgers, rates) = (exchange.batches.len(), RateKeys::of(exchange));
     let claims = exchange.claims.iter().map(claim_args).sum::<usize>();
-    let more = rates.keys.len() + REFUND_ARGS * exchange.refunds.len() + claims;
+    let dues = exchange.batches.iter();
+    let dues = dues.filter(|batch| batch.dues.is_some()).count();
+    let more = rates.keys.len() + REFUND_ARGS * exchange.refunds.len() + claims + dues;
     let mut cmd = Cmd::with_capacity(
         5 + ledgers + permits + more,
         CALL_BYTES
@@ -85,6 +90,13 @@ pub(crate) fn encode(
     }
     for batch in &exchange.batches {
         encode_permits(&mut cmd, &replica, batch);
+    }
+    for (number, batch) in exchange.batches.iter().enumerate() {
+        if let Some(dues) = &batch.dues {
+            let asks = exchange.claims.iter().flat_map(|claim| &claim.asks);
+            let asks = asks.filter(|ask| ask.batch == number);
+            cmd.write_arg(&packed_dues(&replica, batch, dues, asks));
+        }
     }
     for refund in &exchange.refunds {
         cmd.arg(&rates.refund_args(refund));
@@ -192,7 +204,7 @@ fn decode_generation(value: Value) -> Option<Generation> {
 // A batch and its reply.
 
 /// The options of a batch: whether the replica waits and listens to wake-ups, its wishes for reuse, whether any permit
-/// weighs more than 1, whether others are told of missing ones, and a pause to start or end.
+/// weighs more than 1, whether others are told of missing ones, whether the ledger is fair, and a pause to start or end.
 fn options(batch: &Batch, listens: bool, weighs: bool) -> u64 {
     let reuse = match batch.reuse {
         Reuse::Never => 0,
@@ -204,8 +216,48 @@ fn options(batch: &Batch, listens: bool, weighs: bool) -> u64 {
     let pause = batch
         .pause_ms
         .map_or(0, |length_ms| PAUSES * (length_ms + 1));
-    let tells = flag(batch.tells, TELLS);
-    flag(batch.waits, WAITS) + listens + reuse + flag(weighs, WEIGHS) + tells + pause
+    let dues = |dues: &Dues| {
+        let owes = !dues.left.is_empty() || !dues.reports.is_empty() || !dues.settled.is_empty();
+        IS_FAIR + flag(owes, OWES)
+    };
+    let dues = batch.dues.as_deref().map_or(0, dues);
+    let own = flag(batch.waits, WAITS) + flag(weighs, WEIGHS) + flag(batch.tells, TELLS);
+    own + listens + reuse + dues + pause
+}
+
+/// The dues of a fair ledger, with the payers of its newcomers: those of the batch, and of the asks of claims.
+fn packed_dues<'a>(
+    replica: &str,
+    batch: &Batch,
+    dues: &Dues,
+    asks: impl Iterator<Item = &'a ClaimAsk>,
+) -> Vec<u8> {
+    let mut text = Vec::new();
+    let (left, reports, settled) = (&dues.left, &dues.reports, &dues.settled);
+    let counts = [left.len(), reports.len(), settled.len()].map(|count| count as f64);
+    let numbers: [f64; DUES_NUMBERS] = [dues.settled_units.into(), counts[0], counts[1], counts[2]];
+    text.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    let payer = |text: &mut Vec<u8>, payer: Option<Payer>| {
+        let Payer { tenant, cost_us } = payer.unwrap_or_default();
+        text.extend(tenant.text());
+        text.extend((cost_us as f64).to_le_bytes());
+    };
+    for ask in &batch.acquire {
+        payer(&mut text, ask.payer);
+    }
+    for &Left { payer, ticket, seq } in left {
+        text.extend(payer.tenant.text());
+        text.extend(format!("{:016}", ticket - FIRST_TICKET).bytes());
+        text.extend(id(replica, seq));
+        text.extend(format!("{:016}", payer.cost_us).bytes());
+    }
+    for report in reports.iter().chain(settled) {
+        text.extend(report.tenant.text());
+        text.extend((report.us as f64).to_le_bytes());
+        text.extend((report.most_us as f64).to_le_bytes());
+    }
+    asks.for_each(|ask| payer(&mut text, ask.payer));
+    text
 }
 
 /// Number of ids among a batch's arguments.

@@ -166,7 +166,11 @@ fn batch() -> Batch {
 
 fn acquire(seq: u64) -> Batch {
     Batch {
-        acquire: vec![Ask { seq, wait: true }],
+        acquire: vec![Ask {
+            seq,
+            wait: true,
+            payer: None,
+        }],
         ..batch()
     }
 }
@@ -202,6 +206,7 @@ fn claim(ledgers: usize, seq: u64) -> Claim {
         batch,
         seq,
         want: Want::Now,
+        payer: None,
     };
     Claim {
         asks: (0..ledgers).map(ask).collect(),
@@ -831,7 +836,11 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
     let many = |from: u64| Batch {
         max_waiters: 10_000,
         acquire: (from..from + 1_000)
-            .map(|seq| Ask { seq, wait: true })
+            .map(|seq| Ask {
+                seq,
+                wait: true,
+                payer: None,
+            })
             .collect(),
         ..batch()
     };

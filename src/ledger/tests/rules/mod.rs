@@ -25,7 +25,11 @@ fn batch(limit: u32) -> Batch {
 }
 
 fn acquire(limit: u32, seqs: impl IntoIterator<Item = Seq>) -> Batch {
-    let ask = |seq| Ask { seq, wait: true };
+    let ask = |seq| Ask {
+        seq,
+        wait: true,
+        payer: None,
+    };
     Batch {
         acquire: seqs.into_iter().map(ask).collect(),
         ..batch(limit)
@@ -34,7 +38,11 @@ fn acquire(limit: u32, seqs: impl IntoIterator<Item = Seq>) -> Batch {
 
 fn acquire_now(limit: u32, seq: Seq) -> Batch {
     Batch {
-        acquire: vec![Ask { seq, wait: false }],
+        acquire: vec![Ask {
+            seq,
+            wait: false,
+            payer: None,
+        }],
         ..batch(limit)
     }
 }

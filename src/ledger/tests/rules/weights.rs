@@ -237,7 +237,12 @@ fn other(batch: Batch) -> Batch {
 
 /// Claims a permit of this weight in both ledgers of five units. Returns the standings and the units in use afterwards.
 fn claim(twins: &mut Twins, weight: u32, want: Want) -> (Vec<Standing>, Vec<u32>) {
-    let ask = |batch, seq| ClaimAsk { batch, seq, want };
+    let ask = |batch, seq| ClaimAsk {
+        batch,
+        seq,
+        want,
+        payer: None,
+    };
     let asks = vec![ask(0, weighing(2, weight)), ask(1, weighing(3, weight))];
     let claim = Claim {
         asks,

@@ -1,0 +1,322 @@
+//! Fair shares of the slots among tenants, in slot-seconds: *pay as you hold*.
+//!
+//! The queue stays in order of arrival. Beside it each tenant has a *line*, its waiters in the same order, and one number:
+//! the virtual time up to which it has *paid*. `promote` serves the tenant that has paid for the least. A grant is paid
+//! in advance, by the usual hold; renewals report what was held beyond that, and the release settles the rest. The
+//! virtual time of the ledger is at least that of each tenant when it is served, so that a tenant which was away, or is
+//! new, starts level with the others.
+//!
+//! All times are in us of the whole limit for a share of 1: a hold of 1 s under a limit of 10 costs a tenant with a share
+//! of 2 no more than 50,000. So virtual time never runs faster than the clock.
+//!
+//! The rule is that of start-time fair queueing (Goyal, Vin, Cheng 1997), charged for the time that a slot is really held.
+//! The door is that of dynamic thresholds (Choudhury, Hahne 1998).
+
+use std::{
+    cmp::{max, min},
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+};
+
+use super::{Call, Ledger, Place};
+use crate::ledger::{Ask, Batch, Left, MemberId, Payer, Report, TenantId};
+
+/// How far a tenant's payments may be ahead of virtual time, unless a single permit has cost more: nobody is locked out
+/// for longer.
+pub(in crate::ledger) const MAX_DEBT_US: u64 = 600_000_000;
+/// The end of virtual time, within the scores of a sorted set. Only prepayments that are never settled, for years, get
+/// there.
+pub(in crate::ledger) const LAST_US: u64 = 1 << 50;
+/// A newcomer is refused if its tenant has this many times as many waiters as the queue has free places.
+pub(in crate::ledger) const CROWD: usize = 4;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Shares {
+    /// Virtual time.
+    time_us: u64,
+    tenants: BTreeMap<TenantId, Tenant>,
+    /// Tenants with a line, by what they have paid.
+    waiting: BTreeSet<(u64, TenantId)>,
+    /// The others, until virtual time has reached them.
+    idle: BTreeSet<(u64, TenantId)>,
+    /// May contain permits that no longer wait: they are removed when their turn comes.
+    lines: BTreeSet<InLine>,
+    /// In store milliseconds.
+    kept_until_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Tenant {
+    paid_us: u64,
+    waits: bool,
+    line: usize,
+}
+
+/// A waiter in the line of its tenant. Lines are in order of tickets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct InLine {
+    tenant: TenantId,
+    ticket: i64,
+    pub(super) id: MemberId,
+    cost_us: u64,
+}
+
+/// The last waiter of each tenant that was passed over in a batch.
+pub(super) type Passed = BTreeMap<TenantId, InLine>;
+
+impl InLine {
+    fn new(payer: Payer, ticket: i64, id: MemberId) -> Self {
+        Self {
+            tenant: payer.tenant,
+            ticket,
+            id,
+            cost_us: payer.cost_us,
+        }
+    }
+}
+
+impl Ledger {
+    /// Charges tenants for what they hold, and takes waiters that leave out of their lines. `released`: members that the
+    /// batch has removed.
+    pub(super) fn settle(&mut self, call: &Call, batch: &Batch, released: u32) {
+        let (Some(dues), Some(shares)) = (&batch.dues, &mut self.shares) else {
+            return;
+        };
+        for &Left { payer, ticket, seq } in &dues.left {
+            shares.leave(InLine::new(payer, ticket, call.own(seq)));
+        }
+        let is_settled = released >= dues.settled_units + dues.left.len() as u32;
+        let settled = dues.settled.iter().filter(|_| is_settled);
+        for report in dues.reports.iter().chain(settled) {
+            shares.report(*report);
+        }
+    }
+
+    /// The waiter of the tenant that has paid for the least, behind those that were passed over. `None`: no line has any.
+    pub(super) fn next_in_line(&mut self, passed: &Passed) -> Option<InLine> {
+        self.shares.as_mut()?.next(passed)
+    }
+
+    /// A waiter gets a slot.
+    pub(super) fn charge(&mut self, waiter: InLine) {
+        let waiting = self.queue.len() as u64;
+        if let Some(shares) = &mut self.shares {
+            shares.charge(waiter, waiting);
+        }
+    }
+
+    /// A waiter no longer waits.
+    pub(super) fn leave_line(&mut self, waiter: InLine) {
+        if let Some(shares) = &mut self.shares {
+            shares.leave(waiter);
+        }
+    }
+
+    pub(super) fn note_passed(waiter: InLine, passed: &mut Passed) {
+        passed.insert(waiter.tenant, waiter);
+    }
+
+    /// A newcomer joins the line of its tenant.
+    pub(super) fn line_up(&mut self, batch: &Batch, ask: Ask, ticket: i64, id: MemberId) {
+        if batch.dues.is_some() {
+            let shares = self.shares.get_or_insert_default();
+            shares.join(InLine::new(ask.payer.unwrap_or_default(), ticket, id));
+        }
+    }
+
+    /// Whether the waiters of one tenant leave too few places in the queue to others.
+    pub(super) fn is_crowded_by(&self, batch: &Batch, ask: Ask) -> bool {
+        let free = (batch.max_waiters as usize).saturating_sub(self.queue.len());
+        if batch.dues.is_none() || self.queue.len() < CROWD * free {
+            return false;
+        }
+        let tenant = ask.payer.unwrap_or_default().tenant;
+        let of_tenant = |shares: &Shares| shares.tenants.get(&tenant).map(|one| one.line);
+        let line = self.shares.as_deref().and_then(of_tenant).unwrap_or(0);
+        line >= CROWD * free
+    }
+
+    /// Shares are kept for a while after the last waiter, so that a tenant which comes back still owes what it owed.
+    pub(super) fn keep_shares(&mut self, call: &Call, batch: &Batch) {
+        let (ttl_ms, more_ms) = call.shares_ttl_ms();
+        if batch.dues.is_some()
+            && !self.queue.is_empty()
+            && let Some(shares) = &mut self.shares
+            && shares.kept_until_ms < call.now_ms + ttl_ms
+        {
+            shares.kept_until_ms = call.now_ms + ttl_ms + more_ms;
+        }
+    }
+
+    /// Returns whether there were any, for as long as they are kept.
+    pub(in crate::ledger) fn forget_shares(&mut self, now_ms: u64) -> bool {
+        let ended = self.shares.take_if(|shares| shares.kept_until_ms <= now_ms);
+        ended.is_some()
+    }
+
+    /// Whether another permit of this name still waits.
+    pub(super) fn waits(&self, id: MemberId) -> bool {
+        matches!(self.places.get(&id), Some(Place::Waits { .. }))
+    }
+}
+
+impl Shares {
+    fn report(&mut self, report: Report) {
+        let Report {
+            tenant,
+            us,
+            most_us,
+        } = report;
+        match self.tenants.get(&tenant) {
+            Some(one) => self.pay(tenant, one.paid_us, us, most_us),
+            // It owes nothing.
+            None if us <= 0 => {}
+            None => {
+                self.insert(tenant, self.time_us, false);
+                self.pay(tenant, self.time_us, us, most_us);
+            }
+        }
+    }
+
+    fn pay(&mut self, tenant: TenantId, paid_us: u64, us: i64, most_us: u64) {
+        let most = self.time_us + max(MAX_DEBT_US, most_us);
+        let paid_us = match us {
+            ..0 => paid_us.saturating_sub(us.unsigned_abs()),
+            _ => max(paid_us, min(paid_us + us.unsigned_abs(), most)),
+        };
+        let waits = self.tenants.get(&tenant).is_some_and(|one| one.waits);
+        self.insert(tenant, paid_us, waits);
+    }
+
+    /// Sets what a tenant has paid, and whether it waits.
+    fn insert(&mut self, tenant: TenantId, paid_us: u64, waits: bool) {
+        let before = self.tenants.get(&tenant).copied();
+        if let Some(before) = before {
+            self.order(before.waits).remove(&(before.paid_us, tenant));
+        }
+        let line = before.map_or(0, |before| before.line);
+        self.order(waits).insert((paid_us, tenant));
+        let after = Tenant {
+            paid_us,
+            waits,
+            line,
+        };
+        self.tenants.insert(tenant, after);
+    }
+
+    fn order(&mut self, waits: bool) -> &mut BTreeSet<(u64, TenantId)> {
+        match waits {
+            true => &mut self.waiting,
+            false => &mut self.idle,
+        }
+    }
+
+    fn join(&mut self, waiter: InLine) {
+        let tenant = waiter.tenant;
+        let known = self.tenants.get(&tenant).copied();
+        if known.is_none_or(|one| !one.waits) {
+            let paid_us = known.map_or(0, |one| one.paid_us);
+            self.insert(tenant, max(paid_us, self.time_us), true);
+            while let Some(&(paid_us, other)) = self.idle.first()
+                && paid_us <= self.time_us
+            {
+                self.idle.pop_first();
+                self.tenants.remove(&other);
+            }
+            // Those that begin to wait at the same virtual time are served in this order.
+            if paid_us <= self.time_us {
+                self.time_us = min(self.time_us + 1, LAST_US);
+            }
+        }
+        if self.lines.insert(waiter)
+            && let Some(one) = self.tenants.get_mut(&tenant)
+        {
+            one.line += 1;
+        }
+    }
+
+    fn leave(&mut self, waiter: InLine) {
+        if self.lines.remove(&waiter)
+            && let Some(one) = self.tenants.get_mut(&waiter.tenant)
+        {
+            one.line -= 1;
+        }
+    }
+
+    fn next(&mut self, passed: &Passed) -> Option<InLine> {
+        loop {
+            let mut ended = None;
+            for &(_, tenant) in &self.waiting {
+                let last = passed.get(&tenant);
+                if let Some(next) = self.first_behind(tenant, last) {
+                    return Some(next);
+                }
+                if last.is_none() {
+                    ended = Some(tenant);
+                    break;
+                }
+            }
+            self.stop_waiting(ended?);
+        }
+    }
+
+    fn first_behind(&self, tenant: TenantId, last: Option<&InLine>) -> Option<InLine> {
+        let first = InLine {
+            tenant,
+            ticket: i64::MIN,
+            id: MemberId::FIRST,
+            cost_us: 0,
+        };
+        let from = last.map_or(Bound::Included(first), |last| Bound::Excluded(*last));
+        let next = self.lines.range((from, Bound::Unbounded)).next();
+        next.copied().filter(|next| next.tenant == tenant)
+    }
+
+    fn stop_waiting(&mut self, tenant: TenantId) {
+        if let Some(one) = self.tenants.get(&tenant) {
+            self.insert(tenant, one.paid_us, false);
+        }
+    }
+
+    /// `waiting`: number of waiters, with this one. A tenant with each request, always at a virtual time that stands still,
+    /// would starve the others: so it moves a little with each grant.
+    fn charge(&mut self, waiter: InLine, waiting: u64) {
+        let InLine {
+            tenant, cost_us, ..
+        } = waiter;
+        self.leave(waiter);
+        let Some(&Tenant { paid_us, line, .. }) = self.tenants.get(&tenant) else {
+            return;
+        };
+        self.time_us = max(self.time_us, paid_us);
+        self.pay(tenant, paid_us, cost_us as i64, cost_us);
+        self.time_us = min(self.time_us + cost_us / (waiting + 1), LAST_US);
+        if line == 0 {
+            self.stop_waiting(tenant);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Ledger {
+    /// Members and scores of the equivalent sorted sets in Redis, in order: of tenants and of lines.
+    pub(in crate::ledger) fn shares_content(&self) -> [Vec<(String, f64)>; 2] {
+        let text = |tenant: &TenantId| tenant.text().map(char::from).iter().collect::<String>();
+        let Some(shares) = &self.shares else {
+            return Default::default();
+        };
+        const IDLE: u64 = 1 << 51;
+        let time = (String::new(), shares.time_us as f64 - IDLE as f64);
+        let waiting = shares.waiting.iter();
+        let waiting = waiting.map(|(paid_us, tenant)| (text(tenant), *paid_us as f64));
+        let idle = shares.idle.iter();
+        let idle = idle.map(|(paid_us, tenant)| (text(tenant), (IDLE + paid_us) as f64));
+        let lines = shares.lines.iter().map(|waiter| {
+            let place = waiter.ticket - super::queue::FIRST_TICKET;
+            let (tenant, id, cost_us) = (text(&waiter.tenant), waiter.id.text(), waiter.cost_us);
+            (format!("{tenant}{place:016}{id}{cost_us:016}"), 0.0)
+        });
+        let tenants = std::iter::once(time).chain(waiting).chain(idle);
+        [tenants.collect(), lines.collect()]
+    }
+}
