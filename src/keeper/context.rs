@@ -480,6 +480,12 @@ impl Context {
         self.holds[limit.0] = Some(hold);
     }
 
+    /// The recent mean hold of a limit's permits.
+    pub fn mean_hold(&self, limit: LimitId) -> Option<Duration> {
+        let hold = self.holds[limit.0]?;
+        Some(Duration::from_secs_f64(hold.seconds))
+    }
+
     /// Estimated unit-seconds of `waiting` waiters and then of a newcomer of this weight, by the recent mean of hold times
     /// and of waiters' weights.
     pub fn unit_seconds(&self, limit: LimitId, waiting: u32, weight: u32) -> Option<f64> {

@@ -57,8 +57,15 @@ impl Core {
             _ => None,
         };
         let is_reused = idle.is_some();
-        let lease =
-            idle.unwrap_or_else(|| of_key.enter(&mut self.ctx, wait, leg.weight, requester));
+        let lease = idle.unwrap_or_else(|| {
+            of_key.enter(
+                &mut self.ctx,
+                wait,
+                leg.weight,
+                requester,
+                leg.tenant.as_ref(),
+            )
+        });
         if is_reused {
             self.queues.change(&mut self.ctx, queue, |_, _| ());
         }
@@ -110,7 +117,7 @@ impl Core {
                     true => Duration::ZERO,
                     false => longest_wait(leg, queue.max()),
                 };
-                let lease = queue.enter(ctx, wait, weight, requester);
+                let lease = queue.enter(ctx, wait, weight, requester, leg.tenant.as_ref());
                 if queue.is_too_heavy(weight) {
                     queue.refuse(ctx, lease.seq(), AcquireErrorKind::InvalidWeight);
                 }

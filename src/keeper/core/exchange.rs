@@ -371,14 +371,14 @@ impl Core {
                         draft.batches.len() - 1
                     }
                 };
-                let want = queue.take_leg(ctx, seq, has_room)?;
+                let (want, payer) = queue.take_leg(ctx, seq, has_room)?;
                 draft.batches[batch].waits |= want == Want::Wait;
                 draft.room = draft.room.saturating_sub(units);
                 Some(ClaimAsk {
                     batch,
                     seq,
                     want,
-                    payer: None,
+                    payer,
                 })
             })
     }

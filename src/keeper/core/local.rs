@@ -171,8 +171,8 @@ impl Core {
                 Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
                 Decider::Ledger => {
                     let batch = self.local.next_batch(queue, parts.len());
-                    let want = of_leg.draft_here(&mut self.ctx, seq, leg.wait, batch);
-                    self.local.ask(seq, want);
+                    let (want, payer) = of_leg.draft_here(&mut self.ctx, seq, leg.wait, batch);
+                    self.local.ask(seq, want, payer);
                     Ok(Standing::Absent)
                 }
             };

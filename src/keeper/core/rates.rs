@@ -14,8 +14,8 @@ use crate::{
     key::Key,
     leases::{Account, AccountId, Fee, Paid, PaidBack, QueueId, ReportOutcome},
     ledger::{
-        Batch, Call, Charge, Charged, ClaimAsk, ClaimedLedger, Rate, RateState, Refund, Seq, Stock,
-        Tat, WAIT_FOREVER_US, Want,
+        Batch, Call, Charge, Charged, ClaimAsk, ClaimedLedger, Payer, Rate, RateState, Refund, Seq,
+        Stock, Tat, WAIT_FOREVER_US, Want,
     },
     limit::{Limit, LimitId, LimitValue, MAX_LIMIT, Mode},
     part::Part,
@@ -321,13 +321,13 @@ impl LocalClaim {
         &mut self.batches[self.queues.len() - 1]
     }
 
-    pub fn ask(&mut self, seq: Seq, want: Want) {
+    pub fn ask(&mut self, seq: Seq, want: Want, payer: Option<Payer>) {
         let batch = self.claim.asks.len();
         self.claim.asks.push(ClaimAsk {
             batch,
             seq,
             want,
-            payer: None,
+            payer,
         });
     }
 }

@@ -4,14 +4,15 @@
 use std::time::Duration;
 
 use super::{
-    Newcomer, Outbox, Pause, PendingBatch, Queue, RAMP, Snapshot, StoreMoment,
+    Newcomer, Outbox, Pause, PendingBatch, Queue, RAMP, Release, Snapshot, StoreMoment,
+    dues::{add_due, add_report},
     permit::entry::{Entry, HeldSlot, Line, State},
 };
 use crate::{
     error::AcquireErrorKind,
     keeper::{context::Context, effects::Effect},
     leases::local_deadline,
-    ledger::{Ask, Batch, BatchReply, Seq, Standing, Wake, Want, weight_of},
+    ledger::{Ask, Batch, BatchReply, Payer, Seq, Standing, Wake, Want, weight_of},
     telemetry::{Adopted, Measure, Topic},
 };
 
@@ -28,6 +29,7 @@ impl Queue {
             limit: self.max_in_store(ctx),
             max_waiters: self.limit.waiters(),
             reuse: self.reuse(ctx),
+            dues: self.no_dues(),
             ..Batch::default()
         };
         let mut pending = PendingBatch {
@@ -101,14 +103,17 @@ impl Queue {
         };
         pending.inquiries.append(&mut outbox.inquiries);
         while *room > 0
+            && let Some(outbox) = &mut self.outbox
             && let Some(seq) = outbox.renew.pop_front()
         {
             if self.entries.contains_key(&seq) {
                 batch.renew.push(seq);
                 take_room(room, seq);
+                add_report(batch, self.report_of(ctx, seq));
             }
         }
         while *room > 0
+            && let Some(outbox) = &mut self.outbox
             && let Some(seq) = outbox.adopt.pop_front()
         {
             if let Some(entry) = self.entries.get_mut(&seq)
@@ -136,14 +141,11 @@ impl Queue {
             && let Some(Newcomer { seq, .. }) = outbox.acquire.pop_front()
         {
             if let Some((wait, ticket)) = self.send_listed(ctx, seq) {
+                let payer = self.payer(ctx, seq);
                 pending
                     .tickets
                     .extend(ticket.map(|ticket| (seq, ticket.get())));
-                batch.acquire.push(Ask {
-                    seq,
-                    wait,
-                    payer: None,
-                });
+                batch.acquire.push(Ask { seq, wait, payer });
                 take_room(room, seq);
             }
         }
@@ -164,14 +166,20 @@ impl Queue {
             && let Some(release) = outbox.release.get(count)
         {
             batch.release.push(release.seq);
+            add_due(batch, release.seq, release.due);
             take_room(room, release.seq);
             count += 1;
         }
         pending.releases.extend(outbox.release.drain(..count));
     }
 
-    /// Sends an entry with the others of its request. Returns its ask. `has_room`: idle slots are released for it.
-    pub fn take_leg(&mut self, ctx: &mut Context, seq: Seq, has_room: bool) -> Option<Want> {
+    /// Sends an entry with the others of its request. Returns its ask, and who pays. `has_room`: idle slots are released for it.
+    pub fn take_leg(
+        &mut self,
+        ctx: &mut Context,
+        seq: Seq,
+        has_room: bool,
+    ) -> Option<(Want, Option<Payer>)> {
         let entry = self.entries.get(&seq)?;
         let want = match (entry.is_shadow(), entry.waits) {
             (true, _) => Want::IfFree,
@@ -179,7 +187,7 @@ impl Queue {
             (false, true) => Want::Wait,
         };
         self.send_leg(ctx, seq, has_room);
-        Some(want)
+        Some((want, self.payer(ctx, seq)))
     }
 
     /// Frees the outbox once it is empty. A queue with many entries will soon need it again.
@@ -224,6 +232,10 @@ impl Queue {
         self.follow_right(ctx, batch, at);
         for release in pending.releases.drain(..) {
             if release.not_after_us >= at.store_us {
+                let release = Release {
+                    due: None,
+                    ..release
+                };
                 let rest = Duration::from_micros(release.not_after_us - at.store_us);
                 self.repeat_release(ctx, release, rest + Duration::from_millis(1));
             } else {
@@ -452,7 +464,10 @@ impl Queue {
             };
         };
         match standing {
-            Standing::Held { until_ms } => self.granted(ctx, seq, at, until_ms),
+            Standing::Held { until_ms } => {
+                entry.owes_nothing();
+                self.granted(ctx, seq, at, until_ms);
+            }
             Standing::Waiting { ticket } => {
                 entry.place = place;
                 entry.begin(ctx.now);
@@ -511,6 +526,10 @@ impl Queue {
 
     /// The waiters passed by a new head were still waiting when the old head was seen: records that.
     fn remember_waiting(&mut self, head: Option<i64>) {
+        if self.limit.is_fair() {
+            // Grants do not follow tickets.
+            return;
+        }
         for (ticket, seq) in self.waiters_before(head.unwrap_or(0)) {
             let snapshot = self.snapshot;
             self.saw_waiting(seq, |seen| snapshot.seen_waiting(ticket, seen));
@@ -555,7 +574,11 @@ impl Queue {
         // Counted from the sending, so that a slow store does not make this process look as if it had stopped.
         let poll_at = at.sent + ctx.jittered(ctx.settings.poll_interval);
         waiters.poll_at = Some(poll_at.max(ctx.now + pause));
-        let next = Some(ctx.now + ctx.settings.waiter_ttl);
+        // Grants of a fair limit do not follow tickets, so the head of the queue does not show who has left it.
+        let next = match self.limit.is_fair() {
+            true => waiters.poll_at,
+            false => Some(ctx.now + ctx.settings.waiter_ttl),
+        };
         waiters.roll_call_at = waiters.roll_call_at.or(next);
     }
 }
@@ -565,9 +588,10 @@ impl Queue {
     /// Another replica's exchange has promoted a waiter.
     pub fn on_wake(&mut self, ctx: &mut Context, seq: Seq, wake: &Wake) {
         let seen = match self.entries.get(&seq).map(Entry::state) {
-            Some(State::Waiting(Line::InStore { ticket, seen })) => {
-                Some(self.snapshot.seen_waiting(*ticket, *seen))
-            }
+            Some(State::Waiting(Line::InStore { ticket, seen })) => match self.limit.is_fair() {
+                true => Some(*seen),
+                false => Some(self.snapshot.seen_waiting(*ticket, *seen)),
+            },
             Some(State::Sent { at, .. }) => Some(StoreMoment {
                 store_us: 0,
                 sent: *at,

@@ -13,7 +13,7 @@ use crate::{
     error::AcquireErrorKind,
     fallbacks::{Availability, FallbackInForce},
     keeper::context::Context,
-    ledger::{Ask, Batch, Call, Ledger, Operation, Seq, Standing, Want},
+    ledger::{Ask, Batch, Call, Ledger, Operation, Payer, Seq, Standing, Want},
 };
 
 impl Queue {
@@ -77,14 +77,8 @@ impl Queue {
             Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
             Decider::Ledger => {
                 let wait = self.prepare_ledger(ctx, seq, wait);
-                let standing = self.run_here(
-                    ctx,
-                    Operation::Acquire(Ask {
-                        seq,
-                        wait,
-                        payer: None,
-                    }),
-                );
+                let payer = self.payer(ctx, seq);
+                let standing = self.run_here(ctx, Operation::Acquire(Ask { seq, wait, payer }));
                 Ok(standing.unwrap_or(Standing::Absent))
             }
         };
@@ -98,23 +92,24 @@ impl Queue {
         entry.is_undecided().then(|| entry.is_shadow())
     }
 
-    /// Part of a claim on the ledger in this process: the ask, and its batch.
+    /// Part of a claim on the ledger in this process: the ask, who pays, and its batch.
     pub fn draft_here(
         &mut self,
         ctx: &mut Context,
         seq: Seq,
         wait: Duration,
         batch: &mut Batch,
-    ) -> Want {
+    ) -> (Want, Option<Payer>) {
         let waits = self.prepare_ledger(ctx, seq, wait);
         let is_shadow = self.entries.get(&seq).is_some_and(Entry::is_shadow);
         (batch.limit, batch.max_waiters) = (self.local_max(ctx), self.limit.waiters());
-        batch.waits = waits;
-        match waits {
+        (batch.waits, batch.dues) = (waits, self.no_dues());
+        let want = match waits {
             _ if is_shadow => Want::IfFree,
             true => Want::Wait,
             false => Want::Now,
-        }
+        };
+        (want, self.payer(ctx, seq))
     }
 
     /// Prepares the ledger to grant slots as they come free. Returns whether the request may wait there: beside a store
@@ -159,7 +154,10 @@ impl Queue {
         };
         let has_waited = entry.waits && !entry.may_wait(wait, ctx.now);
         let kind = match answer {
-            Ok(Standing::Held { .. }) => return self.admit(ctx, seq),
+            Ok(Standing::Held { .. }) => {
+                entry.owes_nothing();
+                return self.admit(ctx, seq);
+            }
             Ok(Standing::Waiting { .. }) => {
                 entry.place = self.snapshot.waiting;
                 entry.begin(ctx.now);

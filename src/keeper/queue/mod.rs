@@ -9,7 +9,8 @@
 //! | `work` | roll calls, introductions, pauses, releases until confirmed; whether anything is left to send |
 //! | `reuse` | slots that go to the pool and come back from it |
 //! | `permit` | changes of an entry: sent, granted, refused, released; counts and lists by state; the outbox |
-//! | `permit/entry` | the states of an entry |
+//! | `dues` | fair shares: the payers of newcomers, and what permits owe |
+//! | `permit/entry`, `permit/paying` | the states of an entry; what it has paid for |
 //! | this one | the data, read by all |
 //!
 //! Each file calls only files below it. A queue does not know the [core](super::core), which has many queues: it reports
@@ -33,6 +34,7 @@
 
 #[cfg(test)]
 pub(super) mod audit;
+mod dues;
 mod exchange;
 mod local;
 mod outage;
@@ -64,8 +66,11 @@ use crate::{
     sync::Inquiry,
 };
 
-use self::permit::entry::{Entry, Holder};
 pub(super) use self::permit::entry::{Requester, StoreMoment};
+use self::{
+    dues::Due,
+    permit::entry::{Entry, Holder},
+};
 
 /// Leases after which a release is no longer repeated. A waiter that outlives even this is released when it is promoted
 /// without an entry here.
@@ -236,6 +241,8 @@ pub(super) struct Release {
     not_after_us: u64,
     /// Many leases from now: the name has expired in the store by then.
     forget_at: Instant,
+    /// What it settles in a fair ledger, until it is answered.
+    due: Option<Due>,
 }
 
 /// The record of a batch until its answer.

@@ -132,7 +132,8 @@ impl Queue {
 
     /// Parks a slot that was lost, or that follows a lost leg.
     pub fn park_slot(&mut self, ctx: &mut Context, seq: Seq) {
-        self.release_here(ctx, seq);
+        let due = self.due_of(ctx, seq);
+        self.release_here(ctx, seq, due);
         self.park(ctx, seq);
     }
 
@@ -149,6 +150,9 @@ impl Queue {
             None => return,
             Some(Holder::Request | Holder::Reuser) if entering => return,
             Some(_) => {}
+        }
+        if let Some(time) = self.pays_every(ctx) {
+            return self.pay_here(ctx, seq, time);
         }
         if entry.lease.is_over(ctx.now) {
             return self.lose(ctx, seq);

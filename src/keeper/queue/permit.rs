@@ -4,21 +4,28 @@
 //! put into the outbox here too.
 
 pub(super) mod entry;
+pub(super) mod paying;
 
 use std::{mem, num::NonZero, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use self::entry::{Entry, HeldSlot, Holder, InStore, Line, Requester, State, StoreMoment};
-use super::{FORGET_AFTER, Newcomer, Outbox, Queue, Release, Waiters};
+use self::{
+    entry::{Entry, HeldSlot, Holder, InStore, Line, Requester, State, StoreMoment},
+    paying::Paying,
+};
+use super::{
+    FORGET_AFTER, Newcomer, Outbox, Queue, Release, Waiters,
+    dues::{Due, add_due, add_report},
+};
 use crate::{
     error::AcquireErrorKind,
     keeper::{
         context::{Context, Decided, Decision, earliest},
-        demand::Taken,
+        demand::{Taken, Tenant},
     },
     leases::{Lease, Leases, Tenure},
-    ledger::{Call, Operation, Seq, Standing, weight_of},
+    ledger::{Batch, Call, Dues, Operation, Seq, Standing, weight_of},
     limit::LimitId,
     telemetry::Measure,
 };
@@ -40,11 +47,14 @@ impl Queue {
         wait: Duration,
         weight: u32,
         request: Requester,
+        tenant: Option<&Tenant>,
     ) -> Arc<Lease> {
         // The pool is for slots of one unit.
         let pool = self.pool().cloned().filter(|_| weight == 1);
         let lease = ctx.new_lease(self.id, weight, pool);
-        let entry = Entry::new(lease.clone(), wait, ctx.now, Some(request));
+        let mut entry = Entry::new(lease.clone(), wait, ctx.now, Some(request));
+        let is_fair = self.limit.is_fair();
+        entry.paying = is_fair.then(|| Box::new(Paying::new(tenant)));
         self.insert(ctx, entry);
         lease
     }
@@ -148,12 +158,17 @@ impl Queue {
 
     /// The store has granted the slot, or this process: then nothing is `due`.
     pub(super) fn hold(&mut self, ctx: &mut Context, seq: Seq, due: Option<Instant>) {
-        let hold = HeldSlot {
+        let mut hold = HeldSlot {
             due,
             since: ctx.now,
             holder: Holder::Request,
             in_store: due.is_some(),
         };
+        let pays_every = self.pays_every(ctx);
+        if let Some(entry) = self.entries.get_mut(&seq) {
+            entry.begin_paying(ctx.now);
+            hold.due = due.or(pays_every.map(|time| ctx.now + time));
+        }
         self.set(ctx, seq, State::Held(hold));
     }
 
@@ -217,7 +232,8 @@ impl Queue {
     /// Puts an entry aside until its request asks again, under a new name, since the fate of the old one is unknown. If
     /// an exchange in flight may still enter the old name into the store, it is released when the exchange is over.
     pub(super) fn park(&mut self, ctx: &mut Context, seq: Seq) {
-        self.release_in_store(ctx, seq);
+        let due = self.due_of(ctx, seq);
+        self.release_in_store(ctx, seq, due);
         let Some(mut entry) = self.remove(ctx, seq) else {
             return;
         };
@@ -232,6 +248,7 @@ impl Queue {
         entry.state = State::Idle;
         // A pending answer is about the old name, and proves nothing about this one.
         entry.in_store = InStore::default();
+        entry.owes_nothing();
         report(ctx, &entry, Decision::Changed);
         self.insert(ctx, entry);
     }
@@ -262,6 +279,7 @@ impl Queue {
     }
 
     fn leave(&mut self, ctx: &mut Context, seq: Seq, use_of_slot: Use) {
+        let due = self.due_of(ctx, seq);
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
@@ -281,33 +299,58 @@ impl Queue {
                 entry.leave_request();
             }
         } else {
-            self.release_in_store(ctx, seq);
+            self.release_in_store(ctx, seq, due);
             self.remove(ctx, seq);
             if !ctx.confirmations.is_empty() && !self.is_releasing(seq) {
                 ctx.confirm(seq);
             }
         }
-        self.release_here(ctx, seq);
+        self.release_here(ctx, seq, due);
     }
 
-    pub(super) fn release_here(&mut self, ctx: &mut Context, seq: Seq) {
+    pub(super) fn release_here(&mut self, ctx: &mut Context, seq: Seq, due: Option<Due>) {
         if self.ledger_here.is_some() {
-            self.run_here(ctx, Operation::Release(seq));
+            add_due(self.batch_here(ctx), seq, due);
+            self.run_batch_here(ctx, Operation::Release(seq));
         }
+    }
+
+    /// A permit of the ledger in this process has been held for a while.
+    pub(super) fn pay_here(&mut self, ctx: &mut Context, seq: Seq, again_in: Duration) {
+        let report = self.report_of(ctx, seq);
+        if report.is_some() {
+            add_report(self.batch_here(ctx), report);
+            self.run_batch_here(ctx, Operation::Nothing);
+        }
+        self.set_due(seq, ctx.now + again_in);
     }
 
     /// Runs a step of the ledger in this process, and admits the requests that it promotes. Its clock stands still, so
     /// no lease ends there.
     pub(super) fn run_here(&mut self, ctx: &mut Context, operation: Operation) -> Option<Standing> {
-        let limit = self.local_max(ctx);
-        let ledger = self.ledger_here.as_mut()?;
-        let mut call = Call::new(&ctx.scratch, 0);
-        // One batch is reused, since building and dropping one costs more than the step.
+        self.batch_here(ctx);
+        self.run_batch_here(ctx, operation)
+    }
+
+    /// The batch of the next step. One is reused, since building and dropping one costs more than the step.
+    fn batch_here<'a>(&self, ctx: &'a mut Context) -> &'a mut Batch {
+        let (limit, dues) = (self.local_max(ctx), self.no_dues());
         let batch = &mut ctx.scratch.batches[0];
         (batch.limit, batch.max_waiters) = (limit, self.limit.waiters());
+        batch.dues = dues;
+        batch
+    }
+
+    fn run_batch_here(&mut self, ctx: &mut Context, operation: Operation) -> Option<Standing> {
+        let ledger = self.ledger_here.as_mut()?;
+        let mut call = Call::new(&ctx.scratch, 0);
+        let batch = &mut ctx.scratch.batches[0];
         batch.waits = matches!(operation, Operation::Acquire(ask) if ask.wait);
-        let batch = &ctx.scratch.batches[0];
         let (mut promoted, standing) = ledger.run_one(&mut call, batch, operation);
+        if let Some(dues) = &mut batch.dues {
+            **dues = Dues::default();
+        }
+        let batch = &ctx.scratch.batches[0];
         // A call does no more than the store's script would. A raised limit may admit more.
         while call.more {
             call = Call::new(&ctx.scratch, 0);
@@ -441,20 +484,21 @@ impl Queue {
 
     /// Releases a name that no entry has.
     pub(super) fn release_ghost(&mut self, ctx: &Context, seq: Seq) {
-        self.push_release(ctx, seq, 0);
+        self.push_release(ctx, seq, 0, None);
     }
 
-    fn push_release(&mut self, ctx: &Context, seq: Seq, not_after_us: u64) {
+    fn push_release(&mut self, ctx: &Context, seq: Seq, not_after_us: u64, due: Option<Due>) {
         let forget_at = ctx.now + FORGET_AFTER * ctx.settings.lease;
         self.outbox().release.push(Release {
             seq,
             not_after_us,
             forget_at,
+            due,
         });
     }
 
     /// Releases a name if the store may know it. If its exchange is in flight, the answer decides.
-    fn release_in_store(&mut self, ctx: &Context, seq: Seq) {
+    fn release_in_store(&mut self, ctx: &Context, seq: Seq, due: Option<Due>) {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
@@ -466,7 +510,7 @@ impl Queue {
         } = entry.in_store;
         if !entering && (present || not_after_us > 0) {
             (entry.in_store.present, entry.in_store.not_after_us) = (false, 0);
-            self.push_release(ctx, seq, not_after_us);
+            self.push_release(ctx, seq, not_after_us, due);
         }
     }
 }

@@ -237,7 +237,7 @@ impl Queue {
         let told = waiters.and_then(|waiters| waiters.places.get(&seq).copied());
         let position = match *entry.state() {
             State::Waiting(Line::InStore { ticket, .. })
-                if head.is_some_and(|head| ticket <= head) =>
+                if head.is_some_and(|head| ticket <= head) && !self.limit.is_fair() =>
             {
                 1
             }

@@ -107,10 +107,11 @@ impl Ledger {
         batch: &Batch,
         operation: Operation,
     ) -> (Vec<Promotion>, Option<Standing>) {
-        if let Operation::Release(seq) = operation {
-            let released = self.remove(call.own(seq));
-            self.settle(call, batch, released);
-        }
+        let released = match operation {
+            Operation::Release(seq) => self.remove(call.own(seq)),
+            Operation::Acquire(_) | Operation::Nothing => 0,
+        };
+        self.settle(call, batch, released);
         let promoted = self.hand_on(call, batch, false);
         let standing = match operation {
             Operation::Acquire(ask) => Some(self.acquire_one(call, batch, ask, &mut false)),

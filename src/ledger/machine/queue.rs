@@ -168,6 +168,11 @@ impl Ledger {
         }
     }
 
+    /// The ticket of a waiter.
+    pub(crate) fn ticket_of(&self, id: MemberId) -> Option<i64> {
+        self.standing(id)?.ticket()
+    }
+
     pub(super) fn standing(&self, id: MemberId) -> Option<Standing> {
         let standing = |place: &Place| match *place {
             Place::Holds { until_ms } => Standing::Held { until_ms },

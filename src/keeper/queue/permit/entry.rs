@@ -15,6 +15,7 @@ use std::{num::NonZero, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
+use super::paying::Paying;
 use crate::{keeper::demand::RequestId, leases::Lease};
 
 /// One permit of this process, or a request's part in this queue.
@@ -27,6 +28,8 @@ pub(in crate::keeper::queue) struct Entry {
     pub place: u32,
     /// Ticket of the place in which the request was granted a slot. If that slot is lost, the request asks for this place.
     pub ticket: Option<NonZero<i64>>,
+    /// Only of a fair limit.
+    pub paying: Option<Box<Paying>>,
     /// Whether it may wait for its slot.
     pub waits: bool,
     /// Whether its turn has begun.
@@ -143,6 +146,7 @@ impl Entry {
             asked: now,
             place: 0,
             ticket: None,
+            paying: None,
             waits: !wait.is_zero(),
             // A request for a single slot begins at once.
             begun: request.is_some_and(|request| request.plain),

@@ -1,0 +1,172 @@
+//! The queue's part in fair shares: who pays for a newcomer, and what permits of this process owe. A grant to a waiter is
+//! paid in advance by the mean hold of the limit; renewals report what is held beyond that while others wait, and the
+//! release settles the rest, or gives back what was not used.
+
+use std::time::Duration;
+
+use super::{
+    Queue,
+    permit::entry::{Entry, Line, State},
+    permit::paying::{Paid, Paying},
+};
+use crate::{
+    keeper::context::Context,
+    ledger::{Batch, Dues, Left, MemberId, Payer, Report, Seq, weight_of},
+};
+
+/// Time paid in advance while no hold is known.
+const FIRST_HOLD: Duration = Duration::from_secs(1);
+/// A part of a lease that permits pay for in advance at most, and after which they report.
+const PART_OF_LEASE: u32 = 3;
+
+/// What the release of a permit settles.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Due {
+    /// It waits in the line of its tenant.
+    Left {
+        payer: Payer,
+        ticket: i64,
+    },
+    Settled(Report),
+}
+
+impl Queue {
+    /// The dues of a batch, if the limit is fair.
+    pub(super) fn no_dues(&self) -> Option<Box<Dues>> {
+        self.limit.is_fair().then(Box::default)
+    }
+
+    /// The payer of a newcomer, which pays for a usual hold in advance if it has to wait.
+    pub(super) fn payer(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
+        if !self.limit.is_fair() {
+            return None;
+        }
+        let time = ctx.mean_hold(self.limit_id).unwrap_or(FIRST_HOLD);
+        let time = time.min(ctx.settings.lease / PART_OF_LEASE);
+        let max = self.max();
+        let paying = &mut self.entries.get_mut(&seq)?.paying;
+        let paying = paying.get_or_insert_with(|| Box::new(Paying::new(None)));
+        let cost_us = paying.cost_us(time, weight_of(seq), max);
+        paying.paid = Paid::Ahead { time, cost_us };
+        paying.payer()
+    }
+
+    /// A report of what a held permit owes by now, if others wait. It counts as paid from then on.
+    pub(super) fn report_of(&mut self, ctx: &Context, seq: Seq) -> Option<Report> {
+        if self.snapshot.waiting == 0 {
+            return None;
+        }
+        let report = self.owed(ctx, seq);
+        let paying = self.entries.get_mut(&seq)?.paying.as_mut()?;
+        match paying.paid {
+            Paid::Until(until) if until > ctx.now => return None,
+            _ => paying.paid = Paid::Until(ctx.now),
+        }
+        report
+    }
+
+    /// What a held permit owes by now; negative if it has paid for more.
+    fn owed(&self, ctx: &Context, seq: Seq) -> Option<Report> {
+        let entry = self.entries.get(&seq)?;
+        let paying = entry.paying.as_ref()?;
+        let cost_us = |time| paying.cost_us(time, weight_of(seq), self.max());
+        let us = match (entry.state(), paying.paid) {
+            // Granted, and not used yet.
+            (State::Checking { .. }, Paid::Ahead { cost_us, .. }) => -(cost_us as i64),
+            (State::Held(_), Paid::Until(until)) => match ctx.now.checked_duration_since(until) {
+                Some(time) => cost_us(time) as i64,
+                None => -(cost_us(until - ctx.now) as i64),
+            },
+            _ => return None,
+        };
+        let held = match entry.state() {
+            State::Held(hold) => ctx.now.saturating_duration_since(hold.since),
+            _ => Duration::ZERO,
+        };
+        let most_us = cost_us(held);
+        (us != 0).then_some(Report {
+            tenant: paying.tenant,
+            us,
+            most_us,
+        })
+    }
+
+    /// What the release of an entry settles. A waiter's place ends; a permit pays the rest if others wait, or gets back
+    /// what it has not used.
+    pub(super) fn due_of(&self, ctx: &Context, seq: Seq) -> Option<Due> {
+        let entry = self.entries.get(&seq)?;
+        let payer = || entry.paying.as_ref()?.payer();
+        match *entry.state() {
+            State::Waiting(Line::InStore { ticket, .. }) => Some(Due::Left {
+                payer: payer()?,
+                ticket,
+            }),
+            State::Waiting(Line::Here) => {
+                let replica = ctx.settings.replica;
+                let ledger = self.ledger_here.as_ref()?;
+                Some(Due::Left {
+                    payer: payer()?,
+                    ticket: ledger.ticket_of(MemberId { replica, seq })?,
+                })
+            }
+            _ => {
+                let report = self.owed(ctx, seq)?;
+                (report.us < 0 || self.snapshot.waiting > 0).then_some(Due::Settled(report))
+            }
+        }
+    }
+
+    /// Held permits of the ledger in this process pay at these times.
+    pub(super) fn pays_every(&self, ctx: &Context) -> Option<Duration> {
+        (self.limit.is_fair() && !ctx.shared).then(|| ctx.settings.lease / PART_OF_LEASE)
+    }
+}
+
+/// Adds the report of a held permit to the dues of a batch.
+pub(super) fn add_report(batch: &mut Batch, report: Option<Report>) {
+    if let (Some(dues), Some(report)) = (&mut batch.dues, report) {
+        add(&mut dues.reports, report);
+    }
+}
+
+/// Adds what a release settles to the dues of a batch.
+pub(super) fn add_due(batch: &mut Batch, seq: Seq, due: Option<Due>) {
+    let (Some(dues), Some(due)) = (&mut batch.dues, due) else {
+        return;
+    };
+    match due {
+        Due::Left { payer, ticket } => dues.left.push(Left { payer, ticket, seq }),
+        Due::Settled(report) => {
+            dues.settled_units += weight_of(seq);
+            add(&mut dues.settled, report);
+        }
+    }
+}
+
+fn add(reports: &mut Vec<Report>, report: Report) {
+    match reports.iter_mut().find(|sum| sum.tenant == report.tenant) {
+        Some(sum) => {
+            sum.us += report.us;
+            sum.most_us = sum.most_us.max(report.most_us);
+        }
+        None => reports.push(report),
+    }
+}
+
+impl Entry {
+    /// A slot is granted: to a waiter, which has paid in advance, or at once.
+    pub(super) fn begin_paying(&mut self, now: tokio::time::Instant) {
+        if let Some(paying) = &mut self.paying
+            && let Paid::Ahead { time, .. } = paying.paid
+        {
+            paying.paid = Paid::Until(now + time);
+        }
+    }
+
+    /// It has paid nothing in advance: it got a slot at once, or asks anew.
+    pub(super) fn owes_nothing(&mut self) {
+        if let Some(paying) = &mut self.paying {
+            paying.paid = Paid::Nothing;
+        }
+    }
+}
