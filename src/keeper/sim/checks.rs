@@ -9,7 +9,8 @@ use super::{agenda::Sent, kinds::Kind, replica::Replica, world::World};
 use crate::{
     leases::{Lease, RIGHT},
     ledger::{
-        Batch, Exchange, Ledger, MemberId, ReplicaId, Reply, Seq, Standing, ramped, weight_of,
+        Batch, Exchange, Ledger, MemberId, ReplicaId, Reply, Seq, Standing, TenantId, ramped,
+        weight_of,
     },
 };
 
@@ -31,6 +32,8 @@ pub(super) struct Snapshot {
     /// Replicas with waiters that subscribe to wake-ups.
     listeners: BTreeSet<ReplicaId>,
     pause_end_ms: Option<u64>,
+    /// Of the waiters of a fair ledger.
+    tenants: BTreeMap<MemberId, TenantId>,
 }
 
 impl Snapshot {
@@ -48,6 +51,7 @@ impl Snapshot {
             waiters: ledger.waiters().map(&mut waiter).collect(),
             listeners,
             pause_end_ms: ledger.pause_end_ms(),
+            tenants: ledger.lines().map(|(tenant, id)| (id, tenant)).collect(),
         }
     }
 
@@ -184,21 +188,29 @@ impl World {
         }
     }
 
-    /// G3: no slot is granted past a waiter with a lower ticket that could be granted one, before and after.
+    /// G3: no slot is granted past a waiter with a lower ticket that could be granted one, before and after; in a fair
+    /// ledger, past one of the same tenant, nor to a newcomer past any.
     pub fn check_order(&self, run: &Exchange, batch: &Batch, before: &Snapshot, after: &Snapshot) {
         let now_ms = self.now_ms();
         let waited: BTreeSet<_> = before.waiting(now_ms).collect();
         let still = after.waiting(now_ms).filter(|one| waited.contains(one));
-        let mut still = still.filter(|(_, id)| self.is_reachable(*id, (run, batch), before));
-        let Some((first, _)) = still.next() else {
-            return;
-        };
+        let still = still.filter(|(_, id)| self.is_reachable(*id, (run, batch), before));
+        let still: Vec<_> = still.collect();
         for id in after.holding(now_ms) {
-            let is_new = !before.holders.contains_key(&id) && !is_adopted(run, batch, id);
-            let ticket = before.ticket(id);
-            if is_new && ticket.is_none_or(|ticket| ticket > first) {
+            if before.holders.contains_key(&id) || is_adopted(run, batch, id) {
+                continue;
+            }
+            let (ticket, tenant) = (before.ticket(id), before.tenants.get(&id));
+            let is_before = |(other, waiter): &&(i64, MemberId)| match ticket {
+                None => true,
+                Some(ticket) if self.is_fair => {
+                    ticket > *other && tenant.is_some() && tenant == before.tenants.get(waiter)
+                }
+                Some(ticket) => ticket > *other,
+            };
+            if let Some((first, waiter)) = still.iter().find(is_before) {
                 self.fail(&format!(
-                    "G3: {id:?} overtook the waiter with ticket {first}"
+                    "G3: {id:?} overtook {waiter:?} with ticket {first}"
                 ));
             }
         }
@@ -246,7 +258,11 @@ impl World {
         let first = waiters.find(|(id, alive_ms)| {
             is_alive(*id, *alive_ms) && self.is_reachable(*id, (run, batch), after)
         });
-        if let Some((id, _)) = first.filter(|(id, _)| !more && fits(*id)) {
+        // In a fair ledger the one whose turn it is may be any.
+        let are_light = || after.waiters.values().all(|(id, _)| fits(*id));
+        if let Some((id, _)) =
+            first.filter(|(id, _)| !more && fits(*id) && (!self.is_fair || are_light()))
+        {
             self.fail(&format!(
                 "G4: {in_use} of {limit} units are in use, and {id:?} waits"
             ));

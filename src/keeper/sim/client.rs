@@ -13,7 +13,7 @@ use crate::{
     error::AcquireErrorKind,
     keeper::{
         Demand, Leg,
-        demand::{RequestId, Taken},
+        demand::{RequestId, Taken, Tenant},
     },
     key::Key,
     leases::Leases,
@@ -136,6 +136,7 @@ impl World {
             burst: self.rng.bool().then(|| self.rng.u32(1..=6)),
         });
         let weights = [self.draw_weight(), self.draw_weight(), 1];
+        let tenant = self.draw_tenant();
         let leg = |limit: usize, key, wait| Leg {
             limit: LimitId(limit),
             key,
@@ -144,7 +145,7 @@ impl World {
             weight: weights[limit],
             cost,
             clamps: true,
-            tenant: None,
+            tenant: tenant.clone(),
         };
         if self.spends && self.rng.bool() {
             return Demand::One(leg(2, key, wait));
@@ -178,6 +179,18 @@ impl World {
             self.check_reuse(replica, &lease);
         }
         self.clients[client].asked = Some(asked);
+    }
+
+    /// One of three tenants, or none of its own.
+    fn draw_tenant(&mut self) -> Option<Tenant> {
+        let number = match self.is_fair {
+            true => self.rng.u32(0..4),
+            false => return None,
+        };
+        (number > 0).then(|| Tenant {
+            name: Key::from(u64::from(number)),
+            share: number,
+        })
     }
 
     /// In a world with weights half of the permits have one unit, and some more than the limit.

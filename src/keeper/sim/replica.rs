@@ -119,7 +119,9 @@ impl World {
                 .map(|limit| limit.burst(3)),
         };
         let mut limit = limit.expect("valid");
-        if values.reuse && number < 2 {
+        if self.is_fair && number < 2 {
+            limit = limit.fair();
+        } else if values.reuse && number < 2 {
             limit = limit.reuse();
         }
         limit = limit.fallback(self.policies[number]);

@@ -32,6 +32,8 @@ use crate::{
 
 /// Draws the worlds with pauses, so that the others stay as they were.
 const PAUSES: u64 = 0x7061_7573_6573;
+/// Draws the worlds with tenants.
+const TENANTS: u64 = 0x7465_6e61_6e74;
 
 pub(super) struct World {
     pub kind: Kind,
@@ -60,6 +62,8 @@ pub(super) struct World {
     pub spends: bool,
     /// Clients with a permit pause its limit now and then.
     pub pauses: bool,
+    /// Slots are shared fairly among tenants.
+    pub is_fair: bool,
     pub crowd: Option<Crowd>,
     // Time by this machine's clock, and the offset of the store's.
     pub start: Instant,
@@ -223,6 +227,7 @@ impl World {
             spends,
             pauses: matches!(kind, Kind::Ordinary | Kind::Cluster)
                 && fastrand::Rng::with_seed(seed ^ PAUSES).u8(0..4) == 0,
+            is_fair: kind != Kind::Crowd && fastrand::Rng::with_seed(seed ^ TENANTS).u8(0..4) == 0,
             crowd: None,
             start: Instant::now(),
             now: Duration::ZERO,

@@ -299,6 +299,13 @@ impl Shares {
 
 #[cfg(test)]
 impl Ledger {
+    /// The lines of a fair ledger.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = (TenantId, MemberId)> {
+        let shares = self.shares.iter();
+        let lines = shares.flat_map(|shares| &shares.lines);
+        lines.map(|waiter| (waiter.tenant, waiter.id))
+    }
+
     /// Members and scores of the equivalent sorted sets in Redis, in order: of tenants and of lines.
     pub(in crate::ledger) fn shares_content(&self) -> [Vec<(String, f64)>; 2] {
         let text = |tenant: &TenantId| tenant.text().map(char::from).iter().collect::<String>();
