@@ -53,16 +53,17 @@ impl Queue {
 
     /// A report of what a held permit owes by now, if others wait. It counts as paid from then on.
     pub(super) fn report_of(&mut self, ctx: &Context, seq: Seq) -> Option<Report> {
-        if self.snapshot.waiting == 0 {
+        let owed = self.owed(ctx, seq);
+        let entry = self.entries.get_mut(&seq)?;
+        if self.snapshot.waiting == 0 || !entry.is_held() {
             return None;
         }
-        let report = self.owed(ctx, seq);
-        let paying = self.entries.get_mut(&seq)?.paying.as_mut()?;
+        let paying = entry.paying.as_mut()?;
         match paying.paid {
             Paid::Until(until) if until > ctx.now => return None,
             _ => paying.paid = Paid::Until(ctx.now),
         }
-        report
+        owed
     }
 
     /// What a held permit owes by now; negative if it has paid for more.

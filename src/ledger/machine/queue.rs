@@ -60,7 +60,7 @@ impl Ledger {
                 break;
             }
             if let Some(waiter) = in_line
-                && !self.waits(id)
+                && !self.waits(waiter)
             {
                 call.spend(1);
                 self.leave_line(waiter);

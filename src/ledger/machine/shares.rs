@@ -154,9 +154,10 @@ impl Ledger {
         ended.is_some()
     }
 
-    /// Whether another permit of this name still waits.
-    pub(super) fn waits(&self, id: MemberId) -> bool {
-        matches!(self.places.get(&id), Some(Place::Waits { .. }))
+    /// Whether it still waits in this place.
+    pub(super) fn waits(&self, waiter: InLine) -> bool {
+        let place = self.places.get(&waiter.id);
+        matches!(place, Some(Place::Waits { ticket }) if *ticket == waiter.ticket)
     }
 }
 

@@ -8,6 +8,7 @@ local function fair_of(key, text, removed, acquires)
   local REPORT_BYTES = 24
   local PLACE_CHARS = 66
   local TENANT_CHARS = 8
+  local TICKET_AT = 9
   local ID_AT = 25
   local COST_AT = 51
   local MAX_DEBT_US = 600000000
@@ -58,7 +59,7 @@ local function fair_of(key, text, removed, acquires)
     return line[line.at]
   end
 
-  -- The waiter of the tenant that has paid for the least, or nil.
+  -- The waiter of the tenant that has paid for the least, and its ticket, or nil.
   function fair.next(free)
     while true do
       local best, at = nil, nil
@@ -98,7 +99,7 @@ local function fair_of(key, text, removed, acquires)
       else
         tenant, entry = best, first_of(best, free)
         if entry then
-          return sub(entry, ID_AT, COST_AT - 1)
+          return sub(entry, ID_AT, COST_AT - 1), tonumber(sub(entry, TICKET_AT, ID_AT - 1)) + FIRST_TICKET
         end
         table.remove(waiting, at)
         if not passed[best] then

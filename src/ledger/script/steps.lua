@@ -117,8 +117,12 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
   local fair = ledger.fair
   local in_line = fair -- false once no line has any waiter
   while in_use < limit and passed < waiting and passed < MAX_PASSED and not blocked do
-    local ids = in_line and { in_line.next(limit - in_use) }
-    if in_line and not ids[1] then
+    local ids, ticket = nil, nil
+    if in_line then
+      ids = {}
+      ids[1], ticket = in_line.next(limit - in_use)
+    end
+    if in_line and not ticket then
       -- The lines may be lost, or lack the waiters of an older replica: those are served in order of arrival.
       in_line, ids, passed, window = nil, nil, 0, limit - in_use
     end
@@ -137,7 +141,7 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
         break
       end
       local owner, heartbeat = sub(id, 1, REPLICA_CHARS), true
-      local waits = not in_line or (tonumber(call('ZSCORE', key, id)) or 0) < 0
+      local waits = not in_line or math.floor(tonumber(call('ZSCORE', key, id)) or 0) == ticket
       if waits and owner ~= replica then
         alive, subscribers = alive or {}, subscribers or {}
         heartbeat = is_alive(key, alive, owner)
