@@ -11,7 +11,7 @@ mod leases;
 mod pause;
 pub(super) mod queue;
 mod reuse;
-mod shares;
+pub(super) mod shares;
 
 use std::collections::BTreeMap;
 

@@ -5,6 +5,7 @@ mod leases;
 mod pause;
 mod queue;
 mod rollout;
+mod shares;
 mod weights;
 
 use std::sync::Arc;
