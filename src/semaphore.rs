@@ -501,6 +501,8 @@ impl Acquire {
     /// The first value is the position on arrival. For the first 64 requests of this process under a key, the store
     /// refreshes the position every [`waiter_ttl`](crate::LimiterBuilder::waiter_ttl), so the true position may be lower by
     /// now. In memory, and for further requests, the position is only bounded by the length of the queue.
+    ///
+    /// Under a [fair](Limit::fair) limit, requests of other tenants may be served first: the position is no promise.
     pub fn position(&self) -> Option<u32> {
         Some(self.in_line()?.position)
     }

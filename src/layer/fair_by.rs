@@ -191,3 +191,144 @@ impl Scope {
         scope
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::ready,
+        sync::{
+            Arc,
+            atomic::{AtomicU32, Ordering},
+        },
+        time::Duration,
+    };
+
+    use futures_util::FutureExt;
+    use http::Request;
+
+    use super::*;
+    use crate::{
+        keeper::{Leg, Tenant},
+        layer::values::Lookup,
+        limit::LimitId,
+    };
+
+    const GPU: Limit = Limit::concurrent("gpu", 1).wait_up_to(Duration::from_secs(1));
+
+    fn leg(scope: &Scope, request: Request<()>) -> Leg {
+        let (head, ()) = request.into_parts();
+        let found = match scope.find(LimitId(0), &head) {
+            Lookup::Now(leg) => leg,
+            Lookup::Later(leg) => leg.now_or_never().expect("the lookup is ready"),
+        };
+        found.expect("a key")
+    }
+
+    fn tenant(scope: &Scope, request: Request<()>) -> Option<Tenant> {
+        leg(scope, request).tenant
+    }
+
+    fn of(name: impl Into<Key>, share: u32) -> Option<Tenant> {
+        let name = name.into();
+        Some(Tenant { name, share })
+    }
+
+    fn none() -> Option<Tenant> {
+        of(Key::SHARED, 1)
+    }
+
+    fn by(values: &[&[u8]]) -> Request<()> {
+        let request = Request::get("/path?query");
+        let add = |request: http::request::Builder, value: &&[u8]| {
+            let value = http::HeaderValue::from_bytes(value).unwrap();
+            request.header("x-tenant", value)
+        };
+        values.iter().fold(request, add).body(()).unwrap()
+    }
+
+    #[test]
+    fn a_limit_that_is_not_fair_has_no_tenants() {
+        assert_eq!(tenant(&GPU.into(), by(&[b"acme"])), None);
+        assert_eq!(tenant(&GPU.by_header("x-key"), by(&[b"acme"])), None);
+    }
+
+    #[test]
+    fn without_a_source_all_requests_are_one_tenant() {
+        assert_eq!(tenant(&GPU.fair().into(), by(&[b"acme"])), none());
+        let keyed = GPU.fair().by_header("x-tenant");
+        let leg = leg(&keyed, by(&[b"acme"]));
+        assert_eq!((leg.key, leg.tenant), (Key::from("acme"), none()));
+    }
+
+    #[test]
+    fn the_first_value_of_a_header_counts() {
+        let scope = GPU.fair_by_header("X-Tenant");
+        for (values, expected) in [
+            (&[&b"acme"[..]][..], of("acme", 1)),
+            (&[b"acme", b"other"], of("acme", 1)),
+            (&[b"\xff"], of(b"\xff", 1)),
+            (&[b"", b"acme"], none()),
+            (&[b""], none()),
+            (&[], none()),
+        ] {
+            assert_eq!(tenant(&scope, by(values)), expected, "{values:?}");
+        }
+    }
+
+    #[test]
+    fn a_closure_finds_a_text_or_any_key() {
+        let path = GPU.fair_by_str(|head| head.uri.query());
+        assert_eq!(tenant(&path, by(&[])), of("query", 1));
+        let nobody = GPU.fair_by_str(|_| None);
+        assert_eq!(tenant(&nobody, by(&[])), none());
+        let empty = GPU.fair_by_str(|_| Some(""));
+        assert_eq!(tenant(&empty.shares([("acme", 3)]), by(&[])), none());
+        let number = GPU.fair_by_key(|head| Some(head.uri.path().len()));
+        assert_eq!(tenant(&number, by(&[])), of(5, 1));
+    }
+
+    #[test]
+    fn each_key_has_tenants() {
+        let scopes = [
+            GPU.by_str(|head| head.uri.query()),
+            GPU.by_key_async(|_| ready(Some("query"))),
+        ];
+        for scope in scopes {
+            let scope = scope.fair_by_header("x-tenant").shares([("acme", 3)]);
+            let leg = leg(&scope, by(&[b"acme"]));
+            assert_eq!((leg.key, leg.tenant), (Key::from("query"), of("acme", 3)));
+        }
+    }
+
+    #[test]
+    fn a_share_is_in_the_table_or_found_by_the_closure() {
+        let asked = Arc::new(AtomicU32::new(0));
+        let count = asked.clone();
+        let scope = GPU.fair_by_header("x-tenant").shares([("acme", 3)]);
+        let scope = scope.shares_by(move |head, tenant| {
+            count.fetch_add(1, Ordering::SeqCst);
+            (*tenant == Key::from("gold")).then(|| head.uri.path().len() as u32)
+        });
+        assert_eq!(tenant(&scope, by(&[b"acme"])), of("acme", 3));
+        assert_eq!(tenant(&scope, by(&[])), none());
+        assert_eq!(asked.load(Ordering::SeqCst), 0);
+        assert_eq!(tenant(&scope, by(&[b"gold"])), of("gold", 5));
+        assert_eq!(tenant(&scope, by(&[b"other"])), of("other", 1));
+    }
+
+    #[test]
+    fn a_share_of_a_closure_is_brought_into_the_range() {
+        for (found, share) in [
+            (0, 1),
+            (1, 1),
+            (2, 2),
+            (1_000, 1_000),
+            (1_001, 1_000),
+            (u32::MAX, 1_000),
+        ] {
+            let scope = GPU.fair_by_header("x-tenant");
+            let scope = scope.shares_by(move |_, _| Some(found));
+            assert_eq!(tenant(&scope, by(&[b"acme"])), of("acme", share));
+        }
+    }
+}

@@ -100,3 +100,65 @@ impl Bound {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{keeper::Demand, limit::Limit, limiter::Limiter};
+
+    const JOBS: Limit = Limit::concurrent("jobs", 1)
+        .wait_up_to(Duration::from_secs(1))
+        .fair();
+
+    fn payers(semaphore: &Semaphore) -> Vec<Option<Tenant>> {
+        let legs = match semaphore.0.demand(true, 1) {
+            Demand::One(leg) => vec![leg],
+            Demand::All(legs) => legs,
+        };
+        legs.into_iter().map(|leg| leg.tenant).collect()
+    }
+
+    fn of(name: impl Into<Key>, share: u32) -> Option<Tenant> {
+        let name = name.into();
+        Some(Tenant { name, share })
+    }
+
+    #[test]
+    fn a_request_has_its_tenant_and_share_in_any_order() {
+        let limiter = Limiter::in_memory();
+        let jobs = || limiter.semaphore(&JOBS, "key");
+        assert_eq!(payers(&jobs()), [of(Key::SHARED, 1)]);
+        assert_eq!(payers(&jobs().tenant("acme")), [of("acme", 1)]);
+        assert_eq!(payers(&jobs().tenant("acme").share(3)), [of("acme", 3)]);
+        assert_eq!(
+            payers(&jobs().share(1_000).tenant("acme")),
+            [of("acme", 1_000)]
+        );
+        // Requests without a tenant are one tenant, which has one share.
+        assert_eq!(payers(&jobs().share(3)), [of(Key::SHARED, 1)]);
+        assert_eq!(payers(&jobs().tenant("").share(3)), [of(Key::SHARED, 1)]);
+    }
+
+    #[test]
+    fn a_tenant_is_of_the_last_limit() {
+        let limiter = Limiter::in_memory();
+        let each = Limit::concurrent("each", 1);
+        let more = Limit::concurrent("more", 1)
+            .wait_up_to(Duration::from_secs(1))
+            .fair();
+        let both = limiter
+            .semaphore(&each, "key")
+            .and(&JOBS, Key::SHARED)
+            .tenant("acme");
+        assert_eq!(payers(&both), [None, of("acme", 1)]);
+        let three = both
+            .clone()
+            .and(&more, Key::SHARED)
+            .tenant("other")
+            .share(2);
+        assert_eq!(payers(&three), [None, of("acme", 1), of("other", 2)]);
+        assert_eq!(payers(&both), [None, of("acme", 1)]);
+    }
+}
