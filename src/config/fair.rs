@@ -31,7 +31,7 @@ pub struct FairConfig {
     /// Selects the requests of one tenant, in the form of a [key](super::LimitConfig::key): headers, or the client's
     /// address.
     ///
-    /// `None` (`fair = true`): all requests are one tenant, beside those that semaphores in code name.
+    /// `None` (`fair = true`): all requests are one tenant, and semaphores in code may name others.
     pub by: Option<KeyConfig>,
     /// Shares for the tenants of a plan, by the plan's name. See [`Scope::shares`](crate::Scope::shares). Default: 1.
     pub plans: BTreeMap<String, u32>,
