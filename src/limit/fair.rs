@@ -23,7 +23,7 @@ impl Limit {
     /// The layer finds a request's tenant by [`fair_by_header`](Self::fair_by_header), [`fair_by_str`](Self::fair_by_str)
     /// or [`fair_by_key`](Self::fair_by_key), which imply this setting; a semaphore has one tenant,
     /// [`Semaphore::tenant`](crate::Semaphore::tenant). All requests without a tenant are one tenant.
-    /// [Tenants](crate::guide::tenants) has the rule, and what it does not promise.
+    /// [Tenants](crate::guide::tenants) explains the rule and its limits.
     ///
     /// ```
     /// use std::time::Duration;
