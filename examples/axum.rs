@@ -168,7 +168,7 @@ async fn run(options: Options, more: Router<Demo>) -> Result<(), String> {
     let demo = Demo {
         limiter: limiter.clone(),
         limit,
-        fair_by: options.fair_by,
+        fair_by: options.fair_by.clone(),
         on_lost: options.on_lost(),
         now: now.clone(),
     };

@@ -541,8 +541,8 @@ fn a_fair_limit_serves_requests_and_turns() {
         let server = RedisServer::start();
         let options = ["--limit", "1", "--fair-by", "x-api-key"];
         let replica = Replica::start(&server.url(), &options).await;
-        let busy = replica.get("/work?ms=100");
-        let answers = join_all((0..3).map(|_| busy.status())).await;
+        let busy = || replica.get("/work?ms=100").status();
+        let answers = join_all((0..3).map(|_| busy())).await;
         assert_eq!(answers, [200, 200, 200]);
         let mut socket = replica.websocket("/turns?ms=1").await;
         assert_eq!(socket.echo("hello").await, "hello");
