@@ -329,6 +329,7 @@ mod tests {
             let scope = GPU.fair_by_header("x-tenant");
             let scope = scope.shares_by(move |_, _| Some(found));
             assert_eq!(tenant(&scope, by(&[b"acme"])), of("acme", share));
+            assert_eq!(tenant(&scope, by(&[b""])), none());
         }
     }
 }
