@@ -18,7 +18,7 @@ use axum::{
         Query, State,
         ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code},
     },
-    http::HeaderMap,
+    http::{HeaderMap, HeaderName},
     response::{IntoResponse, Response, Sse, sse::Event},
     routing::{any, get},
     serve::ListenerExt,
@@ -59,6 +59,9 @@ struct Options {
     /// Lets freed slots serve the next request of this replica without the store
     #[arg(long)]
     reuse: bool,
+    /// Header with the tenant, among whom the slots of each x-api-key are shared fairly, such as x-tenant
+    #[arg(long, value_name = "HEADER")]
+    fair_by: Option<HeaderName>,
     /// How long a request may wait for a slot; 0s refuses at once
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
     max_wait: Duration,
@@ -140,9 +143,14 @@ async fn run(options: Options, more: Router<Demo>) -> Result<(), String> {
         .await
         .map_err(|error| format!("{}: {error}", blamed(&error)))?;
     let limit = limit(&options)?;
+    let scope = limit.clone().by_header("x-api-key");
+    let scope = match &options.fair_by {
+        Some(header) => scope.fair_by_header(header),
+        None => scope,
+    };
     let layer = limiter
-        .try_layer(limit.clone().by_header("x-api-key"))
-        .map_err(|error| format!("--max-wait, --max-waiters: {error}"))?
+        .try_layer(scope)
+        .map_err(|error| format!("--max-wait, --max-waiters, --fair-by: {error}"))?
         .on_lost(options.on_lost());
     let listener = TcpListener::bind(options.listen)
         .await
@@ -160,6 +168,7 @@ async fn run(options: Options, more: Router<Demo>) -> Result<(), String> {
     let demo = Demo {
         limiter: limiter.clone(),
         limit,
+        fair_by: options.fair_by.clone(),
         on_lost: options.on_lost(),
         now: now.clone(),
     };
@@ -187,7 +196,12 @@ fn limit(options: &Options) -> Result<Limit, String> {
         .wait_up_to(options.max_wait)
         .max_waiters(options.max_waiters)
         .fallback(options.fallback());
-    Ok(if options.reuse { limit.reuse() } else { limit })
+    let limit = if options.reuse { limit.reuse() } else { limit };
+    // The handlers of this example take slots of the same limit, so it is fair for them too.
+    Ok(match options.fair_by {
+        Some(_) => limit.fair(),
+        None => limit,
+    })
 }
 
 /// State shared by the handlers.
@@ -195,6 +209,7 @@ fn limit(options: &Options) -> Result<Limit, String> {
 pub(crate) struct Demo {
     limiter: Limiter,
     limit: Limit,
+    fair_by: Option<HeaderName>,
     on_lost: OnLost,
     now: watch::Receiver<Phase>,
 }
@@ -332,6 +347,10 @@ async fn turns(
 ) -> Response {
     let key = headers.get("x-api-key").map_or(Key::SHARED, Key::from);
     let turns = demo.limiter.semaphore(&demo.limit, key);
+    let turns = match demo.fair_by.and_then(|header| headers.get(header)) {
+        Some(tenant) => turns.tenant(tenant),
+        None => turns,
+    };
     let work = Duration::from_millis(ask.ms);
     upgrade.on_upgrade(async move |mut socket| {
         tokio::select! {

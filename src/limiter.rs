@@ -113,7 +113,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// Returns an error if a value is out of range, or if a concurrency limit would become a rate or vice versa.
+    /// Returns an error if a value is out of range, or if a fixed setting would change: whether the limit is a rate, whether
+    /// it is [fair](Limit::fair), or its class.
     pub fn update(&self, limit: &Limit) -> Result<(), ConfigError> {
         self.keeper.update(&[limit])
     }

@@ -2,6 +2,8 @@
 //!
 //! Tests: `tests/semaphore/`, by theme.
 
+mod tenant;
+
 #[cfg(feature = "operate")]
 use std::borrow::Cow;
 use std::{
@@ -30,7 +32,8 @@ use crate::{
 /// A fair semaphore across all replicas: one [`Limit`] for one [`Key`].
 ///
 /// Permits are granted in the order in which the store received the requests, across all replicas. No request overtakes a
-/// live waiter, except briefly under [`Limit::reuse`].
+/// live waiter, except briefly under [`Limit::reuse`]. Under a [fair](Limit::fair) limit this order holds for the requests
+/// of one [tenant](Semaphore::tenant), and the tenants take turns by the slot-seconds that they have used.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -70,6 +73,9 @@ struct Bound {
     key: Key,
     /// The key's own value of the limit, if any.
     value: Option<LimitValue>,
+    /// The tenant under a fair limit. [`Key::SHARED`]: none.
+    tenant: Key,
+    share: u32,
     /// The idle slots of the key, if the limit reuses slots.
     pool: Option<Arc<BoundPool>>,
 }
@@ -259,7 +265,9 @@ impl Semaphore {
     ///
     /// # Fairness
     ///
-    /// First come, first served, by the order in which the store receives the requests.
+    /// First come, first served, by the order in which the store receives the requests. Under a [fair](Limit::fair) limit,
+    /// a free slot goes to the waiting [tenant](Self::tenant) that has used the fewest slot-seconds for its share, and
+    /// requests of one tenant are served first come, first served.
     pub fn acquire(&self) -> Acquire {
         self.ask(true, 1)
     }
@@ -314,7 +322,7 @@ impl Semaphore {
     ///
     /// # Fairness
     ///
-    /// First come, first served, whatever the weights.
+    /// Like [`acquire`](Self::acquire), whatever the weights.
     pub fn acquire_many(&self, n: u32) -> Acquire {
         self.ask(true, n)
     }
@@ -448,7 +456,7 @@ impl Inner {
             weight,
             cost: 1,
             clamps: false,
-            tenant: None,
+            tenant: bound.payer(),
         };
         match &self.others[..] {
             [] => Demand::One(leg(&self.first)),
@@ -469,6 +477,8 @@ impl Bound {
             pool: keeper.bind(number, &key),
             key,
             value: None,
+            tenant: Key::SHARED,
+            share: 1,
         })
     }
 }
@@ -491,6 +501,8 @@ impl Acquire {
     /// The first value is the position on arrival. For the first 64 requests of this process under a key, the store
     /// refreshes the position every [`waiter_ttl`](crate::LimiterBuilder::waiter_ttl), so the true position may be lower by
     /// now. In memory, and for further requests, the position is only bounded by the length of the queue.
+    ///
+    /// Under a [fair](Limit::fair) limit, requests of other tenants may be served first: the position is no promise.
     pub fn position(&self) -> Option<u32> {
         Some(self.in_line()?.position)
     }

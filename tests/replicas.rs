@@ -13,6 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use http::{Method, Request};
 use http_body_util::BodyExt;
 use support::{
@@ -533,6 +534,22 @@ fn a_graceful_shutdown_leaves_nothing_behind() {
     });
 }
 
+/// The layer and the semaphores of handlers use one fair limit.
+#[test]
+fn a_fair_limit_serves_requests_and_turns() {
+    alone(async {
+        let server = RedisServer::start();
+        let options = ["--limit", "1", "--fair-by", "x-api-key"];
+        let replica = Replica::start(&server.url(), &options).await;
+        let busy = || replica.get("/work?ms=100").status();
+        let answers = join_all((0..3).map(|_| busy())).await;
+        assert_eq!(answers, [200, 200, 200]);
+        let mut socket = replica.websocket("/turns?ms=1").await;
+        assert_eq!(socket.echo("hello").await, "hello");
+        timeout(SECOND, until_empty(&server)).await.expect("G5");
+    });
+}
+
 /// A WebSocket holds its slot until it closes.
 #[test]
 fn a_websocket_holds_its_slot_to_the_end() {
@@ -712,6 +729,9 @@ fn bad_options_are_refused_in_one_line() {
         (&["--lease", "0s"], "--lease"),
         (&["--lease", "1s", "--store-timeout", "1s"], "--lease"),
         (&["--max-wait", "soon"], "--max-wait"),
+        (&["--fair-by", "not a name"], "--fair-by"),
+        (&["--fair-by", "x-tenant", "--max-wait", "0s"], "--fair-by"),
+        (&["--fair-by", "x-tenant", "--reuse"], "--fair-by"),
         (&["--on-lost", "panic"], "--on-lost"),
         (&["--store", "http://127.0.0.1"], "--store"),
         (&["--store", "redis://127.0.0.1:port"], "--store"),

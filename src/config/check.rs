@@ -10,9 +10,11 @@ use std::{
 use super::{
     cost::CostConfig,
     error::{ConfigFileError, Faults},
+    fair::CheckedFair,
     header_key::{self, HeaderKey},
     key::{CallerKey, KeyConfig},
-    limit::{LimitConfig, OutcomeConfig, check_plans},
+    limit::{LimitConfig, OutcomeConfig},
+    plan::check_plans,
     route::RouteConfig,
     routes::Routes,
     sections::Config,
@@ -40,6 +42,9 @@ pub(super) struct CheckedLimit {
     pub(super) pause_at_most: Option<Duration>,
     /// Callers' own values.
     pub(super) values: HashMap<Key, LimitValue>,
+    /// Tenants, if the limit is fair.
+    pub(super) fair: Option<CheckedFair>,
+    pub(super) requires_tenant: bool,
 }
 
 impl Checked {
@@ -78,6 +83,17 @@ impl CheckedLimit {
         }
     }
 
+    /// A tenant, written as in the file, and its share; an empty tenant is none.
+    pub(super) fn tenant_of(&self, tenant: &str) -> Result<(Key, u32), &'static str> {
+        match &self.fair {
+            None => Err("is not set, so the limit has no tenants"),
+            Some(_) if tenant.is_empty() && self.requires_tenant => {
+                Err("requires a tenant, and there is none")
+            }
+            Some(fair) => fair.tenant_of(tenant),
+        }
+    }
+
     /// The scope of this limit on a route, with the rule for a request's key.
     pub(super) fn scope(&self, route: &RouteConfig) -> Scope {
         let limit = self.limit.clone();
@@ -105,6 +121,12 @@ impl CheckedLimit {
         if let Some(time) = self.pause_at_most {
             scope = scope.pause_at_most(time);
         }
+        if let Some(fair) = &self.fair {
+            scope = fair.apply(scope);
+        }
+        if self.requires_tenant {
+            scope = scope.require_tenant();
+        }
         match self.requires_key {
             true => scope.require_key(),
             false => scope,
@@ -128,8 +150,12 @@ fn check_limit(
     faults: &mut Faults,
 ) -> Option<CheckedLimit> {
     let checked = limit.limit(name, faults);
-    limit.key.check(&format!("limits.{name}"), faults);
+    limit.key.check(&format!("limits.{name}.key"), faults);
     let values = limit.own_values(name, &config.plans, faults);
+    let fair = limit.fair.as_ref().map(|fair| {
+        let path = format!("limits.{name}.fair");
+        fair.checked(&path, &config.plans, faults)
+    });
     Some(CheckedLimit {
         limit: checked?,
         key: limit.key.clone(),
@@ -139,6 +165,8 @@ fn check_limit(
         outcome: limit.outcome,
         pause_at_most: limit.pause_at_most,
         values,
+        fair,
+        requires_tenant: limit.require_tenant,
     })
 }
 

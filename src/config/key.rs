@@ -86,12 +86,11 @@ pub struct CallerKey(String);
 
 impl KeyConfig {
     pub(super) fn check(&self, path: &str, faults: &mut Faults) {
-        let path = format!("{path}.key");
         match self {
             Self::Header(name) if HeaderName::try_from(name).is_err() => {
                 faults.add(format!("{path}.header"), "is no name of a header");
             }
-            Self::Bearer(name) => HeaderKey::Bearer(name.clone()).check(&path, faults),
+            Self::Bearer(name) => HeaderKey::Bearer(name.clone()).check(path, faults),
             Self::AnyOf(headers) => {
                 let path = format!("{path}.any_of");
                 if !(1..=MAX_HEADERS).contains(&headers.len()) {

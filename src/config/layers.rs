@@ -112,6 +112,20 @@ impl RouteLayers {
         Ok((key, value))
     }
 
+    /// A tenant of a limit, and its share.
+    pub(super) fn tenant(
+        &self,
+        limit_name: &str,
+        tenant: &str,
+    ) -> Result<(Key, u32), ConfigFileError> {
+        let path = format!("limits.{limit_name}");
+        let Some(checked) = self.checked(limit_name) else {
+            return Err(ConfigFileError::of(&path, "there is no such limit"));
+        };
+        let tenant = checked.tenant_of(tenant);
+        tenant.map_err(|fault| ConfigFileError::of(&format!("{path}.fair"), fault))
+    }
+
     pub(super) fn find(&self, method: &Method, path: &str) -> Arc<Gate> {
         let gate = match self.checked.routes.find(method, path) {
             Ok(route) => route.and_then(|route| self.gates[route].as_ref()),

@@ -1,4 +1,4 @@
-//! The `[limits]` and `[plans]` sections.
+//! The `[limits]` section.
 //!
 //! Tests: `tests/config/reading.rs`, `faults.rs`.
 
@@ -12,13 +12,16 @@ use serde::{Deserialize, Deserializer};
 use super::{
     cost::CostConfig,
     error::Faults,
+    fair::{FairConfig, fair},
     key::{CallerKey, KeyConfig},
+    plan::{Own, PlanConfig},
     value::values,
     word_or_table::word_or_table,
 };
 #[cfg(test)]
 use super::{
     cost::CostTable,
+    fair::FairTable,
     key::{KeyTable, KeyWord},
     schema,
     value::ValueTable,
@@ -90,6 +93,15 @@ pub struct LimitConfig {
     pub unrouted: bool,
     /// Whether a released slot may serve the next request of its process. See [`Limit::reuse`]. Default: no.
     pub reuse: bool,
+    /// Fair shares among tenants: `true`, or `{ by = { header = "x-tenant" }, shares = { acme = 3 }, plans = { gold = 3 } }`.
+    /// See [`Limit::fair`]. Default: no, first come, first served.
+    #[serde(deserialize_with = "fair")]
+    #[cfg_attr(test, schemars(with = "schema::BoolOrTable<FairTable>"))]
+    pub fair: Option<FairConfig>,
+    /// Whether a request without a tenant is refused. See [`Scope::require_tenant`](crate::Scope::require_tenant).
+    ///
+    /// Default: no, all requests without a tenant are one tenant.
+    pub require_tenant: bool,
     /// Judgement of responses: `"overload"` pauses the limit for the key of a request, in all replicas, if its response says
     /// that the service is overloaded, and for how long. See [`Scope::outcome_by`](crate::Scope::outcome_by). Default: none.
     pub outcome: Option<OutcomeConfig>,
@@ -142,16 +154,6 @@ pub enum OutcomeConfig {
     Overload,
 }
 
-/// A group of callers with the same values, such as all customers who pay for more.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields)]
-#[non_exhaustive]
-pub struct PlanConfig {
-    /// Keys of its callers.
-    pub keys: Vec<CallerKey>,
-}
-
 impl LimitConfig {
     /// Returns the limit, and adds its faults.
     pub(super) fn limit(&self, name: &str, faults: &mut Faults) -> Option<Limit> {
@@ -176,6 +178,8 @@ impl LimitConfig {
         } else if self.reuse {
             limit = limit.reuse();
         }
+        limit = self.in_fairness(&path, limit, faults);
+        self.check_required_tenant(&path, faults);
         self.check_outcome(&path, faults);
         let burst = limit.current_burst();
         if let Some(cost) = &self.cost {
@@ -309,53 +313,46 @@ impl LimitConfig {
         Ok(limit)
     }
 
-    /// The callers' own values. Faults do not name the callers.
+    /// The callers' own values.
     pub(super) fn own_values(
         &self,
         name: &str,
         plans: &BTreeMap<String, PlanConfig>,
         faults: &mut Faults,
     ) -> HashMap<Key, LimitValue> {
-        let path = format!("limits.{name}");
-        let mut groups = Vec::new();
-        for (plan, value) in &self.plans {
-            let path = format!("{path}.plans");
-            match plans.get_key_value(plan) {
-                Some((name, plan)) => {
-                    let callers = plan.keys.iter().collect();
-                    groups.push((format!("{path}.{name}"), callers, *value, true));
-                }
-                // The name may be a caller's key that belongs in `overrides`, so the fault does not quote it.
-                None => faults.add(path, "names a plan that `[plans]` does not have"),
+        let own = Own {
+            path: format!("limits.{name}"),
+            by_plan: &self.plans,
+            field: "overrides",
+            by_caller: &self.overrides,
+        };
+        let check = |path: &str, value: LimitValue, faults: &mut Faults| {
+            self.check_own(name, path, value, faults);
+        };
+        own.resolve(plans, &self.key, check, faults)
+    }
+
+    /// Returns the limit, made fair if it is declared so.
+    fn in_fairness(&self, path: &str, limit: Limit, faults: &mut Faults) -> Limit {
+        let mut fault = |message| faults.add(format!("{path}.fair"), message);
+        match &self.fair {
+            None => return limit,
+            Some(_) if self.rate.is_some() => fault("a rate has no slots to be shared"),
+            Some(_) if self.reuse => fault("excludes `reuse`, which passes over other tenants"),
+            Some(_) if self.wait.unwrap_or_default().is_zero() => {
+                fault("needs a `wait`: tenants share by the order in which their requests wait");
             }
+            Some(_) => return limit.fair(),
         }
-        for (caller, value) in &self.overrides {
-            groups.push((format!("{path}.overrides"), vec![caller], *value, false));
+        limit
+    }
+
+    fn check_required_tenant(&self, path: &str, faults: &mut Faults) {
+        let by = self.fair.as_ref().and_then(|fair| fair.by.as_ref());
+        if self.require_tenant && by.is_none() {
+            let message = "belongs to `fair` with `by`, and there is none";
+            faults.add(format!("{path}.require_tenant"), message);
         }
-        let mut values = HashMap::new();
-        for (path, callers, value, is_plan) in groups {
-            self.check_own(name, &path, value, faults);
-            let keys: Result<Vec<_>, _> =
-                callers.iter().map(|caller| self.key.of(caller)).collect();
-            let keys = match keys {
-                Ok(keys) => keys,
-                Err(message) => {
-                    faults.add(path, message);
-                    continue;
-                }
-            };
-            for key in keys {
-                // Two addresses of one network, or one address written in two ways.
-                let differs = |(other, of_plan)| of_plan == is_plan && other != value;
-                if values.insert(key, (value, is_plan)).is_some_and(differs) {
-                    faults.add(&path, "has a key that is the same caller as another one");
-                }
-            }
-        }
-        values
-            .into_iter()
-            .map(|(key, (value, _))| (key, value))
-            .collect()
     }
 }
 
@@ -380,19 +377,6 @@ impl LimitConfig {
             let message =
                 format!("has a burst of {burst}, and a request costs more: none is admitted");
             faults.add(path, message);
-        }
-    }
-}
-
-/// Checks that no caller is in two plans, since neither would take precedence.
-pub(super) fn check_plans(plans: &BTreeMap<String, PlanConfig>, faults: &mut Faults) {
-    let mut seen = BTreeMap::new();
-    for (name, plan) in plans {
-        for (index, key) in plan.keys.iter().enumerate() {
-            if let Some(other) = seen.insert(key, name) {
-                let message = format!("is in plan `{other}` already");
-                faults.add(format!("plans.{name}.keys[{index}]"), message);
-            }
         }
     }
 }

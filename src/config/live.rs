@@ -207,20 +207,61 @@ impl LiveConfig {
         }
     }
 
+    /// Like [`semaphore`](Self::semaphore), for a tenant of a [fair](crate::Limit::fair) limit, with the tenant's share.
+    ///
+    /// The tenant is written as in the file. An empty one stands for all requests without a tenant. A later
+    /// [`reload`](Self::reload) does not change the semaphore's share.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tower_turnstile::config::ConfigFileError> {
+    /// use tower_turnstile::{Limiter, config::{Config, LiveConfig}};
+    ///
+    /// let config = Config::from_toml(
+    ///     "
+    ///     limits.gpu = { concurrent = 2, wait = '1m', fair = { by = { header = 'x-tenant' }, shares = { acme = 3 } } }
+    ///     routes = [{ match = ['/infer'], limits = ['gpu'] }]
+    ///     ",
+    /// )?;
+    /// let live = LiveConfig::new(&config, &Limiter::in_memory())?;
+    /// let gpu = live.limit("gpu").expect("it is in the file");
+    /// let acme = live.tenant_semaphore(&gpu, "", "acme")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`semaphore`](Self::semaphore), and an error if the limit is not fair, if no tenant is given although
+    /// one is required, or if the tenant must be an address and is not.
+    pub fn tenant_semaphore(
+        &self,
+        limit: &Limit,
+        caller: &str,
+        tenant: &str,
+    ) -> Result<Semaphore, ConfigFileError> {
+        let (tenant, share) = self.0.layers.load().tenant(limit.name(), tenant)?;
+        let semaphore = self.semaphore(limit, caller)?;
+        let semaphore = semaphore
+            .try_tenant(tenant)
+            .and_then(|semaphore| semaphore.try_share(share));
+        let path = format!("limits.{}.fair", limit.name());
+        semaphore.map_err(|error| ConfigFileError::of(&path, error.to_string()))
+    }
+
     /// Replaces the configuration, all or nothing.
     ///
     /// The new configuration applies at once to new and queued requests, and no held slot is lost. If a limit grows,
     /// waiters are admitted; if a limit shrinks, new requests wait until enough slots have been released. Values of single
-    /// callers (plans and overrides) change in the same way. A removed limit ends with its last request. The wait and the
-    /// key of a queued request do not change.
+    /// callers (plans and overrides) change in the same way. A removed limit ends with its last request. The wait, the
+    /// key, the tenant and the share of a queued request do not change.
     ///
     /// Reload the other replicas too. While replicas differ, the largest value of a limit applies.
     ///
     /// # Errors
     ///
     /// If the configuration has faults, removes all limits without [declaring it](super::Config::unlimited), or changes a
-    /// fixed setting: the section `[store]`, whether a limit is a rate, or a limit's [`class`](super::LimitConfig::class),
-    /// which also depends on whether its key is the route. After an error the old configuration stays in force. To change a
+    /// fixed setting: the section `[store]`, whether a limit is a rate, whether it is fair, or a limit's
+    /// [`class`](super::LimitConfig::class), which also depends on whether its key is the route. After an error the old configuration stays in force. To change a
     /// fixed setting of a limit, give the limit a new name.
     pub fn reload(&self, config: &Config) -> Result<(), ConfigFileError> {
         self.0.reload(config)

@@ -54,6 +54,8 @@
 //! | | `wait` | zero: refuse at once |
 //! | | `max_waiters` | 1,000 per key |
 //! | | `reuse`, not for a rate: see [`Limit::reuse`](crate::Limit::reuse) | `false` |
+//! | | `fair`, not for a rate: `true`, or `{ by = { header = "x-tenant" }, shares = { acme = 3 }, plans = { gold = 3 } }`, where `by` has the form of a `key` by headers or address: see [Tenants](crate::guide::tenants) | `false`: first come, first served |
+//! | | `require_tenant`: requests without a tenant are refused with 400 | `false`: all of them are one tenant |
 //! | | `unrouted`: no route has the limit, only code uses it | `false`: at least one route has the limit |
 //! | | `outcome`, not for a rate: `"overload"` pauses the limit for the key of a response that asks for it: see [`Scope::outcome_by`](crate::Scope::outcome_by) | none |
 //! | | `pause_at_most`, up to 1 hour | `"60s"` |
@@ -179,7 +181,7 @@
 
 // | module | contents |
 // | --- | --- |
-// | `sections` | the sections as plain data: `store`, `limit`, `key`, `header_key`, `route` |
+// | `sections` | the sections as plain data: `store`, `limit`, `key`, `header_key`, `fair`, `plan`, `route` |
 // | `word_or_table` | a word or a table, and secrets, in serde |
 // | `error` | faults, with their locations |
 // | `load`, `file` | reads and checks a configuration; reads a file that may be written meanwhile |
@@ -193,6 +195,7 @@
 mod check;
 mod cost;
 mod error;
+mod fair;
 mod file;
 mod header_key;
 mod key;
@@ -202,6 +205,7 @@ mod live;
 mod load;
 mod number_or_table;
 mod paths;
+mod plan;
 mod preview;
 mod route;
 mod routes;
@@ -215,10 +219,12 @@ mod word_or_table;
 pub use self::{
     cost::CostConfig,
     error::{ConfigFileError, Fault},
+    fair::FairConfig,
     header_key::HeaderKey,
     key::{AddressConfig, AddressHeader, CallerKey, KeyConfig},
-    limit::{LimitConfig, OutcomeConfig, PlanConfig},
+    limit::{LimitConfig, OutcomeConfig},
     live::LiveConfig,
+    plan::PlanConfig,
     preview::{LimitPreview, RequestPreview},
     route::RouteConfig,
     sections::Config,

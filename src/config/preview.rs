@@ -53,6 +53,11 @@ pub struct LimitPreview {
     pub weight: u32,
     /// Cost of the request at a rate. Always 1 for a concurrency limit.
     pub cost: u32,
+    /// The tenant, written as in the file, under a [fair](Limit::fair) limit. `None`: the limit is not fair, or the request has
+    /// no tenant.
+    pub tenant: Option<CallerKey>,
+    /// The share of the tenant, or of all requests without one. `None`: the limit is not fair.
+    pub share: Option<u32>,
     /// The reason why such a request is always refused, even without other requests. `None`: it is admitted if there is
     /// room.
     ///
@@ -122,6 +127,8 @@ impl Config {
                 value: limit.max().into(),
                 weight: 1,
                 cost: 1,
+                tenant: None,
+                share: None,
                 refusal: Some(RefusalKind::NoKey),
                 limit,
             });
@@ -133,15 +140,21 @@ impl Config {
             Some(burst) if leg.clamps => (1, leg.cost.min(burst)),
             Some(_) => (1, leg.cost),
         };
+        let by = checked.fair.as_ref().and_then(|fair| fair.by.as_ref());
+        let tenant = leg.tenant.as_ref();
+        let named = tenant.and_then(|tenant| self.written(by?, &tenant.name, head));
         let refusal = match burst {
             _ if limit.current_mode() != Mode::Enforce => None,
+            _ if checked.requires_tenant && named.is_none() => Some(RefusalKind::NoKey),
             None if value.max == 0 => Some(RefusalKind::Full),
             None if weight > value.max => Some(RefusalKind::InvalidWeight),
             Some(burst) if cost > burst => Some(RefusalKind::InvalidCost),
             _ => None,
         };
         Some(LimitPreview {
-            caller: self.caller(checked, &leg.key, head),
+            caller: self.written(&checked.key, &leg.key, head),
+            tenant: named,
+            share: tenant.map(|tenant| tenant.share),
             key: leg.key,
             value,
             weight,
@@ -151,8 +164,9 @@ impl Config {
         })
     }
 
-    fn caller(&self, checked: &CheckedLimit, key: &Key, head: &Parts) -> Option<CallerKey> {
-        let text = match &checked.key {
+    /// A request's key, written as in the file.
+    fn written(&self, source: &KeyConfig, key: &Key, head: &Parts) -> Option<CallerKey> {
+        let text = match source {
             _ if *key == Key::SHARED => return None,
             KeyConfig::Shared => return None,
             KeyConfig::Header(name) => {

@@ -10,7 +10,7 @@ use schemars::{JsonSchema, Schema, generate::SchemaSettings, transform::Recursiv
 use serde_json::{Value as Json, json};
 
 use super::Config;
-use crate::ranges::MAX_LIMIT;
+use crate::ranges::{MAX_LIMIT, MAX_SHARE};
 
 /// A string, or a table.
 #[derive(JsonSchema)]
@@ -18,6 +18,15 @@ use crate::ranges::MAX_LIMIT;
 #[allow(dead_code, reason = "only its schema is used")]
 pub(super) enum WordOrTable<W, T> {
     Word(W),
+    Table(T),
+}
+
+/// A boolean, or a table.
+#[derive(JsonSchema)]
+#[schemars(untagged, inline)]
+#[allow(dead_code, reason = "only its schema is used")]
+pub(super) enum BoolOrTable<T> {
+    Bool(bool),
     Table(T),
 }
 
@@ -41,6 +50,12 @@ pub(super) struct Value(#[schemars(range(max = MAX_LIMIT))] u32);
 #[schemars(inline)]
 #[allow(dead_code, reason = "only its schema is used")]
 pub(super) struct Cost(#[schemars(range(max = u32::MAX))] u32);
+
+/// The share of a tenant.
+#[derive(JsonSchema)]
+#[schemars(inline)]
+#[allow(dead_code, reason = "only its schema is used")]
+pub(super) struct Share(#[schemars(range(min = 1, max = MAX_SHARE))] u32);
 
 /// The URL of a store.
 #[derive(JsonSchema)]
@@ -88,10 +103,18 @@ pub(super) fn limit_rules() -> Json {
                 "clamp_cost": { "const": false }, "plans": of_slots, "overrides": of_slots,
             } },
             { "required": ["rate", "per"], "not": any(&["concurrent", "outcome"]), "properties": {
-                "reuse": { "const": false }, "plans": of_a_rate, "overrides": of_a_rate,
+                "reuse": { "const": false }, "fair": { "const": false }, "plans": of_a_rate, "overrides": of_a_rate,
             } },
         ] },
         { "dependencies": { "pause_at_most": ["outcome"] } },
+        {
+            "if": is_set("fair", json!({ "not": { "const": false } })),
+            "then": { "required": ["wait"], "properties": { "reuse": { "const": false } } },
+        },
+        {
+            "if": is_set("require_tenant", json!({ "const": true })),
+            "then": is_set("fair", json!({ "type": "object" })),
+        },
         {
             "if": is_set("require_key", json!({ "const": true })),
             "then": is_set("key", json!({ "not": { "enum": ["shared", "route"] } })),

@@ -8,11 +8,7 @@ use serde::Deserialize;
 
 #[cfg(test)]
 use super::schema;
-use super::{
-    limit::{LimitConfig, PlanConfig},
-    route::RouteConfig,
-    store::StoreConfig,
-};
+use super::{limit::LimitConfig, plan::PlanConfig, route::RouteConfig, store::StoreConfig};
 
 /// A configuration: the store, named limits, and the routes to which the limits apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

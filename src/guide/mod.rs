@@ -6,6 +6,7 @@
 //! | page | answers |
 //! | --- | --- |
 //! | [`keys`] | Who is limited? How do several limits combine? Which values are right? What does a refusal look like? |
+//! | [`tenants`] | How do customers share one pool fairly, so that nobody's backlog stands in front of everybody? |
 //! | [`tokens`] | How do I limit a cost that is known only at the end, such as the tokens of a model? |
 //! | [`streams`] | When is a slot released? How do WebSockets and gRPC work? What if a client disconnects, or stops reading? |
 //! | [`clients`] | How do I limit outgoing calls? What if the upstream says when to come back? |
@@ -28,6 +29,10 @@
 #[doc = include_str!("links.md")]
 #[doc = include_str!("keys.md")]
 pub mod keys {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("tenants.md")]
+pub mod tenants {}
 
 #[doc = include_str!("links.md")]
 #[doc = include_str!("tokens.md")]

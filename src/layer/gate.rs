@@ -32,6 +32,7 @@ use crate::limit::Limit;
 use crate::{
     error::AcquireError,
     keeper::{Demand, KeeperHandle, Leg, Request as PermitRequest},
+    key::Key,
     leases::Label,
     limit::{LimitId, Mode},
     permit::{Permit, Share},
@@ -155,6 +156,7 @@ impl Gate {
 
     fn admission_under_one(&self, leg: Option<Leg>, label: Label) -> Admission {
         match leg {
+            Some(leg) if self.refuses_without_tenant(0, &leg) => Admission::NoKey(0),
             Some(leg) => self.ask_for(Demand::One(leg), label),
             None if self.refuses_without_key(0) => Admission::NoKey(0),
             None => Admission::Unlimited,
@@ -165,6 +167,9 @@ impl Gate {
         let (mut legs, mut later) = (Vec::with_capacity(scopes.len()), Vec::new());
         for (index, scope) in scopes.iter().enumerate() {
             match scope.find(head) {
+                Lookup::Now(Some(leg)) if self.refuses_without_tenant(index, &leg) => {
+                    return Admission::NoKey(index);
+                }
                 Lookup::Now(Some(leg)) => legs.push(leg),
                 Lookup::Now(None) if self.refuses_without_key(index) => {
                     return Admission::NoKey(index);
@@ -188,6 +193,9 @@ impl Gate {
     ) -> Admission {
         for (index, leg) in found {
             match leg {
+                Some(leg) if self.refuses_without_tenant(index, &leg) => {
+                    return Admission::NoKey(index);
+                }
                 Some(leg) => legs.push(leg),
                 None if self.refuses_without_key(index) => return Admission::NoKey(index),
                 None => {}
@@ -227,6 +235,23 @@ impl Gate {
             );
         }
         meter.note_unkeyed(refuses);
+        refuses
+    }
+
+    /// Whether a request without a tenant is refused. If not, it is one of the tenant of all such requests.
+    fn refuses_without_tenant(&self, index: usize, leg: &Leg) -> bool {
+        let GateScope {
+            limit,
+            meter,
+            scope,
+        } = &self.scopes[index];
+        let tenant = leg.tenant.as_ref();
+        let refuses = scope.requires_tenant()
+            && tenant.is_none_or(|tenant| tenant.name == Key::SHARED)
+            && self.keeper.mode_of(*limit) == Mode::Enforce;
+        if refuses {
+            meter.note_unkeyed(true);
+        }
         refuses
     }
 
@@ -403,7 +428,7 @@ pub(super) enum Admission {
         BoxFuture<'static, Vec<(usize, Option<Leg>)>>,
         Label,
     ),
-    /// The scope at this index requires a key.
+    /// The scope at this index requires a key, or a tenant.
     NoKey(usize),
     Slot(PermitRequest),
 }
@@ -411,7 +436,7 @@ pub(super) enum Admission {
 /// Why a request is not admitted.
 pub(super) enum Refused {
     ByLimit(AcquireError),
-    /// The request has no key for the scope at this index.
+    /// The request has no key, or no tenant, for the scope at this index.
     NoKey(usize),
 }
 

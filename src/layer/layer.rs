@@ -75,6 +75,9 @@ impl Limiter {
             if scope.may_lack_key() {
                 meter.expect_unkeyed(scope.requires_key());
             }
+            if scope.requires_tenant() {
+                meter.expect_unkeyed(true);
+            }
             if scope.judges() {
                 meter.expect_pauses();
             }

@@ -79,6 +79,7 @@
 // | --- | --- |
 // | `policy`, `scope` | limits, and the sources of a request's keys |
 // | `values` | a limit's value for a single key |
+// | `tenants`, `fair_by` | a request's tenant under a fair limit, and its settings |
 // | `number` | a cost or weight in a header |
 // | `address` | a client's address as a key |
 // | `layer`, `options` | settings |
@@ -105,6 +106,7 @@ mod address;
 mod axum;
 mod body;
 mod bounds;
+mod fair_by;
 mod fields;
 mod future;
 mod gate;
@@ -130,6 +132,7 @@ mod revocable;
 mod scope;
 mod service;
 mod slot;
+mod tenants;
 mod values;
 
 #[cfg(feature = "config")]

@@ -197,6 +197,9 @@ pub(super) fn detail(refusal: &Refusal) -> String {
         // Only the log has the name.
         RefusalKind::UnknownRate => "the request cannot be charged".into(),
         RefusalKind::UnknownLimit => "the limit cannot be paused".into(),
+        RefusalKind::NoKey if refusal.limit().is_fair() => {
+            "the request has no key or no tenant to be counted by".into()
+        }
         RefusalKind::NoKey => "the request has no key to be counted by".into(),
         RefusalKind::BodyFailed => "the request's body failed".into(),
     }

@@ -85,7 +85,8 @@ pub enum RefusalKind {
     ///
     /// Only in a [`Refusal`] made from the error of [`Slot::pause`](super::Slot::pause).
     UnknownLimit,
-    /// The request has no key, and [`Scope::require_key`](super::Scope::require_key) is set. The status is 400.
+    /// The request has no key, and [`Scope::require_key`](super::Scope::require_key) is set; or no tenant, and
+    /// [`Scope::require_tenant`](super::Scope::require_tenant) is set. The status is 400.
     NoKey,
     /// The request's body failed while it waited. The status is 400.
     ///

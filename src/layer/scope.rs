@@ -10,6 +10,7 @@ use http::{HeaderName, request::Parts, response};
 use super::{
     address::ClientAddress,
     outcome::{Outcome, check_pause},
+    tenants::Tenants,
     values::{Lookup, Values},
 };
 use crate::{
@@ -22,7 +23,8 @@ use crate::{
 /// A [`Limit`] with the rules that find the [`Key`], value and cost of a request.
 ///
 /// Create a scope from a limit, with [`Limit::by_header`], [`Limit::by_client_address`], [`Limit::by_key`],
-/// [`Limit::by_str`] or [`Limit::by_key_async`]. A limit alone is also a scope, in which all requests share one key.
+/// [`Limit::by_str`] or [`Limit::by_key_async`]. A limit alone is also a scope, in which all requests share one key. With
+/// [`fair_by_header`](Self::fair_by_header) and its kin, the slots of a key are shared fairly among tenants.
 /// Several scopes make a [`Policy`](super::Policy). See [Keys and policies](crate::guide::keys).
 #[derive(Clone)]
 pub struct Scope {
@@ -36,6 +38,7 @@ pub struct Scope {
     requires_key: bool,
     outcome: Option<Arc<Judge>>,
     pause_at_most: Duration,
+    tenants: Tenants,
 }
 
 #[derive(Clone)]
@@ -210,6 +213,7 @@ impl Scope {
             requires_key: false,
             outcome: None,
             pause_at_most: PAUSE_AT_MOST,
+            tenants: Tenants::default(),
         }
     }
 
@@ -444,8 +448,23 @@ impl Scope {
                 self.limit.name()
             )));
         }
+        self.tenants.validate(&self.limit)?;
         let mut values = self.values.listed();
         values.try_for_each(|value| self.limit.check_value(value))
+    }
+
+    pub(super) fn tenants_mut(&mut self) -> &mut Tenants {
+        &mut self.tenants
+    }
+
+    pub(super) fn made_fair(mut self) -> Self {
+        self.limit = self.limit.made_fair();
+        self
+    }
+
+    /// Whether a request without a tenant is refused.
+    pub(super) fn requires_tenant(&self) -> bool {
+        self.tenants.is_required()
     }
 
     /// Whether a request without a key is refused.
@@ -477,7 +496,7 @@ impl Scope {
             weight: self.weight.as_ref().map_or(1, |weight| weight(head)),
             cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
             clamps: self.clamps_cost,
-            tenant: None,
+            tenant: (self.limit.is_fair()).then(|| self.tenants.find(head)),
         };
         let key = match &self.keys {
             KeySource::Shared => Some(Key::SHARED),

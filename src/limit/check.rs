@@ -41,6 +41,7 @@ impl Limit {
                 "the fallback of limit `{name}` lasts for {time:?}: it must be above 0 and at most {MAX_WAIT:?}"
             )));
         }
+        self.check_fairness()?;
         match self.fallback {
             Fallback::Local(n) if n == 0 || n > MAX_LIMIT => Err(ConfigError::value(format!(
                 "the local fallback of limit `{name}` is {n}: it must be 1 to {MAX_LIMIT}"
@@ -81,6 +82,8 @@ impl Limit {
             format!("limit `{name}` cannot change between concurrent and rate while it is in use")
         } else if self.class != other.class {
             format!("the class of limit `{name}` cannot change while it is in use")
+        } else if self.fair != other.fair {
+            format!("the fairness of limit `{name}` cannot change while it is in use")
         } else {
             return Ok(());
         };
@@ -102,6 +105,7 @@ impl Limit {
             differs("mode", self.mode, other.mode),
             differs("class", self.class, other.class),
             differs("reuse", self.reuse, other.reuse),
+            differs("fair", self.fair, other.fair),
         ];
         differences
             .into_iter()
@@ -122,6 +126,7 @@ impl Limit {
                 limit.mode,
                 limit.class,
                 limit.reuse,
+                limit.fair,
             )
         };
         ledger(self) == ledger(other)

@@ -348,18 +348,6 @@ impl Limit {
         self.changed()
     }
 
-    /// Shares the slots of a key fairly among tenants. Default: off, first come, first served.
-    ///
-    /// # Panics
-    ///
-    /// If the limit is a rate, which has no slots.
-    #[must_use]
-    pub const fn fair(mut self) -> Self {
-        assert!(self.refill.is_none(), "a rate has no slots to be shared");
-        self.fair = true;
-        self.changed()
-    }
-
     /// Sets whether the limit is enforced. Default: [`Mode::Enforce`].
     #[must_use]
     pub const fn mode(mut self, mode: Mode) -> Self {
@@ -420,7 +408,7 @@ impl Limit {
     }
 
     /// From now on the values are those of the code, and are compared with the registered values.
-    const fn changed(mut self) -> Self {
+    pub(super) const fn changed(mut self) -> Self {
         self.registered_at = RegisteredAt(None);
         self
     }
@@ -429,6 +417,11 @@ impl Limit {
     pub(crate) fn registered_at(mut self, limiter: ReplicaId) -> Self {
         self.registered_at = RegisteredAt(Some(limiter));
         self
+    }
+
+    /// Whether any limiter returned the limit, unless a setter has changed it since.
+    pub(super) fn is_registered(&self) -> bool {
+        self.registered_at.0.is_some()
     }
 
     /// Whether this limiter returned the limit. Then the limiter's current values apply, not the values at the time of the
@@ -497,10 +490,6 @@ impl Limit {
 
     pub(crate) fn is_reused(&self) -> bool {
         self.reuse
-    }
-
-    pub(crate) fn is_fair(&self) -> bool {
-        self.fair
     }
 
     pub(crate) fn current_mode(&self) -> Mode {

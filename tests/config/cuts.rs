@@ -21,6 +21,8 @@ key = { header = "x-api-key" }
 wait = "2s"
 max_waiters = 1_000
 fallback = "reject"
+fair = { by = { header = "x-tenant" }, shares = { acme = 3 }, plans = { gold = 3 } }
+require_tenant = true
 [limits.each.plans]
 gold = 200
 [limits.each.overrides]

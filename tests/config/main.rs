@@ -14,4 +14,5 @@ mod schema;
 #[path = "../layer/support.rs"]
 #[allow(dead_code)]
 mod support;
+mod tenants;
 mod values;

@@ -106,7 +106,7 @@ fn words_and_tables_read_alike() {
 }
 
 /// Unreadable texts, the line, and words of TOML's own message.
-pub(super) const UNREADABLE: [(&str, usize, &str); 31] = [
+pub(super) const UNREADABLE: [(&str, usize, &str); 36] = [
     (
         "[limits.a]\nplans = { p = { rate = 5 } }",
         2,
@@ -208,6 +208,27 @@ pub(super) const UNREADABLE: [(&str, usize, &str); 31] = [
         "unknown field, expected one of `proxies`",
     ),
     ("[limits.a]\nkey = 5", 2, "expected a string or a table"),
+    (
+        "[limits.a]\nfair = 'yes'",
+        2,
+        "expected a boolean or a table",
+    ),
+    ("[limits.a]\nfair = {}", 2, "missing field `by`"),
+    (
+        "[limits.a]\nfair = { by = 'header' }",
+        2,
+        "unknown variant, expected one of `shared`, `route`",
+    ),
+    (
+        "[limits.a]\nfair = { by = 'client-address', weights = {} }",
+        2,
+        "unknown field, expected one of `by`, `plans`, `shares`",
+    ),
+    (
+        "[limits.a]\nfair = { by = 'client-address', shares = { a = 1.5 } }",
+        2,
+        "invalid type: floating point, expected u32",
+    ),
     (
         "[limits.a]\nfallback = { local = 1, allow = true }",
         2,

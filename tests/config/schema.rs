@@ -85,9 +85,13 @@ fn schema_refuses_what_cannot_be_read() {
 }
 
 /// A schema cannot know the length of a duration or the content of another section.
-const UNKNOWN_TO_IT: [(&str, &str); 21] = [
+const UNKNOWN_TO_IT: [(&str, &str); 25] = [
     ("limits.a.per", "1 ms to 86400s"),
     ("limits.a.cost", "more than the burst of 2"),
+    ("limits.a.fair", "needs a `wait`"),
+    ("limits.a.fair.shares", "an empty tenant"),
+    ("limits.a.fair.shares", "no IP address"),
+    ("limits.a.fair.plans", "does not have"),
     ("limits.a.pause_at_most", "1ms to 3600s"),
     ("limits.a.wait", "at most 86400s"),
     ("limits.a.fallback_for", "above 0"),
@@ -164,6 +168,9 @@ fn schema_and_reader_agree_on_changed_files() {
         json!({ "local": 3 }),
         json!({ "env": "REDIS_URL" }),
         json!({ "concurrent": 1 }),
+        json!({ "by": "client-address" }),
+        json!({ "by": "shared" }),
+        json!({ "by": { "header": "x-tenant" }, "shares": { "acme": 3 } }),
     ];
     let (mut accepted, mut unreadable, mut others) = (0, 0, 0);
     for text in examples()

@@ -144,7 +144,7 @@ fn users_of_python() {
                     "two_hundred",
                     &[
                         "200 open, then InternalServerError: Error code: 503",
-                        "chat-all: 200 of 200",
+                        "200 of 200 slots in use",
                         "1 text of 200",
                         TEXT,
                     ],

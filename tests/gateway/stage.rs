@@ -127,14 +127,17 @@ impl Stage {
                 return self.redis.cli(&["GET", key]);
             }
             let members = self.redis.cli(&["ZRANGE", key, "0", "-1"]);
-            let mut members: Vec<_> = members.lines().collect();
+            // A replica whose requests wait has a heartbeat, which stays for a while.
+            let members = members.lines().filter(|member| !member.starts_with('@'));
+            let mut members: Vec<_> = members.collect();
             members.sort_unstable();
             members.join(" ")
         };
         let keys = self.redis.keys("gateway:*");
-        keys.lines()
-            .map(|key| (key.to_owned(), content(key)))
-            .collect()
+        // The state of the tenants of a fair limit is beside its ledger.
+        let of_tenants = |key: &&str| key.ends_with(":lines") || key.ends_with(":shares");
+        let keys = keys.lines().filter(|key| !of_tenants(key));
+        keys.map(|key| (key.to_owned(), content(key))).collect()
     }
 
     /// How often each rate was charged, and how many streams each ledger holds. Both sorted.
@@ -164,12 +167,14 @@ impl Stage {
     }
 }
 
-/// Members of all ledgers.
+/// Members of all ledgers, without the heartbeats of replicas.
 const MEMBERS: &str = "
     local members = 0
-    for _, key in ipairs(redis.call('KEYS', 'gateway:*')) do
+    for _, key in ipairs(redis.call('KEYS', 'gateway:*}')) do
       if redis.call('TYPE', key).ok == 'zset' then
-        members = members + redis.call('ZCARD', key)
+        for _, member in ipairs(redis.call('ZRANGE', key, 0, -1)) do
+          members = members + (string.sub(member, 1, 1) == '@' and 0 or 1)
+        end
       end
     end
     return members";

@@ -125,6 +125,25 @@ async fn reqwest_client() {
     .await;
 }
 
+/// The tenant is a header of the outgoing request.
+#[tokio::test]
+async fn a_call_has_a_tenant() {
+    let (limiter, peer) = (Limiter::in_memory(), peer().await);
+    let fair = ONE.wait_up_to(SOON).fair_by_header("x-tenant");
+    let client = limiter
+        .layer(fair.require_tenant())
+        .layer(reqwest_service());
+    let call = |tenant: &str| {
+        let request = Request::get(format!("http://{peer}/short")).header("x-tenant", tenant);
+        let request = request.body(reqwest::Body::default()).unwrap();
+        soon(client.clone().oneshot(request))
+    };
+    assert_eq!(call("acme").await.unwrap().status(), StatusCode::OK);
+    let refused = call("").await.unwrap();
+    let refusal = refused.extensions().get::<Refusal>().expect("a refusal");
+    assert_eq!(refusal.kind(), RefusalKind::NoKey);
+}
+
 /// The client cannot represent such a request: its error is passed on, and no slot is left in use.
 #[tokio::test]
 async fn request_that_does_not_convert_fails() {

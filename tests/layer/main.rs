@@ -28,6 +28,7 @@ mod stacks;
 mod stalled;
 mod standards;
 mod support;
+mod tenants;
 mod transparency;
 mod values;
 mod weights;

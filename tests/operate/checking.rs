@@ -225,3 +225,41 @@ async fn a_key_is_shown_with_the_headers_that_have_it() {
     let (_, shown, _) = check(&text, &request).await;
     assert!(shown.contains("acme"), "{shown}");
 }
+
+#[tokio::test]
+async fn a_fair_limit_is_shown_with_its_tenants() {
+    let text = "
+        limits.a = { concurrent = 1, wait = '1s', fair = { by = { header = 'x-tenant' }, shares = { acme = 3 } } }
+        limits.b = { concurrent = 1, wait = '1s', fair = { by = 'client-address' }, require_tenant = true }
+        limits.c = { concurrent = 1, wait = '1s', fair = true }
+        routes = [{ match = ['*'], limits = ['a', 'b', 'c'] }]
+    ";
+    let (code, shown, errors) = check(text, &[]).await;
+    assert_eq!((code, &*errors), (Some(0), ""));
+    for key in [
+        "(all callers), fair by x-tenant  ",
+        "(all callers), fair by client address, required  ",
+        "(all callers), fair by (tenants in code)  ",
+    ] {
+        assert!(shown.contains(key), "{shown}");
+    }
+    let request = ["--path", "/", "--header", "x-tenant: acme"];
+    let (_, shown, _) = check(text, &request).await;
+    for words in [
+        "(shared), tenant acme with share 3  ",
+        "always refused: no_key",
+        "(shared), tenant (none) with share 1  ",
+    ] {
+        assert!(shown.contains(words), "{shown}");
+    }
+    let (_, shown, _) = check(text, &[&request[..], &["--json"]].concat()).await;
+    let rows: Vec<Value> = serde_json::from_str(&shown).unwrap();
+    assert_eq!(
+        (&rows[0]["tenant"], &rows[0]["share"]),
+        (&json!("acme"), &json!(3))
+    );
+    assert_eq!(
+        (rows[2].get("tenant"), &rows[2]["share"]),
+        (None, &json!(1))
+    );
+}

@@ -15,6 +15,7 @@ mod rates;
 mod releases;
 mod reuse;
 mod runtimes;
+mod tenants;
 #[cfg(feature = "test-util")]
 mod test_store;
 mod together;

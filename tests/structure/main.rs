@@ -28,6 +28,7 @@ const LAYERS: [&[&str]; 9] = [
         "charges.rs",
         "limiter.rs",
         "operate",
+        "semaphore",
         "semaphore.rs",
         "permit.rs",
         "test_util",

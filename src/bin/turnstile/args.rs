@@ -100,7 +100,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Runs a command while holding a slot of a limit.
     ///
-    /// It queues with all other users of the limit, in order of arrival, and starts the command once it has a slot.
+    /// It queues with all other users of the limit, in order of arrival, or with --tenant in fair shares among tenants,
+    /// and starts the command once it has a slot.
     /// Signals go to the command, which finds its permit's id in TURNSTILE_PERMIT. When the command ends, the slot is
     /// released.
     ///

@@ -110,6 +110,9 @@ struct DeclaredLimit {
     limit: String,
     value: String,
     key: String,
+    /// How tenants are distinguished, if the limit is fair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tenant: Option<String>,
     wait_ms: u64,
     own_values: usize,
     mode: &'static str,
@@ -120,7 +123,10 @@ impl Row for DeclaredLimit {
     const COLUMNS: &'static [Column<Self>] = &[
         ("LIMIT", |row| row.limit.clone()),
         ("VALUE", |row| row.value.clone()),
-        ("KEY", |row| row.key.clone()),
+        ("KEY", |row| match &row.tenant {
+            Some(tenant) => format!("{}, fair by {tenant}", row.key),
+            None => row.key.clone(),
+        }),
         ("WAIT", |row| duration(row.wait_ms)),
         ("OWN VALUES", |row| row.own_values.to_string()),
         ("MODE", |row| row.mode.to_owned()),
@@ -135,6 +141,7 @@ impl DeclaredLimit {
             limit: name.clone(),
             value: value_of(limit),
             key: key_of(limit),
+            tenant: tenant_of(limit),
             wait_ms: limit.wait.unwrap_or_default().as_millis() as u64,
             own_values: limit.overrides.len() + limit.plans.keys().map(callers).sum::<usize>(),
             mode: limit.mode.as_str(),
@@ -165,8 +172,27 @@ fn value_of(limit: &LimitConfig) -> String {
 
 /// How callers are distinguished.
 fn key_of(limit: &LimitConfig) -> String {
-    let key = match &limit.key {
-        KeyConfig::Shared => "(all callers)".to_owned(),
+    required(source(&limit.key, "(all callers)"), limit.requires_key())
+}
+
+/// How tenants are distinguished, if the limit is fair.
+fn tenant_of(limit: &LimitConfig) -> Option<String> {
+    let by = limit.fair.as_ref()?.by.as_ref();
+    let by = by.map_or("(tenants in code)".to_owned(), |by| source(by, "?"));
+    Some(required(by, limit.require_tenant))
+}
+
+fn required(source: String, is_required: bool) -> String {
+    match is_required {
+        true => format!("{source}, required"),
+        false => source,
+    }
+}
+
+/// Where a key or a tenant comes from.
+fn source(key: &KeyConfig, shared: &str) -> String {
+    match key {
+        KeyConfig::Shared => shared.to_owned(),
         KeyConfig::Route => "route".to_owned(),
         KeyConfig::Header(name) => name.clone(),
         KeyConfig::Bearer(name) => format!("{name} (bearer)"),
@@ -179,10 +205,6 @@ fn key_of(limit: &LimitConfig) -> String {
         }
         KeyConfig::ClientAddress(_) => "client address".to_owned(),
         _ => "?".to_owned(),
-    };
-    match limit.requires_key() {
-        true => format!("{key}, required"),
-        false => key,
     }
 }
 
@@ -255,6 +277,12 @@ struct MetLimit {
     caller: Option<String>,
     /// As shown by other commands.
     key: KeyDigest,
+    /// `None` if the limit is not fair, or the request has no tenant.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tenant: Option<String>,
+    /// `None` if the limit is not fair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    share: Option<u32>,
     weight: u32,
     cost: u32,
     /// Why such a request is always refused, if it is.
@@ -266,7 +294,14 @@ impl Row for MetLimit {
         ("LIMIT", |row| row.limit.clone()),
         ("VALUE", |row| row.value.clone()),
         ("CALLER", |row| {
-            row.caller.as_deref().unwrap_or("(shared)").to_owned()
+            let caller = row.caller.as_deref().unwrap_or("(shared)");
+            match row.share {
+                Some(share) => {
+                    let tenant = row.tenant.as_deref().unwrap_or("(none)");
+                    format!("{caller}, tenant {tenant} with share {share}")
+                }
+                None => caller.to_owned(),
+            }
         }),
         ("KEY", |row| row.key.to_string()),
         ("UNITS", |row| row.weight.to_string()),
@@ -293,6 +328,8 @@ impl From<&LimitPreview> for MetLimit {
             value,
             caller: met.caller.as_ref().map(|caller| caller.as_str().to_owned()),
             key: KeyDigest::of(met.limit.name(), met.key.clone()),
+            tenant: met.tenant.as_ref().map(|tenant| tenant.as_str().to_owned()),
+            share: met.share,
             weight: met.weight,
             cost: met.cost,
             refused: met.refusal.map(|why| why.as_str()),

@@ -99,6 +99,68 @@ async fn a_heavy_command_takes_several_units() {
 }
 
 #[tokio::test]
+async fn a_command_of_a_tenant_holds_a_slot_of_a_fair_limit() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let with_file = |fair: &str| {
+        file(&format!(
+            "
+            unlimited = true
+            limits.gpu = {{ concurrent = 1, wait = '1s', unrouted = true, {fair} }}
+            "
+        ))
+    };
+    let shares = with_file("fair = { by = { header = 'x-tenant' }, shares = { acme = 3 } }");
+    let strict = with_file("fair = { by = { header = 'x-tenant' } }, require_tenant = true");
+    let plain = with_file("fair = false");
+    let acme = ["--tenant", "acme"];
+    for options in [
+        &[
+            "gpu",
+            "--concurrent",
+            "1",
+            "--tenant",
+            "acme",
+            "--share",
+            "3",
+        ][..],
+        &["gpu", "--concurrent", "1", "--tenant", ""],
+        &[&["gpu", "--config", path(&shares)][..], &acme].concat(),
+        &[
+            "gpu",
+            "--config",
+            path(&shares),
+            "--tenant",
+            "b",
+            "--share",
+            "2",
+        ],
+        &["gpu", "--config", path(&shares)],
+        &[&["gpu", "--config", path(&strict)][..], &acme].concat(),
+    ] {
+        let mut command = Run::start(&url, options, HOLD);
+        command.until_runs().await;
+        // A command that does not wait is refused at once, and may be of a fair limit.
+        let again = [options, &["--wait", "0s", "--", "true"]].concat();
+        let (code, _, errors) = ends(Some(&url), &again).await;
+        assert_eq!(code, Some(75), "{options:?}: {errors}");
+        command.end_input();
+        assert_eq!(command.code().await, Some(0), "{options:?}");
+    }
+    let plain = [&["gpu", "--config", path(&plain)][..], &acme].concat();
+    let strict = vec!["gpu", "--config", path(&strict), "--tenant", ""];
+    for (options, fault) in [(plain, "is not set"), (strict, "requires a tenant")] {
+        let started = [&options[..], &["--", "echo", "started"]].concat();
+        let (code, output, errors) = ends(Some(&url), &started).await;
+        assert_eq!((code, &*output), (Some(78), ""), "{errors}");
+        assert!(
+            errors.contains("limits.gpu.fair: ") && errors.contains(fault),
+            "{errors}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn while_the_store_is_down_the_fallback_decides() {
     let nobody = format!("redis://user:canary@127.0.0.1:{}", free_port());
     for (fallback, expected) in [
@@ -124,6 +186,34 @@ async fn a_wrong_call_and_a_faulty_file_start_nothing() {
         &["gpu", "--concurrent", "1", "--weight", "0"],
         &["gpu", "--concurrent", "1", "--weight", "65"],
         &["gpu", "--concurrent", "1", "--wait", "25h"],
+        &[
+            "gpu",
+            "--concurrent",
+            "1",
+            "--wait",
+            "25h",
+            "--tenant",
+            "acme",
+        ],
+        &["gpu", "--concurrent", "1", "--share", "3"],
+        &[
+            "gpu",
+            "--concurrent",
+            "1",
+            "--tenant",
+            "acme",
+            "--share",
+            "0",
+        ],
+        &[
+            "gpu",
+            "--concurrent",
+            "1",
+            "--tenant",
+            "acme",
+            "--share",
+            "1001",
+        ],
         &["gpu", "--concurrent", "1", "--config", "x"],
         &["--concurrent", "1"],
     ] {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::{Args as Group, ValueEnum};
-use tower_turnstile::Fallback;
+use tower_turnstile::{Fallback, Limit};
 
 use crate::text::parse_duration;
 
@@ -27,6 +27,19 @@ pub(crate) struct RunArgs {
         allow_hyphen_values = true
     )]
     pub key: String,
+    /// The tenant of the command, under a limit whose slots are shared fairly among tenants. Empty for none. With
+    /// --concurrent it makes the limit fair: all users of the limit should do the same. If it is secret, prefer the
+    /// environment.
+    #[arg(
+        long,
+        env = "TURNSTILE_TENANT",
+        hide_env_values = true,
+        allow_hyphen_values = true
+    )]
+    pub tenant: Option<String>,
+    /// The share of the tenant. Default: as in the file; without a file, 1.
+    #[arg(long, requires = "tenant", value_parser = clap::value_parser!(u32).range(1..=i64::from(Limit::MAX_SHARE)))]
+    pub share: Option<u32>,
     /// Units of the limit that the command uses.
     #[arg(long, value_name = "UNITS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub weight: u32,

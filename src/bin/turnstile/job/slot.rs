@@ -31,12 +31,23 @@ impl<'a> SlotSource<'a> {
 
     async fn of_arguments(args: &Args, job: &'a RunArgs, slots: u32) -> Result<Self, CommandError> {
         let limit = Limit::try_concurrent(job.limit.clone(), slots)?;
+        let limit = limit.fallback(job.fallback.into());
         let builder = Limiter::builder().namespace(&args.namespace).operable();
+        let limiter = builder.connect(args.store()?).await.map_err(unusable)?;
+        let limit = match job.tenant {
+            // A fair limit is declared with a wait. The wait of this command, which may be none, is set by `ask`.
+            Some(_) => {
+                let declared = limit.wait_up_to(Limit::MAX_WAIT).fair();
+                let semaphore = limiter.try_semaphore(declared, &*job.key)?;
+                semaphore.limit().clone()
+            }
+            None => limit,
+        };
         Ok(Self {
             job,
-            limit: limit.fallback(job.fallback.into()),
+            limit,
             wait: job.wait.unwrap_or(Limit::MAX_WAIT),
-            limiter: builder.connect(args.store()?).await.map_err(unusable)?,
+            limiter,
             live: None,
         })
     }
@@ -72,12 +83,22 @@ impl<'a> SlotSource<'a> {
     /// Requests a slot, and waits up to this long.
     pub(super) fn ask(&self, wait: Duration) -> Result<Acquire, CommandError> {
         let (limit, key) = (self.limit.clone().wait_up_to(wait), &*self.job.key);
-        let semaphore = match &self.live {
-            Some(live) => {
-                let semaphore = live.semaphore(&limit, key);
-                semaphore.map_err(|error| CommandError::new(code::CONFIG, error.to_string()))?
+        let semaphore = match (&self.live, &self.job.tenant) {
+            (Some(live), Some(tenant)) => live.tenant_semaphore(&limit, key, tenant),
+            (Some(live), None) => live.semaphore(&limit, key),
+            (None, tenant) => {
+                let semaphore = self.limiter.try_semaphore(limit, key)?;
+                Ok(match tenant {
+                    Some(tenant) => semaphore.try_tenant(&**tenant)?,
+                    None => semaphore,
+                })
             }
-            None => self.limiter.try_semaphore(limit, key)?,
+        };
+        let semaphore =
+            semaphore.map_err(|error| CommandError::new(code::CONFIG, error.to_string()))?;
+        let semaphore = match self.job.share {
+            Some(share) => semaphore.try_share(share)?,
+            None => semaphore,
         };
         let semaphore = semaphore.label(self.job.label());
         Ok(semaphore.acquire_many(self.job.weight))

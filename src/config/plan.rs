@@ -1,0 +1,95 @@
+//! The `[plans]` section, and what single callers and the callers of a plan have of their own.
+//!
+//! Tests: `tests/config/values.rs`, `faults.rs`.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Deserialize;
+
+use super::{
+    error::Faults,
+    key::{CallerKey, KeyConfig},
+};
+use crate::key::Key;
+
+/// A group of callers with the same values, such as all customers who pay for more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct PlanConfig {
+    /// Keys of its callers.
+    pub keys: Vec<CallerKey>,
+}
+
+/// Checks that no caller is in two plans, since neither would take precedence.
+pub(super) fn check_plans(plans: &BTreeMap<String, PlanConfig>, faults: &mut Faults) {
+    let mut seen = BTreeMap::new();
+    for (name, plan) in plans {
+        for (index, key) in plan.keys.iter().enumerate() {
+            if let Some(other) = seen.insert(key, name) {
+                let message = format!("is in plan `{other}` already");
+                faults.add(format!("plans.{name}.keys[{index}]"), message);
+            }
+        }
+    }
+}
+
+/// Values for plans, by their names, and for single callers, which take precedence.
+pub(super) struct Own<'a, V> {
+    /// Path of the table that has both.
+    pub path: String,
+    pub by_plan: &'a BTreeMap<String, V>,
+    /// Name of the field with single callers.
+    pub field: &'static str,
+    pub by_caller: &'a BTreeMap<CallerKey, V>,
+}
+
+impl<V: Copy + PartialEq> Own<'_, V> {
+    /// Returns the value of each caller with a value. Faults do not name the callers.
+    pub(super) fn resolve(
+        &self,
+        plans: &BTreeMap<String, PlanConfig>,
+        key: &KeyConfig,
+        check: impl Fn(&str, V, &mut Faults),
+        faults: &mut Faults,
+    ) -> HashMap<Key, V> {
+        let path = format!("{}.plans", self.path);
+        let mut groups = Vec::new();
+        for (plan, value) in self.by_plan {
+            match plans.get_key_value(plan) {
+                Some((name, plan)) => {
+                    let callers = plan.keys.iter().collect();
+                    groups.push((format!("{path}.{name}"), callers, *value, true));
+                }
+                // The name may be a caller's key in the wrong table, so the fault does not quote it.
+                None => faults.add(&path, "names a plan that `[plans]` does not have"),
+            }
+        }
+        for (caller, value) in self.by_caller {
+            let path = format!("{}.{}", self.path, self.field);
+            groups.push((path, vec![caller], *value, false));
+        }
+        let mut values = HashMap::new();
+        for (path, callers, value, is_plan) in groups {
+            check(&path, value, faults);
+            let keys: Result<Vec<_>, _> = callers.iter().map(|caller| key.of(caller)).collect();
+            let keys = match keys {
+                Ok(keys) => keys,
+                Err(message) => {
+                    faults.add(path, message);
+                    continue;
+                }
+            };
+            for key in keys {
+                // Two addresses of one network, or one address written in two ways.
+                let differs = |(other, of_plan)| of_plan == is_plan && other != value;
+                if values.insert(key, (value, is_plan)).is_some_and(differs) {
+                    faults.add(&path, "has a key that is the same caller as another one");
+                }
+            }
+        }
+        let values = values.into_iter();
+        values.map(|(key, (value, _))| (key, value)).collect()
+    }
+}

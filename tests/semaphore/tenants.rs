@@ -1,0 +1,195 @@
+//! Semaphores under fair limits: settings, errors, and what holds in any order of the tenants.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
+};
+
+use tower_turnstile::{AcquireErrorKind, ConfigError, ConfigErrorKind, Key, Limit, Limiter};
+
+use crate::backend::{Backend, PATIENT, queue, until_free, usage};
+
+const JOBS: Limit = Limit::concurrent("jobs", 1).wait_up_to(PATIENT).fair();
+
+conformance! {
+    tenants_share_the_slots_of_a_key,
+    a_tenant_is_served_in_the_order_of_arrival,
+    a_free_slot_goes_to_any_tenant,
+    hostile_tenants_work,
+}
+
+async fn tenants_share_the_slots_of_a_key(backend: Backend) {
+    let (one, two) = (backend.replica().await, backend.replica().await);
+    let acme = one.semaphore(&JOBS, "key").tenant("acme").share(3);
+    let other = two.semaphore(&JOBS, "key").tenant("other");
+    let nobody = two.semaphore(&JOBS, "key");
+    let permit = acme.acquire().await.expect("free");
+    for semaphore in [&acme, &other, &nobody] {
+        let error = semaphore.try_acquire().await.expect_err("taken");
+        assert_eq!(error.kind(), AcquireErrorKind::Full);
+        assert_eq!(usage(semaphore).await, (1, 0));
+    }
+    let waiting = [
+        queue(&acme, 1).await,
+        queue(&other, 2).await,
+        queue(&nobody, 3).await,
+        queue(&other, 4).await,
+    ];
+    drop(permit);
+    // In some order, everybody gets the slot.
+    for task in waiting {
+        tokio::spawn(async move { drop(task.await.expect("no panic")) });
+    }
+    until_free(&acme).await;
+}
+
+async fn a_tenant_is_served_in_the_order_of_arrival(backend: Backend) {
+    let replicas = [backend.replica().await, backend.replica().await];
+    let replicas = replicas
+        .each_ref()
+        .map(|limiter| limiter.semaphore(&JOBS, "key").tenant("acme"));
+    let mut holder = replicas[0].acquire().await.expect("free");
+    let mut waiters = Vec::new();
+    for number in 0..6 {
+        waiters.push(queue(&replicas[number % 2], number as u32 + 1).await);
+    }
+    for (number, waiter) in waiters.into_iter().enumerate() {
+        drop(holder);
+        holder = tokio::time::timeout(PATIENT, waiter)
+            .await
+            .expect("in order")
+            .expect("no panic");
+        assert_eq!(usage(&replicas[0]).await, (1, 5 - number as u32));
+    }
+}
+
+async fn a_free_slot_goes_to_any_tenant(backend: Backend) {
+    let limit = Limit::concurrent("jobs", 3).wait_up_to(PATIENT).fair();
+    let limiter = backend.replica().await;
+    let semaphore = |tenant: &str| limiter.semaphore(&limit, "key").tenant(tenant);
+    // Nobody waits, so nobody's share counts.
+    let greedy = semaphore("greedy");
+    let mut permits = vec![];
+    for _ in 0..3 {
+        permits.push(greedy.try_acquire().await.expect("free"));
+    }
+    drop(permits.pop());
+    let heavy = greedy.try_acquire_many(1).await.expect("free again");
+    drop((heavy, permits));
+    until_free(&greedy).await;
+    drop(semaphore("").try_acquire_many(3).await.expect("free again"));
+    until_free(&greedy).await;
+}
+
+async fn hostile_tenants_work(backend: Backend) {
+    let limiter = backend.replica().await;
+    let long = "x".repeat(1 << 16);
+    for tenant in [
+        "", "}", "{", "{}", "a\0b", "a\r\nb", "\u{ff}", "~", "-", "+inf", &long,
+    ] {
+        let semaphore = limiter.semaphore(&JOBS, "key").tenant(tenant);
+        let permit = semaphore.acquire().await.expect("free");
+        let waiter = queue(&semaphore, 1).await;
+        drop(permit);
+        drop(waiter.await.expect("no panic"));
+        until_free(&semaphore).await;
+    }
+}
+
+fn limiter() -> Limiter {
+    Limiter::in_memory()
+}
+
+fn text(error: Option<ConfigError>) -> String {
+    let error = error.expect("an error");
+    assert_eq!(error.kind(), ConfigErrorKind::Value);
+    error.to_string()
+}
+
+#[test]
+fn a_limit_that_cannot_be_fair_is_an_error() {
+    for (limit, words) in [
+        (JOBS.wait_up_to(Duration::ZERO), "set a wait"),
+        (Limit::concurrent("jobs", 1).fair(), "set a wait"),
+        (JOBS.reuse(), "a reused slot"),
+    ] {
+        let error = text(limiter().try_semaphore(limit, "key").err());
+        assert!(error.starts_with("limit `jobs` is fair: "), "{error}");
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn a_tenant_under_a_limit_that_is_not_fair_is_an_error() {
+    let plain = Limit::concurrent("plain", 1).wait_up_to(PATIENT);
+    let rate = Limit::rate("plain", 1, Duration::from_secs(1));
+    for limit in [plain.clone(), rate] {
+        let semaphore = limiter().semaphore(&limit, "key");
+        let errors = [
+            semaphore.clone().try_tenant("secret").err(),
+            semaphore.clone().try_share(3).err(),
+            // The last limit counts.
+            semaphore
+                .clone()
+                .and(&JOBS, "key")
+                .and(Limit::concurrent("plain-2", 1), "key")
+                .try_share(3)
+                .err(),
+        ];
+        for error in errors {
+            let error = text(error);
+            assert!(error.starts_with("limit `plain"), "{error}");
+            assert!(
+                error.contains("is not fair") && !error.contains("secret"),
+                "{error}"
+            );
+        }
+        assert!(semaphore.and(&JOBS, "key").try_tenant("acme").is_ok());
+    }
+    let semaphore = limiter().semaphore(&plain, "key");
+    assert!(catch_unwind(AssertUnwindSafe(|| semaphore.tenant("acme"))).is_err());
+}
+
+#[test]
+fn a_share_out_of_range_is_an_error() {
+    let semaphore = limiter().semaphore(&JOBS, "key").tenant("secret");
+    for share in [0, 1_001, u32::MAX] {
+        let error = text(semaphore.clone().try_share(share).err());
+        let expected =
+            format!("a tenant of limit `jobs` has a share of {share}: it must be 1 to 1000");
+        assert_eq!(error, expected);
+    }
+    for share in [1, Limit::MAX_SHARE] {
+        assert!(semaphore.clone().try_share(share).is_ok());
+    }
+    assert!(catch_unwind(AssertUnwindSafe(|| semaphore.share(0))).is_err());
+}
+
+#[test]
+fn a_limit_is_fair_everywhere_or_nowhere() {
+    let limiter = limiter();
+    let plain = Limit::concurrent("jobs", 1).wait_up_to(PATIENT);
+    let _fair = limiter.semaphore(&JOBS, "key");
+    let error = limiter.try_semaphore(&plain, "key").unwrap_err();
+    assert_eq!(error.kind(), ConfigErrorKind::Conflict);
+    assert!(error.to_string().contains("fair true and false"), "{error}");
+    let error = limiter.update(&plain).unwrap_err();
+    assert_eq!(error.kind(), ConfigErrorKind::Conflict);
+}
+
+/// The limiter has checked the wait of the limit that it returns.
+#[tokio::test]
+async fn a_use_of_a_fair_limit_need_not_wait() {
+    let limiter = limiter();
+    let patient = limiter.semaphore(&JOBS, Key::SHARED).tenant("acme");
+    let known = [
+        patient.limit().clone(),
+        limiter.limit("jobs").expect("known"),
+    ];
+    let _permit = patient.acquire().await.expect("free");
+    for limit in known {
+        let hasty = limiter.semaphore(limit.wait_up_to(Duration::ZERO), Key::SHARED);
+        let error = hasty.tenant("acme").acquire().await.expect_err("taken");
+        assert_eq!(error.kind(), AcquireErrorKind::Full);
+    }
+}
