@@ -18,7 +18,7 @@ use crate::{
     fallbacks::{Availability, FallbackInForce, Fallbacks},
     key::Key,
     leases::{Lease, QueueId},
-    ledger::{Batch, Exchange, ReplicaId, Seq, weighing},
+    ledger::{Batch, Exchange, ReplicaId, Seq, TenantId, weighing},
     limit::{Limit, LimitId, LimitValue, MAX_LIMIT},
     overrides::InForce,
     part::{Part, Parts},
@@ -484,6 +484,12 @@ impl Context {
     pub fn mean_hold(&self, limit: LimitId) -> Option<Duration> {
         let hold = self.holds[limit.0]?;
         Some(Duration::from_secs_f64(hold.seconds))
+    }
+
+    /// The share of a tenant: that of its request, unless an operator has changed it.
+    pub fn share_of(&self, limit: LimitId, tenant: TenantId, own: u32) -> u32 {
+        let steered = self.overrides.share_of(self.limits[limit.0].name(), tenant);
+        steered.unwrap_or(own)
     }
 
     /// Estimated unit-seconds of `waiting` waiters and then of a newcomer of this weight, by the recent mean of hold times

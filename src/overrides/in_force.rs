@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use crate::{
     error::ConfigError,
     key::Key,
+    ledger::TenantId,
     limit::{Limit, LimitValue, Mode},
 };
 
@@ -28,6 +29,7 @@ struct OfLimit {
     pause: Option<Until<()>>,
     /// By the [digest](Key::digest) of the key.
     keys: HashMap<u128, Until<LimitValue>>,
+    shares: HashMap<TenantId, Until<u32>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +52,8 @@ pub(crate) enum Decision {
     Value(LimitValue),
     /// The value of the key with this digest.
     KeyValue(u128, LimitValue),
+    /// The share of a tenant of a fair limit.
+    Share(TenantId, u32),
     Mode(Mode),
     /// No newcomer is admitted.
     Pause,
@@ -109,6 +113,9 @@ impl InForce {
             Decision::KeyValue(digest, what) => {
                 of_limit.keys.insert(digest, Until { what, end });
             }
+            Decision::Share(tenant, what) => {
+                of_limit.shares.insert(tenant, Until { what, end });
+            }
         }
         self.next_end = Some(self.next_end.map_or(end, |first| first.min(end)));
     }
@@ -122,12 +129,19 @@ impl InForce {
                 of_limit.mode.take_if(|mode| mode.end <= now);
                 of_limit.pause.take_if(|pause| pause.end <= now);
                 of_limit.keys.retain(|_, value| value.end > now);
+                of_limit.shares.retain(|_, share| share.end > now);
             }
             self.by_limit
                 .retain(|_, of_limit| of_limit.ends().next().is_some());
             self.next_end = self.by_limit.values().flat_map(OfLimit::ends).min();
         }
         ended
+    }
+
+    /// The share of a tenant, if an operator has set one.
+    pub(crate) fn share_of(&self, limit_name: &str, tenant: TenantId) -> Option<u32> {
+        let share = self.by_limit.get(limit_name)?.shares.get(&tenant)?;
+        Some(share.what)
     }
 
     pub(crate) fn next_end(&self) -> Option<Instant> {
@@ -199,7 +213,8 @@ impl OfLimit {
         let mode = self.mode.iter().map(|mode| mode.end);
         let pause = self.pause.iter().map(|pause| pause.end);
         let keys = self.keys.values().map(|value| value.end);
-        value.chain(mode).chain(pause).chain(keys)
+        let shares = self.shares.values().map(|share| share.end);
+        value.chain(mode).chain(pause).chain(keys).chain(shares)
     }
 
     fn value_of(&self, limit: &Limit) -> Result<Option<LimitValue>, ConfigError> {

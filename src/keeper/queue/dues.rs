@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{
     Queue,
     permit::entry::{Entry, Line, State},
-    permit::paying::{Paid, Paying},
+    permit::paying::{Paid, Paying, cost_us},
 };
 use crate::{
     keeper::context::Context,
@@ -43,11 +43,13 @@ impl Queue {
         }
         let time = ctx.mean_hold(self.limit_id).unwrap_or(FIRST_HOLD);
         let time = time.min(ctx.settings.lease / PART_OF_LEASE);
-        let max = self.max();
-        let paying = &mut self.entries.get_mut(&seq)?.paying;
-        let paying = paying.get_or_insert_with(|| Box::new(Paying::new(None)));
-        let cost_us = paying.cost_us(time, weight_of(seq), max);
-        paying.paid = Paid::Ahead { time, cost_us };
+        let (max, entry) = (self.max(), self.entries.get_mut(&seq)?);
+        let paying = entry
+            .paying
+            .get_or_insert_with(|| Box::new(Paying::new(None)));
+        let share = ctx.share_of(self.limit_id, paying.tenant, paying.share);
+        let cost_us = cost_us(time, weight_of(seq), share, max);
+        paying.paid = Paid::Ahead { cost_us };
         paying.payer()
     }
 
@@ -58,11 +60,9 @@ impl Queue {
         if self.snapshot.waiting == 0 || !entry.is_held() {
             return None;
         }
-        let paying = entry.paying.as_mut()?;
-        match paying.paid {
-            Paid::Until(until) if until > ctx.now => return None,
-            _ => paying.paid = Paid::Until(ctx.now),
-        }
+        let is_ahead = owed.as_ref().is_some_and(|report| report.us < 0);
+        let paying = entry.paying.as_mut().filter(|_| !is_ahead)?;
+        paying.paid = Paid::Until(ctx.now);
         owed
     }
 
@@ -70,14 +70,14 @@ impl Queue {
     fn owed(&self, ctx: &Context, seq: Seq) -> Option<Report> {
         let entry = self.entries.get(&seq)?;
         let paying = entry.paying.as_ref()?;
-        let cost_us = |time| paying.cost_us(time, weight_of(seq), self.max());
+        let share = ctx.share_of(self.limit_id, paying.tenant, paying.share);
+        let cost_us = |time| cost_us(time, weight_of(seq), share, self.max());
+        let since = |at| cost_us(ctx.now.saturating_duration_since(at)) as i64;
         let us = match (entry.state(), paying.paid) {
             // Granted, and not used yet.
-            (State::Checking { .. }, Paid::Ahead { cost_us, .. }) => -(cost_us as i64),
-            (State::Held(_), Paid::Until(until)) => match ctx.now.checked_duration_since(until) {
-                Some(time) => cost_us(time) as i64,
-                None => -(cost_us(until - ctx.now) as i64),
-            },
+            (State::Checking { .. }, Paid::Ahead { cost_us }) => -(cost_us as i64),
+            (State::Held(_), Paid::Since { at, cost_us }) => since(at) - cost_us as i64,
+            (State::Held(_), Paid::Until(until)) => since(until),
             _ => return None,
         };
         let held = match entry.state() {
@@ -158,9 +158,9 @@ impl Entry {
     /// A slot is granted: to a waiter, which has paid in advance, or at once.
     pub(super) fn begin_paying(&mut self, now: tokio::time::Instant) {
         if let Some(paying) = &mut self.paying
-            && let Paid::Ahead { time, .. } = paying.paid
+            && let Paid::Ahead { cost_us } = paying.paid
         {
-            paying.paid = Paid::Until(now + time);
+            paying.paid = Paid::Since { at: now, cost_us };
         }
     }
 

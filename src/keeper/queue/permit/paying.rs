@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use crate::{
     keeper::demand::Tenant,
+    key::Key,
     ledger::{Payer, TenantId},
 };
 
@@ -13,6 +14,10 @@ use crate::{
 #[derive(Debug)]
 pub(in crate::keeper::queue) struct Paying {
     pub tenant: TenantId,
+    /// Empty: no tenant of its own.
+    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
+    pub name: Key,
+    /// As its request says.
     pub share: u32,
     pub paid: Paid,
 }
@@ -21,9 +26,15 @@ pub(in crate::keeper::queue) struct Paying {
 pub(in crate::keeper::queue) enum Paid {
     /// It does not hold yet, or has never held while others waited.
     Nothing,
-    /// A grant to a waiter pays for this time.
-    Ahead { time: Duration, cost_us: u64 },
-    /// In the future, if it was paid in advance.
+    /// It asks, and its grant costs this if it has to wait.
+    Ahead {
+        cost_us: u64,
+    },
+    /// Granted then, and this was paid in advance.
+    Since {
+        at: Instant,
+        cost_us: u64,
+    },
     Until(Instant),
 }
 
@@ -32,6 +43,7 @@ impl Paying {
         let id = |tenant: &Tenant| TenantId::of(&tenant.name);
         Self {
             tenant: tenant.map_or_else(TenantId::default, id),
+            name: tenant.map_or(Key::SHARED, |tenant| tenant.name.clone()),
             share: tenant.map_or(1, |tenant| tenant.share),
             paid: Paid::Nothing,
         }
@@ -40,43 +52,32 @@ impl Paying {
     /// The payer in a ledger's line, if it may be in one.
     pub fn payer(&self) -> Option<Payer> {
         match self.paid {
-            Paid::Ahead { cost_us, .. } => Some(Payer {
+            Paid::Ahead { cost_us } => Some(Payer {
                 tenant: self.tenant,
                 cost_us,
             }),
-            Paid::Nothing | Paid::Until(_) => None,
+            Paid::Nothing | Paid::Since { .. } | Paid::Until(_) => None,
         }
     }
+}
 
-    /// What a hold of this time costs, in us of the whole limit for a share of 1.
-    pub fn cost_us(&self, time: Duration, units: u32, max: u32) -> u64 {
-        let whole = u64::from(self.share.max(1)) * u64::from(max.max(1));
-        let unit_us = time.as_micros().min(1 << 50) as u64;
-        // At most a day for a lease, times 64.
-        unit_us.saturating_mul(units.into()) / whole
-    }
+/// What a hold of this time costs, in us of the whole limit for a share of 1.
+pub(in crate::keeper::queue) fn cost_us(time: Duration, units: u32, share: u32, max: u32) -> u64 {
+    let whole = u64::from(share.max(1)) * u64::from(max.max(1));
+    let unit_us = time.as_micros().min(1 << 50) as u64;
+    unit_us * u64::from(units) / whole
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::Key;
 
     #[test]
     fn a_hold_costs_its_part_of_the_limit_by_the_share() {
-        let tenant = |share| Tenant {
-            name: Key::from("a"),
-            share,
-        };
-        let cost_us = |share, units| {
-            Paying::new(Some(&tenant(share))).cost_us(Duration::from_secs(1), units, 10)
-        };
-        assert_eq!(cost_us(1, 1), 100_000);
-        assert_eq!(cost_us(4, 1), 25_000);
-        assert_eq!(cost_us(1, 3), 300_000);
-        assert_eq!(
-            Paying::new(None).cost_us(Duration::MAX, 64, 0),
-            (1 << 50) * 64
-        );
+        let second = Duration::from_secs(1);
+        assert_eq!(cost_us(second, 1, 1, 10), 100_000);
+        assert_eq!(cost_us(second, 1, 4, 10), 25_000);
+        assert_eq!(cost_us(second, 3, 1, 10), 300_000);
+        assert_eq!(cost_us(Duration::MAX, 64, 0, 0), (1 << 50) * 64);
     }
 }
