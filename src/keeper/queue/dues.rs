@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{
     Queue,
     permit::entry::{Entry, Line, State},
-    permit::paying::{Paid, Paying, cost_us},
+    permit::paying::{Paid, cost_us},
 };
 use crate::{
     keeper::context::Context,
@@ -43,10 +43,8 @@ impl Queue {
         }
         let time = ctx.mean_hold(self.limit_id).unwrap_or(FIRST_HOLD);
         let time = time.min(ctx.settings.lease / PART_OF_LEASE);
-        let (max, entry) = (self.max(), self.entries.get_mut(&seq)?);
-        let paying = entry
-            .paying
-            .get_or_insert_with(|| Box::new(Paying::new(None)));
+        let max = self.max();
+        let paying = self.entries.get_mut(&seq)?.paying_mut()?;
         let share = ctx.share_of(self.limit_id, paying.tenant, paying.share);
         let cost_us = cost_us(time, weight_of(seq), share, max);
         paying.paid = Paid::Ahead { cost_us };
@@ -61,7 +59,7 @@ impl Queue {
             return None;
         }
         let is_ahead = owed.as_ref().is_some_and(|report| report.us < 0);
-        let paying = entry.paying.as_mut().filter(|_| !is_ahead)?;
+        let paying = entry.paying_mut().filter(|_| !is_ahead)?;
         paying.paid = Paid::Until(ctx.now);
         owed
     }
@@ -69,7 +67,7 @@ impl Queue {
     /// What a held permit owes by now; negative if it has paid for more.
     fn owed(&self, ctx: &Context, seq: Seq) -> Option<Report> {
         let entry = self.entries.get(&seq)?;
-        let paying = entry.paying.as_ref()?;
+        let paying = entry.paying()?;
         let share = ctx.share_of(self.limit_id, paying.tenant, paying.share);
         let cost_us = |time| cost_us(time, weight_of(seq), share, self.max());
         let since = |at| cost_us(ctx.now.saturating_duration_since(at)) as i64;
@@ -96,7 +94,7 @@ impl Queue {
     /// what it has not used.
     pub(super) fn due_of(&self, ctx: &Context, seq: Seq) -> Option<Due> {
         let entry = self.entries.get(&seq)?;
-        let payer = || entry.paying.as_ref()?.payer();
+        let payer = || entry.paying()?.payer();
         match *entry.state() {
             State::Waiting(Line::InStore { ticket, .. }) => Some(Due::Left {
                 payer: payer()?,
@@ -157,7 +155,7 @@ fn add(reports: &mut Vec<Report>, report: Report) {
 impl Entry {
     /// A slot is granted: to a waiter, which has paid in advance, or at once.
     pub(super) fn begin_paying(&mut self, now: tokio::time::Instant) {
-        if let Some(paying) = &mut self.paying
+        if let Some(paying) = self.paying_mut()
             && let Paid::Ahead { cost_us } = paying.paid
         {
             paying.paid = Paid::Since { at: now, cost_us };
@@ -166,7 +164,7 @@ impl Entry {
 
     /// It has paid nothing in advance: it got a slot at once, or asks anew.
     pub(super) fn owes_nothing(&mut self) {
-        if let Some(paying) = &mut self.paying {
+        if let Some(paying) = self.paying_mut() {
             paying.paid = Paid::Nothing;
         }
     }

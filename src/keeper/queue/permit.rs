@@ -53,8 +53,9 @@ impl Queue {
         let pool = self.pool().cloned().filter(|_| weight == 1);
         let lease = ctx.new_lease(self.id, weight, pool);
         let mut entry = Entry::new(lease.clone(), wait, ctx.now, Some(request));
-        let is_fair = self.limit.is_fair();
-        entry.paying = is_fair.then(|| Box::new(Paying::new(tenant)));
+        if self.limit.is_fair() {
+            entry.set_paying(Paying::new(tenant));
+        }
         self.insert(ctx, entry);
         lease
     }
@@ -96,7 +97,7 @@ impl Queue {
         if !matches!(entry.state, State::Idle) {
             return None;
         }
-        let (waits, ticket) = (entry.waits, entry.ticket);
+        let (waits, ticket) = (entry.waits, entry.ticket());
         if entry.is_plain() {
             // Affects no count or list.
             entry.state = State::Sent { at: ctx.now };
@@ -150,7 +151,7 @@ impl Queue {
         if let Some(entry) = self.entries.get_mut(&seq)
             && let State::Waiting(Line::InStore { ticket, .. }) = entry.state
         {
-            entry.ticket = NonZero::new(ticket);
+            entry.set_ticket(ticket);
         }
         self.set(ctx, seq, State::Checking { since });
         self.renew(seq);

@@ -26,10 +26,8 @@ pub(in crate::keeper::queue) struct Entry {
     pub asked: Instant,
     /// Place at which it joined the queue; 0 if it did not.
     pub place: u32,
-    /// Ticket of the place in which the request was granted a slot. If that slot is lost, the request asks for this place.
-    pub ticket: Option<NonZero<i64>>,
-    /// Only of a fair limit.
-    pub paying: Option<Box<Paying>>,
+    /// What most entries do not have.
+    rest: Option<Box<Rest>>,
     /// Whether it may wait for its slot.
     pub waits: bool,
     /// Whether its turn has begun.
@@ -37,6 +35,12 @@ pub(in crate::keeper::queue) struct Entry {
     pub(super) state: State,
     /// The request that has yet to collect it.
     request: Option<Requester>,
+}
+
+#[derive(Debug, Default)]
+struct Rest {
+    ticket: Option<NonZero<i64>>,
+    paying: Option<Paying>,
 }
 
 #[derive(Clone, Copy)]
@@ -145,8 +149,7 @@ impl Entry {
             in_store: InStore::default(),
             asked: now,
             place: 0,
-            ticket: None,
-            paying: None,
+            rest: None,
             waits: !wait.is_zero(),
             // A request for a single slot begins at once.
             begun: request.is_some_and(|request| request.plain),
@@ -157,6 +160,28 @@ impl Entry {
 
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// Ticket of the place in which the request was granted a slot. If that slot is lost, the request asks for this place.
+    pub fn ticket(&self) -> Option<NonZero<i64>> {
+        self.rest.as_ref()?.ticket
+    }
+
+    pub fn set_ticket(&mut self, ticket: i64) {
+        self.rest.get_or_insert_default().ticket = NonZero::new(ticket);
+    }
+
+    /// Who pays for it, if its limit is fair.
+    pub fn paying(&self) -> Option<&Paying> {
+        self.rest.as_ref()?.paying.as_ref()
+    }
+
+    pub fn paying_mut(&mut self) -> Option<&mut Paying> {
+        self.rest.as_mut()?.paying.as_mut()
+    }
+
+    pub fn set_paying(&mut self, paying: Paying) {
+        self.rest.get_or_insert_default().paying = Some(paying);
     }
 
     pub fn is_held(&self) -> bool {
