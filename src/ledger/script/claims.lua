@@ -8,6 +8,7 @@ local STALE = 3
 local CLAIM_ARGS = 3
 local CHARGE_ARGS = 7
 local ASK_ARGS = 3
+local PAYER_BYTES = 24
 
 local function fill(count, standing)
   local standings = {}
@@ -79,7 +80,7 @@ local function take_slots(ask, asks, first_ticket)
         standing = advance(ledger, id, standing, first_ticket, fits)
       end
       if payer and standing < 0 then
-        ledger.fair.join(payer, id, standing)
+        shares.join(ledger.fair, payer, id, standing, ledger.waiting)
       end
       standings[i] = standing
       if standing < 0 then
@@ -175,7 +176,7 @@ for index, ids in pairs(asked) do
   if ledger then
     ledger.payers = {}
     for i, id in ipairs(ledger.fair and ids or {}) do
-      ledger.payers[id] = ledger.fair.payer_of_claim(i)
+      ledger.payers[id] = #ledger.fair.text + 1 - PAYER_BYTES * (#ids + 1 - i) -- the last ones
     end
     for i, score in ipairs(scores_of(ledger.key, unpack(ids))) do
       scores[ids[i]] = score and math.floor(score)

@@ -39,9 +39,14 @@ local function close(ledger)
   local least_ms = pause_end_ms and math.max(ttl_ms, pause_end_ms + RAMP_MS - now_ms) or ttl_ms
   if (pause_end_ms or in_use + waiting > 0) and call('PTTL', key) < least_ms then
     call('PEXPIRE', key, least_ms + lease_ms)
+    if ledger.fair then
+      ledger.fair.began = true
+    end
   end
-  if ledger.fair and waiting > 0 then
-    ledger.fair.keep(ttl_ms, lease_ms)
+  -- While anybody waits, this ledger's TTL is set in calls like this one only.
+  if ledger.fair and ledger.fair.began then
+    call('PEXPIRE', ledger.fair.lines, ttl_ms + lease_ms)
+    call('PEXPIRE', ledger.fair.shares, ttl_ms + lease_ms)
   end
   reply[1], reply[2], reply[4] = in_use, waiting, pause_end_ms and -pause_end_ms or 0
   if waiting > 0 then

@@ -64,8 +64,25 @@ local function enter(ledger, heartbeat)
     call('ZREM', key, LONG_NAME)
   end
   ledger.entering = {}
-  if ledger.fair then
-    ledger.fair.write()
+  local fair = ledger.fair
+  if fair then
+    local IDLE = 2251799813685248
+    local digits, scores, tenants = shares.digits, fair.scores, nil
+    if fair.entering then
+      call('ZADD', fair.lines, unpack(fair.entering))
+    end
+    for name in pairs(fair.changed) do
+      tenants = tenants or { '-' .. digits(IDLE - fair.time), '' }
+      push(tenants, digits(scores[name]), name)
+    end
+    if tenants then
+      call('ZADD', fair.shares, unpack(tenants))
+      fair.changed = {}
+    end
+    if fair.forgets then
+      call('ZREMRANGEBYSCORE', fair.shares, digits(IDLE), digits(IDLE + fair.forgets))
+    end
+    fair.entering, fair.forgets = nil, nil
   end
   return added > size - before
 end
@@ -114,8 +131,22 @@ local function admit(ledger, id, waits, payer)
     end
     ledger.waiting = waiting
   end
-  local places = ledger.max_waiters - waiting
-  if places <= 0 or payer and ledger.fair.is_crowded(payer, waiting, places) then
+  local places, line = ledger.max_waiters - waiting, 0
+  if payer and places > 0 then
+    -- The waiters of one tenant leave free places to others.
+    local CROWD = 4
+    local TENANT_CHARS = 8
+    places = CROWD * places
+    if waiting >= places then
+      local fair = ledger.fair
+      local name = sub(fair.text, payer, payer + TENANT_CHARS - 1)
+      line = call('ZLEXCOUNT', fair.lines, '[' .. name, '(' .. name .. ':')
+      for i = 2, fair.entering and #fair.entering or 0, 2 do
+        line = sub(fair.entering[i], 1, TENANT_CHARS) == name and line + 1 or line
+      end
+    end
+  end
+  if places <= line then
     ledger.refused = true
     return QUEUE_FULL
   end

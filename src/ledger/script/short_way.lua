@@ -58,7 +58,7 @@ for i = 1, ledger_count do
   end
   replies[i + 2] = failure or is_short and lasting
   if not replies[i + 2] then
-    counts = counts or {}
+    counts = counts or { nil, nil, nil } -- preallocated
     counts[3 * i - 2], counts[3 * i - 1], counts[3 * i] = lasting, size, removed
   end
   arg, record = first + renews + adopts + acquires, waits + acquires

@@ -1,7 +1,7 @@
 
 -- The steps after `release`. If the exchange has no claims, the steps after the claims follow directly. At first the
 -- queue is assumed to be empty.
-local function run(ledger, size, first, renews, adopts, acquires, waits)
+local function run(ledger, size, removed, first, renews, adopts, acquires, waits)
   local ABSENT = 0
   local STALE = 3
   local LEDGER_REPLY = 4
@@ -9,6 +9,8 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
   local UNIT_AT = 27
   local DIGITS = '-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz'
   local MAX_PLACES = 64
+  local DUES_HEAD = 32
+  local PAYER_BYTES = 24
   local key, limit, heavy, reply = ledger.key, ledger.limit, ledger.heavy, ledger.reply
   local lasting, in_use, waiting, brief = ledger.in_use, ledger.in_use, 0, adopts + acquires == 0
   -- The queue comes first in the set, then the holders, nearest deadline first.
@@ -115,16 +117,46 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
     promoted, until_text = {}, text_of(promoted_end_ms)
   end
   local fair = ledger.fair
-  local in_line = fair -- false once no line has any waiter
+  local in_line, line, gone = fair, nil, fair and {} -- nil once no line has any waiter
+  if ledger.owes then
+    shares.settle(fair, removed, acquires, waiting > 0 and math.max(window, 0) or 0)
+  end
   while in_use < limit and passed < waiting and passed < MAX_PASSED and not blocked do
-    local ids, ticket = nil, nil
-    if in_line then
-      ids = {}
-      ids[1], ticket = in_line.next(limit - in_use)
+    local ids, tenant, entry, place = nil, nil, nil, nil
+    while in_line and not entry do
+      -- The tenant that has paid for the least, and the first in its line.
+      local IDLE = 2251799813685248
+      local scores, names, paid = fair.scores, fair.waiting, nil
+      tenant = nil
+      for i = 1, #names do
+        local name = names[i]
+        local score = scores[name]
+        if not tenant or score < paid or score == paid and name < tenant then
+          tenant, place, paid = name, i, score
+        end
+      end
+      if not fair.all and (not tenant or paid > fair.bound or paid == fair.bound and tenant > fair.bound_name) then
+        shares.read(fair, math.min(limit - in_use, 16))
+        in_line = fair.time and in_line
+      elseif tenant then
+        entry, line = shares.first_of(fair, tenant, limit - in_use)
+        if not entry then
+          table.remove(names, place)
+          if not line.passed then
+            scores[tenant], fair.changed[tenant] = paid + IDLE, true
+          end
+        end
+      else
+        in_line = nil
+      end
     end
-    if in_line and not ticket then
+    if entry then
+      local PERMIT_AT = 25
+      local COST_AT = 51
+      ids = { sub(entry, PERMIT_AT, COST_AT - 1) }
+    elseif fair and line ~= false then
       -- The lines may be lost, or lack the waiters of an older replica: those are served in order of arrival.
-      in_line, ids, passed, window = nil, nil, 0, limit - in_use
+      passed, window, line = 0, limit - in_use, false
     end
     window = ids and math.min(1, budget) or math.min(window, waiting - passed, MAX_PASSED - passed, budget)
     if window == 0 then
@@ -141,7 +173,15 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
         break
       end
       local owner, heartbeat = sub(id, 1, REPLICA_CHARS), true
-      local waits = not in_line or math.floor(tonumber(call('ZSCORE', key, id)) or 0) == ticket
+      local waits = true
+      if entry then
+        local TICKET_AT = 9
+        local PERMIT_AT = 25
+        local FIRST_TICKET = -4503599627370496
+        local ticket = tonumber(sub(entry, TICKET_AT, PERMIT_AT - 1)) + FIRST_TICKET
+        waits = math.floor(tonumber(call('ZSCORE', key, id)) or 0) == ticket
+        line.at = line.at + 1
+      end
       if waits and owner ~= replica then
         alive, subscribers = alive or {}, subscribers or {}
         heartbeat = is_alive(key, alive, owner)
@@ -154,18 +194,18 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
       end
       if not waits then
         budget = budget - 1
-        in_line.leave()
+        gone[#gone + 1] = entry
       elseif not heartbeat then
         dead, budget = dead or {}, budget - 1
         dead[#dead + 1] = id
-        if in_line then
-          in_line.leave()
+        if entry then
+          gone[#gone + 1] = entry
         end
       elseif subscribers and subscribers[owner] == 0 then
         skipped = skipped or {}
         skipped[#skipped + 1] = id
-        if in_line then
-          in_line.pass_over()
+        if entry then
+          line.passed = true
         end
       else
         local weight = 1
@@ -179,8 +219,19 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
         end
         in_use, promotions, budget = in_use + weight, promotions + weight, budget - weight
         push(list, until_text, id, weight)
-        if in_line then
-          in_line.charge(waiting)
+        if entry then
+          local COST_AT = 51
+          local LAST_US = 1125899906842624
+          local IDLE = 2251799813685248
+          local cost_us = tonumber(sub(entry, COST_AT))
+          gone[#gone + 1] = entry
+          fair.time = math.max(fair.time, fair.scores[tenant])
+          shares.pay(fair, tenant, cost_us, cost_us)
+          fair.time = math.min(fair.time + math.floor(cost_us / (waiting + 1)), LAST_US)
+          if not shares.first_of(fair, tenant, 1) and not line.passed then
+            table.remove(fair.waiting, place)
+            fair.scores[tenant] = fair.scores[tenant] + IDLE
+          end
         end
         local names = promoted[owner] or {}
         names[#names + 1], promoted[owner] = sub(id, WEIGHT_AT), names
@@ -208,7 +259,7 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
     window = 8 * window -- some were dead or passed over, so many more may be
   end
   if fair then
-    fair.write_gone()
+    on_all('ZREM', fair.lines, gone)
   end
   if promotions > 0 then
     for owner, names in pairs(promoted) do
@@ -250,11 +301,12 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
   if acquires > 0 then
     first = first + extends
     for i, score in ipairs(scores_of(key, unpack(ARGV, first, first + acquires - 1))) do
-      local id, wait, payer = ARGV[first + i - 1], sub(packed, waits + i - 1, waits + i - 1), fair and fair.payer_of(i)
+      local id, wait = ARGV[first + i - 1], sub(packed, waits + i - 1, waits + i - 1)
+      local payer = fair and DUES_HEAD + PAYER_BYTES * (i - 1) + 1
       local standing = score and math.floor(score) or admit(ledger, id, wait == '1', payer)
       reply[#reply + 1] = standing
       if fair and not score and standing < 0 then
-        fair.join(payer, id, standing)
+        shares.join(fair, payer, id, standing, ledger.waiting)
       end
     end
   end
@@ -283,27 +335,31 @@ arg, record = 2, first_record
 for i = 1, ledger_count do
   local limit, max_waiters, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
   ledgers[i] = false
-  local is_fair = options % 128 >= 64
+  local is_fair, owes = options % 128 >= 64, options % 256 >= 128
+  local has_text = owes or is_fair and acquires > 0
   if not replies[i + 2] then
     local ledger = { -- preallocated
       key = KEYS[i], limit = limit, max_waiters = max_waiters,
       waits = options % 4, reuse = (options % 16 - options % 4) / 4, heavy = options % 32 >= 16,
       tells = options % 64 >= 32,
-      pause = (options - options % 256) / 256, pause_end_ms = nil, fair = nil,
+      pause = (options - options % 256) / 256, pause_end_ms = nil, fair = nil, owes = owes,
       in_use = counts[3 * i - 2], waiting = nil, promoted = nil, passed = nil, head = nil, ticket = nil,
       entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY
     }
-    local ok, result = true, nil
+    local size, removed = counts[3 * i - 1], counts[3 * i]
     if is_fair then
-      ok, result = pcall(fair_of, ledger.key, ARGV[dues], counts[3 * i], acquires)
-      ledger.fair = ok and result
+      shares = shares or functions_of_shares()
+      ledger.fair = { -- preallocated
+        lines = KEYS[i] .. ':lines', shares = KEYS[i] .. ':shares', text = has_text and ARGV[dues],
+        scores = {}, changed = {}, forgets = nil, entering = nil, began = nil,
+        -- Virtual time, the tenants that wait, and their lines, as far as they were read.
+        time = nil, waiting = {}, line_of = nil, rank = 0, all = false, bound = -1, bound_name = '',
+      }
     end
-    if ok then
-      ok, result = pcall(run, ledger, counts[3 * i - 1], arg + releases, renews, adopts, acquires, waits)
-    end
+    local ok, result = pcall(run, ledger, size, removed, arg + releases, renews, adopts, acquires, waits)
     replies[i + 2], ledgers[i] = outcome(ok, result), ok and claim_count > 0 and ledger
   end
-  dues = is_fair and dues + 1 or dues
+  dues = has_text and dues + 1 or dues
   arg, record = arg + releases + renews + adopts + acquires, waits + acquires
 end
 arg = dues

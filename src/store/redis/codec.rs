@@ -32,7 +32,7 @@ const KEEPS: u64 = 8;
 const WEIGHS: u64 = 16;
 const TELLS: u64 = 32;
 const IS_FAIR: u64 = 64;
-/// The dues name more than payers.
+/// Its dues name more than the payers of the batch.
 const OWES: u64 = 128;
 /// Multiplied by the length of a pause in ms and 1; alone it ends a pause.
 const PAUSES: u64 = 256;
@@ -92,7 +92,9 @@ pub(crate) fn encode(
         encode_permits(&mut cmd, &replica, batch);
     }
     for (number, batch) in exchange.batches.iter().enumerate() {
-        if let Some(dues) = &batch.dues {
+        if let Some(dues) = &batch.dues
+            && (!batch.acquire.is_empty() || owes(exchange, number))
+        {
             let asks = exchange.claims.iter().flat_map(|claim| &claim.asks);
             let asks = asks.filter(|ask| ask.batch == number);
             cmd.write_arg(&packed_dues(&replica, batch, dues, asks));
@@ -125,13 +127,14 @@ fn packed(replica: &str, wake_prefix: &str, listens: bool, exchange: &Exchange) 
             exchange.claims.len() as u64,
         ],
     );
-    for (batch, weighs) in exchange.batches.iter().zip(exchange.weighs()) {
+    let batches = exchange.batches.iter().zip(exchange.weighs());
+    for (number, (batch, weighs)) in batches.enumerate() {
         pack(
             &mut packed,
             [
                 batch.limit.into(),
                 batch.max_waiters.into(),
-                options(batch, listens, weighs),
+                options(batch, listens, weighs, owes(exchange, number)),
                 released_members(batch) as u64,
                 batch.renew.len() as u64,
                 batch.adopt.len() as u64,
@@ -205,7 +208,7 @@ fn decode_generation(value: Value) -> Option<Generation> {
 
 /// The options of a batch: whether the replica waits and listens to wake-ups, its wishes for reuse, whether any permit
 /// weighs more than 1, whether others are told of missing ones, whether the ledger is fair, and a pause to start or end.
-fn options(batch: &Batch, listens: bool, weighs: bool) -> u64 {
+fn options(batch: &Batch, listens: bool, weighs: bool, owes: bool) -> u64 {
     let reuse = match batch.reuse {
         Reuse::Never => 0,
         Reuse::Others => RECALLS,
@@ -216,13 +219,18 @@ fn options(batch: &Batch, listens: bool, weighs: bool) -> u64 {
     let pause = batch
         .pause_ms
         .map_or(0, |length_ms| PAUSES * (length_ms + 1));
-    let dues = |dues: &Dues| {
-        let owes = !dues.left.is_empty() || !dues.reports.is_empty() || !dues.settled.is_empty();
-        IS_FAIR + flag(owes, OWES)
-    };
-    let dues = batch.dues.as_deref().map_or(0, dues);
+    let dues = flag(batch.dues.is_some(), IS_FAIR) + flag(owes, OWES);
     let own = flag(batch.waits, WAITS) + flag(weighs, WEIGHS) + flag(batch.tells, TELLS);
     own + listens + reuse + dues + pause
+}
+
+/// Whether the dues of a batch name more than the payers of its own newcomers.
+fn owes(exchange: &Exchange, number: usize) -> bool {
+    let asks = || exchange.claims.iter().flat_map(|claim| &claim.asks);
+    exchange.batches[number]
+        .dues
+        .as_ref()
+        .is_some_and(|dues| **dues != Dues::default() || asks().any(|ask| ask.batch == number))
 }
 
 /// The dues of a fair ledger, with the payers of its newcomers: those of the batch, and of the asks of claims.
@@ -240,7 +248,7 @@ fn packed_dues<'a>(
     let payer = |text: &mut Vec<u8>, payer: Option<Payer>| {
         let Payer { tenant, cost_us } = payer.unwrap_or_default();
         text.extend(tenant.text());
-        text.extend((cost_us as f64).to_le_bytes());
+        text.extend(format!("{cost_us:016}").bytes());
     };
     for ask in &batch.acquire {
         payer(&mut text, ask.payer);
