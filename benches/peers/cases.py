@@ -393,6 +393,7 @@ def highest(load, steps, most):
 
 
 TRACE_LIMIT = 40
+TRACE_KINDS = ("code", "conv")
 TRACE_PROCESSES = 3
 TRACE_FASTER = 10
 TRACE_PATIENCE_S = 10
@@ -403,7 +404,7 @@ CONTEXT_MS = 0.2
 def trace_requests(folder, begin, seconds):
     """The calls of both services, merged, ten times faster: a hold takes 30 ms for each generated token and 0.2 ms for each of context."""
     calls = []
-    for kind in ("code", "conv"):
+    for kind in TRACE_KINDS:
         with open(f"{folder}/azure-2023-{kind}.csv") as file:
             rows = list(csv.DictReader(file))
         # Both begin at 0.
@@ -425,12 +426,15 @@ def trace(bench, system, repeat):
     with bench.drive(system, limit=TRACE_LIMIT, processes=TRACE_PROCESSES) as drive:
         begin = soon(drive)
         requests = trace_requests(bench.trace, begin, seconds)
+        if system.argument.endswith("fair"):
+            for request in requests:
+                request.key = TRACE_KINDS.index(request.kind)
         schedule(drive, requests)
         end = requests[-1].due
         drive.run_until(end)
         drive.drain(60)
         last = drive.now()
-        rows = {kind: measure.waits([one for one in requests if one.kind == kind], last) for kind in ("code", "conv")}
+        rows = {kind: measure.waits([one for one in requests if one.kind == kind], last) for kind in TRACE_KINDS}
         whole = sum(one.released > 0 for one in requests)
         idle = idle_seconds(requests, TRACE_LIMIT, begin, end)
         return {

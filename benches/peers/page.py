@@ -340,7 +340,7 @@ class Page:
             f"Calls of two services of Azure, {TRACE_FASTER} times faster: {one['asked']:,} calls in {short(one['seconds'])} s, by {TRACE_PROCESSES} processes, one pool of {TRACE_LIMIT} slots. "
             "A hold takes 30 ms for each generated token and 0.2 ms for each token of context, ten times faster too. *code* is short and comes in bursts, *conv* is long and steady. "
             "Source: the public sample of *Splitwise: Efficient generative LLM inference using phase splitting* (Patel et al., ISCA 2024), Azure/AzurePublicDataset, CC-BY 4.0. "
-            "No system here divides the pool fairly between services."
+            "Only *tower-turnstile, fair* shares the pool between the services; it counts as overtaken whoever waits behind a smaller tenant."
         )
         order = sorted(entries, key=lambda entry: figure(entry[1], "idle_seconds").middle)
         rows = []

@@ -48,6 +48,10 @@ SLOTS = [
         edge=dict.fromkeys(("Waits", "Cost", "Idle slots"), "freed slots stay in the process, without a call of the store"),
     ),
     System(
+        "tower-turnstile, fair", "rust", "tower-turnstile-fair",
+        "`Limit::fair`, each service a tenant", is_ours=True, only=("trace",),
+    ),
+    System(
         "tower-turnstile, Reject", "rust", "tower-turnstile-strict",
         "`Fallback::Reject`: refuses requests while the store is away, in place of a limit in each process", is_ours=True, only=("faults",),
         edge={"Faults": "refuses rather than go over the limit"},

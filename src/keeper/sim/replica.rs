@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    POLL, STORE_TIMEOUT, WAITER_TTL,
+    LONGEST_WAIT, POLL, STORE_TIMEOUT, WAITER_TTL,
     agenda::Event,
     crowd::Closing,
     kinds::Kind,
@@ -120,7 +120,7 @@ impl World {
         };
         let mut limit = limit.expect("valid");
         if self.is_fair && number < 2 {
-            limit = limit.fair();
+            limit = limit.fair().wait_up_to(LONGEST_WAIT);
         } else if values.reuse && number < 2 {
             limit = limit.reuse();
         }

@@ -30,3 +30,10 @@ pub(crate) fn semaphores(limiter: &Limiter, limit: &Limit, keys: usize) -> Vec<S
     let keys = 0..keys as u64;
     keys.map(|key| limiter.semaphore(limit, key)).collect()
 }
+
+/// One key, with a tenant in place of each key of the others.
+pub(crate) fn tenants(limiter: &Limiter, limit: &Limit, tenants: usize) -> Vec<Semaphore> {
+    let tenants = 0..tenants as u64;
+    let of = |tenant| limiter.semaphore(limit, 0).tenant(tenant);
+    tenants.map(of).collect()
+}

@@ -63,6 +63,12 @@ impl Semaphore {
                 let semaphores = ours::semaphores(&limiter, &limit, KEYS);
                 Self::Ours(limiter, semaphores)
             }
+            "tower-turnstile-fair" => {
+                let limiter = ours::connect(url, lease).await;
+                let limit = ours::limit(limit, false, false).fair();
+                let semaphores = ours::tenants(&limiter, &limit, KEYS);
+                Self::Ours(limiter, semaphores)
+            }
             "tokio" => {
                 let each = (limit / processes).max(1) as usize;
                 let one = || Arc::new(tokio::sync::Semaphore::new(each));
