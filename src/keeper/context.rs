@@ -482,14 +482,13 @@ impl Context {
 
     /// The recent mean hold of a limit's permits.
     pub fn mean_hold(&self, limit: LimitId) -> Option<Duration> {
-        let hold = self.holds[limit.0]?;
-        Some(Duration::from_secs_f64(hold.seconds))
+        self.holds[limit.0].map(|hold| Duration::from_secs_f64(hold.seconds))
     }
 
     /// The share of a tenant: that of its request, unless an operator has changed it.
     pub fn share_of(&self, limit: LimitId, tenant: TenantId, own: u32) -> u32 {
-        let steered = self.overrides.share_of(self.limits[limit.0].name(), tenant);
-        steered.unwrap_or(own)
+        let limit = self.limits[limit.0].name();
+        self.overrides.share_of(limit, tenant).unwrap_or(own)
     }
 
     /// Estimated unit-seconds of `waiting` waiters and then of a newcomer of this weight, by the recent mean of hold times

@@ -12,7 +12,7 @@
 //! | `renew` | extends leases, never shortens them; reports the tickets of waiters | `leases.rs` | `steps.lua` |
 //! | `adopt` | restores holders that the store has lost | `leases.rs` | `steps.lua` |
 //! | `expire` | removes holders whose lease has ended | `leases.rs` | `steps.lua` |
-//! | `settle` | charges tenants of a fair ledger for what they hold | `shares.rs` | `shares.lua` |
+//! | `settle` | charges tenants of a fair ledger for what they hold | `tenants.rs`, `shares.rs` | `shares.lua` |
 //! | `promote` | grants free slots to the head of the queue; passes over waiters whose replica has no connection | `queue.rs` | `steps.lua` |
 //! | `acquire` | gives newcomers a slot, a place in the queue, or a refusal | `queue.rs` | `queue.lua` |
 //!

@@ -2,9 +2,14 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
 use tower_turnstile::{AcquireErrorKind, ConfigError, ConfigErrorKind, Key, Limit, Limiter};
 
 use crate::backend::{Backend, PATIENT, queue, until_free, usage};
@@ -192,4 +197,44 @@ async fn a_use_of_a_fair_limit_need_not_wait() {
         let error = hasty.tenant("acme").acquire().await.expect_err("taken");
         assert_eq!(error.kind(), AcquireErrorKind::Full);
     }
+}
+
+/// Streams of ten minutes beside calls of five seconds, both with a backlog, for two hours.
+#[tokio::test(start_paused = true)]
+async fn slot_time_is_shared_equally_whatever_the_holds() {
+    const POOL: Limit = Limit::concurrent("pool", 10)
+        .wait_up_to(Duration::from_secs(12 * 3_600))
+        .fair();
+    let limiter = Limiter::in_memory();
+    let pool = limiter.semaphore(&POOL, Key::SHARED);
+    let used = [Duration::ZERO; 2].map(|zero| Arc::new(Mutex::new(zero)));
+    let mut tasks = JoinSet::new();
+    for (tenant, hold) in [(0, 600), (1, 5)] {
+        for _ in 0..30 {
+            let (semaphore, used) = (pool.clone().tenant(tenant as u64), used[tenant].clone());
+            tasks.spawn(async move {
+                loop {
+                    let permit = semaphore.acquire().await.expect("in time");
+                    sleep(Duration::from_secs(hold)).await;
+                    drop(permit);
+                    *used.lock().unwrap() += Duration::from_secs(hold);
+                }
+            });
+        }
+    }
+    sleep(Duration::from_secs(2 * 3_600)).await;
+    // A rare call of a third tenant is served within one of the short holds, or not much later.
+    let mut waits = Vec::new();
+    let rare = pool.clone().tenant("rare");
+    for _ in 0..20 {
+        sleep(Duration::from_secs(61)).await;
+        let asked = Instant::now();
+        drop(rare.acquire().await.expect("in time"));
+        waits.push(asked.elapsed());
+    }
+    waits.sort();
+    let [streams, calls] = used.map(|used| used.lock().unwrap().as_secs_f64());
+    let share = streams / (streams + calls);
+    assert!((0.45..0.55).contains(&share), "{streams} s and {calls} s");
+    assert!(waits[18] <= Duration::from_secs(5), "{waits:?}");
 }

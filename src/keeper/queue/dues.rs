@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use super::{
     Queue,
-    permit::entry::{Entry, Line, State},
-    permit::paying::{Paid, cost_us},
+    permit::entry::{Due, Line, Paid, State, cost_us},
 };
 use crate::{
     keeper::context::Context,
@@ -18,17 +17,6 @@ use crate::{
 const FIRST_HOLD: Duration = Duration::from_secs(1);
 /// A part of a lease that permits pay for in advance at most, and after which they report.
 const PART_OF_LEASE: u32 = 3;
-
-/// What the release of a permit settles.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Due {
-    /// It waits in the line of its tenant.
-    Left {
-        payer: Payer,
-        ticket: i64,
-    },
-    Settled(Report),
-}
 
 impl Queue {
     /// The dues of a batch, if the limit is fair.
@@ -149,23 +137,5 @@ fn add(reports: &mut Vec<Report>, report: Report) {
             sum.most_us = sum.most_us.max(report.most_us);
         }
         None => reports.push(report),
-    }
-}
-
-impl Entry {
-    /// A slot is granted: to a waiter, which has paid in advance, or at once.
-    pub(super) fn begin_paying(&mut self, now: tokio::time::Instant) {
-        if let Some(paying) = self.paying_mut()
-            && let Paid::Ahead { cost_us } = paying.paid
-        {
-            paying.paid = Paid::Since { at: now, cost_us };
-        }
-    }
-
-    /// It has paid nothing in advance: it got a slot at once, or asks anew.
-    pub(super) fn owes_nothing(&mut self) {
-        if let Some(paying) = self.paying_mut() {
-            paying.paid = Paid::Nothing;
-        }
     }
 }

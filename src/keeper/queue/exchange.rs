@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::{
-    Newcomer, Outbox, Pause, PendingBatch, Queue, RAMP, Release, Snapshot, StoreMoment,
+    Newcomer, Outbox, PendingBatch, Queue, Release, Snapshot, StoreMoment,
     dues::{add_due, add_report},
     permit::entry::{Entry, HeldSlot, Line, State},
 };
@@ -270,47 +270,6 @@ impl Queue {
         }
         if is_lost && !self.introducing {
             self.on_loss(ctx, true);
-        }
-    }
-
-    /// Follows an answer of the store. A pause that it no longer knows was ended.
-    fn follow_pause_in_store(
-        &mut self,
-        ctx: &Context,
-        batch: &Batch,
-        end_ms: Option<u64>,
-        at: StoreMoment,
-    ) {
-        let known = self.pause.as_deref();
-        if known.is_some_and(|pause| at.sent < pause.since) {
-            return;
-        }
-        let (own, unsent) = known.map_or((false, false), |pause| (pause.own, pause.unsent));
-        let is_ended = known.is_some_and(|pause| pause.resumed);
-        match end_ms.map(|end_ms| end_ms.saturating_mul(1_000)) {
-            // The store has not been told yet, or the exchange came too late.
-            Some(_) if is_ended => self.repeat_pause(),
-            Some(end_us) => {
-                let ahead = Duration::from_micros(end_us.saturating_sub(at.store_us));
-                let ago = Duration::from_micros(at.store_us.saturating_sub(end_us));
-                let end = (ctx.now + ahead).checked_sub(ago).unwrap_or(ctx.now);
-                // The store may have lost a longer one, which is on its way there again.
-                let longer = known.filter(|pause| unsent && pause.end > end);
-                let end = longer.map_or(end, |pause| pause.end);
-                self.pause = Some(Box::new(Pause {
-                    end,
-                    since: at.sent,
-                    own,
-                    resumed: false,
-                    unsent,
-                    due: end + RAMP,
-                }));
-            }
-            None if is_ended => self.pause = None,
-            // The store ignored it, since the exchange came too late.
-            None if batch.pause_ms.is_some() => self.repeat_pause(),
-            None if unsent => {}
-            None => self.pause = None,
         }
     }
 

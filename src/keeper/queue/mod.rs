@@ -10,7 +10,7 @@
 //! | `reuse` | slots that go to the pool and come back from it |
 //! | `permit` | changes of an entry: sent, granted, refused, released; counts and lists by state; the outbox |
 //! | `dues` | fair shares: the payers of newcomers, and what permits owe |
-//! | `permit/entry`, `permit/paying` | the states of an entry; what it has paid for |
+//! | `permit/entry` | the states of an entry, and what it has paid for |
 //! | this one | the data, read by all |
 //!
 //! Each file calls only files below it. A queue does not know the [core](super::core), which has many queues: it reports
@@ -66,11 +66,8 @@ use crate::{
     sync::Inquiry,
 };
 
+use self::permit::entry::{Due, Entry, Holder};
 pub(super) use self::permit::entry::{Requester, StoreMoment};
-use self::{
-    dues::Due,
-    permit::entry::{Entry, Holder},
-};
 
 /// Leases after which a release is no longer repeated. A waiter that outlives even this is released when it is promoted
 /// without an entry here.

@@ -4,19 +4,17 @@
 //! put into the outbox here too.
 
 pub(super) mod entry;
-pub(super) mod paying;
 
 use std::{mem, num::NonZero, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use self::{
-    entry::{Entry, HeldSlot, Holder, InStore, Line, Requester, State, StoreMoment},
-    paying::Paying,
+use self::entry::{
+    Due, Entry, HeldSlot, Holder, InStore, Line, Paying, Requester, State, StoreMoment,
 };
 use super::{
     FORGET_AFTER, Newcomer, Outbox, Queue, Release, Waiters,
-    dues::{Due, add_due, add_report},
+    dues::{add_due, add_report},
 };
 use crate::{
     error::AcquireErrorKind,

@@ -8,11 +8,11 @@ use tokio::time::Instant;
 
 use super::{
     Outbox, Pause, Queue, RAMP, Release,
-    permit::entry::{Entry, State},
+    permit::entry::{Entry, State, StoreMoment},
 };
 use crate::{
     keeper::context::{Context, earliest},
-    ledger::{Operation, Seq, weight_of},
+    ledger::{Batch, Operation, Seq, weight_of},
     ranges::MAX_PAUSE,
     telemetry::{Measure, Topic},
 };
@@ -145,6 +145,47 @@ impl Queue {
             self.run_here(ctx, Operation::Nothing);
         }
         true
+    }
+
+    /// Follows an answer of the store. A pause that it no longer knows was ended.
+    pub(super) fn follow_pause_in_store(
+        &mut self,
+        ctx: &Context,
+        batch: &Batch,
+        end_ms: Option<u64>,
+        at: StoreMoment,
+    ) {
+        let known = self.pause.as_deref();
+        if known.is_some_and(|pause| at.sent < pause.since) {
+            return;
+        }
+        let (own, unsent) = known.map_or((false, false), |pause| (pause.own, pause.unsent));
+        let is_ended = known.is_some_and(|pause| pause.resumed);
+        match end_ms.map(|end_ms| end_ms.saturating_mul(1_000)) {
+            // The store has not been told yet, or the exchange came too late.
+            Some(_) if is_ended => self.repeat_pause(),
+            Some(end_us) => {
+                let ahead = Duration::from_micros(end_us.saturating_sub(at.store_us));
+                let ago = Duration::from_micros(at.store_us.saturating_sub(end_us));
+                let end = (ctx.now + ahead).checked_sub(ago).unwrap_or(ctx.now);
+                // The store may have lost a longer one, which is on its way there again.
+                let longer = known.filter(|pause| unsent && pause.end > end);
+                let end = longer.map_or(end, |pause| pause.end);
+                self.pause = Some(Box::new(Pause {
+                    end,
+                    since: at.sent,
+                    own,
+                    resumed: false,
+                    unsent,
+                    due: end + RAMP,
+                }));
+            }
+            None if is_ended => self.pause = None,
+            // The store ignored it, since the exchange came too late.
+            None if batch.pause_ms.is_some() => self.repeat_pause(),
+            None if unsent => {}
+            None => self.pause = None,
+        }
     }
 
     /// Sets the time for the next slot of the ledger in this process, or for the end of the ramp.

@@ -17,6 +17,7 @@ mod overrides;
 mod pauses;
 mod renewals;
 mod reuse;
+mod tenants;
 mod weights;
 
 use std::{mem, sync::Arc, time::Duration};

@@ -12,6 +12,7 @@ mod pause;
 pub(super) mod queue;
 mod reuse;
 pub(super) mod shares;
+mod tenants;
 
 use std::collections::BTreeMap;
 

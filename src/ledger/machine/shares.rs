@@ -18,8 +18,7 @@ use std::{
     ops::Bound,
 };
 
-use super::{Call, Ledger, Place};
-use crate::ledger::{Ask, Batch, Left, MemberId, Payer, Report, TenantId};
+use crate::ledger::{MemberId, Payer, Report, TenantId};
 
 /// How far a tenant's payments may be ahead of virtual time, unless a single permit has cost more: nobody is locked out
 /// for longer.
@@ -33,16 +32,16 @@ pub(in crate::ledger) const CROWD: usize = 4;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shares {
     /// Virtual time.
-    time_us: u64,
+    pub(super) time_us: u64,
     tenants: BTreeMap<TenantId, Tenant>,
     /// Tenants with a line, by what they have paid.
-    waiting: BTreeSet<(u64, TenantId)>,
+    pub(super) waiting: BTreeSet<(u64, TenantId)>,
     /// The others, until virtual time has reached them.
-    idle: BTreeSet<(u64, TenantId)>,
+    pub(super) idle: BTreeSet<(u64, TenantId)>,
     /// May contain permits that no longer wait: they are removed when their turn comes.
-    lines: BTreeSet<InLine>,
+    pub(super) lines: BTreeSet<InLine>,
     /// In store milliseconds.
-    kept_until_ms: u64,
+    pub(super) kept_until_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,17 +54,17 @@ struct Tenant {
 /// A waiter in the line of its tenant. Lines are in order of tickets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct InLine {
-    tenant: TenantId,
-    ticket: i64,
+    pub(super) tenant: TenantId,
+    pub(super) ticket: i64,
     pub(super) id: MemberId,
-    cost_us: u64,
+    pub(super) cost_us: u64,
 }
 
 /// The last waiter of each tenant that was passed over in a batch.
 pub(super) type Passed = BTreeMap<TenantId, InLine>;
 
 impl InLine {
-    fn new(payer: Payer, ticket: i64, id: MemberId) -> Self {
+    pub(super) fn new(payer: Payer, ticket: i64, id: MemberId) -> Self {
         Self {
             tenant: payer.tenant,
             ticket,
@@ -75,94 +74,13 @@ impl InLine {
     }
 }
 
-impl Ledger {
-    /// Charges tenants for what they hold, and takes waiters that leave out of their lines. `released`: members that the
-    /// batch has removed.
-    pub(super) fn settle(&mut self, call: &Call, batch: &Batch, released: u32) {
-        let (Some(dues), Some(shares)) = (&batch.dues, &mut self.shares) else {
-            return;
-        };
-        for &Left { payer, ticket, seq } in &dues.left {
-            shares.leave(InLine::new(payer, ticket, call.own(seq)));
-        }
-        let is_settled = released >= dues.settled_units + dues.left.len() as u32;
-        let settled = dues.settled.iter().filter(|_| is_settled);
-        for report in dues.reports.iter().chain(settled) {
-            shares.report(*report);
-        }
-    }
-
-    /// The waiter of the tenant that has paid for the least, behind those that were passed over. `None`: no line has any.
-    pub(super) fn next_in_line(&mut self, passed: &Passed) -> Option<InLine> {
-        self.shares.as_mut()?.next(passed)
-    }
-
-    /// A waiter gets a slot.
-    pub(super) fn charge(&mut self, waiter: InLine) {
-        let waiting = self.queue.len() as u64;
-        if let Some(shares) = &mut self.shares {
-            shares.charge(waiter, waiting);
-        }
-    }
-
-    /// A waiter no longer waits.
-    pub(super) fn leave_line(&mut self, waiter: InLine) {
-        if let Some(shares) = &mut self.shares {
-            shares.leave(waiter);
-        }
-    }
-
-    pub(super) fn note_passed(waiter: InLine, passed: &mut Passed) {
-        passed.insert(waiter.tenant, waiter);
-    }
-
-    /// A newcomer joins the line of its tenant.
-    pub(super) fn line_up(&mut self, batch: &Batch, ask: Ask, ticket: i64, id: MemberId) {
-        if batch.dues.is_some() {
-            let shares = self.shares.get_or_insert_default();
-            shares.join(InLine::new(ask.payer.unwrap_or_default(), ticket, id));
-        }
-    }
-
-    /// Whether the waiters of one tenant leave too few places in the queue to others.
-    pub(super) fn is_crowded_by(&self, batch: &Batch, ask: Ask) -> bool {
-        let free = (batch.max_waiters as usize).saturating_sub(self.queue.len());
-        if batch.dues.is_none() || self.queue.len() < CROWD * free {
-            return false;
-        }
-        let tenant = ask.payer.unwrap_or_default().tenant;
-        let of_tenant = |shares: &Shares| shares.tenants.get(&tenant).map(|one| one.line);
-        let line = self.shares.as_deref().and_then(of_tenant).unwrap_or(0);
-        line >= CROWD * free
-    }
-
-    /// Shares are kept for a while after the last waiter, so that a tenant which comes back still owes what it owed.
-    pub(super) fn keep_shares(&mut self, call: &Call, batch: &Batch) {
-        let (ttl_ms, more_ms) = call.shares_ttl_ms();
-        if batch.dues.is_some()
-            && !self.queue.is_empty()
-            && let Some(shares) = &mut self.shares
-            && shares.kept_until_ms < call.now_ms + ttl_ms
-        {
-            shares.kept_until_ms = call.now_ms + ttl_ms + more_ms;
-        }
-    }
-
-    /// Returns whether there were any, for as long as they are kept.
-    pub(in crate::ledger) fn forget_shares(&mut self, now_ms: u64) -> bool {
-        let ended = self.shares.take_if(|shares| shares.kept_until_ms <= now_ms);
-        ended.is_some()
-    }
-
-    /// Whether it still waits in this place.
-    pub(super) fn waits(&self, waiter: InLine) -> bool {
-        let place = self.places.get(&waiter.id);
-        matches!(place, Some(Place::Waits { ticket }) if *ticket == waiter.ticket)
-    }
-}
-
 impl Shares {
-    fn report(&mut self, report: Report) {
+    /// Number of waiters in the line of a tenant, with those that may wait no longer.
+    pub(super) fn line_of(&self, tenant: TenantId) -> usize {
+        self.tenants.get(&tenant).map_or(0, |one| one.line)
+    }
+
+    pub(super) fn report(&mut self, report: Report) {
         let Report {
             tenant,
             us,
@@ -212,7 +130,7 @@ impl Shares {
         }
     }
 
-    fn join(&mut self, waiter: InLine) {
+    pub(super) fn join(&mut self, waiter: InLine) {
         let tenant = waiter.tenant;
         let known = self.tenants.get(&tenant).copied();
         if known.is_none_or(|one| !one.waits) {
@@ -236,7 +154,7 @@ impl Shares {
         }
     }
 
-    fn leave(&mut self, waiter: InLine) {
+    pub(super) fn leave(&mut self, waiter: InLine) {
         if self.lines.remove(&waiter)
             && let Some(one) = self.tenants.get_mut(&waiter.tenant)
         {
@@ -244,7 +162,7 @@ impl Shares {
         }
     }
 
-    fn next(&mut self, passed: &Passed) -> Option<InLine> {
+    pub(super) fn next(&mut self, passed: &Passed) -> Option<InLine> {
         loop {
             let mut ended = None;
             for &(_, tenant) in &self.waiting {
@@ -281,7 +199,7 @@ impl Shares {
 
     /// `waiting`: number of waiters, with this one. A tenant with each request, always at a virtual time that stands still,
     /// would starve the others: so it moves a little with each grant.
-    fn charge(&mut self, waiter: InLine, waiting: u64) {
+    pub(super) fn charge(&mut self, waiter: InLine, waiting: u64) {
         let InLine {
             tenant, cost_us, ..
         } = waiter;
@@ -295,36 +213,5 @@ impl Shares {
         if line == 0 {
             self.stop_waiting(tenant);
         }
-    }
-}
-
-#[cfg(test)]
-impl Ledger {
-    /// The lines of a fair ledger.
-    pub(crate) fn lines(&self) -> impl Iterator<Item = (TenantId, MemberId)> {
-        let shares = self.shares.iter();
-        let lines = shares.flat_map(|shares| &shares.lines);
-        lines.map(|waiter| (waiter.tenant, waiter.id))
-    }
-
-    /// Members and scores of the equivalent sorted sets in Redis, in order: of tenants and of lines.
-    pub(in crate::ledger) fn shares_content(&self) -> [Vec<(String, f64)>; 2] {
-        let text = |tenant: &TenantId| tenant.text().map(char::from).iter().collect::<String>();
-        let Some(shares) = &self.shares else {
-            return Default::default();
-        };
-        const IDLE: u64 = 1 << 51;
-        let time = (String::new(), shares.time_us as f64 - IDLE as f64);
-        let waiting = shares.waiting.iter();
-        let waiting = waiting.map(|(paid_us, tenant)| (text(tenant), *paid_us as f64));
-        let idle = shares.idle.iter();
-        let idle = idle.map(|(paid_us, tenant)| (text(tenant), (IDLE + paid_us) as f64));
-        let lines = shares.lines.iter().map(|waiter| {
-            let place = waiter.ticket - super::queue::FIRST_TICKET;
-            let (tenant, id, cost_us) = (text(&waiter.tenant), waiter.id.text(), waiter.cost_us);
-            (format!("{tenant}{place:016}{id}{cost_us:016}"), 0.0)
-        });
-        let tenants = std::iter::once(time).chain(waiting).chain(idle);
-        [tenants.collect(), lines.collect()]
     }
 }

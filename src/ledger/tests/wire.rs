@@ -5,17 +5,24 @@ use std::collections::BTreeMap;
 use crate::{
     ledger::{
         EXCHANGE_LUA, ID_CHARS, MAX_LEASE_MS, RAMP_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET,
-        machine::queue::{MAX_PASSED, MAX_SEARCHED},
+        id::TENANT_CHARS,
+        machine::{
+            queue::{MAX_PASSED, MAX_SEARCHED},
+            shares::{CROWD, LAST_US, MAX_DEBT_US},
+        },
         more_members,
         rate::{MAX_EXACT, MAX_WAIT_US, ROUNDING_PARTS, WAIT_FOREVER_US},
         script::{
-            ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, FULL, IF_FREE, LEDGER_REPLY,
-            QUEUE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
+            ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, DUES_NUMBERS, FULL, IF_FREE,
+            LEDGER_REPLY, QUEUE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
         },
         seq_text, weighing,
     },
     ranges::MAX_WEIGHT,
 };
+
+/// Digits of a ticket, or of a cost, in the lines of a fair ledger.
+const NUMBER_CHARS: usize = 16;
 
 /// The script's constants: one per line, in capitals. A constant that occurs twice has a single value.
 fn constants() -> BTreeMap<&'static str, &'static str> {
@@ -60,6 +67,23 @@ fn the_script_has_the_constants_of_this_process() {
         ("MAX_EXACT", MAX_EXACT),
         ("WAIT_FOREVER_US", WAIT_FOREVER_US),
         ("ROUNDING_PARTS", ROUNDING_PARTS),
+        ("TENANT_CHARS", TENANT_CHARS as u64),
+        ("DUES_HEAD", (DUES_NUMBERS * size_of::<f64>()) as u64),
+        ("PAYER_BYTES", (TENANT_CHARS + NUMBER_CHARS) as u64),
+        ("REPORT_BYTES", (TENANT_CHARS + 2 * size_of::<f64>()) as u64),
+        (
+            "PLACE_CHARS",
+            (TENANT_CHARS + ID_CHARS + 2 * NUMBER_CHARS) as u64,
+        ),
+        ("TICKET_AT", TENANT_CHARS as u64 + 1),
+        ("PERMIT_AT", (TENANT_CHARS + NUMBER_CHARS) as u64 + 1),
+        (
+            "COST_AT",
+            (TENANT_CHARS + NUMBER_CHARS + ID_CHARS) as u64 + 1,
+        ),
+        ("MAX_DEBT_US", MAX_DEBT_US),
+        ("LAST_US", LAST_US),
+        ("CROWD", CROWD as u64),
     ] {
         assert_eq!(constants.get(name), Some(&&*value.to_string()), "{name}");
     }

@@ -1,0 +1,234 @@
+//! Fair limits: who pays, what permits report, and what their release settles.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{LEASE, Lease, Leg, PATIENT, World, held, leg};
+use crate::{
+    keeper::{Tenant, core::Outgoing},
+    key::Key,
+    ledger::{Dues, Payer, Report, TenantId},
+    limit::Limit,
+    store::Failure,
+};
+
+const FAIR: Limit = Limit::concurrent("a", 1).wait_up_to(PATIENT).fair();
+const SECOND: Duration = Duration::from_secs(1);
+const SECOND_US: i64 = 1_000_000;
+
+fn tenant_leg(name: &str, share: u32) -> Leg {
+    let name = Key::from(name);
+    Leg {
+        tenant: Some(Tenant { name, share }),
+        ..leg(0, PATIENT)
+    }
+}
+
+fn id(name: &str) -> TenantId {
+    TenantId::of(&Key::from(name))
+}
+
+/// The dues of the next exchange, which is answered.
+fn next_dues(world: &mut World, keeper: usize) -> Dues {
+    let sent = world.send(keeper);
+    let dues = sent.exchange.batches[0].dues.as_deref().cloned();
+    world.complete(keeper, &sent);
+    dues.expect("the limit is fair")
+}
+
+fn next_exchange(world: &mut World) -> Option<Outgoing> {
+    let now = world.local();
+    world.keepers[0].next_exchange(now)
+}
+
+/// Keeper 0 holds the only slot for tenant `a`, granted at once, and tenant `b` waits there too.
+fn holder_and_waiter() -> (World, Arc<Lease>, Arc<Lease>) {
+    let mut world = World::new(1, &FAIR);
+    let holder = world.ask_for(0, tenant_leg("a", 1));
+    world.settle();
+    assert!(held(world.collect(0, &holder)));
+    let waiter = world.ask_for(0, tenant_leg("b", 4));
+    world.settle();
+    (world, holder, waiter)
+}
+
+#[test]
+fn a_newcomer_pays_in_advance_by_the_mean_hold_and_its_share() {
+    let mut world = World::new(1, &FAIR);
+    let first = world.ask_for(0, tenant_leg("a", 1));
+    let sent = world.send(0);
+    let payer = |tenant, cost_us| Some(Payer { tenant, cost_us });
+    // No hold is known yet: a second.
+    assert_eq!(
+        sent.exchange.batches[0].acquire[0].payer,
+        payer(id("a"), 1_000_000)
+    );
+    world.complete(0, &sent);
+    assert!(held(world.collect(0, &first)));
+    world.pass(Duration::from_secs(3));
+    world.settle();
+    world.release(0, &first);
+    world.settle();
+    for (share, cost_us) in [(1, 3_000_000), (3, 1_000_000)] {
+        let next = world.ask_for(0, tenant_leg("b", share));
+        let sent = world.send(0);
+        assert_eq!(
+            sent.exchange.batches[0].acquire[0].payer,
+            payer(id("b"), cost_us)
+        );
+        world.complete(0, &sent);
+        world.release(0, &next);
+        world.settle();
+    }
+    // At most a third of a lease.
+    let long = world.ask_for(0, tenant_leg("a", 1));
+    world.settle();
+    for _ in 0..100 {
+        world.pass(LEASE / 4);
+        world.settle();
+    }
+    assert!(held(world.collect(0, &long)));
+    world.release(0, &long);
+    world.settle();
+    for _ in 0..3 {
+        world.ask_for(0, tenant_leg("b", 1));
+    }
+    let sent = world.send(0);
+    let third = LEASE.as_micros() as u64 / 3;
+    let costs = sent.exchange.batches[0].acquire.iter();
+    assert!(costs.clone().all(|ask| ask.payer.unwrap().cost_us <= third));
+}
+
+#[test]
+fn what_is_granted_at_once_is_paid_from_the_first_renewal_beside_a_waiter() {
+    let (mut world, holder, _) = holder_and_waiter();
+    let mut reports = Vec::new();
+    for _ in 0..40 {
+        world.pass(SECOND);
+        while let Some(sent) = next_exchange(&mut world) {
+            let batches = sent.exchange.batches.iter();
+            let dues = batches.filter_map(|batch| batch.dues.as_ref());
+            reports.extend(dues.flat_map(|dues| dues.reports.clone()));
+            world.complete(0, &sent);
+        }
+    }
+    let of_holder = |report: &Report| report.tenant == id("a");
+    assert!(
+        reports.iter().all(of_holder),
+        "the waiter reports nothing: {reports:?}"
+    );
+    let paid: i64 = reports.iter().map(|report| report.us).sum();
+    // The first third of the lease is free, and the last report is not yet due.
+    assert!((18 * SECOND_US..=32 * SECOND_US).contains(&paid), "{paid}");
+    world.release(0, &holder);
+    let rest = next_dues(&mut world, 0).settled;
+    let total = paid + rest[0].us;
+    assert!(
+        (28 * SECOND_US..=32 * SECOND_US).contains(&total),
+        "{total}"
+    );
+    assert!(rest[0].most_us >= 40 * SECOND_US as u64);
+}
+
+#[test]
+fn nothing_is_paid_while_nobody_waits() {
+    let mut world = World::new(1, &FAIR);
+    let holder = world.ask_for(0, tenant_leg("a", 1));
+    world.settle();
+    assert!(held(world.collect(0, &holder)));
+    for _ in 0..40 {
+        world.pass(SECOND);
+        while let Some(sent) = next_exchange(&mut world) {
+            let batches = sent.exchange.batches.iter();
+            let mut dues = batches.filter_map(|batch| batch.dues.as_deref());
+            assert!(dues.all(|dues| *dues == Dues::default()));
+            world.complete(0, &sent);
+        }
+    }
+    world.release(0, &holder);
+    assert_eq!(next_dues(&mut world, 0), Dues::default());
+}
+
+#[test]
+fn what_was_paid_in_advance_and_not_used_comes_back_even_if_nobody_waits() {
+    let (mut world, holder, waiter) = holder_and_waiter();
+    world.release(0, &holder);
+    world.settle();
+    assert!(held(world.collect(0, &waiter)));
+    world.pass(SECOND / 10);
+    world.release(0, &waiter);
+    let dues = next_dues(&mut world, 0);
+    // It paid for a second with a share of 4, and has held for a tenth of it.
+    let back = Report {
+        tenant: id("b"),
+        us: -SECOND_US / 4 * 9 / 10,
+        most_us: 25_000,
+    };
+    assert_eq!((dues.settled, dues.settled_units), (vec![back], 1));
+}
+
+#[test]
+fn a_waiter_that_leaves_names_its_place() {
+    let (mut world, _, waiter) = holder_and_waiter();
+    world.pass(SECOND / 10);
+    world.release(0, &waiter);
+    let dues = next_dues(&mut world, 0);
+    assert_eq!(dues.left.len(), 1);
+    assert_eq!(dues.left[0].seq, waiter.seq());
+    assert_eq!(dues.left[0].payer.tenant, id("b"));
+    let lines = world
+        .ledgers
+        .iter()
+        .map(|(_, ledger)| ledger.lines().count());
+    assert_eq!(lines.sum::<usize>(), 0);
+}
+
+#[test]
+fn a_settlement_is_sent_again_only_if_its_release_is() {
+    let (mut world, holder, waiter) = holder_and_waiter();
+    world.release(0, &holder);
+    world.settle();
+    assert!(held(world.collect(0, &waiter)));
+    world.release(0, &waiter);
+    let sent = world.send(0);
+    let first = sent.exchange.batches[0].dues.clone();
+    world.fail(0, &sent, Failure::Cut);
+    world.reconnect(0);
+    let mut again = Vec::new();
+    while let Some(sent) = next_exchange(&mut world) {
+        again.extend(sent.exchange.batches.iter().map(|batch| batch.dues.clone()));
+        world.complete(0, &sent);
+    }
+    let settled =
+        |dues: &Option<Box<Dues>>| dues.as_ref().is_some_and(|dues| !dues.settled.is_empty());
+    assert!(settled(&first));
+    assert_eq!(
+        again.iter().filter(|dues| settled(dues)).count(),
+        1,
+        "{again:?}"
+    );
+    for _ in 0..3 {
+        world.pass(SECOND);
+        while let Some(sent) = next_exchange(&mut world) {
+            let batches = sent.exchange.batches.iter();
+            assert!(!batches.clone().any(|batch| settled(&batch.dues)));
+            world.complete(0, &sent);
+        }
+    }
+}
+
+/// The order of grants shows nothing about a waiter of a fair limit, so each is asked for by name at every poll.
+#[test]
+fn a_fair_queue_calls_the_roll_with_each_poll() {
+    let (mut world, _, waiter) = holder_and_waiter();
+    let mut named = 0;
+    for _ in 0..50 {
+        world.pass(SECOND / 10);
+        while let Some(sent) = next_exchange(&mut world) {
+            let batches = sent.exchange.batches.iter();
+            let renewed = batches.flat_map(|batch| batch.renew.clone());
+            named += renewed.filter(|seq| *seq == waiter.seq()).count();
+            world.complete(0, &sent);
+        }
+    }
+    assert!((4..=6).contains(&named), "{named} times in 5 s");
+}

@@ -1,0 +1,130 @@
+//! Tenants of a fair ledger: what they are charged, and the lines of their waiters. The rule is in `shares.rs`.
+
+#[cfg(test)]
+use super::queue::FIRST_TICKET;
+use super::{
+    Call, Ledger, Place,
+    shares::{CROWD, InLine, Passed},
+};
+#[cfg(test)]
+use crate::ledger::TenantId;
+use crate::ledger::{Ask, Batch, Left, MemberId};
+
+impl Ledger {
+    /// Charges tenants for what they hold, and takes waiters that leave out of their lines. `released`: members that the
+    /// batch has removed.
+    pub(super) fn settle(&mut self, call: &Call, batch: &Batch, released: u32) {
+        let (Some(dues), Some(shares)) = (&batch.dues, &mut self.shares) else {
+            return;
+        };
+        for &Left { payer, ticket, seq } in &dues.left {
+            shares.leave(InLine::new(payer, ticket, call.own(seq)));
+        }
+        let is_settled = released >= dues.settled_units + dues.left.len() as u32;
+        let settled = dues.settled.iter().filter(|_| is_settled);
+        for report in dues.reports.iter().chain(settled) {
+            shares.report(*report);
+        }
+    }
+
+    /// The waiter of the tenant that has paid for the least, behind those that were passed over. `None`: no line has any.
+    pub(super) fn next_in_line(&mut self, passed: &Passed) -> Option<InLine> {
+        self.shares.as_mut()?.next(passed)
+    }
+
+    /// A waiter gets a slot.
+    pub(super) fn charge(&mut self, waiter: InLine) {
+        let waiting = self.queue.len() as u64;
+        if let Some(shares) = &mut self.shares {
+            shares.charge(waiter, waiting);
+        }
+    }
+
+    /// A waiter no longer waits.
+    pub(super) fn leave_line(&mut self, waiter: InLine) {
+        if let Some(shares) = &mut self.shares {
+            shares.leave(waiter);
+        }
+    }
+
+    pub(super) fn note_passed(waiter: InLine, passed: &mut Passed) {
+        passed.insert(waiter.tenant, waiter);
+    }
+
+    /// A newcomer joins the line of its tenant.
+    pub(super) fn line_up(&mut self, batch: &Batch, ask: Ask, ticket: i64, id: MemberId) {
+        if batch.dues.is_some() {
+            let shares = self.shares.get_or_insert_default();
+            shares.join(InLine::new(ask.payer.unwrap_or_default(), ticket, id));
+        }
+    }
+
+    /// Whether the waiters of one tenant leave too few places in the queue to others.
+    pub(super) fn is_crowded_by(&self, batch: &Batch, ask: Ask) -> bool {
+        let free = (batch.max_waiters as usize).saturating_sub(self.queue.len());
+        if batch.dues.is_none() || self.queue.len() < CROWD * free {
+            return false;
+        }
+        let tenant = ask.payer.unwrap_or_default().tenant;
+        let line = self
+            .shares
+            .as_ref()
+            .map_or(0, |shares| shares.line_of(tenant));
+        line >= CROWD * free
+    }
+
+    /// Shares are kept for a while after the last waiter, so that a tenant which comes back still owes what it owed.
+    pub(super) fn keep_shares(&mut self, call: &Call, batch: &Batch) {
+        let (ttl_ms, more_ms) = call.shares_ttl_ms();
+        if batch.dues.is_some()
+            && !self.queue.is_empty()
+            && let Some(shares) = &mut self.shares
+            && shares.kept_until_ms < call.now_ms + ttl_ms
+        {
+            shares.kept_until_ms = call.now_ms + ttl_ms + more_ms;
+        }
+    }
+
+    /// Returns whether there were any, for as long as they are kept.
+    pub(in crate::ledger) fn forget_shares(&mut self, now_ms: u64) -> bool {
+        let ended = self.shares.take_if(|shares| shares.kept_until_ms <= now_ms);
+        ended.is_some()
+    }
+
+    /// Whether it still waits in this place.
+    pub(super) fn waits(&self, waiter: InLine) -> bool {
+        let place = self.places.get(&waiter.id);
+        matches!(place, Some(Place::Waits { ticket }) if *ticket == waiter.ticket)
+    }
+}
+
+#[cfg(test)]
+impl Ledger {
+    /// The lines of a fair ledger.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = (TenantId, MemberId)> {
+        let shares = self.shares.iter();
+        let lines = shares.flat_map(|shares| &shares.lines);
+        lines.map(|waiter| (waiter.tenant, waiter.id))
+    }
+
+    /// Members and scores of the equivalent sorted sets in Redis, in order: of tenants and of lines.
+    pub(in crate::ledger) fn shares_content(&self) -> [Vec<(String, f64)>; 2] {
+        let text = |tenant: &TenantId| tenant.text().map(char::from).iter().collect::<String>();
+        let Some(shares) = &self.shares else {
+            return Default::default();
+        };
+        const IDLE: u64 = 1 << 51;
+        let time = (String::new(), shares.time_us as f64 - IDLE as f64);
+        let waiting = shares.waiting.iter();
+        let waiting = waiting.map(|(paid_us, tenant)| (text(tenant), *paid_us as f64));
+        let idle = shares.idle.iter();
+        let idle = idle.map(|(paid_us, tenant)| (text(tenant), (IDLE + paid_us) as f64));
+        let lines = shares.lines.iter().map(|waiter| {
+            let place = waiter.ticket - FIRST_TICKET;
+            let (tenant, id, cost_us) = (text(&waiter.tenant), waiter.id.text(), waiter.cost_us);
+            (format!("{tenant}{place:016}{id}{cost_us:016}"), 0.0)
+        });
+        let tenants = std::iter::once(time).chain(waiting).chain(idle);
+        [tenants.collect(), lines.collect()]
+    }
+}
