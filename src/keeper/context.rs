@@ -487,12 +487,11 @@ impl Context {
 
     /// The share of a tenant: that of its request, unless an operator has changed it.
     pub fn share_of(&self, limit: LimitId, tenant: TenantId, own: u32) -> u32 {
-        let limit = self.limits[limit.0].name();
-        self.overrides.share_of(limit, tenant).unwrap_or(own)
+        let name = self.limits[limit.0].name();
+        self.overrides.share_of(name, tenant).unwrap_or(own)
     }
 
-    /// Estimated unit-seconds of `waiting` waiters and then of a newcomer of this weight, by the recent mean of hold times
-    /// and of waiters' weights.
+    /// Estimated unit-seconds of `waiting` waiters, then of a newcomer of this weight, by recent means of holds and weights.
     pub fn unit_seconds(&self, limit: LimitId, waiting: u32, weight: u32) -> Option<f64> {
         let hold = self.holds[limit.0]?;
         Some(f64::from(waiting) * hold.unit_seconds + f64::from(weight) * hold.seconds)
