@@ -1,0 +1,168 @@
+"""Instructions of the server for what the script does most, by callgrind: what is counted has no noise to speak of.
+
+`.ci/server-cost` calls it, with the folder of another source as an argument to compare with that.
+"""
+
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+DIGITS = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
+REPLICA = "A" * 16
+NEVER_US = 9e15
+TIMES = 300
+
+
+class Server:
+    """A redis-server under callgrind. `collected`: its instructions, once it has ended."""
+
+    def __init__(self, script):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.folder = tempfile.TemporaryDirectory()
+        words = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", "redis-server", "--port", str(port)]
+        words += ["--save", "", "--dir", self.folder.name, "--hz", "1", "--activerehashing", "no"]
+        self.child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        end = time.monotonic() + 30
+        while True:
+            try:
+                self.socket = socket.create_connection(("127.0.0.1", port))
+                break
+            except OSError:
+                if time.monotonic() > end:
+                    self.child.kill()
+                    raise
+                time.sleep(0.1)
+        self.file = self.socket.makefile("rb")
+        self.digest = self.call("SCRIPT", "LOAD", script).decode()
+
+    def call(self, *words):
+        encoded = [word.encode() if isinstance(word, str) else word for word in words]
+        parts = [b"*%d\r\n" % len(encoded)] + [b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded]
+        self.socket.sendall(b"".join(parts))
+        return self.read()
+
+    def read(self):
+        line = self.file.readline()[:-2]
+        kind, rest = line[:1], line[1:]
+        if kind == b":":
+            return int(rest)
+        if kind == b"$":
+            return self.file.read(int(rest) + 2)[:-2] if int(rest) >= 0 else None
+        if kind == b"*":
+            return [self.read() for _ in range(int(rest))]
+        if kind == b"-":
+            raise RuntimeError(rest.decode())
+        return rest
+
+    def end(self):
+        self.socket.sendall(b"*2\r\n$8\r\nSHUTDOWN\r\n$6\r\nNOSAVE\r\n")
+        _, errors = self.child.communicate()
+        self.folder.cleanup()
+        return int(re.search(rb"Collected : (\d+)", errors)[1])
+
+    def batch(self, limit, release=(), acquire=(), tenants=None, settled=()):
+        """One exchange about one ledger. `tenants`: their number, if the ledger is fair; a permit is of the tenant of its number."""
+        options = 1 + (0 if tenants is None else 64) + (128 if settled else 0)
+        record = [limit, 100_000, options, len(release), 0, 0, len(acquire)]
+        packed = struct.pack("<7d", 30_000, 5_000, 5_000, NEVER_US, 1, 0, 0) + struct.pack("<7d", *record)
+        packed += b"1" * len(acquire) + b"t:wake:" + REPLICA.encode()
+        words = [REPLICA + text(seq) for seq in [*release, *acquire]]
+        if options >= 128 or options >= 64 and acquire:
+            dues = struct.pack("<4d", len(settled), 0, 0, len(settled))
+            for seq in acquire:
+                dues += text(seq % tenants, 8).encode() + b"%016d" % 1_000_000
+            for seq, us in settled:
+                dues += text(seq % tenants, 8).encode() + struct.pack("<dd", us, 800_000)
+            words.append(dues)
+        return self.call("EVALSHA", self.digest, "1", "t:{ledger}", packed, *words)
+
+
+def text(number, length=10):
+    digits = ""
+    for _ in range(length):
+        digits, number = DIGITS[number & 63] + digits, number >> 6
+    return digits
+
+
+def number_of(name):
+    number = 0
+    for digit in name.decode():
+        number = number * 64 + DIGITS.index(digit)
+    return number
+
+
+def pairs(server, count, tenants):
+    for seq in range(1, count + 1):
+        server.batch(1_000, acquire=[seq], tenants=tenants)
+        server.batch(1_000, release=[seq], tenants=tenants)
+
+
+def handovers(server, count, tenants, in_one_call, waiters=20):
+    """A slot goes from a waiter that was granted before to the next, and a newcomer joins the queue."""
+    limit, first = 8, 1_000
+    held = list(range(1, limit + 1))
+    server.batch(limit, acquire=held, tenants=tenants)
+    server.batch(limit, acquire=range(first, first + waiters), tenants=tenants)
+    for newcomer in range(first + waiters, first + waiters + count):
+        released = held.pop(0)
+        settled = [(released, -123_456)] if tenants and released >= first else []
+        acquire = [newcomer] if in_one_call else []
+        reply = server.batch(limit, release=[released], acquire=acquire, tenants=tenants, settled=settled)
+        if not in_one_call:
+            server.batch(limit, acquire=[newcomer], tenants=tenants)
+        held += [number_of(name) for name in reply[2] if isinstance(name, bytes)]
+        assert len(held) == limit
+
+
+CASES = {
+    "pair": lambda server, count: pairs(server, count, None),
+    "pair, fair": lambda server, count: pairs(server, count, 2),
+    "handover in two calls": lambda server, count: handovers(server, count, None, False),
+    "handover in two calls, fair": lambda server, count: handovers(server, count, 2, False),
+    "handover in one call": lambda server, count: handovers(server, count, None, True),
+    "handover in one call, fair": lambda server, count: handovers(server, count, 2, True),
+    "handover in one call, fair, 100 tenants": lambda server, count: handovers(server, count, 100, True, 200),
+}
+
+
+def script(root):
+    folder = os.path.join(root, "src/ledger/script")
+    with open(os.path.join(folder, "mod.rs")) as file:
+        parts = re.findall(r'include_str!\("(\w+\.lua)"\)', file.read())
+    texts = []
+    for part in parts:
+        with open(os.path.join(folder, part)) as file:
+            texts.append(file.read())
+    return "".join(texts)
+
+
+def cost(root, case):
+    def run(count):
+        server = Server(script(root))
+        case(server, count)
+        return server.end()
+
+    return (run(2 * TIMES) - run(TIMES)) // TIMES
+
+
+def main():
+    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
+    before = sys.argv[1] if len(sys.argv) > 1 else None
+    print(f"{'':<42}{'instructions':>14}" + (f"{'before':>14}" if before else ""))
+    for name, case in CASES.items():
+        row = f"{name:<42}{cost(here, case):>14,}"
+        # A source without fair ledgers has no figure for them.
+        if before and "fair" not in name:
+            row += f"{cost(before, case):>14,}"
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
