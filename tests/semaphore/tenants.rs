@@ -13,6 +13,8 @@ use tokio::{
 use tower_turnstile::{AcquireErrorKind, ConfigError, ConfigErrorKind, Key, Limit, Limiter};
 
 use crate::backend::{Backend, PATIENT, queue, until_free, usage};
+#[cfg(feature = "redis")]
+use crate::support::redis_server::RedisServer;
 
 const JOBS: Limit = Limit::concurrent("jobs", 1).wait_up_to(PATIENT).fair();
 
@@ -237,4 +239,79 @@ async fn slot_time_is_shared_equally_whatever_the_holds() {
     let share = streams / (streams + calls);
     assert!((0.45..0.55).contains(&share), "{streams} s and {calls} s");
     assert!(waits[18] <= Duration::from_secs(5), "{waits:?}");
+}
+
+/// The same over three processes' worth of limiters and a real server, a hundred times faster: streams of six seconds
+/// beside calls of 50 ms, lease 1 s. Then an outage of the store, and data lost: the shares are back within a lease.
+///
+/// `cargo test -p tests --all-features --test semaphore tenants -- --ignored --nocapture real_server`
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "two minutes"]
+async fn slot_time_is_shared_equally_on_a_real_server() {
+    const POOL: Limit = Limit::concurrent("pool", 10)
+        .wait_up_to(Duration::from_secs(600))
+        .fallback(tower_turnstile::Fallback::Reject)
+        .fair();
+    let server = RedisServer::start();
+    let used = [Duration::ZERO; 2].map(|zero| Arc::new(Mutex::new(zero)));
+    let mut tasks = JoinSet::new();
+    let mut rare = Vec::new();
+    for _ in 0..3 {
+        let builder = Limiter::builder()
+            .lease(Duration::from_secs(1))
+            .store_timeout(Duration::from_millis(300));
+        let limiter = builder.connect_required(&server.url()).await.expect("up");
+        let pool = limiter.semaphore(&POOL, Key::SHARED);
+        rare.push(pool.clone().tenant("rare"));
+        for (tenant, hold) in [(0, 6_000), (1, 50)] {
+            for _ in 0..8 {
+                let (semaphore, used) = (pool.clone().tenant(tenant as u64), used[tenant].clone());
+                tasks.spawn(async move {
+                    loop {
+                        let Ok(permit) = semaphore.acquire().await else {
+                            sleep(Duration::from_millis(50)).await;
+                            continue;
+                        };
+                        let hold = Duration::from_millis(hold);
+                        sleep(hold).await;
+                        drop(permit);
+                        *used.lock().unwrap() += hold;
+                    }
+                });
+            }
+        }
+    }
+    let seen = || used.clone().map(|used| used.lock().unwrap().as_secs_f64());
+    let mut waits = Vec::new();
+    let mut before = seen();
+    for (phase, seconds) in [("at first", 40), ("data lost", 30), ("after that", 30)] {
+        if phase == "data lost" {
+            server.cli(&["FLUSHALL"]);
+        }
+        for second in 0..seconds {
+            sleep(Duration::from_secs(1)).await;
+            let asked = Instant::now();
+            drop(rare[second % 3].acquire().await.expect("in time"));
+            waits.push(asked.elapsed());
+        }
+        let now = seen();
+        let [streams, calls] = [0, 1].map(|tenant| now[tenant] - before[tenant]);
+        println!(
+            "{phase}: streams {:.2} of the slot time",
+            streams / (streams + calls)
+        );
+        if phase != "data lost" {
+            let share = streams / (streams + calls);
+            assert!((0.40..0.60).contains(&share), "{phase}: {share}");
+        }
+        before = now;
+    }
+    waits.sort();
+    let p95 = waits[waits.len() * 95 / 100];
+    println!(
+        "a rare call waits for {:?}, 95 %: {p95:?}",
+        waits[waits.len() / 2]
+    );
+    assert!(p95 < Duration::from_millis(500), "{p95:?}");
 }
