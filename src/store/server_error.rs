@@ -135,6 +135,7 @@ const COMMANDS: &[&str] = &[
     "zadd",
     "zcard",
     "zcount",
+    "zlexcount",
     "zmscore",
     "zrange",
     "zrem",

@@ -194,8 +194,15 @@ async fn serve(url: &str) -> Result<(), Fails> {
     Ok(())
 }
 
-/// Commands that two replicas do not need until a lease ends, a clock is stepped, or a heavy permit arrives.
-const RARE: [&str; 4] = ["ZMSCORE", "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE", "ZSCORE"];
+/// Commands that two replicas do not need until a lease ends, a clock is stepped, a heavy permit arrives, or a flood under
+/// a fair limit.
+const RARE: [&str; 5] = [
+    "ZLEXCOUNT",
+    "ZMSCORE",
+    "ZREMRANGEBYRANK",
+    "ZREMRANGEBYSCORE",
+    "ZSCORE",
+];
 
 /// The doctor must find a fault if and only if a service fails, and must name the command.
 async fn is_seen(url: &str, command: &str, how: &str) {
@@ -229,7 +236,7 @@ async fn is_seen(url: &str, command: &str, how: &str) {
 }
 
 /// Commands of a service, of operators, and of the doctor itself.
-const COMMANDS: [&str; 26] = [
+const COMMANDS: [&str; 27] = [
     "CLIENT",
     "CONFIG",
     "EVAL",
@@ -250,6 +257,7 @@ const COMMANDS: [&str; 26] = [
     "ZADD",
     "ZCARD",
     "ZCOUNT",
+    "ZLEXCOUNT",
     "ZMSCORE",
     "ZRANGE",
     "ZREM",

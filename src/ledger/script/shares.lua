@@ -58,7 +58,7 @@ local function functions_of_shares()
     local line = fair.line_of and fair.line_of[name]
     if not line or not line[line.at] and not line.is_whole then
       local from, wanted = line and '(' .. line[#line] or '[' .. name, math.min(most, 63) + 1
-      local fetched = redis.call('ZRANGEBYLEX', fair.lines, from, '(' .. name .. ':', 'LIMIT', '0', wanted .. '')
+      local fetched = redis.call('ZRANGE', fair.lines, from, '(' .. name .. ':', 'BYLEX', 'LIMIT', '0', wanted .. '')
       fetched.at, fetched.is_whole, fetched.passed = 1, #fetched < wanted, line and line.passed
       fair.line_of = fair.line_of or {}
       fair.line_of[name], line = fetched, fetched
