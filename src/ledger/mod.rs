@@ -61,7 +61,7 @@ pub(crate) use id::REPLICA_CHARS;
 pub(crate) use id::number_of;
 pub(crate) use id::{ID_CHARS, MemberId, ReplicaId, Seq, TenantId, weighing, weight_of};
 #[cfg(feature = "redis")]
-pub(crate) use id::{SEQ_CHARS, TENANT_CHARS, more_members, parse_seq, seq_text};
+pub(crate) use id::{SEQ_CHARS, more_members, parse_seq, seq_text};
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use ledgers::{Audience, Ledgers};
 #[cfg(test)]

@@ -6,10 +6,10 @@ use std::{
 };
 
 use super::{
-    answer::{Answers, KeyRow, LimitRow, PauseRow, PermitRow, RefusalRow, ReplicaRow},
+    answer::{Answers, KeyRow, LimitRow, PauseRow, PermitRow, RefusalRow, ReplicaRow, TenantRow},
     wire::{Answer, Body},
 };
-use crate::overrides::KeyDigest;
+use crate::overrides::{KeyDigest, TenantDigest};
 
 /// All answers to one question, and the replicas that did not answer.
 #[derive(Clone)]
@@ -24,6 +24,13 @@ impl Collected {
         let mut bodies = self.answers.iter().map(|answer| &answer.body);
         let is_any = !self.answers.is_empty();
         is_any && bodies.all(|body| matches!(body, Body::UnknownLimit))
+    }
+
+    /// Whether replicas know the limit, and to none of them it is fair.
+    pub(super) fn is_not_fair(&self) -> bool {
+        let mut bodies = self.answers.iter().map(|answer| &answer.body);
+        let is_any = (bodies.clone()).any(|body| matches!(body, Body::NotFair));
+        is_any && bodies.all(|body| matches!(body, Body::NotFair | Body::UnknownLimit))
     }
 
     /// Counts replicas as missing if they hold slots but did not answer. Returns the number of their slots.
@@ -173,6 +180,29 @@ impl Row for KeyRow {
     }
 }
 
+impl Row for TenantRow {
+    rows_of!(Tenants);
+
+    fn place(&mut self, limit: &str, _: &str, _: &str) {
+        limit.clone_into(&mut self.limit);
+        self.replicas = 1;
+    }
+
+    /// Longest queues first.
+    fn merge(rows: Vec<Self>) -> Vec<Self> {
+        let mut tenants: HashMap<TenantDigest, Self> = HashMap::new();
+        for row in rows {
+            match tenants.get_mut(&row.tenant) {
+                Some(sum) => add_tenant(sum, row),
+                None => drop(tenants.insert(row.tenant, row)),
+            }
+        }
+        let mut rows: Vec<Self> = tenants.into_values().collect();
+        rows.sort_by_key(|row| (Reverse((row.waiting, row.held)), row.tenant));
+        rows
+    }
+}
+
 impl Row for RefusalRow {
     rows_of!(Refusals);
 
@@ -205,6 +235,16 @@ fn add_key(sum: &mut KeyRow, row: KeyRow) {
     sum.key_text = sum.key_text.take().or(row.key_text);
 }
 
+fn add_tenant(sum: &mut TenantRow, row: TenantRow) {
+    sum.share = sum.share.max(row.share);
+    sum.held = sum.held.saturating_add(row.held);
+    sum.waiting = sum.waiting.saturating_add(row.waiting);
+    sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
+    sum.replicas += 1;
+    sum.behind_ms = sum.behind_ms.max(row.behind_ms);
+    sum.tenant_text = sum.tenant_text.take().or(row.tenant_text);
+}
+
 /// A pause as two replicas know it. Only replicas that have started it give their name.
 fn longest(one: PauseRow, other: PauseRow) -> PauseRow {
     let order = |row: &PauseRow| (!row.paused_by.is_empty(), row.pause_ends_in_ms);
@@ -221,11 +261,15 @@ fn longest(one: PauseRow, other: PauseRow) -> PauseRow {
 }
 
 fn add_limit(sum: &mut LimitRow, row: LimitRow) {
-    let setting = |row: &LimitRow| (row.max, row.period_ms, row.mode.clone(), row.paused);
+    let setting = |row: &LimitRow| {
+        let mode = (row.mode.clone(), row.paused, row.fair);
+        (row.max, row.period_ms, mode)
+    };
     sum.differs |= setting(sum) != setting(&row);
     sum.max = sum.max.max(row.max);
     sum.declared_max = sum.declared_max.max(row.declared_max);
     sum.paused |= row.paused;
+    sum.fair |= row.fair;
     sum.held = sum.held.saturating_add(row.held);
     sum.waiting = sum.waiting.saturating_add(row.waiting);
     let has_others = |row: &LimitRow| row.keys > 0 && !row.shared;

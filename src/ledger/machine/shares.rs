@@ -154,6 +154,14 @@ impl Ledger {
         ended.is_some()
     }
 
+    /// How far a tenant's payments are ahead of virtual time, in us. `None`: nobody has waited of late.
+    #[cfg(feature = "operate")]
+    pub(crate) fn behind_us(&self, tenant: TenantId) -> Option<u64> {
+        let shares = self.shares.as_ref()?;
+        let paid_us = shares.tenants.get(&tenant).map_or(0, |one| one.paid_us);
+        Some(paid_us.saturating_sub(shares.time_us))
+    }
+
     /// Whether it still waits in this place.
     pub(super) fn waits(&self, waiter: InLine) -> bool {
         let place = self.places.get(&waiter.id);

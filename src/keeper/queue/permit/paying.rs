@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+#[cfg(feature = "operate")]
+use crate::operable::TenantLook;
 use crate::{
     keeper::demand::Tenant,
     key::Key,
@@ -46,6 +48,15 @@ impl Paying {
             name: tenant.map_or(Key::SHARED, |tenant| tenant.name.clone()),
             share: tenant.map_or(1, |tenant| tenant.share),
             paid: Paid::Nothing,
+        }
+    }
+
+    #[cfg(feature = "operate")]
+    pub fn look(&self) -> TenantLook<'_> {
+        TenantLook {
+            id: self.tenant,
+            name: &self.name,
+            share: self.share,
         }
     }
 
