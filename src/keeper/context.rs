@@ -131,6 +131,8 @@ pub(super) struct Context {
     pub is_data_lost: bool,
     pub effects: Effects,
     pub counts: Counts,
+    /// By tenant, entries that hold slots or wait.
+    pub tenants: HashMap<(LimitId, TenantId), usize>,
     pub reports: Reports,
     /// Releases whose confirmation a task awaits.
     pub confirmations: Confirmations,
@@ -195,6 +197,7 @@ impl Context {
             is_data_lost: false,
             effects: Effects::default(),
             counts: Counts::default(),
+            tenants: HashMap::new(),
             reports: Reports::default(),
             confirmations: Confirmations::default(),
             lost_leases: Vec::new(),

@@ -170,6 +170,15 @@ impl Entry {
         }
     }
 
+    /// Whether it has a slot or waits. A request for several slots waits with one leg at a time.
+    pub fn is_counted(&self) -> bool {
+        match self.state {
+            State::Idle => self.is_plain(),
+            State::Leaving => false,
+            _ => true,
+        }
+    }
+
     /// Whether it still asks for a slot.
     pub fn is_undecided(&self) -> bool {
         match self.state {
