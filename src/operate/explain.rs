@@ -12,8 +12,8 @@ use super::{
         RefusalRow, TenantRow, UnclaimedRow, Verdict,
     },
     changes::Overrides,
-    error::{OperateError, OperateErrorKind},
-    operator::{Access, Operator, unknown},
+    error::OperateError,
+    operator::{Access, Operator, too_often, unknown},
 };
 #[cfg(feature = "redis")]
 use crate::ledger::ID_CHARS;
@@ -31,7 +31,7 @@ impl Operator {
     ///
     /// # Errors
     ///
-    /// See [`permits`](Self::permits); and [`OperateErrorKind::Busy`] if the replicas are asked too often.
+    /// See [`permits`](Self::permits); and [`OperateErrorKind::Busy`](super::OperateErrorKind::Busy) if the replicas are asked too often.
     pub async fn explain(&self, limit: &str, key: KeyDigest) -> Result<Explanation, OperateError> {
         let mut permits = self.permits(limit, Some(key)).await?;
         let refusals = self.refusals(limit, Some(key)).await?;
@@ -46,8 +46,7 @@ impl Operator {
         let busy = [&permits.busy, &refusals.busy, &keys.busy, &limits.busy];
         // A row missing from one answer would look like an unclaimed slot.
         if busy.iter().any(|busy| !busy.is_empty()) || !of_tenants.is_empty() {
-            let fault = "the replicas are asked too often";
-            return Err(OperateError::new(OperateErrorKind::Busy, fault));
+            return Err(too_often());
         }
         let row = row.ok_or_else(|| unknown(limit))?;
         let own = keys.rows.pop();

@@ -1,4 +1,6 @@
 //! Merges the answers of several replicas. Everybody who may publish may answer, so the numbers can be arbitrary.
+//!
+//! Tests: below; `tests/operate/questions.rs`.
 
 use std::{
     cmp::Reverse,
@@ -26,11 +28,22 @@ impl Collected {
         is_any && bodies.all(|body| matches!(body, Body::UnknownLimit))
     }
 
-    /// Whether replicas know the limit, and to none of them it is fair.
+    /// Whether a replica has a fair limit of this name.
+    pub(super) fn is_fair(&self) -> bool {
+        self.has(|body| matches!(body, Body::Tenants(_)))
+    }
+
+    /// Whether replicas have a limit of this name, and none of those that answered has a fair one.
     pub(super) fn is_not_fair(&self) -> bool {
-        let mut bodies = self.answers.iter().map(|answer| &answer.body);
-        let is_any = (bodies.clone()).any(|body| matches!(body, Body::NotFair));
-        is_any && bodies.all(|body| matches!(body, Body::NotFair | Body::UnknownLimit))
+        self.has(|body| matches!(body, Body::NotFair)) && !self.is_fair()
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.has(|body| matches!(body, Body::Busy))
+    }
+
+    fn has(&self, is_one: fn(&Body) -> bool) -> bool {
+        self.answers.iter().any(|answer| is_one(&answer.body))
     }
 
     /// Counts replicas as missing if they hold slots but did not answer. Returns the number of their slots.
@@ -282,4 +295,79 @@ fn add_limit(sum: &mut LimitRow, row: LimitRow) {
     sum.keys = add(sum.keys, row.keys);
     sum.paused_keys = add(sum.paused_keys, row.paused_keys);
     sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn collected(bodies: &[Body]) -> Collected {
+        let answer = |(number, body): (usize, &Body)| Answer {
+            v: 1,
+            number: 1,
+            replica: number.to_string(),
+            label: String::new(),
+            left_out: 0,
+            body: body.clone(),
+        };
+        Collected {
+            answers: bodies.iter().enumerate().map(answer).collect(),
+            missing: Vec::new(),
+        }
+    }
+
+    /// During a rollout, some replicas may not know the limit, or not know that it is fair; others are busy.
+    #[test]
+    fn a_limit_is_fair_if_one_replica_says_so() {
+        let (fair, unknown) = (Body::Tenants(Vec::new()), Body::UnknownLimit);
+        for (bodies, is_fair, is_not_fair) in [
+            (vec![], false, false),
+            (vec![unknown.clone()], false, false),
+            (vec![Body::Busy], false, false),
+            (vec![fair.clone(), Body::NotFair], true, false),
+            (vec![unknown.clone(), fair.clone(), Body::Busy], true, false),
+            (vec![Body::NotFair, Body::Busy], false, true),
+            (vec![unknown, Body::NotFair], false, true),
+        ] {
+            let collected = collected(&bodies);
+            let found = (collected.is_fair(), collected.is_not_fair());
+            assert_eq!(found, (is_fair, is_not_fair), "{bodies:?}");
+        }
+    }
+
+    #[test]
+    fn tenants_of_several_replicas_are_one_list() {
+        let row = |tenant: &'static str, share, waiting, behind_ms| TenantRow {
+            limit: String::new(),
+            tenant: TenantDigest::of(tenant),
+            tenant_text: None,
+            share,
+            held: 1,
+            waiting,
+            oldest_wait_ms: Some(waiting as u64),
+            replicas: 0,
+            behind_ms,
+        };
+        let named = TenantRow {
+            tenant_text: Some("a".to_owned()),
+            ..row("a", 3, 2, None)
+        };
+        let first = vec![row("a", 1, usize::MAX, Some(5)), row("b", 1, 1, None)];
+        let both = collected(&[Body::Tenants(first), Body::Tenants(vec![named])]);
+        let rows = both.rows::<TenantRow>("gpu").rows;
+        let a = TenantRow {
+            limit: "gpu".to_owned(),
+            tenant_text: Some("a".to_owned()),
+            held: 2,
+            oldest_wait_ms: Some(u64::MAX),
+            replicas: 2,
+            ..row("a", 3, usize::MAX, Some(5))
+        };
+        let b = TenantRow {
+            limit: "gpu".to_owned(),
+            replicas: 1,
+            ..row("b", 1, 1, None)
+        };
+        assert_eq!(rows, [a, b]);
+    }
 }

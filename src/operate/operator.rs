@@ -178,9 +178,7 @@ impl Operator {
             return Err(unknown(limit));
         }
         if collected.is_not_fair() {
-            let limit = shown(limit);
-            let fault = format!("limit `{limit}` is not fair, so it has no tenants");
-            return Err(OperateError::new(OperateErrorKind::NotFair, fault));
+            return Err(not_fair(limit));
         }
         Ok(collected.rows(limit))
     }
@@ -209,6 +207,16 @@ pub(super) fn unknown(limit: &str) -> OperateError {
         OperateErrorKind::UnknownLimit,
         format!("no replica has a limit `{limit}`"),
     )
+}
+
+pub(super) fn not_fair(limit: &str) -> OperateError {
+    let fault = format!("limit `{}` is not fair, so it has no tenants", shown(limit));
+    OperateError::new(OperateErrorKind::NotFair, fault)
+}
+
+pub(super) fn too_often() -> OperateError {
+    let fault = "the replicas are asked too often";
+    OperateError::new(OperateErrorKind::Busy, fault)
 }
 
 /// The name of a limit in an error.

@@ -16,7 +16,7 @@ use super::{
     changes::{By, Outcome, Overrides, Revocation, check},
     error::{OperateError, OperateErrorKind},
     merge::Collected,
-    operator::{Operator, unknown},
+    operator::{Operator, not_fair, too_often, unknown},
     steer::conflict,
     wire::{Answer, Of, Question, ResumeOrder, RevokeOrder},
 };
@@ -167,7 +167,8 @@ impl Operator {
     /// but holds slots according to the store: it may have that permit.
     ///
     /// [`Order::Share`] fails if no replica answers ([`OperateErrorKind::NotFound`]), or the limit is unknown
-    /// ([`OperateErrorKind::UnknownLimit`]) or not fair ([`OperateErrorKind::NotFair`]) to every replica that answers.
+    /// ([`OperateErrorKind::UnknownLimit`]) or not fair ([`OperateErrorKind::NotFair`]) to every replica that answers, or the
+    /// replicas are asked too often ([`OperateErrorKind::Busy`]).
     ///
     /// [`Order::Resume`] fails if there is no replica ([`OperateErrorKind::NotFound`]), if the limit is unknown to every
     /// replica that answers ([`OperateErrorKind::UnknownLimit`]), or if every replica has answered and remembers no such pause
@@ -263,14 +264,25 @@ impl Operator {
             let fault = "requests without a tenant have a share of 1";
             return Err(OperateError::value(fault));
         }
-        let answers = self.tenants(&target.limit, None).await?;
-        match answers.answered - answers.busy.len() {
-            0 if answers.replicas == 0 => Err(not_found("there is no operable replica")),
-            0 => Err(not_found(format!(
-                "no replica has answered whether limit `{}` is fair",
-                target.limit
-            ))),
-            _ => Ok(()),
+        let limit = &target.limit;
+        let of = Of {
+            limit: limit.clone(),
+            key: None,
+        };
+        let collected = self.ask(Question::Tenants(of)).await?;
+        if collected.is_fair() {
+            Ok(())
+        } else if collected.is_not_fair() {
+            Err(not_fair(limit))
+        } else if collected.is_busy() {
+            Err(too_often())
+        } else if collected.is_unknown_limit() {
+            Err(unknown(limit))
+        } else if collected.missing.is_empty() {
+            Err(not_found("there is no operable replica"))
+        } else {
+            let fault = format!("no replica has answered whether limit `{limit}` is fair");
+            Err(not_found(fault))
         }
     }
 
