@@ -250,6 +250,25 @@ async fn tenants_are_counted_over_all_replicas() {
     }
 }
 
+/// Its permit is paid in advance, though it waits no longer.
+#[tokio::test]
+async fn a_tenant_that_only_holds_is_behind() {
+    for (_server, limiters, operator) in scenes().await {
+        let held = gpu(&limiters[0], "acme").acquire().await.unwrap();
+        let globex = wait_in_line(&gpu(&limiters[0], "globex")).await;
+        let _acme = wait_in_line(&gpu(&limiters[0], "acme")).await;
+        drop(held);
+        let _granted = globex.await.unwrap();
+        let tenants = rows(&operator, "gpu", None).await;
+        let facts = |row: &TenantRow| (row.tenant, row.held, row.waiting, row.behind_ms);
+        let expected = [
+            (TenantDigest::of("acme"), 0, 1, Some(0)),
+            (TenantDigest::of("globex"), 1, 0, Some(666)),
+        ];
+        assert!(tenants.iter().map(facts).eq(expected), "{tenants:?}");
+    }
+}
+
 /// Without a key nothing says which of them a tenant is behind in.
 #[tokio::test]
 async fn tenants_are_behind_under_one_key() {
