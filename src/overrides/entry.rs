@@ -233,7 +233,7 @@ mod tests {
     fn a_share_is_of_a_tenant() {
         let target = Target::tenant("a:b", TenantDigest::of("acme"));
         let field = target.field(Setting::Share(5)).unwrap();
-        assert_eq!(target.fields(), [field.clone()]);
+        assert_eq!(target.fields(), std::slice::from_ref(&field));
         assert!(!Target::limit("a:b").fields().contains(&field));
         let json = Override::json(Setting::Share(5), "ada", "");
         let read = Override::read(field.as_bytes(), &text(&json)).unwrap();
