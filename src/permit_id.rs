@@ -61,7 +61,7 @@ impl fmt::Debug for PermitId {
     }
 }
 
-/// Error for a text that is not the id of a permit, or not the digest of a key.
+/// Error for a text that is not the id of a permit, or not the digest of a key or a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseIdError(pub(crate) &'static str);
 

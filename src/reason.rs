@@ -76,6 +76,7 @@ reasons! {
     Conflict = "conflict",
     TooManyOverrides = "too_many_overrides",
     NotFound = "not_found",
+    NotFair = "not_fair",
 
     // Requests of the admin API.
     Malformed = "malformed",

@@ -12,7 +12,8 @@ use super::{
 };
 use crate::operate::{
     Answers, BudgetRow, Explanation, KeyDigest, KeyRow, LimitRow, LogEntry, OperateErrorKind,
-    Override, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow, UnclaimedRow, Verdict,
+    Override, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow, TenantDigest, TenantRow,
+    UnclaimedRow, Verdict,
 };
 
 /// Maximum number of rows in a list.
@@ -156,15 +157,18 @@ struct DetailsAnswer<'a> {
     keys: List<'a, KeyRow>,
     permits: List<'a, PermitRow>,
     refusals: List<'a, RefusalRow>,
+    tenants: Option<List<'a, TenantRow>>,
 }
 
-/// At most `count` keys, holders, waiters and refusals.
+/// At most `count` keys, holders, waiters, refusals and tenants.
 pub(super) fn details(latest: &Latest<Details>, subject: &Subject, count: usize) -> Bytes {
     let Details {
         keys,
         permits,
         refusals,
+        tenants,
     } = &*latest.data;
+    let tenants = tenants.as_ref();
     let (mut holders, mut waiters) = (count, count);
     let permits = List::new(permits, |row| match row.state {
         PermitState::Held => take(&mut holders),
@@ -178,6 +182,7 @@ pub(super) fn details(latest: &Latest<Details>, subject: &Subject, count: usize)
         keys: List::first(keys, count),
         permits,
         refusals: List::first(refusals, count),
+        tenants: tenants.map(|tenants| List::first(tenants, count)),
     })
 }
 
@@ -201,11 +206,13 @@ struct ExplanationAnswer<'a> {
     budget: Option<BudgetRow>,
     pause: Option<&'a PauseRow>,
     permits: List<'a, PermitRow>,
+    /// Under a fair limit.
+    tenants: Option<List<'a, TenantRow>>,
     unclaimed: &'a [UnclaimedRow],
     refusals: List<'a, RefusalRow>,
 }
 
-/// At most `count` permits, refusals, and slots that no replica reports.
+/// At most `count` permits, tenants, refusals, and slots that no replica reports.
 pub(super) fn explanation(latest: &Latest<Explanation>, count: usize) -> Bytes {
     let why = &*latest.data;
     to_json(&ExplanationAnswer {
@@ -223,6 +230,7 @@ pub(super) fn explanation(latest: &Latest<Explanation>, count: usize) -> Bytes {
         budget: why.budget,
         pause: why.pause.as_ref(),
         permits: List::first(&why.permits, count),
+        tenants: { why.tenants.as_ref() }.map(|tenants| List::first(tenants, count)),
         unclaimed: &why.unclaimed[..why.unclaimed.len().min(count)],
         refusals: List::first(&why.refusals, count),
     })
@@ -296,10 +304,14 @@ pub(super) fn resumed(answers: &Answers<KeyRow>) -> Bytes {
     })
 }
 
-pub(super) fn digest(key: KeyDigest) -> Bytes {
-    #[derive(Serialize)]
-    struct Digest {
-        key: KeyDigest,
-    }
-    to_json(&Digest { key })
+/// The digest of a key or of a tenant.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Digest {
+    Key(KeyDigest),
+    Tenant(TenantDigest),
+}
+
+pub(super) fn digest(digest: &Digest) -> Bytes {
+    to_json(digest)
 }

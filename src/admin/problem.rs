@@ -126,6 +126,7 @@ fn status_of(kind: OperateErrorKind) -> StatusCode {
         OperateErrorKind::Permission | OperateErrorKind::Store => StatusCode::BAD_GATEWAY,
         OperateErrorKind::NoStore
         | OperateErrorKind::Conflict
+        | OperateErrorKind::NotFair
         | OperateErrorKind::TooManyOverrides => StatusCode::CONFLICT,
         OperateErrorKind::UnknownLimit | OperateErrorKind::NotFound => StatusCode::NOT_FOUND,
         OperateErrorKind::Value => StatusCode::BAD_REQUEST,

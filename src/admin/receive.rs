@@ -25,12 +25,14 @@ pub(super) struct Change {
     pub(super) order: Order,
 }
 
-/// The body of a request for the digest of a key. The key is in the body so that it never occurs in a log of URLs.
+/// The body of a request for the digest of a key or of a tenant, which is in the body so that it never occurs in a log of
+/// URLs.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DigestOf {
     pub(super) limit: String,
-    pub(super) key: String,
+    pub(super) key: Option<String>,
+    pub(super) tenant: Option<String>,
 }
 
 /// Reads a body.

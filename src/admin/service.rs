@@ -29,7 +29,7 @@ use percent_encoding::percent_decode_str;
 use tower_service::Service;
 
 use super::{
-    answer::{self, MAX_ROWS, ROWS, Revoked},
+    answer::{self, Digest, MAX_ROWS, ROWS, Revoked},
     guard::Origins,
     json::to_json,
     page,
@@ -38,7 +38,7 @@ use super::{
     views::{Subject, Views},
 };
 use crate::{
-    operate::{By, KeyDigest, Operator, Outcome, Target},
+    operate::{By, KeyDigest, Operator, Outcome, Target, TenantDigest},
     reason::Reason,
 };
 
@@ -184,11 +184,20 @@ async fn change(State(shared): State<Arc<Shared>>, head: Parts, body: Body) -> A
     Ok((status, json(body)).into_response())
 }
 
-/// Changes nothing: the key is in the body so that it never occurs in a log of URLs.
+/// Changes nothing: the key or tenant is in the body so that it never occurs in a log of URLs.
 async fn digest(State(shared): State<Arc<Shared>>, head: Parts, body: Body) -> Answer {
     shared.origins.check_post(&head)?;
-    let DigestOf { limit, key } = receive(body).await?;
-    Ok(json(answer::digest(KeyDigest::of(&limit, key))))
+    let DigestOf { limit, key, tenant } = receive(body).await?;
+    let digest = match (key, tenant) {
+        (Some(key), None) => Digest::Key(KeyDigest::of(&limit, key)),
+        (None, Some(tenant)) => Digest::Tenant(TenantDigest::of(tenant)),
+        _ => {
+            return Err(Problem::malformed(
+                "the body must have a `key` or a `tenant`",
+            ));
+        }
+    };
+    Ok(json(answer::digest(&digest)))
 }
 
 /// Parses the limit, an optional key, and the number of rows per list.

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::operate::{
     Answers, Explanation, KeyDigest, KeyRow, LimitRow, LogEntry, OperateError, OperateErrorKind,
-    Operator, Overrides, PermitRow, RefusalRow, ReplicaRow,
+    Operator, Overrides, PermitRow, RefusalRow, ReplicaRow, TenantRow,
 };
 
 /// Minimum time for which an answer is fresh.
@@ -47,6 +47,8 @@ pub(super) struct Details {
     pub(super) keys: Answers<KeyRow>,
     pub(super) permits: Answers<PermitRow>,
     pub(super) refusals: Answers<RefusalRow>,
+    /// `None` if no permit or request has a tenant.
+    pub(super) tenants: Option<Answers<TenantRow>>,
 }
 
 /// The name of a limit, and optionally one key.
@@ -113,10 +115,17 @@ impl Views {
         let view = self.details.look_at(subject)?;
         let (limit, key) = (&subject.0, subject.1);
         let ask = async {
+            let permits = operator.permits(limit, key).await?;
+            // Under other limits the replicas are not asked once more.
+            let is_fair = permits.rows.iter().any(|row| row.tenant.is_some());
             Ok(Details {
-                permits: operator.permits(limit, key).await?,
+                permits,
                 keys: operator.keys(limit, key).await?,
                 refusals: operator.refusals(limit, key).await?,
+                tenants: match is_fair {
+                    true => Some(operator.tenants(limit, key).await?),
+                    false => None,
+                },
             })
         };
         self.get(&view, self.open(), ask).await

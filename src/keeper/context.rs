@@ -26,8 +26,7 @@ use crate::{
     telemetry::{Cause, History, LimitMeter, Measure, Reports, StoreNews, Topic},
 };
 
-/// Moments per lease at which renewals are sent. More moments mean fewer renewals per exchange; fewer mean more
-/// exchanges in a row.
+/// Moments per lease at which renewals are sent. More mean fewer renewals per exchange; fewer, more exchanges in a row.
 const MOMENTS: u32 = 30;
 
 /// Renewals per lease: one may fail.
@@ -119,8 +118,7 @@ pub(super) struct Context {
     fallbacks: Fallbacks,
     /// By part: the return of permits to a store that has lost its data, before newcomers under strict limits.
     returns: Vec<Option<Return>>,
-    /// Ends of the returns of single keys, whose ledgers have lost permits; and the same in order, in which an end may be
-    /// outdated.
+    /// Ends of the returns of single keys; and the same in order, in which an end may be outdated.
     returns_of_keys: HashMap<QueueId, Instant>,
     ends_of_returns: VecDeque<(Instant, QueueId)>,
     /// By part: when permits of a key were last found missing.
@@ -131,6 +129,8 @@ pub(super) struct Context {
     pub is_data_lost: bool,
     pub effects: Effects,
     pub counts: Counts,
+    /// By tenant, entries that hold slots or wait.
+    pub tenants: HashMap<(LimitId, TenantId), usize>,
     pub reports: Reports,
     /// Releases whose confirmation a task awaits.
     pub confirmations: Confirmations,
@@ -195,6 +195,7 @@ impl Context {
             is_data_lost: false,
             effects: Effects::default(),
             counts: Counts::default(),
+            tenants: HashMap::new(),
             reports: Reports::default(),
             confirmations: Confirmations::default(),
             lost_leases: Vec::new(),
@@ -266,8 +267,7 @@ impl Context {
         2 * self.settings.store_timeout
     }
 
-    /// Whether the return of permits of this key, or of all in this part, has just begun: the message about the same loss
-    /// asks for nothing new.
+    /// Whether the return of permits of this key, or of all in this part, has just begun: by the same loss.
     pub fn has_just_begun_return(&self, part: Part, queue: Option<QueueId>) -> bool {
         let until = match queue {
             Some(queue) => self.returns_of_keys.get(&queue).copied(),

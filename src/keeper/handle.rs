@@ -20,6 +20,7 @@ use crate::{
 };
 #[cfg(feature = "operate")]
 use crate::{
+    ledger::TenantId,
     operable::{ControlTask, Cursor, LimitLook, RefusalNote, Visitor},
     overrides::LocalRecord,
 };
@@ -311,6 +312,16 @@ impl KeeperHandle {
     /// The latest refusals of a limit, oldest first.
     pub fn refusals(&self, limit: LimitId) -> Vec<RefusalNote> {
         self.keeper.peek(|core| core.refusals(limit))
+    }
+
+    /// The overrides in force.
+    pub fn overrides(&self) -> Arc<InForce> {
+        self.keeper.peek(Core::overrides)
+    }
+
+    /// How far tenants of a key are behind. See [`Core::behind_us`].
+    pub fn behind_us(&self, limit: LimitId, key: &Key, tenants: &[TenantId]) -> Vec<Option<u64>> {
+        (self.keeper).peek(|core| core.behind_us(limit, key, tenants))
     }
 
     /// Shows a few queues and entries to a visitor. See [`Core::look`].

@@ -104,6 +104,15 @@ impl TenantId {
     pub(crate) fn text(self) -> [u8; TENANT_CHARS] {
         encode(u128::from(self.0))
     }
+
+    /// Parses the output of [`text`](Self::text).
+    #[cfg(feature = "operate")]
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let is_whole = text.len() == TENANT_CHARS;
+        digits(text)
+            .filter(|_| is_whole)
+            .map(|bits| Self(bits as u64))
+    }
 }
 
 impl fmt::Debug for TenantId {

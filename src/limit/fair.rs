@@ -81,6 +81,17 @@ impl Limit {
         }
     }
 
+    /// Whether the limit is fair, and a tenant may have this share.
+    pub(crate) fn check_tenants(&self, share: u32) -> Result<(), ConfigError> {
+        match self.fair {
+            true => self.check_share(share),
+            false => Err(ConfigError::value(format!(
+                "limit `{}` is not fair, so its tenants have no shares",
+                self.name
+            ))),
+        }
+    }
+
     /// The wait of a limit that a limiter has returned was checked before: one use of it need not wait.
     pub(super) fn check_fairness(&self) -> Result<(), ConfigError> {
         let fault = match self.fair {

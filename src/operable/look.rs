@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use crate::{
     key::Key,
     leases::Lease,
-    ledger::Seq,
+    ledger::{Seq, TenantId},
     limit::{Limit, LimitId},
 };
 
@@ -96,4 +96,15 @@ pub(crate) struct EntryLook<'a> {
     pub since: Instant,
     /// The place at which a waiter joined the queue; 0 if it never queued.
     pub place: u32,
+    /// Of a fair limit.
+    pub tenant: Option<TenantLook<'a>>,
+}
+
+/// The tenant of an entry.
+pub(crate) struct TenantLook<'a> {
+    pub id: TenantId,
+    /// Empty: no tenant of its own.
+    pub name: &'a Key,
+    /// As the request says.
+    pub share: u32,
 }

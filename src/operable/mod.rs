@@ -25,7 +25,9 @@ pub(crate) use self::{control::Control, refusals::Refusals, standings::Standings
 #[cfg(feature = "operate")]
 pub(crate) use self::{
     control::ControlTask,
-    look::{Cursor, EntryLook, LOOK, LimitLook, PauseLook, QueueLook, RateLook, Visitor},
+    look::{
+        Cursor, EntryLook, LOOK, LimitLook, PauseLook, QueueLook, RateLook, TenantLook, Visitor,
+    },
     refusals::{MAX_REFUSALS, RefusalNote},
     standings::Standing,
 };

@@ -2,7 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{overrides::KeyDigest, permit_id::PermitId, reason::Reason};
+use crate::{
+    overrides::{KeyDigest, TenantDigest},
+    permit_id::PermitId,
+    reason::Reason,
+};
 
 /// The answers of all replicas to one question.
 ///
@@ -111,9 +115,12 @@ pub struct LimitRow {
     /// Whether all callers share the value, as far as known: replicas know the shared key and no other.
     #[serde(default)]
     pub shared: bool,
+    /// Whether its slots are shared fairly among [tenants](super::Operator::tenants).
+    #[serde(default)]
+    pub fair: bool,
     /// Age of the oldest waiter, in milliseconds.
     pub oldest_wait_ms: Option<u64>,
-    /// Whether replicas differ in the value or the mode, for example during a rollout.
+    /// Whether replicas differ in the value, the mode or the fairness, for example during a rollout.
     pub differs: bool,
 }
 
@@ -142,6 +149,15 @@ pub struct PermitRow {
     /// For a waiter: the place at which it joined the queue; 0 if unknown.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub place: u32,
+    /// Under a [fair](crate::Limit::fair) limit, its tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<TenantDigest>,
+    /// The tenant's name: see [`TenantRow::tenant_text`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant_text: Option<String>,
+    /// For a waiter in an [`Explanation`]: the number of its tenant's requests that wait before it, at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant_ahead: Option<usize>,
     /// Its label: by default the method and the route.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,
@@ -207,6 +223,37 @@ pub struct KeyRow {
     /// The key's pause for an overloaded upstream.
     #[serde(default, flatten)]
     pub pause: Option<PauseRow>,
+}
+
+/// A tenant of a [fair](crate::Limit::fair) limit, over all replicas.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct TenantRow {
+    /// The limit's name.
+    #[serde(default)]
+    pub limit: String,
+    /// The tenant.
+    pub tenant: TenantDigest,
+    /// The tenant's name, if its replica [shows keys](crate::LimiterBuilder::show_keys). Bytes other than text are escaped.
+    /// Empty for the requests that have no tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant_text: Option<String>,
+    /// Its share: that of an operator's override, or else of its requests; if these differ, the largest.
+    pub share: u32,
+    /// Slots in use. A heavy permit holds several.
+    pub held: usize,
+    /// Queued requests.
+    pub waiting: usize,
+    /// Age of the oldest waiter, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oldest_wait_ms: Option<u64>,
+    /// Replicas with permits or waiters of this tenant.
+    #[serde(default)]
+    pub replicas: usize,
+    /// How far it is behind the other tenants of its key, in milliseconds: see
+    /// [Tenants](crate::guide::tenants#for-operators). 0 if it is not behind; `None` if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub behind_ms: Option<u64>,
 }
 
 /// A pause of a key for an overloaded upstream. See [`Scope::outcome_by`](crate::Scope::outcome_by).
@@ -296,6 +343,9 @@ pub struct Explanation {
     pub verdict: Option<Verdict>,
     /// The caller's permits and queued requests.
     pub permits: Answers<PermitRow>,
+    /// Under a [fair](crate::Limit::fair) limit: the tenants of these permits and requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenants: Option<Answers<TenantRow>>,
     /// Slots in use that no replica reports.
     pub unclaimed: Vec<UnclaimedRow>,
     /// The caller's latest refusals.

@@ -8,6 +8,7 @@ use tokio::{
 };
 
 use super::{
+    answer::TenantRow,
     ledger::{self, LedgerLook},
     link::MAX_QUESTION,
     merge::Collected,
@@ -26,6 +27,8 @@ use crate::{
 
 /// How long replicas may take to answer. With many replicas their jitter is added.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// Maximum number of tenants whose payments are read.
+const MAX_TENANTS: usize = 200;
 /// How long a question is valid, in milliseconds on the store's clock.
 const VALID_MS: u64 = 5_000;
 
@@ -100,6 +103,32 @@ impl Remote {
         // In a cluster the connection may move, and would miss answers.
         let _asking = self.asking.lock().await;
         ledger::read(&self.control, &self.names.ledger(key)).await
+    }
+
+    /// Reads from the store how far the first of these tenants of a key are behind.
+    pub(super) async fn read_behind(
+        &self,
+        key: KeyDigest,
+        rows: &mut [TenantRow],
+    ) -> Result<(), StoreError> {
+        let read = rows.len().min(MAX_TENANTS);
+        let rows = &mut rows[..read];
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let tenants: Vec<_> = rows.iter().map(|row| row.tenant).collect();
+        let _asking = self.asking.lock().await;
+        let behind_ms =
+            match ledger::behind_ms(&self.control, &self.names.ledger(key), &tenants).await {
+                Err(error) if error.is_outage() => return Err(error),
+                // The user lacks the permission.
+                Err(_) => return Ok(()),
+                Ok(behind_ms) => behind_ms,
+            };
+        for (row, behind_ms) in rows.iter_mut().zip(behind_ms) {
+            row.behind_ms = behind_ms;
+        }
+        Ok(())
     }
 
     /// Publishes a question. Returns its number, and the replicas that should receive it.

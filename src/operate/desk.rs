@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::{
     answer::{
         BudgetRow, KeyRow, LimitRow, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
+        TenantRow,
     },
     changes::Revocation,
     hook::Hook,
@@ -67,6 +68,8 @@ impl Desk {
             Question::Permits(of) => fitting(Body::Permits, self.permits(&keeper, of).await),
             Question::Keys(of) => fitting(Body::Keys, self.keys(&keeper, of).await),
             Question::Refusals(of) => fitting(Body::Refusals, self.refusals(&keeper, of)),
+            Question::Tenants(of) if !is_fair(&keeper, of) => (Body::NotFair, 0),
+            Question::Tenants(of) => fitting(Body::Tenants, self.tenants(&keeper, of).await),
             Question::Overrides(_) => {
                 let record = self.record.get();
                 let token = record.and_then(|record| record.token());
@@ -129,6 +132,7 @@ impl Desk {
     /// `limit`: the limit's name.
     fn permit_row(&self, limit: &str, seen: SeenPermit, state: PermitState) -> PermitRow {
         let SeenPermit { key, entry, .. } = seen;
+        let tenant = entry.tenant.as_ref();
         PermitRow {
             limit: limit.to_owned(),
             key: KeyDigest::of(limit, &key),
@@ -138,6 +142,9 @@ impl Desk {
             weight: entry.id.member().weight(),
             age_ms: age_ms(entry.since, Instant::now()),
             place: entry.place,
+            tenant: tenant.map(|tenant| tenant.id.into()),
+            tenant_text: tenant.and_then(|tenant| self.key_text(&tenant.name)),
+            tenant_ahead: None,
             label: text_of(entry.lease.label(entry.id.tenure())),
             replica: String::new(),
             replica_label: String::new(),
@@ -201,6 +208,31 @@ impl Desk {
         let which = Which::new(keeper.limit_id(&of.limit)?, of);
         let (seen, left_out) = walk::keys(keeper, &which).await;
         Some((self.key_rows(of, seen), left_out))
+    }
+
+    async fn tenants(&self, keeper: &KeeperHandle, of: &Of) -> Option<(Vec<TenantRow>, u64)> {
+        let limit = keeper.limit_id(&of.limit)?;
+        let mut key = None;
+        let (seen, left_out) = walk::tenants(keeper, &Which::new(limit, of), &mut key).await;
+        let ids: Vec<_> = seen.iter().map(|sum| sum.id).collect();
+        let behind_us = match &key {
+            Some(key) => keeper.behind_us(limit, key, &ids),
+            None => Vec::new(),
+        };
+        let mut behind_us = behind_us.into_iter();
+        let (overrides, now) = (keeper.overrides(), Instant::now());
+        let rows = seen.into_iter().map(|sum| TenantRow {
+            limit: String::new(),
+            tenant: sum.id.into(),
+            tenant_text: self.key_text(&sum.name),
+            share: overrides.share_of(&of.limit, sum.id).unwrap_or(sum.share),
+            held: sum.count.held,
+            waiting: sum.count.waiting,
+            oldest_wait_ms: sum.count.oldest.map(|oldest| age_ms(oldest, now)),
+            replicas: 0,
+            behind_ms: behind_us.next().flatten().map(|us| us / 1_000),
+        });
+        Some((rows.collect(), left_out))
     }
 
     fn key_rows(&self, of: &Of, seen: Vec<KeySum>) -> Vec<KeyRow> {
@@ -283,6 +315,12 @@ impl Desk {
     }
 }
 
+/// An unknown limit is not known to be unfair.
+fn is_fair(keeper: &KeeperHandle, of: &Of) -> bool {
+    let limit = keeper.updated(&of.limit);
+    limit.is_none_or(|limit| limit.is_fair())
+}
+
 async fn limits(keeper: &KeeperHandle) -> Vec<LimitRow> {
     let mut counts = walk::limits(keeper).await;
     let now = Instant::now();
@@ -306,6 +344,7 @@ async fn limits(keeper: &KeeperHandle) -> Vec<LimitRow> {
             keys: count.keys,
             paused_keys: count.paused_keys,
             shared: count.is_shared(),
+            fair: limit.is_fair(),
             oldest_wait_ms: count.count.oldest.map(|oldest| age_ms(oldest, now)),
             differs: false,
         }

@@ -37,6 +37,8 @@ pub enum OperateErrorKind {
     TooManyOverrides,
     /// Nothing to remove, no such permit or pause, or no replica.
     NotFound,
+    /// The limit has no tenants, since it is not [fair](crate::Limit::fair).
+    NotFair,
 }
 
 impl_codes!(OperateErrorKind {
@@ -50,6 +52,7 @@ impl_codes!(OperateErrorKind {
     Conflict,
     TooManyOverrides,
     NotFound,
+    NotFair,
 });
 
 impl OperateError {

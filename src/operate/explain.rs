@@ -1,5 +1,6 @@
 //! The prospects of a caller's next request, derived from the answers of the replicas and the store.
 
+use std::collections::HashMap;
 #[cfg(feature = "redis")]
 use std::collections::HashSet;
 
@@ -8,41 +9,45 @@ use super::ledger::LedgerLook;
 use super::{
     answer::{
         Answers, BudgetRow, Explanation, KeyRow, LimitRow, PauseRow, PermitRow, PermitState,
-        RefusalRow, UnclaimedRow, Verdict,
+        RefusalRow, TenantRow, UnclaimedRow, Verdict,
     },
     changes::Overrides,
-    error::{OperateError, OperateErrorKind},
-    operator::{Access, Operator, unknown},
+    error::OperateError,
+    operator::{Access, Operator, too_often, unknown},
 };
 #[cfg(feature = "redis")]
 use crate::ledger::ID_CHARS;
 use crate::{
     ledger::ramped,
     limit::Mode,
-    overrides::{KeyDigest, Setting, Target},
+    overrides::{KeyDigest, Setting, Target, TenantDigest},
 };
 
 impl Operator {
     /// Explains what would happen to a request of this caller now, according to the replicas and the store.
     ///
-    /// The method asks four questions one after another, so the parts may stem from different moments. A value declared
-    /// for this caller alone is known only while the caller is in use.
+    /// The method asks four questions one after another, and a fifth under a [fair](crate::Limit::fair) limit, so the parts
+    /// may stem from different moments. A value declared for this caller alone is known only while the caller is in use.
     ///
     /// # Errors
     ///
-    /// See [`permits`](Self::permits); and [`OperateErrorKind::Busy`] if the replicas are asked too often.
+    /// See [`permits`](Self::permits); and [`OperateErrorKind::Busy`](super::OperateErrorKind::Busy) if the replicas are asked too often.
     pub async fn explain(&self, limit: &str, key: KeyDigest) -> Result<Explanation, OperateError> {
-        let permits = self.permits(limit, Some(key)).await?;
+        let mut permits = self.permits(limit, Some(key)).await?;
         let refusals = self.refusals(limit, Some(key)).await?;
         let mut keys = self.keys(limit, Some(key)).await?;
         let limits = self.limits().await?;
+        let row = limits.rows.into_iter().find(|row| row.limit == limit);
+        let tenants = match row.as_ref().is_some_and(|row| row.fair) {
+            true => Some(self.tenants(limit, Some(key)).await?),
+            false => None,
+        };
+        let of_tenants = tenants.as_ref().map_or(&[][..], |tenants| &tenants.busy);
         let busy = [&permits.busy, &refusals.busy, &keys.busy, &limits.busy];
         // A row missing from one answer would look like an unclaimed slot.
-        if busy.iter().any(|busy| !busy.is_empty()) {
-            let fault = "the replicas are asked too often";
-            return Err(OperateError::new(OperateErrorKind::Busy, fault));
+        if busy.iter().any(|busy| !busy.is_empty()) || !of_tenants.is_empty() {
+            return Err(too_often());
         }
-        let row = limits.rows.into_iter().find(|row| row.limit == limit);
         let row = row.ok_or_else(|| unknown(limit))?;
         let own = keys.rows.pop();
         let max = match &own {
@@ -51,7 +56,11 @@ impl Operator {
         };
         let usage = self.usage(key, &permits, own.as_ref()).await?;
         let budget = own.and_then(|own| own.budget);
-        Ok(explain(row, key, (max, budget), usage, permits, refusals))
+        count_ahead(&mut permits.rows, tenants.as_ref());
+        Ok(Explanation {
+            tenants,
+            ..explain(row, key, (max, budget), usage, permits, refusals)
+        })
     }
 
     /// The value that operators have set for a key, which replicas report only while the key is in use. `None` if this
@@ -61,7 +70,7 @@ impl Operator {
         let target = Target::digest(limit, key);
         let values = overrides.of(&target).map(|one| match one.setting {
             Setting::Value(value) => Some(value.max),
-            Setting::Mode(_) | Setting::Pause => None,
+            Setting::Mode(_) | Setting::Pause | Setting::Share(_) => None,
         });
         values.flatten().next()
     }
@@ -183,8 +192,25 @@ fn explain(
         pause,
         verdict,
         permits,
+        tenants: None,
         unclaimed,
         refusals,
+    }
+}
+
+/// Counts for each waiter the requests of its tenant that wait before it: all that wait, except those known to be
+/// younger. Rows are sorted by age, and the youngest may be left out.
+fn count_ahead(permits: &mut [PermitRow], tenants: Option<&Answers<TenantRow>>) {
+    let rows = tenants.iter().flat_map(|tenants| &tenants.rows);
+    let mut left: HashMap<TenantDigest, usize> =
+        rows.map(|row| (row.tenant, row.waiting)).collect();
+    let waiters = permits.iter_mut().rev();
+    for row in waiters.filter(|row| row.state == PermitState::Waiting) {
+        let left = row.tenant.and_then(|tenant| left.get_mut(&tenant));
+        row.tenant_ahead = left.map(|left| {
+            *left = left.saturating_sub(1);
+            *left
+        });
     }
 }
 

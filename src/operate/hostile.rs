@@ -7,16 +7,17 @@ use std::{collections::BTreeMap, sync::Arc};
 use tokio::time::Instant;
 
 use super::{
-    answer::{Answers, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
+    answer::{Answers, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow, TenantRow},
     changes::LogEntry,
     explain::KeyUsage,
-    ledger::LedgerLook,
+    ledger::{LedgerLook, behind},
     merge::Collected,
     roster::{fresh, to_ms},
     wire::{Answer, Message},
 };
 use crate::{
     key::Key,
+    ledger::TenantId,
     limit::Limit,
     overrides::{Change, ChangeNote, Record, Token, What, arguments, logged, reply},
 };
@@ -47,6 +48,8 @@ fn answers(bytes: &[u8]) {
         missing: vec!["gone".to_owned()],
     };
     let _ = collected().is_unknown_limit();
+    let _ = collected().is_not_fair();
+    assert!(!collected().rows::<TenantRow>("chat").is_complete());
     assert_eq!(collected().rows::<ReplicaRow>("").answered, 3);
     assert_eq!(collected().rows::<LimitRow>("").replicas, 4);
     assert_eq!(collected().rows::<KeyRow>("chat").missing.len(), 1);
@@ -79,6 +82,7 @@ fn record(bytes: &[u8]) {
         assert!(in_force.apply(&chat).max() > 0);
         let _ = in_force.for_key(&chat, &Key::from("acme"));
         let _ = in_force.misfit(&chat);
+        let _ = in_force.share_of("chat", TenantId::default());
         while let Some(end) = in_force.next_end() {
             assert!(in_force.end(end));
         }
@@ -133,6 +137,11 @@ fn scores(bytes: &[u8]) {
         };
         let _ = KeyUsage::in_store(look, &Answers::none(), None);
     }
+    let scores: Vec<_> = members
+        .iter()
+        .map(|(member, score)| (!member.is_empty()).then_some(*score))
+        .collect();
+    assert!(behind(&scores).len() <= scores.len());
 }
 
 #[cfg(test)]
@@ -149,7 +158,8 @@ mod tests {
         "paused":false,"period_ms":?,"mode":"off","wait_ms":?,"max_waiters":?,"held":?,"waiting":?,"keys":?,
         "oldest_wait_ms":?,"differs":false,"replica":"a","label":"b","version":"1","uptime_ms":?,"store_up":true,
         "lease_ms":?,"waiter_ttl_ms":?,"token":null,"id":"ID","state":"held","weight":?,"age_ms":?,"place":?,
-        "reason":"full","in_use":?,"waited_ms":?,"replicas":?,"paused_keys":?,"pause_ends_in_ms":?,"paused_by":"c"}"#;
+        "reason":"full","in_use":?,"waited_ms":?,"replicas":?,"paused_keys":?,"pause_ends_in_ms":?,"paused_by":"c",
+        "tenant":"acme-_09","tenant_text":"d","tenant_ahead":?,"share":?,"behind_ms":?}"#;
 
     /// A number or text as JSON, around the limits of the range.
     fn value() -> impl Strategy<Value = String> {
@@ -183,7 +193,9 @@ mod tests {
             1,
         );
         let row = ROW.replace("ID", &id.to_string());
-        let bodies = ["replicas", "limits", "permits", "keys", "refusals"];
+        let bodies = [
+            "replicas", "limits", "permits", "keys", "refusals", "tenants",
+        ];
         let answers = bodies.map(|body| {
             let head = r#"{"v":1,"number":1,"replica":"a","label":"b","left_out":?,"body""#;
             format!(r#"{head}:{{"{body}":[{row},{row}]}}}}"#)
@@ -194,8 +206,14 @@ mod tests {
             r#"{{"v":1,"from":"-","number":?,"not_after_ms":?,"replicas":?,"ask":{ask}}}"#
         ));
         let keyed = format!("key:{TOKEN}:chat");
-        for field in ["value:chat", &keyed, "mode:chat", "pause:chat"] {
-            let json = r#"{"setting":"value","to":?,"author":"ada","reason":""}"#;
+        for (field, setting) in [
+            ("value:chat", "value"),
+            (&keyed, "value"),
+            ("mode:chat", "value"),
+            ("pause:chat", "value"),
+            ("share:acme-_09:chat", "share"),
+        ] {
+            let json = format!(r#"{{"setting":"{setting}","to":?,"author":"ada","reason":""}}"#);
             texts.push(format!("{field}\n? ? ? ? {TOKEN} {json}"));
         }
         let told = r#"{\"setting\":\"value\",\"to\":?,\"author\":\"ada\",\"reason\":\"\"}"#;

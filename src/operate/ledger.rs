@@ -7,6 +7,7 @@ use redis::{Cmd, cmd};
 use super::roster::time_ms;
 use crate::{
     ledger::{ID_CHARS, RAMP_MS, REPLICA_CHARS, ReplicaId},
+    overrides::TenantDigest,
     store::{StoreError, redis::control::ControlConnection},
 };
 
@@ -17,6 +18,8 @@ const HOLDING_END: &str = "(2251799813685248";
 /// The start and the end of the scores of heartbeats and of the pause.
 const ALIVE: u64 = 1 << 51;
 const ALIVE_END: &str = "(4503599627370496";
+/// What is added to the payments of tenants that do not wait, and subtracted from virtual time.
+const IDLE: f64 = ALIVE as f64;
 /// The member whose score is the end of a pause and its ramp.
 const PAUSE: &[u8] = b"!";
 
@@ -53,6 +56,34 @@ pub(super) async fn read(
         waiting,
         pause_end_ms,
     })
+}
+
+/// How far tenants of a fair ledger are behind, in milliseconds. `None`: unknown, since nobody has waited of late.
+pub(super) async fn behind_ms(
+    control: &ControlConnection,
+    ledger: &str,
+    tenants: &[TenantDigest],
+) -> Result<Vec<Option<u64>>, StoreError> {
+    let mut scores = cmd("ZMSCORE");
+    scores.arg(format!("{ledger}:shares")).arg("");
+    for tenant in tenants {
+        scores.arg(tenant.to_string());
+    }
+    let scores: Vec<Option<f64>> = control.run(&scores).await?;
+    Ok(behind(&scores))
+}
+
+/// The first score is that of virtual time, as `header.lua` says.
+pub(super) fn behind(scores: &[Option<f64>]) -> Vec<Option<u64>> {
+    let Some((time, paid)) = scores.split_first() else {
+        return Vec::new();
+    };
+    let behind_ms = |paid: &Option<f64>| {
+        let time_us = (*time)? + IDLE;
+        let paid_us = paid.map_or(0.0, |paid| if paid < IDLE { paid } else { paid - IDLE });
+        Some((paid_us - time_us).max(0.0).div_euclid(1_000.0) as u64)
+    };
+    paid.iter().map(behind_ms).collect()
 }
 
 /// Sends a command about a key, which in a cluster leads the connection to its node.

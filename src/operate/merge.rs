@@ -1,4 +1,6 @@
 //! Merges the answers of several replicas. Everybody who may publish may answer, so the numbers can be arbitrary.
+//!
+//! Tests: below; `tests/operate/questions.rs`.
 
 use std::{
     cmp::Reverse,
@@ -6,10 +8,10 @@ use std::{
 };
 
 use super::{
-    answer::{Answers, KeyRow, LimitRow, PauseRow, PermitRow, RefusalRow, ReplicaRow},
+    answer::{Answers, KeyRow, LimitRow, PauseRow, PermitRow, RefusalRow, ReplicaRow, TenantRow},
     wire::{Answer, Body},
 };
-use crate::overrides::KeyDigest;
+use crate::overrides::{KeyDigest, TenantDigest};
 
 /// All answers to one question, and the replicas that did not answer.
 #[derive(Clone)]
@@ -24,6 +26,24 @@ impl Collected {
         let mut bodies = self.answers.iter().map(|answer| &answer.body);
         let is_any = !self.answers.is_empty();
         is_any && bodies.all(|body| matches!(body, Body::UnknownLimit))
+    }
+
+    /// Whether a replica has a fair limit of this name.
+    pub(super) fn is_fair(&self) -> bool {
+        self.has(|body| matches!(body, Body::Tenants(_)))
+    }
+
+    /// Whether replicas have a limit of this name, and none of those that answered has a fair one.
+    pub(super) fn is_not_fair(&self) -> bool {
+        self.has(|body| matches!(body, Body::NotFair)) && !self.is_fair()
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.has(|body| matches!(body, Body::Busy))
+    }
+
+    fn has(&self, is_one: fn(&Body) -> bool) -> bool {
+        self.answers.iter().any(|answer| is_one(&answer.body))
     }
 
     /// Counts replicas as missing if they hold slots but did not answer. Returns the number of their slots.
@@ -173,6 +193,29 @@ impl Row for KeyRow {
     }
 }
 
+impl Row for TenantRow {
+    rows_of!(Tenants);
+
+    fn place(&mut self, limit: &str, _: &str, _: &str) {
+        limit.clone_into(&mut self.limit);
+        self.replicas = 1;
+    }
+
+    /// Longest queues first.
+    fn merge(rows: Vec<Self>) -> Vec<Self> {
+        let mut tenants: HashMap<TenantDigest, Self> = HashMap::new();
+        for row in rows {
+            match tenants.get_mut(&row.tenant) {
+                Some(sum) => add_tenant(sum, row),
+                None => drop(tenants.insert(row.tenant, row)),
+            }
+        }
+        let mut rows: Vec<Self> = tenants.into_values().collect();
+        rows.sort_by_key(|row| (Reverse((row.waiting, row.held)), row.tenant));
+        rows
+    }
+}
+
 impl Row for RefusalRow {
     rows_of!(Refusals);
 
@@ -205,6 +248,16 @@ fn add_key(sum: &mut KeyRow, row: KeyRow) {
     sum.key_text = sum.key_text.take().or(row.key_text);
 }
 
+fn add_tenant(sum: &mut TenantRow, row: TenantRow) {
+    sum.share = sum.share.max(row.share);
+    sum.held = sum.held.saturating_add(row.held);
+    sum.waiting = sum.waiting.saturating_add(row.waiting);
+    sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
+    sum.replicas += 1;
+    sum.behind_ms = sum.behind_ms.max(row.behind_ms);
+    sum.tenant_text = sum.tenant_text.take().or(row.tenant_text);
+}
+
 /// A pause as two replicas know it. Only replicas that have started it give their name.
 fn longest(one: PauseRow, other: PauseRow) -> PauseRow {
     let order = |row: &PauseRow| (!row.paused_by.is_empty(), row.pause_ends_in_ms);
@@ -221,11 +274,15 @@ fn longest(one: PauseRow, other: PauseRow) -> PauseRow {
 }
 
 fn add_limit(sum: &mut LimitRow, row: LimitRow) {
-    let setting = |row: &LimitRow| (row.max, row.period_ms, row.mode.clone(), row.paused);
+    let setting = |row: &LimitRow| {
+        let mode = (row.mode.clone(), row.paused, row.fair);
+        (row.max, row.period_ms, mode)
+    };
     sum.differs |= setting(sum) != setting(&row);
     sum.max = sum.max.max(row.max);
     sum.declared_max = sum.declared_max.max(row.declared_max);
     sum.paused |= row.paused;
+    sum.fair |= row.fair;
     sum.held = sum.held.saturating_add(row.held);
     sum.waiting = sum.waiting.saturating_add(row.waiting);
     let has_others = |row: &LimitRow| row.keys > 0 && !row.shared;
@@ -238,4 +295,79 @@ fn add_limit(sum: &mut LimitRow, row: LimitRow) {
     sum.keys = add(sum.keys, row.keys);
     sum.paused_keys = add(sum.paused_keys, row.paused_keys);
     sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn collected(bodies: &[Body]) -> Collected {
+        let answer = |(number, body): (usize, &Body)| Answer {
+            v: 1,
+            number: 1,
+            replica: number.to_string(),
+            label: String::new(),
+            left_out: 0,
+            body: body.clone(),
+        };
+        Collected {
+            answers: bodies.iter().enumerate().map(answer).collect(),
+            missing: Vec::new(),
+        }
+    }
+
+    /// During a rollout, some replicas may not know the limit, or not know that it is fair; others are busy.
+    #[test]
+    fn a_limit_is_fair_if_one_replica_says_so() {
+        let (fair, unknown) = (Body::Tenants(Vec::new()), Body::UnknownLimit);
+        for (bodies, is_fair, is_not_fair) in [
+            (vec![], false, false),
+            (vec![unknown.clone()], false, false),
+            (vec![Body::Busy], false, false),
+            (vec![fair.clone(), Body::NotFair], true, false),
+            (vec![unknown.clone(), fair.clone(), Body::Busy], true, false),
+            (vec![Body::NotFair, Body::Busy], false, true),
+            (vec![unknown, Body::NotFair], false, true),
+        ] {
+            let collected = collected(&bodies);
+            let found = (collected.is_fair(), collected.is_not_fair());
+            assert_eq!(found, (is_fair, is_not_fair), "{bodies:?}");
+        }
+    }
+
+    #[test]
+    fn tenants_of_several_replicas_are_one_list() {
+        let row = |tenant: &'static str, share, waiting, behind_ms| TenantRow {
+            limit: String::new(),
+            tenant: TenantDigest::of(tenant),
+            tenant_text: None,
+            share,
+            held: 1,
+            waiting,
+            oldest_wait_ms: Some(waiting as u64),
+            replicas: 0,
+            behind_ms,
+        };
+        let named = TenantRow {
+            tenant_text: Some("a".to_owned()),
+            ..row("a", 3, 2, None)
+        };
+        let first = vec![row("a", 1, usize::MAX, Some(5)), row("b", 1, 1, None)];
+        let both = collected(&[Body::Tenants(first), Body::Tenants(vec![named])]);
+        let rows = both.rows::<TenantRow>("gpu").rows;
+        let a = TenantRow {
+            limit: "gpu".to_owned(),
+            tenant_text: Some("a".to_owned()),
+            held: 2,
+            oldest_wait_ms: Some(u64::MAX),
+            replicas: 2,
+            ..row("a", 3, usize::MAX, Some(5))
+        };
+        let b = TenantRow {
+            limit: "gpu".to_owned(),
+            replicas: 1,
+            ..row("b", 1, 1, None)
+        };
+        assert_eq!(rows, [a, b]);
+    }
 }

@@ -117,7 +117,7 @@ pub(crate) use self::listener::listen;
 pub use self::{
     answer::{
         Answers, BudgetRow, Explanation, KeyRow, LimitRow, PauseRow, PermitRow, PermitState,
-        RefusalRow, ReplicaRow, UnclaimedRow, Verdict,
+        RefusalRow, ReplicaRow, TenantRow, UnclaimedRow, Verdict,
     },
     changes::{By, Edited, LogEntry, Outcome, Overrides, Revocation},
     error::{OperateError, OperateErrorKind},
@@ -129,4 +129,4 @@ pub use self::{
     connect::OperatorBuilder,
     doctor::{Check, Finding, Health},
 };
-pub use crate::overrides::{KeyDigest, Override, Setting, Target, What};
+pub use crate::overrides::{KeyDigest, Override, Setting, Target, TenantDigest, What};

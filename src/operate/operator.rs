@@ -5,12 +5,14 @@ use std::fmt;
 #[cfg(feature = "redis")]
 use super::ask::Remote;
 use super::{
-    answer::{Answers, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
+    answer::{Answers, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow, TenantRow},
     desk::Desk,
     error::{OperateError, OperateErrorKind},
     merge::{Collected, Row},
     wire::{Of, Question},
 };
+#[cfg(feature = "redis")]
+use crate::key::Key;
 use crate::{limiter::Limiter, overrides::KeyDigest};
 
 /// An operator of a service: asks its replicas about their permits and waiting requests.
@@ -134,6 +136,30 @@ impl Operator {
         self.ask_of(limit, key, Question::Refusals).await
     }
 
+    /// Lists the tenants of a [fair](crate::Limit::fair) limit that hold slots or wait, longest queues first.
+    ///
+    /// How far they are behind ([`TenantRow::behind_ms`]) is read from the store, by one command for the first 200 tenants:
+    /// for this key, or without one for the key that all callers share. It is unknown if nobody has waited for a while, or
+    /// if the operator's user may not read it.
+    ///
+    /// # Errors
+    ///
+    /// See [`permits`](Self::permits); and [`OperateErrorKind::NotFair`] if the limit has no tenants.
+    pub async fn tenants(
+        &self,
+        limit: &str,
+        key: Option<KeyDigest>,
+    ) -> Result<Answers<TenantRow>, OperateError> {
+        #[cfg_attr(not(feature = "redis"), allow(unused_mut))]
+        let mut tenants: Answers<TenantRow> = self.ask_of(limit, key, Question::Tenants).await?;
+        #[cfg(feature = "redis")]
+        if let Access::Store(remote) = &self.0 {
+            let key = key.unwrap_or_else(|| KeyDigest::of(limit, Key::SHARED));
+            remote.read_behind(key, &mut tenants.rows).await?;
+        }
+        Ok(tenants)
+    }
+
     async fn ask_of<T: Row>(
         &self,
         limit: &str,
@@ -148,10 +174,13 @@ impl Operator {
             key,
         };
         let collected = self.ask(question(of)).await?;
-        match collected.is_unknown_limit() {
-            true => Err(unknown(limit)),
-            false => Ok(collected.rows(limit)),
+        if collected.is_unknown_limit() {
+            return Err(unknown(limit));
         }
+        if collected.is_not_fair() {
+            return Err(not_fair(limit));
+        }
+        Ok(collected.rows(limit))
     }
 
     pub(super) async fn ask(&self, question: Question) -> Result<Collected, OperateError> {
@@ -173,15 +202,27 @@ impl Operator {
 const MAX_LIMIT_NAME: usize = 512;
 
 pub(super) fn unknown(limit: &str) -> OperateError {
-    let limit: String = limit
-        .chars()
-        .take(64)
-        .flat_map(char::escape_debug)
-        .collect();
+    let limit = shown(limit);
     OperateError::new(
         OperateErrorKind::UnknownLimit,
         format!("no replica has a limit `{limit}`"),
     )
+}
+
+pub(super) fn not_fair(limit: &str) -> OperateError {
+    let fault = format!("limit `{}` is not fair, so it has no tenants", shown(limit));
+    OperateError::new(OperateErrorKind::NotFair, fault)
+}
+
+pub(super) fn too_often() -> OperateError {
+    let fault = "the replicas are asked too often";
+    OperateError::new(OperateErrorKind::Busy, fault)
+}
+
+/// The name of a limit in an error.
+fn shown(limit: &str) -> String {
+    let start = limit.chars().take(64);
+    start.flat_map(char::escape_debug).collect()
 }
 
 pub(super) fn gone() -> OperateError {

@@ -1,10 +1,10 @@
-//! Orders of operators: temporary values, modes and pauses, their removal, the revocation of permits, and the end of pauses
+//! Orders of operators: temporary values, shares, modes and pauses, their removal, the revocation of permits, and the end of pauses
 //! for upstreams.
 //!
 //! To add an order, add a variant of [`Order`] here, a subcommand in `bin/turnstile/args.rs`, and an entry of `KINDS` in
 //! `admin/page/change.js`.
 //!
-//! Tests: `tests/operate/changes.rs`, `steering.rs`, `revoking.rs`, `resuming.rs`; `tests/admin/changes.rs`.
+//! Tests: `tests/operate/changes.rs`, `steering.rs`, `tenants.rs`, `revoking.rs`, `resuming.rs`; `tests/admin/changes.rs`.
 
 use std::time::Duration;
 
@@ -16,13 +16,16 @@ use super::{
     changes::{By, Outcome, Overrides, Revocation, check},
     error::{OperateError, OperateErrorKind},
     merge::Collected,
-    operator::{Operator, unknown},
+    operator::{Operator, not_fair, too_often, unknown},
     steer::conflict,
     wire::{Answer, Of, Question, ResumeOrder, RevokeOrder},
 };
 use crate::{
     limit::{LimitValue, MAX_LIMIT, Mode},
-    overrides::{Change, ChangeNote, MAX_LENGTH_MS, Override, Setting, Target, Token, What},
+    overrides::{
+        Change, ChangeNote, MAX_LENGTH_MS, Override, Setting, Target, TenantDigest, Token, What,
+    },
+    ranges::MAX_SHARE,
 };
 
 /// Minimum length of an override.
@@ -63,6 +66,23 @@ pub enum Order {
         /// See [`Order`].
         seen: Option<Vec<String>>,
     },
+    /// Sets the share of a tenant of a [fair](crate::Limit::fair) limit, under all its keys, for a limited time.
+    ///
+    /// It replaces the shares of the tenant's requests at once, also of those that wait. What the tenant has used before stays
+    /// counted by its former share.
+    Share {
+        /// The limit's name.
+        limit: String,
+        /// The tenant. Requests without a tenant keep their share of 1.
+        tenant: TenantDigest,
+        /// Its share: 1 to 1,000 ([`Limit::MAX_SHARE`](crate::Limit::MAX_SHARE)).
+        share: u32,
+        /// For how long: 1 second to 7 days.
+        #[serde(rename = "for_ms", with = "millis")]
+        length: Duration,
+        /// See [`Order`].
+        seen: Option<Vec<String>>,
+    },
     /// Sets the mode of a limit for a limited time. [`Mode::Off`] and [`Mode::Shadow`] admit everybody.
     Mode {
         /// The limit's name.
@@ -88,9 +108,9 @@ pub enum Order {
         /// See [`Order`].
         seen: Option<Vec<String>>,
     },
-    /// Removes all overrides of a limit, but not of its keys; or the override of one key.
+    /// Removes all overrides of a limit, but not of its keys and tenants; or the override of one key or tenant.
     Unset {
-        /// The limit or key.
+        /// The limit, key or tenant.
         #[serde(flatten)]
         target: Target,
         /// See [`Order`].
@@ -146,6 +166,10 @@ impl Operator {
     /// not answer is not an error: it may have revoked the permit. The same applies to a replica that cannot be asked
     /// but holds slots according to the store: it may have that permit.
     ///
+    /// [`Order::Share`] fails if no replica answers ([`OperateErrorKind::NotFound`]), or the limit is unknown
+    /// ([`OperateErrorKind::UnknownLimit`]) or not fair ([`OperateErrorKind::NotFair`]) to every replica that answers, or the
+    /// replicas are asked too often ([`OperateErrorKind::Busy`]).
+    ///
     /// [`Order::Resume`] fails if there is no replica ([`OperateErrorKind::NotFound`]), if the limit is unknown to every
     /// replica that answers ([`OperateErrorKind::UnknownLimit`]), or if every replica has answered and remembers no such pause
     /// ([`OperateErrorKind::NotFound`]).
@@ -166,10 +190,21 @@ impl Operator {
                     max: *value,
                     burst: *burst,
                 };
-                if !target.may_have(value) {
+                if !target.may_have(Setting::Value(value)) {
                     return Err(out_of_range(target, value));
                 }
                 (target.clone(), Setting::Value(value), length, seen)
+            }
+            Order::Share {
+                limit,
+                tenant,
+                share,
+                length,
+                seen,
+            } => {
+                let target = Target::tenant(limit, *tenant);
+                self.check_share(&target, *tenant, *share).await?;
+                (target, Setting::Share(*share), length, seen)
             }
             Order::Mode {
                 limit,
@@ -208,8 +243,47 @@ impl Operator {
         let (length_ms, seen) = (length.as_millis() as u64, self.seen(&target, seen).await?);
         let signed = signed(by, What::Set)?;
         let change = Change::set(seen.record(), &target, setting, length_ms, signed);
-        let change = change.ok_or_else(|| OperateError::value("a key has a value only"))?;
+        let fault = "a key has a value only, and a tenant a share only";
+        let change = change.ok_or_else(|| OperateError::value(fault))?;
         self.make(&change).await
+    }
+
+    /// Whether replicas would apply a share: they ignore one that does not fit.
+    async fn check_share(
+        &self,
+        target: &Target,
+        tenant: TenantDigest,
+        share: u32,
+    ) -> Result<(), OperateError> {
+        check(target)?;
+        if !target.may_have(Setting::Share(share)) {
+            let fault = format!("the share of {target} is {share}: it must be 1 to {MAX_SHARE}");
+            return Err(OperateError::value(fault));
+        }
+        if tenant.is_none() {
+            let fault = "requests without a tenant have a share of 1";
+            return Err(OperateError::value(fault));
+        }
+        let limit = &target.limit;
+        let of = Of {
+            limit: limit.clone(),
+            key: None,
+        };
+        let collected = self.ask(Question::Tenants(of)).await?;
+        if collected.is_fair() {
+            Ok(())
+        } else if collected.is_not_fair() {
+            Err(not_fair(limit))
+        } else if collected.is_busy() {
+            Err(too_often())
+        } else if collected.is_unknown_limit() {
+            Err(unknown(limit))
+        } else if collected.missing.is_empty() {
+            Err(not_found("there is no operable replica"))
+        } else {
+            let fault = format!("no replica has answered whether limit `{limit}` is fair");
+            Err(not_found(fault))
+        }
     }
 
     /// Reads the overrides in force, and checks that the operator has seen those of the target.
@@ -267,7 +341,10 @@ impl Operator {
 
     async fn resume(&self, target: &Target, by: &By) -> Result<Answers<KeyRow>, OperateError> {
         check(target)?;
-        let Target { limit, key } = target.clone();
+        if target.tenant.is_some() {
+            return Err(OperateError::value("a tenant has no pause"));
+        }
+        let Target { limit, key, .. } = target.clone();
         let (author, reason) = by.texts();
         let order = ResumeOrder {
             of: Of { limit, key },

@@ -5,7 +5,7 @@
 //!
 //! Tests: below; `tests/operate/questions.rs`.
 
-use std::{cmp::Reverse, sync::Arc};
+use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use tokio::{task::yield_now, time::Instant};
 
@@ -14,7 +14,7 @@ use crate::{
     keeper::KeeperHandle,
     key::Key,
     leases::Lease,
-    ledger::{MemberId, ReplicaId, weight_of},
+    ledger::{MemberId, ReplicaId, TenantId, weight_of},
     limit::LimitId,
     operable::{Cursor, EntryLook, LOOK, PauseLook, QueueLook, RateLook, Visitor},
     overrides::KeyDigest,
@@ -53,6 +53,16 @@ pub(super) struct SeenEntry {
     pub since: Instant,
     pub waits: bool,
     pub place: u32,
+    /// Under a fair limit.
+    pub tenant: Option<SeenTenant>,
+}
+
+/// The tenant of a permit or a request.
+pub(super) struct SeenTenant {
+    pub id: TenantId,
+    pub name: Key,
+    /// As the request says.
+    pub share: u32,
 }
 
 /// What a look has copied. Entries belong to the queue before them.
@@ -125,6 +135,11 @@ impl Visitor for Look<'_> {
             since: entry.since,
             waits: entry.waits,
             place: entry.place,
+            tenant: entry.tenant.map(|tenant| SeenTenant {
+                id: tenant.id,
+                name: tenant.name.clone(),
+                share: tenant.share,
+            }),
         }));
     }
 
@@ -291,6 +306,52 @@ pub(super) async fn keys(keeper: &KeeperHandle, which: &Which) -> (Vec<KeySum>, 
         }
     })
     .await;
+    top.finish()
+}
+
+/// A tenant in use.
+pub(super) struct TenantSum {
+    pub id: TenantId,
+    pub name: Key,
+    /// The largest of its requests.
+    pub share: u32,
+    pub count: Count,
+}
+
+/// The tenants in use, those with most waiters first, and the number of the others. `one`: set to the key that has been
+/// selected, or to the key that all callers share, if it is in use.
+pub(super) async fn tenants(
+    keeper: &KeeperHandle,
+    which: &Which,
+    one: &mut Option<Key>,
+) -> (Vec<TenantSum>, u64) {
+    // No more than permits and waiters of this process.
+    let mut sums: HashMap<TenantId, TenantSum> = HashMap::new();
+    walk(keeper, which, |queue, entry| {
+        let Some((entry, tenant)) = entry.and_then(|mut entry| {
+            let tenant = entry.tenant.take()?;
+            Some((entry, tenant))
+        }) else {
+            if which.is_one() || queue.key == Key::SHARED {
+                *one = Some(queue.key.clone());
+            }
+            return;
+        };
+        let sum = sums.entry(tenant.id).or_insert_with(|| TenantSum {
+            id: tenant.id,
+            name: tenant.name,
+            share: tenant.share,
+            count: Count::default(),
+        });
+        sum.share = sum.share.max(tenant.share);
+        sum.count.add(&entry);
+    })
+    .await;
+    let mut top = Top::new(|sum: &TenantSum| {
+        let Count { held, waiting, .. } = sum.count;
+        (Reverse((waiting, held)), sum.id)
+    });
+    sums.into_values().for_each(|sum| top.add(sum));
     top.finish()
 }
 

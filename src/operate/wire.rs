@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    answer::{KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
+    answer::{KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow, TenantRow},
     changes::Revocation,
 };
 use crate::overrides::KeyDigest;
@@ -37,6 +37,8 @@ pub(super) enum Question {
     Permits(Of),
     Keys(Of),
     Refusals(Of),
+    /// Tenants of a fair limit.
+    Tenants(Of),
     /// Overrides that a replica has in force but that are not recorded.
     Overrides(Seen),
     /// Revoke permits.
@@ -101,11 +103,14 @@ pub(super) enum Body {
     Busy,
     /// The replica does not have a limit of this name.
     UnknownLimit,
+    /// The replica has a limit of this name, which is not fair.
+    NotFair,
     Replicas(Vec<ReplicaRow>),
     Limits(Vec<LimitRow>),
     Permits(Vec<PermitRow>),
     Keys(Vec<KeyRow>),
     Refusals(Vec<RefusalRow>),
+    Tenants(Vec<TenantRow>),
     Overrides(Applied),
 }
 

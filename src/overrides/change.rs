@@ -102,7 +102,7 @@ pub(crate) struct Logged {
 }
 
 impl Change {
-    /// Sets an override in place of the one seen by the operator. `None`: a key cannot have this setting.
+    /// Sets an override in place of the one seen by the operator. `None`: the target cannot have this setting.
     pub(crate) fn set(
         seen: &Record,
         target: &Target,

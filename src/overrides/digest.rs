@@ -1,10 +1,10 @@
-//! Digests of keys: how operators name a caller without its key.
+//! Digests of keys and tenants: how operators name a caller or a tenant without its key.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::{key::Key, permit_id::ParseIdError};
+use crate::{key::Key, ledger::TenantId, permit_id::ParseIdError};
 
 /// Length of the hexadecimal text of a digest or a token.
 const HEX: usize = 32;
@@ -65,6 +65,78 @@ impl Serialize for KeyDigest {
 }
 
 impl<'de> Deserialize<'de> for KeyDigest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(de::Error::custom)
+    }
+}
+
+/// The digest of a tenant of [fair](crate::Limit::fair) limits.
+///
+/// Tenants, like keys, are often hidden from operators. As text a digest has eight letters, digits, hyphens and
+/// underscores. The store names a tenant by the same text.
+///
+/// ```
+/// use tower_turnstile::operate::TenantDigest;
+///
+/// let acme = TenantDigest::of("acme");
+/// assert_eq!(acme.to_string().parse(), Ok(acme));
+/// assert_ne!(acme, TenantDigest::of("globex"));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantDigest(TenantId);
+
+impl TenantDigest {
+    /// Returns the digest of a tenant. All requests without a tenant are the tenant with an empty name.
+    pub fn of(tenant: impl Into<Key>) -> Self {
+        Self(TenantId::of(&tenant.into()))
+    }
+
+    /// Whether requests have this tenant because they have none of their own.
+    pub(crate) fn is_none(self) -> bool {
+        self == Self::of(Key::SHARED)
+    }
+
+    pub(crate) fn id(self) -> TenantId {
+        self.0
+    }
+}
+
+impl From<TenantId> for TenantDigest {
+    fn from(id: TenantId) -> Self {
+        Self(id)
+    }
+}
+
+impl fmt::Display for TenantDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for TenantDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for TenantDigest {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        let fault = ParseIdError("the digest of a tenant is 8 letters, digits, `-` and `_`");
+        let id = TenantId::parse(text.as_bytes());
+        id.map(Self).ok_or(fault)
+    }
+}
+
+impl Serialize for TenantDigest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for TenantDigest {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map_err(de::Error::custom)

@@ -73,9 +73,9 @@ impl Entry {
         if target.field(*setting).as_deref() != Some(field) {
             return Err(FieldFault::Text);
         }
-        match *setting {
-            Setting::Value(value) if !target.may_have(value) => Err(FieldFault::Range),
-            _ => Ok(entry),
+        match target.may_have(*setting) {
+            true => Ok(entry),
+            false => Err(FieldFault::Range),
         }
     }
 
@@ -155,7 +155,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::limit::{LimitValue, MAX_LIMIT, Mode};
+    use crate::{
+        limit::{LimitValue, MAX_LIMIT, Mode},
+        overrides::TenantDigest,
+    };
 
     const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
@@ -177,6 +180,9 @@ mod tests {
         assert_eq!(fault(&key, &text(&nothing)), None);
         let too_much = Override::json(Setting::Value((MAX_LIMIT + 1).into()), "ada", "");
         let no_burst = Override::json(Setting::Value(LimitValue::new(8).burst(0)), "ada", "");
+        let tenant = format!("share:{}:chat", TenantDigest::of("acme"));
+        let share = |share| text(&Override::json(Setting::Share(share), "ada", ""));
+        assert_eq!(fault(&tenant, &share(1_000)), None);
         let long_name = format!("value:{}", "x".repeat(129));
         let long = Override::json(Setting::Value(8.into()), &"x".repeat(MAX_TEXT), "");
         for (field, text, expected) in [
@@ -196,6 +202,14 @@ mod tests {
             ("value:chat", text(&too_much), FieldFault::Range),
             (&key, text(&too_much), FieldFault::Range),
             (&key, text(&no_burst), FieldFault::Range),
+            (&tenant, share(0), FieldFault::Range),
+            (&tenant, share(1_001), FieldFault::Range),
+            (&tenant, text(&good), FieldFault::Text),
+            ("value:chat", share(1), FieldFault::Text),
+            (&key, share(1), FieldFault::Text),
+            ("share:chat", share(1), FieldFault::Name),
+            ("share:acme:chat", share(1), FieldFault::Name),
+            ("share:acme-acme:chat", share(1), FieldFault::Name),
         ] {
             assert_eq!(fault(field, &text), Some(expected), "{field}");
         }
@@ -213,6 +227,17 @@ mod tests {
         let value = serde_json::to_value(&read).unwrap();
         assert_eq!(value, expected);
         assert_eq!(serde_json::from_value::<Override>(value).unwrap(), read);
+    }
+
+    #[test]
+    fn a_share_is_of_a_tenant() {
+        let target = Target::tenant("a:b", TenantDigest::of("acme"));
+        let field = target.field(Setting::Share(5)).unwrap();
+        assert_eq!(target.fields(), std::slice::from_ref(&field));
+        assert!(!Target::limit("a:b").fields().contains(&field));
+        let json = Override::json(Setting::Share(5), "ada", "");
+        let read = Override::read(field.as_bytes(), &text(&json)).unwrap();
+        assert_eq!((read.target, read.setting), (target, Setting::Share(5)));
     }
 
     /// A reader without bursts still gets the value, and a reader with bursts accepts a value without one.

@@ -196,14 +196,16 @@ impl InForce {
         Some(pause.end)
     }
 
-    /// Fails with the first value that this limit cannot have.
+    /// Fails with the first value or share that this limit cannot have.
     pub(crate) fn misfit(&self, declared: &Limit) -> Result<(), ConfigError> {
         let Some(of_limit) = self.by_limit.get(declared.name()) else {
             return Ok(());
         };
         of_limit.value_of(declared)?;
         let mut keys = of_limit.keys.values();
-        keys.try_for_each(|value| declared.check_value(value.what))
+        keys.try_for_each(|value| declared.check_value(value.what))?;
+        let mut shares = of_limit.shares.values();
+        shares.try_for_each(|share| declared.check_tenants(share.what))
     }
 }
 

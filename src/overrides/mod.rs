@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | `in_force` | overrides as applied by this process |
 //! | `setting` | an override as seen by operators |
-//! | `digest` | how operators name a key |
+//! | `digest` | how operators name a key or a tenant |
 //! | `entry` | an override as a field of the record |
 //! | `record` | the whole record, as read by replicas |
 //! | `change` | a change of the record, and its result |
@@ -42,7 +42,7 @@ pub(crate) use self::script::{RECORD_LUA, arguments, logged, reply};
 #[cfg(feature = "operate")]
 pub use self::{
     change::What,
-    digest::KeyDigest,
+    digest::{KeyDigest, TenantDigest},
     setting::{Override, Setting, Target},
 };
 #[cfg(feature = "operate")]

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::{
     entry::{Entries, Entry, FieldFault, MAX_REST_MS},
     in_force::{Decision, InForce},
-    setting::{Override, Setting, Token},
+    setting::{Override, Setting, Target, Token},
 };
 
 /// Maximum number of overrides in force.
@@ -214,12 +214,16 @@ impl Record {
     }
 }
 
+/// The fields of the record have no share without a tenant.
 fn add(in_force: &mut InForce, one: &Override, end: Instant) {
-    let decision = match (one.setting, one.target.key) {
-        (Setting::Value(value), Some(key)) => Decision::KeyValue(key.bits(), value),
-        (Setting::Value(value), None) => Decision::Value(value),
-        (Setting::Mode(mode), _) => Decision::Mode(mode),
-        (Setting::Pause, _) => Decision::Pause,
+    let Target { key, tenant, .. } = one.target;
+    let decision = match (one.setting, key, tenant) {
+        (Setting::Value(value), Some(key), _) => Decision::KeyValue(key.bits(), value),
+        (Setting::Value(value), None, _) => Decision::Value(value),
+        (Setting::Mode(mode), ..) => Decision::Mode(mode),
+        (Setting::Pause, ..) => Decision::Pause,
+        (Setting::Share(share), _, Some(tenant)) => Decision::Share(tenant.id(), share),
+        (Setting::Share(_), _, None) => return,
     };
     in_force.add(&one.target.limit, decision, end);
 }
@@ -227,7 +231,7 @@ fn add(in_force: &mut InForce, one: &Override, end: Instant) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{key::Key, limit::Limit, overrides::Target};
+    use crate::{key::Key, limit::Limit};
 
     const OF: &str = "0123456789abcdef0123456789abcdef";
     const NOW_MS: u64 = 1_700_000_000_000;

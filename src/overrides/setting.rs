@@ -6,10 +6,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::digest::{KeyDigest, is_hex};
+use super::digest::{KeyDigest, TenantDigest, is_hex};
 use crate::{
     key::Key,
     limit::{LimitValue, MAX_LIMIT, Mode},
+    ranges::MAX_SHARE,
 };
 
 /// Maximum length of a limit's name, in bytes.
@@ -19,7 +20,7 @@ pub(crate) const MAX_AUTHOR: usize = 64;
 /// Maximum length of a reason, in bytes.
 pub(crate) const MAX_REASON: usize = 256;
 
-/// The subject of an override: a limit, or a single key of a limit.
+/// The subject of an override: a limit, a single key of a limit, or a tenant of a fair limit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Target {
     /// The limit's name.
@@ -27,6 +28,10 @@ pub struct Target {
     /// The digest of the key; `None` for the whole limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<KeyDigest>,
+    /// The digest of the tenant, under all keys of the limit; `None` for the whole limit. A target has a key or a tenant,
+    /// but not both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<TenantDigest>,
 }
 
 /// An operator's decision, for a limited time.
@@ -43,6 +48,11 @@ pub enum Setting {
     Mode(Mode),
     /// The limit admits nobody. Holders finish; waiting requests are refused.
     Pause,
+    /// The share of a tenant of a [fair](crate::Limit::fair) limit, from 1 to 1,000
+    /// ([`Limit::MAX_SHARE`](crate::Limit::MAX_SHARE)).
+    ///
+    /// It replaces the shares of the tenant's requests, also of those that wait already.
+    Share(u32),
 }
 
 /// A setting in JSON. The burst is a separate field, so that readers without bursts can read the rest.
@@ -60,13 +70,14 @@ enum Kind {
     Value(u32),
     Mode(Mode),
     Pause,
+    Share(u32),
 }
 
 /// An operator's decision in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Override {
-    /// The limit or key.
+    /// The limit, key or tenant.
     #[serde(flatten)]
     pub target: Target,
     /// The decision.
@@ -95,8 +106,11 @@ pub(crate) struct Token(String);
 impl Target {
     /// A limit, by name.
     pub fn limit(name: impl Into<String>) -> Self {
-        let limit = name.into();
-        Self { limit, key: None }
+        Self {
+            limit: name.into(),
+            key: None,
+            tenant: None,
+        }
     }
 
     /// One key of a limit. Only its digest leaves this process.
@@ -108,8 +122,18 @@ impl Target {
 
     /// One key of a limit, by digest.
     pub fn digest(limit: impl Into<String>, digest: KeyDigest) -> Self {
-        let (limit, key) = (limit.into(), Some(digest));
-        Self { limit, key }
+        Self {
+            key: Some(digest),
+            ..Self::limit(limit)
+        }
+    }
+
+    /// One tenant of a fair limit.
+    pub fn tenant(limit: impl Into<String>, tenant: TenantDigest) -> Self {
+        Self {
+            tenant: Some(tenant),
+            ..Self::limit(limit)
+        }
     }
 
     /// Whether a limit may have this name.
@@ -117,33 +141,41 @@ impl Target {
         (1..=MAX_NAME).contains(&self.limit.len())
     }
 
-    /// Whether the numbers are in range. Only a key may be blocked by a value of 0.
-    pub(crate) fn may_have(&self, value: LimitValue) -> bool {
-        let least = u32::from(self.key.is_none());
+    /// Whether the numbers of a setting are in range. Only a key may be blocked by a value of 0.
+    pub(crate) fn may_have(&self, setting: Setting) -> bool {
         let in_range = |least, number| (least..=MAX_LIMIT).contains(&number);
-        in_range(least, value.max) && value.burst.is_none_or(|burst| in_range(1, burst))
+        match setting {
+            Setting::Value(value) => {
+                let least = u32::from(self.key.is_none());
+                in_range(least, value.max) && value.burst.is_none_or(|burst| in_range(1, burst))
+            }
+            Setting::Share(share) => (1..=MAX_SHARE).contains(&share),
+            Setting::Mode(_) | Setting::Pause => true,
+        }
     }
 
     /// The fields of the record for this target.
     pub(crate) fn fields(&self) -> Vec<String> {
-        let limit = &self.limit;
-        match &self.key {
-            Some(key) => vec![format!("key:{key}:{limit}")],
-            None => ["value", "mode", "pause"]
-                .map(|kind| format!("{kind}:{limit}"))
-                .into(),
-        }
+        let settings = [
+            Setting::Value(1.into()),
+            Setting::Mode(Mode::Off),
+            Setting::Pause,
+            Setting::Share(1),
+        ];
+        let fields = settings.into_iter();
+        fields.filter_map(|setting| self.field(setting)).collect()
     }
 
-    /// The field for this setting. A key can only have a value.
+    /// The field for this setting. A key can only have a value, and a tenant a share.
     pub(crate) fn field(&self, setting: Setting) -> Option<String> {
         let limit = &self.limit;
-        match (&self.key, setting) {
-            (Some(key), Setting::Value(_)) => Some(format!("key:{key}:{limit}")),
-            (Some(_), _) => None,
-            (None, Setting::Value(_)) => Some(format!("value:{limit}")),
-            (None, Setting::Mode(_)) => Some(format!("mode:{limit}")),
-            (None, Setting::Pause) => Some(format!("pause:{limit}")),
+        match (setting, &self.key, &self.tenant) {
+            (Setting::Value(_), Some(key), None) => Some(format!("key:{key}:{limit}")),
+            (Setting::Value(_), None, None) => Some(format!("value:{limit}")),
+            (Setting::Mode(_), None, None) => Some(format!("mode:{limit}")),
+            (Setting::Pause, None, None) => Some(format!("pause:{limit}")),
+            (Setting::Share(_), None, Some(tenant)) => Some(format!("share:{tenant}:{limit}")),
+            _ => None,
         }
     }
 
@@ -157,6 +189,10 @@ impl Target {
                 // Digests in capitals are not ours.
                 Self::digest(limit, is_hex(digest).then_some(digest)?.parse().ok()?)
             }
+            "share" => {
+                let (tenant, limit) = rest.split_once(':')?;
+                Self::tenant(limit, tenant.parse().ok()?)
+            }
             _ => return None,
         };
         target.is_valid().then_some(target)
@@ -165,9 +201,10 @@ impl Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.key {
-            None => write!(f, "limit `{}`", self.limit),
-            Some(key) => write!(f, "key {key} of limit `{}`", self.limit),
+        match (&self.key, &self.tenant) {
+            (Some(key), _) => write!(f, "key {key} of limit `{}`", self.limit),
+            (None, Some(tenant)) => write!(f, "tenant {tenant} of limit `{}`", self.limit),
+            (None, None) => write!(f, "limit `{}`", self.limit),
         }
     }
 }
@@ -184,6 +221,7 @@ impl fmt::Display for Setting {
             Self::Mode(Mode::Shadow) => f.write_str("in shadow mode"),
             Self::Mode(Mode::Off) => f.write_str("off: everybody is admitted"),
             Self::Pause => f.write_str("paused: nobody is admitted"),
+            Self::Share(share) => write!(f, "share {share}"),
         }
     }
 }
@@ -194,6 +232,7 @@ impl From<Written> for Setting {
             Kind::Value(max) => Self::Value(LimitValue { max, burst }),
             Kind::Mode(mode) => Self::Mode(mode),
             Kind::Pause => Self::Pause,
+            Kind::Share(share) => Self::Share(share),
         }
     }
 }
@@ -204,6 +243,7 @@ impl From<Setting> for Written {
             Setting::Value(LimitValue { max, burst }) => (Kind::Value(max), burst),
             Setting::Mode(mode) => (Kind::Mode(mode), None),
             Setting::Pause => (Kind::Pause, None),
+            Setting::Share(share) => (Kind::Share(share), None),
         };
         Self { kind, burst }
     }

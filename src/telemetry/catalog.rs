@@ -37,6 +37,8 @@ metrics! {
         "The value that this process enforces by itself while the store is down: 0 if it refuses all requests, 1000000 if it admits all";
     HELD = Gauge "turnstile_held", "Units of permits held by this process";
     WAITING = Gauge "turnstile_waiting", "Queued requests of this process";
+    FAIR_TENANTS = Gauge "turnstile_fair_tenants",
+        "Tenants of a fair limit with permits or queued requests in this process";
     ADMITTED = Counter "turnstile_admitted_total", "Requests that got their permits";
     WAIT = Seconds "turnstile_wait_seconds", "Time from the request to its permit";
     HOLD = Seconds "turnstile_hold_seconds", "Time from a permit to its end";

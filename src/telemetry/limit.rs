@@ -39,6 +39,8 @@ pub(crate) enum Measure {
     Held(f64),
     /// Change of the number of waiting requests.
     Waiting(f64),
+    /// Change of the number of tenants with permits or waiting requests.
+    Tenants(f64),
     /// A request got its permit after this wait.
     Admitted(Duration),
     Refused(AcquireErrorKind),
@@ -104,6 +106,7 @@ pub(crate) struct LimitMeter {
     fallback: Series<Gauge>,
     held: Series<Gauge>,
     waiting: Series<Gauge>,
+    tenants: Series<Gauge>,
     admitted: Series<Counter>,
     wait: Series<Histogram>,
     hold: Series<Histogram>,
@@ -136,6 +139,7 @@ impl LimitMeter {
             fallback: Series::new(catalog::FALLBACK, facade::gauge),
             held: Series::new(catalog::HELD, facade::gauge),
             waiting: Series::new(catalog::WAITING, facade::gauge),
+            tenants: Series::new(catalog::FAIR_TENANTS, facade::gauge),
             admitted: Series::new(catalog::ADMITTED, facade::counter),
             wait: Series::new(catalog::WAIT, facade::histogram),
             hold: Series::new(catalog::HOLD, facade::histogram),
@@ -208,6 +212,7 @@ impl LimitMeter {
             (&self.fallback, has_store),
             (&self.held, has_slots),
             (&self.waiting, waits && !in_shadow),
+            (&self.tenants, limit.is_fair()),
         ] {
             if can_occur {
                 gauge.of(&self.labels);
@@ -276,6 +281,7 @@ impl LimitMeter {
             Measure::Fallback(change) => move_by(self.fallback.of(labels), change),
             Measure::Held(change) => move_by(self.held.of(labels), change),
             Measure::Waiting(change) => move_by(self.waiting.of(labels), change),
+            Measure::Tenants(change) => move_by(self.tenants.of(labels), change),
             Measure::Admitted(waited) => self.let_in(waited),
             Measure::Refused(kind) => self.refusals.of(kind).of(labels).increment(1),
             Measure::RefusedInShadow(kind) => {

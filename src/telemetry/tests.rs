@@ -83,6 +83,7 @@ fn a_limit_has_a_name_for_each_of_its_handles() {
         Measure::Held(3.0),
         Measure::Held(-1.0),
         Measure::Waiting(3.0),
+        Measure::Tenants(4.0),
         Measure::Admitted(Duration::from_secs(7)),
         Measure::Adopted(Adopted::Lost, 6),
         Measure::Adopted(Adopted::Fallback, 5),
@@ -95,6 +96,7 @@ fn a_limit_has_a_name_for_each_of_its_handles() {
     let named = [
         ("held", 2.0),
         ("waiting", 3.0),
+        ("fair_tenants", 4.0),
         ("admitted_total", 1.0),
         ("released_total", 1.0),
         ("wait_seconds", 1.0),
@@ -333,6 +335,7 @@ fn all_metrics_are_described() {
     for mode in [Mode::Enforce, Mode::Shadow] {
         meters.chat.expect(&limit.clone().mode(mode), true);
     }
+    meters.chat.expect(&limit.fair(), true);
     let rate = Limit::rate("chat", 1, Duration::from_secs(1));
     meters.chat.expect(&rate, true);
     meters.chat.expect_unkeyed(true);

@@ -4,9 +4,19 @@ use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::{Value, json};
-use tower_turnstile::operate::KeyDigest;
+use tokio::time::sleep;
+use tower_turnstile::{
+    Key, Limit,
+    operate::{KeyDigest, TenantDigest},
+};
 
-use crate::scene::{CHAT, HOUR_MS, call, in_memory, json_of, on_redis, post, scenes, used};
+use crate::{
+    scene::{CHAT, HOUR_MS, call, in_memory, json_of, on_redis, post, scenes, used},
+    support::queue::wait_in_line,
+};
+
+/// Replicas answer 20 questions per second.
+const QUESTIONS: Duration = Duration::from_millis(350);
 
 fn set(value: u32) -> Value {
     json!({"do": "set", "limit": "chat", "value": value, "for_ms": HOUR_MS, "reason": "launch"})
@@ -275,6 +285,84 @@ async fn pauses_for_upstreams_are_shown_and_ended() {
         assert_eq!(
             (status, &body["kind"]),
             (StatusCode::NOT_FOUND, &"unknown_limit".into())
+        );
+    }
+}
+
+#[tokio::test]
+async fn shares_of_tenants_are_shown_and_set() {
+    const GPU: Limit = Limit::concurrent("gpu", 1)
+        .wait_up_to(Duration::from_secs(60))
+        .fair();
+    for scene in scenes().await {
+        let acme = scene.limiters[0].semaphore(GPU, Key::SHARED).tenant("acme");
+        let _held = acme.acquire().await.unwrap();
+        let _waiter = wait_in_line(&acme).await;
+        let digest = async |body: Value| {
+            let answer = call(&scene.admin, post("/api/digest"), &body.to_string()).await;
+            json_of(answer).await
+        };
+        let (_, tenant) = digest(json!({"limit": "gpu", "tenant": "acme"})).await;
+        assert_eq!(
+            tenant,
+            json!({"tenant": TenantDigest::of("acme").to_string()})
+        );
+        let tenant = tenant["tenant"].clone();
+        for wrong in [
+            json!({"limit": "gpu"}),
+            json!({"limit": "gpu", "key": "acme", "tenant": "acme"}),
+        ] {
+            assert_eq!(digest(wrong).await.0, StatusCode::BAD_REQUEST);
+        }
+
+        let order = json!({
+            "do": "share", "limit": "gpu", "tenant": tenant, "share": 5, "for_ms": HOUR_MS,
+            "reason": "launch", "seen": [],
+        });
+        scene.changed(order.clone()).await;
+        let status = scene.get("/api/status").await;
+        assert_eq!(status["limits"]["rows"][0]["fair"], true);
+        let one = &status["overrides"]["rows"][0];
+        assert_eq!(
+            (&one["tenant"], &one["setting"], &one["to"]),
+            (&tenant, &"share".into(), &5.into())
+        );
+        let limit = scene.get("/api/limit?limit=gpu").await;
+        let row = &limit["tenants"]["rows"][0];
+        let facts = ["tenant_text", "share", "held", "waiting", "behind_ms"];
+        let facts = facts.map(|name| row[name].clone());
+        let expected = [json!("acme"), json!(5), json!(1), json!(1), json!(0)];
+        assert_eq!(facts, expected);
+        let key = KeyDigest::of("gpu", Key::SHARED);
+        let why = scene
+            .get(&format!("/api/explain?limit=gpu&key={key}"))
+            .await;
+        assert_eq!(why["tenants"]["rows"][0]["share"], 5);
+        assert_eq!(why["permits"]["rows"][1]["tenant_ahead"], 0);
+
+        sleep(QUESTIONS).await;
+        let (status, body) = scene.change(&with(order.clone(), "share", 6)).await;
+        assert_eq!(
+            (status, &body["kind"]),
+            (StatusCode::CONFLICT, &"conflict".into())
+        );
+        let (status, body) = scene.change(&with(order.clone(), "share", 1_001)).await;
+        assert_eq!(
+            (status, &body["kind"]),
+            (StatusCode::BAD_REQUEST, &"value".into())
+        );
+        let unset = json!({"do": "unset", "limit": "gpu", "tenant": tenant, "reason": "calm"});
+        sleep(QUESTIONS).await;
+        scene.changed(unset).await;
+        sleep(QUESTIONS).await;
+        drop(used(&scene.limiters[0], "acme").await);
+        let limit = scene.get("/api/limit?limit=chat").await;
+        assert_eq!(limit["tenants"], Value::Null);
+        sleep(QUESTIONS).await;
+        let (status, body) = scene.change(&with(order, "limit", "chat")).await;
+        assert_eq!(
+            (status, &body["kind"]),
+            (StatusCode::CONFLICT, &"not_fair".into())
         );
     }
 }

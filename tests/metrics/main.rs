@@ -27,7 +27,7 @@ use metrics::{
     SharedString, Unit,
 };
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use support::redis_server::RedisServer;
+use support::{queue::wait_in_line, redis_server::RedisServer};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
@@ -163,6 +163,44 @@ async fn costs_of_a_rate_are_counted_by_kind() {
         );
         assert_eq!(value(&recorded, &metric), cost, "{kind}");
     }
+}
+
+/// Without a label by tenant, because their number is unlimited.
+#[tokio::test]
+async fn tenants_of_fair_limits_are_counted() {
+    const GPU: Limit = Limit::concurrent("gpu", 1)
+        .wait_up_to(Duration::from_secs(60))
+        .fair();
+    let (recorded, _guard) = recorder();
+    let limiter = Limiter::in_memory();
+    let tenants = of("fair_tenants", "gpu", None);
+    let count = || value(&recorded, &tenants);
+    let [acme, globex] = ["acme", "globex"].map(|name| {
+        let gpu = limiter.semaphore(GPU, "a");
+        gpu.tenant(name)
+    });
+    let _one = limiter.semaphore(&ONE, "a").acquire().await.unwrap();
+    let other = of("fair_tenants", "one", None);
+    assert!(!recorded.render().contains(&other), "it is not fair");
+    assert_eq!(count(), 0.0);
+    let held = acme.acquire().await.unwrap();
+    assert_eq!(count(), 1.0);
+    let waiter = wait_in_line(&globex).await;
+    let second = wait_in_line(&globex).await;
+    assert_eq!(count(), 2.0);
+    // Under another key, and for nobody in particular.
+    let anywhere = limiter.semaphore(GPU, "b").acquire().await.unwrap();
+    assert_eq!(count(), 3.0);
+    drop((anywhere, waiter));
+    assert_eq!(count(), 2.0);
+    drop(held);
+    let held = second.await.unwrap();
+    assert_eq!(count(), 1.0);
+    let again = limiter.semaphore(GPU, "b").tenant("globex");
+    let again = again.acquire().await.unwrap();
+    assert_eq!(count(), 1.0, "one tenant under two keys");
+    drop((held, again));
+    assert_eq!(count(), 0.0);
 }
 
 /// Not by name, because the number of names is unlimited.

@@ -9,10 +9,11 @@ use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Command,
+    time::sleep,
 };
 use tower_turnstile::{
-    Limit,
-    operate::{KeyDigest, Operator},
+    Key, Limit,
+    operate::{KeyDigest, Operator, TenantDigest},
 };
 
 use crate::{
@@ -647,4 +648,106 @@ async fn what_was_revoked_is_in_the_log_and_is_not_taken_back() {
     assert!(shown.contains(&format!("revoked permit {id}")), "{shown}");
     assert_eq!(run(&["undo"]).await.0, Some(0));
     assert_eq!(acme.usage().await.unwrap().max, 10);
+}
+
+#[tokio::test]
+async fn shares_of_tenants_are_shown_and_changed() {
+    let server = RedisServer::start();
+    let (limiters, _operator) = replicas(&server, 2).await;
+    let gpu = Limit::concurrent("gpu", 1)
+        .wait_up_to(Duration::from_secs(60))
+        .fair();
+    let acme = limiters[0].semaphore(&gpu, Key::SHARED).tenant("acme");
+    let globex = limiters[1].semaphore(&gpu, Key::SHARED).tenant("globex");
+    let _chat = limiters[0].semaphore(CHAT, "acme").acquire().await.unwrap();
+    let _held = acme.acquire().await.unwrap();
+    let _waiters = [
+        wait_in_line(&acme).await,
+        wait_in_line(&acme).await,
+        wait_in_line(&globex).await,
+    ];
+    let digest = TenantDigest::of("acme").to_string();
+    let shown = says(&server, &["digest", "gpu", "--tenant", "acme"]).await;
+    assert_eq!(shown.trim(), digest);
+    let tenants = says(&server, &["tenants", "gpu"]).await;
+    assert!(
+        tenants.contains("BEHIND BY") && tenants.contains(&digest),
+        "{tenants}"
+    );
+    assert!(says(&server, &["limits"]).await.contains("fair"));
+    let tenants = rows(&server, &["tenants", "gpu", "--key", ""]).await;
+    let facts = |row: &Value| {
+        ["tenant", "share", "held", "waiting", "behind_ms"].map(|name| row[name].clone())
+    };
+    let expected = [json!(digest), json!(1), json!(1), json!(2), json!(0)];
+    assert_eq!((tenants.len(), facts(&tenants[0])), (2, expected));
+
+    let by = ["--reason", "launch", "--author", "ada"];
+    let run = async |arguments: &[&str]| {
+        let arguments = [arguments, &by].concat();
+        let output = turnstile(&server.url(), &arguments).await;
+        (output.status.code().expect("a code"), text(&output.stderr))
+    };
+    let set = |limit, share| {
+        [
+            "set", limit, "--tenant", "acme", "--share", share, "--for", "2h",
+        ]
+    };
+    let (code, done) = run(&set("gpu", "5")).await;
+    assert_eq!((code, done.trim()), (0, "done on 2 of 2"));
+    let tenants = rows(&server, &["tenants", "gpu"]).await;
+    assert_eq!(tenants[0]["share"], 5);
+    let digested = ["--tenant-digest", &digest, "--share", "6", "--for", "2h"];
+    let (code, before) = run(&[&["set", "gpu"][..], &digested].concat()).await;
+    assert_eq!(code, 0);
+    let expected = format!("before: tenant {digest} of limit `gpu` is share 5, by ada");
+    assert!(before.contains(&expected), "{before}");
+    let overrides = says(&server, &["overrides"]).await;
+    assert!(
+        overrides.contains(&digest) && overrides.contains("share 6"),
+        "{overrides}"
+    );
+    sleep(Duration::from_millis(500)).await;
+    let why = says(&server, &["explain", "gpu", "--key", ""]).await;
+    let ahead = format!("waits behind 1 request of {digest}");
+    assert!(
+        why.contains("its tenants:") && why.contains(&ahead),
+        "{why}"
+    );
+    // Replicas answer 20 questions per second.
+    sleep(Duration::from_millis(500)).await;
+    let why = rows(&server, &["explain", "gpu", "--key", ""]).await;
+    assert_eq!(why[0]["tenants"], 2);
+    // Overrides of the limit are others.
+    assert_eq!(run(&["unset", "gpu"]).await.0, 1);
+    assert_eq!(run(&["unset", "gpu", "--tenant", "acme"]).await.0, 0);
+    let log = rows(&server, &["log"]).await;
+    assert_eq!(
+        (&log[0]["tenant"], &log[0]["before"], &log[0]["after"]),
+        (&json!(digest), &json!("share 6"), &Value::Null)
+    );
+
+    for (limit, error) in [("chat", "is not fair"), ("other", "no replica has a limit")] {
+        let (code, says_so) = run(&set(limit, "5")).await;
+        assert!(code == 1 && says_so.contains(error), "{code}: {says_so}");
+    }
+    let output = turnstile(&server.url(), &["tenants", "chat"]).await;
+    assert_eq!(output.status.code(), Some(1));
+    for wrong in [
+        &set("gpu", "0")[..],
+        &set("gpu", "1001"),
+        &["set", "gpu", "--share", "5", "--for", "2h"],
+        &["set", "gpu", "--tenant", "acme", "--for", "2h"],
+        &["set", "gpu", "5", "--tenant", "acme", "--for", "2h"],
+        &[&set("gpu", "5")[..], &["--key", "a"]].concat(),
+        &[&set("gpu", "5")[..], &["--burst", "5"]].concat(),
+        &[&set("gpu", "5")[..], &["--tenant-digest", &digest]].concat(),
+        &["set", "gpu", "--tenant", "", "--share", "5", "--for", "2h"],
+        &["set", "gpu", "--for", "2h"],
+        &["unset", "gpu", "--tenant", "acme", "--key", "a"],
+        &["digest", "gpu"],
+        &["digest", "gpu", "--key", "a", "--tenant", "acme"],
+    ] {
+        assert_eq!(run(wrong).await.0, 2, "{wrong:?}");
+    }
 }

@@ -32,3 +32,4 @@ mod scene;
 mod steering;
 mod stores;
 mod strangers;
+mod tenants;

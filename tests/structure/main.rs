@@ -54,7 +54,7 @@ const LAYERS: [&[&str]; 9] = [
 
 /// Maximum number of restricted items in the keeper: types, and methods with less visibility than their type. See
 /// `methods_of_the_keeper_say_less_than_their_type_or_nothing`.
-const MOST_RESTRICTED: usize = 182;
+const MOST_RESTRICTED: usize = 183;
 
 impl Crate {
     fn layer(&self, number: usize) -> usize {

@@ -9,6 +9,15 @@ const KINDS = {
     confirm: (form) => `Set to ${form.value.value || "..."} for ${chosen(form.for)}`,
     will: willSet,
   },
+  share: {
+    title: (target) => `Set the share of ${target}`,
+    fields: ["share", "for"],
+    body: (form) => ({ share: Number(form.share.value), for_ms: Number(form.for.value) }),
+    confirm: (form) => `Set to ${form.share.value || "..."} for ${chosen(form.for)}`,
+    will: (about, form) =>
+      `For ${chosen(form.for)} the tenant gets ${form.share.value || "..."} times the slot-seconds of a tenant with a share of 1, ` +
+      "while both wait: also its requests that wait now. Then the shares of its requests hold again.",
+  },
   mode: {
     title: (target) => `Set the mode of ${target}`,
     fields: ["mode", "for"],
@@ -37,8 +46,10 @@ const KINDS = {
       (seen.length > 1 ? `All ${seen.length} are removed. ` : "") +
       (target.key
         ? "The value of the limit holds for this key again, at once, on all replicas."
+        : target.tenant
+        ? "The shares of the tenant's requests hold again, at once, on all replicas."
         : `What is declared holds again at once, on all replicas${limit ? `: ${declaredText(limit)}` : ""}. ` +
-          "Overrides of single keys stay."),
+          "Overrides of single keys and tenants stay."),
   },
   undo: {
     title: () => "Take a change back",
@@ -112,12 +123,14 @@ function openChange(kind, about) {
   const { title, fields, length } = KINDS[kind];
   put(byId("dialog-title"), title(about.name));
   putFacts(byId("dialog-now"), about.facts);
-  for (const field of ["value", "burst", "mode", "for"]) {
+  for (const field of ["value", "share", "burst", "mode", "for"]) {
     byId(`field-${field}`).hidden = !fields.includes(field) || (field === "burst" && !isRate(about.limit));
   }
   form.reset();
   if (length) form.for.value = length;
   form.value.required = fields.includes("value");
+  form.share.required = fields.includes("share");
+  if (fields.includes("share")) form.share.value = about.share;
   form.value.min = about.target?.key ? 0 : 1;
   form.value.max = 1000000;
   if (fields.includes("value")) [form.value.value, form.burst.value] = [about.max ?? "", about.burst ?? ""];
@@ -142,7 +155,7 @@ function openRevoke(name, revoked, facts) {
 function aboutTarget(target, name, limit, key = null) {
   const overrides = overridesOf(target);
   const facts = [];
-  if (limit) facts.push(["Declared", declaredText(limit)]);
+  if (limit && !target.tenant) facts.push(["Declared", declaredText(limit)]);
   if (target.key) {
     overridesOf({ limit: target.limit }).forEach((one) => facts.push(["Of the limit", overrideText(one, limit)]));
   }

@@ -3,7 +3,7 @@
 
 const showLimitOverrides = makeTable(
   byId("limit-overrides"),
-  "Overrides of this limit and its keys",
+  "Overrides of this limit, its keys and its tenants",
   [linkColumn("Of", (row) => targetText(row, known.details?.keys.rows), (row) => limitHref(row.limit, row.key)), ...overrideColumns],
   overrideKey,
   "None: what is declared holds."
@@ -33,8 +33,29 @@ const showKeys = makeTable(
   "No key is in use."
 );
 
+const showTenants = makeTable(
+  byId("tenants"),
+  "Tenants, the longest queues first",
+  [
+    { title: "Tenant", name: "code", text: tenantText },
+    { title: "Share", name: "number", text: (row) => row.share.toLocaleString("en") },
+    { title: "Held", name: "number", text: (row) => row.held.toLocaleString("en") },
+    { title: "Waiting", name: "number", text: (row) => row.waiting.toLocaleString("en") },
+    { title: "Oldest wait", name: "number", text: (row) => ("oldest_wait_ms" in row ? duration(row.oldest_wait_ms) : "") },
+    { title: "Behind by", name: "number", text: behindText },
+    { title: "Replicas", name: "number", text: (row) => String(row.replicas) },
+    buttonColumn(tenantText, [
+      ["Set share", (row) => openChange("share", { ...aboutTenant(row), share: row.share }), (row) => mayChange() && row.tenant_text !== ""],
+      ["Remove share", (row) => openChange("unset", aboutTenant(row)), (row) => mayChange() && aboutTenant(row).seen.length > 0],
+    ]),
+  ],
+  (row) => row.tenant,
+  "No tenant holds a slot or waits."
+);
+
 const permitColumns = [
   keyColumn,
+  { title: "Tenant", name: "code", text: tenantText },
   { title: "What", text: (row) => row.label ?? "" },
   { title: "Replica", text: (row) => row.replica_label },
   { title: "Id", name: "code", text: (row) => row.id },
@@ -133,6 +154,10 @@ function aboutKey(row) {
   return aboutTarget(target, targetText(target, [row]), limitOf(route.limit), row);
 }
 
+function aboutTenant({ tenant }) {
+  return aboutRow({ limit: route.limit, tenant });
+}
+
 // The selected limit or key.
 function aboutRoute() {
   if (!route.key) return aboutRow({ limit: route.limit });
@@ -151,8 +176,9 @@ function limitFacts(limit) {
     ["Keys", limit.keys.toLocaleString("en")],
     ["Queue", limit.wait_ms > 0 ? `up to ${duration(limit.wait_ms)}, ${count(limit.max_waiters, "request")}` : "none"],
   ];
+  if (limit.fair) facts.push(["Order", "fair among tenants"]);
   if (limit.oldest_wait_ms !== null) facts.push(["Oldest wait", duration(limit.oldest_wait_ms)]);
-  if (limit.differs) facts.push(["Replicas", "differ in value or mode: the largest value applies", "warn"]);
+  if (limit.differs) facts.push(["Replicas", "differ in value, mode or fairness: the largest value applies", "warn"]);
   return facts;
 }
 
@@ -176,6 +202,8 @@ function showDetails(limit) {
   put(byId("limit-key-name"), route.key ? `Only key ${caller(ownKey())}.` : "");
   const all = route.key ? own : limit;
   showKeys(details?.keys.rows ?? [], details ? moreText(details.keys) : "");
+  byId("tenants").hidden = !limit?.fair;
+  showTenants(details?.tenants?.rows ?? [], details?.tenants ? moreText(details.tenants) : "");
   // A heavy permit holds several slots.
   const held = holders.reduce((sum, { weight = 1 }) => sum + weight, 0);
   showHolders(holders, details ? restText(details.permits, held, all?.held ?? held) : "");

@@ -46,9 +46,9 @@ function limitOf(name) {
   return known.status?.limits.rows.find(({ limit }) => limit === name);
 }
 
-function overridesOf({ limit, key = null }) {
+function overridesOf({ limit, key = null, tenant = null }) {
   const rows = known.status?.overrides?.rows ?? [];
-  return rows.filter((row) => row.limit === limit && (row.key ?? null) === key);
+  return rows.filter((row) => row.limit === limit && (row.key ?? null) === key && (row.tenant ?? null) === tenant);
 }
 
 // Counted by the store's clock up to the answer, and by this computer's since then.

@@ -58,8 +58,11 @@ const showOverrides = makeTable(
   "None: what is declared holds."
 );
 
-function aboutRow({ limit, key }) {
-  return aboutTarget(key ? { limit, key } : { limit }, targetText({ limit, key }), limitOf(limit));
+function aboutRow({ limit, key, tenant }) {
+  const target = { limit };
+  if (key) target.key = key;
+  if (tenant) target.tenant = tenant;
+  return aboutTarget(target, targetText(target), limitOf(limit));
 }
 
 const showReplicas = makeTable(

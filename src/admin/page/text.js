@@ -21,6 +21,12 @@ function caller(row) {
   return row.key_text ?? row.key ?? "unknown";
 }
 
+// A tenant, as far as the page may show it.
+function tenantText(row) {
+  if (row.tenant_text === "") return "no tenant";
+  return row.tenant_text ?? row.tenant ?? "";
+}
+
 function isRate(limit) {
   return Boolean(limit) && limit.period_ms !== null;
 }
@@ -42,6 +48,7 @@ function settingText(one, limit) {
     const burst = one.burst === undefined ? "" : `, burst ${one.burst}`;
     return (one.key ? String(one.to) : valueText(one.to, limit)) + burst;
   }
+  if (one.setting === "share") return `share ${one.to}`;
   if (one.setting === "pause") return "paused: admits nobody";
   if (one.to === "off") return "off: admits everybody";
   if (one.to === "shadow") return "shadow: admits everybody";
@@ -54,6 +61,10 @@ function loggedText(setting) {
 }
 
 function targetText(target, rows = []) {
+  if (target.tenant) {
+    const tenant = known.details?.tenants?.rows.find((row) => row.tenant === target.tenant);
+    return `${target.limit}, tenant ${tenantText(tenant ?? target)}`;
+  }
   if (!target.key) return target.limit;
   const known = rows.find((row) => row.key === target.key);
   return `${target.limit}, key ${known ? caller(known) : target.key}`;
@@ -104,6 +115,19 @@ function pauseText(row) {
   return `for ${duration(row.pause_ends_in_ms)}, by ${replica}`;
 }
 
+// How far a tenant is behind the others. Empty if unknown.
+function behindText(row) {
+  if (!("behind_ms" in row)) return "";
+  return row.behind_ms > 0 ? duration(row.behind_ms) : "not behind";
+}
+
+// Why requests of a tenant wait.
+function tenantWhy(row) {
+  const parts = [`${tenantText(row)} (share ${row.share}) holds ${row.held}, ${row.waiting} waiting`];
+  if (row.behind_ms > 0) parts.push(`behind by ${duration(row.behind_ms)}`);
+  return parts.join(", ");
+}
+
 // By the codes of verdicts.
 const VERDICTS = {
   admitted: "a request would be admitted",
@@ -146,6 +170,8 @@ function explanationText(why) {
     if (why.budget) parts.push(`${leftText(why.budget)} ${why.unit} left`);
   } else if (why.verdict) parts.push(`${why.in_use} of ${count(why.max, "slot")} in use, ${count(why.waiting, "request")} waiting`);
   if (why.pause) parts.push(`paused ${pauseText(why.pause)}`);
+  const tenants = (why.tenants?.rows ?? []).filter((row) => row.waiting > 0);
+  if (tenants.length > 0) parts.push(`tenants that wait: ${tenants.slice(0, 5).map(tenantWhy).join("; ")}`);
   if (why.unclaimed.length > 0) parts.push(`no replica has answered for ${count(why.unclaimed.length, "slot")}`);
   const [last] = why.refusals.rows;
   if (last) parts.push(`refused ${duration(last.age_ms)} ago: ${reasonText(last.reason)}`);

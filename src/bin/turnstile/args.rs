@@ -4,10 +4,10 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use clap::{Args as Group, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args as Group, Parser, Subcommand, ValueEnum};
 use tower_turnstile::{
     Mode, PermitId,
-    operate::{KeyDigest, Revocation, Target},
+    operate::{KeyDigest, Revocation, Target, TenantDigest},
 };
 
 #[cfg(unix)]
@@ -65,6 +65,13 @@ pub(crate) enum Command {
         /// Name of the limit.
         limit: String,
     },
+    /// Tenants of a fair limit in use, longest queues first: their shares, and how far they are behind.
+    Tenants {
+        /// Name of the limit.
+        limit: String,
+        #[command(flatten)]
+        caller: Caller,
+    },
     /// The last refusals of a limit.
     Refusals {
         /// Name of the limit.
@@ -82,13 +89,16 @@ pub(crate) enum Command {
         #[command(flatten)]
         caller: Caller,
     },
-    /// The digest of a caller's key, as shown by other commands. Works offline.
-    #[command(mut_group("Caller", |group| group.required(true)))]
+    /// The digest of a caller's key, or of a tenant, as shown by other commands. Works offline.
+    #[command(group(ArgGroup::new("who").args(["key", "digest", "tenant"]).required(true)))]
     Digest {
         /// Name of the limit.
         limit: String,
         #[command(flatten)]
         caller: Caller,
+        /// The tenant. Its digest is the same under all limits.
+        #[arg(long, allow_hyphen_values = true)]
+        tenant: Option<String>,
     },
     /// Diagnoses the store and the replicas, with any user's permissions. Acquires a separate slot, and changes nothing
     /// else.
@@ -135,12 +145,20 @@ pub(crate) enum Command {
 /// Orders.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ChangeCommand {
-    /// Sets the value of a limit, or of one caller, for a limited time. A lower value revokes no slot.
+    /// Sets the value of a limit, or of one caller, or the share of a tenant, for a limited time. A lower value revokes
+    /// no slot.
+    #[command(mut_group("Tenant", |group| group.conflicts_with_all(["value", "burst", "Caller"])))]
     Set {
         /// Name of the limit.
         limit: String,
         /// Slots, or requests per period. Only a caller may have 0.
-        value: u32,
+        #[arg(required_unless_present = "share")]
+        value: Option<u32>,
+        /// Share of a tenant of a fair limit, in place of a value: 1 to 1000.
+        #[arg(long, requires = "Tenant", conflicts_with = "value")]
+        share: Option<u32>,
+        #[command(flatten)]
+        tenant: Tenant,
         /// Requests of a rate that may start at once after a pause. Default: as declared; for a caller, as for the
         /// limit.
         #[arg(long)]
@@ -168,12 +186,15 @@ pub(crate) enum ChangeCommand {
         #[arg(long)]
         wait: bool,
     },
-    /// Removes the overrides of a limit, or of one caller: the declared values apply again.
+    /// Removes the overrides of a limit, of one caller, or of one tenant: the declared values apply again.
+    #[command(mut_group("Tenant", |group| group.conflicts_with("Caller")))]
     Unset {
         /// Name of the limit.
         limit: String,
         #[command(flatten)]
         caller: Caller,
+        #[command(flatten)]
+        tenant: Tenant,
         #[command(flatten)]
         signature: Signature,
     },
@@ -320,5 +341,24 @@ impl Caller {
             Some(digest) => Target::digest(limit, digest),
             None => Target::limit(limit),
         }
+    }
+}
+
+/// One tenant of a fair limit, or none.
+#[derive(Debug, Group)]
+#[group(multiple = false)]
+pub(crate) struct Tenant {
+    /// The tenant.
+    #[arg(long, allow_hyphen_values = true)]
+    tenant: Option<String>,
+    /// The digest of the tenant.
+    #[arg(long, allow_hyphen_values = true)]
+    tenant_digest: Option<TenantDigest>,
+}
+
+impl Tenant {
+    pub(crate) fn digest(&self) -> Option<TenantDigest> {
+        let tenant = self.tenant.as_deref();
+        self.tenant_digest.or_else(|| tenant.map(TenantDigest::of))
     }
 }

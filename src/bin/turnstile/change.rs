@@ -44,19 +44,30 @@ async fn order(operator: &Operator, change: &ChangeCommand) -> Result<Order, Com
         ChangeCommand::Set {
             limit,
             value,
+            share,
+            tenant,
             burst,
             caller,
             term,
-        } => {
-            let target = caller.target(limit);
-            Order::Set {
-                seen: seen(operator, &target).await?,
-                target,
-                value: *value,
-                burst: *burst,
+        } => match (share, tenant.digest()) {
+            (Some(share), Some(tenant)) => Order::Share {
+                limit: limit.clone(),
+                tenant,
+                share: *share,
                 length: term.length,
+                seen: seen(operator, &Target::tenant(limit, tenant)).await?,
+            },
+            _ => {
+                let target = caller.target(limit);
+                Order::Set {
+                    seen: seen(operator, &target).await?,
+                    target,
+                    value: value.expect("the arguments are checked"),
+                    burst: *burst,
+                    length: term.length,
+                }
             }
-        }
+        },
         ChangeCommand::Mode { limit, mode, term } => Order::Mode {
             limit: limit.clone(),
             mode: (*mode).into(),
@@ -68,8 +79,16 @@ async fn order(operator: &Operator, change: &ChangeCommand) -> Result<Order, Com
             length: term.length,
             seen: seen(operator, &Target::limit(limit)).await?,
         },
-        ChangeCommand::Unset { limit, caller, .. } => {
-            let target = caller.target(limit);
+        ChangeCommand::Unset {
+            limit,
+            caller,
+            tenant,
+            ..
+        } => {
+            let target = match tenant.digest() {
+                Some(tenant) => Target::tenant(limit, tenant),
+                None => caller.target(limit),
+            };
             Order::Unset {
                 seen: seen(operator, &target).await?,
                 target,
@@ -178,6 +197,10 @@ impl Row for OverrideRow {
             let key = row.0.target.key.map(|key| key.to_string());
             key.unwrap_or_default()
         }),
+        ("TENANT", |row| {
+            let tenant = row.0.target.tenant.map(|tenant| tenant.to_string());
+            tenant.unwrap_or_default()
+        }),
         ("SETTING", |row| row.0.setting.to_string()),
         ("ENDS IN", |row| {
             duration(row.0.until_ms.saturating_sub(row.1))
@@ -251,6 +274,7 @@ fn flat(entry: &LogEntry, edited: Option<&Edited>) -> Value {
         "what": entry.what,
         "limit": edited.map(|edited| &edited.target.limit),
         "key": edited.and_then(|edited| edited.target.key),
+        "tenant": edited.and_then(|edited| edited.target.tenant),
         "before": edited.and_then(|edited| text(edited.before)),
         "after": edited.and_then(|edited| text(edited.after)),
         "subject": entry.subject,

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tower_turnstile::operate::{Answers, Explanation, PermitRow, PermitState, Verdict};
 
 use crate::{
-    table::{left, paused_for},
+    table::{left, paused_for, tenant_name},
     text::{duration, escaped},
 };
 
@@ -172,6 +172,18 @@ pub(crate) fn explanation(why: &Explanation) {
         blank();
         table(&why.permits.rows);
     }
+    if let Some(tenants) = &why.tenants
+        && !tenants.rows.is_empty()
+    {
+        blank();
+        line("its tenants:");
+        table(&tenants.rows);
+        for permit in &why.permits.rows {
+            if let Some(text) = waits_behind(permit) {
+                line(&text);
+            }
+        }
+    }
     if !why.unclaimed.is_empty() {
         blank();
         line("slots that no replica has answered for:");
@@ -183,6 +195,17 @@ pub(crate) fn explanation(why: &Explanation) {
         table(&why.refusals.rows);
     }
     answered(&why.permits);
+}
+
+/// Why a request waits under a fair limit.
+fn waits_behind(permit: &PermitRow) -> Option<String> {
+    let tenant = tenant_name(permit.tenant?, permit.tenant_text.as_deref());
+    let (id, tenant) = (permit.id, escaped(&tenant));
+    let ahead = match permit.tenant_ahead? {
+        1 => "1 request".to_owned(),
+        ahead => format!("at most {ahead} requests"),
+    };
+    Some(format!("{id} waits behind {ahead} of {tenant}"))
 }
 
 /// One flat object, with the rows of `permits` and `refusals`.
@@ -206,6 +229,7 @@ pub(crate) fn flat_explanation(why: &Explanation) -> Value {
         "answered_for": why.permits.rows.iter().filter(is_held).count(),
         "unclaimed": why.unclaimed.len(),
         "refusals": why.refusals.rows.len(),
+        "tenants": why.tenants.as_ref().map(|tenants| tenants.rows.len()),
     })
 }
 

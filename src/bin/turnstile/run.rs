@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::json;
 use tower_turnstile::{
     ConfigError, ConfigErrorKind,
-    operate::{Answers, Finding, Health, OperateError, OperateErrorKind, Operator},
+    operate::{Answers, Finding, Health, OperateError, OperateErrorKind, Operator, TenantDigest},
 };
 
 #[cfg(unix)]
@@ -53,11 +53,19 @@ impl From<OperateError> for CommandError {
 }
 
 pub(crate) async fn run(args: &Args) -> Result<ExitCode, CommandError> {
-    if let Command::Digest { limit, caller } = &args.command {
-        let digest = caller.one(limit);
+    if let Command::Digest {
+        limit,
+        caller,
+        tenant,
+    } = &args.command
+    {
+        let (what, digest) = match tenant {
+            Some(tenant) => ("tenant", TenantDigest::of(&**tenant).to_string()),
+            None => ("key", caller.one(limit).to_string()),
+        };
         match args.json {
-            true => output::json(&[json!({"limit": limit, "key": digest})]),
-            false => output::line(&digest.to_string()),
+            true => output::json(&[json!({"limit": limit, what: digest})]),
+            false => output::line(&digest),
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -95,6 +103,10 @@ async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError>
             told(args, operator, &permits).await
         }
         Command::Keys { limit } => told(args, operator, &operator.keys(limit, None).await?).await,
+        Command::Tenants { limit, caller } => {
+            let tenants = operator.tenants(limit, caller.digest(limit)).await?;
+            told(args, operator, &tenants).await
+        }
         Command::Refusals { limit, caller } => {
             let refusals = operator.refusals(limit, caller.digest(limit)).await?;
             told(args, operator, &refusals).await

@@ -2,7 +2,7 @@
 
 use tower_turnstile::operate::{
     BudgetRow, Finding, KeyDigest, KeyRow, LimitRow, PauseRow, PermitRow, RefusalRow, ReplicaRow,
-    UnclaimedRow,
+    TenantDigest, TenantRow, UnclaimedRow,
 };
 
 use crate::{
@@ -16,6 +16,15 @@ fn caller(key: KeyDigest, text: Option<&str>) -> String {
         Some("") => "(all callers)".to_owned(),
         Some(text) => text.to_owned(),
         None => key.to_string(),
+    }
+}
+
+/// The tenant, as far as it may be shown.
+pub(crate) fn tenant_name(tenant: TenantDigest, text: Option<&str>) -> String {
+    match text {
+        Some("") => "(no tenant)".to_owned(),
+        Some(text) => text.to_owned(),
+        None => tenant.to_string(),
     }
 }
 
@@ -57,8 +66,10 @@ fn notes(row: &LimitRow) -> String {
         1 => Some("1 key paused".to_owned()),
         keys => Some(format!("{keys} keys paused")),
     };
+    let fair = row.fair.then(|| "fair".to_owned());
     let differs = row.differs.then(|| "replicas differ".to_owned());
-    Vec::from_iter(paused.into_iter().chain(differs)).join(", ")
+    let notes = fair.into_iter().chain(paused).chain(differs);
+    Vec::from_iter(notes).join(", ")
 }
 
 fn value(row: &LimitRow) -> String {
@@ -85,8 +96,30 @@ impl Row for PermitRow {
             place => place.to_string(),
         }),
         ("KEY", |row| caller(row.key, row.key_text.as_deref())),
+        ("TENANT", |row| {
+            let name = |tenant| tenant_name(tenant, row.tenant_text.as_deref());
+            row.tenant.map(name).unwrap_or_default()
+        }),
         ("REPLICA", |row| row.replica_label.clone()),
         ("LABEL", |row| row.label.clone()),
+    ];
+}
+
+impl Row for TenantRow {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("TENANT", |row| {
+            tenant_name(row.tenant, row.tenant_text.as_deref())
+        }),
+        ("SHARE", |row| row.share.to_string()),
+        ("HELD", |row| row.held.to_string()),
+        ("WAITING", |row| row.waiting.to_string()),
+        ("OLDEST WAIT", |row| {
+            row.oldest_wait_ms.map(duration).unwrap_or_default()
+        }),
+        ("BEHIND BY", |row| {
+            row.behind_ms.map(duration).unwrap_or_default()
+        }),
+        ("REPLICAS", |row| row.replicas.to_string()),
     ];
 }
 

@@ -135,6 +135,12 @@ impl Core {
                 .without_listing(id)
                 .audit(&self.ctx, &mut books, batches)?;
         }
+        ensure!(
+            books.tenants == self.ctx.tenants,
+            "counts tenants {:?}, not {:?}",
+            self.ctx.tenants,
+            books.tenants
+        );
         let (counts, seen) = (self.ctx.counts, books.counts);
         ensure!(
             (seen.held, seen.waiting) == (counts.held, counts.waiting),

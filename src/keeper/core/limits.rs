@@ -9,8 +9,6 @@ use tokio::time::Instant;
 use super::{Core, Measured};
 #[cfg(feature = "config")]
 use crate::limit::LimitValue;
-#[cfg(feature = "operate")]
-use crate::operable::{Cursor, LOOK, LimitLook, RefusalNote, Visitor};
 use crate::{
     error::{AcquireError, ConfigError, ConfigErrorKind},
     keeper::{demand::Demand, effects::LogEvent},
@@ -20,6 +18,11 @@ use crate::{
     limit::{Limit, LimitId, Mode},
     overrides::InForce,
     telemetry::{LimitMeter, Measure},
+};
+#[cfg(feature = "operate")]
+use crate::{
+    ledger::TenantId,
+    operable::{Cursor, LOOK, LimitLook, RefusalNote, Visitor},
 };
 
 impl Core {
@@ -382,6 +385,18 @@ impl Core {
             delayed,
         };
         limits.map(look).collect()
+    }
+
+    /// The overrides in force.
+    pub fn overrides(&self) -> Arc<InForce> {
+        self.ctx.overrides.clone()
+    }
+
+    /// How far tenants of a key are behind, in us, by the ledger in this process; empty if there is none.
+    pub fn behind_us(&self, limit: LimitId, key: &Key, tenants: &[TenantId]) -> Vec<Option<u64>> {
+        let queue = self.queues.of_key(limit, key);
+        let queue = queue.and_then(|queue| self.queues.get(queue));
+        queue.map_or_else(Vec::new, |queue| queue.behind_us(tenants))
     }
 
     /// The latest refusals of a limit, oldest first.

@@ -14,7 +14,8 @@ use crate::{
         context::{Context, Counts},
         demand::RequestId,
     },
-    ledger::{Ledger, Seq, weight_of},
+    ledger::{Ledger, Seq, TenantId, weight_of},
+    limit::LimitId,
 };
 
 pub(in crate::keeper) const FORGET_AFTER: u32 = super::FORGET_AFTER;
@@ -30,6 +31,7 @@ pub(in crate::keeper) struct Books {
     /// Slots that requests ask for through their queues.
     pub listed: BTreeSet<Seq>,
     pub counts: Counts,
+    pub tenants: HashMap<(LimitId, TenantId), usize>,
 }
 
 macro_rules! ensure {
@@ -133,6 +135,7 @@ impl Queue {
         ensure!(!renew_again || renewing, "renewed again after no renewal");
         let is_leaving = matches!(state, State::Leaving);
         ensure!(!spare || is_leaving, "spare, and somebody wants it");
+        let before = books.counts.held + books.counts.waiting;
         match state {
             State::Held(_) => books.counts.held += 1,
             State::Idle => books.counts.waiting += usize::from(entry.is_plain()),
@@ -140,6 +143,12 @@ impl Queue {
                 books.counts.waiting += 1;
             }
             State::Leaving => {}
+        }
+        if let Some(paying) = entry.paying()
+            && books.counts.held + books.counts.waiting > before
+        {
+            let tenant = (self.limit_id, paying.tenant);
+            *books.tenants.entry(tenant).or_default() += 1;
         }
         ensure!(
             entering == books.entering.contains(&seq),

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use super::{
     Queue,
-    permit::entry::{Due, Line, Paid, State, cost_us},
+    permit::entry::{Due, Entry, Line, Paid, State, cost_us},
 };
 use crate::{
     keeper::context::Context,
     ledger::{Batch, Dues, Left, MemberId, Payer, Report, Seq, weight_of},
+    limit::LimitId,
+    telemetry::Measure,
 };
 
 /// Time paid in advance while no hold is known.
@@ -106,6 +108,34 @@ impl Queue {
     /// Held permits of the ledger in this process pay at these times.
     pub(super) fn pays_every(&self, ctx: &Context) -> Option<Duration> {
         (self.limit.is_fair() && !ctx.shared).then(|| ctx.settings.lease / PART_OF_LEASE)
+    }
+}
+
+/// Counts the tenants with permits or waiting requests, for the metrics. `was_in`, `is_in`: whether the entry counts.
+pub(super) fn count_tenant(
+    ctx: &mut Context,
+    limit: LimitId,
+    entry: &Entry,
+    was_in: bool,
+    is_in: bool,
+) {
+    let Some(paying) = entry.paying().filter(|_| was_in != is_in) else {
+        return;
+    };
+    let id = (limit, paying.tenant);
+    let count = ctx.tenants.entry(id).or_default();
+    let before = *count;
+    *count = match is_in {
+        true => before + 1,
+        false => before.saturating_sub(1),
+    };
+    match (before, *count) {
+        (0, 1) => ctx.measure(limit, Measure::Tenants(1.0)),
+        (_, 0) => {
+            ctx.tenants.remove(&id);
+            ctx.measure(limit, Measure::Tenants(-1.0));
+        }
+        _ => {}
     }
 }
 

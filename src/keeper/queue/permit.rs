@@ -14,7 +14,7 @@ use self::entry::{
 };
 use super::{
     FORGET_AFTER, Newcomer, Outbox, Queue, Release, Waiters,
-    dues::{add_due, add_report},
+    dues::{add_due, add_report, count_tenant},
 };
 use crate::{
     error::AcquireErrorKind,
@@ -60,6 +60,7 @@ impl Queue {
 
     fn insert(&mut self, ctx: &mut Context, entry: Entry) {
         count(ctx, &mut self.held, self.limit_id, &entry, true);
+        count_tenant(ctx, self.limit_id, &entry, false, entry.is_counted());
         self.entries.insert(entry.lease.seq(), entry);
     }
 
@@ -70,8 +71,10 @@ impl Queue {
         };
         unindex(entry, &mut self.waiters);
         count(ctx, &mut self.held, self.limit_id, entry, false);
+        let was_counted = entry.is_counted();
         entry.state = state;
         count(ctx, &mut self.held, self.limit_id, entry, true);
+        count_tenant(ctx, self.limit_id, entry, was_counted, entry.is_counted());
         if let State::Waiting(Line::InStore { ticket, .. }) = state {
             let waiters = self.waiters.get_or_insert_default();
             waiters.by_ticket.insert((ticket, seq));
@@ -206,6 +209,7 @@ impl Queue {
         let entry = self.entries.get(&seq)?;
         unindex(entry, &mut self.waiters);
         count(ctx, &mut self.held, self.limit_id, entry, false);
+        count_tenant(ctx, self.limit_id, entry, entry.is_counted(), false);
         self.entries.remove(&seq)
     }
 

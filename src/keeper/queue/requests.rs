@@ -9,8 +9,6 @@ use super::{
     LegState, Queue, RAMP, Scan, Snapshot,
     permit::entry::{Entry, Line, State},
 };
-#[cfg(feature = "operate")]
-use crate::operable::{EntryLook, PauseLook, QueueLook};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     fallbacks::{Availability, FallbackInForce},
@@ -24,6 +22,11 @@ use crate::{
     overrides::Steered,
     status::{InLine, Quota, Usage},
     sync::Inquiry,
+};
+#[cfg(feature = "operate")]
+use crate::{
+    ledger::TenantId,
+    operable::{EntryLook, PauseLook, QueueLook},
 };
 
 /// Permits of one ledger that are due within this fraction of a lease are renewed together: looking up a ledger costs
@@ -361,6 +364,15 @@ impl Queue {
         }
     }
 
+    /// How far tenants are behind, by the ledger in this process.
+    pub fn behind_us(&self, tenants: &[TenantId]) -> Vec<Option<u64>> {
+        let Some(ledger) = &self.ledger_here else {
+            return Vec::new();
+        };
+        let behind = tenants.iter().map(|tenant| ledger.behind_us(*tenant));
+        behind.collect()
+    }
+
     /// Passes entries from this name on, counting down `left`. Returns the name to continue with.
     pub fn look_at_entries(
         &self,
@@ -382,6 +394,7 @@ impl Queue {
                     waits,
                     since,
                     place: entry.place,
+                    tenant: entry.paying().map(|paying| paying.look()),
                 });
             }
         }

@@ -1,7 +1,11 @@
 //! Overrides over declared limits.
 
+use std::collections::VecDeque;
+
 use super::*;
 use crate::{
+    keeper::Tenant,
+    ledger::TenantId,
     limit::Mode,
     overrides::{Decision, InForce},
 };
@@ -341,4 +345,95 @@ fn overrides_that_are_read_again_change_nothing() {
     assert_eq!((world.admitted(&holders), world.admitted(&waiters)), (3, 0));
     world.steer(0, &decisions);
     assert!(!world.may_send(0));
+}
+
+/// Ten slots, and two tenants with 500 waiters each at any time: their requests hold a slot for this many seconds.
+struct Tenants {
+    world: World,
+    /// Name, share, seconds of a hold.
+    tenants: [(&'static str, u32, u64); 2],
+    waiting: [VecDeque<(Arc<Lease>, RequestId)>; 2],
+    held: [VecDeque<(Arc<Lease>, Instant)>; 2],
+}
+
+impl Tenants {
+    fn new(tenants: [(&'static str, u32, u64); 2]) -> Self {
+        let pool = Limit::concurrent("a", 10).max_waiters(2_000);
+        let world = World::new(1, &pool.wait_up_to(HOUR).fair());
+        let mut tenants = Self {
+            world,
+            tenants,
+            waiting: Default::default(),
+            held: Default::default(),
+        };
+        for number in 0..1_000 {
+            tenants.ask(number % 2);
+        }
+        tenants
+    }
+
+    fn ask(&mut self, number: usize) {
+        let (name, share, _) = self.tenants[number];
+        let name = Key::from(name);
+        let leg = Leg {
+            tenant: Some(Tenant { name, share }),
+            ..leg(0, HOUR)
+        };
+        let (now, core) = (self.world.local(), &mut self.world.keepers[0]);
+        let request = core.submit_unlabelled(&Demand::One(leg), now);
+        let request = request.unwrap_or_else(|error| panic!("{error}"));
+        let lease = core.lease_of(request).expect("new");
+        self.waiting[number].push_back((lease, request));
+    }
+
+    /// The first tenant's part of the slot-seconds in this time, in percent.
+    fn part_of_first(&mut self, seconds: u64) -> f64 {
+        let mut used = [0.0; 2];
+        for _ in 0..seconds {
+            self.world.pass(Duration::from_secs(1));
+            let now = self.world.local();
+            for number in [0, 1] {
+                used[number] += self.held[number].len() as f64;
+                while let Some((lease, end)) = self.held[number].front().cloned()
+                    && end <= now
+                {
+                    self.held[number].pop_front();
+                    self.world.keepers[0].release(&one(&lease), now);
+                }
+            }
+            self.world.settle();
+            for number in [0, 1] {
+                let end = now + Duration::from_secs(self.tenants[number].2);
+                while let Some((lease, request)) = self.waiting[number].front().cloned()
+                    && held(self.world.keepers[0].collect(request, false, now))
+                {
+                    self.waiting[number].pop_front();
+                    self.held[number].push_back((lease, end));
+                    self.ask(number);
+                }
+            }
+            self.world.settle();
+        }
+        100.0 * used[0] / (used[0] + used[1])
+    }
+}
+
+/// Shares of 1 and 3 become 9 and 1, and then what they were.
+#[test]
+fn a_share_holds_for_those_who_wait() {
+    let mut tenants = Tenants::new([("one", 1, 5), ("three", 3, 2)]);
+    let share = |name, share| {
+        let tenant = TenantId::of(&Key::from(name));
+        ("a", Decision::Share(tenant, share))
+    };
+    let length = Duration::from_secs(300);
+    let mut phase = || tenants.part_of_first(length.as_secs());
+    let declared = phase();
+    let both = [share("one", 9), share("three", 1)];
+    tenants.world.steer_for(0, &both, length);
+    let mut phase = || tenants.part_of_first(length.as_secs());
+    let parts = [declared, phase(), phase()];
+    for (part, expected) in parts.iter().zip([25.0, 90.0, 25.0]) {
+        assert!((part - expected).abs() <= 3.0, "{parts:?}");
+    }
 }

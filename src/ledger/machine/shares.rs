@@ -75,6 +75,11 @@ impl InLine {
 }
 
 impl Shares {
+    #[cfg(feature = "operate")]
+    pub(super) fn paid_us(&self, tenant: TenantId) -> u64 {
+        self.tenants.get(&tenant).map_or(0, |one| one.paid_us)
+    }
+
     /// Number of waiters in the line of a tenant, with those that may wait no longer.
     pub(super) fn line_of(&self, tenant: TenantId) -> usize {
         self.tenants.get(&tenant).map_or(0, |one| one.line)

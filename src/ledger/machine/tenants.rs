@@ -6,7 +6,7 @@ use super::{
     Call, Ledger, Place,
     shares::{CROWD, InLine, Passed},
 };
-#[cfg(test)]
+#[cfg(any(test, feature = "operate"))]
 use crate::ledger::TenantId;
 use crate::ledger::{Ask, Batch, Left, MemberId};
 
@@ -89,6 +89,13 @@ impl Ledger {
     pub(in crate::ledger) fn forget_shares(&mut self, now_ms: u64) -> bool {
         let ended = self.shares.take_if(|shares| shares.kept_until_ms <= now_ms);
         ended.is_some()
+    }
+
+    /// How far a tenant's payments are ahead of virtual time, in us. `None`: nobody has waited of late.
+    #[cfg(feature = "operate")]
+    pub(crate) fn behind_us(&self, tenant: TenantId) -> Option<u64> {
+        let shares = self.shares.as_ref()?;
+        Some(shares.paid_us(tenant).saturating_sub(shares.time_us))
     }
 
     /// Whether it still waits in this place.

@@ -67,6 +67,7 @@ pub(super) async fn looks(asking: &Asking<'_>, names: &Names) -> Result<Rights, 
     let of_operator = [
         trial("ZRANGE", &[key, "0", "0"]),
         trial("ZCOUNT", &[key, "0", "0"]),
+        trial("ZMSCORE", &[key, "x"]),
         trial("TIME", &[]),
         // Replicas ignore an empty message.
         trial("PUBLISH", &[&names.control_channel(), ""]),

@@ -15,6 +15,8 @@ use std::{num::NonZero, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
+#[cfg(feature = "operate")]
+use crate::operable::TenantLook;
 use crate::{
     keeper::demand::{RequestId, Tenant},
     key::Key,
@@ -173,6 +175,15 @@ impl Paying {
         }
     }
 
+    #[cfg(feature = "operate")]
+    pub fn look(&self) -> TenantLook<'_> {
+        TenantLook {
+            id: self.tenant,
+            name: &self.name,
+            share: self.share,
+        }
+    }
+
     /// The payer in a ledger's line, if it may be in one.
     pub fn payer(&self) -> Option<Payer> {
         match self.paid {
@@ -281,6 +292,15 @@ impl Entry {
         match self.state {
             State::Held(hold) => Some(hold.holder),
             _ => None,
+        }
+    }
+
+    /// Whether it has a slot or waits. A request for several slots waits with one leg at a time.
+    pub fn is_counted(&self) -> bool {
+        match self.state {
+            State::Idle => self.is_plain(),
+            State::Leaving => false,
+            _ => true,
         }
     }
 
