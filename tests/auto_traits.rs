@@ -59,7 +59,7 @@ mod operate {
         Answers, By, Check, Edited, Explanation, Finding, Health, KeyDigest, KeyRow, LimitRow,
         LogEntry, OperateError, OperateErrorKind, Operator, OperatorBuilder, Order, Outcome,
         Override, Overrides, PermitRow, PermitState, RefusalRow, ReplicaRow, Revocation, Setting,
-        Target, UnclaimedRow, Verdict,
+        Target, TenantDigest, TenantRow, UnclaimedRow, Verdict,
     };
 
     use super::*;
@@ -90,6 +90,8 @@ mod operate {
         Revocation,
         Setting,
         Target,
+        TenantDigest,
+        TenantRow,
         UnclaimedRow,
         Verdict,
     );

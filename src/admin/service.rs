@@ -48,7 +48,8 @@ use crate::{
 /// which it is nested. The service accepts requests with any body, and never fails.
 ///
 /// Replicas are asked only while somebody is looking, and all open pages share the answers: at most about six questions
-/// per second, however many pages are open, or eight if clients request explanations all the time.
+/// per second, however many pages are open, or eight if clients request explanations all the time; two more under
+/// fair limits.
 #[derive(Clone)]
 pub struct Admin {
     shared: Arc<Shared>,

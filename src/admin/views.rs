@@ -23,7 +23,7 @@ use crate::operate::{
 /// Minimum time for which an answer is fresh.
 const FRESH: Duration = Duration::from_secs(1);
 /// An answer is fresh for this time multiplied by the number of open views. In total the views ask about six questions
-/// per second, or eight for explanations, of the twenty that replicas answer.
+/// per second, or eight for explanations, of the twenty that replicas answer; under fair limits two more.
 const FRESH_PER_VIEW: Duration = Duration::from_millis(500);
 /// How soon an unused view counts as closed.
 const CLOSED_AFTER: Duration = Duration::from_secs(10);
