@@ -4,7 +4,7 @@ use std::cmp::{max, min};
 
 use super::{
     Call, Heartbeat, Ledger, MAX_LEASE_MS, Place, Waiter,
-    shares::{InLine, Passed},
+    shares::{InLine, Next, Passed},
 };
 use crate::ledger::{Ask, Batch, MAX_PLACES, MemberId, Promotion, ReplicaId, Standing};
 
@@ -44,9 +44,19 @@ impl Ledger {
         let (mut promoted, mut last_passed) = (Vec::new(), None);
         let (mut in_lines, mut passed_in_lines) = (batch.dues.is_some(), Passed::new());
         while self.free(batch) > 0 && self.passed < min(self.queue.len(), MAX_PASSED) {
-            let in_line = match in_lines {
+            let next = match in_lines {
                 true => self.next_in_line(&passed_in_lines),
-                false => None,
+                false => Next::Nobody,
+            };
+            let in_line = match next {
+                Next::Waiter(waiter) => Some(waiter),
+                Next::Ended(_) if !call.may_spend() => break,
+                Next::Ended(tenant) => {
+                    call.spend(1);
+                    self.end_line(tenant);
+                    continue;
+                }
+                Next::Nobody => None,
             };
             if in_lines && in_line.is_none() {
                 // The lines may be lost, or lack the waiters of an older replica: those are served in order of arrival.

@@ -60,6 +60,15 @@ pub(super) struct InLine {
     pub(super) cost_us: u64,
 }
 
+/// Who is next.
+pub(super) enum Next {
+    Waiter(InLine),
+    /// The line of this tenant is empty, since its waiters have left.
+    Ended(TenantId),
+    /// No line has a waiter that was not passed over.
+    Nobody,
+}
+
 /// The last waiter of each tenant that was passed over in a batch.
 pub(super) type Passed = BTreeMap<TenantId, InLine>;
 
@@ -167,21 +176,17 @@ impl Shares {
         }
     }
 
-    pub(super) fn next(&mut self, passed: &Passed) -> Option<InLine> {
-        loop {
-            let mut ended = None;
-            for &(_, tenant) in &self.waiting {
-                let last = passed.get(&tenant);
-                if let Some(next) = self.first_behind(tenant, last) {
-                    return Some(next);
-                }
-                if last.is_none() {
-                    ended = Some(tenant);
-                    break;
-                }
+    /// Who is next, behind those that were passed over.
+    pub(super) fn next(&self, passed: &Passed) -> Next {
+        for &(_, tenant) in &self.waiting {
+            let last = passed.get(&tenant);
+            match self.first_behind(tenant, last) {
+                Some(next) => return Next::Waiter(next),
+                None if last.is_none() => return Next::Ended(tenant),
+                None => {}
             }
-            self.stop_waiting(ended?);
         }
+        Next::Nobody
     }
 
     fn first_behind(&self, tenant: TenantId, last: Option<&InLine>) -> Option<InLine> {
@@ -196,7 +201,7 @@ impl Shares {
         next.copied().filter(|next| next.tenant == tenant)
     }
 
-    fn stop_waiting(&mut self, tenant: TenantId) {
+    pub(super) fn stop_waiting(&mut self, tenant: TenantId) {
         if let Some(one) = self.tenants.get(&tenant) {
             self.insert(tenant, one.paid_us, false);
         }

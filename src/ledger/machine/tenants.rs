@@ -4,11 +4,9 @@
 use super::queue::FIRST_TICKET;
 use super::{
     Call, Ledger, Place,
-    shares::{CROWD, InLine, Passed},
+    shares::{CROWD, InLine, Next, Passed},
 };
-#[cfg(any(test, feature = "operate"))]
-use crate::ledger::TenantId;
-use crate::ledger::{Ask, Batch, Left, MemberId};
+use crate::ledger::{Ask, Batch, Left, MemberId, TenantId};
 
 impl Ledger {
     /// Charges tenants for what they hold, and takes waiters that leave out of their lines. `released`: members that the
@@ -27,9 +25,17 @@ impl Ledger {
         }
     }
 
-    /// The waiter of the tenant that has paid for the least, behind those that were passed over. `None`: no line has any.
-    pub(super) fn next_in_line(&mut self, passed: &Passed) -> Option<InLine> {
-        self.shares.as_mut()?.next(passed)
+    /// The waiter of the tenant that has paid for the least, behind those that were passed over.
+    pub(super) fn next_in_line(&self, passed: &Passed) -> Next {
+        let shares = self.shares.as_ref();
+        shares.map_or(Next::Nobody, |shares| shares.next(passed))
+    }
+
+    /// A tenant has no waiters any more.
+    pub(super) fn end_line(&mut self, tenant: TenantId) {
+        if let Some(shares) = &mut self.shares {
+            shares.stop_waiting(tenant);
+        }
     }
 
     /// A waiter gets a slot.

@@ -74,9 +74,13 @@ local function enter(ledger, heartbeat)
     for name in pairs(fair.changed) do
       tenants = tenants or { '-' .. digits(IDLE - fair.time), '' }
       push(tenants, digits(scores[name]), name)
+      if #tenants > 4000 then
+        call('ZADD', fair.shares, unpack(tenants))
+        tenants = {}
+      end
     end
     if tenants then
-      call('ZADD', fair.shares, unpack(tenants))
+      on_all('ZADD', fair.shares, tenants)
       fair.changed = {}
     end
     if fair.forgets then

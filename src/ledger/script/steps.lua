@@ -123,7 +123,7 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
   end
   while in_use < limit and passed < waiting and passed < MAX_PASSED and not blocked do
     local ids, tenant, entry, place = nil, nil, nil, nil
-    while in_line and not entry do
+    while in_line and not entry and budget > 0 do
       -- The tenant that has paid for the least, and the first in its line.
       local IDLE = 2251799813685248
       local scores, names, paid = fair.scores, fair.waiting, nil
@@ -143,7 +143,7 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
         if not entry then
           table.remove(names, place)
           if not line.passed then
-            scores[tenant], fair.changed[tenant] = paid + IDLE, true
+            scores[tenant], fair.changed[tenant], budget = paid + IDLE, true, budget - 1
           end
         end
       else
@@ -154,6 +154,9 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
       local PERMIT_AT = 25
       local COST_AT = 51
       ids = { sub(entry, PERMIT_AT, COST_AT - 1) }
+    elseif in_line then
+      replies[2] = 1
+      break
     elseif fair and line ~= false then
       -- The lines may be lost, or lack the waiters of an older replica: those are served in order of arrival.
       passed, window, line = 0, limit - in_use, false
