@@ -18,6 +18,11 @@ const ONE: Limit = Limit::concurrent("one", 1)
     .wait_up_to(PATIENT)
     .fallback(Fallback::Allow);
 const ALL: Limit = Limit::concurrent("all", 5).fallback(Fallback::Allow);
+const FAIR: Limit = Limit::concurrent("fair", 1)
+    .wait_up_to(PATIENT)
+    .max_waiters(5)
+    .fallback(Fallback::Allow)
+    .fair();
 const RATE: Limit = Limit::rate("rate", 10_000, Duration::from_secs(1)).fallback(Fallback::Allow);
 /// Longer than a test takes: waiters learn of their slots only through wake-ups.
 const RARELY: Duration = Duration::from_secs(60);
@@ -139,6 +144,7 @@ async fn live(
         .and(&RATE, "key");
     drop(several.acquire().await?);
     until(namespace, || server.key_count() == 0).await?;
+    flood(&one, server, namespace).await?;
     let _held = other.semaphore(&ALL, "key").acquire().await?;
     assert_eq!(other.shutdown(Duration::ZERO).await.lost, 1);
     one.shutdown(PATIENT).await;
@@ -147,6 +153,27 @@ async fn live(
         return Err(Noticed::InLog);
     }
     Ok(())
+}
+
+/// One tenant of a fair limit fills the queue, as far as it may.
+async fn flood(limiter: &Limiter, server: &RedisServer, namespace: &str) -> Result<(), Noticed> {
+    let fair = limiter.semaphore(&FAIR, "fair").tenant("acme");
+    let held = fair.acquire().await?;
+    let key = server.keys(&format!("{namespace}:*}}"));
+    let waiting: Vec<_> = (0..4).map(|_| tokio::spawn(fair.acquire())).collect();
+    let waits = || server.cli(&["ZCOUNT", &key, "-inf", "(0"]) == "4";
+    until(namespace, waits).await?;
+    // One place is left, for another tenant.
+    match fair.acquire().await {
+        Ok(_) => panic!("the gate is open"),
+        Err(error) if error.kind() == AcquireErrorKind::QueueFull => {}
+        Err(error) => return Err(error.into()),
+    }
+    drop(held);
+    for waiter in waiting {
+        drop(waiter.await.expect("no panic")?);
+    }
+    until(namespace, || server.key_count() == 0).await
 }
 
 #[tokio::test]

@@ -112,17 +112,18 @@ impl RedisServer {
             .unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
     }
 
-    /// The keys that match a pattern, one on each line, except the generation of the data, which stays for a while.
+    /// The keys that match a pattern, one on each line, except those that stay for a while: the generation of the data, and
+    /// the shares of tenants.
     pub(crate) fn keys(&self, pattern: &str) -> String {
         let keys = self.cli(&["KEYS", pattern]);
         let keys: Vec<_> = keys
             .lines()
-            .filter(|key| !key.contains("generation"))
+            .filter(|key| !key.contains("generation") && !key.ends_with(":shares"))
             .collect();
         keys.join("\n")
     }
 
-    /// Number of keys, except the generation of the data.
+    /// Number of keys, except those.
     pub(crate) fn key_count(&self) -> usize {
         self.keys("*").lines().count()
     }
