@@ -261,7 +261,7 @@ impl Queue {
     pub fn release_of(&self, seq: Seq) -> Option<Release> {
         let outbox = self.outbox.as_ref()?;
         let mut releases = outbox.release.iter().chain(&outbox.later);
-        releases.find(|release| release.seq == seq).copied()
+        releases.find(|release| release.seq == seq).cloned()
     }
 
     /// As [`waits_in_store`](Self::waits_in_store), or the request is yet to be sent.
@@ -303,12 +303,12 @@ impl PendingBatch {
     /// A release in flight.
     pub fn release_of(&self, seq: Seq) -> Option<Release> {
         let mut releases = self.releases.iter();
-        releases.find(|release| release.seq == seq).copied()
+        releases.find(|release| release.seq == seq).cloned()
     }
 }
 
 impl Release {
-    pub fn forget_at(self) -> Instant {
+    pub fn forget_at(&self) -> Instant {
         self.forget_at
     }
 }

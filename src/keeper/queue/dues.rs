@@ -41,17 +41,21 @@ impl Queue {
         paying.payer()
     }
 
-    /// A report of what a held permit owes by now, if others wait. It counts as paid from then on.
+    /// A report of what a held permit owes by now, if others wait. It counts as paid from then on; so does a time in which
+    /// nobody waited.
     pub(super) fn report_of(&mut self, ctx: &Context, seq: Seq) -> Option<Report> {
         let owed = self.owed(ctx, seq);
         let entry = self.entries.get_mut(&seq)?;
-        if self.snapshot.waiting == 0 || !entry.is_held() {
+        if !entry.is_held() {
             return None;
         }
         let is_ahead = owed.as_ref().is_some_and(|report| report.us < 0);
         let paying = entry.paying_mut().filter(|_| !is_ahead)?;
-        paying.paid = Paid::Until(ctx.now);
-        owed
+        let others_wait = self.snapshot.waiting > 0;
+        if others_wait || paying.paid != Paid::Nothing {
+            paying.paid = Paid::Until(ctx.now);
+        }
+        owed.filter(|_| others_wait)
     }
 
     /// What a held permit owes by now; negative if it has paid for more.

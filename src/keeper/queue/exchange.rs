@@ -166,7 +166,7 @@ impl Queue {
             && let Some(release) = outbox.release.get(count)
         {
             batch.release.push(release.seq);
-            add_due(batch, release.seq, release.due);
+            add_due(batch, release.seq, release.due.as_deref().copied());
             take_room(room, release.seq);
             count += 1;
         }

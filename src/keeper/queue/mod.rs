@@ -231,7 +231,7 @@ pub(super) struct Newcomer {
 
 /// A name to release, until the store has acknowledged the release at a time when no exchange can restore the name.
 /// There are never more releases than there were requests.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Release {
     seq: Seq,
     /// Store time until which an exchange might enter the name into the ledger; otherwise 0.
@@ -239,7 +239,7 @@ pub(super) struct Release {
     /// Many leases from now: the name has expired in the store by then.
     forget_at: Instant,
     /// What it settles in a fair ledger, until it is answered.
-    due: Option<Due>,
+    due: Option<Box<Due>>,
 }
 
 /// The record of a batch until its answer.

@@ -496,7 +496,7 @@ impl Queue {
             seq,
             not_after_us,
             forget_at,
-            due,
+            due: due.map(Box::new),
         });
     }
 

@@ -42,7 +42,7 @@ impl Ledger {
     pub(super) fn promote(&mut self, call: &mut Call, batch: &Batch) -> Vec<Promotion> {
         let until_ms = call.promoted_end_ms();
         let (mut promoted, mut last_passed) = (Vec::new(), None);
-        let (mut in_lines, mut passed_in_lines) = (batch.dues.is_some(), Passed::new());
+        let (mut in_lines, mut passed_in_lines) = (self.has_lines(batch), Passed::new());
         while self.free(batch) > 0 && self.passed < min(self.queue.len(), MAX_PASSED) {
             let next = match in_lines {
                 true => self.next_in_line(&passed_in_lines),
@@ -59,7 +59,7 @@ impl Ledger {
                 Next::Nobody => None,
             };
             if in_lines && in_line.is_none() {
-                // The lines may be lost, or lack the waiters of an older replica: those are served in order of arrival.
+                // The others were passed over, or those in the lines have left.
                 (in_lines, self.passed, last_passed) = (false, 0, None);
             }
             let first = in_line.map(|waiter| waiter.id);

@@ -25,6 +25,13 @@ impl Ledger {
         }
     }
 
+    /// Whether the waiters are served by the lines. If some stand in none, since it was lost, or their replica is older, the
+    /// queue is served in order of arrival.
+    pub(super) fn has_lines(&self, batch: &Batch) -> bool {
+        let lines = self.shares.as_ref().map_or(0, |shares| shares.lines.len());
+        batch.dues.is_some() && lines >= self.queue.len()
+    }
+
     /// The waiter of the tenant that has paid for the least, behind those that were passed over.
     pub(super) fn next_in_line(&self, passed: &Passed) -> Next {
         let shares = self.shares.as_ref();

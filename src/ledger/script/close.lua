@@ -43,10 +43,10 @@ local function close(ledger)
       ledger.fair.began = true
     end
   end
-  -- While anybody waits, this ledger's TTL is set in calls like this one only.
+  -- Both sets have to outlive the queue. While anybody waits, no other call sets the TTL of the ledger.
   if ledger.fair and ledger.fair.began then
-    call('PEXPIRE', ledger.fair.lines, ttl_ms + lease_ms)
-    call('PEXPIRE', ledger.fair.shares, ttl_ms + lease_ms)
+    call('PEXPIRE', ledger.fair.lines, least_ms + lease_ms)
+    call('PEXPIRE', ledger.fair.shares, least_ms + lease_ms)
   end
   reply[1], reply[2], reply[4] = in_use, waiting, pause_end_ms and -pause_end_ms or 0
   if waiting > 0 then

@@ -30,7 +30,7 @@
 --
 -- '<ledger>:lines' has the waiters, all with the score 0, so in the order of the text: tenant (TENANT_CHARS), 2^52 + ticket,
 -- permit id, cost of the grant in us, both numbers with 16 digits. It may still have permits that wait no longer. Both sets
--- may be lost: then the waiters are served in order of arrival.
+-- may be lost: while any waiter stands in no line, the queue is served in order of arrival.
 --
 -- The state of a rate is a text, 'us rem count/period_us/burst/rounded/before_group/group/start_us charged since_us'
 -- (see rate.rs): the theoretical arrival time is us + rem / count. Versions without groups also wrote five words, but

@@ -121,10 +121,10 @@ local function functions_of_shares()
     local size = #entering
     entering[size + 1], entering[size + 2] = '0', name .. shares.digits(ticket - FIRST_TICKET) .. id .. cost
     fair.entering = entering
-    fair.began = fair.began or number_waiting == 1
     if fair.rank == 0 then
       shares.read(fair, 0)
     end
+    fair.began = fair.began or number_waiting == 1 or not fair.time
     local time, score = fair.time or 0, scores[name]
     if score == nil then
       score = tonumber(redis.call('ZSCORE', fair.shares, name)) or false

@@ -117,9 +117,13 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
     promoted, until_text = {}, text_of(promoted_end_ms)
   end
   local fair = ledger.fair
-  local in_line, line, gone = fair, nil, fair and {} -- nil once no line has any waiter
+  local in_line, line, gone = fair, nil, fair and {} -- `line` is false once waiters are served in order of arrival
   if ledger.owes then
     shares.settle(fair, removed, acquires, waiting > 0 and math.max(window, 0) or 0)
+  end
+  if fair and window > 0 and waiting > 0 and call('ZCARD', fair.lines) < waiting then
+    -- Some waiters stand in no line, since it was lost, or their replica is older: the queue is served in order of arrival.
+    in_line, line = nil, false
   end
   while in_use < limit and passed < waiting and passed < MAX_PASSED and not blocked do
     local ids, tenant, entry, place = nil, nil, nil, nil
@@ -158,7 +162,7 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
       replies[2] = 1
       break
     elseif fair and line ~= false then
-      -- The lines may be lost, or lack the waiters of an older replica: those are served in order of arrival.
+      -- The others were passed over, or those in the lines have left.
       passed, window, line = 0, limit - in_use, false
     end
     window = ids and math.min(1, budget) or math.min(window, waiting - passed, MAX_PASSED - passed, budget)

@@ -606,7 +606,22 @@ async fn the_documented_permissions_are_enough_and_all_needed() {
     one.run(full).await;
     other.run(release(1)).await;
     one.run(release(6)).await;
-    assert_eq!(server.key_count(), 0);
+    // A flood of one tenant under a fair limit leaves places to others.
+    for seq in 11..=16 {
+        let fair = Batch {
+            max_waiters: 5,
+            dues: Some(Box::default()),
+            ..acquire(seq)
+        };
+        one.run(fair).await;
+    }
+    let all = Batch {
+        release: (11..=15).collect(),
+        ..batch()
+    };
+    one.run(all).await;
+    assert_eq!(server.key_count(), 1, "the line is left");
+    server.cli(&["FLUSHALL"]);
     let claimed = one.claim(vec![batch()], vec![charged(claim(1, 7))]).await;
     assert!(claimed.unwrap().claims[0].is_ok());
 
