@@ -159,8 +159,8 @@ pub(crate) struct Dues {
     pub(crate) left: Vec<Left>,
     /// For slots that are still held. Each report is sent once.
     pub(crate) reports: Vec<Report>,
-    /// For permits to release, with prepayments that were not used up. They count only if this exchange has removed those
-    /// permits and `left`, so that none counts twice.
+    /// For permits to release, including refunds of unused prepayments. They count only if this exchange has removed as many
+    /// units as these permits and `left` have, so that a repeated exchange does not count them twice.
     pub(crate) settled: Vec<Report>,
     /// Units of the permits that `settled` is for.
     pub(crate) settled_units: u32,

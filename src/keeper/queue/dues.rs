@@ -17,7 +17,7 @@ use crate::{
 
 /// Time paid in advance while no hold is known.
 const FIRST_HOLD: Duration = Duration::from_secs(1);
-/// A part of a lease that permits pay for in advance at most, and after which they report.
+/// Permits pay for at most this part of a lease in advance, and then report as often.
 const PART_OF_LEASE: u32 = 3;
 
 impl Queue {

@@ -6,8 +6,8 @@
 //! virtual time of the ledger is at least that of each tenant when it is served, so that a tenant which was away, or is
 //! new, starts level with the others.
 //!
-//! All times are in us of the whole limit for a share of 1: a hold of 1 s under a limit of 10 costs a tenant with a share
-//! of 2 no more than 50,000. So virtual time never runs faster than the clock.
+//! A hold costs its time x units / (share x limit), in us: 1 s under a limit of 10 costs a tenant with a share of 2 50,000. So
+//! virtual time never runs faster than the clock.
 //!
 //! The rule is that of start-time fair queueing (Goyal, Vin, Cheng 1997), charged for the time that a slot is really held.
 //! The door is that of dynamic thresholds (Choudhury, Hahne 1998).
@@ -23,8 +23,7 @@ use crate::ledger::{MemberId, Payer, Report, TenantId};
 /// How far a tenant's payments may be ahead of virtual time, unless a single permit has cost more: nobody is locked out
 /// for longer.
 pub(in crate::ledger) const MAX_DEBT_US: u64 = 600_000_000;
-/// The end of virtual time, within the scores of a sorted set. Only prepayments that are never settled, for years, get
-/// there.
+/// The end of virtual time, within the scores of a sorted set. Reached only if prepayments stay unsettled for years.
 pub(in crate::ledger) const LAST_US: u64 = 1 << 50;
 /// A newcomer is refused if its tenant has this many times as many waiters as the queue has free places.
 pub(in crate::ledger) const CROWD: usize = 4;

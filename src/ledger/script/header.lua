@@ -56,10 +56,11 @@
 --            in the end           prefix of the channels for wake-ups
 --                                 replica
 --   then     for each ledger      its permits to release (all members), renew, adopt and acquire, in this order
---   then     for each fair ledger that acquires or owes its dues, packed: DUES_NUMBERS, which are the units of the permits that are settled for,
---                                         the numbers of waiters that leave, of reports and of settlements; then
+--   then     for each fair ledger that acquires or owes (see the options) its dues, packed:
+--                                 DUES_NUMBERS: units of the permits that are settled for; numbers of departures, of
+--                                         reports, and of settlements
 --                                 for each permit to acquire its payer: tenant, cost of a grant in us, with 16 digits
---                                 for each waiter among the permits to release its text in the lines
+--                                 for each departure, a waiter among the permits to release, its text in the lines
 --                                 for each report and settlement tenant, us (negative: a refund), and what the most
 --                                         expensive of its permits has cost so far
 --                                 for each ask of a claim its payer
@@ -76,8 +77,8 @@
 -- Options are a sum: 1 if the replica has waiters here; 2 if it subscribes to its wake-ups; 4 if kept slots are
 -- recalled when a permit waits or is refused, or 8 if the replica also asks for the right to keep slots; 16 if a permit
 -- to renew, adopt or acquire weighs more than one unit; 32 if all replicas are told when a permit to adopt is missing; 64
--- if the ledger is fair, and 128 if it owes: its dues have more than payers of the permits to acquire; 256 times the length of a pause to start in ms and 1,
--- or 256 to end the present pause.
+-- if the ledger is fair; 128 if it owes: its dues also have departures, reports or settlements, or payers for claims; 256
+-- times the length of a pause to start in ms and 1, or 256 to end the present pause.
 --
 -- Reply
 -- =====

@@ -32,7 +32,7 @@ const KEEPS: u64 = 8;
 const WEIGHS: u64 = 16;
 const TELLS: u64 = 32;
 const IS_FAIR: u64 = 64;
-/// Its dues name more than the payers of the batch.
+/// Its dues also have departures, reports or settlements, or payers for claims.
 const OWES: u64 = 128;
 /// Multiplied by the length of a pause in ms and 1; alone it ends a pause.
 const PAUSES: u64 = 256;
