@@ -93,7 +93,7 @@ impl FairConfig {
         };
         let check = |path: &str, share: u32, faults: &mut Faults| {
             if !(1..=MAX_SHARE).contains(&share) {
-                let message = format!("has a share of {share}: it must be 1 to {MAX_SHARE}");
+                let message = format!("is {share}: it must be 1 to {MAX_SHARE}");
                 faults.add(path, message);
             }
         };

@@ -102,12 +102,12 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
         (
             limit("concurrent = 1\nwait = '1s'\nfair = { by.header = 'x', shares = { x = 0 } }"),
             "limits.a.fair.shares",
-            "has a share of 0: it must be 1 to 1000",
+            "is 0: it must be 1 to 1000",
         ),
         (
             limit("concurrent = 1\nwait = '1s'\nfair = { by.header = 'x', shares = { x = 1_001 } }"),
             "limits.a.fair.shares",
-            "has a share of 1001",
+            "is 1001",
         ),
         (
             limit("concurrent = 1\nwait = '1s'\nfair = { by.header = 'x', shares = { '' = 3 } }"),
@@ -127,7 +127,7 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
         (
             "plans.p.keys = ['k']\nlimits.a = { concurrent = 1, wait = '1s', fair = { by.header = 'x', plans = { p = 0 } } }".to_owned(),
             "limits.a.fair.plans.p",
-            "has a share of 0",
+            "is 0",
         ),
         (limit("concurrent = 1\nrequire_tenant = true"), "limits.a.require_tenant", "belongs to `fair`"),
         (

@@ -492,7 +492,12 @@ impl Queue {
 
     fn push_release(&mut self, ctx: &Context, seq: Seq, not_after_us: u64, due: Option<Due>) {
         let forget_at = ctx.now + FORGET_AFTER * ctx.settings.lease;
-        self.outbox().release.push(Release {
+        let releases = &mut self.outbox().release;
+        // Mostly the only one of its key, and many keys may wait for a slow store.
+        if releases.is_empty() {
+            releases.reserve_exact(1);
+        }
+        releases.push(Release {
             seq,
             not_after_us,
             forget_at,
