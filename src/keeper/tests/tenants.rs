@@ -148,6 +148,33 @@ fn nothing_is_paid_while_nobody_waits() {
     assert_eq!(next_dues(&mut world, 0), Dues::default());
 }
 
+/// Also by a permit that was granted to a waiter, and so pays from then on.
+#[test]
+fn a_time_in_which_nobody_waited_is_not_charged_later() {
+    let (mut world, holder, waiter) = holder_and_waiter();
+    world.release(0, &holder);
+    world.settle();
+    assert!(held(world.collect(0, &waiter)));
+    for _ in 0..600 {
+        world.pass(SECOND);
+        world.settle();
+    }
+    world.ask_for(0, tenant_leg("a", 1));
+    let mut reports = Vec::new();
+    for _ in 0..15 {
+        while let Some(sent) = next_exchange(&mut world) {
+            let batches = sent.exchange.batches.iter();
+            let dues = batches.filter_map(|batch| batch.dues.as_ref());
+            reports.extend(dues.flat_map(|dues| dues.reports.clone()));
+            world.complete(0, &sent);
+        }
+        world.pass(SECOND);
+    }
+    let paid: i64 = reports.iter().map(|report| report.us).sum();
+    // A third of a lease at most, and what followed, for a share of 4.
+    assert!((SECOND_US..=25 * SECOND_US / 4).contains(&paid), "{paid}");
+}
+
 #[test]
 fn what_was_paid_in_advance_and_not_used_comes_back_even_if_nobody_waits() {
     let (mut world, holder, waiter) = holder_and_waiter();

@@ -166,10 +166,10 @@ pub(in crate::keeper::queue) enum Paid {
 
 impl Paying {
     pub fn new(tenant: Option<&Tenant>) -> Self {
-        let id = |tenant: &Tenant| TenantId::of(&tenant.name);
+        let name = tenant.map_or(Key::SHARED, |tenant| tenant.name.clone());
         Self {
-            tenant: tenant.map_or_else(TenantId::default, id),
-            name: tenant.map_or(Key::SHARED, |tenant| tenant.name.clone()),
+            tenant: TenantId::of(&name),
+            name,
             share: tenant.map_or(1, |tenant| tenant.share),
             paid: Paid::Nothing,
         }

@@ -379,13 +379,17 @@ fn nobody_is_stranded_when_lines_are_lost() {
         // Newcomers form new lines.
         run(&mut twins, ask(1, SECOND_US, of(3, 2)));
         waiting.extend(of(3, 2));
-        let mut held = 1;
+        let (mut held, mut served) = (1, Vec::new());
         while !waiting.is_empty() {
             let reply = run(&mut twins, give_back(1, [held]));
             let next = promoted(&reply);
             assert_eq!((reply.in_use, next.len()), (1, 1), "without {keys:?}");
             waiting.retain(|seq| *seq != next[0]);
             held = next[0];
+            served.push(held);
+        }
+        if keys.contains(&"lines") {
+            assert!(served.is_sorted(), "by arrival, newcomers last: {served:?}");
         }
     }
 }
@@ -406,6 +410,16 @@ fn shares_are_kept_for_as_long_as_the_ledger() {
             .unwrap();
         assert!(left > LEASE_MS + RESPOND_MS, "{name}: {left}");
     }
+    let mut pause = fair(renew(1, [1]));
+    pause.pause_ms = Some(600_000);
+    twins.run(A, pause.clone());
+    for name in ["shares", "lines"] {
+        let key = format!("{KEY}:{name}");
+        let left: u64 = twins.script.server.cli(&["PTTL", &key]).parse().unwrap();
+        assert!(left > 600_000, "{name} during a pause: {left}");
+    }
+    pause.pause_ms = Some(0);
+    twins.run(A, pause);
     turns(&mut twins, 1, 1);
     twins.run(A, reported(renew(1, [1_001]), 1, 500 * SECOND_US as i64, 0));
     twins.run(A, give_back(1, [1_001]));
