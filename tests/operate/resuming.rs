@@ -9,7 +9,7 @@ use tower_turnstile::{
 };
 
 use crate::{
-    scene::{CHAT, HOUR, Orders as _, SOON, ada, await_replicas, builder, replicas},
+    scene::{CHAT, HOUR, Orders as _, SOON, ada, await_replicas, builder, replicas, scenes},
     support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
@@ -17,19 +17,6 @@ use crate::{
 const LONG: Duration = Duration::from_secs(600);
 /// Replicas answer 20 questions per second.
 const QUESTIONS: Duration = Duration::from_millis(250);
-
-/// In memory, and on Redis with two replicas.
-async fn scenes() -> [(Option<RedisServer>, [Limiter; 2], Operator); 2] {
-    let alone = builder("web-0").in_memory().unwrap();
-    let server = RedisServer::start();
-    let (mut limiters, operator) = replicas(&server, 2).await;
-    let both = [limiters.remove(0), limiters.remove(0)];
-    let here = alone.operator();
-    [
-        (None, [alone.clone(), alone], here),
-        (Some(server), both, operator),
-    ]
-}
 
 fn acme(limiter: &Limiter) -> Semaphore {
     limiter.semaphore(CHAT, "acme")

@@ -220,3 +220,16 @@ pub(crate) async fn until_max(semaphore: &Semaphore, max: u32) {
     };
     timeout(SOON, all).await.expect("in time");
 }
+
+/// In memory, and on Redis with two replicas.
+pub(crate) async fn scenes() -> [(Option<RedisServer>, [Limiter; 2], Operator); 2] {
+    let alone = builder("web-0").in_memory().unwrap();
+    let server = RedisServer::start();
+    let (mut limiters, operator) = replicas(&server, 2).await;
+    let both = [limiters.remove(0), limiters.remove(0)];
+    let here = alone.operator();
+    [
+        (None, [alone.clone(), alone], here),
+        (Some(server), both, operator),
+    ]
+}

@@ -12,7 +12,7 @@ use tower_turnstile::{
 };
 
 use crate::{
-    scene::{CHAT, HOUR, Orders as _, SOON, ada, await_replicas, builder, replicas, seen},
+    scene::{CHAT, HOUR, Orders as _, SOON, ada, await_replicas, builder, replicas, scenes, seen},
     support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
@@ -22,19 +22,6 @@ const GPU: Limit = Limit::concurrent("gpu", 1)
     .fair();
 /// Replicas answer 20 questions per second.
 const QUESTIONS: Duration = Duration::from_millis(350);
-
-/// In memory, and on Redis with two replicas.
-async fn scenes() -> [(Option<RedisServer>, [Limiter; 2], Operator); 2] {
-    let alone = builder("web-0").in_memory().unwrap();
-    let server = RedisServer::start();
-    let (mut limiters, operator) = replicas(&server, 2).await;
-    let both = [limiters.remove(0), limiters.remove(0)];
-    let here = alone.operator();
-    [
-        (None, [alone.clone(), alone], here),
-        (Some(server), both, operator),
-    ]
-}
 
 fn gpu(limiter: &Limiter, tenant: &'static str) -> Semaphore {
     limiter.semaphore(GPU, Key::SHARED).tenant(tenant)

@@ -33,7 +33,7 @@ pub(super) struct Shares {
     /// Virtual time.
     pub(super) time_us: u64,
     tenants: BTreeMap<TenantId, Tenant>,
-    /// Tenants with a line, by what they have paid.
+    /// Tenants with a line, by their payments.
     pub(super) waiting: BTreeSet<(u64, TenantId)>,
     /// The others, until virtual time has reached them.
     pub(super) idle: BTreeSet<(u64, TenantId)>,
@@ -59,7 +59,7 @@ pub(super) struct InLine {
     pub(super) cost_us: u64,
 }
 
-/// Who is next.
+/// The next waiter to serve.
 pub(super) enum Next {
     Waiter(InLine),
     /// The line of this tenant is empty, since its waiters have left.
@@ -101,7 +101,7 @@ impl Shares {
         } = report;
         match self.tenants.get(&tenant) {
             Some(one) => self.pay(tenant, one.paid_us, us, most_us),
-            // It owes nothing.
+            // A tenant that is not there owes nothing.
             None if us <= 0 => {}
             None => {
                 self.insert(tenant, self.time_us, false);
@@ -120,7 +120,7 @@ impl Shares {
         self.insert(tenant, paid_us, waits);
     }
 
-    /// Sets what a tenant has paid, and whether it waits.
+    /// Sets a tenant's payments, and whether it waits.
     fn insert(&mut self, tenant: TenantId, paid_us: u64, waits: bool) {
         let before = self.tenants.get(&tenant).copied();
         if let Some(before) = before {
@@ -155,7 +155,7 @@ impl Shares {
                 self.idle.pop_first();
                 self.tenants.remove(&other);
             }
-            // Those that begin to wait at the same virtual time are served in this order.
+            // Tenants that begin to wait at the same virtual time are served in this order.
             if paid_us <= self.time_us {
                 self.time_us = min(self.time_us + 1, LAST_US);
             }
@@ -175,7 +175,7 @@ impl Shares {
         }
     }
 
-    /// Who is next, behind those that were passed over.
+    /// The next waiter to serve, behind any that were passed over.
     pub(super) fn next(&self, passed: &Passed) -> Next {
         for &(_, tenant) in &self.waiting {
             let last = passed.get(&tenant);

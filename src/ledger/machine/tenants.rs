@@ -1,4 +1,4 @@
-//! Tenants of a fair ledger: what they are charged, and the lines of their waiters. The rule is in `shares.rs`.
+//! Tenants of a fair ledger: their charges, and the lines of their waiters. The rule is in `shares.rs`.
 
 #[cfg(test)]
 use super::queue::FIRST_TICKET;
@@ -32,13 +32,13 @@ impl Ledger {
         batch.dues.is_some() && lines >= self.queue.len()
     }
 
-    /// The waiter of the tenant that has paid for the least, behind those that were passed over.
+    /// The first waiter of the tenant that has paid least, behind any that were passed over.
     pub(super) fn next_in_line(&self, passed: &Passed) -> Next {
         let shares = self.shares.as_ref();
         shares.map_or(Next::Nobody, |shares| shares.next(passed))
     }
 
-    /// A tenant has no waiters any more.
+    /// The line of a tenant is empty.
     pub(super) fn end_line(&mut self, tenant: TenantId) {
         if let Some(shares) = &mut self.shares {
             shares.stop_waiting(tenant);
