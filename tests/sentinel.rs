@@ -275,10 +275,14 @@ fn holders_are_at_the_next_primary_before_newcomers() {
         let held = semaphore.acquire().await.expect("free");
         block_in_place(|| {
             watched.until_copied();
+            // Before the failover: the limiter may be connected as soon as there is a new primary.
+            for copy in &watched.servers[1..] {
+                copy.cli(&["CONFIG", "SET", "replica-read-only", "no"]);
+                copy.cli(&["FLUSHALL"]);
+            }
             let reply = watched.sentinels[0].ask(&["FAILOVER", "main"]);
             assert_eq!(reply.as_deref(), Some("OK"));
-            let new = watched.until_replaced(0);
-            watched.servers[new].cli(&["FLUSHALL"]);
+            watched.until_replaced(0);
         });
         // Its lease is not due for renewal yet, so this is the first message to the new primary.
         let error = loop {
