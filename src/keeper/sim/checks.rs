@@ -33,7 +33,7 @@ pub(super) struct Snapshot {
     listeners: BTreeSet<ReplicaId>,
     pause_end_ms: Option<u64>,
     /// Of the waiters of a fair ledger.
-    tenants: BTreeMap<MemberId, TenantId>,
+    pub tenants: BTreeMap<MemberId, TenantId>,
 }
 
 impl Snapshot {
@@ -123,6 +123,7 @@ impl World {
             self.check_order(exchange, batch, &before, &after);
             self.check_use(exchange, batch, more, &after);
             self.check_promotions(exchange, batch, &before, &after);
+            self.check_shares(exchange, batch, &before, &after);
             self.granted.extend(after.holders.keys());
             self.picture.insert(batch.key.to_string(), after);
         }
@@ -203,8 +204,8 @@ impl World {
             let (ticket, tenant) = (before.ticket(id), before.tenants.get(&id));
             let is_before = |(other, waiter): &&(i64, MemberId)| match ticket {
                 // In one step of a process it may join the queue, and then be the next.
-                None => !(self.is_fair && self.kind == Kind::Memory),
-                Some(ticket) if self.is_fair => {
+                None => !(self.is_fair() && self.kind == Kind::Memory),
+                Some(ticket) if self.is_fair() => {
                     ticket > *other && tenant.is_some() && tenant == before.tenants.get(waiter)
                 }
                 Some(ticket) => ticket > *other,
@@ -234,7 +235,7 @@ impl World {
     }
 
     /// Whether a waiter could be granted a slot: it calls, its wake-up would be received, or it polls.
-    fn is_reachable(
+    pub fn is_reachable(
         &self,
         id: MemberId,
         (run, batch): (&Exchange, &Batch),
@@ -263,7 +264,7 @@ impl World {
         // In a fair ledger the one whose turn it is may be any.
         let are_light = || after.waiters.values().all(|(id, _)| fits(*id));
         if let Some((id, _)) =
-            first.filter(|(id, _)| !more && fits(*id) && (!self.is_fair || are_light()))
+            first.filter(|(id, _)| !more && fits(*id) && (!self.is_fair() || are_light()))
         {
             self.fail(&format!(
                 "G4: {in_use} of {limit} units are in use, and {id:?} waits"

@@ -6,6 +6,7 @@ use super::{
     LONGEST_HOLD, LONGEST_WAIT, PATIENCE,
     agenda::{Event, Happening},
     crowd::{Expected, is_let_in_here},
+    kinds::Kind,
     spending::Charging,
     world::World,
 };
@@ -13,7 +14,7 @@ use crate::{
     error::AcquireErrorKind,
     keeper::{
         Demand, Leg,
-        demand::{RequestId, Taken, Tenant},
+        demand::{RequestId, Taken},
     },
     key::Key,
     leases::Leases,
@@ -25,6 +26,7 @@ pub(super) struct Client {
     pub life: u32,
     pub asked: Option<RequestId>,
     pub holds: Option<Leases>,
+    pub held_since: Duration,
     /// Its permit turned out to have ended.
     pub over: bool,
     pub asked_at: Duration,
@@ -49,6 +51,7 @@ impl Client {
             life: 0,
             asked: None,
             holds: None,
+            held_since: Duration::ZERO,
             over: false,
             asked_at: Duration::ZERO,
             looks_at: Duration::ZERO,
@@ -76,7 +79,7 @@ impl World {
         if self.calm || asks.asked.is_some() || asks.charging.is_some() || asks.in_crowd {
             return;
         }
-        let demand = self.draw_demand();
+        let demand = self.draw_demand(client);
         self.note(|| format!("client {client} asks for {demand:?}"));
         let legs = match &demand {
             Demand::One(leg) => std::slice::from_ref(leg),
@@ -84,7 +87,7 @@ impl World {
         };
         let waits = legs.iter().map(|leg| leg.wait).sum::<Duration>();
         let looks_at = match self.rng.u8(0..12) {
-            0 => self.now + self.millis(100..ms(PATIENCE)),
+            0 if self.kind != Kind::Tenants => self.now + self.millis(100..ms(PATIENCE)),
             _ => self.now,
         };
         let gives_up = (self.rng.u8(0..5) == 0).then(|| self.millis(0..400));
@@ -94,6 +97,7 @@ impl World {
             life,
             asked: None,
             holds: None,
+            held_since: Duration::ZERO,
             over: false,
             asked_at: self.now,
             looks_at,
@@ -119,7 +123,7 @@ impl World {
     }
 
     /// A slot of a key, a slot shared by all, or both, and perhaps a charge at a rate; in any order.
-    fn draw_demand(&mut self) -> Demand {
+    fn draw_demand(&mut self, client: usize) -> Demand {
         let wait = match self.rng.u8(0..4) {
             0 => Duration::ZERO,
             1 => self.millis(50..500),
@@ -136,7 +140,7 @@ impl World {
             burst: self.rng.bool().then(|| self.rng.u32(1..=6)),
         });
         let weights = [self.draw_weight(), self.draw_weight(), 1];
-        let tenant = self.draw_tenant();
+        let tenant = self.draw_tenant(client);
         let leg = |limit: usize, key, wait| Leg {
             limit: LimitId(limit),
             key,
@@ -179,18 +183,6 @@ impl World {
             self.check_reuse(replica, &lease);
         }
         self.clients[client].asked = Some(asked);
-    }
-
-    /// One of three tenants, or none of its own.
-    fn draw_tenant(&mut self) -> Option<Tenant> {
-        let number = match self.is_fair {
-            true => self.rng.u32(0..4),
-            false => return None,
-        };
-        (number > 0).then(|| Tenant {
-            name: Key::from(u64::from(number)),
-            share: number,
-        })
     }
 
     /// In a world with weights half of the permits have one unit, and some more than the limit.
@@ -260,7 +252,9 @@ impl World {
         let spends = self.spends && !fees.is_empty();
         let mut leases = taken.leases;
         leases.set_fees(fees, Vec::new());
+        self.count_slot_time();
         self.clients[client].holds = Some(leases);
+        self.clients[client].held_since = self.now;
         self.totals.permits += 1;
         if self.clients[client].in_crowd {
             return;
@@ -270,6 +264,7 @@ impl World {
             self.after(soon, Happening::ClientSpends { client, life });
         }
         let length = match self.rng.u8(0..20) {
+            _ if self.kind == Kind::Tenants => self.draw_hold(client),
             1..9 if spends => self.millis(500..4_000),
             0 => self.millis(1_000..ms(LONGEST_HOLD)),
             _ => self.millis(0..400),
@@ -285,7 +280,10 @@ impl World {
             return self.at(stalled_until, Happening::ClientEnds { client, life });
         }
         if self.ends(client, life) {
-            let pause = self.millis(0..100);
+            let pause = match self.kind {
+                Kind::Tenants => self.draw_pause(client),
+                _ => self.millis(0..100),
+            };
             self.after(pause, Happening::ClientAsks(client));
             self.pump(replica);
         }
@@ -342,7 +340,11 @@ impl World {
         self.resumes();
         self.ends_spending(client);
         let now = self.local();
+        self.count_slot_time();
         let leases = self.clients[client].holds.take();
+        if leases.is_some() {
+            self.note_hold(self.clients[client].held_since);
+        }
         let core = &mut self.replicas[replica].core;
         match leases {
             Some(leases) => core.release(&leases, now),

@@ -144,6 +144,7 @@ impl World {
             .map(|(key, ledger)| (key.clone(), Snapshot::of(ledger)))
             .collect();
         self.promotions.forget();
+        self.used.begin_anew();
         let before = std::mem::take(&mut self.picture);
         let until = self.now + self.longest_lease();
         self.excuses

@@ -92,6 +92,48 @@ pub(super) const MIXES_OF_MEMORY: &[(&str, Faults)] = &[
     ),
 ];
 
+/// Faults of worlds of tenants.
+pub(super) const MIXES_OF_TENANTS: &[(&str, Faults)] = &[
+    ("tenants", CLEAN),
+    (
+        "tenants, wake-ups",
+        Faults {
+            lost_wake: 0.3,
+            late_wake: 0.1,
+            doubled: 0.2,
+            slow: Duration::from_millis(50),
+            ..CLEAN
+        },
+    ),
+    (
+        "tenants, messages",
+        Faults {
+            lost_request: 0.002,
+            lost_reply: 0.01,
+            repeated: 0.05,
+            unordered: 0.1,
+            ..CLEAN
+        },
+    ),
+    (
+        "tenants, processes",
+        Faults {
+            crash: 0.03,
+            stall: 0.03,
+            cut: 0.002,
+            ..CLEAN
+        },
+    ),
+    (
+        "tenants, data loss",
+        Faults {
+            forget: 0.03,
+            lost_wake: 0.05,
+            ..CLEAN
+        },
+    ),
+];
+
 pub(super) const MIXES: &[(&str, Faults)] = &[
     ("clean", CLEAN),
     (

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{
     TROUBLE,
     crowd::{CROWDED, SHAPES},
-    faults::{Faults, MIXES, MIXES_OF_MEMORY},
+    faults::{Faults, MIXES, MIXES_OF_MEMORY, MIXES_OF_TENANTS},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub(super) enum Kind {
     Memory,
     /// The store is a cluster with several parts.
     Cluster,
+    /// A few tenants with a backlog under one fair limit.
+    Tenants,
 }
 
 impl Kind {
@@ -27,6 +29,7 @@ impl Kind {
             Self::Ordinary | Self::Cluster => MIXES.len(),
             Self::Crowd => SHAPES.len(),
             Self::Memory => MIXES_OF_MEMORY.len(),
+            Self::Tenants => MIXES_OF_TENANTS.len(),
         };
         mixes as u64
     }
@@ -37,6 +40,7 @@ impl Kind {
         match self {
             Self::Ordinary | Self::Cluster => MIXES[number],
             Self::Memory => MIXES_OF_MEMORY[number],
+            Self::Tenants => MIXES_OF_TENANTS[number],
             Self::Crowd => (SHAPES[number].name, CROWDED),
         }
     }
@@ -49,6 +53,7 @@ impl Kind {
             Self::Memory => 4,
             Self::Cluster => 3,
             Self::Crowd => 11,
+            Self::Tenants => 13,
         }
     }
 
@@ -56,6 +61,7 @@ impl Kind {
     pub fn trouble(self) -> Duration {
         match self {
             Self::Ordinary | Self::Memory | Self::Cluster => TROUBLE,
+            Self::Tenants => TROUBLE / 2,
             Self::Crowd => TROUBLE / 4,
         }
     }

@@ -25,12 +25,14 @@ impl World {
                 }
             }
             self.begins_anew(replica);
+            self.used.begin_anew();
         } else if self.chance(self.faults.stall) {
             let length = self.millis(10..6_500);
             self.note(|| format!("r{replica} stands still for {length:?}"));
             self.replicas[replica].stalled_until = self.now + length;
             let id = self.replicas[replica].id;
             self.promotions.trouble(id, self.now + length);
+            self.used.begin_anew();
         }
     }
 
@@ -40,6 +42,7 @@ impl World {
             // Its rates are gone with it.
             self.charges = Charges::default();
         }
+        self.count_slot_time();
         let life = self.replicas[replica].life + 1;
         self.replicas[replica] = self.new_replica(life);
         for client in 0..self.clients.len() {

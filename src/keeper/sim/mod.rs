@@ -10,6 +10,7 @@
 //! - **G4** after an exchange fewer units are free than the first such waiter needs; requests for several slots never
 //!   deadlock; and in the end every request was served;
 //! - **G5, G6, G7** in the end the ledgers and the keepers are empty; every name in a ledger is known to its keeper;
+//! - **shares**: while two tenants wait, their slot time over share differs by a bound that does not grow;
 //! - **rates** never start more than promised, in any time, and nothing before debts have drained; permits pay exactly
 //!   their costs.
 //!
@@ -17,13 +18,14 @@
 //! | --- | --- |
 //! | `faults` | possible faults, and their mixes |
 //! | `world`, `agenda` | values drawn from the seed, and the state; future events |
-//! | `kinds` | kinds of worlds: an ordinary one, a crowd, memory, a cluster |
+//! | `kinds` | kinds of worlds: an ordinary one, a crowd, memory, a cluster, tenants |
 //! | `memory` | ledgers and rates without a store |
 //! | `crowd` | many clients, at a store that is far away or slow |
 //! | `replica`, `client` | a real keeper and the work of its driver; its clients |
 //! | `spending` | clients with a permit at a rate: they spend, and settle |
 //! | `network`, `store`, `mishaps` | lost, late and repeated messages; the real ledgers; crashes, stalls, outages |
 //! | `checks`, `holders`, `rates` | the invariants, after each exchange: of the ledgers, the holders, the rates |
+//! | `tenants` | who they are, and whether slot time is shared fairly |
 //! | `promotions` | promotions, which a live replica confirms in time |
 //! | `accounts` | payments of permits, by the exchanges that the store has run |
 //! | `names`, `end` | invariants over some time; invariants in the end |
@@ -58,6 +60,7 @@ mod replica;
 mod runs;
 mod spending;
 mod store;
+mod tenants;
 mod world;
 
 use std::time::Duration;

@@ -119,7 +119,7 @@ impl World {
                 .map(|limit| limit.burst(3)),
         };
         let mut limit = limit.expect("valid");
-        if self.is_fair && number < 2 {
+        if self.is_fair() && number < 2 {
             limit = limit.fair().wait_up_to(LONGEST_WAIT);
         } else if values.reuse && number < 2 {
             limit = limit.reuse();

@@ -57,6 +57,11 @@ fn guarantees_hold_in_every_cluster() {
     hold_in_every(Kind::Cluster, &[]);
 }
 
+#[test]
+fn guarantees_hold_for_every_tenant() {
+    hold_in_every(Kind::Tenants, &[]);
+}
+
 fn hold_in_every(kind: Kind, found: &[u64]) {
     if let Ok(seed) = env::var("TURNSTILE_SIM_SEED") {
         let seed = seed.parse().expect("TURNSTILE_SIM_SEED is a number");
@@ -95,6 +100,7 @@ fn run(kind: Kind, seed: u64, logs: bool) -> Totals {
     let mut world = World::new(kind, seed, logs);
     while world.now < kind.trouble() && world.step() {}
     world.settle_down();
+    world.totals.unfair = world.used.most;
     world.totals
 }
 
@@ -155,6 +161,7 @@ fn report(kind: Kind, all: &BTreeMap<u64, Totals>) {
             sum.exact += totals.exact;
             sum.over.peak = sum.over.peak.max(totals.over.peak);
             sum.over.longest = sum.over.longest.max(totals.over.longest);
+            sum.unfair = sum.unfair.max(totals.unfair);
         }
         if worlds > 0 {
             println!("{mix}: {worlds} worlds, {sum:?}");

@@ -22,6 +22,7 @@ use super::{
     promotions::Promotions,
     rates::Charges,
     replica::Replica,
+    tenants::{self, Nature, Used},
 };
 use crate::{
     key::Key,
@@ -62,8 +63,8 @@ pub(super) struct World {
     pub spends: bool,
     /// Clients with a permit pause its limit now and then.
     pub pauses: bool,
-    /// Slots are shared fairly among tenants.
-    pub is_fair: bool,
+    /// Slots are shared fairly among these, if there are any.
+    pub tenants: Vec<Nature>,
     pub crowd: Option<Crowd>,
     // Time by this machine's clock, and the offset of the store's.
     pub start: Instant,
@@ -97,6 +98,7 @@ pub(super) struct World {
     pub charges: Charges,
     pub accounts: Accounts,
     pub promotions: Promotions,
+    pub used: Used,
     /// The largest limit sent to the store, by ledger.
     pub largest: BTreeMap<String, u32>,
     /// Every name that ever held a slot in the store.
@@ -141,6 +143,8 @@ pub(super) struct Totals {
     /// Closed accounts, and those compared exactly.
     pub accounts: u64,
     pub exact: u64,
+    /// How far two tenants were apart, at most, as a part of what they may be.
+    pub unfair: f64,
     pub over: Overshoot,
 }
 
@@ -227,7 +231,12 @@ impl World {
             spends,
             pauses: matches!(kind, Kind::Ordinary | Kind::Cluster)
                 && fastrand::Rng::with_seed(seed ^ PAUSES).u8(0..4) == 0,
-            is_fair: kind != Kind::Crowd && fastrand::Rng::with_seed(seed ^ TENANTS).u8(0..4) == 0,
+            tenants: match kind != Kind::Crowd
+                && fastrand::Rng::with_seed(seed ^ TENANTS).u8(0..4) == 0
+            {
+                true => tenants::ordinary(),
+                false => Vec::new(),
+            },
             crowd: None,
             start: Instant::now(),
             now: Duration::ZERO,
@@ -252,6 +261,7 @@ impl World {
             charges: Charges::default(),
             accounts: Accounts::default(),
             promotions: Promotions::default(),
+            used: Used::default(),
             largest: BTreeMap::new(),
             granted: BTreeSet::new(),
             moved: BTreeMap::new(),
@@ -265,6 +275,7 @@ impl World {
         match kind {
             Kind::Ordinary => {}
             Kind::Crowd => world.crowd(&mut later),
+            Kind::Tenants => world.tenants(&mut later),
             Kind::Memory => {
                 world.parts = Parts::WHOLE;
                 world.claims = [0.3, 1.0][later.usize(0..2)];
@@ -302,9 +313,10 @@ impl World {
             values,
             policies,
             crowd,
+            tenants,
             ..
         } = self;
-        let nature = format!("{mix}: {values:?}, {policies:?}, {crowd:?}");
+        let nature = format!("{mix}: {values:?}, {policies:?}, {crowd:?}, {tenants:?}");
         self.note(|| nature);
     }
 
@@ -312,12 +324,16 @@ impl World {
         let most = match self.kind {
             Kind::Memory => 1,
             Kind::Crowd => 2,
-            Kind::Ordinary | Kind::Cluster => 3,
+            Kind::Ordinary | Kind::Cluster | Kind::Tenants => 3,
         };
         for replica in 0..self.rng.usize(1..=most) {
             let fresh = self.new_replica(0);
             self.replicas.push(fresh);
-            for _ in 0..self.rng.usize(2..=8) {
+            let clients = match self.kind {
+                Kind::Tenants => self.backlog(),
+                _ => self.rng.usize(2..=8),
+            };
+            for _ in 0..clients {
                 let soon = self.millis(0..500);
                 self.after(soon, Happening::ClientAsks(self.clients.len()));
                 self.clients.push(Client::new(replica));
