@@ -31,31 +31,32 @@ fn a_million_keys_leave_nothing_behind() {
 
 async fn keys_leave_nothing_behind(keys: u64) {
     let limiter = Limiter::in_memory();
-    many_keys(&limiter, "in memory", keys).await;
+    many_keys(&limiter, None, keys).await;
     assert_eq!((limiter.status().held, limiter.status().waiting), (0, 0));
 
     let server = RedisServer::start();
     let limiter = Limiter::connect(&server.url()).await.unwrap();
-    many_keys(&limiter, "in Redis", keys).await;
+    many_keys(&limiter, Some(&server), keys).await;
     idle(&limiter, &server).await;
 }
 
 /// Memory has its full size after a tenth of the keys: any further growth would be kept for each key.
-async fn many_keys(limiter: &Limiter, place: &str, keys: u64) {
+async fn many_keys(limiter: &Limiter, server: Option<&RedisServer>, keys: u64) {
     let start = Instant::now();
-    take_each(limiter, 0..keys / 10).await;
+    take_each(limiter, server, 0..keys / 10).await;
     let before_kib = resident_kib();
-    take_each(limiter, keys / 10..keys).await;
+    take_each(limiter, server, keys / 10..keys).await;
     let after_kib = resident_kib();
     let seconds = start.elapsed().as_secs_f64();
+    let place = server.map_or("in memory", |_| "in Redis");
     println!("{keys} keys {place}: {seconds:.1} s, {before_kib} KiB, then {after_kib} KiB");
     assert!(
-        after_kib < before_kib + 8 * 1024,
+        after_kib < before_kib + 4 * 1024,
         "{before_kib}, then {after_kib} KiB"
     );
 }
 
-async fn take_each(limiter: &Limiter, keys: std::ops::Range<u64>) {
+async fn take_each(limiter: &Limiter, server: Option<&RedisServer>, keys: std::ops::Range<u64>) {
     for first in keys.step_by(AT_ONCE as usize) {
         let take = async |key: u64| {
             let semaphore = limiter.semaphore(&EACH, key);
@@ -63,6 +64,11 @@ async fn take_each(limiter: &Limiter, keys: std::ops::Range<u64>) {
         };
         let permits = join_all((first..first + AT_ONCE).map(take)).await;
         assert_eq!(limiter.status().held, permits.len());
+        drop(permits);
+        // On a busy machine releases may fall behind, and their memory is not at issue.
+        if let Some(server) = server {
+            idle(limiter, server).await;
+        }
     }
 }
 
