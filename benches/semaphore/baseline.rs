@@ -44,6 +44,8 @@ pub(crate) struct Batch<'a> {
     pub(crate) replica: &'a str,
     pub(crate) limit: u32,
     pub(crate) wait: bool,
+    /// The number of tenants of a fair ledger, to which permits belong by turns. 0: it is not fair.
+    pub(crate) tenants: u64,
     pub(crate) release: &'a [u64],
     pub(crate) renew: &'a [u64],
     pub(crate) acquire: &'a [u64],
@@ -55,10 +57,32 @@ impl Default for Batch<'_> {
             replica: "replica-00000000",
             limit: 1_000_000,
             wait: false,
+            tenants: 0,
             release: &[],
             renew: &[],
             acquire: &[],
         }
+    }
+}
+
+impl Batch<'_> {
+    /// What the tenants of a fair ledger owe: newcomers pay for a millisecond in advance, and get half of it back.
+    fn dues(&self) -> Option<Vec<u8>> {
+        if self.tenants == 0 || self.release.is_empty() && self.acquire.is_empty() {
+            return None;
+        }
+        let settled = self.release.len() as f64;
+        let numbers: [f64; script::DUES_NUMBERS] = [settled, 0.0, 0.0, settled];
+        let mut dues: Vec<u8> = numbers.into_iter().flat_map(f64::to_le_bytes).collect();
+        for name in self.acquire {
+            let tenant = name % self.tenants;
+            dues.extend(format!("{tenant:08}{:016}", 1_000).bytes());
+        }
+        for name in self.release {
+            dues.extend(format!("{:08}", name % self.tenants).bytes());
+            dues.extend([-500.0, 1_000.0].into_iter().flat_map(f64::to_le_bytes));
+        }
+        Some(dues)
     }
 }
 
@@ -235,8 +259,8 @@ impl Baseline {
         name.to_string()
     }
 
-    /// Runs one exchange of our script.
-    pub(crate) async fn exchange(&self, key: usize, batch: Batch<'_>) {
+    /// Runs one exchange of our script. Returns whether a waiter of this replica was granted a slot.
+    pub(crate) async fn exchange(&self, key: usize, batch: Batch<'_>) -> bool {
         let mut exchange = self.script(key);
         // Leases are long enough for the whole bench.
         let call: [f64; script::RECORD] = [
@@ -249,13 +273,19 @@ impl Baseline {
             0.0,
         ];
         let waits = u32::from(batch.wait);
-        let [limit, waits_here] = [batch.limit, waits].map(f64::from);
+        let dues = batch.dues();
+        let fair = match &dues {
+            Some(_) if !batch.release.is_empty() => 64 + 128,
+            _ if batch.tenants > 0 => 64,
+            _ => 0,
+        };
+        let [limit, options] = [batch.limit, waits + fair].map(f64::from);
         let lists = [batch.release, batch.renew, &[], batch.acquire];
         let [released, renewed, adopted, acquired] = lists.map(|list| list.len() as f64);
         let asked: [f64; script::RECORD] = [
             limit,
             1_000_000.0,
-            waits_here,
+            options,
             released,
             renewed,
             adopted,
@@ -271,13 +301,15 @@ impl Baseline {
                 exchange.arg(format!("{}{name:010}", batch.replica));
             }
         }
+        exchange.arg(dues);
         let Value::Array(reply) = self.send(exchange).await else {
             panic!("the script's reply is a list");
         };
-        assert!(
-            matches!(reply[2], Value::Array(_) | Value::Int(_)),
-            "{reply:?}"
-        );
+        match &reply[2] {
+            Value::Array(of_ledger) => matches!(of_ledger.last(), Some(Value::BulkString(_))),
+            Value::Int(_) => false,
+            error => panic!("{error:?}"),
+        }
     }
 
     fn script(&self, key: usize) -> Cmd {

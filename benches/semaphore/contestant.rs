@@ -11,7 +11,7 @@ use tower::{Service, ServiceExt, limit::ConcurrencyLimit};
 use tower_turnstile::{Limit, Limiter, Permit, Semaphore};
 
 use crate::{
-    HOT, LEASE, LIMIT, REUSED, STORE_TIMEOUT, Work,
+    FAIR, HOT, LEASE, LIMIT, REUSED, STORE_TIMEOUT, Work,
     baseline::{Baseline, EXCHANGE, LISTING_11_8},
     redis_server::RedisServer,
 };
@@ -51,6 +51,13 @@ pub(crate) async fn all(server: &RedisServer, work: &Work) -> Vec<(&'static str,
         let keys = 0..work.keys as u64;
         keys.map(|key| limiter.semaphore(limit, key)).collect()
     };
+    let of_a_tenant = |limiter: &Limiter| {
+        let semaphores: Vec<Semaphore> = semaphores(limiter, &FAIR);
+        let semaphores = semaphores.into_iter();
+        semaphores
+            .map(|semaphore| semaphore.tenant("acme"))
+            .collect()
+    };
     let settings = Limiter::builder().lease(LEASE).store_timeout(STORE_TIMEOUT);
     let shared = settings.clone().connect(&server.url()).await.expect("up");
     let apart = settings.dedicated_thread().connect(&server.url()).await;
@@ -64,6 +71,10 @@ pub(crate) async fn all(server: &RedisServer, work: &Work) -> Vec<(&'static str,
         (
             "tower-turnstile",
             Contestant::Ours(shared.clone(), semaphores(&shared, &HOT)),
+        ),
+        (
+            "the same, fair",
+            Contestant::Ours(shared.clone(), of_a_tenant(&shared)),
         ),
         (
             "the same with reuse",
@@ -97,6 +108,10 @@ pub(crate) async fn all(server: &RedisServer, work: &Work) -> Vec<(&'static str,
         (
             "tower-turnstile, in memory",
             Contestant::InMemory(semaphores(&Limiter::in_memory(), &HOT)),
+        ),
+        (
+            "in memory, fair",
+            Contestant::InMemory(of_a_tenant(&Limiter::in_memory())),
         ),
         (
             "in memory, with reuse",

@@ -22,6 +22,9 @@ const STEPS: u64 = 500;
 enum Kind {
     Holders,
     Waiters,
+    /// Waiters of a hundred tenants, or each of a tenant of its own.
+    Lines,
+    Tenants,
     Replicas,
     Keys,
     Renewal,
@@ -29,14 +32,18 @@ enum Kind {
     Renewal6_16,
 }
 
-const KINDS: [(Kind, &str, [u64; 3]); 7] = [
-    (Kind::Holders, "hold: a pair", [10, 1_000, 100_000]),
-    (Kind::Waiters, "wait: a handoff", [10, 1_000, 100_000]),
+const SIZES: [u64; 3] = [10, 1_000, 100_000];
+
+const KINDS: [(Kind, &str, [u64; 3]); 9] = [
+    (Kind::Holders, "hold: a pair", SIZES),
+    (Kind::Waiters, "wait: a handoff", SIZES),
+    (Kind::Lines, "wait, 100 tenants: a handoff", SIZES),
+    (Kind::Tenants, "tenants wait: a handoff", SIZES),
     (Kind::Replicas, "replicas wait: a handoff", [1, 10, 1_000]),
     (Kind::Keys, "keys: a pair", [1, 1_000, 100_000]),
-    (Kind::Renewal, "hold: a renewal", [10, 1_000, 100_000]),
-    (Kind::Renewal11_9, "hold: 11.9", [10, 1_000, 100_000]),
-    (Kind::Renewal6_16, "hold: 6.16", [10, 1_000, 100_000]),
+    (Kind::Renewal, "hold: a renewal", SIZES),
+    (Kind::Renewal11_9, "hold: 11.9", SIZES),
+    (Kind::Renewal6_16, "hold: 6.16", SIZES),
 ];
 
 struct Crowd {
@@ -115,13 +122,14 @@ impl Crowd {
                     .await;
                 }
             }
-            Kind::Waiters => {
+            Kind::Waiters | Kind::Lines | Kind::Tenants => {
                 self.queue(0, 0).await;
                 for acquire in chunks(self.size) {
                     let acquire: Vec<u64> = acquire.iter().map(|name| name + 1).collect();
                     self.ask(Batch {
                         limit: 1,
                         wait: true,
+                        tenants: self.tenants(),
                         acquire: &acquire,
                         ..Batch::default()
                     })
@@ -169,7 +177,7 @@ impl Crowd {
                     self.pair(key as usize, step).await;
                 }
             }
-            Kind::Waiters => {
+            Kind::Waiters | Kind::Lines | Kind::Tenants => {
                 for step in steps {
                     self.hand_off(step, step + self.size + 1, 1).await;
                 }
@@ -207,8 +215,16 @@ impl Crowd {
         }
     }
 
-    async fn ask(&self, batch: Batch<'_>) {
-        self.script.exchange(0, batch).await;
+    fn tenants(&self) -> u64 {
+        match self.kind {
+            Kind::Lines => 100,
+            Kind::Tenants => self.size,
+            _ => 0,
+        }
+    }
+
+    async fn ask(&self, batch: Batch<'_>) -> bool {
+        self.script.exchange(0, batch).await
     }
 
     async fn pair(&self, key: usize, name: u64) {
@@ -225,14 +241,16 @@ impl Crowd {
 
     /// The holder leaves, the head of the queue gets its slot, and another waiter joins the queue.
     async fn hand_off(&self, leaves: u64, joins: u64, replicas: u64) {
-        self.ask(Batch {
+        let leaves = Batch {
             replica: &replica(leaves % replicas),
             limit: 1,
             wait: true,
+            tenants: self.tenants(),
             release: &[leaves],
             ..Batch::default()
-        })
-        .await;
+        };
+        let is_granted = self.ask(leaves).await;
+        assert!(is_granted || replicas > 1, "the next one is its own");
         self.queue(joins, joins % replicas).await;
     }
 
@@ -241,6 +259,7 @@ impl Crowd {
             replica: &replica(of),
             limit: 1,
             wait: true,
+            tenants: self.tenants(),
             acquire: &[name],
             ..Batch::default()
         })

@@ -54,6 +54,9 @@ use tower_turnstile::Limit;
 /// More than the tasks, so that none has to wait.
 const LIMIT: u32 = 1_000;
 const HOT: Limit = Limit::concurrent("hot", LIMIT);
+const FAIR: Limit = Limit::concurrent("fair", LIMIT)
+    .wait_up_to(Duration::from_secs(60))
+    .fair();
 const REUSED: Limit = Limit::concurrent("reused", LIMIT).reuse();
 const LEASE: Duration = Duration::from_secs(30);
 const STORE_TIMEOUT: Duration = Duration::from_millis(500);

@@ -315,3 +315,42 @@ async fn slot_time_is_shared_equally_on_a_real_server() {
     );
     assert!(p95 < Duration::from_millis(500), "{p95:?}");
 }
+
+/// A mixed backlog is drained as soon as without tenants: no slot is idle while anybody waits.
+#[tokio::test(start_paused = true)]
+async fn a_backlog_ends_as_soon_as_without_tenants() {
+    const POOL: Limit = Limit::concurrent("pool", 10)
+        .wait_up_to(Duration::from_secs(3_600))
+        .max_waiters(10_000);
+    let mut took = Vec::new();
+    for is_fair in [false, true] {
+        let limiter = Limiter::in_memory();
+        let limit = if is_fair { POOL.fair() } else { POOL };
+        let pool = limiter.semaphore(&limit, Key::SHARED);
+        let began = Instant::now();
+        let mut tasks = JoinSet::new();
+        for (tenant, hold, count) in [(0_u64, 5_000, 1_000), (1, 1_000, 2_000), (2, 100, 5_000)] {
+            for _ in 0..count {
+                let semaphore = match is_fair {
+                    true => pool.clone().tenant(tenant),
+                    false => pool.clone(),
+                };
+                tasks.spawn(async move {
+                    let _permit = semaphore.acquire().await.expect("in time");
+                    sleep(Duration::from_millis(hold)).await;
+                });
+            }
+        }
+        tasks.join_all().await;
+        took.push(began.elapsed().as_secs_f64());
+    }
+    let [plain, fair] = took[..] else {
+        unreachable!("two limits");
+    };
+    println!("{plain} s, fair {fair} s");
+    // The last holds end one by one.
+    assert!(
+        (fair / plain - 1.0).abs() < 0.01,
+        "{plain} s, fair {fair} s"
+    );
+}
