@@ -84,14 +84,14 @@ impl World {
         (self.own, self.spends) = (false, false);
         self.values.limit = rng.u32(1..=4) * self.scale();
         self.policies = [Fallback::Reject; 3];
-        self.values.lease = [LEASE, LEASE / 2][rng.usize(0..2)];
+        self.values.lease = LEASE / 2;
         let others = rng.u64(1..=3);
         let nature = |number: u64| Nature {
             tenant: (number > 0).then(|| Tenant {
                 name: Key::from(number),
                 share: [1, 1, 2, 3, 9][rng.usize(0..5)],
             }),
-            longest_hold: Duration::from_secs(1).mul_f64(40_f64.powf(-rng.f64())),
+            longest_hold: Duration::from_millis(400).mul_f64(25_f64.powf(-rng.f64())),
             pause: match rng.u8(0..4) {
                 0 => Duration::from_secs(1),
                 _ => Duration::from_millis(2),
