@@ -144,15 +144,15 @@ pub(crate) struct Ask {
     pub(crate) payer: Option<Payer>,
 }
 
-/// Who pays for a slot of a fair ledger.
+/// The tenant that pays for a slot of a fair ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Payer {
     pub(crate) tenant: TenantId,
-    /// What a grant to a waiter costs at once: a prepayment, in us of the whole limit for a share of 1.
+    /// The prepayment of a grant to a waiter, in us of the whole limit for a share of 1.
     pub(crate) cost_us: u64,
 }
 
-/// What the tenants of a fair ledger owe, and the waiters that leave it.
+/// Debts of the tenants of a fair ledger, and waiters that leave.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dues {
     /// Waiters among the permits to release.
@@ -180,7 +180,7 @@ pub(crate) struct Report {
     pub(crate) tenant: TenantId,
     /// Negative: a refund.
     pub(crate) us: i64,
-    /// What the most expensive of its permits has cost so far.
+    /// Cost so far of the tenant's most expensive permit.
     pub(crate) most_us: u64,
 }
 

@@ -1,6 +1,6 @@
 //! The queue's part in fair shares: who pays for a newcomer, and what permits of this process owe. A grant to a waiter is
-//! paid in advance by the mean hold of the limit; renewals report what is held beyond that while others wait, and the
-//! release settles the rest, or gives back what was not used.
+//! paid in advance by the mean hold of the limit; renewals report longer holds while others wait, and the release
+//! settles the rest, or refunds unused time. A hold begins when this process learns of the grant.
 
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ impl Queue {
         owed.filter(|_| others_wait)
     }
 
-    /// What a held permit owes by now; negative if it has paid for more.
+    /// The debt of a held permit by now; negative if more was paid.
     fn owed(&self, ctx: &Context, seq: Seq) -> Option<Report> {
         let entry = self.entries.get(&seq)?;
         let paying = entry.paying()?;
@@ -84,8 +84,8 @@ impl Queue {
         })
     }
 
-    /// What the release of an entry settles. A waiter's place ends; a permit pays the rest if others wait, or gets back
-    /// what it has not used.
+    /// The due that a release settles. A waiter's place ends; a permit pays the rest if others wait, or gets a refund of
+    /// unused time.
     pub(super) fn due_of(&self, ctx: &Context, seq: Seq) -> Option<Due> {
         let entry = self.entries.get(&seq)?;
         let payer = || entry.paying()?.payer();
@@ -150,14 +150,14 @@ pub(super) fn add_report(batch: &mut Batch, report: Option<Report>) {
     }
 }
 
-/// Adds what a release settles to the dues of a batch.
+/// Adds the due of a release to those of a batch.
 pub(super) fn add_due(batch: &mut Batch, seq: Seq, due: Option<Due>) {
     let (Some(dues), Some(due)) = (&mut batch.dues, due) else {
         return;
     };
     match due {
         Due::Left { payer, ticket } => dues.left.push(Left { payer, ticket, seq }),
-        Due::Settled(report) => {
+        Due::Settled(report) | Due::Repeated(report) => {
             dues.settled_units += weight_of(seq);
             add(&mut dues.settled, report);
         }

@@ -151,7 +151,8 @@ impl Queue {
         }
     }
 
-    /// Takes as many releases as there is room for.
+    /// Takes as many releases as there is room for. The store counts a settlement if as many units were removed as it is
+    /// for. So a repeated one goes with its like only: the units of others would count it twice.
     pub fn take_releases(
         &mut self,
         batch: &mut Batch,
@@ -161,9 +162,12 @@ impl Queue {
         let Some(outbox) = &mut self.outbox else {
             return;
         };
+        let mut first = pending.releases.iter().chain(&outbox.release);
+        let repeats = first.next().is_some_and(Release::may_be_settled);
         let mut count = 0;
         while *room > 0
             && let Some(release) = outbox.release.get(count)
+            && release.may_be_settled() == repeats
         {
             batch.release.push(release.seq);
             add_due(batch, release.seq, release.due.as_deref().copied());

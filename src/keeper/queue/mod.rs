@@ -257,6 +257,22 @@ pub(super) struct PendingBatch {
     nearest_ms: Option<u64>,
 }
 
+impl Release {
+    /// Its exchange failed.
+    pub fn set_repeated(&mut self) {
+        if let Some(due) = &mut self.due
+            && let Due::Settled(report) = **due
+        {
+            **due = Due::Repeated(report);
+        }
+    }
+
+    /// The store may have counted its settlement.
+    fn may_be_settled(&self) -> bool {
+        matches!(self.due.as_deref(), Some(Due::Repeated(_)))
+    }
+}
+
 impl Newcomer {
     /// A retried request goes before later ones.
     pub fn order(&self) -> (Instant, NonZeroU64) {

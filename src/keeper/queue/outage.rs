@@ -42,7 +42,8 @@ impl Queue {
             self.repeat_pause();
         }
         self.tells |= batch.tells;
-        for release in pending.releases.drain(..) {
+        for mut release in pending.releases.drain(..) {
+            release.set_repeated();
             match retry {
                 true => self.outbox().release.push(release),
                 false => self.repeat_release(ctx, release, pause),

@@ -243,6 +243,38 @@ fn a_settlement_is_sent_again_only_if_its_release_is() {
     }
 }
 
+/// The store counts a settlement if as many units were removed as it is for, whoever held them.
+#[test]
+fn a_repeated_settlement_goes_without_other_releases() {
+    let mut world = World::new(1, &Limit::concurrent("a", 2).wait_up_to(PATIENT).fair());
+    let [first, second] = ["a", "a"].map(|tenant| world.ask_for(0, tenant_leg(tenant, 1)));
+    world.settle();
+    let waiter = world.ask_for(0, tenant_leg("b", 1));
+    world.settle();
+    assert!(held(world.collect(0, &first)) && held(world.collect(0, &second)));
+    world.release(0, &first);
+    world.settle();
+    assert!(held(world.collect(0, &waiter)));
+    world.release(0, &waiter);
+    let sent = world.send(0);
+    // It runs, but its answer is lost.
+    world.run(&sent);
+    world.fail(0, &sent, Failure::Cut);
+    world.release(0, &second);
+    world.reconnect(0);
+    let mut others = 0;
+    while let Some(sent) = next_exchange(&mut world) {
+        for batch in &sent.exchange.batches {
+            let dues = batch.dues.as_ref();
+            let is_settled = dues.is_some_and(|dues| !dues.settled.is_empty());
+            assert!(!is_settled || batch.release == [waiter.seq()], "{batch:?}");
+            others += batch.release.len() - usize::from(is_settled);
+        }
+        world.complete(0, &sent);
+    }
+    assert_eq!(others, 1);
+}
+
 /// The order of grants shows nothing about a waiter of a fair limit, so each is asked for by name at every poll.
 #[test]
 fn a_fair_queue_calls_the_roll_with_each_poll() {

@@ -9,8 +9,8 @@
 //! A hold costs its time x units / (share x limit), in us: 1 s under a limit of 10 costs a tenant with a share of 2 50,000. So
 //! virtual time never runs faster than the clock.
 //!
-//! The rule is that of start-time fair queueing (Goyal, Vin, Cheng 1997), charged for the time that a slot is really held.
-//! The door is that of dynamic thresholds (Choudhury, Hahne 1998).
+//! The rule: start-time fair queueing (Goyal, Vin, Cheng 1997), charged for the time that a slot is really held. Newcomers
+//! are refused by dynamic thresholds (Choudhury, Hahne 1998).
 
 use std::{
     cmp::{max, min},
@@ -88,7 +88,7 @@ impl Shares {
         self.tenants.get(&tenant).map_or(0, |one| one.paid_us)
     }
 
-    /// Number of waiters in the line of a tenant, with those that may wait no longer.
+    /// Length of a tenant's line, waiters that have left included.
     pub(super) fn line_of(&self, tenant: TenantId) -> usize {
         self.tenants.get(&tenant).map_or(0, |one| one.line)
     }

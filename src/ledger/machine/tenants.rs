@@ -86,7 +86,7 @@ impl Ledger {
         line >= CROWD * free
     }
 
-    /// Shares are kept for a while after the last waiter, so that a tenant which comes back still owes what it owed.
+    /// Shares are kept for a while after the last waiter, so that a tenant cannot lose its debt by leaving.
     pub(super) fn keep_shares(&mut self, call: &Call, batch: &Batch) {
         let (ttl_ms, more_ms) = call.shares_ttl_ms();
         if batch.dues.is_some()

@@ -32,7 +32,7 @@ pub(in crate::keeper::queue) struct Entry {
     pub asked: Instant,
     /// Place at which it joined the queue; 0 if it did not.
     pub place: u32,
-    /// What most entries do not have.
+    /// Absent in most entries.
     rest: Option<Box<Rest>>,
     /// Whether it may wait for its slot.
     pub waits: bool,
@@ -136,7 +136,7 @@ pub(in crate::keeper::queue) struct InStore {
     pub not_after_us: u64,
 }
 
-/// Who pays for an entry, and until when its hold is paid.
+/// The tenant that pays for an entry, and the time for which the hold is paid.
 #[derive(Debug)]
 pub(in crate::keeper::queue) struct Paying {
     pub tenant: TenantId,
@@ -150,9 +150,9 @@ pub(in crate::keeper::queue) struct Paying {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::keeper::queue) enum Paid {
-    /// It does not hold yet, or has never held while others waited.
+    /// Not held yet, or never held while others waited.
     Nothing,
-    /// It asks, and its grant costs this if it has to wait.
+    /// Asking: a grant costs this if the request has to wait.
     Ahead {
         cost_us: u64,
     },
@@ -196,22 +196,24 @@ impl Paying {
     }
 }
 
-/// What a hold of this time costs, in us of the whole limit for a share of 1.
+/// The cost of a hold of this length, in us of the whole limit for a share of 1.
 pub(in crate::keeper::queue) fn cost_us(time: Duration, units: u32, share: u32, max: u32) -> u64 {
     let whole = u64::from(share.max(1)) * u64::from(max.max(1));
     let unit_us = time.as_micros().min(1 << 50) as u64;
     unit_us * u64::from(units) / whole
 }
 
-/// What the release of a permit settles.
+/// The due that a release settles.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::keeper::queue) enum Due {
-    /// It waits in the line of its tenant.
+    /// A waiter leaves the line of its tenant.
     Left {
         payer: Payer,
         ticket: i64,
     },
     Settled(Report),
+    /// The same, sent before: the store may have counted it.
+    Repeated(Report),
 }
 
 impl Holder {
@@ -255,7 +257,7 @@ impl Entry {
         self.rest.get_or_insert_default().ticket = NonZero::new(ticket);
     }
 
-    /// Who pays for it, if its limit is fair.
+    /// The tenant that pays, if the limit is fair.
     pub fn paying(&self) -> Option<&Paying> {
         self.rest.as_ref()?.paying.as_ref()
     }
@@ -273,7 +275,7 @@ impl Entry {
         }
     }
 
-    /// It has paid nothing in advance: it got a slot at once, or asks anew.
+    /// Nothing was paid in advance: the slot was free, or the request asks anew.
     pub fn owes_nothing(&mut self) {
         if let Some(paying) = self.paying_mut() {
             paying.paid = Paid::Nothing;
