@@ -125,6 +125,7 @@ impl World {
     /// A slot of a key, a slot shared by all, or both, and perhaps a charge at a rate; in any order.
     fn draw_demand(&mut self, client: usize) -> Demand {
         let wait = match self.rng.u8(0..4) {
+            _ if self.kind == Kind::Tenants => LONGEST_WAIT,
             0 => Duration::ZERO,
             1 => self.millis(50..500),
             _ => self.millis(1_000..ms(LONGEST_WAIT)),

@@ -93,7 +93,7 @@ impl World {
             }),
             longest_hold: Duration::from_millis(400).mul_f64(25_f64.powf(-rng.f64())),
             pause: match rng.u8(0..4) {
-                0 => Duration::from_secs(1),
+                0 => Duration::from_millis(500),
                 _ => Duration::from_millis(2),
             },
         };
