@@ -80,6 +80,7 @@ impl Replica {
             address: self.address,
             path: path.to_owned(),
             key: "me".to_owned(),
+            tenant: None,
         }
     }
 
@@ -232,6 +233,7 @@ pub(crate) struct Request {
     address: SocketAddr,
     pub(crate) path: String,
     key: String,
+    tenant: Option<String>,
 }
 
 impl Request {
@@ -239,6 +241,13 @@ impl Request {
     pub(crate) fn key(self, key: &str) -> Self {
         let key = key.to_owned();
         Self { key, ..self }
+    }
+
+    /// With a tenant, for a server started with `--fair-by x-tenant`.
+    #[allow(dead_code, reason = "most tests are about one tenant")]
+    pub(crate) fn tenant(self, tenant: &str) -> Self {
+        let tenant = Some(tenant.to_owned());
+        Self { tenant, ..self }
     }
 
     pub(crate) async fn send(&self) -> Result<(Response<Incoming>, Connection), BoxError> {
@@ -249,10 +258,13 @@ impl Request {
             // The request's own error is more specific.
             let _ = connection.await;
         }));
-        let request = hyper::Request::get(&self.path)
+        let mut request = hyper::Request::get(&self.path)
             .header("host", self.address.to_string())
-            .header("x-api-key", &self.key)
-            .body(Empty::<Bytes>::new())?;
+            .header("x-api-key", &self.key);
+        if let Some(tenant) = &self.tenant {
+            request = request.header("x-tenant", tenant);
+        }
+        let request = request.body(Empty::<Bytes>::new())?;
         Ok((sender.send_request(request).await?, connection))
     }
 
