@@ -125,7 +125,7 @@ fn tenants_share_the_slots_after_a_flush() {
         let mut service = Service::start(&server).await;
         service.until_all_use(0).await;
         server.cli(&["FLUSHALL"]);
-        service.check_shares(&server, 2 * LIMIT).await;
+        service.check_shares(&server, LIMIT + 3).await;
         let seen = service.finish(&server).await;
         assert_eq!(seen.refused, 0, "G4");
     });

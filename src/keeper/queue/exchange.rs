@@ -39,6 +39,7 @@ impl Queue {
             inquiries: Vec::new(),
             tickets: Vec::new(),
             held: 0,
+            waiting: 0,
             nearest_ms: None,
         };
         let wanted = self.wants_batch;
@@ -86,7 +87,11 @@ impl Queue {
             self.take_newcomers(ctx, batch, pending, room);
         }
         self.shrink_outbox();
-        pending.held = if self.introducing { 0 } else { self.held };
+        if !self.introducing {
+            pending.held = self.held;
+            let waiters = self.waiters.as_ref();
+            pending.waiting = waiters.map_or(0, |waiters| waiters.by_ticket.len() as u32);
+        }
         batch.waits |= self.has_waiters() || batch.acquire.iter().any(|ask| ask.wait);
     }
 
@@ -225,6 +230,7 @@ impl Queue {
             ..
         } = answer;
         self.remember_waiting(head);
+        let seen = self.snapshot.seen;
         self.snapshot = Snapshot {
             in_use,
             waiting,
@@ -250,7 +256,7 @@ impl Queue {
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
         }
         let places = places_of(batch, &answer);
-        let mut is_lost = !self.introducing && in_use < pending.held + answer.granted_units(batch);
+        let mut is_lost = self.lacks_own(ctx, batch, pending, &answer, seen) && !self.introducing;
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
             is_lost |= self.renewed(ctx, *seq, standing, at);
         }
@@ -275,6 +281,39 @@ impl Queue {
         if is_lost && !self.introducing {
             self.on_loss(ctx, true);
         }
+    }
+
+    /// Whether the ledger has fewer permits than this process alone: it has lost some. Waiters count too, but for one whose
+    /// grant may have ended, and unless this process was late of late. `seen`: moment of the last answer.
+    fn lacks_own(
+        &mut self,
+        ctx: &Context,
+        batch: &Batch,
+        pending: &PendingBatch,
+        answer: &BatchReply,
+        seen: StoreMoment,
+    ) -> bool {
+        let settings = &ctx.settings;
+        let is_late = ctx.now > seen.sent + settings.poll_interval + settings.store_timeout;
+        let mut are_there = !is_late;
+        if let Some(waiters) = &mut self.waiters {
+            waiters.late_at = if is_late {
+                Some(ctx.now)
+            } else {
+                waiters.late_at
+            };
+            let until = waiters.late_at.map(|at| at + settings.waiter_ttl);
+            are_there = until.is_none_or(|until| until < ctx.now);
+        }
+        let asks = batch.acquire.iter().zip(&answer.acquired);
+        let units = |(ask, standing): (&Ask, &Standing)| match standing {
+            Standing::Held { .. } => weight_of(ask.seq),
+            Standing::Waiting { .. } => 1,
+            _ => 0,
+        };
+        let own = pending.held + pending.waiting + asks.map(units).sum::<u32>();
+        answer.in_use < pending.held + answer.granted_units(batch)
+            || are_there && answer.in_use + answer.waiting + 1 < own
     }
 
     fn note_places(&mut self, places: Vec<(Seq, u32)>) {

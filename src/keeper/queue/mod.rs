@@ -183,6 +183,8 @@ struct Waiters {
     next_slot_at: Option<Instant>,
     /// When to ask for every waiter by name: even a waiter behind the head may have left the queue.
     roll_call_at: Option<Instant>,
+    /// When this process last asked after a silence in which waiters may have lost their places, or their grants.
+    late_at: Option<Instant>,
 }
 
 /// A scan for permits that are due, which goes on at [`Queue::renew_at`].
@@ -251,8 +253,9 @@ pub(super) struct PendingBatch {
     inquiries: Vec<Inquiry>,
     /// Newcomers that have lost their place, with its ticket.
     tickets: Vec<(Seq, i64)>,
-    /// [`Queue::held`] when it was sent; 0 during an introduction.
+    /// [`Queue::held`], and the number of waiters in the store, when it was sent; 0 during an introduction.
     held: u32,
+    waiting: u32,
     /// When the next lease in the ledger ends, according to the answer.
     nearest_ms: Option<u64>,
 }

@@ -59,6 +59,28 @@ fn a_newcomer_finds_the_loss_and_all_holders_return() {
     assert_eq!(world.tell(), 0, "no echo");
 }
 
+/// G1: a process with nothing but waiters finds the loss by the first answer that lacks them, and none of them is granted
+/// a slot before the holders are back.
+#[test]
+fn waiters_that_are_gone_show_the_loss() {
+    let mut world = World::new(2, &TWO);
+    let _streams = [(); 2].map(|()| world.stream(1));
+    for _ in 0..3 {
+        world.ask(0, PATIENT);
+    }
+    world.settle();
+    world.ledgers.clear();
+    let newcomer = world.ask(0, PATIENT);
+    world.settle();
+    assert!(held(world.collect(0, &newcomer)), "the one that finds it");
+    world.pass(RETURN / 2);
+    world.settle();
+    assert_eq!(world.ledger().0, 1, "the others wait");
+    world.tell();
+    world.settle();
+    assert_eq!(world.ledger().0, 3);
+}
+
 /// G1: each stream would return by itself, but only when it is due.
 #[test]
 fn a_renewal_finds_the_loss_and_newcomers_come_last() {
