@@ -117,7 +117,7 @@ fn tenants_share_the_slots_after_a_restart_without_data() {
 
 /// G1, G3, G4, G6: the store loses its data, and keeps its connections. All requests are served.
 ///
-/// A replica that has not noticed the loss yet can be granted slots that others hold.
+/// Each replica can be granted a slot of others before it notices the loss.
 #[test]
 fn tenants_share_the_slots_after_a_flush() {
     alone(async {
