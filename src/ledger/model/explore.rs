@@ -44,6 +44,11 @@ const THREE: Bounds = Bounds {
     patience: 0,
     slow_answers: false,
     pauses: false,
+    reliable: [false; 3],
+    tenants: [None; 3],
+    stale: 0,
+    refunds: false,
+    losses: false,
 };
 
 /// A finer clock: an answer may arrive when its lease is half over or over.
@@ -275,6 +280,120 @@ fn three_clients_and_two_messages_without_copies() {
 #[ignore = "half a minute"]
 fn two_clients_and_slow_answers() {
     explore(TWO);
+}
+
+/// One tenant waits twice, and the other once.
+const TENANTS: Bounds = Bounds {
+    tenants: [Some(1), Some(1), Some(2)],
+    copies: 0,
+    crashes: 0,
+    ..THREE
+};
+
+#[test]
+fn wa() {
+    let world = Bounds {
+        tenants: [Some(1), Some(2), None],
+        clients: 2,
+        pauses: true,
+        ..TENANTS
+    };
+    explore(world);
+}
+
+#[test]
+fn wb() {
+    let world = Bounds {
+        tenants: [Some(1), None, None],
+        clients: 2,
+        losses: true,
+        copies: 1,
+        crashes: 1,
+        pauses: true,
+        ..TENANTS
+    };
+    explore(world);
+}
+
+#[test]
+fn wc() {
+    let world = Bounds {
+        tenants: [Some(1), Some(2), None],
+        clients: 2,
+        losses: true,
+        pauses: true,
+        reliable: [false, true, false],
+        ..TENANTS
+    };
+    explore(world);
+}
+
+#[test]
+fn wd() {
+    let world = Bounds {
+        tenants: [Some(1), Some(2), None],
+        clients: 2,
+        refunds: true,
+        copies: 1,
+        pauses: true,
+        reliable: [false, true, false],
+        ..TENANTS
+    };
+    explore(world);
+}
+
+#[test]
+fn wf() {
+    let world = Bounds {
+        tenants: [Some(1), Some(2), None],
+        ..TENANTS
+    };
+    explore(world);
+}
+
+#[test]
+fn wg() {
+    let world = Bounds {
+        tenants: [Some(1), Some(1), Some(2)],
+        disconnects: 1,
+        ..TENANTS
+    };
+    explore(world);
+}
+
+#[test]
+fn wh() {
+    let world = Bounds {
+        tenants: [Some(1), Some(2), Some(2)],
+        limit: 2,
+        weights: [2, 1, 1],
+        ..TENANTS
+    };
+    explore(world);
+}
+
+#[test]
+fn wi() {
+    let world = Bounds {
+        tenants: [Some(1), Some(1), Some(2)],
+        limit: 2,
+        ..TENANTS
+    };
+    explore(world);
+}
+
+#[test]
+fn wk() {
+    let world = Bounds {
+        tenants: [Some(1), Some(2), None],
+        clients: 2,
+        refunds: true,
+        releases: 2,
+        pauses: true,
+        reliable: [false, true, false],
+        ..TENANTS
+    };
+    explore(world);
 }
 
 /// Explores all possible runs, and returns the number of states.

@@ -31,16 +31,19 @@ mod check;
 mod client;
 mod events;
 mod explore;
+mod fairness;
 mod message;
 mod run;
 mod settled;
 mod symmetry;
+mod tenants;
 
 use stateright::{Model, Property};
 
 use self::{
     client::Client,
     message::{Message, ramped},
+    tenants::{Shares, Tenant},
 };
 
 /// Steps of time. Deadlines are relative to now.
@@ -56,13 +59,16 @@ const PAUSE: Steps = 1;
 const RAMP: Steps = 5;
 
 /// Situations that give the properties substance: each must occur.
-const SITUATIONS: [&str; 6] = [
+const SITUATIONS: [&str; 9] = [
     "there is a waiter",
     "the head of the queue is dead",
     "an ended lease and a queue",
     "a waiter has left",
     "an acquire may run late, or twice",
     "a waiter during a pause, or no pauses",
+    "waiters of two tenants, or no tenants",
+    "a line begins with a waiter that has left, or no tenants",
+    "a waiter stands in no line, or no tenants, older replicas and losses",
 ];
 
 /// The size of the explored world.
@@ -92,6 +98,16 @@ struct Bounds {
     slow_answers: bool,
     /// Now and then an overloaded upstream pauses all.
     pauses: bool,
+    /// Exchanges of these clients run at once and are answered, and the clients do not crash.
+    reliable: [bool; 3],
+    /// Each client's tenant. In a fair world a client without one is an older replica.
+    tenants: [Option<Tenant>; 3],
+    /// Names that may stand in lines after they have left; above this number nobody asks for a permit.
+    stale: usize,
+    /// A release gives a part of the prepayment back.
+    refunds: bool,
+    /// Now and then the payments and lines are lost, but not the queue.
+    losses: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -110,6 +126,7 @@ struct State {
     heartbeats: Vec<(u8, Steps)>,
     /// End of a pause, until the limit in force is the limit again.
     pause: Option<Steps>,
+    shares: Option<Shares>,
     /// Waiters in the order of their arrival, recorded independently of the ledger's tickets.
     arrivals: Vec<Id>,
     broken: Broken,
@@ -122,12 +139,14 @@ type Broken = Option<(&'static str, &'static str)>;
 enum Action {
     Passes,
     Sends(u8),
+    SendsAndReceives(u8),
     Receives(u8),
     GivesUp(u8),
     Leaves(u8),
     Crashes(u8),
     Disconnects(u8),
     Pauses,
+    LosesShares,
     Runs(usize),
     RunsAndStays(usize),
     IsLost(usize),
@@ -145,6 +164,7 @@ impl Model for Bounds {
             queue: Vec::new(),
             heartbeats: Vec::new(),
             pause: None,
+            shares: None,
             arrivals: Vec::new(),
             broken: None,
         }]
@@ -156,13 +176,22 @@ impl Model for Bounds {
         let connected = state.clients.iter().filter(|client| client.connected);
         let may_disconnect = state.clients.len() - connected.count() < self.disconnects;
         for (number, client) in (0..).zip(&state.clients) {
+            if client.is_reliable {
+                if state.may_send(number, self) {
+                    actions.push(Action::SendsAndReceives(number));
+                }
+                if client.permit.is_some() {
+                    actions.push(Action::Leaves(number));
+                }
+                continue;
+            }
             if client.connected && may_disconnect {
                 actions.push(Action::Disconnects(number));
             }
             if client.crashed {
                 continue;
             }
-            if state.network.len() < self.messages && client.may_send(self) {
+            if state.network.len() < self.messages && state.may_send(number, self) {
                 actions.push(Action::Sends(number));
             }
             if let Some(unanswered) = &client.unanswered {
@@ -181,6 +210,9 @@ impl Model for Bounds {
         if self.pauses && state.pause.is_none() {
             actions.push(Action::Pauses);
         }
+        if state.shares.is_some() && (self.losses || state.queue.is_empty()) {
+            actions.push(Action::LosesShares);
+        }
         for (number, message) in state.network.iter().enumerate() {
             actions.extend([Action::Runs(number), Action::IsLost(number)]);
             if message.copies > 0 {
@@ -194,12 +226,14 @@ impl Model for Bounds {
         match action {
             Action::Passes => state.pass(self),
             Action::Sends(client) => state.send(client, self),
+            Action::SendsAndReceives(client) => state.exchange(client, self),
             Action::Receives(client) => state.client(client).receive(),
             Action::GivesUp(client) => state.give_up(client),
             Action::Leaves(client) => state.client(client).leave(),
             Action::Crashes(client) => state.crash(client),
             Action::Disconnects(client) => state.client(client).connected = false,
             Action::Pauses => state.run(&Message::of_anybody(self).pausing(), self),
+            Action::LosesShares => state.shares = None,
             Action::Runs(number) => {
                 let message = state.network.remove(number);
                 state.run(&message, self);
@@ -231,7 +265,9 @@ impl Model for Bounds {
             always("G4 live", |bounds, state| {
                 !state.broke("G4") && state.serves_all(bounds)
             }),
-            always("G5 no leak", |bounds, state| state.outlives_all(bounds)),
+            always("G5 no leak", |bounds, state| {
+                !state.broke("G5") && state.outlives_all(bounds)
+            }),
             always("G6 idempotent", |_, state| {
                 !state.broke("G6") && state.has_no_ghost()
             }),
@@ -257,18 +293,53 @@ impl Model for Bounds {
             sometimes(SITUATIONS[5], |bounds, state| {
                 !bounds.pauses || state.pause.is_some() && !state.queue.is_empty()
             }),
+            sometimes(SITUATIONS[6], |bounds, state| {
+                let waits = |tenant| state.queue.iter().any(|id| state.tenant(*id) == tenant);
+                let mut tenants = bounds.all_tenants();
+                !bounds.is_fair() || tenants.all(|tenant| waits(Some(tenant)))
+            }),
+            sometimes(SITUATIONS[7], |bounds, state| {
+                let first = |tenant| state.lines().find(|id| state.tenant(*id) == Some(tenant));
+                let mut firsts = bounds.all_tenants().filter_map(first);
+                !bounds.is_fair() || firsts.any(|id| !state.queue.contains(&id))
+            }),
+            sometimes(SITUATIONS[8], |bounds, state| {
+                let all_in_line = !bounds.has_older() && !bounds.losses;
+                let mut queue = state.queue.iter();
+                all_in_line || queue.any(|id| !state.is_in_line(*id))
+            }),
         ]
     }
 }
 
 impl Bounds {
     fn new_clients(&self) -> Vec<Client> {
-        let weights = self.weights.into_iter().take(self.clients.into());
-        let client = |weight| Client {
+        let clients = self.weights.into_iter().zip(self.tenants);
+        let client = |((weight, tenant), is_reliable)| Client {
             weight,
+            tenant,
+            is_reliable,
             ..Client::default()
         };
-        weights.map(client).collect()
+        let clients = clients.zip(self.reliable).take(self.clients.into());
+        clients.map(client).collect()
+    }
+
+    fn tenants_of_clients(&self) -> impl Iterator<Item = Option<Tenant>> {
+        self.tenants.into_iter().take(self.clients.into())
+    }
+
+    fn all_tenants(&self) -> impl Iterator<Item = Tenant> {
+        self.tenants_of_clients().flatten()
+    }
+
+    fn is_fair(&self) -> bool {
+        self.all_tenants().next().is_some()
+    }
+
+    /// Whether a replica does not know that the limit is fair.
+    fn has_older(&self) -> bool {
+        self.is_fair() && self.tenants_of_clients().any(|tenant| tenant.is_none())
     }
 }
 
