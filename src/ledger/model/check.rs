@@ -75,7 +75,8 @@ impl Check<'_> {
         }
         let live = queue.iter().filter(|id| self.may_be_granted(**id));
         let live: Vec<Id> = live.copied().collect();
-        if fair.first_of(&live).is_some_and(|id| self.fits(id)) {
+        let next = fair.next_of(&live, |id| self.fits(id));
+        if next.is_some_and(|id| self.fits(id)) {
             return Some(("G4", "as much is free as the next live waiter needs"));
         }
         let room = queue.len() <= self.bounds.max_waiters as usize;

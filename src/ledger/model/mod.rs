@@ -11,9 +11,12 @@
 //! | **G1** cap | the running leases weigh no more than the limit, unless a single heavier permit is alone |
 //! | **G2** holder knows | a permit that a client believes to hold is held in the ledger for that long |
 //! | **G3** fair | no slot was granted past a waiter whose client has a connection and was seen lately, whatever the weights |
+//! | **G3** shares | under a fair limit, no waiter was overtaken by a later one of its tenant, nor by one whose tenant has paid more; where a waiter stands in no line, by no later waiter |
+//! | **G3** lines | a waiter stands in the line of its tenant until it is granted a slot, or its release has said that it leaves; lost lines excepted |
+//! | **G3** paid | each grant to a line is charged once, a refund counts once, and virtual time never goes back |
 //! | **G3** paused | no slot was granted during a pause, and after it no more than the rising limit allows |
 //! | **G4** live | no exchange left as many units free as the first such waiter needs, lost a live waiter, or failed to send a wake-up for a grant; without further faults, all are served |
-//! | **G5** no leak | without further faults, or if all clients crash, the ledger is empty in the end |
+//! | **G5** no leak | without further faults, or if all clients crash, the ledger is empty in the end; payments and lines are kept for a bounded time |
 //! | **G6** idempotent | the ledger has no name unknown to its client |
 //!
 //! # Scope
@@ -21,6 +24,13 @@
 //! All possible runs of any length within the [`Bounds`]; `explore.rs` has the bounds and the sizes. A state contains
 //! neither the time nor growing numbers, so the number of states is finite: deadlines are relative to now, tickets are
 //! positions in the queue, names are renumbered, and clients are interchangeable (`symmetry.rs`).
+//!
+//! Under a fair limit each client has a tenant, or is an older replica without one. Payments are relative to virtual time,
+//! and capped (`tenants.rs`). Lines may contain names that have left. The model omits reports of time held, so payments
+//! change by grants and refunds only. It loses payments and lines together, in some worlds at any moment, and otherwise
+//! whenever nobody waits. Two of its findings are accepted. A name that has left may hide a waiter in no line, which is then
+//! served behind the lines. A newcomer whose tenant is next, behind a waiter that needs more units than are free, is served
+//! by the next exchange.
 //!
 //! All permits of a client have one weight. The bounds exclude clients that return after a crash (they are new
 //! clients), several permits of a client at a time, and more messages in flight. Wake-ups are compared with the grants,
@@ -66,7 +76,7 @@ const SITUATIONS: [&str; 9] = [
     "a waiter has left",
     "an acquire may run late, or twice",
     "a waiter during a pause, or no pauses",
-    "waiters of two tenants, or no tenants",
+    "waiters of all tenants, or no tenants",
     "a line begins with a waiter that has left, or no tenants",
     "a waiter stands in no line, or no tenants, older replicas and losses",
 ];
@@ -102,6 +112,9 @@ struct Bounds {
     reliable: [bool; 3],
     /// Each client's tenant. In a fair world a client without one is an older replica.
     tenants: [Option<Tenant>; 3],
+    /// What a grant to a waiter costs, in us. Payments that are further ahead of virtual time, or behind it, differ in
+    /// nothing but their order.
+    cost: i8,
     /// Names that may stand in lines after they have left; above this number nobody asks for a permit.
     stale: usize,
     /// A release gives a part of the prepayment back.

@@ -19,9 +19,9 @@ impl State {
 
     pub(super) fn run(&mut self, message: &Message, bounds: &Bounds) {
         let before = self.clone();
-        let shares = self.shares_state();
-        let dues = self.dues(message, shares.as_ref());
-        let exchange = message.exchange(bounds, self.payer(message), dues);
+        let shares = self.shares_state(bounds);
+        let dues = self.dues(message, shares.as_ref(), bounds);
+        let exchange = message.exchange(bounds, self.payer(message, bounds), dues);
         let mut call = Call::new(&exchange, NOW_MS * 1_000);
         call.listens = true;
         let absent = (0..)

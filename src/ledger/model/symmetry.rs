@@ -36,7 +36,7 @@ impl State {
             }
         }
         if bounds.is_fair() {
-            // A heartbeat also matters to nobody else. The worlds without tenants keep it.
+            // The same holds for its heartbeat. The worlds without tenants are small enough to keep it.
             let waits = |number| self.queue.iter().any(|id| id.client == number);
             self.heartbeats.retain(|(number, _)| waits(*number));
         }

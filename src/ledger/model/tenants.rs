@@ -1,7 +1,7 @@
 //! Payments and lines of a fair limit, made finite, and the production code's form of them.
 //!
-//! Payments are relative to virtual time, and capped where only their order matters. Lines are in order, with the names of
-//! waiters that have left without notice, since the answer that told them of their place was lost.
+//! Payments are relative to virtual time, and capped where only their order matters. Lines are in order. They also contain
+//! *stale* names: a waiter that never received its ticket leaves without giving up its place.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,6 @@ use crate::ledger::{
     Dues, FIRST_TICKET, Left, MemberId, Payer, Report, TenantId, machine::shares::SharesState,
 };
 
-/// What a grant to a waiter costs, in us.
-pub(super) const COST: i8 = 2;
-/// What a release gives back of it.
-pub(super) const REFUND: i8 = 1;
-/// Payments that are further behind virtual time, or ahead of it, differ in nothing but their order.
-const MOST: i8 = 2;
 /// Virtual time of each exchange, in us.
 const TIME_US: u64 = 1 << 40;
 /// Distance of waiters' tickets: more than the names of waiters that have left in between.
@@ -63,7 +57,7 @@ impl State {
         self.lines().any(|other| other == id)
     }
 
-    /// The state with the payments and lines of this one.
+    /// The payments and lines of the production code, in the form of the model.
     pub(super) fn shares_of(&self, state: &SharesState) -> Shares {
         let ahead = |paid_us: u64| {
             let ahead = paid_us as i64 - state.time_us as i64;
@@ -87,7 +81,7 @@ impl State {
         tickets.zip(self.queue.iter().map(name))
     }
 
-    pub(super) fn shares_state(&self) -> Option<SharesState> {
+    pub(super) fn shares_state(&self, bounds: &Bounds) -> Option<SharesState> {
         let shares = self.shares.as_ref()?;
         let tenants = shares.tenants.iter();
         let tenants = tenants.map(|(&tenant, one)| {
@@ -104,7 +98,7 @@ impl State {
             }
             // A name that no longer waits is behind the waiter before it.
             last.1 = of_waiters.get(&name).copied().unwrap_or(last.1 + 1);
-            (payer(tenant.unwrap_or_default()), last.1, name)
+            (bounds.payer(tenant.unwrap_or_default()), last.1, name)
         });
         Some(SharesState {
             time_us: TIME_US,
@@ -119,8 +113,9 @@ impl State {
         &self,
         message: &Message,
         shares: Option<&SharesState>,
+        bounds: &Bounds,
     ) -> Option<Box<Dues>> {
-        let payer = self.payer(message);
+        let payer = self.payer(message, bounds);
         let left = message.left.iter().filter_map(|&seq| {
             let (payer, seq) = (payer?, message.seq(seq));
             let name = MemberId {
@@ -135,7 +130,7 @@ impl State {
         });
         let refund = |units: usize| Report {
             tenant: payer.unwrap_or_default().tenant,
-            us: -i64::from(REFUND) * units as i64,
+            us: -i64::from(bounds.refund()) * units as i64,
             most_us: 0,
         };
         let settled = message.settled.len();
@@ -149,9 +144,9 @@ impl State {
         })
     }
 
-    pub(super) fn payer(&self, message: &Message) -> Option<Payer> {
+    pub(super) fn payer(&self, message: &Message, bounds: &Bounds) -> Option<Payer> {
         let client = self.clients.get(usize::from(message.client))?;
-        client.tenant.map(payer)
+        client.tenant.map(|tenant| bounds.payer(tenant))
     }
 
     /// Without refunds, a release settles nothing but a place in a line.
@@ -193,7 +188,7 @@ impl State {
         let mut above = None;
         for one in order {
             let before = one.ahead;
-            one.ahead = before.clamp(-MOST, MOST);
+            one.ahead = before.clamp(-bounds.cost, bounds.cost);
             if let Some((ahead, bounded)) = above
                 && before < ahead
             {
@@ -228,9 +223,16 @@ fn number_of(id: TenantId) -> Tenant {
     found.expect("the tenants of the model have small numbers")
 }
 
-fn payer(tenant: Tenant) -> Payer {
-    Payer {
-        tenant: tenant_id(tenant),
-        cost_us: COST as u64,
+impl Bounds {
+    /// What a release gives back of a prepayment.
+    pub(super) fn refund(&self) -> i8 {
+        self.cost / 2
+    }
+
+    fn payer(&self, tenant: Tenant) -> Payer {
+        Payer {
+            tenant: tenant_id(tenant),
+            cost_us: self.cost as u64,
+        }
     }
 }
