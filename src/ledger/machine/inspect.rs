@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 
 #[cfg(test)]
-use super::{Heartbeat, Pause};
+use super::{Heartbeat, Pause, shares::SharesState};
 use super::{Ledger, Waiter};
 use crate::ledger::MemberId;
 #[cfg(test)]
 use crate::ledger::{RAMP_MS, ReplicaId, id::more_members};
 
 impl Ledger {
-    /// Whether each permit has one place, and the unit count matches the holders.
+    /// Whether each permit has one place, the unit count matches the holders, and each line its tenant.
     pub(crate) fn is_sound(&self) -> bool {
         use super::Place::{Holds, Waits};
 
@@ -20,6 +20,7 @@ impl Ledger {
         self.holders.keys().all(holds)
             && self.holders.keys().map(|(_, id)| id.weight()).sum::<u32>() == self.units
             && self.queue.iter().all(waits)
+            && self.shares.as_ref().is_none_or(|shares| shares.is_sound())
             && self.holders.len() + self.queue.len() == self.places.len()
     }
 
@@ -56,13 +57,12 @@ impl Ledger {
         self.pause = end_ms.map(|end_ms| Pause { end_ms, now_ms: 0 });
     }
 
-    /// Rebuilds a ledger from holders, waiters and heartbeats. All replicas listen, no waiter was passed over, and
-    /// tickets start at the ticket of the call's time.
+    /// Rebuilds a ledger from holders, waiters at their tickets, and heartbeats. All replicas listen, and no waiter was
+    /// passed over.
     pub(in crate::ledger) fn restored(
         holders: impl IntoIterator<Item = (MemberId, u64)>,
-        queue: impl IntoIterator<Item = MemberId>,
+        queue: impl IntoIterator<Item = (i64, MemberId)>,
         heartbeats: impl IntoIterator<Item = (ReplicaId, u64)>,
-        call: &super::Call,
     ) -> Self {
         let listening = |(replica, until_ms)| {
             let listens = true;
@@ -75,11 +75,19 @@ impl Ledger {
         for (id, until_ms) in holders {
             ledger.hold(id, until_ms);
         }
-        for id in queue {
-            let ticket = ledger.next_ticket(call);
+        for (ticket, id) in queue {
             ledger.wait_with(ticket, id, false);
         }
         ledger
+    }
+
+    /// The payments and lines of a fair ledger.
+    pub(in crate::ledger) fn shares_state(&self) -> Option<SharesState> {
+        self.shares.as_deref().map(SharesState::of)
+    }
+
+    pub(in crate::ledger) fn set_shares_state(&mut self, state: Option<&SharesState>) {
+        self.shares = state.map(|state| Box::new(state.shares()));
     }
 
     /// Members and scores of the equivalent sorted set in Redis, in order.

@@ -2,6 +2,7 @@
 
 use super::{
     Bounds, Broken, Id, PROMPT, State, Steps,
+    fairness::FairCheck,
     message::{Message, replica},
 };
 use crate::ledger::{BatchReply, MemberId, ReplicaId, Wake};
@@ -14,11 +15,11 @@ pub(super) struct Check<'a> {
 }
 
 impl Check<'_> {
-    pub(super) fn of_ledger(&self) -> Broken {
+    pub(super) fn of_ledger(&self, fair: &FairCheck) -> Broken {
         let holders = || self.after.holders.iter();
         self.of_leavers()
-            .or_else(|| holders().find_map(|(id, until)| self.of_holder(*id, *until)))
-            .or_else(|| self.of_queue())
+            .or_else(|| holders().find_map(|(id, until)| self.of_holder(*id, *until, fair)))
+            .or_else(|| self.of_queue(fair))
     }
 
     fn of_leavers(&self) -> Broken {
@@ -35,7 +36,7 @@ impl Check<'_> {
         forgotten.then_some(("G4", "a live waiter was forgotten"))
     }
 
-    fn of_holder(&self, id: Id, until: Steps) -> Broken {
+    fn of_holder(&self, id: Id, until: Steps, fair: &FairCheck) -> Broken {
         let is_new = !self.before.holders.iter().any(|(held, _)| *held == id);
         if is_new && self.exceeds(self.after.in_use(), self.after.weight(id)) {
             return Some(("G3", "a slot was granted that a pause forbids"));
@@ -44,14 +45,13 @@ impl Check<'_> {
             if until > PROMPT {
                 return Some(("G4", "a waiter was granted more than it may sleep through"));
             }
-            let earlier = self
-                .before
-                .arrivals
-                .iter()
-                .take_while(|other| **other != id);
-            let mut passed = earlier.filter(|other| self.after.queue.contains(other));
-            let overtaken = passed.any(|other| self.may_be_granted(*other));
-            return overtaken.then_some(("G3", "a waiter was overtaken by another"));
+            let others = self.before.queue.iter();
+            let mut stay = others.filter(|other| self.after.queue.contains(other));
+            let overtaken = stay.find_map(|other| {
+                let may_be_granted = self.may_be_granted(*other);
+                fair.is_overtaken(*other, id).filter(|_| may_be_granted)
+            });
+            return overtaken.map(|how| ("G3", how));
         }
         if self.before.stands(id) {
             return None;
@@ -67,14 +67,16 @@ impl Check<'_> {
         overtaken.then_some(("G3", "a waiter was overtaken by a newcomer"))
     }
 
-    fn of_queue(&self) -> Broken {
+    fn of_queue(&self, fair: &FairCheck) -> Broken {
         let queue = &self.after.queue;
         let uninvited = |id: &Id| !self.before.stands(*id) && !self.asked(*id);
         if queue.iter().any(uninvited) {
             return Some(("G6", "a permit waits that did not ask in time"));
         }
-        let mut next = queue.iter().filter(|id| self.may_be_granted(**id));
-        if next.next().is_some_and(|id| self.fits(*id)) {
+        let live = queue.iter().filter(|id| self.may_be_granted(**id));
+        let live: Vec<Id> = live.copied().collect();
+        let next = fair.next_of(&live, |id| self.fits(id));
+        if next.is_some_and(|id| self.fits(id)) {
             return Some(("G4", "as much is free as the next live waiter needs"));
         }
         let room = queue.len() <= self.bounds.max_waiters as usize;
@@ -117,7 +119,7 @@ impl Check<'_> {
     }
 
     /// The calling client counts as alive.
-    fn lives(&self, id: Id) -> bool {
+    pub(super) fn lives(&self, id: Id) -> bool {
         id.client == self.message.client || self.before.is_alive(id)
     }
 
@@ -125,7 +127,7 @@ impl Check<'_> {
         id.client == self.message.client || self.before.is_reachable(id)
     }
 
-    fn released(&self, id: Id) -> bool {
+    pub(super) fn released(&self, id: Id) -> bool {
         id.client == self.message.client && self.message.release.contains(&id.seq)
     }
 

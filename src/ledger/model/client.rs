@@ -1,11 +1,14 @@
 //! A client: its goal, its beliefs, and its pending answers.
 
-use super::{Bounds, DEAD, PROMPT, Steps};
+use super::{Bounds, DEAD, PROMPT, Steps, tenants::Tenant};
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Client {
     /// Units of each of its permits.
     pub(super) weight: u8,
+    /// Pays for its permits under a fair limit. A client of an older replica has none.
+    pub(super) tenant: Option<Tenant>,
+    pub(super) is_reliable: bool,
     pub(super) crashed: bool,
     pub(super) permit: Option<Permit>,
     pub(super) releases: Vec<Release>,
@@ -23,6 +26,8 @@ pub(super) struct Permit {
     /// Until when its acquire may run.
     pub(super) not_after: Steps,
     pub(super) stands: Stands,
+    /// It had to wait, so its tenant has paid in advance.
+    pub(super) is_prepaid: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,6 +42,17 @@ pub(super) enum Stands {
 pub(super) struct Release {
     pub(super) seq: u8,
     pub(super) not_after: Steps,
+    pub(super) due: Due,
+}
+
+/// What a release settles, until it is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Due {
+    Nothing,
+    /// A waiter leaves its line.
+    Line,
+    /// A permit was paid in advance for longer than it was held.
+    Refund,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,6 +82,8 @@ impl Default for Client {
     fn default() -> Self {
         Self {
             weight: 1,
+            tenant: None,
+            is_reliable: false,
             crashed: false,
             permit: None,
             releases: Vec::new(),
@@ -80,11 +98,6 @@ impl Client {
     /// Whether the client asks for a permit with its next exchange.
     pub(super) fn asks(&self, bounds: &Bounds) -> bool {
         self.permit.is_none() && self.releases.len() < bounds.releases
-    }
-
-    pub(super) fn may_send(&self, bounds: &Bounds) -> bool {
-        let tells = self.permit.is_some() || !self.releases.is_empty();
-        self.unanswered.is_none() && (tells || self.asks(bounds))
     }
 
     /// The permit that the client believes to hold, and for how long.
@@ -109,9 +122,19 @@ impl Client {
 
     /// The permit is unwanted or over.
     pub(super) fn leave(&mut self) {
-        if let Some(Permit { seq, not_after, .. }) = self.permit.take() {
-            self.releases.push(Release { seq, not_after });
-        }
+        let Some(permit) = self.permit.take() else {
+            return;
+        };
+        let due = match permit.stands {
+            Stands::Waits if self.tenant.is_some() => Due::Line,
+            Stands::Holds(_) if permit.is_prepaid => Due::Refund,
+            _ => Due::Nothing,
+        };
+        self.releases.push(Release {
+            seq: permit.seq,
+            not_after: permit.not_after,
+            due,
+        });
     }
 
     /// Stops waiting for an answer.
@@ -132,6 +155,10 @@ impl Client {
         let is_over = |not_after: Steps| -answer.age > not_after;
         self.releases
             .retain(|one| !(answer.released.contains(&one.seq) && is_over(one.not_after)));
+        let answered = self.releases.iter_mut();
+        answered
+            .filter(|one| answer.released.contains(&one.seq))
+            .for_each(|one| one.due = Due::Nothing);
         let (Some(permit), Some((seq, outcome))) = (&mut self.permit, answer.of) else {
             return;
         };
@@ -150,9 +177,24 @@ impl Client {
             // Possibly ended already: the client renews it before use.
             (_, Outcome::Holds(_)) => permit.stands = Stands::Waits,
             (Stands::Holds(_), _) => self.leave(),
-            (_, Outcome::Waits) => permit.stands = Stands::Waits,
+            (_, Outcome::Waits) => {
+                permit.stands = Stands::Waits;
+                permit.is_prepaid = self.tenant.is_some();
+            }
             (_, Outcome::No) if is_over(permit.not_after) => self.permit = None,
             (_, Outcome::No) => self.leave(),
+        }
+    }
+
+    /// Keeps the dues of names that may stand in a line.
+    pub(super) fn forget_dues(&mut self, has_place: impl Fn(u8) -> bool) {
+        if let Some(permit) = &mut self.permit {
+            permit.is_prepaid = false;
+        }
+        for release in &mut self.releases {
+            if release.due == Due::Refund || !has_place(release.seq) {
+                release.due = Due::Nothing;
+            }
         }
     }
 

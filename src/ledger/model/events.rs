@@ -2,7 +2,7 @@
 
 use super::{
     Bounds, State, Steps,
-    client::{Client, Permit, Stands, Unanswered},
+    client::{Client, Due, Permit, Stands, Unanswered},
     message::{Message, ramped},
 };
 
@@ -33,27 +33,52 @@ impl State {
         }
         let later = self.pause.map(|end| end - 1);
         self.pause = later.filter(|end| ramped(bounds.limit, *end) < bounds.limit);
+        if let Some(shares) = &mut self.shares {
+            nearer(&mut shares.kept_until, 0);
+        }
+    }
+
+    pub(super) fn may_send(&self, number: u8, bounds: &Bounds) -> bool {
+        let client = &self.clients[usize::from(number)];
+        let tells = client.permit.is_some() || !client.releases.is_empty();
+        client.unanswered.is_none() && (tells || self.may_ask(number, bounds))
+    }
+
+    /// Whether a client asks for a permit with its next exchange.
+    fn may_ask(&self, number: u8, bounds: &Bounds) -> bool {
+        let client = &self.clients[usize::from(number)];
+        client.asks(bounds) && self.stale().count() <= bounds.stale
     }
 
     pub(super) fn send(&mut self, number: u8, bounds: &Bounds) {
         let next = self.unused_name(number);
+        let asks = self.may_ask(number, bounds);
         let client = self.client(number);
         let renew = client.permit.map(|permit| permit.seq);
-        let acquire = client.asks(bounds).then_some(next);
+        let acquire = asks.then_some(next);
         if let Some(seq) = acquire {
             client.permit = Some(Permit {
                 seq,
                 not_after: bounds.not_after,
                 stands: Stands::Asked,
+                is_prepaid: false,
             });
         }
         client.unanswered = Some(Unanswered {
             age: 0,
             answer: None,
         });
+        let with = |due: Due| {
+            let releases = client.releases.iter();
+            let due = releases.filter(move |release| release.due == due);
+            due.map(|release| release.seq).collect()
+        };
         let message = Message {
             client: number,
             weight: client.weight,
+            pays: client.tenant.is_some(),
+            left: with(Due::Line),
+            settled: with(Due::Refund),
             age: 0,
             release: client.releases.iter().map(|release| release.seq).collect(),
             renew,
@@ -82,6 +107,7 @@ impl State {
         let client = self.client(number);
         *client = Client {
             weight: client.weight,
+            tenant: client.tenant,
             crashed: true,
             last_seen: client.last_seen,
             connected: client.connected,

@@ -19,6 +19,16 @@
 //! | three clients and pauses, without copies and crashes | 309,618 | 1,542,504 |
 //! | three clients of different weights | 1,619,311 | 10,591,148 |
 //! | and one client is disconnected, without copies and crashes | 2,717,491 | 14,737,445 |
+//! | two clients of two tenants, with pauses | 46,908 | 216,788 |
+//! | and one is disconnected, with copies | 1,813,983 | 10,522,360 |
+//! | and two slots, with copies and crashes | 196,017 | 1,203,724 |
+//! | and refunds, one client reliable | 212,157 | 1,102,086 |
+//! | and longer lines, which are lost | 1,372,884 | 7,209,679 |
+//! | a client of a tenant and an older replica, longer lines, which are lost | 331,018 | 2,254,080 |
+//! | three clients of two tenants | 902,431 | 4,265,622 |
+//! | and one is disconnected, the others reliable | 1,215,636 | 7,801,268 |
+//! | and one is heavy | 819,880 | 4,010,118 |
+//! | and one is an older replica, and lines are lost | 404,995 | 2,218,906 |
 //!
 //! With one message in flight, no client sends while it is late. With two, exchanges of other clients run in between.
 
@@ -44,6 +54,12 @@ const THREE: Bounds = Bounds {
     patience: 0,
     slow_answers: false,
     pauses: false,
+    reliable: [false; 3],
+    tenants: [None; 3],
+    cost: 2,
+    stale: 0,
+    refunds: false,
+    losses: false,
 };
 
 /// A finer clock: an answer may arrive when its lease is half over or over.
@@ -275,6 +291,173 @@ fn three_clients_and_two_messages_without_copies() {
 #[ignore = "half a minute"]
 fn two_clients_and_slow_answers() {
     explore(TWO);
+}
+
+/// A fair limit. Pauses let both clients wait at once.
+const TENANTS: Bounds = Bounds {
+    clients: 2,
+    tenants: [Some(1), Some(2), None],
+    copies: 0,
+    crashes: 0,
+    pauses: true,
+    ..THREE
+};
+
+#[test]
+fn two_clients_of_two_tenants() {
+    assert!(explore(TENANTS) > 10_000);
+}
+
+/// The waiters of the older replica stand in no line, and neither does anybody whose line was lost.
+#[test]
+fn a_client_of_a_tenant_and_one_of_an_older_replica() {
+    let older = Bounds {
+        tenants: [Some(1), None, None],
+        losses: true,
+        crashes: 1,
+        ..TENANTS
+    };
+    assert!(explore(older) > 10_000);
+}
+
+#[test]
+fn two_clients_of_two_tenants_whose_lines_are_lost() {
+    let lost = Bounds {
+        losses: true,
+        reliable: [false, true, false],
+        ..TENANTS
+    };
+    assert!(explore(lost) > 10_000);
+}
+
+/// A release is sent again, since its answer was lost, and its refund counts once.
+#[test]
+#[ignore = "half a minute"]
+fn two_clients_of_two_tenants_and_refunds() {
+    let refunds = Bounds {
+        refunds: true,
+        cost: 3,
+        reliable: [false, true, false],
+        ..TENANTS
+    };
+    explore(refunds);
+}
+
+/// The heavy client needs all units, and newcomers do not pass it.
+#[test]
+fn two_clients_of_two_tenants_of_whom_one_is_heavy() {
+    let heavy = Bounds {
+        limit: 2,
+        weights: [2, 1, 1],
+        reliable: [false, true, false],
+        ..TENANTS
+    };
+    assert!(explore(heavy) > 10_000);
+}
+
+/// A waiter of the tenant that is next has no connection.
+#[test]
+#[ignore = "seconds"]
+fn two_clients_of_two_tenants_of_whom_one_is_disconnected() {
+    let disconnected = Bounds {
+        disconnects: 1,
+        copies: 1,
+        ..TENANTS
+    };
+    explore(disconnected);
+}
+
+/// After a pause one exchange serves both.
+#[test]
+#[ignore = "seconds"]
+fn two_clients_of_two_tenants_and_two_slots() {
+    explore(Bounds {
+        limit: 2,
+        copies: 1,
+        crashes: 1,
+        ..TENANTS
+    });
+}
+
+/// Names that have left stand first in their lines, before others of their tenants.
+#[test]
+#[ignore = "seconds"]
+fn two_clients_of_two_tenants_and_longer_lines() {
+    let longer = Bounds {
+        stale: 2,
+        losses: true,
+        ..TENANTS
+    };
+    explore(longer);
+}
+
+#[test]
+#[ignore = "seconds"]
+fn a_client_of_a_tenant_and_one_of_an_older_replica_and_longer_lines() {
+    let longer = Bounds {
+        tenants: [Some(1), None, None],
+        stale: 2,
+        losses: true,
+        copies: 1,
+        crashes: 1,
+        ..TENANTS
+    };
+    explore(longer);
+}
+
+/// Both clients of a tenant stand in one line.
+#[test]
+#[ignore = "half a minute"]
+fn three_clients_of_two_tenants() {
+    let three = Bounds {
+        clients: 3,
+        tenants: [Some(1), Some(1), Some(2)],
+        pauses: false,
+        ..TENANTS
+    };
+    explore(three);
+}
+
+#[test]
+#[ignore = "a minute"]
+fn three_clients_of_two_tenants_and_an_older_replica() {
+    let older = Bounds {
+        clients: 3,
+        pauses: false,
+        losses: true,
+        ..TENANTS
+    };
+    explore(older);
+}
+
+/// A waiter without a connection does not block its tenant.
+#[test]
+#[ignore = "a minute"]
+fn three_clients_of_two_tenants_of_whom_one_is_disconnected() {
+    let disconnected = Bounds {
+        clients: 3,
+        tenants: [Some(1), Some(1), Some(2)],
+        reliable: [false, true, true],
+        pauses: false,
+        disconnects: 1,
+        ..TENANTS
+    };
+    explore(disconnected);
+}
+
+/// The heavy client blocks the others when it is the turn of its tenant.
+#[test]
+#[ignore = "a minute"]
+fn three_clients_of_two_tenants_of_whom_one_is_heavy() {
+    let heavy = Bounds {
+        clients: 3,
+        limit: 2,
+        weights: [2, 1, 1],
+        tenants: [Some(1), Some(2), Some(2)],
+        pauses: false,
+        ..TENANTS
+    };
+    explore(heavy);
 }
 
 /// Explores all possible runs, and returns the number of states.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::{Bounds, Id, LEASE, PAUSE, PROMPT, Steps};
-use crate::ledger::{self, Ask, Batch, Exchange, MemberId, ReplicaId, Reuse, number_of, weighing};
+use crate::ledger::{
+    self, Ask, Batch, Dues, Exchange, MemberId, Payer, ReplicaId, Reuse, Seq, number_of, weighing,
+};
 
 const STEP_MS: u64 = 1_000;
 pub(super) const NOW_MS: u64 = 1_000 * STEP_MS;
@@ -13,6 +15,12 @@ pub(super) struct Message {
     pub(super) client: u8,
     /// Weight of each permit that it names.
     pub(super) weight: u8,
+    /// Its replica knows that the limit is fair.
+    pub(super) pays: bool,
+    /// Waiters among the names to release.
+    pub(super) left: Vec<u8>,
+    /// Permits among them that get a part of their prepayment back.
+    pub(super) settled: Vec<u8>,
     pub(super) age: Steps,
     pub(super) release: Vec<u8>,
     pub(super) renew: Option<u8>,
@@ -30,6 +38,9 @@ impl Message {
         Self {
             client: bounds.clients,
             weight: 1,
+            pays: bounds.is_fair(),
+            left: Vec::new(),
+            settled: Vec::new(),
             age: 0,
             release: Vec::new(),
             renew: None,
@@ -54,16 +65,26 @@ impl Message {
 
     pub(super) fn names_mut(&mut self) -> impl Iterator<Item = &mut u8> {
         let one = self.renew.iter_mut().chain(&mut self.acquire);
-        self.release.iter_mut().chain(one)
+        let due = self.left.iter_mut().chain(&mut self.settled);
+        self.release.iter_mut().chain(one).chain(due)
     }
 
-    pub(super) fn exchange(&self, bounds: &Bounds) -> Exchange {
-        let seq = |seq: &u8| weighing(u64::from(*seq), self.weight.into());
-        let seqs = |seqs: &[u8]| seqs.iter().map(seq).collect();
+    pub(super) fn seq(&self, number: u8) -> Seq {
+        weighing(number.into(), self.weight.into())
+    }
+
+    /// `payer`: pays for what it acquires.
+    pub(super) fn exchange(
+        &self,
+        bounds: &Bounds,
+        payer: Option<Payer>,
+        dues: Option<Box<Dues>>,
+    ) -> Exchange {
+        let seqs = |seqs: &[u8]| seqs.iter().map(|seq| self.seq(*seq)).collect();
         let ask = |number: &u8| Ask {
-            seq: seq(number),
+            seq: self.seq(*number),
             wait: true,
-            payer: None,
+            payer,
         };
         let batch = Batch {
             key: Arc::from("model"),
@@ -72,7 +93,7 @@ impl Message {
             waits: self.waits,
             reuse: Reuse::Never,
             tells: false,
-            dues: None,
+            dues,
             pause_ms: self.pauses.then_some(PAUSE as u64 * STEP_MS),
             release: seqs(&self.release),
             renew: seqs(self.renew.as_slice()),

@@ -11,9 +11,12 @@
 //! | **G1** cap | the running leases weigh no more than the limit, unless a single heavier permit is alone |
 //! | **G2** holder knows | a permit that a client believes to hold is held in the ledger for that long |
 //! | **G3** fair | no slot was granted past a waiter whose client has a connection and was seen lately, whatever the weights |
+//! | **G3** shares | under a fair limit, no waiter was overtaken by a later one of its tenant, nor by one whose tenant has paid more; where a waiter stands in no line, by no later waiter |
+//! | **G3** lines | a waiter stands in the line of its tenant until it is granted a slot, or its release has said that it leaves; lost lines excepted |
+//! | **G3** paid | each grant to a line is charged once, a refund counts once, and virtual time never goes back |
 //! | **G3** paused | no slot was granted during a pause, and after it no more than the rising limit allows |
 //! | **G4** live | no exchange left as many units free as the first such waiter needs, lost a live waiter, or failed to send a wake-up for a grant; without further faults, all are served |
-//! | **G5** no leak | without further faults, or if all clients crash, the ledger is empty in the end |
+//! | **G5** no leak | without further faults, or if all clients crash, the ledger is empty in the end; payments and lines are kept for a bounded time |
 //! | **G6** idempotent | the ledger has no name unknown to its client |
 //!
 //! # Scope
@@ -21,6 +24,13 @@
 //! All possible runs of any length within the [`Bounds`]; `explore.rs` has the bounds and the sizes. A state contains
 //! neither the time nor growing numbers, so the number of states is finite: deadlines are relative to now, tickets are
 //! positions in the queue, names are renumbered, and clients are interchangeable (`symmetry.rs`).
+//!
+//! Under a fair limit each client has a tenant, or is an older replica without one. Payments are relative to virtual time,
+//! and capped (`tenants.rs`). Lines may contain names that have left. The model omits reports of time held, so payments
+//! change by grants and refunds only. It loses payments and lines together, in some worlds at any moment, and otherwise
+//! whenever nobody waits. Two of its findings are accepted. A name that has left may hide a waiter in no line, which is then
+//! served behind the lines. A newcomer whose tenant is next, behind a waiter that needs more units than are free, is served
+//! by the next exchange.
 //!
 //! All permits of a client have one weight. The bounds exclude clients that return after a crash (they are new
 //! clients), several permits of a client at a time, and more messages in flight. Wake-ups are compared with the grants,
@@ -31,16 +41,19 @@ mod check;
 mod client;
 mod events;
 mod explore;
+mod fairness;
 mod message;
 mod run;
 mod settled;
 mod symmetry;
+mod tenants;
 
 use stateright::{Model, Property};
 
 use self::{
     client::Client,
     message::{Message, ramped},
+    tenants::{Shares, Tenant},
 };
 
 /// Steps of time. Deadlines are relative to now.
@@ -56,13 +69,16 @@ const PAUSE: Steps = 1;
 const RAMP: Steps = 5;
 
 /// Situations that give the properties substance: each must occur.
-const SITUATIONS: [&str; 6] = [
+const SITUATIONS: [&str; 9] = [
     "there is a waiter",
     "the head of the queue is dead",
     "an ended lease and a queue",
     "a waiter has left",
     "an acquire may run late, or twice",
     "a waiter during a pause, or no pauses",
+    "waiters of all tenants, or no tenants",
+    "a line begins with a waiter that has left, or no tenants",
+    "a waiter stands in no line, or no tenants, older replicas and losses",
 ];
 
 /// The size of the explored world.
@@ -92,6 +108,19 @@ struct Bounds {
     slow_answers: bool,
     /// Now and then an overloaded upstream pauses all.
     pauses: bool,
+    /// Exchanges of these clients run at once and are answered, and the clients do not crash.
+    reliable: [bool; 3],
+    /// Each client's tenant. In a fair world a client without one is an older replica.
+    tenants: [Option<Tenant>; 3],
+    /// What a grant to a waiter costs, in us. Payments that are further ahead of virtual time, or behind it, differ in
+    /// nothing but their order.
+    cost: i8,
+    /// Names that may stand in lines after they have left; above this number nobody asks for a permit.
+    stale: usize,
+    /// A release gives a part of the prepayment back.
+    refunds: bool,
+    /// Now and then the payments and lines are lost, but not the queue.
+    losses: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -110,6 +139,7 @@ struct State {
     heartbeats: Vec<(u8, Steps)>,
     /// End of a pause, until the limit in force is the limit again.
     pause: Option<Steps>,
+    shares: Option<Shares>,
     /// Waiters in the order of their arrival, recorded independently of the ledger's tickets.
     arrivals: Vec<Id>,
     broken: Broken,
@@ -122,12 +152,14 @@ type Broken = Option<(&'static str, &'static str)>;
 enum Action {
     Passes,
     Sends(u8),
+    SendsAndReceives(u8),
     Receives(u8),
     GivesUp(u8),
     Leaves(u8),
     Crashes(u8),
     Disconnects(u8),
     Pauses,
+    LosesShares,
     Runs(usize),
     RunsAndStays(usize),
     IsLost(usize),
@@ -145,6 +177,7 @@ impl Model for Bounds {
             queue: Vec::new(),
             heartbeats: Vec::new(),
             pause: None,
+            shares: None,
             arrivals: Vec::new(),
             broken: None,
         }]
@@ -156,13 +189,22 @@ impl Model for Bounds {
         let connected = state.clients.iter().filter(|client| client.connected);
         let may_disconnect = state.clients.len() - connected.count() < self.disconnects;
         for (number, client) in (0..).zip(&state.clients) {
+            if client.is_reliable {
+                if state.may_send(number, self) {
+                    actions.push(Action::SendsAndReceives(number));
+                }
+                if client.permit.is_some() {
+                    actions.push(Action::Leaves(number));
+                }
+                continue;
+            }
             if client.connected && may_disconnect {
                 actions.push(Action::Disconnects(number));
             }
             if client.crashed {
                 continue;
             }
-            if state.network.len() < self.messages && client.may_send(self) {
+            if state.network.len() < self.messages && state.may_send(number, self) {
                 actions.push(Action::Sends(number));
             }
             if let Some(unanswered) = &client.unanswered {
@@ -181,6 +223,9 @@ impl Model for Bounds {
         if self.pauses && state.pause.is_none() {
             actions.push(Action::Pauses);
         }
+        if state.shares.is_some() && (self.losses || state.queue.is_empty()) {
+            actions.push(Action::LosesShares);
+        }
         for (number, message) in state.network.iter().enumerate() {
             actions.extend([Action::Runs(number), Action::IsLost(number)]);
             if message.copies > 0 {
@@ -194,12 +239,14 @@ impl Model for Bounds {
         match action {
             Action::Passes => state.pass(self),
             Action::Sends(client) => state.send(client, self),
+            Action::SendsAndReceives(client) => state.exchange(client, self),
             Action::Receives(client) => state.client(client).receive(),
             Action::GivesUp(client) => state.give_up(client),
             Action::Leaves(client) => state.client(client).leave(),
             Action::Crashes(client) => state.crash(client),
             Action::Disconnects(client) => state.client(client).connected = false,
             Action::Pauses => state.run(&Message::of_anybody(self).pausing(), self),
+            Action::LosesShares => state.shares = None,
             Action::Runs(number) => {
                 let message = state.network.remove(number);
                 state.run(&message, self);
@@ -231,7 +278,9 @@ impl Model for Bounds {
             always("G4 live", |bounds, state| {
                 !state.broke("G4") && state.serves_all(bounds)
             }),
-            always("G5 no leak", |bounds, state| state.outlives_all(bounds)),
+            always("G5 no leak", |bounds, state| {
+                !state.broke("G5") && state.outlives_all(bounds)
+            }),
             always("G6 idempotent", |_, state| {
                 !state.broke("G6") && state.has_no_ghost()
             }),
@@ -257,18 +306,53 @@ impl Model for Bounds {
             sometimes(SITUATIONS[5], |bounds, state| {
                 !bounds.pauses || state.pause.is_some() && !state.queue.is_empty()
             }),
+            sometimes(SITUATIONS[6], |bounds, state| {
+                let waits = |tenant| state.queue.iter().any(|id| state.tenant(*id) == tenant);
+                let mut tenants = bounds.all_tenants();
+                !bounds.is_fair() || tenants.all(|tenant| waits(Some(tenant)))
+            }),
+            sometimes(SITUATIONS[7], |bounds, state| {
+                let first = |tenant| state.lines().find(|id| state.tenant(*id) == Some(tenant));
+                let mut firsts = bounds.all_tenants().filter_map(first);
+                !bounds.is_fair() || firsts.any(|id| !state.queue.contains(&id))
+            }),
+            sometimes(SITUATIONS[8], |bounds, state| {
+                let all_in_line = !bounds.has_older() && !bounds.losses;
+                let mut queue = state.queue.iter();
+                all_in_line || queue.any(|id| !state.is_in_line(*id))
+            }),
         ]
     }
 }
 
 impl Bounds {
     fn new_clients(&self) -> Vec<Client> {
-        let weights = self.weights.into_iter().take(self.clients.into());
-        let client = |weight| Client {
+        let clients = self.weights.into_iter().zip(self.tenants);
+        let client = |((weight, tenant), is_reliable)| Client {
             weight,
+            tenant,
+            is_reliable,
             ..Client::default()
         };
-        weights.map(client).collect()
+        let clients = clients.zip(self.reliable).take(self.clients.into());
+        clients.map(client).collect()
+    }
+
+    fn tenants_of_clients(&self) -> impl Iterator<Item = Option<Tenant>> {
+        self.tenants.into_iter().take(self.clients.into())
+    }
+
+    fn all_tenants(&self) -> impl Iterator<Item = Tenant> {
+        self.tenants_of_clients().flatten()
+    }
+
+    fn is_fair(&self) -> bool {
+        self.all_tenants().next().is_some()
+    }
+
+    /// Whether a replica does not know that the limit is fair.
+    fn has_older(&self) -> bool {
+        self.is_fair() && self.tenants_of_clients().any(|tenant| tenant.is_none())
     }
 }
 

@@ -4,21 +4,32 @@ use super::{
     Bounds, Id, State,
     check::Check,
     client::{Answer, Outcome},
+    fairness::FairCheck,
     message::{Message, NOW_MS, replica, steps, time_ms},
 };
 use crate::ledger::{BatchReply, Call, Ledger, Standing};
 
 impl State {
+    /// An exchange that runs at once.
+    pub(super) fn exchange(&mut self, client: u8, bounds: &Bounds) {
+        self.send(client, bounds);
+        let message = self.network.pop().expect("it was just sent");
+        self.run(&message, bounds);
+    }
+
     pub(super) fn run(&mut self, message: &Message, bounds: &Bounds) {
         let before = self.clone();
-        let exchange = message.exchange(bounds);
+        let shares = self.shares_state(bounds);
+        let dues = self.dues(message, shares.as_ref(), bounds);
+        let exchange = message.exchange(bounds, self.payer(message, bounds), dues);
         let mut call = Call::new(&exchange, NOW_MS * 1_000);
         call.listens = true;
         let absent = (0..)
             .zip(&self.clients)
             .filter(|(_, client)| !client.connected);
         call.absent = absent.map(|(number, _)| replica(number)).collect();
-        let mut ledger = self.ledger(&call);
+        let mut ledger = self.ledger();
+        ledger.set_shares_state(shares.as_ref());
         let reply = ledger.run(&mut call, &exchange.batches[0]);
         self.set_ledger(&ledger);
         if message.awaited {
@@ -33,9 +44,12 @@ impl State {
             before: &before,
             after: self,
         };
-        let unsound = || Some(("G6", "a permit has two places"));
+        let fair = FairCheck::new(&check, shares.as_ref(), ledger.shares_state());
+        let unsound = || Some(("G6", "a permit has two places, or a line no tenant"));
         let broken = check
-            .of_ledger()
+            .of_ledger(&fair)
+            .or_else(|| fair.of_lines())
+            .or_else(|| fair.of_payments())
             .or_else(|| check.of_replies(&reply, &call.published.wakes))
             .or_else(|| unsound().filter(|_| !ledger.is_sound()));
         self.broken = self.broken.or(broken);
@@ -43,14 +57,13 @@ impl State {
         self.answer(message, &reply, bounds);
     }
 
-    fn ledger(&self, call: &Call) -> Ledger {
+    fn ledger(&self) -> Ledger {
         let holders = self.holders.iter();
         let name = |id: &Id| id.name(self.weight(*id));
         let holders = holders.map(|(id, until)| (name(id), time_ms(*until)));
-        let queue = self.queue.iter().map(name);
         let heartbeats = self.heartbeats.iter();
         let heartbeats = heartbeats.map(|&(client, until)| (replica(client), time_ms(until)));
-        let mut ledger = Ledger::restored(holders, queue, heartbeats, call);
+        let mut ledger = Ledger::restored(holders, self.tickets(), heartbeats);
         ledger.set_pause(self.pause.map(time_ms));
         ledger
     }
@@ -66,6 +79,7 @@ impl State {
         self.heartbeats = heartbeats
             .map(|(id, until)| (id.bits() as u8, steps(until)))
             .collect();
+        self.shares = ledger.shares_state().map(|state| self.shares_of(&state));
     }
 
     /// New waiters arrived last.

@@ -3,7 +3,9 @@
 //! Checked only in states with no exchange in flight: every other state leads to such states by steps of the model in
 //! which the exchanges in flight run or are lost, and these states are checked themselves.
 
-use super::{Bounds, Id, LEASE, PAUSE, RAMP, State, client::Client, message::Message};
+use super::{
+    Bounds, Id, LEASE, PAUSE, RAMP, State, client::Client, message::Message, tenants::longest,
+};
 
 /// Fault-free steps after which all leases, heartbeats of dead clients and pauses have ended.
 const SETTLED: usize = 10;
@@ -49,12 +51,10 @@ impl State {
     }
 
     fn exchange_at_once(&mut self, number: u8, calm: &Bounds, unserved: &mut Vec<Id>) {
-        if !self.client(number).may_send(calm) {
+        if !self.may_send(number, calm) {
             return;
         }
-        self.send(number, calm);
-        let message = self.network.pop().expect("it was just sent");
-        self.run(&message, calm);
+        self.exchange(number, calm);
         if let Some((seq, _)) = self.client(number).holds() {
             unserved.retain(|id| (id.client, id.seq) != (number, seq));
             self.client(number).leave();
@@ -74,8 +74,13 @@ impl State {
         let mut state = self.clone();
         (0..bounds.clients).for_each(|client| state.crash(client));
         let paused = self.pause.map_or(0, |_| PAUSE + RAMP);
-        (0..=LEASE + paused).for_each(|_| state.pass(bounds));
+        // What tenants have paid is kept for longer than leases.
+        let kept = match bounds.is_fair() {
+            true => longest(bounds),
+            false => 0,
+        };
+        (0..=(LEASE + paused).max(kept)).for_each(|_| state.pass(bounds));
         state.run(&Message::of_anybody(bounds), bounds);
-        state.is_quiet() && state.heartbeats.is_empty()
+        state.is_quiet() && state.heartbeats.is_empty() && state.shares.is_none()
     }
 }

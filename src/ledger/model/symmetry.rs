@@ -5,7 +5,8 @@ use super::{Bounds, DEAD, State, Steps, client::Client, message::Message};
 impl State {
     pub(super) fn normalise(&mut self, bounds: &Bounds) {
         self.give_up_lost_answers();
-        self.forget_when_a_client_was_seen();
+        self.forget_when_a_client_was_seen(bounds);
+        self.bound_payments(bounds);
         for client in 0..bounds.clients {
             self.renumber(client);
         }
@@ -28,11 +29,16 @@ impl State {
     }
 
     /// When a client was last seen matters only to its waiters, and enqueueing one sets it.
-    fn forget_when_a_client_was_seen(&mut self) {
+    fn forget_when_a_client_was_seen(&mut self, bounds: &Bounds) {
         for (number, client) in (0..).zip(&mut self.clients) {
             if self.queue.iter().all(|id| id.client != number) {
                 client.last_seen = DEAD;
             }
+        }
+        if bounds.is_fair() {
+            // The same holds for its heartbeat. The worlds without tenants are small enough to keep it.
+            let waits = |number| self.queue.iter().any(|id| id.client == number);
+            self.heartbeats.retain(|(number, _)| waits(*number));
         }
     }
 
@@ -51,7 +57,9 @@ impl State {
     pub(super) fn each_name(&mut self, number: u8, mut look: impl FnMut(&mut u8)) {
         let ids = self.holders.iter_mut().map(|(id, _)| id);
         let ids = ids.chain(&mut self.queue).chain(&mut self.arrivals);
-        ids.filter(|id| id.client == number)
+        let lines = self.shares.iter_mut().flat_map(|shares| &mut shares.lines);
+        ids.chain(lines)
+            .filter(|id| id.client == number)
             .for_each(|id| look(&mut id.seq));
         for message in self.network.iter_mut().filter(|one| one.client == number) {
             message.names_mut().for_each(&mut look);
@@ -59,7 +67,8 @@ impl State {
         self.client(number).names_mut().for_each(&mut look);
     }
 
-    /// Sorts the clients, so that their identity does not matter. Clients with equal views may stay in either order:
+    /// Sorts the clients, so that their identity does not matter. They keep their tenants, which are not exchanged: their
+    /// names break ties. Clients with equal views may stay in either order:
     /// then a state is explored twice, which is harmless.
     fn exchange_places(&mut self) {
         let mut order: Vec<_> = (0..self.clients.len() as u8)
@@ -74,7 +83,8 @@ impl State {
         let moved = |client: &mut u8| *client = new[usize::from(*client)];
         let ids = self.holders.iter_mut().map(|(id, _)| id);
         let ids = ids.chain(&mut self.queue).chain(&mut self.arrivals);
-        ids.for_each(|id| moved(&mut id.client));
+        let lines = self.shares.iter_mut().flat_map(|shares| &mut shares.lines);
+        ids.chain(lines).for_each(|id| moved(&mut id.client));
         self.heartbeats
             .iter_mut()
             .for_each(|(client, _)| moved(client));
@@ -89,6 +99,8 @@ impl State {
         let mut held: Vec<_> = held.map(|(id, until)| (*until, id.seq)).collect();
         held.sort_unstable();
         let places = (0..).zip(&self.queue).filter(|(_, id)| id.client == number);
+        let lines = self.shares.iter().flat_map(|shares| &shares.lines);
+        let lines = (0..).zip(lines).filter(|(_, id)| id.client == number);
         let sent = self.network.iter().filter(|one| one.client == number);
         let mut sent: Vec<_> = sent
             .map(|one| Message {
@@ -101,6 +113,7 @@ impl State {
             client: self.clients[usize::from(number)].clone(),
             held,
             places: places.map(|(place, _)| place).collect(),
+            lines: lines.map(|(place, id)| (place, id.seq)).collect(),
             heartbeat: self
                 .heartbeats
                 .iter()
@@ -116,6 +129,7 @@ struct View {
     client: Client,
     held: Vec<(Steps, u8)>,
     places: Vec<u8>,
+    lines: Vec<(u8, u8)>,
     heartbeat: Option<Steps>,
     sent: Vec<Message>,
 }
