@@ -53,7 +53,7 @@ impl Kind {
             Self::Memory => 4,
             Self::Cluster => 3,
             Self::Crowd => 11,
-            Self::Tenants => 13,
+            Self::Tenants => 29,
         }
     }
 
