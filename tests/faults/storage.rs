@@ -155,14 +155,15 @@ async fn without_memory_holders_hold_on_and_give_back() {
 #[tokio::test]
 async fn without_memory_short_leases_are_renewed() {
     let server = RedisServer::start();
-    let lease = Duration::from_millis(1_500);
-    let builder = quick().lease(lease);
+    // Shorter than the longest pause between probes of a store that answers nobody.
+    let lease = Duration::from_millis(900);
+    let builder = quick().lease(lease).store_timeout(lease / 4);
     let limiter = builder.connect(&server.url()).await.expect("up");
     let semaphore = limiter.semaphore(Limit::concurrent("local", 3), "key");
     let holder = semaphore.acquire().await.expect("free");
     server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
     let begin = Instant::now();
-    while begin.elapsed() < 4 * lease {
+    while begin.elapsed() < 6 * lease {
         let admitted = soon(semaphore.acquire()).await;
         drop(admitted.expect("the fallback applies"));
         sleep(Duration::from_millis(1)).await;
