@@ -218,6 +218,7 @@ mod reason;
 #[path = "../tests/support/redis_server.rs"]
 mod redis_server;
 mod repoll;
+mod returns;
 mod semaphore;
 mod small_map;
 mod status;

@@ -58,6 +58,7 @@ reasons! {
     Fallback = "fallback",
 
     // Verdicts.
+    Recovering = "recovering",
     Admitted = "admitted",
     Queued = "queued",
     Delayed = "delayed",

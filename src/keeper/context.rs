@@ -2,7 +2,7 @@
 //! a step.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -22,8 +22,9 @@ use crate::{
     limit::{Limit, LimitId, LimitValue, MAX_LIMIT},
     overrides::InForce,
     part::{Part, Parts},
+    returns::Returns,
     sync::{Confirmations, Inquiry},
-    telemetry::{Cause, History, LimitMeter, Measure, Reports, StoreNews, Topic},
+    telemetry::{Cause, History, LimitMeter, Measure, Reports, StoreNews, StoreState, Topic},
 };
 
 /// Moments per lease at which renewals are sent. More mean fewer renewals per exchange; fewer, more exchanges in a row.
@@ -116,13 +117,8 @@ pub(super) struct Context {
     /// The time of the latest step.
     pub now: Instant,
     fallbacks: Fallbacks,
-    /// By part: the return of permits to a store that has lost its data, before newcomers under strict limits.
-    returns: Vec<Option<Return>>,
-    /// Ends of the returns of single keys; and the same in order, in which an end may be outdated.
-    returns_of_keys: HashMap<QueueId, Instant>,
-    ends_of_returns: VecDeque<(Instant, QueueId)>,
-    /// By part: when permits of a key were last found missing.
-    suspected: Vec<Option<Instant>>,
+    /// Of permits to a store that has lost them, before newcomers under strict limits.
+    pub returns: Returns<QueueId>,
     /// The limiter is shut down or dropped: slots no longer go to a pool.
     pub ending: bool,
     /// The store has lost permits that it had granted.
@@ -150,14 +146,6 @@ pub(super) struct Context {
     holds: Vec<Option<MeanHold>>,
 }
 
-/// The return of permits to a store that has lost its data.
-#[derive(Clone, Copy, Debug)]
-struct Return {
-    until: Instant,
-    /// Its time is over, and the store has been asked whether the data are lost again.
-    is_asked: bool,
-}
-
 /// Recent mean hold time of a limit's permits. Without weights, both fields are equal.
 #[derive(Clone, Copy, Debug)]
 struct MeanHold {
@@ -176,9 +164,6 @@ pub(super) struct Counts {
 }
 
 impl Context {
-    /// Time in which several signs of a loss are taken for the same loss.
-    pub const SAME_LOSS: Duration = Duration::from_millis(10);
-
     pub fn new(settings: Settings, shared: bool, now: Instant) -> Self {
         let replica = settings.replica;
         Self {
@@ -187,10 +172,7 @@ impl Context {
             overrides: Arc::default(),
             now,
             fallbacks: Fallbacks::new(settings.parts, now),
-            returns: vec![None; settings.parts.count()],
-            returns_of_keys: HashMap::new(),
-            ends_of_returns: VecDeque::new(),
-            suspected: vec![None; settings.parts.count()],
+            returns: Returns::new(settings.parts, 2 * settings.store_timeout),
             ending: false,
             is_data_lost: false,
             effects: Effects::default(),
@@ -220,6 +202,11 @@ impl Context {
             holds: Vec::new(),
             settings,
         }
+    }
+
+    /// The length of the leases that this process holds, if any.
+    pub fn lease_held(&self) -> Option<Duration> {
+        (self.counts.held > 0).then_some(self.settings.lease)
     }
 
     pub fn availability(&self, part: Part) -> Availability {
@@ -252,90 +239,18 @@ impl Context {
         ids.any(|id| self.is_strict(id, part, None))
     }
 
-    /// How long newcomers under a strict limit wait, because the store has lost all data or the ledger of this key. After a
-    /// loss of all data the wait ends only when the store has been asked once more.
-    pub fn returning_for(&self, part: Part, queue: QueueId) -> Option<Duration> {
-        let of_part = self.returns[part.number()].map(|one| one.until);
-        let of_key = self.returns_of_keys.get(&queue).copied();
-        let until = of_part.max(of_key)?;
-        Some(until.saturating_duration_since(self.now))
-    }
-
-    /// How long permits may take to return to a store that has lost them: all replicas notice the loss, reconnect, and
-    /// return within two of the store's timeouts.
-    pub fn return_time(&self) -> Duration {
-        2 * self.settings.store_timeout
-    }
-
-    /// Whether the return of permits of this key, or of all in this part, has just begun: by the same loss.
-    pub fn has_just_begun_return(&self, part: Part, queue: Option<QueueId>) -> bool {
-        let until = match queue {
-            Some(queue) => self.returns_of_keys.get(&queue).copied(),
-            None => self.returns[part.number()].map(|one| one.until),
-        };
-        until.is_some_and(|until| until + Self::SAME_LOSS > self.now + self.return_time())
-    }
-
-    /// The store has lost permits of this key, and perhaps all data of its part.
-    pub fn begin_return_of_key(&mut self, part: Part, queue: QueueId) {
-        let until = self.now + self.return_time();
-        self.returns_of_keys.insert(queue, until);
-        self.ends_of_returns.push_back((until, queue));
-        self.suspected[part.number()] = Some(self.now);
-    }
-
-    /// Ends the return of permits of the next key, if its time is over.
-    pub fn end_return_of_key(&mut self) -> Option<QueueId> {
-        while let Some(&(until, queue)) = self.ends_of_returns.front()
-            && until <= self.now
-        {
-            self.ends_of_returns.pop_front();
-            if self.returns_of_keys.get(&queue) == Some(&until) {
-                self.returns_of_keys.remove(&queue);
-                return Some(queue);
-            }
+    /// Measures whether newcomers under strict limits wait because permits return to the store, if that has changed.
+    pub fn measure_returns(&mut self) {
+        if let Some(returns) = self.returns.news() {
+            let waits = returns
+                && self
+                    .settings
+                    .parts
+                    .all()
+                    .any(|part| self.has_strict_limits(part));
+            let state = StoreState::Recovering(waits);
+            self.effects.push(Effect::MeasureStore(state));
         }
-        None
-    }
-
-    /// When permits of a key in this part were last found missing: all data may be lost.
-    pub fn suspected(&self, part: Part) -> Option<Instant> {
-        self.suspected[part.number()]
-    }
-
-    /// The store has lost its data. Returns whether that is news.
-    pub fn begin_return(&mut self, part: Part, until: Instant) -> bool {
-        let before = &mut self.returns[part.number()];
-        let is_news = before.is_none();
-        let until = before.map_or(until, |before| before.until.max(until));
-        *before = Some(Return {
-            until,
-            is_asked: false,
-        });
-        is_news
-    }
-
-    /// When the next return of permits is over, and the store is asked whether it has lost its data again.
-    pub fn next_end_of_return(&self) -> Option<Instant> {
-        let returns = self.returns.iter().flatten();
-        let unchecked = returns.filter(|one| !one.is_asked);
-        let ends = unchecked.map(|one| one.until);
-        let of_keys = self.ends_of_returns.front();
-        ends.chain(of_keys.map(|(until, _)| *until)).min()
-    }
-
-    /// Whether the return of permits to this part is over, once.
-    pub fn is_return_over(&mut self, part: Part) -> bool {
-        let now = self.now;
-        let over = self.returns[part.number()].as_mut();
-        let over = over.filter(|one| one.until <= now && !one.is_asked);
-        over.map(|one| one.is_asked = true).is_some()
-    }
-
-    /// An exchange sent at this time has found the same data. Returns whether this ends the return of permits.
-    pub fn end_return(&mut self, part: Part, sent: Instant) -> bool {
-        let one = &mut self.returns[part.number()];
-        one.take_if(|one| one.until <= sent).is_some()
     }
 
     /// The lowest value that this process enforces by itself in any part: 0 if it refuses, and without a store.

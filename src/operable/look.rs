@@ -44,6 +44,8 @@ pub(crate) struct QueueLook<'a> {
     /// The limit's value for this key.
     pub max: u32,
     pub pause: Option<PauseLook>,
+    /// Whether newcomers wait because permits return to a store that has lost them.
+    pub recovering: bool,
 }
 
 /// A pause of a key for an overloaded upstream.

@@ -223,6 +223,10 @@ pub struct KeyRow {
     /// The key's pause for an overloaded upstream.
     #[serde(default, flatten)]
     pub pause: Option<PauseRow>,
+    /// Whether newcomers wait on some replica because permits return to a store that has [lost
+    /// them](crate::guide::store_failures#held-permits).
+    #[serde(default)]
+    pub recovering: bool,
 }
 
 /// A tenant of a [fair](crate::Limit::fair) limit, over all replicas.
@@ -359,6 +363,9 @@ pub struct Explanation {
 pub enum Verdict {
     /// An operator has paused the limit; or an overloaded upstream the key, and requests do not queue.
     Paused,
+    /// The store has lost its data, and newcomers wait for about a second until permits have returned. Requests that do not
+    /// queue are refused as unavailable.
+    Recovering,
     /// A slot is free, the rate has a unit left, or the limit is not enforced.
     Admitted,
     /// The rate is used up. The request would wait for this many milliseconds.
@@ -375,8 +382,9 @@ pub enum Verdict {
 
 impl Verdict {
     #[cfg(test)]
-    pub(crate) const EACH: [Self; 7] = [
+    pub(crate) const EACH: [Self; 8] = [
         Self::Paused,
+        Self::Recovering,
         Self::Admitted,
         Self::Delayed(1),
         Self::TooSoon(1),
@@ -391,6 +399,7 @@ impl Verdict {
     pub fn as_str(self) -> &'static str {
         let reason = match self {
             Self::Paused => Reason::Paused,
+            Self::Recovering => Reason::Recovering,
             Self::Admitted => Reason::Admitted,
             Self::Delayed(_) => Reason::Delayed,
             Self::TooSoon(_) => Reason::TooSoon,

@@ -260,6 +260,7 @@ impl Desk {
                     String::new()
                 },
             }),
+            recovering: sum.recovering,
         });
         rows.collect()
     }

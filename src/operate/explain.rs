@@ -55,11 +55,19 @@ impl Operator {
             None => self.overridden(limit, key).await.unwrap_or(row.max),
         };
         let usage = self.usage(key, &permits, own.as_ref()).await?;
+        let is_recovering = own.as_ref().is_some_and(|own| own.recovering);
         let budget = own.and_then(|own| own.budget);
         count_ahead(&mut permits.rows, tenants.as_ref());
         Ok(Explanation {
             tenants,
-            ..explain(row, key, (max, budget), usage, permits, refusals)
+            ..explain(
+                row,
+                key,
+                (max, budget),
+                (usage, is_recovering),
+                permits,
+                refusals,
+            )
         })
     }
 
@@ -158,7 +166,7 @@ fn explain(
     limit: LimitRow,
     key: KeyDigest,
     (max, budget): (u32, Option<BudgetRow>),
-    usage: KeyUsage,
+    (usage, is_recovering): (KeyUsage, bool),
     permits: Answers<PermitRow>,
     refusals: Answers<RefusalRow>,
 ) -> Explanation {
@@ -178,6 +186,7 @@ fn explain(
         _ if limit.paused => Some(Verdict::Paused),
         Some(_) => budget.map(|budget| rate_verdict(&limit, &budget)),
         None => match verdict(&limit, (max, in_force), in_use, waiting) {
+            _ if is_recovering && limit.mode == Mode::Enforce.as_str() => Some(Verdict::Recovering),
             Verdict::Full if pause.is_some() => Some(Verdict::Paused),
             verdict => Some(verdict),
         },

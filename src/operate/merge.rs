@@ -245,6 +245,7 @@ fn add_key(sum: &mut KeyRow, row: KeyRow) {
         (Some(one), Some(other)) => Some(longest(one, other)),
         (one, other) => one.or(other),
     };
+    sum.recovering |= row.recovering;
     sum.key_text = sum.key_text.take().or(row.key_text);
 }
 

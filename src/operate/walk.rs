@@ -44,6 +44,7 @@ pub(super) struct SeenQueue {
     /// For a rate, if the key is known.
     pub budget: Option<RateLook>,
     pub pause: Option<PauseLook>,
+    pub recovering: bool,
 }
 
 /// A permit or a request.
@@ -122,6 +123,7 @@ impl Visitor for Look<'_> {
                 max: queue.max,
                 budget: None,
                 pause: queue.pause.filter(is_running),
+                recovering: queue.recovering,
             }));
         }
         counts
@@ -152,6 +154,7 @@ impl Visitor for Look<'_> {
                 max: budget.as_ref().map_or(0, |budget| budget.max),
                 budget,
                 pause: None,
+                recovering: false,
             }));
         }
     }
@@ -284,6 +287,7 @@ pub(super) struct KeySum {
     /// For a rate.
     pub budget: Option<RateLook>,
     pub pause: Option<PauseLook>,
+    pub recovering: bool,
 }
 
 /// The keys in use or paused, longest queues first; for a rate, smallest remaining budget first. And the number of the
@@ -377,6 +381,7 @@ async fn each_key(keeper: &KeeperHandle, which: &Which, mut fold: impl FnMut(Key
                 count: Count::default(),
                 budget: queue.budget,
                 pause: queue.pause,
+                recovering: queue.recovering,
             };
             last.replace(next).map(&mut fold);
         }

@@ -21,6 +21,8 @@ pub(crate) enum StoreState {
     },
     /// It has lost its data.
     Lost,
+    /// Whether newcomers under strict limits wait because permits return to it.
+    Recovering(bool),
 }
 
 /// The measurements of the store. Cheap to clone.
@@ -35,6 +37,7 @@ pub(crate) struct StoreMeter {
     /// By whether the store refused.
     opened: [Counter; 2],
     losses: Counter,
+    recovering: Gauge,
 }
 
 impl StoreMeter {
@@ -53,8 +56,10 @@ impl StoreMeter {
             exchanges: ["ok", "failed", "timed_out", "refused"].map(outcome),
             opened: ["outage", "refused"].map(opened),
             losses: facade::counter(catalog::DATA_LOSSES, &labels),
+            recovering: facade::gauge(catalog::RECOVERING, &labels),
         };
         store.up.set(1.0);
+        store.recovering.set(0.0);
         store
     }
 
@@ -66,6 +71,7 @@ impl StoreMeter {
             exchanges: array::from_fn(|_| Counter::noop()),
             opened: array::from_fn(|_| Counter::noop()),
             losses: Counter::noop(),
+            recovering: Gauge::noop(),
         }
     }
 
@@ -84,6 +90,7 @@ impl StoreMeter {
             (StoreState::Down { was_up: true, .. }, Some(share)) => self.up.decrement(share),
             (StoreState::Down { was_up: false, .. }, Some(_)) => {}
             (StoreState::Lost, _) => self.losses.increment(1),
+            (StoreState::Recovering(waits), _) => self.recovering.set(f64::from(u8::from(waits))),
         }
         if let StoreState::Down { refused, .. } = state {
             self.opened[usize::from(refused)].increment(1);

@@ -189,6 +189,19 @@ fn a_part_of_the_store_counts_for_its_share() {
 }
 
 #[test]
+fn a_return_of_permits_is_measured_while_it_lasts() {
+    let (meters, snapshotter) = meters(true, 4);
+    let up = "turnstile_store_up{namespace=shop}";
+    assert_recorded(&snapshotter, &[(up, 1.0)]);
+    for (waits, expected) in [(true, 1.0), (false, 0.0)] {
+        meters.store.is(StoreState::Recovering(waits));
+        let seen = recorded(&snapshotter);
+        let recovering = seen.get("turnstile_recovering{namespace=shop}");
+        assert_eq!(recovering.copied().unwrap_or(0.0), expected);
+    }
+}
+
+#[test]
 fn each_exchange_has_its_outcome() {
     let (meters, snapshotter) = meters(true, 1);
     assert_recorded(&snapshotter, &[("turnstile_store_up{namespace=shop}", 1.0)]);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use crate::{
-    processes::{Running, Span, Work, now_us, peak, slots_used},
+    processes::{KEY, LEASE, Running, Span, Work, now_us, peak, slots_used},
     scene::SLACK,
     support::{
         fault_proxy::{FaultProxy, Way},
@@ -22,7 +22,7 @@ const TASKS: usize = 10;
 const RESPONDS: Duration = Duration::from_millis(1_500);
 
 /// The longest time without a grant between these moments.
-fn longest_pause(spans: &[Span], (from, until): Span) -> Duration {
+pub(crate) fn longest_pause(spans: &[Span], (from, until): Span) -> Duration {
     let granted = spans.iter().map(|(granted, _)| *granted);
     let mut moments: Vec<_> = granted.filter(|at| (from..until).contains(at)).collect();
     moments.extend([from, until]);
@@ -43,7 +43,9 @@ fn is_frozen_for(length: Duration, distance: Duration) {
     };
     let work = Work {
         store: &store,
+        keys: &[KEY],
         slots: SLOTS as u32,
+        lease: LEASE,
         is_strict: true,
         streams: 0,
         tasks: TASKS,

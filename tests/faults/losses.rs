@@ -1,15 +1,19 @@
-//! G1 when the store loses its data, with processes of which one has idle streams. All losses:
+//! G1 when the store loses its data, with processes of which one has idle streams. A loss of one node of a cluster is in
+//! `losses/cluster.rs`, of the last writes at a failover in `losses/failover.rs`. All losses:
 //!
 //! ```text
 //! cargo test -p tests --all-features --test faults -- losses --include-ignored --nocapture --test-threads 1
 //! ```
+
+mod cluster;
+mod failover;
 
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
 use crate::{
-    processes::{Running, Span, Work, now_us, peak, slots_used},
+    processes::{KEY, LEASE, Running, Span, Work, now_us, peak, slots_used},
     support::redis_server::RedisServer,
 };
 
@@ -18,20 +22,40 @@ const CAP: u32 = 20;
 const STREAMS: usize = 8;
 /// Tasks of each process: in all three times the limit.
 const TASKS: usize = 20;
+/// Usually.
+const TIMES: Times = Times {
+    lease: LEASE,
+    hold: Duration::from_millis(100),
+};
 /// Time from the first sign of life of a store to the first grant, at most.
 const FIRST_GRANT: Duration = Duration::from_millis(1_300);
 /// Time between two losses, for the figures of each.
 const APART: Duration = Duration::from_secs(3);
 
-/// Three processes at a store that may lose its data.
+#[derive(Clone, Copy)]
+struct Times {
+    lease: Duration,
+    /// How long the tasks hold their slots, at least.
+    hold: Duration,
+}
+
+/// Processes at a store.
+struct Replicas {
+    store: String,
+    keys: Vec<String>,
+    is_strict: bool,
+    times: Times,
+    running: Vec<Running>,
+}
+
+/// Three processes at a server that may lose its data.
 struct Fleet {
     server: RedisServer,
-    store: String,
-    is_strict: bool,
-    replicas: Vec<Running>,
+    replicas: Replicas,
 }
 
 /// A loss: when it began, and when the store answered again.
+#[derive(Clone, Copy)]
 struct Loss {
     began: u64,
     answered: u64,
@@ -41,35 +65,58 @@ fn seconds(length_us: u64) -> f64 {
     length_us as f64 / 1e6
 }
 
-impl Fleet {
-    fn start(is_strict: bool) -> Self {
-        let server = RedisServer::start();
-        let mut fleet = Self {
-            store: server.url(),
-            server,
+impl Replicas {
+    /// Three, the first of them with idle streams.
+    fn start(store: String, keys: &[&str], is_strict: bool, times: Times) -> Self {
+        let mut replicas = Self {
+            store,
+            keys: keys.iter().map(ToString::to_string).collect(),
             is_strict,
-            replicas: Vec::new(),
+            times,
+            running: Vec::new(),
         };
         for streams in [STREAMS, 0, 0] {
-            fleet.join(streams);
-            let joined = fleet.replicas.last_mut().expect("it has joined");
+            replicas.join(streams);
+            let joined = replicas.running.last_mut().expect("it has joined");
             joined.until_ready();
         }
         std::thread::sleep(Duration::from_secs(1));
-        fleet
+        replicas
     }
 
     /// Another process.
     fn join(&mut self, streams: usize) {
+        let keys: Vec<_> = self.keys.iter().map(String::as_str).collect();
         let work = Work {
             store: &self.store,
+            keys: &keys,
             slots: CAP,
+            lease: self.times.lease,
             is_strict: self.is_strict,
             streams,
             tasks: TASKS,
-            hold: Duration::from_millis(100),
+            hold: self.times.hold,
         };
-        self.replicas.push(Running::start(&work));
+        self.running.push(Running::start(&work));
+    }
+
+    /// Ends all. Returns when they held slots, by key.
+    fn finish(self) -> Vec<Vec<Span>> {
+        let mut by_key = vec![Vec::new(); self.keys.len()];
+        for (number, span) in self.running.into_iter().flat_map(Running::finish_all) {
+            by_key[number].push(span);
+        }
+        by_key
+    }
+}
+
+impl Fleet {
+    fn start(is_strict: bool) -> Self {
+        let server = RedisServer::start();
+        Self {
+            replicas: Replicas::start(server.url(), &[KEY], is_strict, TIMES),
+            server,
+        }
     }
 
     /// The store restarts empty after this time.
@@ -105,25 +152,20 @@ impl Fleet {
     }
 
     fn finish(self) -> Vec<Span> {
-        self.replicas
-            .into_iter()
-            .flat_map(Running::finish)
-            .collect()
+        self.replicas.finish().remove(0)
     }
 }
 
-/// The most slots held from each loss to the next, and times to the first grant after each.
-fn figures(name: &str, losses: &[Loss], spans: &[Span]) -> (i32, Vec<Duration>) {
-    let ends = losses
-        .iter()
-        .skip(1)
-        .map(|loss| loss.began)
-        .chain([u64::MAX]);
-    let peaks = losses
-        .iter()
-        .zip(ends)
-        .map(|(loss, end)| peak(spans, (loss.began, end)));
-    let peaks: Vec<_> = peaks.collect();
+/// The most slots held from each loss to the next.
+fn peaks(losses: &[Loss], spans: &[Span]) -> Vec<i32> {
+    let ends = losses.iter().skip(1).map(|loss| loss.began);
+    let between = losses.iter().zip(ends.chain([u64::MAX]));
+    let peaks = between.map(|(loss, end)| peak(spans, (loss.began, end)));
+    peaks.collect()
+}
+
+/// Times from the first sign of life of a store to the first grant after each loss, sorted.
+fn first_grants(losses: &[Loss], spans: &[Span]) -> Vec<Duration> {
     let first_grant = |loss: &Loss| {
         let granted = spans.iter().map(|(granted, _)| *granted);
         let first = granted.filter(|granted| *granted >= loss.answered).min();
@@ -131,6 +173,12 @@ fn figures(name: &str, losses: &[Loss], spans: &[Span]) -> (i32, Vec<Duration>) 
     };
     let mut first_grants: Vec<_> = losses.iter().filter_map(first_grant).collect();
     first_grants.sort_unstable();
+    first_grants
+}
+
+/// The most slots held, and the times to the first grants. Prints both.
+fn figures(name: &str, losses: &[Loss], spans: &[Span]) -> (i32, Vec<Duration>) {
+    let (peaks, first_grants) = (peaks(losses, spans), first_grants(losses, spans));
     let most = peaks.iter().max().copied().unwrap_or(0);
     let over = peaks.iter().filter(|peak| **peak > CAP as i32).count();
     let at =
@@ -194,13 +242,13 @@ fn a_flushed_store_admits_hardly_anybody_above_the_limit() {
 #[ignore = "ten seconds"]
 fn a_process_that_stands_still_over_the_loss_holds_what_it_held() {
     let mut fleet = Fleet::start(true);
-    let still = fleet.replicas.remove(0);
+    let still = fleet.replicas.running.remove(0);
     still.signal(Signal::SIGSTOP);
     let loss = fleet.restart(Duration::from_millis(500));
     std::thread::sleep(Duration::from_secs(4));
     still.signal(Signal::SIGCONT);
     std::thread::sleep(Duration::from_secs(2));
-    fleet.replicas.push(still);
+    fleet.replicas.running.push(still);
     let (most, _) = figures("one of three stands still", &[loss], &fleet.finish());
     assert!(most <= 2 * CAP as i32, "G1: {most}");
 }
@@ -216,8 +264,8 @@ fn fresh_processes_wait_for_a_loss_that_others_have_found() {
     let loss = fleet.until_answered(began);
     // Until one of the others has connected again, nobody knows of a loss.
     std::thread::sleep(Duration::from_millis(300));
-    fleet.join(0);
-    fleet.join(0);
+    fleet.replicas.join(0);
+    fleet.replicas.join(0);
     std::thread::sleep(Duration::from_secs(4));
     let (most, _) = figures("two fresh processes", &[loss], &fleet.finish());
     assert!(most <= CAP as i32 + 2, "G1: {most}");

@@ -26,8 +26,8 @@
 //! | lost, late and repeated charges, sums and refunds of budgets, processes killed, data lost | G1 for rates | `budgets` |
 //! | server clock stepped | G1, G3, G5 | `clocks::a_server_clock_stepped_forward_overshoots_once`, `clocks::a_server_clock_stepped_back_breaks_no_cap`, `clocks::a_clock_stepped_back_by_a_day_leaves_no_deadline_beyond_the_longest_lease`, `clocks::small_steps_cost_no_queue_position` |
 //! | client clocks wrong | G1, G3 | `clocks::replicas_whose_clocks_are_wrong_share_one_cap` |
-//! | restart without persistence, FLUSHALL, eviction | G1, bounded | `losses`, K `losses.rs`, `src/ledger/tests/rules/generation.rs`, `storage::a_flushed_store_is_restored`, `storage::a_store_that_restarts_empty_is_restored`, `storage::an_evicted_ledger_is_restored`, `reports::data_that_the_store_has_lost_is_reported_with_counts_and_not_by_key`, S `a_store_that_may_evict_is_warned_of_once` |
-//! | failover that loses writes | G1, bounded | `storage::a_failover_that_loses_writes_overshoots_by_what_it_lost`; with a sentinel: `tests/sentinel.rs` |
+//! | restart without persistence, FLUSHALL, eviction, of a server or of a node of a cluster | G1, bounded | `losses`, K `losses.rs`, `src/ledger/tests/rules/generation.rs`, `storage::a_flushed_store_is_restored`, `storage::a_store_that_restarts_empty_is_restored`, `storage::an_evicted_ledger_is_restored`, `reports::data_that_the_store_has_lost_is_reported_with_counts_and_not_by_key`, S `a_store_that_may_evict_is_warned_of_once` |
+//! | failover that loses writes | G1, bounded | `storage::a_failover_that_loses_writes_overshoots_by_what_it_lost`; `losses::failover`, `losses::cluster`; with a sentinel: `tests/sentinel.rs` |
 //! | READONLY, LOADING, NOREPLICAS, MISCONF, CLUSTERDOWN, MASTERDOWN, BUSY, OOM, TRYAGAIN | G8 | `outages::passing_trouble_of_a_server_is_an_outage`, `reports::a_state_in_which_some_commands_work_is_reported_once`, `outages::a_loading_server_is_an_outage`, `outages::a_busy_server_is_an_outage`, `outages::a_slot_without_a_node_is_an_outage`, `src/store/server_error.rs` |
 //! | resharding under load | G1, G5 | `tests/cluster.rs` |
 //! | SCRIPT FLUSH in a loop | G8 | `storage::flushed_scripts_are_noticed_by_no_request`, S `a_script_that_was_flushed_is_sent_again` |
@@ -50,7 +50,7 @@
 //! | least-privilege ACL | G8 | `tests/security/rights.rs`, S `the_documented_permissions_are_enough_and_all_needed` |
 //! | graceful shutdown under load, over a distance, in an outage | G5 | `ends::a_graceful_shutdown_with_a_thousand_streams_gives_all_back`, `ends::a_shutdown_over_a_distance_gives_all_back`, R `a_graceful_shutdown_leaves_nothing_behind`, M `test_store::a_shutdown_does_not_wait_for_a_store_that_is_gone` |
 //!
-//! A known limit, `CLUSTER`: this suite uses the client of a single server. Faults of a cluster are in
+//! Except for lost data, this suite uses the client of a single server. Other faults of a cluster are in
 //! `tests/cluster.rs`.
 
 #[path = "../support/mod.rs"]

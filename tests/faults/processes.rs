@@ -10,7 +10,10 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::{
+    sync::mpsc::{UnboundedSender, unbounded_channel},
+    task::JoinSet,
+};
 use tower_turnstile::{Fallback, Limit, Limiter, Permit, Semaphore};
 
 /// The environment variable with the work of a process.
@@ -19,6 +22,12 @@ const WORK: &str = "TURNSTILE_PROCESS";
 /// How long a task waits that was refused.
 const RETRY: Duration = Duration::from_millis(5);
 
+pub(crate) const LIMIT: &str = "processes";
+/// The default.
+pub(crate) const LEASE: Duration = Duration::from_secs(30);
+/// The key of each process, unless its work has others.
+pub(crate) const KEY: &str = "key";
+
 /// When a slot was held, by the time of day in microseconds.
 pub(crate) type Span = (u64, u64);
 
@@ -26,15 +35,18 @@ pub(crate) type Span = (u64, u64);
 #[derive(Clone, Debug)]
 pub(crate) struct Work<'a> {
     pub(crate) store: &'a str,
+    /// The keys of its limit, each with these slots, streams and tasks.
+    pub(crate) keys: &'a [&'a str],
     pub(crate) slots: u32,
+    pub(crate) lease: Duration,
     /// Whether no slot is given without the store; otherwise each process gives all by itself.
     pub(crate) is_strict: bool,
     /// Slots that it holds to its end.
     pub(crate) streams: usize,
     /// Tasks that acquire in a loop.
     pub(crate) tasks: usize,
-    /// How long the first of them holds its slot. The others hold it for a little longer each, so that the slots do not go
-    /// from process to process together.
+    /// How long the first of them holds its slot. The others hold it for a twentieth longer each, at least 5 ms, so that
+    /// the slots do not go from process to process together.
     pub(crate) hold: Duration,
 }
 
@@ -42,15 +54,17 @@ impl Work<'_> {
     fn text(&self) -> String {
         let Self {
             store,
+            keys,
             slots,
+            lease,
             is_strict,
             streams,
             tasks,
             hold,
         } = self;
-        let hold_ms = hold.as_millis();
+        let (lease_ms, hold_ms, keys) = (lease.as_millis(), hold.as_millis(), keys.join(" "));
         format!(
-            "{slots} {} {streams} {tasks} {hold_ms} {store}",
+            "{slots} {} {streams} {tasks} {hold_ms} {lease_ms} {store} {keys}",
             u8::from(*is_strict)
         )
     }
@@ -61,22 +75,30 @@ pub(crate) fn now_us() -> u64 {
     since.expect("after 1970").as_micros() as u64
 }
 
+/// The slots of a key. `number` is the key's.
+#[derive(Clone)]
+struct Slots {
+    number: usize,
+    semaphore: Semaphore,
+    tell: UnboundedSender<(usize, Span)>,
+}
+
 /// A permit and when it was granted. Its end is told when it is dropped.
 struct Held {
     permit: Permit,
     granted: u64,
-    tell: UnboundedSender<Span>,
+    of: Slots,
 }
 
-impl Held {
-    async fn acquire(semaphore: &Semaphore, tell: &UnboundedSender<Span>) -> Self {
+impl Slots {
+    async fn acquire(&self) -> Held {
         loop {
-            match semaphore.acquire().await {
+            match self.semaphore.acquire().await {
                 Ok(permit) => {
-                    return Self {
+                    return Held {
                         permit,
                         granted: now_us(),
-                        tell: tell.clone(),
+                        of: self.clone(),
                     };
                 }
                 Err(_) => tokio::time::sleep(RETRY).await,
@@ -93,7 +115,7 @@ impl Drop for Held {
         } else {
             now_us()
         };
-        let _ = self.tell.send((self.granted, released));
+        let _ = (self.of.tell).send((self.of.number, (self.granted, released)));
     }
 }
 
@@ -109,45 +131,55 @@ fn process() {
             .parse::<u64>()
             .expect("a number")
     };
-    let [slots, is_strict, streams, tasks, hold_ms] = std::array::from_fn(|_| number());
+    let [slots, is_strict, streams, tasks, hold_ms, lease_ms] = std::array::from_fn(|_| number());
     let store = words.next().expect("a store").to_owned();
+    let keys: Vec<_> = words.collect();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("resources");
     runtime.block_on(async {
-        let limiter = Limiter::connect(&store).await.expect("it is up");
+        let builder = Limiter::builder().lease(Duration::from_millis(lease_ms));
+        let limiter = builder.connect(&store).await.expect("it is up");
         let fallback = match is_strict {
             0 => Fallback::Local(slots as u32),
             _ => Fallback::Reject,
         };
-        let limit = Limit::concurrent("processes", slots as u32)
+        let limit = Limit::concurrent(LIMIT, slots as u32)
             .wait_up_to(Duration::from_secs(60))
             .fallback(fallback);
-        let semaphore = limiter.semaphore(&limit, "key");
-        let (tell, mut spans) = unbounded_channel::<Span>();
-        let mut idle = Vec::new();
-        for _ in 0..streams {
-            idle.push(Held::acquire(&semaphore, &tell).await);
-        }
-        for task in 0..tasks {
-            let (semaphore, tell) = (semaphore.clone(), tell.clone());
-            tokio::spawn(async move {
-                loop {
-                    let _held = Held::acquire(&semaphore, &tell).await;
-                    tokio::time::sleep(Duration::from_millis(hold_ms + 5 * task)).await;
-                }
-            });
+        let (tell, mut spans) = unbounded_channel();
+        let (mut idle, mut running) = (Vec::new(), JoinSet::new());
+        for (number, key) in keys.into_iter().enumerate() {
+            let slots = Slots {
+                number,
+                semaphore: limiter.semaphore(&limit, key),
+                tell: tell.clone(),
+            };
+            for _ in 0..streams {
+                idle.push(slots.acquire().await);
+            }
+            for task in 0..tasks {
+                let slots = slots.clone();
+                running.spawn(async move {
+                    loop {
+                        let _held = slots.acquire().await;
+                        let hold_ms = hold_ms + task * (hold_ms / 20).max(5);
+                        tokio::time::sleep(Duration::from_millis(hold_ms)).await;
+                    }
+                });
+            }
         }
         let first = if tasks > 0 { spans.recv().await } else { None };
         println!("\nready");
         let ends = tokio::task::spawn_blocking(|| std::io::stdin().read(&mut [0]));
         let _ = ends.await;
         drop(idle);
+        running.shutdown().await;
         let mut output = std::io::stdout().lock();
         let rest = std::iter::from_fn(|| spans.try_recv().ok());
-        for (granted, released) in first.into_iter().chain(rest) {
-            writeln!(output, "held {granted} {released}").expect("a reader");
+        for (number, (granted, released)) in first.into_iter().chain(rest) {
+            writeln!(output, "held {number} {granted} {released}").expect("a reader");
         }
     });
 }
@@ -188,14 +220,23 @@ impl Running {
         kill(pid, signal).expect("it runs");
     }
 
-    pub(crate) fn finish(mut self) -> Vec<Span> {
+    /// Ends it. Returns when it held slots of its only key.
+    pub(crate) fn finish(self) -> Vec<Span> {
+        let spans = self.finish_all().into_iter();
+        spans.map(|(_, span)| span).collect()
+    }
+
+    /// Ends it. Returns when it held slots, with the number of the key of each.
+    pub(crate) fn finish_all(mut self) -> Vec<(usize, Span)> {
         self.input = None;
         let mut text = String::new();
         self.output.read_to_string(&mut text).expect("UTF-8");
         self.process.wait().expect("a child");
         let span = |line: &str| {
-            let (granted, released) = line.strip_prefix("held ")?.split_once(' ')?;
-            Some((granted.parse().ok()?, released.parse().ok()?))
+            let mut words = line.strip_prefix("held ")?.split(' ');
+            let number = words.next()?.parse().ok()?;
+            let mut moment = || words.next()?.parse().ok();
+            Some((number, (moment()?, moment()?)))
         };
         text.lines().filter_map(span).collect()
     }

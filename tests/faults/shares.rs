@@ -23,6 +23,10 @@ const CLIENTS: u32 = 40;
 const HOLD: Duration = Duration::from_millis(200);
 /// Longer than the outages from which the store comes back with its data.
 const LEASE: Duration = Duration::from_secs(20);
+/// How long the store is stopped.
+const STOPPED: Duration = Duration::from_secs(5);
+/// The same, longer than a lease.
+const STOPPED_LONG: Duration = Duration::from_secs(30);
 const NAMESPACE: &str = "turnstile";
 
 /// Replicas that have counted each other, and their load.
@@ -162,23 +166,37 @@ async fn a_frozen_store_leaves_each_replica_its_share() {
     assert!(local.0.peak > share.1, "the fault is none: {}", local.0);
 }
 
-/// While it is down. The store then comes back without its data.
-#[tokio::test]
-#[ignore = "half a minute"]
-async fn a_stopped_store_leaves_each_replica_its_share() {
-    async fn run(fallback: Fallback) -> (Figures, usize) {
+/// While it is down.
+async fn a_stopped_store_leaves_shares(down: Duration) {
+    async fn run(fallback: Fallback, down: Duration) -> (Figures, usize) {
         let mut server = RedisServer::start();
         let fleet = Fleet::start(&server, urls(&server), fallback).await;
         server.stop();
         let bound = fleet.bound();
         fleet.until_known(&[0, 1, 2], false).await;
-        sleep(Duration::from_secs(5)).await;
+        sleep(down).await;
         (fleet.end().await, bound)
     }
-    let (share, local) = join!(run(Fallback::Share), run(Fallback::Local(CAP)));
-    println!("stopped: share {}; local {}", share.0, local.0);
+    let (share, local) = join!(run(Fallback::Share, down), run(Fallback::Local(CAP), down));
+    println!(
+        "stopped for {down:?}: share {} (at most {}); local {}",
+        share.0, share.1, local.0
+    );
     is_within(share.0, share.1, "stopped");
     assert!(local.0.peak > share.1, "the fault is none: {}", local.0);
+}
+
+#[tokio::test]
+#[ignore = "half a minute"]
+async fn a_stopped_store_leaves_each_replica_its_share() {
+    a_stopped_store_leaves_shares(STOPPED).await;
+}
+
+/// Leases end meanwhile, and no replica counts the others again.
+#[tokio::test]
+#[ignore = "one minute"]
+async fn a_store_that_is_stopped_for_longer_than_a_lease_leaves_each_replica_its_share() {
+    a_stopped_store_leaves_shares(STOPPED_LONG).await;
 }
 
 /// Its share is in addition to what the store grants to the others, once its slots there have ended.

@@ -151,6 +151,28 @@ async fn without_memory_holders_hold_on_and_give_back() {
     );
 }
 
+/// G2: a short lease is renewed too, although requests are refused all the time.
+#[tokio::test]
+async fn without_memory_short_leases_are_renewed() {
+    let server = RedisServer::start();
+    // Shorter than the longest pause between probes of a store that answers nobody.
+    let lease = Duration::from_millis(900);
+    let builder = quick().lease(lease).store_timeout(lease / 4);
+    let limiter = builder.connect(&server.url()).await.expect("up");
+    let semaphore = limiter.semaphore(Limit::concurrent("local", 3), "key");
+    let holder = semaphore.acquire().await.expect("free");
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    let begin = Instant::now();
+    while begin.elapsed() < 6 * lease {
+        let admitted = soon(semaphore.acquire()).await;
+        drop(admitted.expect("the fallback applies"));
+        sleep(Duration::from_millis(1)).await;
+        assert!(!holder.is_lost(), "after {:?}", begin.elapsed());
+    }
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    drop(holder);
+}
+
 /// G8: a store that does not write, but does everything else, is reported once, and asked for permits ever more rarely.
 #[tokio::test]
 async fn without_memory_the_store_is_reported_once_and_asked_rarely() {

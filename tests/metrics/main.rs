@@ -555,6 +555,36 @@ async fn permits_that_the_store_has_lost_are_counted() {
     assert!(!held.expect("free").is_lost());
 }
 
+/// Newcomers under a limit that is not strict do not wait.
+#[tokio::test]
+async fn newcomers_that_wait_for_permits_to_return_are_seen() {
+    for fallback in [Fallback::Reject, Fallback::Allow] {
+        let (recorded, _guard) = recorder();
+        let redis = RedisServer::start();
+        let limiter = Limiter::connect(&redis.url()).await.expect("a store");
+        let limit = Limit::concurrent("two", 2).fallback(fallback);
+        let semaphore = limiter.semaphore(&limit, "key");
+        let _held = semaphore.acquire().await.expect("free");
+        redis.cli(&["FLUSHALL"]);
+        let recovering = r#"turnstile_recovering{namespace="turnstile"}"#;
+        let lost = r#"turnstile_data_losses_total{namespace="turnstile"}"#;
+        let (mut waits, mut ends) = (false, false);
+        let seen = async {
+            while value(&recorded, lost) == 0.0 || !ends {
+                // Newcomers find the loss.
+                drop(semaphore.acquire().await);
+                sleep(Duration::from_millis(10)).await;
+                let is_recovering = value(&recorded, recovering) == 1.0;
+                ends = !is_recovering;
+                waits |= is_recovering;
+            }
+        };
+        let patience = Duration::from_secs(20);
+        timeout(patience, seen).await.expect("it is found");
+        assert_eq!(waits, fallback == Fallback::Reject);
+    }
+}
+
 /// Runs foreign code whenever a slot of `turnstile_held` is taken or released.
 #[derive(Clone, Default)]
 struct OnHeld(Arc<Mutex<Option<Foreign>>>);

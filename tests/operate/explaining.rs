@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tower_turnstile::{
-    Limit, Limiter, Mode,
-    operate::{KeyDigest, OperateErrorKind, Target, Verdict},
+    AcquireErrorKind, Fallback, Limit, Limiter, Mode,
+    operate::{KeyDigest, OperateErrorKind, Operator, Target, Verdict},
 };
 
 use crate::{
-    scene::{HOUR, Orders as _, ada, replicas},
+    scene::{HOUR, Orders as _, ada, await_replicas, builder, replicas},
     support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
@@ -53,6 +53,44 @@ async fn each_verdict_is_what_a_request_meets() {
     drop((held, waiter));
     let error = explain("other").await.unwrap_err();
     assert_eq!(error.kind(), OperateErrorKind::UnknownLimit);
+}
+
+/// Newcomers under a strict limit wait until permits are back in a store that has lost its data.
+#[tokio::test]
+async fn a_request_to_a_store_that_has_lost_its_data_is_explained() {
+    let server = RedisServer::start();
+    let limiter = builder("web-0").store_timeout(Duration::from_secs(2));
+    let limiter = limiter.connect(&server.url()).await.unwrap();
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    await_replicas(&operator, 1).await;
+    let semaphore = limiter.semaphore(JOBS.fallback(Fallback::Reject), "acme");
+    let held = semaphore.acquire().await.unwrap();
+    server.cli(&["FLUSHALL"]);
+    let until = async |expected| {
+        loop {
+            sleep(PAUSE).await;
+            // A newcomer finds the loss.
+            drop(semaphore.try_acquire().await);
+            match operator
+                .explain("jobs", KeyDigest::of("jobs", "acme"))
+                .await
+            {
+                Ok(why) if why.verdict == Some(expected) => break why,
+                Ok(_) => {}
+                Err(error) => assert_eq!(error.kind(), OperateErrorKind::Busy, "{error}"),
+            }
+        }
+    };
+    let until = async |expected| {
+        timeout(Duration::from_secs(30), until(expected))
+            .await
+            .unwrap()
+    };
+    until(Verdict::Recovering).await;
+    let refused = semaphore.try_acquire().await.unwrap_err();
+    assert_eq!(refused.kind(), AcquireErrorKind::Unavailable);
+    assert_eq!(until(Verdict::Admitted).await.in_use, 1);
+    drop(held);
 }
 
 /// With an answer missing, slots would appear unclaimed.

@@ -35,7 +35,7 @@ const LAYERS: [&[&str]; 9] = [
     ],
     &["keeper"],
     &["operable", "store", "telemetry", "leases"],
-    &["overrides", "fallbacks.rs"],
+    &["overrides", "fallbacks.rs", "returns.rs"],
     &["limit", "home.rs", "repoll.rs"],
     &[
         "error.rs",

@@ -130,6 +130,10 @@ fn verdict(verdict: Option<Verdict>) -> String {
             "a request would be refused: all slots are in use, and the queue is full".to_owned()
         }
         Some(Verdict::Paused) => "a request would be refused: it is paused".to_owned(),
+        Some(Verdict::Recovering) => {
+            "a request would wait until permits are back in the store, which has lost its data"
+                .to_owned()
+        }
         Some(Verdict::Delayed(ms)) => format!("a request would wait for {}", duration(ms)),
         Some(Verdict::TooSoon(ms)) => {
             format!(
@@ -267,6 +271,7 @@ mod tests {
             (json!({"queued": 2}), &two, &none),
             (json!("full"), &none, &none),
             (json!("queue_full"), &none, &none),
+            (json!("recovering"), &none, &none),
         ] {
             let code = verdict.as_str().map_or_else(
                 || verdict.as_object().unwrap().keys().next().unwrap().clone(),

@@ -28,6 +28,9 @@ const LONGEST_PROBE: Duration = Duration::from_secs(1);
 /// The longest pause before a probe while this process holds permits that another process may otherwise be granted once
 /// the store is back without its data.
 const LONGEST_PROBE_OF_HOLDERS: Duration = Duration::from_millis(250);
+/// Probes in a lease, at least, of a store that is out of memory: it renews leases, but only between a probe that it passes
+/// and the next newcomer.
+const PROBES_PER_LEASE: u32 = 6;
 /// Number of connections that may fail in a row while no exchange does any work.
 const MAX_FRUITLESS: u32 = 5;
 /// A trouble that begins this soon after the end of another counts as the same one.
@@ -199,7 +202,7 @@ impl Breaker {
                 } else {
                     Cause::Outage
                 };
-                self.open(cause, now, rng)
+                self.open(cause, LONGEST_PROBE, now, rng)
             }
             BreakerState::Open {
                 refused: was_refused,
@@ -207,7 +210,7 @@ impl Breaker {
                 ..
             } => {
                 if refused && !*was_refused {
-                    return self.open(Cause::Refusal, now, rng);
+                    return self.open(Cause::Refusal, LONGEST_PROBE, now, rng);
                 }
                 let since = *since;
                 let protects = lease.is_some_and(|lease| now < since + lease);
@@ -222,22 +225,30 @@ impl Breaker {
         }
     }
 
-    /// The store has answered, but refused to write.
-    pub fn refused_to_write(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Transition {
+    /// The store has answered, but refused to write. `lease`: the length of the leases that this process holds, if any.
+    pub fn refused_to_write(
+        &mut self,
+        lease: Option<Duration>,
+        now: Instant,
+        rng: &mut fastrand::Rng,
+    ) -> Transition {
+        let longest = lease.map_or(LONGEST_PROBE, |lease| lease / PROBES_PER_LEASE);
         match self.state {
             BreakerState::Open { .. } => Transition::None,
-            BreakerState::Closed { .. } => self.open(Cause::Full, now, rng),
+            BreakerState::Closed { .. } => {
+                self.open(Cause::Full, longest.min(LONGEST_PROBE), now, rng)
+            }
         }
     }
 
-    fn open(&mut self, cause: Cause, now: Instant, rng: &mut fastrand::Rng) -> Transition {
-        self.back_off(
-            matches!(cause, Cause::Refusal),
-            now,
-            LONGEST_PROBE,
-            now,
-            rng,
-        );
+    fn open(
+        &mut self,
+        cause: Cause,
+        longest: Duration,
+        now: Instant,
+        rng: &mut fastrand::Rng,
+    ) -> Transition {
+        self.back_off(matches!(cause, Cause::Refusal), now, longest, now, rng);
         if self.trouble.is_none() {
             let recurs = |at| now < at + RECURS_WITHIN;
             self.proof = match self.recovered.is_some_and(recurs) {
@@ -404,12 +415,38 @@ mod tests {
         }
 
         fn refuses_to_write(&mut self) -> Transition {
-            self.breaker.refused_to_write(self.now, &mut self.rng)
+            (self.breaker).refused_to_write(self.lease, self.now, &mut self.rng)
         }
 
         /// Time until the next probe.
         fn pause(&self) -> Duration {
             self.breaker.probe_at().expect("open") - self.now
+        }
+    }
+
+    /// It renews leases between a probe and the next newcomer only, so probes must not be further apart than renewals.
+    #[test]
+    fn a_store_without_memory_is_probed_often_enough_for_the_leases_held() {
+        for (lease, longest) in [
+            (None, 1_000),
+            (Some(30 * SECOND), 1_000),
+            (Some(SECOND), 166),
+        ] {
+            let mut scene = Scene::new();
+            scene.lease = lease;
+            let mut pauses = Vec::new();
+            for _ in 0..20 {
+                scene.refuses_to_write();
+                pauses.push(scene.pause());
+                scene.now += scene.pause();
+                scene.passes();
+            }
+            let most = Duration::from_millis(longest).mul_f64(1.5);
+            assert!(pauses.iter().all(|pause| *pause <= most), "{pauses:?}");
+            assert!(
+                pauses.iter().any(|pause| 2 * *pause >= most / 2),
+                "{pauses:?}"
+            );
         }
     }
 

@@ -180,8 +180,8 @@ impl Core {
                 self.queues.count_of(part, Turn::Newcomers) > 0 || !link.unsent.is_empty();
             has_any && self.ctx.has_strict_limits(part)
         };
-        let ctx = &self.ctx;
-        let is_due = link.should_query(ctx.suspected(part), &ctx.settings, ctx.now, has_newcomers);
+        let (ctx, suspected) = (&self.ctx, self.ctx.returns.suspected(part));
+        let is_due = link.should_query(suspected, &ctx.settings, ctx.now, has_newcomers);
         is_due && (self.has_work(link) || link.connection.is_wanted)
     }
 

@@ -354,7 +354,7 @@ impl Core {
             }
             left -= 1;
             if let Some(of) = self.queues.get(QueueId(queue))
-                && visitor.queue(of.look())
+                && visitor.queue(of.look(&self.ctx))
                 && let Some(seq) = of.look_at_entries(seq, &mut left, |entry| visitor.entry(entry))
             {
                 return Some(at(queue, seq, standing));

@@ -16,13 +16,14 @@ use super::breaker::Breaker;
 use crate::{
     fallbacks::Availability,
     keeper::{
-        context::{Context, Settings},
+        context::Settings,
         demand::RequestId,
         queue::{PendingBatch, StoreMoment},
     },
     leases::{AccountId, StoreClock},
     ledger::{Exchange, Generation, GenerationQuery, Refund, Seq},
     part::Part,
+    returns::SAME_LOSS,
 };
 
 /// Maximum after the first answer.
@@ -216,7 +217,7 @@ impl Link {
         has_newcomers: impl FnOnce() -> bool,
     ) -> bool {
         let has_passed = |pause| self.queried.is_none_or(|at| at + pause <= now);
-        let is_new = suspected > self.queried && has_passed(Context::SAME_LOSS);
+        let is_new = suspected > self.queried && has_passed(SAME_LOSS);
         is_new
             || has_passed(settings.lease / QUERIES_PER_LEASE)
             || has_passed(QUERY_INTERVAL) && has_newcomers()

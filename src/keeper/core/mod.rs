@@ -459,6 +459,7 @@ impl Core {
 
     /// The effects, to be run without the lock.
     pub fn take_effects(&mut self) -> Effects {
+        self.ctx.measure_returns();
         self.ctx.effects.take()
     }
 

@@ -365,7 +365,7 @@ impl Core {
             self.accounts.next_due(),
             self.ctx.overrides.next_end(),
             self.ctx.fallback_ends_at(),
-            self.ctx.next_end_of_return(),
+            self.ctx.returns.next_end(),
             self.ctx.reports.next_due(),
             self.alarm,
         ];
@@ -473,13 +473,13 @@ impl Core {
     /// loses them again and again, all of them would otherwise go on to an empty ledger.
     fn check_returns(&mut self) {
         for part in self.ctx.settings.parts.all() {
-            if self.ctx.is_return_over(part) {
+            if self.ctx.returns.is_over(part, self.ctx.now) {
                 let link = self.link(part);
                 link.forget_query();
                 link.connection.is_wanted = true;
             }
         }
-        while let Some(queue) = self.ctx.end_return_of_key() {
+        while let Some(queue) = self.ctx.returns.end_of_key(self.ctx.now) {
             if self.queues.has(queue) {
                 self.queues
                     .change(&mut self.ctx, queue, |queue, _| queue.go_on());

@@ -173,8 +173,8 @@ impl Core {
     /// Another replica has found that the store has lost permits of this ledger, or all data of this part.
     fn on_lost(&mut self, part: Part, key: &str) {
         let is_of_part = key == &*self.link(part).generation_key;
-        if is_of_part && !self.ctx.has_just_begun_return(part, None) {
-            self.begin_return(part, true, self.ctx.now + self.ctx.return_time());
+        if is_of_part && !(self.ctx.returns).has_just_begun(part, None, self.ctx.now) {
+            self.begin_return(part, true, self.ctx.now + self.ctx.returns.length);
         } else if let Some(queue) = self.queues.of_ledger(key) {
             self.queues
                 .change(&mut self.ctx, queue, |queue, ctx| queue.on_loss(ctx, false));
@@ -189,7 +189,7 @@ impl Core {
         is_lost: bool,
         at: StoreMoment,
     ) {
-        if self.ctx.end_return(part, at.sent) {
+        if self.ctx.returns.end(part, at.sent) {
             self.each_queue_of(part, |queue, _| queue.go_on());
         }
         if is_lost {
@@ -198,7 +198,7 @@ impl Core {
                 .push(Effect::MeasureStore(StoreState::Lost));
         }
         let found = Duration::from_millis(answer.map_or(0, |answer| answer.found_ms));
-        let end = found + self.ctx.return_time();
+        let end = found + self.ctx.returns.length;
         let left = end.saturating_sub(Duration::from_micros(at.store_us));
         // A new connection introduces all queues anyway.
         let is_new = self.link(part).connection.made >= Some(at.sent);
@@ -206,7 +206,7 @@ impl Core {
     }
 
     fn begin_return(&mut self, part: Part, introduces: bool, until: Instant) {
-        if until > self.ctx.now && self.ctx.begin_return(part, until) {
+        if until > self.ctx.now && self.ctx.returns.begin(part, until) {
             self.ctx.log(LogEvent::DataLost);
         }
         if introduces && self.link(part).is_up() {
@@ -261,7 +261,7 @@ impl Core {
         };
         let numbers = (id.number, self.exchanges);
         // Leases that are no longer renewed have ended after a lease, and nothing is left to be put back.
-        let lease = (self.ctx.counts.held > 0).then_some(self.ctx.settings.lease);
+        let lease = self.ctx.lease_held();
         let failed = |breaker: &mut Breaker, now, rng: &mut _| {
             breaker.failed(failure, numbers, lease, now, rng)
         };
@@ -280,7 +280,10 @@ impl Core {
         match outage {
             Some(error) => {
                 let why = (Cause::Full, error.message.as_str());
-                self.follow_breaker(part, Breaker::refused_to_write, why);
+                let lease = self.ctx.lease_held();
+                let refused =
+                    |one: &mut Breaker, now, rng: &mut _| one.refused_to_write(lease, now, rng);
+                self.follow_breaker(part, refused, why);
             }
             None => {
                 self.reach.reached = true;

@@ -471,7 +471,7 @@ impl Queue {
 
     /// Whether newcomers wait because permits return to a store that has lost its data.
     fn is_returning(&self, ctx: &Context) -> bool {
-        ctx.returning_for(self.part, self.id).is_some()
+        (ctx.returns.wait(self.part, self.id, ctx.now)).is_some()
             && ctx.is_strict(self.limit_id, self.part, self.own_limit())
     }
 

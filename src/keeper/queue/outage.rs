@@ -216,8 +216,8 @@ impl Queue {
     /// replicas are told; otherwise one of them says so.
     pub fn on_loss(&mut self, ctx: &mut Context, is_own_find: bool) {
         self.tells = is_own_find;
-        if is_own_find || !ctx.has_just_begun_return(self.part, Some(self.id)) {
-            ctx.begin_return_of_key(self.part, self.id);
+        if is_own_find || !(ctx.returns).has_just_begun(self.part, Some(self.id), ctx.now) {
+            ctx.returns.begin_of_key(self.part, self.id, ctx.now);
             self.introduce(ctx);
         }
     }

@@ -315,7 +315,7 @@ impl Queue {
                 }
                 (AcquireErrorKind::Paused, None) => self.pause_left(ctx.now),
                 (AcquireErrorKind::Unavailable, _) if self.is_returning(ctx) => {
-                    ctx.returning_for(self.part, self.id)
+                    ctx.returns.wait(self.part, self.id, ctx.now)
                 }
                 _ => self.next_free(ctx, weight_of(seq)),
             },
@@ -350,7 +350,7 @@ impl Queue {
 /// The view of operators.
 #[cfg(feature = "operate")]
 impl Queue {
-    pub fn look(&self) -> QueueLook<'_> {
+    pub fn look(&self, ctx: &Context) -> QueueLook<'_> {
         let pause = self.running_pause().map(|pause| PauseLook {
             end: pause.end,
             own: pause.own,
@@ -361,6 +361,7 @@ impl Queue {
             ledger: &self.ledger,
             max: self.max(),
             pause,
+            recovering: self.is_returning(ctx),
         }
     }
 

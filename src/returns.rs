@@ -1,0 +1,140 @@
+//! The return of permits to a store that has lost its data, or the ledger of a key: until when newcomers under strict limits
+//! wait for it.
+//!
+//! Tests: `keeper/tests/losses.rs`.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    hash::Hash,
+    mem,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::part::{Part, Parts};
+
+/// Time in which several signs of a loss are taken for the same loss.
+pub(crate) const SAME_LOSS: Duration = Duration::from_millis(10);
+
+/// The returns of permits of whole parts of the store, and of single keys.
+pub(crate) struct Returns<K> {
+    /// How long permits may take to return: all replicas notice the loss, reconnect, and return within two of the store's
+    /// timeouts.
+    pub(crate) length: Duration,
+    by_part: Vec<Option<Return>>,
+    /// Ends of the returns of single keys; and the same in order, in which an end may be outdated.
+    by_key: HashMap<K, Instant>,
+    ends_by_key: VecDeque<(Instant, K)>,
+    /// By part: when permits of a key were last found missing.
+    suspected: Vec<Option<Instant>>,
+    /// Whether there was any, as told by the latest news.
+    was_any: bool,
+}
+
+/// The return of permits of a part.
+#[derive(Clone, Copy, Debug)]
+struct Return {
+    until: Instant,
+    /// Its time is over, and the store has been asked whether the data are lost again.
+    is_asked: bool,
+}
+
+impl<K: Copy + Eq + Hash> Returns<K> {
+    pub(crate) fn new(parts: Parts, length: Duration) -> Self {
+        Self {
+            length,
+            by_part: vec![None; parts.count()],
+            by_key: HashMap::new(),
+            ends_by_key: VecDeque::new(),
+            suspected: vec![None; parts.count()],
+            was_any: false,
+        }
+    }
+
+    /// How long newcomers under a strict limit wait, because the store has lost all data or the ledger of this key. After a
+    /// loss of all data the wait ends only when the store has been asked once more.
+    pub(crate) fn wait(&self, part: Part, key: K, now: Instant) -> Option<Duration> {
+        let of_part = self.by_part[part.number()].map(|one| one.until);
+        let of_key = self.by_key.get(&key).copied();
+        let until = of_part.max(of_key)?;
+        Some(until.saturating_duration_since(now))
+    }
+
+    /// Whether the return of permits of this key, or of all in this part, has just begun: by the same loss.
+    pub(crate) fn has_just_begun(&self, part: Part, key: Option<K>, now: Instant) -> bool {
+        let until = match key {
+            Some(key) => self.by_key.get(&key).copied(),
+            None => self.by_part[part.number()].map(|one| one.until),
+        };
+        until.is_some_and(|until| until + SAME_LOSS > now + self.length)
+    }
+
+    /// The store has lost permits of this key, and perhaps all data of its part.
+    pub(crate) fn begin_of_key(&mut self, part: Part, key: K, now: Instant) {
+        let until = now + self.length;
+        self.by_key.insert(key, until);
+        self.ends_by_key.push_back((until, key));
+        self.suspected[part.number()] = Some(now);
+    }
+
+    /// Ends the return of permits of the next key, if its time is over.
+    pub(crate) fn end_of_key(&mut self, now: Instant) -> Option<K> {
+        while let Some(&(until, key)) = self.ends_by_key.front()
+            && until <= now
+        {
+            self.ends_by_key.pop_front();
+            if self.by_key.get(&key) == Some(&until) {
+                self.by_key.remove(&key);
+                return Some(key);
+            }
+        }
+        None
+    }
+
+    /// When permits of a key in this part were last found missing: all data may be lost.
+    pub(crate) fn suspected(&self, part: Part) -> Option<Instant> {
+        self.suspected[part.number()]
+    }
+
+    /// The store has lost its data. Returns whether that is news.
+    pub(crate) fn begin(&mut self, part: Part, until: Instant) -> bool {
+        let before = &mut self.by_part[part.number()];
+        let is_news = before.is_none();
+        let until = before.map_or(until, |before| before.until.max(until));
+        *before = Some(Return {
+            until,
+            is_asked: false,
+        });
+        is_news
+    }
+
+    /// When the next return of permits is over, and the store is asked whether it has lost its data again.
+    pub(crate) fn next_end(&self) -> Option<Instant> {
+        let by_part = self.by_part.iter().flatten();
+        let unchecked = by_part.filter(|one| !one.is_asked);
+        let ends = unchecked.map(|one| one.until);
+        let of_keys = self.ends_by_key.front();
+        ends.chain(of_keys.map(|(until, _)| *until)).min()
+    }
+
+    /// Whether the return of permits to this part is over, once.
+    pub(crate) fn is_over(&mut self, part: Part, now: Instant) -> bool {
+        let over = self.by_part[part.number()].as_mut();
+        let over = over.filter(|one| one.until <= now && !one.is_asked);
+        over.map(|one| one.is_asked = true).is_some()
+    }
+
+    /// An exchange sent at this time has found the same data. Returns whether this ends the return of permits.
+    pub(crate) fn end(&mut self, part: Part, sent: Instant) -> bool {
+        let one = &mut self.by_part[part.number()];
+        one.take_if(|one| one.until <= sent).is_some()
+    }
+
+    /// Whether there is any, if that has changed since the last call.
+    pub(crate) fn news(&mut self) -> Option<bool> {
+        let is_any = !self.by_key.is_empty() || self.by_part.iter().any(Option::is_some);
+        let was_any = mem::replace(&mut self.was_any, is_any);
+        (is_any != was_any).then_some(is_any)
+    }
+}
