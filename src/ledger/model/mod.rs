@@ -28,9 +28,10 @@
 //! Under a fair limit each client has a tenant, or is an older replica without one. Payments are relative to virtual time,
 //! and capped (`tenants.rs`). Lines may contain names that have left. The model omits reports of time held, so payments
 //! change by grants and refunds only. It loses payments and lines together, in some worlds at any moment, and otherwise
-//! whenever nobody waits. Two of its findings are accepted. A name that has left may hide a waiter in no line, which is then
-//! served behind the lines. A newcomer whose tenant is next, behind a waiter that needs more units than are free, is served
-//! by the next exchange.
+//! whenever nobody waits. Three of its findings are accepted. A name that has left may hide a waiter in no line, which is
+//! then served behind the lines. A newcomer whose tenant is next, behind a waiter that needs more units than are free, is
+//! served by the next exchange. A refund that is sent again counts twice if its exchange releases another name that owes
+//! nothing.
 //!
 //! All permits of a client have one weight. The bounds exclude clients that return after a crash (they are new
 //! clients), several permits of a client at a time, and more messages in flight. Wake-ups are compared with the grants,
