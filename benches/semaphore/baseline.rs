@@ -259,8 +259,8 @@ impl Baseline {
         name.to_string()
     }
 
-    /// Runs one exchange of our script. Returns whether a waiter of this replica was granted a slot.
-    pub(crate) async fn exchange(&self, key: usize, batch: Batch<'_>) -> bool {
+    /// Runs one exchange of our script. Returns the waiter of this replica that was granted a slot, if there was one.
+    pub(crate) async fn exchange(&self, key: usize, batch: Batch<'_>) -> Option<u64> {
         let mut exchange = self.script(key);
         // Leases are long enough for the whole bench.
         let call: [f64; script::RECORD] = [
@@ -306,8 +306,11 @@ impl Baseline {
             panic!("the script's reply is a list");
         };
         match &reply[2] {
-            Value::Array(of_ledger) => matches!(of_ledger.last(), Some(Value::BulkString(_))),
-            Value::Int(_) => false,
+            Value::Array(of_ledger) => match of_ledger.last() {
+                Some(Value::BulkString(name)) => std::str::from_utf8(name).ok()?.parse().ok(),
+                _ => None,
+            },
+            Value::Int(_) => None,
             error => panic!("{error:?}"),
         }
     }

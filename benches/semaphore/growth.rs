@@ -1,6 +1,8 @@
 //! The cost of an exchange for the server as holders, waiters, replicas and keys grow in number, and the cost of a
 //! renewal beside the renewals of Redis in Action.
 
+use std::cell::Cell;
+
 use futures_util::{StreamExt, stream};
 use tokio::runtime::Runtime;
 
@@ -51,6 +53,8 @@ struct Crowd {
     name: String,
     size: u64,
     script: Baseline,
+    /// Of the only slot, if there are waiters.
+    holder: Cell<u64>,
     /// Cost of a step in each round, in microseconds of the server's commands.
     costs: Vec<f64>,
 }
@@ -92,6 +96,7 @@ async fn gather(server: &RedisServer, most: u64) -> Vec<Crowd> {
                 name: format!("{size} {what}"),
                 size,
                 script,
+                holder: Cell::new(0),
                 costs: Vec::new(),
             };
             crowd.gather().await;
@@ -179,7 +184,9 @@ impl Crowd {
             }
             Kind::Waiters | Kind::Lines | Kind::Tenants => {
                 for step in steps {
-                    self.hand_off(step, step + self.size + 1, 1).await;
+                    let next = self.hand_off(self.holder.get(), step + self.size + 1, 1);
+                    self.holder
+                        .set(next.await.expect("the next one is its own"));
                 }
             }
             Kind::Replicas => {
@@ -223,7 +230,7 @@ impl Crowd {
         }
     }
 
-    async fn ask(&self, batch: Batch<'_>) -> bool {
+    async fn ask(&self, batch: Batch<'_>) -> Option<u64> {
         self.script.exchange(0, batch).await
     }
 
@@ -239,8 +246,9 @@ impl Crowd {
         }
     }
 
-    /// The holder leaves, the head of the queue gets its slot, and another waiter joins the queue.
-    async fn hand_off(&self, leaves: u64, joins: u64, replicas: u64) {
+    /// The holder leaves, the next waiter gets its slot, and another one joins the queue. Returns the one that got the slot,
+    /// if it is of the same replica.
+    async fn hand_off(&self, leaves: u64, joins: u64, replicas: u64) -> Option<u64> {
         let leaves = Batch {
             replica: &replica(leaves % replicas),
             limit: 1,
@@ -249,9 +257,9 @@ impl Crowd {
             release: &[leaves],
             ..Batch::default()
         };
-        let is_granted = self.ask(leaves).await;
-        assert!(is_granted || replicas > 1, "the next one is its own");
+        let next = self.ask(leaves).await;
         self.queue(joins, joins % replicas).await;
+        next
     }
 
     async fn queue(&self, name: u64, of: u64) {

@@ -199,7 +199,8 @@ impl Ledger {
         ask: Ask,
         swept: &mut bool,
     ) -> Offer {
-        if self.queue.len() == self.passed && self.fits(batch, call.own(ask.seq)) {
+        let fits = self.fits(batch, call.own(ask.seq));
+        if self.queue.len() == self.passed && fits {
             return Offer::Slot;
         }
         if !ask.wait {
@@ -215,6 +216,8 @@ impl Ledger {
             self.refused = true;
             return Offer::Refusal(Standing::QueueFull);
         }
+        // The turn of its tenant may come before that of a waiter which needs more units than are free.
+        call.more |= fits && batch.dues.is_some();
         Offer::Place
     }
 

@@ -30,8 +30,8 @@
 //! change by grants and refunds only. It loses payments and lines together, in some worlds at any moment, and otherwise
 //! whenever nobody waits. Three of its findings are accepted. A name that has left may hide a waiter in no line, which is
 //! then served behind the lines. A newcomer whose tenant is next, behind a waiter that needs more units than are free, is
-//! served by the next exchange. A refund that is sent again counts twice if its exchange releases another name that owes
-//! nothing.
+//! served by the next exchange, for which the reply asks. A refund that is sent again would count twice if its exchange
+//! released another name that owes nothing, so the keeper sends it alone.
 //!
 //! All permits of a client have one weight. The bounds exclude clients that return after a crash (they are new
 //! clients), several permits of a client at a time, and more messages in flight. Wake-ups are compared with the grants,

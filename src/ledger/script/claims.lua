@@ -81,6 +81,7 @@ local function take_slots(ask, asks, first_ticket)
       end
       if payer and standing < 0 then
         shares.join(ledger.fair, payer, id, standing, ledger.waiting)
+        replies[2] = fits and 1 or replies[2]
       end
       standings[i] = standing
       if standing < 0 then

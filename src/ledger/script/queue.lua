@@ -103,7 +103,8 @@ local function admit(ledger, id, waits, payer)
     return STALE
   end
   local weight = ledger.heavy and string.find(DIGITS, sub(id, WEIGHT_AT, WEIGHT_AT), 1, true) or 1
-  if waiting == ledger.passed and (in_use + weight <= limit or in_use == 0 and limit > 0) then
+  local fits = in_use + weight <= limit or in_use == 0 and limit > 0
+  if waiting == ledger.passed and fits then
     ledger.in_use = in_use + weight
     push(ledger.entering, lease_end_text, id, weight)
     return lease_end_ms
@@ -154,6 +155,8 @@ local function admit(ledger, id, waits, payer)
     ledger.refused = true
     return QUEUE_FULL
   end
+  -- In a fair ledger, the turn of its tenant may come before that of a waiter which needs more units than are free.
+  ledger.more = payer and fits
   -- Tickets never decrease, so a ticket below the head's is known to have left the queue.
   local ticket, text = ledger.ticket and ledger.ticket + 1, nil
   if not ticket then

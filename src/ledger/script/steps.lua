@@ -314,6 +314,7 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
       reply[#reply + 1] = standing
       if fair and not score and standing < 0 then
         shares.join(fair, payer, id, standing, ledger.waiting)
+        replies[2] = ledger.more and 1 or replies[2]
       end
     end
   end
