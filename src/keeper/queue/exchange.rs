@@ -283,39 +283,6 @@ impl Queue {
         }
     }
 
-    /// Whether the ledger has fewer permits than this process alone: it has lost some. Waiters count too, but for one whose
-    /// grant may have ended, and unless this process was late of late. `seen`: moment of the last answer.
-    fn lacks_own(
-        &mut self,
-        ctx: &Context,
-        batch: &Batch,
-        pending: &PendingBatch,
-        answer: &BatchReply,
-        seen: StoreMoment,
-    ) -> bool {
-        let settings = &ctx.settings;
-        let is_late = ctx.now > seen.sent + settings.poll_interval + settings.store_timeout;
-        let mut are_there = !is_late;
-        if let Some(waiters) = &mut self.waiters {
-            waiters.late_at = if is_late {
-                Some(ctx.now)
-            } else {
-                waiters.late_at
-            };
-            let until = waiters.late_at.map(|at| at + settings.waiter_ttl);
-            are_there = until.is_none_or(|until| until < ctx.now);
-        }
-        let asks = batch.acquire.iter().zip(&answer.acquired);
-        let units = |(ask, standing): (&Ask, &Standing)| match standing {
-            Standing::Held { .. } => weight_of(ask.seq),
-            Standing::Waiting { .. } => 1,
-            _ => 0,
-        };
-        let own = pending.held + pending.waiting + asks.map(units).sum::<u32>();
-        answer.in_use < pending.held + answer.granted_units(batch)
-            || are_there && answer.in_use + answer.waiting + 1 < own
-    }
-
     fn note_places(&mut self, places: Vec<(Seq, u32)>) {
         for (seq, place) in places {
             if let Some(entry) = self.entries.get(&seq)

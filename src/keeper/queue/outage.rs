@@ -6,14 +6,14 @@
 //! adopted.
 
 use super::{
-    PendingBatch, Queue,
+    PendingBatch, Queue, StoreMoment,
     permit::entry::{Entry, Holder, Line, State},
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     fallbacks::Availability,
     keeper::{context::Context, effects::Effect},
-    ledger::{Ask, Batch, Seq},
+    ledger::{Ask, Batch, BatchReply, Seq, Standing, weight_of},
 };
 
 /// Failed exchanges. The availability decides on their requests: with `Up`, the connection failed and the store may be
@@ -212,6 +212,37 @@ impl Queue {
 
 /// Losses of the ledger.
 impl Queue {
+    /// Whether the ledger has fewer permits than this process alone: it has lost some. Waiters count too, but for one whose
+    /// grant may have ended, and unless this process was late of late. `seen`: moment of the last answer.
+    pub fn lacks_own(
+        &mut self,
+        ctx: &Context,
+        batch: &Batch,
+        pending: &PendingBatch,
+        answer: &BatchReply,
+        seen: StoreMoment,
+    ) -> bool {
+        let settings = &ctx.settings;
+        let is_late = ctx.now > seen.sent + settings.poll_interval + settings.store_timeout;
+        let mut are_there = !is_late;
+        if let Some(waiters) = &mut self.waiters {
+            if is_late {
+                waiters.late_at = Some(ctx.now);
+            }
+            let until = waiters.late_at.map(|at| at + settings.waiter_ttl);
+            are_there = until.is_none_or(|until| until < ctx.now);
+        }
+        let asks = batch.acquire.iter().zip(&answer.acquired);
+        let units = |(ask, standing): (&Ask, &Standing)| match standing {
+            Standing::Held { .. } => weight_of(ask.seq),
+            Standing::Waiting { .. } => 1,
+            _ => 0,
+        };
+        let own = pending.held + pending.waiting + asks.map(units).sum::<u32>();
+        answer.in_use < pending.held + answer.granted_units(batch)
+            || are_there && answer.in_use + answer.waiting + 1 < own
+    }
+
     /// The store has lost permits of this key: asks for all holders. `is_own_find`: an answer shows it, and the other
     /// replicas are told; otherwise one of them says so.
     pub fn on_loss(&mut self, ctx: &mut Context, is_own_find: bool) {
