@@ -298,7 +298,8 @@ impl Baseline {
         exchange.arg(packed);
         for names in lists {
             for name in names {
-                exchange.arg(format!("{}{name:010}", batch.replica));
+                // Of a weight of 1.
+                exchange.arg(format!("{}-{name:09}", batch.replica));
             }
         }
         exchange.arg(dues);
@@ -307,7 +308,7 @@ impl Baseline {
         };
         match &reply[2] {
             Value::Array(of_ledger) => match of_ledger.last() {
-                Some(Value::BulkString(name)) => std::str::from_utf8(name).ok()?.parse().ok(),
+                Some(Value::BulkString(name)) => std::str::from_utf8(&name[1..]).ok()?.parse().ok(),
                 _ => None,
             },
             Value::Int(_) => None,
