@@ -79,6 +79,10 @@ impl Queue {
                 let wait = self.prepare_ledger(ctx, seq, wait);
                 let payer = self.payer(ctx, seq);
                 let standing = self.run_here(ctx, Operation::Acquire(Ask { seq, wait, payer }));
+                // In a fair ledger, the turn of its tenant may come in the step in which it queues.
+                if self.entries.get(&seq).is_some_and(Entry::is_held) {
+                    return true;
+                }
                 Ok(standing.unwrap_or(Standing::Absent))
             }
         };
