@@ -117,7 +117,7 @@ pub(super) struct Context {
     /// The time of the latest step.
     pub now: Instant,
     fallbacks: Fallbacks,
-    /// Of permits to a store that has lost them, before newcomers under strict limits.
+    /// Permits return to a store that has lost them before newcomers under strict limits are admitted.
     pub returns: Returns<QueueId>,
     /// The limiter is shut down or dropped: slots no longer go to a pool.
     pub ending: bool,

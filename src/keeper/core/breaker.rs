@@ -424,7 +424,7 @@ mod tests {
         }
     }
 
-    /// It renews leases between a probe and the next newcomer only, so probes must not be further apart than renewals.
+    /// Such a store renews leases only between a probe and the next newcomer, so probes must not be further apart than renewals.
     #[test]
     fn a_store_without_memory_is_probed_often_enough_for_the_leases_held() {
         for (lease, longest) in [

@@ -212,8 +212,9 @@ impl Queue {
 
 /// Losses of the ledger.
 impl Queue {
-    /// Whether the ledger has fewer permits than this process alone: it has lost some. Waiters count too, but for one whose
-    /// grant may have ended, and unless this process was late of late. `seen`: moment of the last answer.
+    /// Whether the ledger has fewer permits than this process alone: it has lost some. Waiters count too, except for a short
+    /// time after a silence of this process, in which they may be evicted. One may be missing, because its grant may have
+    /// ended. `seen`: moment of the last answer.
     pub fn lacks_own(
         &mut self,
         ctx: &Context,
@@ -238,9 +239,9 @@ impl Queue {
             Standing::Waiting { .. } => 1,
             _ => 0,
         };
-        let own = pending.held + pending.waiting + asks.map(units).sum::<u32>();
+        let own = || pending.held + pending.waiting + asks.map(units).sum::<u32>();
         answer.in_use < pending.held + answer.granted_units(batch)
-            || are_there && answer.in_use + answer.waiting + 1 < own
+            || are_there && answer.in_use + answer.waiting + 1 < own()
     }
 
     /// The store has lost permits of this key: asks for all holders. `is_own_find`: an answer shows it, and the other
