@@ -1,7 +1,10 @@
 
 -- The steps after the claims: `heartbeat`, `recall`, `keep`. The reply shows the ledger's final state.
 local function close(ledger)
+  local ALIVE = 2251799813685248
   local KEEPING = 4503599627370496
+  local MAX_LEASE_MS = 3600000
+  local RAMP_MS = 5000
   local RIGHT_MS = 100
   local key, in_use, waiting, reuse, reply = ledger.key, ledger.in_use, ledger.waiting, ledger.reuse, ledger.reply
   local pause_end_ms = ledger.pause_end_ms

@@ -153,11 +153,6 @@ local ttl_ms = lease_ms + respond_ms + waiter_ttl_ms
 local lease_end_text, too_late_text -- created on demand
 local may_write = false -- even at maxmemory, after the call's first write
 
--- Faster than `%.0f` or `..`. In two parts, because `%d` has only 32 bits in some servers.
-local function text_of(number)
-  return string.format('%d%09d', number / 1000000000, number % 1000000000)
-end
-
 -- Arguments for ZADD: the permits from ARGV[first] on, each with this score.
 local function scored(score, first, count)
   local list = { score, ARGV[first] }

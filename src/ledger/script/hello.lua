@@ -8,8 +8,8 @@ if ledger_count + refund_count + claim_count == 0 then
   end
   local id, found_text = string.match(kept or '', '^(%d+) (%d+)$')
   local is_found = known > 0 and (not id or found_text == '0' and tonumber(id) ~= known)
-  id = id or text_of(now_us)
-  found_text = is_found and text_of(now_ms) or found_text or '0'
+  id = id or string.format('%.0f', now_us)
+  found_text = is_found and string.format('%.0f', now_ms) or found_text or '0'
   -- By pcall: at maxmemory, and in a copy, this fails.
   if redis.pcall('SET', key, id .. ' ' .. found_text, 'PX', ttl_ms + lease_ms).err then
     return { now_us, 0 }

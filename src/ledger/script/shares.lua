@@ -6,12 +6,7 @@
 
 -- These functions are created when they are needed, and capture nothing.
 local function functions_of_shares()
-  local shares = { digits = 0, read = 0, pay = 0, first_of = 0, settle = 0, join = 0 } -- preallocated
-
-  -- 16 digits.
-  function shares.digits(number)
-    return string.format('%07d%09d', number / 1000000000, number % 1000000000)
-  end
+  local shares = { read = 0, pay = 0, first_of = 0, settle = 0, join = 0 } -- preallocated
 
   -- Reads virtual time, and the next `count` of the tenants that wait.
   function shares.read(fair, count)
@@ -20,7 +15,8 @@ local function functions_of_shares()
     if rank == 0 then
       count = count + 1
     end
-    local list = redis.call('ZRANGE', fair.shares, rank .. '', rank + count - 1 .. '', 'WITHSCORES')
+    local first, last = string.format('%d', rank), string.format('%d', rank + count - 1)
+    local list = redis.call('ZRANGE', fair.shares, first, last, 'WITHSCORES')
     local all = #list < 2 * count
     for i = 1, #list, 2 do
       local name, score = list[i], tonumber(list[i + 1])
@@ -58,7 +54,7 @@ local function functions_of_shares()
     local line = fair.line_of and fair.line_of[name]
     if not line or not line[line.at] and not line.is_whole then
       local from, wanted = line and '(' .. line[#line] or '[' .. name, math.min(most, 63) + 1
-      local fetched = redis.call('ZRANGE', fair.lines, from, '(' .. name .. ':', 'BYLEX', 'LIMIT', '0', wanted .. '')
+      local fetched = redis.call('ZRANGE', fair.lines, from, '(' .. name .. ':', 'BYLEX', 'LIMIT', '0', string.format('%d', wanted))
       fetched.at, fetched.is_whole, fetched.passed = 1, #fetched < wanted, line and line.passed
       fair.line_of = fair.line_of or {}
       fair.line_of[name], line = fetched, fetched
@@ -118,24 +114,25 @@ local function functions_of_shares()
     local IDLE = 2251799813685248
     local text, scores, entering = fair.text, fair.scores, fair.entering or {}
     local name, cost = string.sub(text, payer, payer + TENANT_CHARS - 1), string.sub(text, payer + TENANT_CHARS, payer + PAYER_BYTES - 1)
-    local size = #entering
-    entering[size + 1], entering[size + 2] = '0', name .. shares.digits(ticket - FIRST_TICKET) .. id .. cost
+    local size, place = #entering, ticket - FIRST_TICKET
+    local place_text = string.format('%07d%09d', place / 1000000000, place % 1000000000)
+    entering[size + 1], entering[size + 2] = '0', name .. place_text .. id .. cost
     fair.entering = entering
-    if fair.rank == 0 then
-      shares.read(fair, 0)
-    end
-    fair.began = fair.began or number_waiting == 1 or not fair.time
-    local time, score = fair.time or 0, scores[name]
+    local score = scores[name]
     if score == nil then
       score = tonumber(redis.call('ZSCORE', fair.shares, name)) or false
       scores[name] = score
     end
     if not score or score >= IDLE then
-      local before = score and score - IDLE or 0
+      if fair.rank == 0 then
+        shares.read(fair, 0)
+      end
+      local time, before = fair.time or 0, score and score - IDLE or 0
+      fair.began = fair.began or not fair.time
       scores[name], fair.forgets, fair.changed[name] = math.max(before, time), time, true
-      time = before <= time and math.min(time + 1, LAST_US) or time
+      fair.time = before <= time and math.min(time + 1, LAST_US) or time
     end
-    fair.time = time
+    fair.began = fair.began or number_waiting == 1
   end
 
   return shares

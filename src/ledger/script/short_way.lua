@@ -9,7 +9,7 @@ for i = 1, ledger_count do
   local limit, _, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
   local key, first, lasting, size, removed, is_short, failure = KEYS[i], arg + releases, 0, 0, 0, false, nil
   if not lease_end_text and renews + adopts + acquires + claim_count > 0 then
-    lease_end_text = text_of(lease_end_ms)
+    lease_end_text = string.format('%d%09d', lease_end_ms / 1000000000, lease_end_ms % 1000000000) -- as `text_of`
   end
   -- At maxmemory Redis lets a script write if its first write may free memory, whether or not it does. So leases are
   -- renewed and adopted even then. Newcomers are refused, unless they share an exchange with these.
@@ -33,7 +33,7 @@ for i = 1, ledger_count do
       and (acquires == 0 or not stale and lasting + acquires <= limit)
   end
   if is_short and lasting >= limit then -- `expire` would shorten leases with a deadline too far ahead
-    too_late_text = too_late_text or '(' .. text_of(latest_end_ms)
+    too_late_text = too_late_text or '(' .. string.format('%.0f', latest_end_ms)
     is_short = call('ZCOUNT', key, too_late_text, LAST_DEADLINE) == 0
   end
   if is_short and renews > 0 then

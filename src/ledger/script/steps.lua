@@ -5,6 +5,11 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
   local ABSENT = 0
   local STALE = 3
   local LEDGER_REPLY = 4
+  local ALIVE = 2251799813685248
+  local LAST_DEADLINE = '2251799813685247'
+  local MAX_LEASE_MS = 3600000
+  local RAMP_MS = 5000
+  local REPLICA_CHARS = 16
   local WEIGHT_AT = 17
   local UNIT_AT = 27
   local DIGITS = '-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz'
@@ -12,6 +17,7 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
   local DUES_HEAD = 32
   local PAYER_BYTES = 24
   local key, limit, heavy, reply = ledger.key, ledger.limit, ledger.heavy, ledger.reply
+  local latest_end_ms = now_ms + MAX_LEASE_MS
   local lasting, in_use, waiting, brief = ledger.in_use, ledger.in_use, 0, adopts + acquires == 0
   -- The queue comes first in the set, then the holders, nearest deadline first.
   if lasting < size then
@@ -182,11 +188,7 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
       local owner, heartbeat = sub(id, 1, REPLICA_CHARS), true
       local waits = true
       if entry then
-        local TICKET_AT = 9
-        local PERMIT_AT = 25
-        local FIRST_TICKET = -4503599627370496
-        local ticket = tonumber(sub(entry, TICKET_AT, PERMIT_AT - 1)) + FIRST_TICKET
-        waits = math.floor(tonumber(call('ZSCORE', key, id)) or 0) == ticket
+        waits = (call('ZRANK', key, id) or waiting) < waiting
         line.at = line.at + 1
       end
       if waits and owner ~= replica then

@@ -75,7 +75,6 @@ fn the_script_has_the_constants_of_this_process() {
             "PLACE_CHARS",
             (TENANT_CHARS + ID_CHARS + 2 * NUMBER_CHARS) as u64,
         ),
-        ("TICKET_AT", TENANT_CHARS as u64 + 1),
         ("PERMIT_AT", (TENANT_CHARS + NUMBER_CHARS) as u64 + 1),
         (
             "COST_AT",
