@@ -116,7 +116,7 @@
 -- Speed
 -- =====
 -- Lua rebuilds every function on each call, and ten captured variables cost as much as a Redis command. So the script
--- has two paths. Most batches need only the short way, which builds two small functions: `release`, `renew` and
+-- has two paths. Most batches need only the short way, which builds one small function: `release`, `renew` and
 -- `acquire`. It suffices if the other steps would change nothing: the queue is empty, no lease has ended, and every
 -- newcomer weighs one unit and gets a slot. Otherwise the long way, all steps as in machine/, takes over after
 -- `release`; its steps are functions only if two places call them. Functions define their constants as locals, which
