@@ -363,7 +363,7 @@ class Page:
         for title, systems in (("Slots", SLOTS), ("Rates", RATES)):
             self.say(f"### {title}")
             self.table(["", "settings", "limitations"], [[system.name, system.settings, system.cannot] for system in systems])
-        self.say("Not run:", "", *(f"- {name}: {why}." for name, why in NOT_RUN))
+        self.say("Not run:", "", *(f"- {name}: {why}." for name, why in [*NOT_RUN, *self.results.get("lacking", {}).items()]))
         errors = sorted({(name, row["error"]) for case in ("standard", "faults") for name, reps in self.results.get(case, {}).items() for rep in reps for row in rep.values() if row.get("error")})
         if errors:
             self.say("## Errors")

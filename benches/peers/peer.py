@@ -40,6 +40,24 @@ def py_redis_semaphore():
     return acquire
 
 
+def asyncio_advanced_semaphores():
+    from asyncio_advanced_semaphores import RedisConfig, RedisSemaphore
+
+    config = RedisConfig(url=url)
+    semaphores = {}
+
+    async def acquire(key, _):
+        if key not in semaphores:
+            # It counts in whole seconds.
+            seconds = max(1, round(lease))
+            semaphores[key] = RedisSemaphore(name=f"slots-{key}", value=limit, heartbeat_max_interval=seconds, config=config)
+        semaphore = semaphores[key]
+        acquired = await semaphore.acquire()
+        return lambda: semaphore.release(acquired.acquisition_id)
+
+    return acquire
+
+
 def self_limiters():
     from self_limiters import Semaphore
 
@@ -128,7 +146,12 @@ def self_limiters_bucket():
     return ask
 
 
-semaphores = {"py-redis-semaphore": py_redis_semaphore, "self-limiters": self_limiters, "throttle": throttle}
+semaphores = {
+    "py-redis-semaphore": py_redis_semaphore,
+    "asyncio-advanced-semaphores": asyncio_advanced_semaphores,
+    "self-limiters": self_limiters,
+    "throttle": throttle,
+}
 rates = {
     "limits": limits_,
     "limits-moving": limits_,

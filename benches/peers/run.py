@@ -4,6 +4,7 @@ import argparse
 import datetime
 import json
 import os
+import pathlib
 import platform
 import resource
 import subprocess
@@ -47,8 +48,7 @@ QUICK_SERVICES = ["no limit", "tower-turnstile, Redis"]
 def main():
     options = arguments()
     if options.page_of:
-        with open(options.page_of) as file:
-            results = json.load(file)
+        results = together([json.loads(pathlib.Path(path).read_text()) for path in options.page_of.split(",")])
     else:
         results = run(options)
     page.Page(results, options.output).write()
@@ -70,8 +70,21 @@ def arguments():
     parser.add_argument("--peers", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--rust", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--output", default=os.path.dirname(HERE), help="where the page is written")
-    parser.add_argument("--page-of", default="", help="only write the page again, from the results of an earlier run")
+    parser.add_argument("--page-of", default="", help="only write the page again, from the results of earlier runs, by commas")
     return parser.parse_args()
+
+
+def together(runs):
+    """Results of several runs, with the words of the last."""
+    results = runs[-1]
+    for run in runs[-2::-1]:
+        for case, found in run.items():
+            for name, rows in found.items() if case in CASES else ():
+                of = results.setdefault(case, {}).setdefault(name, [])
+                of[:0] = rows
+        results["broken"][:0] = run["broken"]
+    dates = sorted({run["meta"]["date"] for run in runs})
+    return results | {"meta": results["meta"] | {"repeats": sum(run["meta"]["repeats"] for run in runs), "date": " and ".join(dates)}}
 
 
 def run(options):
@@ -82,7 +95,8 @@ def run(options):
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     bench = cases.Bench(Runtimes(options.peers, options.rust), lengths, options.seed, options.trace)
     wanted = options.cases.split(",")
-    results = {case: {} for case in wanted} | {"broken": [], "meta": about(options, lengths)}
+    lacking = {system.name: why for system in SLOTS if (why := bench.runtimes.lacks(system))}
+    results = {case: {} for case in wanted} | {"broken": [], "lacking": lacking, "meta": about(options, lengths)}
     kept = os.path.join(options.peers, "results.json")
     for repeat in range(options.repeat):
         for case in wanted:
@@ -111,7 +125,7 @@ def steps(bench, case, repeat, options):
     if case == "trace" and not bench.trace:
         print("no trace: name its folder with --trace", file=sys.stderr)
         return []
-    systems = [system for system in (RATES if case == "rates" else SLOTS) if system.takes_part(case)]
+    systems = [system for system in (RATES if case == "rates" else SLOTS) if system.takes_part(case) and not bench.runtimes.lacks(system)]
     names = options.systems.split(";") if options.systems else QUICK_SYSTEMS.get(case, ["tower-turnstile"]) if options.quick else ["all"]
     if names != ["all"]:
         systems = [system for system in systems if system.name in names]

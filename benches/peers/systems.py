@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import subprocess
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -20,6 +21,7 @@ class System:
     # Cases that it cannot take part in.
     without: tuple = ()
     only: tuple = ()
+    needs_python: tuple = ()
 
     def takes_part(self, case):
         return case not in self.without and (not self.only or case in self.only)
@@ -73,6 +75,12 @@ SLOTS = [
         "PyPI 0.2; asyncio; `AcquireMode.BLPOP` (default), `strict_mode` for mission-critical use",
         "newcomers may overtake, its documentation says; each waiter has a connection",
         edge=BLOCKING | {"Cost": PLAIN},
+    ),
+    System(
+        "asyncio-advanced-semaphores", "python", "asyncio-advanced-semaphores",
+        "PyPI 0.0.9, which calls itself work in progress; `RedisSemaphore`, heartbeats every fifth of the lease, its default proportion",
+        "places in the queue by the clocks of the clients; each waiter has a connection",
+        edge=BLOCKING | {"Cost": PLAIN}, needs_python=(3, 12),
     ),
     System(
         "self-limiters", "python", "self-limiters",
@@ -148,6 +156,13 @@ class Runtimes:
         }[system.runtime]
         middle = [limit, processes] if system.runtime == "rust" and kind == "rate" else [limit, lease_ms, processes]
         return [*words, *map(str, middle), url]
+
+    def lacks(self, system):
+        """What a system needs and this machine does not have, if anything."""
+        program = os.path.join(self.folder, "venv/bin/python")
+        found = subprocess.run([program, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True)
+        version = tuple(map(int, found.stdout.split()))
+        return version < system.needs_python and "needs Python " + ".".join(map(str, system.needs_python))
 
     @property
     def environment(self):
