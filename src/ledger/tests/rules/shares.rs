@@ -394,6 +394,21 @@ fn nobody_is_stranded_when_lines_are_lost() {
     }
 }
 
+/// An older replica hands slots over by arrival, and knows of no lines.
+#[test]
+fn a_permit_that_was_granted_past_its_line_is_not_granted_again() {
+    let mut twins = Twins::start();
+    twins.run(A, ask(2, SECOND_US, of(0, 2)));
+    twins.run(A, ask(2, SECOND_US, of(1, 2)));
+    twins.run(A, ask(2, SECOND_US, of(2, 1)));
+    assert_eq!(promoted(&twins.run(A, release(2, of(0, 1)))), [1_001]);
+    // Its place in the line is the first.
+    let next = twins.run(A, give_back(2, [2]));
+    assert_eq!(promoted(&next).len(), 1);
+    assert_ne!(promoted(&next), [1_001]);
+    assert_eq!((next.in_use, next.waiting), (2, 1));
+}
+
 #[test]
 fn shares_are_kept_for_as_long_as_the_ledger() {
     let mut twins = Twins::start();
