@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Approximate limit of bytes in flight beyond the minimum of exchanges: a slow link must not take long to send them.
-const MAX_BYTES_IN_FLIGHT: usize = 512 * 1024;
+const MAX_BYTES_IN_FLIGHT: usize = 1024 * 1024;
 /// Units of permits in one exchange: about two milliseconds of the store's time.
 const MAX_UNITS: usize = 1_000;
 // The last permit is sent whole, even if it exceeds the room; so is a claim, which starts with half of the room.
@@ -422,7 +422,7 @@ impl Core {
             id,
             at: now,
             deadline,
-            bytes: bytes_of(&exchange),
+            bytes: exchange.bytes(),
             exchange: exchange.clone(),
             pending,
             claims: ids,
@@ -573,24 +573,6 @@ impl Core {
         self.note_answer(id.part, work, outage.as_ref());
         self.reopen_sent(id, claims.into_iter().filter_map(Asker::request));
     }
-}
-
-/// Approximate size on the wire.
-fn bytes_of(exchange: &Exchange) -> usize {
-    let name = 12;
-    let of_batch = |batch: &Batch| {
-        let names =
-            batch.release.len() + batch.renew.len() + batch.adopt.len() + batch.acquire.len();
-        batch.key.len() + 64 + name * names
-    };
-    let of_claim = |claim: &Claim| {
-        let keys = claim.charges.iter().map(|charge| charge.key.len() + 64);
-        keys.sum::<usize>() + name * claim.asks.len()
-    };
-    let refunds = exchange.refunds.iter().map(|refund| refund.key.len() + 64);
-    exchange.batches.iter().map(of_batch).sum::<usize>()
-        + exchange.claims.iter().map(of_claim).sum::<usize>()
-        + refunds.sum::<usize>()
 }
 
 fn ms(length: Duration) -> u64 {
