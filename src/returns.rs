@@ -28,8 +28,9 @@ pub(crate) struct Returns<K> {
     ends_by_key: VecDeque<(Instant, K)>,
     /// By part: when permits of a key were last found missing.
     suspected: Vec<Option<Instant>>,
-    /// Whether there was any, as told by the latest news.
+    /// Whether there was any, as told by the latest news; and whether any has begun or ended since.
     was_any: bool,
+    is_changed: bool,
 }
 
 /// The return of permits of a part.
@@ -49,6 +50,7 @@ impl<K: Copy + Eq + Hash> Returns<K> {
             ends_by_key: VecDeque::new(),
             suspected: vec![None; parts.count()],
             was_any: false,
+            is_changed: false,
         }
     }
 
@@ -73,6 +75,7 @@ impl<K: Copy + Eq + Hash> Returns<K> {
     /// The store has lost permits of this key, and perhaps all data of its part.
     pub(crate) fn begin_of_key(&mut self, part: Part, key: K, now: Instant) {
         let until = now + self.length;
+        self.is_changed = true;
         self.by_key.insert(key, until);
         self.ends_by_key.push_back((until, key));
         self.suspected[part.number()] = Some(now);
@@ -86,6 +89,7 @@ impl<K: Copy + Eq + Hash> Returns<K> {
             self.ends_by_key.pop_front();
             if self.by_key.get(&key) == Some(&until) {
                 self.by_key.remove(&key);
+                self.is_changed = true;
                 return Some(key);
             }
         }
@@ -101,6 +105,7 @@ impl<K: Copy + Eq + Hash> Returns<K> {
     pub(crate) fn begin(&mut self, part: Part, until: Instant) -> bool {
         let before = &mut self.by_part[part.number()];
         let is_news = before.is_none();
+        self.is_changed = true;
         let until = before.map_or(until, |before| before.until.max(until));
         *before = Some(Return {
             until,
@@ -128,11 +133,17 @@ impl<K: Copy + Eq + Hash> Returns<K> {
     /// An exchange sent at this time has found the same data. Returns whether this ends the return of permits.
     pub(crate) fn end(&mut self, part: Part, sent: Instant) -> bool {
         let one = &mut self.by_part[part.number()];
-        one.take_if(|one| one.until <= sent).is_some()
+        let is_over = one.take_if(|one| one.until <= sent).is_some();
+        self.is_changed |= is_over;
+        is_over
     }
 
     /// Whether there is any, if that has changed since the last call.
+    #[inline]
     pub(crate) fn news(&mut self) -> Option<bool> {
+        if !mem::take(&mut self.is_changed) {
+            return None;
+        }
         let is_any = !self.by_key.is_empty() || self.by_part.iter().any(Option::is_some);
         let was_any = mem::replace(&mut self.was_any, is_any);
         (is_any != was_any).then_some(is_any)

@@ -240,17 +240,18 @@ impl Context {
     }
 
     /// Measures whether newcomers under strict limits wait because permits return to the store, if that has changed.
+    #[inline]
     pub fn measure_returns(&mut self) {
         if let Some(returns) = self.returns.news() {
-            let waits = returns
-                && self
-                    .settings
-                    .parts
-                    .all()
-                    .any(|part| self.has_strict_limits(part));
-            let state = StoreState::Recovering(waits);
-            self.effects.push(Effect::MeasureStore(state));
+            self.measure_news(returns);
         }
+    }
+
+    fn measure_news(&mut self, returns: bool) {
+        let mut parts = self.settings.parts.all();
+        let waits = returns && parts.any(|part| self.has_strict_limits(part));
+        let state = StoreState::Recovering(waits);
+        self.effects.push(Effect::MeasureStore(state));
     }
 
     /// The lowest value that this process enforces by itself in any part: 0 if it refuses, and without a store.

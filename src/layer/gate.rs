@@ -154,6 +154,7 @@ impl Gate {
         }
     }
 
+    #[inline]
     fn admission_under_one(&self, leg: Option<Leg>, label: Label) -> Admission {
         match leg {
             Some(leg) if self.refuses_without_tenant(0, &leg) => Admission::NoKey(0),

@@ -78,6 +78,7 @@ impl Tenants {
         Ok(())
     }
 
+    #[inline(never)]
     pub(super) fn find(&self, head: &Parts) -> Tenant {
         let found = match &self.source {
             None => None,

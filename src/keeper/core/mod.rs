@@ -458,6 +458,7 @@ impl Core {
     }
 
     /// The effects, to be run without the lock.
+    #[inline]
     pub fn take_effects(&mut self) -> Effects {
         self.ctx.measure_returns();
         self.ctx.effects.take()

@@ -27,10 +27,12 @@ impl Queue {
     }
 
     /// The payer of a newcomer, which pays for a usual hold in advance if it has to wait.
+    #[inline]
     pub(super) fn payer(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
-        if !self.limit.is_fair() {
-            return None;
-        }
+        self.limit.is_fair().then(|| self.payer_if_fair(ctx, seq))?
+    }
+
+    fn payer_if_fair(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
         let time = ctx.mean_hold(self.limit_id).unwrap_or(FIRST_HOLD);
         let time = time.min(ctx.settings.lease / PART_OF_LEASE);
         let max = self.max();
@@ -86,7 +88,12 @@ impl Queue {
 
     /// The due that a release settles. A waiter's place ends; a permit pays the rest if others wait, or gets a refund of
     /// unused time.
+    #[inline]
     pub(super) fn due_of(&self, ctx: &Context, seq: Seq) -> Option<Due> {
+        self.limit.is_fair().then(|| self.due_if_fair(ctx, seq))?
+    }
+
+    fn due_if_fair(&self, ctx: &Context, seq: Seq) -> Option<Due> {
         let entry = self.entries.get(&seq)?;
         let payer = || entry.paying()?.payer();
         match *entry.state() {
@@ -151,10 +158,14 @@ pub(super) fn add_report(batch: &mut Batch, report: Option<Report>) {
 }
 
 /// Adds the due of a release to those of a batch.
+#[inline]
 pub(super) fn add_due(batch: &mut Batch, seq: Seq, due: Option<Due>) {
-    let (Some(dues), Some(due)) = (&mut batch.dues, due) else {
-        return;
-    };
+    if let (Some(dues), Some(due)) = (&mut batch.dues, due) {
+        add_due_to(dues, seq, due);
+    }
+}
+
+fn add_due_to(dues: &mut Dues, seq: Seq, due: Due) {
     match due {
         Due::Left { payer, ticket } => dues.left.push(Left { payer, ticket, seq }),
         Due::Settled(report) | Due::Repeated(report) => {

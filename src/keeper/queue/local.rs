@@ -80,7 +80,7 @@ impl Queue {
                 let payer = self.payer(ctx, seq);
                 let standing = self.run_here(ctx, Operation::Acquire(Ask { seq, wait, payer }));
                 // In a fair ledger, the turn of its tenant may come in the step in which it queues.
-                if self.entries.get(&seq).is_some_and(Entry::is_held) {
+                if payer.is_some() && self.entries.get(&seq).is_some_and(Entry::is_held) {
                     return true;
                 }
                 Ok(standing.unwrap_or(Standing::Absent))

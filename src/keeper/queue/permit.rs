@@ -60,7 +60,9 @@ impl Queue {
 
     fn insert(&mut self, ctx: &mut Context, entry: Entry) {
         count(ctx, &mut self.held, self.limit_id, &entry, true);
-        count_tenant(ctx, self.limit_id, &entry, false, entry.is_counted());
+        if self.limit.is_fair() {
+            count_tenant(ctx, self.limit_id, &entry, false, entry.is_counted());
+        }
         self.entries.insert(entry.lease.seq(), entry);
     }
 
@@ -71,10 +73,12 @@ impl Queue {
         };
         unindex(entry, &mut self.waiters);
         count(ctx, &mut self.held, self.limit_id, entry, false);
-        let was_counted = entry.is_counted();
+        let was_counted = self.limit.is_fair() && entry.is_counted();
         entry.state = state;
         count(ctx, &mut self.held, self.limit_id, entry, true);
-        count_tenant(ctx, self.limit_id, entry, was_counted, entry.is_counted());
+        if self.limit.is_fair() {
+            count_tenant(ctx, self.limit_id, entry, was_counted, entry.is_counted());
+        }
         if let State::Waiting(Line::InStore { ticket, .. }) = state {
             let waiters = self.waiters.get_or_insert_default();
             waiters.by_ticket.insert((ticket, seq));
@@ -166,10 +170,11 @@ impl Queue {
             holder: Holder::Request,
             in_store: due.is_some(),
         };
-        let pays_every = self.pays_every(ctx);
-        if let Some(entry) = self.entries.get_mut(&seq) {
+        if self.limit.is_fair()
+            && let Some(entry) = self.entries.get_mut(&seq)
+        {
             entry.begin_paying(ctx.now);
-            hold.due = due.or(pays_every.map(|time| ctx.now + time));
+            hold.due = due.or(self.pays_every(ctx).map(|time| ctx.now + time));
         }
         self.set(ctx, seq, State::Held(hold));
     }
@@ -205,11 +210,14 @@ impl Queue {
     }
 
     /// Removes an entry from the queue. Nothing is sent to a ledger.
+    #[inline]
     fn remove(&mut self, ctx: &mut Context, seq: Seq) -> Option<Entry> {
         let entry = self.entries.get(&seq)?;
         unindex(entry, &mut self.waiters);
         count(ctx, &mut self.held, self.limit_id, entry, false);
-        count_tenant(ctx, self.limit_id, entry, entry.is_counted(), false);
+        if self.limit.is_fair() {
+            count_tenant(ctx, self.limit_id, entry, entry.is_counted(), false);
+        }
         self.entries.remove(&seq)
     }
 
@@ -336,11 +344,14 @@ impl Queue {
     }
 
     /// The batch of the next step. One is reused, since building and dropping one costs more than the step.
+    #[inline]
     fn batch_here<'a>(&self, ctx: &'a mut Context) -> &'a mut Batch {
-        let (limit, dues) = (self.local_max(ctx), self.no_dues());
+        let limit = self.local_max(ctx);
         let batch = &mut ctx.scratch.batches[0];
         (batch.limit, batch.max_waiters) = (limit, self.limit.waiters());
-        batch.dues = dues;
+        if batch.dues.is_some() != self.limit.is_fair() {
+            batch.dues = self.no_dues();
+        }
         batch
     }
 

@@ -18,7 +18,8 @@ use std::{
     ops::Bound,
 };
 
-use crate::ledger::{MemberId, Payer, Report, TenantId};
+use super::Call;
+use crate::ledger::{Dues, Left, MemberId, Payer, Report, TenantId};
 
 /// How far a tenant's payments may be ahead of virtual time, unless a single permit has cost more: nobody is locked out
 /// for longer.
@@ -93,7 +94,19 @@ impl Shares {
         self.tenants.get(&tenant).map_or(0, |one| one.line)
     }
 
-    pub(super) fn report(&mut self, report: Report) {
+    /// As [`Ledger::settle`](super::Ledger::settle).
+    pub(super) fn settle(&mut self, call: &Call, dues: &Dues, released: u32) {
+        for &Left { payer, ticket, seq } in &dues.left {
+            self.leave(InLine::new(payer, ticket, call.own(seq)));
+        }
+        let is_settled = released >= dues.settled_units + dues.left.len() as u32;
+        let settled = dues.settled.iter().filter(|_| is_settled);
+        for report in dues.reports.iter().chain(settled) {
+            self.report(*report);
+        }
+    }
+
+    fn report(&mut self, report: Report) {
         let Report {
             tenant,
             us,

@@ -6,22 +6,15 @@ use super::{
     Call, Ledger, Place,
     shares::{CROWD, InLine, Next, Passed},
 };
-use crate::ledger::{Ask, Batch, Left, MemberId, TenantId};
+use crate::ledger::{Ask, Batch, MemberId, TenantId};
 
 impl Ledger {
     /// Charges tenants for what they hold, and takes waiters that leave out of their lines. `released`: members that the
     /// batch has removed.
+    #[inline]
     pub(super) fn settle(&mut self, call: &Call, batch: &Batch, released: u32) {
-        let (Some(dues), Some(shares)) = (&batch.dues, &mut self.shares) else {
-            return;
-        };
-        for &Left { payer, ticket, seq } in &dues.left {
-            shares.leave(InLine::new(payer, ticket, call.own(seq)));
-        }
-        let is_settled = released >= dues.settled_units + dues.left.len() as u32;
-        let settled = dues.settled.iter().filter(|_| is_settled);
-        for report in dues.reports.iter().chain(settled) {
-            shares.report(*report);
+        if let (Some(dues), Some(shares)) = (&batch.dues, &mut self.shares) {
+            shares.settle(call, dues, released);
         }
     }
 
