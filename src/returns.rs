@@ -131,10 +131,14 @@ impl<K: Copy + Eq + Hash> Returns<K> {
         one.take_if(|one| one.until <= sent).is_some()
     }
 
-    /// Whether there is any, if that has changed since the last call.
-    pub(crate) fn news(&mut self) -> Option<bool> {
-        let is_any = !self.by_key.is_empty() || self.by_part.iter().any(Option::is_some);
-        let was_any = mem::replace(&mut self.was_any, is_any);
-        (is_any != was_any).then_some(is_any)
+    /// Whether there is any.
+    pub(crate) fn is_any(&self) -> bool {
+        !self.by_key.is_empty() || self.by_part.iter().any(Option::is_some)
+    }
+
+    /// Whether [`is_any`](Self::is_any) has changed since the last call.
+    pub(crate) fn has_news(&mut self) -> bool {
+        let is_any = self.is_any();
+        mem::replace(&mut self.was_any, is_any) != is_any
     }
 }

@@ -239,16 +239,16 @@ impl Context {
         ids.any(|id| self.is_strict(id, part, None))
     }
 
-    /// Measures whether newcomers under strict limits wait because permits return to the store, if that has changed.
+    /// Whether newcomers under strict limits wait because permits return to the store.
+    pub fn is_recovering(&self) -> bool {
+        let mut parts = self.settings.parts.all();
+        self.returns.is_any() && parts.any(|part| self.has_strict_limits(part))
+    }
+
+    /// Measures [`is_recovering`](Self::is_recovering), if permits have begun or ceased to return.
     pub fn measure_returns(&mut self) {
-        if let Some(returns) = self.returns.news() {
-            let waits = returns
-                && self
-                    .settings
-                    .parts
-                    .all()
-                    .any(|part| self.has_strict_limits(part));
-            let state = StoreState::Recovering(waits);
+        if self.returns.has_news() {
+            let state = StoreState::Recovering(self.is_recovering());
             self.effects.push(Effect::MeasureStore(state));
         }
     }

@@ -479,6 +479,12 @@ impl Core {
         self.ctx.shared
     }
 
+    /// Whether newcomers under strict limits wait because permits return to the store.
+    #[cfg(feature = "operate")]
+    pub fn is_recovering(&self) -> bool {
+        self.ctx.is_recovering()
+    }
+
     /// Whether a part of the store is down.
     #[cfg(test)]
     pub fn is_any_down(&self) -> bool {
