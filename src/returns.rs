@@ -138,14 +138,17 @@ impl<K: Copy + Eq + Hash> Returns<K> {
         is_over
     }
 
-    /// Whether there is any, if that has changed since the last call.
+    /// Whether there is any.
+    pub(crate) fn is_any(&self) -> bool {
+        !self.by_key.is_empty() || self.by_part.iter().any(Option::is_some)
+    }
+
+    /// Whether [`is_any`](Self::is_any) has changed since the last call.
     #[inline]
-    pub(crate) fn news(&mut self) -> Option<bool> {
-        if !mem::take(&mut self.is_changed) {
-            return None;
+    pub(crate) fn has_news(&mut self) -> bool {
+        mem::take(&mut self.is_changed) && {
+            let is_any = self.is_any();
+            mem::replace(&mut self.was_any, is_any) != is_any
         }
-        let is_any = !self.by_key.is_empty() || self.by_part.iter().any(Option::is_some);
-        let was_any = mem::replace(&mut self.was_any, is_any);
-        (is_any != was_any).then_some(is_any)
     }
 }

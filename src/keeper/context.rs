@@ -239,19 +239,19 @@ impl Context {
         ids.any(|id| self.is_strict(id, part, None))
     }
 
-    /// Measures whether newcomers under strict limits wait because permits return to the store, if that has changed.
-    #[inline]
-    pub fn measure_returns(&mut self) {
-        if let Some(returns) = self.returns.news() {
-            self.measure_news(returns);
-        }
+    /// Whether newcomers under strict limits wait because permits return to the store.
+    pub fn is_recovering(&self) -> bool {
+        let mut parts = self.settings.parts.all();
+        self.returns.is_any() && parts.any(|part| self.has_strict_limits(part))
     }
 
-    fn measure_news(&mut self, returns: bool) {
-        let mut parts = self.settings.parts.all();
-        let waits = returns && parts.any(|part| self.has_strict_limits(part));
-        let state = StoreState::Recovering(waits);
-        self.effects.push(Effect::MeasureStore(state));
+    /// Measures [`is_recovering`](Self::is_recovering), if permits have begun or ceased to return.
+    #[inline]
+    pub fn measure_returns(&mut self) {
+        if self.returns.has_news() {
+            let state = StoreState::Recovering(self.is_recovering());
+            self.effects.push(Effect::MeasureStore(state));
+        }
     }
 
     /// The lowest value that this process enforces by itself in any part: 0 if it refuses, and without a store.

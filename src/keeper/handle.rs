@@ -300,6 +300,11 @@ impl KeeperHandle {
         })
     }
 
+    /// Whether newcomers under strict limits wait because permits return to the store.
+    pub fn is_recovering(&self) -> bool {
+        self.keeper.peek(Core::is_recovering)
+    }
+
     pub fn limit_id(&self, limit_name: &str) -> Option<LimitId> {
         self.keeper.peek(|core| core.limit_id(limit_name))
     }

@@ -71,6 +71,10 @@ pub struct ReplicaRow {
     pub waiting: usize,
     /// Whether its latest call to the store succeeded.
     pub store_up: bool,
+    /// Whether newcomers under strict limits wait because permits return to a store that has [lost
+    /// them](crate::guide::store_failures#held-permits).
+    #[serde(default)]
+    pub recovering: bool,
     /// Its lease, in milliseconds. All replicas should have the same settings.
     pub lease_ms: u64,
     /// Its waiter TTL, in milliseconds.
@@ -112,6 +116,10 @@ pub struct LimitRow {
     /// Keys that are paused for an overloaded upstream, counted like `keys`.
     #[serde(default)]
     pub paused_keys: usize,
+    /// Whether newcomers of a key wait on some replica because permits return to a store that has [lost
+    /// them](crate::guide::store_failures#held-permits).
+    #[serde(default)]
+    pub recovering: bool,
     /// Whether all callers share the value, as far as known: replicas know the shared key and no other.
     #[serde(default)]
     pub shared: bool,

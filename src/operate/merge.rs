@@ -295,6 +295,7 @@ fn add_limit(sum: &mut LimitRow, row: LimitRow) {
     };
     sum.keys = add(sum.keys, row.keys);
     sum.paused_keys = add(sum.paused_keys, row.paused_keys);
+    sum.recovering |= row.recovering;
     sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
 }
 

@@ -396,6 +396,7 @@ pub(super) struct LimitCount {
     pub count: Count,
     pub keys: usize,
     pub paused_keys: usize,
+    pub recovering: bool,
     /// Whether the key shared by all callers is known, and whether any other key is.
     has_shared: bool,
     has_other: bool,
@@ -435,6 +436,7 @@ pub(super) async fn limits(keeper: &KeeperHandle) -> Vec<LimitCount> {
         }
         limit.counted = false;
         limit.paused_keys += usize::from(queue.pause.is_some());
+        limit.recovering |= queue.recovering;
         if queue.budget.is_some_and(|budget| budget.is_used()) || queue.pause.is_some() {
             limit.count_key();
         }

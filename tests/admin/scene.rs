@@ -41,11 +41,17 @@ pub(crate) fn in_memory() -> Scene {
 }
 
 pub(crate) async fn on_redis(replicas: usize) -> Scene {
+    on_redis_within(replicas, Duration::from_millis(500)).await
+}
+
+/// With this `store_timeout`.
+pub(crate) async fn on_redis_within(replicas: usize, store_timeout: Duration) -> Scene {
     let server = RedisServer::start();
     let mut limiters = Vec::new();
     for number in 0..replicas {
         let builder = Limiter::builder().operable().show_keys();
         let builder = builder.replica_label(format!("web-{number}"));
+        let builder = builder.store_timeout(store_timeout);
         limiters.push(builder.connect(&server.url()).await.unwrap());
     }
     let operator = Operator::connect(&server.url()).await.unwrap();

@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Command,
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tower_turnstile::{
-    Key, Limit,
+    Fallback, Key, Limit,
     operate::{KeyDigest, Operator, TenantDigest},
 };
 
@@ -393,6 +393,39 @@ async fn permits_are_revoked() {
     ] {
         assert_eq!(revoke(wrong).await.0, Some(2), "{wrong:?}");
     }
+}
+
+/// Newcomers under a strict limit wait until permits are back, here for six seconds.
+#[tokio::test]
+async fn a_store_that_has_lost_its_data_is_shown() {
+    let server = RedisServer::start();
+    let limiter = builder("web-0").store_timeout(Duration::from_secs(3));
+    let limiter = limiter.connect(&server.url()).await.unwrap();
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    await_replicas(&operator, 1).await;
+    let acme = limiter.semaphore(CHAT.fallback(Fallback::Reject), "acme");
+    let held = acme.acquire().await.unwrap();
+    let commands = [&["replicas"][..], &["limits"], &["keys", "chat"]];
+    let is_shown = async |expected: bool| {
+        for command in commands {
+            let (table, rows) = (says(&server, command).await, rows(&server, command).await);
+            assert_eq!(table.contains("recovering"), expected, "{table}");
+            assert_eq!(rows[0]["recovering"], expected, "{rows:?}");
+        }
+    };
+    is_shown(false).await;
+    server.cli(&["FLUSHALL"]);
+    let found = async {
+        // A newcomer finds the loss, and then the replica is back on the roster.
+        while acme.try_acquire().await.is_ok() || operator.limits().await.unwrap().rows.is_empty() {
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    timeout(Duration::from_secs(5), found).await.expect("soon");
+    is_shown(true).await;
+    drop(acme.acquire().await.unwrap());
+    is_shown(false).await;
+    drop(held);
 }
 
 #[tokio::test]

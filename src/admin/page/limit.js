@@ -22,6 +22,7 @@ const showKeys = makeTable(
     { title: "Oldest wait", name: "number", text: (row) => ("oldest_wait_ms" in row ? duration(row.oldest_wait_ms) : "") },
     { title: "Replicas", name: "number", text: (row) => String(row.replicas) },
     { title: "Paused", text: pauseText },
+    { title: "Recovering", text: (row) => (row.recovering ? "yes" : "") },
     buttonColumn(caller, [
       ["Set value", (row) => openChange("set", aboutKey(row)), mayChange],
       ["Revoke", revokeKey, (row) => mayChange() && row.held > 0],

@@ -10,11 +10,19 @@ const limitHref = (limit, key = null) => {
 const mayChange = () => known.status?.author !== null && known.status?.author !== undefined;
 
 function modeText(limit) {
-  const mode = limit.paused ? "paused" : limit.mode;
-  return limit.paused_keys > 0 ? `${mode}, ${count(limit.paused_keys, "key")} paused` : mode;
+  const parts = [limit.paused ? "paused" : limit.mode];
+  if (limit.paused_keys > 0) parts.push(`${count(limit.paused_keys, "key")} paused`);
+  if (limit.recovering) parts.push("recovering");
+  return parts.join(", ");
 }
 
-const isUnusual = (limit) => limit.paused || limit.paused_keys > 0 || limit.mode !== "enforce";
+const isUnusual = (limit) => limit.paused || limit.paused_keys > 0 || limit.recovering || limit.mode !== "enforce";
+
+// Whether the replica reaches the store; and whether newcomers wait because the store has lost its data.
+function storeState(replica) {
+  if (!replica.store_up) return ["down", "bad"];
+  return replica.recovering ? ["recovering", "warn"] : ["up", "good"];
+}
 
 const showLimits = makeTable(
   byId("limits"),
@@ -79,8 +87,9 @@ const showReplicas = makeTable(
       title: "Store",
       make: () => element("span"),
       update: (node, row) => {
-        put(node, row.store_up ? "up" : "down");
-        putClass(node, row.store_up ? "good" : "bad");
+        const [text, name] = storeState(row);
+        put(node, text);
+        putClass(node, name);
       },
     },
     { title: "Lease", name: "number", text: (row) => duration(row.lease_ms) },

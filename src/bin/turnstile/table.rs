@@ -10,6 +10,9 @@ use crate::{
     text::duration,
 };
 
+/// The note on a row whose newcomers wait because permits return to a store that has lost its data.
+const RECOVERING: &str = "recovering";
+
 /// The caller, as far as it may be shown.
 fn caller(key: KeyDigest, text: Option<&str>) -> String {
     match text {
@@ -37,7 +40,12 @@ impl Row for ReplicaRow {
         ("HELD", |row| row.held.to_string()),
         ("WAITING", |row| row.waiting.to_string()),
         ("STORE", |row| {
-            if row.store_up { "up" } else { "down" }.to_owned()
+            let state = match (row.store_up, row.recovering) {
+                (false, _) => "down",
+                (true, true) => RECOVERING,
+                (true, false) => "up",
+            };
+            state.to_owned()
         }),
         ("LEASE", |row| duration(row.lease_ms)),
     ];
@@ -67,9 +75,10 @@ fn notes(row: &LimitRow) -> String {
         keys => Some(format!("{keys} keys paused")),
     };
     let fair = row.fair.then(|| "fair".to_owned());
+    let recovering = row.recovering.then(|| RECOVERING.to_owned());
     let differs = row.differs.then(|| "replicas differ".to_owned());
-    let notes = fair.into_iter().chain(paused).chain(differs);
-    Vec::from_iter(notes).join(", ")
+    let notes = [fair, paused, recovering, differs];
+    Vec::from_iter(notes.into_iter().flatten()).join(", ")
 }
 
 fn value(row: &LimitRow) -> String {
@@ -146,6 +155,9 @@ impl Row for KeyRow {
         ("REPLICAS", |row| row.replicas.to_string()),
         ("PAUSED FOR", |row| {
             row.pause.as_ref().map(paused_for).unwrap_or_default()
+        }),
+        ("", |row| {
+            if row.recovering { RECOVERING } else { "" }.to_owned()
         }),
     ];
 }

@@ -361,7 +361,7 @@ impl Queue {
             ledger: &self.ledger,
             max: self.max(),
             pause,
-            recovering: self.is_returning(ctx),
+            recovering: self.is_returning(ctx) && self.limit.current_mode() == Mode::Enforce,
         }
     }
 

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use axum::{Router, response::Html, routing::get};
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tower_turnstile::{
-    Limit, Limiter,
+    Fallback, Limit, Limiter,
     operate::{By, Order, Target},
 };
 
 use super::{Server, open, open_dialog, open_limit, row};
 use crate::{
-    scene::{CHAT, HOUR_MS, in_memory, on_redis, used},
+    scene::{CHAT, HOUR_MS, in_memory, on_redis, on_redis_within, used},
     support::{alone, queue::wait_in_line},
 };
 
@@ -273,6 +273,36 @@ fn a_key_is_resumed() {
             .await;
         browser.run("location.hash = ''", json!([])).await;
         browser.until_text("#log tbody", "resumed").await;
+        assert_eq!(browser.errors().await, [""; 0]);
+    });
+}
+
+#[test]
+#[ignore = "needs chromium; run by .ci/browser"]
+fn a_store_that_has_lost_its_data_is_shown() {
+    alone(async {
+        // Newcomers wait for sixteen seconds.
+        let scene = on_redis_within(1, Duration::from_secs(8)).await;
+        let acme = scene.limiters[0].semaphore(CHAT.fallback(Fallback::Reject), "acme");
+        let held = acme.acquire().await.unwrap();
+        let (_server, browser) = open(&scene.admin).await;
+        browser.until_text("#limits tbody", "enforce").await;
+        scene.server.as_ref().unwrap().cli(&["FLUSHALL"]);
+        while acme.try_acquire().await.is_ok() {
+            sleep(Duration::from_millis(100)).await;
+        }
+        for (table, shown) in [
+            ("limits", "enforce, recovering"),
+            ("replicas", "recovering"),
+        ] {
+            browser.until_text(&format!("#{table} tbody"), shown).await;
+        }
+        browser.shoot("recovering").await;
+        open_limit(&browser, "chat").await;
+        browser.until_text("#keys tbody", "yes").await;
+        drop(acme.acquire().await.unwrap());
+        browser.until_text("#limit-facts", "enforce").await;
+        drop(held);
         assert_eq!(browser.errors().await, [""; 0]);
     });
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{KEY, batch, promoted, release, renew};
+use super::{KEY, adopt, batch, promoted, release, renew};
 use crate::ledger::{
     Ask, Batch, BatchReply, Dues, Left, Payer, Report, Seq, Standing, TenantId,
     machine::shares::{CROWD, MAX_DEBT_US},
@@ -275,6 +275,20 @@ fn a_waiter_that_leaves_is_taken_out_of_its_line() {
     assert_eq!(twins.machine_ledger(KEY).lines().count(), 1);
     twins.run(A, ask(1, SECOND_US, of(2, 1)));
     assert_eq!(turns(&mut twins, 1, 1), [2]);
+    assert_eq!(twins.machine_ledger(KEY).lines().count(), 0);
+}
+
+/// An adopted waiter leaves the queue, and stays in its line until its turn comes.
+#[test]
+fn a_holder_that_is_still_in_its_line_is_not_granted_again() {
+    let mut twins = Twins::start();
+    twins.run(A, ask(1, SECOND_US, of(0, 1)));
+    twins.run(A, ask(1, SECOND_US, of(1, 1)));
+    twins.run(A, ask(1, SECOND_US, of(2, 1)));
+    twins.run(A, fair(adopt(1, [1_001])));
+    assert_eq!(twins.machine_ledger(KEY).lines().count(), 2);
+    let reply = twins.run(A, give_back(2, [1]));
+    assert_eq!((reply.in_use, promoted(&reply)), (2, vec![2_001]));
     assert_eq!(twins.machine_ledger(KEY).lines().count(), 0);
 }
 
