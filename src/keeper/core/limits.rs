@@ -67,6 +67,12 @@ impl Core {
         self.ctx.limits[limit.0].current_mode()
     }
 
+    /// Whether newcomers under strict limits wait because permits return to the store.
+    #[cfg(feature = "operate")]
+    pub fn is_recovering(&self) -> bool {
+        self.ctx.is_recovering()
+    }
+
     /// Checks that two limits of one name agree: with the first registration or the current values. A limit returned by
     /// this limiter may have outdated values, since limits can be updated at any time.
     pub fn check(&self, limit: &Limit, limiter: ReplicaId) -> Result<Option<LimitId>, ConfigError> {
