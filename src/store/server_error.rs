@@ -138,6 +138,7 @@ const COMMANDS: &[&str] = &[
     "zlexcount",
     "zmscore",
     "zrange",
+    "zrank",
     "zrem",
     "zremrangebyrank",
     "zremrangebyscore",

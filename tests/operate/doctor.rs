@@ -194,11 +194,12 @@ async fn serve(url: &str) -> Result<(), Fails> {
     Ok(())
 }
 
-/// Commands that two replicas do not need until a lease ends, a clock is stepped, a heavy permit arrives, or a flood under
-/// a fair limit.
-const RARE: [&str; 5] = [
+/// Commands that two replicas do not need until a lease ends, a clock is stepped, a heavy permit arrives, or requests wait
+/// under a fair limit.
+const RARE: [&str; 6] = [
     "ZLEXCOUNT",
     "ZMSCORE",
+    "ZRANK",
     "ZREMRANGEBYRANK",
     "ZREMRANGEBYSCORE",
     "ZSCORE",
@@ -236,7 +237,7 @@ async fn is_seen(url: &str, command: &str, how: &str) {
 }
 
 /// Commands of a service, of operators, and of the doctor itself.
-const COMMANDS: [&str; 27] = [
+const COMMANDS: [&str; 28] = [
     "CLIENT",
     "CONFIG",
     "EVAL",
@@ -260,6 +261,7 @@ const COMMANDS: [&str; 27] = [
     "ZLEXCOUNT",
     "ZMSCORE",
     "ZRANGE",
+    "ZRANK",
     "ZREM",
     "ZREMRANGEBYRANK",
     "ZREMRANGEBYSCORE",
