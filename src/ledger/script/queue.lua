@@ -152,10 +152,11 @@ local function admit(ledger, id, waits, payer)
     if waiting >= places then
       local fair = ledger.fair
       local name = sub(fair.text, payer, payer + TENANT_CHARS - 1)
-      line = call('ZLEXCOUNT', fair.lines, '[' .. name, '(' .. name .. ':')
-      for i = 2, fair.entering and #fair.entering or 0, 2 do
-        line = sub(fair.entering[i], 1, TENANT_CHARS) == name and line + 1 or line
+      if fair.entering then -- some may be in the line already
+        call('ZADD', fair.lines, unpack(fair.entering))
+        fair.entering = nil
       end
+      line = call('ZLEXCOUNT', fair.lines, '[' .. name, '(' .. name .. ':')
     end
   end
   if places <= line then

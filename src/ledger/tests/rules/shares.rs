@@ -373,6 +373,21 @@ fn a_flood_fills_the_queue_for_itself_only() {
     assert_eq!(CROWD, 4);
 }
 
+/// A permit that is asked for again, after a release that did not name its place, may get the same place in its line.
+#[test]
+fn a_waiter_counts_once_in_its_line() {
+    let mut twins = Twins::start();
+    let crowded = |seqs: &[Seq]| Batch {
+        max_waiters: 5,
+        ..ask(1, SECOND_US, seqs.iter().copied())
+    };
+    twins.run(A, crowded(&[1]));
+    twins.run(A, crowded(&[1_001, 1_002]));
+    twins.run(A, give_back(1, [1_002]));
+    let reply = twins.run(A, crowded(&[1_002, 1_003, 2_001, 1_004]));
+    assert_eq!(reply.waiting, 5);
+}
+
 /// Lost lines cost fairness, and no slot.
 #[test]
 fn nobody_is_stranded_when_lines_are_lost() {
