@@ -78,7 +78,7 @@ impl Tenants {
         Ok(())
     }
 
-    #[inline(never)]
+    #[inline(never)] // most limits are not fair
     pub(super) fn find(&self, head: &Parts) -> Tenant {
         let found = match &self.source {
             None => None,
