@@ -615,6 +615,12 @@ async fn the_documented_permissions_are_enough_and_all_needed() {
         };
         one.run(fair).await;
     }
+    // The first of its line gets the slot.
+    let next = Batch {
+        dues: Some(Box::default()),
+        ..release(11)
+    };
+    one.run(next).await;
     let all = Batch {
         release: (11..=15).collect(),
         ..batch()
