@@ -28,7 +28,7 @@ pub(crate) struct Returns<K> {
     ends_by_key: VecDeque<(Instant, K)>,
     /// By part: when permits of a key were last found missing.
     suspected: Vec<Option<Instant>>,
-    /// Whether there was any, as told by the latest news; and whether any has begun or ended since.
+    /// The latest answer of [`is_any`](Self::is_any) that was measured, and whether a return has begun or ended since.
     was_any: bool,
     is_changed: bool,
 }

@@ -13,7 +13,7 @@ pub(crate) const MAX_PERMITS: u32 = 3_900;
 /// Most waiters of a ledger that learn their places in one exchange.
 pub(crate) const MAX_PLACES: usize = 64;
 
-/// Of a permit's name on the wire, with the protocol's framing.
+/// The size of a permit's name on the wire, with the protocol's framing.
 const NAME_BYTES: usize = ID_CHARS + 7;
 
 /// How long a replica may keep freed slots unless they are recalled.
