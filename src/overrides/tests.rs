@@ -95,10 +95,13 @@ impl Twins {
         self.change(|seen| Change::undo(seen, &last, signed(What::Undo)))
     }
 
-    /// The records lose everything except their logs.
+    /// The records lose everything except their logs. Later changes are newer than all before them: versions, which
+    /// are times unless changes come in the same millisecond, may be ahead of the clock.
     fn lose(&mut self) {
+        let latest = self.read().latest.map_or(0, |latest| latest.version);
         self.server.cli(&["DEL", KEYS[0]]);
         self.memory.lose();
+        while self.now_ms() <= latest {}
     }
 
     /// A replica with this knowledge restores it.
