@@ -41,7 +41,7 @@ use crate::{
     repoll::Repoll,
     store::{Event, ExchangeError, Failure, KeptSession, Session, StoreError},
     sync::{AtomicBool, AtomicWaker, Ordering, shielded},
-    telemetry::StoreMeter,
+    telemetry::{History, StoreMeter},
 };
 
 /// Checks without a waiting request after which a watchdog ends. A busy limiter thus does not start one for each
@@ -161,7 +161,7 @@ impl Keeper {
         };
         let part = Part::default();
         let mut in_flight = InFlight::new(vec![store.open(part)], self.store_meter.clone());
-        in_flight.send(self.driver_step(|core, _, now| core.hello(part, now)));
+        in_flight.send(self.with(|core, now| core.hello(part, now)));
         let (id, outcome) = loop {
             match in_flight.next(None).await {
                 News::Over(id, outcome) => break (id, outcome),
@@ -228,8 +228,14 @@ async fn drive(
     let mut in_flight = InFlight::new(sessions, keeper.store_meter.clone());
     // For the task that started this driver.
     let mut watched = false;
-    let next_step =
-        || keeper.driver_step(|core, driver, now| driver.next_step(core, generation, now));
+    let next_step = || {
+        // Asked without the lock: a subscriber is foreign code.
+        let wanted = History::is_wanted();
+        keeper.with_driver(|core, driver, now| {
+            core.set_history_wanted(wanted);
+            driver.next_step(core, generation, now)
+        })
+    };
     while let Some((exchanges, until)) = next_step() {
         exchanges
             .into_iter()
@@ -242,7 +248,7 @@ async fn drive(
             news = in_flight.next(until) => news,
             () = work.notified() => continue,
         };
-        let silent = keeper.driver_step(|core, driver, now| {
+        let silent = keeper.with_driver(|core, driver, now| {
             // A dismissed driver has only outdated knowledge.
             if !driver.is_present(generation) {
                 return None;
@@ -276,12 +282,10 @@ struct Gone {
 
 impl Drop for Gone {
     fn drop(&mut self) {
-        let panic = self
-            .has_panicked
-            .then(|| match self.keeper.home.move_to_thread() {
-                Ok(true) => Panic::Elsewhere,
-                Ok(false) | Err(_) => Panic::OnOwnThread,
-            });
+        let panic = (self.has_panicked).then(|| match self.keeper.home.move_to_thread() {
+            Ok(true) => Panic::Elsewhere,
+            Ok(false) | Err(_) => Panic::OnOwnThread,
+        });
         (self.keeper)
             .with_driver(|core, driver, now| driver.on_gone(core, self.generation, panic, now));
     }
@@ -307,23 +311,18 @@ async fn check_until_idle(keeper: &Arc<Keeper>) {
             // The whole process stood still, so the driver could not run either.
             continue;
         }
-        idle = match keeper.with_driver(|core, driver, now| driver.check_driver(core, now)) {
-            WatchdogFinding::Idle => idle + 1,
-            WatchdogFinding::Well => 0,
-            WatchdogFinding::Probed(work) => {
-                work.notify_one();
-                0
-            }
+        let finding = keeper.with_driver(|core, driver, now| driver.check_driver(core, now));
+        let is_idle = matches!(finding, WatchdogFinding::Idle);
+        idle = if is_idle { idle + 1 } else { 0 };
+        match finding {
+            WatchdogFinding::Idle | WatchdogFinding::Well => {}
+            WatchdogFinding::Probed(work) => work.notify_one(),
+            WatchdogFinding::Late => keeper.move_driver(),
             WatchdogFinding::Gone => {
                 // If it cannot be started here, requests find out when they ask.
                 let _ = keeper.start_driver();
-                0
             }
-            WatchdogFinding::Late => {
-                keeper.move_driver();
-                0
-            }
-        };
+        }
     }
 }
 

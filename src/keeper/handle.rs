@@ -4,6 +4,8 @@
 use std::collections::HashMap;
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
+use tokio::time::Instant;
+
 use super::{core::Core, demand::Taken, lock::Keeper};
 use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
@@ -106,33 +108,31 @@ impl KeeperHandle {
 
     /// Pauses the key of a permit's slot under this limit, in all replicas. Returns whether the permit has such a slot.
     pub fn pause(&self, leases: &Leases, limit_name: &str, length: Duration) -> bool {
-        let (is_paused, needs_driver) =
-            (self.keeper).with_need(|core, now| core.pause(leases, limit_name, length, now));
-        self.drive(needs_driver);
-        is_paused
+        self.act(|core, now| core.pause(leases, limit_name, length, now))
     }
 
     /// Pauses a key in all replicas.
     pub fn pause_key(&self, limit: LimitId, key: &Key, length: Duration) {
-        let ((), needs_driver) =
-            (self.keeper).with_need(|core, now| core.pause_key(limit, key, length, now));
-        self.drive(needs_driver);
+        self.act(|core, now| core.pause_key(limit, key, length, now));
     }
 
     /// Ends the pause of a key, for which each replica that remembers it is to be asked. Returns whether this one does.
     #[cfg(feature = "operate")]
     pub fn resume(&self, limit: LimitId, key: &Key) -> bool {
-        let (was_paused, needs_driver) =
-            (self.keeper).with_need(|core, now| core.resume(limit, key, now));
-        self.drive(needs_driver);
-        was_paused
+        self.act(|core, now| core.resume(limit, key, now))
     }
 
-    fn drive(&self, needs_driver: bool) {
+    /// Runs a step of the core, and starts a driver if the step needs one.
+    fn act<R>(&self, step: impl FnOnce(&mut Core, Instant) -> R) -> R {
+        let (result, needs_driver) = self.keeper.with_driver(|core, driver, now| {
+            let result = step(core, now);
+            (result, driver.is_needed(core))
+        });
         if needs_driver {
             // Without a runtime nothing is sent.
             let _ = self.keeper.start_driver();
         }
+        result
     }
 
     /// Changes the account of a permit: see [`Core::change_account`].
@@ -141,9 +141,7 @@ impl KeeperHandle {
         fee: &Fee,
         change: impl FnOnce(&mut Account) -> Option<(Cost, u64)>,
     ) {
-        let ((), needs_driver) =
-            (self.keeper).with_need(|core, now| core.change_account(fee, now, change));
-        self.drive(needs_driver);
+        self.act(|core, now| core.change_account(fee, now, change));
     }
 
     /// The state of a rate, as far as this permit knows it.

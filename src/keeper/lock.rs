@@ -28,7 +28,7 @@ use crate::{
     operable::Control,
     store::{KeptSession, Session, Store},
     sync::LockMarker,
-    telemetry::{self, History, StoreMeter},
+    telemetry::{self, StoreMeter},
 };
 
 /// Number of runtimes beyond which those on which a watchdog panicked are not remembered.
@@ -102,14 +102,6 @@ impl Keeper {
         self.with_driver(|core, _, now| step(core, now))
     }
 
-    /// As [`with`](Self::with). Also returns whether a driver must be started.
-    pub(super) fn with_need<R>(&self, step: impl FnOnce(&mut Core, Instant) -> R) -> (R, bool) {
-        self.with_driver(|core, driver, now| {
-            let result = step(core, now);
-            (result, driver.is_needed(core))
-        })
-    }
-
     /// As [`with`](Self::with), with the driver's state.
     #[inline]
     pub(super) fn with_driver<R>(
@@ -132,18 +124,6 @@ impl Keeper {
         drop(locked);
         afterwards.run();
         result
-    }
-
-    /// A step of the driver, which also checks for a subscriber of the history.
-    pub(super) fn driver_step<R>(
-        &self,
-        step: impl FnOnce(&mut Core, &mut DriverState, Instant) -> R,
-    ) -> R {
-        let wanted = History::is_wanted();
-        self.with_driver(|core, driver, now| {
-            core.set_history_wanted(wanted);
-            step(core, driver, now)
-        })
     }
 
     /// Reads under the lock, for a moment only.

@@ -98,12 +98,13 @@ impl Request {
         };
         let wants_quotas = self.wants_quotas;
         let keeper = &self.handle.keeper;
-        let ((submitted, collected), needs_driver) = keeper.with_need(|core, now| {
+        let (submitted, collected, needs_driver) = keeper.with_driver(|core, driver, now| {
             let id = match core.submit(demand, &self.label, now) {
                 Ok(id) => id,
-                Err(error) => return (None, Err(error)),
+                Err(error) => return (None, Err(error), driver.is_needed(core)),
             };
-            (Some(id), core.collect(id, wants_quotas, now).transpose())
+            let collected = core.collect(id, wants_quotas, now).transpose();
+            (Some(id), collected, driver.is_needed(core))
         });
         match (submitted, collected) {
             (Some(id), Ok(None)) => self.stage = RequestStage::Submitted(id),
@@ -119,9 +120,10 @@ impl Request {
     /// Also returns whether this task is woken once the answer arrives.
     fn collect(&self, id: RequestId, waker: &Waker) -> (Collected, bool) {
         let keeper = &self.handle.keeper;
-        let ((collected, is_watched), needs_driver) = keeper.with_need(|core, now| {
-            let answer = core.collect(id, self.wants_quotas, now).transpose();
-            (answer, core.is_watched_by(id, waker))
+        let (collected, is_watched, needs_driver) = keeper.with_driver(|core, driver, now| {
+            let collected = core.collect(id, self.wants_quotas, now).transpose();
+            let is_watched = core.is_watched_by(id, waker);
+            (collected, is_watched, driver.is_needed(core))
         });
         match collected {
             Ok(taken) if needs_driver => (self.start_driver(taken), is_watched),
