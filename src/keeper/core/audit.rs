@@ -66,6 +66,11 @@ pub(in crate::keeper) struct WaitingRequest {
 }
 
 impl Core {
+    /// Whether each part of the store has answered a hello.
+    pub fn has_connected(&self) -> bool {
+        self.links.iter().all(|link| link.clock.is_some())
+    }
+
     /// Returns the first contradiction. To be called between steps.
     pub fn audit(&mut self) -> Result<(), String> {
         ensure!(

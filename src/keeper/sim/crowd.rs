@@ -270,8 +270,9 @@ impl World {
             true => (flood as f64 * (0.5 + self.rng.f64())) as usize,
             false => (carries as f64 * self.rng.f64().sqrt()) as usize + 1,
         };
-        // Other replicas use the same store.
-        let served = is_free && !is_flood && self.replicas.len() == 1;
+        // Other replicas use the same store; and a process that has just started says hello first.
+        let has_connected = self.replicas[replica].core.has_connected();
+        let served = is_free && !is_flood && has_connected && self.replicas.len() == 1;
         let expected = Expected {
             by: self.now + STORE_TIMEOUT + Duration::from_millis(5),
             served,
