@@ -96,6 +96,22 @@ impl<K: Copy + Eq + Hash> Returns<K> {
         None
     }
 
+    /// The queue of this key is gone, and another one may get its id.
+    pub(crate) fn forget(&mut self, key: K) {
+        self.is_changed |= self.by_key.remove(&key).is_some();
+    }
+
+    /// The rest of the time for permits to return, from when a replica found the loss (`is_lost`: this one did). If that is
+    /// ahead of the store's clock, the clock was stepped back, and the moment is not known.
+    pub(crate) fn left(&self, found_ms: u64, is_lost: bool, store_us: u64) -> Duration {
+        let found = Duration::from_millis(found_ms);
+        match Duration::from_micros(store_us).checked_sub(found) {
+            Some(since) => self.length.saturating_sub(since),
+            None if is_lost => self.length,
+            None => Duration::ZERO,
+        }
+    }
+
     /// When permits of a key in this part were last found missing: all data may be lost.
     pub(crate) fn suspected(&self, part: Part) -> Option<Instant> {
         self.suspected[part.number()]

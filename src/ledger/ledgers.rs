@@ -40,7 +40,7 @@ pub(crate) struct Content {
     pub(crate) generations: BTreeMap<String, String>,
 }
 
-/// What the claims of an exchange are decided on.
+/// The data that decide the claims of an exchange.
 struct Stored<'a> {
     ledgers: &'a mut BTreeMap<String, Ledger>,
     rates: &'a mut BTreeMap<String, RateState>,
@@ -131,6 +131,7 @@ impl Ledgers {
     fn query(&mut self, call: &mut Call, query: &GenerationQuery) -> Generation {
         let kept = self.generations.get(&*query.key);
         let kept = kept.filter(|(_, ends_us)| *ends_us > call.now_us());
+        let ends_us = kept.map_or(0, |(_, ends_us)| *ends_us);
         let kept = kept.map(|(kept, _)| *kept);
         let is_other = |known| kept.is_none_or(|kept| kept.found_ms == 0 && kept.id != known);
         let is_found = query.known.is_some_and(is_other);
@@ -142,7 +143,9 @@ impl Ledgers {
             generation.found_ms = call.now_us() / 1_000;
             call.published.lost.push(query.key.to_string());
         }
-        let kept = (generation, call.now_us() + call.generation_ttl_us());
+        // Replicas may have different leases.
+        let ends_us = ends_us.max(call.now_us() + call.generation_ttl_us());
+        let kept = (generation, ends_us);
         self.generations.insert(query.key.to_string(), kept);
         generation
     }

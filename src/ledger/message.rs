@@ -49,14 +49,14 @@ pub(crate) struct Exchange {
 pub(crate) struct GenerationQuery {
     /// Full name of the generation's key.
     pub(crate) key: Arc<str>,
-    /// The generation that was there less than a lease ago, as the replica knows. If another one is there, or none, the
-    /// store has lost its data meanwhile; a replica that knows none proves nothing.
+    /// The generation that this replica saw less than a lease ago. If the store now has another one, or none, it has
+    /// lost its data since.
     pub(crate) known: Option<u64>,
-    /// Whether it may be asked of another server than before.
+    /// Whether the query may go to a server other than before.
     pub(crate) may_connect: bool,
 }
 
-/// The generation of the store's data, which ends with them: as old as the namespace, or as the last loss.
+/// The generation of the store's data. It begins with the namespace or after a loss of data, and ends with the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Generation {
     /// The store time at which it began, in microseconds.
@@ -118,7 +118,7 @@ pub(crate) struct Batch {
     pub(crate) pause_ms: Option<u64>,
     /// If a permit to adopt is missing, all replicas are told that the ledger has lost permits.
     pub(crate) tells: bool,
-    /// Only of a fair ledger.
+    /// Only for a fair ledger.
     pub(crate) dues: Option<Box<Dues>>,
     // No permit is named twice in one list.
     pub(crate) release: Vec<Seq>,
@@ -406,6 +406,6 @@ pub(crate) struct Wake {
 pub(crate) struct Published {
     /// Wake-ups and their receivers; those for one queue are in queue order.
     pub(crate) wakes: Vec<(ReplicaId, Wake)>,
-    /// To all replicas: the keys of ledgers that have lost permits, or that of a generation which replaced another one.
+    /// For all replicas: the keys of ledgers that have lost permits, and of generations that have replaced others.
     pub(crate) lost: Vec<String>,
 }

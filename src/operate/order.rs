@@ -328,7 +328,7 @@ impl Operator {
             return Err(not_found("no replica holds such a permit"));
         }
         if !answers.rows.is_empty() {
-            let permits = answers.rows.len();
+            let permits = answers.rows.len() as u64 + answers.left_out;
             let some = if permits == 1 { "permit" } else { "permits" };
             let text = match whose {
                 Revocation::Permit(id) => format!("permit {id}"),
@@ -357,7 +357,7 @@ impl Operator {
             self.miss_late(&mut collected).await?;
             answers = collected.clone().rows(&target.limit);
         }
-        match answers.rows.len() {
+        match answers.rows.len() as u64 + answers.left_out {
             0 if answers.replicas == 0 => Err(not_found("there is no operable replica")),
             0 if collected.is_unknown_limit() => Err(unknown(&target.limit)),
             0 if answers.is_complete() => {

@@ -228,8 +228,8 @@ impl Link {
         self.queried = None;
     }
 
-    /// The store has answered a query on this connection; with `None` it cannot keep a generation. Returns whether it has
-    /// lost the data that this process knew.
+    /// The store has answered a query on this connection; with `None` it cannot keep a generation now, which proves
+    /// nothing. Returns whether it has lost the data that this process knew.
     pub fn on_generation(
         &mut self,
         at: StoreMoment,
@@ -241,9 +241,11 @@ impl Link {
             return false;
         }
         let before = self.generation_at(at.sent, settings);
-        self.generation = answer.map(|answer| (answer.id, at.sent));
-        let id = answer.map(|answer| answer.id);
-        before.is_some() && id.is_some() && before != id
+        let Some(Generation { id, .. }) = answer else {
+            return false;
+        };
+        self.generation = Some((id, at.sent));
+        before.is_some_and(|before| before != id)
     }
 
     /// Removes an exchange from the list of exchanges in flight, if it is still listed.

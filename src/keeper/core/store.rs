@@ -197,9 +197,8 @@ impl Core {
                 .effects
                 .push(Effect::MeasureStore(StoreState::Lost));
         }
-        let found = Duration::from_millis(answer.map_or(0, |answer| answer.found_ms));
-        let end = found + self.ctx.returns.length;
-        let left = end.saturating_sub(Duration::from_micros(at.store_us));
+        let found_ms = answer.map_or(0, |answer| answer.found_ms);
+        let left = self.ctx.returns.left(found_ms, is_lost, at.store_us);
         // A new connection introduces all queues anyway.
         let is_new = self.link(part).connection.made >= Some(at.sent);
         self.begin_return(part, is_lost && !is_new, self.ctx.now + left);
@@ -215,8 +214,9 @@ impl Core {
     }
 
     /// Wake-ups of any queue may have been missed: each queue asks for its waiters by name, and releases idle slots,
-    /// since another replica may have recalled them.
+    /// since another replica may have recalled them. Or others have told of a loss of data.
     fn on_missed(&mut self, part: Part) {
+        self.link(part).forget_query();
         self.each_queue_of(part, |queue, ctx| {
             queue.on_recall(ctx, ctx.now);
             queue.call_roll();

@@ -38,7 +38,7 @@ impl Queue {
         let max = self.max();
         let paying = self.entries.get_mut(&seq)?.paying_mut()?;
         let share = ctx.share_of(self.limit_id, paying.tenant, paying.share);
-        let cost_us = cost_us(time, weight_of(seq), share, max);
+        let cost_us = cost_us(time, seq, share, max);
         paying.paid = Paid::Ahead { cost_us };
         paying.payer()
     }
@@ -65,7 +65,7 @@ impl Queue {
         let entry = self.entries.get(&seq)?;
         let paying = entry.paying()?;
         let share = ctx.share_of(self.limit_id, paying.tenant, paying.share);
-        let cost_us = |time| cost_us(time, weight_of(seq), share, self.max());
+        let cost_us = |time| cost_us(time, seq, share, self.max());
         let since = |at| cost_us(ctx.now.saturating_duration_since(at)) as i64;
         let us = match (entry.state(), paying.paid) {
             // Granted, and not used yet.
@@ -100,6 +100,11 @@ impl Queue {
             State::Waiting(Line::InStore { ticket, .. }) => Some(Due::Left {
                 payer: payer()?,
                 ticket,
+            }),
+            // Given up before the store had answered that it waits.
+            State::Leaving => Some(Due::Left {
+                payer: payer()?,
+                ticket: entry.ticket()?.get(),
             }),
             State::Waiting(Line::Here) => {
                 let replica = ctx.settings.replica;

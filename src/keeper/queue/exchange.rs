@@ -7,6 +7,7 @@ use super::{
     Newcomer, Outbox, PendingBatch, Queue, Release, Snapshot, StoreMoment,
     dues::{add_due, add_report},
     permit::entry::{Entry, HeldSlot, Line, State},
+    take_room,
 };
 use crate::{
     error::AcquireErrorKind,
@@ -128,7 +129,9 @@ impl Queue {
             {
                 entry.in_store.entering = true;
                 batch.adopt.push(seq);
-                batch.tells |= std::mem::take(&mut self.tells);
+                // The store never had a permit that a fallback has admitted.
+                let was_granted = entry.lease.deadline().is_some();
+                batch.tells |= was_granted && std::mem::take(&mut self.tells);
                 take_room(room, seq);
             }
         }
@@ -180,6 +183,8 @@ impl Queue {
             count += 1;
         }
         pending.releases.extend(outbox.release.drain(..count));
+        // Idle slots may be released after the batch was made.
+        pending.held = pending.held.min(self.held);
     }
 
     /// Sends an entry with the others of its request. Returns its ask, and who pays. `has_room`: idle slots are released for it.
@@ -429,6 +434,10 @@ impl Queue {
                 Standing::Held { until_ms } if entry.in_store.spare => {
                     self.keep_spare(ctx, seq, at, until_ms);
                 }
+                Standing::Waiting { ticket } if self.limit.is_fair() => {
+                    entry.set_ticket(ticket);
+                    self.answered_late(ctx, seq);
+                }
                 _ => self.answered_late(ctx, seq),
             };
         };
@@ -589,9 +598,4 @@ fn places_of(batch: &Batch, answer: &BatchReply) -> Vec<(Seq, u32)> {
     let waiting = renewed.filter(|(_, standing)| standing.ticket().is_some());
     let places = answer.places.iter().zip(waiting);
     places.map(|(place, (seq, _))| (*seq, *place)).collect()
-}
-
-/// Room is counted in units. The last permit may exceed it.
-fn take_room(room: &mut usize, seq: Seq) {
-    *room = room.saturating_sub(weight_of(seq) as usize);
 }

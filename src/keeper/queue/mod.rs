@@ -58,7 +58,7 @@ use crate::{
     fallbacks::{Availability, FallbackInForce},
     key::Key,
     leases::{Pool, QueueId},
-    ledger::{Ledger, RAMP_MS, Seq, next_rise_ms, ramped},
+    ledger::{Ledger, RAMP_MS, Seq, next_rise_ms, ramped, weight_of},
     limit::{Limit, LimitId, LimitValue},
     overrides::Steered,
     part::Part,
@@ -276,6 +276,11 @@ impl Release {
     }
 }
 
+/// The room of an exchange is counted in units. The last permit may exceed it.
+fn take_room(room: &mut usize, seq: Seq) {
+    *room = room.saturating_sub(weight_of(seq) as usize);
+}
+
 impl Newcomer {
     /// A retried request goes before later ones.
     pub fn order(&self) -> (Instant, NonZeroU64) {
@@ -473,6 +478,7 @@ impl Queue {
     fn is_returning(&self, ctx: &Context) -> bool {
         (ctx.returns.wait(self.part, self.id, ctx.now)).is_some()
             && ctx.is_strict(self.limit_id, self.part, self.own_limit())
+            && self.asks_store_now(ctx)
     }
 
     /// The limit by which the store decides on newcomers; holders return regardless of it.

@@ -295,5 +295,13 @@ impl Queue {
         for seq in self.those(|entry| matches!(entry.state(), State::Waiting(Line::Here))) {
             self.park(ctx, seq);
         }
+        if self.limit.is_fair() {
+            // They have paid in this process only, and the store must not refund it.
+            for seq in self.those(Entry::is_held) {
+                if let Some(entry) = self.entries.get_mut(&seq) {
+                    entry.pays_from(ctx.now);
+                }
+            }
+        }
     }
 }

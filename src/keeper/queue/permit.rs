@@ -253,6 +253,9 @@ impl Queue {
             let mut ghost =
                 Entry::new(ctx.lease_named(self.id, seq), Duration::ZERO, ctx.now, None);
             (ghost.state, ghost.in_store) = (State::Leaving, entry.in_store);
+            if let Some(paying) = entry.paying() {
+                ghost.set_paying(paying.clone());
+            }
             self.insert(ctx, ghost);
         }
         entry.lease.rename(ctx.next_name(weight_of(seq)));
@@ -308,6 +311,7 @@ impl Queue {
             self.set(ctx, seq, State::Leaving);
             if let Some(entry) = self.entries.get_mut(&seq) {
                 entry.leave_request();
+                entry.forget_ticket();
             }
         } else {
             self.release_in_store(ctx, seq, due);

@@ -108,7 +108,13 @@ impl Queue {
     pub fn pause(&mut self, ctx: &mut Context, length: Duration) {
         let length = length.min(MAX_PAUSE);
         let end = ctx.now + length;
-        if self.running_pause().is_some_and(|pause| pause.end >= end) {
+        // An operator has ended one, and the store does not know yet: without the end it would keep that one.
+        let is_unsent_end = |pause: &Pause| pause.resumed && pause.unsent;
+        let is_ending = self.pause.as_deref().is_some_and(is_unsent_end);
+        if length.is_zero()
+            || is_ending && self.asks_store_now(ctx)
+            || self.running_pause().is_some_and(|pause| pause.end >= end)
+        {
             return;
         }
         // Calls in flight may all be answered alike, each a little later.

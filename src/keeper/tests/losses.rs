@@ -289,10 +289,47 @@ fn the_generation_is_asked_for_now_and_then() {
     }
 }
 
+/// G4: the store's clock was stepped back after another replica had found the loss.
+#[test]
+fn a_loss_found_ahead_of_the_clock_holds_nobody() {
+    let mut world = World::new(1, &TWO);
+    world.pass(Duration::from_millis(100));
+    let newcomer = world.ask(0, Duration::ZERO);
+    let now = world.local();
+    let query = world.keepers[0].next_exchange(now).expect("a query");
+    let mut reply = world.run(&query);
+    let found_ms = reply.now_us / 1_000 + 3_600_000;
+    reply.generation.as_mut().expect("it keeps one").found_ms = found_ms;
+    world.answer(0, &query, reply);
+    world.settle();
+    assert!(held(world.collect(0, &newcomer)));
+}
+
+/// At `maxmemory` the store cannot keep a generation for a while, and then loses its data.
+#[test]
+fn an_answer_without_a_generation_proves_nothing() {
+    let mut world = World::new(1, &TWO);
+    for is_lost in [false, true] {
+        world.pass(Duration::from_millis(100));
+        let newcomer = world.ask(0, Duration::ZERO);
+        let now = world.local();
+        let query = world.keepers[0].next_exchange(now).expect("a query");
+        let mut reply = world.run(&query);
+        reply.generation = reply.generation.filter(|_| is_lost);
+        world.answer(0, &query, reply);
+        world.settle();
+        let expected = is_lost.then_some(AcquireErrorKind::Unavailable);
+        assert_eq!(refused(world.collect(0, &newcomer)), expected);
+        world.release(0, &newcomer);
+        world.ledgers.clear();
+    }
+}
+
 /// A store without memory cannot keep a generation: nothing is found, and nobody waits.
 #[test]
 fn a_store_that_keeps_no_generation_loses_nothing() {
     let mut world = World::new(1, &TWO);
+    world.pass(LEASE);
     for _ in 0..2 {
         world.pass(Duration::from_millis(100));
         let asked = world.ask(0, Duration::ZERO);
@@ -373,4 +410,27 @@ fn a_lost_key_raises_the_question_whether_all_is_lost() {
     world.settle();
     let is_generation = |key: &String| key.contains("generation");
     assert!(world.lost.iter().any(is_generation), "{:?}", world.lost);
+}
+
+/// Its queue ends, and the queue of another key gets its number.
+#[test]
+fn nobody_waits_for_a_lost_key_in_place_of_another() {
+    let mut world = World::new(1, &Limit::concurrent("a", 4).fallback(Fallback::Reject));
+    let stream = world.stream(0);
+    world.ledgers.lose_ledgers();
+    let first = world.ask(0, Duration::ZERO);
+    world.settle();
+    assert!(held(world.collect(0, &first)), "before the loss is known");
+    for lease in [stream, first] {
+        world.release(0, &lease);
+    }
+    world.settle();
+    let key = Key::from(7);
+    let of_another = Leg {
+        key,
+        ..leg(0, Duration::ZERO)
+    };
+    let of_another = world.ask_for(0, of_another);
+    world.settle();
+    assert!(held(world.collect(0, &of_another)));
 }

@@ -338,3 +338,33 @@ fn a_pause_keeps_no_limiter() {
         assert!(world.keepers[keeper].is_over(), "{keeper}");
     }
 }
+
+/// An upstream that says `Retry-After: 0`.
+#[test]
+fn a_pause_of_no_length_is_none() {
+    let mut world = World::new(1, &TEN);
+    let now = world.local();
+    world.keepers[0].pause_key(LimitId(0), &Key::SHARED, Duration::ZERO, now);
+    assert!(world.keepers[0].next_exchange(now).is_none());
+    // Without a store the limit would rise from 0.
+    let mut core = Core::new(settings(0), false, now);
+    core.add(&TEN).expect("valid");
+    core.pause_key(LimitId(0), &Key::SHARED, Duration::ZERO, now);
+    let demand = Demand::One(leg(0, Duration::ZERO));
+    let asked = core.submit_unlabelled(&demand, now).expect("open");
+    assert!(held(core.collect(asked, false, now)));
+}
+
+/// A call in flight is answered by the overloaded upstream before the store knows that an operator has ended the pause.
+#[test]
+fn a_pause_that_was_ended_does_not_come_back_with_another_one() {
+    let mut world = World::new(1, &TEN);
+    let lease = world.grant(PATIENT);
+    world.pause(0, &lease);
+    world.settle();
+    assert!(world.resume(0));
+    let now = world.local();
+    world.keepers[0].pause_key(LimitId(0), &Key::SHARED, LENGTH / 4, now);
+    world.settle();
+    assert!(!world.pauses_in_store(0));
+}

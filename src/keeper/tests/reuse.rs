@@ -4,11 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     Bounds, Core, Demand, Failure, LEASE, Leg, Outgoing, PATIENT, RequestId, STORE_TIMEOUT, World,
-    held, leg, settings,
+    held, leg, refused, settings,
 };
 use crate::{
+    error::AcquireErrorKind,
     leases::{Lease, Leases, RIGHT, Tenure},
-    limit::Limit,
+    limit::{Fallback, Limit},
     store::Event,
 };
 
@@ -334,6 +335,33 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
         // The right continues.
         assert_eq!(world.keepers[0].take_idle(0).is_some(), requests == 1);
     }
+}
+
+/// Each claim of an exchange releases an idle slot for its own, and is then refused for its rate.
+#[test]
+fn idle_slots_that_go_back_with_refused_claims_are_not_lost() {
+    let limit = Limit::concurrent("a", 4).reuse().fallback(Fallback::Reject);
+    let rate = Limit::rate("rate", 1, Duration::from_secs(60));
+    let mut world = World::under(1, &[&limit, &rate]);
+    let leases = [(); 3].map(|()| take(&mut world, 0));
+    let now = world.local();
+    let mut ask = |limits: &[usize]| {
+        let legs = limits.iter().map(|limit| leg(*limit, Duration::ZERO));
+        let demand = Demand::All(legs.collect());
+        world.keepers[0]
+            .submit_unlabelled(&demand, now)
+            .expect("open")
+    };
+    let spent = ask(&[1]);
+    let asked = [(); 3].map(|()| ask(&[0, 1]));
+    leases.iter().for_each(|lease| world.release(0, lease));
+    world.settle();
+    assert!(held(world.keepers[0].collect(spent, false, now)));
+    for asked in asked {
+        let refused = refused(world.keepers[0].collect(asked, false, now));
+        assert_eq!(refused, Some(AcquireErrorKind::TooSoon));
+    }
+    assert!(!world.keepers[0].is_recovering());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::{
     keeper::{Tenant, core::Outgoing},
     key::Key,
     ledger::{Dues, Payer, Report, TenantId},
-    limit::Limit,
+    limit::{Fallback, Limit},
     store::Failure,
 };
 
@@ -49,6 +49,43 @@ fn holder_and_waiter() -> (World, Arc<Lease>, Arc<Lease>) {
     let waiter = world.ask_for(0, tenant_leg("b", 4));
     world.settle();
     (world, holder, waiter)
+}
+
+/// It had to wait in this process, and has paid in advance there. The store knows nothing of that.
+#[test]
+fn nothing_is_refunded_in_the_store_that_was_paid_without_it() {
+    let mut world = World::new(1, &FAIR.fallback(Fallback::Local(1)));
+    let now = world.local();
+    world.keepers[0].fail(now);
+    let first = world.ask_for(0, tenant_leg("a", 1));
+    let second = world.ask_for(0, tenant_leg("b", 1));
+    assert!(held(world.collect(0, &first)));
+    world.release(0, &first);
+    assert!(held(world.collect(0, &second)));
+    world.pass(Duration::from_millis(60));
+    world.recover(0);
+    world.settle();
+    let _waiter = world.ask_for(0, tenant_leg("c", 1));
+    world.settle();
+    world.release(0, &second);
+    let dues = next_dues(&mut world, 0);
+    assert!(dues.settled.iter().all(|report| report.us >= 0), "{dues:?}");
+}
+
+/// Its exchange is on the way while its request is cancelled.
+#[test]
+fn a_waiter_that_has_left_before_the_answer_gives_up_its_place() {
+    let (mut world, _holder, _waiter) = holder_and_waiter();
+    let late = world.ask_for(0, tenant_leg("c", 1));
+    let sent = world.send(0);
+    let (asked, now) = (world.request_of(&late).expect("asked"), world.local());
+    world.keepers[0].cancel(asked, now);
+    world.complete(0, &sent);
+    let dues = next_dues(&mut world, 0);
+    assert_eq!(dues.left.len(), 1);
+    let (_, ledger) = world.ledgers.iter().next().expect("one");
+    let lines: Vec<_> = ledger.lines().map(|(tenant, _)| tenant).collect();
+    assert_eq!(lines, [id("b")]);
 }
 
 #[test]

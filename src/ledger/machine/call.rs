@@ -63,7 +63,7 @@ impl Call {
         self.now_us
     }
 
-    /// How long a generation is kept: longer than any replica relies on what it knows of it.
+    /// How long a generation is kept: longer than any replica relies on having seen it.
     #[cfg(any(test, feature = "test-util"))]
     pub(in crate::ledger) fn generation_ttl_us(&self) -> u64 {
         (2 * self.lease_ms + self.respond_ms + self.waiter_ttl_ms) * 1_000

@@ -43,7 +43,7 @@ pub(crate) struct Ledger {
     rights: BTreeMap<ReplicaId, u64>,
     /// Only the store's ledgers have one: in this process the queue pauses by its own clock.
     pause: Option<Pause>,
-    /// Of a fair ledger: what its tenants have paid for, and their lines.
+    /// Only for a fair ledger: the payments and lines of its tenants.
     shares: Option<Box<Shares>>,
     /// Within a batch: number of waiters at the head of the queue that `promote` has passed over.
     passed: usize,

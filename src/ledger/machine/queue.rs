@@ -59,7 +59,7 @@ impl Ledger {
                 Next::Nobody => None,
             };
             if in_lines && in_line.is_none() {
-                // The others were passed over, or those in the lines have left.
+                // The lines have no further waiters: the others were passed over, or have left.
                 (in_lines, self.passed, last_passed) = (false, 0, None);
             }
             let first = in_line.map(|waiter| waiter.id);
@@ -216,7 +216,7 @@ impl Ledger {
             self.refused = true;
             return Offer::Refusal(Standing::QueueFull);
         }
-        // The turn of its tenant may come before that of a waiter which needs more units than are free.
+        // Its tenant's turn may come before that of a waiter that needs more units than are free.
         call.more |= fits && batch.dues.is_some();
         Offer::Place
     }

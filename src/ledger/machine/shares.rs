@@ -2,12 +2,12 @@
 //!
 //! The queue stays in order of arrival. Beside it each tenant has a *line*, its waiters in the same order, and one number:
 //! the virtual time up to which it has *paid*. `promote` serves the tenant that has paid for the least. A grant is paid
-//! in advance, by the usual hold; renewals report what was held beyond that, and the release settles the rest. The
-//! virtual time of the ledger is at least that of each tenant when it is served, so that a tenant which was away, or is
-//! new, starts level with the others.
+//! in advance, by the usual hold; renewals report any time beyond it, and the release settles the rest. When a tenant is
+//! served, the ledger's virtual time rises to the tenant's. A tenant that is new, or was away, starts from there, level
+//! with the others.
 //!
-//! A hold costs its time x units / (share x limit), in us: 1 s under a limit of 10 costs a tenant with a share of 2 50,000. So
-//! virtual time never runs faster than the clock.
+//! A hold costs its time x units / (share x limit): for a tenant with a share of 2 under a limit of 10, a second costs
+//! 50,000 us. So virtual time never runs faster than the clock.
 //!
 //! The rule: start-time fair queueing (Goyal, Vin, Cheng 1997), charged for the time that a slot is really held. Newcomers
 //! are refused by dynamic thresholds (Choudhury, Hahne 1998).
@@ -24,6 +24,9 @@ use crate::ledger::{Dues, Left, MemberId, Payer, Report, TenantId};
 /// How far a tenant's payments may be ahead of virtual time, unless a single permit has cost more: nobody is locked out
 /// for longer.
 pub(in crate::ledger) const MAX_DEBT_US: u64 = 600_000_000;
+/// How far refunds may bring a tenant's payments behind virtual time. A refund may be for a prepayment that was never
+/// charged, as of a grant by an older replica.
+pub(in crate::ledger) const MAX_CREDIT_US: u64 = 60_000_000;
 /// The end of virtual time, within the scores of a sorted set. Reached only if prepayments stay unsettled for years.
 pub(in crate::ledger) const LAST_US: u64 = 1 << 50;
 /// A newcomer is refused if its tenant has this many times as many waiters as the queue has free places.
@@ -84,8 +87,7 @@ impl InLine {
 }
 
 impl Shares {
-    #[cfg(feature = "operate")]
-    pub(super) fn paid_us(&self, tenant: TenantId) -> u64 {
+    pub(super) fn payments_of(&self, tenant: TenantId) -> u64 {
         self.tenants.get(&tenant).map_or(0, |one| one.paid_us)
     }
 
@@ -125,8 +127,9 @@ impl Shares {
 
     fn pay(&mut self, tenant: TenantId, paid_us: u64, us: i64, most_us: u64) {
         let most = self.time_us + max(MAX_DEBT_US, most_us);
+        let least = min(paid_us, self.time_us.saturating_sub(MAX_CREDIT_US));
         let paid_us = match us {
-            ..0 => paid_us.saturating_sub(us.unsigned_abs()),
+            ..0 => max(least, paid_us.saturating_sub(us.unsigned_abs())),
             _ => max(paid_us, min(paid_us + us.unsigned_abs(), most)),
         };
         let waits = self.tenants.get(&tenant).is_some_and(|one| one.waits);
@@ -219,8 +222,9 @@ impl Shares {
         }
     }
 
-    /// `waiting`: number of waiters, with this one. A tenant with each request, always at a virtual time that stands still,
-    /// would starve the others: so it moves a little with each grant.
+    /// `waiting`: number of waiters, with this one. If virtual time stood still, requests of new tenants without end would
+    /// starve the others, so it moves a little with each grant. It stops at the payments of the tenant served: prepayments
+    /// are later refunded in part, so that virtual time would run away from tenants that keep waiting.
     pub(super) fn charge(&mut self, waiter: InLine, waiting: u64) {
         let InLine {
             tenant, cost_us, ..
@@ -231,7 +235,8 @@ impl Shares {
         };
         self.time_us = max(self.time_us, paid_us);
         self.pay(tenant, paid_us, cost_us as i64, cost_us);
-        self.time_us = min(self.time_us + cost_us / (waiting + 1), LAST_US);
+        let next_us = min(self.time_us + cost_us / (waiting + 1), LAST_US);
+        self.time_us = max(self.time_us, min(next_us, self.payments_of(tenant)));
         if line == 0 {
             self.stop_waiting(tenant);
         }
@@ -260,13 +265,13 @@ impl Shares {
     }
 }
 
-/// All that the shares of a ledger consist of, for the model.
+/// The complete state of a ledger's shares, for the model.
 #[cfg(test)]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::ledger) struct SharesState {
     /// Virtual time.
     pub(in crate::ledger) time_us: u64,
-    /// What each tenant has paid, and whether it waits.
+    /// The payments of each tenant, and whether it waits.
     pub(in crate::ledger) tenants: BTreeMap<TenantId, (u64, bool)>,
     /// Payer, ticket and name of each waiter in a line, in order.
     pub(in crate::ledger) lines: Vec<(Payer, i64, MemberId)>,

@@ -9,8 +9,8 @@ use super::{
 use crate::ledger::{Ask, Batch, MemberId, TenantId};
 
 impl Ledger {
-    /// Charges tenants for what they hold, and takes waiters that leave out of their lines. `released`: members that the
-    /// batch has removed.
+    /// Charges tenants for the time they hold slots, and removes waiters that leave from their lines. `released`: number
+    /// of members that the batch has removed.
     #[inline]
     pub(super) fn settle(&mut self, call: &Call, batch: &Batch, released: u32) {
         if let (Some(dues), Some(shares)) = (&batch.dues, &mut self.shares) {
@@ -18,8 +18,8 @@ impl Ledger {
         }
     }
 
-    /// Whether the waiters are served by the lines. If some stand in none, since it was lost, or their replica is older, the
-    /// queue is served in order of arrival.
+    /// Whether waiters are served by their lines. If some waiters are in no line, because the lines were lost or their
+    /// replica is older, the queue is served in order of arrival.
     pub(super) fn has_lines(&self, batch: &Batch) -> bool {
         let lines = self.shares.as_ref().map_or(0, |shares| shares.lines.len());
         batch.dues.is_some() && lines >= self.queue.len()
@@ -101,7 +101,7 @@ impl Ledger {
     #[cfg(feature = "operate")]
     pub(crate) fn behind_us(&self, tenant: TenantId) -> Option<u64> {
         let shares = self.shares.as_ref()?;
-        Some(shares.paid_us(tenant).saturating_sub(shares.time_us))
+        Some(shares.payments_of(tenant).saturating_sub(shares.time_us))
     }
 
     /// Whether it still waits.

@@ -6,7 +6,7 @@ use super::{Bounds, DEAD, PROMPT, Steps, tenants::Tenant};
 pub(super) struct Client {
     /// Units of each of its permits.
     pub(super) weight: u8,
-    /// Pays for its permits under a fair limit. A client of an older replica has none.
+    /// The tenant that pays for its permits under a fair limit; `None` for a client of an older replica.
     pub(super) tenant: Option<Tenant>,
     pub(super) is_reliable: bool,
     pub(super) crashed: bool,
@@ -26,7 +26,7 @@ pub(super) struct Permit {
     /// Until when its acquire may run.
     pub(super) not_after: Steps,
     pub(super) stands: Stands,
-    /// It had to wait, so its tenant has paid in advance.
+    /// The permit had to wait, so its tenant has paid in advance.
     pub(super) is_prepaid: bool,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Release {
     pub(super) due: Due,
 }
 
-/// What a release settles, until it is answered.
+/// The dues that a release settles, until it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Due {
     Nothing,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::ledger::machine::shares::SharesState;
 
-/// Who is next.
+/// Whose turn comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Arrival,
@@ -75,8 +75,8 @@ impl<'a> FairCheck<'a> {
         }
     }
 
-    /// The next of these waiters, after the exchange. `None` also if it came with this exchange, behind one that needs more
-    /// units than are free: the next exchange serves it.
+    /// The next of these waiters, after the exchange. `None` also if the next one came with this exchange, behind a waiter
+    /// that needs more units than are free: the next exchange serves it.
     pub(super) fn next_of(&self, waiters: &[Id], fits: impl Fn(Id) -> bool) -> Option<Id> {
         let first = waiters.first().copied();
         let state = self.check.after;
@@ -192,7 +192,7 @@ impl<'a> FairCheck<'a> {
         }
     }
 
-    /// What a tenant has paid after this many grants.
+    /// A tenant's payments after this many grants.
     fn expected_us(&self, tenant: Tenant, granted: u64) -> u64 {
         let shares = self.before.as_ref();
         let paid = shares.and_then(|shares| shares.tenants.get(&tenant_id(tenant)));
@@ -208,7 +208,7 @@ impl<'a> FairCheck<'a> {
         })
     }
 
-    /// What a tenant gets back, once: the exchange removes as many permits as its dues are for.
+    /// A tenant's refund. It counts once: only if the exchange removes as many permits as its dues are for.
     fn refund_us(&self, tenant: Tenant) -> u64 {
         let message = self.check.message;
         let id = |seq: &u8| Id {

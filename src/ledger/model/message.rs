@@ -73,7 +73,7 @@ impl Message {
         weighing(number.into(), self.weight.into())
     }
 
-    /// `payer`: pays for what it acquires.
+    /// `payer` pays for the permits to acquire.
     pub(super) fn exchange(
         &self,
         bounds: &Bounds,

@@ -113,8 +113,8 @@ struct Bounds {
     reliable: [bool; 3],
     /// Each client's tenant. In a fair world a client without one is an older replica.
     tenants: [Option<Tenant>; 3],
-    /// What a grant to a waiter costs, in us. Payments that are further ahead of virtual time, or behind it, differ in
-    /// nothing but their order.
+    /// Cost of a grant to a waiter, in us. Payments further than this from virtual time, on either side, differ only in
+    /// their order.
     cost: i8,
     /// Names that may stand in lines after they have left; above this number nobody asks for a permit.
     stale: usize,

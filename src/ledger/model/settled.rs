@@ -74,7 +74,7 @@ impl State {
         let mut state = self.clone();
         (0..bounds.clients).for_each(|client| state.crash(client));
         let paused = self.pause.map_or(0, |_| PAUSE + RAMP);
-        // What tenants have paid is kept for longer than leases.
+        // Payments are kept for longer than leases.
         let kept = match bounds.is_fair() {
             true => longest(bounds),
             false => 0,

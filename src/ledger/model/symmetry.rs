@@ -36,7 +36,7 @@ impl State {
             }
         }
         if bounds.is_fair() {
-            // The same holds for its heartbeat. The worlds without tenants are small enough to keep it.
+            // The same holds for heartbeats. Worlds without tenants are small enough to keep them.
             let waits = |number| self.queue.iter().any(|id| id.client == number);
             self.heartbeats.retain(|(number, _)| waits(*number));
         }

@@ -196,7 +196,7 @@ impl State {
             }
             above = Some((before, one.ahead));
         }
-        // The time for which they are kept is checked in each exchange; here they may end whenever nobody waits.
+        // How long they are kept is checked in each exchange; here they may end whenever nobody waits.
         shares.kept_until = longest(bounds);
         if shares.tenants.is_empty() && shares.lines.is_empty() {
             self.shares = None;
@@ -224,7 +224,7 @@ fn number_of(id: TenantId) -> Tenant {
 }
 
 impl Bounds {
-    /// What a release gives back of a prepayment.
+    /// The refund of a prepayment by a release.
     pub(super) fn refund(&self) -> i8 {
         self.cost / 2
     }

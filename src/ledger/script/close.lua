@@ -40,13 +40,14 @@ local function close(ledger)
     end
   end
   local least_ms = pause_end_ms and math.max(ttl_ms, pause_end_ms + RAMP_MS - now_ms) or ttl_ms
-  if (pause_end_ms or in_use + waiting > 0) and call('PTTL', key) < least_ms then
+  -- The end of a pause shortens the TTL, which otherwise would not be set again for as long.
+  if (pause_end_ms or in_use + waiting > 0) and (ledger.pause == 1 or call('PTTL', key) < least_ms) then
     call('PEXPIRE', key, least_ms + lease_ms)
     if ledger.fair then
       ledger.fair.began = true
     end
   end
-  -- Both sets have to outlive the queue. While anybody waits, no other call sets the TTL of the ledger.
+  -- The two sets of a fair ledger must outlive its queue. While anybody waits, no other call sets the TTL of the ledger.
   if ledger.fair and ledger.fair.began then
     call('PEXPIRE', ledger.fair.lines, least_ms + lease_ms)
     call('PEXPIRE', ledger.fair.shares, least_ms + lease_ms)

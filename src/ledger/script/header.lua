@@ -22,11 +22,11 @@
 -- The character at UNIT_AT numbers a member's unit by its position in DIGITS; the id itself, without this character, is
 -- unit 1.
 --
--- A fair ledger has two more sorted sets. '<ledger>:shares' has what each tenant has paid, in us of virtual time:
+-- A fair ledger has two more sorted sets. '<ledger>:shares' has the payments of tenants, in us of virtual time:
 --
 --   virtual time   below 0          ''       virtual time - 2^51
---   waiting        0 .. 2^51 - 1    tenant   what it has paid; it has a line
---   idle           2^51 .. 2^52-1   tenant   2^51 + what it has paid, until virtual time has reached that
+--   waiting        0 .. 2^51 - 1    tenant   its payments; it has a line
+--   idle           2^51 .. 2^52-1   tenant   2^51 + its payments, until virtual time has reached them
 --
 -- '<ledger>:lines' has the waiters, all with the score 0, so in the order of the text: tenant (TENANT_CHARS), 2^52 + ticket,
 -- permit id, cost of the grant in us, both numbers with 16 digits. It may still have permits that wait no longer. Both sets
@@ -41,7 +41,7 @@
 --
 -- KEYS
 -- ====
--- The ledgers, each once, and then the states of rates, each once. Of a hello, which has neither: the generation.
+-- The ledgers, each once, and then the states of rates, each once. A hello has neither, but the generation.
 --
 -- ARGV
 -- ====
@@ -61,8 +61,8 @@
 --                                         reports, and of settlements
 --                                 for each permit to acquire its payer: tenant, cost of a grant in us, with 16 digits
 --                                 for each departure, a waiter among the permits to release, its text in the lines
---                                 for each report and settlement tenant, us (negative: a refund), and what the most
---                                         expensive of its permits has cost so far
+--                                 for each report and settlement tenant, us (negative: a refund), and the cost so far
+--                                         of the tenant's most expensive permit
 --                                 for each ask of a claim its payer
 --   then     for each refund      REFUND_ARGS: index of its state in KEYS, cost; since_us and charged after the charge,
 --                                         and start_us before it

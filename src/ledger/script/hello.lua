@@ -10,8 +10,10 @@ if ledger_count + refund_count + claim_count == 0 then
   local is_found = known > 0 and (not id or found_text == '0' and tonumber(id) ~= known)
   id = id or string.format('%.0f', now_us)
   found_text = is_found and string.format('%.0f', now_ms) or found_text or '0'
+  -- Replicas may have different leases.
+  local longest_ms = math.max(redis.call('PTTL', key), ttl_ms + lease_ms)
   -- By pcall: at maxmemory, and in a copy, this fails.
-  if redis.pcall('SET', key, id .. ' ' .. found_text, 'PX', ttl_ms + lease_ms).err then
+  if redis.pcall('SET', key, id .. ' ' .. found_text, 'PX', longest_ms).err then
     return { now_us, 0 }
   end
   if is_found then

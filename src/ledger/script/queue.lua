@@ -163,7 +163,7 @@ local function admit(ledger, id, waits, payer)
     ledger.refused = true
     return QUEUE_FULL
   end
-  -- In a fair ledger, the turn of its tenant may come before that of a waiter which needs more units than are free.
+  -- In a fair ledger, its tenant's turn may come before that of a waiter that needs more units than are free.
   ledger.more = payer and fits
   -- Tickets never decrease, so a ticket below the head's is known to have left the queue.
   local ticket, text = ledger.ticket and ledger.ticket + 1, nil

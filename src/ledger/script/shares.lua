@@ -38,10 +38,11 @@ local function functions_of_shares()
   function shares.pay(fair, name, us, most_us)
     local IDLE = 2251799813685248
     local MAX_DEBT_US = 600000000
+    local MAX_CREDIT_US = 60000000
     local score = fair.scores[name]
     local base = score >= IDLE and IDLE or 0
     if us < 0 then
-      score = math.max(score + us, base)
+      score = math.max(score + us, math.min(score, base + fair.time - MAX_CREDIT_US), base)
     else
       score = math.max(score, math.min(score + us, base + fair.time + math.max(MAX_DEBT_US, most_us)))
     end
@@ -126,6 +127,9 @@ local function functions_of_shares()
     if not score or score >= IDLE then
       if fair.rank == 0 then
         shares.read(fair, 0)
+        if not fair.time and number_waiting > 1 then -- payments were lost, but lines may not be
+          redis.call('ZREMRANGEBYRANK', fair.lines, '0', '-1')
+        end
       end
       local time, before = fair.time or 0, score and score - IDLE or 0
       fair.began = fair.began or not fair.time

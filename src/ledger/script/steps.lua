@@ -168,7 +168,7 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
       replies[2] = 1
       break
     elseif fair and line ~= false then
-      -- The others were passed over, or those in the lines have left.
+      -- The lines have no further waiters: the others were passed over, or have left.
       passed, window, line = 0, limit - in_use, false
     end
     window = ids and math.min(1, budget) or math.min(window, waiting - passed, MAX_PASSED - passed, budget)
@@ -236,7 +236,8 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
           gone[#gone + 1] = entry
           fair.time = math.max(fair.time, fair.scores[tenant])
           shares.pay(fair, tenant, cost_us, cost_us)
-          fair.time = math.min(fair.time + math.floor(cost_us / (waiting + 1)), LAST_US)
+          local next_us = math.min(fair.time + math.floor(cost_us / (waiting + 1)), LAST_US)
+          fair.time = math.max(fair.time, math.min(next_us, fair.scores[tenant]))
           if not shares.first_of(fair, tenant, 1) and not line.passed then
             table.remove(fair.waiting, place)
             fair.scores[tenant] = fair.scores[tenant] + IDLE

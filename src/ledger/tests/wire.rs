@@ -8,7 +8,7 @@ use crate::{
         id::TENANT_CHARS,
         machine::{
             queue::{MAX_PASSED, MAX_SEARCHED},
-            shares::{CROWD, LAST_US, MAX_DEBT_US},
+            shares::{CROWD, LAST_US, MAX_CREDIT_US, MAX_DEBT_US},
         },
         more_members,
         rate::{MAX_EXACT, MAX_WAIT_US, ROUNDING_PARTS, WAIT_FOREVER_US},
@@ -81,6 +81,7 @@ fn the_script_has_the_constants_of_this_process() {
             (TENANT_CHARS + NUMBER_CHARS + ID_CHARS) as u64 + 1,
         ),
         ("MAX_DEBT_US", MAX_DEBT_US),
+        ("MAX_CREDIT_US", MAX_CREDIT_US),
         ("LAST_US", LAST_US),
         ("CROWD", CROWD as u64),
     ] {

@@ -21,7 +21,7 @@ use crate::{
     keeper::demand::{RequestId, Tenant},
     key::Key,
     leases::Lease,
-    ledger::{Payer, Report, TenantId},
+    ledger::{Payer, Report, Seq, TenantId, weight_of},
 };
 
 /// One permit of this process, or a request's part in this queue.
@@ -137,7 +137,7 @@ pub(in crate::keeper::queue) struct InStore {
 }
 
 /// The tenant that pays for an entry, and the time for which the hold is paid.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::keeper::queue) struct Paying {
     pub tenant: TenantId,
     /// Empty: no tenant of its own.
@@ -197,10 +197,14 @@ impl Paying {
 }
 
 /// The cost of a hold of this length, in us of the whole limit for a share of 1.
-pub(in crate::keeper::queue) fn cost_us(time: Duration, units: u32, share: u32, max: u32) -> u64 {
+///
+/// It may be a fraction of a us, which some names round up and others down, so that the sum over many holds is right.
+pub(in crate::keeper::queue) fn cost_us(time: Duration, seq: Seq, share: u32, max: u32) -> u64 {
     let whole = u64::from(share.max(1)) * u64::from(max.max(1));
     let unit_us = time.as_micros().min(1 << 50) as u64;
-    unit_us * u64::from(units) / whole
+    // Multiples of the golden ratio are spread evenly (a Weyl sequence).
+    let spread = seq.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+    (unit_us * u64::from(weight_of(seq)) + ((spread * whole) >> 32)) / whole
 }
 
 /// The due that a release settles.
@@ -253,6 +257,12 @@ impl Entry {
         self.rest.as_ref()?.ticket
     }
 
+    pub fn forget_ticket(&mut self) {
+        if let Some(rest) = &mut self.rest {
+            rest.ticket = None;
+        }
+    }
+
     pub fn set_ticket(&mut self, ticket: i64) {
         self.rest.get_or_insert_default().ticket = NonZero::new(ticket);
     }
@@ -279,6 +289,17 @@ impl Entry {
     pub fn owes_nothing(&mut self) {
         if let Some(paying) = self.paying_mut() {
             paying.paid = Paid::Nothing;
+        }
+    }
+
+    /// A permit that was admitted without the store is paid up to this moment.
+    pub fn pays_from(&mut self, now: Instant) {
+        if let State::Held(HeldSlot {
+            in_store: false, ..
+        }) = self.state
+            && let Some(paying) = self.paying_mut()
+        {
+            paying.paid = Paid::Until(now);
         }
     }
 
@@ -396,6 +417,7 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::weighing;
 
     /// A busy key's queue has many entries, and an entry moves together with its neighbours.
     #[test]
@@ -408,7 +430,21 @@ mod tests {
         let second = Duration::from_secs(1);
         assert_eq!(cost_us(second, 1, 1, 10), 100_000);
         assert_eq!(cost_us(second, 1, 4, 10), 25_000);
-        assert_eq!(cost_us(second, 3, 1, 10), 300_000);
-        assert_eq!(cost_us(Duration::MAX, 64, 0, 0), (1 << 50) * 64);
+        assert_eq!(cost_us(second, weighing(1, 3), 1, 10), 300_000);
+        let most = cost_us(Duration::MAX, weighing(1, 64), 0, 0);
+        assert_eq!(most, (1 << 50) * 64);
+    }
+
+    /// A tenant with a large share of a large limit would otherwise hold for nothing, or pay twice.
+    #[test]
+    fn holds_that_cost_less_than_a_microsecond_are_paid_on_average() {
+        for (hold_ms, share, max) in [(50, 100, 1_000), (110, 300, 200), (1, 1_000, 1_000_000)] {
+            let hold = Duration::from_millis(hold_ms);
+            let paid: u64 = (1..=1_000_000)
+                .map(|seq| cost_us(hold, seq, share, max))
+                .sum();
+            let exact = hold_ms * 1_000 * 1_000_000 / u64::from(share) / u64::from(max);
+            assert!(paid.abs_diff(exact) <= 2, "{paid} for {exact}");
+        }
     }
 }

@@ -8,7 +8,13 @@ use crate::ledger::{
 impl Twins {
     /// A hello of a replica that knows this generation. Returns the present one, and whether all were told of a loss.
     fn ask_generation(&mut self, known: Option<u64>) -> (Generation, bool) {
+        self.ask_generation_for(known, LEASE_MS)
+    }
+
+    /// The same, of a replica with this lease.
+    fn ask_generation_for(&mut self, known: Option<u64>, lease_ms: u64) -> (Generation, bool) {
         let mut hello = self.exchange_of(A, Vec::new());
+        hello.lease_ms = lease_ms;
         let key = GENERATION.into();
         hello.generation_query = Some(GenerationQuery {
             key,
@@ -70,6 +76,20 @@ fn a_loss_is_found_although_a_new_generation_has_begun() {
         ..second
     };
     assert_eq!(twins.ask_generation(Some(first.id)), (found, true));
+}
+
+/// A replica with a longer lease relies for longer on what it has seen.
+#[test]
+fn a_short_lease_does_not_shorten_a_generation() {
+    let mut twins = Twins::start();
+    let (first, _) = twins.ask_generation_for(None, 10 * LEASE_MS);
+    twins.ask_generation(Some(first.id));
+    let ttl_ms = twins.script.server.cli(&["PTTL", GENERATION]);
+    let ttl_ms: u64 = ttl_ms.parse().expect("a number");
+    assert!(ttl_ms > 19 * LEASE_MS, "{ttl_ms}");
+    twins.now_us += 9 * LEASE_MS * 1_000;
+    let again = twins.ask_generation_for(Some(first.id), 10 * LEASE_MS);
+    assert_eq!(again, (first, false));
 }
 
 /// Something else is under its name, or the server may not write: there is no generation, and nobody is told.

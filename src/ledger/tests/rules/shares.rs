@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::{KEY, adopt, batch, promoted, release, renew};
 use crate::ledger::{
     Ask, Batch, BatchReply, Dues, Left, Payer, Report, Seq, Standing, TenantId,
-    machine::shares::{CROWD, MAX_DEBT_US},
+    machine::shares::{CROWD, MAX_CREDIT_US, MAX_DEBT_US},
     tests::twins::{A, B, C, HEARTBEAT_MS, LEASE_MS, RESPOND_MS, Twins},
     weighing,
 };
@@ -309,6 +309,55 @@ fn a_settlement_counts_once_and_a_refund_helps() {
     assert_eq!(
         turns(&mut twins, 1_002, 11),
         [2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1]
+    );
+}
+
+/// Short holds pay in advance for much longer ones, as beside tenants with long holds, and get nearly all of it back.
+#[test]
+fn virtual_time_does_not_run_away_from_those_that_wait() {
+    let mut waited = Vec::new();
+    for before in [300, 900] {
+        let mut twins = Twins::start();
+        let used_us = SECOND_US / 100;
+        twins.run(A, ask(1, SECOND_US, of(0, 1)));
+        twins.run(A, ask(1, SECOND_US, of(1, 999)));
+        twins.run(A, ask(1, SECOND_US, of(2, 999)));
+        let mut held = turns(&mut twins, 1, 1)[0] * 1_000 + 1;
+        let mut turn = |twins: &mut Twins| {
+            let refund = used_us as i64 - SECOND_US as i64;
+            let back = settled(release(1, [held]), held, refund, used_us);
+            held = promoted(&twins.run(A, back))[0];
+            tenant_of(held)
+        };
+        (0..before).for_each(|_| assert!(turn(&mut twins) < 3));
+        twins.run(A, ask(1, SECOND_US, of(3, 1)));
+        waited.push((0..999).take_while(|_| turn(&mut twins) != 3).count());
+    }
+    // Until the two others have used what a slot costs in advance.
+    assert!(waited.iter().all(|waited| *waited <= 202), "{waited:?}");
+    assert!(waited[1].abs_diff(waited[0]) <= 2, "{waited:?}");
+}
+
+/// Refunds of prepayments that were never charged, as after grants by older replicas.
+#[test]
+fn refunds_give_no_credit_beyond_the_bound() {
+    let mut twins = Twins::start();
+    let cost_us = MAX_CREDIT_US / 6;
+    twins.run(A, ask(1, SECOND_US, of(0, 1)));
+    twins.run(A, ask(1, 10 * MAX_CREDIT_US, of(1, 2)));
+    assert_eq!(
+        turns(&mut twins, 1, 2),
+        [1, 1],
+        "virtual time is far from 0"
+    );
+    twins.run(A, ask(1, cost_us, of(3, 99)));
+    twins.run(A, ask(1, cost_us, of(4, 99)));
+    twins.run(A, reported(renew(1, [1_002]), 3, -(1 << 45), 0));
+    let served = turns(&mut twins, 1_002, 20);
+    let first = served.iter().position(|tenant| *tenant == 4);
+    assert!(
+        first.is_some_and(|first| (6..=7).contains(&first)),
+        "{served:?}"
     );
 }
 
