@@ -474,9 +474,7 @@ impl Core {
     fn check_returns(&mut self) {
         for part in self.ctx.settings.parts.all() {
             if self.ctx.returns.is_over(part, self.ctx.now) {
-                let link = self.link(part);
-                link.forget_query();
-                link.connection.is_wanted = true;
+                self.link(part).ask_generation();
             }
         }
         while let Some(queue) = self.ctx.returns.end_of_key(self.ctx.now) {
