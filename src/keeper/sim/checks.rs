@@ -32,8 +32,11 @@ pub(super) struct Snapshot {
     /// Replicas with waiters that subscribe to wake-ups.
     listeners: BTreeSet<ReplicaId>,
     pause_end_ms: Option<u64>,
-    /// Of the waiters of a fair ledger.
-    pub tenants: BTreeMap<MemberId, TenantId>,
+    /// Of the waiters of a fair ledger: their tenants, and the tickets by which they stand in the lines.
+    ///
+    /// A name that was given up before its acquire was answered may keep its place. If the acquire runs once more, the
+    /// name waits with another ticket, and may be granted a slot in the old place, which is released at once.
+    pub lines: BTreeMap<MemberId, (TenantId, i64)>,
 }
 
 impl Snapshot {
@@ -51,7 +54,11 @@ impl Snapshot {
             waiters: ledger.waiters().map(&mut waiter).collect(),
             listeners,
             pause_end_ms: ledger.pause_end_ms(),
-            tenants: ledger.lines().map(|(tenant, id)| (id, tenant)).collect(),
+            lines: ledger
+                .lines()
+                .rev()
+                .map(|(tenant, ticket, id)| (id, (tenant, ticket)))
+                .collect(),
         }
     }
 
@@ -201,19 +208,19 @@ impl World {
             if before.holders.contains_key(&id) || is_adopted(run, batch, id) {
                 continue;
             }
-            let (ticket, tenant) = (before.ticket(id), before.tenants.get(&id));
+            let (ticket, place) = (before.ticket(id), before.lines.get(&id));
             let is_before = |(other, waiter): &&(i64, MemberId)| match ticket {
                 // In one step of a process it may join the queue, and then be the next.
                 None => !(self.is_fair() && self.kind == Kind::Memory),
-                Some(ticket) if self.is_fair() => {
-                    ticket > *other && tenant.is_some() && tenant == before.tenants.get(waiter)
-                }
+                Some(_) if self.is_fair() => place
+                    .zip(before.lines.get(waiter))
+                    .is_some_and(|(place, other)| place.0 == other.0 && place.1 > other.1),
                 Some(ticket) => ticket > *other,
             };
             if let Some((first, waiter)) = still.iter().find(is_before) {
                 self.fail(&format!(
-                    "G3: {id:?} with ticket {ticket:?} of {tenant:?} overtook {waiter:?} with ticket {first}, of {:?}",
-                    before.tenants.get(waiter),
+                    "G3: {id:?} with ticket {ticket:?}, {place:?}, overtook {waiter:?} with ticket {first}, {:?}",
+                    before.lines.get(waiter),
                 ));
             }
         }

@@ -169,7 +169,7 @@ impl World {
             let mut tenants = self.tenants.iter();
             tenants.position(|nature| nature.id() == *tenant)
         };
-        let waiting = waiting.filter_map(|id| number_of(after.tenants.get(&id)?));
+        let waiting = waiting.filter_map(|id| number_of(&after.lines.get(&id)?.0));
         let waiting: BTreeSet<_> = waiting.collect();
         let limit = f64::from(self.largest[&*batch.key]);
         let longest = 2 * self.used.longest_hold + self.values.lease;

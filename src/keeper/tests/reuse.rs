@@ -340,9 +340,10 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
 /// Each claim of an exchange releases an idle slot for its own, and is then refused for its rate.
 #[test]
 fn idle_slots_that_go_back_with_refused_claims_are_not_lost() {
-    let limit = Limit::concurrent("a", 4).reuse().fallback(Fallback::Reject);
+    let limit = Limit::concurrent("a", 5).reuse().fallback(Fallback::Reject);
     let rate = Limit::rate("rate", 1, Duration::from_secs(60));
     let mut world = World::under(1, &[&limit, &rate]);
+    let _stays = take(&mut world, 0);
     let leases = [(); 3].map(|()| take(&mut world, 0));
     let now = world.local();
     let mut ask = |limits: &[usize]| {

@@ -84,7 +84,7 @@ fn a_waiter_that_has_left_before_the_answer_gives_up_its_place() {
     let dues = next_dues(&mut world, 0);
     assert_eq!(dues.left.len(), 1);
     let (_, ledger) = world.ledgers.iter().next().expect("one");
-    let lines: Vec<_> = ledger.lines().map(|(tenant, _)| tenant).collect();
+    let lines: Vec<_> = ledger.lines().map(|(tenant, ..)| tenant).collect();
     assert_eq!(lines, [id("b")]);
 }
 

@@ -113,11 +113,11 @@ impl Ledger {
 
 #[cfg(test)]
 impl Ledger {
-    /// The lines of a fair ledger.
-    pub(crate) fn lines(&self) -> impl Iterator<Item = (TenantId, MemberId)> {
+    /// The lines of a fair ledger, with the tickets of the places.
+    pub(crate) fn lines(&self) -> impl DoubleEndedIterator<Item = (TenantId, i64, MemberId)> {
         let shares = self.shares.iter();
         let lines = shares.flat_map(|shares| &shares.lines);
-        lines.map(|waiter| (waiter.tenant, waiter.id))
+        lines.map(|waiter| (waiter.tenant, waiter.ticket, waiter.id))
     }
 
     /// Members and scores of the equivalent sorted sets in Redis, in order: of tenants and of lines.
