@@ -434,3 +434,27 @@ fn nobody_waits_for_a_lost_key_in_place_of_another() {
     world.settle();
     assert!(held(world.collect(0, &of_another)));
 }
+
+/// Missing waiters have shown a loss, and no permit was there to be put back. Later an outage admits one.
+#[test]
+fn a_permit_admitted_without_the_store_is_announced_to_nobody() {
+    let limit = Limit::concurrent("a", 2).fallback(Fallback::Local(1));
+    let mut world = World::new(2, &limit);
+    let _streams = [(); 2].map(|()| world.stream(1));
+    for _ in 0..3 {
+        world.ask(0, PATIENT);
+    }
+    world.settle();
+    world.ledgers.clear();
+    let finder = world.ask(0, PATIENT);
+    world.settle();
+    world.tell();
+    world.settle();
+    let now = world.local();
+    world.keepers[0].fail(now);
+    world.release(0, &finder);
+    world.pass(Duration::from_millis(60));
+    world.recover(0);
+    world.settle();
+    assert_eq!(world.tell(), 0);
+}
