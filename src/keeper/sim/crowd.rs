@@ -124,6 +124,8 @@ pub(super) struct Crowd {
     taken_until: Duration,
     /// Number of permits admitted by a fallback.
     admitted_here: u32,
+    /// Number of permits and waiters of replicas when they were cut off.
+    introduced: u32,
 }
 
 /// The answer expected by a client of a crowd.
@@ -151,6 +153,7 @@ impl Crowd {
             next_key: 1_000,
             taken_until: Duration::ZERO,
             admitted_here: 0,
+            introduced: 0,
         };
         // The number of permits that can be renewed in a third of a lease.
         let renewed = crowd.runs_in(LEASE * 4 / 15) * crowd.newcomers();
@@ -223,10 +226,10 @@ impl Crowd {
     }
 
     /// Whether renewals of promoted waiters may come too late: their leases are short at first, and in parts each
-    /// permit admitted by a fallback takes two exchanges about its key.
+    /// permit admitted by a fallback takes two exchanges about its key, and each key introduced after a cut one.
     pub fn delays_renewals(&self) -> bool {
         let promoted = WAITER_TTL * 9 / 10;
-        let backlog = self.run * 2 * self.admitted_here;
+        let backlog = self.run * (2 * self.admitted_here + self.introduced);
         self.shape.in_parts && backlog > promoted * 2 / 3 - STORE_TIMEOUT
     }
 
@@ -416,6 +419,8 @@ impl World {
             false => way,
         };
         crowd.taken_until = crowd.taken_until.max(self.now + introduction);
+        let status = self.replicas[replica].core.status();
+        crowd.introduced += (status.held + status.waiting) as u32;
         for client in self.clients.iter_mut().filter(|one| one.replica == replica) {
             if let Some(expected) = &mut client.expected {
                 expected.served = false;
