@@ -96,9 +96,9 @@ impl<K: Copy + Eq + Hash> Returns<K> {
         None
     }
 
-    /// The queue of this key is gone, and another one may get its id.
-    pub(crate) fn forget(&mut self, key: K) {
-        self.is_changed |= self.by_key.remove(&key).is_some();
+    /// Whether permits of this key return.
+    pub(crate) fn is_of_key(&self, key: K) -> bool {
+        !self.by_key.is_empty() && self.by_key.contains_key(&key)
     }
 
     /// The rest of the time for permits to return, from when a replica found the loss (`is_lost`: this one did). If that is

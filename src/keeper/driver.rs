@@ -161,6 +161,8 @@ impl Keeper {
         };
         let part = Part::default();
         let mut in_flight = InFlight::new(vec![store.open(part)], self.store_meter.clone());
+        let wanted = History::is_wanted();
+        self.with(|core, _| core.set_history_wanted(wanted));
         in_flight.send(self.with(|core, now| core.hello(part, now)));
         let (id, outcome) = loop {
             match in_flight.next(None).await {
@@ -203,8 +205,9 @@ impl Keeper {
     /// Keeps a session for the driver, if the driver is likely to run on the same runtime.
     fn keep_for_driver(&self, session: Option<Box<dyn Session>>) {
         let here = Handle::try_current().ok();
-        let kept = here.zip(session);
-        let kept = kept.map(|(here, session)| KeptSession::new(session, &here));
+        let kept = here
+            .zip(session)
+            .map(|(here, session)| KeptSession::new(session, &here));
         let runtime = self.home.runtime();
         let is_for_driver =
             |kept: &KeptSession| runtime.as_ref().is_none_or(|runtime| kept.is_for(runtime));

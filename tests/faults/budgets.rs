@@ -371,6 +371,8 @@ impl Scene {
                 assert_eq!(replayed, known, "seed {}: {charge:?}", self.seed);
             }
         }
+        // The store may lose its data last of all.
+        losses.for_each(|_| rates.iter_mut().for_each(Replay::lose));
         rates
     }
 

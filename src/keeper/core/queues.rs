@@ -229,7 +229,6 @@ impl Queues {
 
     fn drop_queue(&mut self, ctx: &mut Context, id: QueueId) {
         self.members[id.index()].queue.empty_pool(ctx);
-        ctx.returns.forget(id);
         let queue = self.members.remove(id.index()).queue;
         self.by_key[queue.limit_id().0].remove(queue.key());
         if !queue.ledger_name().is_empty() {

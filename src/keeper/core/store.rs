@@ -214,7 +214,7 @@ impl Core {
     }
 
     /// Wake-ups of any queue may have been missed: each queue asks for its waiters by name, and releases idle slots,
-    /// since another replica may have recalled them. Or others have told of a loss of data.
+    /// since another replica may have recalled them. So may the news of a loss of data.
     fn on_missed(&mut self, part: Part) {
         self.link(part).ask_generation();
         self.each_queue_of(part, |queue, ctx| {

@@ -434,11 +434,7 @@ impl Queue {
                 Standing::Held { until_ms } if entry.in_store.spare => {
                     self.keep_spare(ctx, seq, at, until_ms);
                 }
-                Standing::Waiting { ticket } if self.limit.is_fair() => {
-                    entry.set_ticket(ticket);
-                    self.answered_late(ctx, seq);
-                }
-                _ => self.answered_late(ctx, seq),
+                _ => self.answered_late(ctx, seq, standing),
             };
         };
         match standing {
@@ -475,13 +471,16 @@ impl Queue {
         self.set_due(seq, renew_at);
     }
 
-    /// The answer came after the decision: the request was cancelled, or a wake-up came first. A late 'waiting' changes
-    /// nothing.
-    fn answered_late(&mut self, ctx: &mut Context, seq: Seq) {
-        match self.entries.get(&seq).map(Entry::state) {
-            Some(State::Leaving) => self.release_slot(ctx, seq),
-            _ => self.renew_or_end(ctx, seq),
+    /// The answer came after the decision: the request was cancelled, or a wake-up came first.
+    fn answered_late(&mut self, ctx: &mut Context, seq: Seq, standing: Standing) {
+        let entry = self.entries.get_mut(&seq);
+        let Some(entry) = entry.filter(|entry| matches!(entry.state(), State::Leaving)) else {
+            return self.renew_or_end(ctx, seq);
+        };
+        if let Standing::Waiting { ticket } = standing {
+            entry.set_ticket(ticket);
         }
+        self.release_slot(ctx, seq);
     }
 
     /// Removes a leg from the snapshot, before the legs of an exchange's claims get their standings.

@@ -108,7 +108,8 @@ impl Queue {
     pub fn pause(&mut self, ctx: &mut Context, length: Duration) {
         let length = length.min(MAX_PAUSE);
         let end = ctx.now + length;
-        // An operator has ended one, and the store does not know yet: without the end it would keep that one.
+        // An operator has ended one, and the store does not know yet: it would otherwise keep that one. A call that the
+        // upstream refuses later starts the next pause.
         let is_unsent_end = |pause: &Pause| pause.resumed && pause.unsent;
         let is_ending = self.pause.as_deref().is_some_and(is_unsent_end);
         if length.is_zero()
@@ -282,10 +283,12 @@ impl Queue {
         self.is_unused(ctx) && self.in_flight == 0 && !self.has_work() && !self.repeats_releases()
     }
 
-    /// Whether it has neither a pause to remember nor permits nor requests, except idle slots of a ledger in this process.
+    /// Whether it has neither a pause nor a loss to remember, nor permits nor requests, except idle slots of a ledger in
+    /// this process.
     fn is_unused(&self, ctx: &Context) -> bool {
+        let remembers = self.pause.is_some() || ctx.returns.is_of_key(self.id);
         match self.pool() {
-            _ if self.pause.is_some() && !ctx.ending => false,
+            _ if remembers && !ctx.ending => false,
             Some(pool) if pool.is_bound() => false,
             Some(pool) if self.ledger_here.is_some() => self.entries.len() == pool.idle(),
             _ => self.entries.is_empty(),

@@ -458,3 +458,27 @@ fn a_permit_admitted_without_the_store_is_announced_to_nobody() {
     world.settle();
     assert_eq!(world.tell(), 0);
 }
+
+/// G1: the finder has no permits or requests any more, and those of another process have yet to return.
+#[test]
+fn the_wait_for_a_lost_key_outlives_the_requests_that_found_it() {
+    let mut world = World::new(2, &Limit::concurrent("a", 4).fallback(Fallback::Reject));
+    let [own, _other] = [0, 1].map(|keeper| world.stream(keeper));
+    world.ledgers.lose_ledgers();
+    let finder = world.ask(0, Duration::ZERO);
+    world.settle();
+    for lease in [own, finder] {
+        world.release(0, &lease);
+    }
+    world.settle();
+    for _ in 0..2 {
+        let late = world.ask(0, Duration::ZERO);
+        world.settle();
+        let refused = world.refusal(0, &late);
+        assert_eq!(refused, Some(AcquireErrorKind::Unavailable));
+    }
+    world.pass(RETURN);
+    let late = world.ask(0, Duration::ZERO);
+    world.settle();
+    assert!(held(world.collect(0, &late)));
+}

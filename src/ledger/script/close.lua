@@ -40,8 +40,13 @@ local function close(ledger)
     end
   end
   local least_ms = pause_end_ms and math.max(ttl_ms, pause_end_ms + RAMP_MS - now_ms) or ttl_ms
-  -- The end of a pause shortens the TTL, which otherwise would not be set again for as long.
-  if (pause_end_ms or in_use + waiting > 0) and (ledger.pause == 1 or call('PTTL', key) < least_ms) then
+  -- The other sets of a fair ledger are kept when the ledger is. After a long pause was ended, that would not be for as
+  -- long as the pause: so the ledger's TTL ends with it, if no lease is longer.
+  local shortens = ledger.pause == 1 and ledger.fair
+  if shortens and in_use > 0 then
+    least_ms = math.max(least_ms, score_at(key, waiting + in_use - 1 .. '') - now_ms)
+  end
+  if (pause_end_ms or in_use + waiting > 0) and (shortens or call('PTTL', key) < least_ms) then
     call('PEXPIRE', key, least_ms + lease_ms)
     if ledger.fair then
       ledger.fair.began = true

@@ -127,9 +127,9 @@ local function functions_of_shares()
     if not score or score >= IDLE then
       if fair.rank == 0 then
         shares.read(fair, 0)
-        if not fair.time and number_waiting > 1 then -- payments were lost, but lines may not be
-          redis.call('ZREMRANGEBYRANK', fair.lines, '0', '-1')
-        end
+      end
+      if not fair.time and number_waiting > 1 then -- payments were lost, but lines may not be
+        redis.call('ZREMRANGEBYRANK', fair.lines, '0', '-1')
       end
       local time, before = fair.time or 0, score and score - IDLE or 0
       fair.began = fair.began or not fair.time

@@ -444,7 +444,8 @@ fn a_waiter_counts_once_in_its_line() {
 /// Lost lines cost fairness, and no slot.
 #[test]
 fn nobody_is_stranded_when_lines_are_lost() {
-    for keys in [vec!["lines"], vec!["shares"], vec!["shares", "lines"]] {
+    let lost = [vec!["lines"], vec!["shares"], vec!["shares", "lines"]];
+    for (keys, in_release) in lost.iter().flat_map(|keys| [(keys, false), (keys, true)]) {
         let mut twins = Twins::start();
         let mut waiting: VecDeque<Seq> = of(1, 5).chain(of(2, 5)).collect();
         let run = |twins: &mut Twins, batch: Batch| {
@@ -459,9 +460,15 @@ fn nobody_is_stranded_when_lines_are_lost() {
             twins.script.server.cli(&["DEL", key]);
         }
         // Newcomers form new lines.
-        run(&mut twins, ask(1, SECOND_US, of(3, 2)));
+        let mut newcomers = ask(1, SECOND_US, of(3, 2));
+        newcomers.release.extend(in_release.then_some(1));
+        let reply = run(&mut twins, newcomers);
         waiting.extend(of(3, 2));
-        let (mut held, mut served) = (1, Vec::new());
+        let (mut held, mut served) = (1, promoted(&reply));
+        if let Some(first) = served.first() {
+            waiting.retain(|seq| seq != first);
+            held = *first;
+        }
         while !waiting.is_empty() {
             let reply = run(&mut twins, give_back(1, [held]));
             let next = promoted(&reply);
@@ -470,9 +477,7 @@ fn nobody_is_stranded_when_lines_are_lost() {
             held = next[0];
             served.push(held);
         }
-        if keys.contains(&"lines") {
-            assert!(served.is_sorted(), "by arrival, newcomers last: {served:?}");
-        }
+        assert!(served.is_sorted(), "by arrival, newcomers last: {served:?}");
     }
 }
 
@@ -530,5 +535,29 @@ fn shares_are_kept_for_as_long_as_the_ledger() {
         let next = promoted(&twins.run(A, give_back(1, [1])));
         assert_eq!(tenant_of(next[0]), first);
         twins.run(A, give_back(1, [1_002, 2_001]));
+    }
+}
+
+/// Lines are kept when the ledger is, which after a long pause would not be for as long as the pause.
+#[test]
+fn the_ttl_of_a_pause_ends_with_it_but_no_lease_does() {
+    for (lease_ms, least_ms, most_ms) in [
+        (LEASE_MS, LEASE_MS, 4 * LEASE_MS),
+        (20 * LEASE_MS, 20 * LEASE_MS, 24 * LEASE_MS),
+    ] {
+        let mut twins = Twins::start();
+        let mut holder = twins.exchange_of(B, vec![ask(1, SECOND_US, of(0, 1))]);
+        holder.lease_ms = lease_ms;
+        twins.exchange(&holder);
+        for (pause_ms, least_ms, most_ms) in [
+            (3_600_000, 3_600_000, 3_600_000 + 4 * LEASE_MS),
+            (0, least_ms, most_ms),
+        ] {
+            let mut pause = fair(batch(1));
+            pause.pause_ms = Some(pause_ms);
+            twins.run(A, pause);
+            let left: u64 = twins.script.server.cli(&["PTTL", KEY]).parse().unwrap();
+            assert!((least_ms..most_ms).contains(&left), "{left} of {lease_ms}");
+        }
     }
 }
