@@ -193,8 +193,7 @@ impl Keeper {
         if self.peek(Core::status).store_up {
             self.keep_for_driver(in_flight.into_first_session());
         } else {
-            // The driver notices when the store becomes reachable. The caller awaits on a runtime, or will start the
-            // driver later.
+            // The driver notices when the store is reachable. Without a runtime it is started later.
             let _ = self.start_driver();
         }
         // The caller may leave this runtime for good, so tasks of a session that is not kept end now.
@@ -205,9 +204,8 @@ impl Keeper {
     /// Keeps a session for the driver, if the driver is likely to run on the same runtime.
     fn keep_for_driver(&self, session: Option<Box<dyn Session>>) {
         let here = Handle::try_current().ok();
-        let kept = here
-            .zip(session)
-            .map(|(here, session)| KeptSession::new(session, &here));
+        let kept = here.zip(session);
+        let kept = kept.map(|(here, session)| KeptSession::new(session, &here));
         let runtime = self.home.runtime();
         let is_for_driver =
             |kept: &KeptSession| runtime.as_ref().is_none_or(|runtime| kept.is_for(runtime));

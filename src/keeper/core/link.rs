@@ -223,10 +223,9 @@ impl Link {
             || has_passed(QUERY_INTERVAL) && has_newcomers()
     }
 
-    /// Asks for the generation again, at once and before anything else is sent.
-    pub fn ask_generation(&mut self) {
+    /// Asks for the generation again before anything else is sent.
+    pub fn forget_query(&mut self) {
         self.queried = None;
-        self.connection.is_wanted = true;
     }
 
     /// The store has answered a query on this connection; with `None` it cannot keep a generation now, which proves

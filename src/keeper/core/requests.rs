@@ -474,7 +474,9 @@ impl Core {
     fn check_returns(&mut self) {
         for part in self.ctx.settings.parts.all() {
             if self.ctx.returns.is_over(part, self.ctx.now) {
-                self.link(part).ask_generation();
+                let link = self.link(part);
+                link.forget_query();
+                link.connection.is_wanted = true;
             }
         }
         while let Some(queue) = self.ctx.returns.end_of_key(self.ctx.now) {

@@ -216,7 +216,7 @@ impl Core {
     /// Wake-ups of any queue may have been missed: each queue asks for its waiters by name, and releases idle slots,
     /// since another replica may have recalled them. So may the news of a loss of data.
     fn on_missed(&mut self, part: Part) {
-        self.link(part).ask_generation();
+        self.link(part).forget_query();
         self.each_queue_of(part, |queue, ctx| {
             queue.on_recall(ctx, ctx.now);
             queue.call_roll();
