@@ -19,17 +19,17 @@
 //! | three clients and pauses, without copies and crashes | 309,618 | 1,542,504 |
 //! | three clients of different weights | 1,619,311 | 10,591,148 |
 //! | and one client is disconnected, without copies and crashes | 2,717,491 | 14,737,445 |
-//! | two clients of two tenants, with pauses | 46,908 | 216,788 |
-//! | and one is heavy, the other reliable | 31,064 | 158,006 |
-//! | and one is disconnected, with copies | 1,813,983 | 10,522,360 |
-//! | and two slots, with copies and crashes | 196,017 | 1,203,724 |
-//! | and refunds, one client reliable | 212,157 | 1,102,086 |
-//! | and longer lines, which are lost | 1,372,884 | 7,209,679 |
+//! | two clients of two tenants, with pauses | 35,618 | 162,054 |
+//! | and one is heavy, the other reliable | 23,048 | 115,781 |
+//! | and one is disconnected, with copies | 1,809,304 | 10,504,837 |
+//! | and two slots, with copies and crashes | 143,569 | 870,618 |
+//! | and refunds, one client reliable | 212,597 | 1,104,570 |
+//! | and longer lines, which are lost | 1,356,597 | 7,121,822 |
 //! | a client of a tenant and an older replica, longer lines, which are lost | 331,018 | 2,254,080 |
-//! | three clients of two tenants | 902,431 | 4,265,622 |
-//! | and one is disconnected, the others reliable | 1,215,636 | 7,801,268 |
-//! | and one is heavy | 819,880 | 4,010,118 |
-//! | and one is an older replica, and lines are lost | 404,995 | 2,218,906 |
+//! | three clients of two tenants | 865,143 | 4,087,054 |
+//! | and one is disconnected, the others reliable | 1,200,874 | 7,712,426 |
+//! | and one is heavy | 803,664 | 3,926,537 |
+//! | and one is an older replica, and lines are lost | 320,871 | 1,745,144 |
 //!
 //! With one message in flight, no client sends while it is late. With two, exchanges of other clients run in between.
 
