@@ -106,6 +106,10 @@ async fn a_broken_network_is_an_outage() {
         ("refused and cut", |proxy, on| {
             proxy.refuse(on);
             proxy.cut_all();
+            // One may be accepted in this moment.
+            while on && proxy.seen().open() > 0 {
+                proxy.cut_all();
+            }
         }),
         ("throttled", |proxy, on| proxy.throttle(on.then_some(20))),
     ];
