@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::{
     scene::{
@@ -42,8 +42,17 @@ async fn killed_subscribers_delay_nobody_by_more_than_a_poll() {
         // connection is gone at the time of the release.
         for _ in 0..5 {
             let kill = server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-            killed += kill.parse::<u32>().expect("a number");
-            sleep(Duration::from_millis(10)).await;
+            let count: usize = kill.parse().expect("a number");
+            killed += count as u32;
+            // To cut a connection while it is made, again and again, is an outage.
+            let list = || server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+            let back = async {
+                while list().lines().filter(|one| !one.is_empty()).count() < count {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let _ = timeout(Duration::from_millis(50), back).await;
+            sleep(Duration::from_millis(5)).await;
         }
         let next = soon(line.next()).await.expect("some wait");
         held = holders.enter(next.expect("no panic"));
