@@ -296,7 +296,7 @@ impl Queue {
             self.park(ctx, seq);
         }
         if self.limit.is_fair() {
-            // They have paid in this process only, and the store must not refund it.
+            // Permits admitted here have paid here only: the store must not refund that.
             for seq in self.those(Entry::is_held) {
                 if let Some(entry) = self.entries.get_mut(&seq) {
                     entry.pays_from(ctx.now);

@@ -32,7 +32,7 @@ pub(super) struct Snapshot {
     /// Replicas with waiters that subscribe to wake-ups.
     listeners: BTreeSet<ReplicaId>,
     pause_end_ms: Option<u64>,
-    /// Of the waiters of a fair ledger: their tenants, and the tickets by which they stand in the lines.
+    /// Tenants of the waiters of a fair ledger, and the tickets of their places in the lines.
     ///
     /// A name that was given up before its acquire was answered may keep its place. If the acquire runs once more, the
     /// name waits with another ticket, and may be granted a slot in the old place, which is released at once.

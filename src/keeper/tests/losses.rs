@@ -459,7 +459,7 @@ fn a_permit_admitted_without_the_store_is_announced_to_nobody() {
     assert_eq!(world.tell(), 0);
 }
 
-/// G1: the finder has no permits or requests any more, and those of another process have yet to return.
+/// G1: the finder has neither permits nor requests left, and another process has yet to return its permits.
 #[test]
 fn the_wait_for_a_lost_key_outlives_the_requests_that_found_it() {
     let mut world = World::new(2, &Limit::concurrent("a", 4).fallback(Fallback::Reject));

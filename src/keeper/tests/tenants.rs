@@ -51,7 +51,7 @@ fn holder_and_waiter() -> (World, Arc<Lease>, Arc<Lease>) {
     (world, holder, waiter)
 }
 
-/// It had to wait in this process, and has paid in advance there. The store knows nothing of that.
+/// A permit was granted to a waiter in this process, and paid for in advance there. The store has not charged it.
 #[test]
 fn nothing_is_refunded_in_the_store_that_was_paid_without_it() {
     let mut world = World::new(1, &FAIR.fallback(Fallback::Local(1)));
@@ -72,7 +72,7 @@ fn nothing_is_refunded_in_the_store_that_was_paid_without_it() {
     assert!(dues.settled.iter().all(|report| report.us >= 0), "{dues:?}");
 }
 
-/// Its exchange is on the way while its request is cancelled.
+/// The request is cancelled while its exchange is on the way.
 #[test]
 fn a_waiter_that_has_left_before_the_answer_gives_up_its_place() {
     let (mut world, _holder, _waiter) = holder_and_waiter();

@@ -59,7 +59,7 @@ impl Ledger {
                 Next::Nobody => None,
             };
             if in_lines && in_line.is_none() {
-                // The lines have no further waiters: the others were passed over, or have left.
+                // All other waiters in the lines were passed over, or have left.
                 (in_lines, self.passed, last_passed) = (false, 0, None);
             }
             let first = in_line.map(|waiter| waiter.id);

@@ -168,7 +168,7 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
       replies[2] = 1
       break
     elseif fair and line ~= false then
-      -- The lines have no further waiters: the others were passed over, or have left.
+      -- All other waiters in the lines were passed over, or have left.
       passed, window, line = 0, limit - in_use, false
     end
     window = ids and math.min(1, budget) or math.min(window, waiting - passed, MAX_PASSED - passed, budget)

@@ -198,7 +198,7 @@ impl Paying {
 
 /// The cost of a hold of this length, in us of the whole limit for a share of 1.
 ///
-/// It may be a fraction of a us, which some names round up and others down, so that the sum over many holds is right.
+/// Fractions of a us are rounded up for some names and down for others, so that the sum over many holds is right.
 pub(in crate::keeper::queue) fn cost_us(time: Duration, seq: Seq, share: u32, max: u32) -> u64 {
     let whole = u64::from(share.max(1)) * u64::from(max.max(1));
     let unit_us = time.as_micros().min(1 << 50) as u64;
