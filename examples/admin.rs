@@ -81,13 +81,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("listening on http://{}", listener.local_addr()?);
     println!("page for operators: http://{}", page_listener.local_addr()?);
 
-    tokio::select! {
-        served = axum::serve(listener, service) => served?,
-        served = axum::serve(page_listener, page) => served?,
-        stopped = stop => stopped?,
-    }
+    let served = tokio::select! {
+        served = axum::serve(listener, service) => served,
+        served = axum::serve(page_listener, page) => served,
+        stopped = stop => stopped,
+    };
     limiter.shutdown(Duration::from_secs(1)).await;
-    Ok(())
+    Ok(served?)
 }
 
 /// Completes on SIGTERM, which a service manager sends to stop a process, from now on, and on ctrl-c.

@@ -27,6 +27,7 @@ use clap::Parser;
 use futures_util::{StreamExt, stream};
 use serde::Deserialize;
 use tokio::{
+    join,
     net::TcpListener,
     signal::unix::{SignalKind, signal},
     sync::watch,
@@ -183,10 +184,13 @@ async fn run(options: Options, more: Router<Demo>) -> Result<(), String> {
         _ = terminate.recv() => {}
     }
     phase.send_replace(Phase::Closing);
-    let report = limiter.shutdown(GRACE).await;
-    tracing::info!(?report, "shut down");
-    phase.send_replace(Phase::Over);
-    let _ = timeout(CLOSE, server).await;
+    let released = async {
+        let report = limiter.shutdown(GRACE).await;
+        tracing::info!(?report, "shut down");
+        phase.send_replace(Phase::Over);
+    };
+    // Beside each other: requests without a slot have as much time to end.
+    let _ = join!(released, timeout(GRACE + CLOSE, server));
     Ok(())
 }
 

@@ -14,7 +14,11 @@ use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::StreamBody;
 use hyper::{body::Incoming, server::conn::http1};
-use hyper_util::{rt::TokioIo, server::graceful::GracefulShutdown, service::TowerToHyperService};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
+    service::TowerToHyperService,
+};
 use tokio::{
     join,
     net::{TcpListener, TcpStream},
@@ -33,6 +37,8 @@ use tower_turnstile::{
 /// Time for open streams to end after a signal, and for their connections to close.
 const GRACE: Duration = Duration::from_secs(10);
 const CLOSE: Duration = Duration::from_secs(1);
+/// Pause after a failed accept, which is most likely due to a lack of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
@@ -52,13 +58,16 @@ async fn main() -> Result<(), BoxError> {
     loop {
         tokio::select! {
             Some(()) = hangups.recv() => match reload(&live, &path).await {
-                Ok(()) => println!("the new limits hold"),
+                Ok(()) => println!("reloaded"),
                 Err(error) => eprintln!("the old limits stay:\n{error}"),
             },
-            accepted = listener.accept() => {
-                let (connection, peer) = accepted?;
-                serve(connection, peer, live.layer(), &connections);
-            }
+            accepted = listener.accept() => match accepted {
+                Ok((connection, peer)) => serve(connection, peer, live.layer(), &connections),
+                Err(error) => {
+                    eprintln!("a connection was not accepted: {error}");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            },
             stopped = &mut stop => break stopped?,
         }
     }
@@ -98,7 +107,10 @@ fn serve(
         .service_fn(count);
     let connection = TokioIo::new(connection);
     let service = TowerToHyperService::new(service);
-    let connection = http1::Builder::new().serve_connection(connection, service);
+    // The timer bounds the time for the head of a request.
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new());
+    let connection = server.serve_connection(connection, service);
     let connection = connections.watch(connection);
     tokio::spawn(async move {
         if let Err(error) = connection.await {

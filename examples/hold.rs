@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The response is a stream of server-sent events: `queued`, with the place, while the client waits; `granted` once it
-//! has the slot; `lost` before another client can get the slot; and `refused` if no slot was free. The last two end the
+//! has the slot; `lost` if the slot has ended first; and `refused` if no slot was free. The last two end the
 //! stream. A client that closes the connection releases the slot, or leaves the queue. Any client that reaches this
 //! server can take any slot: put the server behind your authentication, or listen only on the loopback interface, as by
 //! default.
@@ -56,8 +56,15 @@ struct Options {
     #[arg(long, default_value = "1h", value_parser = humantime::parse_duration)]
     max_wait: Duration,
     /// Interval of keep-alives; a client that receives none for three intervals has lost its slot
-    #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "5s", value_parser = some_time)]
     keep_alive: Duration,
+}
+
+fn some_time(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(Duration::ZERO) => Err("it must be longer than that".to_owned()),
+        time => time.map_err(|error| error.to_string()),
+    }
 }
 
 fn limit(text: &str) -> Result<Limit, String> {

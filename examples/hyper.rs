@@ -15,7 +15,11 @@ use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::StreamBody;
 use hyper::{body::Incoming, server::conn::http1};
-use hyper_util::{rt::TokioIo, server::graceful::GracefulShutdown, service::TowerToHyperService};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
+    service::TowerToHyperService,
+};
 use tokio::{
     join,
     net::TcpListener,
@@ -32,6 +36,8 @@ const COUNTS: Limit = Limit::concurrent("counts", 2).wait_up_to(Duration::from_s
 /// Time for open streams to end after a signal, and for their connections to close.
 const GRACE: Duration = Duration::from_secs(10);
 const CLOSE: Duration = Duration::from_secs(1);
+/// Pause after a failed accept, which is most likely due to a lack of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
@@ -50,12 +56,23 @@ async fn main() -> Result<(), BoxError> {
     let connections = GracefulShutdown::new();
     let mut stop = pin!(stop());
     loop {
-        let (connection, _) = tokio::select! {
-            accepted = listener.accept() => accepted?,
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
             stopped = &mut stop => break stopped?,
         };
+        let connection = match accepted {
+            Ok((connection, _)) => connection,
+            Err(error) => {
+                eprintln!("a connection was not accepted: {error}");
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
         let connection = TokioIo::new(connection);
-        let connection = http1::Builder::new().serve_connection(connection, service.clone());
+        // The timer bounds the time for the head of a request.
+        let mut server = http1::Builder::new();
+        server.timer(TokioTimer::new());
+        let connection = server.serve_connection(connection, service.clone());
         let connection = connections.watch(connection);
         tokio::spawn(async move {
             if let Err(error) = connection.await {

@@ -16,8 +16,13 @@ const REPORTS: Limit = Limit::concurrent("reports", 2).wait_up_to(Duration::from
 async fn main() -> Result<(), Box<dyn Error>> {
     let store = std::env::args().nth(1).unwrap_or("memory:".to_owned());
     let limiter = Limiter::connect(&store).await?;
-    let reports = limiter.semaphore(&REPORTS, "acme");
+    let result = run(limiter.semaphore(&REPORTS, "acme")).await;
+    // Before the process ends, after an error too: unreleased slots stay taken until their leases end.
+    limiter.shutdown(Duration::from_secs(5)).await;
+    result
+}
 
+async fn run(reports: Semaphore) -> Result<(), Box<dyn Error>> {
     let mut writers = JoinSet::new();
     for number in 1..=6 {
         writers.spawn(write(reports.clone(), number));
@@ -35,19 +40,18 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // Dropping a permit releases it in the background; `release` waits until the slot is free for other processes.
     one.release().await?;
     drop(two);
-
-    // Before the process ends: unreleased slots stay taken until their leases end.
-    limiter.shutdown(Duration::from_secs(5)).await;
     Ok(())
 }
 
 async fn write(reports: Semaphore, number: u32) -> Result<(), AcquireError> {
     let permit = reports.acquire().await?;
-    println!(
-        "report {number} waited {:.1?}, at place {}",
-        permit.waited(),
-        permit.position()
-    );
+    match permit.position() {
+        Some(place) => println!(
+            "report {number} waited {:.1?}, at place {place}",
+            permit.waited()
+        ),
+        None => println!("report {number} did not wait"),
+    }
     tokio::select! {
         () = sleep(Duration::from_millis(500)) => println!("report {number} is written"),
         _ = permit.lost() => println!("report {number} has lost its slot, and stops"),

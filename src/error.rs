@@ -117,7 +117,7 @@ pub enum AcquireErrorKind {
     TimedOut,
     /// The rate is used up, and the next permit would come after the wait.
     TooSoon,
-    /// The permit would weigh more than the limit has, or not 1 to 64 units: the same request would be refused again.
+    /// The request needs more units than the limit has, or not 1 to 64: the same request would be refused again.
     InvalidWeight,
     /// The request costs more than the burst of the rate: the same request would be refused again.
     InvalidCost,

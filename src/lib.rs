@@ -1,8 +1,8 @@
-//! Limits concurrent requests, streams and WebSockets, and the rate at which they start, across all replicas of a
-//! service.
+//! Caps how many requests, streams and WebSockets are in progress at once, across all replicas of a service, and the
+//! rate at which new ones start.
 //!
-//! The core is a fair semaphore that replicas share through Redis (or Valkey): waiters are admitted first come, first
-//! served, across all replicas. A [`tower`](https://docs.rs/tower) layer on top holds a slot for each request until its
+//! The core is a semaphore that replicas share through Redis (or Valkey): waiters are admitted first come, first served,
+//! across all replicas. A [`tower`](https://docs.rs/tower) layer on top holds a slot for each request until its
 //! response has been *sent*, so that a stream counts until its last frame.
 //!
 //! # Quick start
@@ -46,7 +46,7 @@
 //!     _ = permit.lost() => {} // another process may write it now: better to stop
 //! }
 //! permit.release().await?; // confirmed by the store; dropping it releases it in the background
-//! limiter.shutdown(Duration::from_secs(5)).await; // before the process ends
+//! limiter.shutdown(Duration::from_secs(5)).await; // before the process ends, also after an error
 //! # Ok(())
 //! # }
 //! ```
@@ -66,6 +66,7 @@
 //! | [Running Redis](guide::redis) | permissions, TLS, Sentinel, Cluster, memory, inspecting keys |
 //! | [Metrics and logs](guide::metrics) | all metrics, log events and alerts |
 //! | [Operating](guide::operating) | who holds slots and who waits, across all replicas; changing limits for a time |
+//! | [Not Rust](guide::not_rust) | slots for scripts, jobs and programs in other languages |
 //! | [Limits from a file](guide::config_file) | TOML with hot reload |
 //! | [Reuse](guide::reuse) | admission without a round trip |
 //! | [How it works](guide::how_it_works) | the design, in two pages |
@@ -107,12 +108,12 @@
 //!
 //! | | guarantee | exceptions |
 //! | --- | --- | --- |
-//! | **G1** cap | The live leases of a key never exceed the limit. The calls behind the layer do not exceed it either, if responses end with their slots ([`OnLost::Abort`], [`max_hold`](LimitLayer::max_hold), [`idle`](LimitLayer::idle)), except for the moment that a runtime takes to drop them. | Replicas that disagree on the limit, as in a rollout: the largest value applies. Data lost by the store: see the table in [the guide](guide::store_failures#held-permits). A store whose clock jumps forward, or that stalls for longer than a lease. An outage under `Local` or `Allow`, and under `Share` by a permit for each replica. Responses that continue after losing their slot (`Continue`). |
-//! | **G2** the holder knows | A permit counts as held only while its lease is certainly alive. Under `Abort` no frame is taken from a body afterwards, whatever happened to the process, and the service's work is dropped even if its client has stopped reading. | Frames that the server had already taken may still be sent. Lost data, clock jumps and long stalls of the store, as above. A suspended machine, whose monotonic clock stood still too. |
-//! | **G3** fairness | Waiters are admitted in the order in which the store received them, across all replicas, under each limit. No request overtakes a live waiter. Under a [fair](Limit::fair) limit both hold among the requests of one tenant, and the tenants that wait [share the slot-seconds](guide::tenants#the-rule). A request under several limits that waited for one limit joins the next queue by the time at which it was first queued. | A replica without a connection to the store, or from which the store has heard nothing for `poll_interval` + `store_timeout`, as after a stall or a clock step of the store: later waiters may pass its waiters, which keep their positions for a waiter TTL. Waiters that an outage moved. A request on its way from one queue to the next, for a wake-up and a round trip: a request that reaches the next limit in this time, and finds a free slot, passes it. In a cluster, and without a store, a request joins the next queue at the end. Under [`reuse`](Limit::reuse), for the time of a message to another process; 100 ms if it is lost. |
-//! | **G4** liveness | A free slot with a waiter is granted within one round trip; if the wake-up was lost, within the poll interval. A slot kept under [`reuse`](Limit::reuse) is released once its process learns of the waiter. A crashed replica delays the queue only by the slots that it held; a replica that stops, or dies behind an open connection, by those and once by `poll_interval` + `store_timeout`, and longer if calls have to wait for their turn at the store. | A store whose clock jumps back, by the length of the jump. |
+//! | **G1** cap | The live leases of a key never exceed the limit. The calls behind the layer do not exceed it either, if responses end with their slots ([`OnLost::Abort`], [`max_hold`](LimitLayer::max_hold), [`idle`](LimitLayer::idle)), except for the moment that a runtime takes to drop them. | Replicas that disagree on the limit, as in a rollout: the largest value applies. Data lost by the store: see the table in [the guide](guide::store_failures#held-permits). A store whose clock jumps forward, or that stalls for longer than a lease. An outage under `Local` or `Allow`; under `Share`, by one permit for each replica and by what a replica held above its share. Responses that continue after losing their slot (`Continue`). |
+//! | **G2** the holder knows | A permit counts as held only while its lease is certainly alive. Under `Abort` no frame is taken from a body afterwards, whatever happened to the process, and the service's work is dropped even if its client has stopped reading. | Frames that the server had already taken may still be sent. Lost data, clock jumps and long stalls of the store, as above. A machine that was suspended: its monotonic clock stood still too. |
+//! | **G3** fairness | Waiters are admitted in the order in which the store received them, across all replicas, under each limit. No request overtakes a live waiter. Under a [fair](Limit::fair) limit both hold among the requests of one tenant, and the tenants that wait [share the slot-seconds](guide::tenants#the-rule). A request under several limits that waited for one limit joins the next queue by the time at which it was first queued. | A replica without a connection to the store, or from which the store has heard nothing for `poll_interval` + `store_timeout`, as after a stall or a clock step of the store: later waiters may pass its waiters, which keep their positions for a waiter TTL. Requests that queued in their process during an outage: they join the store's queue at its end. A request on its way from one queue to the next, for a wake-up and a round trip: a request that reaches the next limit in this time, and finds a free slot, passes it. In a cluster, and without a store, a request joins the next queue at the end. Under [`reuse`](Limit::reuse), for the time of a message to another process; 100 ms if it is lost. |
+//! | **G4** liveness | A free slot is granted to the next waiter by the call that released it, and a message tells the waiter's process; if the message was lost, within the poll interval. A slot kept under [`reuse`](Limit::reuse) is released once its process learns of the waiter. A crashed replica delays the queue only by the slots that it held; a replica that stops, or dies behind an open connection, by those and once by `poll_interval` + `store_timeout`, and longer if calls have to wait for their turn at the store. | A store whose clock jumps back, by the length of the jump. |
 //! | **G5** no leaks | A slot is released at once when the body ends, and on any drop: error, panic, stream reset, disconnect, cancelled future, shutdown. After the process dies, within the lease. | Servers notice some disconnects late: see [clients that leave](guide::streams#clients-that-leave). A store whose clock jumps back keeps the slots of a dead process longer by the length of the jump, at most for an hour after the limit is next reached. |
-//! | **G6** idempotence | A late, lost or duplicate message leaves no holder or waiter behind that its process does not know of. | |
+//! | **G6** idempotence | No late, lost or duplicate message leaves a holder or a waiter in the store that no process knows of. | |
 //! | **G7** bounds | Queues, waits, key lengths, messages and the store's work per call are all bounded. All keys in the store expire. | The length of a response is not bounded by default: see [`max_hold`](LimitLayer::max_hold) and [`idle`](LimitLayer::idle). |
 //! | **G8** outages | No request waits longer than `store_timeout` for a store that is down or slow, or for its turn to be sent, except a request that may queue and finds no slot under `Local` either. Only an exchange that was given the full `store_timeout` opens the circuit breaker. | A process that stands still. |
 //! | **G9** transparency | The service's errors, readiness, frames, trailers and size hints are unchanged. | The error type of bodies is [`BoxError`]. |

@@ -78,22 +78,24 @@ impl Limiter {
         self.keeper.status()
     }
 
-    /// Refuses new and queued requests, and releases all slots at the deadline at the latest.
+    /// Refuses new and queued requests, and releases all slots after `grace` at the latest.
     ///
-    /// Permits in use may be released until `deadline`; the remaining permits are then marked as lost and released. The
-    /// store confirms every release; with the last confirmation, all slots of this process are free for other replicas.
-    /// `shutdown` waits for confirmations until one [`store_timeout`](crate::LimiterBuilder::store_timeout) after the
-    /// deadline, but stops after two `store_timeout`s without a new confirmation, and
+    /// Permits in use may be released during `grace`; the remaining permits are then marked as lost and released. The store
+    /// confirms every release; with the last confirmation, all slots of this process are free for other replicas.
+    /// `shutdown` waits for confirmations until one [`store_timeout`](crate::LimiterBuilder::store_timeout) after `grace`,
+    /// but stops after two `store_timeout`s without a new confirmation, and
     /// [reports](ShutdownReport::unconfirmed) the slots whose release was not confirmed. Unconfirmed releases are retried
     /// for as long as the process lives.
+    ///
+    /// If it is called again meanwhile, the later call's `grace` counts.
     ///
     /// See [Shutting down](crate::guide::shutdown) for how to combine it with a server's graceful shutdown.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future leaves the limiter closed; call `shutdown` again to continue.
-    pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
-        self.keeper.shutdown(deadline).await
+    pub async fn shutdown(&self, grace: Duration) -> ShutdownReport {
+        self.keeper.shutdown(grace).await
     }
 
     /// Changes the values of the limit with this name while it is in use.

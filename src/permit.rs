@@ -28,9 +28,10 @@ use crate::{
 ///
 /// # Losing a permit
 ///
-/// While a permit is held, its lease in the store is renewed in the background. If renewal fails for a whole lease, because
-/// the store is gone or the process stood still, the permit is *lost*: its slot may be granted to another request. The
-/// deadline is conservative, so a permit counts as held only while its lease is certainly alive. A lost permit stays lost.
+/// While a permit is held, its lease in the store is renewed in the background. If its lease runs
+/// out, because the store is gone or the process stood still, the permit is *lost*: its slot may be granted to another
+/// request. The lease runs out here slightly before it does in the store, so a permit counts as held only while its lease is
+/// certainly alive. A lost permit stays lost.
 /// Permits are an advisory cap, not mutual exclusion for the correctness of data.
 #[must_use = "dropping a permit releases its slot at once"]
 pub struct Permit {
@@ -202,9 +203,9 @@ impl Permit {
         self.share.leases.weight()
     }
 
-    /// Returns the queue position on arrival: 1 at the head, 0 if the request did not wait.
-    pub fn position(&self) -> u32 {
-        self.position
+    /// Returns the queue position on arrival: 1 at the head. `None` if the request did not queue.
+    pub fn position(&self) -> Option<u32> {
+        Some(self.position).filter(|position| *position > 0)
     }
 }
 
@@ -214,7 +215,7 @@ impl fmt::Debug for Permit {
             .field("id", &self.id())
             .field("waited", &self.waited)
             .field("weight", &self.weight())
-            .field("position", &self.position)
+            .field("position", &self.position())
             .field("lost", &self.is_lost())
             .finish_non_exhaustive()
     }

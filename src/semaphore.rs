@@ -252,7 +252,8 @@ impl Semaphore {
         Ok(self)
     }
 
-    /// Acquires a permit, queueing for at most the limit's [`wait_up_to`](Limit::wait_up_to).
+    /// Acquires a permit, queueing for at most the limit's [`wait_up_to`](Limit::wait_up_to). Without this setting the wait
+    /// is zero, unlike in Tokio's `Semaphore`: if no slot is free, the request is refused at once.
     ///
     /// # Errors
     ///
@@ -403,7 +404,7 @@ impl Semaphore {
         let mut with_slots = self.0.all().filter(|bound| bound.limit.period().is_none());
         let unknown = || Limit::unknown(limit, AcquireErrorKind::UnknownLimit);
         let bound = with_slots.find(is_meant).ok_or_else(unknown)?;
-        (self.0.keeper).pause_key(bound.number, &bound.key, time);
+        (self.0.keeper).pause_key(bound.number, (&bound.key, bound.value), time);
         Ok(())
     }
 
@@ -439,7 +440,8 @@ impl Inner {
     }
 
     async fn usage_of(&self, bound: &Bound) -> Result<Usage, AcquireError> {
-        let usage = self.keeper.usage(bound.number, bound.key.clone()).await;
+        let key = (&bound.key, bound.value);
+        let usage = self.keeper.usage(bound.number, key).await;
         usage.map_err(|kind| bound.limit.acquire_error(kind))
     }
 

@@ -16,6 +16,7 @@ use std::{
 use futures_util::future::join_all;
 use support::{
     alone,
+    queue::wait_in_line,
     redis_cluster::{RedisCluster, id, until},
     redis_server::RedisServer,
 };
@@ -297,6 +298,51 @@ fn nodes_that_redirect_to_each_other_are_an_outage() {
     });
 }
 
+/// The release empties the key at this node, so the next command of its script would be redirected, which scripts cannot
+/// be. That is no fault of the store, and no request is refused.
+#[test]
+fn a_key_that_is_emptied_while_its_slot_moves_is_found_at_the_next_node() {
+    alone(async {
+        let cluster = RedisCluster::start(3, 0);
+        let limiter = replica(&cluster).await;
+        let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
+        let semaphore = limiter.semaphore(&limit, "a");
+        let (slot, from, to) = way(&cluster, &semaphore).await;
+        let (from_id, to_id) = (id(from), id(to));
+        let held = semaphore.acquire().await.expect("free");
+        to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
+        from.cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
+        held.release().await.expect("it is confirmed");
+        for _ in 0..5 {
+            let permit = semaphore.acquire().await.expect("free, at the next node");
+            permit.release().await.expect("it is confirmed");
+        }
+    });
+}
+
+/// All replicas subscribe at the node that a hash slot is leaving, so the next one counts no subscribers of theirs.
+#[test]
+fn waiters_keep_their_order_while_their_slot_moves() {
+    alone(async {
+        let cluster = RedisCluster::start(3, 0);
+        let (one, other) = (replica(&cluster).await, replica(&cluster).await);
+        let limit = Limit::concurrent("a", 1).wait_up_to(PATIENT);
+        let [one, other] = [one, other].map(|limiter| limiter.semaphore(&limit, "a"));
+        let (slot, from, to) = way(&cluster, &one).await;
+        let (from_id, to_id) = (id(from), id(to));
+        to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
+        from.cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
+        let held = one.acquire().await.expect("free");
+        let first = wait_in_line(&other).await;
+        let second = wait_in_line(&one).await;
+        held.release().await.expect("it is confirmed");
+        tokio::select! {
+            first = first => drop(first.expect("it is next")),
+            _ = second => panic!("it has passed the other replica's request"),
+        }
+    });
+}
+
 /// G8: a connection to the node that keys are migrating to is not reused after a missing answer: it may be half open.
 #[test]
 fn a_silent_node_that_keys_are_moving_to_is_connected_to_anew() {
@@ -318,7 +364,7 @@ fn a_silent_node_that_keys_are_moving_to_is_connected_to_anew() {
             let clients = to.cli(&["CLIENT", "LIST"]);
             let asking = clients
                 .lines()
-                .filter(|client| client.contains(" sub=0 ") && client.contains(" cmd=eval "));
+                .filter(|client| client.contains(" sub=0 ") && client.contains(" cmd=eval"));
             let ids = asking.filter_map(|client| client.split(' ').next());
             ids.map(str::to_owned).collect()
         };

@@ -631,8 +631,7 @@ async fn steered(server: &RedisServer, limiter: &Limiter) {
     let operator = Operator::connect(&server.url()).await.unwrap();
     let by = By::new("ada", "a test").unwrap();
     let starts = Limit::rate("starts", 5, Duration::from_secs(1));
-    let _ = caught(limiter.semaphore(&starts, "key").acquire()).await;
-    // Only the replicas of a rate know that it cannot have this value.
+    // Nobody knows yet that it is a rate, which cannot have this value.
     let set = Order::Set {
         target: Target::digest("starts", KeyDigest::of("starts", "key")),
         value: 0,
@@ -641,6 +640,7 @@ async fn steered(server: &RedisServer, limiter: &Limiter) {
         seen: None,
     };
     operator.order(&set, &by).await.unwrap();
+    let _ = caught(limiter.semaphore(&starts, "key").acquire()).await;
     until_told("an override does not apply").await;
     let permit = held(limiter, &Limit::concurrent("job", 3)).await;
     let whose = Revocation::Permit(permit.id().unwrap());

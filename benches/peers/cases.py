@@ -10,6 +10,7 @@ import measure
 from driver import NS, Drive, Process, Request, poisson
 from store import Distance, Redis, Throttle, cpu_seconds
 
+CASES = ["standard", "faults", "rates", "distance", "growth", "service", "trace"]
 LIMIT = 8
 PROCESSES = 4
 WORKERS = 24

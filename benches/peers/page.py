@@ -6,13 +6,24 @@ import statistics
 import textwrap
 
 import charts
-from cases import BURST, CONNECTIONS, FAULT_LOADS, FAULTS, GOAL_MS, LIMIT, PROCESSES, RATE, TRACE_FASTER, TRACE_LIMIT, TRACE_PROCESSES, WORKERS
+from cases import BURST, CASES, CONNECTIONS, FAULT_LOADS, FAULTS, GOAL_MS, LIMIT, PROCESSES, RATE, TRACE_FASTER, TRACE_LIMIT, TRACE_PROCESSES, WORKERS
 from charts import short
 from systems import NOT_RUN, RATES, SLOTS
 
 LINE = 130
 NEAR = 1.1  # within 10 % of the first
 FAULT_NAMES = {"kill": "a holder is killed by -9", "freeze": "Redis is frozen", "restart": "Redis is restarted without its data"}
+
+
+def runs_text(counts):
+    """How often each case was run."""
+    spread = "medians, and in brackets the least and the most"
+    if set(counts.values()) <= {1}:
+        return "One run."
+    if len(set(counts.values())) == 1:
+        return f"{max(counts.values())} runs: {spread}."
+    several = ", ".join(f"{case} {count}" for case, count in counts.items() if count > 1)
+    return f"One run of each case, and several of some ({several}): {spread}."
 
 
 class Spread:
@@ -102,7 +113,7 @@ class Page:
     def introduction(self):
         meta = self.meta
         self.say("# Comparison, run")
-        runs = "One run." if meta["repeats"] == 1 else f"{meta['repeats']} runs: medians, and in brackets the least and the most."
+        runs = runs_text({case: max(map(len, found.values())) for case in CASES if (found := self.results.get(case))})
         self.say(
             f"Made by `{meta['command']}` on {meta['date']}: {meta['machine']}. Every system has a redis-server of its own for each "
             f"case ({meta['redis']}), and nothing else is tuned. {runs} [comparison.md](../src/guide/comparison.md) says what each "

@@ -14,10 +14,10 @@ import traceback
 
 import cases
 import page
+from cases import CASES
 from systems import RATES, SLOTS, Runtimes
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-CASES = ["standard", "faults", "rates", "distance", "growth", "service", "trace"]
 FULL = {
     "standard": {"loads": [0.5, 0.8, 0.95, 1.2], "seconds": 8, "long_seconds": 30},
     "faults": {"lease_ms": 6_000, "before": 4, "frozen": 3, "after": 12},

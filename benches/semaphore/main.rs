@@ -2,14 +2,14 @@
 //! any design that sends a command per step, and beside in-process semaphores.
 //!
 //! ```sh
-//! cargo bench --bench semaphore              # the table: about two minutes
-//! cargo bench --bench semaphore -- 25        # the same with more rounds
-//! cargo bench --bench semaphore -- handoff   # how soon a free slot is in use again: a few seconds
-//! cargo bench --bench semaphore -- sharing   # what a second process has of slots that are used again: a few seconds
-//! cargo bench --bench semaphore -- growth    # the cost as holders, waiters, replicas and keys grow: about a minute
-//! cargo bench --bench semaphore -- distance  # what a round trip of 1 to 100 ms allows, by 1,000 tasks: about two minutes
-//! cargo bench --bench semaphore -- distance 200 # the same by 200 tasks
-//! cargo bench --features admin --bench semaphore -- operated # what operators take from requests: about a minute
+//! cargo bench -p tests --bench semaphore              # the table: about two minutes
+//! cargo bench -p tests --bench semaphore -- 25        # the same with more rounds
+//! cargo bench -p tests --bench semaphore -- handoff   # how soon a free slot is in use again: a few seconds
+//! cargo bench -p tests --bench semaphore -- sharing   # what a second process has of slots that are used again: a few seconds
+//! cargo bench -p tests --bench semaphore -- growth    # the cost as holders, waiters, replicas and keys grow: about a minute
+//! cargo bench -p tests --bench semaphore -- distance  # what a round trip of 1 to 100 ms allows, by 1,000 tasks: about two minutes
+//! cargo bench -p tests --bench semaphore -- distance 200 # the same by 200 tasks
+//! cargo bench -p tests --features admin --bench semaphore -- operated # what operators take from requests: about a minute
 //! ```
 //!
 //! All contenders run in this process, on one runtime, against one redis-server that the bench starts. The contenders

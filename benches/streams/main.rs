@@ -1,10 +1,10 @@
 //! 100,000 streams, held by two processes through the layer: renewals, memory, and the effect of killing one process.
 //!
 //! ```sh
-//! cargo bench --bench streams                # both layouts: about six minutes
-//! cargo bench --bench streams -- one-key     # all streams under one key
-//! cargo bench --bench streams -- many-keys   # two streams under each key, one in each process
-//! cargo bench --bench streams -- 10000 6     # so many streams, with a lease of so many seconds
+//! cargo bench -p tests --bench streams                # both layouts: about six minutes
+//! cargo bench -p tests --bench streams -- one-key     # all streams under one key
+//! cargo bench -p tests --bench streams -- many-keys   # two streams under each key, one in each process
+//! cargo bench -p tests --bench streams -- 10000 6     # so many streams, with a lease of so many seconds
 //! ```
 //!
 //! The bench starts a redis-server and two copies of itself. Each copy opens half of the streams through a tower

@@ -8,7 +8,8 @@ use std::{
 
 use http::{HeaderMap, header};
 
-/// The known API keys, read from a file with one key per line. Cheap to clone; clones share the keys.
+/// The known API keys, read from a file with one key per line. Cheap to clone; clones share the keys. The file ends with the
+/// end of a line: otherwise it may have been cut, and a part of a key would be one.
 ///
 /// Without a file the gateway accepts any key: then something in front of it has to authenticate callers.
 #[derive(Clone, Default)]
@@ -16,31 +17,43 @@ pub(crate) struct Callers(Option<Arc<File>>);
 
 struct File {
     path: PathBuf,
-    keys: RwLock<BTreeSet<Vec<u8>>>,
+    keys: RwLock<Keys>,
 }
+
+pub(crate) type Keys = BTreeSet<Vec<u8>>;
 
 impl Callers {
     pub(crate) fn from_file(path: PathBuf) -> Result<Self, String> {
         let keys = RwLock::new(BTreeSet::new());
         let callers = Self(Some(Arc::new(File { path, keys })));
-        callers.reload()?;
+        callers.replace(callers.read()?);
         Ok(callers)
     }
 
-    /// Reads the file again. A file without keys is an error and changes nothing.
-    pub(crate) fn reload(&self) -> Result<(), String> {
-        let Some(file) = &self.0 else { return Ok(()) };
+    /// Reads the file again. A file without keys is an error.
+    pub(crate) fn read(&self) -> Result<Keys, String> {
+        let Some(file) = &self.0 else {
+            return Ok(Keys::new());
+        };
         let failed = |error| format!("--callers {}: {error}", file.path.display());
         let text =
             std::fs::read_to_string(&file.path).map_err(|error| failed(error.to_string()))?;
+        if !text.ends_with('\n') {
+            return Err(failed("its last line has no end: it may be cut".to_owned()));
+        }
         let lines = text.lines().map(str::trim);
         let keys = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-        let keys: BTreeSet<_> = keys.map(|key| key.as_bytes().to_vec()).collect();
-        if keys.is_empty() {
-            return Err(failed("it has no keys".to_owned()));
+        let keys: Keys = keys.map(|key| key.as_bytes().to_vec()).collect();
+        match keys.is_empty() {
+            true => Err(failed("it has no keys".to_owned())),
+            false => Ok(keys),
         }
-        *file.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
-        Ok(())
+    }
+
+    pub(crate) fn replace(&self, keys: Keys) {
+        if let Some(file) = &self.0 {
+            *file.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        }
     }
 
     /// Returns whether the request has a key and all its keys are known. A limit may count the request under any of them.

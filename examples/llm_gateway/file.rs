@@ -66,12 +66,15 @@ impl File {
         }
     }
 
+    /// All files or none.
     async fn reload(&self, live: &LiveConfig) -> Result<(), String> {
         let config = self.read().await?;
+        let callers = self.callers.read()?;
         let reloaded = live.reload(&config);
         reloaded.map_err(|error| self.blame(in_one_line(&error)))?;
         self.warn_of_gaps(&config);
-        self.callers.reload()
+        self.callers.replace(callers);
+        Ok(())
     }
 }
 

@@ -23,7 +23,8 @@
 //! Bodies pass unchanged, with two exceptions. OpenAI's chat completions are streamed with `stream_options.include_usage`, so
 //! that the last chunk reports the usage. Its `choices` are empty, which clients do not expect, so the chunk is passed on only
 //! if the client asked for it. And a response that costs tokens passes decoded if an upstream sends gzip, which the gateway
-//! never asks for. Streams that cost tokens pass event by event, other bodies as they arrive.
+//! never asks for. A stream that costs tokens and breaks off gets an event with the error. Streams that cost tokens pass event
+//! by event, other bodies as they arrive.
 //!
 //! The caller's key is never passed on. Without `--callers` any key is accepted, so something in front of the gateway has to
 //! authenticate callers.
@@ -65,7 +66,18 @@ mod sse;
 mod upstream;
 mod usage;
 
-use std::{io::IsTerminal, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    io::IsTerminal,
+    net::SocketAddr,
+    path::PathBuf,
+    pin::pin,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use clap::Parser;
 use futures_util::{FutureExt, future::join};
@@ -98,6 +110,8 @@ use crate::{
 const CLOSE: Duration = Duration::from_secs(1);
 /// Interval between HTTP/2 pings.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// Longest time until the first request of a connection.
+const FIRST_REQUEST: Duration = Duration::from_secs(30);
 /// Pause after a failed accept, which is most likely due to a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -259,8 +273,11 @@ fn serve(
 ) {
     let _ = connection.set_nodelay(true);
     let (proxy, callers) = (proxy.clone(), callers.clone());
+    let has_asked = Arc::new(AtomicBool::new(false));
+    let asks = has_asked.clone();
     let limited = layer.layer(service_fn(move |request| proxy.clone().forward(request)));
     let service = hyper_service(move |mut request: Request<Incoming>| {
+        asks.store(true, Relaxed);
         // For limits by the client's address.
         request.extensions_mut().insert(PeerAddress(peer));
         respond(limited.clone(), callers.clone(), request)
@@ -274,7 +291,14 @@ fn serve(
     let connection = server.serve_connection(TokioIo::new(connection), service);
     let connection = connections.watch(connection.into_owned());
     tokio::spawn(async move {
-        if let Err(error) = connection.await {
+        let mut connection = pin!(connection);
+        let ended = match timeout(FIRST_REQUEST, &mut connection).await {
+            Ok(ended) => ended,
+            // hyper has no time limit until it knows the version.
+            Err(_) if !has_asked.load(Relaxed) => return,
+            Err(_) => connection.await,
+        };
+        if let Err(error) = ended {
             tracing::debug!(error, "a connection broke");
         }
     });

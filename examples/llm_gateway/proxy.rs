@@ -109,7 +109,7 @@ impl Proxy {
             Ok(response) => {
                 let (mut head, body) = response.into_parts();
                 remove_hop_by_hop(&mut head.headers);
-                remove_rate_limits(&mut head.headers);
+                remove_account(&mut head.headers);
                 head.version = Version::default();
                 if let Some(meter) = &mut meter {
                     meter.begin(&head, hides_usage);
@@ -241,9 +241,16 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes the rate limits of the gateway's own account at the provider. Callers see their own limits.
-fn remove_rate_limits(headers: &mut HeaderMap) {
-    let prefixes = ["x-ratelimit-", "anthropic-ratelimit-", "ratelimit"];
+/// Removes the names and the rate limits of the gateway's own account at the provider. Callers see their own limits.
+fn remove_account(headers: &mut HeaderMap) {
+    let prefixes = [
+        "x-ratelimit-",
+        "anthropic-ratelimit-",
+        "ratelimit",
+        "openai-organization",
+        "openai-project",
+        "anthropic-organization-id",
+    ];
     let is_one = |name: &&HeaderName| {
         prefixes
             .iter()

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::operate::{
     Answers, BudgetRow, Explanation, KeyDigest, KeyRow, LimitRow, LogEntry, OperateErrorKind,
-    Override, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow, TenantDigest, TenantRow,
-    UnclaimedRow, Verdict,
+    Override, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow, Revoked, TenantDigest,
+    TenantRow, UnclaimedRow, Verdict,
 };
 
 /// Maximum number of rows in a list.
@@ -251,44 +251,20 @@ pub(super) fn log(latest: &Latest<Vec<LogEntry>>) -> Bytes {
 }
 
 /// The result of an order to revoke permits.
-pub(super) struct Revoked<'a> {
-    answers: &'a Answers<PermitRow>,
-    ended: usize,
-    running: usize,
-}
-
-impl<'a> Revoked<'a> {
-    pub(super) fn new(answers: &'a Answers<PermitRow>) -> Self {
-        let has_ended = |row: &&PermitRow| row.state == PermitState::Ended;
-        let ended = answers.rows.iter().filter(has_ended).count();
-        Self {
-            answers,
-            ended,
-            running: answers.rows.len() - ended,
-        }
+pub(super) fn revoked(revoked: &Revoked) -> Bytes {
+    #[derive(Serialize)]
+    struct RevokedAnswer<'a> {
+        outcome: &'static str,
+        ended: u64,
+        running: u64,
+        permits: List<'a, PermitRow>,
     }
-
-    /// Whether no revoked permit is still running, as far as replicas can be asked.
-    pub(super) fn is_done(&self) -> bool {
-        self.running == 0 && self.answers.is_complete()
-    }
-
-    pub(super) fn to_json(&self) -> Bytes {
-        #[derive(Serialize)]
-        struct RevokedAnswer<'a> {
-            outcome: &'static str,
-            ended: usize,
-            /// Revoked permits that keep their slots until their tasks stop.
-            running: usize,
-            permits: List<'a, PermitRow>,
-        }
-        to_json(&RevokedAnswer {
-            outcome: "revoked",
-            ended: self.ended,
-            running: self.running,
-            permits: List::first(self.answers, MAX_ROWS),
-        })
-    }
+    to_json(&RevokedAnswer {
+        outcome: "revoked",
+        ended: revoked.ended,
+        running: revoked.running,
+        permits: List::first(&revoked.permits, MAX_ROWS),
+    })
 }
 
 /// The result of an order to end pauses: the keys as they were before.

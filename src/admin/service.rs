@@ -29,7 +29,7 @@ use percent_encoding::percent_decode_str;
 use tower_service::Service;
 
 use super::{
-    answer::{self, Digest, MAX_ROWS, ROWS, Revoked},
+    answer::{self, Digest, MAX_ROWS, ROWS},
     guard::Origins,
     json::to_json,
     page,
@@ -171,10 +171,7 @@ async fn change(State(shared): State<Arc<Shared>>, head: Parts, body: Body) -> A
     // Even after an error: the change may have been made, or another operator's change was found.
     shared.views.changed();
     let (body, is_done) = match outcome? {
-        Outcome::Revoked(answers) => {
-            let revoked = Revoked::new(&answers);
-            (revoked.to_json(), revoked.is_done())
-        }
+        Outcome::Revoked(revoked) => (answer::revoked(&revoked), revoked.is_done()),
         Outcome::Resumed(answers) => (answer::resumed(&answers), answers.is_complete()),
         outcome => (to_json(&outcome), matches!(outcome, Outcome::Done { .. })),
     };

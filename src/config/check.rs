@@ -106,7 +106,8 @@ impl CheckedLimit {
             KeyConfig::ClientAddress(config) => limit.by_client_address(config.address()),
         };
         let mut scope = scope.values(self.values.clone());
-        if let Some(weight) = route.weight {
+        let has_slots = self.limit.period().is_none();
+        if let Some(weight) = route.weight.filter(|_| has_slots) {
             scope = scope.weight_by(move |_| weight);
         }
         if let Some(cost) = &self.cost {

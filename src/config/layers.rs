@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use http::{Method, StatusCode};
+use http::Method;
 
 use super::{
     check::{Checked, CheckedLimit},
@@ -15,13 +15,10 @@ use super::{
 use crate::{
     error::ConfigError,
     key::Key,
-    layer::{DeclaredLimits, Gate, GateEdit, LimitLayer, Scope},
-    limit::{Fallback, Limit, LimitValue},
+    layer::{DeclaredLimits, Gate, GateEdit, LimitLayer, UNREADABLE_PATH},
+    limit::{Limit, LimitValue},
     limiter::Limiter,
 };
-
-/// The name of the limit that refuses ambiguous paths.
-pub(super) const UNREADABLE: &str = "unreadable-path";
 
 #[derive(Clone)]
 pub(super) struct RouteLayers {
@@ -139,11 +136,8 @@ impl RouteLayers {
     }
 }
 
-/// A layer that refuses all requests.
+/// A layer that refuses all requests, without asking the store: none has a key.
 fn closed(limiter: &Limiter) -> Result<LimitLayer, ConfigError> {
-    let nothing = Limit::concurrent(UNREADABLE, 1).fallback(Fallback::Reject);
-    let nothing = Scope::from(nothing).values([(Key::SHARED, 0)]);
-    let status = StatusCode::BAD_REQUEST;
-    let layer = limiter.try_layer(nothing)?;
-    Ok(layer.limited_status(status).unavailable_status(status))
+    let nothing = Limit::concurrent(UNREADABLE_PATH, 1).by_key(|_| None::<Key>);
+    limiter.try_layer(nothing.require_key())
 }

@@ -9,14 +9,13 @@ use super::{
     error::ConfigFileError,
     header_key::{self, HeaderKey},
     key::{CallerKey, KeyConfig},
-    layers::UNREADABLE,
     live::LiveConfig,
     sections::Config,
 };
 use crate::{
     keeper::Leg,
     key::Key,
-    layer::RefusalKind,
+    layer::{RefusalKind, UNREADABLE_PATH},
     limit::{Limit, LimitValue, Mode},
     limiter::Limiter,
 };
@@ -100,7 +99,9 @@ impl Config {
         let live = LiveConfig::new(self, &Limiter::in_memory())?;
         let layers = live.layers();
         let found = layers.find(&head.method, head.uri.path()).legs(head);
-        let is_ambiguous = found.iter().any(|(limit, _)| limit.name() == UNREADABLE);
+        let is_ambiguous = found
+            .iter()
+            .any(|(limit, _)| limit.name() == UNREADABLE_PATH);
         let limits = found.into_iter().filter_map(|(limit, leg)| {
             let checked = layers.checked(limit.name())?;
             self.limit_preview(checked, limit, leg, head)

@@ -112,7 +112,7 @@ impl KeeperHandle {
     }
 
     /// Pauses a key in all replicas.
-    pub fn pause_key(&self, limit: LimitId, key: &Key, length: Duration) {
+    pub fn pause_key(&self, limit: LimitId, key: (&Key, Option<LimitValue>), length: Duration) {
         self.act(|core, now| core.pause_key(limit, key, length, now));
     }
 
@@ -263,9 +263,13 @@ impl KeeperHandle {
         self.keeper.peek(Core::status)
     }
 
-    pub async fn usage(&self, limit: LimitId, key: Key) -> Result<Usage, AcquireErrorKind> {
+    pub async fn usage(
+        &self,
+        limit: LimitId,
+        key: (&Key, Option<LimitValue>),
+    ) -> Result<Usage, AcquireErrorKind> {
         let (inquiry, answer) = Inquiry::new();
-        (self.keeper).with(|core, now| core.inquire(limit, &key, inquiry, now));
+        (self.keeper).with(|core, now| core.inquire(limit, key, inquiry, now));
         self.keeper.start_driver()?;
         self.keeper.watch_driver();
         answer.await.map_err(|_| AcquireErrorKind::Unavailable)

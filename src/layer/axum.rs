@@ -20,12 +20,13 @@ use crate::{
 /// Extracts the slot of the request. `Option<Slot>` is for routes that may have no layer.
 ///
 /// ```
+/// use axum::http::StatusCode;
 /// use tower_turnstile::Slot;
 ///
-/// async fn report(slot: Slot) -> &'static str {
+/// async fn report(slot: Slot) -> Result<&'static str, StatusCode> {
 ///     tokio::select! {
-///         answer = work() => answer,
-///         _ = slot.lost() => "another request may run in its place: better to stop here",
+///         answer = work() => Ok(answer),
+///         _ = slot.lost() => Err(StatusCode::SERVICE_UNAVAILABLE), // another request may run in our place
 ///     }
 /// }
 /// # async fn work() -> &'static str { "done" }

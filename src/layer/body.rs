@@ -14,7 +14,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use pin_project_lite::pin_project;
 
-use super::{guard::SlotGuard, refusal_body::RefusalBody, revocable::Revocable};
+use super::{form::Form, grpc, guard::SlotGuard, refusal_body::RefusalBody, revocable::Revocable};
 use crate::{
     error::{BoxError, LostErrorKind},
     permit::Share,
@@ -29,7 +29,8 @@ pin_project! {
     ///
     /// If the slot ends first, and the slot's end is set to end the response ([`OnLost::Abort`](super::OnLost::Abort),
     /// [`LimitLayer::max_hold`](super::LimitLayer::max_hold), [`LimitLayer::idle`](super::LimitLayer::idle)), the service's
-    /// body is dropped at once, whether or not the response body is polled. The next frame is a [`LostError`].
+    /// body is dropped at once, whether or not the response body is polled. The next frame is a [`LostError`], or for a gRPC
+    /// call its trailers, with the status `UNAVAILABLE`.
     pub struct ResponseBody<B> {
         #[pin]
         source: Source<B>,
@@ -46,7 +47,7 @@ pin_project! {
             share: Option<Share>,
         },
         /// The service's body, which ends with its slot.
-        Revocable { body: Revocable<B> },
+        Revocable { body: Revocable<B>, form: Form },
         /// The body of a `Revocable` that has released its slot.
         Freed { body: Pin<Box<B>> },
         /// The body of a refusal, or no body after an abort.
@@ -90,7 +91,7 @@ impl<B: Body + Send + 'static> LimitedBody for B {}
 impl<B: Body + Send + 'static> ResponseBody<B> {
     /// Releases the slot at once if the body has already ended: some servers never poll such a body (HEAD, 204, 304).
     #[inline]
-    pub(super) fn new(body: B, guard: SlotGuard) -> Self {
+    pub(super) fn new(body: B, guard: SlotGuard, form: Form) -> Self {
         let source = match guard {
             _ if body.is_end_stream() => Source::Plain { body, share: None },
             SlotGuard::Plain(share) => Source::Plain { body, share },
@@ -98,7 +99,7 @@ impl<B: Body + Send + 'static> ResponseBody<B> {
                 tie.begin_unread();
                 let body = Revocable::new(body, tie);
                 body.watch();
-                Source::Revocable { body }
+                Source::Revocable { body, form }
             }
         };
         Self { source }
@@ -126,7 +127,7 @@ where
                 }
                 frame
             }
-            SourceProj::Revocable { body } => {
+            SourceProj::Revocable { body, form } => {
                 let polled = body.poll(cx, |mut body, cx| {
                     let polled = body.as_mut().poll_frame(cx);
                     polled.map(|frame| (is_last(&frame, &*body), frame))
@@ -139,8 +140,15 @@ where
                         frame
                     }
                     Err(kind) => {
+                        let error = LostError(kind);
+                        let end = match form {
+                            Form::Grpc => {
+                                Ok(Frame::trailers(grpc::trailers(kind, &error.to_string())))
+                            }
+                            Form::Http | Form::Head => Err(error.into()),
+                        };
                         source.set(Self::default().source);
-                        return Poll::Ready(Some(Err(LostError(kind).into())));
+                        return Poll::Ready(Some(end));
                     }
                 }
             }
@@ -154,7 +162,7 @@ where
         match &self.source {
             Source::Plain { body, .. } => body.is_end_stream(),
             // A body that was dropped with its slot has yet to return its error.
-            Source::Revocable { body } => body.peek(B::is_end_stream).unwrap_or(false),
+            Source::Revocable { body, .. } => body.peek(B::is_end_stream).unwrap_or(false),
             Source::Freed { body } => body.is_end_stream(),
             Source::Refusal { body } => body.is_end_stream(),
         }
@@ -163,7 +171,7 @@ where
     fn size_hint(&self) -> SizeHint {
         match &self.source {
             Source::Plain { body, .. } => body.size_hint(),
-            Source::Revocable { body } => body.peek(B::size_hint).unwrap_or_default(),
+            Source::Revocable { body, .. } => body.peek(B::size_hint).unwrap_or_default(),
             Source::Freed { body } => body.size_hint(),
             Source::Refusal { body } => body.size_hint(),
         }

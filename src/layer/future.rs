@@ -17,8 +17,8 @@ use tower_service::Service;
 
 use super::{
     body::ResponseBody,
+    form::Form,
     gate::{Admission, Gate},
-    grpc::is_grpc,
     guard::SlotGuard,
     refusal::RefusalKind,
     revocable::Revocable,
@@ -65,7 +65,7 @@ pin_project! {
         Revocable {
             future: Revocable<S::Future>,
             quotas: Vec<Quota>,
-            grpc: bool,
+            form: Form,
             head: Option<Box<Parts>>,
         },
         Done,
@@ -102,8 +102,8 @@ where
         }
         .map(|(_, head, _)| head);
         phase.set(Phase::Done);
-        let grpc = head.as_ref().is_some_and(|head| is_grpc(&head.headers));
-        gate.refuse(gate.refusal(kind), grpc, head.as_ref())
+        let form = head.as_ref().map(Form::of).unwrap_or_default();
+        gate.refuse(gate.refusal(kind), form, head.as_ref())
     }
 }
 
@@ -126,8 +126,8 @@ where
                 Err(reason) => {
                     phase.set(Phase::Done);
                     let refusal = gate.refusal_of(&reason);
-                    let grpc = is_grpc(&head.headers);
-                    return Poll::Ready(Ok(gate.refuse(refusal, grpc, Some(&head))));
+                    let form = Form::of(&head);
+                    return Poll::Ready(Ok(gate.refuse(refusal, form, Some(&head))));
                 }
             }
         }
@@ -139,12 +139,12 @@ where
             } => {
                 let result = ready!(future.poll(cx));
                 let guard = SlotGuard::Plain(share.take());
-                result.map(|response| gate.hand_over(guard, quotas, response))
+                result.map(|response| gate.hand_over(guard, quotas, response, Form::Http))
             }
             PhaseProj::Revocable {
                 future,
                 quotas,
-                grpc,
+                form,
                 head,
             } => {
                 let result = match ready!(future.poll(cx, |future, cx| future.poll(cx))) {
@@ -154,11 +154,11 @@ where
                 };
                 match result {
                     Ok(result) => result.map(|(tie, response)| {
-                        gate.hand_over(SlotGuard::Revocable(tie), quotas, response)
+                        gate.hand_over(SlotGuard::Revocable(tie), quotas, response, *form)
                     }),
                     Err(kind) => {
                         let refusal = gate.refusal(kind.into());
-                        Ok(gate.refuse(refusal, *grpc, head.as_deref()))
+                        Ok(gate.refuse(refusal, *form, head.as_deref()))
                     }
                 }
             }
@@ -190,13 +190,13 @@ where
                 quotas,
             },
             SlotGuard::Revocable(tie) => {
-                let grpc = is_grpc(&head.headers);
+                let form = Form::of(&head);
                 let kept_head = gate.head_for_refusals(&head);
                 let future = service.call(Request::from_parts(head, body));
                 Self::Revocable {
                     future: Revocable::new(future, tie),
                     quotas,
-                    grpc,
+                    form,
                     head: kept_head,
                 }
             }

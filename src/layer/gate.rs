@@ -18,6 +18,7 @@ use http_body::Body;
 use super::{
     body::ResponseBody,
     fields,
+    form::{Form, without_content},
     guard::{SlotGuard, Terms, Tie},
     labels::Labels,
     options::ReleaseAt,
@@ -308,6 +309,7 @@ impl Gate {
         mut guard: SlotGuard,
         quotas: &mut Vec<Quota>,
         mut response: Response<B>,
+        form: Form,
     ) -> Response<ResponseBody<B>> {
         if self.rate_limit_fields
             && let Some(share) = guard.share()
@@ -327,7 +329,7 @@ impl Gate {
         if self.release_at == ReleaseAt::Head {
             guard = SlotGuard::Plain(None);
         }
-        response.map(|body| ResponseBody::new(body, guard))
+        response.map(|body| ResponseBody::new(body, guard, form))
     }
 
     /// Pauses the limits that a response asks to pause. Refusals are not judged, or nested layers would pause each other.
@@ -378,7 +380,7 @@ impl Gate {
     pub(super) fn refuse<B>(
         &self,
         refusal: Refusal,
-        grpc: bool,
+        form: Form,
         head: Option<&Parts>,
     ) -> Response<ResponseBody<B>> {
         tracing::debug!(
@@ -392,9 +394,12 @@ impl Gate {
         );
         let mut response = match (&self.refuse, head) {
             (Some(refuse), Some(head)) => refusal.complete(refuse(&refusal, head)),
-            _ if grpc => refusal.to_grpc_response().into_refusal(),
+            _ if form == Form::Grpc => refusal.to_grpc_response().into_refusal(),
             _ => refusal.to_response().into_refusal(),
         };
+        if form == Form::Head {
+            response = without_content(response);
+        }
         self.append_fields(response.headers_mut(), refusal.quotas());
         response.extensions_mut().insert(refusal);
         response.map(ResponseBody::refusal)

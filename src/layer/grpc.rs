@@ -12,6 +12,7 @@ use super::{
     problem,
     refusal::{Refusal, RefusalKind},
 };
+use crate::error::LostErrorKind;
 
 const MEDIA_TYPE: &str = "application/grpc";
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -90,6 +91,18 @@ impl Refusal {
         }
         response
     }
+}
+
+/// The trailers of a call whose slot has ended before its response.
+pub(super) fn trailers(kind: LostErrorKind, message: &str) -> HeaderMap {
+    let mut trailers = HeaderMap::with_capacity(3);
+    trailers.insert(STATUS, u16::from(UNAVAILABLE).into());
+    trailers.insert(KIND, HeaderValue::from_static(kind.as_str()));
+    // Printable ASCII is always a valid value.
+    if let Ok(message) = HeaderValue::try_from(printable(message).to_string()) {
+        trailers.insert(MESSAGE, message);
+    }
+    trailers
 }
 
 /// `google.rpc.Status`.

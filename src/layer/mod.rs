@@ -39,10 +39,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //!
-//! let one_export_per_tenant = Limit::concurrent("export", 1).by_key(|head| {
-//!     let tenant = head.uri.path().split('/').nth(1)?;
-//!     Some(tenant.to_owned())
-//! });
+//! let one_export_per_tenant = Limit::concurrent("export", 1).by_header("x-tenant");
 //! let limiter = Limiter::in_memory();
 //! let layer = limiter
 //!     .layer(one_export_per_tenant)
@@ -54,7 +51,7 @@
 //!     });
 //! let mut service = ServiceBuilder::new().layer(layer).service_fn(export);
 //!
-//! let request = || Request::get("/acme/export").body(());
+//! let request = || Request::get("/export").header("x-tenant", "acme").body(());
 //! let first = service.ready().await?.call(request()?).await?;
 //! let second = service.ready().await?.call(request()?).await?;
 //! assert_eq!(second.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -97,6 +94,7 @@
 // | `slot` | the slot as the handler sees it |
 // | `refusal` | the response to a request without a slot |
 // | `acquire_error` | the refusal of a handler that acquires its own permits |
+// | `form` | what a request can be answered with: HEAD has no content, gRPC has a status of its own |
 // | `problem`, `grpc`, `refusal_body` | the formats of a refusal |
 // | `fields` | the state of the limits, in the response head |
 
@@ -108,6 +106,7 @@ mod body;
 mod bounds;
 mod fair_by;
 mod fields;
+mod form;
 mod future;
 mod gate;
 mod gates;
@@ -159,6 +158,7 @@ pub(crate) use {
     gate::Gate,
     gates::{GateEdit, Routing},
     outcome::check_pause,
+    problem::UNREADABLE_PATH,
     slot::DeclaredLimits,
 };
 

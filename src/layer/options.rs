@@ -42,7 +42,8 @@ pub enum OnLost {
 )]
 #[non_exhaustive]
 pub enum ReleaseAt {
-    /// The slot is released when the response body has ended, failed or been dropped.
+    /// The slot is released when the response body has ended, failed or been dropped. A body of a single frame, such as a
+    /// string, has ended when the server takes it, before its client has read it.
     #[default]
     BodyEnd,
     /// The slot is released when the response head is ready.

@@ -8,6 +8,7 @@ use http_body::Body;
 
 use super::{
     body::ResponseBody,
+    form::Form,
     guard::{SlotGuard, Terms, Tie},
     options::OnLost,
 };
@@ -58,6 +59,6 @@ impl Permit {
             }),
             OnLost::Continue => SlotGuard::Plain(Some(share)),
         };
-        ResponseBody::new(body, guard)
+        ResponseBody::new(body, guard, Form::Http)
     }
 }

@@ -154,6 +154,9 @@ impl Object {
     }
 }
 
+/// The name of the limit that refuses ambiguous paths, for which a configuration has no key.
+pub(crate) const UNREADABLE_PATH: &str = "unreadable-path";
+
 /// The detail for people: printable text without quotes or backslashes.
 pub(super) fn detail(refusal: &Refusal) -> String {
     let (max, unit) = (refusal.max(), refusal.limit().counted());
@@ -199,6 +202,9 @@ pub(super) fn detail(refusal: &Refusal) -> String {
         RefusalKind::UnknownLimit => "the limit cannot be paused".into(),
         RefusalKind::NoKey if refusal.limit().is_fair() => {
             "the request has no key or no tenant to be counted by".into()
+        }
+        RefusalKind::NoKey if refusal.limit_name() == UNREADABLE_PATH => {
+            "the path can be read in several ways".into()
         }
         RefusalKind::NoKey => "the request has no key to be counted by".into(),
         RefusalKind::BodyFailed => "the request's body failed".into(),

@@ -69,7 +69,7 @@ pub enum RefusalKind {
     /// An operator has paused this limit, or an overloaded upstream this key ([`Scope::outcome_by`](crate::Scope::outcome_by)):
     /// no request is admitted for a time.
     Paused,
-    /// The request would weigh more than the limit has, or not 1 to 64 units. The status is 400.
+    /// The request needs more units than the limit has, or not 1 to 64. The status is 400.
     ///
     /// See [`Scope::weight_by`](super::Scope::weight_by).
     InvalidWeight,
@@ -86,7 +86,8 @@ pub enum RefusalKind {
     /// Only in a [`Refusal`] made from the error of [`Slot::pause`](super::Slot::pause).
     UnknownLimit,
     /// The request has no key, and [`Scope::require_key`](super::Scope::require_key) is set; or no tenant, and
-    /// [`Scope::require_tenant`](super::Scope::require_tenant) is set. The status is 400.
+    /// [`Scope::require_tenant`](super::Scope::require_tenant) is set; or a [configuration](crate::config) cannot tell which
+    /// route its path is on. The status is 400.
     NoKey,
     /// The request's body failed while it waited. The status is 400.
     ///
@@ -121,23 +122,26 @@ impl Refusal {
 
     pub(super) fn because(self, error: &AcquireError) -> Self {
         let refusal = Self {
+            limit: self.limit.with_rate_of(&error.details),
             max: error.max(),
             weight: error.weight(),
             in_use: error.in_use(),
             waiting: error.waiting(),
             position: error.position(),
             waited: error.waited(),
-            retry_after: retry_after(self.kind, self.limit.period(), error.retry_after()),
+            retry_after: retry_after(self.kind, error.details.period, error.retry_after()),
             ..self
         };
         refusal.with_quotas(error.details.quotas.clone())
     }
 
-    /// Delays the retry until none of the request's limits is used up, since an earlier retry would be refused by the next
-    /// limit.
+    /// If a limit was reached, delays the retry until none of the request's limits is used up, since an earlier retry would
+    /// be refused by the next limit.
     fn with_quotas(mut self, quotas: Vec<Quota>) -> Self {
-        let wait = fields::until_none_is_used_up(&quotas).unwrap_or_default();
-        self.retry_after = self.retry_after.max(wait);
+        if self.kind.is_limited() || self.kind == RefusalKind::Paused {
+            let wait = fields::until_none_is_used_up(&quotas).unwrap_or_default();
+            self.retry_after = self.retry_after.max(wait);
+        }
         self.quotas = quotas;
         self
     }
@@ -210,7 +214,8 @@ impl Refusal {
     ///
     /// For a rate the time is exact: a request after this time is admitted, unless another request comes first. For a
     /// pause the time is exact too: its end. For slots the time is an estimate of at most 1 h, with jitter of up to a quarter,
-    /// so that clients refused together do not come back together. An unknown time is 1 s.
+    /// so that clients refused together do not come back together. If another limit of the request is used up for longer, its
+    /// time counts. An unknown time is 1 s: that of an outage, or of a shutdown.
     pub fn retry_after(&self) -> Duration {
         self.retry_after
     }

@@ -93,22 +93,21 @@ impl Limit {
     /// logged at debug level. [`Scope::require_key`] refuses such requests instead. For requests that cannot be
     /// distinguished, return [`Key::SHARED`] rather than `None`.
     ///
-    /// The head has method, URI, headers and extensions. The key may have any type that converts into a [`Key`]: a
-    /// `String`, a number, an address, 16 bytes; for a `&str` borrowed from the head use [`by_str`](Self::by_str).
+    /// A path can be written in several ways (`/%61cme` is `/acme`): take keys from verified values. The key may have any type
+    /// that converts into a [`Key`]: a `String`, a number, an address, 16 bytes; for a borrowed `&str` use
+    /// [`by_str`](Self::by_str).
     ///
-    /// To limit by the peer's address, which axum puts into the extensions (see `into_make_service_with_connect_info`):
+    /// To limit by an id that the authentication has put into the extensions:
     ///
     /// ```
-    /// use std::net::SocketAddr;
+    /// use tower_turnstile::Limit;
     ///
-    /// use axum::extract::ConnectInfo;
-    /// use tower_turnstile::{Key, Limit, Limiter};
+    /// #[derive(Clone)]
+    /// struct Account(u64);
     ///
-    /// let per_peer = Limit::concurrent("per-peer", 10).by_key(|head| {
-    ///     let peer = head.extensions.get::<ConnectInfo<SocketAddr>>();
-    ///     Some(peer.map_or(Key::SHARED, |peer| peer.0.into()))
-    /// });
-    /// let layer = Limiter::in_memory().layer(per_peer);
+    /// let per_account = Limit::concurrent("per-account", 10)
+    ///     .by_key(|head| Some(head.extensions.get::<Account>()?.0))
+    ///     .require_key();
     /// ```
     ///
     /// To limit by the route, which layers inside an axum router know (`Router::layer`, `Router::route_layer`):
@@ -121,8 +120,8 @@ impl Limit {
     ///     .by_key(|head| Some(head.extensions.get::<MatchedPath>()?.as_str().to_owned()));
     /// ```
     ///
-    /// Behind a proxy the peer is the proxy: see [`by_client_address`](Self::by_client_address), which also groups the IPv6
-    /// addresses of one client.
+    /// To limit by the client's address, use [`by_client_address`](Self::by_client_address): behind a proxy the peer is the
+    /// proxy, and an IPv6 client has many addresses.
     pub fn by_key<K: Into<Key>>(
         self,
         find: impl Fn(&Parts) -> Option<K> + Send + Sync + 'static,
@@ -138,7 +137,12 @@ impl Limit {
     /// ```
     /// use tower_turnstile::Limit;
     ///
-    /// let per_host = Limit::concurrent("per-host", 100).by_str(|head| head.uri.host());
+    /// #[derive(Clone)]
+    /// struct Tenant(String);
+    ///
+    /// let per_tenant = Limit::concurrent("per-tenant", 20)
+    ///     .by_str(|head| Some(&head.extensions.get::<Tenant>()?.0))
+    ///     .require_key();
     /// ```
     pub fn by_str(self, find: impl Fn(&Parts) -> Option<&str> + Send + Sync + 'static) -> Scope {
         self.by_key(move |head| find(head).map(Key::from))
@@ -147,16 +151,19 @@ impl Limit {
     /// Limits each key separately; a future looks the key up, such as a tenant in a database.
     ///
     /// Otherwise like [`by_key`](Self::by_key). The closure runs when the service is called. Its future owns the parts of
-    /// the request head that it needs. The lookup has no timeout; a slow lookup delays the request before it queues.
+    /// the request head that it needs. A failed lookup has to return a key or `None`. The lookup has no timeout; a slow
+    /// lookup delays the request before it queues.
     ///
     /// ```
     /// use tower_turnstile::Limit;
     /// # async fn tenant_of(_token: String) -> Option<u64> { None }
     ///
-    /// let per_tenant = Limit::concurrent("per-tenant", 20).by_key_async(|head| {
-    ///     let token = head.headers.get("authorization").cloned();
-    ///     async move { tenant_of(token?.to_str().ok()?.to_owned()).await }
-    /// });
+    /// let per_tenant = Limit::concurrent("per-tenant", 20)
+    ///     .by_key_async(|head| {
+    ///         let token = head.headers.get("authorization").cloned();
+    ///         async move { tenant_of(token?.to_str().ok()?.to_owned()).await }
+    ///     })
+    ///     .require_key();
     /// ```
     pub fn by_key_async<K, F>(self, find: impl Fn(&Parts) -> F + Send + Sync + 'static) -> Scope
     where
@@ -306,7 +313,7 @@ impl Scope {
 
     /// Sets the limit's value for a key, by a cached lookup. `None`: the limit's own value.
     ///
-    /// Use it for a customer's plan in a database, for example. Answers, including `None`, are cached for `fresh`, for the
+    /// Use it for a customer's plan in a database, for example. Answers, including `None`, are cached for `ttl`, for the
     /// `capacity` most used keys; concurrent requests of a key share one lookup. The lookup has no timeout; a slow lookup
     /// delays requests before they queue.
     ///
@@ -322,13 +329,13 @@ impl Scope {
     pub fn values_by_async<F, V: Into<LimitValue> + 'static>(
         mut self,
         capacity: usize,
-        fresh: Duration,
+        ttl: Duration,
         find: impl Fn(&Key) -> F + Send + Sync + 'static,
     ) -> Self
     where
         F: Future<Output = Option<V>> + Send + 'static,
     {
-        self.values.by_async(capacity, fresh, find);
+        self.values.by_async(capacity, ttl, find);
         self
     }
 
@@ -359,11 +366,12 @@ impl Scope {
         self
     }
 
-    /// Sets the number of units that a request takes of each limit with slots, from 1 to 64. Default: 1.
+    /// Sets the number of units that a request takes of this scope's limit, from 1 to 64. Default: 1. Under several limits,
+    /// each scope has its own weight.
     ///
     /// A request takes all its units or none, like [`Semaphore::acquire_many`](crate::Semaphore::acquire_many): while the
-    /// head of the queue needs more units than are free, the free units lie idle, since no request passes the head. The
-    /// weight does not affect rates: see [`cost_by`](Self::cost_by).
+    /// head of the queue needs more units than are free, the free units lie idle, since no request passes the head. Only for
+    /// limits with slots: a rate has a [cost](Self::cost_by).
     ///
     /// A request of 0 or more than 64 units, or of more units than the limit has, is refused with 400
     /// ([`RefusalKind::InvalidWeight`](super::RefusalKind::InvalidWeight)). Clamp values that come from clients.
@@ -445,6 +453,12 @@ impl Scope {
         if self.judges() && self.limit.period().is_some() {
             return Err(ConfigError::value(format!(
                 "limit `{}` is a rate, which has no slots to be paused",
+                self.limit.name()
+            )));
+        }
+        if self.weight.is_some() && self.limit.period().is_some() {
+            return Err(ConfigError::value(format!(
+                "limit `{}` is a rate, which has no slots to be weighed: set a cost",
                 self.limit.name()
             )));
         }

@@ -31,12 +31,13 @@ use crate::{
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]
+/// use axum::http::StatusCode;
 /// use tower_turnstile::Slot;
 ///
-/// async fn report(slot: Slot) -> &'static str {
+/// async fn report(slot: Slot) -> Result<&'static str, StatusCode> {
 ///     tokio::select! {
-///         answer = work() => answer,
-///         _ = slot.lost() => "stopped: another request may run in our place",
+///         answer = work() => Ok(answer),
+///         _ = slot.lost() => Err(StatusCode::SERVICE_UNAVAILABLE), // another request may run in our place
 ///     }
 /// }
 /// # async fn work() -> &'static str { "done" }

@@ -59,7 +59,7 @@ impl Values {
     pub(super) fn by_async<F, V: Into<LimitValue> + 'static>(
         &mut self,
         capacity: usize,
-        fresh: Duration,
+        ttl: Duration,
         find: impl Fn(&Key) -> F + Send + Sync + 'static,
     ) where
         F: Future<Output = Option<V>> + Send + 'static,
@@ -67,7 +67,7 @@ impl Values {
         let answers = Arc::new(Cache::new(capacity));
         let find = Arc::new(find);
         self.rule = Rule::Async(Arc::new(move |key| {
-            kept(answers.clone(), fresh, key, find.clone()).boxed()
+            kept(answers.clone(), ttl, key, find.clone()).boxed()
         }));
     }
 
@@ -93,7 +93,7 @@ type ValueCache = Cache<Key, (Option<LimitValue>, Instant)>;
 /// Returns the cached answer if it is fresh. Otherwise one request looks the key up, and the others wait for the answer.
 async fn kept<F, V: Into<LimitValue> + 'static>(
     answers: Arc<ValueCache>,
-    fresh: Duration,
+    ttl: Duration,
     key: Key,
     find: Arc<impl Fn(&Key) -> F>,
 ) -> Option<LimitValue>
@@ -104,7 +104,7 @@ where
     loop {
         match answers.get_value_or_guard_async(&key).await {
             // An answer that arrived during the wait is never too old.
-            Ok((value, at)) if at >= asked || at.elapsed() < fresh => return value,
+            Ok((value, at)) if at >= asked || at.elapsed() < ttl => return value,
             Ok((_, at)) => drop(answers.remove_if(&key, |(_, kept_at)| *kept_at == at)),
             Err(guard) => {
                 let value = find(&key).await.map(Into::into);

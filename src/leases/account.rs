@@ -433,6 +433,9 @@ impl Account {
             let part = u64::from(cost).min(self.excess) as u32;
             self.excess -= u64::from(part);
             parts.push(PaidBack { cost: part, paid });
+            if part < cost {
+                self.charges.push((cost - part, paid));
+            }
         }
         self.excess = 0;
         parts.reverse();

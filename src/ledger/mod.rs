@@ -80,4 +80,4 @@ pub(crate) use message::{
 pub(crate) use ramp::{RAMP_MS, next_rise_ms, ramped};
 pub(crate) use rate::{Charged, Rate, RateState, Tat, WAIT_FOREVER_US};
 #[cfg(feature = "redis")]
-pub(crate) use script::EXCHANGE_LUA;
+pub(crate) use script::{EXCHANGE_LUA, HELLO_LUA};

@@ -37,12 +37,13 @@ pub enum Mode {
     /// The limit is enforced.
     #[default]
     Enforce,
-    /// The limit is evaluated, logged and counted, but admits every request.
+    /// The limit is evaluated, logged and counted, but admits every request, unless an operator has paused it or the limiter
+    /// is shutting down.
     ///
     /// A request that the limit would have refused or queued takes none of its slots. Use it to try a limit on real
     /// traffic.
     Shadow,
-    /// The limit is not evaluated.
+    /// The limit is not evaluated. It still refuses while an operator has paused it, and once the limiter is shutting down.
     Off,
 }
 
@@ -63,11 +64,11 @@ impl Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fallback {
-    /// Each process enforces this value separately, with a fair queue in memory.
+    /// Each process enforces this value separately, with a queue in memory.
     ///
     /// The default, with the limit's own value. With N replicas, up to N times as many permits may then be held in total.
     Local(u32),
-    /// Each process enforces its share of the limit, with a fair queue in memory.
+    /// Each process enforces its share of the limit, with a queue in memory.
     ///
     /// The share is the value of the key, divided by the number of replicas that were connected to the namespace when the
     /// store was last seen, rounded up: of 40 slots each of three replicas has 14. Like [`Local`](Self::Local), it counts

@@ -9,7 +9,7 @@ use super::{
     value::LimitValue,
 };
 use crate::{
-    error::{AcquireError, AcquireErrorDetails, AcquireErrorKind, ConfigError},
+    error::ConfigError,
     key::Key,
     ledger::{Rate, ReplicaId},
     ranges::{MAX_LIMIT, MAX_PAUSE, MAX_PERIOD, MAX_WAIT, MAX_WAITERS},
@@ -17,7 +17,7 @@ use crate::{
     unit::{MAX_UNIT_LEN, Unit},
 };
 
-const MAX_NAME_LEN: usize = 128;
+pub(super) const MAX_NAME_LEN: usize = 128;
 
 /// Limits the permits of a key, at once or per period, across all replicas.
 ///
@@ -78,10 +78,10 @@ impl Eq for RegisteredAt {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refill {
-    period: Duration,
+    pub(super) period: Duration,
     /// `None`: the count per period.
-    burst: Option<u32>,
-    unit: Unit,
+    pub(super) burst: Option<u32>,
+    pub(super) unit: Unit,
 }
 
 impl Refill {
@@ -207,7 +207,7 @@ impl Limit {
         Ok(limit)
     }
 
-    const fn new(name: Cow<'static, str>, max: u32) -> Self {
+    pub(super) const fn new(name: Cow<'static, str>, max: u32) -> Self {
         Self {
             name,
             max,
@@ -531,51 +531,6 @@ impl Limit {
     pub(crate) fn may_be_unavailable(&self) -> bool {
         let may_reject = matches!(self.fallback, Fallback::Reject | Fallback::Share);
         may_reject || self.fallback_for.is_some()
-    }
-
-    /// The error of a budget or a pause that names a limit which its permit does not have. The name may be any text.
-    pub(crate) fn unknown(name: &str, kind: AcquireErrorKind) -> AcquireError {
-        let mut end = name.len().min(MAX_NAME_LEN);
-        while !name.is_char_boundary(end) {
-            end -= 1;
-        }
-        let unknown = Self::new(Cow::Owned(name[..end].to_owned()), 0);
-        unknown.acquire_error(kind)
-    }
-
-    /// The limit of an error, with default settings. The name may be any text, as for an unknown rate. The value is
-    /// clamped, since a key's value may be 0 but a limit's may not.
-    pub(crate) fn of_error(details: &AcquireErrorDetails) -> Self {
-        let max = details.max.clamp(1, MAX_LIMIT);
-        let mut limit = Self::new(details.limit_name.clone(), max);
-        limit.refill = details.period.map(|period| Refill {
-            unit: details.unit,
-            ..Refill::new(period)
-        });
-        limit
-    }
-
-    /// An error with no details but the limit.
-    pub(crate) fn acquire_error(&self, kind: AcquireErrorKind) -> AcquireError {
-        AcquireError::new(kind, self.error_details())
-    }
-
-    pub(crate) fn error_details(&self) -> AcquireErrorDetails {
-        AcquireErrorDetails {
-            limit_name: self.name.clone(),
-            period: self.period(),
-            unit: self.counted(),
-            is_shared: false,
-            max: self.max,
-            weight: 1,
-            cost: 1,
-            in_use: 0,
-            waiting: 0,
-            place: None,
-            waited: Duration::ZERO,
-            retry_after: None,
-            quotas: Vec::new(),
-        }
     }
 
     /// A used-up quota of a key with this value.

@@ -1,6 +1,7 @@
 //! Limits: the value, the wait, and the fallback without a store.
 
 mod check;
+mod errors;
 mod fair;
 mod kinds;
 #[allow(clippy::module_inception)]

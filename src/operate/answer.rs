@@ -46,10 +46,12 @@ impl<T> Answers<T> {
     /// Returns whether all replicas answered in full. Without any answer, for example if no replica is operable, the
     /// result is incomplete.
     pub fn is_complete(&self) -> bool {
-        self.answered > 0
-            && self.answered == self.replicas
-            && self.busy.is_empty()
-            && self.left_out == 0
+        self.are_all() && self.left_out == 0
+    }
+
+    /// Whether all replicas answered.
+    pub(super) fn are_all(&self) -> bool {
+        self.answered > 0 && self.answered == self.replicas && self.busy.is_empty()
     }
 }
 

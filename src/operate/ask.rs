@@ -27,6 +27,9 @@ use crate::{
 
 /// How long replicas may take to answer. With many replicas their jitter is added.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// Shortest time for replicas that did not answer the last question. They have twice the time of the slowest other
+/// replica: one that is gone stays on the roster for minutes, and would delay each question by all of [`PATIENCE`].
+const BRIEF: Duration = Duration::from_millis(50);
 /// Maximum number of tenants whose payments are read.
 const MAX_TENANTS: usize = 200;
 /// How long a question is valid, in milliseconds on the store's clock.
@@ -45,6 +48,8 @@ pub(super) struct Remote {
 struct Asking {
     answers: mpsc::Receiver<Vec<u8>>,
     last_number: u64,
+    /// Replicas that did not answer the last question.
+    silent: HashSet<String>,
 }
 
 impl Remote {
@@ -60,6 +65,7 @@ impl Remote {
         let asking = Asking {
             answers,
             last_number: 0,
+            silent: HashSet::new(),
         };
         Ok(Self {
             control,
@@ -74,13 +80,21 @@ impl Remote {
     /// asked at a time.
     pub(super) async fn ask(&self, question: Question) -> Result<Collected, StoreError> {
         let mut asking = self.asking.lock().await;
-        let (number, roster) = self.publish(&mut asking, question).await?;
+        let asking = &mut *asking;
+        let (number, roster) = self.publish(asking, question).await?;
         let jitter = Duration::from_millis(roster.len().min(1_000) as u64);
-        let until = Instant::now() + PATIENCE + jitter;
+        let since = Instant::now();
+        let mut until = since + PATIENCE + jitter;
         let mut awaited: HashSet<&str> = roster.iter().map(|member| &*member.id).collect();
         let mut answers: Vec<Answer> = Vec::new();
         // If the roster is empty, the store may have lost it: wait for all answers.
         while !awaited.is_empty() || roster.is_empty() {
+            let is_silent = |id: &&str| asking.silent.contains(*id);
+            let only_silent = !awaited.is_empty() && awaited.iter().all(is_silent);
+            if !answers.is_empty() && only_silent {
+                until = until.min(Instant::now() + since.elapsed().max(BRIEF));
+                asking.silent.clear();
+            }
             let Ok(Some(message)) = timeout_at(until, asking.answers.recv()).await else {
                 break;
             };
@@ -88,11 +102,18 @@ impl Remote {
                 continue;
             };
             let is_known = answers.iter().any(|known| known.replica == answer.replica);
-            if answer.v == VERSION && answer.number == number && !is_known {
-                awaited.remove(&*answer.replica);
-                answers.push(answer);
+            if answer.v != VERSION || is_known {
+                continue;
             }
+            if answer.number != number {
+                // Late, but there.
+                asking.silent.remove(&answer.replica);
+                continue;
+            }
+            awaited.remove(&*answer.replica);
+            answers.push(answer);
         }
+        asking.silent = awaited.iter().map(|id| (*id).to_owned()).collect();
         let missing = roster.iter().filter(|member| awaited.contains(&*member.id));
         let missing = missing.map(|member| member.label.clone()).collect();
         Ok(Collected { answers, missing })

@@ -45,6 +45,12 @@ pub enum Outcome {
         /// Number of replicas.
         replicas: usize,
     },
+    /// In force in all replicas, none of which has a limit of this name: a typo, or a limit under which there was no request
+    /// yet.
+    Unused {
+        /// Number of replicas.
+        replicas: usize,
+    },
     /// Recorded, but not confirmed by all replicas. The others apply the change once they read the record: within a
     /// minute, or when they connect.
     Recorded {
@@ -55,10 +61,30 @@ pub enum Outcome {
         /// Labels of the replicas that have not confirmed it.
         missing: Vec<String>,
     },
-    /// Permits were revoked: the state of each, running ones first.
-    Revoked(Answers<PermitRow>),
+    /// Permits were revoked.
+    Revoked(Revoked),
     /// Pauses were ended: the keys as they were before.
     Resumed(Answers<KeyRow>),
+}
+
+/// Revoked permits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Revoked {
+    /// Number of permits that have ended.
+    pub ended: u64,
+    /// Number of permits that keep their slots until their tasks drop them.
+    pub running: u64,
+    /// The state of each permit, running ones first, as far as they fit into the answers.
+    pub permits: Answers<PermitRow>,
+}
+
+impl Revoked {
+    /// Returns whether no revoked permit is still held, as far as replicas can be asked. Without any answer, the result is
+    /// `false`.
+    pub fn is_done(&self) -> bool {
+        self.running == 0 && self.permits.are_all()
+    }
 }
 
 /// A change in the log.
@@ -82,6 +108,14 @@ pub struct LogEntry {
     pub subject: Option<String>,
     #[serde(skip)]
     pub(super) logged: Logged,
+}
+
+impl LogEntry {
+    /// Returns whether [`Order::Undo`](super::Order::Undo) can undo the change. A revocation and the end of a pause cannot be
+    /// undone, and what replicas have restored is no change of an operator.
+    pub fn can_be_undone(&self) -> bool {
+        self.subject.is_none() && self.what != What::Restored
+    }
 }
 
 /// One override before and after a change.

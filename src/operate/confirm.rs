@@ -32,8 +32,19 @@ impl Operator {
                 missing: Vec::new(),
             };
         };
-        let others = |row: &&ReplicaRow| row.token.as_deref() != Some(token.as_str());
-        let others = answers.rows.iter().filter(others);
+        let has = |row: &ReplicaRow, token: &Token| row.token.as_deref() == Some(token.as_str());
+        // The record of a later change contains this one. It is read only if a replica has applied another.
+        let later = match answers.rows.iter().all(|row| has(row, token)) {
+            true => None,
+            false => {
+                let record = self.record().await.ok();
+                record.and_then(|record| record.token().cloned())
+            }
+        };
+        let has_not = |row: &&ReplicaRow| {
+            !has(row, token) && !later.as_ref().is_some_and(|later| has(row, later))
+        };
+        let others = answers.rows.iter().filter(has_not);
         let mut missing: Vec<String> = others.map(|row| row.label.clone()).collect();
         let confirmed = answers.rows.len() - missing.len();
         missing.extend(answers.missing.into_iter().chain(answers.busy));

@@ -17,7 +17,7 @@ use super::{
     hook::Hook,
     revoke::revoke,
     walk::{self, KeySum, LimitCount, SeenPermit, Which},
-    wire::{Answer, Applied, Body, Of, Question, ResumeOrder, RevokeOrder, VERSION},
+    wire::{Answer, Applied, Body, Of, Question, ResumeOrder, RevokeOrder, RevokedHere, VERSION},
 };
 use crate::{
     keeper::KeeperHandle, key::Key, leases::Label, operable::MAX_REFUSALS, overrides::KeyDigest,
@@ -64,7 +64,7 @@ impl Desk {
         let keeper = self.keeper.upgrade()?;
         let (body, left_out) = match question {
             Question::Replicas => (Body::Replicas(vec![self.itself(&keeper)]), 0),
-            Question::Limits => fitting(Body::Limits, Some((limits(&keeper).await, 0))),
+            Question::Limits(name) => fitting(Body::Limits, limits(&keeper, name.as_deref()).await),
             Question::Permits(of) => fitting(Body::Permits, self.permits(&keeper, of).await),
             Question::Keys(of) => fitting(Body::Keys, self.keys(&keeper, of).await),
             Question::Refusals(of) => fitting(Body::Refusals, self.refusals(&keeper, of)),
@@ -79,8 +79,11 @@ impl Desk {
                 fitting(applied, unrecorded)
             }
             Question::Revoke(order) => {
-                let revoked = self.revoke(&keeper, order).await;
-                fitting(Body::Permits, Some((revoked, 0)))
+                let permits = self.revoke(&keeper, order).await;
+                let runs = |row: &&PermitRow| row.state == PermitState::Held;
+                let running = permits.iter().filter(runs).count() as u64;
+                let revoked = |permits| Body::Revoked(RevokedHere { running, permits });
+                fitting(revoked, Some((permits, 0)))
             }
             Question::Resume(order) => fitting(Body::Keys, self.resume(&keeper, order).await),
             Question::ReadAgain => return None,
@@ -323,7 +326,17 @@ fn is_fair(keeper: &KeeperHandle, of: &Of) -> bool {
     limit.is_none_or(|limit| limit.is_fair())
 }
 
-async fn limits(keeper: &KeeperHandle) -> Vec<LimitRow> {
+/// All limits, or the limit of this name.
+async fn limits(keeper: &KeeperHandle, name: Option<&str>) -> Option<(Vec<LimitRow>, u64)> {
+    let mut rows = all_limits(keeper).await;
+    if let Some(name) = name {
+        rows.retain(|row| row.limit == name);
+        rows.first()?;
+    }
+    Some((rows, 0))
+}
+
+async fn all_limits(keeper: &KeeperHandle) -> Vec<LimitRow> {
     let mut counts = walk::limits(keeper).await;
     let now = Instant::now();
     let limits = keeper.limits();

@@ -6,7 +6,8 @@ use crate::reason::impl_codes;
 #[cfg(feature = "redis")]
 use crate::store::{StoreError, StoreErrorKind};
 
-/// Error of an operator's call. Nothing was changed.
+/// Error of an operator's call. Nothing was changed, unless the store did not answer ([`OperateErrorKind::Unavailable`]): then
+/// an order may have been carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OperateError {
     kind: OperateErrorKind,

@@ -36,8 +36,8 @@ impl Operator {
         let mut permits = self.permits(limit, Some(key)).await?;
         let refusals = self.refusals(limit, Some(key)).await?;
         let mut keys = self.keys(limit, Some(key)).await?;
-        let limits = self.limits().await?;
-        let row = limits.rows.into_iter().find(|row| row.limit == limit);
+        let mut limits: Answers<LimitRow> = self.ask_limit(limit).await?.rows(limit);
+        let row = limits.rows.pop();
         let tenants = match row.as_ref().is_some_and(|row| row.fair) {
             true => Some(self.tenants(limit, Some(key)).await?),
             false => None,
@@ -83,7 +83,7 @@ impl Operator {
         values.flatten().next()
     }
 
-    /// The usage of a key, according to the store; in memory, according to the permits.
+    /// The usage of a key, according to the store; in memory, according to this process.
     async fn usage(
         &self,
         #[cfg_attr(not(feature = "redis"), allow(unused_variables))] key: KeyDigest,
@@ -91,7 +91,7 @@ impl Operator {
         own: Option<&KeyRow>,
     ) -> Result<KeyUsage, OperateError> {
         match self.access() {
-            Access::Here(_) => Ok(KeyUsage::of(permits, own)),
+            Access::Here(_) => Ok(KeyUsage::of(own)),
             #[cfg(feature = "redis")]
             Access::Store(remote) => {
                 let ledger = remote.ledger(key).await?;
@@ -112,12 +112,11 @@ pub(super) struct KeyUsage {
 }
 
 impl KeyUsage {
-    /// In memory: according to the permits.
-    fn of(permits: &Answers<PermitRow>, own: Option<&KeyRow>) -> Self {
-        let of = |state| permits.rows.iter().filter(move |row| row.state == state);
+    /// In memory: according to this process. The list of permits may lack some.
+    fn of(own: Option<&KeyRow>) -> Self {
         Self {
-            in_use: of(PermitState::Held).map(|row| row.weight).sum(),
-            waiting: of(PermitState::Waiting).count() as u32,
+            in_use: own.map_or(0, |own| own.held as u32),
+            waiting: own.map_or(0, |own| own.waiting as u32),
             unclaimed: Vec::new(),
             pause: own.and_then(|own| own.pause.clone()),
             ramp_ms: None,

@@ -19,6 +19,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tokio::{
     runtime::Handle,
     sync::{Mutex, Notify, mpsc},
+    task::JoinSet,
     time::{Instant, sleep, sleep_until},
 };
 
@@ -168,7 +169,7 @@ enum End {
 }
 
 impl Shared {
-    async fn run(&self) {
+    async fn run(self: &Arc<Self>) {
         let mut questions = self.questions.lock().await;
         let mut state = Listening::new();
         let mut pause = FIRST_PAUSE;
@@ -203,7 +204,7 @@ impl Shared {
 
     /// Listens until the connection ends or an operation fails.
     async fn listen(
-        &self,
+        self: &Arc<Self>,
         questions: &mut mpsc::Receiver<Vec<u8>>,
         state: &mut Listening,
         pause: &mut Duration,
@@ -230,6 +231,7 @@ impl Shared {
                         return End::Failed(error);
                     }
                 }
+                Some(Ok(Err(error))) = state.answers.join_next() => return End::Failed(error),
                 () = self.data_lost.notified() => state.join_soon(),
                 () = sleep_until(state.join_at) => {
                     if let Err(error) = self.join_roster(state).await {
@@ -274,7 +276,11 @@ impl Shared {
     }
 
     /// Parses and answers a message, unless it fails a check.
-    async fn take(&self, message: &[u8], state: &mut Listening) -> Result<(), StoreError> {
+    async fn take(
+        self: &Arc<Self>,
+        message: &[u8],
+        state: &mut Listening,
+    ) -> Result<(), StoreError> {
         if !state.read.take() {
             return Ok(());
         }
@@ -316,12 +322,22 @@ impl Shared {
             return Ok(());
         };
         debug_assert!(answer.len() <= MAX_ANSWER);
-        let jitter = fastrand::u32(0..=message.replicas.min(MAX_JITTER_MS));
-        if message.replicas > 1 {
-            sleep(Duration::from_millis(jitter.into())).await;
-        }
         let channel = self.names.answer_channel(&message.from);
-        match self.control.publish(&channel, &answer).await {
+        if message.replicas <= 1 {
+            return self.send(&channel, &answer).await;
+        }
+        // Further questions are answered meanwhile. At most MAX_READ answers wait here.
+        let jitter = fastrand::u32(0..=message.replicas.min(MAX_JITTER_MS));
+        let shared = Arc::clone(self);
+        state.answers.spawn(async move {
+            sleep(Duration::from_millis(jitter.into())).await;
+            shared.send(&channel, &answer).await
+        });
+        Ok(())
+    }
+
+    async fn send(&self, channel: &str, answer: &[u8]) -> Result<(), StoreError> {
+        match self.control.publish(channel, answer).await {
             Err(error) if error.is_outage() => Err(error),
             Err(error) => {
                 self.warn(&error);
@@ -355,6 +371,8 @@ struct Listening {
     read: Budget,
     answered: Budget,
     known: VecDeque<(String, u64)>,
+    /// Answers that are about to be sent.
+    answers: JoinSet<Result<(), StoreError>>,
 }
 
 impl Listening {
@@ -369,6 +387,7 @@ impl Listening {
             read: Budget::new(MAX_READ, now),
             answered: Budget::new(MAX_ANSWERED, now),
             known: VecDeque::new(),
+            answers: JoinSet::new(),
         }
     }
 

@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     answer::{Answers, KeyRow, LimitRow, PauseRow, PermitRow, RefusalRow, ReplicaRow, TenantRow},
+    changes::Revoked,
     wire::{Answer, Body},
 };
 use crate::overrides::{KeyDigest, TenantDigest};
@@ -36,10 +37,6 @@ impl Collected {
     /// Whether replicas have a limit of this name, and none of those that answered has a fair one.
     pub(super) fn is_not_fair(&self) -> bool {
         self.has(|body| matches!(body, Body::NotFair)) && !self.is_fair()
-    }
-
-    pub(super) fn is_busy(&self) -> bool {
-        self.has(|body| matches!(body, Body::Busy))
     }
 
     fn has(&self, is_one: fn(&Body) -> bool) -> bool {
@@ -87,6 +84,23 @@ impl Collected {
         }
         let rows = T::merge(rows);
         Answers { rows, ..head }
+    }
+
+    /// The permits that replicas have revoked.
+    pub(super) fn revoked(self) -> Revoked {
+        let (mut running, mut all) = (0u64, 0u64);
+        for answer in &self.answers {
+            if let Body::Revoked(revoked) = &answer.body {
+                let shown = revoked.permits.len() as u64;
+                running = running.saturating_add(revoked.running);
+                all = all.saturating_add(answer.left_out.saturating_add(shown));
+            }
+        }
+        Revoked {
+            ended: all.saturating_sub(running),
+            running,
+            permits: self.rows(""),
+        }
     }
 
     /// Fields and texts in force but not recorded, and whether all replicas apply this record. Replicas that had read
@@ -151,7 +165,13 @@ impl Row for LimitRow {
 }
 
 impl Row for PermitRow {
-    rows_of!(Permits);
+    fn of(body: Body) -> Option<Vec<Self>> {
+        match body {
+            Body::Permits(rows) => Some(rows),
+            Body::Revoked(revoked) => Some(revoked.permits),
+            _ => None,
+        }
+    }
 
     /// Revoked permits, of any limit, have its name.
     fn place(&mut self, limit: &str, replica: &str, label: &str) {

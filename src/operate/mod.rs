@@ -119,7 +119,7 @@ pub use self::{
         Answers, BudgetRow, Explanation, KeyRow, LimitRow, PauseRow, PermitRow, PermitState,
         RefusalRow, ReplicaRow, TenantRow, UnclaimedRow, Verdict,
     },
-    changes::{By, Edited, LogEntry, Outcome, Overrides, Revocation},
+    changes::{By, Edited, LogEntry, Outcome, Overrides, Revocation, Revoked},
     error::{OperateError, OperateErrorKind},
     operator::Operator,
     order::Order,

@@ -8,7 +8,7 @@ use super::{
     answer::{Answers, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow, TenantRow},
     desk::Desk,
     error::{OperateError, OperateErrorKind},
-    merge::{Collected, Row},
+    merge::Collected,
     wire::{Of, Question},
 };
 #[cfg(feature = "redis")]
@@ -92,7 +92,7 @@ impl Operator {
     ///
     /// See [`replicas`](Self::replicas).
     pub async fn limits(&self) -> Result<Answers<LimitRow>, OperateError> {
-        Ok(self.ask(Question::Limits).await?.rows(""))
+        Ok(self.ask(Question::Limits(None)).await?.rows(""))
     }
 
     /// Lists the holders and waiters of a limit, under all keys or one.
@@ -107,7 +107,10 @@ impl Operator {
         limit: &str,
         key: Option<KeyDigest>,
     ) -> Result<Answers<PermitRow>, OperateError> {
-        self.ask_of(limit, key, Question::Permits).await
+        Ok(self
+            .ask_of(limit, key, Question::Permits)
+            .await?
+            .rows(limit))
     }
 
     /// Lists the keys of a limit in use, longest queues first.
@@ -120,7 +123,7 @@ impl Operator {
         limit: &str,
         key: Option<KeyDigest>,
     ) -> Result<Answers<KeyRow>, OperateError> {
-        self.ask_of(limit, key, Question::Keys).await
+        Ok(self.ask_of(limit, key, Question::Keys).await?.rows(limit))
     }
 
     /// Lists the latest refusals of a limit, newest first, up to 20 per replica.
@@ -133,7 +136,10 @@ impl Operator {
         limit: &str,
         key: Option<KeyDigest>,
     ) -> Result<Answers<RefusalRow>, OperateError> {
-        self.ask_of(limit, key, Question::Refusals).await
+        Ok(self
+            .ask_of(limit, key, Question::Refusals)
+            .await?
+            .rows(limit))
     }
 
     /// Lists the tenants of a [fair](crate::Limit::fair) limit that hold slots or wait, longest queues first.
@@ -151,7 +157,10 @@ impl Operator {
         key: Option<KeyDigest>,
     ) -> Result<Answers<TenantRow>, OperateError> {
         #[cfg_attr(not(feature = "redis"), allow(unused_mut))]
-        let mut tenants: Answers<TenantRow> = self.ask_of(limit, key, Question::Tenants).await?;
+        let mut tenants = self
+            .ask_of(limit, key, Question::Tenants)
+            .await?
+            .rows(limit);
         #[cfg(feature = "redis")]
         if let Access::Store(remote) = &self.0 {
             let key = key.unwrap_or_else(|| KeyDigest::of(limit, Key::SHARED));
@@ -160,12 +169,19 @@ impl Operator {
         Ok(tenants)
     }
 
-    async fn ask_of<T: Row>(
+    /// The limit of this name, as [`limits`](Self::limits) lists it, however many there are.
+    pub(super) async fn ask_limit(&self, limit: &str) -> Result<Collected, OperateError> {
+        let question = |of: Of| Question::Limits(Some(of.limit));
+        self.ask_of(limit, None, question).await
+    }
+
+    /// Asks about a limit that a replica must have.
+    async fn ask_of(
         &self,
         limit: &str,
         key: Option<KeyDigest>,
         question: fn(Of) -> Question,
-    ) -> Result<Answers<T>, OperateError> {
+    ) -> Result<Collected, OperateError> {
         if limit.len() > MAX_LIMIT_NAME {
             return Err(unknown(limit));
         }
@@ -180,7 +196,7 @@ impl Operator {
         if collected.is_not_fair() {
             return Err(not_fair(limit));
         }
-        Ok(collected.rows(limit))
+        Ok(collected)
     }
 
     pub(super) async fn ask(&self, question: Question) -> Result<Collected, OperateError> {

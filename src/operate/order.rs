@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use super::{
-    answer::{Answers, KeyRow, PermitRow},
-    changes::{By, Outcome, Overrides, Revocation, check},
+    answer::{Answers, KeyRow, LimitRow, PermitRow},
+    changes::{By, Outcome, Overrides, Revocation, Revoked, check},
     error::{OperateError, OperateErrorKind},
     merge::Collected,
     operator::{Operator, not_fair, too_often, unknown},
@@ -21,7 +21,7 @@ use super::{
     wire::{Answer, Of, Question, ResumeOrder, RevokeOrder},
 };
 use crate::{
-    limit::{LimitValue, MAX_LIMIT, Mode},
+    limit::{Limit, LimitValue, MAX_LIMIT, Mode},
     overrides::{
         Change, ChangeNote, MAX_LENGTH_MS, Override, Setting, Target, TenantDigest, Token, What,
     },
@@ -49,13 +49,13 @@ pub enum Order {
     /// a lower value also caps [`Fallback::Local`](crate::Fallback::Local). A key's value takes precedence over its
     /// limit's. After the given time, the declared value applies again.
     ///
-    /// Only replicas can check whether a value is valid for the limit, such as a burst for a limit that is not a rate.
-    /// They ignore and log an invalid value.
+    /// A value that does not fit the limit, such as a burst for a limit that is not a rate, is refused. If no replica has
+    /// answered, the value is recorded, and replicas that it does not fit ignore and log it.
     Set {
         /// The limit or key.
         #[serde(flatten)]
         target: Target,
-        /// Slots, or requests in a period: 1 to 1,000,000; for a key also 0.
+        /// Slots, or requests in a period: 1 to 1,000,000; for a key of a concurrent limit also 0.
         value: u32,
         /// Requests of a rate that may start at once after a pause: 1 to 1,000,000. Without a burst, a limit keeps its
         /// declared burst, or uses the value as burst if none is declared; a key uses its limit's burst.
@@ -83,7 +83,8 @@ pub enum Order {
         /// See [`Order`].
         seen: Option<Vec<String>>,
     },
-    /// Sets the mode of a limit for a limited time. [`Mode::Off`] and [`Mode::Shadow`] admit everybody.
+    /// Sets the mode of a limit for a limited time. [`Mode::Off`] and [`Mode::Shadow`] admit everybody,
+    /// unless the limit is paused.
     Mode {
         /// The limit's name.
         limit: String,
@@ -158,21 +159,21 @@ impl Operator {
     ///
     /// # Errors
     ///
-    /// Fails if a value is out of range, another operator was faster ([`OperateErrorKind::Conflict`]), there is nothing
-    /// to remove or undo ([`OperateErrorKind::NotFound`]), the record has 1,000 overrides, or the store does not answer
-    /// or refuses.
+    /// Fails if a value is out of range or does not fit the limit, another operator was faster
+    /// ([`OperateErrorKind::Conflict`]), there is nothing to remove or undo ([`OperateErrorKind::NotFound`]), the record has
+    /// 1,000 overrides, or the store does not answer or refuses. If the store does not answer ([`OperateErrorKind::Unavailable`]), the order may have been carried out.
     ///
     /// A revocation fails if every replica has answered (at least one) and none has such a permit. A replica that does
     /// not answer is not an error: it may have revoked the permit. The same applies to a replica that cannot be asked
     /// but holds slots according to the store: it may have that permit.
     ///
-    /// [`Order::Share`] fails if no replica answers ([`OperateErrorKind::NotFound`]), or the limit is unknown
-    /// ([`OperateErrorKind::UnknownLimit`]) or not fair ([`OperateErrorKind::NotFair`]) to every replica that answers, or the
-    /// replicas are asked too often ([`OperateErrorKind::Busy`]).
+    /// [`Order::Share`] also fails if no replica answers ([`OperateErrorKind::NotFound`]), if the limit is unknown
+    /// ([`OperateErrorKind::UnknownLimit`]) or not fair ([`OperateErrorKind::NotFair`]) to every replica that answers, or if
+    /// the replicas are asked too often ([`OperateErrorKind::Busy`]).
     ///
-    /// [`Order::Resume`] fails if there is no replica ([`OperateErrorKind::NotFound`]), if the limit is unknown to every
-    /// replica that answers ([`OperateErrorKind::UnknownLimit`]), or if every replica has answered and remembers no such pause
-    /// ([`OperateErrorKind::NotFound`]).
+    /// [`Order::Resume`] also fails if the limit is unknown to every replica that answers
+    /// ([`OperateErrorKind::UnknownLimit`]), if there is no replica, or if every replica has answered and remembers no such
+    /// pause ([`OperateErrorKind::NotFound`]).
     ///
     /// # Cancel safety
     ///
@@ -203,7 +204,7 @@ impl Operator {
                 seen,
             } => {
                 let target = Target::tenant(limit, *tenant);
-                self.check_share(&target, *tenant, *share).await?;
+                check_share(&target, *tenant, *share)?;
                 (target, Setting::Share(*share), length, seen)
             }
             Order::Mode {
@@ -226,6 +227,11 @@ impl Operator {
                 let log = self.log().await?;
                 let entry = log.iter().find(|entry| entry.id == *id);
                 let entry = entry.ok_or_else(|| not_found("the log has no such change"))?;
+                if !entry.can_be_undone() {
+                    return Err(OperateError::value(
+                        "this entry of the log cannot be undone",
+                    ));
+                }
                 let seen = self.overrides().await?;
                 let change = Change::undo(seen.record(), &entry.logged, signed(by, What::Undo)?);
                 return self.make(&change).await;
@@ -240,49 +246,43 @@ impl Operator {
             let fault = "an override lasts for 1 second to 7 days";
             return Err(OperateError::value(fault));
         }
+        check(&target)?;
+        let is_known = self.check_fits(&target.limit, setting).await?;
         let (length_ms, seen) = (length.as_millis() as u64, self.seen(&target, seen).await?);
         let signed = signed(by, What::Set)?;
         let change = Change::set(seen.record(), &target, setting, length_ms, signed);
         let fault = "a key has a value only, and a tenant a share only";
         let change = change.ok_or_else(|| OperateError::value(fault))?;
-        self.make(&change).await
+        Ok(match self.make(&change).await? {
+            Outcome::Done { replicas } if !is_known => Outcome::Unused { replicas },
+            outcome => outcome,
+        })
     }
 
-    /// Whether replicas would apply a share: they ignore one that does not fit.
-    async fn check_share(
-        &self,
-        target: &Target,
-        tenant: TenantDigest,
-        share: u32,
-    ) -> Result<(), OperateError> {
-        check(target)?;
-        if !target.may_have(Setting::Share(share)) {
-            let fault = format!("the share of {target} is {share}: it must be 1 to {MAX_SHARE}");
-            return Err(OperateError::value(fault));
-        }
-        if tenant.is_none() {
-            let fault = "requests without a tenant have a share of 1";
-            return Err(OperateError::value(fault));
-        }
-        let limit = &target.limit;
-        let of = Of {
-            limit: limit.clone(),
-            key: None,
+    /// Whether replicas apply a setting: they ignore one that does not fit. Returns whether any of them has the limit, as far
+    /// as known. A setting of an unknown limit waits for a request under it, except a share.
+    async fn check_fits(&self, limit: &str, setting: Setting) -> Result<bool, OperateError> {
+        use OperateErrorKind::{Unavailable, UnknownLimit};
+        let is_share = matches!(setting, Setting::Share(_));
+        let answers: Answers<LimitRow> = match self.ask_limit(limit).await {
+            Ok(collected) => collected.rows(limit),
+            Err(error) if is_share || error.kind() == Unavailable => return Err(error),
+            Err(error) if error.kind() == UnknownLimit => return Ok(false),
+            // An operator who may not ask may still change the record.
+            Err(_) => return Ok(true),
         };
-        let collected = self.ask(Question::Tenants(of)).await?;
-        if collected.is_fair() {
-            Ok(())
-        } else if collected.is_not_fair() {
-            Err(not_fair(limit))
-        } else if collected.is_busy() {
-            Err(too_often())
-        } else if collected.is_unknown_limit() {
-            Err(unknown(limit))
-        } else if collected.missing.is_empty() {
-            Err(not_found("there is no operable replica"))
-        } else {
-            let fault = format!("no replica has answered whether limit `{limit}` is fair");
-            Err(not_found(fault))
+        match (setting, answers.rows.first()) {
+            (Setting::Value(value), Some(row)) => check_value(row, value).map(|()| true),
+            (Setting::Share(_), Some(row)) if !row.fair => Err(not_fair(limit)),
+            (Setting::Share(_), None) if !answers.busy.is_empty() => Err(too_often()),
+            (Setting::Share(_), None) if answers.missing.is_empty() => {
+                Err(not_found("there is no operable replica"))
+            }
+            (Setting::Share(_), None) => {
+                let fault = format!("no replica has answered whether limit `{limit}` is fair");
+                Err(not_found(fault))
+            }
+            _ => Ok(true),
         }
     }
 
@@ -306,11 +306,7 @@ impl Operator {
         }
     }
 
-    async fn revoke(
-        &self,
-        whose: &Revocation,
-        by: &By,
-    ) -> Result<Answers<PermitRow>, OperateError> {
+    async fn revoke(&self, whose: &Revocation, by: &By) -> Result<Revoked, OperateError> {
         whose.check()?;
         let (author, reason) = by.texts();
         let order = RevokeOrder {
@@ -319,16 +315,17 @@ impl Operator {
             reason: reason.to_owned(),
         };
         let mut collected = self.ask(Question::Revoke(order)).await?;
-        if collected.missing.is_empty() && collected.clone().rows::<PermitRow>("").rows.is_empty() {
+        let is_nothing = collected.clone().rows::<PermitRow>("").rows.is_empty();
+        if collected.missing.is_empty() && is_nothing {
             self.miss_holders(&mut collected).await?;
             self.miss_late(&mut collected).await?;
         }
-        let answers = collected.rows::<PermitRow>("");
-        if answers.rows.is_empty() && answers.is_complete() {
+        let revoked = collected.revoked();
+        let permits = revoked.ended.saturating_add(revoked.running);
+        if permits == 0 && revoked.permits.are_all() {
             return Err(not_found("no replica holds such a permit"));
         }
-        if !answers.rows.is_empty() {
-            let permits = answers.rows.len() as u64 + answers.left_out;
+        if permits > 0 {
             let some = if permits == 1 { "permit" } else { "permits" };
             let text = match whose {
                 Revocation::Permit(id) => format!("permit {id}"),
@@ -336,7 +333,7 @@ impl Operator {
             };
             self.note(What::Revoked, by, text).await;
         }
-        Ok(answers)
+        Ok(revoked)
     }
 
     async fn resume(&self, target: &Target, by: &By) -> Result<Answers<KeyRow>, OperateError> {
@@ -400,6 +397,30 @@ impl Operator {
             let _ = self.write(&Change::note((token, note))).await;
         }
     }
+}
+
+fn check_share(target: &Target, tenant: TenantDigest, share: u32) -> Result<(), OperateError> {
+    if !target.may_have(Setting::Share(share)) {
+        let fault = format!("the share of {target} is {share}: it must be 1 to {MAX_SHARE}");
+        return Err(OperateError::value(fault));
+    }
+    if tenant.is_none() {
+        let fault = "requests without a tenant have a share of 1";
+        return Err(OperateError::value(fault));
+    }
+    Ok(())
+}
+
+/// Whether a limit, as replicas describe it, can have this value.
+fn check_value(row: &LimitRow, value: LimitValue) -> Result<(), OperateError> {
+    let name = row.limit.clone();
+    let limit = match row.period_ms {
+        Some(period_ms) => Limit::try_rate(name, row.max, Duration::from_millis(period_ms)),
+        None => Limit::try_concurrent(name, row.max),
+    };
+    // Everybody who may publish may answer, so the row may describe no limit.
+    let fault = limit.ok().and_then(|limit| limit.check_value(value).err());
+    fault.map_or(Ok(()), |fault| Err(OperateError::value(fault.to_string())))
 }
 
 fn out_of_range(target: &Target, value: LimitValue) -> OperateError {

@@ -92,7 +92,8 @@ impl Operator {
         }
     }
 
-    /// Completes once no replica holds a slot of this limit, for example after a [pause](super::Order::Pause).
+    /// Completes once no replica holds a slot of this limit, for example after a [pause](super::Order::Pause). If the limit is
+    /// paused, the pause must last until then.
     ///
     /// The method asks every second, and continues while any replica does not answer, or none does. Replicas that
     /// cannot be asked because they are not operable may hold slots of this limit. So it also continues while the store
@@ -101,7 +102,9 @@ impl Operator {
     ///
     /// # Errors
     ///
-    /// Fails if the store does not answer or refuses.
+    /// Fails if the store does not answer or refuses, if no replica has a limit of this name
+    /// ([`OperateErrorKind::UnknownLimit`]), or if the limit was paused and is not paused any longer
+    /// ([`OperateErrorKind::NotFound`]).
     ///
     /// # Cancel safety
     ///
@@ -111,9 +114,17 @@ impl Operator {
         limit: &str,
         mut progress: impl FnMut(usize, &Answers<LimitRow>),
     ) -> Result<(), OperateError> {
-        let mut was_drained = false;
+        let (mut was_drained, mut was_paused) = (false, false);
         loop {
             let (held, answers) = self.held_of(limit).await?;
+            // Replicas that do not answer may still pause the limit.
+            let is_paused = answers.rows.iter().any(|row| row.paused);
+            if was_paused && !is_paused && !answers.rows.is_empty() {
+                let fault =
+                    format!("the pause of limit `{limit}` has ended with {held} slots held");
+                return Err(OperateError::new(OperateErrorKind::NotFound, fault));
+            }
+            was_paused |= is_paused;
             let is_drained = answers.is_complete() && held == 0;
             if is_drained && was_drained {
                 return Ok(());
@@ -131,17 +142,14 @@ impl Operator {
 
     /// The slots held under a limit, or otherwise the slots of replicas that cannot be asked, under any limit.
     async fn held_of(&self, limit: &str) -> Result<(usize, Answers<LimitRow>), OperateError> {
-        let mut collected = self.ask(Question::Limits).await?;
-        let held = |answers: &Answers<LimitRow>| -> usize {
-            let rows = answers.rows.iter().filter(|row| row.limit == limit);
-            rows.map(|row| row.held).sum()
-        };
-        let answers = collected.clone().rows("");
-        if !answers.missing.is_empty() || held(&answers) > 0 {
-            return Ok((held(&answers), answers));
+        let mut collected = self.ask_limit(limit).await?;
+        let answers = collected.clone().rows(limit);
+        let held = answers.rows.iter().map(|row: &LimitRow| row.held).sum();
+        if !answers.missing.is_empty() || held > 0 {
+            return Ok((held, answers));
         }
         let held_by_others = self.miss_holders(&mut collected).await?;
-        Ok((held_by_others, collected.rows("")))
+        Ok((held_by_others, collected.rows(limit)))
     }
 
     /// Compares the replicas that answered with the holders according to the store. Holders that did not answer count

@@ -33,7 +33,8 @@ pub(super) struct Message {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) enum Question {
     Replicas,
-    Limits,
+    /// All limits, or the limit of this name.
+    Limits(Option<String>),
     Permits(Of),
     Keys(Of),
     Refusals(Of),
@@ -108,10 +109,19 @@ pub(super) enum Body {
     Replicas(Vec<ReplicaRow>),
     Limits(Vec<LimitRow>),
     Permits(Vec<PermitRow>),
+    Revoked(RevokedHere),
     Keys(Vec<KeyRow>),
     Refusals(Vec<RefusalRow>),
     Tenants(Vec<TenantRow>),
     Overrides(Applied),
+}
+
+/// The permits that a replica has revoked, running ones first.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct RevokedHere {
+    /// Number of permits that are still held, among all revoked ones.
+    pub running: u64,
+    pub permits: Vec<PermitRow>,
 }
 
 /// The overrides of a replica.

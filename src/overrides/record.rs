@@ -112,11 +112,13 @@ impl Record {
         }
     }
 
-    /// Adopts newer entries of an earlier record: the store has lost them.
+    /// Adopts newer entries of an earlier record: the store has lost them. A record without entries has expired: no version
+    /// is left to compare with.
     pub(crate) fn take_newer(&mut self, before: &Self) {
         self.take_newer_entries(&before.entries);
         let version = |latest: &Option<Latest>| latest.as_ref().map(|latest| latest.version);
-        if version(&before.latest) > version(&self.latest) {
+        let is_newer = version(&before.latest) > version(&self.latest);
+        if is_newer && !self.entries.is_empty() {
             self.latest.clone_from(&before.latest);
         }
     }
@@ -308,6 +310,22 @@ mod tests {
             Some(9.into())
         );
         assert_eq!(in_force.next_end(), Some(start + millis(2_500)));
+    }
+
+    /// A replica that read the record before it expired agrees with one that has started since.
+    #[test]
+    fn an_expired_record_is_none() {
+        let latest = format!("7 {OF}").into_bytes();
+        let chat = field(&Target::limit("chat"), Setting::Value(8.into()), 1);
+        let before = BTreeMap::from([(LATEST.into(), latest), chat]);
+        let before = Record::read(&before, NOW_MS).unwrap();
+        let read = |now_ms| {
+            let mut now = Record::read(&BTreeMap::new(), now_ms).unwrap();
+            now.take_newer(&before);
+            now.latest
+        };
+        assert_eq!(read(NOW_MS), before.latest, "the store has lost it");
+        assert_eq!(read(NOW_MS + 1), None);
     }
 
     /// Replicas' knowledge is restored to a record that has lost it, but never replaces newer entries.

@@ -96,6 +96,16 @@ const MAX_CLIENTS: &str = "ERR max number of clients";
 /// How Redis refuses a script's commands for lack of permission, without a code.
 const FORBIDDEN_IN_SCRIPT: [&str; 2] = ["ACL failure in script", "user executing the script"];
 const UNKNOWN_COMMAND: &str = "unknown command";
+/// How a script learns that the hash slot of its key is moving to another node, without a code: a command of the script has
+/// removed the key here, and the next one is redirected, which scripts cannot be.
+const MOVING_IN_SCRIPT: [&str; 4] = [
+    "Script attempted to access a non local key",
+    "Script attempted to access a slot not served",
+    "Lua script attempted to access a non local key",
+    "Lua script attempted to access a slot not served",
+];
+/// The code of the same fault outside scripts.
+const MOVING: &str = "TRYAGAIN";
 const UNKNOWN: &str = "ERR: an error that is not known here, whose words are left out because they may quote \
                        a password: the server's log or `redis-cli` may tell more";
 
@@ -183,6 +193,11 @@ fn read(words: &str) -> (StoreErrorKind, String) {
         let command = command.map_or_else(String::new, |command| format!(" `{command}`"));
         return (Misconfigured, format!("ERR {UNKNOWN_COMMAND}{command}"));
     }
+    if is_moving(words)
+        && let Some((code, kind, meaning)) = known_code(MOVING)
+    {
+        return (*kind, format!("{code}: {meaning}"));
+    }
     let phrase = PHRASES.iter().find(|(phrase, _)| has(phrase));
     let message = phrase.map_or(UNKNOWN.to_owned(), |(_, meaning)| format!("ERR {meaning}"));
     (Misconfigured, message)
@@ -204,14 +219,22 @@ fn forbidden(words: &str) -> String {
     format!("the user has no permission for {what} that is needed")
 }
 
+fn is_moving(words: &str) -> bool {
+    let begins = |part: &str| MOVING_IN_SCRIPT.iter().any(|words| part.starts_with(words));
+    begins(words.trim_start_matches("ERR ")) || in_script(words).any(begins)
+}
+
 fn known_code(words: &str) -> Option<&'static (&'static str, StoreErrorKind, &'static str)> {
     let known = |code: &str| CODES.iter().find(|(known, ..)| *known == code);
-    // An error of a command in a script begins with its code, or in Redis 6 with the places it passed through.
-    let in_script = words.split("user_script:").skip(1).filter_map(|part| {
-        let is_place = |c: char| c.is_ascii_digit() || matches!(c, ' ' | ':' | '-');
-        code(part.trim_start_matches(is_place))
-    });
+    let in_script = in_script(words).filter_map(code);
     code(words).into_iter().chain(in_script).find_map(known)
+}
+
+/// An error of a command in a script begins with its code, or in Redis 6 with the places it passed through.
+fn in_script(words: &str) -> impl Iterator<Item = &str> {
+    let is_place = |c: char| c.is_ascii_digit() || matches!(c, ' ' | ':' | '-');
+    let parts = words.split("user_script:").skip(1);
+    parts.map(move |part| part.trim_start_matches(is_place))
 }
 
 /// The first word.
@@ -278,6 +301,19 @@ mod tests {
             ("MOVED 1234 10.0.0.1:6379", Misconfigured),
             ("DENIED Redis is running in protected mode", Misconfigured),
             ("ERR unknown command 'EVALSHA'", Misconfigured),
+            // Redis 7 and 6, Valkey.
+            (
+                "ERR Script attempted to access a non local key in a cluster node script: f, on @user_script:9.",
+                Outage,
+            ),
+            (
+                "@user_script: 9: Lua script attempted to access a non local key in a cluster node",
+                Outage,
+            ),
+            (
+                "ERR Script attempted to access a slot not served by this node",
+                Outage,
+            ),
         ];
         for (words, kind) in cases {
             assert_eq!(StoreError::of_server(words).kind, kind, "{words}");
@@ -444,6 +480,7 @@ mod tests {
             MAX_CLIENTS,
             UNKNOWN_COMMAND,
             FORBIDDEN_IN_SCRIPT[0],
+            MOVING_IN_SCRIPT[0],
             "ü",
             "canary",
         ];

@@ -70,6 +70,8 @@ async fn limits_are_set_paused_and_restored() {
 #[tokio::test]
 async fn a_value_may_have_a_burst() {
     for scene in scenes().await {
+        let tokens = Limit::rate("tokens", 10, Duration::from_secs(60));
+        drop(scene.limiters[0].semaphore(tokens, ""));
         let of_a_rate = with(with(set(100), "limit", "tokens"), "burst", 20);
         scene.changed(of_a_rate.clone()).await;
         let status = scene.get("/api/status").await;

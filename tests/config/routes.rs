@@ -315,6 +315,23 @@ async fn a_path_that_may_lead_to_two_routes_is_refused() {
     }
 }
 
+/// The same request would be refused again, whatever the settings in code, so there is no time to retry.
+#[tokio::test]
+async fn an_ambiguous_path_is_not_worth_a_retry() {
+    let text = "
+        limits.one.concurrent = 1
+        routes = [{ match = ['/p/{id}'], limits = ['one'] }]
+    ";
+    let config = Config::from_toml(text).unwrap();
+    let layer = LimitLayer::from_config(&config, &Limiter::in_memory()).unwrap();
+    let layer = layer.limited_status(StatusCode::TOO_MANY_REQUESTS);
+    let service = layer.layer(serve(Script::of([])));
+    let answer: Answer = send(&service, get("/p/a%2Fb")).await;
+    assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
+    assert!(!answer.headers().contains_key("retry-after"));
+    assert_eq!(kind(&answer), Some(("unreadable-path", RefusalKind::NoKey)));
+}
+
 #[tokio::test]
 async fn a_route_may_take_escaped_slashes() {
     let text = "
@@ -463,9 +480,14 @@ async fn what_the_program_sets_goes_before_the_file() {
     let service = layer.layer(serve(Script::of([]).then_waits()));
     let _one = send(&service, get("/a")).await;
     let unreadable = format!("/%{}2Fa", "25".repeat(200));
-    for path in ["/a", "/a/x%2Fb", &unreadable] {
+    let ambiguous = StatusCode::BAD_REQUEST;
+    for (path, status) in [
+        ("/a", StatusCode::IM_A_TEAPOT),
+        ("/a/x%2Fb", ambiguous),
+        (&unreadable, ambiguous),
+    ] {
         let refused = send(&service, get(path)).await;
-        assert_eq!(refused.status(), StatusCode::IM_A_TEAPOT);
+        assert_eq!(refused.status(), status);
         let body = http_body_util::BodyExt::collect(refused.into_body())
             .await
             .unwrap();

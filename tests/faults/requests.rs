@@ -300,6 +300,9 @@ async fn a_connection_to_a_distant_store_is_made_in_time() {
     let took = began.elapsed();
     println!("connected after {took:?}, with {:?} a round trip", 2 * way);
     assert!(limiter.status().store_up, "after {took:?}");
+    // More would take further round trips on a real network, whose connections start slowly.
+    let sent = proxy.seen().received(Way::Requests);
+    assert!(sent < 10 * 1_460, "{sent} bytes");
     let permit = soon(limiter.semaphore(strict(1), "key").acquire()).await;
     drop(permit.expect("free"));
 }

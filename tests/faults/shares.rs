@@ -267,3 +267,23 @@ async fn replicas_that_come_and_go_add_nothing() {
     is_within(share.0, share.1, "a rollout");
     assert!(local.0.peak > share.1, "the fault is none: {}", local.0);
 }
+
+/// A replica without requests is counted too, so that the others leave it its share.
+#[tokio::test]
+async fn an_idle_replica_is_connected_again_after_a_restart() {
+    let mut server = RedisServer::start();
+    let limiter = connect(&server.url()).await;
+    let shared = Limit::concurrent("shared", CAP).fallback(Fallback::Share);
+    let permit = soon(limiter.semaphore(&shared, "key").acquire()).await;
+    soon(permit.expect("free").release())
+        .await
+        .expect("the store is up");
+    server.restart();
+    let channel = format!("{NAMESPACE}:wake:all");
+    soon(async {
+        while !server.cli(&["PUBSUB", "NUMSUB", &channel]).ends_with('1') {
+            sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}

@@ -397,10 +397,13 @@ fn only_listed_callers_are_served() {
         replica.until_logged("reloaded", 1).await;
         assert_eq!(ask(&[("x-api-key", "mallory")]).await, 200);
         assert_eq!(ask(&[("x-api-key", "alice")]).await, 401);
-        fs::write(&file, "\n").expect("a file");
-        replica.hang_up();
-        replica.until_logged("not reloaded", 1).await;
-        assert_eq!(ask(&[("x-api-key", "mallory")]).await, 200);
+        for (number, faulty) in [(1, "\n"), (2, "mallory\nali")] {
+            fs::write(&file, faulty).expect("a file");
+            replica.hang_up();
+            replica.until_logged("not reloaded", number).await;
+            assert_eq!(ask(&[("x-api-key", "mallory")]).await, 200);
+            assert_eq!(ask(&[("x-api-key", "ali")]).await, 401);
+        }
     });
 }
 

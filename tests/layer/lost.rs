@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use tokio_test::{assert_pending, assert_ready, task};
@@ -65,6 +65,35 @@ async fn abort_takes_no_frame_after_the_loss() {
     assert!(body.is_end_stream());
     assert_eq!(body.size_hint().exact(), Some(0));
     assert_eq!(held(&limiter), 0);
+}
+
+/// A reset of the stream would be an internal error to its client, which it does not retry.
+#[tokio::test]
+async fn abort_ends_a_grpc_call_with_a_status() {
+    let limiter = Limiter::in_memory();
+    let layer = limiter.layer(ONE).on_lost(OnLost::Abort);
+    let service = layer.layer(serve(Script::of(["a"]).then_waits()));
+    let mut call = get("/");
+    let grpc = HeaderValue::from_static("application/grpc+proto");
+    call.headers_mut().insert("content-type", grpc);
+    let mut body = send(&service, call).await.into_body();
+    body.frame().await.unwrap().unwrap();
+    lose_all(&limiter).await;
+    assert!(!body.is_end_stream());
+    let trailers = body.frame().await.unwrap().unwrap();
+    let trailers = trailers.into_trailers().expect("a status");
+    let [status, kind] = ["grpc-status", "turnstile-kind"].map(|name| &trailers[name]);
+    assert_eq!(
+        (status, kind),
+        (&"14".parse().unwrap(), &"shut_down".parse().unwrap())
+    );
+    assert!(
+        trailers["grpc-message"]
+            .to_str()
+            .unwrap()
+            .contains("shut down")
+    );
+    assert!(body.frame().await.is_none() && body.is_end_stream());
 }
 
 #[tokio::test]

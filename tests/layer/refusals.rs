@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use serde_json::json;
+use tokio::time::sleep;
 use tokio_test::{assert_pending, task};
 use tower::{Layer, ServiceExt};
 use tower_turnstile::{Key, Limit, LimitLayer, Limiter, Refusal, RefusalKind};
@@ -87,6 +88,71 @@ async fn shutdown_refuses_waiters() {
     limiter.shutdown(Duration::ZERO).await;
     assert!(waiting.is_woken());
     assert_eq!(kind(&waiting.await.unwrap()), RefusalKind::ShutDown);
+}
+
+/// How long slots are held says nothing about the end of a shutdown, or of an outage.
+#[tokio::test(start_paused = true)]
+async fn only_a_limit_that_was_reached_delays_the_retry() {
+    let limiter = Limiter::in_memory();
+    let permit = take(&limiter).await;
+    sleep(Duration::from_secs(60)).await;
+    drop(permit);
+    let _permit = take(&limiter).await;
+    let served = |limit: Limit| limiter.layer(limit).layer(serve(Full::from("served")));
+    let full = send(&served(ONE), get("/")).await;
+    assert!(full.extensions().get::<Refusal>().unwrap().retry_after() > SOON);
+    let mut waiting = task::spawn(served(ONE.wait_up_to(SOON)).oneshot(get("/")));
+    assert_pending!(waiting.poll());
+    limiter.shutdown(Duration::ZERO).await;
+    let ended = waiting.await.unwrap();
+    assert_eq!(kind(&ended), RefusalKind::ShutDown);
+    assert_eq!(ended.headers()["retry-after"], "1");
+}
+
+/// Over HTTP/2 a client takes content of such a response for a fault of the protocol.
+#[tokio::test]
+async fn a_head_request_is_refused_without_content() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    for layer in [
+        limiter.layer(ONE),
+        limiter
+            .layer(ONE)
+            .refuse_with(|refusal, _| Response::new(refusal.to_string())),
+    ] {
+        let service = layer.layer(serve(Full::from("served")));
+        let content = send(&service, get("/")).await.into_body();
+        let length = content.collect().await.unwrap().to_bytes().len();
+        let head = send(&service, Request::head("/").body(()).unwrap()).await;
+        assert_eq!(
+            head.headers()["content-length"],
+            length.to_string().as_str()
+        );
+        assert!(length > 0 && head.body().is_end_stream());
+        assert!(head.into_body().frame().await.is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_has_the_rate_in_force() {
+    let limiter = Limiter::in_memory();
+    let minute = Duration::from_secs(60);
+    let layer = limiter.layer(Limit::rate("opens", 1, minute));
+    let hour = Limit::rate("opens", 2, 60 * minute).unit("pages");
+    limiter.update(&hour).unwrap();
+    let service = layer.layer(serve(Full::from("served")));
+    for _ in 0..2 {
+        assert_eq!(send(&service, get("/")).await.status(), StatusCode::OK);
+    }
+    let answer = send(&service, get("/")).await;
+    let limit = answer.extensions().get::<Refusal>().unwrap().limit();
+    assert_eq!(limit.period(), Some(60 * minute));
+    let problem = problem(answer).await;
+    assert_eq!(
+        (&problem["limit"], &problem["period"]),
+        (&2.into(), &3_600.into())
+    );
+    assert_eq!(problem["detail"], "the rate of 2 pages in 3600s is used up");
 }
 
 #[tokio::test(start_paused = true)]

@@ -81,12 +81,15 @@ async fn use_stays_when_an_operator_sets_a_burst_in_the_store() {
     use_stays(&limiters, &operator).await;
 }
 
-/// A burst for slots, although only replicas know that the limit is not a rate.
+/// A burst for slots, set before the first request shows that the limit is not a rate.
 #[tokio::test]
 async fn a_burst_of_slots_is_ignored_with_its_value() {
     let limiter = Limiter::in_memory();
-    let (semaphore, operator) = (acme(&limiter), limiter.operator());
-    set(&operator, &jobs(), LimitValue::new(6).burst(3), 1).await;
+    let operator = limiter.operator();
+    let (before, value) = (seen(&operator).await, LimitValue::new(6).burst(3));
+    let outcome = operator.set(&before, &jobs(), value, HOUR, &ada()).await;
+    assert_eq!(outcome.unwrap(), Outcome::Unused { replicas: 1 });
+    let semaphore = acme(&limiter);
     assert_eq!(semaphore.usage().await.unwrap().max, JOBS.max());
     set(&operator, &jobs(), 6.into(), 1).await;
     assert_eq!(semaphore.usage().await.unwrap().max, 6);

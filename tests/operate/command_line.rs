@@ -311,7 +311,9 @@ async fn limits_are_changed() {
     );
     acme.acquire().await.unwrap_err();
     let burst = ["set", "tokens", "100", "--burst", "20", "--for", "1h"];
-    assert_eq!(run(&burst).await.0, 0);
+    let (code, says_so) = run(&burst).await;
+    assert_eq!(code, 4);
+    assert!(says_so.contains("none has such a limit yet"), "{says_so}");
     let overrides = says(&server, &["overrides"]).await;
     assert!(overrides.contains("value 100, burst 20"), "{overrides}");
     for wrong in [
@@ -569,8 +571,9 @@ async fn output_that_nobody_reads_changes_no_exit_code() {
         (&server.url(), &["explain", "chat", "--key", "acme"], 1),
         (&server.url(), &["doctor"], 0),
         (&server.url(), &["overrides"], 0),
-        (&server.url(), &set, 0),
-        (&server.url(), &pause, 0),
+        // No replica has the limit.
+        (&server.url(), &set, 4),
+        (&server.url(), &pause, 1),
         (&server.url(), &undo, 0),
         (&server.url(), &["unknown"], 2),
         (&server.url(), &["--help"], 0),

@@ -55,6 +55,31 @@ async fn each_verdict_is_what_a_request_meets() {
     assert_eq!(error.kind(), OperateErrorKind::UnknownLimit);
 }
 
+/// More limits than an answer has room for.
+#[tokio::test]
+async fn each_of_many_limits_is_explained() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 1).await;
+    for number in 0..100 {
+        let limit = Limit::try_concurrent(format!("limit-{number}"), 2).unwrap();
+        drop(limiters[0].semaphore(limit, "acme"));
+    }
+    assert!(operator.limits().await.unwrap().left_out > 0);
+    let held = { limiters[0].semaphore(Limit::concurrent("limit-99", 2), "acme") }
+        .acquire()
+        .await
+        .unwrap();
+    let key = KeyDigest::of("limit-99", "acme");
+    let why = operator.explain("limit-99", key).await.unwrap();
+    assert_eq!((why.limit.max, why.in_use, why.limit.held), (2, 1, 1));
+    held.release().await.unwrap();
+    let drained = timeout(
+        Duration::from_secs(20),
+        operator.drained("limit-99", |_, _| ()),
+    );
+    drained.await.expect("in time").unwrap();
+}
+
 /// Newcomers under a strict limit wait until permits are back in a store that has lost its data.
 #[tokio::test]
 async fn a_request_to_a_store_that_has_lost_its_data_is_explained() {

@@ -8,6 +8,7 @@ use tower_turnstile::{
     AcquireErrorKind, Limit, Limiter, Semaphore,
     operate::{
         OperateErrorKind, Operator, Outcome, Overrides, PermitState, Revocation, Setting, Target,
+        What,
     },
 };
 
@@ -21,8 +22,9 @@ use crate::{
 
 async fn pause(operator: &Operator, replicas: usize) {
     let now = seen(operator).await;
-    let outcome = operator.pause(&now, "jobs", HOUR, &ada()).await;
-    assert_eq!(outcome.unwrap(), Outcome::Done { replicas });
+    let outcome = operator.pause(&now, "jobs", HOUR, &ada()).await.unwrap();
+    // Before the first request under the limit.
+    assert_eq!(outcome, Outcome::Unused { replicas });
 }
 
 async fn is_paused(semaphore: &Semaphore) -> bool {
@@ -71,7 +73,7 @@ async fn a_pause_whose_record_was_lost_is_shown_and_ended() {
     }
 }
 
-/// The log is lost too: the new log contains the restored override, which can be undone.
+/// The log is lost too: the new log contains the restored override, which is no change to undo, but can be removed.
 #[tokio::test]
 async fn a_pause_whose_record_was_lost_is_taken_back() {
     let server = RedisServer::start();
@@ -80,7 +82,10 @@ async fn a_pause_whose_record_was_lost_is_taken_back() {
     lose(&server);
     assert_eq!(seen(&operator).await.all().len(), 1);
     let log = operator.log().await.unwrap();
-    let outcome = operator.undo(&log[0], &ada()).await;
+    let error = operator.undo(&log[0], &ada()).await.unwrap_err();
+    assert_eq!(error.kind(), OperateErrorKind::Value);
+    let now = seen(&operator).await;
+    let outcome = operator.unset(&now, &jobs(), &ada()).await;
     assert_eq!(outcome.unwrap(), Outcome::Done { replicas: 2 });
     drop(acme(&limiters[0]).try_acquire().await.unwrap());
 }
@@ -124,6 +129,14 @@ async fn what_the_store_has_lost_is_written_back() {
     assert_eq!(server.cli(&["HLEN", "turnstile:control"]), "2");
     let ttl_ms: u64 = server.cli(&["PTTL", "turnstile:control"]).parse().unwrap();
     assert!((3_500_000..=3_600_000).contains(&ttl_ms), "{ttl_ms}");
+    // It is no operator's change, and an operator who undoes a change of their own must not undo it.
+    let log = operator.log().await.unwrap();
+    assert_eq!(
+        (log[0].what, log[0].can_be_undone()),
+        (What::Restored, false)
+    );
+    let error = operator.undo(&log[0], &ada()).await.unwrap_err();
+    assert_eq!(error.kind(), OperateErrorKind::Value);
 }
 
 /// A disconnected replica knows an older value, and is the first to restore it, which the other one notices.

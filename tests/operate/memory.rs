@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tower_turnstile::{
     Limit, Limiter,
-    operate::{KeyDigest, OperateErrorKind, PermitState},
+    operate::{KeyDigest, OperateErrorKind, PermitState, Verdict},
 };
 
 use crate::{
@@ -79,6 +79,21 @@ async fn holders_waiters_keys_and_refusals() {
             .rows
             .is_empty()
     );
+}
+
+/// More permits than an answer has room for.
+#[tokio::test]
+async fn many_permits_of_a_key_are_explained() {
+    let limiter = Limiter::in_memory();
+    let many = Limit::concurrent("many", 200);
+    let many = limiter.semaphore(many, "acme");
+    let held = (0..200).map(|_| many.acquire());
+    let held = futures_util::future::try_join_all(held).await.unwrap();
+    let key = KeyDigest::of("many", "acme");
+    let why = limiter.operator().explain("many", key).await.unwrap();
+    assert!(why.permits.left_out > 0);
+    assert_eq!((why.in_use, why.verdict), (200, Some(Verdict::Full)));
+    drop(held);
 }
 
 #[tokio::test]

@@ -60,14 +60,17 @@ async fn a_raise_admits_the_first_waiter_after_a_message_and_two_round_trips() {
     let by = ["--author", "ada", "--reason", "launch"];
     let raise = [&raise[..], &by].concat();
     let raise = tokio::spawn(async move { turnstile(&url, &raise).await });
-    // Before the change, replicas are asked for their overrides in force.
+    // Before the change, replicas are asked for the limit, and for their overrides in force.
     let order = async {
         loop {
             let message = orders.on_message().next().await.expect("a message");
             let text = String::from_utf8_lossy(message.get_payload_bytes()).into_owned();
             match text.contains("read-again") {
                 true => return,
-                false => assert!(text.contains("overrides"), "{text}"),
+                false => assert!(
+                    text.contains("limits") || text.contains("overrides"),
+                    "{text}"
+                ),
             }
         }
     };

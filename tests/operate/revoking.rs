@@ -12,7 +12,8 @@ use tower_turnstile::{
     Limit, LimitLayer, Limiter, OnLost, Permit, Refusal, RefusalKind,
     layer::{LostError, LostErrorKind, ResponseBody, Slot},
     operate::{
-        Answers, By, KeyDigest, OperateErrorKind, Operator, PermitRow, PermitState, Revocation,
+        Answers, By, KeyDigest, OperateErrorKind, Operator, Order, Outcome, PermitRow, PermitState,
+        Revocation,
     },
 };
 
@@ -227,6 +228,29 @@ async fn a_call_without_a_response_is_refused() {
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     let refusal = response.extensions().get::<Refusal>().expect("a refusal");
     assert_eq!(refusal.kind(), RefusalKind::Revoked);
+}
+
+/// More permits than an answer has room for: the numbers are exact.
+#[tokio::test]
+async fn many_permits_are_revoked_and_counted() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    let many = Limit::concurrent("many", 1_000);
+    let mut streams = Vec::new();
+    for _ in 0..300 {
+        streams.push(open(&limiters[0].layer(&many)).await);
+    }
+    let job = limiters[0].semaphore(&many, "").acquire().await.unwrap();
+    let replica = operator.replicas().await.unwrap().rows;
+    let replica = replica.iter().find(|row| row.label == "web-0").unwrap();
+    let order = Order::Revoke(Revocation::Replica(replica.replica.clone()));
+    let outcome = operator.order(&order, &ada()).await.unwrap();
+    let Outcome::Revoked(revoked) = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert_eq!((revoked.ended, revoked.running), (300, 1));
+    assert!(revoked.permits.left_out > 0 && !revoked.is_done());
+    drop((streams, job));
 }
 
 #[tokio::test]

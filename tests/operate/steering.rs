@@ -6,8 +6,11 @@ use http::{Request, StatusCode};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
-    Acquire, AcquireErrorKind, Limiter, Mode, Permit, Refusal, RefusalKind, Semaphore,
-    operate::{KeyDigest, Operator, Outcome, Overrides, Setting, Target, Verdict},
+    Acquire, AcquireErrorKind, Limit, LimitValue, Limiter, Mode, Permit, Refusal, RefusalKind,
+    Semaphore,
+    operate::{
+        KeyDigest, OperateErrorKind, Operator, Order, Outcome, Overrides, Setting, Target, Verdict,
+    },
 };
 
 use crate::{
@@ -184,16 +187,97 @@ async fn a_replica_that_does_not_confirm_is_named() {
     assert_eq!(acme(&blind).usage().await.unwrap().max, 2);
 }
 
-/// An override for an unused limit waits for a replica with this limit.
+/// A typo in `turnstile pause caht --wait && migrate` does not start the migration.
 #[tokio::test]
-async fn a_limit_that_comes_later_has_its_override() {
+async fn a_limit_that_no_replica_has_is_reported() {
     let server = RedisServer::start();
-    let (limiters, operator) = replicas(&server, 1).await;
-    set(&operator, 5, HOUR, 1).await;
-    assert_eq!(acme(&limiters[0]).usage().await.unwrap().max, 5);
+    let (limiters, operator) = replicas(&server, 2).await;
     let now = seen(&operator).await;
     let gone = Target::limit("\u{202e}gone");
-    operator.set(&now, &gone, 5, HOUR, &ada()).await.unwrap();
+    let unused = Outcome::Unused { replicas: 2 };
+    for outcome in [
+        operator.set(&now, &gone, 5, HOUR, &ada()).await,
+        operator.pause(&now, "jobs", HOUR, &ada()).await,
+    ] {
+        assert_eq!(outcome.unwrap(), unused);
+    }
+    let error = operator.drained("jobs", |_, _| ()).await.unwrap_err();
+    assert_eq!(error.kind(), OperateErrorKind::UnknownLimit);
+    // The first request under the limit is paused.
+    let error = acme(&limiters[0]).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), AcquireErrorKind::Paused);
+    let now = seen(&operator).await;
+    let outcome = operator.pause(&now, "jobs", HOUR, &ada()).await;
+    assert_eq!(outcome.unwrap(), Outcome::Done { replicas: 2 });
+    operator.drained("jobs", |_, _| ()).await.unwrap();
+}
+
+/// Replicas would ignore it, and the caller would not be blocked.
+#[tokio::test]
+async fn a_value_that_does_not_fit_is_refused() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    let opens = Limit::rate("opens", 10, Duration::from_secs(60));
+    drop((limiters[0].semaphore(opens, "acme"), acme(&limiters[1])));
+    let now = seen(&operator).await;
+    let bursty = LimitValue::from(5).burst(5);
+    let opens = Target::key("opens", "acme");
+    for (target, value) in [(&opens, LimitValue::from(0)), (&jobs(), bursty)] {
+        let error = operator.set(&now, target, value, HOUR, &ada()).await;
+        assert_eq!(error.unwrap_err().kind(), OperateErrorKind::Value);
+    }
+    let blocked = Target::key("jobs", "acme");
+    for (target, value) in [(&opens, bursty), (&blocked, LimitValue::from(0))] {
+        operator
+            .set(&now, target, value, HOUR, &ada())
+            .await
+            .unwrap();
+    }
+}
+
+/// Whoever waits for the last holder must not take an open limit for a paused one.
+#[tokio::test(start_paused = true)]
+async fn a_pause_must_last_until_the_limit_is_drained() {
+    let limiter = Limiter::in_memory();
+    let (operator, semaphore) = (limiter.operator(), acme(&limiter));
+    let mut held = hold(&semaphore, 2).await;
+    let (now, minute) = (seen(&operator).await, Duration::from_secs(60));
+    operator.pause(&now, "jobs", minute, &ada()).await.unwrap();
+    let error = operator.drained("jobs", |_, _| ()).await.unwrap_err();
+    assert_eq!(error.kind(), OperateErrorKind::NotFound);
+    let expected = "the pause of limit `jobs` has ended with 2 slots held";
+    assert_eq!(error.to_string(), expected);
+    // A limit that was never paused.
+    let drained = operator.drained("jobs", |held_now, _| held.truncate(held_now - 1));
+    drained.await.unwrap();
+}
+
+/// Each operator's change is in force, although replicas report only the latest.
+#[tokio::test]
+async fn changes_at_the_same_time_are_confirmed() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 3).await;
+    let other = Operator::connect(&server.url()).await.unwrap();
+    let chat = Limit::concurrent("chat", 2);
+    for one in &limiters {
+        drop((one.semaphore(&chat, ""), acme(one)));
+    }
+    for value in 1..=8 {
+        let order = |target| Order::Set {
+            target,
+            value,
+            burst: None,
+            length: HOUR,
+            seen: None,
+        };
+        let (jobs, chat) = (order(jobs()), order(Target::limit("chat")));
+        let ada = ada();
+        let (one, two) = tokio::join!(operator.order(&jobs, &ada), other.order(&chat, &ada));
+        let done = Outcome::Done { replicas: 3 };
+        assert_eq!((one.unwrap(), two.unwrap()), (done.clone(), done));
+        // No more often than replicas answer.
+        sleep(Duration::from_millis(300)).await;
+    }
 }
 
 /// With paused time: only the end itself ends an override.

@@ -44,6 +44,7 @@ macro_rules! promises {
             a_newcomer_never_overtakes,
             a_request_that_does_not_wait_is_refused,
             a_full_line_refuses,
+            a_question_admits_nobody_above_the_keys_own_value,
             a_wait_ends_in_time,
             a_cancelled_waiter_leaves_the_line,
             a_cancelled_head_makes_way,

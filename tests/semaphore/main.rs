@@ -41,7 +41,7 @@ async fn a_free_slot_is_granted_at_once(backend: Backend) {
     let semaphore = backend.semaphore(&Limit::concurrent("a", 2)).await;
     let one = semaphore.acquire().await.expect("free");
     let two = semaphore.try_acquire().await.expect("free");
-    assert_eq!((one.position(), two.position()), (0, 0));
+    assert_eq!((one.position(), two.position()), (None, None));
     assert!(!one.is_lost());
     let usage = semaphore.usage().await.expect("up");
     assert_eq!((usage.in_use, usage.waiting, usage.max), (2, 0, 2));
@@ -93,9 +93,29 @@ async fn waiters_are_served_in_order_across_replicas(backend: Backend) {
             .await
             .expect("in order")
             .expect("no panic");
-        assert_eq!(holder.position(), number as u32 + 1);
+        assert_eq!(holder.position(), Some(number as u32 + 1));
         let usage = replicas[0].usage().await.expect("up");
         assert_eq!((usage.in_use, usage.waiting), (1, 11 - number as u32));
+    }
+}
+
+/// G1: a replica without a request of the key asks for its usage, or pauses it.
+async fn a_question_admits_nobody_above_the_keys_own_value(backend: Backend) {
+    let limit = Limit::concurrent("a", 100).wait_up_to(PATIENT);
+    let [one, other, third] = [
+        backend.semaphore(&limit).await.value(1),
+        backend.semaphore(&limit).await.value(1),
+        backend.semaphore(&limit).await.value(1),
+    ];
+    let held = one.acquire().await.expect("free");
+    let waiters = [queue(&other, 1).await, queue(&other, 2).await];
+    for _ in 0..2 {
+        let usage = third.usage().await.expect("up");
+        assert_eq!((usage.max, usage.in_use, usage.waiting), (1, 1, 2));
+    }
+    drop(held);
+    for waiter in waiters {
+        drop(waiter.await.expect("no panic"));
     }
 }
 

@@ -13,7 +13,7 @@ use http_body_util::Empty;
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
-    AcquireErrorKind, Fallback, Key, Limit, Limiter, Permit, Policy, Refusal, Semaphore,
+    AcquireErrorKind, Fallback, Key, Limit, LimitValue, Limiter, Permit, Policy, Refusal, Semaphore,
 };
 
 use crate::{
@@ -114,7 +114,7 @@ async fn a_request_waits_for_its_time_and_holds_nothing(backend: Backend) {
     assert!(began.elapsed() >= Duration::from_millis(500));
     assert_eq!(usage(&slots).await, (1, 0));
     assert!(permit.waited() > Duration::ZERO);
-    assert_eq!(permit.position(), 0);
+    assert_eq!(permit.position(), None);
 }
 
 async fn waiters_are_admitted_in_order(backend: Backend) {
@@ -487,6 +487,13 @@ async fn without_its_store_a_rate_has_its_fallback() {
         .await
         .expect_err("used up");
     assert!(error.retry_after().expect("exact") <= SPACING);
+    // A key with a value of its own keeps it: ten in a second, whose lowest terms are not those of the limit.
+    let rich = limiter
+        .semaphore(&local, "rich")
+        .value(LimitValue::new(600).burst(3));
+    assert_eq!(take_all(&rich).await, 3);
+    let error = rich.acquire().await.expect_err("used up");
+    assert!(error.retry_after().expect("exact") <= Duration::from_millis(100));
     // As many in a period, with the same burst: one per minute.
     assert_eq!(take_all(&limiter.semaphore(&other, "a")).await, 3);
     let error = limiter

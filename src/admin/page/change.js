@@ -131,7 +131,7 @@ function openChange(kind, about) {
   form.value.required = fields.includes("value");
   form.share.required = fields.includes("share");
   if (fields.includes("share")) form.share.value = about.share;
-  form.value.min = about.target?.key ? 0 : 1;
+  form.value.min = about.target?.key && !isRate(about.limit) ? 0 : 1;
   form.value.max = 1000000;
   if (fields.includes("value")) [form.value.value, form.burst.value] = [about.max ?? "", about.burst ?? ""];
   put(byId("refused"), "");
@@ -184,8 +184,11 @@ async function submitChange(event) {
     byId("dialog").close();
     say(outcomeText(outcome));
   } catch (problem) {
+    // Without an answer of the service or of the store, the order may have been carried out.
+    const isKnown = problem.kind && problem.kind !== "unavailable";
     const next = problem.kind === "conflict" ? ". Cancel, and look at it again." : "";
-    put(byId("refused"), `Not changed: ${problem.message}${next}`);
+    const text = `${problem.message}${next}`;
+    put(byId("refused"), isKnown ? `Not changed: ${text}` : `It may have been changed: ${text}. Cancel, and look at it again.`);
   } finally {
     confirm.disabled = false;
     logIsOld();

@@ -155,12 +155,15 @@ async function refresh() {
   asking = true;
   await Promise.all([readStatus(), readDetails(), readLog()]);
   asking = false;
-  show();
-  if (again) {
-    again = false;
-    refresh();
-  } else if (!document.hidden) {
-    timer = setTimeout(refresh, INTERVAL);
+  try {
+    show();
+  } finally {
+    if (again) {
+      again = false;
+      refresh();
+    } else if (!document.hidden) {
+      timer = setTimeout(refresh, INTERVAL);
+    }
   }
 }
 

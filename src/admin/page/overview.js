@@ -124,13 +124,14 @@ function loggedTarget(row) {
   return row.edited ? targetText(row.edited) : row.subject;
 }
 
-// One row for each override in a change, and for each order to revoke permits or to end pauses, which cannot be undone.
+// One row for each override in a change, and for each order to revoke permits or to end pauses. Those cannot be undone, nor
+// what replicas have restored.
 function logRows(entries) {
   return entries.flatMap((entry) => {
     if (entry.subject) return [{ ...entry, edited: null, at: 0, first: false }];
     return entry.edits
       .filter(({ before, after }) => before !== null || after !== null)
-      .map((edited, at) => ({ ...entry, edited, at, first: at === 0 }));
+      .map((edited, at) => ({ ...entry, edited, at, first: at === 0 && entry.what !== "restored" }));
   });
 }
 

@@ -66,8 +66,8 @@ function targetText(target, rows = []) {
     return `${target.limit}, tenant ${tenantText(tenant ?? target)}`;
   }
   if (!target.key) return target.limit;
-  const known = rows.find((row) => row.key === target.key);
-  return `${target.limit}, key ${known ? caller(known) : target.key}`;
+  const row = rows.find((row) => row.key === target.key);
+  return `${target.limit}, key ${row ? caller(row) : target.key}`;
 }
 
 function answeredText(answers) {
@@ -199,6 +199,7 @@ function outcomeText(outcome) {
   if (outcome.outcome === "revoked") return revokedText(outcome);
   if (outcome.outcome === "resumed") return resumedText(outcome);
   if (outcome.outcome === "done") return `Done on ${outcome.replicas} of ${count(outcome.replicas, "replica")}.`;
+  if (outcome.outcome === "unused") return `Done on ${outcome.replicas} of ${count(outcome.replicas, "replica")}. None has used this limit yet.`;
   const missing = outcome.missing.length > 0 ? ` Not yet: ${outcome.missing.join(", ")}.` : "";
   return (
     `Recorded, ${outcome.confirmed} of ${outcome.of} have confirmed it.${missing} ` +

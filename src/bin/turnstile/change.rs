@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 use tower_turnstile::operate::{
-    Answers, By, Edited, LimitRow, LogEntry, Operator, Order, Outcome, Override, Overrides,
-    PermitRow, PermitState, Setting, Target, What,
+    Answers, By, Edited, LimitRow, LogEntry, OperateErrorKind, Operator, Order, Outcome, Override,
+    Overrides, Revoked, Setting, Target, What,
 };
 
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     code,
     output::{self, Column, Row},
     run::{CommandError, show as show_answers},
-    text::{duration, escaped},
+    text::{date, duration, escaped},
 };
 
 pub(crate) async fn run(
@@ -24,8 +24,15 @@ pub(crate) async fn run(
     let Signature { author, reason } = change.signature();
     let by = By::new(author, reason)?;
     let order = order(operator, change).await?;
-    let code = match operator.order(&order, &by).await? {
-        Outcome::Revoked(answers) => revoked(args, &answers),
+    let outcome = operator.order(&order, &by).await.inspect_err(|error| {
+        if error.kind() == OperateErrorKind::Unavailable {
+            note!(
+                "the order may have been carried out: see `turnstile overrides` and `turnstile log`"
+            );
+        }
+    })?;
+    let code = match outcome {
+        Outcome::Revoked(outcome) => revoked(args, &outcome),
         Outcome::Resumed(answers) => show_answers(args, &answers),
         outcome => report(args, &outcome),
     };
@@ -105,9 +112,7 @@ async fn order(operator: &Operator, change: &ChangeCommand) -> Result<Order, Com
         },
         ChangeCommand::Undo { .. } => {
             let log = operator.log().await?;
-            // A revocation and the end of a pause cannot be undone.
-            let can_be_undone = |entry: &&LogEntry| entry.subject.is_none();
-            let Some(last) = log.iter().find(can_be_undone) else {
+            let Some(last) = log.iter().find(|entry| entry.can_be_undone()) else {
                 let message = "there is no change to take back".to_owned();
                 return Err(CommandError::new(code::REFUSED, message));
             };
@@ -121,13 +126,11 @@ async fn order(operator: &Operator, change: &ChangeCommand) -> Result<Order, Com
 }
 
 /// Succeeds if all permits have ended.
-fn revoked(args: &Args, answers: &Answers<PermitRow>) -> ExitCode {
-    let code = show_answers(args, answers);
-    let runs = |row: &&PermitRow| row.state == PermitState::Held;
-    let running = answers.rows.iter().filter(runs).count();
-    match running {
+fn revoked(args: &Args, outcome: &Revoked) -> ExitCode {
+    let code = show_answers(args, &outcome.permits);
+    match outcome.running {
         0 => code,
-        _ => {
+        running => {
             note!("{running} still run: they are told, and keep their slots until they stop");
             ExitCode::from(code::PARTIAL)
         }
@@ -167,6 +170,12 @@ fn report(args: &Args, outcome: &Outcome) -> ExitCode {
         Outcome::Done { replicas } => {
             note!("done on {replicas} of {replicas}");
             ExitCode::SUCCESS
+        }
+        Outcome::Unused { replicas } => {
+            note!(
+                "done on {replicas} of {replicas}, and none has such a limit yet: is its name right?"
+            );
+            ExitCode::from(code::PARTIAL)
         }
         Outcome::Recorded {
             confirmed,
@@ -229,14 +238,13 @@ pub(crate) fn show(args: &Args, overrides: &Overrides) {
 
 /// A changed override, or `None` for revoked permits and resumed keys.
 struct LogRow {
-    age_ms: u64,
     entry: LogEntry,
     edited: Option<Edited>,
 }
 
 impl Row for LogRow {
     const COLUMNS: &'static [Column<Self>] = &[
-        ("AGO", |row| duration(row.age_ms)),
+        ("AT", |row| date(row.entry.at_ms)),
         ("AUTHOR", |row| row.entry.author.clone()),
         ("CHANGE", |row| match &row.edited {
             Some(edited) => edit_text(edited),
@@ -257,10 +265,7 @@ pub(crate) fn show_log(args: &Args, log: &[LogEntry]) {
         let flat: Vec<Value> = edits.map(|(entry, edited)| flat(entry, edited)).collect();
         return output::json(&flat);
     }
-    // Ages are relative to the latest change: the log has no other clock.
-    let latest_ms = log.first().map_or(0, |entry| entry.at_ms);
     let row = |(entry, edited): (&LogEntry, Option<&Edited>)| LogRow {
-        age_ms: latest_ms.saturating_sub(entry.at_ms),
         entry: entry.clone(),
         edited: edited.cloned(),
     };

@@ -1,8 +1,15 @@
 //! Text that is safe for a terminal, whatever callers and replicas have put into it.
 
-use std::fmt::Write;
+use std::{
+    fmt::Write,
+    time::{Duration, UNIX_EPOCH},
+};
 
+use humantime_serde::re::humantime::format_rfc3339_seconds;
 pub(crate) use humantime_serde::re::humantime::parse_duration;
+
+/// The last second of the year 9999, in milliseconds since 1970.
+const LAST_MS: u64 = 253_402_300_799_000;
 
 /// Escapes control characters, and marks that are invisible or change the direction of text.
 pub(crate) fn escaped(text: &str) -> String {
@@ -48,6 +55,12 @@ pub(crate) fn duration(ms: u64) -> String {
     }
 }
 
+/// A time in milliseconds since 1970, as a date in UTC.
+pub(crate) fn date(ms: u64) -> String {
+    let since = Duration::from_millis(ms.min(LAST_MS));
+    format_rfc3339_seconds(UNIX_EPOCH + since).to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,6 +81,12 @@ mod tests {
         ] {
             assert_eq!(escaped(text), shown);
         }
+    }
+
+    #[test]
+    fn dates_are_in_utc() {
+        assert_eq!(date(1_795_600_000_000), "2026-11-25T09:46:40Z");
+        assert_eq!(date(u64::MAX), "9999-12-31T23:59:59Z");
     }
 
     #[test]

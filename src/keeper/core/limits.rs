@@ -7,15 +7,13 @@ use std::{mem, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{Core, Measured};
-#[cfg(feature = "config")]
-use crate::limit::LimitValue;
 use crate::{
     error::{AcquireError, ConfigError, ConfigErrorKind},
     keeper::{demand::Demand, effects::LogEvent},
     key::Key,
     leases::{Lease, Leases, QueueId},
     ledger::ReplicaId,
-    limit::{Limit, LimitId, Mode},
+    limit::{Limit, LimitId, LimitValue, Mode},
     overrides::InForce,
     telemetry::{LimitMeter, Measure},
 };
@@ -296,21 +294,29 @@ impl Core {
         };
         let lease = leases.all().iter().find(of_limit);
         if let Some(lease) = lease {
-            self.pause_queue(lease.queue, length);
+            self.pause_queue(lease.queue, None, length);
         }
         lease.is_some()
     }
 
     /// Pauses a key.
-    pub fn pause_key(&mut self, limit: LimitId, key: &Key, length: Duration, now: Instant) {
+    pub fn pause_key(
+        &mut self,
+        limit: LimitId,
+        (key, own_value): (&Key, Option<LimitValue>),
+        length: Duration,
+        now: Instant,
+    ) {
         self.ctx.now = now;
         let queue = self.queues.find_or_make(&mut self.ctx, limit, key);
-        self.pause_queue(queue, length);
+        self.pause_queue(queue, own_value, length);
     }
 
-    fn pause_queue(&mut self, queue: QueueId, length: Duration) {
-        self.queues
-            .change(&mut self.ctx, queue, |queue, ctx| queue.pause(ctx, length));
+    fn pause_queue(&mut self, queue: QueueId, own_value: Option<LimitValue>, length: Duration) {
+        self.queues.change(&mut self.ctx, queue, |queue, ctx| {
+            queue.learn_own_value(ctx, own_value);
+            queue.pause(ctx, length);
+        });
         self.follow_decisions();
     }
 

@@ -198,7 +198,8 @@ impl Core {
     ) -> Option<AcquireError> {
         let mut refusal = None;
         for (number, fee) in self.pending_fees(id, next) {
-            match self.rate_here(&fee, fee.charge.rate, availability) {
+            let usual = (fee.max, fee.charge.rate);
+            match self.rate_here(&fee, usual, availability) {
                 Ok(Some(rate)) => {
                     let (cost, charge) = (fee.charge.cost.min(rate.burst), fee.charge.clone());
                     self.local.charge(

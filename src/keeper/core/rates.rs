@@ -82,11 +82,12 @@ impl Core {
         Some((value.max, limit.to_rate(value)?.clamped()))
     }
 
-    /// The rate charged by this process in place of the usual one, as set by the limit's fallback. `None`: no charge.
+    /// The rate charged by this process in place of the usual one, which has this value, as set by the limit's fallback.
+    /// `None`: no charge.
     pub(super) fn rate_here(
         &self,
         fee: &Fee,
-        usual: Rate,
+        (max, usual): (u32, Rate),
         availability: Availability,
     ) -> Result<Option<Rate>, AcquireErrorKind> {
         match availability {
@@ -95,7 +96,8 @@ impl Core {
             Availability::Down => {}
         }
         let limit = &self.ctx.limits[fee.limit_id().0];
-        let own = LimitValue::new(usual.count).burst(usual.burst);
+        // A rate keeps its count and period in lowest terms, so its count is not the value.
+        let own = LimitValue::new(max).burst(usual.burst);
         let is_own = limit.to_rate(limit.max()).map(Rate::clamped) != Some(usual);
         match self
             .ctx
@@ -443,7 +445,7 @@ impl Core {
     /// The next sum of an account, as a charge that no rate refuses, at the limit's current values.
     fn report(&mut self, id: AccountId) -> Option<Fee> {
         let mut fee = self.accounts.get(id)?.fee().clone();
-        let rate = self.rate_now(&fee)?;
+        let (_, rate) = self.rate_now(&fee)?;
         let account = self.accounts.get_mut(id)?;
         fee.charge = Charge {
             rate,
@@ -455,10 +457,10 @@ impl Core {
         Some(fee)
     }
 
-    /// The rate at the limit's current values.
-    fn rate_now(&self, fee: &Fee) -> Option<Rate> {
+    /// The value and the rate at the limit's current values.
+    fn rate_now(&self, fee: &Fee) -> Option<(u32, Rate)> {
         let limit = &self.ctx.limits[fee.limit_id().0];
-        Some(self.rate_of(limit, &fee.key, fee.own_value)?.1)
+        self.rate_of(limit, &fee.key, fee.own_value)
     }
 
     /// Without the store, the rate of this process is charged, as set by the limit's fallback.

@@ -15,7 +15,7 @@ use crate::{
     },
     key::Key,
     leases::{Bounds, Label, Lease, Leases, Pool, QueueId},
-    limit::{Limit, LimitId, MAX_WEIGHT, Mode},
+    limit::{Fallback, Limit, LimitId, LimitValue, MAX_WEIGHT, Mode},
     status::{InLine, Quota, Status},
     sync::{Confirmation, Inquiry, StoredWaker},
     telemetry::{LimitMeter, Measure},
@@ -309,12 +309,20 @@ impl Core {
         Some(self.ctx.meter(queue.limit_id()).clone())
     }
 
-    /// Asks for the total usage of a key, over all replicas.
-    pub fn inquire(&mut self, limit: LimitId, key: &Key, inquiry: Inquiry, now: Instant) {
+    /// Asks for the total usage of a key with this value of its own, over all replicas. The question grants free slots, up to
+    /// the value.
+    pub fn inquire(
+        &mut self,
+        limit: LimitId,
+        (key, own_value): (&Key, Option<LimitValue>),
+        inquiry: Inquiry,
+        now: Instant,
+    ) {
         self.ctx.now = now;
         let queue = self.queues.find_or_make(&mut self.ctx, limit, key);
         self.queues.change(&mut self.ctx, queue, |queue, ctx| {
-            queue.inquire(ctx, inquiry)
+            queue.learn_own_value(ctx, own_value);
+            queue.inquire(ctx, inquiry);
         });
         self.follow_decisions();
     }
@@ -456,14 +464,17 @@ impl Core {
         }
     }
 
-    /// A connection has ended, and no exchange has reconnected since. Waiters and holders need a connection: a hello
-    /// establishes it.
+    /// A connection has ended, and no exchange has reconnected since. Waiters and holders need a connection, and so does the
+    /// count of the replicas, which divide a limit among themselves: a hello establishes it.
     fn reconnect(&mut self) {
         let now = self.ctx.now;
+        let mut limits = self.ctx.limits.iter();
+        let counts = limits.any(|limit| limit.current_fallback() == Fallback::Share);
         for link in &mut self.links {
             let is_due = |at: &mut Instant| *at <= now;
             let is_due = link.connection.reconnect_at.take_if(is_due).is_some();
-            if is_due && link.is_up() && self.queues.iter().any(|queue| queue.part() == link.part) {
+            let has_queues = || self.queues.iter().any(|queue| queue.part() == link.part);
+            if is_due && link.is_up() && (counts || has_queues()) {
                 link.connection.is_wanted = true;
             }
         }

@@ -159,6 +159,13 @@ impl Queue {
         self.follow_max(ctx, before);
     }
 
+    /// Adopts the limit's value for this key from a caller without a request, who may not know it.
+    pub fn learn_own_value(&mut self, ctx: &mut Context, own_value: Option<LimitValue>) {
+        if own_value.is_some() {
+            self.set_own_value(ctx, own_value);
+        }
+    }
+
     /// Adopts operators' override for this key.
     pub fn steer(&mut self, ctx: &mut Context, steered: Steered) {
         let (max, was_paused) = (self.max(), self.is_paused());
@@ -317,7 +324,14 @@ impl Queue {
                 (AcquireErrorKind::Unavailable, _) if self.is_returning(ctx) => {
                     ctx.returns.wait(self.part, self.id, ctx.now)
                 }
-                _ => self.next_free(ctx, weight_of(seq)),
+                (
+                    AcquireErrorKind::Full
+                    | AcquireErrorKind::QueueFull
+                    | AcquireErrorKind::TimedOut,
+                    _,
+                ) => self.next_free(ctx, weight_of(seq)),
+                // Nothing is known of the end of an outage or of a shutdown.
+                _ => None,
             },
             quotas: self.quota(ctx).into_iter().collect(),
             ..self.limit.error_details()

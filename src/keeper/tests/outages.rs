@@ -497,7 +497,7 @@ fn an_inquiry_outlives_its_connection() {
     let _holder = world.grant(PATIENT);
     let now = world.local();
     let (inquiry, mut told) = Inquiry::new();
-    world.keepers[0].inquire(LimitId(0), &Key::SHARED, inquiry, now);
+    world.keepers[0].inquire(LimitId(0), (&Key::SHARED, None), inquiry, now);
     let sent = world.send(0);
     world.fail(0, &sent, Failure::Cut);
     world.settle();
@@ -513,7 +513,7 @@ fn an_inquiry_ends_with_the_store() {
     let sent = world.send(0);
     let now = world.local();
     let (inquiry, mut told) = Inquiry::new();
-    world.keepers[0].inquire(LimitId(0), &Key::from("other"), inquiry, now);
+    world.keepers[0].inquire(LimitId(0), (&Key::from("other"), None), inquiry, now);
     world.fail(0, &sent, Failure::TimedOut);
     world.keepers[0].run_effects();
     assert_eq!(

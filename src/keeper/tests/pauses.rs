@@ -184,7 +184,7 @@ fn a_pause_in_memory_ends_with_a_ramp() {
         asked.retain(|id| !held(core.collect(*id, false, now)));
         asked.len()
     };
-    core.pause_key(LimitId(0), &Key::SHARED, LENGTH, start);
+    core.pause_key(LimitId(0), (&Key::SHARED, None), LENGTH, start);
     assert_eq!(held_at(&mut core, Duration::ZERO, 12), 12);
     assert_eq!(held_at(&mut core, LENGTH, 0), 12);
     assert_eq!(core.next_due(), Some(start + LENGTH + TICK));
@@ -308,7 +308,7 @@ fn a_pause_in_memory_is_ended() {
     let start = Instant::now();
     let mut core = Core::new(settings(0), false, start);
     core.add(&TEN).expect("valid");
-    core.pause_key(LimitId(0), &Key::SHARED, LENGTH, start);
+    core.pause_key(LimitId(0), (&Key::SHARED, None), LENGTH, start);
     let ask = |core: &mut Core| {
         let demand = Demand::One(leg(0, PATIENT));
         core.submit_unlabelled(&demand, start).expect("open")
@@ -344,12 +344,12 @@ fn a_pause_keeps_no_limiter() {
 fn a_pause_of_no_length_is_none() {
     let mut world = World::new(1, &TEN);
     let now = world.local();
-    world.keepers[0].pause_key(LimitId(0), &Key::SHARED, Duration::ZERO, now);
+    world.keepers[0].pause_key(LimitId(0), (&Key::SHARED, None), Duration::ZERO, now);
     assert!(world.keepers[0].next_exchange(now).is_none());
     // Without a store the limit would rise from 0.
     let mut core = Core::new(settings(0), false, now);
     core.add(&TEN).expect("valid");
-    core.pause_key(LimitId(0), &Key::SHARED, Duration::ZERO, now);
+    core.pause_key(LimitId(0), (&Key::SHARED, None), Duration::ZERO, now);
     let demand = Demand::One(leg(0, Duration::ZERO));
     let asked = core.submit_unlabelled(&demand, now).expect("open");
     assert!(held(core.collect(asked, false, now)));
@@ -364,7 +364,7 @@ fn a_pause_that_was_ended_does_not_come_back_with_another_one() {
     world.settle();
     assert!(world.resume(0));
     let now = world.local();
-    world.keepers[0].pause_key(LimitId(0), &Key::SHARED, LENGTH / 4, now);
+    world.keepers[0].pause_key(LimitId(0), (&Key::SHARED, None), LENGTH / 4, now);
     world.settle();
     assert!(!world.pauses_in_store(0));
 }

@@ -20,8 +20,8 @@ use tower_service::Service;
 use super::ReadAheadBody;
 use crate::layer::{RefusalKind, ResponseBody, ResponseFuture};
 
-/// Wait before reading. Longer than an answer of the store takes, so that only queued requests read ahead, and requests
-/// admitted or refused at once do not.
+/// Wait before reading. Longer than an answer of a near store takes, so that requests that are admitted or refused at once
+/// do not read ahead.
 const READ_AFTER: Duration = Duration::from_millis(20);
 
 pin_project! {

@@ -29,7 +29,7 @@ impl LimitLayer {
     /// hyper's HTTP/1 server notices a disconnect only when it reads, and stops reading while the body is not consumed.
     /// With this layer a request that has waited for 20 ms reads the first 64 KiB ([`ReadAheadLayer::DEFAULT`]) of its body, and replays
     /// them once it has its slot: the service gets the data, the trailers and the rest of the body in order. A request that
-    /// gets its slot earlier does not read ahead.
+    /// gets its slot earlier does not read ahead. If the store is 20 ms away or more, all requests do.
     ///
     /// When the client disconnects, the request leaves the queue at once if all data sent so far was read ahead: a whole
     /// body of up to 64 KiB, or the first part of a longer body, with a length or chunked. Otherwise hyper stops reading,

@@ -16,6 +16,10 @@ pub(crate) const EXCHANGE_LUA: &str = concat!(
     include_str!("claims.lua"),
 );
 
+/// The part of the script that answers a hello. The rest would not fit into the first flight of a new connection, so that
+/// a hello to a distant store would take two more round trips.
+pub(crate) const HELLO_LUA: &str = concat!(include_str!("header.lua"), include_str!("hello.lua"));
+
 // Sizes of the elements, in numbers or arguments.
 
 /// Packed numbers of a record. The exchange and each ledger have one record.

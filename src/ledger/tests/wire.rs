@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::{
     ledger::{
-        EXCHANGE_LUA, ID_CHARS, MAX_LEASE_MS, RAMP_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET,
+        EXCHANGE_LUA, HELLO_LUA, ID_CHARS, MAX_LEASE_MS, RAMP_MS, RIGHT_MS, SEQ_CHARS,
+        SWEEP_BUDGET,
         id::TENANT_CHARS,
         machine::{
             queue::{MAX_PASSED, MAX_SEARCHED},
@@ -38,6 +39,14 @@ fn constants() -> BTreeMap<&'static str, &'static str> {
         assert!(before.is_none_or(|before| before == value), "{name}");
     }
     constants
+}
+
+/// A new connection sends ten segments before it waits for an acknowledgement (RFC 6928): beside the text there are the
+/// arguments, and the frames of TLS.
+#[test]
+fn a_hello_fits_into_the_first_flight_of_a_connection() {
+    assert!(HELLO_LUA.len() < 13_000, "{}", HELLO_LUA.len());
+    assert!(EXCHANGE_LUA.starts_with(HELLO_LUA), "the same answers");
 }
 
 #[test]

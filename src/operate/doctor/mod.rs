@@ -12,6 +12,8 @@ mod service;
 
 use std::{collections::BTreeSet, time::Duration};
 
+use tokio::time::sleep;
+
 use self::asking::Asking;
 pub use self::finding::{Check, Finding, Health};
 use super::{
@@ -26,6 +28,9 @@ use crate::{
         redis::{StoreTarget, control::ControlConnection},
     },
 };
+
+/// Time for replicas that have not yet read the latest record of overrides.
+const SECOND_LOOK: Duration = Duration::from_secs(1);
 
 /// Checks the store.
 ///
@@ -57,7 +62,15 @@ pub(super) fn without_operator(error: &ConfigError) -> Finding {
 /// Checks the replicas. The operator's user may ask.
 pub(super) async fn replicas(operator: &Operator) -> Vec<Finding> {
     let mut findings = Vec::new();
-    match operator.replicas().await {
+    let mut answers = operator.replicas().await;
+    if let Ok(first) = &answers
+        && !agree(first)
+    {
+        // A replica may be about to read the record.
+        sleep(SECOND_LOOK).await;
+        answers = operator.replicas().await;
+    }
+    match answers {
         Ok(answers) => {
             let mut finding = of_replicas(&answers);
             if answers.replicas == 0
@@ -77,6 +90,13 @@ pub(super) async fn replicas(operator: &Operator) -> Vec<Finding> {
         findings.extend(of_limits(&answers));
     }
     findings
+}
+
+/// Whether all replicas have read the same record of overrides.
+fn agree(answers: &Answers<ReplicaRow>) -> bool {
+    let mut tokens = answers.rows.iter().map(|row| &row.token);
+    let first = tokens.next();
+    tokens.all(|token| Some(token) == first)
 }
 
 /// Lists the namespaces in use, because a wrong namespace looks like a service without replicas.
@@ -112,8 +132,8 @@ fn of_replicas(answers: &Answers<ReplicaRow>) -> Finding {
     differs("lease", &|row| format!("{} ms", row.lease_ms));
     differs("waiter_ttl", &|row| format!("{} ms", row.waiter_ttl_ms));
     differs("the record of overrides", &|row| match &row.token {
-        Some(_) => "read".to_owned(),
-        None => "not read".to_owned(),
+        Some(token) => token.chars().take(8).collect(),
+        None => "none".to_owned(),
     });
     let text = format!("{answered} of {all} answered");
     match (all, faults.is_empty()) {
@@ -130,16 +150,21 @@ fn of_limits(answers: &Answers<LimitRow>) -> Option<Finding> {
     if answers.rows.is_empty() {
         return None;
     }
+    let more = match answers.left_out {
+        0 => "",
+        _ => "; the answers had no room for others",
+    };
     let differ = answers.rows.iter().filter(|row| row.differs);
     let differ: Vec<_> = differ.map(|row| &*row.limit).collect();
     Some(match &differ[..] {
         [] => {
-            let text = format!("{} with the same values everywhere", answers.rows.len());
+            let rows = answers.rows.len();
+            let text = format!("{rows} with the same values everywhere{more}");
             Finding::new(Check::Limits, Health::Good, text)
         }
         _ => {
             let text = format!(
-                "replicas differ in {}: the largest value applies",
+                "replicas differ in {}: the largest value applies{more}",
                 differ.join(", ")
             );
             Finding::new(Check::Limits, Health::Warning, text)

@@ -4,9 +4,12 @@
 //! next one leads to the target of the redirect. Later connections go there too, until another redirect or a failed
 //! connection restarts the search. A redirected exchange did not run, so nothing runs twice.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+use std::{
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
 };
 
 use redis::{
@@ -16,7 +19,7 @@ use redis::{
 
 use tokio::runtime::{self, Handle};
 
-use super::{locked::locked, socket};
+use super::{error::is_unknown_script, locked::locked, socket};
 use crate::part::Part;
 
 /// Maximum number of nodes in a URL.
@@ -33,7 +36,7 @@ pub(crate) struct Cluster {
 pub(super) struct PartDialer {
     nodes: Arc<Nodes>,
     /// Target of the next connection, if a redirect named it.
-    to: Mutex<Option<Node>>,
+    to: Mutex<Option<Target>>,
     /// Where the next search starts.
     next: AtomicUsize,
     /// Connection to the node that keys are migrating to.
@@ -48,6 +51,13 @@ struct Nodes {
     discovered: Mutex<Vec<Node>>,
     /// See [`StoreTarget::warned`](super::target::StoreTarget::warned).
     warned: Arc<AtomicBool>,
+}
+
+/// Where a redirect leads. It is tried twice: the first attempt has only the time that the redirect has left, and at a
+/// distance that does not suffice.
+struct Target {
+    node: Node,
+    is_tried: bool,
 }
 
 /// Host and port.
@@ -135,9 +145,14 @@ impl PartDialer {
 
     /// A client for the node named by the last redirect, or else for the known nodes in turn.
     pub(super) fn client(&self) -> RedisResult<Client> {
-        if let Some(node) = self.to().take() {
+        let mut to = self.to();
+        if let Some(target) = &mut *to {
+            let node = target.node.clone();
+            let was_tried = mem::replace(&mut target.is_tried, true);
+            to.take_if(|_| was_tried);
             return self.nodes.client(node);
         }
+        drop(to);
         let next = self.next.fetch_add(1, Relaxed);
         let discovered = self.nodes.discovered();
         let known = self.nodes.seeds.iter().chain(&*discovered);
@@ -149,14 +164,19 @@ impl PartDialer {
         self.nodes.client(node)
     }
 
+    /// Notes that the connection was made, or has failed, in time.
+    pub(super) fn note_end(&self) {
+        self.to().take_if(|target| target.is_tried);
+    }
+
     /// Follows the redirect in `outcome`, if there is one, of a command sent to `from`. Returns the outcome, or `None`
-    /// if the command must be repeated on a new connection. `forget` takes the connection out of use, and returns
-    /// whether it was in use.
+    /// if the command must be repeated on a new connection. `command` makes it for another node, with the text of its script
+    /// or without; `forget` takes the connection out of use, and returns whether it was in use.
     pub(super) async fn follow(
         &self,
         outcome: RedisResult<Value>,
         from: &Client,
-        command: impl FnOnce() -> Cmd,
+        command: impl Fn(bool) -> Cmd,
         forget: impl FnOnce() -> bool,
     ) -> Option<RedisResult<Value>> {
         let redirect = |outcome: &RedisResult<Value>| {
@@ -167,12 +187,16 @@ impl PartDialer {
             Some(Redirect::Moved(node)) => {
                 // Other commands on this connection are redirected too, but only the first one sets the target.
                 if forget() {
-                    *self.to() = Some(node);
+                    let is_tried = false;
+                    *self.to() = Some(Target { node, is_tried });
                 }
                 None
             }
             Some(Redirect::Ask(node)) => {
-                let outcome = self.ask(node, &command()).await;
+                let outcome = match self.ask(node.clone(), &command(false)).await {
+                    Err(error) if is_unknown_script(&error) => self.ask(node, &command(true)).await,
+                    outcome => outcome,
+                };
                 redirect(&outcome).is_none().then_some(outcome)
             }
             None => Some(outcome),
@@ -218,7 +242,8 @@ impl PartDialer {
         let outcomes: RedisResult<[RedisResult<Value>; 2]> =
             asking.query_async(&mut connection.clone()).await;
         let outcome = outcomes.and_then(|[asking, outcome]| asking.and(outcome));
-        let is_final = |error: &RedisError| error.redirect_node().is_none();
+        let is_final =
+            |error: &RedisError| error.redirect_node().is_none() && !is_unknown_script(error);
         if outcome.as_ref().is_err_and(is_final) {
             *self.ahead.lock().await = None;
         }
@@ -232,7 +257,7 @@ impl PartDialer {
         }
     }
 
-    fn to(&self) -> MutexGuard<'_, Option<Node>> {
+    fn to(&self) -> MutexGuard<'_, Option<Target>> {
         locked(&self.to)
     }
 }
@@ -309,6 +334,35 @@ mod tests {
         }
         // Other parts know them too.
         assert_eq!(cluster.dialer().attempts(), 2 + 6);
+    }
+
+    /// An attempt that is dropped has run out of time, and may have led to a node that does not answer at all.
+    #[test]
+    fn the_target_of_a_redirect_is_tried_twice() {
+        let cluster = Cluster::open("redis", "here").expect("a URL");
+        let dialer = cluster.dialer();
+        let goes_to = || {
+            let client = dialer.client().expect("a node");
+            node_of(client.get_connection_info().addr())
+                .expect("a node")
+                .0
+        };
+        let redirect = || {
+            let node = ("there".to_owned(), 1);
+            let is_tried = false;
+            *dialer.to() = Some(Target { node, is_tried });
+        };
+        redirect();
+        let tried = [goes_to(), goes_to(), goes_to()];
+        assert_eq!(tried, ["there", "there", "here"]);
+        redirect();
+        assert_eq!(goes_to(), "there");
+        dialer.note_end();
+        assert_eq!(goes_to(), "here");
+        // A redirect that arrives while another connection is made.
+        redirect();
+        dialer.note_end();
+        assert_eq!(goes_to(), "there");
     }
 
     #[test]

@@ -214,7 +214,7 @@ impl ControlConnection {
         let Dialer::Cluster(dialer) = &self.dialer else {
             return Some(outcome);
         };
-        let (again, forget) = (|| command.clone(), || self.forget(link));
+        let (again, forget) = (|_| command.clone(), || self.forget(link));
         dialer.follow(outcome, &link.client, again, forget).await
     }
 

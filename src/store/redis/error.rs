@@ -5,7 +5,7 @@
 
 use std::{error::Error, io, sync::Arc};
 
-use redis::{ErrorKind, RedisError};
+use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -43,6 +43,11 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
         _ => (StoreErrorKind::Misconfigured, own_words(error)),
     };
     StoreError { kind, message }
+}
+
+/// Whether the server does not have the text of a script.
+pub(super) fn is_unknown_script(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
 /// The name of a policy that may evict permits, or `None`.

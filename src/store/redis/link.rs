@@ -36,7 +36,9 @@ pub(super) struct LinkState {
     /// The keeper knows the connection, so its end is reported.
     pub(super) in_use: AtomicBool,
     ended: AtomicBool,
-    script_was_sent: AtomicBool,
+    was_called: AtomicBool,
+    /// The server does not have the text of the script, and no exchange has sent it.
+    lacks_script: AtomicBool,
     /// A hello was sent on it.
     was_greeted: AtomicBool,
 }
@@ -49,7 +51,8 @@ impl LinkState {
             replicas: AtomicU32::new(0),
             in_use: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-            script_was_sent: AtomicBool::new(false),
+            was_called: AtomicBool::new(false),
+            lacks_script: AtomicBool::new(false),
             was_greeted: AtomicBool::new(false),
         }
     }
@@ -91,10 +94,18 @@ impl Link {
         Arc::ptr_eq(&self.state, &other.state)
     }
 
-    /// Whether the caller is the first to run the script on this connection. The first call sends the text, so that the
-    /// exchanges right behind it find the script by its digest without a retry.
+    /// Whether the caller is the first to run a script on this connection.
     pub(super) fn take_first_call(&self) -> bool {
-        !self.state.script_was_sent.swap(true, Relaxed)
+        !self.state.was_called.swap(true, Relaxed)
+    }
+
+    pub(super) fn note_lacking(&self, lacks: bool) {
+        self.state.lacks_script.store(lacks, Relaxed);
+    }
+
+    /// Whether the caller has to send the text of the script. The exchanges behind it find the script by its digest.
+    pub(super) fn take_lacking(&self) -> bool {
+        self.state.lacks_script.swap(false, Relaxed)
     }
 
     pub(super) fn connection(&self) -> MultiplexedConnection {

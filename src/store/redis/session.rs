@@ -11,17 +11,14 @@ use std::{
 };
 
 use futures_util::future::{BoxFuture, FutureExt, join, try_join};
-use redis::{
-    Client, Cmd, ErrorKind, PushInfo, PushKind, RedisError, RedisResult, Script, ServerErrorKind,
-    Value, cmd,
-};
+use redis::{Client, Cmd, PushInfo, PushKind, RedisError, RedisResult, Script, Value, cmd};
 use tokio::time::{Instant, timeout};
 
 #[cfg(feature = "cluster")]
 use super::cluster::PartDialer;
 use super::{
     codec::{decode, encode},
-    error::{evicting, store_error},
+    error::{evicting, is_unknown_script, store_error},
     events::Events,
     known::Known,
     link::{Link, LinkState, Opened},
@@ -32,11 +29,12 @@ use super::{
     target::Dialer,
 };
 use crate::{
-    ledger::{EXCHANGE_LUA, Exchange, Reply},
+    ledger::{EXCHANGE_LUA, Exchange, HELLO_LUA, Reply},
     store::{CountTimer, Event, Session, StoreError},
 };
 
-static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(EXCHANGE_LUA));
+static EXCHANGE: LazyLock<Script> = LazyLock::new(|| Script::new(EXCHANGE_LUA));
+static HELLO: LazyLock<Script> = LazyLock::new(|| Script::new(HELLO_LUA));
 /// Maximum number of redirects of one exchange: a cluster in transition may need several.
 #[cfg(feature = "cluster")]
 const MAX_REDIRECTS: usize = 8;
@@ -166,6 +164,25 @@ struct Exchanger {
     opening: Opening,
 }
 
+/// How a script is called.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Called {
+    ByText,
+    ByDigest,
+    /// A hello, by the digest of the script of other exchanges.
+    AsExchange,
+}
+
+impl Called {
+    fn by_text(by_text: bool) -> Self {
+        if by_text {
+            Self::ByText
+        } else {
+            Self::ByDigest
+        }
+    }
+}
+
 /// Exchanges.
 impl Exchanger {
     async fn exchange(&self, exchange: &Exchange) -> Result<Reply, StoreError> {
@@ -188,9 +205,10 @@ impl Exchanger {
         for _ in 0..MAX_REDIRECTS {
             let link = self.link(exchange).await?;
             let outcome = self.run(&link, exchange).await;
-            let by_text = || self.by_text(&link, exchange);
+            // The subscription is at this node: the other one counts no subscribers of ours.
+            let command = |by_text| self.encode(exchange, Called::by_text(by_text), false);
             let forget = || self.forget(&link);
-            let followed = dialer.follow(outcome, link.client(), by_text, forget);
+            let followed = dialer.follow(outcome, link.client(), command, forget);
             if let Some(outcome) = followed.await {
                 return self.read(&link, exchange, outcome);
             }
@@ -203,19 +221,35 @@ impl Exchanger {
     }
 
     async fn run(&self, link: &Link, exchange: &Exchange) -> RedisResult<Value> {
+        if link.take_first_call() {
+            return self.run_first(link, exchange).await;
+        }
         let mut connection = link.connection();
-        // The first call on a connection sends the text: the server may not have it.
-        let command = match link.take_first_call() {
-            true => self.by_text(link, exchange),
-            false => self.encode(link, "EVALSHA", SCRIPT.get_hash(), exchange),
-        };
+        let by_text = !exchange.is_empty() && link.take_lacking();
+        let command = self.encode(exchange, Called::by_text(by_text), link.listens());
         match command.query_async(&mut connection).await {
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                let by_text = self.by_text(link, exchange);
-                by_text.query_async(&mut connection).await
+            Err(error) if is_unknown_script(&error) => {
+                let command = self.encode(exchange, Called::ByText, link.listens());
+                command.query_async(&mut connection).await
             }
             outcome => outcome,
         }
+    }
+
+    /// Runs a hello, whose text is short. The same hello by the digest of the other script shows, without a further round
+    /// trip, whether the server has the text from another replica.
+    async fn run_first(&self, link: &Link, hello: &Exchange) -> RedisResult<Value> {
+        let listens = link.listens();
+        let command = self.encode(hello, Called::ByText, listens);
+        let other = self.encode(hello, Called::AsExchange, listens);
+        let (mut first, mut second) = (link.connection(), link.connection());
+        let (outcome, found) = join(
+            command.query_async(&mut first),
+            other.query_async::<Value>(&mut second),
+        )
+        .await;
+        link.note_lacking(found.is_err_and(|error| is_unknown_script(&error)));
+        outcome
     }
 
     fn read(
@@ -234,18 +268,21 @@ impl Exchanger {
         reply
     }
 
-    fn by_text(&self, link: &Link, exchange: &Exchange) -> Cmd {
-        self.encode(link, "EVAL", EXCHANGE_LUA, exchange)
-    }
-
-    fn encode(&self, link: &Link, command: &str, script: &str, exchange: &Exchange) -> Cmd {
+    fn encode(&self, exchange: &Exchange, called: Called, listens: bool) -> Cmd {
+        let (text, script) = match called {
+            Called::ByText | Called::ByDigest if exchange.is_empty() => (HELLO_LUA, &HELLO),
+            _ => (EXCHANGE_LUA, &EXCHANGE),
+        };
+        let (command, script) = match called {
+            Called::ByText => ("EVAL", text),
+            Called::ByDigest | Called::AsExchange => ("EVALSHA", script.get_hash()),
+        };
         let Known {
             wake_prefix,
             idle_key,
             ..
         } = &*self.known;
         let idle_key = idle_key.as_deref();
-        let listens = link.listens();
         encode(command, script, wake_prefix, idle_key, listens, exchange)
     }
 }
@@ -315,7 +352,9 @@ impl Exchanger {
             self.opening.at(Stage::Server);
             let client = self.dialer.client().await?;
             attempts -= 1;
-            match self.connect_to(client).await {
+            let outcome = self.connect_to(client).await;
+            self.dialer.note_end();
+            match outcome {
                 Err(error) if error.is_io_error() && attempts > 0 => {}
                 outcome => return outcome,
             }
@@ -325,7 +364,12 @@ impl Exchanger {
     async fn connect_to(&self, client: Client) -> RedisResult<Link> {
         let link = match self.known.subscription.approach() {
             Approach::Subscribe => self.open(client, true).await?,
-            Approach::Probe => self.open_cautiously(client).await?,
+            Approach::Probe => {
+                let probing = self.known.subscription.probing();
+                let link = self.open_cautiously(client).await;
+                probing.end();
+                link?
+            }
             Approach::Plain => self.open(client, false).await?,
         };
         self.use_from_now(&link);

@@ -32,7 +32,9 @@ pub(super) type Io = BoxFuture<'static, ()>;
 pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
     let redis = info.redis_settings().clone();
     let tcp = info.tcp_settings().clone();
-    info.set_redis_settings(redis.set_protocol(ProtocolVersion::RESP3))
+    let redis = redis.set_protocol(ProtocolVersion::RESP3);
+    // A server that refuses to talk answers the first command only, and ends the connection.
+    info.set_redis_settings(redis.set_skip_set_lib_name())
         .set_tcp_settings(tcp.set_nodelay(true).set_keepalive(keep_alive()))
 }
 

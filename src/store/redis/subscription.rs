@@ -8,7 +8,8 @@
 //! After two connections that ended within a minute, the next one is therefore probed with a large reply before its
 //! first use. If the reply arrives, the cause was different, such as a restart. If the server ends the connection but
 //! accepts one without a subscription, connections stop subscribing. After a pause the subscription is probed again, on
-//! a separate connection.
+//! a separate connection. So they do if the probe takes longer than its exchange may, as at a distance: a separate
+//! connection has more time.
 
 use std::{
     sync::{
@@ -72,6 +73,23 @@ pub(super) enum Probed {
     Unknown,
 }
 
+/// A probe before the first use of a connection. If it is dropped before its end, the outcome is unknown.
+pub(super) struct Probing<'a>(Option<&'a Subscription>);
+
+impl Probing<'_> {
+    pub(super) fn end(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Probing<'_> {
+    fn drop(&mut self) {
+        if let Some(subscription) = self.0 {
+            subscription.note(Probed::Unknown, Instant::now());
+        }
+    }
+}
+
 impl Subscription {
     pub(super) fn new(warned: Arc<AtomicBool>) -> Self {
         Self {
@@ -86,6 +104,10 @@ impl Subscription {
             SubscriptionHealth::Suspected => Approach::Probe,
             SubscriptionHealth::Suspended { .. } => Approach::Plain,
         }
+    }
+
+    pub(super) fn probing(&self) -> Probing<'_> {
+        Probing(Some(self))
     }
 
     /// Whether another probe is due.
@@ -193,6 +215,20 @@ mod tests {
         }
         subscription.note(Probed::Passed, now);
         assert!(subscription.approach() == Approach::Subscribe && !subscription.is_due(now));
+    }
+
+    /// A store so far away that no exchange has time for a probe.
+    #[test]
+    fn a_probe_that_does_not_end_is_repeated_beside_the_exchanges() {
+        let (subscription, now) = subscription();
+        for _ in 0..2 {
+            subscription.note_end(now);
+        }
+        subscription.probing().end();
+        assert!(subscription.approach() == Approach::Probe);
+        drop(subscription.probing());
+        assert!(subscription.approach() == Approach::Plain);
+        assert!(subscription.is_due(Instant::now() + FIRST_PAUSE));
     }
 
     #[test]

@@ -174,6 +174,14 @@ impl Dialer {
         }
     }
 
+    /// Notes that an attempt to connect has ended in time.
+    pub(super) fn note_end(&self) {
+        #[cfg(feature = "cluster")]
+        if let Self::Cluster(dialer) = self {
+            dialer.note_end();
+        }
+    }
+
     /// Whether another server has replaced the last one, according to a notice.
     pub(super) fn has_switched(&self) -> bool {
         match self {

@@ -6,7 +6,7 @@ use axum::{Router, response::Html, routing::get};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tower_turnstile::{
-    Fallback, Limit, Limiter,
+    Fallback, Key, Limit, Limiter,
     operate::{By, Order, Target},
 };
 
@@ -303,6 +303,51 @@ fn a_store_that_has_lost_its_data_is_shown() {
         drop(acme.acquire().await.unwrap());
         browser.until_text("#limit-facts", "enforce").await;
         drop(held);
+        assert_eq!(browser.errors().await, [""; 0]);
+    });
+}
+
+#[test]
+#[ignore = "needs chromium; run by .ci/browser"]
+fn a_share_is_set_and_removed() {
+    const GPU: Limit = Limit::concurrent("gpu", 1)
+        .wait_up_to(Duration::from_secs(60))
+        .fair();
+    alone(async {
+        let scene = on_redis(2).await;
+        let acme = scene.limiters[0].semaphore(GPU, Key::SHARED).tenant("acme");
+        let _held = acme.acquire().await.unwrap();
+        let _waiter = wait_in_line(&acme).await;
+        let (_server, browser) = open(&scene.admin).await;
+        open_limit(&browser, "gpu").await;
+        browser.until_text("#tenants tbody", "acme").await;
+        browser.until_text("#waiters tbody", "acme").await;
+        browser.click("#tenants tbody button:nth-child(1)").await;
+        browser
+            .until_text("#dialog-title", "Set the share of gpu, tenant acme")
+            .await;
+        browser.fill("#change [name=share]", "5").await;
+        browser.fill("#change [name=reason]", "launch").await;
+        browser.click("#confirm").await;
+        browser
+            .until_text("#said", "Done on 2 of 2 replicas.")
+            .await;
+        browser
+            .until_text("#limit-overrides tbody", "gpu, tenant acme")
+            .await;
+        browser.shoot("share").await;
+        browser.run("location.hash = ''", json!([])).await;
+        browser.until_text("#overrides tbody", "share 5").await;
+        browser.until_text("#log tbody", "share 5").await;
+        browser.click("#overrides tbody button").await;
+        browser
+            .until_text("#will", "The shares of the tenant's requests hold again")
+            .await;
+        browser.fill("#change [name=reason]", "over").await;
+        browser.click("#confirm").await;
+        browser
+            .until_text("#overrides", "None: what is declared holds.")
+            .await;
         assert_eq!(browser.errors().await, [""; 0]);
     });
 }

@@ -152,12 +152,12 @@ async fn one_that_waits_leaves_the_queue() {
     }
 }
 
-/// As with `nohup`, or in the background of a script.
+/// As with `nohup`, or in the background of a script. Except that children are waited for: their exit codes would be gone.
 #[tokio::test]
 async fn what_is_ignored_stays_so() {
     let server = RedisServer::start();
-    let script = "trap '' HUP INT; exec \"$@\"";
-    let shell = "echo runs; read line; exit 0";
+    let script = "trap '' HUP INT CHLD; exec \"$@\"";
+    let shell = "echo runs; read line; exit 7";
     let mut command = tokio::process::Command::new("sh");
     command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_turnstile"), "run"]);
     command.args(ONE).args(["--", "sh", "-c", shell]);
@@ -167,7 +167,7 @@ async fn what_is_ignored_stays_so() {
     run.signal(Signal::SIGHUP);
     run.signal(Signal::SIGINT);
     run.end_input();
-    assert_eq!(run.code().await, Some(0));
+    assert_eq!(run.code().await, Some(7));
 }
 
 /// If it is killed, its command continues, or dies with it.

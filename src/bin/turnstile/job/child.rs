@@ -3,6 +3,7 @@
 use std::{future::pending, os::unix::process::ExitStatusExt, process::ExitStatus};
 
 use nix::{
+    errno::Errno,
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -67,7 +68,7 @@ pub(super) async fn run(
             }
             why = permit.lost(), if slot == Slot::Held => slot = lose(job, &child, why),
             () = slot.kill_time() => {
-                send(&child, Signal::SIGKILL);
+                let _ = send(&child, Signal::SIGKILL);
                 slot = Slot::Killed;
             }
         }
@@ -100,6 +101,8 @@ impl Slot {
 
 fn spawn(job: &RunArgs, permit: &Permit) -> std::io::Result<Child> {
     let mut command = start_of(job);
+    // That of an outer `turnstile run` is another permit's.
+    command.env_remove(PERMIT);
     if let Some(id) = permit.id() {
         command.env(PERMIT, id.to_string());
     }
@@ -124,18 +127,22 @@ fn lose(job: &RunArgs, child: &Child, why: LostErrorKind) -> Slot {
         note!("turnstile: the slot is {what}: the command runs on without it");
         return Slot::Missed;
     }
-    note!("turnstile: the slot is {what}: the command is stopped");
-    send(child, Signal::SIGTERM);
+    // Before the note, which waits for whoever reads it.
+    let stopped = send(child, Signal::SIGTERM);
     // A suspended command would not receive the signal.
-    send(child, Signal::SIGCONT);
+    let _ = send(child, Signal::SIGCONT);
+    match stopped {
+        Err(Errno::EPERM) => {
+            note!("turnstile: the slot is {what}, and the command may not be stopped: it runs on");
+        }
+        _ => note!("turnstile: the slot is {what}: the command is stopped"),
+    }
     Slot::Stopping(Instant::now() + job.grace)
 }
 
-fn send(child: &Child, signal: Signal) {
-    if let Some(pid) = pid(child) {
-        // Fails only if the command has just ended.
-        let _ = kill(pid, signal);
-    }
+/// Fails if the command has just ended, or runs as another user.
+fn send(child: &Child, signal: Signal) -> Result<(), Errno> {
+    pid(child).map_or(Ok(()), |pid| kill(pid, signal))
 }
 
 /// `None` if the command has ended.

@@ -38,7 +38,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Catches signals from now on. A signal ignored, for example by `nohup`, stays ignored for the command too.
+    /// Catches signals from now on. On Linux, a signal ignored, for example by `nohup`, stays ignored for the command too.
     ///
     /// SIGTSTP keeps its default action, so that the system decides whether this process stops: it does not in an
     /// orphaned process group.
@@ -56,7 +56,8 @@ impl Signals {
     fn add(&mut self, signals: &[Signal]) -> io::Result<()> {
         let ignored = ignored();
         for &signal in signals {
-            if ignored >> (signal as u32 - 1) & 1 == 0 {
+            // If a parent ignored SIGCHLD, the system would throw the exit code of the command away.
+            if signal == Signal::SIGCHLD || ignored >> (signal as u32 - 1) & 1 == 0 {
                 let kind = SignalKind::from_raw(signal as i32);
                 self.streams.push((signal, unix::signal(kind)?));
             }
@@ -95,7 +96,7 @@ impl Signals {
         ];
         let has_it = of_terminals.contains(&signal) && is_in_foreground();
         if signal != Signal::SIGCHLD && !has_it {
-            // Fails only if the command has just ended.
+            // Fails if the command has just ended, or runs as another user.
             let _ = kill(command, signal);
         }
         match signal {
