@@ -283,6 +283,8 @@ mod tests {
         let mut scene = Scene::new().await;
         scene.set(Setting::Value(7.into()), HOUR).await;
         scene.follow().await;
+        // The server has the keeper's script from now on.
+        assert_eq!(scene.max().await, 7);
         scene.server.cli(&["DEL", "turnstile:control"]);
         scene.server.cli(&["ACL", "SETUSER", "default", "-eval"]);
         scene.follow().await;
