@@ -87,7 +87,7 @@ impl Operator {
     async fn usage(
         &self,
         #[cfg_attr(not(feature = "redis"), allow(unused_variables))] key: KeyDigest,
-        permits: &Answers<PermitRow>,
+        #[cfg_attr(not(feature = "redis"), allow(unused_variables))] permits: &Answers<PermitRow>,
         own: Option<&KeyRow>,
     ) -> Result<KeyUsage, OperateError> {
         match self.access() {
