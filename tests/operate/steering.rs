@@ -243,7 +243,8 @@ async fn a_pause_must_last_until_the_limit_is_drained() {
     let mut held = hold(&semaphore, 2).await;
     let (now, minute) = (seen(&operator).await, Duration::from_secs(60));
     operator.pause(&now, "jobs", minute, &ada()).await.unwrap();
-    let error = operator.drained("jobs", |_, _| ()).await.unwrap_err();
+    let drained = timeout(2 * minute, operator.drained("jobs", |_, _| ())).await;
+    let error = drained.expect("the pause ends").unwrap_err();
     assert_eq!(error.kind(), OperateErrorKind::NotFound);
     let expected = "the pause of limit `jobs` has ended with 2 slots held";
     assert_eq!(error.to_string(), expected);
