@@ -1,5 +1,5 @@
-//! The return of permits to a store that has lost its data, or the ledger of a key: until when newcomers under strict limits
-//! wait for it.
+//! The return of permits to a store that has lost its data, or the ledger of a key, or was down while replicas admitted
+//! others: until when newcomers under strict limits wait for it.
 //!
 //! Tests: `keeper/tests/losses.rs`.
 
@@ -23,6 +23,8 @@ pub(crate) struct Returns<K> {
     /// timeouts.
     pub(crate) length: Duration,
     by_part: Vec<Option<Return>>,
+    /// By part: end of the return after an outage, in which replicas have admitted permits, each up to its share.
+    after_outage: Vec<Option<Instant>>,
     /// Ends of the returns of single keys; and the same in order, in which an end may be outdated.
     by_key: HashMap<K, Instant>,
     ends_by_key: VecDeque<(Instant, K)>,
@@ -46,6 +48,7 @@ impl<K: Copy + Eq + Hash> Returns<K> {
         Self {
             length,
             by_part: vec![None; parts.count()],
+            after_outage: vec![None; parts.count()],
             by_key: HashMap::new(),
             ends_by_key: VecDeque::new(),
             suspected: vec![None; parts.count()],
@@ -54,12 +57,14 @@ impl<K: Copy + Eq + Hash> Returns<K> {
         }
     }
 
-    /// How long newcomers under a strict limit wait, because the store has lost all data or the ledger of this key. After a
-    /// loss of all data the wait ends only when the store has been asked once more.
-    pub(crate) fn wait(&self, part: Part, key: K, now: Instant) -> Option<Duration> {
+    /// How long newcomers under a strict limit wait, because the store has lost all data or the ledger of this key, or was
+    /// down (`admits`: its fallback admits others meanwhile). After a loss of all data the wait ends only when the store
+    /// has been asked once more.
+    pub(crate) fn wait(&self, part: Part, key: K, admits: bool, now: Instant) -> Option<Duration> {
         let of_part = self.by_part[part.number()].map(|one| one.until);
         let of_key = self.by_key.get(&key).copied();
-        let until = of_part.max(of_key)?;
+        let of_outage = self.after_outage[part.number()].filter(|_| admits);
+        let until = of_part.max(of_key).max(of_outage)?;
         Some(until.saturating_duration_since(now))
     }
 
@@ -130,13 +135,30 @@ impl<K: Copy + Eq + Hash> Returns<K> {
         is_news
     }
 
-    /// When the next return of permits is over, and the store is asked whether it has lost its data again.
+    /// The store is back. Other replicas may still be about to return what they have admitted meanwhile.
+    pub(crate) fn begin_after_outage(&mut self, part: Part, now: Instant) {
+        self.after_outage[part.number()] = Some(now + self.length);
+        self.is_changed = true;
+    }
+
+    /// Whether the return after an outage of this part is over, once.
+    pub(crate) fn end_after_outage(&mut self, part: Part, now: Instant) -> bool {
+        let until = &mut self.after_outage[part.number()];
+        let is_over = until.take_if(|until| *until <= now).is_some();
+        self.is_changed |= is_over;
+        is_over
+    }
+
+    /// When the next return of permits is over, and the store may be asked whether it has lost its data again.
     pub(crate) fn next_end(&self) -> Option<Instant> {
         let by_part = self.by_part.iter().flatten();
         let unchecked = by_part.filter(|one| !one.is_asked);
         let ends = unchecked.map(|one| one.until);
         let of_keys = self.ends_by_key.front();
-        ends.chain(of_keys.map(|(until, _)| *until)).min()
+        let after_outage = self.after_outage.iter().flatten().copied();
+        ends.chain(of_keys.map(|(until, _)| *until))
+            .chain(after_outage)
+            .min()
     }
 
     /// Whether the return of permits to this part is over, once.
@@ -156,7 +178,9 @@ impl<K: Copy + Eq + Hash> Returns<K> {
 
     /// Whether there is any.
     pub(crate) fn is_any(&self) -> bool {
-        !self.by_key.is_empty() || self.by_part.iter().any(Option::is_some)
+        !self.by_key.is_empty()
+            || self.by_part.iter().any(Option::is_some)
+            || self.after_outage.iter().any(Option::is_some)
     }
 
     /// Whether [`is_any`](Self::is_any) has changed since the last call.

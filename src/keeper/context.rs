@@ -105,6 +105,15 @@ impl Decision {
     }
 }
 
+/// How a limit keeps its value while the store is down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strict {
+    /// No replica admits a request.
+    Refuses,
+    /// Each replica admits fewer than the limit.
+    Divides,
+}
+
 /// The state that all queues of a keeper share.
 pub(super) struct Context {
     pub settings: Settings,
@@ -117,7 +126,7 @@ pub(super) struct Context {
     /// The time of the latest step.
     pub now: Instant,
     fallbacks: Fallbacks,
-    /// Permits return to a store that has lost them before newcomers under strict limits are admitted.
+    /// Permits return to a store that has lost them, or was down, before newcomers under strict limits are admitted.
     pub returns: Returns<QueueId>,
     /// The limiter is shut down or dropped: slots no longer go to a pool.
     pub ending: bool,
@@ -214,7 +223,14 @@ impl Context {
     }
 
     pub fn set_availability(&mut self, part: Part, availability: Availability) {
+        let before = self.fallbacks.availability(part);
         (self.fallbacks).set_availability(part, availability, &self.limits, self.now);
+        let is_back = availability == Availability::Up && before != availability;
+        if is_back && self.has_strict_limits(part, |strict| strict == Strict::Divides) {
+            // Replicas that are back early would be granted the slots that the others have released meanwhile, before
+            // these return the permits that they have admitted in their place.
+            self.returns.begin_after_outage(part, self.now);
+        }
     }
 
     /// The fallback in force of a key in this part. `own`: the key's value, if it differs from the limit's.
@@ -224,25 +240,25 @@ impl Context {
     }
 
     /// Whether a key in this part is rather not served than above its limit, as its fallback says.
-    pub fn is_strict(&self, limit: LimitId, part: Part, own: Option<LimitValue>) -> bool {
+    pub fn strict(&self, limit: LimitId, part: Part, own: Option<LimitValue>) -> Option<Strict> {
         let max = own.map_or(self.limits[limit.0].max(), |own| own.max);
         match self.fallback(limit, part, own) {
-            FallbackInForce::Reject => true,
-            FallbackInForce::Local(value) => value.max < max,
-            FallbackInForce::Allow => false,
+            FallbackInForce::Reject => Some(Strict::Refuses),
+            FallbackInForce::Local(value) if value.max < max => Some(Strict::Divides),
+            FallbackInForce::Local(_) | FallbackInForce::Allow => None,
         }
     }
 
-    /// Whether any limit is strict in this part.
-    pub fn has_strict_limits(&self, part: Part) -> bool {
+    /// Whether any limit is strict in this part, in a way that `which` names.
+    pub fn has_strict_limits(&self, part: Part, which: impl Fn(Strict) -> bool) -> bool {
         let mut ids = (0..self.limits.len()).map(LimitId);
-        ids.any(|id| self.is_strict(id, part, None))
+        ids.any(|id| self.strict(id, part, None).is_some_and(&which))
     }
 
     /// Whether newcomers under strict limits wait because permits return to the store.
     pub fn is_recovering(&self) -> bool {
         let mut parts = self.settings.parts.all();
-        self.returns.is_any() && parts.any(|part| self.has_strict_limits(part))
+        self.returns.is_any() && parts.any(|part| self.has_strict_limits(part, |_| true))
     }
 
     /// Measures [`is_recovering`](Self::is_recovering), if permits have begun or ceased to return.

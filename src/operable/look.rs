@@ -44,7 +44,7 @@ pub(crate) struct QueueLook<'a> {
     /// The limit's value for this key.
     pub max: u32,
     pub pause: Option<PauseLook>,
-    /// Whether newcomers wait because permits return to a store that has lost them: only if the limit is enforced.
+    /// Whether newcomers wait because permits return to the store: only if the limit is enforced.
     pub recovering: bool,
 }
 

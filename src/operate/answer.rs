@@ -74,7 +74,7 @@ pub struct ReplicaRow {
     /// Whether its latest call to the store succeeded.
     pub store_up: bool,
     /// Whether newcomers under strict limits wait because permits return to a store that has [lost
-    /// them](crate::guide::store_failures#held-permits).
+    /// them](crate::guide::store_failures#held-permits), or was down.
     #[serde(default)]
     pub recovering: bool,
     /// Its lease, in milliseconds. All replicas should have the same settings.
@@ -119,7 +119,7 @@ pub struct LimitRow {
     #[serde(default)]
     pub paused_keys: usize,
     /// Whether newcomers of a key wait on some replica because permits return to a store that has [lost
-    /// them](crate::guide::store_failures#held-permits).
+    /// them](crate::guide::store_failures#held-permits), or was down.
     #[serde(default)]
     pub recovering: bool,
     /// Whether all callers share the value, as far as known: replicas know the shared key and no other.
@@ -234,7 +234,7 @@ pub struct KeyRow {
     #[serde(default, flatten)]
     pub pause: Option<PauseRow>,
     /// Whether newcomers wait on some replica because permits return to a store that has [lost
-    /// them](crate::guide::store_failures#held-permits).
+    /// them](crate::guide::store_failures#held-permits), or was down.
     #[serde(default)]
     pub recovering: bool,
 }
@@ -373,8 +373,8 @@ pub struct Explanation {
 pub enum Verdict {
     /// An operator has paused the limit; or an overloaded upstream the key, and requests do not queue.
     Paused,
-    /// The store has lost its data, and newcomers wait for about a second until permits have returned. Requests that do not
-    /// queue are refused as unavailable.
+    /// The store has lost its data, or was down, and newcomers wait for about a second until permits have returned. Requests
+    /// that do not queue are refused as unavailable.
     Recovering,
     /// A slot is free, the rate has a unit left, or the limit is not enforced.
     Admitted,

@@ -63,7 +63,7 @@ metrics! {
     STORE_UP = Gauge "turnstile_store_up",
         "1 if the store works, 0 if fallbacks apply; in a cluster the share that works";
     RECOVERING = Gauge "turnstile_recovering",
-        "1 while newcomers under strict limits wait because permits return to a store that has lost them, else 0";
+        "1 while newcomers under strict limits wait because permits return to a store that has lost them or was down, else 0";
     DATA_LOSSES = Counter "turnstile_data_losses_total",
         "Losses of all data that this process has found in the store; in a cluster, in a part of it";
     BREAKER_OPENED = Counter "turnstile_breaker_opened_total", "Times that the circuit breaker opened";

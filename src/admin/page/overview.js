@@ -18,7 +18,7 @@ function modeText(limit) {
 
 const isUnusual = (limit) => limit.paused || limit.paused_keys > 0 || limit.recovering || limit.mode !== "enforce";
 
-// Whether the replica reaches the store; and whether newcomers wait because the store has lost its data.
+// Whether the replica reaches the store; and whether newcomers wait because permits return to the store.
 function storeState(replica) {
   if (!replica.store_up) return ["down", "bad"];
   return replica.recovering ? ["recovering", "warn"] : ["up", "good"];

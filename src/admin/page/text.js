@@ -137,7 +137,7 @@ const VERDICTS = {
   full: "a request would be refused: all slots are in use",
   queue_full: "a request would be refused: all slots are in use, and the queue is full",
   paused: "a request would be refused: it is paused",
-  recovering: "a request would wait until permits are back in the store, which has lost its data",
+  recovering: "a request would wait until permits are back in the store, which has lost its data or was down",
 };
 
 // By the codes of refusals.

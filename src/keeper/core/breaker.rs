@@ -64,6 +64,8 @@ enum BreakerState {
     Open {
         refused: bool,
         since: Instant,
+        /// The last exchange sent before.
+        sent_before: u64,
         probe_at: Instant,
         /// The store has answered the last probe: the next one asks for work.
         on_trial: bool,
@@ -202,16 +204,22 @@ impl Breaker {
                 } else {
                     Cause::Outage
                 };
-                self.open(cause, LONGEST_PROBE, now, rng)
+                self.open(cause, LONGEST_PROBE, (last, now), rng)
             }
             BreakerState::Open {
                 refused: was_refused,
                 since,
+                sent_before,
                 ..
             } => {
                 if refused && !*was_refused {
-                    return self.open(Cause::Refusal, LONGEST_PROBE, now, rng);
+                    return self.open(Cause::Refusal, LONGEST_PROBE, (last, now), rng);
                 }
+                // Exchanges in flight together count as one failure.
+                if number <= *sent_before {
+                    return Transition::None;
+                }
+                let opened = (*sent_before, *since);
                 let since = *since;
                 let protects = lease.is_some_and(|lease| now < since + lease);
                 let longest = if protects {
@@ -219,7 +227,7 @@ impl Breaker {
                 } else {
                     LONGEST_PROBE
                 };
-                self.back_off(refused, since, longest, now, rng);
+                self.back_off(refused, opened, longest, now, rng);
                 Transition::StaysOpen
             }
         }
@@ -236,7 +244,7 @@ impl Breaker {
         match self.state {
             BreakerState::Open { .. } => Transition::None,
             BreakerState::Closed { .. } => {
-                self.open(Cause::Full, longest.min(LONGEST_PROBE), now, rng)
+                self.open(Cause::Full, longest.min(LONGEST_PROBE), (0, now), rng)
             }
         }
     }
@@ -245,10 +253,11 @@ impl Breaker {
         &mut self,
         cause: Cause,
         longest: Duration,
-        now: Instant,
+        (sent_before, now): (u64, Instant),
         rng: &mut fastrand::Rng,
     ) -> Transition {
-        self.back_off(matches!(cause, Cause::Refusal), now, longest, now, rng);
+        let is_refusal = matches!(cause, Cause::Refusal);
+        self.back_off(is_refusal, (sent_before, now), longest, now, rng);
         if self.trouble.is_none() {
             let recurs = |at| now < at + RECURS_WITHIN;
             self.proof = match self.recovered.is_some_and(recurs) {
@@ -268,7 +277,7 @@ impl Breaker {
     fn back_off(
         &mut self,
         refused: bool,
-        since: Instant,
+        (sent_before, since): (u64, Instant),
         longest: Duration,
         now: Instant,
         rng: &mut fastrand::Rng,
@@ -276,6 +285,7 @@ impl Breaker {
         self.state = BreakerState::Open {
             refused,
             since,
+            sent_before,
             probe_at: now + jittered(self.pause.min(longest), rng),
             on_trial: false,
         };
@@ -526,6 +536,25 @@ mod tests {
             assert_eq!(scene.passes(), BACK);
             assert!(scene.breaker.is_well());
         }
+    }
+
+    /// The exchanges that are in flight when a store stalls time out one after the other, and show nothing new.
+    #[test]
+    fn exchanges_in_flight_do_not_delay_the_first_probe() {
+        let mut scene = Scene::new();
+        scene.sent = 8;
+        assert_eq!(scene.fails_late(Failure::TimedOut, 1), NEWS);
+        let probe_at = scene.breaker.probe_at();
+        for number in 2..=8 {
+            assert_eq!(
+                scene.fails_late(Failure::TimedOut, number),
+                Transition::None
+            );
+        }
+        assert_eq!(scene.breaker.probe_at(), probe_at);
+        // A probe that fails does.
+        assert_eq!(scene.fails(Failure::TimedOut), Transition::StaysOpen);
+        assert!(scene.breaker.probe_at() > probe_at);
     }
 
     /// READONLY, MISCONF, NOREPLICAS; a right that the script lacks; scripts that are cut off or time out.

@@ -71,6 +71,27 @@ impl Core {
         self.ctx.is_recovering()
     }
 
+    /// The time for permits to return is over: newcomers go on, unless the store has lost its data again. In a store that
+    /// loses them again and again, all of them would otherwise go on to an empty ledger.
+    pub(super) fn check_returns(&mut self) {
+        for part in self.ctx.settings.parts.all() {
+            if self.ctx.returns.is_over(part, self.ctx.now) {
+                let link = self.link(part);
+                link.forget_query();
+                link.connection.is_wanted = true;
+            }
+            if self.ctx.returns.end_after_outage(part, self.ctx.now) {
+                self.each_queue_of(part, |queue, _| queue.go_on());
+            }
+        }
+        while let Some(queue) = self.ctx.returns.end_of_key(self.ctx.now) {
+            if self.queues.has(queue) {
+                self.queues
+                    .change(&mut self.ctx, queue, |queue, _| queue.go_on());
+            }
+        }
+    }
+
     /// Checks that two limits of one name agree: with the first registration or the current values. A limit returned by
     /// this limiter may have outdated values, since limits can be updated at any time.
     pub fn check(&self, limit: &Limit, limiter: ReplicaId) -> Result<Option<LimitId>, ConfigError> {

@@ -480,24 +480,6 @@ impl Core {
         }
     }
 
-    /// The time for permits to return is over: newcomers go on, unless the store has lost its data again. In a store that
-    /// loses them again and again, all of them would otherwise go on to an empty ledger.
-    fn check_returns(&mut self) {
-        for part in self.ctx.settings.parts.all() {
-            if self.ctx.returns.is_over(part, self.ctx.now) {
-                let link = self.link(part);
-                link.forget_query();
-                link.connection.is_wanted = true;
-            }
-        }
-        while let Some(queue) = self.ctx.returns.end_of_key(self.ctx.now) {
-            if self.queues.has(queue) {
-                self.queues
-                    .change(&mut self.ctx, queue, |queue, _| queue.go_on());
-            }
-        }
-    }
-
     /// Revokes permits whose bounds have been reached.
     fn end_bounded(&mut self) {
         while let Some((lease, kind)) = self.bounded.pop_over(self.ctx.now) {

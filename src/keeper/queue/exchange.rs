@@ -14,7 +14,6 @@ use crate::{
     keeper::{context::Context, effects::Effect},
     leases::local_deadline,
     ledger::{Ask, Batch, BatchReply, Payer, Seq, Standing, Wake, Want, weight_of},
-    telemetry::{Adopted, Measure, Topic},
 };
 
 /// Batches.
@@ -80,6 +79,10 @@ impl Queue {
             false => *room,
         };
         let mut left = share;
+        // Once it is released, another replica may have the slot of a permit that is adopted later.
+        if self.introducing {
+            self.take_holders(ctx, batch, pending, &mut left);
+        }
         self.take_releases(batch, pending, &mut left);
         self.take_holders(ctx, batch, pending, &mut left);
         *room -= share - left;
@@ -112,28 +115,39 @@ impl Queue {
             && let Some(outbox) = &mut self.outbox
             && let Some(seq) = outbox.renew.pop_front()
         {
-            if self.entries.contains_key(&seq) {
-                batch.renew.push(seq);
-                take_room(room, seq);
-                add_report(batch, self.report_of(ctx, seq));
+            match self.entries.get_mut(&seq) {
+                None => {}
+                // The store never had it, so it need not be asked first.
+                Some(entry) if entry.is_held_here_only() => {
+                    (entry.in_store.renewing, entry.in_store.renew_again) = (false, false);
+                    self.take_adoption(ctx, batch, room, seq);
+                }
+                Some(_) => {
+                    batch.renew.push(seq);
+                    take_room(room, seq);
+                    add_report(batch, self.report_of(ctx, seq));
+                }
             }
         }
         while *room > 0
             && let Some(outbox) = &mut self.outbox
             && let Some(seq) = outbox.adopt.pop_front()
         {
-            if let Some(entry) = self.entries.get_mut(&seq)
-                && entry.is_held()
-                && !entry.in_store.entering
-                && !entry.lease.is_over(ctx.now)
-            {
-                entry.in_store.entering = true;
-                batch.adopt.push(seq);
-                // The store never had a permit that a fallback has admitted.
-                let was_granted = entry.lease.deadline().is_some();
-                batch.tells |= was_granted && std::mem::take(&mut self.tells);
-                take_room(room, seq);
-            }
+            self.take_adoption(ctx, batch, room, seq);
+        }
+    }
+
+    fn take_adoption(&mut self, ctx: &Context, batch: &mut Batch, room: &mut usize, seq: Seq) {
+        if let Some(entry) = self.entries.get_mut(&seq)
+            && entry.is_held()
+            && !entry.in_store.entering
+            && !entry.lease.is_over(ctx.now)
+        {
+            entry.in_store.entering = true;
+            batch.adopt.push(seq);
+            let was_granted = entry.lease.deadline().is_some();
+            batch.tells |= was_granted && std::mem::take(&mut self.tells);
+            take_room(room, seq);
         }
     }
 
@@ -295,27 +309,6 @@ impl Queue {
                 && let Some(waiters) = &mut self.waiters
             {
                 waiters.places.insert(seq, place);
-            }
-        }
-    }
-
-    /// Counts adopted permits, before their leases are extended: a permit without a deadline was never granted by the
-    /// store.
-    fn report_adopted(&self, ctx: &mut Context, batch: &Batch, standings: &[Standing]) {
-        let (mut lost, mut by_fallback) = (0, 0);
-        for (seq, standing) in batch.adopt.iter().zip(standings) {
-            let was_granted = |entry: &Entry| entry.lease.deadline().is_some();
-            match (standing, self.entries.get(seq)) {
-                (Standing::Adopted { .. }, Some(entry)) if was_granted(entry) => lost += 1,
-                (Standing::Adopted { .. }, Some(_)) => by_fallback += 1,
-                _ => {}
-            }
-        }
-        ctx.is_data_lost |= lost > 0;
-        for (why, count) in [(Adopted::Lost, lost), (Adopted::Fallback, by_fallback)] {
-            if count > 0 {
-                ctx.measure(self.limit_id, Measure::Adopted(why, count));
-                ctx.report(self.limit_id, Topic::Adopted(why), self.id, count);
             }
         }
     }

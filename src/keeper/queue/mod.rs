@@ -52,7 +52,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::context::Context;
+use super::context::{Context, Strict};
 use crate::{
     error::AcquireErrorKind,
     fallbacks::{Availability, FallbackInForce},
@@ -474,11 +474,17 @@ impl Queue {
         }
     }
 
-    /// Whether newcomers wait because permits return to a store that has lost its data.
+    /// How long newcomers wait because permits return to a store that has lost its data, or was down.
+    fn return_left(&self, ctx: &Context) -> Option<Duration> {
+        if !ctx.returns.is_any() || !self.asks_store_now(ctx) {
+            return None;
+        }
+        let strict = ctx.strict(self.limit_id, self.part, self.own_limit())?;
+        (ctx.returns).wait(self.part, self.id, strict == Strict::Divides, ctx.now)
+    }
+
     fn is_returning(&self, ctx: &Context) -> bool {
-        (ctx.returns.wait(self.part, self.id, ctx.now)).is_some()
-            && ctx.is_strict(self.limit_id, self.part, self.own_limit())
-            && self.asks_store_now(ctx)
+        self.return_left(ctx).is_some()
     }
 
     /// The limit by which the store decides on newcomers; holders return regardless of it.

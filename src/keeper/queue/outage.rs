@@ -14,6 +14,7 @@ use crate::{
     fallbacks::Availability,
     keeper::{context::Context, effects::Effect},
     ledger::{Ask, Batch, BatchReply, Seq, Standing, weight_of},
+    telemetry::{Adopted, Measure, Topic},
 };
 
 /// Failed exchanges. The availability decides on their requests: with `Up`, the connection failed and the store may be
@@ -242,6 +243,27 @@ impl Queue {
         let own = || pending.held + pending.waiting + asks.map(units).sum::<u32>();
         answer.in_use < pending.held + answer.granted_units(batch)
             || are_there && answer.in_use + answer.waiting + 1 < own()
+    }
+
+    /// Counts adopted permits, before their leases are extended: a permit without a deadline was never granted by the
+    /// store.
+    pub(super) fn report_adopted(&self, ctx: &mut Context, batch: &Batch, standings: &[Standing]) {
+        let (mut lost, mut by_fallback) = (0, 0);
+        for (seq, standing) in batch.adopt.iter().zip(standings) {
+            let was_granted = |entry: &Entry| entry.lease.deadline().is_some();
+            match (standing, self.entries.get(seq)) {
+                (Standing::Adopted { .. }, Some(entry)) if was_granted(entry) => lost += 1,
+                (Standing::Adopted { .. }, Some(_)) => by_fallback += 1,
+                _ => {}
+            }
+        }
+        ctx.is_data_lost |= lost > 0;
+        for (why, count) in [(Adopted::Lost, lost), (Adopted::Fallback, by_fallback)] {
+            if count > 0 {
+                ctx.measure(self.limit_id, Measure::Adopted(why, count));
+                ctx.report(self.limit_id, Topic::Adopted(why), self.id, count);
+            }
+        }
     }
 
     /// The store has lost permits of this key: asks for all holders. `is_own_find`: an answer shows it, and the other

@@ -321,9 +321,7 @@ impl Queue {
                     Some(until.saturating_duration_since(ctx.now))
                 }
                 (AcquireErrorKind::Paused, None) => self.pause_left(ctx.now),
-                (AcquireErrorKind::Unavailable, _) if self.is_returning(ctx) => {
-                    ctx.returns.wait(self.part, self.id, ctx.now)
-                }
+                (AcquireErrorKind::Unavailable, _) => self.return_left(ctx),
                 (
                     AcquireErrorKind::Full
                     | AcquireErrorKind::QueueFull

@@ -85,6 +85,132 @@ fn what_was_admitted_locally_is_adopted() {
     assert!(held(world.collect(0, &waits)));
 }
 
+/// G1: what each of three replicas has admitted in an outage takes the places of what it had released meanwhile. The first
+/// two are back before the third tells the store anything.
+#[test]
+fn slots_released_in_an_outage_are_not_granted_before_those_admitted_in_it_are_known() {
+    let limit = Limit::concurrent("a", 6).fallback(Fallback::Allow);
+    let mut world = World::new(3, &limit);
+    let grants = |world: &mut World, keeper| {
+        let leases = [(); 2].map(|()| world.ask(keeper, PATIENT));
+        world.settle();
+        let held = leases.each_ref().map(|lease| held(world.collect(keeper, lease)));
+        assert_eq!(held, [true, true]);
+        leases
+    };
+    let before = [0, 1, 2].map(|keeper| grants(&mut world, keeper));
+    let now = world.local();
+    for keeper in 0..3 {
+        world.keepers[keeper].fail(now);
+        for lease in &before[keeper] {
+            world.release(keeper, lease);
+        }
+    }
+    let during = [0, 1, 2].map(|keeper| grants(&mut world, keeper));
+    world.pass(Duration::from_millis(60));
+    for keeper in 0..3 {
+        world.recover(keeper);
+    }
+    let waiters = [0, 1, 2].map(|keeper| world.ask(keeper, PATIENT));
+    // Step by step: each in turn sends one exchange, so that the others are between their first and second.
+    for _ in 0..8 {
+        for keeper in 0..3 {
+            if world.may_send(keeper) {
+                let sent = world.send(keeper);
+                world.complete(keeper, &sent);
+            }
+            world.deliver_wakes();
+            let collected = [0, 1, 2].map(|keeper| held(world.collect(keeper, &waiters[keeper])));
+            assert_eq!(collected, [false; 3], "six slots are held");
+        }
+    }
+    assert_eq!(world.ledger(), (6, 3));
+    for (keeper, leases) in during.iter().enumerate() {
+        leases.iter().for_each(|lease| world.release(keeper, lease));
+    }
+    world.settle();
+    world.deliver_wakes();
+    let collected = [0, 1, 2].map(|keeper| held(world.collect(keeper, &waiters[keeper])));
+    assert_eq!(collected, [true; 3]);
+}
+
+/// G1: as above with more permits than fit into one exchange.
+#[test]
+fn slots_released_in_an_outage_are_not_granted_before_all_admitted_in_it_are_known() {
+    const WEIGHT: u32 = 64;
+    const HOLDERS: u32 = 20;
+    let limit = Limit::concurrent("a", WEIGHT * HOLDERS);
+    let mut world = World::new(2, &limit);
+    let heavy = |wait| Leg {
+        weight: WEIGHT,
+        ..leg(0, wait)
+    };
+    let grants = |world: &mut World| -> Vec<_> {
+        let ask = |_| world.ask_for(0, heavy(PATIENT));
+        let leases: Vec<_> = (0..HOLDERS).map(ask).collect();
+        world.settle();
+        for lease in &leases {
+            assert!(held(world.collect(0, lease)));
+        }
+        leases
+    };
+    let before = grants(&mut world);
+    let waiter = world.ask_for(1, heavy(PATIENT));
+    world.settle();
+    let now = world.local();
+    world.keepers[0].fail(now);
+    before.iter().for_each(|lease| world.release(0, lease));
+    let during = grants(&mut world);
+    world.pass(Duration::from_millis(60));
+    world.recover(0);
+    let mut exchanges = 0;
+    while world.may_send(0) {
+        let sent = world.send(0);
+        world.complete(0, &sent);
+        world.deliver_wakes();
+        assert!(!held(world.collect(1, &waiter)), "all units are in use");
+        exchanges += 1;
+    }
+    assert!(exchanges > 2, "{exchanges}");
+    world.release(0, &during[0]);
+    world.settle();
+    world.deliver_wakes();
+    assert!(held(world.collect(1, &waiter)));
+}
+
+/// G1: the slots that others have released may come free before these others are back, since their exchanges of before the
+/// outage run late.
+#[test]
+fn newcomers_under_a_divided_limit_wait_for_what_others_have_admitted() {
+    for (fallback, waits) in [
+        (Fallback::Local(1), true),
+        (Fallback::Local(2), false),
+        (Fallback::Reject, false),
+    ] {
+        let limit = Limit::concurrent("a", 2).fallback(fallback);
+        let mut world = World::new(1, &limit);
+        let now = world.local();
+        world.keepers[0].fail(now);
+        world.pass(Duration::from_millis(60));
+        world.recover(0);
+        let waiter = world.ask(0, PATIENT);
+        let other = world.ask(0, Duration::ZERO);
+        world.settle();
+        assert_eq!(!held(world.collect(0, &waiter)), waits, "{fallback:?}");
+        if waits {
+            let Some(Err(error)) = world.collect(0, &other) else {
+                panic!("it does not wait");
+            };
+            assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
+            assert_eq!(error.retry_after(), Some(2 * STORE_TIMEOUT));
+            world.pass(2 * STORE_TIMEOUT);
+            world.settle();
+            assert!(held(world.collect(0, &waiter)));
+        }
+        world.keepers[0].audit().expect("its books agree");
+    }
+}
+
 /// Of ten slots each of three replicas has four. Permits that a replica held before count.
 #[test]
 fn a_replica_that_was_counted_enforces_its_share() {

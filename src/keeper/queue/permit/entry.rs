@@ -311,6 +311,11 @@ impl Entry {
         matches!(self.state, State::Held(_))
     }
 
+    /// Whether this process has admitted it without the store, and no exchange in flight tells the store.
+    pub fn is_held_here_only(&self) -> bool {
+        self.is_held() && self.lease.deadline().is_none() && !self.in_store.entering
+    }
+
     pub fn holder(&self) -> Option<Holder> {
         match self.state {
             State::Held(hold) => Some(hold.holder),
