@@ -40,6 +40,26 @@ pub(crate) enum FallbackInForce {
     Reject,
 }
 
+/// How a limit keeps its value while the store is down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strict {
+    /// No replica admits a request.
+    Refuses,
+    /// Each replica admits fewer than the limit.
+    Divides,
+}
+
+impl FallbackInForce {
+    /// Whether requests of a key with this value are rather not served than above it.
+    pub(crate) fn strict(self, max: u32) -> Option<Strict> {
+        match self {
+            Self::Reject => Some(Strict::Refuses),
+            Self::Local(value) if value.max < max => Some(Strict::Divides),
+            Self::Local(_) | Self::Allow => None,
+        }
+    }
+}
+
 pub(crate) struct Fallbacks {
     /// By part.
     parts: Vec<PartState>,

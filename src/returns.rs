@@ -17,10 +17,13 @@ use crate::part::{Part, Parts};
 /// Time in which several signs of a loss are taken for the same loss.
 pub(crate) const SAME_LOSS: Duration = Duration::from_millis(10);
 
+/// How long permits may take to return, in timeouts of the store: until all replicas have noticed the loss or the end of
+/// the outage, have reconnected, and were answered.
+const TIMEOUTS: u32 = 2;
+
 /// The returns of permits of whole parts of the store, and of single keys.
 pub(crate) struct Returns<K> {
-    /// How long permits may take to return: all replicas notice the loss, reconnect, and return within two of the store's
-    /// timeouts.
+    /// How long permits may take to return.
     pub(crate) length: Duration,
     by_part: Vec<Option<Return>>,
     /// By part: end of the return after an outage, in which replicas have admitted permits, each up to its share.
@@ -44,9 +47,9 @@ struct Return {
 }
 
 impl<K: Copy + Eq + Hash> Returns<K> {
-    pub(crate) fn new(parts: Parts, length: Duration) -> Self {
+    pub(crate) fn new(parts: Parts, store_timeout: Duration) -> Self {
         Self {
-            length,
+            length: TIMEOUTS * store_timeout,
             by_part: vec![None; parts.count()],
             after_outage: vec![None; parts.count()],
             by_key: HashMap::new(),

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
-    fallbacks::{Availability, FallbackInForce, Fallbacks},
+    fallbacks::{Availability, FallbackInForce, Fallbacks, Strict},
     key::Key,
     leases::{Lease, QueueId},
     ledger::{Batch, Exchange, ReplicaId, Seq, TenantId, weighing},
@@ -105,15 +105,6 @@ impl Decision {
     }
 }
 
-/// How a limit keeps its value while the store is down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strict {
-    /// No replica admits a request.
-    Refuses,
-    /// Each replica admits fewer than the limit.
-    Divides,
-}
-
 /// The state that all queues of a keeper share.
 pub(super) struct Context {
     pub settings: Settings,
@@ -181,7 +172,7 @@ impl Context {
             overrides: Arc::default(),
             now,
             fallbacks: Fallbacks::new(settings.parts, now),
-            returns: Returns::new(settings.parts, 2 * settings.store_timeout),
+            returns: Returns::new(settings.parts, settings.store_timeout),
             ending: false,
             is_data_lost: false,
             effects: Effects::default(),
@@ -242,11 +233,7 @@ impl Context {
     /// Whether a key in this part is rather not served than above its limit, as its fallback says.
     pub fn strict(&self, limit: LimitId, part: Part, own: Option<LimitValue>) -> Option<Strict> {
         let max = own.map_or(self.limits[limit.0].max(), |own| own.max);
-        match self.fallback(limit, part, own) {
-            FallbackInForce::Reject => Some(Strict::Refuses),
-            FallbackInForce::Local(value) if value.max < max => Some(Strict::Divides),
-            FallbackInForce::Local(_) | FallbackInForce::Allow => None,
-        }
+        self.fallback(limit, part, own).strict(max)
     }
 
     /// Whether any limit is strict in this part, in a way that `which` names.

@@ -37,3 +37,33 @@ fn the_map_names_what_there_is() {
     }
     assert!(names > 40, "only {names} names were found");
 }
+
+/// Rows of the table "Where a change goes". The number may only decrease. Where a row needs more than two files, the decision stands
+/// in too many places.
+const MOST_ROWS: usize = 40;
+
+#[test]
+fn a_change_goes_to_two_files_at_most() {
+    let map = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../ARCHITECTURE.md"));
+    let map = map.unwrap();
+    let (_, table) = map.split_once("## Where a change goes").unwrap();
+    let (table, _) = table.split_once("\n## ").unwrap();
+    let rows = table
+        .lines()
+        .filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
+    // Without the head, and the names of the groups.
+    let rows: Vec<_> = rows.filter(|(_, files)| files.contains('`')).collect();
+    for (change, files) in &rows {
+        let names = files.split('`').skip(1).step_by(2);
+        let count = names
+            .filter(|name| name.ends_with(".rs") || name.contains('/'))
+            .count();
+        assert!((1..=2).contains(&count), "{change}: {count} files");
+    }
+    println!("{} rows tell where a change goes", rows.len());
+    assert!(
+        (30..=MOST_ROWS).contains(&rows.len()),
+        "{} rows",
+        rows.len()
+    );
+}

@@ -52,10 +52,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::context::{Context, Strict};
+use super::context::Context;
 use crate::{
     error::AcquireErrorKind,
-    fallbacks::{Availability, FallbackInForce},
+    fallbacks::{Availability, FallbackInForce, Strict},
     key::Key,
     leases::{Pool, QueueId},
     ledger::{Ledger, RAMP_MS, Seq, next_rise_ms, ramped, weight_of},

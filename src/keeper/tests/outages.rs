@@ -94,7 +94,9 @@ fn slots_released_in_an_outage_are_not_granted_before_those_admitted_in_it_are_k
     let grants = |world: &mut World, keeper| {
         let leases = [(); 2].map(|()| world.ask(keeper, PATIENT));
         world.settle();
-        let held = leases.each_ref().map(|lease| held(world.collect(keeper, lease)));
+        let held = leases
+            .each_ref()
+            .map(|lease| held(world.collect(keeper, lease)));
         assert_eq!(held, [true, true]);
         leases
     };
