@@ -43,6 +43,10 @@ async fn a_raise_admits_the_first_waiter_after_a_message_and_two_round_trips() {
     let operator = Operator::connect(&server.url()).await.unwrap();
     await_replicas(&operator, REPLICAS).await;
     let _held = open(&layers[0], Request::new(())).await;
+    // Before the first answer to a waiter, so that replicas know the distance.
+    for way in [Way::Requests, Way::Replies] {
+        proxy.delay(way, WAY);
+    }
     let mut waiting = JoinSet::new();
     for number in 0..WAITERS {
         waiting.spawn(open(&layers[number % REPLICAS], Request::new(())));
@@ -52,9 +56,6 @@ async fn a_raise_admits_the_first_waiter_after_a_message_and_two_round_trips() {
     let client = redis::Client::open(server.url()).unwrap();
     let mut orders = client.get_async_pubsub().await.unwrap();
     orders.subscribe("turnstile:control:0").await.unwrap();
-    for way in [Way::Requests, Way::Replies] {
-        proxy.delay(way, WAY);
-    }
     let url = server.url();
     let raise = ["set", "one", "2", "--for", "1h"];
     let by = ["--author", "ada", "--reason", "launch"];

@@ -541,8 +541,11 @@ impl Queue {
             ctx.now + Duration::from_millis(rest)
         });
         waiters.next_slot_at = rise.or(expiry).map(|at| at + turn);
-        // Counted from the sending, so that a slow store does not make this process look as if it had stopped.
-        let poll_at = at.sent + ctx.jittered(ctx.settings.poll_interval);
+        // Counted from the sending, so that a slow store does not make this process look as if it had stopped. Answered
+        // within an interval, so that a wake-up before that grants a lease with enough time left to be used at once.
+        let interval = ctx.settings.poll_interval;
+        let round_trip = (ctx.now - at.sent).min(interval / 4);
+        let poll_at = at.sent + ctx.jittered(interval) - round_trip;
         waiters.poll_at = Some(poll_at.max(ctx.now + pause));
         // Grants of a fair limit do not follow tickets, so the head of the queue does not show who has left it.
         let next = match self.limit.is_fair() {

@@ -453,6 +453,53 @@ fn a_poll_counts_from_the_sending_of_the_one_before() {
     assert!(world.keepers[0].next_exchange(now).is_some());
 }
 
+/// G4, G9: at a distance too, the last answer to a waiter is never so old that its grant would have to be checked.
+#[test]
+fn a_wake_up_from_a_distance_is_a_grant_at_any_time() {
+    const WAY: Duration = Duration::from_millis(100);
+    const STEP: Duration = Duration::from_millis(10);
+    for released_at in (30..230).map(|step| step * STEP) {
+        let mut world = World::new(2, &ONE);
+        let holder = world.ask(1, PATIENT);
+        world.settle();
+        let waiter = world.ask(0, PATIENT);
+        let mut to_store: Vec<(Duration, Outgoing)> = Vec::new();
+        let mut to_keeper: Vec<(Duration, Outgoing, Reply)> = Vec::new();
+        let mut woken_at = None;
+        while woken_at.is_none_or(|at| world.now < at) {
+            world.pass(STEP);
+            while world.may_send(0) {
+                let sent = world.send(0);
+                to_store.push((world.now + WAY, sent));
+            }
+            for (_, sent) in to_store
+                .extract_if(.., |(at, _)| *at <= world.now)
+                .collect::<Vec<_>>()
+            {
+                let reply = world.run(&sent);
+                to_keeper.push((world.now + WAY, sent, reply));
+            }
+            for (_, sent, reply) in to_keeper
+                .extract_if(.., |(at, ..)| *at <= world.now)
+                .collect::<Vec<_>>()
+            {
+                world.answer(0, &sent, reply);
+            }
+            if woken_at.is_none() && world.now >= released_at {
+                world.release(1, &holder);
+                let release = world.send(1);
+                world.complete(1, &release);
+                woken_at = Some(world.now + WAY);
+            }
+        }
+        world.deliver_wakes();
+        assert!(
+            held(world.collect(0, &waiter)),
+            "released at {released_at:?}"
+        );
+    }
+}
+
 /// G4: a replica promises to call again in time, and not sooner than the work that it leaves behind allows.
 #[test]
 fn a_replica_with_much_to_send_says_so() {
