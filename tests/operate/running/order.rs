@@ -78,6 +78,14 @@ impl Journal {
     }
 }
 
+impl Drop for Journal {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", fs::read_to_string(&self.0).unwrap_or_default());
+        }
+    }
+}
+
 /// A request to a service, which works until it is dropped.
 struct Client<'a> {
     name: &'static str,
