@@ -102,9 +102,9 @@ fn slots_released_in_an_outage_are_not_granted_before_those_admitted_in_it_are_k
     };
     let before = [0, 1, 2].map(|keeper| grants(&mut world, keeper));
     let now = world.local();
-    for keeper in 0..3 {
+    for (keeper, leases) in before.iter().enumerate() {
         world.keepers[keeper].fail(now);
-        for lease in &before[keeper] {
+        for lease in leases {
             world.release(keeper, lease);
         }
     }
