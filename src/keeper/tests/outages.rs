@@ -1,5 +1,7 @@
 //! A store that is silent, cut off or refuses to work.
 
+use std::iter;
+
 use super::*;
 use crate::{
     keeper::effects::LogEvent,
@@ -85,10 +87,17 @@ fn what_was_admitted_locally_is_adopted() {
     assert!(held(world.collect(0, &waits)));
 }
 
-/// G1: what each of three replicas has admitted in an outage takes the places of what it had released meanwhile. The first
-/// two are back before the third tells the store anything.
+/// G1: what each of three replicas has admitted in an outage takes the places of what it had released meanwhile. They come
+/// back step by step, so that the others are between their first and second exchange, or one after the other.
 #[test]
 fn slots_released_in_an_outage_are_not_granted_before_those_admitted_in_it_are_known() {
+    for exchanges in [1, 8] {
+        back_from_an_outage(exchanges);
+    }
+}
+
+/// Each replica in turn sends this many exchanges, if it has as many.
+fn back_from_an_outage(exchanges: usize) {
     let limit = Limit::concurrent("a", 6).fallback(Fallback::Allow);
     let mut world = World::new(3, &limit);
     let grants = |world: &mut World, keeper| {
@@ -114,9 +123,8 @@ fn slots_released_in_an_outage_are_not_granted_before_those_admitted_in_it_are_k
         world.recover(keeper);
     }
     let waiters = [0, 1, 2].map(|keeper| world.ask(keeper, PATIENT));
-    // Step by step: each in turn sends one exchange, so that the others are between their first and second.
     for _ in 0..8 {
-        for keeper in 0..3 {
+        for keeper in (0..3).flat_map(|keeper| iter::repeat_n(keeper, exchanges)) {
             if world.may_send(keeper) {
                 let sent = world.send(keeper);
                 world.complete(keeper, &sent);
