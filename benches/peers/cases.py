@@ -143,6 +143,8 @@ def standard(bench, system, repeat):
 
 
 FAULTS = ("kill", "freeze", "restart")
+# Those of the store.
+OUTAGES = ("freeze", "restart")
 FAULT_HOLD_MS = 500
 # High enough that the slots of a crashed process are missed; low enough that the backlog of an outage is soon served.
 FAULT_LOADS = {"kill": 0.8, "freeze": 0.6, "restart": 0.6}
@@ -380,8 +382,8 @@ def highest(load, steps, most):
     """The highest rate that meets the goal, by halving."""
 
     def is_good(rate):
-        # Twice, since a pause of the machine could end the search.
-        rows = (load(rate) for _ in range(2))
+        # Up to four times, since a pause of the machine could end the search.
+        rows = (load(rate) for _ in range(4))
         return any(row["p99"] < GOAL_MS and row["answered"] >= 0.99 * row["sent"] for row in rows)
 
     low, high = 0, LEAST_RATE

@@ -6,7 +6,7 @@ import statistics
 import textwrap
 
 import charts
-from cases import BURST, CASES, CONNECTIONS, FAULT_LOADS, FAULTS, GOAL_MS, LIMIT, PROCESSES, RATE, TRACE_FASTER, TRACE_LIMIT, TRACE_PROCESSES, WORKERS
+from cases import BURST, CASES, CONNECTIONS, FAULT_LOADS, FAULTS, GOAL_MS, LIMIT, OUTAGES, PROCESSES, RATE, TRACE_FASTER, TRACE_LIMIT, TRACE_PROCESSES, WORKERS
 from charts import short
 from systems import NOT_RUN, RATES, SLOTS
 
@@ -100,13 +100,13 @@ class Page:
         there = self.results.get(case, {})
         return [(system, there[system.name]) for system in systems if there.get(system.name)]
 
-    def rank(self, group, words, entries, higher=False):
-        """Notes who is first. `entries`: system, figure, and whether it may be first."""
+    def rank(self, group, words, entries, higher=False, edge=None):
+        """Notes who is first. `entries`: system, figure, and whether it may be first. `edge`: where reasons are not those of the group."""
         entries = [entry for entry in entries if entry[1]]
         able = sorted((entry for entry in entries if entry[2]), key=lambda entry: entry[1].middle, reverse=higher)
         ours = next((entry for entry in entries if entry[0].name == "tower-turnstile"), None)
         if able and ours and len(entries) > 1:
-            self.ranks.append((group, words, able, ours))
+            self.ranks.append((group, words, able, ours, edge or group))
 
     # The parts of the page.
 
@@ -141,7 +141,7 @@ class Page:
     def ranking(self):
         self.say("## Ranking")
         rows, goals = [], {}
-        for group, words, able, ours in self.ranks:
+        for group, words, able, ours, edge in self.ranks:
             first = able[0]
             same = [entry for entry in able[1:] if entry[1].overlaps(first[1])]
             is_first = any(entry[0].is_ours for entry in [first, *same])
@@ -149,9 +149,9 @@ class Page:
             near = is_first or bool(ratio) and 1 / NEAR <= ratio <= NEAR
             goals.setdefault(group, []).append((words, is_first, near))
             is_plain = ours[0] in [entry[0] for entry in [first, *same]]
-            reason = "" if is_plain else first[0].edge.get(group, "its figures are below")
+            reason = "" if is_plain else first[0].edge.get(edge, "its figures are below")
             names = "; ".join(entry[0].name for entry in same[:3]) + (f"; {len(same) - 3} more" if len(same) > 3 else "")
-            here = "first" if is_plain else f"{ours[1]}" + (f", {ratio:.2f} times" if ratio else "")
+            here = "first" if is_plain else f"{ours[1]}" + (f", {times(ratio)}" if ratio else "")
             rows.append([words, f"**{first[0].name}** {first[1]}", names, here, reason])
         self.table(["", "first", "no different within the spread", "tower-turnstile", "why another is first"], rows)
         lines = []
@@ -247,8 +247,9 @@ class Page:
             self.chart(f"fault-{fault}", charts.timelines(name[0].upper() + name[1:], drawn, LIMIT, meta["before"], order[0][1][0][fault]["frozen"] if order else 0), name)
             keeps = lambda system, reps: all(rep[fault]["left"] == LIMIT and (system.store == "none" or rep[fault]["unserved"] == 0) for rep in reps)
             found = [(system, figure(reps, fault, "until_normal"), keeps(system, reps)) for system, reps in there if system.store != "none"]
-            self.rank("Faults", f"normal again after: {name}", found)
-            self.rank("Faults", f"over the limit, slot seconds: {name}", [(system, figure(reps, fault, "over_slot_s"), keeps(system, reps)) for system, reps in there if system.store != "none"])
+            edge = "Outages" if fault in OUTAGES else None
+            self.rank("Faults", f"normal again after: {name}", found, edge=edge)
+            self.rank("Faults", f"over the limit, slot seconds: {name}", [(system, figure(reps, fault, "over_slot_s"), keeps(system, reps)) for system, reps in there if system.store != "none"], edge=edge)
 
     def rates(self):
         entries = self.of("rates", RATES)
@@ -397,6 +398,12 @@ GROWTH_CHARTS = (
     ("growth-waiters", "waiters", "Handover as waiters grow", HANDOVER, ("handover", "p50")),
 )
 STRICT = ("Fairness", "Overshoot", "Idle slots", "Faults")
+
+
+def times(ratio):
+    if ratio < 0.5:
+        return f"1 / {short(1 / ratio)}"
+    return f"{ratio:.2f} times" if ratio < 10 else f"{short(ratio)} times"
 
 
 def is_sound(system, rows, loads):

@@ -30,11 +30,11 @@ class System:
 LUCK = "a poll that comes at the right moment wins at once; see its longer waits"
 PLAIN = "a smaller script: it keeps no queue, no heartbeats and no wake-ups"
 WAITS_OUT = "waits while the store is away, where this crate by default falls back on a limit in each process"
-POLLING = {"Waits": LUCK, "Cost": PLAIN, "Faults": WAITS_OUT}
+POLLING = {"Waits": LUCK, "Cost": PLAIN, "Outages": WAITS_OUT}
 BLOCKING = {
     "Waits": "BLPOP: the server itself hands the token over",
     "Cost": "two commands without a script; no leases, so nothing to renew or to expire",
-    "Faults": WAITS_OUT,
+    "Outages": WAITS_OUT,
     "Idle slots": "BLPOP: the server itself hands the token over",
     "Fairness": "BLPOP: the server serves its clients in order",
 }
@@ -56,7 +56,7 @@ SLOTS = [
     System(
         "tower-turnstile, Reject", "rust", "tower-turnstile-strict",
         "`Fallback::Reject`: refuses requests while the store is away, in place of a limit in each process", is_ours=True, only=("faults",),
-        edge={"Faults": "refuses rather than go over the limit"},
+        edge={"Outages": "refuses rather than go over the limit"},
     ),
     System(
         "redis-semaphore", "node", "redis-semaphore",
@@ -68,7 +68,7 @@ SLOTS = [
         "bottleneck", "node", "bottleneck",
         "npm 2.19; a `Group` with `maxConcurrent`, clustered by ioredis; `expiration` on every job, strongly recommended",
         "the queue is each process's own; a job that takes longer than its expiration fails, there are no renewals",
-        edge={"Waits": "a process wakes its own waiter without asking the store first", "Faults": WAITS_OUT},
+        edge={"Waits": "a process wakes its own waiter without asking the store first", "Outages": WAITS_OUT},
     ),
     System(
         "py-redis-semaphore", "python", "py-redis-semaphore",
@@ -105,7 +105,7 @@ SLOTS = [
         "crates.io 0.5, a server of its own in memory, with its client of PyPI 0.5: `with lock(..)`, a heartbeat every third of the lease",
         "one server, no replicas; its clients are blocking; it is not Redis, so that its commands are not counted",
         store="throttle",
-        edge={"Waits": "a server of its own that knows only slots", "Faults": WAITS_OUT},
+        edge={"Waits": "a server of its own that knows only slots", "Outages": WAITS_OUT},
     ),
     System("6.12, basic", "rust", "basic", f"listings 6.12 and 6.13; {POLLED}", "no queue; no refresh", edge=POLLING),
     System("6.14, fair", "rust", "fair", f"listings 6.14 to 6.16, refreshed every third of the lease; {POLLED}", "no queue; its two transactions race, and break the cap: the book adds a lock", edge=POLLING),
