@@ -2,6 +2,7 @@
 
 use std::{
     future::poll_fn,
+    iter,
     pin::pin,
     sync::{
         Mutex,
@@ -279,6 +280,45 @@ async fn a_slot_lost_while_another_is_waited_for_is_taken_again() {
     assert!(take(&keeper, &[R]).await.is_err(), "it was charged");
     keeper.release(&granted.taken.leases);
     assert_eq!(state(&keeper), (0, 0));
+}
+
+/// G4: only one slot is asked for at a time, although the next one was due to be sent when the one before was lost.
+#[test]
+fn a_slot_is_not_asked_for_before_a_lost_one() {
+    let settings = Settings {
+        parts: Parts::CLUSTER,
+        ..settings(0)
+    };
+    let mut now = Instant::now();
+    let mut core = Core::new(settings, true, now);
+    for limit in [&NARROW, &WIDE, &RATE, &OTHER_RATE] {
+        core.add(limit).expect("valid");
+    }
+    let mut ledgers = Ledgers::default();
+    let mut complete = |core: &mut Core, sent: Outgoing, now| {
+        let (reply, _) = ledgers.exchange(&sent.exchange, EPOCH_US);
+        core.on_reply(sent.id, reply, now);
+    };
+    for part in Part::all() {
+        let hello = core.hello(part, now);
+        complete(&mut core, hello, now);
+    }
+    let both = Demand::All(vec![leg(N, PATIENT), leg(W, PATIENT)]);
+    core.submit_unlabelled(&both, now).expect("open");
+    let narrow = core.next_exchange(now).expect("it asks");
+    let part = narrow.id.part;
+    complete(&mut core, narrow, now);
+    assert_eq!(core.status().held, 1);
+    now += LEASE;
+    core.on_time(now);
+    let sent = iter::from_fn(|| core.next_exchange(now));
+    let asks = sent.filter(|sent| {
+        let mut batches = sent.exchange.batches.iter();
+        batches.any(|batch| !batch.acquire.is_empty())
+    });
+    let asks: Vec<Part> = asks.map(|sent| sent.id.part).collect();
+    assert_eq!(asks, [part]);
+    core.audit().expect("its books agree");
 }
 
 /// G5, G7: the request waits no longer in total than it would have, and not while holding the other slot.

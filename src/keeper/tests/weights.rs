@@ -117,12 +117,12 @@ fn requests_that_waited_here_keep_their_order_when_the_store_is_back() {
     let sent = world.send(0);
     world.pass(STORE_TIMEOUT);
     world.fail(0, &sent, Failure::TimedOut);
-    let _others = [1, 2].map(|weight| world.ask_for_units(weight));
+    let _others = [2, 1].map(|weight| world.ask_for_units(weight));
     assert!(!world.keepers[0].status().store_up);
     world.pass(Duration::from_millis(60));
     world.settle();
     assert!(world.keepers[0].status().store_up);
-    assert_eq!(world.queue(), [3, 1, 2]);
+    assert_eq!(world.queue(), [3, 2, 1]);
 }
 
 #[test]
