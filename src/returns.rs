@@ -12,7 +12,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::part::{Part, Parts};
+use crate::{
+    fallbacks::Strict,
+    part::{Part, Parts},
+};
 
 /// Time in which several signs of a loss are taken for the same loss.
 pub(crate) const SAME_LOSS: Duration = Duration::from_millis(10);
@@ -20,6 +23,8 @@ pub(crate) const SAME_LOSS: Duration = Duration::from_millis(10);
 /// How long permits may take to return, in timeouts of the store: until all replicas have noticed the loss or the end of
 /// the outage, have reconnected, and were answered.
 const TIMEOUTS: u32 = 2;
+/// The same beside one timeout, at least, after an outage: holders make pauses between their probes.
+const PAUSES: Duration = Duration::from_millis(500);
 
 /// The returns of permits of whole parts of the store, and of single keys.
 pub(crate) struct Returns<K> {
@@ -61,12 +66,18 @@ impl<K: Copy + Eq + Hash> Returns<K> {
     }
 
     /// How long newcomers under a strict limit wait, because the store has lost all data or the ledger of this key, or was
-    /// down (`admits`: its fallback admits others meanwhile). After a loss of all data the wait ends only when the store
+    /// down while replicas divided the limit. After a loss of all data the wait ends only when the store
     /// has been asked once more.
-    pub(crate) fn wait(&self, part: Part, key: K, admits: bool, now: Instant) -> Option<Duration> {
+    pub(crate) fn wait(
+        &self,
+        part: Part,
+        key: K,
+        strict: Strict,
+        now: Instant,
+    ) -> Option<Duration> {
         let of_part = self.by_part[part.number()].map(|one| one.until);
         let of_key = self.by_key.get(&key).copied();
-        let of_outage = self.after_outage[part.number()].filter(|_| admits);
+        let of_outage = self.after_outage[part.number()].filter(|_| strict == Strict::Divides);
         let until = of_part.max(of_key).max(of_outage)?;
         Some(until.saturating_duration_since(now))
     }
@@ -140,7 +151,9 @@ impl<K: Copy + Eq + Hash> Returns<K> {
 
     /// The store is back. Other replicas may still be about to return what they have admitted meanwhile.
     pub(crate) fn begin_after_outage(&mut self, part: Part, now: Instant) {
-        self.after_outage[part.number()] = Some(now + self.length);
+        let timeout = self.length / TIMEOUTS;
+        let length = self.length.max(timeout + PAUSES);
+        self.after_outage[part.number()] = Some(now + length);
         self.is_changed = true;
     }
 
@@ -186,12 +199,37 @@ impl<K: Copy + Eq + Hash> Returns<K> {
             || self.after_outage.iter().any(Option::is_some)
     }
 
+    /// Whether there is any for limits of this part that are strict in this way.
+    pub(crate) fn is_any_in(&self, part: Part, strict: Strict) -> bool {
+        !self.by_key.is_empty()
+            || self.by_part[part.number()].is_some()
+            || strict == Strict::Divides && self.after_outage[part.number()].is_some()
+    }
+
     /// Whether [`is_any`](Self::is_any) has changed since the last call.
     #[inline]
     pub(crate) fn has_news(&mut self) -> bool {
         mem::take(&mut self.is_changed) && {
             let is_any = self.is_any();
             mem::replace(&mut self.was_any, is_any) != is_any
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With short timeouts, replicas still make pauses between their probes.
+    #[test]
+    fn a_return_after_an_outage_is_longer_than_a_pause_between_probes() {
+        for (timeout, length) in [(10, 510), (100, 600), (500, 1_000), (5_000, 10_000)] {
+            let [timeout, length] = [timeout, length].map(Duration::from_millis);
+            let mut returns = Returns::<u8>::new(Parts::WHOLE, timeout);
+            let (part, now) = (Part::default(), Instant::now());
+            returns.begin_after_outage(part, now);
+            assert_eq!(returns.wait(part, 0, Strict::Divides, now), Some(length));
+            assert_eq!(returns.wait(part, 0, Strict::Refuses, now), None);
         }
     }
 }

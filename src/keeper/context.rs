@@ -19,7 +19,7 @@ use crate::{
     key::Key,
     leases::{Lease, QueueId},
     ledger::{Batch, Exchange, ReplicaId, Seq, TenantId, weighing},
-    limit::{Limit, LimitId, LimitValue, MAX_LIMIT},
+    limit::{Fallback, Limit, LimitId, LimitValue, MAX_LIMIT, Mode},
     overrides::InForce,
     part::{Part, Parts},
     returns::Returns,
@@ -214,14 +214,7 @@ impl Context {
     }
 
     pub fn set_availability(&mut self, part: Part, availability: Availability) {
-        let before = self.fallbacks.availability(part);
         (self.fallbacks).set_availability(part, availability, &self.limits, self.now);
-        let is_back = availability == Availability::Up && before != availability;
-        if is_back && self.has_strict_limits(part, |strict| strict == Strict::Divides) {
-            // Replicas that are back early would be granted the slots that the others have released meanwhile, before
-            // these return the permits that they have admitted in their place.
-            self.returns.begin_after_outage(part, self.now);
-        }
     }
 
     /// The fallback in force of a key in this part. `own`: the key's value, if it differs from the limit's.
@@ -232,20 +225,37 @@ impl Context {
 
     /// Whether a key in this part is rather not served than above its limit, as its fallback says.
     pub fn strict(&self, limit: LimitId, part: Part, own: Option<LimitValue>) -> Option<Strict> {
-        let max = own.map_or(self.limits[limit.0].max(), |own| own.max);
-        self.fallback(limit, part, own).strict(max)
+        let of = &self.limits[limit.0];
+        let max = own.map_or(of.max(), |own| own.max);
+        let strict = self.fallback(limit, part, own).strict(max);
+        // A replica that does not know how many there are admits nobody, but the others divide the limit.
+        match of.current_fallback() {
+            Fallback::Share => strict.and(Some(Strict::Divides)),
+            _ => strict,
+        }
     }
 
-    /// Whether any limit is strict in this part, in a way that `which` names.
-    pub fn has_strict_limits(&self, part: Part, which: impl Fn(Strict) -> bool) -> bool {
+    /// Whether any limit is strict in this part.
+    pub fn has_strict_limits(&self, part: Part) -> bool {
         let mut ids = (0..self.limits.len()).map(LimitId);
-        ids.any(|id| self.strict(id, part, None).is_some_and(&which))
+        ids.any(|id| self.strict(id, part, None).is_some())
     }
 
     /// Whether newcomers under strict limits wait because permits return to the store.
     pub fn is_recovering(&self) -> bool {
-        let mut parts = self.settings.parts.all();
-        self.returns.is_any() && parts.any(|part| self.has_strict_limits(part, |_| true))
+        let is_enforced = |limit: &Limit| limit.current_mode() == Mode::Enforce;
+        // Rates do not wait: their fallbacks admit what the store never learns.
+        let has_slots = |limit: &Limit| limit.to_rate(limit.max()).is_none();
+        let waits = |part: Part| {
+            let mut ids = self.limits.iter().enumerate();
+            ids.any(|(id, limit)| {
+                let strict = || self.strict(LimitId(id), part, None);
+                is_enforced(limit)
+                    && has_slots(limit)
+                    && strict().is_some_and(|strict| self.returns.is_any_in(part, strict))
+            })
+        };
+        self.returns.is_any() && self.settings.parts.all().any(waits)
     }
 
     /// Measures [`is_recovering`](Self::is_recovering), if permits have begun or ceased to return.

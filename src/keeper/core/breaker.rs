@@ -170,13 +170,18 @@ impl Breaker {
         matches!(self.state, BreakerState::Open { on_trial: true, .. })
     }
 
+    /// Whether the store was without memory when it was last asked to admit a request.
+    pub fn is_full(&self) -> bool {
+        self.trouble.as_ref().is_some_and(|trouble| trouble.is_full)
+    }
+
     /// Whether the store is not in trouble, as far as known.
     pub fn is_well(&self) -> bool {
         matches!(self.state, BreakerState::Closed { .. }) && self.trouble.is_none()
     }
 
-    /// The exchange with this number has failed; `last` is the latest one sent, and `lease` the length of the leases that
-    /// this process holds, if any.
+    /// The exchange with this number has failed; `last` is the latest one sent. `holds`: this process holds permits; those
+    /// that are left after a lease were admitted by a fallback.
     ///
     /// A single failure may be a connection that was cut. One that timed out has used up all the time of its requests,
     /// and a second failure in a row leaves little doubt. A store may also send its time, and cut each connection that
@@ -185,7 +190,7 @@ impl Breaker {
         &mut self,
         failure: Failure,
         (number, last): (u64, u64),
-        lease: Option<Duration>,
+        holds: bool,
         now: Instant,
         rng: &mut fastrand::Rng,
     ) -> Transition {
@@ -220,9 +225,7 @@ impl Breaker {
                     return Transition::None;
                 }
                 let opened = (*sent_before, *since);
-                let since = *since;
-                let protects = lease.is_some_and(|lease| now < since + lease);
-                let longest = if protects {
+                let longest = if holds {
                     LONGEST_PROBE_OF_HOLDERS
                 } else {
                     LONGEST_PROBE
@@ -233,9 +236,11 @@ impl Breaker {
         }
     }
 
-    /// The store has answered, but refused to write. `lease`: the length of the leases that this process holds, if any.
+    /// The store has answered, but refused to write; `last` is the latest exchange sent. `lease`: the length of the leases
+    /// that this process holds, if any.
     pub fn refused_to_write(
         &mut self,
+        last: u64,
         lease: Option<Duration>,
         now: Instant,
         rng: &mut fastrand::Rng,
@@ -244,7 +249,7 @@ impl Breaker {
         match self.state {
             BreakerState::Open { .. } => Transition::None,
             BreakerState::Closed { .. } => {
-                self.open(Cause::Full, longest.min(LONGEST_PROBE), (0, now), rng)
+                self.open(Cause::Full, longest.min(LONGEST_PROBE), (last, now), rng)
             }
         }
     }
@@ -318,7 +323,7 @@ impl Breaker {
             fruitless,
         };
         let recovered = self.note_work(work, now);
-        let is_full = self.trouble.as_ref().is_some_and(|trouble| trouble.is_full);
+        let is_full = self.is_full();
         // A passed trial is only a promise.
         if recovered || !was_open && work != Work::None && !is_full {
             self.pause = FIRST_PROBE;
@@ -409,7 +414,7 @@ mod tests {
                 rng,
                 ..
             } = self;
-            breaker.failed(failure, numbers, *lease, *now, rng)
+            breaker.failed(failure, numbers, lease.is_some(), *now, rng)
         }
 
         fn answers(&mut self, work: Work) -> Transition {
@@ -425,7 +430,7 @@ mod tests {
         }
 
         fn refuses_to_write(&mut self) -> Transition {
-            (self.breaker).refused_to_write(self.lease, self.now, &mut self.rng)
+            (self.breaker).refused_to_write(self.sent, self.lease, self.now, &mut self.rng)
         }
 
         /// Time until the next probe.
@@ -472,19 +477,22 @@ mod tests {
         assert_eq!(scene.breaker.availability(), Availability::Down);
     }
 
-    /// A quarter of a second apart, with jitter, until the leases have ended.
+    /// A quarter of a second apart, with jitter, for however long: after a lease, permits of a fallback are left.
     #[test]
-    fn probes_of_holders_are_close_together_for_a_lease() {
+    fn probes_of_holders_are_close_together() {
         for (lease, longest) in [(None, SECOND), (Some(30 * SECOND), SECOND / 4)] {
             let mut scene = Scene::new();
             scene.lease = lease;
             scene.fails(Failure::TimedOut);
             let began = scene.now;
-            while scene.now < began + 29 * SECOND {
+            while scene.now < began + 99 * SECOND {
                 scene.now += scene.pause();
                 scene.fails(Failure::Cut);
                 assert!(scene.pause() <= longest, "{:?}", scene.pause());
             }
+            assert!(scene.pause() > longest / 2, "{:?}", scene.pause());
+            // The permits have ended.
+            scene.lease = None;
             for _ in 0..10 {
                 scene.now += scene.pause();
                 scene.fails(Failure::Cut);

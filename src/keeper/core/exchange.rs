@@ -178,7 +178,7 @@ impl Core {
         let has_newcomers = || {
             let has_any =
                 self.queues.count_of(part, Turn::Newcomers) > 0 || !link.unsent.is_empty();
-            has_any && self.ctx.has_strict_limits(part, |_| true)
+            has_any && self.ctx.has_strict_limits(part)
         };
         let (ctx, suspected) = (&self.ctx, self.ctx.returns.suspected(part));
         let is_due = link.should_query(suspected, &ctx.settings, ctx.now, has_newcomers);

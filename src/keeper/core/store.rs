@@ -260,10 +260,9 @@ impl Core {
             Failure::Cut | Failure::TimedOut => Cause::Outage,
         };
         let numbers = (id.number, self.exchanges);
-        // Leases that are no longer renewed have ended after a lease, and nothing is left to be put back.
-        let lease = self.ctx.lease_held();
+        let holds = self.ctx.lease_held().is_some();
         let failed = |breaker: &mut Breaker, now, rng: &mut _| {
-            breaker.failed(failure, numbers, lease, now, rng)
+            breaker.failed(failure, numbers, holds, now, rng)
         };
         match self.follow_breaker(id.part, failed, (cause, why)) {
             Transition::Opened { is_news: true } => self.reach.reported = Some(self.ctx.now),
@@ -280,9 +279,10 @@ impl Core {
         match outage {
             Some(error) => {
                 let why = (Cause::Full, error.message.as_str());
-                let lease = self.ctx.lease_held();
-                let refused =
-                    |one: &mut Breaker, now, rng: &mut _| one.refused_to_write(lease, now, rng);
+                let (last, lease) = (self.exchanges, self.ctx.lease_held());
+                let refused = |one: &mut Breaker, now, rng: &mut _| {
+                    one.refused_to_write(last, lease, now, rng)
+                };
                 self.follow_breaker(part, refused, why);
             }
             None => {
@@ -327,6 +327,7 @@ impl Core {
         let was_up = breaker.is_well();
         let change = turn(breaker, self.ctx.now, &mut self.ctx.rng);
         let (availability, is_up) = (breaker.availability(), breaker.is_well());
+        let is_full = breaker.is_full();
         self.ctx.set_availability(part, availability);
         let state = match change {
             Transition::Opened { is_news: true } => Some(StoreState::Down {
@@ -342,6 +343,12 @@ impl Core {
         match change {
             Transition::Opened { .. } => self.leave_store(part),
             Transition::Closed { .. } => {
+                // Replicas that are back early would be granted the slots that the others have released meanwhile, before
+                // these return the permits that they have admitted in their place. A store without memory has answered
+                // everybody all the time; whether it has memory again, only a newcomer shows.
+                if !is_full {
+                    self.ctx.returns.begin_after_outage(part, self.ctx.now);
+                }
                 self.each_queue_of(part, |queue, ctx| queue.rejoin_store(ctx));
             }
             Transition::None | Transition::StaysOpen | Transition::Recovered => {}

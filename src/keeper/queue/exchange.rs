@@ -41,6 +41,7 @@ impl Queue {
             held: 0,
             waiting: 0,
             nearest_ms: None,
+            limit: batch.limit,
         };
         let wanted = self.wants_batch;
         self.fill_batch(ctx, &mut batch, &mut pending, room);
@@ -510,6 +511,8 @@ impl Queue {
     /// the timers of the others.
     pub fn after_answer(&mut self, ctx: &mut Context, pending: &PendingBatch, at: StoreMoment) {
         self.in_flight -= 1;
+        // The limit rose, or permits had returned, while the exchange was in flight.
+        self.wants_batch |= pending.limit < self.max_in_store(ctx) && self.has_waiters();
         let head = self.snapshot.head;
         // Grants follow tickets: a waiter below the head has left, or was passed over while this process was
         // disconnected. Only the store knows which, but it need not be asked in each exchange.

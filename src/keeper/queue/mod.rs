@@ -55,7 +55,7 @@ use tokio::time::Instant;
 use super::context::Context;
 use crate::{
     error::AcquireErrorKind,
-    fallbacks::{Availability, FallbackInForce, Strict},
+    fallbacks::{Availability, FallbackInForce},
     key::Key,
     leases::{Pool, QueueId},
     ledger::{Ledger, RAMP_MS, Seq, next_rise_ms, ramped, weight_of},
@@ -258,6 +258,8 @@ pub(super) struct PendingBatch {
     waiting: u32,
     /// When the next lease in the ledger ends, according to the answer.
     nearest_ms: Option<u64>,
+    /// The limit by which the store decided.
+    limit: u32,
 }
 
 impl Release {
@@ -480,7 +482,7 @@ impl Queue {
             return None;
         }
         let strict = ctx.strict(self.limit_id, self.part, self.own_limit())?;
-        (ctx.returns).wait(self.part, self.id, strict == Strict::Divides, ctx.now)
+        (ctx.returns).wait(self.part, self.id, strict, ctx.now)
     }
 
     fn is_returning(&self, ctx: &Context) -> bool {

@@ -66,9 +66,9 @@ impl Queue {
         self.call_roll_soon(ctx);
     }
 
-    /// Newcomers wait no longer for permits to return.
+    /// Newcomers wait no longer for permits to return, perhaps those of other replicas only.
     pub fn go_on(&mut self) {
-        self.wants_batch |= self.has_waiters();
+        self.wants_batch |= self.has_waiters() || self.snapshot.waiting > 0;
     }
 
     fn renew_all(&mut self, which: impl Fn(&Entry) -> bool) {

@@ -270,6 +270,26 @@ fn a_claim_that_was_held_back_keeps_its_turn() {
     assert!(world.look(later).is_none());
 }
 
+/// G3: a claim that goes on to its next limit precedes one that came while it was in the queue of the first.
+#[test]
+fn a_claim_keeps_its_turn_from_limit_to_limit() {
+    let mut world = world(1);
+    let holder = world.hold(0);
+    let earlier = world.claim_all(PATIENT);
+    world.settle();
+    assert_eq!(world.under_limit(&NARROW), (1, 1));
+    world.pass(Duration::from_millis(1));
+    world.release(0, &holder);
+    let released = world.send(0);
+    let later = world.claim(0, [1, 2].map(|limit| leg(limit, PATIENT)).into());
+    world.pass(Duration::from_millis(1));
+    world.complete(0, &released);
+    world.deliver_wakes();
+    world.settle();
+    assert!(held(world.look(earlier)), "it came first");
+    assert!(world.look(later).is_none());
+}
+
 /// G8: the store's time for a claim begins when the claim is ready to send, not when it is sent. After that the claim
 /// falls back; the exchange it is in has its own time.
 #[test]

@@ -5,6 +5,7 @@ use std::iter;
 use super::*;
 use crate::{
     keeper::effects::LogEvent,
+    ledger::LedgerError,
     store::{COUNT_INTERVAL, Event},
     telemetry::{Adopted, Topic},
 };
@@ -219,6 +220,122 @@ fn newcomers_under_a_divided_limit_wait_for_what_others_have_admitted() {
         }
         world.keepers[0].audit().expect("its books agree");
     }
+}
+
+/// G1: the first replica that is back has connected shortly before the outage, and does not know how many there are. The
+/// store has forgotten all leases.
+#[test]
+fn a_replica_that_knows_no_others_waits_for_what_they_have_admitted() {
+    let limit = Limit::concurrent("a", 4).fallback(Fallback::Share);
+    let mut world = World::new(2, &limit);
+    let count = |world: &mut World| {
+        let now = world.local();
+        world.keepers[0].on_event(Part::default(), &Event::Counted(2), now);
+        world.settle();
+    };
+    let now = world.local();
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.settle();
+    count(&mut world);
+    world.pass(COUNT_INTERVAL);
+    count(&mut world);
+    let now = world.local();
+    (world.keepers.iter_mut()).for_each(|keeper| keeper.fail(now));
+    let during = [(); 3].map(|()| world.ask(0, PATIENT));
+    let admitted = during.map(|lease| held(world.collect(0, &lease)));
+    assert_eq!(admitted, [true, true, false], "its share");
+    world.pass(Duration::from_millis(60));
+    world.recover(1);
+    let waiters = [(); 3].map(|()| world.ask(1, PATIENT));
+    let mut exchange = |world: &mut World, keeper| {
+        while world.may_send(keeper) {
+            let sent = world.send(keeper);
+            world.complete(keeper, &sent);
+        }
+        waiters
+            .iter()
+            .filter(|lease| held(world.collect(keeper, lease)))
+            .count()
+    };
+    assert_eq!(exchange(&mut world, 1), 0, "the other is not back");
+    world.recover(0);
+    while world.may_send(0) {
+        let sent = world.send(0);
+        world.complete(0, &sent);
+    }
+    assert_eq!(world.ledger().0, 2);
+    world.pass(2 * STORE_TIMEOUT);
+    assert_eq!(exchange(&mut world, 1), 2);
+}
+
+/// G4: the answer of an exchange that was sent before permits had returned, or the limit was raised, comes after that.
+#[test]
+fn a_newcomer_in_flight_when_slots_come_free_goes_on_at_once() {
+    let limit = Limit::concurrent("a", 2).fallback(Fallback::Local(1));
+    let mut world = World::new(1, &limit);
+    let now = world.local();
+    world.keepers[0].fail(now);
+    world.pass(Duration::from_millis(60));
+    world.recover(0);
+    world.settle();
+    world.pass(2 * STORE_TIMEOUT - Duration::from_millis(10));
+    let waiter = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    let reply = world.run(&sent);
+    world.pass(Duration::from_millis(20));
+    assert!(!world.may_send(0), "nobody waits, as far as it knows");
+    world.answer(0, &sent, reply);
+    world.settle();
+    assert!(held(world.collect(0, &waiter)));
+}
+
+/// G4: the slots that a replica releases while its newcomers wait go to those of others at the latest after that.
+#[test]
+fn slots_released_while_permits_return_are_granted_to_other_replicas() {
+    let limit = Limit::concurrent("a", 2).fallback(Fallback::Local(1));
+    let mut world = World::new(2, &limit);
+    let holders = [(); 2].map(|()| world.grant(PATIENT));
+    let waiter = world.ask(1, PATIENT);
+    world.settle();
+    let now = world.local();
+    world.keepers[0].fail(now);
+    world.pass(Duration::from_millis(60));
+    world.recover(0);
+    world.release(0, &holders[0]);
+    world.settle();
+    assert_eq!(world.ledger(), (1, 1));
+    world.pass(2 * STORE_TIMEOUT);
+    while world.may_send(0) {
+        let sent = world.send(0);
+        world.complete(0, &sent);
+    }
+    assert_eq!(world.ledger(), (2, 0));
+    world.deliver_wakes();
+    world.settle();
+    assert!(held(world.collect(1, &waiter)));
+}
+
+/// G8: all replicas were answered all the time, and only a newcomer shows whether the store has memory again.
+#[test]
+fn nobody_waits_for_permits_to_return_to_a_store_that_was_without_memory() {
+    // One of the slots belongs to the name in the answer that was lost.
+    let limit = Limit::concurrent("a", 3).fallback(Fallback::Local(1));
+    let mut world = World::new(1, &limit);
+    let first = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    let mut reply = world.run(&sent);
+    reply.batches.fill_with(|| {
+        Err(LedgerError {
+            message: "OOM command not allowed when used memory > 'maxmemory'.".to_owned(),
+        })
+    });
+    world.answer(0, &sent, reply);
+    assert!(held(world.collect(0, &first)), "by the fallback");
+    world.pass(SECOND);
+    world.recover(0);
+    let second = world.ask(0, Duration::ZERO);
+    world.settle();
+    assert!(held(world.collect(0, &second)));
 }
 
 /// Of ten slots each of three replicas has four. Permits that a replica held before count.
