@@ -109,7 +109,7 @@ pub(crate) struct AcquireErrorDetails {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireErrorKind {
-    /// All slots are in use, and the request does not wait.
+    /// No slot is free, and the request does not wait; or the value of the key is 0, under which nobody waits.
     Full,
     /// All slots are in use, and the queue is full.
     QueueFull,
@@ -129,7 +129,8 @@ pub enum AcquireErrorKind {
     ///
     /// See [`Permit::pause`](crate::Permit::pause).
     UnknownLimit,
-    /// The store is down or too slow, and the limit's fallback is to reject.
+    /// The store is down or too slow, and no fallback admits the request. Or it is back, permits still return to it, and the
+    /// request does not wait.
     Unavailable,
     /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
     Misconfigured,

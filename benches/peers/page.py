@@ -116,8 +116,8 @@ class Page:
         runs = runs_text({case: max(map(len, found.values())) for case in CASES if (found := self.results.get(case))})
         self.say(
             f"Made by `{meta['command']}` on {meta['date']}: {meta['machine']}. Every system has a redis-server of its own for each "
-            f"case ({meta['redis']}), and nothing else is tuned. {runs} [comparison.md](../src/guide/comparison.md) says what each "
-            "system has; this page says what each does."
+            f"case ({meta['redis']}), and nothing else is tuned. {runs} [comparison.md](../src/guide/comparison.md) says what most "
+            "of them have; this page says what each does."
         )
         if meta["quick"]:
             self.say("**A quick look, to see that everything works: too short for conclusions.**")

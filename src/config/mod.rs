@@ -72,7 +72,7 @@
 //! | | `on_lost`: `"continue"`, `"abort"` | `"continue"` |
 //! | | `at_shutdown`: `"continue"`, `"abort"` | as `on_lost` |
 //! | | `release_at`: `"body-end"`, `"head"` | `"body-end"` |
-//! | | `limited_status` | 429, or 503 if all callers share the limit |
+//! | | `limited_status` | 429 with a `key`, else 503 |
 //! | | `unavailable_status` | 503 |
 //! | | `max_hold`, `idle` | no bound |
 //! | | `rate_limit_fields` | `false` |
@@ -159,7 +159,7 @@
 //! # end
 //! ```
 //!
-//! A part of the file is then never taken for the whole. Without `last_line`, a file is refused
+//! A part of the file is then never taken for the whole. With or without it, a file is refused
 //!
 //! - if none of its routes has a limit, for example because the file is empty or ends before the routes. If you want no
 //!   limits, set `unlimited = true` at the top.
@@ -168,7 +168,7 @@
 //! - if it changes while [`Config::from_file`] reads it, within a tenth of a second. This check does not catch a writer
 //!   that pauses for longer, or stops for good.
 //!
-//! So only whole lines at the end can be lost: routes whose limits other routes have too, settings of the last section, and
+//! Without `last_line`, only whole lines at the end can be lost: routes whose limits other routes have too, settings of the last section, and
 //! a `[store]` at the end (without which a service starts with a store in memory; a reload refuses this change). To replace
 //! a file atomically, write another file beside it and rename it.
 //!

@@ -50,7 +50,7 @@ pub struct RouteConfig {
     pub release_at: ReleaseAt,
     /// Status of a refusal by a limit. See [`LimitLayer::limited_status`].
     ///
-    /// Default: 429, or 503 if all callers share the limit.
+    /// Default: 429 if the route's limits have a `key`, else 503.
     #[cfg_attr(test, schemars(range(min = 400, max = 599)))]
     pub limited_status: Option<u16>,
     /// Status of other refusals. See [`LimitLayer::unavailable_status`]. Default: 503.

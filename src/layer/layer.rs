@@ -32,7 +32,7 @@ use crate::{error::ConfigError, limiter::Limiter};
 /// | [`release_at`](Self::release_at) | [`ReleaseAt::BodyEnd`] |
 /// | [`max_hold`](Self::max_hold) | none |
 /// | [`idle`](Self::idle) | none |
-/// | [`limited_status`](Self::limited_status) | 429 if the scope has keys, 503 if all callers share the limit |
+/// | [`limited_status`](Self::limited_status) | 429 if the scope has a key source, else 503 |
 /// | [`unavailable_status`](Self::unavailable_status) | 503 |
 /// | [`refuse_with`](Self::refuse_with) | problem details in JSON ([`Refusal::to_response`]); a status for gRPC clients ([`Refusal::to_grpc_response`]) |
 /// | [`rate_limit_fields`](Self::rate_limit_fields) | none |
@@ -180,7 +180,8 @@ impl LimitLayer {
         self.edit(move |gate| gate.release_at = release_at)
     }
 
-    /// Sets the status of refusals by a limit. Default: 429 for limits with keys, 503 for shared ones.
+    /// Sets the status of refusals by a limit. Default: 429 for scopes with a key source, else 503, also if the limit
+    /// is fair among tenants.
     ///
     /// A limit with keys is the caller's own; a shared limit reports that the service is at capacity. But tracing layers
     /// log a 503 as an error, and load balancers may take the replica for unhealthy, or send the request to another
@@ -195,7 +196,8 @@ impl LimitLayer {
         self.edit(move |gate| gate.limited_status = Some(status))
     }
 
-    /// Sets the status of other refusals: store unavailable, shutting down, slot lost. Default: 503.
+    /// Sets the status of refusals that are not the caller's: the store is unavailable or misconfigured, the limit is paused,
+    /// the slot was lost, revoked or held for too long, there is no runtime, or the limiter is shutting down. Default: 503.
     ///
     /// # Panics
     ///

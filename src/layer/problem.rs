@@ -35,8 +35,8 @@ impl Refusal {
     /// | member | value | present if |
     /// | --- | --- | --- |
     /// | `kind` | the code of the reason: [`RefusalKind::as_str`] | always |
-    /// | `violated-policies` | a list with the limit's name, as in [`RateLimit`]; empty if no limit was reached | always |
-    /// | `retry_after` | [`retry_after`](Self::retry_after), in seconds, as in `Retry-After` | always |
+    /// | `violated-policies` | a list with the limit's name, as in [`RateLimit`]; empty if no limit was reached | the type is not `about:blank` |
+    /// | `retry_after` | [`retry_after`](Self::retry_after), in seconds, as in `Retry-After` | the type is not `about:blank` |
     /// | `limit` | [`max`](Self::max) | the limit was reached |
     /// | `weight` | [`weight`](Self::weight) | the limit was reached, and the weight is more than 1 |
     /// | `in_use`, `waiting` | slots and queued requests, across all replicas | the limit was reached, and is not a rate |

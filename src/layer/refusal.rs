@@ -40,7 +40,7 @@ pub struct Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RefusalKind {
-    /// All slots are in use, and the limit has no wait.
+    /// No slot is free, and the limit has no wait; or the value of the key is 0, under which nobody waits.
     Full,
     /// All slots are in use, and the queue is full.
     QueueFull,
@@ -58,7 +58,8 @@ pub enum RefusalKind {
     HeldTooLong,
     /// An operator revoked the permit before the service answered, and the call was cancelled.
     Revoked,
-    /// The store is down or too slow, and the limit's fallback is to reject.
+    /// The store is down or too slow, and no fallback admits the request. Or it is back, permits still return to it, and the
+    /// limit has no wait.
     Unavailable,
     /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
     Misconfigured,

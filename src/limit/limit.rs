@@ -529,7 +529,12 @@ impl Limit {
 
     /// Whether the limit may refuse requests because the store is down.
     pub(crate) fn may_be_unavailable(&self) -> bool {
-        let may_reject = matches!(self.fallback, Fallback::Reject | Fallback::Share);
+        let may_reject = match self.fallback {
+            Fallback::Reject | Fallback::Share => true,
+            // While permits return to the store.
+            Fallback::Local(max) => max < self.max && self.period().is_none(),
+            Fallback::Allow => false,
+        };
         may_reject || self.fallback_for.is_some()
     }
 

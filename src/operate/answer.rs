@@ -67,11 +67,11 @@ pub struct ReplicaRow {
     pub version: String,
     /// Time since its limiter was created, in milliseconds.
     pub uptime_ms: u64,
-    /// Number of permits it holds.
+    /// Slots it holds: one for each concurrent limit of a permit.
     pub held: usize,
     /// Number of its queued requests.
     pub waiting: usize,
-    /// Whether its latest call to the store succeeded.
+    /// Whether the store works, as far as it knows: after an outage that recurs, once it has worked for some seconds.
     pub store_up: bool,
     /// Whether newcomers under strict limits wait because permits return to a store that has [lost
     /// them](crate::guide::store_failures#held-permits), or was down.

@@ -189,7 +189,7 @@ fn a_graceful_shutdown_with_a_thousand_streams_gives_all_back() {
         for client in clients {
             let _ = client.await.expect("no panic");
         }
-        sleep(Duration::from_millis(50)).await;
+        replica.until_logged("shut down", 1).await;
         let log = replica.log();
         let report = log.lines().find(|line| line.contains("shut down"));
         println!(

@@ -2,6 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
+    os::unix::process::ExitStatusExt,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     time::{Duration, SystemTime},
 };
@@ -231,7 +232,9 @@ impl Running {
         self.input = None;
         let mut text = String::new();
         self.output.read_to_string(&mut text).expect("UTF-8");
-        self.process.wait().expect("a child");
+        let status = self.process.wait().expect("a child");
+        let is_killed = status.signal().is_some();
+        assert!(status.success() || is_killed, "{status}: {text}");
         let span = |line: &str| {
             let mut words = line.strip_prefix("held ")?.split(' ');
             let number = words.next()?.parse().ok()?;

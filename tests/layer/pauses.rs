@@ -81,7 +81,8 @@ async fn a_waiting_request_is_served_after_the_pause() {
     send(&service.layer(busy), of("acme")).await;
     let (start, service) = (Instant::now(), service.layer(idle));
     let mut ends: Vec<_> = join_all((0..20).map(async |_| {
-        send(&service, of("acme")).await;
+        let response = send(&service, of("acme")).await;
+        assert_eq!(refused(&response), None);
         start.elapsed()
     }))
     .await;
@@ -91,6 +92,8 @@ async fn a_waiting_request_is_served_after_the_pause() {
         ends[0] < 20 * SECOND + Duration::from_millis(50),
         "{ends:?}"
     );
+    // The limit rises within five seconds.
+    assert!(ends[19] < 26 * SECOND, "{ends:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,56 +2,80 @@
 
 use std::{
     convert::Infallible,
-    future::{Ready, ready},
+    future::{Ready, poll_fn, ready},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
+use tokio_test::{assert_pending, assert_ready_eq, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_turnstile::{Limiter, Slot};
+use tower_turnstile::{LimitLayer, Limiter, OnLost, Slot};
 
 use crate::support::{ONE, Script, get, held, send, serve};
 
+/// A layer whose responses are left alone, and those that may end them.
+fn layers() -> [LimitLayer; 5] {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let layer = || Limiter::in_memory().layer(ONE);
+    let operable = Limiter::builder().operable().in_memory();
+    [
+        layer(),
+        layer().on_lost(OnLost::Abort),
+        layer().max_hold(HOUR),
+        layer().idle(HOUR),
+        operable.expect("valid").layer(ONE),
+    ]
+}
+
 #[tokio::test]
 async fn frames_trailers_and_size_hint_pass() {
-    let limiter = Limiter::in_memory();
-    let script = Script::of(["a", "", "b"])
-        .trailers("x-sum", "2")
-        .of_length(2);
-    let mut body = send(&limiter.layer(ONE).layer(serve(script)), get("/"))
-        .await
-        .into_body();
-    assert_eq!(body.size_hint().exact(), Some(2));
-    assert!(!body.is_end_stream());
-    for data in ["a", "", "b"] {
-        assert_eq!(
-            body.frame().await.unwrap().unwrap().into_data().unwrap(),
-            data
-        );
+    for layer in layers() {
+        let script = Script::of(["a", "", "b"])
+            .trailers("x-sum", "2")
+            .of_length(2);
+        let mut body = send(&layer.layer(serve(script)), get("/"))
+            .await
+            .into_body();
+        assert_eq!(body.size_hint().exact(), Some(2), "{layer:?}");
+        assert!(!body.is_end_stream());
+        for data in ["a", "", "b"] {
+            let frame = body.frame().await.unwrap().unwrap();
+            assert_eq!(frame.into_data().unwrap(), data);
+        }
+        let frame = body.frame().await.unwrap().unwrap();
+        assert_eq!(frame.into_trailers().unwrap()["x-sum"], "2");
+        assert!(body.frame().await.is_none());
     }
-    let trailers = body
-        .frame()
-        .await
-        .unwrap()
-        .unwrap()
-        .into_trailers()
-        .unwrap();
-    assert_eq!(trailers["x-sum"], "2");
-    assert!(body.frame().await.is_none());
 }
 
 #[tokio::test]
 async fn end_of_stream_passes() {
-    let service = Limiter::in_memory()
-        .layer(ONE)
-        .layer(serve(Full::from("all")));
-    let mut body = send(&service, get("/")).await.into_body();
-    assert!(!body.is_end_stream());
-    body.frame().await.unwrap().unwrap();
-    assert!(body.is_end_stream());
+    for layer in layers() {
+        let service = layer.layer(serve(Full::from("all")));
+        let mut body = send(&service, get("/")).await.into_body();
+        assert!(!body.is_end_stream());
+        body.frame().await.unwrap().unwrap();
+        assert!(body.is_end_stream(), "{layer:?}");
+    }
+}
+
+#[tokio::test]
+async fn errors_of_a_body_are_its_own() {
+    for layer in layers() {
+        let service = layer.layer(serve(Script::of(["a"]).then_fails()));
+        let mut body = send(&service, get("/")).await.into_body();
+        body.frame().await.unwrap().unwrap();
+        let error = body.frame().await.unwrap().unwrap_err();
+        assert_eq!(error.to_string(), "the script fails", "{layer:?}");
+    }
 }
 
 /// `Incoming` may report the end before HTTP/1 trailers.
@@ -167,6 +191,47 @@ async fn the_readied_service_is_called() {
     for _ in 0..3 {
         service.ready().await.unwrap().call(get("/")).await.unwrap();
     }
+}
+
+/// Backpressure: a service that is busy is not called.
+#[tokio::test]
+async fn a_service_that_is_not_ready_is_waited_for() {
+    #[derive(Clone, Default)]
+    struct Busy(Arc<AtomicBool>);
+
+    impl<T> Service<Request<T>> for Busy {
+        type Response = Response<Full<Bytes>>;
+        type Error = NotReady;
+        type Future = Ready<Result<Self::Response, NotReady>>;
+
+        fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), NotReady>> {
+            if self.0.load(Ordering::Relaxed) {
+                return Poll::Ready(Ok(()));
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+
+        fn call(&mut self, _: Request<T>) -> Self::Future {
+            unreachable!("readiness only")
+        }
+    }
+
+    async fn check<S: Service<Request<Full<Bytes>>, Error = NotReady>>(busy: Busy, mut service: S) {
+        let mut ready = task::spawn(poll_fn(|cx| service.poll_ready(cx)));
+        assert_pending!(ready.poll());
+        assert!(ready.is_woken());
+        busy.0.store(true, Ordering::Relaxed);
+        assert_ready_eq!(ready.poll(), Ok(()));
+    }
+
+    for layer in layers() {
+        let busy = Busy::default();
+        check(busy.clone(), layer.layer(busy)).await;
+    }
+    let busy = Busy::default();
+    let layer = Limiter::in_memory().layer(ONE).read_ahead();
+    check(busy.clone(), layer.layer(busy)).await;
 }
 
 #[tokio::test]

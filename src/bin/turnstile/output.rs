@@ -131,7 +131,7 @@ fn verdict(verdict: Option<Verdict>) -> String {
         }
         Some(Verdict::Paused) => "a request would be refused: it is paused".to_owned(),
         Some(Verdict::Recovering) => {
-            "a request would wait until permits are back in the store, which has lost its data"
+            "a request would wait until permits are back in the store, which has lost its data or was down"
                 .to_owned()
         }
         Some(Verdict::Delayed(ms)) => format!("a request would wait for {}", duration(ms)),

@@ -327,7 +327,9 @@ impl Queue {
                     | AcquireErrorKind::QueueFull
                     | AcquireErrorKind::TimedOut,
                     _,
-                ) => self.next_free(ctx, weight_of(seq)),
+                ) => self
+                    .next_free(ctx, weight_of(seq))
+                    .max(self.return_left(ctx)),
                 // Nothing is known of the end of an outage or of a shutdown.
                 _ => None,
             },

@@ -281,7 +281,11 @@ fn a_claim_keeps_its_turn_from_limit_to_limit() {
     world.pass(Duration::from_millis(1));
     world.release(0, &holder);
     let released = world.send(0);
-    let later = world.claim(0, [1, 2].map(|limit| leg(limit, PATIENT)).into());
+    let elsewhere = Leg {
+        key: Key::from("other"),
+        ..leg(0, PATIENT)
+    };
+    let later = world.claim(0, vec![elsewhere, leg(1, PATIENT)]);
     world.pass(Duration::from_millis(1));
     world.complete(0, &released);
     world.deliver_wakes();

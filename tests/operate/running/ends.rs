@@ -7,7 +7,7 @@ use crate::{
     scene::{SOON, await_replicas},
     support::redis_server::{RedisServer, free_port},
 };
-use tower_turnstile::operate::{Operator, PermitState};
+use tower_turnstile::operate::{Operator, PermitState, TenantDigest};
 
 const ONE: [&str; 3] = ["gpu", "--concurrent", "1"];
 
@@ -106,6 +106,7 @@ async fn a_command_of_a_tenant_holds_a_slot_of_a_fair_limit() {
         file(&format!(
             "
             unlimited = true
+            store = {{ url = '{url}', operable = true }}
             limits.gpu = {{ concurrent = 1, wait = '1s', unrouted = true, {fair} }}
             "
         ))
@@ -113,35 +114,30 @@ async fn a_command_of_a_tenant_holds_a_slot_of_a_fair_limit() {
     let shares = with_file("fair = { by = { header = 'x-tenant' }, shares = { acme = 3 } }");
     let strict = with_file("fair = { by = { header = 'x-tenant' } }, require_tenant = true");
     let plain = with_file("fair = false");
+    let operator = Operator::connect(&url).await.expect("up");
+    let alone = ["gpu", "--concurrent", "1"];
     let acme = ["--tenant", "acme"];
-    for options in [
-        &[
-            "gpu",
-            "--concurrent",
-            "1",
-            "--tenant",
-            "acme",
-            "--share",
-            "3",
-        ][..],
-        &["gpu", "--concurrent", "1", "--tenant", ""],
-        &[&["gpu", "--config", path(&shares)][..], &acme].concat(),
-        &[
-            "gpu",
-            "--config",
-            path(&shares),
-            "--tenant",
+    let [shared, required] = [&shares, &strict].map(|config| ["gpu", "--config", path(config)]);
+    for (options, tenant, share) in [
+        (&[&alone[..], &acme, &["--share", "3"]].concat(), "acme", 3),
+        (&[&alone[..], &["--tenant", ""]].concat(), "", 1),
+        (&[&shared[..], &acme].concat(), "acme", 3),
+        (
+            &[&shared[..], &["--tenant", "b", "--share", "2"]].concat(),
             "b",
-            "--share",
-            "2",
-        ],
-        &["gpu", "--config", path(&shares)],
-        &[&["gpu", "--config", path(&strict)][..], &acme].concat(),
+            2,
+        ),
+        (&shared.to_vec(), "", 1),
+        (&[&required[..], &acme].concat(), "acme", 1),
     ] {
         let mut command = Run::start(&url, options, HOLD);
         command.until_runs().await;
+        await_replicas(&operator, 1).await;
+        let rows = operator.tenants("gpu", None).await.expect("up").rows;
+        let seen: Vec<_> = rows.iter().map(|row| (row.tenant, row.share)).collect();
+        assert_eq!(seen, [(TenantDigest::of(tenant), share)], "{options:?}");
         // A command that does not wait is refused at once, and may be of a fair limit.
-        let again = [options, &["--wait", "0s", "--", "true"]].concat();
+        let again = [&options[..], &["--wait", "0s", "--", "true"]].concat();
         let (code, _, errors) = ends(Some(&url), &again).await;
         assert_eq!(code, Some(75), "{options:?}: {errors}");
         command.end_input();
