@@ -63,7 +63,6 @@ impl Core {
         if is_in_use {
             self.leave_connection(id.part);
         }
-        // First: if the store is left now, these requests go before those that came later.
         self.unanswered(sent);
         self.note_failure(failure, id, &error.error.message);
         if is_in_use {

@@ -313,7 +313,7 @@ fn without_the_store_sums_are_reported_by_the_rate_that_holds_then() {
     assert_eq!(world.remaining(&fee), 30);
 }
 
-/// The latest report is refunded first, then the charge at admission.
+/// All of the latest report, and a part of the charge at admission: the earlier one first.
 #[test]
 fn a_settlement_below_a_report_in_flight_returns_all_the_rest() {
     let mut world = World::new(1, &TOKENS);
@@ -322,6 +322,11 @@ fn a_settlement_below_a_report_in_flight_returns_all_the_rest() {
     let sent = world.report();
     world.settle_at(&fee, 10);
     world.complete(0, &sent);
+    let returns = world.send(0);
+    let refunds = returns.exchange.refunds.iter();
+    let costs: Vec<u32> = refunds.map(|refund| refund.cost).collect();
+    assert_eq!(costs, [40, 25]);
+    world.complete(0, &returns);
     world.end(&fee);
     assert_eq!(world.charged(), 10);
 }

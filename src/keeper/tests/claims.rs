@@ -200,10 +200,16 @@ fn a_claim_whose_fate_is_unknown_asks_under_new_names() {
     assert_eq!(world.ledger(), (0, 0));
 }
 
-/// G7, G8: the breaker opens, or the driver does not run, while a claim is held back until the store has confirmed the
-/// holders.
+/// G7, G8: the breaker opens while a claim is held back until the store has confirmed the holders.
 #[test]
 fn a_claim_that_was_held_back_goes_by_the_fallback() {
+    for is_full in [false, true] {
+        a_claim_is_held_back(is_full);
+    }
+}
+
+/// `is_full`: the store has no memory left, rather than no answer.
+fn a_claim_is_held_back(is_full: bool) {
     let wide = WIDE.fallback(Fallback::Reject);
     let mut world = World::under(1, &[&NARROW, &wide, &RATE]);
     let now = world.local();
@@ -215,8 +221,17 @@ fn a_claim_that_was_held_back_goes_by_the_fallback() {
     let asked = world.claim_all(PATIENT);
     let confirms = world.send(0);
     assert!(confirms.exchange.claims.is_empty(), "it is held back");
-    world.pass(STORE_TIMEOUT);
-    world.fail(0, &confirms, Failure::TimedOut);
+    if is_full {
+        let mut reply = world.run(&confirms);
+        let oom = || LedgerError {
+            message: "OOM command not allowed when used memory > 'maxmemory'.".to_owned(),
+        };
+        reply.batches.fill_with(|| Err(oom()));
+        world.answer(0, &confirms, reply);
+    } else {
+        world.pass(STORE_TIMEOUT);
+        world.fail(0, &confirms, Failure::TimedOut);
+    }
     let Some(Err(error)) = world.look(asked) else {
         panic!("it has to be decided on");
     };
@@ -240,6 +255,25 @@ fn a_claim_is_not_held_back_for_a_holder_that_is_gone() {
     world.complete(0, &confirms);
     world.release(0, &holder);
     let asked = world.claim_all(PATIENT);
+    world.settle();
+    assert!(held(world.look(asked)));
+}
+
+/// G4: as above, if the permit's lease ends before the next exchange, and nothing else has happened.
+#[test]
+fn a_claim_is_not_held_back_for_a_holder_whose_time_is_over() {
+    let mut world = world(1);
+    let holder = world.hold(1);
+    assert!(held(world.collect(0, &holder)));
+    world.ledgers.clear();
+    let now = world.local();
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    let hello = world.send(0);
+    world.complete(0, &hello);
+    let confirms = world.send(0);
+    world.complete(0, &confirms);
+    let asked = world.claim_all(PATIENT);
+    world.now += LEASE;
     world.settle();
     assert!(held(world.look(asked)));
 }
