@@ -183,6 +183,27 @@ fn requests_that_wait_here_for_too_long_fall_back_alone() {
     }
 }
 
+/// G4, G8: in a cluster, where an exchange is about one key, a newcomer does not wait behind keys whose requests have
+/// fallen back, and which only have their permits to adopt.
+#[test]
+fn newcomers_go_before_keys_that_have_fallen_back() {
+    for fallback in [Fallback::Allow, Fallback::Local(1)] {
+        let limit = ONE.fallback(fallback);
+        let mut scene = Distance::new(&[&limit], Parts::cluster_of(1), ms(1));
+        let asked: Vec<_> = (0..10).map(|key| scene.ask(key, &[0], PATIENT)).collect();
+        // This process is late.
+        scene.world.pass(STORE_TIMEOUT);
+        assert_eq!(scene.outcomes(&asked), (10, 0));
+        assert!(scene.world.keepers[0].status().store_up);
+        let newcomer = scene.ask(10, &[0], PATIENT);
+        let sent = scene.world.send(0);
+        scene.world.complete(0, &sent);
+        assert_eq!(scene.outcomes(&[newcomer]), (1, 0), "{:?}", sent.exchange);
+        scene.world.settle();
+        assert_eq!(scene.world.ledger(), (11, 0));
+    }
+}
+
 /// G1: where the fallback has no slot either, a request that may wait keeps asking.
 #[test]
 fn a_request_without_a_slot_here_goes_on_asking() {

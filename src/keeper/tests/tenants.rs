@@ -246,6 +246,32 @@ fn a_waiter_that_leaves_names_its_place() {
     assert_eq!(lines.sum::<usize>(), 0);
 }
 
+/// G3: a waiter that was asked for by name still gives up its place if it leaves, and does not pay for its wait.
+#[test]
+fn a_waiter_that_is_asked_for_by_name_has_paid_no_more() {
+    for is_granted in [false, true] {
+        let (mut world, holder, waiter) = holder_and_waiter();
+        for _ in 0..3 {
+            world.pass(SECOND);
+            world.settle();
+        }
+        if is_granted {
+            world.release(0, &holder);
+            world.settle();
+            assert!(held(world.collect(0, &waiter)));
+        }
+        world.release(0, &waiter);
+        let dues = next_dues(&mut world, 0);
+        let left: Vec<_> = dues.left.iter().map(|left| left.seq).collect();
+        let back: Vec<_> = dues.settled.iter().map(|report| report.us).collect();
+        // It paid for a second with a share of 4, and has not held.
+        match is_granted {
+            true => assert_eq!((left, back), (vec![], vec![-SECOND_US / 4])),
+            false => assert_eq!((left, back), (vec![waiter.seq()], vec![])),
+        }
+    }
+}
+
 #[test]
 fn a_settlement_is_sent_again_only_if_its_release_is() {
     let (mut world, holder, waiter) = holder_and_waiter();
@@ -310,6 +336,40 @@ fn a_repeated_settlement_goes_without_other_releases() {
         world.complete(0, &sent);
     }
     assert_eq!(others, 1);
+}
+
+/// G3, G6: a release is repeated while an unanswered exchange may still enter its name. What it settles was answered, and
+/// is not sent again: the units of other releases would count it twice.
+#[test]
+fn an_answered_settlement_is_not_sent_with_a_repeated_release() {
+    let mut world = World::new(2, &FAIR);
+    let holder = world.ask_for(1, tenant_leg("a", 1));
+    world.settle();
+    assert!(held(world.collect(1, &holder)));
+    // Woken before the answer that it waits, which never comes.
+    let waiter = world.ask_for(0, tenant_leg("b", 1));
+    let sent = world.send(0);
+    world.run(&sent);
+    world.release(1, &holder);
+    let released = world.send(1);
+    world.complete(1, &released);
+    world.deliver_wakes();
+    assert!(held(world.collect(0, &waiter)));
+    world.fail(0, &sent, Failure::Cut);
+    world.reconnect(0);
+    world.release(0, &waiter);
+    let mut settled = Vec::new();
+    for _ in 0..20 {
+        while let Some(sent) = next_exchange(&mut world) {
+            let batches = sent.exchange.batches.iter();
+            let releases = batches.filter(|batch| batch.release.contains(&waiter.seq()));
+            let dues = releases.filter_map(|batch| batch.dues.as_deref());
+            settled.extend(dues.map(|dues| (dues.settled.len(), dues.settled_units)));
+            world.complete(0, &sent);
+        }
+        world.pass(SECOND / 10);
+    }
+    assert_eq!(settled, [(1, 1), (0, 0)]);
 }
 
 /// The order of grants shows nothing about a waiter of a fair limit, so each is asked for by name at every poll.
