@@ -240,8 +240,7 @@ impl Breaker {
     /// that this process holds, if any.
     pub fn refused_to_write(
         &mut self,
-        last: u64,
-        lease: Option<Duration>,
+        (last, lease): (u64, Option<Duration>),
         now: Instant,
         rng: &mut fastrand::Rng,
     ) -> Transition {
@@ -430,7 +429,7 @@ mod tests {
         }
 
         fn refuses_to_write(&mut self) -> Transition {
-            (self.breaker).refused_to_write(self.sent, self.lease, self.now, &mut self.rng)
+            (self.breaker).refused_to_write((self.sent, self.lease), self.now, &mut self.rng)
         }
 
         /// Time until the next probe.

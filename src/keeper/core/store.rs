@@ -260,9 +260,8 @@ impl Core {
         };
         let numbers = (id.number, self.exchanges);
         let holds = self.ctx.lease_held().is_some();
-        let failed = |breaker: &mut Breaker, now, rng: &mut _| {
-            breaker.failed(failure, numbers, holds, now, rng)
-        };
+        let failed =
+            |one: &mut Breaker, now, rng: &mut _| one.failed(failure, numbers, holds, now, rng);
         match self.follow_breaker(id.part, failed, (cause, why)) {
             Transition::Opened { is_news: true } => self.reach.reported = Some(self.ctx.now),
             Transition::StaysOpen => {
@@ -278,10 +277,9 @@ impl Core {
         match outage {
             Some(error) => {
                 let why = (Cause::Full, error.message.as_str());
-                let (last, lease) = (self.exchanges, self.ctx.lease_held());
-                let refused = |one: &mut Breaker, now, rng: &mut _| {
-                    one.refused_to_write(last, lease, now, rng)
-                };
+                let of = (self.exchanges, self.ctx.lease_held());
+                let refused =
+                    |one: &mut Breaker, now, rng: &mut _| one.refused_to_write(of, now, rng);
                 self.follow_breaker(part, refused, why);
             }
             None => {
@@ -326,7 +324,6 @@ impl Core {
         let was_up = breaker.is_well();
         let change = turn(breaker, self.ctx.now, &mut self.ctx.rng);
         let (availability, is_up) = (breaker.availability(), breaker.is_well());
-        let is_full = breaker.is_full();
         self.ctx.set_availability(part, availability);
         let state = match change {
             Transition::Opened { is_news: true } => Some(StoreState::Down {
@@ -342,10 +339,9 @@ impl Core {
         match change {
             Transition::Opened { .. } => self.leave_store(part),
             Transition::Closed { .. } => {
-                // Replicas that are back early would be granted the slots that the others have released meanwhile, before
-                // these return the permits that they have admitted in their place. A store without memory has answered
-                // everybody all the time; whether it has memory again, only a newcomer shows.
-                if !is_full {
+                // Replicas that are back early would be granted the slots that the others have released, before these
+                // return what they have admitted in their place. Whether a store has memory again only a newcomer shows.
+                if !self.link(part).breaker.is_full() {
                     self.ctx.returns.begin_after_outage(part, self.ctx.now);
                 }
                 self.each_queue_of(part, |queue, ctx| queue.rejoin_store(ctx));
@@ -384,9 +380,7 @@ impl Core {
         let availability = self.ctx.availability(part);
         self.report_all_here(part);
         self.each_queue_of(part, |queue, ctx| queue.leave_store(ctx, availability));
-        let link = self.link(part);
-        link.unsent.append(&mut link.held_back);
-        let unsent = mem::take(&mut link.unsent);
+        let unsent = mem::take(&mut self.link(part).unsent);
         self.reopen_all(unsent);
     }
 

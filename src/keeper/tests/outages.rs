@@ -247,7 +247,7 @@ fn a_replica_that_knows_no_others_waits_for_what_they_have_admitted() {
     world.pass(Duration::from_millis(60));
     world.recover(1);
     let waiters = [(); 3].map(|()| world.ask(1, PATIENT));
-    let mut exchange = |world: &mut World, keeper| {
+    let exchange = |world: &mut World, keeper| {
         while world.may_send(keeper) {
             let sent = world.send(keeper);
             world.complete(keeper, &sent);
