@@ -165,7 +165,7 @@ fn check(name: &str, outcome: &Outcome, bound: u32) {
     );
     assert!(most <= bound as i32, "G1: {name}: {peaks:?}");
     assert_eq!(first_grants.len(), peaks.len(), "nothing was granted");
-    check_first_grants(&first_grants);
+    check_first_grants(first_grants);
     assert!(*peak_elsewhere <= CAP as i32, "G1: {name}, elsewhere");
     assert!(
         *pause_elsewhere < UNDISTURBED,
