@@ -107,7 +107,7 @@ impl Limit {
     ///
     /// Needs the feature `axum`. Only layers inside a router know the path (`Router::layer`, `Router::route_layer`). A
     /// request that no route matches has no key: see [`Scope::require_key`]. The limit's [class](Self::class) is
-    /// [`Class::Route`], unless it was set.
+    /// [`Class::Route`], unless it was set: if the limit is also used elsewhere, set this class there too.
     ///
     /// ```
     /// use axum::{Router, routing::get};
