@@ -154,8 +154,9 @@ impl LimiterBuilder {
 
     /// Sets the interval between polls for queued requests, in case a wake-up was lost. Default: 1 s.
     ///
-    /// One poll covers all waiters of the process under one key, and keys that are due together go in one call. A replica that stops without losing its connection delays the waiters of
-    /// the others by this interval and `store_timeout`.
+    /// One poll covers all waiters of the process under one key, and keys that are due together go in one call. A
+    /// replica that stops without losing its connection delays the waiters of the others by this interval and
+    /// `store_timeout`.
     pub fn poll_interval(mut self, poll_interval: Duration) -> Self {
         self.poll_interval = poll_interval;
         self

@@ -129,8 +129,8 @@ pub enum AcquireErrorKind {
     ///
     /// See [`Permit::pause`](crate::Permit::pause).
     UnknownLimit,
-    /// The store is down or too slow, and no fallback admits the request. Or it is back, permits still return to it, and the
-    /// request does not wait.
+    /// The store is down or too slow, and no fallback admits the request. Or it is back, permits still return to it,
+    /// and the request does not wait.
     Unavailable,
     /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
     Misconfigured,

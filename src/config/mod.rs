@@ -168,9 +168,9 @@
 //! - if it changes while [`Config::from_file`] reads it, within a tenth of a second. This check does not catch a writer
 //!   that pauses for longer, or stops for good.
 //!
-//! Without `last_line`, only whole lines at the end can be lost: routes whose limits other routes have too, settings of the last section, and
-//! a `[store]` at the end (without which a service starts with a store in memory; a reload refuses this change). To replace
-//! a file atomically, write another file beside it and rename it.
+//! Without `last_line`, only whole lines at the end can be lost: routes whose limits other routes have too, settings of
+//! the last section, and a `[store]` at the end (without which a service starts with a store in memory; a reload
+//! refuses this change). To replace a file atomically, write another file beside it and rename it.
 //!
 //! # Reloading
 //!

@@ -7,7 +7,8 @@ use http::StatusCode;
 use super::refusal::{Refusal, RefusalKind};
 use crate::{error::AcquireError, limit::Limit};
 
-/// Converts into a refusal like a layer's, for handlers that acquire their own permits. The settings of layers do not apply.
+/// Converts into a refusal like a layer's, for handlers that acquire their own permits. The settings of layers do not
+/// apply.
 ///
 /// The status is 429, or 503 if all callers share the limit ([`Key::SHARED`](crate::Key::SHARED)) or no limit was reached:
 /// the store is down, the limiter is shutting down. The status is 400 for a weight or a cost that could never be admitted,

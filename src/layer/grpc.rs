@@ -56,9 +56,9 @@ impl Refusal {
     /// - `INTERNAL` (13) for [`RefusalKind::UnknownRate`] and [`RefusalKind::UnknownLimit`];
     /// - `UNAVAILABLE` (14) otherwise: the store is unavailable, the limiter is shutting down, the slot was lost.
     ///
-    /// The details are a `google.rpc.RetryInfo` with [`retry_after`](Self::retry_after), if a retry may succeed, and, if the limit was reached, a
-    /// `google.rpc.QuotaFailure` with the subject `limit:<name>`. The metadata has the code of the reason as `turnstile-kind`,
-    /// such as `queue_full` ([`RefusalKind::as_str`]).
+    /// The details are a `google.rpc.RetryInfo` with [`retry_after`](Self::retry_after), if a retry may succeed, and,
+    /// if the limit was reached, a `google.rpc.QuotaFailure` with the subject `limit:<name>`. The metadata has the code
+    /// of the reason as `turnstile-kind`, such as `queue_full` ([`RefusalKind::as_str`]).
     pub fn to_grpc_response(&self) -> Response<Bytes> {
         // "Trailers-Only": the trailers are the head of a response without a body.
         let (code, message) = if self.kind().is_limited() {

@@ -196,8 +196,9 @@ impl LimitLayer {
         self.edit(move |gate| gate.limited_status = Some(status))
     }
 
-    /// Sets the status of refusals that are not the caller's: the store is unavailable or misconfigured, the limit is paused,
-    /// the slot was lost, revoked or held for too long, there is no runtime, or the limiter is shutting down. Default: 503.
+    /// Sets the status of refusals that are not the caller's: the store is unavailable or misconfigured, the limit is
+    /// paused, the slot was lost, revoked or held for too long, there is no runtime, or the limiter is shutting down.
+    /// Default: 503.
     ///
     /// # Panics
     ///

@@ -58,8 +58,8 @@ pub enum RefusalKind {
     HeldTooLong,
     /// An operator revoked the permit before the service answered, and the call was cancelled.
     Revoked,
-    /// The store is down or too slow, and no fallback admits the request. Or it is back, permits still return to it, and the
-    /// limit has no wait.
+    /// The store is down or too slow, and no fallback admits the request. Or it is back, permits still return to it,
+    /// and the limit has no wait.
     Unavailable,
     /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
     Misconfigured,

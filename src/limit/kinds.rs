@@ -37,8 +37,8 @@ pub enum Mode {
     /// The limit is enforced.
     #[default]
     Enforce,
-    /// The limit is evaluated, counted and, by layers, logged, but admits every request, unless an operator has paused it or the limiter
-    /// is shutting down.
+    /// The limit is evaluated, counted and, by layers, logged, but admits every request, unless an operator has paused
+    /// it or the limiter is shutting down.
     ///
     /// A request that the limit would have refused or queued takes none of its slots. Use it to try a limit on real
     /// traffic.
@@ -80,8 +80,9 @@ pub enum Fallback {
     /// A replica that has not been connected for ten seconds yet, so that the others may not know of it, admits no
     /// request in an outage; nor does one whose store does not permit `PUBSUB NUMSUB`. A replica that alone is cut off
     /// from the store admits its share beside what the store grants to the others; see
-    /// [`Limit::fallback_for`](crate::Limit::fallback_for). After an outage newcomers wait for two timeouts of the store,
-    /// until all replicas have recorded there what they have admitted. In a cluster each of its parts counts the replicas.
+    /// [`Limit::fallback_for`](crate::Limit::fallback_for). After an outage newcomers wait for two timeouts of the
+    /// store, until all replicas have recorded there what they have admitted. In a cluster each of its parts counts the
+    /// replicas.
     Share,
     /// Every request is admitted.
     Allow,

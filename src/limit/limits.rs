@@ -6,8 +6,8 @@ use super::limit::Limit;
 
 /// One limit or a list of limits, for [`Limiter::semaphore`](crate::Limiter::semaphore).
 ///
-/// Also accepted by [`Semaphore::and`](crate::Semaphore::and). Create it from a [`Limit`] or a `&Limit`, or from an array
-/// or a `Vec` of either, or a slice of limits.
+/// Also accepted by [`Semaphore::and`](crate::Semaphore::and). Create it from a [`Limit`] or a `&Limit`, or from an
+/// array or a `Vec` of either, or a slice of limits.
 #[derive(Clone, Debug)]
 pub struct Limits(pub(crate) SmallVec<[Limit; 1]>);
 

@@ -180,8 +180,8 @@ impl Breaker {
         matches!(self.state, BreakerState::Closed { .. }) && self.trouble.is_none()
     }
 
-    /// The exchange with this number has failed; `last` is the latest one sent. `holds`: this process holds permits; those
-    /// that are left after a lease were admitted by a fallback.
+    /// The exchange with this number has failed; `last` is the latest one sent. `holds`: this process holds permits;
+    /// those that are left after a lease were admitted by a fallback.
     ///
     /// A single failure may be a connection that was cut. One that timed out has used up all the time of its requests,
     /// and a second failure in a row leaves little doubt. A store may also send its time, and cut each connection that
@@ -236,8 +236,8 @@ impl Breaker {
         }
     }
 
-    /// The store has answered, but refused to write; `last` is the latest exchange sent. `lease`: the length of the leases
-    /// that this process holds, if any.
+    /// The store has answered, but refused to write; `last` is the latest exchange sent. `lease`: the length of the
+    /// leases that this process holds, if any.
     pub fn refused_to_write(
         &mut self,
         (last, lease): (u64, Option<Duration>),

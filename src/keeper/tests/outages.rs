@@ -88,8 +88,8 @@ fn what_was_admitted_locally_is_adopted() {
     assert!(held(world.collect(0, &waits)));
 }
 
-/// G1: what each of three replicas has admitted in an outage takes the places of what it had released meanwhile. They come
-/// back step by step, so that the others are between their first and second exchange, or one after the other.
+/// G1: what each of three replicas has admitted in an outage takes the places of what it had released meanwhile. They
+/// come back step by step, so that the others are between their first and second exchange, or one after the other.
 #[test]
 fn slots_released_in_an_outage_are_not_granted_before_those_admitted_in_it_are_known() {
     for exchanges in [1, 8] {

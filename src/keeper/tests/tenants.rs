@@ -338,8 +338,8 @@ fn a_repeated_settlement_goes_without_other_releases() {
     assert_eq!(others, 1);
 }
 
-/// G3, G6: a release is repeated while an unanswered exchange may still enter its name. What it settles was answered, and
-/// is not sent again: the units of other releases would count it twice.
+/// G3, G6: a release is repeated while an unanswered exchange may still enter its name. What it settles was answered,
+/// and is not sent again: the units of other releases would count it twice.
 #[test]
 fn an_answered_settlement_is_not_sent_with_a_repeated_release() {
     let mut world = World::new(2, &FAIR);
