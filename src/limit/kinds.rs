@@ -77,7 +77,7 @@ pub enum Fallback {
     /// for each replica is added to the limit, beyond what a replica held when the outage began.
     ///
     /// The number of replicas is read from the store each ten seconds, so a replica that has left counts for that long.
-    /// A replica that has not been connected for ten seconds yet, so that the others may not know of it, admits no
+    /// A replica whose first request came less than ten seconds before, so that the others may not know of it, admits no
     /// request in an outage; nor does one whose store does not permit `PUBSUB NUMSUB`. A replica that alone is cut off
     /// from the store admits its share beside what the store grants to the others; see
     /// [`Limit::fallback_for`](crate::Limit::fallback_for). After an outage newcomers wait for two timeouts of the
