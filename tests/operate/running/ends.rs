@@ -7,7 +7,7 @@ use crate::{
     scene::{SOON, await_replicas},
     support::redis_server::{RedisServer, free_port},
 };
-use tower_turnstile::operate::{Operator, PermitState, TenantDigest};
+use tower_turnstile::operate::{KeyDigest, Operator, PermitState, TenantDigest};
 
 const ONE: [&str; 3] = ["gpu", "--concurrent", "1"];
 
@@ -154,6 +154,30 @@ async fn a_command_of_a_tenant_holds_a_slot_of_a_fair_limit() {
             "{errors}"
         );
     }
+}
+
+/// Keys and tenants may be secrets, which the list of processes must not show.
+#[tokio::test]
+async fn the_caller_may_be_named_in_the_environment() {
+    let server = RedisServer::start();
+    let shop = Operator::builder().namespace("shop");
+    let operator = shop.connect(&server.url()).await.expect("up");
+    let arguments = [&["run"], &ONE[..], &["--", "sh", "-c", HOLD]].concat();
+    let mut command = turnstile(&arguments);
+    command
+        .env("TURNSTILE_STORE", server.url())
+        .env("TURNSTILE_NAMESPACE", "shop")
+        .env("TURNSTILE_KEY", "k-1")
+        .env("TURNSTILE_TENANT", "acme");
+    let mut run = Run::launch(command);
+    run.until_runs().await;
+    await_replicas(&operator, 1).await;
+    let rows = operator.permits("gpu", None).await.expect("up").rows;
+    let seen: Vec<_> = rows.iter().map(|row| (row.key, row.tenant)).collect();
+    let (key, tenant) = (KeyDigest::of("gpu", "k-1"), TenantDigest::of("acme"));
+    assert_eq!(seen, [(key, Some(tenant))]);
+    run.end_input();
+    assert_eq!(run.code().await, Some(0));
 }
 
 #[tokio::test]
