@@ -1,7 +1,7 @@
 //! The return of permits to a store that has lost its data, or the ledger of a key, or was down while replicas admitted
 //! others: until when newcomers under strict limits wait for it.
 //!
-//! Tests: `keeper/tests/losses.rs`.
+//! Tests: `keeper/tests/losses.rs` and `keeper/tests/outages.rs`.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -23,7 +23,7 @@ pub(crate) const SAME_LOSS: Duration = Duration::from_millis(10);
 /// How long permits may take to return, in timeouts of the store: until all replicas have noticed the loss or the end of
 /// the outage, have reconnected, and were answered.
 const TIMEOUTS: u32 = 2;
-/// The same beside one timeout, at least, after an outage: holders make pauses between their probes.
+/// Minimum time after an outage, beside one timeout, since replicas that hold permits pause between probes.
 const PAUSES: Duration = Duration::from_millis(500);
 
 /// The returns of permits of whole parts of the store, and of single keys.
@@ -66,8 +66,8 @@ impl<K: Copy + Eq + Hash> Returns<K> {
     }
 
     /// How long newcomers under a strict limit wait, because the store has lost all data or the ledger of this key, or was
-    /// down while replicas divided the limit. After a loss of all data the wait ends only when the store
-    /// has been asked once more.
+    /// down while replicas divided the limit. After a loss of all data the wait ends only when the store has been asked once
+    /// more.
     pub(crate) fn wait(
         &self,
         part: Part,

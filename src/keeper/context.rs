@@ -244,7 +244,7 @@ impl Context {
     /// Whether newcomers under strict limits wait because permits return to the store.
     pub fn is_recovering(&self) -> bool {
         let is_enforced = |limit: &Limit| limit.current_mode() == Mode::Enforce;
-        // Rates do not wait: their fallbacks admit what the store never learns.
+        // The store never learns of requests that the fallback of a rate admits, so rates do not wait.
         let has_slots = |limit: &Limit| limit.to_rate(limit.max()).is_none();
         let waits = |part: Part| {
             let mut ids = self.limits.iter().enumerate();

@@ -33,7 +33,7 @@ use crate::{
 const UNBROKEN_LIMIT: Duration = Duration::from_secs(600);
 /// A mutant counts as hanging, and so as caught, if its tests take this many times as long as the whole suite without
 /// it.
-const HANGS_AFTER: u32 = 3;
+const HANGS_AFTER: u32 = 10;
 /// Minimum time limit.
 const MIN_LIMIT: Duration = Duration::from_secs(30);
 /// How long other tests may still fail after the first failure.

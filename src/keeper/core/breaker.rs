@@ -180,8 +180,8 @@ impl Breaker {
         matches!(self.state, BreakerState::Closed { .. }) && self.trouble.is_none()
     }
 
-    /// The exchange with this number has failed; `last` is the latest one sent. `holds`: this process holds permits;
-    /// those that are left after a lease were admitted by a fallback.
+    /// The exchange with this number has failed; `last` is the latest one sent. `holds`: this process holds permits.
+    /// After a lease, all of its permits are from a fallback.
     ///
     /// A single failure may be a connection that was cut. One that timed out has used up all the time of its requests,
     /// and a second failure in a row leaves little doubt. A store may also send its time, and cut each connection that
@@ -545,23 +545,28 @@ mod tests {
         }
     }
 
-    /// The exchanges that are in flight when a store stalls time out one after the other, and show nothing new.
+    /// The exchanges that are in flight when a store stalls or runs out of memory time out one after the other, and show
+    /// nothing new.
     #[test]
     fn exchanges_in_flight_do_not_delay_the_first_probe() {
-        let mut scene = Scene::new();
-        scene.sent = 8;
-        assert_eq!(scene.fails_late(Failure::TimedOut, 1), NEWS);
-        let probe_at = scene.breaker.probe_at();
-        for number in 2..=8 {
-            assert_eq!(
-                scene.fails_late(Failure::TimedOut, number),
-                Transition::None
-            );
+        for is_full in [false, true] {
+            let mut scene = Scene::new();
+            scene.sent = 8;
+            let opened = match is_full {
+                true => scene.refuses_to_write(),
+                false => scene.fails_late(Failure::TimedOut, 1),
+            };
+            assert_eq!(opened, NEWS);
+            let probe_at = scene.breaker.probe_at();
+            for number in 2..=8 {
+                let change = scene.fails_late(Failure::TimedOut, number);
+                assert_eq!(change, Transition::None);
+            }
+            assert_eq!(scene.breaker.probe_at(), probe_at);
+            // A probe that fails does.
+            assert_eq!(scene.fails(Failure::TimedOut), Transition::StaysOpen);
+            assert!(scene.breaker.probe_at() > probe_at);
         }
-        assert_eq!(scene.breaker.probe_at(), probe_at);
-        // A probe that fails does.
-        assert_eq!(scene.fails(Failure::TimedOut), Transition::StaysOpen);
-        assert!(scene.breaker.probe_at() > probe_at);
     }
 
     /// READONLY, MISCONF, NOREPLICAS; a right that the script lacks; scripts that are cut off or time out.

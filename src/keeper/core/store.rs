@@ -340,7 +340,7 @@ impl Core {
             Transition::Opened { .. } => self.leave_store(part),
             Transition::Closed { .. } => {
                 // Replicas that are back early would be granted the slots that the others have released, before these
-                // return what they have admitted in their place. Whether a store has memory again only a newcomer shows.
+                // others record the permits of their fallbacks. Only a newcomer shows whether a store has memory again.
                 if !self.link(part).breaker.is_full() {
                     self.ctx.returns.begin_after_outage(part, self.ctx.now);
                 }

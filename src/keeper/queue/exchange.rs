@@ -512,7 +512,7 @@ impl Queue {
     pub fn after_answer(&mut self, ctx: &mut Context, pending: &PendingBatch, at: StoreMoment) {
         self.in_flight -= 1;
         // The limit rose, or permits had returned, while the exchange was in flight.
-        self.wants_batch |= pending.limit < self.max_in_store(ctx) && self.has_waiters();
+        self.wants_batch |= self.has_waiters() && pending.limit < self.max_in_store(ctx);
         let head = self.snapshot.head;
         // Grants follow tickets: a waiter below the head has left, or was passed over while this process was
         // disconnected. Only the store knows which, but it need not be asked in each exchange.

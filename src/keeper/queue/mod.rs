@@ -258,7 +258,7 @@ pub(super) struct PendingBatch {
     waiting: u32,
     /// When the next lease in the ledger ends, according to the answer.
     nearest_ms: Option<u64>,
-    /// The limit by which the store decided.
+    /// The limit in the batch.
     limit: u32,
 }
 

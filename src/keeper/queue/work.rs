@@ -66,7 +66,7 @@ impl Queue {
         self.call_roll_soon(ctx);
     }
 
-    /// Newcomers wait no longer for permits to return, perhaps those of other replicas only.
+    /// Permits have returned: newcomers of this replica, or of others, are admitted.
     pub fn go_on(&mut self) {
         self.wants_batch |= self.has_waiters() || self.snapshot.waiting > 0;
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    ledger::{Exchange, LedgerError, Seq},
+    ledger::{Exchange, Seq},
     limit::Mode,
     store::Event,
 };
@@ -208,7 +208,7 @@ fn a_claim_that_was_held_back_goes_by_the_fallback() {
     }
 }
 
-/// `is_full`: the store has no memory left, rather than no answer.
+/// `is_full`: the store is out of memory. Otherwise it does not answer.
 fn a_claim_is_held_back(is_full: bool) {
     let wide = WIDE.fallback(Fallback::Reject);
     let mut world = World::under(1, &[&NARROW, &wide, &RATE]);
@@ -223,10 +223,7 @@ fn a_claim_is_held_back(is_full: bool) {
     assert!(confirms.exchange.claims.is_empty(), "it is held back");
     if is_full {
         let mut reply = world.run(&confirms);
-        let oom = || LedgerError {
-            message: "OOM command not allowed when used memory > 'maxmemory'.".to_owned(),
-        };
-        reply.batches.fill_with(|| Err(oom()));
+        reply.batches.fill_with(|| Err(out_of_memory()));
         world.answer(0, &confirms, reply);
     } else {
         world.pass(STORE_TIMEOUT);
@@ -239,9 +236,8 @@ fn a_claim_is_held_back(is_full: bool) {
     world.keepers[0].audit().expect("its books agree");
 }
 
-/// G4: a permit that the store has lost is gone before it is adopted, so no answer would release the claim.
-#[test]
-fn a_claim_is_not_held_back_for_a_holder_that_is_gone() {
+/// A permit that the store has lost is about to be adopted, and a claim for the same key waits for that.
+fn claim_behind_a_lost_permit() -> (World, Arc<Lease>, RequestId) {
     let mut world = world(1);
     let holder = world.hold(1);
     assert!(held(world.collect(0, &holder)));
@@ -253,26 +249,23 @@ fn a_claim_is_not_held_back_for_a_holder_that_is_gone() {
     let confirms = world.send(0);
     assert_eq!(confirms.exchange.batches[0].renew.len(), 1);
     world.complete(0, &confirms);
-    world.release(0, &holder);
     let asked = world.claim_all(PATIENT);
+    (world, holder, asked)
+}
+
+/// G4: the permit is released before it is adopted, so no answer would release the claim.
+#[test]
+fn a_claim_is_not_held_back_for_a_holder_that_is_gone() {
+    let (mut world, holder, asked) = claim_behind_a_lost_permit();
+    world.release(0, &holder);
     world.settle();
     assert!(held(world.look(asked)));
 }
 
-/// G4: as above, if the permit's lease ends before the next exchange, and nothing else has happened.
+/// G4: as above, if the permit's lease ends before the next exchange.
 #[test]
 fn a_claim_is_not_held_back_for_a_holder_whose_time_is_over() {
-    let mut world = world(1);
-    let holder = world.hold(1);
-    assert!(held(world.collect(0, &holder)));
-    world.ledgers.clear();
-    let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
-    let hello = world.send(0);
-    world.complete(0, &hello);
-    let confirms = world.send(0);
-    world.complete(0, &confirms);
-    let asked = world.claim_all(PATIENT);
+    let (mut world, _holder, asked) = claim_behind_a_lost_permit();
     world.now += LEASE;
     world.settle();
     assert!(held(world.look(asked)));
@@ -304,7 +297,7 @@ fn a_claim_that_was_held_back_keeps_its_turn() {
     assert!(world.look(later).is_none());
 }
 
-/// G3: a claim that goes on to its next limit precedes one that came while it was in the queue of the first.
+/// G3: a claim that goes on to its next limit precedes later claims, which came while it queued for its first limit.
 #[test]
 fn a_claim_keeps_its_turn_from_limit_to_limit() {
     let mut world = world(1);
@@ -625,9 +618,6 @@ fn requests_beside_a_claim_are_retried_in_their_order() {
 /// G4, G8: when the store is out of memory, every claim of an exchange fails, but its batches do not.
 #[test]
 fn a_request_beside_a_claim_that_cannot_be_written_is_decided_on() {
-    let oom = || LedgerError {
-        message: "OOM command not allowed when used memory > 'maxmemory'.".to_owned(),
-    };
     for fallback in [Fallback::Local(1), Fallback::Allow, Fallback::Reject] {
         let (narrow, wide) = (NARROW.fallback(fallback), WIDE.fallback(fallback));
         let mut world = World::under(1, &[&narrow, &wide, &RATE]);
@@ -636,7 +626,7 @@ fn a_request_beside_a_claim_that_cannot_be_written_is_decided_on() {
         let sent = world.send(0);
         assert_eq!(sent.exchange.claims.len(), 2);
         let mut reply = world.run(&sent);
-        reply.claims.fill_with(|| Err(oom()));
+        reply.claims.fill_with(|| Err(out_of_memory()));
         world.ledgers.clear();
         world.answer(0, &sent, reply);
         world.keepers[0].audit().expect("its books agree");

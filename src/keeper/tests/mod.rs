@@ -33,7 +33,7 @@ use crate::{
     error::{AcquireError, AcquireErrorKind, ConfigError, LostErrorKind},
     key::Key,
     leases::{Bounds, Lease, Leases, Tenure},
-    ledger::{Ledgers, ReplicaId, Reply, Wake},
+    ledger::{LedgerError, Ledgers, ReplicaId, Reply, Wake},
     limit::{Fallback, Limit, LimitId},
     part::{Part, Parts},
     store::{Event, ExchangeError, Failure, StoreError, StoreErrorKind},
@@ -340,6 +340,13 @@ fn leg(limit: usize, wait: Duration) -> Leg {
         cost: 1,
         clamps: true,
         tenant: None,
+    }
+}
+
+/// The answer of a store without memory.
+fn out_of_memory() -> LedgerError {
+    LedgerError {
+        message: "OOM command not allowed when used memory > 'maxmemory'.".to_owned(),
     }
 }
 

@@ -5,7 +5,7 @@ use std::iter;
 use super::*;
 use crate::{
     keeper::effects::LogEvent,
-    ledger::LedgerError,
+    limit::Mode,
     store::{COUNT_INTERVAL, Event},
     telemetry::{Adopted, Topic},
 };
@@ -88,8 +88,23 @@ fn what_was_admitted_locally_is_adopted() {
     assert!(held(world.collect(0, &waits)));
 }
 
-/// G1: what each of three replicas has admitted in an outage takes the places of what it had released meanwhile. They
-/// come back step by step, so that the others are between their first and second exchange, or one after the other.
+impl World {
+    /// Keeper 0 has counted the replicas twice on its connection.
+    fn count_replicas(&mut self, replicas: u32) {
+        let now = self.local();
+        self.keepers[0].on_event(Part::default(), &Event::Connected, now);
+        self.settle();
+        for pause in [COUNT_INTERVAL, Duration::ZERO] {
+            let now = self.local();
+            self.keepers[0].on_event(Part::default(), &Event::Counted(replicas), now);
+            self.pass(pause);
+            self.settle();
+        }
+    }
+}
+
+/// G1: in an outage, each of three replicas releases its slots and admits as many requests. The replicas come back step by
+/// step, so that the others are between their first and second exchange, or one after the other.
 #[test]
 fn slots_released_in_an_outage_are_not_granted_before_those_admitted_in_it_are_known() {
     for exchanges in [1, 8] {
@@ -228,17 +243,7 @@ fn newcomers_under_a_divided_limit_wait_for_what_others_have_admitted() {
 fn a_replica_that_knows_no_others_waits_for_what_they_have_admitted() {
     let limit = Limit::concurrent("a", 4).fallback(Fallback::Share);
     let mut world = World::new(2, &limit);
-    let count = |world: &mut World| {
-        let now = world.local();
-        world.keepers[0].on_event(Part::default(), &Event::Counted(2), now);
-        world.settle();
-    };
-    let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
-    world.settle();
-    count(&mut world);
-    world.pass(COUNT_INTERVAL);
-    count(&mut world);
+    world.count_replicas(2);
     let now = world.local();
     (world.keepers.iter_mut()).for_each(|keeper| keeper.fail(now));
     let during = [(); 3].map(|()| world.ask(0, PATIENT));
@@ -289,7 +294,7 @@ fn a_newcomer_in_flight_when_slots_come_free_goes_on_at_once() {
     assert!(held(world.collect(0, &waiter)));
 }
 
-/// G4: the slots that a replica releases while its newcomers wait go to those of others at the latest after that.
+/// G4: slots that a replica releases while permits return are granted to waiters of other replicas after that.
 #[test]
 fn slots_released_while_permits_return_are_granted_to_other_replicas() {
     let limit = Limit::concurrent("a", 2).fallback(Fallback::Local(1));
@@ -315,20 +320,16 @@ fn slots_released_while_permits_return_are_granted_to_other_replicas() {
     assert!(held(world.collect(1, &waiter)));
 }
 
-/// G8: all replicas were answered all the time, and only a newcomer shows whether the store has memory again.
+/// G8: the store has answered all replicas all the time, and only a newcomer shows whether it has memory again.
 #[test]
 fn nobody_waits_for_permits_to_return_to_a_store_that_was_without_memory() {
-    // One of the slots belongs to the name in the answer that was lost.
+    // The store has granted the first request a slot beside the one that the fallback grants.
     let limit = Limit::concurrent("a", 3).fallback(Fallback::Local(1));
     let mut world = World::new(1, &limit);
     let first = world.ask(0, PATIENT);
     let sent = world.send(0);
     let mut reply = world.run(&sent);
-    reply.batches.fill_with(|| {
-        Err(LedgerError {
-            message: "OOM command not allowed when used memory > 'maxmemory'.".to_owned(),
-        })
-    });
+    reply.batches.fill_with(|| Err(out_of_memory()));
     world.answer(0, &sent, reply);
     assert!(held(world.collect(0, &first)), "by the fallback");
     world.pass(SECOND);
@@ -336,6 +337,67 @@ fn nobody_waits_for_permits_to_return_to_a_store_that_was_without_memory() {
     let second = world.ask(0, Duration::ZERO);
     world.settle();
     assert!(held(world.collect(0, &second)));
+}
+
+/// Rates do not wait for permits to return, nor do limits that are not enforced.
+#[test]
+fn a_replica_recovers_only_if_newcomers_wait() {
+    let slots = || Limit::concurrent("a", 2);
+    let low = Fallback::Local(1);
+    for (limit, expected) in [
+        (slots().fallback(low), true),
+        (slots().fallback(low).mode(Mode::Shadow), false),
+        (slots().fallback(Fallback::Reject), false),
+        (slots(), false),
+        (Limit::rate("a", 2, SECOND).fallback(low), false),
+    ] {
+        let mut world = World::new(1, &limit);
+        let now = world.local();
+        world.keepers[0].fail(now);
+        world.pass(Duration::from_millis(60));
+        world.recover(0);
+        assert_eq!(world.keepers[0].is_recovering(), expected, "{limit:?}");
+    }
+}
+
+/// G1: the share of the limit itself is all of it, but that of a key with a value of its own is not.
+#[test]
+fn a_key_with_a_larger_value_waits_for_permits_to_return() {
+    let limit = Limit::concurrent("a", 1).fallback(Fallback::Share);
+    let mut world = World::new(1, &limit);
+    world.count_replicas(2);
+    let now = world.local();
+    world.keepers[0].fail(now);
+    world.pass(Duration::from_millis(60));
+    world.recover(0);
+    let large = Leg {
+        value: Some(4.into()),
+        ..leg(0, PATIENT)
+    };
+    let waiter = world.ask_for(0, large);
+    world.settle();
+    assert!(!held(world.collect(0, &waiter)));
+    world.pass(2 * STORE_TIMEOUT);
+    world.settle();
+    assert!(held(world.collect(0, &waiter)));
+}
+
+/// A client that comes back earlier than permits have returned would be refused again.
+#[test]
+fn a_full_queue_asks_clients_to_wait_until_permits_have_returned() {
+    let limit = Limit::concurrent("a", 2).max_waiters(0);
+    let mut world = World::new(1, &limit.fallback(Fallback::Local(1)));
+    let now = world.local();
+    world.keepers[0].fail(now);
+    world.pass(Duration::from_millis(60));
+    world.recover(0);
+    let refused = world.ask(0, PATIENT);
+    world.settle();
+    let Some(Err(error)) = world.collect(0, &refused) else {
+        panic!("nobody may queue");
+    };
+    assert_eq!(error.kind(), AcquireErrorKind::QueueFull);
+    assert_eq!(error.retry_after(), Some(2 * STORE_TIMEOUT));
 }
 
 /// Of ten slots each of three replicas has four. Permits that a replica held before count.
