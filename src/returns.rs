@@ -149,7 +149,7 @@ impl<K: Copy + Eq + Hash> Returns<K> {
         is_news
     }
 
-    /// The store is back. Other replicas may still be about to return what they have admitted meanwhile.
+    /// The store is back. Other replicas may not have returned the permits of their fallbacks yet.
     pub(crate) fn begin_after_outage(&mut self, part: Part, now: Instant) {
         let timeout = self.length / TIMEOUTS;
         let length = self.length.max(timeout + PAUSES);

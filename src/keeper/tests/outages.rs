@@ -323,7 +323,7 @@ fn slots_released_while_permits_return_are_granted_to_other_replicas() {
 /// G8: the store has answered all replicas all the time, and only a newcomer shows whether it has memory again.
 #[test]
 fn nobody_waits_for_permits_to_return_to_a_store_that_was_without_memory() {
-    // The store has granted the first request a slot beside the one that the fallback grants.
+    // The first request has two slots: from the store, and from the fallback.
     let limit = Limit::concurrent("a", 3).fallback(Fallback::Local(1));
     let mut world = World::new(1, &limit);
     let first = world.ask(0, PATIENT);
@@ -339,7 +339,7 @@ fn nobody_waits_for_permits_to_return_to_a_store_that_was_without_memory() {
     assert!(held(world.collect(0, &second)));
 }
 
-/// Rates do not wait for permits to return, nor do limits that are not enforced.
+/// Under rates, and under limits in shadow mode, nobody waits for permits to return.
 #[test]
 fn a_replica_recovers_only_if_newcomers_wait() {
     let slots = || Limit::concurrent("a", 2);
@@ -360,7 +360,7 @@ fn a_replica_recovers_only_if_newcomers_wait() {
     }
 }
 
-/// G1: the share of the limit itself is all of it, but that of a key with a value of its own is not.
+/// G1: a replica's share of the limit is the whole limit, but not its share of a key with a larger value.
 #[test]
 fn a_key_with_a_larger_value_waits_for_permits_to_return() {
     let limit = Limit::concurrent("a", 1).fallback(Fallback::Share);
