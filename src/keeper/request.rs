@@ -140,9 +140,15 @@ impl Request {
         keeper.watch_driver();
         // Cloned without the lock: cloning a waker runs foreign code.
         let waker = StoredWaker::of(waker);
-        let answer =
-            keeper.with(|core, now| core.collect_or_watch(id, self.wants_quotas, waker, now));
-        answer.transpose()
+        let (answer, needs_driver) = keeper.with_driver(|core, driver, now| {
+            let answer = core.collect_or_watch(id, self.wants_quotas, waker, now);
+            (answer.transpose(), driver.is_needed(core))
+        });
+        match answer {
+            // It ended before this task could be woken for that.
+            Ok(taken) if needs_driver => self.start_driver(taken),
+            answer => answer,
+        }
     }
 
     /// Without a driver no lease is renewed and no exchange sent.
@@ -166,5 +172,48 @@ impl Drop for Request {
         if let RequestStage::Submitted(id) = self.stage {
             (self.handle.keeper).with(|core, now| core.cancel(id, now));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::runtime::Builder;
+
+    use super::*;
+    use crate::{
+        home::Home,
+        keeper::{
+            Keeper,
+            tests::{leg, settings},
+        },
+        limit::Limit,
+    };
+
+    /// G4, G8: the runtime of a driver may shut down, or turn out to have no timers, at any moment of a poll.
+    #[test]
+    fn a_driver_that_ends_before_its_request_can_be_woken_is_started_again() {
+        let keeper = KeeperHandle::new(Keeper::new(settings(0), None, Home::default()));
+        let limit = Limit::concurrent("a", 1);
+        keeper.register(&limit).expect("valid");
+        let patient = || Demand::One(leg(0, Duration::from_secs(60)));
+        let [first, second] = [(); 2].map(|()| {
+            let mut builder = Builder::new_current_thread();
+            builder.enable_all().build().expect("a runtime")
+        });
+        let entered = first.enter();
+        let holder = Request::new(keeper.clone(), patient()).ask();
+        assert!(matches!(holder, Ok(Some(_))));
+        let mut waiter = Request::new(keeper.clone(), patient());
+        assert!(matches!(waiter.ask(), Ok(None)));
+        drop(entered);
+        let is_absent = || (keeper.keeper).with_driver(|_, driver, _| driver.is_absent());
+        assert!(!is_absent());
+        drop(first);
+        assert!(is_absent());
+        let _entered = second.enter();
+        assert!(matches!(waiter.watch(Waker::noop()), Ok(None)));
+        assert!(!is_absent());
     }
 }

@@ -86,7 +86,7 @@ impl Core {
 
 type Collected = Option<Result<Taken, AcquireError>>;
 
-fn settings(number: usize) -> Settings {
+pub(super) fn settings(number: usize) -> Settings {
     Settings {
         replica: ReplicaId::from_bits(number as u128),
         namespace: "test".to_owned(),
@@ -330,7 +330,7 @@ impl World {
 }
 
 /// A leg of weight and cost 1, for the shared key.
-fn leg(limit: usize, wait: Duration) -> Leg {
+pub(super) fn leg(limit: usize, wait: Duration) -> Leg {
     Leg {
         limit: LimitId(limit),
         key: Key::SHARED,
