@@ -86,6 +86,10 @@ impl Ledgers {
     }
 
     pub(crate) fn exchange(&mut self, exchange: &Exchange, now_us: u64) -> (Reply, Published) {
+        if exchange.is_late(now_us) {
+            self.forget(now_us);
+            return (Reply::late(now_us), Published::default());
+        }
         let batches = &exchange.batches;
         let mut call = Call::new(exchange, now_us);
         call.budget = self.budget;
@@ -115,17 +119,23 @@ impl Ledgers {
         for (batch, reply) in batches.iter().zip(&mut replies) {
             self.ledger(batch).close(&mut call, batch, reply);
         }
-        self.ledgers.retain(|_, ledger| !ledger.is_forgotten());
-        self.rates.retain(|_, state| !state.is_over(now_us));
+        self.forget(now_us);
         let query = exchange.generation_query.as_ref();
         let reply = Reply {
             now_us,
             more: call.more,
+            is_late: false,
             batches: replies.into_iter().map(Ok).collect(),
             claims,
             generation: query.map(|query| self.query(&mut call, query)),
         };
         (reply, call.published)
+    }
+
+    /// Forgets what expires.
+    fn forget(&mut self, now_us: u64) {
+        self.ledgers.retain(|_, ledger| !ledger.is_forgotten());
+        self.rates.retain(|_, state| !state.is_over(now_us));
     }
 
     fn query(&mut self, call: &mut Call, query: &GenerationQuery) -> Generation {

@@ -32,7 +32,7 @@ pub(crate) struct Exchange {
     pub(crate) respond_ms: u64,
     /// How much longer than that a silent replica's waiters keep their places.
     pub(crate) waiter_ttl_ms: u64,
-    /// Store time after which nothing is acquired or adopted, since the caller has timed out by then.
+    /// Store time after which the exchange does nothing, since its replica has given it up by then.
     pub(crate) not_after_us: u64,
     /// At most one batch for each ledger.
     pub(crate) batches: Vec<Batch>,
@@ -69,6 +69,11 @@ impl Exchange {
     /// Whether the exchange only asks for the store's time, or for the generation of its data.
     pub(crate) fn is_empty(&self) -> bool {
         self.batches.is_empty() && self.claims.is_empty() && self.refunds.is_empty()
+    }
+
+    /// Whether it arrives too late to do anything. A replica without the store's time only says hello.
+    pub(crate) fn is_late(&self, now_us: u64) -> bool {
+        !self.is_empty() && now_us > self.not_after_us
     }
 
     /// Whether the exchange makes a connection if there is none. Nothing else is sent before its answer.
@@ -278,12 +283,27 @@ pub(crate) struct Reply {
     pub(crate) now_us: u64,
     /// The sweep budget ran out before the work was done: send another exchange at once.
     pub(crate) more: bool,
+    /// The exchange arrived after its `not_after_us`: nothing was done, and nothing follows.
+    pub(crate) is_late: bool,
     /// In the order of the batches. An error in one ledger does not stop the others.
     pub(crate) batches: Vec<Result<BatchReply, LedgerError>>,
     /// In the order of the claims.
     pub(crate) claims: Vec<Result<ClaimReply, LedgerError>>,
     /// The answer to a [`GenerationQuery`]; `None` also if the store cannot keep one.
     pub(crate) generation: Option<Generation>,
+}
+
+impl Reply {
+    pub(crate) fn late(now_us: u64) -> Self {
+        Self {
+            now_us,
+            more: false,
+            is_late: true,
+            batches: Vec::new(),
+            claims: Vec::new(),
+            generation: None,
+        }
+    }
 }
 
 /// The answer to a claim.
@@ -362,8 +382,6 @@ pub(crate) enum Standing {
     Full,
     /// Refused: no slot is free, and the queue is full.
     QueueFull,
-    /// Refused: the exchange ran after its `not_after_us`.
-    Stale,
 }
 
 impl Standing {

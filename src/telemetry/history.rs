@@ -292,7 +292,6 @@ fn standing(out: &mut fmt::Formatter<'_>, standing: &Standing) -> fmt::Result {
         Standing::Waiting { ticket } => write!(out, r#"{{"waiting":{ticket}}}"#),
         Standing::Absent => out.write_str(r#""absent""#),
         Standing::Full | Standing::QueueFull => out.write_str(r#""full""#),
-        Standing::Stale => out.write_str(r#""stale""#),
     }
 }
 

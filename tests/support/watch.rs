@@ -145,6 +145,8 @@ pub(crate) struct Ledger {
 struct Counts {
     holders: usize,
     waiters: usize,
+    /// Number of the count.
+    number: u64,
 }
 
 /// The results of the observation.
@@ -174,7 +176,10 @@ impl Ledger {
         let thread = thread::spawn(move || {
             let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).expect("a URL");
             let mut connection = client.get_connection().expect("the server is up");
-            while !ended.load(Ordering::Relaxed) {
+            for number in 1.. {
+                if ended.load(Ordering::Relaxed) {
+                    return;
+                }
                 let counted = redis::cmd("EVAL")
                     .arg(COUNT)
                     .arg(0)
@@ -184,7 +189,11 @@ impl Ledger {
                 };
                 let mut most = kept.lock().expect("no panic");
                 most.holders = most.holders.max(holders);
-                tell.send_replace(Counts { holders, waiters });
+                tell.send_replace(Counts {
+                    holders,
+                    waiters,
+                    number,
+                });
             }
         });
         Self {
@@ -197,15 +206,18 @@ impl Ledger {
 
     /// Waits for this many holders and waiters in total.
     pub(crate) async fn until_members(&self, members: usize) {
-        let mut now = self.now.clone();
-        now.wait_for(|now| now.holders + now.waiters == members)
-            .await
-            .expect("the watch goes on");
+        self.until(|now| now.holders + now.waiters == members).await;
     }
 
     pub(crate) async fn until_holders(&self, holders: usize) {
+        self.until(|now| now.holders == holders).await;
+    }
+
+    /// Waits for a count that begins from now on: the present one may have begun before.
+    async fn until(&self, is_so: impl Fn(&Counts) -> bool) {
         let mut now = self.now.clone();
-        now.wait_for(|now| now.holders == holders)
+        let present = now.borrow().number + 1;
+        now.wait_for(|now| now.number > present && is_so(now))
             .await
             .expect("the watch goes on");
     }

@@ -520,16 +520,7 @@ impl Core {
     }
 
     fn answered(&mut self, sent: PendingExchange, reply: Reply) {
-        let PendingExchange {
-            id,
-            at,
-            exchange,
-            mut pending,
-            claims,
-            ..
-        } = sent;
-        self.ctx
-            .record(|history, now| history.answered(id.number, &reply, now));
+        let (id, at) = (sent.id, sent.at);
         let (link, now) = (&mut self.links[id.part.number()], self.ctx.now);
         // Requests held back for their holders: these may now be confirmed.
         link.unsent.append(&mut link.held_back);
@@ -545,6 +536,19 @@ impl Core {
             });
         }
         link.window.on_answer(at, now);
+        if reply.is_late {
+            self.note_answer(id.part, Work::None, None);
+            return self.repeat(sent, 0);
+        }
+        self.ctx
+            .record(|history, now| history.answered(id.number, &reply, now));
+        let PendingExchange {
+            exchange,
+            mut pending,
+            claims,
+            ..
+        } = sent;
+        let link = &mut self.links[id.part.number()];
         if exchange.generation_query.is_some() && link.connection.has(id) {
             let is_lost = link.on_generation(seen, reply.generation, &self.ctx.settings);
             self.on_generation(id.part, reply.generation, is_lost, seen);

@@ -1,17 +1,21 @@
 //! Requests that are refused or dropped, and the contents of a refusal.
 
-use std::{mem, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{Core, Request, SlotLeg, Stage};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
-    keeper::demand::RequestId,
+    keeper::{demand::RequestId, effects::LogEvent},
     leases::Fee,
-    limit::LimitId,
-    status::{InLine, Quota},
+    limit::{Limit, LimitId},
+    status::Quota,
+    store::StoreError,
 };
+
+/// Time without a refused request after which unusable keys of a limit are news again.
+const COMPLAINT_PAUSE: Duration = Duration::from_secs(60);
 
 impl Core {
     pub(super) fn refuse_leg(&mut self, id: RequestId, leg: usize, kind: AcquireErrorKind) {
@@ -143,13 +147,11 @@ impl Core {
 /// Contents of refusals.
 impl Core {
     /// The place of the leg that waits in a queue.
-    pub(super) fn in_line_of_request(&self, request: &Request) -> Option<InLine> {
-        let mut legs = request.legs.iter();
-        legs.find_map(|leg| self.in_line_of(&leg.lease))
-    }
-
     /// The known states of a request's limits.
-    pub(super) fn quotas_of(&self, request: &Request) -> Vec<Quota> {
+    pub(super) fn quotas(&self, id: RequestId) -> Vec<Quota> {
+        let Some(request) = self.request(id) else {
+            return Vec::new();
+        };
         let slots = self.slots_of(request);
         let rates = request.fees().iter().filter_map(|fee| self.quota_of(fee));
         slots.chain(rates).collect()
@@ -181,5 +183,19 @@ impl Core {
         let lease = &request.legs[leg].lease;
         let queue = &self.queues[lease.queue];
         queue.error(&self.ctx, lease.seq(), kind, self.waited(request))
+    }
+
+    /// Reports that requests of a key are refused because the key cannot be used: once while this lasts, for all keys
+    /// of its limit. Outages are reported elsewhere.
+    pub(super) fn complain(&mut self, limit: &Arc<Limit>, error: &StoreError) {
+        let now = self.ctx.now;
+        let is_due = |at| now >= at + COMPLAINT_PAUSE;
+        let Some(id) = self.limit_id(limit.name()).filter(|_| !error.is_outage()) else {
+            return;
+        };
+        if self.complained.insert(id, now).is_none_or(is_due) {
+            let (limit, error) = (limit.clone(), error.message.clone());
+            self.ctx.log(LogEvent::LedgerUnusable { limit, error });
+        }
     }
 }

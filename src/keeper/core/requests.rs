@@ -192,14 +192,10 @@ impl Core {
         answer
     }
 
-    fn quotas(&self, id: RequestId) -> Vec<Quota> {
-        let request = self.request(id);
-        request.map_or_else(Vec::new, |request| self.quotas_of(request))
-    }
-
     /// The place of a request in its queue.
     pub fn in_line(&self, id: RequestId) -> Option<InLine> {
-        self.in_line_of_request(self.request(id)?)
+        let mut legs = self.request(id)?.legs.iter();
+        legs.find_map(|leg| self.in_line_of(&leg.lease))
     }
 
     pub fn cancel(&mut self, id: RequestId, now: Instant) {

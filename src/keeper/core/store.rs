@@ -25,8 +25,6 @@ use crate::{
     telemetry::{Cause, StoreState},
 };
 
-/// Time without a refused request after which unusable keys of a limit are news again.
-const COMPLAINT_PAUSE: Duration = Duration::from_secs(60);
 /// Pause between two connections, even to a server that ends every connection.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// Pause after a failed attempt to connect: a second failure at the same moment would prove nothing.
@@ -116,6 +114,12 @@ impl Core {
     }
 
     fn unanswered(&mut self, sent: PendingExchange) {
+        let not_after_us = sent.exchange.not_after_us;
+        self.repeat(sent, not_after_us);
+    }
+
+    /// An exchange may have run, or may run until `not_after_us`; with 0 it has certainly not run. Its work is repeated.
+    pub(super) fn repeat(&mut self, sent: PendingExchange, not_after_us: u64) {
         let PendingExchange {
             id,
             exchange,
@@ -128,8 +132,10 @@ impl Core {
             .record(|history, now| history.failed(id.number, now));
         let link = self.link(part);
         link.unsent.append(&mut link.held_back);
+        if not_after_us == 0 {
+            link.refunds.extend(exchange.refunds.iter().cloned());
+        }
         let availability = self.ctx.availability(part);
-        let not_after_us = exchange.not_after_us;
         for (pending, batch) in pending.iter_mut().zip(&exchange.batches) {
             let queue = self.queues.without_listing(pending.queue);
             queue.on_failure(&mut self.ctx, batch, pending, not_after_us, availability);
@@ -145,7 +151,11 @@ impl Core {
                 });
         }
         let accounts = claims.iter().filter_map(|asker| asker.account());
-        accounts.for_each(|id| self.on_report(id, ReportOutcome::Unknown));
+        let outcome = match not_after_us {
+            0 => ReportOutcome::Refused,
+            _ => ReportOutcome::Unknown,
+        };
+        accounts.for_each(|id| self.on_report(id, outcome));
         self.reopen_sent(id, claims.into_iter().filter_map(Asker::request));
         if availability == Availability::Up {
             self.each_queue_of(part, |queue, ctx| queue.call_roll_soon(ctx));
@@ -454,20 +464,6 @@ impl Core {
         queue.on_failure(&mut self.ctx, batch, pending, 0, error.availability());
         self.complain(&limit, &error);
         error.is_outage().then_some(error)
-    }
-
-    /// Reports that requests of a key are refused because the key cannot be used: once while this lasts, for all keys
-    /// of its limit. Outages are reported elsewhere.
-    fn complain(&mut self, limit: &Arc<Limit>, error: &StoreError) {
-        let now = self.ctx.now;
-        let is_due = |at| now >= at + COMPLAINT_PAUSE;
-        let Some(id) = self.limit_id(limit.name()).filter(|_| !error.is_outage()) else {
-            return;
-        };
-        if self.complained.insert(id, now).is_none_or(is_due) {
-            let (limit, error) = (limit.clone(), error.message.clone());
-            self.ctx.log(LogEvent::LedgerUnusable { limit, error });
-        }
     }
 
     /// Processes the answers to the claims of an exchange. Returns an error that means that the store is down.

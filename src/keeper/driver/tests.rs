@@ -26,6 +26,7 @@ impl Session for Arc<Slow> {
         let reply = Reply {
             now_us: 1,
             more: false,
+            is_late: false,
             batches: Vec::new(),
             claims: Vec::new(),
             generation: None,

@@ -443,10 +443,8 @@ impl Queue {
             }
             Standing::Full => self.refuse(ctx, seq, self.full_kind(ctx)),
             Standing::QueueFull => self.refuse(ctx, seq, AcquireErrorKind::QueueFull),
-            // Its turn has not come, or its exchange arrived too late.
-            Standing::Stale | Standing::Absent | Standing::Adopted { .. } => {
-                self.park_unasked(ctx, seq);
-            }
+            // Its turn has not come.
+            Standing::Absent | Standing::Adopted { .. } => self.park_unasked(ctx, seq),
         }
     }
 

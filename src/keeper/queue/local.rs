@@ -168,7 +168,7 @@ impl Queue {
                 return self.wait_here(ctx, seq);
             }
             // The claim did not reach this ledger.
-            Ok(Standing::Absent | Standing::Stale | Standing::Adopted { .. }) => return,
+            Ok(Standing::Absent | Standing::Adopted { .. }) => return,
             Ok(Standing::QueueFull) => AcquireErrorKind::QueueFull,
             Ok(Standing::Full) if has_waited => AcquireErrorKind::TimedOut,
             Ok(Standing::Full) => self.full_kind(ctx),

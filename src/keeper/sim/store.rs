@@ -51,7 +51,11 @@ impl World {
                 // Only the second run found room.
                 self.excuses.note_revival(&sent.exchange);
             }
-            let reply = if first { reply } else { second };
+            let reply = if first || second.is_late {
+                reply
+            } else {
+                second
+            };
             return self.send_reply(&sent, reply);
         }
         if !sent.repeated && self.chance(self.faults.again) {

@@ -730,6 +730,21 @@ fn what_was_charged_is_given_back_once() {
     assert!(world.keepers[0].is_quiet());
 }
 
+#[test]
+fn a_refund_that_came_too_late_is_sent_again() {
+    let mut world = world(1);
+    let waits = world.claim(0, vec![leg(2, Duration::from_secs(3_600))]);
+    world.settle();
+    world.cancel(waits);
+    let late = world.send(0);
+    assert_eq!(late.exchange.refunds.len(), 1);
+    world.answer(0, &late, Reply::late(EPOCH_US + 10_000_000));
+    let again = world.send(0);
+    assert_eq!(again.exchange.refunds, late.exchange.refunds);
+    world.complete(0, &again);
+    assert!(world.keepers[0].is_quiet());
+}
+
 /// Hold times count from the grant, not from the start of the process.
 #[test]
 fn a_claim_is_held_from_its_grant() {

@@ -30,6 +30,7 @@ use crate::{
 const TIME: Reply = Reply {
     now_us: EPOCH_US,
     more: false,
+    is_late: false,
     batches: Vec::new(),
     claims: Vec::new(),
     generation: None,

@@ -204,8 +204,54 @@ fn slots_released_in_an_outage_are_not_granted_before_all_admitted_in_it_are_kno
     assert!(held(world.collect(1, &waiter)));
 }
 
-/// G1: the slots that others have released may come free before these others are back, since their exchanges of before the
-/// outage run late.
+/// G1: the store stands still while a replica releases its slot and admits a request in its place. Another replica, which has
+/// noticed nothing, is not granted that slot.
+#[test]
+fn a_release_that_arrives_late_is_not_granted_before_what_was_admitted_in_its_place() {
+    let limit = Limit::concurrent("a", 1).fallback(Fallback::Allow);
+    let mut world = World::new(2, &limit);
+    let holder = world.grant(PATIENT);
+    world.release(0, &holder);
+    let late = world.send(0);
+    world.pass(STORE_TIMEOUT + Duration::from_millis(1));
+    world.fail(0, &late, Failure::TimedOut);
+    let admitted = world.ask(0, Duration::ZERO);
+    assert!(held(world.collect(0, &admitted)));
+    world.run(&late);
+    let waiter = world.ask(1, PATIENT);
+    let sent = world.send(1);
+    world.complete(1, &sent);
+    world.pass(Duration::from_millis(60));
+    world.recover(0);
+    world.settle();
+    world.deliver_wakes();
+    assert!(!held(world.collect(1, &waiter)), "the slot is taken");
+    assert_eq!(world.ledger(), (1, 1));
+    world.release(0, &admitted);
+    world.settle();
+    world.deliver_wakes();
+    assert!(held(world.collect(1, &waiter)));
+}
+
+/// The store's clock has leapt while the exchange was on its way. What it was for is sent again.
+#[test]
+fn an_exchange_that_did_nothing_is_repeated() {
+    let mut world = World::new(1, &Limit::concurrent("a", 2));
+    let holder = world.grant(PATIENT);
+    world.release(0, &holder);
+    let request = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    let batch = &sent.exchange.batches[0];
+    assert_eq!((batch.release.len(), batch.acquire.len()), (1, 1));
+    world.answer(0, &sent, Reply::late(EPOCH_US + 10_000_000));
+    assert_eq!(world.ledger(), (1, 0));
+    world.settle();
+    assert!(held(world.collect(0, &request)));
+    assert_eq!(world.ledger(), (1, 0), "only the new one");
+    assert!(world.keepers[0].status().store_up, "it has answered");
+}
+
+/// G1: slots are free in the store before the others, which have admitted requests meanwhile, are back.
 #[test]
 fn newcomers_under_a_divided_limit_wait_for_what_others_have_admitted() {
     for (fallback, waits) in [

@@ -28,7 +28,6 @@ pub(crate) struct Call {
     pub(in crate::ledger) budget: usize,
     lease_ms: u64,
     promotion_ms: u64,
-    not_after_us: u64,
 }
 
 impl Call {
@@ -47,7 +46,6 @@ impl Call {
             budget: SWEEP_BUDGET as usize,
             lease_ms: exchange.lease_ms,
             promotion_ms: exchange.promotion_ms(),
-            not_after_us: exchange.not_after_us,
         }
     }
 
@@ -91,10 +89,6 @@ impl Call {
     /// A replica whose heartbeat ended before is dead.
     pub(super) fn oldest_heartbeat_ms(&self) -> u64 {
         self.now_ms.saturating_sub(self.waiter_ttl_ms)
-    }
-
-    pub(super) fn is_stale(&self) -> bool {
-        self.now_us > self.not_after_us
     }
 
     /// Whether the budget allows another permit, whatever its weight. If not, notes that work remains.

@@ -40,9 +40,6 @@ impl Claim {
         reply: &mut ClaimReply,
     ) {
         reply.reset(self);
-        if call.is_stale() {
-            return reply.standings.fill(Standing::Stale);
-        }
         let charges = self.charges.iter().enumerate();
         let quotes = charges.map(|(index, charge)| quote(stock, index, charge, now_us));
         let quotes: Few<(Charged, RateState)> = quotes.collect();

@@ -36,7 +36,6 @@ impl Ledger {
             let id = call.own(seq);
             match self.renew_one(call, id) {
                 held @ Standing::Held { .. } => held,
-                _ if call.is_stale() => Standing::Stale,
                 _ => {
                     let until_ms = call.lease_end_ms();
                     self.hold(id, until_ms);

@@ -12,11 +12,9 @@ impl Ledger {
         let (now_ms, latest_ms) = (call.now_ms, call.latest_end_ms());
         let before = self.pause.map(|pause| min(pause.end_ms, latest_ms));
         let end_ms = match batch.pause_ms {
-            Some(0) if !call.is_stale() => None,
-            Some(length_ms) if !call.is_stale() => {
-                max(before, Some(min(now_ms + length_ms, latest_ms)))
-            }
-            _ => before,
+            Some(0) => None,
+            Some(length_ms) => max(before, Some(min(now_ms + length_ms, latest_ms))),
+            None => before,
         };
         let runs = end_ms.filter(|end_ms| end_ms + RAMP_MS > now_ms);
         self.pause = runs.map(|end_ms| Pause { end_ms, now_ms });

@@ -164,9 +164,6 @@ impl Ledger {
         if let Some(standing) = self.standing(id) {
             return standing;
         }
-        if call.is_stale() {
-            return Standing::Stale;
-        }
         match self.admit(call, batch, ask, swept) {
             Offer::Slot => self.hold(id, call.lease_end_ms()),
             Offer::Place => {

@@ -133,7 +133,6 @@ impl Check<'_> {
 
     fn asked(&self, id: Id) -> bool {
         let message = self.message;
-        let own = id.client == message.client && message.acquire == Some(id.seq);
-        own && !message.is_stale(self.bounds)
+        id.client == message.client && message.acquire == Some(id.seq)
     }
 }

@@ -23,8 +23,11 @@ impl State {
             client.pass(bounds);
         }
         for message in &mut self.network {
-            message.age = (message.age + 1).min(bounds.not_after + 1);
+            message.age += 1;
         }
+        // A late exchange does nothing.
+        self.network
+            .retain(|message| message.age <= bounds.not_after);
         for (_, until) in &mut self.holders {
             nearer(until, 0);
         }

@@ -59,10 +59,6 @@ impl Message {
         }
     }
 
-    pub(super) fn is_stale(&self, bounds: &Bounds) -> bool {
-        self.age > bounds.not_after
-    }
-
     pub(super) fn names_mut(&mut self) -> impl Iterator<Item = &mut u8> {
         let one = self.renew.iter_mut().chain(&mut self.acquire);
         let due = self.left.iter_mut().chain(&mut self.settled);

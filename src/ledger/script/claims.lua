@@ -4,7 +4,6 @@
 local ABSENT = 0
 local FULL = 1
 local QUEUE_FULL = 2
-local STALE = 3
 local CLAIM_ARGS = 3
 local CHARGE_ARGS = 7
 local ASK_ARGS = 3
@@ -104,14 +103,14 @@ end
 -- All steps that can fail precede the first change.
 local function claim(first_charge, charges, first_ask, asks, first_ticket)
   local answer, standings = {}, nil
-  local quotes, refused, later = {}, stale, false
+  local quotes, refused, later = {}, false, false
   for ask = first_ask, first_ask + ASK_ARGS * (asks - 1), ASK_ARGS do
     local index = tonumber(ARGV[ask])
     if not ledgers[index] then
       error(replies[index + 2], 0)
     end
   end
-  for i = 1, stale and 0 or charges do
+  for i = 1, charges do
     local quoted = quote(first_charge + CHARGE_ARGS * (i - 1))
     quotes[i] = quoted
     refused, later = refused or quoted.refuses, later or quoted.later
@@ -122,7 +121,7 @@ local function claim(first_charge, charges, first_ask, asks, first_ticket)
   end
   for i = 1, charges do
     local size, quoted = #answer, quotes[i]
-    if stale or quoted.allowed and refused then
+    if quoted.allowed and refused then
       answer[size + 1] = 0
     elseif not quoted.allowed then
       answer[size + 1] = -quoted.start_us
@@ -133,7 +132,7 @@ local function claim(first_charge, charges, first_ask, asks, first_ticket)
       answer[size + 4], answer[size + 5], answer[size + 6] = tat.since_us, tat.charged, quoted.before_us
     end
   end
-  for _, standing in ipairs(standings or fill(asks, stale and STALE or ABSENT)) do
+  for _, standing in ipairs(standings or fill(asks, ABSENT)) do
     answer[#answer + 1] = standing
   end
   return answer

@@ -82,7 +82,8 @@
 --
 -- Reply
 -- =====
---   1, 2     now_us, and 1 if the sweep is not finished, else 0
+--   1, 2     now_us, and 1 if the sweep is not finished, LATE if the exchange arrived after its not_after_us, else 0. Of a
+--            late exchange no step runs, and nothing follows.
 --   then     for each ledger      the text of its error; or the number of units in use; or a list
 --                                 LEDGER_REPLY: in use, waiting, ticket of the first waiter that was never passed over
 --                                         (0: none), nearest deadline in ms (0: no holders or no waiters), or
@@ -101,7 +102,7 @@
 -- A number in place of a ledger's list means: the queue is empty, nothing was adopted, and all renewed or acquired
 -- permits hold for a lease from now.
 --
--- A standing is a ticket, a deadline, or one of ABSENT, FULL, QUEUE_FULL, STALE. For an adopted permit that was missing
+-- A standing is a ticket, a deadline, or one of ABSENT, FULL, QUEUE_FULL. For an adopted permit that was missing
 -- it is the negated deadline.
 --
 -- Wake-ups
@@ -144,7 +145,6 @@ local now_us = time[1] * 1000000 + time[2]
 local now_ms = (now_us - now_us % 1000) / 1000
 local lease_end_ms = now_ms + lease_ms
 local latest_end_ms = now_ms + MAX_LEASE_MS -- a later deadline was set before the clock was stepped back
-local stale = now_us > not_after_us
 
 -- A key must outlive the leases and the heartbeat of this call. It gets an extra lease, so that its TTL is set only
 -- once per lease.

@@ -39,6 +39,9 @@ pub(crate) const DUES_NUMBERS: usize = 4;
 /// Numbers of a charge's reply, if the charge succeeded.
 pub(crate) const CHARGED_REPLY: usize = 6;
 
+/// In place of what remains of the sweep: the exchange arrived too late, and nothing was done.
+pub(crate) const LATE: i64 = 2;
+
 // How an ask handles a full limit, and standings other than tickets and deadlines.
 
 /// Refuse the claim.
@@ -50,4 +53,3 @@ pub(crate) const IF_FREE: usize = 2;
 pub(crate) const ABSENT: i64 = 0;
 pub(crate) const FULL: i64 = 1;
 pub(crate) const QUEUE_FULL: i64 = 2;
-pub(crate) const STALE: i64 = 3;

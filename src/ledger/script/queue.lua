@@ -100,15 +100,11 @@ end
 local function admit(ledger, id, waits, payer)
   local FULL = 1
   local QUEUE_FULL = 2
-  local STALE = 3
   local ALIVE = 2251799813685248
   local REPLICA_CHARS = 16
   local WEIGHT_AT = 17
   local DIGITS = '-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz'
   local waiting, in_use, limit = ledger.waiting, ledger.in_use, ledger.limit
-  if stale then
-    return STALE
-  end
   local weight = ledger.heavy and string.find(DIGITS, sub(id, WEIGHT_AT, WEIGHT_AT), 1, true) or 1
   local fits = in_use + weight <= limit or in_use == 0 and limit > 0
   if waiting == ledger.passed and fits then

@@ -1,4 +1,10 @@
 
+-- A late exchange does nothing: meanwhile its replica may have admitted others in place of the permits that it releases.
+local LATE = 2
+if now_us > not_after_us then
+  return { now_us, LATE }
+end
+
 -- The short way: `release`, `renew` and `acquire` of each ledger, if no other step would change anything.
 
 local replies, arg, record = { now_us, 0, nil }, 2, first_record -- with room for one more
@@ -30,7 +36,7 @@ for i = 1, ledger_count do
       lasting = call('ZCOUNT', key, '(' .. time[1] .. '999', LAST_DEADLINE)
     end
     is_short = lasting == size and adopts + claim_count == 0 and (options < 8 or options >= 64 and options < 72)
-      and (acquires == 0 or not stale and lasting + acquires <= limit)
+      and (acquires == 0 or lasting + acquires <= limit)
   end
   if is_short and lasting >= limit then -- `expire` would shorten leases with a deadline too far ahead
     too_late_text = too_late_text or '(' .. string.format('%.0f', latest_end_ms)

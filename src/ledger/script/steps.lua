@@ -3,7 +3,6 @@
 -- queue is assumed to be empty.
 local function run(ledger, size, removed, first, renews, adopts, acquires, waits)
   local ABSENT = 0
-  local STALE = 3
   local LEDGER_REPLY = 4
   local ALIVE = 2251799813685248
   local LAST_DEADLINE = '2251799813685247'
@@ -30,9 +29,9 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
     local before = tonumber(call('ZSCORE', key, PAUSE)) or 0
     local earliest, latest = ALIVE + now_ms + RAMP_MS, ALIVE + latest_end_ms + RAMP_MS
     local over = math.min(before, latest)
-    if ledger.pause == 1 and not stale then
+    if ledger.pause == 1 then
       over = 0
-    elseif ledger.pause > 1 and not stale then
+    elseif ledger.pause > 1 then
       over = math.max(over, math.min(earliest + ledger.pause - 1, latest))
     end
     local runs = over > ALIVE + now_ms
@@ -65,8 +64,6 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
         standing = math.max(math.min(score, latest_end_ms), lease_end_ms)
         text = standing == lease_end_ms and text or text_of(standing)
         push(list, text, id, weight)
-      elseif i > renews and stale then
-        standing = STALE
       elseif i > renews then
         standing, missing = -lease_end_ms, true
         push(list, text, id, weight)

@@ -389,11 +389,8 @@ fn a_claim_that_waits_leaves_a_heartbeat() {
 fn a_claim_that_comes_too_late_changes_nothing() {
     let mut twins = Twins::start();
     twins.not_after_us = twins.now_us - 1;
-    let reply = twins.claim(A, 2, charged([charge(0)], claim([Want::Wait; 2], 1)));
-    assert_eq!(
-        (reply.standings, reply.charged),
-        (vec![Standing::Stale; 2], vec![Charged::Not])
-    );
+    let late = charged([charge(0)], claim([Want::Wait; 2], 1));
+    assert_eq!(twins.all(A, batches(2), vec![late]), (vec![], vec![]));
     assert_eq!(twins.script.server.key_count(), 0);
     twins.not_after_us = twins.now_us;
     let reply = twins.claim(A, 2, charged([charge(0)], claim([Want::Wait; 2], 1)));

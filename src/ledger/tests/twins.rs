@@ -130,6 +130,11 @@ impl Twins {
         Standing::Waiting { ticket }
     }
 
+    /// All that is stored, in both.
+    pub(super) fn content(&self) -> Content {
+        self.machine.content()
+    }
+
     pub(super) fn machine_ledger(&self, key: &str) -> &Ledger {
         self.machine.get(key).expect("it is in use")
     }
@@ -364,7 +369,7 @@ struct Step {
     absent: BTreeSet<u128>,
     polls: BTreeSet<u128>,
     lease_ms: u64,
-    stale: bool,
+    late: bool,
     batches: Vec<Batch>,
     claims: Vec<Claim>,
     /// Charges to refund, counted from the latest, and how much of each.
@@ -406,14 +411,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         (0..6usize, prop_oneof![2 => Just(u32::MAX), 1 => 1..5u32]),
         0..3,
     );
-    let stale = prop::bool::weighted(0.1);
+    let late = prop::bool::weighted(0.1);
     let some = || subsequence(vec![A, B, C], 0..=3);
     let absent = prop_oneof![2 => Just(Vec::new()), 1 => some()];
     let polls = prop_oneof![4 => Just(Vec::new()), 1 => some()];
     let who = (A..=C, absent, polls);
-    let step = (pass_us, who, lease_ms, stale, batches, claims, refunds);
+    let step = (pass_us, who, lease_ms, late, batches, claims, refunds);
     let step = step.prop_map(
-        |(pass_us, (replica, absent, polls), lease_ms, stale, batches, claims, refunds)| {
+        |(pass_us, (replica, absent, polls), lease_ms, late, batches, claims, refunds)| {
             let there = |ask: &ClaimAsk| ask.batch < batches.len();
             let claims = claims.into_iter().map(|claim: Claim| Claim {
                 asks: claim.asks.into_iter().filter(there).collect(),
@@ -425,7 +430,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
                 absent: absent.into_iter().collect(),
                 polls: polls.into_iter().collect(),
                 lease_ms,
-                stale,
+                late,
                 claims: claims.collect(),
                 batches,
                 refunds,
@@ -642,7 +647,7 @@ fn random_runs(twins: Twins) {
             twins.now_us = twins.now_us.saturating_add_signed(step.pass_us);
             twins.lease_ms = step.lease_ms;
             (twins.absent, twins.polls) = (step.absent, step.polls);
-            twins.not_after_us = twins.now_us.saturating_sub(u64::from(step.stale));
+            twins.not_after_us = twins.now_us.saturating_sub(u64::from(step.late));
             let nth_latest = |(back, most): &(usize, u32)| {
                 let refund = charged.iter().rev().nth(*back)?.clone();
                 let cost = refund.cost.min(*most);

@@ -15,7 +15,7 @@ use crate::{
         rate::{MAX_EXACT, MAX_WAIT_US, ROUNDING_PARTS, WAIT_FOREVER_US},
         script::{
             ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, DUES_NUMBERS, FULL, IF_FREE,
-            LEDGER_REPLY, QUEUE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
+            LATE, LEDGER_REPLY, QUEUE_FULL, RECORD, REFUND_ARGS, WAIT,
         },
         seq_text, weighing,
     },
@@ -61,7 +61,7 @@ fn the_script_has_the_constants_of_this_process() {
         ("ABSENT", ABSENT as u64),
         ("FULL", FULL as u64),
         ("QUEUE_FULL", QUEUE_FULL as u64),
-        ("STALE", STALE as u64),
+        ("LATE", LATE as u64),
         ("REPLICA_CHARS", (ID_CHARS - SEQ_CHARS) as u64),
         ("WEIGHT_AT", (ID_CHARS - SEQ_CHARS) as u64 + 1),
         ("UNIT_AT", ID_CHARS as u64 + 1),

@@ -16,7 +16,7 @@ use crate::{
         Reply, Reuse, SEQ_CHARS, Seq, Standing, Tat, Wake, Want, more_members, parse_seq,
         script::{
             ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, DUES_NUMBERS, FULL, IF_FREE,
-            LEDGER_REPLY, NOW, QUEUE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
+            LATE, LEDGER_REPLY, NOW, QUEUE_FULL, RECORD, REFUND_ARGS, WAIT,
         },
         seq_text, weight_of,
     },
@@ -159,7 +159,10 @@ pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreEr
     let unreadable = || StoreError::misconfigured("the store's reply is not that of the script");
     let mut parts = items(value).ok_or_else(unreadable)?;
     let now_us = unsigned(parts.next()).ok_or_else(unreadable)?;
-    let more = integer(parts.next()).ok_or_else(unreadable)? != 0;
+    let extent = integer(parts.next()).ok_or_else(unreadable)?;
+    if extent == LATE {
+        return Ok(Reply::late(now_us));
+    }
     let lease_end_ms = now_us / 1_000 + exchange.lease_ms;
     let promoted_end_ms = now_us / 1_000 + exchange.promotion_ms();
     let mut batches = Vec::with_capacity(exchange.batches.len());
@@ -189,7 +192,8 @@ pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreEr
     };
     Ok(Reply {
         now_us,
-        more,
+        more: extent != 0,
+        is_late: false,
         batches,
         claims,
         generation,
@@ -473,7 +477,6 @@ fn standing(value: Option<Value>) -> Option<Standing> {
         ABSENT => Standing::Absent,
         FULL => Standing::Full,
         QUEUE_FULL => Standing::QueueFull,
-        STALE => Standing::Stale,
         ticket @ ..0 => Standing::Waiting { ticket },
         until_ms => Standing::Held {
             until_ms: until_ms as u64,

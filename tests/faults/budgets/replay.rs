@@ -109,6 +109,10 @@ impl Replay {
         self.bucket.filter(|bucket| bucket.end > parts(now_us))
     }
 
+    pub(super) fn has_drained(&self, now_us: u64) -> bool {
+        self.filled(now_us).is_none()
+    }
+
     pub(super) fn lose(&mut self) {
         self.bucket = None;
     }

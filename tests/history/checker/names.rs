@@ -59,7 +59,7 @@ fn a_name_that_is_used_again_is_caught() {
     book.acquires(A, 20, held(10));
     violates(book, "G6", "asked for twice");
     let mut book = Book::new();
-    book.acquires(A, 10, Standing::Stale);
+    book.acquires(A, 10, Standing::Absent);
     book.acquires(A, 20, held(20));
     is_clean(book);
     let mut book = Book::new();

@@ -116,7 +116,6 @@ pub(crate) enum Standing {
     Waiting(i64),
     Absent,
     Full,
-    Stale,
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -287,7 +287,7 @@ impl Exchange<'_, '_> {
             Standing::Held(until_ms) => held(until_ms, how),
             Standing::Adopted(until_ms) => held(until_ms, How::Adopted),
             Standing::Waiting(ticket) => What::Waiting { ticket },
-            Standing::Absent | Standing::Full | Standing::Stale => What::Gone,
+            Standing::Absent | Standing::Full => What::Gone,
         };
         let story = self.index.story(key, (self.process, seq));
         story.facts.push(Fact { at_us, what, line });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{acquire, acquire_now, adopt, batch, promoted, release, renew};
 use crate::ledger::{
-    Batch, BatchReply, MAX_LEASE_MS, MAX_PERMITS, SWEEP_BUDGET, Standing,
+    Batch, BatchReply, MAX_LEASE_MS, MAX_PERMITS, Reply, SWEEP_BUDGET, Standing,
     tests::twins::{A, B, C, LEASE_MS, Twins},
 };
 
@@ -122,26 +122,33 @@ fn a_repeated_exchange_changes_nothing() {
     twins.pass_ms(100);
     let again = twins.run(A, acquire(1, [1, 2]));
     assert_eq!(again, first);
-    // Not even in a late exchange.
-    twins.not_after_us = twins.now_us - 1;
-    assert_eq!(twins.run(A, acquire(1, [1, 2])), first);
 }
 
 #[test]
-fn nothing_is_acquired_or_adopted_too_late() {
+fn an_exchange_that_comes_too_late_does_nothing() {
     let mut twins = Twins::start();
     twins.run(A, acquire(1, [1, 2]));
     twins.not_after_us = twins.now_us;
     assert_eq!(twins.run(A, acquire(1, [3])).acquired, [twins.waiting(1)]);
+    let before = twins.content();
     twins.pass_ms(1);
-    let stale = twins.run(A, acquire(1, [4]));
-    assert_eq!(stale.acquired, [Standing::Stale]);
-    let stale = twins.run(A, adopt(1, [1, 2, 5]));
-    assert_eq!(
-        stale.adopted,
-        [twins.held(), Standing::Stale, Standing::Stale]
-    );
-    assert_eq!((stale.in_use, stale.waiting), (1, 2));
+    let pause = Batch {
+        pause_ms: Some(1_000),
+        ..batch(1)
+    };
+    for late in [
+        release(1, [1]),
+        renew(1, [1, 2]),
+        adopt(1, [1, 2, 5]),
+        acquire(1, [4]),
+        pause,
+    ] {
+        let exchange = twins.exchange_of(A, vec![late]);
+        assert_eq!(twins.exchange(&exchange), Reply::late(twins.now_us));
+        assert_eq!(twins.content(), before);
+    }
+    twins.not_after_us += 1_000;
+    assert_eq!(twins.run(A, release(1, [1])).promoted.len(), 1);
 }
 
 #[test]

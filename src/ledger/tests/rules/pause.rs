@@ -77,21 +77,6 @@ fn the_longest_pause_applies_and_an_end_ends_it() {
     );
 }
 
-/// A call that is late starts no pause, and ends none.
-#[test]
-fn a_late_call_changes_no_pause() {
-    let mut twins = Twins::start();
-    twins.not_after_us = twins.now_us - 1;
-    assert_eq!(twins.run(A, pause(1, 5_000)).pause_end_ms, None);
-    twins.not_after_us = u64::MAX;
-    let set = twins.run(A, pause(1, 5_000)).pause_end_ms;
-    twins.not_after_us = twins.now_us - 1;
-    assert_eq!(
-        (set.is_some(), twins.run(A, pause(1, 0)).pause_end_ms),
-        (true, set)
-    );
-}
-
 #[test]
 fn holders_keep_their_slots_and_return_to_them() {
     let mut twins = Twins::start();
