@@ -14,29 +14,24 @@ const TRUNCATION: Duration = Duration::from_millis(2);
 /// The two clocks may differ in speed by up to one part in this many (clock slewing stays within half of it).
 const SLEW: u32 = 1_000;
 
-/// When a lease that the store counts from `counted_from_us` to `until_ms` is certainly over, if the store began to
-/// count at `since` or later.
-pub(crate) fn local_deadline(
-    since: Instant,
-    counted_from_us: u64,
-    until_ms: u64,
-    lease: Duration,
-) -> Instant {
-    let lasts = Duration::from_millis(until_ms.saturating_sub(counted_from_us / 1_000)).min(lease);
-    since + lasts.saturating_sub(TRUNCATION + lasts / SLEW)
-}
-
-/// The store's time, from its latest reply.
+/// A moment by both clocks: the store's time, and a local time no later than that, such as the sending of the exchange
+/// whose reply brought the store's time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StoreClock {
-    pub(crate) now_us: u64,
-    /// When the exchange with that reply was sent: the store read its clock at this moment or later.
+pub(crate) struct StoreMoment {
+    pub(crate) store_us: u64,
     pub(crate) sent: Instant,
 }
 
-impl StoreClock {
+impl StoreMoment {
     /// An upper bound of the store's time at a local moment.
     pub(crate) fn at(self, local: Instant) -> u64 {
-        self.now_us + local.saturating_duration_since(self.sent).as_micros() as u64
+        self.store_us + local.saturating_duration_since(self.sent).as_micros() as u64
+    }
+
+    /// When a lease that the store counts from this moment to `until_ms` is certainly over.
+    pub(crate) fn deadline(self, until_ms: u64, lease: Duration) -> Instant {
+        let lasts = until_ms.saturating_sub(self.store_us / 1_000);
+        let lasts = Duration::from_millis(lasts).min(lease);
+        self.sent + lasts.saturating_sub(TRUNCATION + lasts / SLEW)
     }
 }

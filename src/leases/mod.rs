@@ -30,7 +30,7 @@ mod tenure;
 pub(crate) use self::{
     account::{Account, AccountId, Accounts, Fee, Paid, PaidBack, ReportOutcome, Settled},
     bounded::{BoundedPermits, Bounds},
-    clock::{StoreClock, local_deadline},
+    clock::StoreMoment,
     label::Label,
     lease::{Lease, QueueId},
     pool::{Pool, RIGHT},

@@ -18,9 +18,9 @@ use super::{
 use crate::{
     keeper::{
         context::Context,
-        queue::{LegState, PendingBatch, Queue, StoreMoment},
+        queue::{LegState, PendingBatch, Queue},
     },
-    leases::{Lease, StoreClock},
+    leases::{Lease, StoreMoment},
     ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Reply, Want, weight_of},
     part::Part,
 };
@@ -530,10 +530,7 @@ impl Core {
         };
         // An answer on a connection that has ended does not set the clock: the next server's clock may differ.
         if link.connection.has(id) {
-            link.clock = Some(StoreClock {
-                now_us: reply.now_us,
-                sent: at,
-            });
+            link.clock = Some(seen);
         }
         link.window.on_answer(at, now);
         if reply.is_late {

@@ -15,12 +15,8 @@ use tokio::time::Instant;
 use super::breaker::Breaker;
 use crate::{
     fallbacks::Availability,
-    keeper::{
-        context::Settings,
-        demand::RequestId,
-        queue::{PendingBatch, StoreMoment},
-    },
-    leases::{AccountId, StoreClock},
+    keeper::{context::Settings, demand::RequestId, queue::PendingBatch},
+    leases::{AccountId, StoreMoment},
     ledger::{Exchange, Generation, GenerationQuery, Refund, Seq},
     part::Part,
     returns::SAME_LOSS,
@@ -56,7 +52,8 @@ pub(super) struct Link {
     pub refunds: Vec<Refund>,
     /// Since when each exchange has left work for the next one.
     pub behind_since: Option<Instant>,
-    pub clock: Option<StoreClock>,
+    /// The moment of the latest reply on this connection. `None`: the next exchange has to be a hello.
+    pub clock: Option<StoreMoment>,
     pub generation_key: Arc<str>,
     /// The generation by the latest answer, and when its query was sent.
     generation: Option<(u64, Instant)>,

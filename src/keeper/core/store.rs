@@ -15,9 +15,9 @@ use crate::{
     keeper::{
         demand::RequestId,
         effects::{Effect, LogEvent},
-        queue::{PendingBatch, StoreMoment},
+        queue::PendingBatch,
     },
-    leases::{Paid, ReportOutcome},
+    leases::{Paid, ReportOutcome, StoreMoment},
     ledger::{Batch, Charged, Claim, ClaimReply, Exchange, Generation, LedgerError, Wake},
     limit::Limit,
     part::Part,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::{
-    Newcomer, Outbox, PendingBatch, Queue, Release, Snapshot, StoreMoment,
+    Newcomer, Outbox, PendingBatch, Queue, Release, Snapshot,
     dues::{add_due, add_report},
     permit::entry::{Entry, HeldSlot, Line, State},
     take_room,
@@ -12,7 +12,7 @@ use super::{
 use crate::{
     error::AcquireErrorKind,
     keeper::{context::Context, effects::Effect},
-    leases::local_deadline,
+    leases::StoreMoment,
     ledger::{Ask, Batch, BatchReply, Payer, Seq, Standing, Wake, Want, weight_of},
 };
 
@@ -325,7 +325,7 @@ impl Queue {
             return self.release_slot(ctx, seq);
         }
         let now = ctx.now;
-        let until = local_deadline(counted.sent, counted.store_us, until_ms, ctx.settings.lease);
+        let until = counted.deadline(until_ms, ctx.settings.lease);
         let renew_at = ctx.renew_at(counted.sent, until);
         match entry.state() {
             State::Held(_) if !entry.lease.extend(until, now) => self.lose(ctx, seq),
@@ -450,7 +450,7 @@ impl Queue {
 
     /// The store has granted a slot to a request that has another one by now: this process's next request gets it.
     fn keep_spare(&mut self, ctx: &mut Context, seq: Seq, at: StoreMoment, until_ms: u64) {
-        let until = local_deadline(at.sent, at.store_us, until_ms, ctx.settings.lease);
+        let until = at.deadline(until_ms, ctx.settings.lease);
         if let Some(entry) = self.entries.get_mut(&seq) {
             entry.in_store.spare = false;
             entry.lease.hold(Some(until));

@@ -57,7 +57,7 @@ use crate::{
     error::AcquireErrorKind,
     fallbacks::{Availability, FallbackInForce},
     key::Key,
-    leases::{Pool, QueueId},
+    leases::{Pool, QueueId, StoreMoment},
     ledger::{Ledger, RAMP_MS, Seq, next_rise_ms, ramped, weight_of},
     limit::{Limit, LimitId, LimitValue},
     overrides::Steered,
@@ -66,8 +66,8 @@ use crate::{
     sync::Inquiry,
 };
 
+pub(super) use self::permit::entry::Requester;
 use self::permit::entry::{Due, Entry, Holder};
-pub(super) use self::permit::entry::{Requester, StoreMoment};
 
 /// Leases after which a release is no longer repeated. A waiter that outlives even this is released when it is promoted
 /// without an entry here.

@@ -6,13 +6,14 @@
 //! adopted.
 
 use super::{
-    PendingBatch, Queue, StoreMoment,
+    PendingBatch, Queue,
     permit::entry::{Entry, Holder, Line, State},
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     fallbacks::Availability,
     keeper::{context::Context, effects::Effect},
+    leases::StoreMoment,
     ledger::{Ask, Batch, BatchReply, Seq, Standing, weight_of},
     telemetry::{Adopted, Measure, Topic},
 };

@@ -9,9 +9,7 @@ use std::{mem, num::NonZero, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use self::entry::{
-    Due, Entry, HeldSlot, Holder, InStore, Line, Paying, Requester, State, StoreMoment,
-};
+use self::entry::{Due, Entry, HeldSlot, Holder, InStore, Line, Paying, Requester, State};
 use super::{
     FORGET_AFTER, Newcomer, Outbox, Queue, Release, Waiters,
     dues::{add_due, add_report, count_tenant},
@@ -22,7 +20,7 @@ use crate::{
         context::{Context, Decided, Decision, earliest},
         demand::{Taken, Tenant},
     },
-    leases::{Lease, Leases, Tenure},
+    leases::{Lease, Leases, StoreMoment, Tenure},
     ledger::{Batch, Call, Dues, Operation, Seq, Standing, weight_of},
     limit::LimitId,
     telemetry::Measure,

@@ -5,13 +5,13 @@ use std::{collections::VecDeque, mem, sync::Arc};
 use tokio::time::Instant;
 
 use super::{
-    Pooled, Queue, StoreMoment,
+    Pooled, Queue,
     permit::entry::{Entry, Holder, Requester},
 };
 use crate::{
     fallbacks::Availability,
     keeper::context::Context,
-    leases::{Lease, Pool, RIGHT},
+    leases::{Lease, Pool, RIGHT, StoreMoment},
     ledger::{Batch, Reuse, Seq, weight_of},
     limit::Mode,
     telemetry::Measure,

@@ -8,10 +8,11 @@ use tokio::time::Instant;
 
 use super::{
     Outbox, Pause, Queue, RAMP, Release,
-    permit::entry::{Entry, State, StoreMoment},
+    permit::entry::{Entry, State},
 };
 use crate::{
     keeper::context::{Context, earliest},
+    leases::StoreMoment,
     ledger::{Batch, Operation, Seq, weight_of},
     ranges::MAX_PAUSE,
     telemetry::{Measure, Topic},

@@ -20,7 +20,7 @@ use crate::operable::TenantLook;
 use crate::{
     keeper::demand::{RequestId, Tenant},
     key::Key,
-    leases::Lease,
+    leases::{Lease, StoreMoment},
     ledger::{Payer, Report, Seq, TenantId, weight_of},
 };
 
@@ -86,13 +86,6 @@ pub(in crate::keeper::queue) enum Line {
     },
     /// In the ledger in this process.
     Here,
-}
-
-/// A moment by both clocks: the store's time, and a local time no later than that.
-#[derive(Clone, Copy)]
-pub(in crate::keeper) struct StoreMoment {
-    pub store_us: u64,
-    pub sent: Instant,
 }
 
 #[derive(Clone, Copy)]
