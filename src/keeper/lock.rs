@@ -5,7 +5,6 @@
 //! taken before the locks of the [pools](crate::leases::Pool) and of labels; under it no other lock is taken.
 
 use std::{
-    ops::{Deref, DerefMut},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -111,32 +110,33 @@ impl Keeper {
         // Read before locking, so a step may see time go back by the time it took to lock. Whatever counts from it then
         // ends early, never late.
         let now = Instant::now();
-        let mut locked = self.lock();
-        let Locked { core, driver } = &mut *locked;
-        let result = step(core, driver, now);
-        let afterwards = Afterwards {
-            keeper: self,
-            effects: core.take_effects(),
-            is_ending: core.is_ending(),
-            is_data_lost: core.take_data_lost(),
-            nudge: driver.nudge(core, now),
-        };
-        drop(locked);
+        let (result, afterwards) = self.under_lock(|core, driver| {
+            let result = step(core, driver, now);
+            let afterwards = Afterwards {
+                keeper: self,
+                effects: core.take_effects(),
+                is_ending: core.is_ending(),
+                is_data_lost: core.take_data_lost(),
+                nudge: driver.nudge(core, now),
+            };
+            (result, afterwards)
+        });
         afterwards.run();
         result
     }
 
     /// Reads under the lock, for a moment only.
     pub(super) fn peek<R>(&self, peek: impl FnOnce(&Core) -> R) -> R {
-        peek(&self.lock().core)
+        self.under_lock(|core, _| peek(core))
     }
 
-    fn lock(&self) -> KeeperGuard<'_> {
-        let locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
-        KeeperGuard {
-            _marker: LockMarker::new(),
-            locked,
-        }
+    /// Meanwhile no foreign code may run on the thread.
+    #[inline(always)]
+    fn under_lock<R>(&self, step: impl FnOnce(&mut Core, &mut DriverState) -> R) -> R {
+        let mut locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
+        let _marker = LockMarker::new();
+        let Locked { core, driver } = &mut *locked;
+        step(core, driver)
     }
 }
 
@@ -170,26 +170,6 @@ impl Afterwards<'_> {
             ..
         } = self.keeper;
         self.effects.run(namespace, store_meter);
-    }
-}
-
-/// While this guard is held, no foreign code runs on the thread.
-struct KeeperGuard<'a> {
-    locked: MutexGuard<'a, Locked>,
-    _marker: LockMarker,
-}
-
-impl Deref for KeeperGuard<'_> {
-    type Target = Locked;
-
-    fn deref(&self) -> &Locked {
-        &self.locked
-    }
-}
-
-impl DerefMut for KeeperGuard<'_> {
-    fn deref_mut(&mut self) -> &mut Locked {
-        &mut self.locked
     }
 }
 
