@@ -515,7 +515,7 @@ impl Core {
             let standings = answer.iter().flat_map(|answer| &answer.standings);
             for (ask, standing) in claim.asks.iter().zip(standings) {
                 let queue = self.queues.without_listing(pending[ask.batch].queue);
-                queue.uncount_leg(standing);
+                queue.uncount([standing]);
             }
         }
     }
@@ -523,7 +523,7 @@ impl Core {
     fn claim_answered(&mut self, sent: &SentClaim<'_>, answer: &ClaimReply, at: StoreMoment) {
         for (ask, standing) in sent.claim.asks.iter().zip(&answer.standings) {
             let queue = self.queues.without_listing(sent.pending[ask.batch].queue);
-            queue.on_leg_answer(&mut self.ctx, ask.seq, *standing, at);
+            queue.acquired(&mut self.ctx, ask.seq, *standing, at);
         }
         if let Some(id) = self.request_of(sent) {
             self.stop_asking(id);

@@ -285,15 +285,9 @@ impl Queue {
         for (seq, standing) in batch.adopt.iter().zip(answer.adopted) {
             self.adopted(ctx, *seq, standing, at);
         }
-        let queued = answer
-            .acquired
-            .iter()
-            .filter(|standing| matches!(standing, Standing::Waiting { .. }))
-            .count();
-        let mut place = waiting - (queued as u32).min(waiting);
+        self.uncount(&answer.acquired);
         for (ask, standing) in batch.acquire.iter().zip(answer.acquired) {
-            place += u32::from(matches!(standing, Standing::Waiting { .. }));
-            self.acquired(ctx, ask.seq, standing, place, at);
+            self.acquired(ctx, ask.seq, standing, at);
         }
         for promotion in answer.promoted {
             self.granted(ctx, promotion.seq, at, promotion.until_ms);
@@ -409,14 +403,9 @@ impl Queue {
         }
     }
 
-    fn acquired(
-        &mut self,
-        ctx: &mut Context,
-        seq: Seq,
-        standing: Standing,
-        place: u32,
-        at: StoreMoment,
-    ) {
+    /// The store's answer to an ask, which was [subtracted](Self::uncount) from the snapshot before.
+    pub fn acquired(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: StoreMoment) {
+        self.snapshot.waiting += u32::from(standing.ticket().is_some());
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
@@ -437,7 +426,7 @@ impl Queue {
                 self.granted(ctx, seq, at, until_ms);
             }
             Standing::Waiting { ticket } => {
-                entry.place = place;
+                entry.place = self.snapshot.waiting;
                 entry.begin(ctx.now);
                 self.wait_in_store(ctx, seq, ticket, at);
             }
@@ -475,22 +464,10 @@ impl Queue {
         self.release_slot(ctx, seq);
     }
 
-    /// Removes a leg from the snapshot, before the legs of an exchange's claims get their standings.
-    pub fn uncount_leg(&mut self, standing: &Standing) {
-        let queued = u32::from(matches!(standing, Standing::Waiting { .. }));
-        self.snapshot.waiting = self.snapshot.waiting.saturating_sub(queued);
-    }
-
-    pub fn on_leg_answer(
-        &mut self,
-        ctx: &mut Context,
-        seq: Seq,
-        standing: Standing,
-        at: StoreMoment,
-    ) {
-        self.snapshot.waiting += u32::from(matches!(standing, Standing::Waiting { .. }));
-        let place = self.snapshot.waiting;
-        self.acquired(ctx, seq, standing, place, at);
+    /// Subtracts waiting asks from the snapshot. [`acquired`](Self::acquired) counts them again one by one: their places.
+    pub fn uncount<'a>(&mut self, standings: impl IntoIterator<Item = &'a Standing>) {
+        let queued = standings.into_iter().filter_map(Standing::ticket).count();
+        self.snapshot.waiting = self.snapshot.waiting.saturating_sub(queued as u32);
     }
 
     /// The waiters passed by a new head were still waiting when the old head was seen: records that.
