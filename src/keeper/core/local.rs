@@ -55,22 +55,7 @@ impl Core {
         let Some(parts) = self.claim_here(id, next, self.ctx.availability(part)) else {
             return false;
         };
-        let mut goes_on = self.settle_here(id, next);
-        let mut has_all = goes_on && next == Next::All;
-        for part in parts {
-            let SlotLeg { lease, wait } = part.leg;
-            // It may be gone, if the request was refused.
-            if self.queues.has(lease.queue) {
-                self.queues
-                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                        if goes_on {
-                            queue.on_answer_here(ctx, lease.seq(), wait, part.answer);
-                        }
-                    });
-            }
-            has_all &= matches!(part.answer, Ok(Standing::Held { .. }));
-            goes_on &= !matches!(part.answer, Ok(Standing::Waiting { .. }));
-        }
+        let has_all = self.settle_here(id, next, parts) && next == Next::All;
         match has_all {
             // The request continues immediately. Listing a queue may have decided on others.
             true => self.ctx.decided.retain(|decided| decided.request != id),
@@ -110,18 +95,7 @@ impl Core {
             };
         }
         self.leave_exchange_of(id);
-        let goes_on = self.settle_here(id, next);
-        for part in parts {
-            let lease = part.leg.lease;
-            if self.queues.has(lease.queue) {
-                self.queues
-                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                        if goes_on {
-                            queue.on_answer_alone(ctx, lease.seq(), part.answer);
-                        }
-                    });
-            }
-        }
+        self.settle_here(id, next, parts);
         self.note_changed(id);
     }
 
@@ -222,9 +196,30 @@ impl Core {
         refusal
     }
 
+    /// Applies the decisions of the rates and ledgers. Returns whether the request has the slots.
+    fn settle_here(&mut self, id: RequestId, next: Next, parts: SmallVec<[Part; 2]>) -> bool {
+        let mut goes_on = self.settle_charges(id, next);
+        let mut has_all = goes_on;
+        for part in parts {
+            let SlotLeg { lease, wait } = part.leg;
+            // It may be gone, if the request was refused.
+            if self.queues.has(lease.queue) {
+                self.queues
+                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                        if goes_on {
+                            queue.on_answer_here(ctx, lease.seq(), wait, part.answer);
+                        }
+                    });
+            }
+            has_all &= matches!(part.answer, Ok(Standing::Held { .. }));
+            goes_on &= !matches!(part.answer, Ok(Standing::Waiting { .. }));
+        }
+        has_all
+    }
+
     /// Applies the decisions of the rates. Returns whether the request may have its slots: it is neither refused nor
     /// asleep.
-    fn settle_here(&mut self, id: RequestId, next: Next) -> bool {
+    fn settle_charges(&mut self, id: RequestId, next: Next) -> bool {
         for (number, bypassed) in mem::take(&mut self.local.waived) {
             match bypassed {
                 None => self.pay(id, number, Paid::Free, 0),

@@ -160,7 +160,13 @@ impl Queue {
         let kind = match answer {
             Ok(Standing::Held { .. }) => {
                 entry.owes_nothing();
-                return self.admit(ctx, seq);
+                self.admit(ctx, seq);
+                // The request has fallen back alone: the store, which is up, adopts the slot.
+                if self.asks_store_now(ctx) {
+                    self.renew(seq);
+                    self.forget_fallen_back();
+                }
+                return;
             }
             Ok(Standing::Waiting { .. }) => {
                 entry.place = self.snapshot.waiting;
@@ -175,20 +181,6 @@ impl Queue {
             Err(kind) => kind,
         };
         self.refuse(ctx, seq, kind);
-    }
-
-    /// As above while the store is up, which then adopts the slot.
-    pub fn on_answer_alone(
-        &mut self,
-        ctx: &mut Context,
-        seq: Seq,
-        answer: Result<Standing, AcquireErrorKind>,
-    ) {
-        self.on_answer_here(ctx, seq, Duration::ZERO, answer);
-        if self.entries.get(&seq).is_some_and(Entry::is_held) {
-            self.renew(seq);
-        }
-        self.forget_fallen_back();
     }
 
     /// Deadline until which a request without a slot here may keep asking the store.
