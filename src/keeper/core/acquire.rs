@@ -432,27 +432,6 @@ impl Core {
     }
 }
 
-/// Requests that the store has not answered in time. Each falls back alone.
-impl Core {
-    /// The request has asked the store for as long as it may.
-    pub(super) fn end_asking_of(&mut self, id: RequestId) {
-        let Some(request) = self.request_mut(id) else {
-            return;
-        };
-        let Some(Asking { since, .. }) = request.asking.take() else {
-            return;
-        };
-        if !matches!(
-            request.stage,
-            Stage::Listed | Stage::Unsent | Stage::Sent(_)
-        ) {
-            // A slot was lost, and may come back.
-            return;
-        }
-        self.decide_alone(id, since);
-    }
-}
-
 /// How long a leg may wait. Zero for a key without slots, where it would wait in vain.
 fn longest_wait(leg: &Leg, max: u32) -> Duration {
     match max {

@@ -7,7 +7,6 @@
 use std::mem;
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
 
 use super::{Asking, Core, Legs, Next, SlotLeg, Stage, rates::harsher};
 use crate::{
@@ -66,10 +65,16 @@ impl Core {
 
     /// A request has asked the store for as long as it may, mostly because others were ahead in this process: it falls
     /// back, alone. If no slot is free here, it keeps asking until its wait is over.
-    pub(super) fn decide_alone(&mut self, id: RequestId, since: Instant) {
-        let Some(request) = self.request(id) else {
+    pub(super) fn decide_alone(&mut self, id: RequestId) {
+        let asking = self.request_mut(id).and_then(|one| one.asking.take());
+        let (Some(Asking { since, .. }), Some(request)) = (asking, self.request(id)) else {
             return;
         };
+        let asks = matches!(
+            request.stage,
+            Stage::Listed | Stage::Unsent | Stage::Sent(_)
+        );
+        debug_assert!(asks, "has a deadline, and asks nobody");
         let (next, part) = (self.next_for(request), self.part_of(request));
         if !self.asks_store(part) {
             self.leave_exchange_of(id);

@@ -7,8 +7,8 @@
 //! | `store` | exchanges without an answer; connections; transitions of the breaker; answers to claims |
 //! | `requests` | requests and permits: submitted, collected, cancelled, released; timers; shutdown |
 //! | `limits` | the limits, their current values, overrides; the view of operators |
-//! | `acquire` | all-or-nothing acquisition of slots: submitted, sent, advanced; unanswered requests |
-//! | `local` | decisions of this process, by its ledgers, its rates and fallbacks; requests that rates refuse or delay |
+//! | `acquire` | all-or-nothing acquisition of slots: submitted, sent, advanced |
+//! | `local` | decisions of this process, by its ledgers, its rates and fallbacks, also on unanswered requests; requests that rates refuse or delay |
 //! | `refusals` | requests that are refused or dropped, and the contents of a refusal |
 //! | `rates` | charges and refunds at rates, claims on ledgers and rates of this process, and accounts of permits |
 //! | this one | the data, requests and the lists that they are in; settings, the limits in force, the time and counts are in [`context`](super::context) |

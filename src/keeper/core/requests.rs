@@ -455,7 +455,7 @@ impl Core {
         {
             // Already removed from the list.
             self.asking.pop_first();
-            self.end_asking_of(id);
+            self.decide_alone(id);
             self.follow_decisions();
         }
     }
