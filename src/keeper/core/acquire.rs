@@ -370,11 +370,9 @@ impl Core {
                 since: asking.since,
                 number: id.number,
             };
-            if self.queues[lease.queue].is_listed(newcomer) {
-                self.queues.change(&mut self.ctx, lease.queue, |queue, _| {
-                    queue.unlist(newcomer)
-                });
-            }
+            self.queues.change(&mut self.ctx, lease.queue, |queue, _| {
+                queue.unlist(newcomer)
+            });
         }
     }
 

@@ -338,8 +338,8 @@ impl Queue {
         self.set_due(seq, ctx.now + again_in);
     }
 
-    /// Runs a step of the ledger in this process, and admits the requests that it promotes. Its clock stands still, so
-    /// no lease ends there.
+    /// Runs a step of the ledger in this process, if there is one, and admits the requests that it promotes. Its clock
+    /// stands still, so no lease ends there.
     pub(super) fn run_here(&mut self, ctx: &mut Context, operation: Operation) -> Option<Standing> {
         self.batch_here(ctx);
         self.run_batch_here(ctx, operation)
@@ -455,27 +455,17 @@ impl Queue {
         acquire.insert(place, newcomer);
     }
 
-    /// Place of a newcomer in the outbox.
-    fn place_in_outbox(&self, newcomer: Newcomer) -> Option<usize> {
-        let acquire = &self.outbox.as_ref()?.acquire;
-        let place = acquire.partition_point(|other| other.order() < newcomer.order());
-        let of_request = |other: &Newcomer| other.order() == newcomer.order();
-        let of_request = acquire.range(place..).take_while(|other| of_request(other));
-        let place_among = of_request
-            .map(|other| other.seq)
-            .position(|seq| seq == newcomer.seq);
-        place_among.map(|among| place + among)
-    }
-
-    /// Whether this newcomer is in the outbox.
-    pub fn is_listed(&self, newcomer: Newcomer) -> bool {
-        self.place_in_outbox(newcomer).is_some()
-    }
-
-    /// Its request asks for another slot first.
+    /// Takes a newcomer out of the outbox, if it was not sent: its request asks for another slot first.
     pub fn unlist(&mut self, newcomer: Newcomer) {
-        if let Some(place) = self.place_in_outbox(newcomer) {
-            self.outbox().acquire.remove(place);
+        let Some(outbox) = &mut self.outbox else {
+            return;
+        };
+        let acquire = &mut outbox.acquire;
+        let first = acquire.partition_point(|other| other.order() < newcomer.order());
+        let mut of_request =
+            (acquire.range(first..)).take_while(|other| other.order() == newcomer.order());
+        if let Some(number) = of_request.position(|other| other.seq == newcomer.seq) {
+            acquire.remove(first + number);
         }
     }
 

@@ -82,16 +82,9 @@ impl Queue {
             self.renew_due(ctx);
         }
         if self.pause.as_ref().is_some_and(|pause| pause.due <= now) {
-            if self
-                .pause
-                .take_if(|pause| pause.end + RAMP <= now)
-                .is_some()
-            {
-                self.recheck_right = true;
-            }
-            if self.ledger_here.is_some() {
-                self.run_here(ctx, Operation::Nothing);
-            }
+            let over = self.pause.take_if(|pause| pause.end + RAMP <= now);
+            self.recheck_right |= over.is_some();
+            self.run_here(ctx, Operation::Nothing);
         }
         if let Some(waiters) = &mut self.waiters {
             self.wants_batch |= due(&mut waiters.poll_at);
@@ -227,9 +220,7 @@ impl Queue {
     /// Grants slots of a raised limit to waiters.
     fn grow(&mut self, ctx: &mut Context) {
         self.wants_batch |= self.has_waiters();
-        if self.ledger_here.is_some() {
-            self.run_here(ctx, Operation::Nothing);
-        }
+        self.run_here(ctx, Operation::Nothing);
     }
 }
 

@@ -149,9 +149,7 @@ impl Queue {
             self.wants_batch = true;
         }
         self.recheck_right = true;
-        if self.ledger_here.is_some() {
-            self.run_here(ctx, Operation::Nothing);
-        }
+        self.run_here(ctx, Operation::Nothing);
         true
     }
 
