@@ -121,8 +121,6 @@ pub(super) struct Context {
     pub returns: Returns<QueueId>,
     /// The limiter is shut down or dropped: slots no longer go to a pool.
     pub ending: bool,
-    /// The store has lost permits that it had granted.
-    pub is_data_lost: bool,
     pub effects: Effects,
     pub counts: Counts,
     /// By tenant, entries that hold slots or wait.
@@ -174,7 +172,6 @@ impl Context {
             fallbacks: Fallbacks::new(settings.parts, now),
             returns: Returns::new(settings.parts, settings.store_timeout),
             ending: false,
-            is_data_lost: false,
             effects: Effects::default(),
             counts: Counts::default(),
             tenants: HashMap::new(),

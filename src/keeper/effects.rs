@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use crate::{
     leases::Lease,
     limit::Limit,
+    operable::Control,
     status::Usage,
     sync::{Confirmation, Inquiry, StoredWaker, assert_unlocked, shielded},
     telemetry::{Cause, History, LimitMeter, Measure, Report, StoreMeter, StoreState},
@@ -34,6 +35,8 @@ pub(super) enum Effect {
     Answer(Inquiry, Usage),
     /// No answer will come.
     Dismiss(Inquiry),
+    /// The store has lost permits that it had granted, and with them what operators know of this process.
+    DataLost,
     /// The store has confirmed a release.
     Confirm(Confirmation),
     /// The store did not confirm the release in time.
@@ -124,17 +127,17 @@ impl Effects {
     /// Runs all effects, without a lock held. A panic of a waker, subscriber or recorder ends with its effect, once the
     /// panic hook has reported it: a drop must not panic, and the result of a step must reach its caller.
     #[inline]
-    pub fn run(self, namespace: &str, store: &StoreMeter) {
+    pub fn run(self, namespace: &str, store: &StoreMeter, control: &Control) {
         if !self.0.is_empty() {
-            self.run_all(namespace, store);
+            self.run_all(namespace, store, control);
         }
     }
 
-    fn run_all(mut self, namespace: &str, store: &StoreMeter) {
+    fn run_all(mut self, namespace: &str, store: &StoreMeter, control: &Control) {
         assert_unlocked();
         self.0.sort_by_key(Effect::rank);
         for effect in self.0 {
-            shielded(|| effect.run(namespace, store));
+            shielded(|| effect.run(namespace, store, control));
         }
     }
 }
@@ -150,19 +153,21 @@ impl Effect {
             | Self::Tell(_)
             | Self::Answer(..)
             | Self::Dismiss(_)
+            | Self::DataLost
             | Self::Confirm(_)
             | Self::GiveUpOn(_) => 1,
             Self::Measure(..) | Self::MeasureStore(_) | Self::Log(_) => 2,
         }
     }
 
-    fn run(self, namespace: &str, store: &StoreMeter) {
+    fn run(self, namespace: &str, store: &StoreMeter, control: &Control) {
         match self {
             Self::Wake(waker) => waker.wake_task(),
             Self::Drop(waker) => drop(waker),
             Self::Tell(lease) => lease.wake_watchers(),
             Self::Answer(inquiry, usage) => inquiry.respond(usage),
             Self::Dismiss(inquiry) => drop(inquiry),
+            Self::DataLost => control.data_lost(),
             Self::Confirm(confirmation) => confirmation.notify(),
             Self::GiveUpOn(confirmation) => drop(confirmation),
             Self::Measure(meter, measure) => meter.note(measure),
@@ -279,7 +284,7 @@ mod tests {
         for waker in &wakers {
             effects.wake(Some(StoredWaker::of(&waker.clone().into())));
         }
-        effects.run("test", &StoreMeter::noop());
+        effects.run("test", &StoreMeter::noop(), &Control::default());
         let wakes = wakers
             .each_ref()
             .map(|waker| waker.wakes.load(Ordering::Relaxed));

@@ -116,7 +116,6 @@ impl Keeper {
                 keeper: self,
                 effects: core.take_effects(),
                 is_ending: core.is_ending(),
-                is_data_lost: core.take_data_lost(),
                 nudge: driver.nudge(core, now),
             };
             (result, afterwards)
@@ -147,8 +146,6 @@ struct Afterwards<'a> {
     effects: Effects,
     /// A shutdown has to be notified of each step.
     is_ending: bool,
-    /// The store turned out to have lost its data.
-    is_data_lost: bool,
     /// The driver has to wake up earlier than planned.
     nudge: Option<Arc<Notify>>,
 }
@@ -161,15 +158,13 @@ impl Afterwards<'_> {
         if self.is_ending {
             self.keeper.changed.notify_waiters();
         }
-        if self.is_data_lost {
-            self.keeper.control.data_lost();
-        }
         let Keeper {
             namespace,
             store_meter,
+            control,
             ..
         } = self.keeper;
-        self.effects.run(namespace, store_meter);
+        self.effects.run(namespace, store_meter, control);
     }
 }
 

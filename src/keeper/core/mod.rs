@@ -464,12 +464,6 @@ impl Core {
         self.ctx.effects.take()
     }
 
-    /// Whether the store turned out to have lost its data since the last call.
-    #[inline]
-    pub fn take_data_lost(&mut self) -> bool {
-        mem::take(&mut self.ctx.is_data_lost)
-    }
-
     /// Whether there is a subscriber for the history.
     pub fn set_history_wanted(&mut self, wanted: bool) {
         self.ctx.set_history_wanted(wanted);

@@ -258,7 +258,9 @@ impl Queue {
                 _ => {}
             }
         }
-        ctx.is_data_lost |= lost > 0;
+        if lost > 0 {
+            ctx.effects.push(Effect::DataLost);
+        }
         for (why, count) in [(Adopted::Lost, lost), (Adopted::Fallback, by_fallback)] {
             if count > 0 {
                 ctx.measure(self.limit_id, Measure::Adopted(why, count));

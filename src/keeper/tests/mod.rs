@@ -35,6 +35,7 @@ use crate::{
     leases::{Bounds, Lease, Leases, Tenure},
     ledger::{LedgerError, Ledgers, ReplicaId, Reply, Wake},
     limit::{Fallback, Limit, LimitId},
+    operable::Control,
     part::{Part, Parts},
     store::{Event, ExchangeError, Failure, StoreError, StoreErrorKind},
     sync::Inquiry,
@@ -80,7 +81,8 @@ impl Core {
     }
 
     pub fn run_effects(&mut self) {
-        self.take_effects().run("test", &StoreMeter::noop());
+        self.take_effects()
+            .run("test", &StoreMeter::noop(), &Control::default());
     }
 }
 
