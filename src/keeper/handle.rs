@@ -194,14 +194,13 @@ impl KeeperHandle {
     /// Whether [`register`](Self::register) would accept the limit.
     #[cfg(feature = "config")]
     pub fn check(&self, limit: &Limit) -> Result<(), ConfigError> {
-        let me = self.replica();
-        self.keeper.peek(|core| core.check(limit, me)).map(drop)
+        self.keeper.peek(|core| core.check(limit)).map(drop)
     }
 
     /// Checks and registers a limit. Returns its id, and its meter, which never changes.
     pub fn register(&self, limit: &Limit) -> Result<(LimitId, Arc<LimitMeter>), ConfigError> {
-        let (me, meter) = (self.replica(), self.meter_for(limit));
-        let (number, meter) = (self.keeper).with(|core, _| core.register(limit, me, &meter))?;
+        let meter = self.meter_for(limit);
+        let (number, meter) = self.keeper.with(|core, _| core.register(limit, &meter))?;
         meter.expect(limit, self.keeper.store.is_some());
         Ok((number, meter))
     }

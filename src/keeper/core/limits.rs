@@ -12,7 +12,6 @@ use crate::{
     keeper::{demand::Demand, effects::LogEvent},
     key::Key,
     leases::{Lease, Leases, QueueId},
-    ledger::ReplicaId,
     limit::{Limit, LimitId, LimitValue, Mode},
     overrides::InForce,
     telemetry::{LimitMeter, Measure},
@@ -28,10 +27,9 @@ impl Core {
     pub fn register(
         &mut self,
         limit: &Limit,
-        limiter: ReplicaId,
         meter: &Arc<LimitMeter>,
     ) -> Result<(LimitId, Arc<LimitMeter>), ConfigError> {
-        if let Some(id) = self.check(limit, limiter)? {
+        if let Some(id) = self.check(limit)? {
             return Ok((id, self.ctx.meter(id).clone()));
         }
         Ok((self.add_limit(limit, meter), meter.clone()))
@@ -94,16 +92,16 @@ impl Core {
 
     /// Checks that two limits of one name agree: with the first registration or the current values. A limit returned by
     /// this limiter may have outdated values, since limits can be updated at any time.
-    pub fn check(&self, limit: &Limit, limiter: ReplicaId) -> Result<Option<LimitId>, ConfigError> {
+    pub fn check(&self, limit: &Limit) -> Result<Option<LimitId>, ConfigError> {
         limit.validate()?;
         let Some(id) = self.limit_id(limit.name()) else {
             return Ok(None);
         };
         let updated = &self.updated[id.0];
-        if limit.is_registered_at(limiter) {
-            return Ok(Some(id));
-        }
-        if updated.agrees_with(limit) || self.declared[id.0].agrees_with(limit) {
+        if limit.is_registered_at(self.ctx.settings.replica)
+            || updated.agrees_with(limit)
+            || self.declared[id.0].agrees_with(limit)
+        {
             return Ok(Some(id));
         }
         let name = limit.name();

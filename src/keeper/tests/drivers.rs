@@ -122,8 +122,7 @@ fn a_driver_with_a_new_session_begins_with_a_hello() {
         let store = Arc::new(Courteous::default());
         let keeper = Keeper::new(settings(0), Some(store.clone()), Home::default());
         let meter = Arc::new(LimitMeter::new("test", "a"));
-        let register = |core: &mut Core| core.register(&ONE, keeper.replica, &meter);
-        keeper.with(|core, _| register(core)).unwrap();
+        keeper.with(|core, _| core.register(&ONE, &meter)).unwrap();
         let (first, other) = (runtime(), runtime());
         assert!(first.block_on(keeper.greet()).is_ok());
         let driven = if is_kept { &first } else { &other };
@@ -164,8 +163,7 @@ fn keeper_of(store: Arc<dyn Store>) -> Arc<Keeper> {
     };
     let keeper = Keeper::new(settings, Some(store), Home::default());
     let meter = Arc::new(LimitMeter::new("test", "a"));
-    let register = |core: &mut Core| core.register(&ONE, keeper.replica, &meter);
-    keeper.with(|core, _| register(core)).unwrap();
+    keeper.with(|core, _| core.register(&ONE, &meter)).unwrap();
     keeper
 }
 

@@ -69,8 +69,7 @@ struct World {
 impl Core {
     pub fn add(&mut self, limit: &Limit) -> Result<LimitId, ConfigError> {
         let meter = LimitMeter::new("test", limit.name());
-        let me = self.settings().replica;
-        let (id, _) = self.register(limit, me, &Arc::new(meter))?;
+        let (id, _) = self.register(limit, &Arc::new(meter))?;
         Ok(id)
     }
 
