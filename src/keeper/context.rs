@@ -210,6 +210,11 @@ impl Context {
         self.fallbacks.availability(part)
     }
 
+    /// Whether there is a store, and this part of it decides on requests.
+    pub fn asks_store(&self, part: Part) -> bool {
+        self.shared && self.availability(part) == Availability::Up
+    }
+
     pub fn set_availability(&mut self, part: Part, availability: Availability) {
         (self.fallbacks).set_availability(part, availability, &self.limits, self.now);
     }

@@ -76,7 +76,7 @@ impl Core {
         match is_reused {
             _ if is_too_heavy => self.refuse_leg(id, 0, AcquireErrorKind::InvalidWeight),
             true => self.grant(id),
-            false if self.asks_store(part) => self.ask_store(id),
+            false if self.ctx.asks_store(part) => self.ask_store(id),
             false if self.begin_slot(id) => self.grant(id),
             false => {}
         }
@@ -221,7 +221,7 @@ impl Core {
                 Progress::Waits(_) => return self.stop_asking(id),
                 Progress::Stray(leg) => self.park_leg(id, leg),
                 Progress::Complete if !self.owes(id) => return self.grant(id),
-                Progress::Complete | Progress::Turn if self.asks_store(part) => {
+                Progress::Complete | Progress::Turn if self.ctx.asks_store(part) => {
                     return self.ask_store(id);
                 }
                 Progress::Turn if plain && self.begin_slot(id) => return self.grant(id),
@@ -284,7 +284,7 @@ impl Core {
     pub(super) fn reopen_all(&mut self, requests: impl IntoIterator<Item = RequestId>) {
         for id in requests {
             let part = self.request(id).map(|request| self.part_of(request));
-            if part.is_some_and(|part| !self.asks_store(part)) {
+            if part.is_some_and(|part| !self.ctx.asks_store(part)) {
                 self.stop_asking(id);
             }
             if let Some(request) = self.request_mut(id)

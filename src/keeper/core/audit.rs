@@ -223,7 +223,7 @@ impl Core {
                 );
                 ensure!(request.asking.is_some(), "asks for ever");
                 ensure!(
-                    in_flight == 1 || self.asks_store(part),
+                    in_flight == 1 || self.ctx.asks_store(part),
                     "to be sent to a store that is not asked"
                 );
             }
@@ -236,7 +236,7 @@ impl Core {
                     "to be sent, and nobody will"
                 );
                 ensure!(
-                    self.asks_store(part) || is_in_parts,
+                    self.ctx.asks_store(part) || is_in_parts,
                     "to be sent to a store that is not asked"
                 );
             }

@@ -76,7 +76,7 @@ impl Core {
         );
         debug_assert!(asks, "has a deadline, and asks nobody");
         let (next, part) = (self.next_for(request), self.part_of(request));
-        if !self.asks_store(part) {
+        if !self.ctx.asks_store(part) {
             self.leave_exchange_of(id);
             return self.note_changed(id);
         }

@@ -61,7 +61,6 @@ use super::{
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
-    fallbacks::Availability,
     key::Key,
     leases::{Accounts, BoundedPermits, Fee, Lease, Paid, QueueId},
     ledger::{Batch, Claim, ClaimReply, RateState, Seq},
@@ -478,11 +477,6 @@ impl Core {
     #[cfg(test)]
     pub fn is_any_down(&self) -> bool {
         !self.links.iter().all(Link::is_up)
-    }
-
-    /// Whether this part of the store decides on requests.
-    fn asks_store(&self, part: Part) -> bool {
-        self.ctx.shared && self.ctx.availability(part) == Availability::Up
     }
 
     fn link(&mut self, part: Part) -> &mut Link {

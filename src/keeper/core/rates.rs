@@ -184,7 +184,7 @@ impl Core {
     fn pay_back(&mut self, fee: &Fee, PaidBack { cost, paid }: PaidBack) {
         match paid {
             // While the store is down it cannot refund.
-            Paid::InStore(_) if !self.asks_store(fee.part) => {}
+            Paid::InStore(_) if !self.ctx.asks_store(fee.part) => {}
             Paid::InStore(charged) => {
                 let key = fee.charge.key.clone();
                 self.link(fee.part)
@@ -424,7 +424,7 @@ impl Core {
 
     fn follow_account(&mut self, id: AccountId) {
         let part = self.accounts.get(id).map(|account| account.fee().part);
-        if part.is_some_and(|part| !self.asks_store(part)) {
+        if part.is_some_and(|part| !self.ctx.asks_store(part)) {
             self.report_here(id);
         }
         if let Some((fee, parts)) = self.accounts.note_change(id, self.ctx.now) {

@@ -243,7 +243,7 @@ impl Core {
         let releasing = queue.filter(|queue| queue.is_releasing(seq));
         let part = releasing.map(Queue::part);
         let limit = releasing.map(|queue| queue.limit().clone());
-        match part.filter(|part| self.asks_store(*part)) {
+        match part.filter(|part| self.ctx.asks_store(*part)) {
             Some(part) => {
                 let until = now + self.ctx.settings.store_timeout;
                 let confirmations = &mut self.ctx.confirmations;

@@ -68,7 +68,7 @@ impl Queue {
             ensure!(same, "{at}: {seq} queues and does not wait");
         }
         ensure!(
-            !ctx.shared || self.availability(ctx) != Availability::Up || self.ledger_here.is_none(),
+            !ctx.asks_store(self.part) || self.ledger_here.is_none(),
             "{at}: has a ledger of its own"
         );
         let outbox = self.outbox.iter();
@@ -82,7 +82,7 @@ impl Queue {
             "{at}: its scan does not go on"
         );
         let has_work = self.has_work();
-        if ctx.shared && self.availability(ctx) == Availability::Up && self.has_waiters() {
+        if ctx.asks_store(self.part) && self.has_waiters() {
             let poll = self.waiters.as_ref().and_then(|waiters| waiters.poll_at);
             let asked = poll.is_some() || self.in_flight > 0 || has_work;
             ensure!(asked, "{at}: waits, and never asks");

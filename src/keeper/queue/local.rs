@@ -120,7 +120,7 @@ impl Queue {
     /// that is up, the ledger serves one claim only.
     fn prepare_ledger(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> bool {
         self.empty_pool(ctx);
-        if self.asks_store_now(ctx) {
+        if ctx.asks_store(self.part) {
             self.ledger_here = Some(self.ledger_of_holders(ctx));
             return false;
         }
@@ -136,7 +136,7 @@ impl Queue {
 
     /// A claim on the ledger in this process was decided on.
     pub fn after_claim(&mut self, ctx: &Context, call: &mut Call, batch: &Batch) {
-        if self.asks_store_now(ctx) {
+        if ctx.asks_store(self.part) {
             self.ledger_here = None;
             return;
         }
@@ -162,7 +162,7 @@ impl Queue {
                 entry.owes_nothing();
                 self.admit(ctx, seq);
                 // The request has fallen back alone: the store, which is up, adopts the slot.
-                if self.asks_store_now(ctx) {
+                if ctx.asks_store(self.part) {
                     self.renew(seq);
                     self.forget_fallen_back();
                 }

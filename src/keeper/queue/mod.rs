@@ -392,11 +392,6 @@ impl Queue {
         ctx.availability(self.part)
     }
 
-    /// Whether it has a store, which decides on its requests.
-    fn asks_store_now(&self, ctx: &Context) -> bool {
-        ctx.shared && self.availability(ctx) == Availability::Up
-    }
-
     pub fn ledger_name(&self) -> &Arc<str> {
         &self.ledger
     }
@@ -478,7 +473,7 @@ impl Queue {
 
     /// How long newcomers wait because permits return to a store that has lost its data, or was down.
     fn return_left(&self, ctx: &Context) -> Option<Duration> {
-        if !ctx.returns.is_any() || !self.asks_store_now(ctx) {
+        if !ctx.returns.is_any() || !ctx.asks_store(self.part) {
             return None;
         }
         let strict = ctx.strict(self.limit_id, self.part, self.own_limit())?;

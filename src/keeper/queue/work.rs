@@ -114,7 +114,7 @@ impl Queue {
         let is_unsent_end = |pause: &Pause| pause.resumed && pause.unsent;
         let is_ending = self.pause.as_deref().is_some_and(is_unsent_end);
         if length.is_zero()
-            || is_ending && self.asks_store_now(ctx)
+            || is_ending && ctx.asks_store(self.part)
             || self.running_pause().is_some_and(|pause| pause.end >= end)
         {
             return;
