@@ -309,14 +309,10 @@ impl Context {
         &self.meters[limit.0]
     }
 
-    fn next_seq(&mut self) -> Seq {
-        self.last_seq += 1;
-        self.last_seq
-    }
-
     /// A fresh name for a permit of this weight.
     pub fn next_name(&mut self, weight: u32) -> Seq {
-        weighing(self.next_seq(), weight)
+        self.last_seq += 1;
+        weighing(self.last_seq, weight)
     }
 
     /// A new lease, for an entry of this queue.

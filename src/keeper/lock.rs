@@ -231,8 +231,8 @@ pub(super) enum WatchdogFinding {
 }
 
 impl DriverState {
-    /// How long the driver has been due without running.
-    fn late(&self, core: &Core, now: Instant) -> Duration {
+    /// Whether requests wait for a driver that is due and does not run.
+    fn is_late(&self, core: &Core, now: Instant) -> bool {
         let due = match self.stage {
             DriverStage::Absent => None,
             DriverStage::Woken(at) => Some(at),
@@ -241,12 +241,7 @@ impl DriverState {
                 earliest(until, core.answer_due(since))
             }
         };
-        due.map_or(Duration::ZERO, |due| now.saturating_duration_since(due))
-    }
-
-    /// Whether requests wait for a driver that does not run.
-    fn is_late(&self, core: &Core, now: Instant) -> bool {
-        self.late(core, now) >= core.settings().store_timeout / 2
+        due.is_some_and(|due| now >= due + core.settings().store_timeout / 2)
     }
 
     /// Whether this generation is the current one.

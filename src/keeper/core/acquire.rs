@@ -317,10 +317,11 @@ impl Core {
             return;
         };
         let part = self.part_of(request);
+        let is_shadow = |lease: &Lease| self.queues[lease.queue].is_shadow(lease.seq());
         let listed = match self.next_for(request) {
             _ if request.plain => Some(0),
             // In shadow mode a request does not queue.
-            Next::Slot(number) if !self.is_shadow(&request.legs[number]) => Some(number),
+            Next::Slot(number) if !is_shadow(&request.legs[number].lease) => Some(number),
             _ => None,
         };
         let listed = listed.map(|number| request.legs[number].lease.clone());
@@ -374,10 +375,6 @@ impl Core {
                 queue.unlist(newcomer)
             });
         }
-    }
-
-    fn is_shadow(&self, leg: &SlotLeg) -> bool {
-        self.queues[leg.lease.queue].is_shadow(leg.lease.seq())
     }
 
     /// The request's wait in a queue has timed out.

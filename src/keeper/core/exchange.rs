@@ -20,7 +20,7 @@ use crate::{
         context::Context,
         queue::{LegState, PendingBatch, Queue},
     },
-    leases::{Lease, StoreMoment},
+    leases::{Lease, QueueId, StoreMoment},
     ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Reply, Want, weight_of},
     part::Part,
 };
@@ -353,11 +353,7 @@ impl Core {
                 };
                 let units = weight_of(seq) as usize;
                 let has_room = queue.make_room(ctx, units);
-                let batch = match draft
-                    .pending
-                    .iter()
-                    .position(|pending| pending.queue == lease.queue)
-                {
+                let batch = match draft.batch_of(lease.queue) {
                     Some(number) => {
                         let (batch, pending) =
                             (&mut draft.batches[number], &mut draft.pending[number]);
@@ -458,10 +454,14 @@ impl Draft {
         }
     }
 
+    fn batch_of(&self, queue: QueueId) -> Option<usize> {
+        let mut pending = self.pending.iter();
+        pending.position(|pending| pending.queue == queue)
+    }
+
     /// Adds one batch with as much of a queue's work as fits.
     fn add_batch(&mut self, queue: &mut Queue, ctx: &mut Context) {
-        let mut pending = self.pending.iter();
-        if let Some(number) = pending.position(|pending| pending.queue == queue.id()) {
+        if let Some(number) = self.batch_of(queue.id()) {
             let (batch, pending) = (&mut self.batches[number], &mut self.pending[number]);
             queue.fill_batch(ctx, batch, pending, &mut self.room);
         } else if let Some((batch, pending)) = queue.take_batch(ctx, &mut self.room) {

@@ -101,15 +101,11 @@ impl Core {
     /// The driver that sent these exchanges will not see their answers. This proves nothing about the store.
     fn fail_exchanges(&mut self) {
         for part in self.ctx.settings.parts.all() {
-            self.fail_exchanges_on(part);
-        }
-    }
-
-    fn fail_exchanges_on(&mut self, part: Part) {
-        // The next driver has its own connections.
-        self.leave_connection(part);
-        for sent in mem::take(&mut self.link(part).in_flight) {
-            self.unanswered(sent);
+            // The next driver has its own connections.
+            self.leave_connection(part);
+            for sent in mem::take(&mut self.link(part).in_flight) {
+                self.unanswered(sent);
+            }
         }
     }
 

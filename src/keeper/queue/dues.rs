@@ -111,7 +111,7 @@ impl Queue {
                 let ledger = self.ledger_here.as_ref()?;
                 Some(Due::Left {
                     payer: payer()?,
-                    ticket: ledger.ticket_of(MemberId { replica, seq })?,
+                    ticket: ledger.standing(MemberId { replica, seq })?.ticket()?,
                 })
             }
             _ => {

@@ -523,10 +523,6 @@ impl Queue {
         held.map(|(seq, _)| *seq)
     }
 
-    fn names(&self) -> Vec<Seq> {
-        self.entries.iter().map(|(seq, _)| *seq).collect()
-    }
-
     /// The names of matching entries.
     fn those(&self, which: impl Fn(&Entry) -> bool) -> Vec<Seq> {
         let those = self.entries.iter().filter(|(_, entry)| which(entry));

@@ -202,11 +202,10 @@ impl Queue {
     /// Loses all held slots, at a shutdown. Returns the number of slots that permits had.
     pub fn lose_all(&mut self, ctx: &mut Context) -> usize {
         let mut lost = 0;
-        for seq in self.names() {
-            if let Some(entry) = self.entries.get(&seq).filter(|entry| entry.is_held()) {
-                lost += usize::from(entry.holder() == Some(Holder::Permit));
-                self.lose_by(ctx, seq, LostErrorKind::ShutDown);
-            }
+        for seq in self.those(Entry::is_held) {
+            let holder = self.entries.get(&seq).and_then(Entry::holder);
+            lost += usize::from(holder == Some(Holder::Permit));
+            self.lose_by(ctx, seq, LostErrorKind::ShutDown);
         }
         lost
     }

@@ -226,10 +226,6 @@ impl Queue {
 
 /// Reads, for requests.
 impl Queue {
-    fn place(&self, seq: Seq) -> u32 {
-        self.entries.get(&seq).map_or(0, |entry| entry.place)
-    }
-
     /// The place of a waiting request. Nobody joins in front of it, so the lowest known place is the latest.
     pub fn in_line(&self, seq: Seq) -> Option<InLine> {
         let entry = self.entries.get(&seq)?;
@@ -294,7 +290,7 @@ impl Queue {
         kind: AcquireErrorKind,
         waited: Duration,
     ) -> AcquireError {
-        let place = Some(self.place(seq)).filter(|place| *place > 0);
+        let place = self.entries.get(&seq).map(|entry| entry.place);
         let Usage {
             in_use,
             waiting,
@@ -305,7 +301,7 @@ impl Queue {
             waiting,
             max,
             weight: weight_of(seq),
-            place,
+            place: place.filter(|place| *place > 0),
             waited,
             retry_after: match (kind, self.paused_until()) {
                 (AcquireErrorKind::Paused, Some(until)) => {

@@ -86,10 +86,7 @@ impl Ledger {
                 }
                 Presence::Unreachable => {
                     last_passed = self.pass_over(id);
-                    let passed = &mut passed_in_lines;
-                    in_line
-                        .into_iter()
-                        .for_each(|waiter| Self::note_passed(waiter, passed));
+                    passed_in_lines.extend(in_line.map(|waiter| (waiter.tenant, waiter)));
                 }
                 Presence::Caller | Presence::Reachable if !self.fits(batch, id) => {
                     self.blocked = true;
@@ -175,12 +172,7 @@ impl Ledger {
         }
     }
 
-    /// The ticket of a waiter.
-    pub(crate) fn ticket_of(&self, id: MemberId) -> Option<i64> {
-        self.standing(id)?.ticket()
-    }
-
-    pub(super) fn standing(&self, id: MemberId) -> Option<Standing> {
+    pub(crate) fn standing(&self, id: MemberId) -> Option<Standing> {
         let standing = |place: &Place| match *place {
             Place::Holds { until_ms } => Standing::Held { until_ms },
             Place::Waits { ticket } => Standing::Waiting { ticket },

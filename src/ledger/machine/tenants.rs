@@ -53,10 +53,6 @@ impl Ledger {
         }
     }
 
-    pub(super) fn note_passed(waiter: InLine, passed: &mut Passed) {
-        passed.insert(waiter.tenant, waiter);
-    }
-
     /// A newcomer joins the line of its tenant.
     pub(super) fn line_up(&mut self, batch: &Batch, ask: Ask, ticket: i64, id: MemberId) {
         if batch.dues.is_some() {
