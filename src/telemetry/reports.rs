@@ -14,6 +14,7 @@ use crate::{
     leases::QueueId,
     limit::{Limit, LimitId},
     part::{PARTS, Part},
+    store::Failure,
 };
 
 /// How long a report waits for more of its kind.
@@ -149,6 +150,15 @@ pub(crate) enum Cause {
 }
 
 pub(crate) const CAUSES: usize = 3;
+
+impl Cause {
+    pub(crate) fn of(failure: Failure) -> Self {
+        match failure {
+            Failure::Refused => Self::Refusal,
+            Failure::Cut | Failure::TimedOut => Self::Outage,
+        }
+    }
+}
 
 /// Failures of the store's parts that were logged: the first part to fail speaks for all of them, and so does the last
 /// to recover. A bit for each cause and part.

@@ -204,12 +204,7 @@ impl Breaker {
                     failed.get_or_insert(last);
                     return Transition::None;
                 }
-                let cause = if refused {
-                    Cause::Refusal
-                } else {
-                    Cause::Outage
-                };
-                self.open(cause, LONGEST_PROBE, (last, now), rng)
+                self.open(Cause::of(failure), LONGEST_PROBE, (last, now), rng)
             }
             BreakerState::Open {
                 refused: was_refused,

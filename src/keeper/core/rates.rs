@@ -146,8 +146,7 @@ impl Core {
     /// The state of a rate after a refund of the charge.
     pub(super) fn quota_without(&self, fee: &Fee) -> Option<Quota> {
         let (rate, tat, now_us) = self.state_of(fee.part, fee.paid)?;
-        let cost = fee.charge.cost.min(rate.burst);
-        Some(self.quota_at(fee, rate, tat.without(cost), now_us))
+        Some(self.quota_at(fee, rate, tat.without(fee.paid_cost()), now_us))
     }
 
     /// The state as left by the charge, and the time by the charging clock.

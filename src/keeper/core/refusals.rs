@@ -78,7 +78,7 @@ impl Core {
             Stage::Sleeping(until) => Some(until),
             _ => None,
         };
-        let (plain, legs) = (request.plain, mem::take(&mut request.legs));
+        let legs = mem::take(&mut request.legs);
         let notes = request.notes.as_mut();
         let fees = notes.map_or_else(Vec::new, |notes| mem::take(&mut notes.fees));
         sleeps
@@ -86,10 +86,8 @@ impl Core {
             .for_each(|until| self.end_sleep(until, id));
         let now = self.ctx.now;
         for SlotLeg { lease, .. } in legs {
-            if plain {
-                // The slot may have come from the pool.
-                lease.release_at(now);
-            }
+            // The slot may have come from the pool.
+            lease.release_at(now);
             self.queues
                 .change(&mut self.ctx, lease.queue, |queue, ctx| {
                     queue.release_slot(ctx, lease.seq());

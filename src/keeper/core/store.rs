@@ -260,15 +260,11 @@ impl Core {
 impl Core {
     /// Passes the failure of an exchange to the breaker.
     pub(super) fn note_failure(&mut self, failure: Failure, id: ExchangeId, why: &str) {
-        let cause = match failure {
-            Failure::Refused => Cause::Refusal,
-            Failure::Cut | Failure::TimedOut => Cause::Outage,
-        };
         let numbers = (id.number, self.exchanges);
         let holds = self.ctx.lease_held().is_some();
         let failed =
             |one: &mut Breaker, now, rng: &mut _| one.failed(failure, numbers, holds, now, rng);
-        match self.follow_breaker(id.part, failed, (cause, why)) {
+        match self.follow_breaker(id.part, failed, (Cause::of(failure), why)) {
             Transition::Opened { is_news: true } => self.reach.reported = Some(self.ctx.now),
             Transition::StaysOpen => {
                 self.each_queue_of(id.part, |queue, ctx| queue.forget_releases(ctx.now));
