@@ -202,17 +202,26 @@ impl KeeperHandle {
         let meter = self.meter_for(limit);
         let (number, meter) = self.keeper.with(|core, _| core.register(limit, &meter))?;
         meter.expect(limit, self.keeper.store.is_some());
+        self.connect_for(&[limit]);
         Ok((number, meter))
+    }
+
+    /// Replicas that divide a limit are connected before their first request, so that they are counted.
+    fn connect_for(&self, limits: &[&Limit]) {
+        if limits.iter().any(|limit| limit.is_divided()) {
+            self.act(|_, _| ());
+        }
     }
 
     /// Updates all limits, or fails and updates none.
     pub fn update(&self, limits: &[&Limit]) -> Result<(), ConfigError> {
-        let limits = limits.iter().map(|limit| (*limit, self.meter_for(limit)));
-        let limits: Vec<_> = limits.collect();
-        self.keeper.with(|core, now| core.update(&limits, now))?;
-        for (limit, meter) in &limits {
+        let metered = limits.iter().map(|limit| (*limit, self.meter_for(limit)));
+        let metered: Vec<_> = metered.collect();
+        self.keeper.with(|core, now| core.update(&metered, now))?;
+        for (limit, meter) in &metered {
             meter.expect(limit, self.keeper.store.is_some());
         }
+        self.connect_for(limits);
         Ok(())
     }
 

@@ -77,9 +77,10 @@ pub enum Fallback {
     /// for each replica is added to the limit, beyond what a replica held when the outage began.
     ///
     /// The number of replicas is read from the store each ten seconds, so a replica that has left counts for that long.
-    /// A replica whose first request came less than ten seconds before, so that the others may not know of it, admits no
-    /// request in an outage; nor does one whose store does not permit `PUBSUB NUMSUB`. A replica that alone is cut off
-    /// from the store admits its share beside what the store grants to the others; see
+    /// A replica connects once it has a limit with this fallback. If that was less than ten seconds before an outage, so
+    /// that the others may not know of it, it admits no request then; nor does one whose store does not permit
+    /// `PUBSUB NUMSUB`. A replica that alone is cut off from the store admits its share beside what the store grants to
+    /// the others; see
     /// [`Limit::fallback_for`](crate::Limit::fallback_for). After an outage newcomers wait for two timeouts of the
     /// store, until all replicas have recorded there what they have admitted. In a cluster each of its parts counts the
     /// replicas.

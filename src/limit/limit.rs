@@ -522,6 +522,11 @@ impl Limit {
         self.fallback
     }
 
+    /// Whether the replicas divide it among themselves in an outage.
+    pub(crate) fn is_divided(&self) -> bool {
+        self.fallback == Fallback::Share
+    }
+
     /// The time for which the fallback may decide, if it is bounded.
     pub(crate) fn fallback_budget(&self) -> Option<Duration> {
         self.fallback_for

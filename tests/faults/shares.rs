@@ -287,6 +287,34 @@ async fn replicas_that_come_and_go_add_nothing() {
     assert!(local.0.peak > share.1, "the fault is none: {}", local.0);
 }
 
+/// A replica is counted from the declaration of its limit on, before its first request.
+#[tokio::test]
+async fn a_replica_without_requests_is_counted() {
+    let server = RedisServer::start();
+    let (one, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let declared = other.semaphore(&Limit::concurrent("not divided", CAP), "key");
+    let shared = Limit::concurrent("shared", CAP).fallback(Fallback::Share);
+    let _layer = one.layer(shared.clone());
+    until_counted(&server, 1).await;
+    other.update(&shared).expect("it may be added");
+    until_counted(&server, 2).await;
+    drop(declared);
+}
+
+async fn until_counted(server: &RedisServer, replicas: usize) {
+    let channel = format!("{NAMESPACE}:wake:all");
+    let counted = format!("\n{replicas}");
+    soon(async {
+        while !server
+            .cli(&["PUBSUB", "NUMSUB", &channel])
+            .ends_with(&counted)
+        {
+            sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
 /// A replica without requests is counted too, so that the others leave it its share.
 #[tokio::test]
 async fn an_idle_replica_is_connected_again_after_a_restart() {
@@ -298,11 +326,5 @@ async fn an_idle_replica_is_connected_again_after_a_restart() {
         .await
         .expect("the store is up");
     server.restart();
-    let channel = format!("{NAMESPACE}:wake:all");
-    soon(async {
-        while !server.cli(&["PUBSUB", "NUMSUB", &channel]).ends_with('1') {
-            sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    until_counted(&server, 1).await;
 }

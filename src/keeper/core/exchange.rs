@@ -21,7 +21,10 @@ use crate::{
         queue::{LegState, PendingBatch, Queue},
     },
     leases::{Lease, QueueId, StoreMoment},
-    ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Reply, Want, weight_of},
+    ledger::{
+        Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Reply, Standing, Want,
+        weight_of,
+    },
     part::Part,
 };
 
@@ -549,6 +552,14 @@ impl Core {
         if exchange.generation_query.is_some() && link.connection.has(id) {
             let is_lost = link.on_generation(seen, reply.generation, &self.ctx.settings);
             self.on_generation(id.part, reply.generation, is_lost, seen);
+        }
+        for (claim, answer) in exchange.claims.iter().zip(&reply.claims) {
+            let standings = answer.iter().flat_map(|answer| &answer.standings);
+            for (ask, standing) in claim.asks.iter().zip(standings) {
+                if let Standing::Held { .. } = standing {
+                    pending[ask.batch].held += weight_of(ask.seq);
+                }
+            }
         }
         let (mut outage, work) = (None, Work::of(&reply));
         for ((pending, batch), result) in

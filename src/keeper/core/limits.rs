@@ -45,6 +45,13 @@ impl Core {
         self.measured.push(Measured::default());
         let id = self.ctx.add_limit(in_force, meter.clone());
         self.measure_limit(id);
+        if limit.is_divided() {
+            // The others have to count this replica before an outage.
+            let links = self.links.iter_mut();
+            for link in links.filter(|link| link.clock.is_none()) {
+                link.connection.reconnect_at = Some(self.ctx.now);
+            }
+        }
         id
     }
 

@@ -15,7 +15,7 @@ use crate::{
     },
     key::Key,
     leases::{Bounds, Label, Lease, Leases, Pool, QueueId},
-    limit::{Fallback, Limit, LimitId, LimitValue, MAX_WEIGHT, Mode},
+    limit::{Limit, LimitId, LimitValue, MAX_WEIGHT, Mode},
     status::{InLine, Quota, Status},
     sync::{Confirmation, Inquiry, StoredWaker},
     telemetry::{LimitMeter, Measure},
@@ -465,7 +465,7 @@ impl Core {
     fn reconnect(&mut self) {
         let now = self.ctx.now;
         let mut limits = self.ctx.limits.iter();
-        let counts = limits.any(|limit| limit.current_fallback() == Fallback::Share);
+        let counts = limits.any(|limit| limit.is_divided());
         for link in &mut self.links {
             let is_due = |at: &mut Instant| *at <= now;
             let is_due = link.connection.reconnect_at.take_if(is_due).is_some();

@@ -182,7 +182,7 @@ impl Core {
             self.begin_return(part, true, self.ctx.now + self.ctx.returns.length);
         } else if let Some(queue) = self.queues.of_ledger(key) {
             self.queues
-                .change(&mut self.ctx, queue, |queue, ctx| queue.on_loss(ctx, false));
+                .change(&mut self.ctx, queue, |queue, ctx| queue.on_loss(ctx));
         }
     }
 
@@ -417,6 +417,7 @@ impl Core {
     pub fn leave_connections(&mut self) {
         for part in self.ctx.settings.parts.all() {
             self.leave_connection(part);
+            self.reconnect_in(Duration::ZERO, part);
         }
     }
 

@@ -280,6 +280,11 @@ impl Queue {
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
             is_lost |= self.renewed(ctx, *seq, standing, at);
         }
+        let finds_loss = is_lost && !self.introducing;
+        if finds_loss {
+            // Before this answer's newcomers, which have got the slots of the missing holders.
+            ctx.returns.begin_of_key(self.part, self.id, ctx.now);
+        }
         self.note_places(places);
         self.report_adopted(ctx, batch, &answer.adopted);
         for (seq, standing) in batch.adopt.iter().zip(answer.adopted) {
@@ -292,8 +297,9 @@ impl Queue {
         for promotion in answer.promoted {
             self.granted(ctx, promotion.seq, at, promotion.until_ms);
         }
-        if is_lost && !self.introducing {
-            self.on_loss(ctx, true);
+        if finds_loss {
+            self.tells = true;
+            self.introduce(ctx);
         }
     }
 
@@ -406,6 +412,7 @@ impl Queue {
     /// The store's answer to an ask, which was [subtracted](Self::uncount) from the snapshot before.
     pub fn acquired(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: StoreMoment) {
         self.snapshot.waiting += u32::from(standing.ticket().is_some());
+        let is_returning = self.is_returning(ctx);
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
@@ -421,6 +428,8 @@ impl Queue {
             };
         };
         match standing {
+            // It was asked for before the loss was known. The request asks again, behind the holders.
+            Standing::Held { .. } if is_returning => self.park(ctx, seq),
             Standing::Held { until_ms } => {
                 entry.owes_nothing();
                 self.granted(ctx, seq, at, until_ms);
@@ -435,21 +444,6 @@ impl Queue {
             // Its turn has not come.
             Standing::Absent | Standing::Adopted { .. } => self.park_unasked(ctx, seq),
         }
-    }
-
-    /// The store has granted a slot to a request that has another one by now: this process's next request gets it.
-    fn keep_spare(&mut self, ctx: &mut Context, seq: Seq, at: StoreMoment, until_ms: u64) {
-        let until = at.deadline(until_ms, ctx.settings.lease);
-        if let Some(entry) = self.entries.get_mut(&seq) {
-            entry.in_store.spare = false;
-            entry.lease.hold(Some(until));
-        }
-        if until <= ctx.now + ctx.settings.store_timeout || !self.keep_granted(ctx, seq) {
-            return self.cancel_slot(ctx, seq);
-        }
-        ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
-        let renew_at = ctx.renew_at(at.sent, until);
-        self.set_due(seq, renew_at);
     }
 
     /// The answer came after the decision: the request was cancelled, or a wake-up came first.

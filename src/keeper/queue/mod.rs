@@ -253,8 +253,9 @@ pub(super) struct PendingBatch {
     inquiries: Vec<Inquiry>,
     /// Newcomers that have lost their place, with its ticket.
     tickets: Vec<(Seq, i64)>,
-    /// [`Queue::held`], and the number of waiters in the store, when it was sent; 0 during an introduction.
-    held: u32,
+    /// [`Queue::held`], and the number of waiters in the store, when it was sent, or 0 during an introduction; with the
+    /// units that its answer grants to claims.
+    pub held: u32,
     waiting: u32,
     /// When the next lease in the ledger ends, according to the answer.
     nearest_ms: Option<u64>,

@@ -268,11 +268,10 @@ impl Queue {
         }
     }
 
-    /// The store has lost permits of this key: asks for all holders. `is_own_find`: an answer shows it, and the other
-    /// replicas are told; otherwise one of them says so.
-    pub fn on_loss(&mut self, ctx: &mut Context, is_own_find: bool) {
-        self.tells = is_own_find;
-        if is_own_find || !(ctx.returns).has_just_begun(self.part, Some(self.id), ctx.now) {
+    /// Another replica has found that the store has lost permits of this key: asks for all holders.
+    pub fn on_loss(&mut self, ctx: &mut Context) {
+        self.tells = false;
+        if !(ctx.returns).has_just_begun(self.part, Some(self.id), ctx.now) {
             ctx.returns.begin_of_key(self.part, self.id, ctx.now);
             self.introduce(ctx);
         }

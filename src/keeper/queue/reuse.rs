@@ -124,8 +124,29 @@ impl Queue {
         true
     }
 
+    /// The store has granted a slot to a request that has another one by now: this process's next request gets it.
+    pub(super) fn keep_spare(
+        &mut self,
+        ctx: &mut Context,
+        seq: Seq,
+        at: StoreMoment,
+        until_ms: u64,
+    ) {
+        let until = at.deadline(until_ms, ctx.settings.lease);
+        if let Some(entry) = self.entries.get_mut(&seq) {
+            entry.in_store.spare = false;
+            entry.lease.hold(Some(until));
+        }
+        if until <= ctx.now + ctx.settings.store_timeout || !self.keep_granted(ctx, seq) {
+            return self.cancel_slot(ctx, seq);
+        }
+        ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
+        let renew_at = ctx.renew_at(at.sent, until);
+        self.set_due(seq, renew_at);
+    }
+
     /// Keeps a granted slot that no request wants. Returns whether it may be kept.
-    pub(super) fn keep_granted(&mut self, ctx: &mut Context, seq: Seq) -> bool {
+    fn keep_granted(&mut self, ctx: &mut Context, seq: Seq) -> bool {
         let may_keep = self.may_keep(ctx);
         let Some(entry) = self.entries.get(&seq).filter(|_| may_keep) else {
             return false;

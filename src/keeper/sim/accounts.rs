@@ -282,12 +282,14 @@ impl World {
         let Some((_, payers)) = self.accounts.in_flight.remove(&(id, number.number)) else {
             return;
         };
-        for (reply, payer) in reply.claims.iter().zip(payers) {
+        for (number, payer) in payers.into_iter().enumerate() {
             let Some(payer @ Payer::Permit(_)) = payer else {
                 continue;
             };
             let account = self.accounts.account_of(id, payer);
-            let charged = reply.iter().flat_map(|reply| &reply.charged);
+            // A late exchange has charged nothing.
+            let charged = reply.claims.get(number).into_iter().flatten();
+            let charged = charged.flat_map(|reply| &reply.charged);
             let is_charged = { charged }.any(|charged| matches!(charged, Charged::Until { .. }));
             let permit = self.accounts.all.get(&account);
             let permit = permit.and_then(|state| state.permit.as_ref());

@@ -90,6 +90,9 @@ impl World {
             let again = if repeated { " again" } else { "" };
             format!("store runs {id} of r{replica}{again}: {exchange:?} -> {reply:?} {published:?}")
         });
+        if reply.is_late {
+            return reply;
+        }
         self.check_rates(&exchange, &reply, repeated);
         self.check(&exchange, reply.more);
         if !repeated {

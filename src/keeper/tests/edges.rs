@@ -26,14 +26,14 @@ fn wrong_type() -> LedgerError {
 }
 
 impl World {
-    fn all(&mut self, keeper: usize, legs: Vec<Leg>) -> RequestId {
+    pub(super) fn all(&mut self, keeper: usize, legs: Vec<Leg>) -> RequestId {
         let now = self.local();
         self.keepers[keeper]
             .submit_unlabelled(&Demand::All(legs), now)
             .expect("open")
     }
 
-    fn see(&mut self, asked: RequestId) -> Collected {
+    pub(super) fn see(&mut self, asked: RequestId) -> Collected {
         let now = self.local();
         self.keepers[0].collect(asked, false, now)
     }
