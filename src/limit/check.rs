@@ -116,20 +116,7 @@ impl Limit {
 
     /// Whether both have the same ledgers. The wait may differ between uses of a limit.
     pub(crate) fn agrees_with(&self, other: &Limit) -> bool {
-        let ledger = |limit: &Limit| {
-            (
-                limit.max,
-                limit.refill,
-                limit.max_waiters,
-                limit.fallback,
-                limit.fallback_for,
-                limit.mode,
-                limit.class,
-                limit.reuse,
-                limit.fair,
-            )
-        };
-        ledger(self) == ledger(other)
+        self.clone().wait_up_to(other.wait) == *other
     }
 }
 
