@@ -19,7 +19,7 @@ use std::{
 use futures_util::future::try_join_all;
 
 use crate::{
-    error::{AcquireError, AcquireErrorKind, ConfigError},
+    error::{AcquireError, AcquireErrorKind, ConfigError, or_panic},
     keeper::{BoundPool, Demand, KeeperHandle, Leg, Request},
     key::Key,
     leases::Label,
@@ -101,10 +101,7 @@ impl Limiter {
     /// [`Limiter::try_semaphore`] returns these faults as errors.
     #[track_caller]
     pub fn semaphore(&self, limits: impl Into<Limits>, key: impl Into<Key>) -> Semaphore {
-        match self.try_semaphore(limits, key) {
-            Ok(semaphore) => semaphore,
-            Err(error) => panic!("{error}"),
-        }
+        or_panic(self.try_semaphore(limits, key))
     }
 
     /// Fallible version of [`semaphore`](Self::semaphore), for limits from a configuration.
@@ -151,10 +148,7 @@ impl Semaphore {
     #[must_use]
     #[track_caller]
     pub fn value(self, value: impl Into<LimitValue>) -> Self {
-        match self.try_value(value) {
-            Ok(semaphore) => semaphore,
-            Err(error) => panic!("{error}"),
-        }
+        or_panic(self.try_value(value))
     }
 
     /// Fallible version of [`value`](Self::value).
@@ -221,10 +215,7 @@ impl Semaphore {
     #[must_use]
     #[track_caller]
     pub fn and(self, limits: impl Into<Limits>, key: impl Into<Key>) -> Self {
-        match self.try_and(limits, key) {
-            Ok(both) => both,
-            Err(error) => panic!("{error}"),
-        }
+        or_panic(self.try_and(limits, key))
     }
 
     /// Fallible version of [`and`](Self::and), for limits from a configuration.

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::layer::LimitLayer;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, or_panic};
 
 /// Shortest bound: the resolution of timers.
 const SHORTEST: Duration = Duration::from_millis(1);
@@ -37,7 +37,7 @@ impl LimitLayer {
     /// If the bound is shorter than 1 ms or longer than [`LimitLayer::MAX_HOLD`] (30 days).
     #[track_caller]
     pub fn max_hold(self, max_hold: Duration) -> Self {
-        let max_hold = checked("max_hold", max_hold);
+        or_panic(check_bound("max_hold", max_hold));
         self.edit(move |gate| gate.edit_terms(|terms| terms.bounds.max_hold = Some(max_hold)))
     }
 
@@ -56,16 +56,8 @@ impl LimitLayer {
     /// If the bound is shorter than 1 ms or longer than [`LimitLayer::MAX_HOLD`] (30 days).
     #[track_caller]
     pub fn idle(self, idle: Duration) -> Self {
-        let idle = checked("idle", idle);
+        or_panic(check_bound("idle", idle));
         self.edit(move |gate| gate.edit_terms(|terms| terms.bounds.idle = Some(idle)))
-    }
-}
-
-#[track_caller]
-fn checked(name: &str, bound: Duration) -> Duration {
-    match check_bound(name, bound) {
-        Ok(()) => bound,
-        Err(error) => panic!("{error}"),
     }
 }
 

@@ -21,7 +21,10 @@ use super::{
     service::Limited,
     slot::DeclaredLimits,
 };
-use crate::{error::ConfigError, limiter::Limiter};
+use crate::{
+    error::{ConfigError, or_panic},
+    limiter::Limiter,
+};
 
 /// Layer that applies limits to a service. Created by [`Limiter::layer`].
 ///
@@ -56,10 +59,7 @@ impl Limiter {
     /// [`Limiter::try_layer`] returns these faults as errors.
     #[track_caller]
     pub fn layer(&self, policy: impl Into<Policy>) -> LimitLayer {
-        match self.try_layer(policy) {
-            Ok(layer) => layer,
-            Err(error) => panic!("{error}"),
-        }
+        or_panic(self.try_layer(policy))
     }
 
     /// Fallible version of [`layer`](Self::layer), for limits from a configuration.

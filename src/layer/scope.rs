@@ -14,7 +14,7 @@ use super::{
     values::{Lookup, Values},
 };
 use crate::{
-    error::ConfigError,
+    error::{ConfigError, or_panic},
     keeper::Leg,
     key::Key,
     limit::{Limit, LimitId, LimitValue},
@@ -190,10 +190,7 @@ impl Limit {
     /// If a value of the address is out of range. [`Limit::try_by_client_address`] returns the fault as an error.
     #[track_caller]
     pub fn by_client_address(self, address: ClientAddress) -> Scope {
-        match self.try_by_client_address(address) {
-            Ok(scope) => scope,
-            Err(error) => panic!("{error}"),
-        }
+        or_panic(self.try_by_client_address(address))
     }
 
     /// Fallible version of [`by_client_address`](Self::by_client_address), for values from a configuration.

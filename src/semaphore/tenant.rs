@@ -5,7 +5,11 @@
 use std::sync::Arc;
 
 use super::{Bound, Semaphore};
-use crate::{error::ConfigError, keeper::Tenant, key::Key};
+use crate::{
+    error::{ConfigError, or_panic},
+    keeper::Tenant,
+    key::Key,
+};
 
 /// Tenants of fair limits.
 impl Semaphore {
@@ -29,10 +33,7 @@ impl Semaphore {
     #[must_use]
     #[track_caller]
     pub fn tenant(self, tenant: impl Into<Key>) -> Self {
-        match self.try_tenant(tenant) {
-            Ok(semaphore) => semaphore,
-            Err(error) => panic!("{error}"),
-        }
+        or_panic(self.try_tenant(tenant))
     }
 
     /// Fallible version of [`tenant`](Self::tenant).
@@ -58,10 +59,7 @@ impl Semaphore {
     #[must_use]
     #[track_caller]
     pub fn share(self, share: u32) -> Self {
-        match self.try_share(share) {
-            Ok(semaphore) => semaphore,
-            Err(error) => panic!("{error}"),
-        }
+        or_panic(self.try_share(share))
     }
 
     /// Fallible version of [`share`](Self::share).
