@@ -55,12 +55,6 @@ impl fmt::Display for PermitId {
     }
 }
 
-impl fmt::Debug for PermitId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 /// Error for a text that is not the id of a permit, or not the digest of a key or a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseIdError(pub(crate) &'static str);
@@ -75,6 +69,37 @@ impl fmt::Display for ParseIdError {
 }
 
 impl Error for ParseIdError {}
+
+/// Shows, writes and reads an id as its text, in `Debug` and with serde too.
+macro_rules! impl_text {
+    ($id:ident) => {
+        impl std::fmt::Debug for $id {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(self, f)
+            }
+        }
+
+        #[cfg(feature = "operate")]
+        impl serde::Serialize for $id {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        #[cfg(feature = "operate")]
+        impl<'de> serde::Deserialize<'de> for $id {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = String::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+
+#[cfg(feature = "operate")]
+pub(crate) use impl_text;
+
+impl_text!(PermitId);
 
 impl FromStr for PermitId {
     type Err = ParseIdError;
@@ -97,21 +122,6 @@ fn number(digits: &[u8]) -> Option<u64> {
     let all_digits = digits.iter().all(u8::is_ascii_digit);
     let text = str::from_utf8(digits).ok().filter(|_| all_digits)?;
     text.parse().ok()
-}
-
-#[cfg(feature = "operate")]
-impl serde::Serialize for PermitId {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-#[cfg(feature = "operate")]
-impl<'de> serde::Deserialize<'de> for PermitId {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
 }
 
 #[cfg(test)]

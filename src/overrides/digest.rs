@@ -2,9 +2,11 @@
 
 use std::{fmt, str::FromStr};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-
-use crate::{key::Key, ledger::TenantId, permit_id::ParseIdError};
+use crate::{
+    key::Key,
+    ledger::TenantId,
+    permit_id::{ParseIdError, impl_text},
+};
 
 /// Length of the hexadecimal text of a digest or a token.
 const HEX: usize = 32;
@@ -41,12 +43,6 @@ impl fmt::Display for KeyDigest {
     }
 }
 
-impl fmt::Debug for KeyDigest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl FromStr for KeyDigest {
     type Err = ParseIdError;
 
@@ -58,18 +54,7 @@ impl FromStr for KeyDigest {
     }
 }
 
-impl Serialize for KeyDigest {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for KeyDigest {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
-    }
-}
+impl_text!(KeyDigest);
 
 /// The digest of a tenant of [fair](crate::Limit::fair) limits.
 ///
@@ -114,12 +99,6 @@ impl fmt::Display for TenantDigest {
     }
 }
 
-impl fmt::Debug for TenantDigest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl FromStr for TenantDigest {
     type Err = ParseIdError;
 
@@ -130,18 +109,7 @@ impl FromStr for TenantDigest {
     }
 }
 
-impl Serialize for TenantDigest {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for TenantDigest {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
-    }
-}
+impl_text!(TenantDigest);
 
 /// Whether a text is a digest or a token as we write it.
 pub(super) fn is_hex(text: &str) -> bool {
