@@ -14,6 +14,7 @@ use super::{
     header_key::{self, HeaderKey},
     key::{CallerKey, KeyConfig},
     limit::{LimitConfig, OutcomeConfig},
+    optional::if_set,
     plan::check_plans,
     route::RouteConfig,
     routes::Routes,
@@ -119,9 +120,7 @@ impl CheckedLimit {
         if let Some(OutcomeConfig::Overload) = self.outcome {
             scope = scope.outcome_by(overload);
         }
-        if let Some(time) = self.pause_at_most {
-            scope = scope.pause_at_most(time);
-        }
+        scope = if_set(scope, self.pause_at_most, Scope::pause_at_most);
         if let Some(fair) = &self.fair {
             scope = fair.apply(scope);
         }

@@ -183,6 +183,7 @@
 // | --- | --- |
 // | `sections` | the sections as plain data: `store`, `limit`, `key`, `header_key`, `fair`, `plan`, `route` |
 // | `word_or_table` | a word or a table, and secrets, in serde |
+// | `optional` | optional fields as settings |
 // | `error` | faults, with their locations |
 // | `load`, `file` | reads and checks a configuration; reads a file that may be written meanwhile |
 // | `schema` | tests: generates `schema.json` from the sections' types |
@@ -204,6 +205,7 @@ mod limit;
 mod live;
 mod load;
 mod number_or_table;
+mod optional;
 mod paths;
 mod plan;
 mod preview;

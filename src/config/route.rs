@@ -7,9 +7,9 @@ use std::time::Duration;
 use http::StatusCode;
 use serde::Deserialize;
 
-use super::error::Faults;
 #[cfg(test)]
 use super::schema;
+use super::{error::Faults, optional::if_set};
 use crate::{
     layer::{LimitLayer, OnLost, ReleaseAt, check_bound},
     ranges::MAX_WEIGHT,
@@ -78,21 +78,12 @@ impl RouteConfig {
     /// Applies the settings of this route to a layer.
     pub(super) fn set(&self, mut layer: LimitLayer) -> LimitLayer {
         layer = layer.on_lost(self.on_lost).release_at(self.release_at);
-        if let Some(at_shutdown) = self.at_shutdown {
-            layer = layer.at_shutdown(at_shutdown);
-        }
-        if let Some(status) = refusing(self.limited_status) {
-            layer = layer.limited_status(status);
-        }
-        if let Some(status) = refusing(self.unavailable_status) {
-            layer = layer.unavailable_status(status);
-        }
-        if let Some(max_hold) = self.max_hold {
-            layer = layer.max_hold(max_hold);
-        }
-        if let Some(idle) = self.idle {
-            layer = layer.idle(idle);
-        }
+        let (limited, unavailable) = (self.limited_status, self.unavailable_status);
+        layer = if_set(layer, self.at_shutdown, LimitLayer::at_shutdown);
+        layer = if_set(layer, refusing(limited), LimitLayer::limited_status);
+        layer = if_set(layer, refusing(unavailable), LimitLayer::unavailable_status);
+        layer = if_set(layer, self.max_hold, LimitLayer::max_hold);
+        layer = if_set(layer, self.idle, LimitLayer::idle);
         if self.rate_limit_fields {
             layer = layer.rate_limit_fields();
         }

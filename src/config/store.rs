@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer};
 use super::schema;
 use super::{
     error::{ConfigFileError, Faults},
+    optional::if_set,
     word_or_table::{secret, word_or_table},
 };
 use crate::{
@@ -110,29 +111,19 @@ impl StoreConfig {
 
     fn builder(&self) -> LimiterBuilder {
         let mut builder = Limiter::builder();
-        if let Some(namespace) = &self.namespace {
-            builder = builder.namespace(namespace);
-        }
-        if let Some(lease) = self.lease {
-            builder = builder.lease(lease);
-        }
-        if let Some(store_timeout) = self.store_timeout {
-            builder = builder.store_timeout(store_timeout);
-        }
-        if let Some(poll_interval) = self.poll_interval {
-            builder = builder.poll_interval(poll_interval);
-        }
-        if let Some(waiter_ttl) = self.waiter_ttl {
-            builder = builder.waiter_ttl(waiter_ttl);
-        }
+        let namespace = self.namespace.as_deref();
+        builder = if_set(builder, namespace, LimiterBuilder::namespace);
+        builder = if_set(builder, self.lease, LimiterBuilder::lease);
+        builder = if_set(builder, self.store_timeout, LimiterBuilder::store_timeout);
+        builder = if_set(builder, self.poll_interval, LimiterBuilder::poll_interval);
+        builder = if_set(builder, self.waiter_ttl, LimiterBuilder::waiter_ttl);
         #[cfg(feature = "operate")]
         {
             if self.operable {
                 builder = builder.operable();
             }
-            if let Some(label) = &self.replica_label {
-                builder = builder.replica_label(label);
-            }
+            let label = self.replica_label.as_deref();
+            builder = if_set(builder, label, LimiterBuilder::replica_label);
             if self.show_keys {
                 builder = builder.show_keys();
             }
