@@ -133,7 +133,8 @@ impl Scope {
     /// let gpu = GPU.fair_by_header("x-tenant").shares([("acme", 3), ("internal", 10)]);
     /// ```
     pub fn shares<K: Into<Key>>(mut self, table: impl IntoIterator<Item = (K, u32)>) -> Self {
-        self.tenants_mut().table(table);
+        let table = table.into_iter().map(|(key, share)| (key.into(), share));
+        self.tenants.table = Some(Arc::new(table.collect()));
         self
     }
 
@@ -162,7 +163,7 @@ impl Scope {
         mut self,
         find: impl Fn(&Parts, &Key) -> Option<u32> + Send + Sync + 'static,
     ) -> Self {
-        self.tenants_mut().shares_by(find);
+        self.tenants.by = Some(Arc::new(find));
         self
     }
 
@@ -181,13 +182,13 @@ impl Scope {
     /// let gpu = GPU.fair_by_header("x-tenant").require_tenant();
     /// ```
     pub fn require_tenant(mut self) -> Self {
-        self.tenants_mut().require();
+        self.tenants.is_required = true;
         self
     }
 
     fn fair_by(self, source: Source) -> Self {
         let mut scope = self.made_fair();
-        scope.tenants_mut().by(source);
+        scope.tenants.source = Some(source);
         scope
     }
 }

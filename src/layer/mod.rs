@@ -75,7 +75,7 @@
 // | module | contents |
 // | --- | --- |
 // | `policy`, `scope` | limits, and the sources of a request's keys |
-// | `values` | a limit's value for a single key |
+// | `values`, `values_by` | a limit's value for a single key, and its settings |
 // | `tenants`, `fair_by` | a request's tenant under a fair limit, and its settings |
 // | `number` | a cost or weight in a header |
 // | `address` | a client's address as a key |
@@ -133,6 +133,7 @@ mod service;
 mod slot;
 mod tenants;
 mod values;
+mod values_by;
 
 #[cfg(feature = "config")]
 pub(crate) use address::IPV6_PREFIX;

@@ -17,7 +17,7 @@ use crate::{
     error::{ConfigError, or_panic},
     keeper::Leg,
     key::Key,
-    limit::{Limit, LimitId, LimitValue},
+    limit::{Limit, LimitId},
 };
 
 /// A [`Limit`] with the rules that find the [`Key`], value and cost of a request.
@@ -30,7 +30,7 @@ use crate::{
 pub struct Scope {
     limit: Limit,
     keys: KeySource,
-    values: Values,
+    pub(super) values: Values,
     cost: Option<Arc<Find<u32>>>,
     clamps_cost: bool,
     weight: Option<Arc<Find<u32>>>,
@@ -38,7 +38,7 @@ pub struct Scope {
     requires_key: bool,
     outcome: Option<Arc<Judge>>,
     pause_at_most: Duration,
-    tenants: Tenants,
+    pub(super) tenants: Tenants,
 }
 
 #[derive(Clone)]
@@ -255,87 +255,6 @@ impl Scope {
         self
     }
 
-    /// Sets the limit's value for some keys, from a table.
-    ///
-    /// Other keys have the limit's own value. The table takes precedence over [`values_by`](Self::values_by) and
-    /// [`values_by_async`](Self::values_by_async).
-    ///
-    /// A value is a number, or for a rate a [`LimitValue`] with its own burst. A key with a value of 0 is always refused. A
-    /// rate cannot have a value or a burst of 0: in the table, a 0 is an error when the layer is created; a 0 found [for a
-    /// request](Self::values_by) counts as 1. A burst for a limit that is not a rate is an error in the table, and ignored
-    /// for a request. If requests of a key have different values, as while a value changes, the latest value applies. An
-    /// IPv6 address counts by its network ([`ClientAddress::ipv6_prefix`](crate::ClientAddress::ipv6_prefix)): use the
-    /// network's first address as the key.
-    ///
-    /// ```
-    /// use tower_turnstile::Limit;
-    ///
-    /// let streams = Limit::concurrent("streams", 5).by_header("x-api-key").values([("gold", 20)]);
-    /// ```
-    pub fn values<K: Into<Key>, V: Into<LimitValue>>(
-        mut self,
-        table: impl IntoIterator<Item = (K, V)>,
-    ) -> Self {
-        self.values.table(table);
-        self
-    }
-
-    /// Sets the limit's value for a request, by a closure. `None`: the limit's own value.
-    ///
-    /// If the value comes from the request itself, return 0 for an invalid number, not `None`: otherwise a caller whose
-    /// value is lower than the limit's own would gain by sending an invalid one.
-    ///
-    /// An outer layer can pass the value in the request's extensions:
-    ///
-    /// ```
-    /// use tower_turnstile::Limit;
-    ///
-    /// /// Inserted by the layer that verifies the API key.
-    /// #[derive(Clone)]
-    /// struct Plan {
-    ///     streams: u32,
-    /// }
-    ///
-    /// let streams = Limit::concurrent("streams", 5)
-    ///     .by_header("x-api-key")
-    ///     .values_by(|head, _key| Some(head.extensions.get::<Plan>()?.streams));
-    /// ```
-    pub fn values_by<V: Into<LimitValue> + 'static>(
-        mut self,
-        find: impl Fn(&Parts, &Key) -> Option<V> + Send + Sync + 'static,
-    ) -> Self {
-        self.values.by(find);
-        self
-    }
-
-    /// Sets the limit's value for a key, by a cached lookup. `None`: the limit's own value.
-    ///
-    /// Use it for a customer's plan in a database, for example. Answers, including `None`, are cached for `ttl`, for the
-    /// `capacity` most used keys; concurrent requests of a key share one lookup. The lookup has no timeout; a slow lookup
-    /// delays requests before they queue.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_turnstile::Limit;
-    /// # async fn plan_of(_key: tower_turnstile::Key) -> Option<u32> { None }
-    ///
-    /// let streams = Limit::concurrent("streams", 5)
-    ///     .by_header("x-api-key")
-    ///     .values_by_async(10_000, Duration::from_secs(60), |key| plan_of(key.clone()));
-    /// ```
-    pub fn values_by_async<F, V: Into<LimitValue> + 'static>(
-        mut self,
-        capacity: usize,
-        ttl: Duration,
-        find: impl Fn(&Key) -> F + Send + Sync + 'static,
-    ) -> Self
-    where
-        F: Future<Output = Option<V>> + Send + 'static,
-    {
-        self.values.by_async(capacity, ttl, find);
-        self
-    }
-
     /// Sets the cost of a request at a rate. Default: 1.
     ///
     /// A request that costs 0 is free. A request whose cost exceeds the rate's burst could never be admitted: it is refused
@@ -464,10 +383,6 @@ impl Scope {
         values.try_for_each(|value| self.limit.check_value(value))
     }
 
-    pub(super) fn tenants_mut(&mut self) -> &mut Tenants {
-        &mut self.tenants
-    }
-
     pub(super) fn made_fair(mut self) -> Self {
         self.limit = self.limit.made_fair();
         self
@@ -475,7 +390,7 @@ impl Scope {
 
     /// Whether a request without a tenant is refused.
     pub(super) fn requires_tenant(&self) -> bool {
-        self.tenants.is_required()
+        self.tenants.is_required
     }
 
     /// Whether a request without a key is refused.

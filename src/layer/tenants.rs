@@ -15,11 +15,11 @@ const SHARE: u32 = 1;
 #[derive(Clone, Default)]
 pub(super) struct Tenants {
     /// `None`: all requests are one tenant.
-    source: Option<Source>,
-    table: Option<Arc<HashMap<Key, u32>>>,
-    by: Option<Arc<FindShare>>,
+    pub(super) source: Option<Source>,
+    pub(super) table: Option<Arc<HashMap<Key, u32>>>,
+    pub(super) by: Option<Arc<FindShare>>,
     /// Whether a request without a tenant is refused.
-    is_required: bool,
+    pub(super) is_required: bool,
 }
 
 #[derive(Clone)]
@@ -32,30 +32,6 @@ type FindTenant = dyn Fn(&Parts) -> Option<Key> + Send + Sync;
 type FindShare = dyn Fn(&Parts, &Key) -> Option<u32> + Send + Sync;
 
 impl Tenants {
-    pub(super) fn by(&mut self, source: Source) {
-        self.source = Some(source);
-    }
-
-    pub(super) fn table<K: Into<Key>>(&mut self, table: impl IntoIterator<Item = (K, u32)>) {
-        let table = table.into_iter().map(|(key, share)| (key.into(), share));
-        self.table = Some(Arc::new(table.collect()));
-    }
-
-    pub(super) fn shares_by(
-        &mut self,
-        find: impl Fn(&Parts, &Key) -> Option<u32> + Send + Sync + 'static,
-    ) {
-        self.by = Some(Arc::new(find));
-    }
-
-    pub(super) fn require(&mut self) {
-        self.is_required = true;
-    }
-
-    pub(super) fn is_required(&self) -> bool {
-        self.is_required
-    }
-
     /// Checks the settings that the setters cannot refuse. Errors do not contain tenants.
     pub(super) fn validate(&self, limit: &Limit) -> Result<(), ConfigError> {
         let name = limit.name();

@@ -4,7 +4,7 @@
 
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
-use futures_util::{FutureExt, future::BoxFuture};
+use futures_util::future::BoxFuture;
 use http::request::Parts;
 use quick_cache::sync::Cache;
 use tokio::time::Instant;
@@ -14,19 +14,19 @@ use crate::{key::Key, limit::LimitValue};
 /// The sources of a key's own value. Cheap to clone.
 #[derive(Clone, Default)]
 pub(super) struct Values {
-    table: Option<Arc<HashMap<Key, LimitValue>>>,
-    rule: Rule,
+    pub(super) table: Option<Arc<HashMap<Key, LimitValue>>>,
+    pub(super) rule: Rule,
 }
 
 #[derive(Clone, Default)]
-enum Rule {
+pub(super) enum Rule {
     #[default]
     None,
     Head(Arc<ByHead>),
     Async(Arc<dyn Fn(Key) -> BoxFuture<'static, Option<LimitValue>> + Send + Sync>),
 }
 
-type ByHead = dyn Fn(&Parts, &Key) -> Option<LimitValue> + Send + Sync;
+pub(super) type ByHead = dyn Fn(&Parts, &Key) -> Option<LimitValue> + Send + Sync;
 
 /// The result of a lookup, or its future.
 pub(super) enum Lookup<T> {
@@ -35,40 +35,8 @@ pub(super) enum Lookup<T> {
 }
 
 impl Values {
-    pub(super) fn table<K: Into<Key>, V: Into<LimitValue>>(
-        &mut self,
-        table: impl IntoIterator<Item = (K, V)>,
-    ) {
-        let table = table.into_iter();
-        let table = table.map(|(key, value)| (key.into(), value.into()));
-        self.table = Some(Arc::new(table.collect()));
-    }
-
     pub(super) fn listed(&self) -> impl Iterator<Item = LimitValue> {
         self.table.iter().flat_map(|table| table.values().copied())
-    }
-
-    pub(super) fn by<V: Into<LimitValue> + 'static>(
-        &mut self,
-        find: impl Fn(&Parts, &Key) -> Option<V> + Send + Sync + 'static,
-    ) {
-        let find = move |head: &Parts, key: &Key| find(head, key).map(Into::into);
-        self.rule = Rule::Head(Arc::new(find));
-    }
-
-    pub(super) fn by_async<F, V: Into<LimitValue> + 'static>(
-        &mut self,
-        capacity: usize,
-        ttl: Duration,
-        find: impl Fn(&Key) -> F + Send + Sync + 'static,
-    ) where
-        F: Future<Output = Option<V>> + Send + 'static,
-    {
-        let answers = Arc::new(Cache::new(capacity));
-        let find = Arc::new(find);
-        self.rule = Rule::Async(Arc::new(move |key| {
-            kept(answers.clone(), ttl, key, find.clone()).boxed()
-        }));
     }
 
     /// Whether [`find`](Self::find) reads the head.
@@ -88,10 +56,10 @@ impl Values {
 }
 
 /// Cached answers of a lookup, with their times.
-type ValueCache = Cache<Key, (Option<LimitValue>, Instant)>;
+pub(super) type ValueCache = Cache<Key, (Option<LimitValue>, Instant)>;
 
 /// Returns the cached answer if it is fresh. Otherwise one request looks the key up, and the others wait for the answer.
-async fn kept<F, V: Into<LimitValue> + 'static>(
+pub(super) async fn kept<F, V: Into<LimitValue> + 'static>(
     answers: Arc<ValueCache>,
     ttl: Duration,
     key: Key,
