@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use serde::Serialize;
+use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
@@ -12,8 +13,8 @@ use super::{
 };
 use crate::operate::{
     Answers, BudgetRow, Explanation, KeyDigest, KeyRow, LimitRow, LogEntry, OperateErrorKind,
-    Override, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow, Revoked, TenantDigest,
-    TenantRow, UnclaimedRow, Verdict,
+    Override, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow, Revoked, TenantRow,
+    UnclaimedRow, Verdict,
 };
 
 /// Maximum number of rows in a list.
@@ -21,36 +22,23 @@ pub(super) const MAX_ROWS: usize = 500;
 /// Default number of rows in a list.
 pub(super) const ROWS: usize = 100;
 
-/// Rows of replicas, up to a number.
-#[derive(Serialize)]
-struct List<'a, T> {
-    rows: Vec<&'a T>,
-    left_out: u64,
-    answered: usize,
-    replicas: usize,
-    missing: &'a [String],
-    busy: &'a [String],
+/// The answers with some of their rows; the others count as left out.
+fn some<T>(answers: &Answers<T>, keeps: impl FnMut(&&T) -> bool) -> Answers<&T> {
+    let rows: Vec<&T> = answers.rows.iter().filter(keeps).collect();
+    let left_out = (answers.rows.len() - rows.len()) as u64;
+    Answers {
+        rows,
+        answered: answers.answered,
+        replicas: answers.replicas,
+        missing: cut(&answers.missing),
+        busy: cut(&answers.busy),
+        left_out: answers.left_out.saturating_add(left_out),
+    }
 }
 
-impl<'a, T> List<'a, T> {
-    fn new(answers: &'a Answers<T>, keeps: impl FnMut(&&T) -> bool) -> Self {
-        let rows: Vec<&T> = answers.rows.iter().filter(keeps).collect();
-        Self {
-            left_out: answers
-                .left_out
-                .saturating_add((answers.rows.len() - rows.len()) as u64),
-            rows,
-            answered: answers.answered,
-            replicas: answers.replicas,
-            missing: cut(&answers.missing),
-            busy: cut(&answers.busy),
-        }
-    }
-
-    fn first(answers: &'a Answers<T>, count: usize) -> Self {
-        let mut left = count;
-        Self::new(answers, |_| take(&mut left))
-    }
+fn first<T>(answers: &Answers<T>, count: usize) -> Answers<&T> {
+    let mut left = count;
+    some(answers, |_| take(&mut left))
 }
 
 fn take(left: &mut usize) -> bool {
@@ -59,8 +47,8 @@ fn take(left: &mut usize) -> bool {
     takes
 }
 
-fn cut(labels: &[String]) -> &[String] {
-    &labels[..labels.len().min(ROWS)]
+fn cut(labels: &[String]) -> Vec<String> {
+    labels[..labels.len().min(ROWS)].to_vec()
 }
 
 /// When the replicas were asked, and why the answers are not newer.
@@ -87,8 +75,8 @@ struct StatusAnswer<'a> {
     /// The author of changes by requests like this one, if allowed.
     author: Option<String>,
     store: StoreSummary,
-    replicas: List<'a, ReplicaRow>,
-    limits: List<'a, LimitRow>,
+    replicas: Answers<&'a ReplicaRow>,
+    limits: Answers<&'a LimitRow>,
     overrides: Option<OverridesAnswer<'a>>,
     /// Why the overrides are unknown.
     overrides_problem: Option<Cause>,
@@ -125,8 +113,8 @@ pub(super) fn status(latest: &Latest<Overview>, author: Option<String>) -> Bytes
         version: env!("CARGO_PKG_VERSION"),
         author,
         store: store_summary(latest),
-        replicas: List::first(replicas, MAX_ROWS),
-        limits: List::first(limits, MAX_ROWS),
+        replicas: first(replicas, MAX_ROWS),
+        limits: first(limits, MAX_ROWS),
         overrides: overrides.as_ref().ok().map(|overrides| OverridesAnswer {
             rows: overrides.all(),
             read_at_ms: overrides.read_at_ms(),
@@ -154,10 +142,10 @@ struct DetailsAnswer<'a> {
     age: Age,
     limit: &'a str,
     key: Option<KeyDigest>,
-    keys: List<'a, KeyRow>,
-    permits: List<'a, PermitRow>,
-    refusals: List<'a, RefusalRow>,
-    tenants: Option<List<'a, TenantRow>>,
+    keys: Answers<&'a KeyRow>,
+    permits: Answers<&'a PermitRow>,
+    refusals: Answers<&'a RefusalRow>,
+    tenants: Option<Answers<&'a TenantRow>>,
 }
 
 /// At most `count` keys, holders, waiters, refusals and tenants.
@@ -170,7 +158,7 @@ pub(super) fn details(latest: &Latest<Details>, subject: &Subject, count: usize)
     } = &*latest.data;
     let tenants = tenants.as_ref();
     let (mut holders, mut waiters) = (count, count);
-    let permits = List::new(permits, |row| match row.state {
+    let permits = some(permits, |row| match row.state {
         PermitState::Held => take(&mut holders),
         PermitState::Waiting => take(&mut waiters),
         PermitState::Ended => false,
@@ -179,10 +167,10 @@ pub(super) fn details(latest: &Latest<Details>, subject: &Subject, count: usize)
         age: Age::of(latest),
         limit: &subject.0,
         key: subject.1,
-        keys: List::first(keys, count),
+        keys: first(keys, count),
         permits,
-        refusals: List::first(refusals, count),
-        tenants: tenants.map(|tenants| List::first(tenants, count)),
+        refusals: first(refusals, count),
+        tenants: tenants.map(|tenants| first(tenants, count)),
     })
 }
 
@@ -205,11 +193,11 @@ struct ExplanationAnswer<'a> {
     unit: Option<&'a str>,
     budget: Option<BudgetRow>,
     pause: Option<&'a PauseRow>,
-    permits: List<'a, PermitRow>,
+    permits: Answers<&'a PermitRow>,
     /// Under a fair limit.
-    tenants: Option<List<'a, TenantRow>>,
+    tenants: Option<Answers<&'a TenantRow>>,
     unclaimed: &'a [UnclaimedRow],
-    refusals: List<'a, RefusalRow>,
+    refusals: Answers<&'a RefusalRow>,
 }
 
 /// At most `count` permits, tenants, refusals, and slots that no replica reports.
@@ -229,10 +217,10 @@ pub(super) fn explanation(latest: &Latest<Explanation>, count: usize) -> Bytes {
         unit: why.limit.unit.as_deref(),
         budget: why.budget,
         pause: why.pause.as_ref(),
-        permits: List::first(&why.permits, count),
-        tenants: { why.tenants.as_ref() }.map(|tenants| List::first(tenants, count)),
+        permits: first(&why.permits, count),
+        tenants: { why.tenants.as_ref() }.map(|tenants| first(tenants, count)),
         unclaimed: &why.unclaimed[..why.unclaimed.len().min(count)],
-        refusals: List::first(&why.refusals, count),
+        refusals: first(&why.refusals, count),
     })
 }
 
@@ -252,42 +240,15 @@ pub(super) fn log(latest: &Latest<Vec<LogEntry>>) -> Bytes {
 
 /// The result of an order to revoke permits.
 pub(super) fn revoked(revoked: &Revoked) -> Bytes {
-    #[derive(Serialize)]
-    struct RevokedAnswer<'a> {
-        outcome: &'static str,
-        ended: u64,
-        running: u64,
-        permits: List<'a, PermitRow>,
-    }
-    to_json(&RevokedAnswer {
-        outcome: "revoked",
-        ended: revoked.ended,
-        running: revoked.running,
-        permits: List::first(&revoked.permits, MAX_ROWS),
-    })
+    to_json(&json!({
+        "outcome": "revoked",
+        "ended": revoked.ended,
+        "running": revoked.running,
+        "permits": first(&revoked.permits, MAX_ROWS),
+    }))
 }
 
 /// The result of an order to end pauses: the keys as they were before.
 pub(super) fn resumed(answers: &Answers<KeyRow>) -> Bytes {
-    #[derive(Serialize)]
-    struct ResumedAnswer<'a> {
-        outcome: &'static str,
-        keys: List<'a, KeyRow>,
-    }
-    to_json(&ResumedAnswer {
-        outcome: "resumed",
-        keys: List::first(answers, MAX_ROWS),
-    })
-}
-
-/// The digest of a key or of a tenant.
-#[derive(Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Digest {
-    Key(KeyDigest),
-    Tenant(TenantDigest),
-}
-
-pub(super) fn digest(digest: &Digest) -> Bytes {
-    to_json(digest)
+    to_json(&json!({"outcome": "resumed", "keys": first(answers, MAX_ROWS)}))
 }

@@ -3,6 +3,7 @@
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use serde::Serialize;
+use serde_json::json;
 
 use super::json::to_json;
 use crate::{
@@ -20,15 +21,6 @@ pub(super) struct Problem {
     detail: String,
     /// Methods that the path takes.
     allow: Option<&'static str>,
-}
-
-#[derive(Serialize)]
-struct ProblemDetails<'a> {
-    r#type: &'static str,
-    title: &'static str,
-    status: u16,
-    kind: &'static str,
-    detail: &'a str,
 }
 
 impl Problem {
@@ -76,13 +68,13 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let details = ProblemDetails {
-            r#type: "about:blank",
-            title: self.status.canonical_reason().unwrap_or_default(),
-            status: self.status.as_u16(),
-            kind: self.kind.code(),
-            detail: &self.detail,
-        };
+        let details = json!({
+            "type": "about:blank",
+            "title": self.status.canonical_reason().unwrap_or_default(),
+            "status": self.status.as_u16(),
+            "kind": self.kind.code(),
+            "detail": self.detail,
+        });
         let mut response = (self.status, to_json(&details)).into_response();
         let headers = response.headers_mut();
         let problem = HeaderValue::from_static("application/problem+json");

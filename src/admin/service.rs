@@ -26,10 +26,11 @@ use http::{
 };
 use http_body_util::BodyExt;
 use percent_encoding::percent_decode_str;
+use serde_json::json;
 use tower_service::Service;
 
 use super::{
-    answer::{self, Digest, MAX_ROWS, ROWS},
+    answer::{self, MAX_ROWS, ROWS},
     guard::Origins,
     json::to_json,
     page,
@@ -187,15 +188,15 @@ async fn digest(State(shared): State<Arc<Shared>>, head: Parts, body: Body) -> A
     shared.origins.check_post(&head)?;
     let DigestOf { limit, key, tenant } = receive(body).await?;
     let digest = match (key, tenant) {
-        (Some(key), None) => Digest::Key(KeyDigest::of(&limit, key)),
-        (None, Some(tenant)) => Digest::Tenant(TenantDigest::of(tenant)),
+        (Some(key), None) => json!({"key": KeyDigest::of(&limit, key)}),
+        (None, Some(tenant)) => json!({"tenant": TenantDigest::of(tenant)}),
         _ => {
             return Err(Problem::malformed(
                 "the body must have a `key` or a `tenant`",
             ));
         }
     };
-    Ok(json(answer::digest(&digest)))
+    Ok(json(to_json(&digest)))
 }
 
 /// Parses the limit, an optional key, and the number of rows per list.
