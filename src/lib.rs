@@ -205,6 +205,7 @@ mod leases;
 mod ledger;
 mod limit;
 mod limiter;
+#[cfg_attr(not(feature = "operate"), allow(dead_code, unused_imports))]
 mod operable;
 #[cfg(feature = "operate")]
 pub mod operate;

@@ -355,7 +355,6 @@ impl Lease {
     }
 
     /// The label of the permit of this tenure.
-    #[cfg(feature = "operate")]
     pub(crate) fn label(&self, tenure: u64) -> Option<Label> {
         self.label.get(tenure)
     }

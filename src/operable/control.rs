@@ -1,14 +1,11 @@
-//! The task that listens to operators; absent without the feature `operate`.
+//! The task that listens to operators.
 
-#[cfg(feature = "operate")]
 use std::sync::{Arc, OnceLock};
 
-#[cfg(feature = "operate")]
 use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 
 /// Listens to operators, independently of the drivers. Dropped with the last keeper.
-#[cfg(feature = "operate")]
 pub(crate) trait ControlTask: Send + Sync {
     /// Runs the task on this runtime, unless it is already running.
     fn run_on(&self, runtime: &Handle);
@@ -23,11 +20,9 @@ pub(crate) trait ControlTask: Send + Sync {
 /// A keeper's control task, if any.
 #[derive(Default)]
 pub(crate) struct Control {
-    #[cfg(feature = "operate")]
     task: OnceLock<Arc<dyn ControlTask>>,
 }
 
-#[cfg(feature = "operate")]
 impl Control {
     pub(crate) fn set(&self, task: Arc<dyn ControlTask>) {
         // A keeper gets its task only once.
@@ -51,13 +46,4 @@ impl Control {
             task.leave().await;
         }
     }
-}
-
-#[cfg(not(feature = "operate"))]
-impl Control {
-    pub(crate) fn run_on(&self, _: &Handle) {}
-
-    pub(crate) fn data_lost(&self) {}
-
-    pub(crate) async fn leave(&self) {}
 }

@@ -1,5 +1,4 @@
-//! The last refusals of each limit, for operators: why was this caller refused? `no_refusals.rs` replaces this file
-//! without the feature `operate`.
+//! The last refusals of each limit, for operators: why was this caller refused?
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -41,6 +40,9 @@ impl Refusals {
         at: Instant,
         about: impl FnOnce() -> (Option<&'a Key>, Option<&'a Lease>),
     ) {
+        if !cfg!(feature = "operate") {
+            return;
+        }
         let (key, lease) = about();
         let note = RefusalNote {
             at,

@@ -1,5 +1,4 @@
-//! The state of rate keys after this process's last charges, for operators. `no_standings.rs` replaces this file
-//! without the feature `operate`.
+//! The state of rate keys after this process's last charges, for operators.
 //!
 //! The store is not asked: each charge that it confirms reports the state of its key. So the latest state of all
 //! replicas is the store's, except for charges of replicas that are gone.
@@ -42,7 +41,7 @@ pub(crate) struct Standings {
 impl Standings {
     /// Records the charge of a key.
     pub(crate) fn note(&mut self, fee: &Fee, paid: Paid, at: Instant) {
-        if let Paid::Not | Paid::Free = paid {
+        if !cfg!(feature = "operate") || matches!(paid, Paid::Not | Paid::Free) {
             return;
         }
         if let Some(known) = self.find(fee) {
