@@ -32,17 +32,6 @@ pub struct Answers<T> {
 }
 
 impl<T> Answers<T> {
-    pub(super) fn none() -> Self {
-        Self {
-            rows: Vec::new(),
-            answered: 0,
-            replicas: 0,
-            missing: Vec::new(),
-            busy: Vec::new(),
-            left_out: 0,
-        }
-    }
-
     /// Returns whether all replicas answered in full. Without any answer, for example if no replica is operable, the
     /// result is incomplete.
     pub fn is_complete(&self) -> bool {

@@ -9,7 +9,7 @@ use super::ledger::LedgerLook;
 use super::{
     answer::{
         Answers, BudgetRow, Explanation, KeyRow, LimitRow, PauseRow, PermitRow, PermitState,
-        RefusalRow, TenantRow, UnclaimedRow, Verdict,
+        TenantRow, UnclaimedRow, Verdict,
     },
     changes::Overrides,
     error::OperateError,
@@ -55,19 +55,21 @@ impl Operator {
             None => self.overridden(limit, key).await.unwrap_or(row.max),
         };
         let usage = self.usage(key, &permits, own.as_ref()).await?;
-        let is_recovering = own.as_ref().is_some_and(|own| own.recovering);
-        let budget = own.and_then(|own| own.budget);
+        let verdict = usage.verdict(&row, max, own.as_ref());
         count_ahead(&mut permits.rows, tenants.as_ref());
         Ok(Explanation {
+            limit: row,
+            key,
+            max,
+            in_use: usage.in_use,
+            waiting: usage.waiting,
+            budget: own.and_then(|own| own.budget),
+            pause: usage.pause,
+            verdict,
+            permits,
             tenants,
-            ..explain(
-                row,
-                key,
-                (max, budget),
-                (usage, is_recovering),
-                permits,
-                refusals,
-            )
+            unclaimed: usage.unclaimed,
+            refusals,
         })
     }
 
@@ -159,50 +161,27 @@ impl KeyUsage {
             },
         }
     }
-}
 
-fn explain(
-    limit: LimitRow,
-    key: KeyDigest,
-    (max, budget): (u32, Option<BudgetRow>),
-    (usage, is_recovering): (KeyUsage, bool),
-    permits: Answers<PermitRow>,
-    refusals: Answers<RefusalRow>,
-) -> Explanation {
-    let KeyUsage {
-        in_use,
-        waiting,
-        unclaimed,
-        pause,
-        ramp_ms,
-    } = usage;
-    let in_force = match (&pause, ramp_ms) {
-        (Some(_), _) => 0,
-        (None, Some(ramp_ms)) => ramped(max, 0, ramp_ms),
-        (None, None) => max,
-    };
-    let verdict = match limit.period_ms {
-        _ if limit.paused => Some(Verdict::Paused),
-        Some(_) => budget.map(|budget| rate_verdict(&limit, &budget)),
-        None => match verdict(&limit, (max, in_force), in_use, waiting) {
-            _ if is_recovering && limit.mode == Mode::Enforce.as_str() => Some(Verdict::Recovering),
-            Verdict::Full if pause.is_some() => Some(Verdict::Paused),
-            verdict => Some(verdict),
-        },
-    };
-    Explanation {
-        limit,
-        key,
-        max,
-        in_use,
-        waiting,
-        budget,
-        pause,
-        verdict,
-        permits,
-        tenants: None,
-        unclaimed,
-        refusals,
+    /// The outcome of a request now. `own`: the key's state in the replicas.
+    fn verdict(&self, limit: &LimitRow, max: u32, own: Option<&KeyRow>) -> Option<Verdict> {
+        let in_force = match (&self.pause, self.ramp_ms) {
+            (Some(_), _) => 0,
+            (None, Some(ramp_ms)) => ramped(max, 0, ramp_ms),
+            (None, None) => max,
+        };
+        let is_recovering = own.is_some_and(|own| own.recovering);
+        let budget = own.and_then(|own| own.budget);
+        match limit.period_ms {
+            _ if limit.paused => Some(Verdict::Paused),
+            Some(_) => budget.map(|budget| rate_verdict(limit, &budget)),
+            None => match verdict(limit, (max, in_force), self.in_use, self.waiting) {
+                _ if is_recovering && limit.mode == Mode::Enforce.as_str() => {
+                    Some(Verdict::Recovering)
+                }
+                Verdict::Full if self.pause.is_some() => Some(Verdict::Paused),
+                verdict => Some(verdict),
+            },
+        }
     }
 }
 

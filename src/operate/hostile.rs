@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use tokio::time::Instant;
 
 use super::{
-    answer::{Answers, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow, TenantRow},
+    answer::{KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow, TenantRow},
     changes::LogEntry,
     explain::KeyUsage,
     ledger::{LedgerLook, behind},
@@ -135,7 +135,11 @@ fn scores(bytes: &[u8]) {
             waiting: u32::MAX,
             pause_end_ms: members.first().map(|(_, score)| *score as u64),
         };
-        let _ = KeyUsage::in_store(look, &Answers::none(), None);
+        let none = Collected {
+            answers: Vec::new(),
+            missing: Vec::new(),
+        };
+        let _ = KeyUsage::in_store(look, &none.rows("chat"), None);
     }
     let scores: Vec<_> = members
         .iter()

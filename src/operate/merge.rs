@@ -64,12 +64,12 @@ impl Collected {
         let busy: Vec<String> = busy.map(|answer| answer.label.clone()).collect();
         let left_out = self.answers.iter().map(|answer| answer.left_out);
         Answers {
+            rows: Vec::new(),
             answered: self.answers.len(),
             replicas: self.answers.len() + self.missing.len(),
             missing: self.missing.clone(),
-            left_out: left_out.fold(0, u64::saturating_add),
             busy,
-            ..Answers::none()
+            left_out: left_out.fold(0, u64::saturating_add),
         }
     }
 
