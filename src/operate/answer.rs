@@ -38,8 +38,8 @@ impl<T> Answers<T> {
         self.are_all() && self.left_out == 0
     }
 
-    /// Whether all replicas answered.
-    pub(super) fn are_all(&self) -> bool {
+    /// Returns whether all replicas answered, even if rows are [left out](Self::left_out).
+    pub fn are_all(&self) -> bool {
         self.answered > 0 && self.answered == self.replicas && self.busy.is_empty()
     }
 }

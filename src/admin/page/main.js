@@ -127,7 +127,7 @@ function showState() {
   put(byId("store"), store);
   putClass(byId("store"), name);
   const answers = status.limits;
-  const isGood = !known.problem && answers.answered > 0 && answers.answered === answers.replicas && answers.busy.length === 0;
+  const isGood = !known.problem && isWhole(answers);
   put(byId("answered"), answeredText(answers) + (known.problem ? " before" : ""));
   putClass(byId("answered"), isGood ? "good" : "warn");
   put(byId("you"), mayChange() ? status.author : "read-only");

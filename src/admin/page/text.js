@@ -189,10 +189,13 @@ function resumedText({ keys }) {
   return [`${count(keys.rows.length + keys.left_out, "key")} resumed.`, ...silentText(keys)].join(" ");
 }
 
+function isWhole(answers) {
+  return answers.answered > 0 && answers.answered === answers.replicas && answers.busy.length === 0;
+}
+
 // Who has not answered, if anybody.
 function silentText(answers) {
-  const isWhole = answers.answered > 0 && answers.answered === answers.replicas && answers.busy.length === 0;
-  return isWhole ? [] : [`${answeredText(answers)}.`];
+  return isWhole(answers) ? [] : [`${answeredText(answers)}.`];
 }
 
 function outcomeText(outcome) {

@@ -54,41 +54,21 @@ pub(crate) enum Command {
     /// Limits, with their holders and waiters.
     Limits,
     /// Holders of a limit's slots, and waiting requests.
-    Permits {
-        /// Name of the limit.
-        limit: String,
-        #[command(flatten)]
-        caller: Caller,
-    },
+    Permits(Of),
     /// Keys of a limit in use, longest queues first.
     Keys {
         /// Name of the limit.
         limit: String,
     },
     /// Tenants of a fair limit in use, longest queues first: their shares, and how far they are behind.
-    Tenants {
-        /// Name of the limit.
-        limit: String,
-        #[command(flatten)]
-        caller: Caller,
-    },
+    Tenants(Of),
     /// The last refusals of a limit.
-    Refusals {
-        /// Name of the limit.
-        limit: String,
-        #[command(flatten)]
-        caller: Caller,
-    },
+    Refusals(Of),
     /// Replicas, and their settings.
     Replicas,
     /// The outcome of a caller's next request, and the reasons.
     #[command(mut_group("Caller", |group| group.required(true)))]
-    Explain {
-        /// Name of the limit.
-        limit: String,
-        #[command(flatten)]
-        caller: Caller,
-    },
+    Explain(Of),
     /// The digest of a caller's key, or of a tenant, as shown by other commands. Works offline.
     #[command(group(ArgGroup::new("who").args(["key", "digest", "tenant"]).required(true)))]
     Digest {
@@ -306,6 +286,16 @@ pub(crate) struct Signature {
     /// Author of the change.
     #[arg(long, env = "USER")]
     pub author: String,
+}
+
+/// A limit, and one of its callers or all.
+#[derive(Debug, Group)]
+#[group(skip)]
+pub(crate) struct Of {
+    /// Name of the limit.
+    pub limit: String,
+    #[command(flatten)]
+    pub caller: Caller,
 }
 
 /// One caller, or all unless the command requires one.

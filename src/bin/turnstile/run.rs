@@ -12,7 +12,7 @@ use tower_turnstile::{
 #[cfg(unix)]
 use crate::job;
 use crate::{
-    args::{Args, Command},
+    args::{Args, Command, Of},
     change, check, code,
     output::{self, Row},
     text::escaped,
@@ -98,20 +98,20 @@ async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError>
         Command::Status => return status(args, operator).await,
         Command::Limits => told(args, operator, &operator.limits().await?).await,
         Command::Replicas => told(args, operator, &operator.replicas().await?).await,
-        Command::Permits { limit, caller } => {
+        Command::Permits(Of { limit, caller }) => {
             let permits = operator.permits(limit, caller.digest(limit)).await?;
             told(args, operator, &permits).await
         }
         Command::Keys { limit } => told(args, operator, &operator.keys(limit, None).await?).await,
-        Command::Tenants { limit, caller } => {
+        Command::Tenants(Of { limit, caller }) => {
             let tenants = operator.tenants(limit, caller.digest(limit)).await?;
             told(args, operator, &tenants).await
         }
-        Command::Refusals { limit, caller } => {
+        Command::Refusals(Of { limit, caller }) => {
             let refusals = operator.refusals(limit, caller.digest(limit)).await?;
             told(args, operator, &refusals).await
         }
-        Command::Explain { limit, caller } => {
+        Command::Explain(Of { limit, caller }) => {
             let why = operator.explain(limit, caller.one(limit)).await?;
             match args.json {
                 true => output::json(&[output::flat_explanation(&why)]),
@@ -192,8 +192,7 @@ pub(crate) fn show<T: Row + Serialize>(args: &Args, answers: &Answers<T>) -> Exi
 }
 
 fn exit_code<T>(answers: &Answers<T>) -> ExitCode {
-    let is_whole = answers.answered > 0 && answers.answered == answers.replicas;
-    match is_whole && answers.busy.is_empty() {
+    match answers.are_all() {
         true => ExitCode::SUCCESS,
         false => ExitCode::from(code::PARTIAL),
     }
