@@ -306,10 +306,7 @@ impl LimiterBuilder {
             let (limiter, unreached) = self.on_target(StoreTarget::open(url)?).await?;
             return match unreached {
                 None => Ok(limiter),
-                Some(error) => Err(ConfigError::new(
-                    ConfigErrorKind::Unreachable,
-                    format!("the store cannot be reached: {error}"),
-                )),
+                Some(error) => Err(ConfigError::unreachable(error)),
             };
         }
         self.connect(url).await

@@ -61,6 +61,11 @@ impl ConfigError {
         Self::new(ConfigErrorKind::Value, message)
     }
 
+    pub(crate) fn unreachable(why: impl fmt::Display) -> Self {
+        let message = format!("the store cannot be reached: {why}");
+        Self::new(ConfigErrorKind::Unreachable, message)
+    }
+
     /// Returns the reason.
     pub fn kind(&self) -> ConfigErrorKind {
         self.kind

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+/// The longest name of a limit: 128 bytes.
+pub(crate) const MAX_NAME_LEN: usize = 128;
 /// The largest value of a limit: 1,000,000. A key with this many holders is still fast.
 pub(crate) const MAX_LIMIT: u32 = 1_000_000;
 /// The longest queue of a key: 100,000 requests.

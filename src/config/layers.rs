@@ -88,6 +88,11 @@ impl RouteLayers {
         self.checked.limits.get(limit_name)
     }
 
+    fn known(&self, path: &str, limit_name: &str) -> Result<&CheckedLimit, ConfigFileError> {
+        let fault = || ConfigFileError::of(path, "there is no such limit");
+        self.checked(limit_name).ok_or_else(fault)
+    }
+
     /// The route of a request, if it has one.
     pub(super) fn route_of(&self, method: &Method, path: &str) -> Option<usize> {
         self.checked.routes.find(method, path).ok()?
@@ -100,9 +105,7 @@ impl RouteLayers {
         caller: &str,
     ) -> Result<(Key, Option<LimitValue>), ConfigFileError> {
         let path = format!("limits.{limit_name}");
-        let Some(checked) = self.checked(limit_name) else {
-            return Err(ConfigFileError::of(&path, "there is no such limit"));
-        };
+        let checked = self.known(&path, limit_name)?;
         let key = checked.key_of(caller);
         let key = key.map_err(|fault| ConfigFileError::of(&format!("{path}.key"), fault))?;
         let value = checked.values.get(&key).copied();
@@ -116,9 +119,7 @@ impl RouteLayers {
         tenant: &str,
     ) -> Result<(Key, u32), ConfigFileError> {
         let path = format!("limits.{limit_name}");
-        let Some(checked) = self.checked(limit_name) else {
-            return Err(ConfigFileError::of(&path, "there is no such limit"));
-        };
+        let checked = self.known(&path, limit_name)?;
         let tenant = checked.tenant_of(tenant);
         tenant.map_err(|fault| ConfigFileError::of(&format!("{path}.fair"), fault))
     }

@@ -55,8 +55,7 @@ pub struct Slot {
 
 /// The limits of a layer.
 pub(crate) struct DeclaredLimits {
-    rates: Vec<String>,
-    with_slots: Vec<String>,
+    limits: Vec<Limit>,
     unknown: Arc<UnknownRates>,
 }
 
@@ -65,30 +64,28 @@ impl DeclaredLimits {
         limiter: &KeeperHandle,
         limits: impl IntoIterator<Item = &'a Limit>,
     ) -> Arc<Self> {
-        let (rates, with_slots): (Vec<_>, Vec<_>) =
-            { limits.into_iter() }.partition(|limit| limit.period().is_some());
-        let names = |limits: Vec<&Limit>| limits.iter().map(|of| of.name().to_owned()).collect();
+        let limits: Vec<Limit> = limits.into_iter().cloned().collect();
         let unknown = limiter.unknown_rates.clone();
-        if !rates.is_empty() {
+        if limits.iter().any(|limit| limit.period().is_some()) {
             unknown.expect();
         }
-        Arc::new(Self {
-            rates: names(rates),
-            with_slots: names(with_slots),
-            unknown,
-        })
+        Arc::new(Self { limits, unknown })
     }
 
-    fn has_rate(&self, limit: &str) -> bool {
-        self.rates.iter().any(|name| name == limit)
+    fn has_rate(&self, name: &str) -> bool {
+        self.named(name).any(|limit| limit.period().is_some())
     }
 
-    fn has_slots(&self, limit: &str) -> bool {
-        self.with_slots.iter().any(|name| name == limit)
+    fn has_slots(&self, name: &str) -> bool {
+        self.named(name).any(|limit| limit.period().is_none())
+    }
+
+    fn named(&self, name: &str) -> impl Iterator<Item = &Limit> {
+        self.limits.iter().filter(move |limit| limit.name() == name)
     }
 
     fn is_empty(&self) -> bool {
-        self.rates.is_empty() && self.with_slots.is_empty()
+        self.limits.is_empty()
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use super::limit::{Limit, MAX_NAME_LEN, Refill};
+use super::limit::{Limit, Refill};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
-    ranges::MAX_LIMIT,
+    ranges::{MAX_LIMIT, MAX_NAME_LEN},
 };
 
 impl Limit {

@@ -12,12 +12,10 @@ use crate::{
     error::ConfigError,
     key::Key,
     ledger::{Rate, ReplicaId},
-    ranges::{MAX_LIMIT, MAX_PAUSE, MAX_PERIOD, MAX_WAIT, MAX_WAITERS},
+    ranges::{MAX_LIMIT, MAX_NAME_LEN, MAX_PAUSE, MAX_PERIOD, MAX_WAIT, MAX_WAITERS},
     status::Quota,
     unit::{MAX_UNIT_LEN, Unit},
 };
-
-pub(super) const MAX_NAME_LEN: usize = 128;
 
 /// Limits the permits of a key, at once or per period, across all replicas.
 ///

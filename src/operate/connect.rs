@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     builder::{LimiterBuilder, refused, shown_namespace},
-    error::{ConfigError, ConfigErrorKind},
+    error::ConfigError,
     keeper::ConnectError,
     ledger::ReplicaId,
     store::{
@@ -167,10 +167,7 @@ impl OperatorBuilder {
 
 fn not_connected(error: StoreError) -> ConfigError {
     match error.is_outage() {
-        true => ConfigError::new(
-            ConfigErrorKind::Unreachable,
-            format!("the store cannot be reached: {error}"),
-        ),
+        true => ConfigError::unreachable(error),
         false => refused(ConnectError::Store(error)),
     }
 }

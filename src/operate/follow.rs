@@ -18,9 +18,6 @@ use crate::{
     store::redis::control::ControlConnection,
 };
 
-/// Maximum length of the replica's label in the log, in characters.
-const MAX_LABEL: usize = 64;
-
 /// A replica's view of the record.
 #[derive(Debug)]
 pub(super) struct Follower {
@@ -112,7 +109,7 @@ impl Follower {
         lost: &Record,
     ) -> Option<String> {
         let note = ChangeNote {
-            author: self.label.chars().take(MAX_LABEL).collect(),
+            author: self.label.clone(),
             reason: "the store had lost it".to_owned(),
             what: What::Restored,
             subject: None,

@@ -4,7 +4,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashSet, btree_map::Entry},
 };
 
 use super::{
@@ -12,7 +12,6 @@ use super::{
     changes::Revoked,
     wire::{Answer, Body},
 };
-use crate::overrides::{KeyDigest, TenantDigest};
 
 /// All answers to one question, and the replicas that did not answer.
 #[derive(Clone)]
@@ -153,14 +152,7 @@ impl Row for LimitRow {
     rows_of!(Limits);
 
     fn merge(rows: Vec<Self>) -> Vec<Self> {
-        let mut limits: BTreeMap<String, Self> = BTreeMap::new();
-        for row in rows {
-            match limits.get_mut(&row.limit) {
-                Some(sum) => add_limit(sum, row),
-                None => drop(limits.insert(row.limit.clone(), row)),
-            }
-        }
-        limits.into_values().collect()
+        summed(rows, |row| row.limit.clone(), add_limit)
     }
 }
 
@@ -199,14 +191,7 @@ impl Row for KeyRow {
 
     /// Longest queues first; for a rate, smallest remaining budget first.
     fn merge(rows: Vec<Self>) -> Vec<Self> {
-        let mut keys: HashMap<KeyDigest, Self> = HashMap::new();
-        for row in rows {
-            match keys.get_mut(&row.key) {
-                Some(sum) => add_key(sum, row),
-                None => drop(keys.insert(row.key, row)),
-            }
-        }
-        let mut rows: Vec<Self> = keys.into_values().collect();
+        let mut rows = summed(rows, |row| row.key, add_key);
         let left = |row: &Self| row.budget.map(|budget| budget.remaining);
         rows.sort_by_key(|row| (Reverse((row.waiting, row.held)), left(row), row.key));
         rows
@@ -223,14 +208,7 @@ impl Row for TenantRow {
 
     /// Longest queues first.
     fn merge(rows: Vec<Self>) -> Vec<Self> {
-        let mut tenants: HashMap<TenantDigest, Self> = HashMap::new();
-        for row in rows {
-            match tenants.get_mut(&row.tenant) {
-                Some(sum) => add_tenant(sum, row),
-                None => drop(tenants.insert(row.tenant, row)),
-            }
-        }
-        let mut rows: Vec<Self> = tenants.into_values().collect();
+        let mut rows = summed(rows, |row| row.tenant, add_tenant);
         rows.sort_by_key(|row| (Reverse((row.waiting, row.held)), row.tenant));
         rows
     }
@@ -250,6 +228,18 @@ impl Row for RefusalRow {
         rows.sort_by_key(|row| row.age_ms);
         rows
     }
+}
+
+/// One row per subject, with the sum of its rows.
+fn summed<T, S: Ord>(rows: Vec<T>, subject: fn(&T) -> S, add: fn(&mut T, T)) -> Vec<T> {
+    let mut sums = BTreeMap::new();
+    for row in rows {
+        match sums.entry(subject(&row)) {
+            Entry::Occupied(mut sum) => add(sum.get_mut(), row),
+            Entry::Vacant(none) => drop(none.insert(row)),
+        }
+    }
+    sums.into_values().collect()
 }
 
 fn add_key(sum: &mut KeyRow, row: KeyRow) {

@@ -8,7 +8,7 @@ use super::{
     answer::{Answers, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow, TenantRow},
     desk::Desk,
     error::{OperateError, OperateErrorKind},
-    merge::Collected,
+    merge::{Collected, Row},
     wire::{Of, Question},
 };
 #[cfg(feature = "redis")]
@@ -107,10 +107,7 @@ impl Operator {
         limit: &str,
         key: Option<KeyDigest>,
     ) -> Result<Answers<PermitRow>, OperateError> {
-        Ok(self
-            .ask_of(limit, key, Question::Permits)
-            .await?
-            .rows(limit))
+        self.rows_of(limit, key, Question::Permits).await
     }
 
     /// Lists the keys of a limit in use, longest queues first.
@@ -123,7 +120,7 @@ impl Operator {
         limit: &str,
         key: Option<KeyDigest>,
     ) -> Result<Answers<KeyRow>, OperateError> {
-        Ok(self.ask_of(limit, key, Question::Keys).await?.rows(limit))
+        self.rows_of(limit, key, Question::Keys).await
     }
 
     /// Lists the latest refusals of a limit, newest first, up to 20 per replica.
@@ -136,10 +133,7 @@ impl Operator {
         limit: &str,
         key: Option<KeyDigest>,
     ) -> Result<Answers<RefusalRow>, OperateError> {
-        Ok(self
-            .ask_of(limit, key, Question::Refusals)
-            .await?
-            .rows(limit))
+        self.rows_of(limit, key, Question::Refusals).await
     }
 
     /// Lists the tenants of a [fair](crate::Limit::fair) limit that hold slots or wait, longest queues first.
@@ -157,10 +151,7 @@ impl Operator {
         key: Option<KeyDigest>,
     ) -> Result<Answers<TenantRow>, OperateError> {
         #[cfg_attr(not(feature = "redis"), allow(unused_mut))]
-        let mut tenants = self
-            .ask_of(limit, key, Question::Tenants)
-            .await?
-            .rows(limit);
+        let mut tenants = self.rows_of(limit, key, Question::Tenants).await?;
         #[cfg(feature = "redis")]
         if let Access::Store(remote) = &self.0 {
             let key = key.unwrap_or_else(|| KeyDigest::of(limit, Key::SHARED));
@@ -173,6 +164,15 @@ impl Operator {
     pub(super) async fn ask_limit(&self, limit: &str) -> Result<Collected, OperateError> {
         let question = |of: Of| Question::Limits(Some(of.limit));
         self.ask_of(limit, None, question).await
+    }
+
+    async fn rows_of<T: Row>(
+        &self,
+        limit: &str,
+        key: Option<KeyDigest>,
+        question: fn(Of) -> Question,
+    ) -> Result<Answers<T>, OperateError> {
+        Ok(self.ask_of(limit, key, question).await?.rows(limit))
     }
 
     /// Asks about a limit that a replica must have.

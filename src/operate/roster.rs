@@ -9,7 +9,10 @@ use std::time::Duration;
 use redis::cmd;
 
 use super::names::Names;
-use crate::store::{StoreError, redis::control::ControlConnection};
+use crate::{
+    ledger::REPLICA_CHARS,
+    store::{StoreError, redis::control::ControlConnection},
+};
 
 const ROSTER_LUA: &str = include_str!("roster.lua");
 /// Time between two registrations.
@@ -19,10 +22,8 @@ const STALE_MS: u64 = 180_000;
 /// Maximum number of members read.
 const MAX_MEMBERS: u32 = 10_000;
 
-/// Length of a replica's id, in characters.
-const ID_CHARS: usize = 16;
 /// Maximum length of a member, in bytes, with a label of 64 characters.
-const MAX_MEMBER: usize = ID_CHARS + 4 * 64;
+const MAX_MEMBER: usize = REPLICA_CHARS + 4 * 64;
 
 /// A replica on the roster.
 pub(super) struct RosterMember {
@@ -63,7 +64,7 @@ pub(super) fn fresh(members: &[(Vec<u8>, f64)], now_ms: u64) -> Vec<RosterMember
     let members = members.iter().filter(|(_, added_ms)| is_fresh(*added_ms));
     let members = members.filter(|(member, _)| member.len() <= MAX_MEMBER);
     let members = members.filter_map(|(member, _)| {
-        let (id, label) = member.split_at_checked(ID_CHARS)?;
+        let (id, label) = member.split_at_checked(REPLICA_CHARS)?;
         Some(RosterMember {
             id: String::from_utf8(id.to_vec()).ok()?,
             label: String::from_utf8_lossy(label).into_owned(),

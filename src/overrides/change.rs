@@ -102,51 +102,48 @@ pub(crate) struct Logged {
 }
 
 impl Change {
+    /// A change that also restores the overrides of this record that the store has lost.
+    fn new(seen: &Record, edits: Vec<Edit>, (token, note): (Token, ChangeNote)) -> Self {
+        Self {
+            token,
+            lost: seen.lost(),
+            edits,
+            note,
+        }
+    }
+
     /// Sets an override in place of the one seen by the operator. `None`: the target cannot have this setting.
     pub(crate) fn set(
         seen: &Record,
         target: &Target,
         setting: Setting,
         length_ms: u64,
-        (token, note): (Token, ChangeNote),
+        signed: (Token, ChangeNote),
     ) -> Option<Self> {
         let field = target.field(setting)?;
+        let (_, note) = &signed;
         let json = Override::json(setting, &note.author, &note.reason);
         let edit = Edit {
             seen: seen.token_at(&field),
             field,
             to: New::For { length_ms, json },
         };
-        Some(Self {
-            token,
-            lost: seen.lost(),
-            edits: vec![edit],
-            note,
-        })
+        Some(Self::new(seen, vec![edit], signed))
     }
 
     /// Removes all overrides of a target that the operator has seen.
-    pub(crate) fn unset(
-        seen: &Record,
-        target: &Target,
-        (token, note): (Token, ChangeNote),
-    ) -> Self {
+    pub(crate) fn unset(seen: &Record, target: &Target, signed: (Token, ChangeNote)) -> Self {
         let fields = target.fields().into_iter();
         let edits = fields.map(|field| Edit {
             seen: seen.token_at(&field),
             field,
             to: New::Nothing,
         });
-        Self {
-            token,
-            lost: seen.lost(),
-            edits: edits.collect(),
-            note,
-        }
+        Self::new(seen, edits.collect(), signed)
     }
 
     /// Undoes a change, unless a field has changed since.
-    pub(crate) fn undo(seen: &Record, logged: &Logged, (token, note): (Token, ChangeNote)) -> Self {
+    pub(crate) fn undo(seen: &Record, logged: &Logged, signed: (Token, ChangeNote)) -> Self {
         let edits = logged.edits.iter().map(|[field, before, after]| Edit {
             field: field.clone(),
             seen: token_in(after),
@@ -155,12 +152,7 @@ impl Change {
                 false => New::Text(before.clone()),
             },
         });
-        Self {
-            token,
-            lost: seen.lost(),
-            edits: edits.collect(),
-            note,
-        }
+        Self::new(seen, edits.collect(), signed)
     }
 
     /// Restores the overrides of this record that the store has lost.

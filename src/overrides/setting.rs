@@ -10,11 +10,9 @@ use super::digest::{KeyDigest, TenantDigest, is_hex};
 use crate::{
     key::Key,
     limit::{LimitValue, MAX_LIMIT, Mode},
-    ranges::MAX_SHARE,
+    ranges::{MAX_NAME_LEN, MAX_SHARE},
 };
 
-/// Maximum length of a limit's name, in bytes.
-const MAX_NAME: usize = 128;
 /// Maximum length of an author's name, in bytes.
 pub(crate) const MAX_AUTHOR: usize = 64;
 /// Maximum length of a reason, in bytes.
@@ -138,7 +136,7 @@ impl Target {
 
     /// Whether a limit may have this name.
     pub(crate) fn is_valid(&self) -> bool {
-        (1..=MAX_NAME).contains(&self.limit.len())
+        (1..=MAX_NAME_LEN).contains(&self.limit.len())
     }
 
     /// Whether the numbers of a setting are in range. Only a key may be blocked by a value of 0.

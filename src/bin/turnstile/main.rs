@@ -11,6 +11,8 @@ macro_rules! note {
 mod args;
 mod change;
 mod check;
+#[cfg_attr(not(unix), allow(dead_code))]
+mod code;
 #[cfg(unix)]
 mod job;
 mod output;
@@ -25,20 +27,6 @@ use clap::Parser;
 #[cfg(target_os = "linux")]
 use self::args::Command;
 use self::{args::Args, run::CommandError};
-
-/// Exit codes that scripts can rely on.
-mod code {
-    /// Refused or not found.
-    pub(super) const REFUSED: u8 = 1;
-    /// Also the exit code of clap.
-    pub(super) const WRONG_CALL: u8 = 2;
-    /// The store did not answer.
-    pub(super) const NO_STORE: u8 = 3;
-    /// Not all replicas have answered or confirmed a change, or no replica exists.
-    pub(super) const PARTIAL: u8 = 4;
-    /// The output could not be written, for example to a full disk. A change is made all the same.
-    pub(super) const NO_OUTPUT: u8 = 5;
-}
 
 fn main() -> ExitCode {
     // A wrong call exits here, with code 2.

@@ -17,10 +17,10 @@ use tower_turnstile::{Permit, layer::LostErrorKind};
 use super::die_with;
 use super::{
     args::{OnLostArg, RunArgs},
-    code, program,
+    program,
     signals::Signals,
 };
-use crate::run::CommandError;
+use crate::{code, run::CommandError};
 
 /// The environment variable with the permit's id for the command.
 const PERMIT: &str = "TURNSTILE_PERMIT";

@@ -13,9 +13,9 @@ use tokio::process::Command;
 
 use super::{
     child::{Ended, end_code},
-    code, program,
+    program,
 };
-use crate::run::CommandError;
+use crate::{code, run::CommandError};
 
 /// Starts the command through this binary.
 pub(super) fn command(command: &[OsString]) -> Command {

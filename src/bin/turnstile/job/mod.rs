@@ -7,13 +7,11 @@
 //! | `slot` | the limit, from the arguments or a file, and its slot |
 //! | `wait` | waits for the slot, and reports its place |
 //! | `child` | the command, from its start to its end |
-//! | `code` | exit codes |
 //! | `signals` | signals, and whether the command receives them anyway |
 //! | `die_with` | the command dies with this process |
 
 mod args;
 mod child;
-mod code;
 #[cfg(target_os = "linux")]
 mod die_with;
 mod program;
@@ -34,7 +32,7 @@ use self::{
     slot::SlotSource,
     wait::{Waited, wait},
 };
-use crate::{args::Args, run::CommandError};
+use crate::{args::Args, code, run::CommandError};
 
 /// Waits for a slot, and runs the command while holding it. Returns the command's exit code.
 pub(crate) async fn run(args: &Args, job: &RunArgs) -> Result<ExitCode, CommandError> {

@@ -10,8 +10,7 @@ use std::{
 
 use nix::unistd::{AccessFlags, access};
 
-use super::code;
-use crate::run::CommandError;
+use crate::{code, run::CommandError};
 
 /// The search path of `execvp` without the variable `PATH`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";

@@ -7,8 +7,8 @@ use tower_turnstile::{
     config::{Config, ConfigFileError, LiveConfig, StoreUrl},
 };
 
-use super::{args::RunArgs, code};
-use crate::{args::Args, run::CommandError};
+use super::args::RunArgs;
+use crate::{args::Args, code, run::CommandError};
 
 /// The limit and its store.
 pub(super) struct SlotSource<'a> {
