@@ -219,6 +219,9 @@ impl LimitLayer {
     /// ([`RefusalKind::NoKey`](super::RefusalKind::NoKey)); the items of limits that the closure's [rate limit
     /// fields](Self::rate_limit_fields) do not name, if the layer adds these fields; and the [`Refusal`] in the extensions.
     ///
+    /// The closure does not see refusals inside the handler, such as by [`Budget::charge`](crate::Budget::charge): see
+    /// [Refusals](crate::guide::keys#refusals).
+    ///
     /// ```
     /// use http::Response;
     /// use tower_turnstile::{Limit, Limiter};

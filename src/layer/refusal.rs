@@ -210,6 +210,9 @@ impl Refusal {
 
     /// Returns the time after which the client should retry. Never zero.
     ///
+    /// The time may be less than a second: round it up to whole seconds, as `Retry-After` in
+    /// [`to_response`](Self::to_response) is.
+    ///
     /// The time has no meaning if a retry is pointless: [`RefusalKind::NoKey`], [`RefusalKind::BodyFailed`],
     /// [`RefusalKind::UnknownRate`], [`RefusalKind::UnknownLimit`].
     ///

@@ -94,8 +94,8 @@ impl Limit {
     /// distinguished, return [`Key::SHARED`] rather than `None`.
     ///
     /// A path can be written in several ways (`/%61cme` is `/acme`): take keys from verified values. The key may have any type
-    /// that converts into a [`Key`]: a `String`, a number, an address, 16 bytes; for a borrowed `&str` use
-    /// [`by_str`](Self::by_str).
+    /// that converts into a [`Key`]: a `String`, a number, an address, 16 bytes. A closure that returns a reference does not
+    /// compile ("lifetime may not live long enough"): use [`by_str`](Self::by_str) for a `&str`, and clone other values.
     ///
     /// To limit by an id that the authentication has put into the extensions:
     ///

@@ -75,6 +75,7 @@ type FindPeer = dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync;
 /// Request extension with the peer of a connection, for [`ClientAddress::peer`].
 ///
 /// For servers without an extension of their own, such as hyper: insert a `PeerAddress` into each request of a connection.
+/// For axum, see [Limits from a file](crate::guide::config_file#client-addresses).
 ///
 /// ```
 /// use std::net::SocketAddr;

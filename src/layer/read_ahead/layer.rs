@@ -26,6 +26,8 @@ pub struct ReadAheadLayer {
 impl LimitLayer {
     /// Reads ahead in the bodies of waiting requests, to notice disconnected HTTP/1 clients.
     ///
+    /// Call this method last: the returned layer has another type, without the other settings.
+    ///
     /// hyper's HTTP/1 server notices a disconnect only when it reads, and stops reading while the body is not consumed.
     /// With this layer a request that has waited for 20 ms reads the first 64 KiB ([`ReadAheadLayer::DEFAULT`]) of its body, and replays
     /// them once it has its slot: the service gets the data, the trailers and the rest of the body in order. A request that
