@@ -23,7 +23,7 @@ pub(super) enum Rule {
     #[default]
     None,
     Head(Arc<ByHead>),
-    Async(Arc<dyn Fn(Key) -> BoxFuture<'static, Option<LimitValue>> + Send + Sync>),
+    Async(Arc<dyn Fn(&Parts, &Key) -> Lookup<LimitValue> + Send + Sync>),
 }
 
 pub(super) type ByHead = dyn Fn(&Parts, &Key) -> Option<LimitValue> + Send + Sync;
@@ -41,7 +41,7 @@ impl Values {
 
     /// Whether [`find`](Self::find) reads the head.
     pub(super) fn needs_head(&self) -> bool {
-        matches!(self.rule, Rule::Head(_))
+        !matches!(self.rule, Rule::None)
     }
 
     pub(super) fn find(&self, head: Option<&Parts>, key: &Key) -> Lookup<LimitValue> {
@@ -49,7 +49,7 @@ impl Values {
         match (&self.rule, listed, head) {
             (_, Some(value), _) => Lookup::Now(Some(*value)),
             (Rule::Head(find), None, Some(head)) => Lookup::Now(find(head, key)),
-            (Rule::Async(find), None, _) => Lookup::Later(find(key.clone())),
+            (Rule::Async(find), None, Some(head)) => find(head, key),
             _ => Lookup::Now(None),
         }
     }
@@ -58,12 +58,18 @@ impl Values {
 /// Cached answers of a lookup, with their times.
 pub(super) type ValueCache = Cache<Key, (Option<LimitValue>, Instant)>;
 
+/// The cached answer, if it is fresh.
+pub(super) fn fresh(answers: &ValueCache, ttl: Duration, key: &Key) -> Option<Option<LimitValue>> {
+    let (value, at) = answers.get(key)?;
+    (at.elapsed() < ttl).then_some(value)
+}
+
 /// Returns the cached answer if it is fresh. Otherwise one request looks the key up, and the others wait for the answer.
 pub(super) async fn kept<F, V: Into<LimitValue> + 'static>(
     answers: Arc<ValueCache>,
     ttl: Duration,
-    key: Key,
-    find: Arc<impl Fn(&Key) -> F>,
+    (head, key): (Parts, Key),
+    find: Arc<impl Fn(&Parts, &Key) -> F>,
 ) -> Option<LimitValue>
 where
     F: Future<Output = Option<V>>,
@@ -75,7 +81,7 @@ where
             Ok((value, at)) if at >= asked || at.elapsed() < ttl => return value,
             Ok((_, at)) => drop(answers.remove_if(&key, |(_, kept_at)| *kept_at == at)),
             Err(guard) => {
-                let value = find(&key).await.map(Into::into);
+                let value = find(&head, &key).await.map(Into::into);
                 // Fails if another answer is already cached, which is as good.
                 let _ = guard.insert((value, Instant::now()));
                 return value;

@@ -9,7 +9,7 @@ use http::request::Parts;
 
 use super::{
     scope::Scope,
-    values::{Rule, ValueCache, kept},
+    values::{Lookup, Rule, ValueCache, fresh, kept},
 };
 use crate::{key::Key, limit::LimitValue};
 
@@ -74,31 +74,43 @@ impl Scope {
     /// Sets the limit's value for a key, by a cached lookup. `None`: the limit's own value.
     ///
     /// Use it for a customer's plan in a database, for example. Answers, including `None`, are cached for `ttl`, for the
-    /// `capacity` most used keys; concurrent requests of a key share one lookup. The lookup has no timeout; a slow lookup
-    /// delays requests before they queue.
+    /// `capacity` most used keys; concurrent requests of a key share one lookup, with the head of one of them. The lookup
+    /// has no timeout; a slow lookup delays requests before they queue. While the database is away, answer with the last
+    /// known value: `None` would be the limit's own value for a whole `ttl`.
     ///
     /// ```
     /// use std::time::Duration;
     /// use tower_turnstile::Limit;
-    /// # async fn plan_of(_key: tower_turnstile::Key) -> Option<u32> { None }
+    ///
+    /// /// Inserted by the layer that verifies the API key.
+    /// #[derive(Clone)]
+    /// struct Customer(String);
+    /// # async fn plan_of(_customer: Customer) -> Option<u32> { None }
     ///
     /// let streams = Limit::concurrent("streams", 5)
     ///     .by_header("x-api-key")
-    ///     .values_by_async(10_000, Duration::from_secs(60), |key| plan_of(key.clone()));
+    ///     .values_by_async(10_000, Duration::from_secs(60), |head, _key| {
+    ///         let customer = head.extensions.get::<Customer>().cloned();
+    ///         async move { plan_of(customer?).await }
+    ///     });
     /// ```
     pub fn values_by_async<F, V: Into<LimitValue> + 'static>(
         mut self,
         capacity: usize,
         ttl: Duration,
-        find: impl Fn(&Key) -> F + Send + Sync + 'static,
+        find: impl Fn(&Parts, &Key) -> F + Send + Sync + 'static,
     ) -> Self
     where
         F: Future<Output = Option<V>> + Send + 'static,
     {
         let answers = Arc::new(ValueCache::new(capacity));
         let find = Arc::new(find);
-        self.values.rule = Rule::Async(Arc::new(move |key| {
-            kept(answers.clone(), ttl, key, find.clone()).boxed()
+        self.values.rule = Rule::Async(Arc::new(move |head, key| {
+            if let Some(value) = fresh(&answers, ttl, key) {
+                return Lookup::Now(value);
+            }
+            let asked_for = (head.clone(), key.clone());
+            Lookup::Later(kept(answers.clone(), ttl, asked_for, find.clone()).boxed())
         }));
         self
     }

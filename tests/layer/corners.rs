@@ -86,7 +86,7 @@ async fn lookups_are_shared_whatever_their_answers_age() {
         let count = lookups.clone();
         let limit = Limit::concurrent("many", 100)
             .by_header("x")
-            .values_by_async(capacity, fresh, move |_| {
+            .values_by_async(capacity, fresh, move |_, _| {
                 count.fetch_add(1, Ordering::Relaxed);
                 async {
                     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -184,7 +184,7 @@ async fn a_lookup_that_is_left_goes_to_the_next() {
         let count = lookups.clone();
         let limit = Limit::concurrent("many", 100)
             .by_header("x")
-            .values_by_async(capacity, HOUR, move |_| {
+            .values_by_async(capacity, HOUR, move |_, _| {
                 let number = count.fetch_add(1, Ordering::Relaxed);
                 async move {
                     tokio::time::sleep(Duration::from_secs(1)).await;

@@ -89,8 +89,10 @@ async fn key_that_is_found_later_has_its_value() {
             .0,
         2
     );
-    let looked_up = later(ONE).values_by_async(10, FRESH, |_| ready(Some(6)));
-    assert_eq!(admitted(looked_up, || get("/")).await.0, 6);
+    let looked_up = later(ONE).values_by_async(10, FRESH, |head, _| {
+        ready(head.uri.path()[1..].parse::<u32>().ok())
+    });
+    assert_eq!(admitted(looked_up, || get("/6")).await.0, 6);
 }
 
 #[tokio::test]
@@ -99,7 +101,7 @@ async fn each_scope_of_a_policy_has_its_own() {
     let scopes = || -> [Scope; 2] {
         let one = ONE
             .by_header("x-key")
-            .values_by_async(10, FRESH, |_| ready(Some(9)));
+            .values_by_async(10, FRESH, |_, _| ready(Some(9)));
         [one, two.clone().by_header("x-key").values([("gold", 4)])]
     };
     assert_eq!(admitted(scopes(), || with_key("gold")).await, (4, 4));
@@ -256,7 +258,7 @@ impl Plans {
     fn scope(&self, capacity: usize) -> Scope {
         let plans = self.clone();
         ONE.by_header("x-key")
-            .values_by_async(capacity, FRESH, move |key| plans.find(key))
+            .values_by_async(capacity, FRESH, move |_, key| plans.find(key))
     }
 }
 
