@@ -346,9 +346,13 @@ impl Context {
     }
 
     /// A third of the way from `sent` to the deadline, moved to the nearest moment of the grid on which renewals of many
-    /// queues share exchanges, but not beyond half of the way.
+    /// queues share exchanges, but not beyond half of the way. The short lease of a promotion is renewed soon, so that few
+    /// outages end it, but after most short permits have ended.
     pub fn renew_at(&mut self, sent: Instant, until: Instant) -> Instant {
         let length = until.saturating_duration_since(sent);
+        if length < self.settings.lease / 2 {
+            return (self.now + self.settings.poll_interval / 10).min(sent + length / 2);
+        }
         let moment = self.settings.lease / MOMENTS;
         let at = sent + self.jittered(length / RENEWALS_PER_LEASE) + moment / 2;
         let since = at.saturating_duration_since(self.epoch);

@@ -447,8 +447,8 @@ impl InFlight {
             is_long: outgoing.exchange.batches.len() >= LONG,
             reply: lane.session.exchange(outgoing.exchange),
             at: now,
-            deadline: outgoing.deadline,
-            timeout: outgoing.deadline.saturating_duration_since(now),
+            deadline: now + outgoing.timeout,
+            timeout: outgoing.timeout,
             was_extended: false,
         });
     }

@@ -6,7 +6,8 @@
 //! that was never issued.
 //!
 //! A *trouble* lasts from the first opening until the store is known to work again, and each of its causes is news
-//! once. A store that is out of memory passes the trial and refuses newcomers: it is in trouble until it admits one.
+//! once. A store that is out of memory passes the trial and refuses newcomers: it is in trouble until it admits one, or until
+//! none has asked for a while.
 //! Any other fault that passes the trial and shows under load would be news every second, so a store that was in
 //! trouble recently has to work for longer before its recovery is news. A pure state machine: [`Core`](super::Core)
 //! acts on its transitions.
@@ -35,6 +36,8 @@ const PROBES_PER_LEASE: u32 = 6;
 const MAX_FRUITLESS: u32 = 5;
 /// A trouble that begins this soon after the end of another counts as the same one.
 const RECURS_WITHIN: Duration = Duration::from_secs(60);
+/// How long a store that was out of memory counts as such while no request asks it.
+const FULL_FOR: Duration = Duration::from_secs(30);
 /// How long a store has to work, without a failure that opens the breaker, before the end of a recurring trouble is
 /// news.
 const FIRST_PROOF: Duration = Duration::from_secs(5);
@@ -76,8 +79,9 @@ enum BreakerState {
 struct Trouble {
     /// Whether each [`Cause`] was news.
     reported: [bool; CAUSES],
-    /// The store has refused to write, and has admitted no request since.
-    is_full: bool,
+    /// The store has refused to write, and has admitted no request since. If none asks until then, it counts as well
+    /// again: a replica without requests would otherwise report it as down for ever.
+    full_until: Option<Instant>,
     /// When the store began to work again.
     works_since: Option<Instant>,
 }
@@ -172,7 +176,8 @@ impl Breaker {
 
     /// Whether the store was without memory when it was last asked to admit a request.
     pub fn is_full(&self) -> bool {
-        self.trouble.as_ref().is_some_and(|trouble| trouble.is_full)
+        let trouble = self.trouble.as_ref();
+        trouble.is_some_and(|trouble| trouble.full_until.is_some())
     }
 
     /// Whether the store is not in trouble, as far as known.
@@ -265,7 +270,7 @@ impl Breaker {
             };
         }
         let trouble = self.trouble.get_or_insert_default();
-        trouble.is_full = matches!(cause, Cause::Full);
+        trouble.full_until = matches!(cause, Cause::Full).then(|| now + FULL_FOR);
         trouble.works_since = None;
         let was_reported = mem::replace(&mut trouble.reported[cause as usize], true);
         Transition::Opened {
@@ -334,8 +339,8 @@ impl Breaker {
         let Some(trouble) = &mut self.trouble else {
             return false;
         };
-        trouble.is_full &= work != Work::Admitted;
-        if trouble.is_full || work == Work::None {
+        trouble.full_until = trouble.full_until.filter(|_| work != Work::Admitted);
+        if trouble.full_until.is_some() || work == Work::None {
             return false;
         }
         trouble.works_since.get_or_insert(now);
@@ -344,8 +349,12 @@ impl Breaker {
 
     /// When a trouble ends if nothing fails until then.
     pub fn ends_at(&self) -> Option<Instant> {
-        let since = self.trouble.as_ref()?.works_since?;
-        Some(since + self.proof)
+        let trouble = self.trouble.as_ref()?;
+        match (self.state, trouble.full_until) {
+            (BreakerState::Open { .. }, Some(_)) => None,
+            (_, Some(until)) => Some(until),
+            (_, None) => Some(trouble.works_since? + self.proof),
+        }
     }
 
     /// Ends a trouble if its time has come.
@@ -431,6 +440,28 @@ mod tests {
         fn pause(&self) -> Duration {
             self.breaker.probe_at().expect("open") - self.now
         }
+    }
+
+    #[test]
+    fn a_store_without_memory_is_well_again_once_nobody_has_asked_for_a_while() {
+        let mut scene = Scene::new();
+        assert_eq!(scene.refuses_to_write(), NEWS);
+        assert_eq!(scene.breaker.ends_at(), None, "it is probed first");
+        scene.now += FULL_FOR / 2;
+        scene.passes();
+        assert!(scene.breaker.is_full());
+        let end = scene.breaker.ends_at().expect("nobody asks");
+        assert_eq!(end - scene.now, FULL_FOR / 2);
+        scene.refuses_to_write();
+        scene.passes();
+        let end = scene.breaker.ends_at().expect("nobody asks any more");
+        assert_eq!(end - scene.now, FULL_FOR);
+        assert_eq!(
+            scene.breaker.on_time(end - Duration::from_millis(1)),
+            Transition::None
+        );
+        assert_eq!(scene.breaker.on_time(end), Transition::Recovered);
+        assert!(scene.breaker.is_well() && !scene.breaker.is_full());
     }
 
     /// Such a store renews leases only between a probe and the next newcomer, so probes must not be further apart than renewals.

@@ -431,7 +431,7 @@ impl Core {
         Outgoing {
             id,
             exchange,
-            deadline,
+            timeout: self.ctx.settings.store_timeout,
         }
     }
 }

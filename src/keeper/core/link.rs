@@ -79,8 +79,8 @@ impl fmt::Display for ExchangeId {
 pub(in crate::keeper) struct Outgoing {
     pub id: ExchangeId,
     pub exchange: Arc<Exchange>,
-    /// When the exchange times out.
-    pub deadline: Instant,
+    /// The exchange has this time from its sending on, however long the driver takes to send it.
+    pub timeout: Duration,
 }
 
 pub(super) struct PendingExchange {

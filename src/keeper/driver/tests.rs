@@ -94,7 +94,7 @@ fn outgoing_of(number: u64, ledgers: usize) -> Outgoing {
     Outgoing {
         id: id(number),
         exchange: Arc::new(exchange),
-        deadline: Instant::now() + PATIENCE,
+        timeout: PATIENCE,
     }
 }
 
@@ -152,6 +152,18 @@ async fn one_without_an_answer_is_over_at_its_deadline() {
         assert_eq!((over, start.elapsed()), (id(number), at));
         assert_eq!(error.failure, Failure::TimedOut);
     }
+}
+
+/// G8: the thread was interrupted between the drafting and the sending.
+#[tokio::test(start_paused = true)]
+async fn an_exchange_that_is_sent_late_has_all_its_time() {
+    let (store, mut in_flight) = slow();
+    let drafted = outgoing(1);
+    advance(PATIENCE).await;
+    in_flight.send(drafted);
+    assert!(in_flight.next(None).now_or_never().is_none());
+    store.answer(0);
+    assert!(is_answer(in_flight.next(None).await, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -256,7 +268,7 @@ async fn a_lane_woken_by_another_thread_is_polled() {
         let part = Part::of(u128::from(number) % 2);
         in_flight.send(Outgoing {
             id: ExchangeId { number, part },
-            deadline: Instant::now() + Duration::from_secs(60),
+            timeout: Duration::from_secs(60),
             ..outgoing(number)
         });
         let News::Over(over, Ok(_)) = in_flight.next(None).await else {

@@ -29,8 +29,7 @@ impl World {
         };
         self.accounts.note_sent(&sent);
         self.check_keys(&sent);
-        let deadline = outgoing.deadline.saturating_duration_since(self.start);
-        self.deliver(replica, deadline - self.now, Event::TimesOut(id));
+        self.deliver(replica, outgoing.timeout, Event::TimesOut(id));
         if self.now < self.refuses_until && self.is_hit(id.part) {
             let delay = self.millis(0..3);
             let refused = Event::Fails(id, Failure::Refused);

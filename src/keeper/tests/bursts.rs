@@ -58,7 +58,7 @@ impl Distance {
             let now = self.world.local();
             while let Some(outgoing) = self.world.keepers[0].next_exchange(now) {
                 let at = self.world.now + self.round_trip;
-                assert!(now + self.round_trip < outgoing.deadline, "it times out");
+                assert!(self.round_trip < outgoing.timeout, "it times out");
                 self.under_way.push((at, outgoing));
             }
             self.most = self.most.max(self.under_way.len());

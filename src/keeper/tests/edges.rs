@@ -114,8 +114,7 @@ fn an_old_claim_that_asks_again_after_an_outage_does_not_hurry_the_store() {
             break;
         };
         assert_eq!(
-            outgoing.deadline,
-            now + STORE_TIMEOUT,
+            outgoing.timeout, STORE_TIMEOUT,
             "claims: {:?}",
             outgoing.exchange.claims
         );

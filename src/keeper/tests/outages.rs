@@ -644,7 +644,7 @@ fn an_old_waiter_that_queues_again_does_not_hurry_the_store() {
     world.keepers[0].on_event(Part::default(), &Event::Connected, now);
     for _ in 0..4 {
         let outgoing = world.send(0);
-        assert_eq!(outgoing.deadline, now + STORE_TIMEOUT);
+        assert_eq!(outgoing.timeout, STORE_TIMEOUT);
         world.complete(0, &outgoing);
         if world.ledger() == (1, 1) {
             return;
@@ -987,7 +987,7 @@ fn a_request_whose_exchange_failed_has_no_more_time_for_a_hello() {
     world.fail(0, &sent, Failure::Cut);
     let now = world.local();
     world.release(0, &leaver);
-    assert_eq!(world.send(0).deadline, now + STORE_TIMEOUT);
+    assert_eq!(world.send(0).timeout, STORE_TIMEOUT);
     assert!(world.collect(0, &newcomer).is_none());
     world.pass(STORE_TIMEOUT / 2);
     assert_eq!(

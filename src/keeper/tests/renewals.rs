@@ -34,6 +34,20 @@ fn hold_one_key(world: &mut World, permits: usize) -> Vec<Arc<Lease>> {
     leases
 }
 
+/// G2: a permit granted from the queue has a short lease until it is renewed.
+#[test]
+fn a_promotion_is_renewed_soon() {
+    let mut world = World::new(2, &super::ONE);
+    let (holder, waiter) = world.holder_and_waiter();
+    world.release(1, &holder);
+    world.settle();
+    world.deliver_wakes();
+    assert!(super::held(world.collect(0, &waiter)));
+    assert!(!world.may_send(0), "a short permit costs no renewal");
+    world.pass(Duration::from_millis(100));
+    assert_eq!(world.send(0).exchange.batches[0].renew, [waiter.seq()]);
+}
+
 /// Lets time pass as the driver does, and records the names renewed by each exchange, and when.
 fn run(world: &mut World, time: Duration) -> Vec<(Duration, Vec<Seq>)> {
     let (end, mut renewed) = (world.now + time, Vec::new());
