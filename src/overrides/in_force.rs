@@ -60,7 +60,7 @@ pub(crate) enum Decision {
 }
 
 /// The overrides of one key of a limit.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Steered {
     value: SteeredValue,
     /// When newcomers are admitted again.

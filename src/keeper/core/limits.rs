@@ -136,10 +136,14 @@ impl Core {
         }
         for (limit, meter) in limits {
             match self.limit_id(limit.name()) {
-                Some(id) => self.change_limit(id, Arc::new((*limit).clone())),
+                Some(id) => {
+                    self.log_misfit(limit);
+                    self.updated[id.0] = Arc::new((*limit).clone());
+                }
                 None => drop(self.add_limit(limit, meter)),
             }
         }
+        self.follow_limits();
         self.follow_decisions();
         Ok(())
     }
@@ -165,28 +169,30 @@ impl Core {
         self.follow_decisions();
     }
 
-    fn change_limit(&mut self, id: LimitId, updated: Arc<Limit>) {
-        let limit = self.ctx.overrides.apply(&updated);
-        self.ctx.limits[id.0] = limit.clone();
+    /// Puts the limits as last updated into force, with the present overrides.
+    fn follow_limits(&mut self) {
+        let updated = self.updated.iter();
+        self.ctx.limits = updated.map(|one| self.ctx.overrides.apply(one)).collect();
         self.ctx.follow_budgets();
-        self.log_misfit(&updated);
-        self.updated[id.0] = updated;
         self.each_queue(|queue, ctx| {
-            if queue.limit_id() == id {
-                let steered = ctx.overrides.for_key(&limit, queue.key());
-                queue.change_limit(ctx, limit.clone(), steered);
-            }
+            let limit = ctx.limits[queue.limit_id().0].clone();
+            let steered = ctx.overrides.for_key(&limit, queue.key());
+            queue.change_limit(ctx, limit, steered);
         });
-        self.follow_change(id);
-    }
-
-    /// Finishes a change after the queues have adopted it.
-    fn follow_change(&mut self, id: LimitId) {
-        if self.ctx.limits[id.0].current_mode() != Mode::Enforce {
-            self.release_sleepers(id);
+        let ids = (0..self.ctx.limits.len()).map(LimitId);
+        for id in ids.clone() {
+            if self.ctx.limits[id.0].current_mode() != Mode::Enforce {
+                self.release_sleepers(id);
+            }
         }
         self.refuse_sleepers();
-        self.measure_limit(id);
+        self.measure_limits();
+        for id in ids {
+            let name = self.ctx.limits[id.0].name();
+            if let Some(until) = self.ctx.overrides.paused_until(name) {
+                self.pause_requests(id, until);
+            }
+        }
     }
 
     /// Measures the limit in force after a change. Changes of a gauge may arrive in any order.
@@ -254,7 +260,7 @@ impl Core {
         for id in 0..self.updated.len() {
             self.log_misfit(&self.updated[id].clone());
         }
-        self.follow_overrides();
+        self.follow_limits();
         self.follow_decisions();
     }
 
@@ -263,36 +269,7 @@ impl Core {
         if !self.ctx.overrides.is_empty()
             && Arc::make_mut(&mut self.ctx.overrides).end(self.ctx.now)
         {
-            self.follow_overrides();
-        }
-    }
-
-    fn follow_overrides(&mut self) {
-        let mut changed = Vec::new();
-        for (id, updated) in self.updated.iter().enumerate() {
-            let limit = self.ctx.overrides.apply(updated);
-            if limit != self.ctx.limits[id] {
-                self.ctx.limits[id] = limit;
-                changed.push(LimitId(id));
-            }
-        }
-        self.each_queue(|queue, ctx| {
-            let limit = ctx.limits[queue.limit_id().0].clone();
-            let steered = ctx.overrides.for_key(&limit, queue.key());
-            match changed.contains(&queue.limit_id()) {
-                true => queue.change_limit(ctx, limit, steered),
-                false => queue.steer(ctx, steered),
-            }
-        });
-        for id in changed {
-            self.follow_change(id);
-        }
-        // A pause changes no limit.
-        self.measure_limits();
-        for id in 0..self.ctx.limits.len() {
-            if let Some(until) = self.ctx.overrides.paused_until(self.ctx.limits[id].name()) {
-                self.pause_requests(LimitId(id), until);
-            }
+            self.follow_limits();
         }
     }
 

@@ -138,7 +138,7 @@ impl Queues {
         let mut queue = Queue::new(id, (limit, key.clone()), (part, ledger), rules, ctx);
         if !ctx.overrides.is_empty() {
             let steered = ctx.overrides.for_key(queue.limit(), key);
-            queue.steer(ctx, steered);
+            queue.change_limit(ctx, queue.limit().clone(), steered);
         }
         queue.start(ctx);
         self.by_key[queue.limit_id().0].insert(queue.key().clone(), id);

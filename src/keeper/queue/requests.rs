@@ -149,7 +149,11 @@ impl Queue {
         if let Some(pool) = self.pool() {
             pool.follow_own_value(own_value);
         }
-        self.follow_max(ctx, before);
+        if self.max() > before {
+            self.grow(ctx);
+        } else if self.max() < before {
+            self.empty_pool(ctx);
+        }
     }
 
     /// Adopts the limit's value for this key from a caller without a request, who may not know it.
@@ -159,38 +163,15 @@ impl Queue {
         }
     }
 
-    /// Adopts operators' override for this key.
-    pub fn steer(&mut self, ctx: &mut Context, steered: Steered) {
-        let (max, was_paused) = (self.max(), self.is_paused());
-        self.set_steered(steered);
-        self.follow_pause(ctx, was_paused);
-        self.follow_max(ctx, max);
-    }
-
-    fn set_steered(&mut self, steered: Steered) {
-        self.steered = steered.is_some().then(|| Box::new(steered));
-    }
-
-    fn follow_pause(&mut self, ctx: &mut Context, was_paused: bool) {
-        if self.is_paused() && !was_paused {
-            self.empty_pool(ctx);
-        }
-    }
-
-    fn follow_max(&mut self, ctx: &mut Context, before: u32) {
-        if self.max() > before {
-            self.grow(ctx);
-        } else if self.max() < before {
-            self.empty_pool(ctx);
-        }
-    }
-
-    /// Adopts new values of the limit. If it no longer makes requests wait, waiting requests proceed.
+    /// Adopts values of the limit, and operators' override for this key. If the limit no longer makes requests wait,
+    /// waiting requests proceed.
     pub fn change_limit(&mut self, ctx: &mut Context, limit: Arc<Limit>, steered: Steered) {
-        let was_paused = self.is_paused();
+        let before = self.steered.as_deref().copied().unwrap_or_default();
+        if limit == self.limit && steered == before {
+            return;
+        }
         self.limit = limit;
-        self.set_steered(steered);
-        self.follow_pause(ctx, was_paused);
+        self.steered = steered.is_some().then(|| Box::new(steered));
         self.make_pool(ctx);
         self.empty_pool(ctx);
         self.follow_fallback(ctx);
