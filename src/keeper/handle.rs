@@ -65,11 +65,10 @@ impl KeeperHandle {
 impl KeeperHandle {
     /// Bounds a held permit. Bounds need a runtime.
     pub fn bound(&self, leases: &Leases, bounds: Bounds) {
-        self.keeper.with(|core, now| {
+        self.act(|core, now| {
             let leases = leases.all().iter();
             leases.for_each(|lease| core.bound(lease, bounds, now));
         });
-        let _ = self.keeper.start_driver();
     }
 
     pub fn release(&self, leases: &Leases) {
@@ -122,17 +121,27 @@ impl KeeperHandle {
         self.act(|core, now| core.resume(limit, key, now))
     }
 
-    /// Runs a step of the core, and starts a driver if the step needs one.
+    /// Runs a step of the core, and starts a driver if one is needed then. Without a runtime nothing is sent.
     fn act<R>(&self, step: impl FnOnce(&mut Core, Instant) -> R) -> R {
+        self.try_act(step).0
+    }
+
+    /// As [`act`](Self::act). Also returns why a driver could not be started.
+    #[inline(always)]
+    pub(super) fn try_act<R>(
+        &self,
+        step: impl FnOnce(&mut Core, Instant) -> R,
+    ) -> (R, Result<(), AcquireErrorKind>) {
         let (result, needs_driver) = self.keeper.with_driver(|core, driver, now| {
             let result = step(core, now);
             (result, driver.is_needed(core))
         });
-        if needs_driver {
-            // Without a runtime nothing is sent.
-            let _ = self.keeper.start_driver();
-        }
-        result
+        let started = if needs_driver {
+            self.keeper.start_driver()
+        } else {
+            Ok(())
+        };
+        (result, started)
     }
 
     /// Changes the account of a permit: see [`Core::change_account`].
@@ -250,9 +259,8 @@ impl KeeperHandle {
     #[cfg_attr(not(feature = "operate"), allow(dead_code))]
     pub fn steer(&self, overrides: InForce) {
         let overrides = Arc::new(overrides);
-        self.keeper.with(|core, now| core.steer(overrides, now));
         // Without a runtime nothing ends them in time; the next step does.
-        let _ = self.keeper.start_driver();
+        self.act(|core, now| core.steer(overrides, now));
     }
 
     #[cfg(feature = "config")]

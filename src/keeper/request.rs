@@ -10,7 +10,11 @@ use super::{
     handle::{Granted, KeeperHandle},
 };
 use crate::{
-    error::AcquireError, leases::Label, limit::LimitId, status::InLine, sync::StoredWaker,
+    error::{AcquireError, AcquireErrorKind},
+    leases::Label,
+    limit::LimitId,
+    status::InLine,
+    sync::StoredWaker,
 };
 
 /// A request for a permit, behind the public future. Dropped before its answer, it is cancelled.
@@ -96,39 +100,26 @@ impl Request {
         let RequestStage::New(demand) = &self.stage else {
             return Ok(None);
         };
-        let wants_quotas = self.wants_quotas;
-        let keeper = &self.handle.keeper;
-        let (submitted, collected, needs_driver) = keeper.with_driver(|core, driver, now| {
-            let id = match core.submit(demand, &self.label, now) {
-                Ok(id) => id,
-                Err(error) => return (None, Err(error), driver.is_needed(core)),
-            };
-            let collected = core.collect(id, wants_quotas, now).transpose();
-            (Some(id), collected, driver.is_needed(core))
+        let (answer, started) = self.handle.try_act(|core, now| {
+            let id = core.submit(demand, &self.label, now)?;
+            let taken = core.collect(id, self.wants_quotas, now).transpose()?;
+            Ok((id, taken))
         });
-        match (submitted, collected) {
-            (Some(id), Ok(None)) => self.stage = RequestStage::Submitted(id),
-            (_, Ok(Some(taken))) if needs_driver => return self.start_driver(Some(taken)),
-            (_, collected) => return collected,
+        let (id, taken) = answer?;
+        if taken.is_none() {
+            self.stage = RequestStage::Submitted(id);
         }
-        match needs_driver {
-            true => self.start_driver(None),
-            false => Ok(None),
-        }
+        self.driven(taken, started)
     }
 
     /// Also returns whether this task is woken once the answer arrives.
     fn collect(&self, id: RequestId, waker: &Waker) -> (Collected, bool) {
-        let keeper = &self.handle.keeper;
-        let (collected, is_watched, needs_driver) = keeper.with_driver(|core, driver, now| {
-            let collected = core.collect(id, self.wants_quotas, now).transpose();
-            let is_watched = core.is_watched_by(id, waker);
-            (collected, is_watched, driver.is_needed(core))
+        let ((answer, is_watched), started) = self.handle.try_act(|core, now| {
+            let answer = core.collect(id, self.wants_quotas, now);
+            (answer.transpose(), core.is_watched_by(id, waker))
         });
-        match collected {
-            Ok(taken) if needs_driver => (self.start_driver(taken), is_watched),
-            collected => (collected, is_watched),
-        }
+        let collected = answer.and_then(|taken| self.driven(taken, started));
+        (collected, is_watched)
     }
 
     /// Makes sure that this task is woken once the answer arrives, unless it is there already.
@@ -136,28 +127,23 @@ impl Request {
         let RequestStage::Submitted(id) = self.stage else {
             return Ok(None);
         };
-        let keeper = &self.handle.keeper;
-        keeper.watch_driver();
+        self.handle.keeper.watch_driver();
         // Cloned without the lock: cloning a waker runs foreign code.
         let waker = StoredWaker::of(waker);
-        let (answer, needs_driver) = keeper.with_driver(|core, driver, now| {
+        // The driver may have ended before this task could be woken for that.
+        let (answer, started) = self.handle.try_act(|core, now| {
             let answer = core.collect_or_watch(id, self.wants_quotas, waker, now);
-            (answer.transpose(), driver.is_needed(core))
+            answer.transpose()
         });
-        match answer {
-            // It ended before this task could be woken for that.
-            Ok(taken) if needs_driver => self.start_driver(taken),
-            answer => answer,
-        }
+        self.driven(answer?, started)
     }
 
-    /// Without a driver no lease is renewed and no exchange sent.
-    #[cold]
-    fn start_driver(&self, taken: Option<Taken>) -> Collected {
-        let keeper = &self.handle.keeper;
-        let Err(kind) = keeper.start_driver() else {
+    /// Without a driver no lease is renewed and no exchange sent: a request that cannot have one is refused.
+    fn driven(&self, taken: Option<Taken>, started: Result<(), AcquireErrorKind>) -> Collected {
+        let Err(kind) = started else {
             return Ok(taken);
         };
+        let keeper = &self.handle.keeper;
         match (taken, &self.stage) {
             (Some(taken), _) => drop(self.handle.cancel_granted(taken)),
             (None, RequestStage::Submitted(id)) => keeper.with(|core, now| core.cancel(*id, now)),

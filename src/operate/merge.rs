@@ -312,6 +312,7 @@ fn add_limit(sum: &mut LimitRow, row: LimitRow) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::overrides::TenantDigest;
 
     fn collected(bodies: &[Body]) -> Collected {
         let answer = |(number, body): (usize, &Body)| Answer {

@@ -117,7 +117,7 @@ const WAY: [(&str, &str); 8] = [
 const BETWEEN: [[&str; 2]; 5] = [
     [
         "keeper/request.rs Request::ask",
-        "keeper/lock.rs Keeper::with_driver",
+        "keeper/handle.rs KeeperHandle::try_act",
     ],
     [
         "keeper/request.rs Request::ask",

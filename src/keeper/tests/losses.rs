@@ -417,7 +417,7 @@ fn grants_that_a_loss_has_made_possible_are_given_back() {
         assert!(world.collect(0, &single).is_none());
         assert!(world.see(both).is_none());
         // The other key may not have lost anything, as far as the answer shows.
-        let of_another = u32::from(!is_sent_with_the_question);
+        let of_another = usize::from(!is_sent_with_the_question);
         assert_eq!(world.ledger().0, 2 + of_another, "the holders are back");
         world.keepers[0].audit().expect("its books agree");
         world.release(keeper, &holders[keeper]);

@@ -985,7 +985,6 @@ fn a_request_whose_exchange_failed_has_no_more_time_for_a_hello() {
     let sent = world.send(0);
     world.pass(STORE_TIMEOUT / 2);
     world.fail(0, &sent, Failure::Cut);
-    let now = world.local();
     world.release(0, &leaver);
     assert_eq!(world.send(0).timeout, STORE_TIMEOUT);
     assert!(world.collect(0, &newcomer).is_none());
