@@ -118,8 +118,8 @@
 -- =====
 -- Lua rebuilds every function on each call, and ten captured variables cost as much as a Redis command. So the script
 -- has two paths. Most batches need only the short way, which builds one small function: `release`, `renew` and
--- `acquire`. It suffices if the other steps would change nothing: the queue is empty, no lease has ended, and every
--- newcomer weighs one unit and gets a slot. Otherwise the long way, all steps as in machine/, takes over after
+-- `acquire`. It suffices if the other steps would change nothing: the queue is empty, no lease has ended, there
+-- is no pause, and every newcomer weighs one unit and gets a slot. Otherwise the long way, all steps as in machine/, takes over after
 -- `release`; its steps are functions only if two places call them. Functions define their constants as locals, which
 -- cost less than captured variables, so some constants occur twice.
 --
@@ -155,6 +155,9 @@ local may_write = false -- even at maxmemory, after the call's first write
 
 -- Arguments for ZADD: the permits from ARGV[first] on, each with this score.
 local function scored(score, first, count)
+  if count == 1 then
+    return score, ARGV[first]
+  end
   local list = { score, ARGV[first] }
   for i = 2, count do
     list[2 * i - 1], list[2 * i] = score, ARGV[first + i - 1]

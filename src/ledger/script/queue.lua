@@ -109,6 +109,7 @@ local function admit(ledger, id, waits, payer)
   local fits = in_use + weight <= limit or in_use == 0 and limit > 0
   if waiting == ledger.passed and fits then
     ledger.in_use = in_use + weight
+    lease_end_text = lease_end_text or text_of(lease_end_ms)
     push(ledger.entering, lease_end_text, id, weight)
     return lease_end_ms
   end

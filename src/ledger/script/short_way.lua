@@ -8,23 +8,15 @@ end
 -- The short way: `release`, `renew` and `acquire` of each ledger, if no other step would change anything.
 
 local replies, arg, record = { now_us, 0, nil }, 2, first_record -- with room for one more
--- For the long way, three numbers for each ledger: holders whose lease lasts beyond this second, all members, and members
--- removed.
+-- For the long way, four numbers for each ledger: holders whose lease lasts beyond this second; all other holders, and
+-- waiters; all members; and members removed.
 local counts = refund_count + claim_count > 0 and {}
 for i = 1, ledger_count do
   local limit, _, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
-  local key, first, lasting, size, removed, is_short, failure = KEYS[i], arg + releases, 0, 0, 0, false, nil
-  if not lease_end_text and renews + adopts + acquires + claim_count > 0 then
-    lease_end_text = string.format('%d%09d', lease_end_ms / 1000000000, lease_end_ms % 1000000000) -- as `text_of`
-  end
-  -- At maxmemory Redis lets a script write if its first write may free memory, whether or not it does. So leases are
-  -- renewed and adopted even then. Newcomers are refused, unless they share an exchange with these.
+  local key, first, lasting, early, size, removed, is_short, failure = KEYS[i], arg + releases, 0, 0, 0, 0, false, nil
   if releases > 0 then
     size = redis.pcall('ZREM', key, unpack(ARGV, arg, first - 1))
     may_write, removed = true, size
-  elseif renews + adopts > 0 and not may_write then
-    size = redis.pcall('ZREM', key, '')
-    may_write = true
   end
   if type(size) == 'number' then
     size = redis.pcall('ZCARD', key) -- by pcall: one ledger's error does not stop the others
@@ -35,16 +27,31 @@ for i = 1, ledger_count do
     if size > 0 then
       lasting = call('ZCOUNT', key, '(' .. time[1] .. '999', LAST_DEADLINE)
     end
-    is_short = lasting == size and adopts + claim_count == 0 and (options < 8 or options >= 64 and options < 72)
+    is_short = adopts + claim_count == 0 and (options < 8 or options >= 64 and options < 72)
       and (acquires == 0 or lasting + acquires <= limit)
+    if lasting < size then
+      early = call('ZCOUNT', key, '-inf', time[1] .. '999')
+      -- Beside holders there may be heartbeats of replicas whose waiters have left, but no pause.
+      is_short = is_short and early == 0 and lasting + acquires > 0 and options < 8 and not call('ZSCORE', key, '!')
+    end
+  end
+  if not lease_end_text and (renews + adopts + claim_count > 0 or is_short and acquires > 0) then
+    lease_end_text = string.format('%d%09d', lease_end_ms / 1000000000, lease_end_ms % 1000000000) -- as `text_of`
   end
   if is_short and lasting >= limit then -- `expire` would shorten leases with a deadline too far ahead
-    too_late_text = too_late_text or '(' .. string.format('%.0f', latest_end_ms)
+    too_late_text = too_late_text
+      or '(' .. string.format('%d%09d', latest_end_ms / 1000000000, latest_end_ms % 1000000000)
     is_short = call('ZCOUNT', key, too_late_text, LAST_DEADLINE) == 0
   end
   if is_short and renews > 0 then
-    -- All members are holders. If every renewal moves a deadline, no permit is missing.
-    is_short = call('ZADD', key, 'XX', 'GT', 'CH', scored(lease_end_text, first, renews)) == renews
+    -- All permits are holders. If every renewal moves a deadline, none is missing.
+    is_short = redis.pcall('ZADD', key, 'XX', 'GT', 'CH', scored(lease_end_text, first, renews)) == renews
+  end
+  -- At maxmemory Redis lets a script write if its first write may free memory, whether or not it does. So leases are
+  -- renewed and adopted even then. Newcomers are refused, unless they share an exchange with these.
+  if renews + adopts > 0 and not is_short and not may_write then
+    redis.pcall('ZREM', key, '')
+    may_write = true
   end
   if is_short and acquires > 0 then
     local entered = redis.pcall('ZADD', key, 'NX', scored(lease_end_text, first + renews, acquires))
@@ -53,7 +60,7 @@ for i = 1, ledger_count do
     else
       is_short = entered == acquires -- or this exchange is a repetition
       lasting, size = lasting + entered, size + entered
-      if size >= LIST_SIZE and size - entered < LIST_SIZE then
+      if lasting >= LIST_SIZE and lasting - entered < LIST_SIZE then
         call('ZADD', key, '0', LONG_NAME)
         call('ZREM', key, LONG_NAME)
       end
@@ -64,8 +71,8 @@ for i = 1, ledger_count do
   end
   replies[i + 2] = failure or is_short and lasting
   if not replies[i + 2] then
-    counts = counts or { nil, nil, nil } -- preallocated
-    counts[3 * i - 2], counts[3 * i - 1], counts[3 * i] = lasting, size, removed
+    counts = counts or { nil, nil, nil, nil } -- preallocated
+    counts[4 * i - 3], counts[4 * i - 2], counts[4 * i - 1], counts[4 * i] = lasting, early, size, removed
   end
   arg, record = first + renews + adopts + acquires, waits + acquires
 end

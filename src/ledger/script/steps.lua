@@ -1,7 +1,7 @@
 
 -- The steps after `release`. If the exchange has no claims, the steps after the claims follow directly. At first the
 -- queue is assumed to be empty.
-local function run(ledger, size, removed, first, renews, adopts, acquires, waits)
+local function run(ledger, early, size, removed, first, renews, adopts, acquires, waits)
   local ABSENT = 0
   local LEDGER_REPLY = 4
   local ALIVE = 2251799813685248
@@ -19,8 +19,9 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
   local latest_end_ms = now_ms + MAX_LEASE_MS
   local lasting, in_use, waiting, brief = ledger.in_use, ledger.in_use, 0, adopts + acquires == 0
   -- The queue comes first in the set, then the holders, nearest deadline first.
-  if lasting < size then
-    in_use, waiting = call('ZCOUNT', key, '0', LAST_DEADLINE), call('ZCOUNT', key, '-inf', '-1')
+  if early > 0 then
+    waiting = call('ZCOUNT', key, '-inf', '-1')
+    in_use = lasting + early - waiting
   end
 
   -- `pause`: the longest applies. An end too far ahead was set before the clock was stepped back.
@@ -271,7 +272,7 @@ local function run(ledger, size, removed, first, renews, adopts, acquires, waits
   if promotions > 0 then
     for owner, names in pairs(promoted) do
       if owner ~= replica then
-        local wake = string.format('%.0f %.0f %s %s', now_us, promoted_end_ms, table.concat(names), key)
+        local wake = text_of(now_us) .. ' ' .. until_text .. ' ' .. table.concat(names) .. ' ' .. key
         -- By pcall: an ACL may forbid it, and then waiters learn of their slots when they poll.
         redis.pcall('PUBLISH', wake_channel .. owner, wake)
       end
@@ -351,10 +352,10 @@ for i = 1, ledger_count do
       waits = options % 4, reuse = (options % 16 - options % 4) / 4, heavy = options % 32 >= 16,
       tells = options % 64 >= 32,
       pause = (options - options % 256) / 256, pause_end_ms = nil, fair = nil, owes = owes,
-      in_use = counts[3 * i - 2], waiting = nil, promoted = nil, passed = nil, head = nil, ticket = nil,
+      in_use = counts[4 * i - 3], waiting = nil, promoted = nil, passed = nil, head = nil, ticket = nil,
       entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY
     }
-    local size, removed = counts[3 * i - 1], counts[3 * i]
+    local early, size, removed = counts[4 * i - 2], counts[4 * i - 1], counts[4 * i]
     if is_fair then
       shares = shares or functions_of_shares()
       ledger.fair = { -- preallocated
@@ -364,7 +365,7 @@ for i = 1, ledger_count do
         time = nil, waiting = {}, line_of = nil, rank = 0, all = false, bound = -1, bound_name = '',
       }
     end
-    local ok, result = pcall(run, ledger, size, removed, arg + releases, renews, adopts, acquires, waits)
+    local ok, result = pcall(run, ledger, early, size, removed, arg + releases, renews, adopts, acquires, waits)
     replies[i + 2], ledgers[i] = outcome(ok, result), ok and claim_count > 0 and ledger
   end
   dues = has_text and dues + 1 or dues
