@@ -2,16 +2,10 @@
 //!
 //! Tests: `tests/config/faults.rs`, `cuts.rs`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{
-    cost::CostConfig,
     error::{ConfigFileError, Faults},
-    fair::CheckedFair,
-    header_key::{self, HeaderKey},
     key::{CallerKey, KeyConfig},
     limit::{LimitConfig, OutcomeConfig},
     optional::if_set,
@@ -35,17 +29,12 @@ pub(super) struct Checked {
 #[derive(Debug)]
 pub(super) struct CheckedLimit {
     pub(super) limit: Limit,
-    pub(super) key: KeyConfig,
-    pub(super) requires_key: bool,
-    pub(super) cost: Option<CostConfig>,
-    pub(super) clamps_cost: bool,
-    pub(super) outcome: Option<OutcomeConfig>,
-    pub(super) pause_at_most: Option<Duration>,
+    /// Its section.
+    pub(super) config: LimitConfig,
     /// Callers' own values.
     pub(super) values: HashMap<Key, LimitValue>,
-    /// Tenants, if the limit is fair.
-    pub(super) fair: Option<CheckedFair>,
-    pub(super) requires_tenant: bool,
+    /// Tenants' own shares.
+    pub(super) shares: HashMap<Key, u32>,
 }
 
 impl Checked {
@@ -76,8 +65,8 @@ impl Checked {
 impl CheckedLimit {
     /// The key of a caller, written as in the file; an empty caller has no key.
     pub(super) fn key_of(&self, caller: &str) -> Result<Key, &'static str> {
-        match (&self.key, caller) {
-            (_, "") if self.requires_key => Err("is required, and the caller has none"),
+        match (&self.config.key, caller) {
+            (_, "") if self.config.requires_key() => Err("is required, and the caller has none"),
             (_, "") => Ok(Key::SHARED),
             (KeyConfig::Shared, _) => Err("all requests share this limit: it has no callers"),
             (key, caller) => key.of(&CallerKey::from(caller)),
@@ -86,60 +75,57 @@ impl CheckedLimit {
 
     /// A tenant, written as in the file, and its share; an empty tenant is none.
     pub(super) fn tenant_of(&self, tenant: &str) -> Result<(Key, u32), &'static str> {
-        match &self.fair {
-            None => Err("is not set, so the limit has no tenants"),
-            Some(_) if tenant.is_empty() && self.requires_tenant => {
-                Err("requires a tenant, and there is none")
+        let key = match &self.config.fair {
+            None => return Err("is not set, so the limit has no tenants"),
+            Some(_) if tenant.is_empty() && self.config.require_tenant => {
+                return Err("requires a tenant, and there is none");
             }
-            Some(fair) => fair.tenant_of(tenant),
-        }
+            Some(fair) => fair.tenant_of(tenant)?,
+        };
+        let share = self.shares.get(&key).copied();
+        Ok((key, share.unwrap_or(1)))
     }
 
     /// The scope of this limit on a route, with the rule for a request's key.
     pub(super) fn scope(&self, route: &RouteConfig) -> Scope {
-        let limit = self.limit.clone();
-        let scope = match &self.key {
+        let (limit, config) = (self.limit.clone(), &self.config);
+        let scope = match &config.key {
             KeyConfig::Shared => limit.into(),
             KeyConfig::Header(name) => limit.by_header(name.as_str()),
             KeyConfig::Route => Scope::with_key(limit, Key::from(route.key_name())),
-            KeyConfig::Bearer(name) => self.by_headers(vec![HeaderKey::Bearer(name.clone())]),
-            KeyConfig::AnyOf(headers) => self.by_headers(headers.clone()),
             KeyConfig::ClientAddress(config) => limit.by_client_address(config.address()),
+            key @ (KeyConfig::Bearer(_) | KeyConfig::AnyOf(_)) => {
+                // Requests without a key share one, as under `by_header`, unless they are refused.
+                let shared = (!config.requires_key()).then_some(Key::SHARED);
+                let key = key.clone();
+                limit.by_key(move |head| key.find(head).or_else(|| shared.clone()))
+            }
         };
         let mut scope = scope.values(self.values.clone());
         let has_slots = self.limit.period().is_none();
         if let Some(weight) = route.weight.filter(|_| has_slots) {
             scope = scope.weight_by(move |_| weight);
         }
-        if let Some(cost) = &self.cost {
+        if let Some(cost) = &config.cost {
             scope = cost.apply(scope);
         }
-        if self.clamps_cost {
+        if config.clamp_cost {
             scope = scope.clamp_cost();
         }
-        if let Some(OutcomeConfig::Overload) = self.outcome {
+        if let Some(OutcomeConfig::Overload) = config.outcome {
             scope = scope.outcome_by(overload);
         }
-        scope = if_set(scope, self.pause_at_most, Scope::pause_at_most);
-        if let Some(fair) = &self.fair {
-            scope = fair.apply(scope);
+        scope = if_set(scope, config.pause_at_most, Scope::pause_at_most);
+        if let Some(fair) = &config.fair {
+            scope = fair.apply(self.shares.clone(), scope);
         }
-        if self.requires_tenant {
+        if config.require_tenant {
             scope = scope.require_tenant();
         }
-        match self.requires_key {
+        match config.requires_key() {
             true => scope.require_key(),
             false => scope,
         }
-    }
-
-    /// Requests without a key share one, as under [`Limit::by_header`], unless they are refused.
-    fn by_headers(&self, headers: Vec<HeaderKey>) -> Scope {
-        let shared = (!self.requires_key).then_some(Key::SHARED);
-        self.limit.clone().by_key(move |head| {
-            let found = header_key::find(&headers, &head.headers);
-            found.map(Key::from).or_else(|| shared.clone())
-        })
     }
 }
 
@@ -152,21 +138,15 @@ fn check_limit(
     let checked = limit.limit(name, faults);
     limit.key.check(&format!("limits.{name}.key"), faults);
     let values = limit.own_values(name, &config.plans, faults);
-    let fair = limit.fair.as_ref().map(|fair| {
+    let shares = limit.fair.as_ref().map(|fair| {
         let path = format!("limits.{name}.fair");
-        fair.checked(&path, &config.plans, faults)
+        fair.own_shares(&path, &config.plans, faults)
     });
     Some(CheckedLimit {
         limit: checked?,
-        key: limit.key.clone(),
-        requires_key: limit.requires_key(),
-        cost: limit.cost.clone(),
-        clamps_cost: limit.clamp_cost,
-        outcome: limit.outcome,
-        pause_at_most: limit.pause_at_most,
+        config: limit.clone(),
         values,
-        fair,
-        requires_tenant: limit.require_tenant,
+        shares: shares.unwrap_or_default(),
     })
 }
 

@@ -43,13 +43,23 @@ impl HeaderKey {
 
     /// Returns the key of a request. `None`: it is missing, empty, or of another form.
     pub(super) fn find<'a>(&self, headers: &'a HeaderMap) -> Option<&'a [u8]> {
-        let value = headers.get(self.name())?.as_bytes();
-        let key = match self {
-            Self::Header(_) => value,
-            Self::Bearer(_) => bearer(value)?,
-        };
-        (!key.is_empty()).then_some(key)
+        match self {
+            Self::Header(name) => value(name, headers),
+            Self::Bearer(name) => token(name, headers),
+        }
     }
+}
+
+/// Returns the value of a header. `None`: it is missing or empty.
+pub(super) fn value<'a>(name: &str, headers: &'a HeaderMap) -> Option<&'a [u8]> {
+    let value = headers.get(name)?.as_bytes();
+    (!value.is_empty()).then_some(value)
+}
+
+/// Returns the token in a header. `None`: it is missing or empty, or the header has another form.
+pub(super) fn token<'a>(name: &str, headers: &'a HeaderMap) -> Option<&'a [u8]> {
+    let token = bearer(headers.get(name)?.as_bytes())?;
+    (!token.is_empty()).then_some(token)
 }
 
 /// Returns the key from the first of these headers that has one.

@@ -4,12 +4,12 @@
 
 use std::fmt;
 
-use http::HeaderName;
+use http::{HeaderMap, HeaderName, request::Parts};
 use serde::{Deserialize, Deserializer};
 
 use super::{
     error::Faults,
-    header_key::{HeaderKey, MAX_HEADERS},
+    header_key::{self, HeaderKey, MAX_HEADERS},
     word_or_table::{secret, word_or_table},
 };
 #[cfg(test)]
@@ -124,6 +124,29 @@ impl KeyConfig {
                 let address = text.parse().map_err(|_| "is no IP address")?;
                 Ok(config.address().key_of(address))
             }
+        }
+    }
+}
+
+/// The key of a request.
+impl KeyConfig {
+    /// The key in the headers, or the client's address. `None`: the request has none, or the key is from elsewhere.
+    pub(super) fn find(&self, head: &Parts) -> Option<Key> {
+        match self {
+            Self::ClientAddress(config) => {
+                let address = config.address();
+                Some(address.key_of(address.find(head)?))
+            }
+            _ => self.in_headers(&head.headers).map(Key::from),
+        }
+    }
+
+    pub(super) fn in_headers<'a>(&self, headers: &'a HeaderMap) -> Option<&'a [u8]> {
+        match self {
+            Self::Header(name) => header_key::value(name, headers),
+            Self::Bearer(name) => header_key::token(name, headers),
+            Self::AnyOf(keys) => header_key::find(keys, headers),
+            Self::Shared | Self::Route | Self::ClientAddress(_) => None,
         }
     }
 }

@@ -7,7 +7,6 @@ use http::request::Parts;
 use super::{
     check::CheckedLimit,
     error::ConfigFileError,
-    header_key::{self, HeaderKey},
     key::{CallerKey, KeyConfig},
     live::LiveConfig,
     sections::Config,
@@ -141,19 +140,23 @@ impl Config {
             Some(burst) if leg.clamps => (1, leg.cost.min(burst)),
             Some(_) => (1, leg.cost),
         };
-        let by = checked.fair.as_ref().and_then(|fair| fair.by.as_ref());
+        let by = checked
+            .config
+            .fair
+            .as_ref()
+            .and_then(|fair| fair.by.as_ref());
         let tenant = leg.tenant.as_ref();
         let named = tenant.and_then(|tenant| self.written(by?, &tenant.name, head));
         let refusal = match burst {
             _ if limit.current_mode() != Mode::Enforce => None,
-            _ if checked.requires_tenant && named.is_none() => Some(RefusalKind::NoKey),
+            _ if checked.config.require_tenant && named.is_none() => Some(RefusalKind::NoKey),
             None if value.max == 0 => Some(RefusalKind::Full),
             None if weight > value.max => Some(RefusalKind::InvalidWeight),
             Some(burst) if cost > burst => Some(RefusalKind::InvalidCost),
             _ => None,
         };
         Some(LimitPreview {
-            caller: self.written(&checked.key, &leg.key, head),
+            caller: self.written(&checked.config.key, &leg.key, head),
             tenant: named,
             share: tenant.map(|tenant| tenant.share),
             key: leg.key,
@@ -170,16 +173,8 @@ impl Config {
         let text = match source {
             _ if *key == Key::SHARED => return None,
             KeyConfig::Shared => return None,
-            KeyConfig::Header(name) => {
-                let value = head.headers.get(name.as_str())?;
-                String::from_utf8_lossy(value.as_bytes()).into_owned()
-            }
-            KeyConfig::Bearer(name) => {
-                let key = HeaderKey::Bearer(name.clone());
-                String::from_utf8_lossy(key.find(&head.headers)?).into_owned()
-            }
-            KeyConfig::AnyOf(headers) => {
-                let key = header_key::find(headers, &head.headers)?;
+            KeyConfig::Header(_) | KeyConfig::Bearer(_) | KeyConfig::AnyOf(_) => {
+                let key = source.in_headers(&head.headers)?;
                 String::from_utf8_lossy(key).into_owned()
             }
             KeyConfig::Route => {
