@@ -350,7 +350,7 @@ impl LimiterBuilder {
     ) -> Result<(Limiter, Option<String>), ConfigError> {
         let home = self.home()?;
         #[cfg(feature = "operate")]
-        let link = self.identity.link(&target, self.store_timeout);
+        let operators = self.identity.operable.then(|| target.clone());
         let settings = self.settings(target.layout())?;
         let store = RedisStore::new(target, &settings.namespace, settings.replica);
         #[cfg(feature = "operate")]
@@ -361,9 +361,9 @@ impl LimiterBuilder {
         #[cfg(feature = "operate")]
         let limiter = {
             let limiter = limiter.identified(self.identity);
-            if let Some(link) = link {
-                let is_reached = unreached.is_none();
-                listen(&limiter, link, &self.namespace, runtime, is_reached).await;
+            if let Some(target) = operators {
+                let (store, is_reached) = ((&target, self.store_timeout), unreached.is_none());
+                listen(&limiter, store, &self.namespace, runtime, is_reached).await;
             }
             limiter
         };

@@ -346,7 +346,13 @@ impl fmt::Display for AcquireError {
                 self.write_use(f)
             }
             AcquireErrorKind::TooSoon => {
-                write!(f, "rate `{limit_name}` of {max} {unit} is used up")?;
+                write!(f, "rate `{limit_name}` of {max} {unit} ")?;
+                let quotas = self.details.quotas.iter();
+                let mut left = quotas.map(|quota| quota.remaining);
+                match left.next().filter(|left| *left > 0) {
+                    Some(left) => write!(f, "has {left} left, fewer than the request costs")?,
+                    None => write!(f, "is used up")?,
+                }
                 match self.details.retry_after {
                     Some(time) => write!(f, ": it has more in {time:?}"),
                     None => Ok(()),

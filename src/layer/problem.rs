@@ -177,7 +177,14 @@ pub(super) fn detail(refusal: &Refusal) -> String {
         }
         RefusalKind::TooSoon => {
             let period = refusal.limit().period().unwrap_or_default();
-            format!("the rate of {max} {unit} in {period:?} is used up")
+            let mut quotas = refusal.quotas().iter();
+            let own = quotas.find(|quota| *quota.limit_name == *refusal.limit_name());
+            match own.map_or(0, |quota| quota.remaining) {
+                0 => format!("the rate of {max} {unit} in {period:?} is used up"),
+                left => format!(
+                    "the rate of {max} {unit} in {period:?} has {left} left, fewer than the request costs"
+                ),
+            }
         }
         RefusalKind::Lost => "the slot was lost before the response was ready".into(),
         RefusalKind::HeldTooLong => "the response was not ready in time".into(),

@@ -452,6 +452,17 @@ mod tests {
         let details = tokens.error_details();
         let error = AcquireError::new(AcquireErrorKind::TooSoon, details);
         assert_eq!(error.to_string(), "rate `opens` of 60 tokens is used up");
+        let mut details = tokens.error_details();
+        details.quotas = vec![Quota {
+            remaining: 50,
+            ..tokens.quota(60)
+        }];
+        let some_left = AcquireError::new(AcquireErrorKind::TooSoon, details);
+        let (text, detail) = (some_left.to_string(), problem(&Refusal::from(&some_left)));
+        let left = "has 50 left, fewer than the request costs";
+        assert_eq!(text, format!("rate `opens` of 60 tokens {left}"));
+        let expected = format!("the rate of 60 tokens in 90s {left}");
+        assert_eq!(detail["detail"], expected);
         let by_handler = Refusal::from(&error);
         assert_eq!(problem(&by_handler)["unit"], "tokens");
     }

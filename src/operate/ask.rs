@@ -10,12 +10,11 @@ use tokio::{
 use super::{
     answer::TenantRow,
     ledger::{self, LedgerLook},
-    link::MAX_QUESTION,
     merge::Collected,
     names::Names,
     roster::{self, RosterMember},
     scan::Scanner,
-    wire::{Answer, Message, Question, VERSION},
+    wire::{Answer, MAX_QUESTION, Message, Question, VERSION},
 };
 use crate::{
     overrides::KeyDigest,

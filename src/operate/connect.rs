@@ -101,6 +101,9 @@ impl OperatorBuilder {
     /// Fails if a setting is out of range, the URL cannot be used, the store cannot be reached
     /// ([`ConfigErrorKind::Unreachable`]) or refuses the credentials or the channel of answers
     /// ([`ConfigErrorKind::Permission`]), or the caller is not on a Tokio runtime with timers and IO.
+    ///
+    /// [`ConfigErrorKind::Unreachable`]: crate::ConfigErrorKind::Unreachable
+    /// [`ConfigErrorKind::Permission`]: crate::ConfigErrorKind::Permission
     pub async fn connect(self, url: &str) -> Result<Operator, ConfigError> {
         self.on_target(StoreTarget::open(url)?).await
     }

@@ -2,19 +2,20 @@
 
 use std::{
     cmp::Reverse,
-    sync::{Arc, OnceLock, Weak},
+    sync::{Arc, Weak},
 };
 
 use serde::Serialize;
 use tokio::time::Instant;
 
+#[cfg(feature = "redis")]
+use super::follow::Follower;
 use super::{
     answer::{
         BudgetRow, KeyRow, LimitRow, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
         TenantRow,
     },
     changes::Revocation,
-    hook::Hook,
     revoke::revoke,
     walk::{self, KeySum, LimitCount, SeenPermit, Which},
     wire::{Answer, Applied, Body, Of, Question, ResumeOrder, RevokeOrder, RevokedHere, VERSION},
@@ -36,7 +37,8 @@ pub(super) struct Desk {
     shows_keys: bool,
     since: Instant,
     /// The record of overrides, as last read by this process.
-    pub(super) record: OnceLock<Arc<dyn Hook>>,
+    #[cfg(feature = "redis")]
+    pub(super) record: Option<Follower>,
 }
 
 impl Desk {
@@ -47,7 +49,8 @@ impl Desk {
             label,
             shows_keys,
             since: Instant::now(),
-            record: OnceLock::new(),
+            #[cfg(feature = "redis")]
+            record: None,
         }
     }
 
@@ -71,12 +74,9 @@ impl Desk {
             Question::Tenants(of) if !is_fair(&keeper, of) => (Body::NotFair, 0),
             Question::Tenants(of) => fitting(Body::Tenants, self.tenants(&keeper, of).await),
             Question::Overrides(_) => {
-                let record = self.record.get();
-                let token = record.and_then(|record| record.token());
-                let unrecorded = record.map(|record| record.unrecorded());
-                let unrecorded = Some((unrecorded.unwrap_or_default(), 0));
+                let Applied { token, unrecorded } = self.applied();
                 let applied = |unrecorded| Body::Overrides(Applied { token, unrecorded });
-                fitting(applied, unrecorded)
+                fitting(applied, Some((unrecorded, 0)))
             }
             Question::Revoke(order) => {
                 let permits = self.revoke(&keeper, order).await;
@@ -92,6 +92,15 @@ impl Desk {
             left_out,
             ..self.with(number, body)
         })
+    }
+
+    /// The overrides in force in this process; none if no store records them for it.
+    pub(super) fn applied(&self) -> Applied {
+        #[cfg(feature = "redis")]
+        if let Some(record) = &self.record {
+            return record.applied();
+        }
+        Applied::default()
     }
 
     /// The answer to a question that comes too soon after others.
@@ -124,7 +133,7 @@ impl Desk {
             recovering: keeper.is_recovering(),
             lease_ms: lease.as_millis() as u64,
             waiter_ttl_ms: waiter_ttl.as_millis() as u64,
-            token: self.record.get().and_then(|record| record.token()),
+            token: self.applied().token,
         }
     }
 

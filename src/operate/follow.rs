@@ -5,12 +5,10 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use futures_util::future::{BoxFuture, FutureExt};
-
 use super::{
-    hook::Hook,
     names::Names,
     record::{Reading, change, read},
+    wire::Applied,
 };
 use crate::{
     keeper::KeeperHandle,
@@ -36,48 +34,46 @@ struct Followed {
     reported: Option<String>,
 }
 
-impl Hook for Follower {
-    fn read_again<'a>(
-        &'a self,
-        keeper: &'a KeeperHandle,
-        control: &'a ControlConnection,
-        names: &'a Names,
-    ) -> BoxFuture<'a, ()> {
-        async move {
-            let reading = read(control, names).await;
-            let (fault, lost) = match reading {
-                Ok(reading) => self.take(keeper, reading),
-                // The next connection reads the record again.
-                Err(error) if error.is_outage() => return,
-                // The overrides in force stay until they end.
-                Err(error) => (Some(error.message), None),
-            };
-            let not_written = match lost {
-                Some(lost) => self.write_back(keeper, control, names, &lost).await,
-                None => None,
-            };
-            self.report(fault.or(not_written));
-        }
-        .boxed()
-    }
-
-    fn token(&self) -> Option<String> {
-        let token = self.lock().record.token().cloned();
-        token.map(String::from)
-    }
-
-    fn unrecorded(&self) -> Vec<[String; 2]> {
-        let lost = self.lock().record.lost();
-        let texts = lost.entries.into_iter();
-        texts.map(|(field, entry)| [field, entry.text]).collect()
-    }
-}
-
 impl Follower {
     pub(super) fn new(label: &str) -> Self {
         Self {
             label: label.to_owned(),
             followed: Mutex::default(),
+        }
+    }
+
+    /// Reads the record, and restores any part that the store has lost: on each new connection to operators, after a
+    /// change, and once a minute. The only time limit is the connection's; questions wait meanwhile.
+    pub(super) async fn read_again(
+        &self,
+        keeper: &KeeperHandle,
+        control: &ControlConnection,
+        names: &Names,
+    ) {
+        let reading = read(control, names).await;
+        let (fault, lost) = match reading {
+            Ok(reading) => self.take(keeper, reading),
+            // The next connection reads the record again.
+            Err(error) if error.is_outage() => return,
+            // The overrides in force stay until they end.
+            Err(error) => (Some(error.message), None),
+        };
+        let not_written = match lost {
+            Some(lost) => self.write_back(keeper, control, names, &lost).await,
+            None => None,
+        };
+        self.report(fault.or(not_written));
+    }
+
+    /// The overrides in force in this process.
+    pub(super) fn applied(&self) -> Applied {
+        let followed = self.lock();
+        let unrecorded = followed.record.lost().entries.into_iter();
+        Applied {
+            token: followed.record.token().cloned().map(String::from),
+            unrecorded: unrecorded
+                .map(|(field, entry)| [field, entry.text])
+                .collect(),
         }
     }
 
@@ -245,7 +241,7 @@ mod tests {
                 .await;
             scene.follow().await;
             assert_eq!(scene.max().await, 7);
-            let token = scene.followed.token();
+            let token = scene.followed.applied().token;
             assert!(token.is_some());
             let field = |scene: &Scene| {
                 let get = ["HGET", "turnstile:control", "value:chat"];
@@ -258,13 +254,13 @@ mod tests {
             }
             scene.follow().await;
             assert_eq!(scene.max().await, 7);
-            assert_eq!(scene.followed.token(), token);
+            assert_eq!(scene.followed.applied().token, token);
             assert_eq!(
                 scene.followed.lock().reported.is_some(),
                 is_reported,
                 "{fault}"
             );
-            assert!(scene.followed.unrecorded().is_empty());
+            assert!(scene.followed.applied().unrecorded.is_empty());
             if is_written {
                 assert_eq!(field(&scene), before, "{fault}");
             }
@@ -288,12 +284,12 @@ mod tests {
         assert_eq!(scene.max().await, 7);
         let reported = scene.followed.lock().reported.clone();
         assert!(reported.is_some_and(|fault| fault.contains("cannot be written back")));
-        let unrecorded = scene.followed.unrecorded();
+        let unrecorded = scene.followed.applied().unrecorded;
         assert_eq!(unrecorded.len(), 1);
         assert_eq!(unrecorded[0][0], "value:chat");
         scene.server.cli(&["ACL", "SETUSER", "default", "+eval"]);
         scene.follow().await;
-        assert!(scene.followed.unrecorded().is_empty());
+        assert!(scene.followed.applied().unrecorded.is_empty());
         assert_eq!(scene.followed.lock().reported, None);
     }
 

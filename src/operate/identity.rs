@@ -1,13 +1,5 @@
 //! The label under which operators see a replica.
 
-#[cfg(feature = "redis")]
-use std::time::Duration;
-
-#[cfg(feature = "redis")]
-use super::link::OperatorLink;
-#[cfg(feature = "redis")]
-use crate::store::redis::StoreTarget;
-
 /// Maximum length of a replica's label, in characters.
 const MAX_LABEL: usize = 64;
 
@@ -44,11 +36,5 @@ impl Identity {
                 shown.take(MAX_LABEL).collect()
             }
         }
-    }
-
-    /// The connection to operators, if they may ask.
-    #[cfg(feature = "redis")]
-    pub(crate) fn link(&self, target: &StoreTarget, patience: Duration) -> Option<OperatorLink> {
-        self.operable.then(|| OperatorLink::new(target, patience))
     }
 }

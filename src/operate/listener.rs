@@ -26,19 +26,25 @@ use tokio::{
 use super::{
     desk::{Desk, MAX_ANSWER},
     follow::Follower,
-    hook::Hook,
-    link::OperatorLink,
     names::Names,
     roster,
-    wire::{Message, Question, VERSION},
+    wire::{MAX_QUESTION, Message, Question, VERSION},
 };
 use crate::{
     ledger::ReplicaId,
     limiter::Limiter,
     operable::ControlTask,
-    store::{StoreError, redis::control::ControlConnection},
+    store::{
+        StoreError,
+        redis::{
+            StoreTarget,
+            control::{ControlConnection, Inbox},
+        },
+    },
 };
 
+/// Maximum number of questions waiting for an answer. A flood of messages fills only this queue.
+const MAX_QUESTIONS: usize = 16;
 /// Messages parsed per second; all others are dropped unread. Also the burst.
 const MAX_READ: f64 = 50.0;
 /// Questions answered per second; the others are answered with `Busy`.
@@ -83,26 +89,23 @@ struct Shared {
 /// If the store is reachable, the overrides are in force when this function returns, before the first request.
 pub(crate) async fn listen(
     limiter: &Limiter,
-    link: OperatorLink,
+    (target, patience): (&StoreTarget, Duration),
     namespace: &str,
     runtime: Option<Handle>,
     is_reached: bool,
 ) {
-    let OperatorLink {
-        control,
-        questions,
-        db,
-    } = link;
+    let (inbox, questions) = Inbox::new(MAX_QUESTIONS, MAX_QUESTION);
+    let control = ControlConnection::new(target, patience, inbox);
+    let names = Names::new(namespace, target.db());
     let identity = limiter.identity();
-    let desk = Desk::new(limiter.keeper(), identity.label(), identity.shows_keys);
-    let names = Names::new(namespace, db);
-    let follower = Arc::new(Follower::new(desk.label()));
+    let mut desk = Desk::new(limiter.keeper(), identity.label(), identity.shows_keys);
+    let follower = Follower::new(desk.label());
     if is_reached {
         follower
             .read_again(limiter.keeper(), &control, &names)
             .await;
     }
-    let _ = desk.record.set(follower);
+    desk.record = Some(follower);
     let listener = Listener(Arc::new(Shared {
         control,
         names,
@@ -262,17 +265,15 @@ impl Shared {
     }
 
     async fn read_record(&self) {
-        if let (Some(record), Some(keeper)) = (self.desk.record.get(), self.desk.keeper.upgrade()) {
-            let read = record.read_again(&keeper, &self.control, &self.names);
-            read.await;
+        if let (Some(record), Some(keeper)) = (&self.desk.record, self.desk.keeper.upgrade()) {
+            record.read_again(&keeper, &self.control, &self.names).await;
         }
     }
 
     /// Whether an operator who asks for overrides has seen a different record: either side is behind, or the store has
     /// lost its data.
     fn has_read_another(&self, ask: &Question) -> bool {
-        let token = self.desk.record.get().and_then(|record| record.token());
-        matches!(ask, Question::Overrides(seen) if seen.token != token)
+        matches!(ask, Question::Overrides(seen) if seen.token != self.desk.applied().token)
     }
 
     /// Parses and answers a message, unless it fails a check.

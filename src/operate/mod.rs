@@ -56,7 +56,7 @@
 // | `scan` | a scan of a store's keys: who holds slots, and which namespaces exist |
 // | `merge` | merges the answers of several replicas |
 // | `answer` | the answers as operators see them |
-// | `listener`, `link` | a replica's task that answers operators, and its connection |
+// | `listener` | a replica's task that answers operators |
 // | `desk`, `walk` | a process's answers, and how it collects them |
 // | `roster`, `roster.lua` | which replicas exist |
 // | `order`, `changes` | orders of operators, their authors and outcomes |
@@ -65,7 +65,6 @@
 // | `confirm` | which replicas have applied a change |
 // | `doctor` | diagnoses a store and its replicas |
 // | `record`, `follow` | the record of overrides in the store, and how a replica follows it |
-// | `hook` | the interface between a replica and the record |
 // | `identity` | how operators see a replica |
 // | `wire`, `names`, `error` | messages, names in the store, errors |
 // | `hostile` | all these readers, given arbitrary bytes |
@@ -85,14 +84,11 @@ mod error;
 mod explain;
 #[cfg(feature = "redis")]
 mod follow;
-mod hook;
 #[cfg(all(feature = "redis", any(test, fuzzing)))]
 pub(crate) mod hostile;
 mod identity;
 #[cfg(feature = "redis")]
 mod ledger;
-#[cfg(feature = "redis")]
-mod link;
 #[cfg(feature = "redis")]
 mod listener;
 mod merge;

@@ -41,7 +41,7 @@ pub struct Operator(Access);
 
 /// How an operator reaches replicas: this one directly, or all of them through the store.
 pub(super) enum Access {
-    Here(Desk),
+    Here(Box<Desk>),
     #[cfg(feature = "redis")]
     Store(Box<Remote>),
 }
@@ -54,7 +54,7 @@ impl Limiter {
     pub fn operator(&self) -> Operator {
         let identity = self.identity();
         let desk = Desk::new(self.keeper(), identity.label(), identity.shows_keys);
-        Operator(Access::Here(desk))
+        Operator(Access::Here(Box::new(desk)))
     }
 }
 

@@ -11,6 +11,10 @@ use crate::overrides::KeyDigest;
 /// Format of messages. A replica ignores other formats.
 pub(super) const VERSION: u32 = 1;
 
+/// Maximum size of a question, in bytes.
+#[cfg(feature = "redis")]
+pub(super) const MAX_QUESTION: usize = 4 * 1_024;
+
 /// A message on the control channel.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -125,7 +129,7 @@ pub(super) struct RevokedHere {
 }
 
 /// The overrides of a replica.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Applied {
     /// The token of the record in force.
     pub token: Option<String>,

@@ -125,6 +125,7 @@ impl Core {
     pub(super) fn too_soon(&self, fee: &Fee, rest_us: u64) -> AcquireError {
         let rest = Some(Duration::from_micros(rest_us));
         let quota = Quota {
+            remaining: fee.charge.rate.left_of(fee.charge.cost, rest_us),
             reset: rest,
             ..fee.limit.quota(fee.max)
         };

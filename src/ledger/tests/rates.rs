@@ -278,6 +278,10 @@ fn remaining_is_what_may_start_at_once() {
     ] {
         bucket.now_us = at_us;
         assert_eq!(bucket.remaining(), remaining, "{}", at_us - START_US);
+        if remaining < 3 {
+            let rest_us = bucket.after_us(3, 0).expect_err("too few are left");
+            assert_eq!(bucket.rate.left_of(3, rest_us), remaining);
+        }
     }
     assert_eq!(bucket.rate.next_at_us(state, full_us), full_us);
     assert_eq!(bucket.rate.time_of(2), 285_715);

@@ -27,6 +27,7 @@ const MAX_SEEDS: usize = 16;
 /// Maximum number of nodes learned from redirects, in case every node of the URL is gone.
 const MAX_DISCOVERED: usize = 64;
 
+#[derive(Clone)]
 pub(crate) struct Cluster {
     part: Part,
     nodes: Arc<Nodes>,

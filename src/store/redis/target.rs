@@ -18,7 +18,8 @@ use crate::{
     part::{Part, Parts},
 };
 
-/// Where the store is, read from its URL.
+/// Where the store is, read from its URL. Cheap to clone.
+#[derive(Clone)]
 pub(crate) enum StoreTarget {
     /// One server, by name.
     Server(Arc<Client>),
