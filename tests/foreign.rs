@@ -36,8 +36,8 @@ use tokio::{
 };
 use tower::{Layer as _, Service, ServiceExt, service_fn};
 use tower_turnstile::{
-    AcquireErrorKind, Hold, Key, Limit, LimitLayer, Limiter, LimiterBuilder, Mode, OnLost, Permit,
-    Slot,
+    AcquireErrorKind, ClientAddress, Hold, Key, Limit, LimitLayer, Limiter, LimiterBuilder, Mode,
+    OnLost, Permit, Slot,
     operate::{By, KeyDigest, Operator, Order, Revocation, Target},
 };
 use tracing::{
@@ -538,6 +538,10 @@ fn layers(runtime: &Runtime, limiter: &Limiter) {
         let without = full.clone().by_key(|_| None::<Key>);
         assert_eq!(request(&limiter.layer(without), "/").await.status(), 200);
         until_told("the request has no key: it is not limited").await;
+        let by_address = full.clone().by_client_address(ClientAddress::peer());
+        let by_address = limiter.layer(by_address);
+        assert_eq!(request(&by_address, "/").await.status(), 200);
+        until_told(ADDRESSLESS).await;
         let unlayered = axum::Router::new().route("/", axum::routing::get(|_: Slot| async {}));
         let head = Request::get("/").body(axum::body::Body::empty()).unwrap();
         assert_eq!(unlayered.oneshot(head).await.unwrap().status(), 500);
@@ -797,6 +801,9 @@ const LATE: &str = "the limiter's task did not run in time, since its runtime is
                     it moves to another thread";
 const PANICKED: &str = "the limiter's task panicked, perhaps since its runtime lacks timers or IO: \
                         it starts again on a thread of its own";
+
+const ADDRESSLESS: &str = "a client has no address, and shares a key with all others like it: does the service insert \
+     `PeerAddress`, and do all requests come through the proxies?";
 
 const DROPPED: &str = "the limiter was dropped without `shutdown`, and slots may stay taken until their leases end: \
      await `Limiter::shutdown` before the process or its runtime ends";

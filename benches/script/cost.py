@@ -98,8 +98,12 @@ def number_of(name):
     return number
 
 
-def pairs(server, count, tenants):
-    for seq in range(1, count + 1):
+def pairs(server, count, tenants, beside=False):
+    """`beside`: a slot is held, and there was a waiter, of which a heartbeat is left."""
+    if beside:
+        server.batch(1, acquire=[1, 2])
+        server.batch(1, release=[2])
+    for seq in range(3, count + 3):
         server.batch(1_000, acquire=[seq], tenants=tenants)
         server.batch(1_000, release=[seq], tenants=tenants)
 
@@ -123,6 +127,7 @@ def handovers(server, count, tenants, in_one_call, waiters=20):
 
 CASES = {
     "pair": lambda server, count: pairs(server, count, None),
+    "pair, after a waiter": lambda server, count: pairs(server, count, None, True),
     "pair, fair": lambda server, count: pairs(server, count, 2),
     "handover in two calls": lambda server, count: handovers(server, count, None, False),
     "handover in two calls, fair": lambda server, count: handovers(server, count, 2, False),
@@ -135,7 +140,8 @@ CASES = {
 def script(root):
     folder = os.path.join(root, "src/ledger/script")
     with open(os.path.join(folder, "mod.rs")) as file:
-        parts = re.findall(r'include_str!\("(\w+\.lua)"\)', file.read())
+        # Those of the hello come once more, by themselves.
+        parts = dict.fromkeys(re.findall(r'include_str!\("(\w+\.lua)"\)', file.read()))
     texts = []
     for part in parts:
         with open(os.path.join(folder, part)) as file:

@@ -2,7 +2,15 @@
 //!
 //! Tests: `tests/layer/scopes.rs`.
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderName, request::Parts, response};
@@ -47,7 +55,8 @@ enum KeySource {
     #[cfg(feature = "config")]
     One(Key),
     Header(HeaderName),
-    Address(ClientAddress),
+    /// And whether a client without an address was reported.
+    Address(ClientAddress, Arc<AtomicBool>),
     Head(Arc<Find<Option<Key>>>),
     Async(Arc<Find<KeyFuture>>),
 }
@@ -201,7 +210,10 @@ impl Limit {
     /// bits long.
     pub fn try_by_client_address(self, address: ClientAddress) -> Result<Scope, ConfigError> {
         address.check()?;
-        Ok(Scope::new(self, KeySource::Address(address)))
+        Ok(Scope::new(
+            self,
+            KeySource::Address(address, Arc::default()),
+        ))
     }
 }
 
@@ -403,7 +415,7 @@ impl Scope {
             KeySource::Shared => false,
             #[cfg(feature = "config")]
             KeySource::One(_) => false,
-            KeySource::Header(_) | KeySource::Address(_) => self.requires_key,
+            KeySource::Header(_) | KeySource::Address(..) => self.requires_key,
             KeySource::Head(_) | KeySource::Async(_) => true,
         }
     }
@@ -432,8 +444,15 @@ impl Scope {
                 let value = head.headers.get(name).filter(|value| !value.is_empty());
                 self.or_shared(value.map(Key::from))
             }
-            KeySource::Address(address) => {
+            KeySource::Address(address, is_reported) => {
                 let address = address.find(head).map(|found| address.key_of(found));
+                if address.is_none() && !self.requires_key && !is_reported.swap(true, Relaxed) {
+                    tracing::warn!(
+                        limit = self.limit.name(),
+                        "a client has no address, and shares a key with all others like it: does the service insert \
+                         `PeerAddress`, and do all requests come through the proxies?"
+                    );
+                }
                 self.or_shared(address)
             }
             KeySource::Head(find) => find(head),
@@ -500,7 +519,7 @@ impl fmt::Debug for Scope {
             #[cfg(feature = "config")]
             KeySource::One(key) => key,
             KeySource::Header(name) => name,
-            KeySource::Address(_) => &"by client address",
+            KeySource::Address(..) => &"by client address",
             KeySource::Head(_) => &"by key",
             KeySource::Async(_) => &"by key, async",
         };

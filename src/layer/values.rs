@@ -23,10 +23,11 @@ pub(super) enum Rule {
     #[default]
     None,
     Head(Arc<ByHead>),
-    Async(Arc<dyn Fn(&Parts, &Key) -> Lookup<LimitValue> + Send + Sync>),
+    Async(Arc<ByLookup>),
 }
 
 pub(super) type ByHead = dyn Fn(&Parts, &Key) -> Option<LimitValue> + Send + Sync;
+pub(super) type ByLookup = dyn Fn(&Parts, &Key) -> Lookup<LimitValue> + Send + Sync;
 
 /// The result of a lookup, or its future.
 pub(super) enum Lookup<T> {

@@ -253,9 +253,10 @@ impl Rate {
         end.clamp(now, self.latest(now_us)) - now
     }
 
-    /// Units that can be charged now, if this cost can be charged after `rest_us`, which was rounded up.
+    /// Units that can be charged now, if this cost can be charged after `rest_us`. May be one too few, because that was
+    /// rounded up.
     pub(crate) fn left_of(self, cost: u32, rest_us: u64) -> u32 {
-        let room = self.time(cost.into()) - self.parts_at(rest_us.saturating_sub(1));
+        let room = self.time(cost.into()) - self.parts_at(rest_us);
         (room.max(0) / i128::from(self.period_us)) as u32
     }
 

@@ -287,18 +287,18 @@ async fn replicas_that_come_and_go_add_nothing() {
     assert!(local.0.peak > share.1, "the fault is none: {}", local.0);
 }
 
-/// A replica is counted from the declaration of its limit on, before its first request.
+/// A replica without requests is counted too, so that the others leave it its share.
 #[tokio::test]
-async fn a_replica_without_requests_is_counted() {
-    let server = RedisServer::start();
-    let (one, other) = (connect(&server.url()).await, connect(&server.url()).await);
-    let declared = other.semaphore(&Limit::concurrent("not divided", CAP), "key");
+async fn an_idle_replica_is_connected_again_after_a_restart() {
+    let mut server = RedisServer::start();
+    let limiter = connect(&server.url()).await;
     let shared = Limit::concurrent("shared", CAP).fallback(Fallback::Share);
-    let _layer = one.layer(shared.clone());
+    let permit = soon(limiter.semaphore(&shared, "key").acquire()).await;
+    soon(permit.expect("free").release())
+        .await
+        .expect("the store is up");
+    server.restart();
     until_counted(&server, 1).await;
-    other.update(&shared).expect("it may be added");
-    until_counted(&server, 2).await;
-    drop(declared);
 }
 
 async fn until_counted(server: &RedisServer, replicas: usize) {
@@ -313,18 +313,4 @@ async fn until_counted(server: &RedisServer, replicas: usize) {
         }
     })
     .await;
-}
-
-/// A replica without requests is counted too, so that the others leave it its share.
-#[tokio::test]
-async fn an_idle_replica_is_connected_again_after_a_restart() {
-    let mut server = RedisServer::start();
-    let limiter = connect(&server.url()).await;
-    let shared = Limit::concurrent("shared", CAP).fallback(Fallback::Share);
-    let permit = soon(limiter.semaphore(&shared, "key").acquire()).await;
-    soon(permit.expect("free").release())
-        .await
-        .expect("the store is up");
-    server.restart();
-    until_counted(&server, 1).await;
 }

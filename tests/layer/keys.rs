@@ -167,6 +167,23 @@ async fn a_limit_that_is_not_enforced_requires_nothing() {
     }
 }
 
+/// A service that forgets to pass the addresses on would have one limit for all.
+#[tokio::test]
+async fn a_client_without_an_address_is_reported_once() {
+    let log = log();
+    let limit = Limit::concurrent("logged-addressless", 1);
+    let layer = Limiter::in_memory().layer(limit.by_client_address(ClientAddress::peer()));
+    let service = layer.layer(serve(Script::of([])));
+    for _ in 0..2 {
+        assert_eq!(send(&service, get("/")).await.status(), StatusCode::OK);
+    }
+    let lines = log.lines_with("a client has no address");
+    let lines = lines
+        .iter()
+        .filter(|line| line.contains("logged-addressless"));
+    assert_eq!(lines.count(), 1);
+}
+
 #[tokio::test]
 async fn a_request_without_a_key_is_in_the_log() {
     let log = log();

@@ -52,10 +52,27 @@ async fn until_up(limiter: &Limiter) {
     .await;
 }
 
+const SHARED: Limit = Limit::concurrent("shared", 10).fallback(Fallback::Share);
+
+/// The limit is declared, but no request comes before the outage.
+#[tokio::test(start_paused = true)]
+async fn a_replica_without_requests_knows_its_share() {
+    let store = TestStore::new();
+    let replicas = [
+        semaphore(&store, &SHARED).await,
+        semaphore(&store, &SHARED).await,
+    ];
+    sleep(Duration::from_secs(15)).await;
+    store.go_down();
+    for replica in &replicas {
+        let asked = join_all((0..10).map(|_| replica.try_acquire())).await;
+        assert_eq!(asked.iter().filter(|permit| permit.is_ok()).count(), 5);
+    }
+}
+
 /// A replica that is new in the outage, or was new at its start, admits nobody; the others admit their shares.
 #[tokio::test(start_paused = true)]
 async fn replicas_that_were_counted_admit_their_shares_without_the_store() {
-    const SHARED: Limit = Limit::concurrent("shared", 10).fallback(Fallback::Share);
     let store = TestStore::new();
     let mut replicas = Vec::new();
     for _ in 0..3 {

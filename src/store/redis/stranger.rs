@@ -107,7 +107,7 @@ impl fmt::Display for Stranger {
             }
             Self::Closed => {
                 "the server ended the connection instead of answering `HELLO`: it may expect TLS (`rediss://`), \
-                 or be a proxy without RESP3, or no Redis"
+                 or be a proxy whose server is down, or one without RESP3, or no Redis"
             }
             Self::ClosedTls => {
                 "the server ended the connection in the TLS handshake: it may speak without TLS (`redis://`), \
