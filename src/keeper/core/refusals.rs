@@ -144,7 +144,6 @@ impl Core {
 
 /// Contents of refusals.
 impl Core {
-    /// The place of the leg that waits in a queue.
     /// The known states of a request's limits.
     pub(super) fn quotas(&self, id: RequestId) -> Vec<Quota> {
         let Some(request) = self.request(id) else {
