@@ -110,32 +110,30 @@ impl Keeper {
         // Read before locking, so a step may see time go back by the time it took to lock. Whatever counts from it then
         // ends early, never late.
         let now = Instant::now();
-        let (result, afterwards) = self.under_lock(|core, driver| {
-            let result = step(core, driver, now);
-            let afterwards = Afterwards {
-                keeper: self,
-                effects: core.take_effects(),
-                is_ending: core.is_ending(),
-                nudge: driver.nudge(core, now),
-            };
-            (result, afterwards)
-        });
+        let (marker, mut locked) = self.lock();
+        let Locked { core, driver } = &mut *locked;
+        let result = step(core, driver, now);
+        let afterwards = Afterwards {
+            keeper: self,
+            effects: core.take_effects(),
+            is_ending: core.is_ending(),
+            nudge: driver.nudge(core, now),
+        };
+        drop((marker, locked));
         afterwards.run();
         result
     }
 
     /// Reads under the lock, for a moment only.
     pub(super) fn peek<R>(&self, peek: impl FnOnce(&Core) -> R) -> R {
-        self.under_lock(|core, _| peek(core))
+        let (_marker, locked) = self.lock();
+        peek(&locked.core)
     }
 
-    /// Meanwhile no foreign code may run on the thread.
-    #[inline(always)]
-    fn under_lock<R>(&self, step: impl FnOnce(&mut Core, &mut DriverState) -> R) -> R {
-        let mut locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
-        let _marker = LockMarker::new();
-        let Locked { core, driver } = &mut *locked;
-        step(core, driver)
+    /// While the marker lives, no foreign code runs on the thread.
+    fn lock(&self) -> (LockMarker, MutexGuard<'_, Locked>) {
+        let locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
+        (LockMarker::new(), locked)
     }
 }
 
