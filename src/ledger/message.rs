@@ -72,6 +72,7 @@ impl Exchange {
     }
 
     /// Whether it arrives too late to do anything. A replica without the store's time only says hello.
+    #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn is_late(&self, now_us: u64) -> bool {
         !self.is_empty() && now_us > self.not_after_us
     }
