@@ -441,7 +441,9 @@ impl Scene {
             count(&|run| run.refunds.len()),
             rates.iter().map(|rate| rate.kept_back).sum::<i128>() / time_of(1),
         );
-        assert!(admitted > STREAMS / 4, "seed {}", self.seed);
+        // After a loss newcomers wait for two store timeouts, and these requests have less time.
+        let few = if self.losses.is_empty() { 4 } else { 16 };
+        assert!(admitted > STREAMS / few, "seed {}", self.seed);
     }
 }
 
