@@ -1,4 +1,4 @@
-//! Waiters whose process has no connection: the store passes them over, and they keep their places.
+//! Processes without a connection: the store passes over their waiters, which keep their places. When a process connects.
 
 use super::*;
 use crate::ledger::Audience;
@@ -92,4 +92,21 @@ fn a_waiter_that_was_passed_over_costs_few_exchanges() {
     world.deliver_wakes();
     world.settle();
     assert!(held(world.collect(2, &first)));
+}
+
+/// The others have to count a replica before it is asked for anything.
+#[test]
+fn a_limit_that_replicas_divide_connects_at_once() {
+    let now = Instant::now();
+    let mut core = Core::new(settings(0), true, now);
+    for (limit, connects) in [
+        (STRICT, false),
+        (Limit::concurrent("b", 1).fallback(Fallback::Share), true),
+    ] {
+        core.add(&limit).expect("valid");
+        core.on_time(now);
+        assert_eq!(core.may_send(now), connects, "{limit:?}");
+    }
+    let sent = core.next_exchange(now).expect("it connects");
+    assert!(sent.exchange.is_hello());
 }

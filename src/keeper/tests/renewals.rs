@@ -38,6 +38,8 @@ fn hold_one_key(world: &mut World, permits: usize) -> Vec<Arc<Lease>> {
 #[test]
 fn a_promotion_is_renewed_soon() {
     let mut world = World::new(2, &super::ONE);
+    // Not a moment at which other leases are renewed.
+    world.pass(Duration::from_millis(300));
     let (holder, waiter) = world.holder_and_waiter();
     world.release(1, &holder);
     world.settle();
