@@ -178,7 +178,12 @@ impl Core {
     /// Another replica has found that the store has lost permits of this ledger, or all data of this part.
     fn on_lost(&mut self, part: Part, key: &str) {
         let is_of_part = key == &*self.link(part).generation_key;
-        if is_of_part && !(self.ctx.returns).has_just_begun(part, None, self.ctx.now) {
+        if is_of_part && (self.ctx.returns).has_just_begun(part, None, self.ctx.now) {
+            // Of the same loss, or of another one a moment later: the generation shows which.
+            let link = self.link(part);
+            link.forget_query();
+            link.connection.is_wanted = true;
+        } else if is_of_part {
             self.begin_return(part, true, self.ctx.now + self.ctx.returns.length);
         } else if let Some(queue) = self.queues.of_ledger(key) {
             self.queues

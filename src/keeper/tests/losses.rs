@@ -428,6 +428,24 @@ fn grants_that_a_loss_has_made_possible_are_given_back() {
     }
 }
 
+/// G1: the store loses all data twice within milliseconds, and the second message looks like an echo of the first.
+#[test]
+fn a_second_message_of_a_loss_is_a_reason_to_ask() {
+    let mut world = World::new(1, &TWO);
+    let _stream = world.stream(0);
+    let now = world.local();
+    let hello = world.keepers[0].hello(Part::default(), now);
+    let query = hello.exchange.generation_query.as_ref().expect("it asks");
+    let lost = Event::Lost(query.key.to_string());
+    world.complete(0, &hello);
+    world.keepers[0].on_event(Part::default(), &lost, now);
+    world.settle();
+    assert!(!world.may_send(0));
+    world.keepers[0].on_event(Part::default(), &lost, now);
+    let next = world.keepers[0].next_exchange(now).expect("it asks");
+    assert!(next.exchange.generation_query.is_some());
+}
+
 /// Holders of another process are back first, and hide from the number of units that those of this process are missing.
 #[test]
 fn a_renewal_finds_the_loss_beside_holders_that_are_back() {
