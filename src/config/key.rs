@@ -130,7 +130,8 @@ impl KeyConfig {
 
 /// The key of a request.
 impl KeyConfig {
-    /// The key in the headers, or the client's address. `None`: the request has none, or the key is from elsewhere.
+    /// The key in the headers, or the client's address. `None` if the request lacks it, or if the key comes from
+    /// another source.
     pub(super) fn find(&self, head: &Parts) -> Option<Key> {
         match self {
             Self::ClientAddress(config) => {

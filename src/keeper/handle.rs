@@ -209,28 +209,29 @@ impl KeeperHandle {
     /// Checks and registers a limit. Returns its id, and its meter, which never changes.
     pub fn register(&self, limit: &Limit) -> Result<(LimitId, Arc<LimitMeter>), ConfigError> {
         let meter = self.meter_for(limit);
-        let (number, meter) = self.keeper.with(|core, _| core.register(limit, &meter))?;
+        let step = |core: &mut Core, _| core.register(limit, &meter);
+        let (number, meter) = self.declare(limit.is_divided(), step)?;
         meter.expect(limit, self.keeper.store.is_some());
-        self.connect_for(&[limit]);
         Ok((number, meter))
     }
 
-    /// Replicas that divide a limit are connected before their first request, so that they are counted.
-    fn connect_for(&self, limits: &[&Limit]) {
-        if limits.iter().any(|limit| limit.is_divided()) {
-            self.act(|_, _| ());
+    /// A step that declares limits. Replicas that divide one connect before their first request, so that they are counted.
+    fn declare<R>(&self, is_divided: bool, step: impl FnOnce(&mut Core, Instant) -> R) -> R {
+        match is_divided {
+            true => self.act(step),
+            false => self.keeper.with(step),
         }
     }
 
     /// Updates all limits, or fails and updates none.
     pub fn update(&self, limits: &[&Limit]) -> Result<(), ConfigError> {
-        let metered = limits.iter().map(|limit| (*limit, self.meter_for(limit)));
-        let metered: Vec<_> = metered.collect();
-        self.keeper.with(|core, now| core.update(&metered, now))?;
-        for (limit, meter) in &metered {
+        let limits = limits.iter().map(|limit| (*limit, self.meter_for(limit)));
+        let limits: Vec<_> = limits.collect();
+        let is_divided = limits.iter().any(|(limit, _)| limit.is_divided());
+        self.declare(is_divided, |core, now| core.update(&limits, now))?;
+        for (limit, meter) in &limits {
             meter.expect(limit, self.keeper.store.is_some());
         }
-        self.connect_for(limits);
         Ok(())
     }
 

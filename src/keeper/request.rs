@@ -177,7 +177,7 @@ mod tests {
         limit::Limit,
     };
 
-    /// G4, G8: the runtime of a driver may shut down, or turn out to have no timers, at any moment of a poll.
+    /// G4, G8: at any moment of a poll the runtime of a driver may shut down, or turn out to lack timers.
     #[test]
     fn a_driver_that_ends_before_its_request_can_be_woken_is_started_again() {
         let keeper = KeeperHandle::new(Keeper::new(settings(0), None, Home::default()));

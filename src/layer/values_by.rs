@@ -74,8 +74,8 @@ impl Scope {
     /// Sets the limit's value for a key, by a cached lookup. `None`: the limit's own value.
     ///
     /// Use it for a customer's plan in a database, for example. Answers, including `None`, are cached for `ttl`, for the
-    /// `capacity` most used keys; concurrent requests of a key share one lookup, with the head of one of them. The lookup
-    /// has no timeout; a slow lookup delays requests before they queue. While the database is away, answer with the last
+    /// `capacity` most used keys; concurrent requests of a key share one lookup, which sees the first request's head.
+    /// A lookup may take any time, and delays requests before they queue. While the database is away, answer with the last
     /// known value: `None` would be the limit's own value for a whole `ttl`.
     ///
     /// ```

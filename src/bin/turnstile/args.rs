@@ -288,7 +288,7 @@ pub(crate) struct Signature {
     pub author: String,
 }
 
-/// A limit, and one of its callers or all.
+/// A limit and a caller, or all callers.
 #[derive(Debug, Group)]
 #[group(skip)]
 pub(crate) struct Of {

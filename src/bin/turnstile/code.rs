@@ -2,7 +2,7 @@
 
 /// Refused or not found.
 pub(crate) const REFUSED: u8 = 1;
-/// Also the exit code of clap.
+/// The arguments are wrong. clap has the same exit code.
 pub(crate) const WRONG_CALL: u8 = 2;
 /// The store did not answer.
 pub(crate) const NO_STORE: u8 = 3;
@@ -11,7 +11,7 @@ pub(crate) const PARTIAL: u8 = 4;
 /// The output could not be written, for example to a full disk. A change is made all the same.
 pub(crate) const NO_OUTPUT: u8 = 5;
 
-// Of `turnstile run`, in addition to the command's.
+// `turnstile run` exits with the command's code, or with:
 
 /// The command got no slot, and was not started: EX_TEMPFAIL.
 pub(crate) const NO_SLOT: u8 = 75;

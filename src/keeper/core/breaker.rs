@@ -36,8 +36,9 @@ const PROBES_PER_LEASE: u32 = 6;
 const MAX_FRUITLESS: u32 = 5;
 /// A trouble that begins this soon after the end of another counts as the same one.
 const RECURS_WITHIN: Duration = Duration::from_secs(60);
-/// How long a store that was out of memory counts as such while no request asks it.
-const FULL_FOR: Duration = Duration::from_secs(30);
+/// How long a store that was out of memory counts as such while no request asks it. Longer than alerts wait, so that a
+/// replica with a request now and then does not hide it.
+const FULL_FOR: Duration = Duration::from_secs(300);
 /// How long a store has to work, without a failure that opens the breaker, before the end of a recurring trouble is
 /// news.
 const FIRST_PROOF: Duration = Duration::from_secs(5);

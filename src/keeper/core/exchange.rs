@@ -394,7 +394,8 @@ impl Core {
         let (ids, claims): (_, Vec<_>) = claims.into_values().unzip();
         let (settings, now) = (&self.ctx.settings, self.ctx.now);
         // The store gets its full timeout, however long requests have waited here: they have deadlines of their own.
-        let deadline = now + settings.store_timeout;
+        let timeout = settings.store_timeout;
+        let deadline = now + timeout;
         self.exchanges += 1;
         let number = self.exchanges;
         let is_empty = batches.is_empty() && claims.is_empty() && refunds.is_empty();
@@ -431,7 +432,7 @@ impl Core {
         Outgoing {
             id,
             exchange,
-            timeout: self.ctx.settings.store_timeout,
+            timeout,
         }
     }
 }

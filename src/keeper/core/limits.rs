@@ -45,14 +45,18 @@ impl Core {
         self.measured.push(Measured::default());
         let id = self.ctx.add_limit(in_force, meter.clone());
         self.measure_limit(id);
-        if limit.is_divided() {
-            // The others have to count this replica before an outage.
+        self.connect_if_divided();
+        id
+    }
+
+    /// The other replicas have to count this one before an outage in which they divide a limit.
+    fn connect_if_divided(&mut self) {
+        if self.ctx.limits.iter().any(|limit| limit.is_divided()) {
             let links = self.links.iter_mut();
             for link in links.filter(|link| link.clock.is_none()) {
                 link.connection.reconnect_at = Some(self.ctx.now);
             }
         }
-        id
     }
 
     pub fn meter_of(&self, limit_name: &str) -> Option<Arc<LimitMeter>> {
@@ -193,6 +197,7 @@ impl Core {
                 self.pause_requests(id, until);
             }
         }
+        self.connect_if_divided();
     }
 
     /// Measures the limit in force after a change. Changes of a gauge may arrive in any order.

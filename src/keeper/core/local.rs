@@ -207,7 +207,7 @@ impl Core {
         let mut has_all = goes_on;
         for part in parts {
             let SlotLeg { lease, wait } = part.leg;
-            // It may be gone, if the request was refused.
+            // The queue may be gone, if the request was refused.
             if self.queues.has(lease.queue) {
                 self.queues
                     .change(&mut self.ctx, lease.queue, |queue, ctx| {

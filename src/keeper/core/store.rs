@@ -179,7 +179,7 @@ impl Core {
     fn on_lost(&mut self, part: Part, key: &str) {
         let is_of_part = key == &*self.link(part).generation_key;
         if is_of_part && (self.ctx.returns).has_just_begun(part, None, self.ctx.now) {
-            // Of the same loss, or of another one a moment later: the generation shows which.
+            // The generation shows whether this is the same loss or another one.
             let link = self.link(part);
             link.forget_query();
             link.connection.is_wanted = true;

@@ -428,7 +428,7 @@ impl Queue {
             };
         };
         match standing {
-            // It was asked for before the loss was known. The request asks again, behind the holders.
+            // The exchange was sent before the loss was known. The request asks again, behind the holders.
             Standing::Held { .. } if is_returning => self.park(ctx, seq),
             Standing::Held { until_ms } => {
                 entry.owes_nothing();

@@ -98,15 +98,21 @@ fn a_waiter_that_was_passed_over_costs_few_exchanges() {
 #[test]
 fn a_limit_that_replicas_divide_connects_at_once() {
     let now = Instant::now();
-    let mut core = Core::new(settings(0), true, now);
-    for (limit, connects) in [
-        (STRICT, false),
-        (Limit::concurrent("b", 1).fallback(Fallback::Share), true),
-    ] {
-        core.add(&limit).expect("valid");
+    let (shared, other) = (ONE.fallback(Fallback::Share), Limit::concurrent("b", 1));
+    for is_update in [false, true] {
+        let mut core = Core::new(settings(0), true, now);
+        core.add(&other).expect("valid");
+        if is_update {
+            core.add(&STRICT).expect("valid");
+        }
         core.on_time(now);
-        assert_eq!(core.may_send(now), connects, "{limit:?}");
+        assert!(!core.may_send(now));
+        match is_update {
+            true => core.revise(&[&shared], now).expect("valid"),
+            false => drop(core.add(&shared).expect("valid")),
+        }
+        core.on_time(now);
+        let sent = core.next_exchange(now).expect("it connects");
+        assert!(sent.exchange.is_hello());
     }
-    let sent = core.next_exchange(now).expect("it connects");
-    assert!(sent.exchange.is_hello());
 }

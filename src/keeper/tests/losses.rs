@@ -375,7 +375,7 @@ fn newcomers_of_a_lost_key_wait_for_its_holders() {
     assert!(held(world.collect(0, &of_another)));
     assert_eq!(world.tell(), 1);
     world.settle();
-    // Three of four slots are held, and one of another key.
+    // Three of four slots are held, and a slot of another key.
     assert_eq!(world.ledger(), (4, 3));
     assert!(
         others
@@ -389,8 +389,8 @@ fn newcomers_of_a_lost_key_wait_for_its_holders() {
     assert!(held(world.collect(0, &others[0])));
 }
 
-/// G1: requests that were sent when the loss was not known yet are granted the slots of the missing holders. They give them
-/// back and ask again: those of one key, of several, and those sent behind the question that shows the loss.
+/// G1: requests that were sent before the loss was known are granted the slots of the missing holders. They give these back
+/// and ask again, under one limit or several, and also if they were sent behind the question that shows the loss.
 #[test]
 fn grants_that_a_loss_has_made_possible_are_given_back() {
     for is_sent_with_the_question in [false, true] {
