@@ -83,6 +83,21 @@ class Server:
             words.append(dues)
         return self.call("EVALSHA", self.digest, "1", "t:{ledger}", packed, *words)
 
+    def claim(self, limits, seqs=(), release=(), charge=False):
+        """A claim of a slot in each of these ledgers, and of a charge to a rate that is never used up."""
+        packed = struct.pack("<7d", 30_000, 5_000, 5_000, NEVER_US, len(limits), 0, 1 if seqs or charge else 0)
+        for limit in limits:
+            packed += struct.pack("<7d", limit, 100_000, 1, len(release), 0, 0, 0)
+        keys = ["t:{ledger}%d" % number for number in range(len(limits))] + ["t:rate"] * charge
+        words = [REPLICA + text(seq) for _ in limits for seq in release]
+        if seqs or charge:
+            words += [str(int(charge)), str(len(seqs)), "0"]
+        if charge:
+            words += [str(len(limits) + 1), "1000000", "1000000", "1000000", "1", "0", "0"]
+        for number, seq in enumerate(seqs):
+            words += [str(number + 1), "0", REPLICA + text(seq)]
+        return self.call("EVALSHA", self.digest, str(len(keys)), *keys, packed + b"t:wake:" + REPLICA.encode(), *words)
+
 
 def text(number, length=10):
     digits = ""
@@ -125,10 +140,22 @@ def handovers(server, count, tenants, in_one_call, waiters=20):
         assert len(held) == limit
 
 
+def claims(server, count, ledgers, charge):
+    """A request under several limits, and its release."""
+    for seq in range(3, count + 3):
+        reply = server.claim([10] * ledgers, [seq] * ledgers, charge=charge)
+        assert isinstance(reply[-1], list) and reply[-1][-1] > 0
+        if ledgers:
+            server.claim([10] * ledgers, release=[seq])
+
+
 CASES = {
     "pair": lambda server, count: pairs(server, count, None),
     "pair, after a waiter": lambda server, count: pairs(server, count, None, True),
     "pair, fair": lambda server, count: pairs(server, count, 2),
+    "charge": lambda server, count: claims(server, count, 0, True),
+    "pair with a charge": lambda server, count: claims(server, count, 1, True),
+    "pair under two limits": lambda server, count: claims(server, count, 2, False),
     "handover in two calls": lambda server, count: handovers(server, count, None, False),
     "handover in two calls, fair": lambda server, count: handovers(server, count, 2, False),
     "handover in one call": lambda server, count: handovers(server, count, None, True),

@@ -21,7 +21,7 @@
 //! | step | effect | machine | script |
 //! | --- | --- | --- | --- |
 //! | `refund` | reverses charges of refused requests | `ledgers.rs` | `rates.lua` |
-//! | `claim` | grants newcomers slots in several ledgers and starts at rates, up to the first wait, or refuses them | `claims.rs` | `claims.lua` |
+//! | `claim` | grants newcomers slots in several ledgers and starts at rates, up to the first wait, or refuses them | `claims.rs` | `claims.lua`, `claim_slots.lua` |
 //!
 //! Finally, for each ledger:
 //!

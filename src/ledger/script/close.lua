@@ -48,14 +48,13 @@ local function close(ledger)
   end
   if (pause_end_ms or in_use + waiting > 0) and (shortens or call('PTTL', key) < least_ms) then
     call('PEXPIRE', key, least_ms + lease_ms)
-    if ledger.fair then
-      ledger.fair.began = true
-    end
   end
-  -- The two sets of a fair ledger must outlive its queue. While anybody waits, no other call sets the TTL of the ledger.
-  if ledger.fair and ledger.fair.began then
-    call('PEXPIRE', ledger.fair.lines, least_ms + lease_ms)
-    call('PEXPIRE', ledger.fair.shares, least_ms + lease_ms)
+  -- The two sets of a fair ledger must outlive its queue, even if a longer lease or a pause that was ended has set the TTL of
+  -- the ledger.
+  local fair = ledger.fair
+  if fair and (shortens or fair.began or waiting > 0 and call('PTTL', fair.lines) < least_ms) then
+    call('PEXPIRE', fair.lines, least_ms + lease_ms)
+    call('PEXPIRE', fair.shares, least_ms + lease_ms)
   end
   reply[1], reply[2], reply[4] = in_use, waiting, pause_end_ms and -pause_end_ms or 0
   if waiting > 0 then

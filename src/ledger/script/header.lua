@@ -1,6 +1,6 @@
 -- One exchange of a replica with its ledgers: the same steps, in the same order, as in ledger/machine/.
 --
--- script/mod.rs joins this text from parts: header, hello, short_way, queue, shares, close, steps, rates, claims.
+-- script/mod.rs joins this text from parts: header, hello, short_way, rates, claims, shares, queue, close, steps, claim_slots.
 --
 -- Data
 -- ====
@@ -119,9 +119,9 @@
 -- Lua rebuilds every function on each call, and ten captured variables cost as much as a Redis command. So the script
 -- has two paths. Most batches need only the short way, which builds one small function: `release`, `renew` and
 -- `acquire`. It suffices if the other steps would change nothing: the queue is empty, no lease has ended, there
--- is no pause, and every newcomer weighs one unit and gets a slot. Otherwise the long way, all steps as in machine/, takes over after
--- `release`; its steps are functions only if two places call them. Functions define their constants as locals, which
--- cost less than captured variables, so some constants occur twice.
+-- is no pause, and every newcomer weighs one unit and gets a slot. Otherwise the long way, all steps as in machine/, takes
+-- over after `release`; its steps are functions only if two places call them. Claims have a short way as well (claims.lua).
+-- Functions define their constants as locals, which cost less than captured variables, so some constants occur twice.
 --
 -- Numbers are slow to pass to a command, so a number that is passed often is converted to text once.
 

@@ -8,12 +8,13 @@ pub(crate) const EXCHANGE_LUA: &str = concat!(
     include_str!("header.lua"),
     include_str!("hello.lua"),
     include_str!("short_way.lua"),
+    include_str!("rates.lua"),
+    include_str!("claims.lua"),
     include_str!("shares.lua"),
     include_str!("queue.lua"),
     include_str!("close.lua"),
     include_str!("steps.lua"),
-    include_str!("rates.lua"),
-    include_str!("claims.lua"),
+    include_str!("claim_slots.lua"),
 );
 
 /// The part of the script that answers a hello. The rest would not fit into the first flight of a new connection, so that

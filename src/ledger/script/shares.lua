@@ -136,7 +136,6 @@ local function functions_of_shares()
       scores[name], fair.forgets, fair.changed[name] = math.max(before, time), time, true
       fair.time = before <= time and math.min(time + 1, LAST_US) or time
     end
-    fair.began = fair.began or number_waiting == 1
   end
 
   return shares

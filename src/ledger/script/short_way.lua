@@ -8,9 +8,10 @@ end
 -- The short way: `release`, `renew` and `acquire` of each ledger, if no other step would change anything.
 
 local replies, arg, record = { now_us, 0, nil }, 2, first_record -- with room for one more
--- For the long way, four numbers for each ledger: holders whose lease lasts beyond this second; all other holders, and
--- waiters; all members; and members removed.
-local counts = refund_count + claim_count > 0 and {}
+-- For claims and for the long way, four numbers for each ledger: holders whose lease lasts beyond this second; all other
+-- holders, and waiters; all members; and members removed.
+local counts, is_long = claim_count > 0 and {}, false
+local dues_count = 0
 for i = 1, ledger_count do
   local limit, _, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
   local key, first, lasting, early, size, removed, is_short, failure = KEYS[i], arg + releases, 0, 0, 0, 0, false, nil
@@ -27,8 +28,9 @@ for i = 1, ledger_count do
     if size > 0 then
       lasting = call('ZCOUNT', key, '(' .. time[1] .. '999', LAST_DEADLINE)
     end
-    is_short = adopts + claim_count == 0 and (options < 8 or options >= 64 and options < 72)
+    is_short = adopts == 0 and (options < 8 or options >= 64 and options < 72)
       and (acquires == 0 or lasting + acquires <= limit)
+      and (claim_count == 0 or renews + acquires == 0) -- see claims.lua
     if lasting < size then
       early = call('ZCOUNT', key, '-inf', time[1] .. '999')
       -- Beside holders there may be heartbeats of replicas whose waiters have left, but no pause.
@@ -69,13 +71,19 @@ for i = 1, ledger_count do
   if is_short and renews + acquires > 0 and (size == acquires or call('PTTL', key) < ttl_ms) then
     call('PEXPIRE', key, ttl_ms + lease_ms)
   end
-  replies[i + 2] = failure or is_short and lasting
-  if not replies[i + 2] then
-    counts = counts or { nil, nil, nil, nil } -- preallocated
+  replies[i + 2] = failure or claim_count == 0 and is_short and lasting
+  if not replies[i + 2] or claim_count > 0 then
+    counts, is_long = counts or { nil, nil, nil, nil }, is_long or not is_short -- preallocated
     counts[4 * i - 3], counts[4 * i - 2], counts[4 * i - 1], counts[4 * i] = lasting, early, size, removed
+  end
+  if options >= 64 and (acquires > 0 or options % 256 >= 128) then
+    dues_count = dues_count + 1
   end
   arg, record = first + renews + adopts + acquires, waits + acquires
 end
-if not counts then
+if not is_long and refund_count + claim_count == 0 then
   return replies
 end
+local REFUND_ARGS = 5
+local first_refund = arg + dues_count
+local first_claim = first_refund + REFUND_ARGS * refund_count

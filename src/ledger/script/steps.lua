@@ -333,11 +333,6 @@ local function run(ledger, early, size, removed, first, renews, adopts, acquires
   return brief and ledger.waiting == 0 and not own and ledger.in_use or reply
 end
 
--- The reply for the results of a pcall: the function's own result, or the text of its error.
-local function outcome(ok, result)
-  return ok and result or type(result) == 'table' and result.err or result
-end
-
 local ledgers = {} -- for the claims; false for a failed ledger
 local dues = arg -- the dues of the next fair ledger
 arg, record = 2, first_record
@@ -371,7 +366,6 @@ for i = 1, ledger_count do
   dues = has_text and dues + 1 or dues
   arg, record = arg + releases + renews + adopts + acquires, waits + acquires
 end
-arg = dues
 if refund_count + claim_count == 0 then
   return replies
 end

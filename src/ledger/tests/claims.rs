@@ -151,6 +151,43 @@ fn a_claim_takes_all_its_slots() {
     assert_eq!(again.standings, reply.standings);
 }
 
+/// Where every claim gets its slots, the script takes its short way.
+#[test]
+fn claims_of_free_slots_take_each_only_once() {
+    let mut twins = Twins::start();
+    let roomy = || {
+        let mut batches = batches(3);
+        batches.iter_mut().for_each(|batch| batch.limit = 40);
+        batches
+    };
+    let paid = |seq| charged([charge(0)], claim([Want::Now; 2], seq));
+    // A heartbeat is left of a waiter.
+    twins.all(A, acquired(2, [1, 2]), Vec::new());
+    twins.all(A, released(2, 2), Vec::new());
+    let held = twins.held();
+    twins.pass_ms(1_000);
+    let replies = twins.all(A, roomy(), vec![paid(3), paid(4), claim([Want::Wait; 3], 5)]).1;
+    let start_us = twins.now_us + 1_000_000;
+    assert_eq!(replies[0].standings, [twins.held(); 2]);
+    assert_eq!(replies[1].charged, [Charged::TooSoon { start_us }]);
+    assert_eq!(replies[1].standings, [ABSENT; 2]);
+    assert_eq!(replies[2].standings, [twins.held(); 3]);
+    assert_eq!(twins.in_use(), [(2, 0), (3, 0), (1, 0)]);
+    // Repeated, beside another claim and releases. A slot that was granted before is held until then.
+    let (until, mut batches) = (twins.held(), roomy());
+    twins.pass_ms(1_000);
+    batches[0].release = vec![3];
+    let again = vec![claim([Want::Now; 3], 5), claim([Want::Now], 6), claim([Want::Now; 2], 1)];
+    let replies = twins.all(A, batches, again).1;
+    assert_eq!(replies[0].standings, [until; 3]);
+    assert_eq!(replies[1].standings, [twins.held()]);
+    assert_eq!(replies[2].standings, [twins.held(), held]);
+    assert_eq!(twins.in_use(), [(3, 0), (3, 0), (1, 0)]);
+    // More than a list has room for.
+    let many = (10..=40).map(|seq| claim([Want::Now], seq)).collect();
+    assert_eq!(twins.all(A, roomy(), many).0[0].in_use, 34);
+}
+
 #[test]
 fn a_claim_that_does_not_wait_takes_all_or_nothing() {
     let mut twins = Twins::start();

@@ -77,6 +77,7 @@ fn the_script_has_the_constants_of_this_process() {
         ("WAIT_FOREVER_US", WAIT_FOREVER_US),
         ("ROUNDING_PARTS", ROUNDING_PARTS),
         ("TENANT_CHARS", TENANT_CHARS as u64),
+        ("RECORD_BYTES", (RECORD * size_of::<f64>()) as u64),
         ("DUES_HEAD", (DUES_NUMBERS * size_of::<f64>()) as u64),
         ("PAYER_BYTES", (TENANT_CHARS + NUMBER_CHARS) as u64),
         ("REPORT_BYTES", (TENANT_CHARS + 2 * size_of::<f64>()) as u64),

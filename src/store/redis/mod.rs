@@ -76,9 +76,12 @@ impl RedisStore {
 
 impl PartStore {
     fn new(part: Option<Part>, target: StoreTarget, namespace: &str, replica: ReplicaId) -> Self {
-        // Each part has its own channel: a message reaches subscribers at all nodes of a cluster.
+        // Each part has its own channel: a message reaches subscribers at all nodes of a cluster, and those of all databases
+        // of a server.
         let tag = part.map_or(String::new(), |part| format!("{}:", part.tag()));
-        let wake_prefix = format!("{namespace}:wake:{tag}");
+        let db = Some(target.db()).filter(|db| *db != 0);
+        let db = db.map_or(String::new(), |db| format!("{db}:"));
+        let wake_prefix = format!("{namespace}:wake:{db}{tag}");
         let known = Known {
             channel: wake_prefix.clone() + &replica.text(),
             channel_of_all: wake_prefix.clone() + "all",

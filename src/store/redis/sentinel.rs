@@ -170,7 +170,6 @@ impl Sentinels {
         })
     }
 
-    #[cfg(feature = "operate")]
     pub(super) fn db(&self) -> i64 {
         self.server.redis_settings().db()
     }

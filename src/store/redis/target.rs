@@ -132,7 +132,6 @@ impl StoreTarget {
     }
 
     /// The database number.
-    #[cfg(feature = "operate")]
     pub(crate) fn db(&self) -> i64 {
         match self {
             Self::Server(client) => client.get_connection_info().redis_settings().db(),

@@ -969,3 +969,25 @@ async fn a_message_to_all_replicas_arrives_at_each_of_them() {
         }
     }
 }
+
+/// Channels are shared by all databases: a loss in one is none in the other, and neither counts the other's replicas.
+#[tokio::test]
+async fn databases_of_a_server_are_apart() {
+    let server = RedisServer::start();
+    let (mut here, mut there) = (
+        Replica::of(&server, 1),
+        Replica::at(&(server.url() + "/1"), 2),
+    );
+    for replica in [&mut here, &mut there] {
+        replica.hello().await.unwrap();
+        replica.is_connected().await;
+    }
+    for (channel, replica) in [
+        ("turnstile:wake:all", &mut here),
+        ("turnstile:wake:1:all", &mut there),
+    ] {
+        let received = server.cli(&["PUBLISH", channel, "lost key"]);
+        assert_eq!(received.trim(), "1", "{channel}");
+        assert!(matches!(replica.event().await, Event::Lost(key) if key == "key"));
+    }
+}

@@ -538,6 +538,25 @@ fn shares_are_kept_for_as_long_as_the_ledger() {
     }
 }
 
+/// The key of the ledger may live for much longer, for the lease of another replica or a pause.
+#[test]
+fn lines_and_payments_outlive_the_queue_whoever_keeps_the_ledger() {
+    let mut twins = Twins::start();
+    let mut holder = twins.exchange_of(B, vec![ask(1, SECOND_US, of(0, 1))]);
+    holder.lease_ms = 20 * LEASE_MS;
+    twins.exchange(&holder);
+    twins.run(A, ask(1, SECOND_US, of(1, 1)));
+    let names = ["lines", "shares"].map(|name| format!("{KEY}:{name}"));
+    for name in &names {
+        twins.script.server.cli(&["PEXPIRE", name, "5000"]); // as a minute later
+    }
+    twins.run(A, fair(renew(1, [1_001])));
+    for name in &names {
+        let left: u64 = twins.script.server.cli(&["PTTL", name]).parse().unwrap();
+        assert!(left > LEASE_MS, "{name}: {left}");
+    }
+}
+
 /// Lines are kept when the ledger is, which after a long pause would not be for as long as the pause.
 #[test]
 fn the_ttl_of_a_pause_ends_with_it_but_no_lease_does() {
