@@ -38,8 +38,7 @@ pub(crate) struct Returns<K> {
     ends_by_key: VecDeque<(Instant, K)>,
     /// By part: when permits of a key were last found missing.
     suspected: Vec<Option<Instant>>,
-    /// The latest answer of [`is_any`](Self::is_any) that was measured, and whether a return has begun or ended since.
-    was_any: bool,
+    /// Whether a return has begun or ended since [`has_news`](Self::has_news) was last called.
     is_changed: bool,
 }
 
@@ -60,7 +59,6 @@ impl<K: Copy + Eq + Hash> Returns<K> {
             by_key: HashMap::new(),
             ends_by_key: VecDeque::new(),
             suspected: vec![None; parts.count()],
-            was_any: false,
             is_changed: false,
         }
     }
@@ -206,13 +204,10 @@ impl<K: Copy + Eq + Hash> Returns<K> {
             || strict == Strict::Divides && self.after_outage[part.number()].is_some()
     }
 
-    /// Whether [`is_any`](Self::is_any) has changed since the last call.
+    /// Whether a return has begun or ended since the last call.
     #[inline]
     pub(crate) fn has_news(&mut self) -> bool {
-        mem::take(&mut self.is_changed) && {
-            let is_any = self.is_any();
-            mem::replace(&mut self.was_any, is_any) != is_any
-        }
+        mem::take(&mut self.is_changed)
     }
 }
 

@@ -119,6 +119,8 @@ pub(super) struct Context {
     fallbacks: Fallbacks,
     /// Permits return to a store that has lost them, or was down, before newcomers under strict limits are admitted.
     pub returns: Returns<QueueId>,
+    /// The latest answer of [`is_recovering`](Self::is_recovering) that was measured.
+    was_recovering: bool,
     /// The limiter is shut down or dropped: slots no longer go to a pool.
     pub ending: bool,
     pub effects: Effects,
@@ -171,6 +173,7 @@ impl Context {
             now,
             fallbacks: Fallbacks::new(settings.parts, now),
             returns: Returns::new(settings.parts, settings.store_timeout),
+            was_recovering: false,
             ending: false,
             effects: Effects::default(),
             counts: Counts::default(),
@@ -264,8 +267,11 @@ impl Context {
     #[inline]
     pub fn measure_returns(&mut self) {
         if self.returns.has_news() {
-            let state = StoreState::Recovering(self.is_recovering());
-            self.effects.push(Effect::MeasureStore(state));
+            let is_recovering = self.is_recovering();
+            if mem::replace(&mut self.was_recovering, is_recovering) != is_recovering {
+                let state = StoreState::Recovering(is_recovering);
+                self.effects.push(Effect::MeasureStore(state));
+            }
         }
     }
 
@@ -350,14 +356,25 @@ impl Context {
     /// outages end it, but after most short permits have ended.
     pub fn renew_at(&mut self, sent: Instant, until: Instant) -> Instant {
         let length = until.saturating_duration_since(sent);
-        if length < self.settings.lease / 2 {
-            return (self.now + self.settings.poll_interval / 10).min(sent + length / 2);
-        }
-        let moment = self.settings.lease / MOMENTS;
-        let at = sent + self.jittered(length / RENEWALS_PER_LEASE) + moment / 2;
+        let (at, moment) = match self.is_of_promotion(length) {
+            true => {
+                let moment = self.settings.poll_interval / 20;
+                (self.now + 3 * moment, moment)
+            }
+            false => {
+                let moment = self.settings.lease / MOMENTS;
+                let third = self.jittered(length / RENEWALS_PER_LEASE);
+                (sent + third + moment / 2, moment)
+            }
+        };
         let since = at.saturating_duration_since(self.epoch);
         let late = since.as_nanos() as u64 % moment.as_nanos() as u64;
         (at - Duration::from_nanos(late)).min(sent + length / 2)
+    }
+
+    /// Whether a lease that lasts for so long is that of a promotion, which has not been renewed yet, or is about to end.
+    pub fn is_of_promotion(&self, length: Duration) -> bool {
+        length < self.settings.lease / 2
     }
 }
 
@@ -503,7 +520,7 @@ impl Context {
 
     /// Notifies the holders of lost leases of a shutdown.
     pub fn end_lost_leases(&mut self) {
-        for lease in std::mem::take(&mut self.lost_leases) {
+        for lease in mem::take(&mut self.lost_leases) {
             if let Some(lease) = lease.upgrade() {
                 self.end_lease(&lease, LostErrorKind::ShutDown);
             }

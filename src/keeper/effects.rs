@@ -112,6 +112,22 @@ impl Effects {
         })
     }
 
+    /// The number of permits whose end is counted, for tests.
+    #[cfg(all(test, feature = "metrics"))]
+    pub fn ends(&self) -> usize {
+        let is_end = |effect: &&Effect| matches!(effect, Effect::Measure(_, Measure::Ended(..)));
+        self.0.iter().filter(is_end).count()
+    }
+
+    /// Whether newcomers wait for permits to return, if that was measured, for tests.
+    #[cfg(test)]
+    pub fn recovering(&self) -> Option<bool> {
+        self.0.iter().rev().find_map(|effect| match effect {
+            Effect::MeasureStore(StoreState::Recovering(waits)) => Some(*waits),
+            _ => None,
+        })
+    }
+
     pub fn confirm(&mut self, confirmation: Option<Confirmation>) {
         self.0.extend(confirmation.map(Effect::Confirm));
     }

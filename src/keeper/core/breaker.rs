@@ -201,6 +201,7 @@ impl Breaker {
         rng: &mut fastrand::Rng,
     ) -> Transition {
         let refused = failure == Failure::Refused;
+        let is_full = self.is_full();
         match &mut self.state {
             BreakerState::Closed { failed, fruitless } => {
                 let in_a_row = failed.is_some_and(|failed| number > failed);
@@ -224,6 +225,10 @@ impl Breaker {
                 // Exchanges in flight together count as one failure.
                 if number <= *sent_before {
                     return Transition::None;
+                }
+                if is_full {
+                    // Now it is away as well, and other replicas decide without it.
+                    return self.open(Cause::of(failure), LONGEST_PROBE, (last, now), rng);
                 }
                 let opened = (*sent_before, *since);
                 let longest = if holds {
@@ -591,7 +596,8 @@ mod tests {
             }
             assert_eq!(scene.breaker.probe_at(), probe_at);
             // A probe that fails does.
-            assert_eq!(scene.fails(Failure::TimedOut), Transition::StaysOpen);
+            let change = if is_full { NEWS } else { Transition::StaysOpen };
+            assert_eq!(scene.fails(Failure::TimedOut), change);
             assert!(scene.breaker.probe_at() > probe_at);
         }
     }
@@ -714,11 +720,17 @@ mod tests {
 
     #[test]
     fn a_store_that_refused_to_write_and_then_goes_down_is_told_of_again() {
-        let mut scene = Scene::new();
-        scene.refuses_to_write();
-        scene.passes();
-        assert_eq!(scene.fails(Failure::TimedOut), NEWS);
-        assert_eq!(scene.passes(), BACK);
-        assert_eq!(scene.refuses_to_write(), NEWS);
+        for is_probed_before in [true, false] {
+            let mut scene = Scene::new();
+            scene.refuses_to_write();
+            if is_probed_before {
+                scene.passes();
+            }
+            assert_eq!(scene.fails(Failure::TimedOut), NEWS);
+            assert!(!scene.breaker.is_full());
+            assert_eq!(scene.fails(Failure::TimedOut), Transition::StaysOpen);
+            assert_eq!(scene.passes(), BACK);
+            assert_eq!(scene.refuses_to_write(), NEWS);
+        }
     }
 }

@@ -421,7 +421,8 @@ impl Queue {
             matches!(standing, Standing::Held { .. } | Standing::Waiting { .. });
         let State::Sent { .. } = entry.state() else {
             return match standing {
-                Standing::Held { until_ms } if entry.in_store.spare => {
+                // After a loss, holders return first: see below.
+                Standing::Held { until_ms } if entry.in_store.spare && !is_returning => {
                     self.keep_spare(ctx, seq, at, until_ms);
                 }
                 _ => self.answered_late(ctx, seq, standing),

@@ -13,7 +13,7 @@ use crate::{
     error::AcquireErrorKind,
     fallbacks::{Availability, FallbackInForce},
     keeper::context::Context,
-    ledger::{Ask, Batch, Call, Ledger, Operation, Payer, Seq, Standing, Want},
+    ledger::{Ask, Batch, Call, Ledger, Operation, Payer, Seq, Standing, Want, weight_of},
 };
 
 impl Queue {
@@ -106,7 +106,7 @@ impl Queue {
     ) -> (Want, Option<Payer>) {
         let waits = self.prepare_ledger(ctx, seq, wait);
         let is_shadow = self.entries.get(&seq).is_some_and(Entry::is_shadow);
-        (batch.limit, batch.max_waiters) = (self.local_max(ctx), self.limit.waiters());
+        (batch.limit, batch.max_waiters) = (self.limit_here(ctx, seq), self.limit.waiters());
         (batch.waits, batch.dues) = (waits, self.no_dues());
         let want = match waits {
             _ if is_shadow => Want::IfFree,
@@ -121,12 +121,27 @@ impl Queue {
     fn prepare_ledger(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> bool {
         self.empty_pool(ctx);
         if ctx.asks_store(self.part) {
-            self.ledger_here = Some(self.ledger_of_holders(ctx));
+            self.ledger_here = Some(Box::default());
             return false;
         }
         self.keep_ledger(ctx);
         let entry = self.entries.get(&seq);
         entry.is_some_and(|entry| entry.may_wait(wait, ctx.now))
+    }
+
+    /// The limit of the ledger in this process, for a request. The ledger that serves one claim only is empty, since many
+    /// requests may fall back in one step: the slots held count here.
+    fn limit_here(&self, ctx: &Context, seq: Seq) -> u32 {
+        let limit = self.local_max(ctx);
+        if !ctx.asks_store(self.part) {
+            return limit;
+        }
+        let held = self.entries.iter().filter(|(_, entry)| entry.is_held());
+        let held: u32 = held.map(|(seq, _)| weight_of(*seq)).sum();
+        let free = limit.saturating_sub(held);
+        // An empty ledger admits a permit that is heavier than its limit.
+        let fits = held == 0 || weight_of(seq) <= free;
+        if fits { free } else { 0 }
     }
 
     /// The ledger in this process, which exists once a claim on it was drafted.

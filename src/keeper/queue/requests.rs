@@ -114,6 +114,13 @@ impl Queue {
             true => ctx.now + ctx.settings.lease / TOGETHER,
             false => ctx.now,
         };
+        // Most permits that were promoted just now end before their renewal.
+        let is_due = |entry: &Entry, at: Instant| {
+            let end = entry.lease.deadline();
+            let left = end.map(|end| end.saturating_duration_since(ctx.now));
+            let is_short = left.is_some_and(|left| ctx.is_of_promotion(left));
+            at <= if is_short { ctx.now } else { soon }
+        };
         let (mut due, mut rest) = (Vec::new(), None);
         for (passed, (seq, entry)) in self.entries.since(from).enumerate() {
             match entry.state() {
@@ -121,7 +128,7 @@ impl Queue {
                     rest = Some(*seq);
                     break;
                 }
-                State::Held(hold) if hold.due.is_some_and(|at| at <= soon) => due.push(*seq),
+                State::Held(hold) if hold.due.is_some_and(|at| is_due(entry, at)) => due.push(*seq),
                 State::Held(hold) => next = earliest(next, hold.due),
                 _ => {}
             }

@@ -153,10 +153,15 @@ impl Queue {
         };
         let lease = entry.lease.clone();
         self.hold(ctx, seq, None);
-        if let Some(entry) = self.entries.get_mut(&seq) {
+        let is_kept = self.keep(ctx, &lease);
+        // As if a permit had been dropped, unless another request has the slot. One that is not kept was never used.
+        if is_kept
+            && let Some(entry) = self.entries.get_mut(&seq)
+            && entry.holder() == Some(Holder::Request)
+        {
             entry.hand_over(Holder::Permit);
         }
-        self.keep(ctx, &lease)
+        is_kept
     }
 
     fn forget_first(&mut self) {

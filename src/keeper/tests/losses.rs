@@ -389,6 +389,27 @@ fn newcomers_of_a_lost_key_wait_for_its_holders() {
     assert!(held(world.collect(0, &others[0])));
 }
 
+/// After an outage nobody waits under such a limit, but permits that other limits admitted may return.
+#[test]
+fn a_key_that_is_lost_after_an_outage_is_measured() {
+    let mut world = World::new(1, &Limit::concurrent("a", 4).fallback(Fallback::Reject));
+    world.stream(0);
+    let now = world.local();
+    world.keepers[0].fail(now);
+    world.pass(Duration::from_millis(60));
+    world.recover(0);
+    world.settle();
+    assert_eq!(world.keepers[0].take_effects().recovering(), None);
+    world.ledgers.lose_ledgers();
+    world.ask(0, PATIENT);
+    let asked = world.send(0);
+    world.complete(0, &asked);
+    assert_eq!(world.keepers[0].take_effects().recovering(), Some(true));
+    world.pass(RETURN);
+    world.settle();
+    assert_eq!(world.keepers[0].take_effects().recovering(), Some(false));
+}
+
 /// G1: requests that were sent before the loss was known are granted the slots of the missing holders. They give these back
 /// and ask again, under one limit or several, and also if they were sent behind the question that shows the loss.
 #[test]

@@ -385,6 +385,25 @@ fn nobody_waits_for_permits_to_return_to_a_store_that_was_without_memory() {
     assert!(held(world.collect(0, &second)));
 }
 
+/// G1: such a store may also go away, as when it is restarted with more memory. Then other replicas decide without it.
+#[test]
+fn newcomers_wait_after_an_outage_of_a_store_that_was_without_memory() {
+    let limit = Limit::concurrent("a", 3).fallback(Fallback::Local(1));
+    let mut world = World::new(1, &limit);
+    let first = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    let mut reply = world.run(&sent);
+    reply.batches.fill_with(|| Err(out_of_memory()));
+    world.answer(0, &sent, reply);
+    assert!(held(world.collect(0, &first)), "by the fallback");
+    world.pass(SECOND);
+    let probe = world.send(0);
+    world.fail(0, &probe, Failure::TimedOut);
+    world.pass(SECOND);
+    world.recover(0);
+    assert!(world.keepers[0].is_recovering());
+}
+
 /// Under rates, and under limits in shadow mode, nobody waits for permits to return.
 #[test]
 fn a_replica_recovers_only_if_newcomers_wait() {

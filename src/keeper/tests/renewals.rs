@@ -46,8 +46,32 @@ fn a_promotion_is_renewed_soon() {
     world.deliver_wakes();
     assert!(super::held(world.collect(0, &waiter)));
     assert!(!world.may_send(0), "a short permit costs no renewal");
-    world.pass(Duration::from_millis(100));
+    world.pass(Duration::from_millis(99));
+    assert!(!world.may_send(0), "nor does one that is not so short");
+    world.pass(Duration::from_millis(51));
     assert_eq!(world.send(0).exchange.batches[0].renew, [waiter.seq()]);
+}
+
+/// Most of them end before that.
+#[test]
+fn a_promotion_is_not_renewed_with_an_earlier_one() {
+    let mut world = World::new(2, &Limit::concurrent("a", 2));
+    let holders = [1, 1].map(|keeper| {
+        let lease = world.ask(keeper, super::PATIENT);
+        world.settle();
+        lease
+    });
+    let waiters = [0, 0].map(|keeper| world.ask(keeper, super::PATIENT));
+    world.settle();
+    for (holder, waiter) in holders.iter().zip(&waiters) {
+        world.pass(Duration::from_millis(75));
+        world.release(1, holder);
+        world.settle();
+        world.deliver_wakes();
+        assert!(super::held(world.collect(0, waiter)));
+    }
+    world.pass(Duration::from_millis(75));
+    assert_eq!(world.send(0).exchange.batches[0].renew, [waiters[0].seq()]);
 }
 
 /// Lets time pass as the driver does, and records the names renewed by each exchange, and when.

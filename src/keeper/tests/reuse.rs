@@ -491,6 +491,40 @@ fn what_a_request_did_not_need_in_the_end_serves_the_next_one() {
     world.keepers[0].audit().expect("its books agree");
 }
 
+/// The right to keep it may be over by then. No permit ever had it.
+#[cfg(feature = "metrics")]
+#[test]
+fn a_slot_that_nobody_needed_is_not_counted_as_released() {
+    let mut world = World::new(1, &TWO);
+    let holder = take(&mut world, 0);
+    let first = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.release(0, &holder);
+    assert!(held(world.collect(0, &first)));
+    let reply = world.run(&sent);
+    world.now += RIGHT;
+    world.keepers[0].take_effects();
+    world.answer(0, &sent, reply);
+    assert_eq!(world.keepers[0].take_effects().ends(), 0);
+    assert_eq!(world.keepers[0].idle_count(), 0);
+    world.settle();
+    assert_eq!(world.ledger(), (1, 0));
+}
+
+/// G1: holders return first.
+#[test]
+fn a_slot_that_nobody_needed_goes_back_if_a_loss_made_it_possible() {
+    let mut world = World::new(2, &TWO.fallback(Fallback::Reject));
+    let (holder, _other) = (take(&mut world, 0), take(&mut world, 1));
+    let first = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.release(0, &holder);
+    assert!(held(world.collect(0, &first)));
+    world.ledgers.clear();
+    world.complete(0, &sent);
+    assert_eq!(world.keepers[0].idle_count(), 0);
+}
+
 /// G3: a leg of a request under several limits gets its slot from the store, where the slot is released.
 #[test]
 fn a_slot_that_comes_free_goes_back_for_a_claim_that_is_on_its_way() {

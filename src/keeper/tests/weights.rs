@@ -141,6 +141,21 @@ fn a_heavy_request_keeps_its_place_among_claims() {
     assert_eq!(weights, [3, 1]);
 }
 
+/// G8: the slots that are held count where a request falls back alone, beside a store that is up.
+#[test]
+fn a_request_that_falls_back_alone_gets_only_the_units_that_are_left() {
+    for (weight, is_admitted) in [(1, true), (2, true), (3, false), (4, false)] {
+        let mut world = World::new(1, &FOUR.fallback(Fallback::Local(4)));
+        let first = world.ask_for_units(2);
+        world.settle();
+        assert!(held(world.collect(0, &first)));
+        let second = world.ask_for_units(weight);
+        let _sent = world.send(0);
+        world.pass(STORE_TIMEOUT);
+        assert_eq!(held(world.collect(0, &second)), is_admitted, "{weight}");
+    }
+}
+
 /// As for a limit that was lowered.
 #[test]
 fn fewer_units_without_the_store_admit_a_heavy_request_alone() {
