@@ -27,10 +27,10 @@
 //! A queue reports its decisions on entries of requests ([`Decided`](super::context::Decided)). The core then advances the
 //! request: it asks for the entry, or gives it up.
 //!
-//! An entry only moves forward, with three exceptions. If its exchange came too late, it is idle again under the same
-//! name. An entry being checked waits again if a newer answer shows it waiting. An entry that the store has lost, that was
-//! collected too late, or that an outage moves is idle again under a new name: a name of unknown fate is never reused, and
-//! stays on the release list until its fate is known.
+//! An entry only moves forward, with two exceptions. An entry being checked waits again if a newer answer shows it waiting.
+//! An entry whose exchange failed or came too late, that the store has lost, that was collected too late, or that an outage
+//! moves is idle again under a new name: a name of unknown fate is never reused, and stays on the release list until its fate
+//! is known.
 
 #[cfg(test)]
 pub(super) mod audit;
