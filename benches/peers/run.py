@@ -47,11 +47,14 @@ QUICK_SERVICES = ["no limit", "tower-turnstile, Redis"]
 
 def main():
     options = arguments()
-    if options.page_of:
-        results = together([json.loads(pathlib.Path(path).read_text()) for path in options.page_of.split(",")])
-    else:
-        results = run(options)
+    kept = pathlib.Path(options.output, "comparison", "results.json")
+    paths = [kept] * options.add + [path for path in options.page_of.split(",") if path]
+    runs = [json.loads(pathlib.Path(path).read_text()) for path in paths]
+    if not options.page_of:
+        runs.append(run(options))
+    results = together(runs)
     page.Page(results, options.output).write()
+    kept.write_text(json.dumps(rounded(results), separators=(",", ":")) + "\n")
     print(os.path.join(options.output, "COMPARISON.md"))
     for case, name, error in results["broken"]:
         print(f"could not be run: {case}, {name}: {error}", file=sys.stderr)
@@ -70,6 +73,7 @@ def arguments():
     parser.add_argument("--peers", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--rust", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--output", default=os.path.dirname(HERE), help="where the page is written")
+    parser.add_argument("--add", action="store_true", help="to the runs that the page is of")
     parser.add_argument("--page-of", default="", help="only write the page again, from the results of earlier runs, by commas")
     return parser.parse_args()
 
@@ -85,6 +89,18 @@ def together(runs):
         results["broken"][:0] = run["broken"]
     dates = sorted({run["meta"]["date"] for run in runs})
     return results | {"meta": results["meta"] | {"repeats": sum(run["meta"]["repeats"] for run in runs), "date": " and ".join(dates)}}
+
+
+def rounded(results):
+    """With five significant digits, which is more than runs agree in."""
+    match results:
+        case float():
+            return float(f"{results:.5g}")
+        case dict():
+            return {name: rounded(one) for name, one in results.items()}
+        case list():
+            return [rounded(one) for one in results]
+    return results
 
 
 def run(options):
