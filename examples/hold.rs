@@ -88,8 +88,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let limit = limit.clone().wait_up_to(options.max_wait);
         (limit.name().to_owned(), limit)
     });
+    let limits: BTreeMap<_, _> = limits.collect();
+    for limit in limits.values() {
+        // A wait that is too long fails here, and not with the first client.
+        limiter.try_semaphore(limit, "a key")?;
+    }
     let holds = Arc::new(Holds {
-        limits: limits.collect(),
+        limits,
         limiter: limiter.clone(),
         keep_alive: options.keep_alive,
     });

@@ -260,7 +260,8 @@ impl AcquireError {
         &self.details.limit_name
     }
 
-    /// Returns the limit's value for this key.
+    /// Returns the limit's value for this key. Of a cost that is too high the burst, and of an invalid weight the limit's own
+    /// value.
     pub fn max(&self) -> u32 {
         self.details.max
     }

@@ -87,7 +87,7 @@ impl Limiter {
     /// [reports](ShutdownReport::unconfirmed) the slots whose release was not confirmed. Unconfirmed releases are retried
     /// for as long as the process lives.
     ///
-    /// If it is called again meanwhile, the later call's `grace` counts.
+    /// If it is called again meanwhile, the later call's `grace` counts. A `grace` above 24 hours counts as 24 hours.
     ///
     /// See [Shutting down](crate::guide::shutdown) for how to combine it with a server's graceful shutdown.
     ///

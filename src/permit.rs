@@ -22,7 +22,7 @@ use crate::{
 
 /// One slot of a limit. Dropping it releases the slot.
 ///
-/// Dropping never blocks, spawns or panics, inside or outside a runtime. The slot is free one round trip later, or may
+/// Dropping never blocks or panics, inside or outside a runtime, and spawns at most the limiter's task. The slot is free one round trip later, or may
 /// serve this process again under [`Limit::reuse`]; if the process or its runtime ends first, the slot is free when the
 /// lease ends. [`release`](Self::release) waits until the slot is free.
 ///
@@ -167,7 +167,8 @@ impl Permit {
     /// Completes when the permit is lost, or an operator has revoked it, with the reason.
     ///
     /// A revoked permit keeps its slot until it is dropped: its work should stop soon. For a permit of an in-memory
-    /// limiter, the future completes only when the permit is revoked, or when the limiter is shut down.
+    /// limiter, the future completes only when the permit is revoked, or when the limiter is shut down. A permit under rates
+    /// alone has no slot to lose: for such a permit the future never completes.
     ///
     /// # Cancel safety
     ///

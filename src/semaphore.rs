@@ -230,6 +230,9 @@ impl Semaphore {
         key: impl Into<Key>,
     ) -> Result<Self, ConfigError> {
         let (limits, key) = (limits.into().0, key.into());
+        if limits.is_empty() {
+            check_together([])?;
+        }
         let mut limits = limits.iter();
         limits.try_fold(self, |all, limit| all.with(limit, key.clone()))
     }
@@ -332,7 +335,8 @@ impl Semaphore {
         self.ask(false, n)
     }
 
-    /// Returns the slots in use and the waiters of all replicas, under the first limit. Takes one round trip.
+    /// Returns the slots in use and the waiters of all replicas, under the first limit that has slots, which a rate has not.
+    /// Takes one round trip.
     ///
     /// A request under several limits waits in one queue at a time. While it waits for its caller's own slot, it does not
     /// count as a waiter for a shared slot: see [`usages`](Self::usages).
@@ -345,7 +349,8 @@ impl Semaphore {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn usage(&self) -> Result<Usage, AcquireError> {
-        self.0.usage_of(&self.0.first).await
+        let mut with_slots = self.0.all().filter(|bound| bound.limit.period().is_none());
+        self.0.usage_of(with_slots.next().unwrap_or(&self.0.first)).await
     }
 
     /// Returns the slots in use and the waiters of all replicas, under each limit with slots, in order.

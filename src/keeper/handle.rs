@@ -99,7 +99,11 @@ impl KeeperHandle {
         let keeper = self.clone();
         async move {
             for (limit, confirmed) in waits {
-                confirmed.await.map_err(|_| keeper.unconfirmed(&limit))?;
+                if confirmed.await.is_err() {
+                    // The driver may have ended with its runtime; the release is retried.
+                    let _ = keeper.keeper.start_driver();
+                    return Err(keeper.unconfirmed(&limit));
+                }
             }
             Ok(())
         }

@@ -14,11 +14,9 @@ const STALL_TIMEOUTS: u32 = 2;
 
 /// A shutdown, as the core sees it: permits are given time first, then the store.
 pub(super) struct Shutdown {
-    deadline: Instant,
     refused: usize,
-    lost: usize,
-    /// Names of the slots that permits held at the beginning, and released in time.
-    released: HashSet<Seq>,
+    /// Names of the slots that permits held at the beginning.
+    held: HashSet<Seq>,
     /// Confirmations by the store when last checked, and the deadline for further progress.
     progress: Option<((u64, usize, usize), Instant)>,
 }
@@ -27,24 +25,16 @@ impl Shutdown {
     /// Begins a shutdown in which permits have this much time.
     pub fn begin(core: &mut Core, time: Duration, now: Instant) -> Self {
         Self {
-            refused: core.close(now),
-            released: core.held_by_permits(),
-            lost: 0,
-            deadline: now + time.min(MAX_WAIT),
+            refused: core.close(now + time.min(MAX_WAIT), now),
+            held: core.held_by_permits(),
             progress: None,
         }
     }
 
     /// Deadline for permits to be released; `None`: none is left.
     pub fn permits_have_until(&self, core: &Core) -> Option<Instant> {
-        (!core.holds_nothing()).then_some(self.deadline)
-    }
-
-    /// The permits' time is over.
-    pub fn lose_all(&mut self, core: &mut Core, now: Instant) {
-        let held = core.held_by_permits();
-        self.released.retain(|name| !held.contains(name));
-        self.lost = core.lose_all(now);
+        let until = core.closing().permits_until;
+        until.filter(|_| !core.holds_nothing())
     }
 
     /// Deadline for the store to confirm further releases; `None`: all are confirmed.
@@ -59,17 +49,21 @@ impl Shutdown {
             _ => now + STALL_TIMEOUTS * store_timeout,
         };
         self.progress = Some((confirmed, stalls_at));
-        Some(stalls_at.min(self.deadline + store_timeout))
+        let permits_until = core.closing().permits_until.unwrap_or(now);
+        Some(stalls_at.min(permits_until + store_timeout))
     }
 
     /// The fate of the permits, once the store's time is over too.
-    pub fn report(mut self, core: &Core) -> ShutdownReport {
+    pub fn report(self, core: &Core) -> ShutdownReport {
         let unconfirmed: HashSet<Seq> = core.unconfirmed().collect();
-        self.released.retain(|name| !unconfirmed.contains(name));
+        let lost = &core.closing().lost;
+        let (lost, others): (Vec<_>, Vec<_>) =
+            self.held.iter().partition(|name| lost.contains(name));
+        let released = others.iter().filter(|name| !unconfirmed.contains(name));
         ShutdownReport {
             refused: self.refused,
-            released: self.released.len(),
-            lost: self.lost,
+            released: released.count(),
+            lost: lost.len(),
             unconfirmed: unconfirmed.len(),
         }
     }
@@ -82,7 +76,7 @@ impl Keeper {
     pub async fn shutdown(self: &Arc<Self>, deadline: Duration) -> ShutdownReport {
         let mut shutdown = self.with(|core, now| Shutdown::begin(core, deadline, now));
         wait_until(self, |core, _| shutdown.permits_have_until(core)).await;
-        self.with(|core, now| shutdown.lose_all(core, now));
+        self.with(|core, now| core.lose_all(now));
         wait_until(self, |core, now| shutdown.store_has_until(core, now)).await;
         self.peek(|core| shutdown.report(core))
     }
@@ -97,23 +91,20 @@ async fn wait_until(
     let Some(first) = keeper.peek(|core| until(core, Instant::now())) else {
         return;
     };
-    let mut alarm = first;
-    keeper.with(|core, _| core.set_alarm(Some(alarm)));
+    let earliest = |core: &Core, at: Instant| core.alarm().map_or(at, |alarm| alarm.min(at));
+    keeper.with(|core, _| core.set_alarm(Some(earliest(core, first))));
     let is_driven = keeper.start_driver().is_ok();
     keeper.watch_driver();
     loop {
         let changed = keeper.changed.notified();
         let now = Instant::now();
-        let Some(until) = keeper
-            .peek(|core| until(core, now))
-            .filter(|until| is_driven && now < *until)
-        else {
+        let (until, alarm) = keeper.peek(|core| (until(core, now), core.alarm()));
+        let Some(until) = until.filter(|until| is_driven && now < *until) else {
             break;
         };
-        // The alarm fired, but there was progress since it was set.
-        if alarm <= now {
-            alarm = until;
-            keeper.with(|core, _| core.set_alarm(Some(alarm)));
+        // An earlier alarm, perhaps of another call, also wakes this one, which then sets its own.
+        if alarm.is_none_or(|alarm| alarm > until) {
+            keeper.with(|core, _| core.set_alarm(Some(until)));
         }
         changed.await;
     }

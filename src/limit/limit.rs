@@ -268,7 +268,7 @@ impl Limit {
             Some(refill) => refill.unit = unit,
             None => panic!("only a rate has a unit"),
         }
-        self
+        self.changed()
     }
 
     /// Fallible version of [`unit`](Self::unit), for units from a configuration.
@@ -365,7 +365,8 @@ impl Limit {
 
     /// Sets the length of a key's queue, across all replicas. Default: 1,000.
     ///
-    /// A request that finds the queue full is refused at once. At most [`Limit::MAX_WAITERS`].
+    /// A request that finds the queue full is refused at once. At most [`Limit::MAX_WAITERS`]. A rate has no queue: a request
+    /// waits at most for as long as this many requests of its cost take.
     #[must_use]
     pub const fn max_waiters(mut self, max_waiters: u32) -> Self {
         self.max_waiters = max_waiters;

@@ -135,7 +135,10 @@ impl LimiterBuilder {
         let replica = Replica::new(store.0.clone(), settings.replica);
         let keeper = Keeper::new(settings, Some(Arc::new(replica)), home);
         keeper.greet().await.map_err(refused)?;
-        Ok(Limiter::new(KeeperHandle::new(keeper)))
+        let limiter = Limiter::new(KeeperHandle::new(keeper));
+        #[cfg(feature = "operate")]
+        let limiter = limiter.identified(self.identity);
+        Ok(limiter)
     }
 
     /// Like [`connect_to`](Self::connect_to), in parts, like a cluster.

@@ -22,6 +22,7 @@ const SPACING: Duration = Duration::from_secs(864);
 conformance! {
     a_charge_is_decided_like_a_newcomer,
     a_charge_waits_for_its_time,
+    a_dear_charge_waits_for_its_time,
     a_charge_that_is_given_up_is_refunded,
     spending_may_run_into_debt,
     spending_is_reported_while_the_permit_is_held,
@@ -135,6 +136,21 @@ async fn a_charge_waits_for_its_time(backend: Backend) {
         .await
         .expect("its time comes");
     assert!(began.elapsed() >= Duration::from_millis(100));
+}
+
+/// The longest wait is that of a queue of such requests, and not of single units.
+async fn a_dear_charge_waits_for_its_time(backend: Backend) {
+    let limiter = backend.replica().await;
+    let minute = Duration::from_secs(60);
+    let tokens = Limit::rate("dear", 1_000_000, minute).burst(100_000);
+    let tokens = tokens.wait_up_to(PATIENT);
+    let permit = limiter.semaphore(&tokens, "a").acquire().await;
+    let permit = permit.expect("free");
+    let budget = permit.budget(&tokens).unwrap();
+    budget.charge(99_999).await.expect("within the burst");
+    let began = Instant::now();
+    budget.charge(5_000).await.expect("its time comes");
+    assert!(began.elapsed() >= Duration::from_millis(250));
 }
 
 async fn a_charge_that_is_given_up_is_refunded(backend: Backend) {

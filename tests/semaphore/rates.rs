@@ -610,6 +610,11 @@ fn two_limits_of_one_name_have_one_unit() {
         .try_semaphore(TOKENS.unit("bytes"), "a")
         .unwrap_err();
     assert!(error.to_string().contains("\"tokens\""), "{error}");
+    // Nor does a limit that the limiter has returned.
+    let returned = limiter.limit("tokens").expect("it is in use");
+    limiter
+        .try_semaphore(returned.unit("words"), "a")
+        .unwrap_err();
     limiter.update(&TOKENS.unit("bytes")).unwrap();
     limiter.try_semaphore(TOKENS.unit("bytes"), "a").unwrap();
 }

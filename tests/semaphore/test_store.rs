@@ -379,6 +379,42 @@ async fn taken(store: &TestStore, keys: u64) -> usize {
     join_all((0..keys).map(usage)).await.into_iter().sum()
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_later_of_two_shutdowns_counts() {
+    let second = Duration::from_secs(1);
+    for (later, is_lost) in [(20 * second, false), (2 * second, true)] {
+        let store = TestStore::new();
+        let limiter = replica(&store).await;
+        let mut permits = permits(&limiter, 2).await;
+        let (first, again) = (limiter.clone(), limiter.clone());
+        let first = tokio::spawn(async move { first.shutdown(5 * second).await });
+        sleep(second).await;
+        let again = tokio::spawn(async move { again.shutdown(later).await });
+        sleep(6 * second).await;
+        drop(permits.pop());
+        sleep(second).await;
+        assert_eq!(permits[0].is_lost(), is_lost, "{later:?}");
+        drop(permits);
+        let lost = if is_lost { 2 } else { 0 };
+        for report in [first, again] {
+            let report = report.await.expect("no panic");
+            let counts = (report.released, report.lost, report.unconfirmed);
+            assert_eq!(counts, (2 - lost, lost, 0), "{later:?}");
+        }
+        assert_eq!(taken(&store, 2).await, 0);
+    }
+}
+
+#[cfg(feature = "operate")]
+#[tokio::test]
+async fn a_replica_has_its_label() {
+    let store = TestStore::new();
+    let builder = Limiter::builder().operable().replica_label("r1");
+    let limiter = connect(builder, &store).await;
+    let replicas = limiter.operator().replicas().await.expect("in this process");
+    assert_eq!(replicas.rows[0].label, "r1");
+}
+
 /// G5: however many releases are pending, a shutdown leaves none of them to the end of its lease.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_while_releases_are_confirmed() {

@@ -624,6 +624,10 @@ async fn lists_have_one_key(backend: Backend) {
     for limits in [vec![], vec![a.clone(), a.clone()]] {
         limiter.try_semaphore(limits, "key").expect_err("no list");
     }
+    let semaphore = limiter.semaphore(a, "key");
+    semaphore
+        .try_and(Vec::<Limit>::new(), "key")
+        .expect_err("no list");
 }
 
 /// Even while a request waits in another queue.
@@ -650,6 +654,10 @@ async fn each_limit_has_its_usage(backend: Backend) {
     let permit = semaphore.acquire().await.expect("free");
     let waiter = queue(&semaphore, 1).await;
     assert_eq!(usages().await, expect((1, 1, 1), (1, 0, 5)));
+    // A rate has no slots, also if it is the first.
+    let usage = limiter.semaphore([&starts, &own], "key").usage().await;
+    let usage = usage.expect("up");
+    assert_eq!((usage.in_use, usage.waiting, usage.max), (1, 1, 1));
     permit.release().await.expect("confirmed");
     waiter
         .await

@@ -32,6 +32,10 @@ impl Core {
         let limit = self.ctx.limits[leg.limit.0].clone();
         let (max, rate) = self.rate_of(&limit, &leg.key, leg.value)?;
         let wait_us = leg.wait.as_micros() as u64;
+        let cost = leg.cost.min(rate.burst);
+        // The time in which the longest queue of such requests is served.
+        let waiters = u64::from(limit.waiters());
+        let longest_us = rate.time_of(cost.max(1)).saturating_mul(waiters);
         let charge = Charge {
             // A digest, needed only by a store.
             key: match self.ctx.shared {
@@ -42,12 +46,8 @@ impl Core {
                 false => Arc::default(),
             },
             rate,
-            cost: leg.cost.min(rate.burst),
-            wait_us: if shadow {
-                0
-            } else {
-                wait_us.min(rate.time_of(limit.waiters()))
-            },
+            cost,
+            wait_us: if shadow { 0 } else { wait_us.min(longest_us) },
             shadow,
         };
         let paid = if leg.cost == 0 { Paid::Free } else { Paid::Not };

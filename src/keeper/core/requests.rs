@@ -502,9 +502,11 @@ impl Core {
 
 /// Shutdown.
 impl Core {
-    /// Refuses newcomers from now on, and all waiting requests. Returns the number of these.
-    pub fn close(&mut self, now: Instant) -> usize {
+    /// Refuses newcomers from now on, and all waiting requests. Returns the number of these. Permits have this much time: the
+    /// latest call counts.
+    pub fn close(&mut self, permits_until: Instant, now: Instant) -> usize {
         (self.ctx.now, self.ctx.ending) = (now, true);
+        self.closing.permits_until = Some(permits_until);
         self.empty_pools();
         let refused = self.refuse_all(AcquireErrorKind::ShutDown);
         self.follow_decisions();
@@ -528,16 +530,16 @@ impl Core {
         link.in_flight.is_empty() && !self.has_work(link) && !queues.any(Queue::repeats_releases)
     }
 
-    /// Marks all held slots as lost, and releases them. Returns the number of slots that permits lost.
-    pub fn lose_all(&mut self, now: Instant) -> usize {
+    /// Marks all held slots as lost, and releases them.
+    pub fn lose_all(&mut self, now: Instant) {
         self.ctx.now = now;
         self.accounts.report_all();
-        let mut lost = 0;
-        self.each_queue(|queue, ctx| lost += queue.lose_all(ctx));
+        let held = self.held_by_permits();
+        self.closing.lost.extend(held);
+        self.each_queue(|queue, ctx| queue.lose_all(ctx));
         self.ctx.end_lost_leases();
         self.follow_decisions();
         self.ctx.log_reports();
-        lost
     }
 
     /// The limiter was dropped: no more requests will come.

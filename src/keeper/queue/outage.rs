@@ -200,14 +200,10 @@ impl Queue {
     }
 
     /// Loses all held slots, at a shutdown. Returns the number of slots that permits had.
-    pub fn lose_all(&mut self, ctx: &mut Context) -> usize {
-        let mut lost = 0;
+    pub fn lose_all(&mut self, ctx: &mut Context) {
         for seq in self.those(Entry::is_held) {
-            let holder = self.entries.get(&seq).and_then(Entry::holder);
-            lost += usize::from(holder == Some(Holder::Permit));
             self.lose_by(ctx, seq, LostErrorKind::ShutDown);
         }
-        lost
     }
 }
 

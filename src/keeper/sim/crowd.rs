@@ -555,7 +555,7 @@ impl World {
             return false;
         }
         if !closing.is_store_asked {
-            closing.shutdown.lose_all(core, now);
+            core.lose_all(now);
             closing.is_store_asked = true;
             self.replicas[replica].closing = Some(closing);
             return true;

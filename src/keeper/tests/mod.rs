@@ -211,12 +211,12 @@ impl World {
 
     fn close(&mut self) -> usize {
         let now = self.local();
-        self.keepers[0].close(now)
+        self.keepers[0].close(now + LEASE, now)
     }
 
-    fn lose_all(&mut self) -> usize {
+    fn lose_all(&mut self) {
         let now = self.local();
-        self.keepers[0].lose_all(now)
+        self.keepers[0].lose_all(now);
     }
 
     fn may_send(&self, keeper: usize) -> bool {
