@@ -56,7 +56,7 @@ impl Home {
         if self.has_thread() {
             return Ok(false);
         }
-        let thread = DedicatedThread::start()?;
+        let thread = DedicatedThread::start(thread::Builder::new())?;
         Ok(self.thread.set(thread).is_ok())
     }
 }
@@ -70,16 +70,21 @@ struct DedicatedThread {
 }
 
 impl DedicatedThread {
-    fn start() -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        let handle = runtime.handle().clone();
+    /// The runtime is built on the thread. If it were built here, and the system denied the thread, it would be dropped by the
+    /// task that calls this, where a runtime panics.
+    fn start(thread: thread::Builder) -> io::Result<Self> {
         let (kept, mut end) = mpsc::channel(1);
-        let name = "turnstile".to_owned();
-        thread::Builder::new().name(name).spawn(move || {
-            runtime.block_on(end.recv());
+        let (build, built) = std::sync::mpsc::channel();
+        thread.name("turnstile".to_owned()).spawn(move || {
+            let runtime = Builder::new_current_thread().enable_all().build();
+            let handle = runtime.as_ref().map(|runtime| runtime.handle().clone());
+            let _ = build.send(handle.map_err(io::Error::kind));
+            if let Ok(runtime) = runtime {
+                runtime.block_on(end.recv());
+            }
         })?;
         Ok(Self {
-            handle,
+            handle: built.recv().map_err(io::Error::other)??,
             _kept: kept,
         })
     }
@@ -90,6 +95,13 @@ mod tests {
     use std::{future::pending, sync::mpsc as std_mpsc, time::Duration};
 
     use super::*;
+
+    /// A runtime that is dropped in a task panics.
+    #[tokio::test]
+    async fn a_thread_that_the_system_denies_is_an_error() {
+        let too_large = thread::Builder::new().stack_size(usize::MAX / 2);
+        DedicatedThread::start(too_large).expect_err("no memory for its stack");
+    }
 
     #[test]
     fn a_thread_ends_with_its_limiter() {

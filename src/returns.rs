@@ -92,7 +92,7 @@ impl<K: Copy + Eq + Hash> Returns<K> {
     /// The store has lost permits of this key, and perhaps all data of its part.
     pub(crate) fn begin_of_key(&mut self, part: Part, key: K, now: Instant) {
         let until = now + self.length;
-        self.is_changed = true;
+        self.is_changed |= self.by_key.is_empty();
         self.by_key.insert(key, until);
         self.ends_by_key.push_back((until, key));
         self.suspected[part.number()] = Some(now);
@@ -106,7 +106,7 @@ impl<K: Copy + Eq + Hash> Returns<K> {
             self.ends_by_key.pop_front();
             if self.by_key.get(&key) == Some(&until) {
                 self.by_key.remove(&key);
-                self.is_changed = true;
+                self.is_changed |= self.by_key.is_empty();
                 return Some(key);
             }
         }

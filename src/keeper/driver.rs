@@ -254,6 +254,7 @@ async fn drive(
             if !driver.is_present(generation) {
                 return None;
             }
+            driver.goes_on(now);
             match news {
                 News::Event(part, event) => core.on_event(part, &event, now),
                 News::Over(id, Ok(reply)) => core.on_reply(id, reply, now),

@@ -276,6 +276,11 @@ impl DriverState {
         self.work.clone()
     }
 
+    /// The driver takes its next step after this one, and need not be woken for it.
+    pub fn goes_on(&mut self, now: Instant) {
+        self.stage = DriverStage::Woken(now);
+    }
+
     /// Prepares a driver to be spawned there, if one is needed and none runs.
     pub fn start(
         &mut self,

@@ -328,7 +328,9 @@ impl Lease {
     /// Takes over the slot of a lease without owners, for a request without a permit so far: its name, its deadline and
     /// its next tenure. The other lease gets the name `unused` and is returned.
     pub(crate) fn succeed(&self, before: &Self, unused: Seq, now: Instant) {
-        self.hold(before.deadline());
+        // The lease may have ended since it was checked.
+        let until_us = before.until_us.load(Ordering::Acquire);
+        self.until_us.store(until_us, Ordering::Release);
         self.rename(before.seq());
         // A pair of name and tenure is used only once: an order to revoke the earlier permit may arrive late.
         self.owners.follow(before.owners.tenure());

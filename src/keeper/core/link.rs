@@ -52,6 +52,8 @@ pub(super) struct Link {
     pub refunds: Vec<Refund>,
     /// Since when each exchange has left work for the next one.
     pub behind_since: Option<Instant>,
+    /// When a failed exchange last made all queues ask for their waiters.
+    pub rolled_at: Option<Instant>,
     /// The moment of the latest reply on this connection. `None`: the next exchange has to be a hello.
     pub clock: Option<StoreMoment>,
     pub generation_key: Arc<str>,
@@ -165,6 +167,7 @@ impl Link {
             held_back: BTreeSet::new(),
             refunds: Vec::new(),
             behind_since: None,
+            rolled_at: None,
             clock: None,
             generation_key: generation_key(part, settings).into(),
             generation: None,

@@ -347,7 +347,10 @@ impl Core {
     }
 
     pub fn status(&self) -> Status {
-        let idle: usize = self.queues.iter().map(Queue::idle).sum();
+        // There may be very many queues.
+        let reuses = self.ctx.limits.iter().any(|limit| limit.is_reused());
+        let queues = self.queues.iter().filter(|_| reuses);
+        let idle: usize = queues.map(Queue::idle).sum();
         Status {
             // A slot lost while idle is noticed later.
             held: self.ctx.counts.held.saturating_sub(idle),
@@ -464,13 +467,13 @@ impl Core {
     /// count of the replicas, which divide a limit among themselves: a hello establishes it.
     fn reconnect(&mut self) {
         let now = self.ctx.now;
-        let mut limits = self.ctx.limits.iter();
-        let counts = limits.any(|limit| limit.is_divided());
+        let limits = &self.ctx.limits;
+        let counts = || limits.iter().any(|limit| limit.is_divided());
         for link in &mut self.links {
             let is_due = |at: &mut Instant| *at <= now;
             let is_due = link.connection.reconnect_at.take_if(is_due).is_some();
             let has_queues = || self.queues.iter().any(|queue| queue.part() == link.part);
-            if is_due && link.is_up() && (counts || has_queues()) {
+            if is_due && link.is_up() && (counts() || has_queues()) {
                 link.connection.is_wanted = true;
             }
         }
@@ -516,7 +519,10 @@ impl Core {
     /// Whether nothing is left to send to the store, or to expect from it, now or later. A store that is down is owed
     /// only releases.
     pub fn is_quiet(&self) -> bool {
-        self.links.iter().all(|link| self.is_quiet_on(link))
+        // The queues of many keys are looked at only once all links are idle.
+        let is_idle =
+            |link: &Link| !link.is_up() || link.in_flight.is_empty() && !self.has_work(link);
+        self.links.iter().all(is_idle) && self.links.iter().all(|link| self.is_quiet_on(link))
     }
 
     fn is_quiet_on(&self, link: &Link) -> bool {
@@ -527,7 +533,7 @@ impl Core {
             return in_flight.next().is_none()
                 && queues.all(|queue| queue.names_in_store().next().is_none());
         }
-        link.in_flight.is_empty() && !self.has_work(link) && !queues.any(Queue::repeats_releases)
+        !queues.any(Queue::repeats_releases)
     }
 
     /// Marks all held slots as lost, and releases them.

@@ -15,7 +15,7 @@ use crate::{
     keeper::{
         demand::RequestId,
         effects::{Effect, LogEvent},
-        queue::PendingBatch,
+        queue::{HOLDERS_FIRST, PendingBatch},
     },
     leases::{Paid, ReportOutcome, StoreMoment},
     ledger::{Batch, Charged, Claim, ClaimReply, Exchange, Generation, LedgerError, Wake},
@@ -153,7 +153,12 @@ impl Core {
         };
         accounts.for_each(|id| self.on_report(id, outcome));
         self.reopen_sent(id, claims.into_iter().filter_map(Asker::request));
-        if availability == Availability::Up {
+        // Exchanges in flight together fail together, and there may be many queues.
+        let pause = HOLDERS_FIRST.min(self.ctx.settings.poll_interval) / 2;
+        let now = self.ctx.now;
+        let rolled_at = &mut self.link(part).rolled_at;
+        if availability == Availability::Up && rolled_at.is_none_or(|at| now >= at + pause) {
+            *rolled_at = Some(now);
             self.each_queue_of(part, |queue, ctx| queue.call_roll_soon(ctx));
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use tokio::time::Instant;
 
 use super::{
-    Outbox, PendingBatch, Queue, Release, Waiters,
+    HeldUnits, Outbox, PendingBatch, Queue, Release, Waiters,
     permit::entry::{Entry, HeldSlot, Holder, InStore, Line, State},
 };
 use crate::{
@@ -92,10 +92,14 @@ impl Queue {
             "{at}: the right to keep slots was not seen to"
         );
         let in_store = |entry: &Entry| matches!(entry.state(), State::Held(hold) if hold.in_store);
-        let held = self.those(in_store).into_iter().map(weight_of);
+        let units = |held: Vec<Seq>| held.into_iter().map(weight_of).sum();
+        let held = HeldUnits {
+            in_store: units(self.those(in_store)),
+            all: units(self.those(Entry::is_held)),
+        };
         ensure!(
-            held.sum::<u32>() == self.held,
-            "{at}: counts {} as held",
+            held == self.held,
+            "{at}: counts {:?} as held",
             self.held
         );
         ensure!(
@@ -108,7 +112,7 @@ impl Queue {
 
     /// Whether the store should count units of this process.
     pub fn holds_in_store(&self) -> bool {
-        self.held > 0
+        self.held.in_store > 0
     }
 
     fn audit_entry(

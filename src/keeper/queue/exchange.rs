@@ -93,7 +93,7 @@ impl Queue {
         }
         self.shrink_outbox();
         if !self.introducing {
-            pending.held = self.held;
+            pending.held = self.held.in_store;
             let waiters = self.waiters.as_ref();
             pending.waiting = waiters.map_or(0, |waiters| waiters.by_ticket.len() as u32);
         }
@@ -199,7 +199,7 @@ impl Queue {
         }
         pending.releases.extend(outbox.release.drain(..count));
         // Idle slots may be released after the batch was made.
-        pending.held = pending.held.min(self.held);
+        pending.held = pending.held.min(self.held.in_store);
     }
 
     /// Sends an entry with the others of its request. Returns its ask, and who pays. `has_room`: idle slots are released for it.

@@ -136,11 +136,9 @@ impl Queue {
         if !ctx.asks_store(self.part) {
             return limit;
         }
-        let held = self.entries.iter().filter(|(_, entry)| entry.is_held());
-        let held: u32 = held.map(|(seq, _)| weight_of(*seq)).sum();
-        let free = limit.saturating_sub(held);
+        let free = limit.saturating_sub(self.held.all);
         // An empty ledger admits a permit that is heavier than its limit.
-        let fits = held == 0 || weight_of(seq) <= free;
+        let fits = self.held.all == 0 || weight_of(seq) <= free;
         if fits { free } else { 0 }
     }
 

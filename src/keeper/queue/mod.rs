@@ -66,7 +66,7 @@ use crate::{
     sync::Inquiry,
 };
 
-pub(super) use self::permit::entry::Requester;
+pub(super) use self::{permit::entry::Requester, work::HOLDERS_FIRST};
 use self::permit::entry::{Due, Entry, Holder};
 
 /// Leases after which a release is no longer repeated. A waiter that outlives even this is released when it is promoted
@@ -116,9 +116,16 @@ pub(super) struct Queue {
     introducing: bool,
     /// The next batch that adopts a permit tells the other replicas, since this one has found the loss.
     tells: bool,
-    /// Units that the store should count as held by this process.
-    held: u32,
+    held: HeldUnits,
     snapshot: Snapshot,
+}
+
+/// Units held by this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct HeldUnits {
+    all: u32,
+    /// Those that the store should count.
+    in_store: u32,
 }
 
 /// The state of a leg.
@@ -253,7 +260,7 @@ pub(super) struct PendingBatch {
     inquiries: Vec<Inquiry>,
     /// Newcomers that have lost their place, with its ticket.
     tickets: Vec<(Seq, i64)>,
-    /// [`Queue::held`], and the number of waiters in the store, when it was sent, or 0 during an introduction; with the
+    /// [`HeldUnits::in_store`], and the number of waiters in the store, when it was sent, or 0 during an introduction; with the
     /// units that its answer grants to claims.
     pub held: u32,
     waiting: u32,
@@ -362,7 +369,7 @@ impl Queue {
             pause: None,
             introducing: false,
             tells: false,
-            held: 0,
+            held: HeldUnits::default(),
             snapshot: Snapshot {
                 in_use: 0,
                 waiting: 0,

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use self::entry::{Due, Entry, HeldSlot, Holder, InStore, Line, Paying, Requester, State};
 use super::{
-    FORGET_AFTER, Newcomer, Outbox, Queue, Release, Waiters,
+    FORGET_AFTER, HeldUnits, Newcomer, Outbox, Queue, Release, Waiters,
     dues::{add_due, add_report, count_tenant},
 };
 use crate::{
@@ -549,8 +549,8 @@ fn report(ctx: &mut Context, entry: &Entry, decision: Decision) {
     }
 }
 
-/// Adds an entry to the counts of its state, or removes it. `held`: the units that the store should count.
-fn count(ctx: &mut Context, held: &mut u32, limit_id: LimitId, entry: &Entry, is_in: bool) {
+/// Adds an entry to the counts of its state, or removes it.
+fn count(ctx: &mut Context, held: &mut HeldUnits, limit_id: LimitId, entry: &Entry, is_in: bool) {
     let state = &entry.state;
     let (count, measure): (_, fn(f64) -> Measure) = match state {
         State::Held(_) => (&mut ctx.counts.held, Measure::Held),
@@ -569,10 +569,10 @@ fn count(ctx: &mut Context, held: &mut u32, limit_id: LimitId, entry: &Entry, is
     let change = match state {
         State::Held(hold) => {
             let units = weight_of(entry.lease.seq());
+            let in_store = if hold.in_store { units } else { 0 };
             match is_in {
-                true if hold.in_store => *held += units,
-                false if hold.in_store => *held -= units,
-                _ => {}
+                true => (held.all, held.in_store) = (held.all + units, held.in_store + in_store),
+                false => (held.all, held.in_store) = (held.all - units, held.in_store - in_store),
             }
             sign * f64::from(units)
         }

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Time for holders to be restored in a store that has lost them, before waiters ask it for slots.
-const HOLDERS_FIRST: Duration = Duration::from_millis(100);
+pub(in crate::keeper) const HOLDERS_FIRST: Duration = Duration::from_millis(100);
 
 /// Repeated questions: after a new connection, and from time to time.
 impl Queue {

@@ -23,6 +23,21 @@ fn a_renewal_never_revives_a_lease() {
     });
 }
 
+/// **G1**: a slot is handed on while another thread finds that its lease has ended.
+#[test]
+fn a_lease_that_has_ended_is_not_handed_on_without_an_end() {
+    explore("lease: handed on at its end", |clock| {
+        let (before, next) = (clock.lease(1, None, 10), clock.lease(2, None, 5));
+        let (watched, clock) = (before.clone(), *clock);
+        let watcher = spawn(0, move || watched.is_over(clock.at(11)));
+        if !before.is_over(clock.at(9)) {
+            next.succeed(&before, 3, clock.at(9));
+            assert!(next.is_over(clock.at(11)));
+        }
+        join(watcher);
+    });
+}
+
 /// Two renewals, in either order.
 #[test]
 fn a_renewal_never_shortens_a_lease() {
