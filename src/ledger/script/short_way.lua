@@ -76,7 +76,7 @@ for i = 1, ledger_count do
     counts, is_long = counts or { nil, nil, nil, nil }, is_long or not is_short -- preallocated
     counts[4 * i - 3], counts[4 * i - 2], counts[4 * i - 1], counts[4 * i] = lasting, early, size, removed
   end
-  if options >= 64 and (acquires > 0 or options % 256 >= 128) then
+  if options >= 64 and (acquires > 0 and options % 128 >= 64 or options % 256 >= 128) then
     dues_count = dues_count + 1
   end
   arg, record = first + renews + adopts + acquires, waits + acquires
