@@ -350,7 +350,9 @@ impl Semaphore {
     /// Cancel safe: dropping the future changes nothing.
     pub async fn usage(&self) -> Result<Usage, AcquireError> {
         let mut with_slots = self.0.all().filter(|bound| bound.limit.period().is_none());
-        self.0.usage_of(with_slots.next().unwrap_or(&self.0.first)).await
+        self.0
+            .usage_of(with_slots.next().unwrap_or(&self.0.first))
+            .await
     }
 
     /// Returns the slots in use and the waiters of all replicas, under each limit with slots, in order.

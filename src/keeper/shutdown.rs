@@ -33,7 +33,7 @@ impl Shutdown {
 
     /// Deadline for permits to be released; `None`: none is left.
     pub fn permits_have_until(&self, core: &Core) -> Option<Instant> {
-        let until = core.closing().permits_until;
+        let until = core.permits_until();
         until.filter(|_| !core.holds_nothing())
     }
 
@@ -49,16 +49,15 @@ impl Shutdown {
             _ => now + STALL_TIMEOUTS * store_timeout,
         };
         self.progress = Some((confirmed, stalls_at));
-        let permits_until = core.closing().permits_until.unwrap_or(now);
+        let permits_until = core.permits_until().unwrap_or(now);
         Some(stalls_at.min(permits_until + store_timeout))
     }
 
     /// The fate of the permits, once the store's time is over too.
     pub fn report(self, core: &Core) -> ShutdownReport {
         let unconfirmed: HashSet<Seq> = core.unconfirmed().collect();
-        let lost = &core.closing().lost;
-        let (lost, others): (Vec<_>, Vec<_>) =
-            self.held.iter().partition(|name| lost.contains(name));
+        let (lost, others): (Vec<Seq>, Vec<Seq>) =
+            self.held.into_iter().partition(|name| core.has_lost(*name));
         let released = others.iter().filter(|name| !unconfirmed.contains(name));
         ShutdownReport {
             refused: self.refused,

@@ -411,7 +411,11 @@ async fn a_replica_has_its_label() {
     let store = TestStore::new();
     let builder = Limiter::builder().operable().replica_label("r1");
     let limiter = connect(builder, &store).await;
-    let replicas = limiter.operator().replicas().await.expect("in this process");
+    let replicas = limiter
+        .operator()
+        .replicas()
+        .await
+        .expect("in this process");
     assert_eq!(replicas.rows[0].label, "r1");
 }
 

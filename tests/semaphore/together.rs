@@ -559,10 +559,9 @@ async fn an_admission_under_three_limits_is_one_exchange() {
     let admission = [
         ("evalsha", 1),
         ("time", 1),
-        // For each ledger: its state, whether the permit is present, its slot, and the key's expiry.
+        // For each ledger: its state, its slot, and the key's expiry.
         ("zcard", 2),
         ("zcount", 2),
-        ("zmscore", 2),
         ("zadd", 2),
         ("pttl", 2),
         // The commands of the rate.

@@ -118,18 +118,11 @@ pub(super) struct Core {
     was_shut_down: bool,
     /// When to take a step for a pending shutdown.
     alarm: Option<Instant>,
-    closing: Closing,
+    /// Deadline for permits to be released, by the latest call of a shutdown; and the names of the slots that were lost then.
+    permits_until: Option<Instant>,
+    lost_names: HashSet<Seq>,
     refusals: Refusals,
     standings: Standings,
-}
-
-/// The shutdown, of which there may be several calls at once.
-#[derive(Default)]
-pub(in crate::keeper) struct Closing {
-    /// Deadline for permits to be released, by the latest call.
-    pub permits_until: Option<Instant>,
-    /// Names of the slots that permits held at the deadline, and lost.
-    pub lost: HashSet<Seq>,
 }
 
 /// The values in force of a limit, as measured.
@@ -457,7 +450,8 @@ impl Core {
             orphaned: false,
             was_shut_down: false,
             alarm: None,
-            closing: Closing::default(),
+            permits_until: None,
+            lost_names: HashSet::new(),
             refusals: Refusals::default(),
             standings: Standings::default(),
         }
@@ -549,17 +543,9 @@ impl Core {
             && !self.links.iter().any(is_owed)
     }
 
-    /// Requests a step at this time.
+    /// Requests a step at this time, for a shutdown.
     pub fn set_alarm(&mut self, at: Option<Instant>) {
         self.alarm = at;
-    }
-
-    pub fn alarm(&self) -> Option<Instant> {
-        self.alarm
-    }
-
-    pub fn closing(&self) -> &Closing {
-        &self.closing
     }
 
     pub fn limit_id(&self, limit_name: &str) -> Option<LimitId> {

@@ -509,7 +509,7 @@ impl Core {
     /// latest call counts.
     pub fn close(&mut self, permits_until: Instant, now: Instant) -> usize {
         (self.ctx.now, self.ctx.ending) = (now, true);
-        self.closing.permits_until = Some(permits_until);
+        self.permits_until = Some(permits_until);
         self.empty_pools();
         let refused = self.refuse_all(AcquireErrorKind::ShutDown);
         self.follow_decisions();
@@ -536,12 +536,26 @@ impl Core {
         !queues.any(Queue::repeats_releases)
     }
 
+    /// Until when permits have time in a shutdown.
+    pub fn permits_until(&self) -> Option<Instant> {
+        self.permits_until
+    }
+
+    pub fn alarm(&self) -> Option<Instant> {
+        self.alarm
+    }
+
+    /// Whether a shutdown has lost this name.
+    pub fn has_lost(&self, name: Seq) -> bool {
+        self.lost_names.contains(&name)
+    }
+
     /// Marks all held slots as lost, and releases them.
     pub fn lose_all(&mut self, now: Instant) {
         self.ctx.now = now;
         self.accounts.report_all();
         let held = self.held_by_permits();
-        self.closing.lost.extend(held);
+        self.lost_names.extend(held);
         self.each_queue(|queue, ctx| queue.lose_all(ctx));
         self.ctx.end_lost_leases();
         self.follow_decisions();

@@ -13,9 +13,10 @@ use super::{
 use crate::{
     fallbacks::Availability,
     keeper::{
+        context::HOLDERS_FIRST,
         demand::RequestId,
         effects::{Effect, LogEvent},
-        queue::{HOLDERS_FIRST, PendingBatch},
+        queue::PendingBatch,
     },
     leases::{Paid, ReportOutcome, StoreMoment},
     ledger::{Batch, Charged, Claim, ClaimReply, Exchange, Generation, LedgerError, Wake},

@@ -97,11 +97,7 @@ impl Queue {
             in_store: units(self.those(in_store)),
             all: units(self.those(Entry::is_held)),
         };
-        ensure!(
-            held == self.held,
-            "{at}: counts {:?} as held",
-            self.held
-        );
+        ensure!(held == self.held, "{at}: counts {:?} as held", self.held);
         ensure!(
             !self.introducing || self.is_introducing(),
             "{at}: its introduction is complete and was not ended"

@@ -66,7 +66,7 @@ use crate::{
     sync::Inquiry,
 };
 
-pub(super) use self::{permit::entry::Requester, work::HOLDERS_FIRST};
+pub(super) use self::permit::entry::Requester;
 use self::permit::entry::{Due, Entry, Holder};
 
 /// Leases after which a release is no longer repeated. A waiter that outlives even this is released when it is promoted

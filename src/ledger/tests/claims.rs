@@ -166,7 +166,13 @@ fn claims_of_free_slots_take_each_only_once() {
     twins.all(A, released(2, 2), Vec::new());
     let held = twins.held();
     twins.pass_ms(1_000);
-    let replies = twins.all(A, roomy(), vec![paid(3), paid(4), claim([Want::Wait; 3], 5)]).1;
+    let replies = twins
+        .all(
+            A,
+            roomy(),
+            vec![paid(3), paid(4), claim([Want::Wait; 3], 5)],
+        )
+        .1;
     let start_us = twins.now_us + 1_000_000;
     assert_eq!(replies[0].standings, [twins.held(); 2]);
     assert_eq!(replies[1].charged, [Charged::TooSoon { start_us }]);
@@ -177,7 +183,11 @@ fn claims_of_free_slots_take_each_only_once() {
     let (until, mut batches) = (twins.held(), roomy());
     twins.pass_ms(1_000);
     batches[0].release = vec![3];
-    let again = vec![claim([Want::Now; 3], 5), claim([Want::Now], 6), claim([Want::Now; 2], 1)];
+    let again = vec![
+        claim([Want::Now; 3], 5),
+        claim([Want::Now], 6),
+        claim([Want::Now; 2], 1),
+    ];
     let replies = twins.all(A, batches, again).1;
     assert_eq!(replies[0].standings, [until; 3]);
     assert_eq!(replies[1].standings, [twins.held()]);
