@@ -15,6 +15,7 @@ use crate::{
     },
     key::Key,
     leases::{Bounds, Label, Lease, Leases, Pool, QueueId},
+    ledger::Seq,
     limit::{Limit, LimitId, LimitValue, MAX_WEIGHT, Mode},
     status::{InLine, Quota, Status},
     sync::{Confirmation, Inquiry, StoredWaker},
