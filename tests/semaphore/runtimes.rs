@@ -180,6 +180,8 @@ fn a_handler_that_blocks_after_giving_its_slot_back_costs_no_lease() {
     let held = on(&runtime, semaphore.acquire()).unwrap();
     let other = on(&runtime, semaphore.acquire()).unwrap();
     let (end, ended) = mpsc::channel::<()>();
+    // The limiter's task has to wait by then, which nothing shows.
+    thread::sleep(Duration::from_millis(50));
     let handler = runtime.spawn(async move {
         drop(other);
         ended.recv().unwrap();
