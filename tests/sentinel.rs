@@ -333,9 +333,16 @@ fn bad_sentinels_cost_no_time() {
         let limiter = tokio::spawn(async move { builder.connect_required(&url_of_both).await });
         sleep(Duration::from_millis(300)).await;
         watched.sentinels[2].signal(Signal::SIGCONT);
-        let limiter = limiter.await.expect("no panic").expect("a URL");
+        let limiter = limiter
+            .await
+            .expect("no panic")
+            .expect("the good one is waited for");
+        until("it is connected to the primary", || {
+            let channels = watched.servers[0].cli(&["PUBSUB", "CHANNELS"]);
+            channels.contains("turnstile:wake:all")
+        });
         let permit = limiter.semaphore(strict(1), "key").acquire().await;
-        drop(permit.expect("the good one is waited for"));
+        drop(permit.expect("a free slot"));
         // Only the stale sentinel: an outage, since the sentinel may update its knowledge.
         let limiter = replica(&url(&[stale])).await;
         let error = limiter.semaphore(strict(1), "key").acquire().await;
