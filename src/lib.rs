@@ -200,6 +200,7 @@ pub mod guide;
 mod home;
 mod keeper;
 mod key;
+mod lane_waker;
 pub mod layer;
 mod leases;
 mod ledger;

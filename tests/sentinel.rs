@@ -13,8 +13,9 @@ use std::{
 use nix::sys::signal::Signal;
 use support::{
     alone,
+    fault_proxy::{FaultProxy, Way},
     log::log,
-    redis_server::free_port,
+    redis_server::{RedisServer, free_port},
     sentinel::{Watched, stale, until, url},
 };
 use tokio::{
@@ -328,17 +329,52 @@ fn bad_sentinels_cost_no_time() {
         // Although this sentinel answers long before the good one.
         let builder = Limiter::builder().store_timeout(Duration::from_secs(2));
         watched.sentinels[2].signal(Signal::SIGSTOP);
-        let limiter = tokio::spawn(async move { builder.connect(&url(&[stale, good])).await });
+        let url_of_both = url(&[stale, good]);
+        let limiter = tokio::spawn(async move { builder.connect_required(&url_of_both).await });
         sleep(Duration::from_millis(300)).await;
         watched.sentinels[2].signal(Signal::SIGCONT);
-        let limiter = limiter.await.expect("no panic").expect("a URL");
+        let limiter = limiter
+            .await
+            .expect("no panic")
+            .expect("the good one is waited for");
+        until("it is connected to the primary", || {
+            let channels = watched.servers[0].cli(&["PUBSUB", "CHANNELS"]);
+            channels.contains("turnstile:wake:all")
+        });
         let permit = limiter.semaphore(strict(1), "key").acquire().await;
-        drop(permit.expect("the good one is waited for"));
+        drop(permit.expect("a free slot"));
         // Only the stale sentinel: an outage, since the sentinel may update its knowledge.
         let limiter = replica(&url(&[stale])).await;
         let error = limiter.semaphore(strict(1), "key").acquire().await;
         let error = error.expect_err("no primary");
         assert_eq!(error.kind(), AcquireErrorKind::Unavailable, "{error}");
+    });
+}
+
+/// G8: the sentinel and the server are far away, for a first connection within the time of one exchange, and for one that
+/// the second attempt completes.
+#[test]
+fn a_distant_service_is_reached() {
+    alone(async {
+        let server = RedisServer::start();
+        let to_server = FaultProxy::start(server.port());
+        let to_sentinel = FaultProxy::start(stale(to_server.port()));
+        // The proxies do not delay the handshakes of TCP: five round trips are left.
+        for (round_trip, is_at_once) in [(70, true), (120, false)] {
+            let one_way = Duration::from_millis(round_trip) / 2;
+            for proxy in [&to_server, &to_sentinel] {
+                proxy.delay(Way::Requests, one_way);
+                proxy.delay(Way::Replies, one_way);
+            }
+            let limiter = replica(&url(&[to_sentinel.port()])).await;
+            assert_eq!(limiter.status().store_up, is_at_once);
+            let semaphore = limiter.semaphore(strict(1), "key");
+            let began = Instant::now();
+            let permit = timeout(PATIENT, granted(&semaphore)).await;
+            drop(permit.expect("the store is reached"));
+            println!("{round_trip} ms: took {:?}", began.elapsed());
+            until_in_use(&semaphore, 0).await;
+        }
     });
 }
 

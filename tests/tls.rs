@@ -300,6 +300,17 @@ fn without_a_provider_of_cryptography_there_is_a_typed_error() {
     in_own_process("no_provider_is_told", &secured.url(), None);
 }
 
+#[test]
+fn trusted_certificates_that_cannot_be_read_are_no_outage() {
+    let secured = Secured::start(&["127.0.0.1"], "no");
+    let missing = secured.file("missing.pem");
+    in_own_process(
+        "unread_certificates_are_told",
+        &secured.url(),
+        Some(missing),
+    );
+}
+
 /// The sentinels, and the server that they name, over TLS.
 #[test]
 fn sentinels_over_tls_lead_to_a_server_over_tls() {
@@ -364,6 +375,18 @@ async fn no_provider_is_told() {
     let error = limiter.expect_err("there is none");
     assert_eq!(error.kind(), ConfigErrorKind::Store, "{error}");
     assert!(error.to_string().contains("CryptoProvider"), "{error}");
+}
+
+#[tokio::test]
+#[ignore = "others run it"]
+async fn unread_certificates_are_told() {
+    install_provider();
+    let Some(limiter) = connect().await else {
+        return;
+    };
+    let error = limiter.expect_err("no authority is known");
+    assert_eq!(error.kind(), ConfigErrorKind::Store, "{error}");
+    assert!(error.to_string().contains("SSL_CERT_FILE"), "{error}");
 }
 
 /// Both connections use TLS: the operator's, and the replica's for its answers.

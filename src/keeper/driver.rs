@@ -4,16 +4,16 @@
 //! The driver is spawned on the runtime given to the limiter, or else on the runtime of the first task that needs it; requests
 //! may wait on any runtime. If its runtime shuts down, the task is dropped, and the next request starts another driver.
 //! A runtime may also be blocked, or no longer polled: then the driver is *late*, which a watchdog on the runtime of a
-//! waiting request finds out. It may also lack timers or IO: then the driver panics. In either case the driver moves to
+//! request finds out. It may also lack timers or IO: then the driver panics. In either case the driver moves to
 //! a thread of its own, and stays there. A late driver ends, with its connections, as soon as it runs again.
 
 use std::{
     future::poll_fn,
     iter,
     panic::AssertUnwindSafe,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll, Wake, Waker, ready},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
@@ -24,8 +24,8 @@ use futures_util::{
 use tokio::{
     runtime::{self, Handle},
     sync::Notify,
-    task::yield_now,
-    time::{Instant, Sleep, sleep},
+    task::{unconstrained, yield_now},
+    time::{Instant, Sleep, sleep, timeout},
 };
 
 use super::{
@@ -36,15 +36,16 @@ use super::{
 };
 use crate::{
     error::AcquireErrorKind,
+    lane_waker::LaneWaker,
     ledger::Reply,
     part::Part,
     repoll::Repoll,
     store::{Event, ExchangeError, Failure, KeptSession, Session, StoreError},
-    sync::{AtomicBool, AtomicWaker, Ordering, shielded},
+    sync::{AtomicWaker, shielded},
     telemetry::{History, StoreMeter},
 };
 
-/// Checks without a waiting request after which a watchdog ends. A busy limiter thus does not start one for each
+/// Checks without a waiting request after which a watchdog rests or ends. A busy limiter thus does not start one for each
 /// request.
 const IDLE_CHECKS: u32 = 16;
 /// Minimum of ledgers in an exchange that is sent before a received reply is processed, so that the store works in
@@ -123,7 +124,17 @@ impl Keeper {
             return;
         };
         let (id, flavor) = (runtime.id(), runtime.runtime_flavor());
-        if self.home.has_thread() || !self.with_driver(|_, driver, _| driver.watch(id, flavor)) {
+        if self.home.has_thread() {
+            return;
+        }
+        let (is_new, rested) = self.with_driver(|_, driver, _| {
+            let is_new = driver.watch(id, flavor);
+            (is_new, driver.end_rest())
+        });
+        if rested {
+            self.wanted.notify_waiters();
+        }
+        if !is_new {
             return;
         }
         let watch = WatchGuard {
@@ -295,15 +306,16 @@ impl Drop for Gone {
 
 /// A watchdog: a task on each runtime on which requests wait, which checks that the driver runs.
 ///
-/// Its cost is a timer a few times per `store_timeout` while requests wait, whatever their number. It ends soon after
-/// the last one.
+/// Its cost is a timer a few times per `store_timeout` while requests wait, whatever their number. Soon after the last one
+/// it rests for as long as permits are held: then it checks a few times per lease, so that their leases are renewed.
+/// Without permits it ends.
 async fn watch_over(mut watch: WatchGuard) {
     let check = check_until_idle(&watch.keeper);
     watch.has_panicked = AssertUnwindSafe(check).catch_unwind().await.is_err();
 }
 
 async fn check_until_idle(keeper: &Arc<Keeper>) {
-    let interval = keeper.peek(check_interval);
+    let (interval, rest) = keeper.peek(|core| (check_interval(core), core.settings().lease / 8));
     let mut idle = 0;
     // A thread of its own always runs.
     while idle < IDLE_CHECKS && !keeper.home.has_thread() {
@@ -313,11 +325,17 @@ async fn check_until_idle(keeper: &Arc<Keeper>) {
             // The whole process stood still, so the driver could not run either.
             continue;
         }
+        // Before the check, so that the rest misses no request that comes after it.
+        let wanted = keeper.wanted.notified();
         let finding = keeper.with_driver(|core, driver, now| driver.check_driver(core, now));
-        let is_idle = matches!(finding, WatchdogFinding::Idle);
+        let is_idle = matches!(finding, WatchdogFinding::Idle | WatchdogFinding::Holding);
         idle = if is_idle { idle + 1 } else { 0 };
         match finding {
-            WatchdogFinding::Idle | WatchdogFinding::Well => {}
+            WatchdogFinding::Holding if idle == IDLE_CHECKS => {
+                idle -= 1;
+                let _ = timeout(rest, wanted).await;
+            }
+            WatchdogFinding::Idle | WatchdogFinding::Holding | WatchdogFinding::Well => {}
             WatchdogFinding::Probed(work) => work.notify_one(),
             WatchdogFinding::Late => keeper.move_driver(),
             WatchdogFinding::Gone => {
@@ -376,15 +394,6 @@ struct Lane {
     is_due: bool,
     /// Wakes the driver for this lane. `None`: it is the only one, and is always polled.
     waker: Option<(Arc<LaneWaker>, Waker)>,
-}
-
-/// Wakes the driver, and marks its lane as woken.
-///
-/// `is_woken` is set before the task is woken, and the driver's waker is registered before `is_woken` is read: a wake-up
-/// that is not seen by the poll under way wakes the task again (`tests::loom`).
-struct LaneWaker {
-    is_woken: AtomicBool,
-    task: Arc<AtomicWaker>,
 }
 
 struct Sent {
@@ -523,8 +532,7 @@ impl Lane {
     /// In order: requests on one ledger may be in several exchanges.
     fn begin_all(&mut self, cx: &mut Context<'_>) {
         for sent in self.exchanges.iter_mut().filter(|sent| !sent.was_polled) {
-            sent.was_polled = true;
-            if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
+            if let Poll::Ready(result) = sent.poll(cx) {
                 sent.reply = future::ready(result).boxed();
             }
         }
@@ -536,8 +544,7 @@ impl Lane {
         let now = Instant::now();
         let mut is_news = false;
         for (index, sent) in self.exchanges.iter_mut().enumerate() {
-            sent.was_polled = true;
-            if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
+            if let Poll::Ready(result) = sent.poll(cx) {
                 let outcome = result.map_err(ExchangeError::from);
                 return Some(self.over(index, outcome, meter));
             }
@@ -572,28 +579,12 @@ impl Lane {
     }
 }
 
-impl LaneWaker {
-    fn for_lane(task: &Arc<AtomicWaker>) -> (Arc<Self>, Waker) {
-        let own = Arc::new(Self {
-            is_woken: AtomicBool::new(false),
-            task: task.clone(),
-        });
-        (own.clone(), Waker::from(own))
-    }
-
-    fn take(&self) -> bool {
-        self.is_woken.swap(false, Ordering::AcqRel)
-    }
-}
-
-impl Wake for LaneWaker {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.is_woken.swap(true, Ordering::AcqRel);
-        self.task.wake();
+impl Sent {
+    /// An exchange whose answer has arrived must not look unanswered at its deadline, only because the task is out of
+    /// budget.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Reply, StoreError>> {
+        self.was_polled = true;
+        pin!(unconstrained(&mut self.reply)).poll(cx)
     }
 }
 

@@ -5,6 +5,7 @@
 //! taken before the locks of the [pools](crate::leases::Pool) and of labels; under it no other lock is taken.
 
 use std::{
+    mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -49,6 +50,8 @@ pub(crate) struct Keeper {
     pub store_meter: StoreMeter,
     /// Notified after each step of a keeper that is shutting down.
     pub changed: Notify,
+    /// Notified when a request may wait while watchdogs rest.
+    pub wanted: Notify,
     pub(super) control: Control,
 }
 
@@ -77,6 +80,7 @@ impl Keeper {
             replica,
             store_meter,
             changed: Notify::new(),
+            wanted: Notify::new(),
             control: Control::default(),
         })
     }
@@ -182,6 +186,8 @@ pub(super) struct DriverState {
     rests_until: Option<Instant>,
     /// Runtimes with a watchdog, or on which one panicked.
     watched: Vec<runtime::Id>,
+    /// Whether watchdogs may rest until a request comes.
+    is_resting: bool,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -218,8 +224,10 @@ pub(super) enum Panic {
 
 /// The finding of a watchdog.
 pub(super) enum WatchdogFinding {
-    /// No request waits.
+    /// No request waits, and no permit is held in the store.
     Idle,
+    /// No request waits, and a driver that is there renews the leases of permits.
+    Holding,
     Well,
     /// The driver may be late, and is woken to find out.
     Probed(Arc<Notify>),
@@ -229,7 +237,7 @@ pub(super) enum WatchdogFinding {
 }
 
 impl DriverState {
-    /// Whether requests wait for a driver that is due and does not run.
+    /// Whether a driver that is due does not run.
     fn is_late(&self, core: &Core, now: Instant) -> bool {
         let due = match self.stage {
             DriverStage::Absent => None,
@@ -376,9 +384,15 @@ impl DriverState {
         }
     }
 
-    /// Checks that the driver runs while requests wait.
+    /// Whether watchdogs may rest. They may not any more: a request may wait.
+    pub fn end_rest(&mut self) -> bool {
+        mem::take(&mut self.is_resting)
+    }
+
+    /// Checks that the driver runs while requests wait, or permits need it to renew their leases.
     pub fn check_driver(&mut self, core: &Core, now: Instant) -> WatchdogFinding {
-        if !core.has_requests() {
+        let has_requests = core.has_requests();
+        if !has_requests && (!core.is_shared() || core.holds_nothing()) {
             return WatchdogFinding::Idle;
         }
         if self.is_absent() {
@@ -386,6 +400,10 @@ impl DriverState {
         }
         if self.is_late(core, now) {
             return WatchdogFinding::Late;
+        }
+        if !has_requests {
+            self.is_resting = true;
+            return WatchdogFinding::Holding;
         }
         if let DriverStage::Parked { .. } = self.stage
             && core.awaits_answer_since(now - check_interval(core))

@@ -19,7 +19,10 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{Request, Response};
 use http_body_util::Empty;
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::timeout,
+};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
     AcquireErrorKind, Fallback, Limit, Limiter, LimiterBuilder, Permit, Semaphore,
@@ -161,6 +164,30 @@ fn a_handler_that_blocks_after_giving_its_slot_back_holds_up_nobody() {
     let begin = Instant::now();
     drop(on(&runtime, waiter).unwrap().unwrap());
     assert!(begin.elapsed() < 2 * STORE_TIMEOUT, "{:?}", begin.elapsed());
+    end.send(()).unwrap();
+    on(&runtime, handler).unwrap();
+}
+
+/// G2: as above, while permits are held and no request waits.
+#[test]
+fn a_handler_that_blocks_after_giving_its_slot_back_costs_no_lease() {
+    const LEASE: Duration = Duration::from_secs(2);
+    let server = RedisServer::start();
+    let runtime = multi_thread(2);
+    let builder = Limiter::builder().lease(LEASE);
+    let limiter = on(&runtime, builder.connect(&server.url())).unwrap();
+    let semaphore = limiter.semaphore(Limit::concurrent("two", 2), "key");
+    let held = on(&runtime, semaphore.acquire()).unwrap();
+    let other = on(&runtime, semaphore.acquire()).unwrap();
+    let (end, ended) = mpsc::channel::<()>();
+    // The limiter's task has to wait by then, which nothing shows.
+    thread::sleep(Duration::from_millis(50));
+    let handler = runtime.spawn(async move {
+        drop(other);
+        ended.recv().unwrap();
+    });
+    let lost = on(&runtime, async { timeout(2 * LEASE, held.lost()).await });
+    assert!(lost.is_err(), "its lease is renewed");
     end.send(()).unwrap();
     on(&runtime, handler).unwrap();
 }

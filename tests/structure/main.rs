@@ -36,7 +36,7 @@ const LAYERS: [&[&str]; 9] = [
     &["keeper"],
     &["operable", "store", "telemetry", "leases"],
     &["overrides", "fallbacks.rs", "returns.rs"],
-    &["limit", "home.rs", "repoll.rs"],
+    &["limit", "home.rs", "lane_waker.rs", "repoll.rs"],
     &[
         "error.rs",
         "key.rs",

@@ -122,11 +122,10 @@ impl Core {
                 "requests are held back, and no answer will let them go on"
             );
             let holds = |queue: &Queue| queue.part() == link.part && queue.holds_in_store();
-            let mut in_flight = link.in_flight.iter();
             let connects = link.clock.is_some()
                 || link.connection.is_wanted
                 || link.connection.reconnect_at.is_some()
-                || in_flight.any(|sent| link.connection.has(sent.id))
+                || link.is_connecting()
                 || self.has_work(link);
             ensure!(
                 !self.ctx.shared || !link.is_up() || connects || !self.queues.iter().any(holds),

@@ -69,10 +69,8 @@ impl Core {
         match link.breaker.probe_at() {
             Some(probe_at) => link.in_flight.is_empty() && now >= probe_at,
             None => {
-                let mut in_flight = link.in_flight.iter();
                 let is_free = match link.clock {
-                    // Exchanges in flight on a connection that has ended do not delay the next connection's hello.
-                    None => !in_flight.any(|sent| link.connection.has(sent.id)),
+                    None => !link.is_connecting(),
                     Some(_) => self.window_has_room(link, now),
                 };
                 (self.has_work(link) || link.connection.is_wanted) && is_free
@@ -166,6 +164,8 @@ impl Core {
                 self.fill(&mut draft);
             }
             if draft.is_empty() {
+                // Otherwise the driver would be woken for this link after each step, and never return to its runtime.
+                self.link(part).connection.is_wanted = false;
                 return None;
             }
             let is_behind = self.has_work(&self.links[part.number()]);

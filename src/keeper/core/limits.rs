@@ -52,9 +52,10 @@ impl Core {
     /// The other replicas have to count this one before an outage in which they divide a limit.
     fn connect_if_divided(&mut self) {
         if self.ctx.limits.iter().any(|limit| limit.is_divided()) {
-            let links = self.links.iter_mut();
-            for link in links.filter(|link| link.clock.is_none()) {
-                link.connection.reconnect_at = Some(self.ctx.now);
+            for link in &mut self.links {
+                if link.clock.is_none() && !link.is_connecting() {
+                    link.connection.reconnect_at = Some(self.ctx.now);
+                }
             }
         }
     }

@@ -177,6 +177,12 @@ impl Link {
         }
     }
 
+    /// Whether a hello is on its way. Exchanges in flight on a connection that has ended do not delay it.
+    pub fn is_connecting(&self) -> bool {
+        let mut in_flight = self.in_flight.iter();
+        self.clock.is_none() && in_flight.any(|sent| self.connection.has(sent.id))
+    }
+
     pub fn is_up(&self) -> bool {
         self.breaker.availability() == Availability::Up
     }

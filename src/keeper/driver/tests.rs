@@ -2,7 +2,11 @@
 
 use std::sync::Mutex;
 
-use tokio::{sync::oneshot, time::advance};
+use tokio::{
+    sync::oneshot,
+    task::coop::{consume_budget, has_budget_remaining},
+    time::advance,
+};
 
 use super::*;
 use crate::ledger::{Batch, Exchange, ReplicaId};
@@ -108,6 +112,21 @@ async fn answers_come_in_any_order() {
     assert!(is_answer(in_flight.next(None).await, 2));
     store.answer(0);
     assert!(is_answer(in_flight.next(None).await, 1));
+}
+
+/// G8: it is read although the driver's task has used up its budget at the deadline.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_has_arrived_is_no_timeout() {
+    let (store, mut in_flight) = slow();
+    in_flight.send(outgoing(1));
+    assert!(in_flight.next(None).now_or_never().is_none());
+    advance(PATIENCE).await;
+    store.answer(0);
+    while has_budget_remaining() {
+        let _ = consume_budget().now_or_never();
+    }
+    let news = in_flight.next(None).now_or_never();
+    assert!(news.is_some_and(|news| is_answer(news, 1)));
 }
 
 /// A long exchange goes out before an available answer is read; a short one does not.
@@ -282,8 +301,13 @@ async fn a_lane_woken_by_another_thread_is_polled() {
 /// Interleavings of a lane's wake-up with a poll of the driver.
 #[cfg(turnstile_loom)]
 mod loom {
+    use std::task::Wake;
+
     use super::*;
-    use crate::leases::loom::{explore, join, spawn};
+    use crate::{
+        leases::loom::{explore, join, spawn},
+        sync::{AtomicBool, Ordering},
+    };
 
     /// The driver's task: whether it was woken.
     struct Task(AtomicBool);

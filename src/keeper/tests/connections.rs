@@ -116,3 +116,21 @@ fn a_limit_that_replicas_divide_connects_at_once() {
         assert!(sent.exchange.is_hello());
     }
 }
+
+/// Otherwise the driver would be woken after each of its steps, and keep its thread from everything else.
+#[test]
+fn a_limit_declared_while_a_hello_is_on_its_way_asks_for_no_other() {
+    let shared = ONE.fallback(Fallback::Share);
+    let mut world = World::new(1, &shared);
+    let now = world.local();
+    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
+    world.pass(Duration::ZERO);
+    let hello = world.send(0);
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    let other = Limit::concurrent("b", 1);
+    world.keepers[0].add(&other).expect("valid");
+    world.pass(Duration::ZERO);
+    world.complete(0, &hello);
+    assert!(!world.may_send(0), "a connection that it has");
+    assert!(world.keepers[0].next_exchange(now).is_none());
+}

@@ -378,6 +378,29 @@ fn a_connection_that_ends_at_the_greeting_is_an_outage() {
     assert!(keeper.peek(Core::is_any_down));
 }
 
+/// G8: while permits are held and no request waits, watchdogs rest. A request ends their rest.
+#[test]
+fn watchdogs_rest_until_a_request_comes() {
+    let keeper = keeper_of(Arc::new(Silent::default()));
+    let (first, other) = (runtime(), runtime());
+    first.block_on(async { assert_eq!(keeper.start_driver(), Ok(())) });
+    let check = || keeper.with_driver(|core, driver, now| driver.check_driver(core, now));
+    assert!(matches!(check(), WatchdogFinding::Idle));
+    keeper.with_driver(|core, driver, now| {
+        // In an outage the fallback admits the request.
+        let hello = core.hello(Part::default(), now);
+        let error = ExchangeError::of(Failure::TimedOut, "silent");
+        core.on_failure(hello.id, &error, now);
+        let asked = core.submit_unlabelled(&Demand::One(leg(0, PATIENT)), now);
+        assert!(held(core.collect(asked.expect("open"), false, now)));
+        driver.next_step(core, 1, now).expect("it is present");
+    });
+    let wanted = keeper.wanted.notified();
+    assert!(matches!(check(), WatchdogFinding::Holding));
+    other.block_on(async { keeper.watch_driver() });
+    assert!(wanted.now_or_never().is_some());
+}
+
 /// G3, G8: an exchange is given its time again if the process stood still. Watchdogs see that the driver runs.
 #[test]
 fn a_driver_that_waits_for_longer_is_not_late() {

@@ -1,15 +1,12 @@
 //! A cluster: which node to ask.
 //!
 //! A node redirects commands for hash slots of other nodes. So a part's first connection can lead to any node, and the
-//! next one leads to the target of the redirect. Later connections go there too, until another redirect or a failed
-//! connection restarts the search. A redirected exchange did not run, so nothing runs twice.
+//! next one leads to the target of the redirect. Later connections go there too, until another redirect, a failed
+//! attempt, or an error of the node restarts the search. A redirected exchange did not run, so nothing runs twice.
 
-use std::{
-    mem,
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
-    },
+use std::sync::{
+    Arc, Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
 };
 
 use redis::{
@@ -19,7 +16,11 @@ use redis::{
 
 use tokio::runtime::{self, Handle};
 
-use super::{error::is_unknown_script, locked::locked, socket};
+use super::{
+    error::{is_cut, is_unknown_script},
+    locked::locked,
+    socket,
+};
 use crate::part::Part;
 
 /// Maximum number of nodes in a URL.
@@ -33,10 +34,10 @@ pub(crate) struct Cluster {
     nodes: Arc<Nodes>,
 }
 
-/// Makes the clients for the connections of one session to its part of a cluster.
+/// Makes the connections of one session to its part of a cluster.
 pub(super) struct PartDialer {
     nodes: Arc<Nodes>,
-    /// Target of the next connection, if a redirect named it.
+    /// Target of the next connection, if it is known.
     to: Mutex<Option<Target>>,
     /// Where the next search starts.
     next: AtomicUsize,
@@ -54,11 +55,23 @@ struct Nodes {
     warned: Arc<AtomicBool>,
 }
 
-/// Where a redirect leads. It is tried twice: the first attempt has only the time that the redirect has left, and at a
-/// distance that does not suffice.
 struct Target {
     node: Node,
-    is_tried: bool,
+    origin: Origin,
+}
+
+/// Why a node is the target of the next connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// A redirect leads there. The target is tried twice: the first attempt has only the time that the redirect has left,
+    /// and at a distance that does not suffice.
+    Redirect,
+    /// As before, and the first attempt has begun.
+    TriedRedirect,
+    /// The last connection led there. The node is tried once, since it may be gone.
+    LastConnection,
+    /// As before, but an exchange was not answered in time: after a redirect the rest of the time may not have sufficed.
+    SilentConnection,
 }
 
 /// Host and port.
@@ -135,23 +148,42 @@ impl Cluster {
 }
 
 impl PartDialer {
-    /// Nodes to try before giving up.
-    pub(super) fn attempts(&self) -> usize {
-        if self.to().is_some() {
-            // Any other node would redirect there.
-            return 1;
+    /// Connects to the target of the last redirect, to the node of the last connection, or to the known nodes in turn.
+    pub(super) async fn connect<T, F>(&self, open: impl Fn(Client) -> F) -> RedisResult<T>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        let mut attempts = self.attempts();
+        loop {
+            let (node, origin) = self.next_node();
+            attempts -= 1;
+            let outcome = open(self.nodes.client(node.clone())?).await;
+            self.note_end(node, origin, outcome.is_ok());
+            match outcome {
+                Err(error) if is_cut(&error) && attempts > 0 => {}
+                outcome => return outcome,
+            }
         }
-        self.nodes.seeds.len() + self.nodes.discovered().len()
     }
 
-    /// A client for the node named by the last redirect, or else for the known nodes in turn.
-    pub(super) fn client(&self) -> RedisResult<Client> {
+    /// Nodes to try before giving up.
+    fn attempts(&self) -> usize {
+        let origin = self.to().as_ref().map(|target| target.origin);
+        match origin {
+            // Any other node would redirect there.
+            Some(Origin::Redirect | Origin::TriedRedirect) => 1,
+            _ => self.nodes.seeds.len() + self.nodes.discovered().len(),
+        }
+    }
+
+    fn next_node(&self) -> (Node, Option<Origin>) {
         let mut to = self.to();
-        if let Some(target) = &mut *to {
-            let node = target.node.clone();
-            let was_tried = mem::replace(&mut target.is_tried, true);
-            to.take_if(|_| was_tried);
-            return self.nodes.client(node);
+        if let Some(Target { node, origin }) = to.take() {
+            if origin == Origin::Redirect {
+                let (node, origin) = (node.clone(), Origin::TriedRedirect);
+                *to = Some(Target { node, origin });
+            }
+            return (node, Some(origin));
         }
         drop(to);
         let next = self.next.fetch_add(1, Relaxed);
@@ -160,14 +192,30 @@ impl PartDialer {
         let node = known
             .cycle()
             .nth(next % (self.nodes.seeds.len() + discovered.len()));
-        let node = node.cloned().unwrap_or_default();
-        drop(discovered);
-        self.nodes.client(node)
+        (node.cloned().unwrap_or_default(), None)
     }
 
-    /// Notes that the connection was made, or has failed, in time.
-    pub(super) fn note_end(&self) {
-        self.to().take_if(|target| target.is_tried);
+    /// Notes that the connection to this node was made, or has failed, in time.
+    fn note_end(&self, node: Node, before: Option<Origin>, is_made: bool) {
+        let mut to = self.to();
+        // A redirect may have arrived meanwhile.
+        if to
+            .as_ref()
+            .is_none_or(|target| target.origin != Origin::Redirect)
+        {
+            let origin = match before {
+                Some(Origin::SilentConnection) => Origin::SilentConnection,
+                _ => Origin::LastConnection,
+            };
+            *to = is_made.then_some(Target { node, origin });
+        }
+    }
+
+    /// Notes that the node of the last connection could not do its work. Another one may have taken over its hash slots.
+    pub(super) fn search_again(&self) {
+        use Origin::{LastConnection, SilentConnection};
+        self.to()
+            .take_if(|target| matches!(target.origin, LastConnection | SilentConnection));
     }
 
     /// Follows the redirect in `outcome`, if there is one, of a command sent to `from`. Returns the outcome, or `None`
@@ -188,8 +236,8 @@ impl PartDialer {
             Some(Redirect::Moved(node)) => {
                 // Other commands on this connection are redirected too, but only the first one sets the target.
                 if forget() {
-                    let is_tried = false;
-                    *self.to() = Some(Target { node, is_tried });
+                    let origin = Origin::Redirect;
+                    *self.to() = Some(Target { node, origin });
                 }
                 None
             }
@@ -251,8 +299,17 @@ impl PartDialer {
         outcome
     }
 
-    /// Ends the connection to the node that keys are migrating to. An attempt in progress ends with its exchange.
+    /// Notes that the node of the last connection does not answer. Also ends the connection to the node that keys are
+    /// migrating to; an attempt in progress ends with its exchange.
     pub(super) fn disconnect(&self) {
+        let mut to = self.to();
+        to.take_if(|target| target.origin == Origin::SilentConnection);
+        if let Some(target) = &mut *to
+            && target.origin == Origin::LastConnection
+        {
+            target.origin = Origin::SilentConnection;
+        }
+        drop(to);
         if let Ok(mut ahead) = self.ahead.try_lock() {
             *ahead = None;
         }
@@ -307,6 +364,12 @@ fn node_of(addr: &ConnectionAddr) -> Option<Node> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        future::{pending, ready},
+        io,
+    };
+
+    use futures_util::FutureExt;
     use redis::parse_redis_value;
 
     use super::*;
@@ -315,7 +378,7 @@ mod tests {
     fn a_redirect_names_a_node_in_many_ways() {
         let cluster = Cluster::open("redis", "user:canary@here:1,there:2").expect("a URL");
         let dialer = cluster.dialer();
-        let from = dialer.client().expect("a node");
+        let from = cluster.nodes.client(dialer.next_node().0).expect("a node");
         for (error, host, port) in [
             ("MOVED 1 127.0.0.1:7000", "127.0.0.1", 7_000),
             ("MOVED 1 ::1:7001", "::1", 7_001),
@@ -337,33 +400,86 @@ mod tests {
         assert_eq!(cluster.dialer().attempts(), 2 + 6);
     }
 
+    /// Where the attempts of a dialer lead.
+    async fn tried(dialer: &PartDialer, outcome: impl Fn(&str) -> RedisResult<()>) -> Vec<String> {
+        let tried = Mutex::<Vec<String>>::default();
+        let open = |client: Client| {
+            let (host, _) = node_of(client.get_connection_info().addr()).expect("a node");
+            let outcome = outcome(&host);
+            locked(&tried).push(host);
+            ready(outcome)
+        };
+        let _ = dialer.connect(open).await;
+        locked(&tried).clone()
+    }
+
+    /// The attempt runs out of time.
+    fn tried_for_too_long(dialer: &PartDialer) -> String {
+        let tried = Mutex::<Vec<String>>::default();
+        let open = |client: Client| {
+            let (host, _) = node_of(client.get_connection_info().addr()).expect("a node");
+            locked(&tried).push(host);
+            pending::<RedisResult<()>>()
+        };
+        assert!(dialer.connect(open).now_or_never().is_none());
+        locked(&tried).concat()
+    }
+
+    fn refused() -> RedisError {
+        io::Error::from(io::ErrorKind::ConnectionRefused).into()
+    }
+
+    fn redirect(dialer: &PartDialer) {
+        let node = ("there".to_owned(), 1);
+        let origin = Origin::Redirect;
+        *dialer.to() = Some(Target { node, origin });
+    }
+
     /// An attempt that is dropped has run out of time, and may have led to a node that does not answer at all.
-    #[test]
-    fn the_target_of_a_redirect_is_tried_twice() {
+    #[tokio::test]
+    async fn the_target_of_a_redirect_is_tried_twice() {
         let cluster = Cluster::open("redis", "here").expect("a URL");
         let dialer = cluster.dialer();
-        let goes_to = || {
-            let client = dialer.client().expect("a node");
-            node_of(client.get_connection_info().addr())
-                .expect("a node")
-                .0
-        };
-        let redirect = || {
-            let node = ("there".to_owned(), 1);
-            let is_tried = false;
-            *dialer.to() = Some(Target { node, is_tried });
-        };
-        redirect();
-        let tried = [goes_to(), goes_to(), goes_to()];
-        assert_eq!(tried, ["there", "there", "here"]);
-        redirect();
-        assert_eq!(goes_to(), "there");
-        dialer.note_end();
-        assert_eq!(goes_to(), "here");
+        redirect(&dialer);
+        let too_long = [(); 3].map(|()| tried_for_too_long(&dialer));
+        assert_eq!(too_long, ["there", "there", "here"]);
+        redirect(&dialer);
+        assert_eq!(tried(&dialer, |_| Err(refused())).await, ["there"]);
+        assert_eq!(tried(&dialer, |_| Err(refused())).await, ["here"]);
         // A redirect that arrives while another connection is made.
-        redirect();
-        dialer.note_end();
-        assert_eq!(goes_to(), "there");
+        let arrives = |_: &str| {
+            redirect(&dialer);
+            Err(refused())
+        };
+        assert_eq!(tried(&dialer, arrives).await, ["here"]);
+        assert_eq!(tried(&dialer, |_| Err(refused())).await, ["there"]);
+    }
+
+    /// Each other node would redirect there, which takes twice as long.
+    #[tokio::test]
+    async fn the_node_of_the_last_connection_is_tried_first() {
+        let cluster = Cluster::open("redis", "here,elsewhere").expect("a URL");
+        let dialer = cluster.dialer();
+        cluster.nodes.remember(&("there".to_owned(), 1));
+        redirect(&dialer);
+        for _ in 0..3 {
+            assert_eq!(tried(&dialer, |_| Ok(())).await, ["there"]);
+        }
+        // It is gone: the others are tried in the same attempt.
+        let is_up = |host: &str| (host == "elsewhere").then_some(()).ok_or_else(refused);
+        assert_eq!(tried(&dialer, is_up).await, ["there", "here", "elsewhere"]);
+        assert_eq!(tried(&dialer, |_| Ok(())).await, ["elsewhere"]);
+        // It no longer has its hash slots, and does not know where they are.
+        dialer.search_again();
+        assert_eq!(tried(&dialer, |_| Ok(())).await, ["there"]);
+        // It does not answer: it is not tried again.
+        assert_eq!(tried_for_too_long(&dialer), "there");
+        assert_eq!(tried(&dialer, |_| Ok(())).await, ["here"]);
+        // An exchange is not answered, perhaps for want of time after the redirect.
+        for next in ["here", "elsewhere"] {
+            dialer.disconnect();
+            assert_eq!(tried(&dialer, |_| Ok(())).await, [next]);
+        }
     }
 
     #[test]

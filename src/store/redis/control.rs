@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::try_join;
 use redis::{
     Client, Cmd, FromRedisValue, PushInfo, PushKind, RedisResult, Value,
     aio::MultiplexedConnection, cmd, from_redis_value,
@@ -27,8 +28,9 @@ use tokio::{
 };
 
 use super::{
-    error::store_error,
+    error::{is_cut, store_error},
     locked::locked,
+    lookup::Lookups,
     opening::{Opening, Stage},
     socket,
     target::{Dialer, StoreTarget},
@@ -52,6 +54,7 @@ pub(crate) struct ControlConnection {
     channels: Mutex<BTreeSet<String>>,
     inbox: Inbox,
     ended: Arc<Notify>,
+    lookups: Lookups,
     opening: Opening,
 }
 
@@ -115,6 +118,7 @@ impl ControlConnection {
             channels: Mutex::default(),
             inbox,
             ended: Arc::default(),
+            lookups: Lookups::default(),
             opening: Opening::default(),
         }
     }
@@ -193,9 +197,13 @@ impl ControlConnection {
             let Some(outcome) = self.redirected(&link, command, outcome).await else {
                 continue;
             };
-            let is_outage = |error| store_error(error).is_outage();
-            if outcome.as_ref().is_err_and(is_outage) {
+            if let Err(error) = &outcome
+                && store_error(error).is_outage()
+            {
                 self.forget(&link);
+                if !is_cut(error) {
+                    self.dialer.search_again();
+                }
             }
             return outcome;
         }
@@ -240,25 +248,13 @@ impl ControlConnection {
         {
             return Ok(link);
         }
-        let link = self.connect().await;
+        self.opening.at(Stage::Server);
+        let link = self.dialer.connect(|client| self.open(client)).await;
         self.opening.at(Stage::Opened);
         let link = link?;
         let old = locked(&self.current).replace(link.clone());
         drop(old);
         Ok(link)
-    }
-
-    async fn connect(&self) -> RedisResult<ControlLink> {
-        let mut attempts = self.dialer.attempts();
-        loop {
-            self.opening.at(Stage::Server);
-            let client = self.dialer.client().await?;
-            attempts -= 1;
-            match self.open(client).await {
-                Err(error) if error.is_io_error() && attempts > 0 => {}
-                outcome => return outcome,
-            }
-        }
     }
 
     async fn open(&self, client: Client) -> RedisResult<ControlLink> {
@@ -279,7 +275,7 @@ impl ControlConnection {
             }
             Ok::<(), ()>(())
         });
-        let (connection, io) = socket::open(&client, config, &self.opening).await?;
+        let (connection, io) = socket::open(&client, config, &self.lookups, &self.opening).await?;
         if let Some(io) = io {
             tokio::spawn(async move {
                 io.await;
@@ -288,9 +284,13 @@ impl ControlConnection {
         }
         self.opening.at(Stage::Subscription);
         let channels = locked(&self.channels).clone();
-        for channel in channels {
-            connection.clone().subscribe(channel).await?;
-        }
+        let subscribed = async {
+            for channel in channels {
+                connection.clone().subscribe(channel).await?;
+            }
+            RedisResult::Ok(())
+        };
+        try_join(self.dialer.check(connection.clone()), subscribed).await?;
         Ok(ControlLink {
             connection,
             client,

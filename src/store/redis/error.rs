@@ -3,7 +3,7 @@
 //! The text may quote an answer of the server, which may quote the password: see `server_error.rs`. Only texts from
 //! this crate, the `redis` crate itself and the operating system pass.
 
-use std::{error::Error, io, sync::Arc};
+use std::{error::Error, fmt, io, sync::Arc};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
@@ -20,19 +20,43 @@ const EVICTING: [&str; 7] = [
     "volatile-ttl",
 ];
 
+/// The permissions of a socket file do not let this process connect.
+#[derive(Debug)]
+#[cfg_attr(not(unix), allow(dead_code))]
+struct ForbiddenFile;
+
+impl fmt::Display for ForbiddenFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the permissions of the socket file do not let this process connect")
+    }
+}
+
+impl Error for ForbiddenFile {}
+
+/// Marks an error of a connection to a socket file, if its cause is a missing permission: a TCP connection is denied with
+/// the same code.
+#[cfg_attr(not(unix), allow(dead_code))]
+pub(super) fn of_socket_file(error: io::Error) -> io::Error {
+    match error.kind() {
+        kind @ io::ErrorKind::PermissionDenied => io::Error::new(kind, ForbiddenFile),
+        _ => error,
+    }
+}
+
 pub(super) fn store_error(error: &RedisError) -> StoreError {
+    if is_truncated(error) {
+        return StoreError::outage("the connection has ended in the middle of an answer");
+    }
     let (kind, message) = match error.kind() {
         ErrorKind::Server(_) | ErrorKind::Extension => {
             return StoreError::of_server(&server_words(error));
         }
         ErrorKind::RESP3NotSupported => return StoreError::of_server("NOPROTO"),
         ErrorKind::Io => {
-            return match io_error(error) {
-                Some(io_error) => of_io(io_error),
-                None => StoreError {
-                    kind: StoreErrorKind::Outage,
-                    message: own_words(error),
-                },
+            return match (io_error(error), inner(error)) {
+                (Some(error), _) => of_io(error),
+                (None, Some(error)) => of_tls_setup(error),
+                (None, None) => StoreError::outage(own_words(error)),
             };
         }
         ErrorKind::AuthenticationFailed => (StoreErrorKind::Credentials, own_words(error)),
@@ -43,6 +67,18 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
         _ => (StoreErrorKind::Misconfigured, own_words(error)),
     };
     StoreError { kind, message }
+}
+
+/// Whether the connection has failed or ended, perhaps in the middle of an answer.
+pub(super) fn is_cut(error: &RedisError) -> bool {
+    error.is_io_error() || is_truncated(error)
+}
+
+/// Whether the connection has ended in the middle of an answer, which the `redis` crate reports as an unreadable one.
+fn is_truncated(error: &RedisError) -> bool {
+    let details = error.detail().unwrap_or_default();
+    let is_end = |line: &str| line == "Unexpected end of input";
+    error.kind() == ErrorKind::Parse && details.lines().any(is_end)
 }
 
 /// Whether the server does not have the text of a script.
@@ -88,16 +124,23 @@ fn own_words(error: &RedisError) -> String {
 }
 
 pub(super) fn io_error(error: &RedisError) -> Option<&io::Error> {
-    let source = error.source()?;
-    let source = source.downcast_ref::<Arc<dyn Error + Send + Sync>>()?;
-    source.downcast_ref()
+    inner(error)?.downcast_ref()
 }
 
-/// Most connection faults are transient. A failed TLS handshake and the permissions of a socket file are not.
+/// The error of another library.
+fn inner(error: &RedisError) -> Option<&(dyn Error + Send + Sync + 'static)> {
+    let source = error.source()?;
+    let source = source.downcast_ref::<Arc<dyn Error + Send + Sync>>()?;
+    Some(&**source)
+}
+
+/// Most connection faults are transient. A failed TLS handshake and the permissions of a socket file are not. A firewall
+/// denies TCP connections too, such as to a service of Kubernetes without servers.
 fn of_io(error: &io::Error) -> StoreError {
+    let is_forbidden = |inner: &(dyn Error + Send + Sync + 'static)| inner.is::<ForbiddenFile>();
     let kind = match error.kind() {
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => StoreErrorKind::Misconfigured,
-        io::ErrorKind::PermissionDenied => StoreErrorKind::Permission,
+        _ if error.get_ref().is_some_and(is_forbidden) => StoreErrorKind::Permission,
         _ => StoreErrorKind::Outage,
     };
     #[cfg(feature = "tls")]
@@ -111,6 +154,32 @@ fn of_io(error: &io::Error) -> StoreError {
         _ => error.to_string(),
     };
     StoreError { kind, message }
+}
+
+/// TLS cannot be set up: the trusted certificates of the system cannot be read, or no certificate can name the server.
+fn of_tls_setup(error: &(dyn Error + Send + Sync + 'static)) -> StoreError {
+    // Only errors about files have a source.
+    let Some(source) = error.source() else {
+        let message =
+            "TLS cannot be set up: the server's host is neither a DNS name nor an IP address";
+        return StoreError::misconfigured(message);
+    };
+    let system: Option<&io::Error> = source.downcast_ref();
+    let is_transient = |error: &io::Error| {
+        use io::ErrorKind::{InvalidData, IsADirectory, NotADirectory, NotFound, PermissionDenied};
+        // Otherwise for example all file descriptors are in use.
+        !matches!(
+            error.kind(),
+            InvalidData | IsADirectory | NotADirectory | NotFound | PermissionDenied
+        )
+    };
+    let why = system.map_or(String::new(), |system| format!(": {system}"));
+    let files = "the trusted certificates (`SSL_CERT_FILE`, `SSL_CERT_DIR`) cannot be read";
+    let message = format!("TLS cannot be set up: {files}{why}");
+    match system.is_some_and(is_transient) {
+        true => StoreError::outage(message),
+        false => StoreError::misconfigured(message),
+    }
 }
 
 /// Leaves out everything that comes from a certificate, such as its names.
@@ -156,11 +225,38 @@ mod tests {
             kind(io::ErrorKind::InvalidData),
             StoreErrorKind::Misconfigured
         );
+        assert_eq!(kind(io::ErrorKind::UnexpectedEof), StoreErrorKind::Outage);
+        let kind = |kind| store_error(&of_socket_file(io::Error::from(kind)).into()).kind;
         assert_eq!(
             kind(io::ErrorKind::PermissionDenied),
             StoreErrorKind::Permission
         );
-        assert_eq!(kind(io::ErrorKind::UnexpectedEof), StoreErrorKind::Outage);
+        assert_eq!(kind(io::ErrorKind::NotFound), StoreErrorKind::Outage);
+    }
+
+    /// Cilium denies connections to a service of Kubernetes whose servers are all down.
+    #[test]
+    fn a_connection_that_a_firewall_denies_is_an_outage() {
+        const EPERM: i32 = 1;
+        const EACCES: i32 = 13;
+        for code in [EPERM, EACCES] {
+            let denied = io::Error::from_raw_os_error(code);
+            let error = store_error(&denied.into());
+            assert_eq!(error.kind, StoreErrorKind::Outage, "{error}");
+        }
+    }
+
+    /// As the `redis` crate reports the end of a connection in the middle of a reply.
+    #[test]
+    fn an_answer_without_its_end_is_an_outage() {
+        let unreadable = |text: &str| {
+            let error = RedisError::from(redis::ParsingError::from(text));
+            store_error(&error).kind
+        };
+        let end = "Parse error at 5\nUnexpected end of input\nExpected lf newline\n";
+        assert_eq!(unreadable(end), StoreErrorKind::Outage);
+        let other = "Parse error at 1\nUnexpected `5`\nExpected lf newline\n";
+        assert_eq!(unreadable(other), StoreErrorKind::Misconfigured);
     }
 
     /// A server's text in every place where an error of the crate can contain it.
@@ -199,6 +295,35 @@ mod tests {
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         let message = store_error(&refused.into()).message;
         assert_eq!(message, "connection refused");
+    }
+
+    /// Trusted certificates that cannot be read, or only not now, and a host without a valid name.
+    #[test]
+    fn tls_that_cannot_be_set_up_is_an_outage_only_if_it_may_pass() {
+        #[derive(Debug)]
+        struct Unread(Option<io::Error>);
+        impl fmt::Display for Unread {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("canary")
+            }
+        }
+        impl Error for Unread {
+            fn source(&self) -> Option<&(dyn Error + 'static)> {
+                self.0.as_ref().map(|error| error as &(dyn Error + 'static))
+            }
+        }
+        const ENOENT: i32 = 2;
+        const EMFILE: i32 = 24;
+        for (code, kind, words) in [
+            (Some(ENOENT), StoreErrorKind::Misconfigured, "SSL_CERT_FILE"),
+            (Some(EMFILE), StoreErrorKind::Outage, "SSL_CERT_FILE"),
+            (None, StoreErrorKind::Misconfigured, "host"),
+        ] {
+            let error = of_tls_setup(&Unread(code.map(io::Error::from_raw_os_error)));
+            assert_eq!(error.kind, kind, "{error}");
+            assert!(error.message.contains(words), "{error}");
+            assert!(!error.message.contains("canary"), "{error}");
+        }
     }
 
     #[cfg(feature = "tls")]

@@ -9,7 +9,7 @@ use std::sync::{
 
 use redis::{Client, RedisResult, aio::MultiplexedConnection, cmd};
 
-use super::{events::Events, socket::Io};
+use super::{error::is_cut, events::Events, socket::Io};
 use crate::{ledger::Exchange, store::Event};
 
 /// Size of a probe in bytes: more than two replies.
@@ -128,7 +128,7 @@ impl Link {
         large.arg(script).arg(0).arg(ENOUGH);
         match large.query_async(&mut self.connection()).await {
             Ok(()) => Ok(false),
-            Err(error) if error.is_io_error() => Ok(true),
+            Err(error) if is_cut(&error) => Ok(true),
             Err(error) => Err(error),
         }
     }

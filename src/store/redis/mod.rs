@@ -16,6 +16,7 @@
 //! | `events` | the store's own reports |
 //! | `control` | a connection beside the exchanges: single commands, and messages to and from operators |
 //! | `codec` | exchanges, replies and wake-ups on the wire |
+//! | `lookup` | addresses of hosts |
 //! | `opening`, `stranger` | the stage of a new connection; how to recognize a server other than Redis |
 //! | `error`, `socket`, `known`, `locked` | errors, streams, names and facts about the server, locks |
 //!
@@ -32,6 +33,7 @@ mod events;
 mod known;
 mod link;
 mod locked;
+mod lookup;
 mod opening;
 #[cfg(feature = "sentinel")]
 mod sentinel;

@@ -1,9 +1,13 @@
 //! A primary supervised by Redis Sentinel: each new connection asks the sentinels for its address.
 //!
-//! All sentinels are asked at once, and the first one wins whose server confirms that it is a primary. So a dead or
-//! silent sentinel, or a sentinel that still names a demoted server, costs the others no time: the caller's limit
-//! covers the whole search. (The `redis` crate's own module takes the answers in the order of its list.) A
-//! configuration error is reported only if no sentinel leads to a primary.
+//! All sentinels are asked at once, and a connection is opened to each server that they name; the first one whose server
+//! confirms that it is a primary wins. So a dead or silent sentinel, or a sentinel that still names a demoted server,
+//! costs the others no time: the caller's limit covers the whole search. (The `redis` crate's own module takes the answers
+//! in the order of its list.) A configuration error is reported only if no sentinel leads to a primary.
+//!
+//! To a distant store this takes seven round trips: three to ask (TCP, `HELLO`, the question), three to open the
+//! connection, and one for the first exchange. If that exceeds the caller's limit, the next attempt begins with the servers
+//! that were named.
 //!
 //! A dead, silent or demoted primary fails the next exchange, so its connection is dropped and a new one is made here.
 //! A healthy primary, however, may be replaced and left alone by its sentinels for up to ten seconds, during which it
@@ -24,6 +28,7 @@
 
 use std::{
     collections::HashMap,
+    mem,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -31,7 +36,10 @@ use std::{
     time::Duration,
 };
 
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::{
+    future::join,
+    stream::{FuturesUnordered, StreamExt},
+};
 use percent_encoding::percent_decode_str;
 use redis::{
     Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, Msg, ProtocolVersion,
@@ -47,6 +55,8 @@ const DEFAULT_PORT: u16 = 26_379;
 const SWITCHED: &str = "+switch-master";
 /// How soon the sentinels turn a replaced primary into a replica.
 const DEMOTED_WITHIN: Duration = Duration::from_secs(20);
+/// How long a server that was named counts, if no connection was made: longer than the longest pause between attempts.
+const REMEMBERED: Duration = Duration::from_secs(5);
 const UNREADABLE: &str = "the store's URL cannot be read";
 
 /// The sentinels, and the connection settings that all their servers share.
@@ -58,14 +68,29 @@ pub(crate) struct Sentinels {
     /// The last replaced primary, and when it was replaced. It may be up and call itself a primary for a while, and a
     /// sentinel that has not noticed the change may still name it.
     replaced: Arc<Mutex<Option<(String, u16, Instant)>>>,
+    /// Whether the sentinels have led to a primary before.
+    was_found: AtomicBool,
 }
 
-/// Makes the clients for the connections of one session to the primary.
+/// Makes the connections of one session to the primary.
 pub(super) struct PrimaryDialer {
     sentinels: Arc<Sentinels>,
-    notice: Mutex<Option<Notice>>,
+    /// Servers named by sentinels since the last connection.
+    named: Mutex<Vec<Named>>,
+    /// The server of the last connection.
+    primary: Mutex<Option<Named>>,
     switched: Arc<Notify>,
 }
+
+/// A server that a sentinel has named as the primary.
+struct Named {
+    server: Server,
+    at: Instant,
+    notice: Notice,
+}
+
+/// Host and port.
+type Server = (String, u16);
 
 /// Set by the sentinel that named the primary, as soon as it names another.
 struct Notice {
@@ -73,43 +98,112 @@ struct Notice {
     _connection: MultiplexedConnection,
 }
 
+impl Named {
+    fn is_recent(&self) -> bool {
+        self.at.elapsed() < REMEMBERED
+    }
+}
+
 impl PrimaryDialer {
     pub(super) fn new(sentinels: Arc<Sentinels>) -> Self {
         Self {
             sentinels,
-            notice: Mutex::default(),
+            named: Mutex::default(),
+            primary: Mutex::default(),
             switched: Arc::default(),
         }
     }
 
-    /// A client for the current primary, without a time limit of its own.
-    pub(super) async fn primary(&self) -> RedisResult<Client> {
-        let sentinels = &*self.sentinels;
+    /// Connects to the first server that confirms that it is the primary, without a time limit of its own.
+    pub(super) async fn connect<T, F>(&self, open: impl Fn(Client) -> F) -> RedisResult<T>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        let (sentinels, open) = (&*self.sentinels, &open);
+        let attempt = |server: Server| {
+            let client = Client::open(sentinels.server_at(&server));
+            async move {
+                let outcome = match client {
+                    Ok(client) => open(client).await,
+                    Err(error) => Err(error),
+                };
+                (server, outcome)
+            }
+        };
         let mut answers: FuturesUnordered<_> = sentinels
             .sentinels
             .iter()
             .map(|each| sentinels.ask(each, &self.switched))
             .collect();
+        let mut opened: FuturesUnordered<_> = self.remembered().into_iter().map(attempt).collect();
         let mut fault: Option<RedisError> = None;
-        while let Some(answer) = answers.next().await {
-            match answer {
-                Ok((primary, notice)) => {
-                    *self.notice() = Some(notice);
-                    return Ok(primary);
-                }
-                // A configuration error takes precedence over a transient one.
-                Err(error) if fault.as_ref().is_none_or(may_pass) => fault = Some(error),
-                Err(_) => {}
+        loop {
+            let error = tokio::select! {
+                biased;
+                Some(answer) = answers.next() => match answer {
+                    Ok(named) => {
+                        let server = named.server.clone();
+                        if self.remember(named) {
+                            opened.push(attempt(server));
+                        }
+                        continue;
+                    }
+                    Err(error) => error,
+                },
+                Some((server, outcome)) = opened.next() => match outcome {
+                    Ok(connection) => {
+                        sentinels.was_found.store(true, Relaxed);
+                        self.note_primary(&server);
+                        return Ok(connection);
+                    }
+                    Err(error) => error,
+                },
+                else => break,
+            };
+            if (fault.as_ref()).is_none_or(|other| sentinels.precedes(&error, other)) {
+                fault = Some(error);
             }
         }
+        self.named().clear();
         Err(fault.unwrap_or_else(|| (ErrorKind::EmptySentinelList, "there is no sentinel").into()))
+    }
+
+    /// The servers named in an attempt that had no time left to connect to them.
+    fn remembered(&self) -> Vec<Server> {
+        let mut named = self.named();
+        named.retain(|named| {
+            let is_named = !named.notice.came.load(Relaxed);
+            is_named && named.is_recent() && !self.sentinels.was_replaced(&named.server)
+        });
+        named.iter().map(|named| named.server.clone()).collect()
+    }
+
+    /// Returns whether no sentinel has named the server before.
+    fn remember(&self, new: Named) -> bool {
+        let mut named = self.named();
+        match named.iter_mut().find(|named| named.server == new.server) {
+            Some(known) => {
+                *known = new;
+                false
+            }
+            None => {
+                named.push(new);
+                true
+            }
+        }
+    }
+
+    /// Keeps the subscription to a sentinel that has named the primary.
+    fn note_primary(&self, server: &Server) {
+        let named = mem::take(&mut *self.named());
+        *self.primary() = named.into_iter().find(|named| named.server == *server);
     }
 
     /// Whether the primary has changed since the last search.
     pub(super) fn has_switched(&self) -> bool {
-        self.notice()
+        self.primary()
             .as_ref()
-            .is_some_and(|notice| notice.came.load(Relaxed))
+            .is_some_and(|primary| primary.notice.came.load(Relaxed))
     }
 
     /// Completes when the primary has changed since the last call.
@@ -122,13 +216,21 @@ impl PrimaryDialer {
         self.switched.notified().await;
     }
 
-    /// Ends the subscription to the sentinel.
+    /// Ends the subscription to the sentinel. What an attempt without enough time has found is kept for the next one, even
+    /// if only the first exchange was not answered in time.
     pub(super) fn disconnect(&self) {
-        *self.notice() = None;
+        let primary = self.primary().take();
+        if let Some(primary) = primary.filter(Named::is_recent) {
+            self.remember(primary);
+        }
     }
 
-    fn notice(&self) -> MutexGuard<'_, Option<Notice>> {
-        locked(&self.notice)
+    fn primary(&self) -> MutexGuard<'_, Option<Named>> {
+        locked(&self.primary)
+    }
+
+    fn named(&self) -> MutexGuard<'_, Vec<Named>> {
+        locked(&self.named)
     }
 }
 
@@ -167,6 +269,7 @@ impl Sentinels {
             service,
             server: socket::prepared(server),
             replaced: Arc::default(),
+            was_found: AtomicBool::new(false),
         })
     }
 
@@ -174,12 +277,8 @@ impl Sentinels {
         self.server.redis_settings().db()
     }
 
-    /// The primary that one sentinel names, if that server confirms it.
-    async fn ask(
-        &self,
-        sentinel: &Client,
-        switched: &Arc<Notify>,
-    ) -> RedisResult<(Client, Notice)> {
+    /// The server that one sentinel names.
+    async fn ask(&self, sentinel: &Client, switched: &Arc<Notify>) -> RedisResult<Named> {
         let came = Arc::new(AtomicBool::new(false));
         let (service, notified, replaced) =
             (self.service.clone(), came.clone(), self.replaced.clone());
@@ -192,52 +291,63 @@ impl Sentinels {
             }
             Ok::<(), ()>(())
         });
-        let mut connection = socket::spawn(sentinel, &config).await?;
-        // Subscribe first, so that no switch is missed. The subscription may not be permitted.
-        let _ = connection.subscribe(SWITCHED).await;
-        let named: Option<(String, u16)> = cmd("SENTINEL")
-            .arg("GET-MASTER-ADDR-BY-NAME")
-            .arg(&self.service)
-            .query_async(&mut connection)
-            .await?;
-        let Some((host, port)) = named else {
+        let connection = socket::spawn(sentinel, &config).await?;
+        let (mut subscriber, mut asker) = (connection.clone(), connection.clone());
+        let mut question = cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
+        // In this order, so that no switch is missed. The subscription may not be permitted.
+        let (_, named) = join(
+            subscriber.subscribe(SWITCHED),
+            question.query_async::<Option<Server>>(&mut asker),
+        )
+        .await;
+        let Some(server) = named? else {
             let fault = "the sentinels know no service of the name in the store's URL";
-            return Err((ErrorKind::InvalidClientConfig, fault).into());
+            return Err((ErrorKind::MasterNameNotFoundBySentinel, fault).into());
         };
-        if self.was_replaced(&host, port) {
+        if self.was_replaced(&server) {
             let fault = "the sentinels name a server that was replaced";
             return Err((ErrorKind::Io, fault).into());
         }
-        let server = Client::open(self.server_at(host, port))?;
-        if is_primary(&server).await? {
-            let notice = Notice {
+        Ok(Named {
+            server,
+            at: Instant::now(),
+            notice: Notice {
                 came,
                 _connection: connection,
-            };
-            return Ok((server, notice));
-        }
-        // Either the server was demoted before the sentinel noticed, or its promotion is not finished.
-        Err((
-            ErrorKind::Io,
-            "the sentinels name a server that is no primary",
-        )
-            .into())
+            },
+        })
     }
 
-    fn was_replaced(&self, host: &str, port: u16) -> bool {
+    /// Whether an error is to be reported rather than another one: a configuration error rather than a transient one. Once
+    /// a primary was found, a sentinel that does not know the service was restarted without its state, which is no reason
+    /// to overrule the fallbacks while others report an outage.
+    fn precedes(&self, error: &RedisError, other: &RedisError) -> bool {
+        let rank = |error: &RedisError| {
+            let is_unknown = error.kind() == ErrorKind::MasterNameNotFoundBySentinel;
+            match store_error(error).is_outage() {
+                true => 1,
+                false if is_unknown && self.was_found.load(Relaxed) => 0,
+                false => 2,
+            }
+        };
+        rank(error) >= rank(other)
+    }
+
+    fn was_replaced(&self, (host, port): &Server) -> bool {
         locked(&self.replaced)
             .as_ref()
             .is_some_and(|(old_host, old_port, at)| {
-                old_host == host && *old_port == port && at.elapsed() < DEMOTED_WITHIN
+                old_host == host && old_port == port && at.elapsed() < DEMOTED_WITHIN
             })
     }
 
-    fn server_at(&self, server: String, port: u16) -> ConnectionInfo {
+    fn server_at(&self, server: &Server) -> ConnectionInfo {
         let mut address = self.server.addr().clone();
-        if let ConnectionAddr::Tcp(host, to) | ConnectionAddr::TcpTls { host, port: to, .. } =
+        if let ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } =
             &mut address
         {
-            (*host, *to) = (server, port);
+            (*host, *port) = server.clone();
         }
         self.server.clone().set_addr(address)
     }
@@ -257,17 +367,18 @@ fn replaced_by(push: &PushInfo, service: &str) -> Option<(String, u16)> {
     Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
 }
 
-async fn is_primary(server: &Client) -> RedisResult<bool> {
-    let mut connection = socket::spawn(server, &socket::config()).await?;
+/// Checks that a connection leads to a primary. Otherwise either the server was demoted before the sentinel noticed, or its
+/// promotion is not finished.
+pub(super) async fn check_primary(mut connection: MultiplexedConnection) -> RedisResult<()> {
     let mut about: HashMap<String, Value> = cmd("HELLO").query_async(&mut connection).await?;
     let role: String = about
         .remove("role")
         .map_or(Ok(String::new()), from_redis_value)?;
-    Ok(role == "master" || role == "primary")
-}
-
-fn may_pass(error: &RedisError) -> bool {
-    store_error(error).is_outage()
+    if role == "master" || role == "primary" {
+        return Ok(());
+    }
+    let fault = "the sentinels name a server that is no primary";
+    Err((ErrorKind::Io, fault).into())
 }
 
 /// The sentinels' own user and password.
@@ -326,7 +437,7 @@ mod tests {
             assert_eq!(settings.password(), Some("w=rd"));
             assert_eq!(settings.db(), 0);
         }
-        let server = sentinels.server_at("::3".to_owned(), 4);
+        let server = sentinels.server_at(&("::3".to_owned(), 4));
         assert_eq!(server.addr().to_string(), "::3:4");
         assert_eq!(server.redis_settings().password(), Some("p@ss"));
     }
@@ -338,6 +449,22 @@ mod tests {
         assert_eq!(sentinels.server.redis_settings().username(), None);
         assert_eq!(sentinels.server.redis_settings().password(), None);
         assert_eq!(sentinels.server.redis_settings().db(), 0);
+    }
+
+    #[test]
+    fn a_sentinel_that_has_forgotten_the_service_does_not_hide_an_outage() {
+        let sentinels = open("host/main").unwrap();
+        let error = |kind| RedisError::from((kind, "it went wrong"));
+        let outage = error(ErrorKind::Io);
+        let unknown = error(ErrorKind::MasterNameNotFoundBySentinel);
+        let refused = error(ErrorKind::AuthenticationFailed);
+        for was_found in [false, true] {
+            sentinels.was_found.store(was_found, Relaxed);
+            assert_eq!(sentinels.precedes(&unknown, &outage), !was_found);
+            assert_eq!(sentinels.precedes(&outage, &unknown), was_found);
+            assert!(sentinels.precedes(&refused, &outage));
+            assert!(!sentinels.precedes(&outage, &refused));
+        }
     }
 
     #[test]

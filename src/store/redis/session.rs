@@ -10,19 +10,20 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::{BoxFuture, FutureExt, join, try_join};
-use redis::{Client, Cmd, PushInfo, PushKind, RedisError, RedisResult, Script, Value, cmd};
+use futures_util::future::{BoxFuture, FutureExt, join, join3, try_join};
+use redis::{Client, Cmd, PushInfo, PushKind, RedisResult, Script, Value, cmd};
 use tokio::time::{Instant, timeout};
 
 #[cfg(feature = "cluster")]
 use super::cluster::PartDialer;
 use super::{
     codec::{decode, encode},
-    error::{evicting, is_unknown_script, store_error},
+    error::{evicting, is_cut, is_unknown_script, store_error},
     events::Events,
     known::Known,
     link::{Link, LinkState, Opened},
     locked::locked,
+    lookup::Lookups,
     opening::{Opening, Stage},
     socket,
     subscription::{Approach, Probed},
@@ -161,6 +162,7 @@ struct Exchanger {
     connecting: tokio::sync::Mutex<()>,
     current: Mutex<Option<Link>>,
     opened: Mutex<Vec<Opened>>,
+    lookups: Lookups,
     opening: Opening,
 }
 
@@ -258,12 +260,16 @@ impl Exchanger {
         exchange: &Exchange,
         outcome: RedisResult<Value>,
     ) -> Result<Reply, StoreError> {
+        let was_cut = outcome.as_ref().is_err_and(is_cut);
         let value = outcome.map_err(|error| store_error(&error));
         let reply = value.and_then(|value| decode(exchange, value));
         if reply.is_err() {
-            // Whatever the error, the next connection may lead to another server. After `ASK` the failed node was
-            // another one, so the search restarts.
+            // Whatever the error, the next connection may lead to another server. A connection that was cut is no reason
+            // to look for another node.
             self.forget(link);
+            if !was_cut {
+                self.dialer.search_again();
+            }
         }
         reply
     }
@@ -297,6 +303,7 @@ impl Exchanger {
             connecting: tokio::sync::Mutex::default(),
             current: Mutex::default(),
             opened: Mutex::default(),
+            lookups: Lookups::default(),
             opening: Opening::default(),
         }
     }
@@ -347,33 +354,32 @@ impl Exchanger {
 
     /// Connects without a time limit: the caller limits the whole exchange.
     async fn connect(&self) -> RedisResult<Link> {
-        let mut attempts = self.dialer.attempts();
-        loop {
-            self.opening.at(Stage::Server);
-            let client = self.dialer.client().await?;
-            attempts -= 1;
-            let outcome = self.connect_to(client).await;
-            self.dialer.note_end();
-            match outcome {
-                Err(error) if error.is_io_error() && attempts > 0 => {}
-                outcome => return outcome,
+        let approach = self.known.subscription.approach();
+        let probing = (approach == Approach::Probe).then(|| self.known.subscription.probing());
+        self.opening.at(Stage::Server);
+        let link = self.dialer.connect(|client| async move {
+            let link = self.open_by(approach, client).await;
+            if link.is_err() {
+                self.opening.at(Stage::Server);
             }
+            link
+        });
+        let link = link.await;
+        self.opening.at(Stage::Opened);
+        if let Some(probing) = probing {
+            probing.end();
         }
-    }
-
-    async fn connect_to(&self, client: Client) -> RedisResult<Link> {
-        let link = match self.known.subscription.approach() {
-            Approach::Subscribe => self.open(client, true).await?,
-            Approach::Probe => {
-                let probing = self.known.subscription.probing();
-                let link = self.open_cautiously(client).await;
-                probing.end();
-                link?
-            }
-            Approach::Plain => self.open(client, false).await?,
-        };
+        let link = link?;
         self.use_from_now(&link);
         Ok(link)
+    }
+
+    async fn open_by(&self, approach: Approach, client: Client) -> RedisResult<Link> {
+        match approach {
+            Approach::Subscribe => self.open(client, true).await,
+            Approach::Probe => self.open_cautiously(client).await,
+            Approach::Plain => self.open(client, false).await,
+        }
     }
 
     /// Opens a connection and awaits the confirmation of its subscription, if any. Its end is not reported before its
@@ -401,7 +407,7 @@ impl Exchanger {
             }
             Ok::<(), ()>(())
         });
-        let (connection, io) = socket::open(&client, config, &self.opening).await?;
+        let (connection, io) = socket::open(&client, config, &self.lookups, &self.opening).await?;
         if let Some(io) = io {
             locked(&self.opened).push((Arc::downgrade(&state), io));
             self.events.poller().wake();
@@ -409,11 +415,13 @@ impl Exchanger {
         Ok(Link::new(connection, client, state))
     }
 
-    /// Subscribes if required, and asks the first connection's questions, in one round trip: a few round trips to a
-    /// distant store may exceed an exchange's time limit.
+    /// Subscribes if required, checks the server, and asks the first connection's questions, in one round trip: a few round
+    /// trips to a distant store may exceed an exchange's time limit.
     async fn confirm(&self, link: &Link) -> RedisResult<()> {
-        let (subscribed, ()) = join(self.subscribe(link), self.read_policy(link)).await;
-        subscribed
+        let check = self.dialer.check(link.connection());
+        let (subscribed, (), checked) =
+            join3(self.subscribe(link), self.read_policy(link), check).await;
+        checked.and(subscribed)
     }
 
     async fn subscribe(&self, link: &Link) -> RedisResult<()> {
@@ -423,16 +431,17 @@ impl Exchanger {
             let channels = [&self.known.channel, &self.known.channel_of_all];
             // The order of these two matters.
             let subscription = subscriber.subscribe(&channels);
-            let ((), [own, all]) = try_join(subscription, self.subscribers(link)).await?;
+            let ((), counted) = try_join(subscription, self.subscribers(link)).await?;
+            let [own, all] = counted.unwrap_or_default();
             link.state.is_counted.store(own > 0, Relaxed);
             link.state.replicas.store(all, Relaxed);
         }
         Ok(())
     }
 
-    /// The numbers of subscribers of this replica's channel, and of that of all, at this server: 0 if the question is
-    /// forbidden, or a proxy is in between.
-    async fn subscribers(&self, link: &Link) -> RedisResult<[u32; 2]> {
+    /// The numbers of subscribers of this replica's channel, and of that of all, at this server: 0 if a proxy is in between,
+    /// and `None` if the question is forbidden.
+    async fn subscribers(&self, link: &Link) -> RedisResult<Option<[u32; 2]>> {
         let channels = [&self.known.channel, &self.known.channel_of_all];
         let mut count = cmd("PUBSUB");
         count.arg("NUMSUB").arg(&channels);
@@ -441,15 +450,22 @@ impl Exchanger {
             .query_async::<HashMap<String, u32>>(&mut connection)
             .await
         {
-            Ok(counts) => Ok(channels.map(|channel| counts.get(channel).copied().unwrap_or(0))),
-            Err(error) if error.is_io_error() => Err(error),
-            Err(_) => Ok([0, 0]),
+            Ok(counts) => {
+                let count = |channel: &String| counts.get(channel).copied().unwrap_or(0);
+                Ok(Some(channels.map(count)))
+            }
+            Err(error) if is_cut(&error) => Err(error),
+            Err(_) => Ok(None),
         }
     }
 
-    /// Reports the number of connected replicas, if the server sends it in time.
+    /// Reports the number of connected replicas, if the server sends it in time. A connection whose subscription has ended
+    /// alone is over: wake-ups would be lost, and other replicas pass over the waiters of this one.
     async fn count_replicas(&self, link: &Link) {
-        if let Ok(Ok([_, replicas])) = timeout(MAX_PROBE, self.subscribers(link)).await {
+        if let Ok(Ok(Some([own, replicas]))) = timeout(MAX_PROBE, self.subscribers(link)).await {
+            if own == 0 && link.listens() {
+                link.state.end(&self.events);
+            }
             self.report_count(replicas);
         }
     }
@@ -468,7 +484,7 @@ impl Exchanger {
         self.opening.at(Stage::Opened);
         let (link, ends) = match confirmed {
             // The end of the connection may have cost the confirmation too, so confirm and probe one after the other.
-            Err(error) if error.is_io_error() => {
+            Err(error) if is_cut(&error) => {
                 let link = self.open(client.clone(), true).await?;
                 let ends = link.ends_at_a_large_reply().await;
                 (link, ends)
@@ -526,7 +542,7 @@ impl Exchanger {
         ask.arg("GET").arg("maxmemory-policy");
         let mut connection = link.connection();
         let policy: RedisResult<Vec<(String, String)>> = ask.query_async(&mut connection).await;
-        if policy.as_ref().is_err_and(RedisError::is_io_error) {
+        if policy.as_ref().is_err_and(is_cut) {
             // The next connection asks again.
             self.known.policy_was_read.store(false, Relaxed);
         }
@@ -618,6 +634,31 @@ mod tests {
         exchanger.replace(&old, new);
         assert!(!run(&mut session, &batch).await);
         assert!(run(&mut session, &[]).await && run(&mut session, &batch).await);
+    }
+
+    /// G4: as a proxy may lose it. Wake-ups would not arrive any more.
+    #[tokio::test]
+    async fn a_connection_whose_subscription_has_ended_is_over() {
+        let server = RedisServer::start();
+        let target = StoreTarget::open(&server.url()).unwrap();
+        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1))
+            .session(crate::part::Part::default());
+        let hello = session.exchange(exchange(Vec::new()));
+        assert!(drive(&mut session, hello).await.is_ok());
+        let exchanger = session.exchanger.clone();
+        let link = exchanger.current().unwrap();
+        drive(&mut session, exchanger.count_replicas(&link)).await;
+        assert!(link.is_alive() && link.listens());
+        let mut connection = link.connection();
+        let ended = connection.unsubscribe(&exchanger.known.channel);
+        drive(&mut session, ended).await.unwrap();
+        // A server that does not answer the question says nothing about the subscription.
+        server.cli(&["ACL", "SETUSER", "default", "-pubsub"]);
+        drive(&mut session, exchanger.count_replicas(&link)).await;
+        assert!(link.is_alive());
+        server.cli(&["ACL", "SETUSER", "default", "+pubsub"]);
+        drive(&mut session, exchanger.count_replicas(&link)).await;
+        assert!(!link.is_alive() && exchanger.current().is_none());
     }
 
     /// The `redis` crate does not report every end: after some network errors its future just completes.

@@ -2,7 +2,7 @@
 //!
 //! Tests: `tests.rs`; with TLS: `tests/tls.rs`; servers other than Redis: `tests/operate/strangers.rs`.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use futures_util::future::{BoxFuture, FutureExt, select_ok};
 use redis::{
@@ -15,10 +15,11 @@ use redis::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpStream, lookup_host},
+    net::TcpStream,
 };
 
 use super::{
+    lookup::Lookups,
     opening::{Opening, Stage},
     stranger::{Stranger, Watched},
 };
@@ -58,19 +59,23 @@ pub(super) fn config() -> AsyncConnectionConfig {
 pub(super) async fn open(
     client: &Client,
     config: AsyncConnectionConfig,
+    lookups: &Lookups,
     opening: &Opening,
 ) -> RedisResult<(MultiplexedConnection, Option<Io>)> {
     let info = client.get_connection_info();
     match info.addr() {
         ConnectionAddr::Tcp(host, port) => {
             opening.at(Stage::Address);
-            let stream = connect(host, *port, info.tcp_settings(), opening).await?;
+            let addresses = lookups.addresses(host, *port).await?;
+            opening.at(Stage::Socket);
+            let stream = connect(addresses, info.tcp_settings()).await?;
             greet(info, stream, config, opening).await
         }
         #[cfg(unix)]
         ConnectionAddr::Unix(path) => {
             opening.at(Stage::Socket);
-            let stream = tokio::net::UnixStream::connect(path).await?;
+            let stream = tokio::net::UnixStream::connect(path).await;
+            let stream = stream.map_err(super::error::of_socket_file)?;
             greet(info, stream, config, opening).await
         }
         _ => {
@@ -116,15 +121,9 @@ pub(super) async fn spawn(
 }
 
 /// Connects to whichever address of the host answers first.
-async fn connect(
-    host: &str,
-    port: u16,
-    settings: &TcpSettings,
-    opening: &Opening,
-) -> RedisResult<TcpStream> {
-    let addresses = lookup_host((host, port)).await?;
-    opening.at(Stage::Socket);
+async fn connect(addresses: Vec<SocketAddr>, settings: &TcpSettings) -> RedisResult<TcpStream> {
     let attempts: Vec<_> = addresses
+        .into_iter()
         .map(|address| TcpStream::connect(address).boxed())
         .collect();
     if attempts.is_empty() {
@@ -171,12 +170,10 @@ mod tests {
     #[tokio::test]
     async fn a_server_that_vanishes_is_noticed() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let port = listener.local_addr().expect("bound").port();
-        let info = format!("redis://127.0.0.1:{port}");
+        let address = listener.local_addr().expect("bound");
+        let info = format!("redis://{address}");
         let info = prepared(info.into_connection_info().expect("a URL"));
-        let settings = info.tcp_settings();
-        let opening = Opening::default();
-        let stream = connect("127.0.0.1", port, settings, &opening).await;
+        let stream = connect(vec![address], info.tcp_settings()).await;
         let stream = stream.expect("connected");
         let socket = SockRef::from(&stream);
         assert!(socket.keepalive().expect("an option"));

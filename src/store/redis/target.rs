@@ -6,12 +6,12 @@
 use std::future::pending;
 use std::sync::{Arc, atomic::AtomicBool};
 
-use redis::{Client, RedisResult};
+use redis::{Client, RedisResult, aio::MultiplexedConnection};
 
 #[cfg(feature = "cluster")]
 use super::cluster::{Cluster, PartDialer};
 #[cfg(feature = "sentinel")]
-use super::sentinel::{PrimaryDialer, Sentinels};
+use super::sentinel::{PrimaryDialer, Sentinels, check_primary};
 use super::socket;
 use crate::{
     error::{ConfigError, ConfigErrorKind},
@@ -31,7 +31,7 @@ pub(crate) enum StoreTarget {
     Cluster(Cluster),
 }
 
-/// Makes the clients for the connections of one session.
+/// Makes the connections of one session.
 pub(super) enum Dialer {
     Server(Arc<Client>),
     #[cfg(feature = "sentinel")]
@@ -154,31 +154,43 @@ impl StoreTarget {
 }
 
 impl Dialer {
-    /// A client for the right server at this moment, without a time limit of its own.
-    pub(super) async fn client(&self) -> RedisResult<Client> {
+    /// Connects to the right server at this moment, without a time limit of its own. `open` opens a connection, which must
+    /// pass the [`check`](Self::check).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the next attempt goes on from what this one has found.
+    pub(super) async fn connect<T, F>(&self, open: impl Fn(Client) -> F) -> RedisResult<T>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
         match self {
-            Self::Server(client) => Ok(Client::clone(client)),
+            Self::Server(client) => open(Client::clone(client)).await,
             #[cfg(feature = "sentinel")]
-            Self::Sentinel(dialer) => dialer.primary().await,
+            Self::Sentinel(dialer) => dialer.connect(open).await,
             #[cfg(feature = "cluster")]
-            Self::Cluster(dialer) => dialer.client(),
+            Self::Cluster(dialer) => dialer.connect(open).await,
         }
     }
 
-    /// Clients to try before a connection attempt fails.
-    pub(super) fn attempts(&self) -> usize {
+    /// Checks that a connection leads to the server that is wanted, if only the server knows. One round trip.
+    pub(super) async fn check(&self, connection: MultiplexedConnection) -> RedisResult<()> {
         match self {
-            #[cfg(feature = "cluster")]
-            Self::Cluster(dialer) => dialer.attempts(),
-            _ => 1,
+            #[cfg(feature = "sentinel")]
+            Self::Sentinel(_) => check_primary(connection).await,
+            _ => {
+                drop(connection);
+                Ok(())
+            }
         }
     }
 
-    /// Notes that an attempt to connect has ended in time.
-    pub(super) fn note_end(&self) {
+    /// Notes that the server of the last connection could not do its work: the next connection leads elsewhere, if
+    /// possible.
+    pub(super) fn search_again(&self) {
         #[cfg(feature = "cluster")]
         if let Self::Cluster(dialer) = self {
-            dialer.note_end();
+            dialer.search_again();
         }
     }
 

@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     future::{Future, poll_fn},
-    io::{self, Write},
+    io::{self, Read, Write},
     net::{Ipv4Addr, TcpListener},
     pin::pin,
     sync::{
@@ -745,6 +745,27 @@ async fn what_is_no_redis_is_no_outage() {
         StoreErrorKind::Misconfigured
     );
     web_server.join().unwrap();
+}
+
+/// G8: wherever a server that stops, or a proxy in between, cuts the answer off.
+#[tokio::test]
+async fn an_answer_that_is_cut_off_is_an_outage() {
+    const ANSWER: &[u8] = b"%2\r\n$6\r\nserver\r\n+redis\r\n$5\r\nproto\r\n:3\r\n";
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let cutting = std::thread::spawn(move || {
+        for length in 0..ANSWER.len() {
+            let (mut stream, _) = listener.accept().unwrap();
+            // A server that closes with unread bytes resets the connection.
+            let _ = stream.read(&mut [0; 4_096]);
+            stream.write_all(&ANSWER[..length]).unwrap();
+        }
+    });
+    for length in 0..ANSWER.len() {
+        let error = Replica::at(&url, 1).hello().await.unwrap_err();
+        assert_eq!(error.kind, StoreErrorKind::Outage, "{length}: {error}");
+    }
+    cutting.join().unwrap();
 }
 
 #[cfg(feature = "tls")]
