@@ -40,8 +40,10 @@ pub enum Mode {
     /// The limit is evaluated, counted and, by layers, logged, but admits every request, unless an operator has paused
     /// it or the limiter is shutting down.
     ///
-    /// A request that the limit would have refused or queued takes none of its slots. Use it to try a limit on real
-    /// traffic.
+    /// A request that the limit would have refused or queued takes none of its slots. A slot that a request does take
+    /// never ends the request: if the slot is lost, or reaches a bound of its layer
+    /// ([`max_hold`](crate::LimitLayer::max_hold), [`idle`](crate::LimitLayer::idle)), the slot alone ends, and is counted
+    /// so. Use it to try a limit on real traffic.
     Shadow,
     /// The limit is not evaluated. It still refuses while an operator has paused it, and once the limiter is shutting down.
     Off,
