@@ -1,6 +1,7 @@
 //! Corner cases: keys without slots, rates that refuse together, abandoned lookups.
 
 use std::{
+    future::pending,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -11,7 +12,7 @@ use std::{
 use futures_util::{FutureExt, future::join_all};
 use http::{Request, StatusCode};
 use tower::{Layer, Service, ServiceExt};
-use tower_turnstile::{Fallback, Limit, Limiter, Refusal, RefusalKind};
+use tower_turnstile::{Fallback, Key, Limit, Limiter, Mode, Policy, Refusal, RefusalKind};
 
 use crate::{
     common::redis_server::RedisServer,
@@ -100,6 +101,32 @@ async fn lookups_are_shared_whatever_their_answers_age() {
         seen.push((capacity, fresh, lookups.load(Ordering::Relaxed)));
     }
     assert!(seen.iter().all(|(_, _, lookups)| *lookups == 1), "{seen:?}");
+}
+
+/// The database behind the lookups hangs, so an operator turns the limit off.
+#[tokio::test]
+async fn a_limit_that_is_off_looks_nothing_up() {
+    let by_key = ONE.by_key_async(|_| pending::<Option<Key>>());
+    let by_value = ONE.by_header("x");
+    let by_value = by_value.values_by_async(10, HOUR, |_, _| pending::<Option<u32>>());
+    let other = Limit::concurrent("other", 1);
+    for policy in [
+        Policy::from(&by_key),
+        Policy::from(&by_value),
+        [by_key, other.into()].into(),
+    ] {
+        let limiter = Limiter::in_memory();
+        let service = limiter.layer(policy).layer(serve(Script::of(["served"])));
+        let call = || service.clone().oneshot(keyed("a")).now_or_never();
+        assert!(call().is_none());
+        limiter.update(&ONE.mode(Mode::Off)).unwrap();
+        let served = call().expect("no lookup").unwrap();
+        assert_eq!(served.status(), StatusCode::OK);
+        limiter.shutdown(Duration::ZERO).await;
+        let refused = call().expect("no lookup").unwrap();
+        let refusal = refused.extensions().get::<Refusal>().unwrap();
+        assert_eq!(refusal.kind(), RefusalKind::ShutDown);
+    }
 }
 
 async fn refused_by_two_rates(limiter: &Limiter, order: [usize; 2]) -> Duration {
