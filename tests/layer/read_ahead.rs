@@ -9,12 +9,13 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use axum::{Router, routing::post};
 use bytes::Bytes;
-use futures_util::stream;
-use http::{Request, Response, StatusCode};
+use futures_util::{StreamExt, stream};
+use http::{HeaderValue, Request, Response, StatusCode, Version};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::client::conn::http2;
@@ -24,13 +25,14 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::mpsc,
     task::JoinHandle,
+    time::Instant,
 };
-use tower::{Service, service_fn};
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{Limiter, Permit, layer::ReadAheadLayer};
 
 use crate::{
     servers::{server, until},
-    support::{ONE, SOON, soon, take},
+    support::{ONE, SOON, Script, soon, take},
 };
 
 const KIB: usize = 1024;
@@ -273,6 +275,98 @@ async fn client_that_expects_100_continue_gets_it_only_if_it_waits() {
         drop((client, permit.take()));
         soon(until(|| limiter.status() == Limiter::in_memory().status())).await;
     }
+}
+
+/// Reads one response, with its body.
+async fn answer(client: &mut TcpStream) -> String {
+    let mut read = Vec::new();
+    loop {
+        let text = String::from_utf8_lossy(&read).into_owned();
+        if let Some((head, body)) = text.split_once("\r\n\r\n") {
+            let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+            if body.len() >= length.expect("a length").parse().unwrap() {
+                return text;
+            }
+        }
+        let count = client.read_buf(&mut read).await.expect("no reset");
+        assert!(count > 0, "it ends with {text:?}");
+    }
+}
+
+/// hyper closes a connection with an unread body, and the kernel then resets it.
+#[tokio::test]
+async fn http1_client_that_sends_its_body_first_sees_the_refusal() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let patient = ONE.wait_up_to(Duration::from_millis(50));
+    for (limit, times) in [(ONE, 50), (patient, 3)] {
+        let (service, mut calls) = reader();
+        let address = server(limiter.layer(limit).read_ahead(), service).await;
+        for raw in [with_length(1024 * KIB), chunked(1000 * KIB)] {
+            for _ in 0..times {
+                let mut client = TcpStream::connect(address).await.unwrap();
+                // The connection serves further requests.
+                for _ in 0..2 {
+                    soon(client.write_all(&raw)).await.expect("no reset");
+                    let answer = soon(answer(&mut client)).await;
+                    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+                }
+            }
+        }
+        assert!(calls.try_recv().is_err());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusal_waits_for_a_body_that_may_be_sent_soon() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let (service, _calls) = reader();
+    let service = limiter.layer(ONE).read_ahead().layer(service);
+    let delay = async |request: Request<Script>| {
+        let asked = Instant::now();
+        let response = service.clone().oneshot(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        asked.elapsed()
+    };
+    let post = |body| Request::post("/").body(body).unwrap();
+    let stalled = || Script::of(["begun"]).then_waits();
+    assert_eq!(delay(post(stalled())).await.as_secs(), 1);
+    let mut over_http2 = post(stalled());
+    *over_http2.version_mut() = Version::HTTP_2;
+    let mut waits_for_100 = post(stalled());
+    let expects = HeaderValue::from_static("100-continue");
+    waits_for_100.headers_mut().insert("expect", expects);
+    for at_once in [
+        post(Script::of([]).tells_end()),
+        post(Script::of(["whole"])),
+        post(Script::of(["begun"]).then_fails()),
+        post(stalled().of_length(1024 * 1024 + 1)),
+        over_http2,
+        waits_for_100,
+    ] {
+        let what = format!("{at_once:?}");
+        assert!(delay(at_once).await.is_zero(), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn refusal_does_not_wait_for_a_body_without_end() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let (service, _calls) = reader();
+    let service = limiter.layer(ONE).read_ahead().layer(service);
+    let frames = Arc::new(AtomicUsize::new(0));
+    let count = frames.clone();
+    let frame = move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        Ok::<_, Infallible>(Frame::data(Bytes::from_static(&[0; 64 * KIB])))
+    };
+    let body = StreamBody::new(stream::repeat_with(frame).take(1_000));
+    let call = service.oneshot(Request::post("/").body(body).unwrap());
+    let response = soon(call).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(frames.load(Ordering::Relaxed), 16, "1 MiB");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, Version, header};
 use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -38,6 +38,11 @@ impl LimitLayer {
     /// as without this layer, and the request keeps its position until it is admitted or its wait is over;
     /// [`up_to`](ReadAheadLayer::up_to) raises the bound. A client that has already sent the start of its next request
     /// (pipelining) is not noticed either. Over HTTP/2 every disconnect is noticed, with or without this layer.
+    ///
+    /// A refusal of an HTTP/1 request waits until the rest of the body has been read and discarded, for up to a second and
+    /// 1 MiB, or the bound of `up_to` if that is more. Otherwise hyper closes the connection on the client, and a client that
+    /// sends its body before it reads sees a reset connection rather than the refusal. Requests without a body are refused at
+    /// once, and so are those that announce a longer body, or sent `Expect: 100-continue`.
     ///
     /// Other effects:
     ///
@@ -154,7 +159,10 @@ where
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
+        // Over HTTP/2 a client sees its refusal, and may cancel only this request.
+        let uploads =
+            request.version() < Version::HTTP_2 && !request.headers().contains_key(header::EXPECT);
         let request = request.map(|body| ReadAheadBody::new(body, self.bound));
-        ReadAheadFuture::new(self.limited.call(request))
+        ReadAheadFuture::new(self.limited.call(request), uploads)
     }
 }
