@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-/// Bytes that are read and discarded of a refused request's body, at least.
+/// Maximum number of bytes to discard of a refused request's body, unless more are read ahead.
 const DISCARDED: usize = 1024 * 1024;
 
 /// Maximum number of frames read in one poll, since a client may send any number of tiny or empty frames.

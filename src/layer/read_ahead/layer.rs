@@ -39,10 +39,10 @@ impl LimitLayer {
     /// [`up_to`](ReadAheadLayer::up_to) raises the bound. A client that has already sent the start of its next request
     /// (pipelining) is not noticed either. Over HTTP/2 every disconnect is noticed, with or without this layer.
     ///
-    /// A refusal of an HTTP/1 request waits until the rest of the body has been read and discarded, for up to a second and
-    /// 1 MiB, or the bound of `up_to` if that is more. Otherwise hyper closes the connection on the client, and a client that
-    /// sends its body before it reads sees a reset connection rather than the refusal. Requests without a body are refused at
-    /// once, and so are those that announce a longer body, or sent `Expect: 100-continue`.
+    /// A refused HTTP/1 request gets its response once the rest of its body has been read and discarded: at most 1 MiB (or
+    /// the number of [`up_to`](ReadAheadLayer::up_to), if larger), for at most a second. Otherwise hyper would close the
+    /// connection, and a client that sends its whole body before it reads would see a reset connection instead of the
+    /// refusal. A request without a body, with a longer `Content-Length`, or with `Expect: 100-continue` is refused at once.
     ///
     /// Other effects:
     ///
@@ -159,7 +159,7 @@ where
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        // Over HTTP/2 a client sees its refusal, and may cancel only this request.
+        // Over HTTP/2 a refusal ends only its stream, and the client sees it.
         let uploads =
             request.version() < Version::HTTP_2 && !request.headers().contains_key(header::EXPECT);
         let request = request.map(|body| ReadAheadBody::new(body, self.bound));
