@@ -283,7 +283,9 @@ async fn answer(client: &mut TcpStream) -> String {
     loop {
         let text = String::from_utf8_lossy(&read).into_owned();
         if let Some((head, body)) = text.split_once("\r\n\r\n") {
-            let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+            let length = head
+                .lines()
+                .find_map(|line| line.strip_prefix("content-length: "));
             if body.len() >= length.expect("a length").parse().unwrap() {
                 return text;
             }

@@ -319,8 +319,10 @@ impl Queue {
         let remaining = if waiting > 0 { 0 } else { free };
         known.then(|| Quota {
             remaining,
-            reset: (self.pause_left(ctx.now).or_else(|| self.next_free(ctx, waiting, 1)))
-                .filter(|_| remaining == 0),
+            reset: (self
+                .pause_left(ctx.now)
+                .or_else(|| self.next_free(ctx, waiting, 1)))
+            .filter(|_| remaining == 0),
             ..self.limit.quota(self.max())
         })
     }

@@ -87,7 +87,9 @@ impl<B: Body<Data = Bytes> + Unpin> ReadAheadBody<B> {
                 return Poll::Ready(());
             }
             match ready!(Pin::new(&mut self.rest).poll_frame(cx)) {
-                Some(Ok(frame)) => *left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len)),
+                Some(Ok(frame)) => {
+                    *left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len))
+                }
                 Some(Err(_)) | None => self.ended = true,
             }
         }
