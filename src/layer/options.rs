@@ -23,7 +23,7 @@ pub enum OnLost {
     /// The layer drops the service's body even if the server does not poll because the client has stopped reading. Frames
     /// that the server had taken may still be sent; then the client sees an error ([`LostError`](super::LostError)). If
     /// there is no response head yet, the layer drops the service's future, as if the client had disconnected, and refuses
-    /// the request ([`RefusalKind::Lost`]). The loss of a slot of a limit in [shadow mode](crate::Mode::Shadow) ends no
+    /// the request ([`RefusalKind::Lost`]). A slot of a limit in shadow mode ([`Mode::Shadow`](crate::Mode::Shadow)) ends no
     /// response.
     ///
     /// The local deadline of a lease is a little before its end in the store (2 ms and a thousandth of the lease), so the
