@@ -283,5 +283,6 @@ fn leg(fee: &Fee, cost: u32) -> Leg {
         cost,
         clamps: fee.clamps,
         tenant: None,
+        exempt: false,
     }
 }

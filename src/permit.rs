@@ -184,12 +184,14 @@ impl Permit {
 
     /// Returns the time until which the permit is certainly held without a further renewal.
     ///
-    /// `None` if the permit needs no renewal (in memory, or admitted while the store was down), or is lost.
+    /// `None` if the permit needs no renewal (in memory, admitted while the store was down, or under limits in shadow mode
+    /// only), or is lost.
     pub fn deadline(&self) -> Option<Instant> {
-        let leases = self.share.leases.all();
-        let deadlines = leases.iter().map(|lease| lease.deadline());
-        let earliest = deadlines.flatten().min();
-        earliest.filter(|_| !self.share.leases.is_lost())
+        let leases = self.share.leases.all().iter();
+        let deadlines = leases.filter(|lease| !lease.is_shadow());
+        let earliest = deadlines.filter_map(|lease| lease.deadline()).min();
+        let is_lost = |kind| kind != LostErrorKind::Revoked;
+        earliest.filter(|_| self.share.over(is_lost).is_none())
     }
 
     /// Returns the time it took to acquire the permit.

@@ -457,6 +457,7 @@ impl Inner {
             cost: 1,
             clamps: false,
             tenant: bound.payer(),
+            exempt: false,
         };
         match &self.others[..] {
             [] => Demand::One(leg(&self.first)),

@@ -330,10 +330,11 @@ impl Context {
         queue: QueueId,
         weight: u32,
         pool: Option<Arc<crate::leases::Pool>>,
+        is_shadow: bool,
     ) -> Arc<Lease> {
         let seq = self.next_name(weight);
         let pool = pool.map(|pool| pool as _);
-        Arc::new(Lease::new(queue, seq, self.epoch, pool))
+        Arc::new(Lease::new(queue, seq, self.epoch, pool).in_shadow(is_shadow))
     }
 
     /// A lease without a request, for a name that may still reach the store.

@@ -25,6 +25,9 @@ pub(crate) struct Leg {
     pub clamps: bool,
     /// Who pays for the slot, if the limit is fair.
     pub tenant: Option<Tenant>,
+    /// The limit was off, so its key or value was not looked up. The limit does not apply, even if it is on by now: the
+    /// request would count under another key.
+    pub exempt: bool,
 }
 
 /// One of those among whom a limit is fair.

@@ -18,9 +18,9 @@ use tower_service::Service;
 use super::{
     body::ResponseBody,
     form::Form,
-    gate::{Admission, Gate},
+    gate::{Admission, Gate, Refused},
     guard::SlotGuard,
-    refusal::RefusalKind,
+    refusal::Refusal,
     revocable::Revocable,
 };
 use crate::{
@@ -93,8 +93,11 @@ where
         }
     }
 
-    /// Leaves the queue, and refuses the request.
-    pub(super) fn give_up<R>(self: Pin<&mut Self>, kind: RefusalKind) -> Response<ResponseBody<R>> {
+    /// Refuses the request, which leaves the queue if it waits.
+    pub(super) fn refuse<R>(
+        self: Pin<&mut Self>,
+        refusal: impl FnOnce(&Gate) -> Refusal,
+    ) -> Response<ResponseBody<R>> {
         let ResponseFutureProj { gate, mut phase } = self.project();
         let head = match phase.as_mut().project() {
             PhaseProj::Waiting { call, .. } => call.take(),
@@ -103,7 +106,30 @@ where
         .map(|(_, head, _)| head);
         phase.set(Phase::Done);
         let form = head.as_ref().map(Form::of).unwrap_or_default();
-        gate.refuse(gate.refusal(kind), form, head.as_ref())
+        gate.refuse(refusal(gate), form, head.as_ref())
+    }
+}
+
+impl<S, Q> ResponseFuture<S, Q>
+where
+    S: Service<Request<Q>, Future: Send + 'static>,
+{
+    /// Calls the service once the request is admitted. An error: the request is kept until it is
+    /// [refused](Self::refuse).
+    #[inline]
+    pub(super) fn poll_admission(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Refused>> {
+        let ResponseFutureProj { gate, mut phase } = self.project();
+        if let PhaseProj::Waiting { admission, call } = phase.as_mut().project() {
+            let permit = ready!(admission.poll(gate, cx))?;
+            let Some((service, head, body)) = call.take() else {
+                panic!("`ResponseFuture` polled after a panic");
+            };
+            phase.set(Phase::run(gate, service, head, body, permit));
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -114,23 +140,11 @@ where
 {
     type Output = Result<Response<ResponseBody<R>>, S::Error>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let ResponseFutureProj { gate, mut phase } = self.project();
-        if let PhaseProj::Waiting { admission, call } = phase.as_mut().project() {
-            let admission = ready!(admission.poll(gate, cx));
-            let Some((service, head, body)) = call.take() else {
-                panic!("`ResponseFuture` polled after a panic");
-            };
-            match admission {
-                Ok(permit) => phase.set(Phase::run(gate, service, head, body, permit)),
-                Err(reason) => {
-                    phase.set(Phase::Done);
-                    let refusal = gate.refusal_of(&reason);
-                    let form = Form::of(&head);
-                    return Poll::Ready(Ok(gate.refuse(refusal, form, Some(&head))));
-                }
-            }
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Err(reason) = ready!(self.as_mut().poll_admission(cx)) {
+            return Poll::Ready(Ok(self.refuse(|gate| gate.refusal_of(&reason))));
         }
+        let ResponseFutureProj { gate, mut phase } = self.project();
         let result = match phase.as_mut().project() {
             PhaseProj::Running {
                 future,

@@ -72,8 +72,9 @@ impl GateScope {
         self.scope.limit().period().is_none()
     }
 
-    fn find(&self, head: &Parts) -> Lookup<Leg> {
-        self.scope.find(self.limit, head)
+    fn find(&self, keeper: &KeeperHandle, head: &Parts) -> Lookup<Leg> {
+        let is_off = || keeper.mode_of(self.limit) == Mode::Off;
+        self.scope.find(self.limit, head, is_off)
     }
 }
 
@@ -137,7 +138,7 @@ impl Gate {
     /// The limits of a request, each with the request's demand. `None`: the request has no key.
     #[cfg(feature = "config")]
     pub(crate) fn legs(&self, head: &Parts) -> Vec<(Limit, Option<Leg>)> {
-        let leg = |scope: &GateScope| match scope.find(head) {
+        let leg = |scope: &GateScope| match scope.find(&self.keeper, head) {
             Lookup::Now(leg) => (scope.scope.limit().clone(), leg),
             Lookup::Later(_) => unreachable!("a configuration looks nothing up"),
         };
@@ -147,7 +148,7 @@ impl Gate {
     pub(super) fn admission(&self, head: &Parts) -> Admission {
         let label = self.labels.of(head);
         match &self.scopes[..] {
-            [scope] => match scope.find(head) {
+            [scope] => match scope.find(&self.keeper, head) {
                 Lookup::Now(leg) => self.admission_under_one(leg, label),
                 Lookup::Later(leg) => Admission::Key(leg, label),
             },
@@ -168,7 +169,7 @@ impl Gate {
     fn admission_under_all(&self, scopes: &[GateScope], head: &Parts, label: Label) -> Admission {
         let (mut legs, mut later) = (Vec::with_capacity(scopes.len()), Vec::new());
         for (index, scope) in scopes.iter().enumerate() {
-            match scope.find(head) {
+            match scope.find(&self.keeper, head) {
                 Lookup::Now(Some(leg)) if self.refuses_without_tenant(index, &leg) => {
                     return Admission::NoKey(index);
                 }

@@ -23,7 +23,8 @@ pub enum OnLost {
     /// The layer drops the service's body even if the server does not poll because the client has stopped reading. Frames
     /// that the server had taken may still be sent; then the client sees an error ([`LostError`](super::LostError)). If
     /// there is no response head yet, the layer drops the service's future, as if the client had disconnected, and refuses
-    /// the request ([`RefusalKind::Lost`]).
+    /// the request ([`RefusalKind::Lost`]). A slot of a limit in shadow mode ([`Mode::Shadow`](crate::Mode::Shadow)) ends no
+    /// response.
     ///
     /// The local deadline of a lease is a little before its end in the store (2 ms and a thousandth of the lease), so the
     /// work behind the layer has ended when another request gets the slot, if the runtime runs a task within this time.
@@ -49,6 +50,8 @@ pub enum ReleaseAt {
     /// The slot is released when the response head is ready.
     ///
     /// For limits on the work before the first byte, such as a search whose result is then sent at the client's pace. The
-    /// body then has no slot that it could lose.
+    /// body then has no slot that it could lose. It has no budget either: [`Budget::spend`](crate::Budget::spend) and
+    /// [`Budget::settle`](crate::Budget::settle) do nothing once the slot is released. To spend in the body, keep the slot
+    /// with a [`Hold`](super::Hold).
     Head,
 }

@@ -161,7 +161,7 @@ impl Limit {
     ///
     /// Otherwise like [`by_key`](Self::by_key). The closure runs when the service is called. Its future owns the parts of
     /// the request head that it needs. A failed lookup has to return a key or `None`. The lookup has no timeout; a slow
-    /// lookup delays the request before it queues.
+    /// lookup delays the request before it queues. While the limit is [off](crate::Mode::Off), nothing is looked up.
     ///
     /// ```
     /// use tower_turnstile::Limit;
@@ -424,8 +424,14 @@ impl Scope {
         matches!(self.keys, KeySource::Shared)
     }
 
-    /// The demand of a request on the limit with this number. `None`: the request has no key.
-    pub(super) fn find(&self, number: LimitId, head: &Parts) -> Lookup<Leg> {
+    /// The demand of a request on the limit with this number. `None`: the request has no key. Nothing is looked up while
+    /// the limit `is_off`.
+    pub(super) fn find(
+        &self,
+        number: LimitId,
+        head: &Parts,
+        is_off: impl Fn() -> bool,
+    ) -> Lookup<Leg> {
         let leg = |key| Leg {
             limit: number,
             key,
@@ -435,6 +441,7 @@ impl Scope {
             cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
             clamps: self.clamps_cost,
             tenant: (self.limit.is_fair()).then(|| self.tenants.find(head)),
+            exempt: false,
         };
         let key = match &self.keys {
             KeySource::Shared => Some(Key::SHARED),
@@ -456,6 +463,9 @@ impl Scope {
                 self.or_shared(address)
             }
             KeySource::Head(find) => find(head),
+            KeySource::Async(_) if is_off() => {
+                return Lookup::Now(Some(exempt(leg(Key::SHARED))));
+            }
             KeySource::Async(find) => return self.find_later(find(head), leg(Key::SHARED), head),
         };
         let Some(key) = key else {
@@ -465,6 +475,7 @@ impl Scope {
         let leg = leg(key);
         match value {
             Lookup::Now(value) => Lookup::Now(Some(Leg { value, ..leg })),
+            Lookup::Later(_) if is_off() => Lookup::Now(Some(exempt(leg))),
             Lookup::Later(value) => {
                 Lookup::Later(value.map(move |value| Some(Leg { value, ..leg })).boxed())
             }
@@ -489,6 +500,13 @@ impl Scope {
             Some(Leg { key, value, ..leg })
         };
         Lookup::Later(find.boxed())
+    }
+}
+
+fn exempt(leg: Leg) -> Leg {
+    Leg {
+        exempt: true,
+        ..leg
     }
 }
 

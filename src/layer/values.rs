@@ -2,12 +2,22 @@
 //!
 //! Tests: `tests/layer/values.rs`, `corners.rs`.
 
-use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    future::Future,
+    panic::resume_unwind,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use futures_util::future::BoxFuture;
 use http::request::Parts;
 use quick_cache::sync::Cache;
-use tokio::time::Instant;
+use tokio::{runtime::Handle, task::JoinHandle, time::Instant};
+use tracing::Instrument;
 
 use crate::{key::Key, limit::LimitValue};
 
@@ -66,27 +76,81 @@ pub(super) fn fresh(answers: &ValueCache, ttl: Duration, key: &Key) -> Option<Op
 }
 
 /// Returns the cached answer if it is fresh. Otherwise one request looks the key up, and the others wait for the answer.
-pub(super) async fn kept<F, V: Into<LimitValue> + 'static>(
+///
+/// On a runtime, the lookup is a task. In its request's future, it would stop while that future is not polled, though
+/// others wait for it, and a lookup that takes longer than clients do would never be cached.
+pub(super) async fn kept<F, V>(
     answers: Arc<ValueCache>,
     ttl: Duration,
-    (head, key): (Parts, Key),
+    asked_for: (Parts, Key),
+    find: Arc<impl Fn(&Parts, &Key) -> F + Send + Sync + 'static>,
+) -> Option<LimitValue>
+where
+    F: Future<Output = Option<V>> + Send + 'static,
+    V: Into<LimitValue> + 'static,
+{
+    let (asked, asked_for) = (Instant::now(), Arc::new(asked_for));
+    let begun = Arc::new(AtomicBool::new(false));
+    let lookup = || {
+        let (asked_for, find, begun) = (asked_for.clone(), find.clone(), begun.clone());
+        look_up(answers.clone(), (asked, ttl), asked_for, find, begun)
+    };
+    let Ok(runtime) = Handle::try_current() else {
+        return lookup().await;
+    };
+    let mut task = LookupTask {
+        handle: runtime.spawn(lookup().in_current_span()),
+        begun: begun.clone(),
+    };
+    match (&mut task.handle).await {
+        Ok(value) => value,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            // The task ended with its runtime, and this request has moved to another.
+            Err(_) => lookup().await,
+        },
+    }
+}
+
+/// Sets `begun` if this is the request that looks the key up.
+async fn look_up<F, V: Into<LimitValue>>(
+    answers: Arc<ValueCache>,
+    (asked, ttl): (Instant, Duration),
+    asked_for: Arc<(Parts, Key)>,
     find: Arc<impl Fn(&Parts, &Key) -> F>,
+    begun: Arc<AtomicBool>,
 ) -> Option<LimitValue>
 where
     F: Future<Output = Option<V>>,
 {
-    let asked = Instant::now();
+    let (head, key) = &*asked_for;
     loop {
-        match answers.get_value_or_guard_async(&key).await {
+        match answers.get_value_or_guard_async(key).await {
             // An answer that arrived during the wait is never too old.
             Ok((value, at)) if at >= asked || at.elapsed() < ttl => return value,
-            Ok((_, at)) => drop(answers.remove_if(&key, |(_, kept_at)| *kept_at == at)),
+            Ok((_, at)) => drop(answers.remove_if(key, |(_, kept_at)| *kept_at == at)),
             Err(guard) => {
-                let value = find(&head, &key).await.map(Into::into);
+                begun.store(true, Relaxed);
+                let value = find(head, key).await.map(Into::into);
                 // Fails if another answer is already cached, which is as good.
                 let _ = guard.insert((value, Instant::now()));
                 return value;
             }
+        }
+    }
+}
+
+/// The task of a request that looks a key up, or waits for the lookup of another.
+struct LookupTask {
+    handle: JoinHandle<Option<LimitValue>>,
+    /// Whether its own lookup has begun, which goes on without the request.
+    begun: Arc<AtomicBool>,
+}
+
+impl Drop for LookupTask {
+    fn drop(&mut self) {
+        if !self.begun.load(Relaxed) {
+            self.handle.abort();
         }
     }
 }

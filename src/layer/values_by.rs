@@ -76,7 +76,12 @@ impl Scope {
     /// Use it for a customer's plan in a database, for example. Answers, including `None`, are cached for `ttl`, for the
     /// `capacity` most used keys; concurrent requests of a key share one lookup, which sees the first request's head.
     /// A lookup may take any time, and delays requests before they queue. While the database is away, answer with the last
-    /// known value: `None` would be the limit's own value for a whole `ttl`.
+    /// known value: `None` would be the limit's own value for a whole `ttl`. While the limit is [off](crate::Mode::Off),
+    /// nothing is looked up.
+    ///
+    /// On a Tokio runtime, the lookup is a task, in the request's tracing span but without its task-locals. Once the lookup
+    /// has begun, it ends and its answer is cached even if the request is cancelled, so a lookup that may hang needs a
+    /// timeout of its own.
     ///
     /// ```
     /// use std::time::Duration;

@@ -96,6 +96,8 @@ pub(crate) struct Lease {
     tenure_us: AtomicU64,
     /// Whether it may return to the pool without the keeper's lock.
     reusable: AtomicBool,
+    /// Whether its limit is in shadow mode for the request. A limit that only observes ends no permit.
+    is_shadow: bool,
     /// The tenure of the permit revoked by an operator, plus one; 0: none.
     #[cfg(feature = "operate")]
     revoked: AtomicU64,
@@ -120,11 +122,21 @@ impl Lease {
             owners: Owners::one(),
             tenure_us: AtomicU64::new(NO_TENURE),
             reusable: AtomicBool::new(false),
+            is_shadow: false,
             #[cfg(feature = "operate")]
             revoked: AtomicU64::new(0),
             watchers: Notify::new(),
             label: LabelSlot::new(),
         }
+    }
+
+    /// A lease under a limit that may be in shadow mode for the request.
+    pub(crate) fn in_shadow(self, is_shadow: bool) -> Self {
+        Self { is_shadow, ..self }
+    }
+
+    pub(crate) fn is_shadow(&self) -> bool {
+        self.is_shadow
     }
 
     pub(crate) fn seq(&self) -> Seq {
@@ -230,11 +242,19 @@ impl Lease {
         }
     }
 
-    /// Why the lease is over, if it is.
+    /// Why the lease is over, if its permit ends with it. A slot in shadow mode that is lost, or reaches a bound, ends no
+    /// permit; operators and a shutdown do.
     pub(crate) fn over(&self) -> Option<LostErrorKind> {
         // Ask the clock first: the end may not be recorded yet.
         let _ = self.is_lost();
-        self.end_reason()
+        match self.end_reason() {
+            Some(LostErrorKind::Lost | LostErrorKind::HeldTooLong | LostErrorKind::Idle)
+                if self.is_shadow =>
+            {
+                self.is_revoked().then_some(LostErrorKind::Revoked)
+            }
+            reason => reason,
+        }
     }
 
     /// Why the current permit has ended, once the lease is [over](Self::is_over), [ended](Self::end) or
@@ -274,7 +294,7 @@ impl Lease {
         self.watchers.notify_waiters();
     }
 
-    /// Completes when the lease is over for a reason that `counts`. `attend` ensures that some task will wake this
+    /// Completes when the lease is [over](Self::over) for a reason that `counts`. `attend` ensures that some task will wake this
     /// future: the keeper's driver may be gone with its runtime.
     pub(crate) async fn ended(
         &self,

@@ -182,7 +182,7 @@ impl Leases {
         self.all().iter().any(|lease| lease.is_over(now)) && self.are_current()
     }
 
-    /// Whether a lease is over for a reason that `counts`.
+    /// Whether a lease is [over](Lease::over) for a reason that `counts`.
     pub(crate) fn over(&self, counts: impl Fn(LostErrorKind) -> bool) -> Option<LostErrorKind> {
         let over = self.all().iter().filter_map(|lease| lease.over());
         let over = { over }.find(|kind| counts(*kind));
@@ -210,7 +210,7 @@ impl Leases {
         self.all().iter().for_each(|lease| lease.set_unread(since));
     }
 
-    /// Completes when a lease is over for a reason that `counts`.
+    /// Completes when a lease is [over](Lease::over) for a reason that `counts`.
     pub(crate) async fn ended(
         &self,
         attend: impl Fn(),

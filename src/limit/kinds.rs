@@ -40,10 +40,14 @@ pub enum Mode {
     /// The limit is evaluated, counted and, by layers, logged, but admits every request, unless an operator has paused
     /// it or the limiter is shutting down.
     ///
-    /// A request that the limit would have refused or queued takes none of its slots. Use it to try a limit on real
-    /// traffic.
+    /// A request that the limit would have refused or queued takes none of its slots. A slot that a request does take
+    /// never ends the request: if the slot is lost, or reaches a bound of its layer
+    /// ([`max_hold`](crate::LimitLayer::max_hold), [`idle`](crate::LimitLayer::idle)), the slot alone ends, and is counted
+    /// so. Keys and values are looked up as under an enforced limit. Use it to try a limit on real traffic.
     Shadow,
-    /// The limit is not evaluated. It still refuses while an operator has paused it, and once the limiter is shutting down.
+    /// The limit is not evaluated, and no keys or values are looked up for it ([`by_key_async`](crate::Limit::by_key_async),
+    /// [`values_by_async`](crate::Scope::values_by_async)). It still refuses while an operator has paused it, and once the
+    /// limiter is shutting down.
     Off,
 }
 

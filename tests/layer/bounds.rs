@@ -20,7 +20,7 @@ use tokio::{
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{
-    BoxError, Hold, Key, LimitLayer, Limiter, Permit, Refusal, RefusalKind, ReleaseAt, Slot,
+    BoxError, Hold, Key, LimitLayer, Limiter, Mode, Permit, Refusal, RefusalKind, ReleaseAt, Slot,
     layer::{LostError, LostErrorKind},
 };
 
@@ -31,6 +31,25 @@ use crate::{
 
 const IDLE: Duration = Duration::from_secs(10);
 const MAX: Duration = Duration::from_secs(60);
+
+/// A limit on trial changes nothing for clients. Its slot does end, as it would if the limit were enforced.
+#[tokio::test(start_paused = true)]
+async fn a_slot_in_shadow_mode_ends_without_its_response() {
+    let second = Duration::from_secs(1);
+    let limiter = Limiter::in_memory();
+    let layer = limiter.layer(ONE.mode(Mode::Shadow));
+    for layer in [layer.clone().max_hold(second), layer.idle(second)] {
+        let (feed, service) = fed();
+        let body = send(&layer.layer(service), get("/")).await.into_body();
+        assert_eq!(held(&limiter), 1);
+        sleep(3 * second).await;
+        assert_eq!(held(&limiter), 0);
+        feed.send(Frame::data(Bytes::from("late"))).unwrap();
+        drop(feed);
+        let whole = body.collect().await.expect("no error").to_bytes();
+        assert_eq!(whole, "late");
+    }
+}
 
 /// Queues for the slot, and returns the wait.
 async fn admitted(limiter: &Limiter) -> (Permit, Duration) {

@@ -1,6 +1,7 @@
 //! Corner cases: keys without slots, rates that refuse together, abandoned lookups.
 
 use std::{
+    future::pending,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -11,7 +12,7 @@ use std::{
 use futures_util::{FutureExt, future::join_all};
 use http::{Request, StatusCode};
 use tower::{Layer, Service, ServiceExt};
-use tower_turnstile::{Fallback, Limit, Limiter, Refusal, RefusalKind};
+use tower_turnstile::{Fallback, Key, Limit, Limiter, Mode, Policy, Refusal, RefusalKind};
 
 use crate::{
     common::redis_server::RedisServer,
@@ -102,6 +103,32 @@ async fn lookups_are_shared_whatever_their_answers_age() {
     assert!(seen.iter().all(|(_, _, lookups)| *lookups == 1), "{seen:?}");
 }
 
+/// The database behind the lookups hangs, so an operator turns the limit off.
+#[tokio::test]
+async fn a_limit_that_is_off_looks_nothing_up() {
+    let by_key = ONE.by_key_async(|_| pending::<Option<Key>>());
+    let by_value = ONE.by_header("x");
+    let by_value = by_value.values_by_async(10, HOUR, |_, _| pending::<Option<u32>>());
+    let other = Limit::concurrent("other", 1);
+    for policy in [
+        Policy::from(&by_key),
+        Policy::from(&by_value),
+        [by_key, other.into()].into(),
+    ] {
+        let limiter = Limiter::in_memory();
+        let service = limiter.layer(policy).layer(serve(Script::of(["served"])));
+        let call = || service.clone().oneshot(keyed("a")).now_or_never();
+        assert!(call().is_none());
+        limiter.update(&ONE.mode(Mode::Off)).unwrap();
+        let served = call().expect("no lookup").unwrap();
+        assert_eq!(served.status(), StatusCode::OK);
+        limiter.shutdown(Duration::ZERO).await;
+        let refused = call().expect("no lookup").unwrap();
+        let refusal = refused.extensions().get::<Refusal>().unwrap();
+        assert_eq!(refusal.kind(), RefusalKind::ShutDown);
+    }
+}
+
 async fn refused_by_two_rates(limiter: &Limiter, order: [usize; 2]) -> Duration {
     let rates = [
         Limit::rate("short", 1, Duration::from_secs(2)),
@@ -177,35 +204,57 @@ async fn a_rate_that_was_given_back_in_the_store_does_not_put_the_retry_off() {
     );
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_lookup_that_is_left_goes_to_the_next() {
-    for capacity in [0, 1, 10] {
-        let lookups = Arc::new(AtomicUsize::new(0));
-        let count = lookups.clone();
-        let limit = Limit::concurrent("many", 100)
-            .by_header("x")
-            .values_by_async(capacity, HOUR, move |_, _| {
-                let number = count.fetch_add(1, Ordering::Relaxed);
-                async move {
-                    tokio::time::sleep(Duration::from_secs(1)).await;
-                    assert!(number != 1, "a lookup panics");
-                    Some(100)
-                }
-            });
-        let layer = Limiter::in_memory().layer(limit);
-        let service = layer.layer(serve(Script::of([]).then_waits()));
-        let calls: Vec<_> = (0..6)
-            .map(|_| {
-                let service = service.clone();
-                tokio::spawn(async move { send(&service, keyed("a")).await.status() })
-            })
-            .collect();
-        tokio::time::sleep(Duration::from_millis(500)).await;
+/// Six requests share a lookup that takes a second, or panics after it. Returns the number that were served, and of lookups.
+async fn six_requests(capacity: usize, first_leaves: bool, first_panics: bool) -> (usize, usize) {
+    let lookups = Arc::new(AtomicUsize::new(0));
+    let count = lookups.clone();
+    let limit = Limit::concurrent("many", 100)
+        .by_header("x")
+        .values_by_async(capacity, HOUR, move |_, _| {
+            let number = count.fetch_add(1, Ordering::Relaxed);
+            async move {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                assert!(number > 0 || !first_panics, "a lookup panics");
+                Some(100)
+            }
+        });
+    let layer = Limiter::in_memory().layer(limit);
+    let service = layer.layer(serve(Script::of([]).then_waits()));
+    let call = |_| {
+        let service = service.clone();
+        tokio::spawn(async move { send(&service, keyed("a")).await.status() })
+    };
+    let calls: Vec<_> = (0..6).map(call).collect();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    if first_leaves {
         calls[0].abort();
-        let statuses = tokio::time::timeout(Duration::from_secs(60), join_all(calls))
-            .await
-            .unwrap();
-        assert_eq!(statuses.iter().filter(|status| status.is_ok()).count(), 4);
+    }
+    let answers = tokio::time::timeout(Duration::from_secs(60), join_all(calls));
+    let answers = answers.await.unwrap();
+    let served = answers.iter().filter(|status| status.is_ok()).count();
+    (served, lookups.load(Ordering::Relaxed))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lookup_that_is_left_goes_on_for_the_others() {
+    for capacity in [0, 1, 10] {
+        assert_eq!(six_requests(capacity, true, false).await, (5, 1));
+    }
+}
+
+/// The panic is that of its request.
+#[tokio::test(start_paused = true)]
+async fn a_lookup_that_panics_goes_to_the_next() {
+    for capacity in [0, 1, 10] {
+        assert_eq!(six_requests(capacity, false, true).await, (5, 2));
+    }
+}
+
+/// The request that began the lookup has left before the lookup panics.
+#[tokio::test(start_paused = true)]
+async fn a_lookup_that_was_left_and_panics_goes_to_the_next() {
+    for capacity in [0, 1, 10] {
+        assert_eq!(six_requests(capacity, true, true).await, (5, 2));
     }
 }
 

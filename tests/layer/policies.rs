@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use sfv::{BareItem, List, ListEntry, Parser};
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::sleep};
 use tokio_test::{assert_pending, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{
@@ -262,6 +262,25 @@ async fn admitted_responses_tell_how_the_limits_stand() {
     };
     let values = fields(&third.await, "ratelimit");
     assert_eq!(values[2], item("opens", &["r=0", "t=20"]));
+}
+
+/// However long slots of a limit are held, the slot that the refused request held is free again.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_after_a_wait_leaves_out_the_slots_of_its_request() {
+    let limiter = Limiter::in_memory();
+    let other = limiter.semaphore(&EACH, "other").acquire().await.unwrap();
+    sleep(Duration::from_secs(60)).await;
+    drop(other);
+    let all = Limit::concurrent("all", 1);
+    let _taken = limiter.semaphore(&all, Key::SHARED).acquire().await;
+    let patient = all.wait_up_to(Duration::from_millis(50));
+    let layer = limiter.layer([EACH.by_header("x-key"), patient.into()]);
+    let service = layer.rate_limit_fields().layer(serve(endless()));
+    let refused = send(&service, with_key("a")).await;
+    assert_eq!(refusal(&refused).kind(), RefusalKind::TimedOut);
+    assert_eq!(refused.headers()["retry-after"], "1");
+    let values = fields(&refused, "ratelimit");
+    assert_eq!(values, [item("all", &["r=0"]), item("each", &["r=1"])]);
 }
 
 #[tokio::test]

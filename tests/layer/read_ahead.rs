@@ -4,17 +4,19 @@
 use std::{
     convert::Infallible,
     future::IntoFuture,
+    io::{Read, Write},
     net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use axum::{Router, routing::post};
 use bytes::Bytes;
-use futures_util::stream;
-use http::{Request, Response, StatusCode};
+use futures_util::{StreamExt, stream};
+use http::{HeaderValue, Request, Response, StatusCode, Version};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::client::conn::http2;
@@ -24,13 +26,14 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::mpsc,
     task::JoinHandle,
+    time::Instant,
 };
-use tower::{Service, service_fn};
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{Limiter, Permit, layer::ReadAheadLayer};
 
 use crate::{
     servers::{server, until},
-    support::{ONE, SOON, soon, take},
+    support::{ONE, SOON, Script, soon, take},
 };
 
 const KIB: usize = 1024;
@@ -273,6 +276,115 @@ async fn client_that_expects_100_continue_gets_it_only_if_it_waits() {
         drop((client, permit.take()));
         soon(until(|| limiter.status() == Limiter::in_memory().status())).await;
     }
+}
+
+/// Sends each request whole before it reads the response, as simple clients do. Returns the number of responses that came
+/// whole on one connection.
+fn answered(address: SocketAddr, raw: &[u8], requests: usize) -> usize {
+    let mut client = std::net::TcpStream::connect(address).unwrap();
+    client.set_read_timeout(Some(SOON)).unwrap();
+    let mut read = Vec::new();
+    for before in 0..requests {
+        for part in raw.chunks(64 * KIB) {
+            if client.write_all(part).is_err() {
+                return before;
+            }
+            // As fast as a network.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        read.clear();
+        while !is_whole(&String::from_utf8_lossy(&read)) {
+            let mut part = [0; 1024];
+            match client.read(&mut part) {
+                Ok(0) | Err(_) => return before,
+                Ok(count) => read.extend_from_slice(&part[..count]),
+            }
+        }
+        assert!(read.starts_with(b"HTTP/1.1 503 "));
+    }
+    requests
+}
+
+fn is_whole(response: &str) -> bool {
+    response.split_once("\r\n\r\n").is_some_and(|(head, body)| {
+        let mut lines = head.lines();
+        let length = lines.find_map(|line| line.strip_prefix("content-length: "));
+        body.len() == length.expect("a length").parse::<usize>().unwrap()
+    })
+}
+
+/// hyper closes a connection with an unread body, and the kernel then resets it.
+#[tokio::test]
+async fn http1_client_that_sends_its_body_first_sees_the_refusal() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let patient = ONE.wait_up_to(Duration::from_millis(50));
+    for (limit, clients) in [(ONE, 50), (patient, 3)] {
+        let (service, mut calls) = reader();
+        let address = server(limiter.layer(limit).read_ahead(), service).await;
+        for raw in [with_length(1024 * KIB), chunked(1000 * KIB)] {
+            let client = move || {
+                let of_one = (0..clients).filter(|_| answered(address, &raw, 1) == 1);
+                // The connection stays open.
+                (of_one.count(), answered(address, &raw, 3))
+            };
+            let answers = tokio::task::spawn_blocking(client).await.unwrap();
+            assert_eq!(answers, (clients, 3));
+        }
+        assert!(calls.try_recv().is_err());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusal_waits_for_a_body_that_may_be_sent_soon() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let (service, _calls) = reader();
+    let service = limiter.layer(ONE).read_ahead().layer(service);
+    let delay = async |request: Request<Script>| {
+        let asked = Instant::now();
+        let response = service.clone().oneshot(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        asked.elapsed()
+    };
+    let post = |body| Request::post("/").body(body).unwrap();
+    let stalled = || Script::of(["begun"]).then_waits();
+    assert_eq!(delay(post(stalled())).await.as_secs(), 1);
+    let mut over_http2 = post(stalled());
+    *over_http2.version_mut() = Version::HTTP_2;
+    let mut waits_for_100 = post(stalled());
+    let expects = HeaderValue::from_static("100-continue");
+    waits_for_100.headers_mut().insert("expect", expects);
+    for at_once in [
+        post(Script::of([]).tells_end()),
+        post(Script::of(["whole"])),
+        post(Script::of(["begun"]).then_fails()),
+        post(stalled().of_length(1024 * 1024 + 1)),
+        over_http2,
+        waits_for_100,
+    ] {
+        let what = format!("{at_once:?}");
+        assert!(delay(at_once).await.is_zero(), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn refusal_does_not_wait_for_a_body_without_end() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let (service, _calls) = reader();
+    let service = limiter.layer(ONE).read_ahead().layer(service);
+    let frames = Arc::new(AtomicUsize::new(0));
+    let count = frames.clone();
+    let frame = move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        Ok::<_, Infallible>(Frame::data(Bytes::from_static(&[0; 64 * KIB])))
+    };
+    let body = StreamBody::new(stream::repeat_with(frame).take(1_000));
+    let call = service.oneshot(Request::post("/").body(body).unwrap());
+    let response = soon(call).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(frames.load(Ordering::Relaxed), 16, "1 MiB");
 }
 
 #[tokio::test]

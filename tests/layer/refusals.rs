@@ -109,6 +109,23 @@ async fn only_a_limit_that_was_reached_delays_the_retry() {
     assert_eq!(ended.headers()["retry-after"], "1");
 }
 
+/// The retry would not queue behind the refused request.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_timed_out_is_not_told_to_wait_for_itself() {
+    let limiter = Limiter::in_memory();
+    let permit = take(&limiter).await;
+    sleep(Duration::from_secs(60)).await;
+    drop(permit);
+    let _permit = take(&limiter).await;
+    let layer = limiter.layer(ONE.wait_up_to(Duration::from_millis(50)));
+    let answer = answer(layer).await;
+    assert_eq!(kind(&answer), RefusalKind::TimedOut);
+    let refusal = answer.extensions().get::<Refusal>().unwrap();
+    // With jitter of up to a quarter.
+    let seconds = refusal.retry_after().as_secs();
+    assert!((60..=75).contains(&seconds), "{seconds}");
+}
+
 /// Over HTTP/2 a client takes content of such a response for a fault of the protocol.
 #[tokio::test]
 async fn a_head_request_is_refused_without_content() {

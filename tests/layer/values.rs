@@ -12,12 +12,15 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
-use tokio::sync::Semaphore;
+use tokio::{runtime::Handle, sync::Semaphore};
 use tokio_test::{assert_pending, task};
 use tower::{Layer, ServiceExt};
 use tower_turnstile::{ConfigErrorKind, Key, Limit, LimitValue, Limiter, Policy, Refusal, Scope};
 
-use crate::support::{ONE, SOON, Script, get, held, send, serve, soon};
+use crate::{
+    servers::until,
+    support::{ONE, SOON, Script, get, held, send, serve, soon},
+};
 
 const FRESH: Duration = Duration::from_secs(60);
 
@@ -272,7 +275,8 @@ async fn lookup_is_made_once_for_all_requests_that_wait_for_it() {
     for call in &mut calls {
         assert_pending!(call.poll());
     }
-    assert_eq!((plans.asked(), held(&limiter)), (2, 0));
+    soon(until(|| plans.asked() == 2)).await;
+    assert_eq!(held(&limiter), 0);
     plans.allowed.add_permits(2);
     let mut admitted = Vec::new();
     for call in calls {
@@ -285,22 +289,71 @@ async fn lookup_is_made_once_for_all_requests_that_wait_for_it() {
     assert_eq!((plans.asked(), admitted.len(), held(&limiter)), (2, 3, 3));
 }
 
+/// Lookups that take longer than clients wait.
 #[tokio::test]
-async fn lookup_that_is_given_up_is_made_by_the_next() {
+async fn lookup_goes_on_without_its_requests() {
+    let plans = Plans::new(0);
+    let service = Limiter::in_memory()
+        .layer(plans.scope(10))
+        .layer(serve(Full::<Bytes>::default()));
+    let request = || task::spawn(service.clone().oneshot(with_key("a")));
+    let mut first = request();
+    assert_pending!(first.poll());
+    soon(until(|| plans.asked() == 1)).await;
+    let mut second = request();
+    assert_pending!(second.poll());
+    drop(first);
+    tokio::task::yield_now().await;
+    drop(second);
+    plans.allowed.add_permits(1);
+    for _ in 0..2 {
+        let response = soon(send(&service, with_key("a"))).await;
+        assert_eq!(response.status(), StatusCode::OK);
+    }
+    assert_eq!(plans.asked(), 1);
+}
+
+/// Its response future may be one of many that are polled in turn, by a task that waits for the other.
+#[tokio::test]
+async fn lookup_of_a_request_that_is_not_polled_serves_others() {
     let plans = Plans::new(0);
     let service = Limiter::in_memory()
         .layer(plans.scope(10))
         .layer(serve(endless()));
     let mut first = task::spawn(service.clone().oneshot(with_key("a")));
-    let mut second = task::spawn(service.clone().oneshot(with_key("a")));
     assert_pending!(first.poll());
+    soon(until(|| plans.asked() == 1)).await;
+    let mut second = task::spawn(service.clone().oneshot(with_key("a")));
     assert_pending!(second.poll());
-    drop(first);
-    assert!(second.is_woken());
-    assert_pending!(second.poll());
-    assert_eq!(plans.asked(), 2);
     plans.allowed.add_permits(1);
     assert_eq!(soon(second).await.unwrap().status(), StatusCode::OK);
+    assert_eq!(plans.asked(), 1);
+    drop(first);
+}
+
+/// However many clients give up while the database hangs.
+#[tokio::test]
+async fn request_that_leaves_the_lookup_of_another_leaves_no_task() {
+    let tasks = || Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
+    let plans = Plans::new(0);
+    let service = Limiter::in_memory()
+        .layer(plans.scope(10))
+        .layer(serve(endless()));
+    let request = || task::spawn(service.clone().oneshot(with_key("a")));
+    let mut first = request();
+    assert_pending!(first.poll());
+    soon(until(|| plans.asked() == 1)).await;
+    let mut others = [(); 3].map(|()| request());
+    for other in &mut others {
+        assert_pending!(other.poll());
+    }
+    assert_eq!(tasks(), before + 4);
+    drop(others);
+    soon(until(|| tasks() == before + 1)).await;
+    drop(first);
+    plans.allowed.add_permits(1);
+    soon(until(|| tasks() == before)).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -90,13 +90,12 @@ impl Core {
         let (mut notes, mut refusal) = (Notes::default(), None);
         for leg in legs {
             let limit = self.ctx.limits[leg.limit.0].clone();
-            let shadow = match limit.current_mode() {
-                Mode::Off => {
-                    notes.exempt.push(limit.clone());
-                    continue;
-                }
-                mode => mode == Mode::Shadow,
-            };
+            let mode = limit.current_mode();
+            if mode == Mode::Off || leg.exempt {
+                notes.exempt.push(limit);
+                continue;
+            }
+            let shadow = mode == Mode::Shadow;
             if let Some(fee) = self.fee(id.number.get(), leg, shadow) {
                 refusal = refusal.or(fee.too_dear(leg.cost));
                 notes.fees.push(fee);

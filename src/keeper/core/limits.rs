@@ -289,7 +289,9 @@ impl Core {
             Some((leg, until))
         })?;
         let error = self.paused_error(leg.limit, until);
-        let about = || (Some(&leg.key), None);
+        // Without a lookup its key is unknown.
+        let key = Some(&leg.key).filter(|_| !leg.exempt);
+        let about = || (key, None);
         self.refusals.keep(leg.limit, &error, self.ctx.now, about);
         Some(error)
     }

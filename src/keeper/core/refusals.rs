@@ -9,6 +9,7 @@ use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{demand::RequestId, effects::LogEvent},
     leases::Fee,
+    ledger::Seq,
     limit::{Limit, LimitId},
     status::Quota,
     store::StoreError,
@@ -30,7 +31,9 @@ impl Core {
             return;
         };
         let refused = error.details.limit_name.clone();
-        let slots = self.slots_of(request);
+        // As they will be once the request has released its slots and places, and its charges are refunded.
+        let legs = request.legs.iter();
+        let slots = legs.filter_map(|leg| self.quota_of_leg(leg, Some(leg.lease.seq())));
         let rates = request
             .fees()
             .iter()
@@ -149,14 +152,14 @@ impl Core {
         let Some(request) = self.request(id) else {
             return Vec::new();
         };
-        let slots = self.slots_of(request);
+        let legs = request.legs.iter();
+        let slots = legs.filter_map(|leg| self.quota_of_leg(leg, None));
         let rates = request.fees().iter().filter_map(|fee| self.quota_of(fee));
         slots.chain(rates).collect()
     }
 
-    fn slots_of(&self, request: &Request) -> impl Iterator<Item = Quota> {
-        let legs = request.legs.iter();
-        legs.filter_map(|leg| self.queues[leg.lease.queue].quota(&self.ctx))
+    fn quota_of_leg(&self, leg: &SlotLeg, without: Option<Seq>) -> Option<Quota> {
+        self.queues[leg.lease.queue].quota(&self.ctx, without)
     }
 
     /// A refusal without a responsible limit. It names the limit being waited for, or else the first.

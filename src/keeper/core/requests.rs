@@ -46,7 +46,7 @@ impl Core {
         }
         self.check_weights(demand.legs())?;
         let request = match demand {
-            Demand::One(leg) if self.ctx.limits[leg.limit.0].is_plain() => {
+            Demand::One(leg) if self.ctx.limits[leg.limit.0].is_plain() && !leg.exempt => {
                 self.submit_slot(leg, label)
             }
             demand => self.submit_all(demand.legs(), label),

@@ -47,7 +47,7 @@ impl Queue {
     ) -> Arc<Lease> {
         // The pool is for slots of one unit.
         let pool = self.pool().cloned().filter(|_| weight == 1);
-        let lease = ctx.new_lease(self.id, weight, pool);
+        let lease = ctx.new_lease(self.id, weight, pool, request.shadow);
         let mut entry = Entry::new(lease.clone(), wait, ctx.now, Some(request));
         if self.limit.is_fair() {
             entry.set_paying(Paying::new(tenant));

@@ -279,6 +279,7 @@ impl Queue {
         waited: Duration,
     ) -> AcquireError {
         let place = self.entries.get(&seq).map(|entry| entry.place);
+        let (_, own_places) = self.counted(seq);
         let Usage {
             in_use,
             waiting,
@@ -303,34 +304,52 @@ impl Queue {
                     | AcquireErrorKind::TimedOut,
                     _,
                 ) => self
-                    .next_free(ctx, weight_of(seq))
+                    .next_free(ctx, waiting.saturating_sub(own_places), weight_of(seq))
                     .max(self.return_left(ctx)),
                 // Nothing is known of the end of an outage or of a shutdown.
                 _ => None,
             },
-            quotas: self.quota(ctx).into_iter().collect(),
+            quotas: self.quota(ctx, Some(seq)).into_iter().collect(),
             ..self.limit.error_details()
         };
         AcquireError::new(kind, details)
     }
 
-    /// The free slots of this key, and when the next one is expected, if the ledger's state is known.
-    pub fn quota(&self, ctx: &Context) -> Option<Quota> {
+    /// The free slots of this key, and when the next one is expected, if the ledger's state is known. `without`: an entry
+    /// whose request is refused, and which is about to be released.
+    pub fn quota(&self, ctx: &Context, without: Option<Seq>) -> Option<Quota> {
         let known = self.ledger_here.is_some() || self.snapshot.seen.store_us > 0;
+        let (held, places) = without.map_or((0, 0), |seq| self.counted(seq));
+        let waiting = self.snapshot.waiting.saturating_sub(places);
         let max = self.in_force(self.max_in_store(ctx), ctx.now);
-        let free = max.saturating_sub(self.usage().in_use);
-        let remaining = if self.snapshot.waiting > 0 { 0 } else { free };
+        let free = max.saturating_sub(self.usage().in_use.saturating_sub(held));
+        let remaining = if waiting > 0 { 0 } else { free };
         known.then(|| Quota {
             remaining,
-            reset: (self.pause_left(ctx.now).or_else(|| self.next_free(ctx, 1)))
-                .filter(|_| remaining == 0),
+            reset: (self
+                .pause_left(ctx.now)
+                .or_else(|| self.next_free(ctx, waiting, 1)))
+            .filter(|_| remaining == 0),
             ..self.limit.quota(self.max())
         })
     }
 
-    /// Estimated time until a newcomer of this weight is admitted, by recent hold times.
-    fn next_free(&self, ctx: &Context, weight: u32) -> Option<Duration> {
-        let unit_seconds = ctx.unit_seconds(self.limit_id, self.snapshot.waiting, weight)?;
+    /// The units and the places in the queue that an entry has in the known state of the ledger.
+    fn counted(&self, seq: Seq) -> (u32, u32) {
+        let Some(entry) = self.entries.get(&seq) else {
+            return (0, 0);
+        };
+        let is_known = entry.in_store.present || self.ledger_here.is_some();
+        match entry.state() {
+            State::Held(_) | State::Checking { .. } if is_known => (weight_of(seq), 0),
+            State::Waiting(_) => (0, 1),
+            _ => (0, 0),
+        }
+    }
+
+    /// Estimated time until a newcomer of this weight is admitted behind this many waiters, by recent hold times.
+    fn next_free(&self, ctx: &Context, waiting: u32, weight: u32) -> Option<Duration> {
+        let unit_seconds = ctx.unit_seconds(self.limit_id, waiting, weight)?;
         let seconds = unit_seconds / f64::from(self.max().max(1));
         Some(Duration::from_secs_f64(seconds.min(MAX_WAIT.as_secs_f64())))
     }

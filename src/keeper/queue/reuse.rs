@@ -104,7 +104,7 @@ impl Queue {
             }
             return false;
         }
-        let spare = ctx.new_lease(self.id, 1, pool);
+        let spare = ctx.new_lease(self.id, 1, pool, false);
         let unused = spare.seq();
         spare.rename(first);
         let request = mem::replace(&mut entry.lease, spare);

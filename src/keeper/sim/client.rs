@@ -151,6 +151,7 @@ impl World {
             cost,
             clamps: true,
             tenant: tenant.clone(),
+            exempt: false,
         };
         if self.spends && self.rng.bool() {
             return Demand::One(leg(2, key, wait));

@@ -358,6 +358,7 @@ impl World {
             cost: 1,
             clamps: true,
             tenant: None,
+            exempt: false,
         };
         let demand = |key| match (shape.streams || with_rate && !shape.hot, shape.in_parts) {
             (false, _) => Demand::One(leg(0, key)),

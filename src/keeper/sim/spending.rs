@@ -96,6 +96,7 @@ impl World {
             cost: self.rng.u32(0..4),
             clamps: fee.clamps,
             tenant: None,
+            exempt: false,
         };
         self.note(|| format!("client {client} is to be charged {}", leg.cost));
         let now = self.local();

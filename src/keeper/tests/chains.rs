@@ -136,6 +136,26 @@ async fn a_refusal_gives_back_what_was_taken_before() {
     assert!(take(&keeper, &[W, R, N]).await.is_ok(), "all is free");
 }
 
+/// The slot that a request held while it waited for another is free again.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_leaves_out_the_slots_of_its_request() {
+    for keeper in [in_memory(), Cluster::new().replica(1)] {
+        let holder = take(&keeper, &[W]).await.expect("free");
+        let asked = ask(&keeper, &[W, N], Duration::from_millis(50));
+        let error = asked.await.err().expect("timed out");
+        assert_eq!(
+            (error.limit_name(), error.kind()),
+            ("wide", AcquireErrorKind::TimedOut)
+        );
+        let quotas = error.details.quotas.iter();
+        let quotas: Vec<_> = quotas
+            .map(|quota| (&*quota.limit_name, quota.remaining))
+            .collect();
+        assert_eq!(quotas, [("wide", 0), ("narrow", 1)]);
+        keeper.release(&holder.taken.leases);
+    }
+}
+
 /// Hold times are learned from admitted requests only.
 #[tokio::test(start_paused = true)]
 async fn what_is_given_back_is_no_slot_that_was_held() {

@@ -251,6 +251,30 @@ fn two_rates_refuse_and_the_longer_time_is_told() {
     }
 }
 
+/// The limit was off when the key of the request would have been looked up, and is on again.
+#[test]
+fn a_request_without_its_key_takes_no_slot_of_another() {
+    let mut world = World::under(1, &[&NARROW, &FAST]);
+    let exempt = |limit| Leg {
+        exempt: true,
+        ..leg(limit, PATIENT)
+    };
+    let now = world.local();
+    for demand in [
+        Demand::One(exempt(0)),
+        Demand::One(exempt(1)),
+        Demand::All(vec![exempt(0), exempt(1)]),
+    ] {
+        let core = &mut world.keepers[0];
+        let asked = core.submit_unlabelled(&demand, now).expect("open");
+        let Some(Ok(taken)) = core.collect(asked, false, now) else {
+            panic!("it is not limited");
+        };
+        let notes = taken.notes.expect("exempt");
+        assert!(taken.leases.all().is_empty() && notes.fees.is_empty());
+    }
+}
+
 /// A limit can still be bound after an update: `limiter.semaphore(&LIMIT, user)` in a handler.
 #[test]
 fn a_limit_can_be_bound_after_an_update() {

@@ -196,6 +196,48 @@ async fn a_watcher_goes_on_until_an_end_that_counts() {
     }
 }
 
+/// A limit in shadow mode only observes: its slot ends no permit by itself.
+#[tokio::test(start_paused = true)]
+async fn a_slot_in_shadow_mode_ends_its_permit_only_by_order() {
+    let (start, second) = (Instant::now(), Duration::from_secs(1));
+    let shadow = |seq| {
+        let lease = Lease::new(QueueId(0), seq, start, None).in_shadow(true);
+        lease.hold(Some(start + second));
+        Arc::new(lease)
+    };
+    for kind in [
+        LostErrorKind::Lost,
+        LostErrorKind::HeldTooLong,
+        LostErrorKind::Idle,
+    ] {
+        let lease = shadow(1);
+        let leases = Leases::many(vec![lease.clone()]);
+        let mut ended = spawn(leases.ended(|| {}, |_| true));
+        assert_pending!(ended.poll());
+        lease.end(kind);
+        lease.wake_watchers();
+        assert_pending!(ended.poll());
+        assert!(lease.is_lost() && leases.over(|_| true).is_none());
+    }
+    let lease = shadow(2);
+    let leases = Leases::many(vec![lease.clone()]);
+    #[cfg(feature = "operate")]
+    {
+        let lease = shadow(3);
+        lease.revoke(lease.owners().tenure());
+        assert_eq!(lease.over(), Some(LostErrorKind::Revoked));
+        lease.end(LostErrorKind::Lost);
+        assert_eq!(lease.over(), Some(LostErrorKind::Revoked), "for good");
+    }
+    let mut ended = spawn(leases.ended(|| {}, |_| true));
+    assert_pending!(ended.poll());
+    advance(second).await;
+    assert_pending!(ended.poll());
+    lease.end(LostErrorKind::ShutDown);
+    lease.wake_watchers();
+    assert_eq!(assert_ready!(ended.poll()), LostErrorKind::ShutDown);
+}
+
 /// One permit or ten thousand: renewals are sent in chunks, after about a third of the lease.
 #[test]
 fn renewals_are_chunked_and_early() {

@@ -341,6 +341,7 @@ pub(super) fn leg(limit: usize, wait: Duration) -> Leg {
         cost: 1,
         clamps: true,
         tenant: None,
+        exempt: false,
     }
 }
 

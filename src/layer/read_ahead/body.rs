@@ -12,6 +12,9 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
+/// Maximum number of bytes to discard of a refused request's body, unless more are read ahead.
+const DISCARDED: usize = 1024 * 1024;
+
 /// Maximum number of frames read in one poll, since a client may send any number of tiny or empty frames.
 const FRAMES_A_POLL: usize = 32;
 
@@ -47,10 +50,7 @@ impl<B> ReadAheadBody<B> {
 impl<B: Body<Data = Bytes> + Unpin> ReadAheadBody<B> {
     /// Whether the body is read to its end, or the buffer is full.
     pub(super) fn is_read(&self) -> bool {
-        self.ended
-            || self.last.is_some()
-            || self.data.len() >= self.bound
-            || self.rest.is_end_stream()
+        self.is_over() || self.data.len() >= self.bound
     }
 
     /// Reads until [`is_read`](Self::is_read), or until the body fails.
@@ -70,6 +70,36 @@ impl<B: Body<Data = Bytes> + Unpin> ReadAheadBody<B> {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Number of bytes to [discard](Self::poll_discard) at most. 0: the body is at its end, or is certainly longer.
+    pub(super) fn discardable(&self) -> usize {
+        let most = self.bound.max(DISCARDED);
+        let is_longer = self.rest.size_hint().lower() > most as u64;
+        if self.is_over() || is_longer { 0 } else { most }
+    }
+
+    /// Reads and discards this much of the rest, to its end if possible.
+    pub(super) fn poll_discard(&mut self, left: &mut usize, cx: &mut Context<'_>) -> Poll<()> {
+        self.data = Vec::new();
+        for _ in 0..FRAMES_A_POLL {
+            if self.is_over() || *left == 0 {
+                return Poll::Ready(());
+            }
+            match ready!(Pin::new(&mut self.rest).poll_frame(cx)) {
+                Some(Ok(frame)) => {
+                    *left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len))
+                }
+                Some(Err(_)) | None => self.ended = true,
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Whether the client has no more to send.
+    fn is_over(&self) -> bool {
+        self.ended || self.last.is_some() || self.rest.is_end_stream()
     }
 
     /// Doubles the buffer, but not beyond the bound unless a single frame is larger.

@@ -1,4 +1,5 @@
-//! The response future: the limit's future, and beside it the reader of the body while the request waits.
+//! The response future: the limit's future, and beside it the reader of the body while the request waits, or after it was
+//! refused.
 //!
 //! Tests: `tests/layer/read_ahead.rs`, `replay.rs`.
 
@@ -18,11 +19,16 @@ use tokio::{runtime::Handle, time::Sleep};
 use tower_service::Service;
 
 use super::ReadAheadBody;
-use crate::layer::{RefusalKind, ResponseBody, ResponseFuture};
+use crate::layer::{
+    RefusalKind, ResponseBody, ResponseFuture,
+    gate::{Gate, Refused},
+};
 
 /// Wait before reading. Longer than an answer of a near store takes, so that requests that are admitted or refused at once
 /// do not read ahead.
 const READ_AFTER: Duration = Duration::from_millis(20);
+/// How long a refusal waits for the end of the request's body.
+const DISCARD_FOR: Duration = Duration::from_secs(1);
 
 pin_project! {
     /// Response future of a [`ReadAhead`](super::ReadAhead) service.
@@ -36,17 +42,30 @@ pin_project! {
         limited: ResponseFuture<S, ReadAheadBody<Q>>,
         // Timer until reading begins. Created when the request first has to wait.
         pause: Option<Pin<Box<Sleep>>>,
+        // Whether the client sends its body without being asked, on a connection of its own.
+        uploads: bool,
+        refused: Option<Discarding>,
     }
+}
+
+/// A refused request whose body is read to its end before the refusal is sent.
+struct Discarding {
+    reason: Refused,
+    /// Bytes of the body that may still be read.
+    left: usize,
+    until: Pin<Box<Sleep>>,
 }
 
 impl<S, Q> ReadAheadFuture<S, Q>
 where
     S: Service<Request<ReadAheadBody<Q>>>,
 {
-    pub(super) fn new(limited: ResponseFuture<S, ReadAheadBody<Q>>) -> Self {
+    pub(super) fn new(limited: ResponseFuture<S, ReadAheadBody<Q>>, uploads: bool) -> Self {
         Self {
             limited,
             pause: None,
+            uploads,
+            refused: None,
         }
     }
 }
@@ -61,13 +80,44 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        // Poll the limit first, so that a body that fails once the slot is granted goes to the service.
-        if let Poll::Ready(result) = this.limited.as_mut().poll(cx) {
-            return Poll::Ready(result);
+        if this.refused.is_none() {
+            // Poll the limit first, so that a body that fails once the slot is granted goes to the service.
+            match this.limited.as_mut().poll_admission(cx) {
+                Poll::Ready(Ok(())) => return this.limited.poll(cx),
+                Poll::Ready(Err(reason)) => {
+                    let body = this.limited.as_mut().waiting();
+                    let body = body.filter(|_| *this.uploads);
+                    let left = body.map_or(0, |body| body.discardable());
+                    // Without timers, a client that sends nothing would never be refused.
+                    if left == 0 || Handle::try_current().is_err() {
+                        let response = this.limited.refuse(|gate| gate.refusal_of(&reason));
+                        return Poll::Ready(Ok(response));
+                    }
+                    *this.refused = Some(Discarding {
+                        reason,
+                        left,
+                        until: Box::pin(tokio::time::sleep(DISCARD_FOR)),
+                    });
+                }
+                Poll::Pending => {}
+            }
         }
         let Some(body) = this.limited.as_mut().waiting() else {
             return Poll::Pending;
         };
+        if let Some(Discarding {
+            reason,
+            left,
+            until,
+        }) = this.refused
+        {
+            if until.as_mut().poll(cx).is_pending() {
+                ready!(body.poll_discard(left, cx));
+            }
+            let response = this.limited.refuse(|gate| gate.refusal_of(reason));
+            *this.refused = None;
+            return Poll::Ready(Ok(response));
+        }
         if body.is_read() {
             return Poll::Pending;
         }
@@ -81,7 +131,8 @@ where
         match ready!(body.poll_ahead(cx)) {
             Ok(()) => Poll::Pending,
             Err(_) => {
-                let response = this.limited.give_up(RefusalKind::BodyFailed);
+                let refusal = |gate: &Gate| gate.refusal(RefusalKind::BodyFailed);
+                let response = this.limited.refuse(refusal);
                 Poll::Ready(Ok(response))
             }
         }

@@ -5,7 +5,7 @@
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, Version, header};
 use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -38,6 +38,11 @@ impl LimitLayer {
     /// as without this layer, and the request keeps its position until it is admitted or its wait is over;
     /// [`up_to`](ReadAheadLayer::up_to) raises the bound. A client that has already sent the start of its next request
     /// (pipelining) is not noticed either. Over HTTP/2 every disconnect is noticed, with or without this layer.
+    ///
+    /// A refused HTTP/1 request gets its response once the rest of its body has been read and discarded: at most 1 MiB (or
+    /// the number of [`up_to`](ReadAheadLayer::up_to), if larger), for at most a second. Otherwise hyper would close the
+    /// connection, and a client that sends its whole body before it reads would see a reset connection instead of the
+    /// refusal. A request without a body, with a longer `Content-Length`, or with `Expect: 100-continue` is refused at once.
     ///
     /// Other effects:
     ///
@@ -154,7 +159,10 @@ where
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
+        // Over HTTP/2 a refusal ends only its stream, and the client sees it.
+        let uploads =
+            request.version() < Version::HTTP_2 && !request.headers().contains_key(header::EXPECT);
         let request = request.map(|body| ReadAheadBody::new(body, self.bound));
-        ReadAheadFuture::new(self.limited.call(request))
+        ReadAheadFuture::new(self.limited.call(request), uploads)
     }
 }
