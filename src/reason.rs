@@ -72,6 +72,7 @@ reasons! {
     Store = "store",
     NoStore = "no_store",
     UnknownLimit = "unknown_limit",
+    NoAnswer = "no_answer",
     Busy = "busy",
     /// Another operator has changed the same.
     Conflict = "conflict",

@@ -770,6 +770,7 @@ fn all_foreign_code_may_call_back() {
         .collect();
     let untold: Vec<_> = messages()
         .into_iter()
+        .map(|(_, message)| message)
         .filter(|message| !logged.contains(&**message) && message != AFTER_A_MINUTE)
         .collect();
     assert_eq!(untold, [""; 0], "of {} kinds of events", messages().len());
@@ -816,8 +817,8 @@ const UNCONFIRMED: &str = "the store did not confirm all releases by the end of 
 const AFTER_A_MINUTE: &str =
     "the store has not been reached since the start: the fallback of each limit applies";
 
-/// The texts of all events of the library, from its source.
-fn messages() -> BTreeSet<String> {
+/// The texts of all events of the library, each with its level, from its source.
+fn messages() -> BTreeSet<(&'static str, String)> {
     let mut messages = BTreeSet::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src");
     let mut folders = vec![root];
@@ -830,19 +831,61 @@ fn messages() -> BTreeSet<String> {
                 let text = fs::read_to_string(path).unwrap();
                 for level in ["error", "warn", "info", "debug"] {
                     for call in text.split(&format!("tracing::{level}!(")).skip(1) {
-                        let call = call.split(");").next().unwrap();
-                        let text = call
-                            .rsplit_once('"')
-                            .and_then(|(call, _)| call.rsplit_once('"'));
-                        let text = text.expect("a text").1;
-                        let lines = text.split("\\\n").map(str::trim_start);
-                        messages.insert(lines.collect());
+                        let lines = last_text(call).split("\\\n").map(str::trim_start);
+                        messages.insert((level, lines.collect()));
                     }
                 }
             }
         }
     }
     messages
+}
+
+/// The last text among the arguments of a call, whose parenthesis is open.
+fn last_text(call: &str) -> &str {
+    let (mut open, mut last) = (1, None);
+    for (number, part) in call.split('"').enumerate() {
+        if number % 2 == 1 {
+            last = Some(part);
+            continue;
+        }
+        for character in part.chars() {
+            open += match character {
+                '(' => 1,
+                ')' => -1,
+                _ => 0,
+            };
+            if open == 0 {
+                return last.expect("a text");
+            }
+        }
+    }
+    panic!("a call without an end: {call}");
+}
+
+/// The guide has the beginning of each event, under its level, and no other.
+#[test]
+fn the_guide_lists_each_event() {
+    let page = include_str!("../src/guide/metrics.md");
+    let (_, table) = page.split_once("| level | about | events |").unwrap();
+    let rows = table.lines().skip(2).take_while(|row| row.starts_with('|'));
+    let mut messages = messages();
+    for row in rows {
+        let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [level, _, events] = cells[..] else {
+            panic!("{row}");
+        };
+        if level == "trace" {
+            continue;
+        }
+        for text in events.split('`').skip(1).step_by(2) {
+            let begins = |(of, message): &(&str, String)| *of == level && message.starts_with(text);
+            let found: Vec<_> = messages.iter().filter(|one| begins(one)).cloned().collect();
+            assert_eq!(found.len(), 1, "{level} {text}: {found:?}");
+            messages.remove(&found[0]);
+        }
+    }
+    assert_eq!(messages, BTreeSet::new(), "not in the guide");
 }
 
 /// A blocking writer holds up only the thread that writes.

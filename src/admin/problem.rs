@@ -114,7 +114,9 @@ impl From<OperateError> for Problem {
 
 fn status_of(kind: OperateErrorKind) -> StatusCode {
     match kind {
-        OperateErrorKind::Unavailable | OperateErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        OperateErrorKind::Unavailable | OperateErrorKind::NoAnswer | OperateErrorKind::Busy => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
         OperateErrorKind::Permission | OperateErrorKind::Store => StatusCode::BAD_GATEWAY,
         OperateErrorKind::NoStore
         | OperateErrorKind::Conflict

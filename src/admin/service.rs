@@ -174,7 +174,10 @@ async fn change(State(shared): State<Arc<Shared>>, head: Parts, body: Body) -> A
     let (body, is_done) = match outcome? {
         Outcome::Revoked(revoked) => (answer::revoked(&revoked), revoked.is_done()),
         Outcome::Resumed(answers) => (answer::resumed(&answers), answers.is_complete()),
-        outcome => (to_json(&outcome), matches!(outcome, Outcome::Done { .. })),
+        outcome => {
+            let is_in_force = matches!(outcome, Outcome::Done { .. } | Outcome::Unused { .. });
+            (to_json(&outcome), is_in_force)
+        }
     };
     let status = match is_done {
         true => StatusCode::OK,

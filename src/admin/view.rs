@@ -12,6 +12,13 @@ use tokio::{sync, time::Instant};
 
 use crate::operate::OperateError;
 
+/// Minimum time for which an answer is fresh.
+const FRESH: Duration = Duration::from_secs(1);
+/// An answer is fresh for this time multiplied by the number of open views. In total the views ask about six questions
+/// per second, or eight for explanations, of the twenty that replicas answer; under fair limits two more. If asking takes
+/// longer, as at a distance, that time counts instead: a view asks again once all others could ask.
+const FRESH_PER_VIEW: Duration = Duration::from_millis(500);
+
 /// One question and its latest answer.
 #[derive(Debug)]
 pub(super) struct View<T> {
@@ -24,6 +31,8 @@ pub(super) struct View<T> {
 #[derive(Debug)]
 struct Tried<T> {
     at: Instant,
+    /// How long it took to get the answer. Zero for a failure, which is not kept for longer.
+    took: Duration,
     /// Number of changes before this answer.
     changes: u64,
     latest: Result<Latest<T>, OperateError>,
@@ -59,20 +68,23 @@ impl<T> Clone for Latest<T> {
 }
 
 impl<T> View<T> {
-    /// Returns the latest answers. Asks again unless they are younger than `fresh_for`, or another request is asking;
-    /// after a newer change, in any case.
+    /// Returns the latest answers. Asks again unless they are fresh, given the number of other open views, or another
+    /// request is asking; after a newer change, in any case. Awaits its `turn` first, and keeps it while it asks.
     ///
     /// # Errors
     ///
     /// Fails if no answer is known yet, and asking fails.
-    pub(super) async fn get(
+    pub(super) async fn get<G>(
         &self,
-        fresh_for: Duration,
+        open: usize,
         changes: u64,
+        turn: impl Future<Output = G>,
         ask: impl Future<Output = Result<T, OperateError>>,
     ) -> Result<Latest<T>, OperateError> {
-        let is_fresh =
-            |tried: &Tried<T>| tried.changes >= changes && tried.at.elapsed() < fresh_for;
+        let is_fresh = |tried: &Tried<T>| {
+            let fresh_for = FRESH.max(FRESH_PER_VIEW.max(tried.took) * (open + 1) as u32);
+            tried.changes >= changes && tried.at.elapsed() < fresh_for
+        };
         if let Some(latest) = self.known(is_fresh) {
             return latest;
         }
@@ -86,8 +98,13 @@ impl<T> View<T> {
         if let Some(latest) = self.known(is_fresh) {
             return latest;
         }
+        let _turn = turn.await;
         let asked = Instant::now();
         let outcome = ask.await;
+        let took = match outcome {
+            Ok(_) => asked.elapsed(),
+            Err(_) => Duration::ZERO,
+        };
         let mut tried = self.lock();
         let latest = match (outcome, tried.take().map(|tried| tried.latest)) {
             (Ok(data), _) => Ok(Latest {
@@ -103,6 +120,7 @@ impl<T> View<T> {
         };
         *tried = Some(Tried {
             at: Instant::now(),
+            took,
             changes,
             latest: latest.clone(),
         });
@@ -125,15 +143,13 @@ impl<T> View<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::{cell::Cell, future::ready};
 
     use futures_util::future::{join_all, pending};
     use tokio::time::{advance, sleep, timeout};
 
     use super::*;
     use crate::operate::OperateErrorKind;
-
-    const FRESH: Duration = Duration::from_secs(1);
 
     fn down() -> OperateError {
         OperateError::new(OperateErrorKind::Unavailable, "down")
@@ -147,32 +163,54 @@ mod tests {
             sleep(Duration::from_millis(100)).await;
             Ok(asked.get())
         };
-        let latest = join_all((0..100).map(|_| view.get(FRESH, 0, ask()))).await;
+        let latest = join_all((0..100).map(|_| view.get(0, 0, ready(()), ask()))).await;
         assert!(latest.into_iter().all(|latest| *latest.unwrap().data == 1));
-        view.get(FRESH, 0, ask()).await.unwrap();
+        view.get(0, 0, ready(()), ask()).await.unwrap();
         assert_eq!(asked.get(), 1, "it is fresh");
-        view.get(FRESH, 1, ask()).await.unwrap();
+        view.get(0, 1, ready(()), ask()).await.unwrap();
         assert_eq!(asked.get(), 2, "something has changed");
         advance(FRESH).await;
         // While one request asks, the others do not wait.
-        let first = view.get(FRESH, 1, ask());
-        let second = async { *view.get(FRESH, 1, pending()).await.unwrap().data };
+        let first = view.get(0, 1, ready(()), ask());
+        let second = async { *view.get(0, 1, ready(()), pending()).await.unwrap().data };
         let (first, second) = tokio::join!(first, second);
         assert_eq!((*first.unwrap().data, second, asked.get()), (3, 2, 3));
+    }
+
+    /// Otherwise views that take long to ask would leave others no turn.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_fresh_for_as_long_as_all_views_ask() {
+        let (view, asked) = (View::default(), Cell::new(0));
+        let get = async |open| {
+            let ask = async {
+                asked.set(asked.get() + 1);
+                sleep(FRESH).await;
+                Ok(asked.get())
+            };
+            *view.get(open, 0, ready(()), ask).await.unwrap().data
+        };
+        assert_eq!(get(9).await, 1);
+        advance(FRESH * 10 - Duration::from_millis(1)).await;
+        assert_eq!(get(9).await, 1);
+        advance(Duration::from_millis(1)).await;
+        assert_eq!(get(9).await, 2);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_last_answer_outlives_an_outage() {
         let view = View::default();
-        let error = view.get(FRESH, 0, async { Err(down()) }).await;
+        let error = view.get(0, 0, ready(()), async { Err(down()) }).await;
         assert_eq!(error.unwrap_err(), down());
-        let again = view.get(FRESH, 0, pending()).await;
+        let again = view.get(0, 0, ready(()), pending()).await;
         assert_eq!(again.unwrap_err(), down(), "a failure is shared too");
         advance(FRESH).await;
-        let latest = view.get(FRESH, 0, async { Ok(7) }).await.unwrap();
+        let latest = view.get(0, 0, ready(()), async { Ok(7) }).await.unwrap();
         assert_eq!((*latest.data, latest.failed), (7, None));
         advance(FRESH).await;
-        let latest = view.get(FRESH, 0, async { Err(down()) }).await.unwrap();
+        let latest = view
+            .get(0, 0, ready(()), async { Err(down()) })
+            .await
+            .unwrap();
         assert_eq!((*latest.data, latest.failed), (7, Some(down())));
         assert_eq!(latest.asked.elapsed(), FRESH);
     }
@@ -180,9 +218,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_request_that_is_dropped_leaves_the_question_to_others() {
         let view = View::default();
-        let left = timeout(FRESH, view.get(FRESH, 0, pending())).await;
+        let left = timeout(FRESH, view.get(0, 0, ready(()), pending())).await;
         assert!(left.is_err());
-        let latest = view.get(FRESH, 0, async { Ok(7) }).await.unwrap();
+        let latest = view.get(0, 0, ready(()), async { Ok(7) }).await.unwrap();
         assert_eq!(*latest.data, 7);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    future::ready,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -9,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, timeout};
+use tokio::{
+    sync,
+    time::{Instant, timeout},
+};
 
 use super::{
     problem::Problem,
@@ -20,13 +24,8 @@ use crate::operate::{
     Operator, Overrides, PermitRow, RefusalRow, ReplicaRow, TenantRow,
 };
 
-/// Minimum time for which an answer is fresh.
-const FRESH: Duration = Duration::from_secs(1);
-/// An answer is fresh for this time multiplied by the number of open views. In total the views ask about six questions
-/// per second, or eight for explanations, of the twenty that replicas answer; under fair limits two more.
-const FRESH_PER_VIEW: Duration = Duration::from_millis(500);
-/// How soon an unused view counts as closed.
-const CLOSED_AFTER: Duration = Duration::from_secs(10);
+/// How soon an unused view counts as closed: later than a page asks again whose request has waited in vain.
+const CLOSED_AFTER: Duration = Duration::from_secs(15);
 /// Maximum number of open views of limits and keys.
 const MAX_VIEWS: usize = 64;
 /// How long a request waits for replicas.
@@ -60,6 +59,9 @@ pub(super) struct Views {
     log: View<Vec<LogEntry>>,
     details: Subjects<Details>,
     explanations: Subjects<Explanation>,
+    /// Held by the view that is asking the replicas. An operator asks one question at a time, and a view several: if all
+    /// views asked at once, the last questions of all would come at the end, when no request waits for them any longer.
+    turn: sync::Mutex<()>,
     /// Number of changes made through this page.
     changes: AtomicU64,
 }
@@ -100,11 +102,13 @@ impl Views {
                 namespaces,
             })
         };
-        self.get(&self.status, self.open(), ask).await
+        self.get(&self.status, ask).await
     }
 
     pub(super) async fn log(&self, operator: &Operator) -> Result<Latest<Vec<LogEntry>>, Problem> {
-        self.get(&self.log, 0, operator.log()).await
+        // The replicas are not asked.
+        let changes = self.changes.load(Ordering::Relaxed);
+        in_time(self.log.get(0, changes, ready(()), operator.log())).await
     }
 
     pub(super) async fn details_of(
@@ -128,7 +132,7 @@ impl Views {
                 },
             })
         };
-        self.get(&view, self.open(), ask).await
+        self.get(&view, ask).await
     }
 
     pub(super) async fn explanation_of(
@@ -140,7 +144,7 @@ impl Views {
         let subject = (limit, Some(key));
         let view = self.explanations.look_at(&subject)?;
         let ask = operator.explain(&subject.0, key);
-        self.get(&view, self.open(), ask).await
+        self.get(&view, ask).await
     }
 
     /// Number of open views of limits and keys.
@@ -151,15 +155,21 @@ impl Views {
     async fn get<T>(
         &self,
         view: &View<T>,
-        open: usize,
         ask: impl Future<Output = Result<T, OperateError>>,
     ) -> Result<Latest<T>, Problem> {
-        let fresh = FRESH.max(FRESH_PER_VIEW * (open + 1) as u32);
         let changes = self.changes.load(Ordering::Relaxed);
-        match timeout(MAX_WAIT, view.get(fresh, changes, ask)).await {
-            Ok(latest) => Ok(latest?),
-            Err(_) => Err(Problem::busy("the replicas did not answer in time")),
-        }
+        // Boxed, since each future around it would have room for it twice, and several questions are large.
+        let ask = Box::pin(ask);
+        in_time(view.get(self.open(), changes, self.turn.lock(), ask)).await
+    }
+}
+
+async fn in_time<T>(
+    latest: impl Future<Output = Result<Latest<T>, OperateError>>,
+) -> Result<Latest<T>, Problem> {
+    match timeout(MAX_WAIT, latest).await {
+        Ok(latest) => Ok(latest?),
+        Err(_) => Err(Problem::busy("the replicas did not answer in time")),
     }
 }
 
@@ -191,5 +201,65 @@ impl<T> Subjects<T> {
 impl<T> Default for Subjects<T> {
     fn default() -> Self {
         Self(Mutex::default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::future::join_all;
+    use tokio::time::sleep;
+
+    use super::*;
+
+    /// Time of a question to replicas at a distance.
+    const QUESTION: Duration = Duration::from_millis(400);
+    /// Time between two requests of a page.
+    const INTERVAL: Duration = Duration::from_secs(2);
+
+    fn nothing<T>() -> Answers<T> {
+        Answers {
+            rows: Vec::new(),
+            answered: 1,
+            replicas: 1,
+            missing: Vec::new(),
+            busy: Vec::new(),
+            left_out: 0,
+        }
+    }
+
+    /// Together they take longer than a request waits.
+    #[tokio::test(start_paused = true)]
+    async fn each_of_many_views_is_answered() {
+        let (views, replicas) = (Views::default(), sync::Mutex::new(()));
+        let question = async || {
+            let _one_at_a_time = replicas.lock().await;
+            sleep(QUESTION).await;
+        };
+        let began = Instant::now();
+        let open = async |number: usize| {
+            let subject = (format!("limit-{number}"), None);
+            let mut first = None;
+            while began.elapsed() < Duration::from_secs(40) {
+                let view = views.details.look_at(&subject).unwrap();
+                let ask = async {
+                    for _ in 0..3 {
+                        question().await;
+                    }
+                    Ok(Details {
+                        keys: nothing(),
+                        permits: nothing(),
+                        refusals: nothing(),
+                        tenants: None,
+                    })
+                };
+                if views.get(&view, ask).await.is_ok() {
+                    first.get_or_insert(began.elapsed());
+                }
+                sleep(INTERVAL).await;
+            }
+            first
+        };
+        let first: Vec<_> = join_all((0..24).map(open)).await;
+        assert!(first.iter().all(Option::is_some), "{first:?}");
     }
 }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     key::Key,
-    layer::{Scope, overload},
+    layer::{Scope, UNREADABLE_PATH, overload},
     limit::{Limit, LimitValue, MAX_SCOPES},
 };
 
@@ -135,6 +135,11 @@ fn check_limit(
     limit: &LimitConfig,
     faults: &mut Faults,
 ) -> Option<CheckedLimit> {
+    if name == UNREADABLE_PATH {
+        let message =
+            "is the name of the limit that refuses requests with an ambiguous path: choose another";
+        faults.add(format!("limits.{name}"), message);
+    }
     let checked = limit.limit(name, faults);
     limit.key.check(&format!("limits.{name}.key"), faults);
     let values = limit.own_values(name, &config.plans, faults);

@@ -10,7 +10,10 @@ use schemars::{JsonSchema, Schema, generate::SchemaSettings, transform::Recursiv
 use serde_json::{Value as Json, json};
 
 use super::Config;
-use crate::ranges::{MAX_LIMIT, MAX_SHARE};
+use crate::{
+    layer::UNREADABLE_PATH,
+    ranges::{MAX_LIMIT, MAX_SHARE},
+};
 
 /// A string, or a table.
 #[derive(JsonSchema)]
@@ -76,7 +79,7 @@ pub(super) struct Variable(#[schemars(regex(pattern = r"^[^=\x00]+$"))] String);
 
 /// The name of a limit.
 pub(super) fn name() -> Json {
-    json!({ "minLength": 1, "maxLength": 128 })
+    json!({ "minLength": 1, "maxLength": 128, "not": { "const": UNREADABLE_PATH } })
 }
 
 /// A header needs a number of proxies, and a number of proxies needs a header.

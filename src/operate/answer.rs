@@ -23,11 +23,14 @@ pub struct Answers<T> {
     pub replicas: usize,
     /// Labels of replicas that did not answer in time. Replicas that hold slots but are not on the roster (not
     /// operable, or the store has lost the roster) are listed by id where they matter: by
-    /// [`drained`](super::Operator::drained) and for a [revocation](super::Order::Revoke).
+    /// [`drained`](super::Operator::drained) and for a [revocation](super::Order::Revoke). So are keys of a large store
+    /// that were not looked at for such holders.
     pub missing: Vec<String>,
     /// Labels of replicas that refused to answer because they are asked too often.
     pub busy: Vec<String>,
-    /// Rows that did not fit into the answers, which have up to 16 KiB each. The youngest rows are left out.
+    /// Rows that did not fit into the answers, which have up to 16 KiB each. The last rows of each replica's order are left
+    /// out, such as the youngest permits, or the keys with the shortest queues. A key or tenant that one replica has left
+    /// out may be in the rows of another: see [`KeyRow::partial`].
     pub left_out: u64,
 }
 
@@ -154,7 +157,8 @@ pub struct PermitRow {
     /// The tenant's name: see [`TenantRow::tenant_text`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant_text: Option<String>,
-    /// For a waiter in an [`Explanation`]: the number of its tenant's requests that wait before it, at most.
+    /// For a waiter in an [`Explanation`]: the number of its tenant's requests that wait before it, at most. An estimate if
+    /// a replica has not answered, or may have left the tenant out ([`TenantRow::partial`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant_ahead: Option<usize>,
     /// Its label: by default the method and the route.
@@ -216,6 +220,11 @@ pub struct KeyRow {
     /// Replicas with permits or waiters of this key; for a rate, replicas that have charged it lately.
     #[serde(default)]
     pub replicas: usize,
+    /// Whether a replica may have left out this key, because its answer was too small for all keys. Then `held`, `waiting`,
+    /// `oldest_wait_ms` and `replicas` are lower bounds, and the remaining budget of a rate is an upper bound. The answer for
+    /// a single key is exact.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub partial: bool,
     /// The key's budget at a rate, according to the replica that charged it last.
     #[serde(default, flatten)]
     pub budget: Option<BudgetRow>,
@@ -253,6 +262,10 @@ pub struct TenantRow {
     /// Replicas with permits or waiters of this tenant.
     #[serde(default)]
     pub replicas: usize,
+    /// Whether a replica may have left out this tenant, because its answer was too small for all tenants. Then `held`,
+    /// `waiting`, `oldest_wait_ms` and `replicas` are lower bounds.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub partial: bool,
     /// How far it is behind the other tenants of its key, in milliseconds: see
     /// [Tenants](crate::guide::tenants#for-operators). 0 if it is not behind; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -437,6 +450,10 @@ pub struct UnclaimedRow {
     pub id: String,
     /// Time until its lease ends, unless it is renewed, in milliseconds.
     pub ends_in_ms: u64,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 fn is_zero(number: &u32) -> bool {

@@ -243,6 +243,7 @@ impl Desk {
             waiting: sum.count.waiting,
             oldest_wait_ms: sum.count.oldest.map(|oldest| age_ms(oldest, now)),
             replicas: 0,
+            partial: false,
             behind_ms: behind_us.next().flatten().map(|us| us / 1_000),
         });
         Some((rows.collect(), left_out))
@@ -259,6 +260,7 @@ impl Desk {
             max: sum.max,
             oldest_wait_ms: sum.count.oldest.map(|oldest| age_ms(oldest, now)),
             replicas: 0,
+            partial: false,
             budget: sum.budget.map(|budget| BudgetRow {
                 remaining: budget.remaining,
                 burst: budget.burst,

@@ -24,8 +24,10 @@ pub enum OperateErrorKind {
     Permission,
     /// The store answers but cannot be used.
     Store,
-    /// No replica has a limit of this name.
+    /// No replica has a limit of this name, and all replicas have answered.
     UnknownLimit,
+    /// No replica that has answered has a limit of this name, and others have not answered; or there is no replica.
+    NoAnswer,
     /// The replicas are asked more often than they answer: up to 20 times per second.
     Busy,
     /// The operator asks only its own process, but the call needs a store.
@@ -47,6 +49,7 @@ impl_codes!(OperateErrorKind {
     Permission,
     Store,
     UnknownLimit,
+    NoAnswer,
     Busy,
     NoStore,
     Value,

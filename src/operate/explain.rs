@@ -13,7 +13,7 @@ use super::{
     },
     changes::Overrides,
     error::OperateError,
-    operator::{Access, Operator, too_often, unknown},
+    operator::{Access, Operator, no_answer, too_often},
 };
 #[cfg(feature = "redis")]
 use crate::ledger::ID_CHARS;
@@ -31,7 +31,9 @@ impl Operator {
     ///
     /// # Errors
     ///
-    /// See [`permits`](Self::permits); and [`OperateErrorKind::Busy`](super::OperateErrorKind::Busy) if the replicas are asked too often.
+    /// See [`permits`](Self::permits); [`OperateErrorKind::Busy`](super::OperateErrorKind::Busy) if the replicas are asked too often;
+    /// and [`OperateErrorKind::NoAnswer`](super::OperateErrorKind::NoAnswer) if the only replicas that may have the limit do not
+    /// answer, or there is no replica.
     pub async fn explain(&self, limit: &str, key: KeyDigest) -> Result<Explanation, OperateError> {
         let mut permits = self.permits(limit, Some(key)).await?;
         let refusals = self.refusals(limit, Some(key)).await?;
@@ -48,7 +50,7 @@ impl Operator {
         if busy.iter().any(|busy| !busy.is_empty()) || !of_tenants.is_empty() {
             return Err(too_often());
         }
-        let row = row.ok_or_else(|| unknown(limit))?;
+        let row = row.ok_or_else(|| no_answer(limit, &limits))?;
         let own = keys.rows.pop();
         let max = match &own {
             Some(own) => own.max,
@@ -186,7 +188,7 @@ impl KeyUsage {
 }
 
 /// Counts for each waiter the requests of its tenant that wait before it: all that wait, except those known to be
-/// younger. Rows are sorted by age, and the youngest may be left out.
+/// younger. Rows are sorted by age, and the youngest may be left out. Replicas may be missing from the tenant's count.
 fn count_ahead(permits: &mut [PermitRow], tenants: Option<&Answers<TenantRow>>) {
     let rows = tenants.iter().flat_map(|tenants| &tenants.rows);
     let mut left: HashMap<TenantDigest, usize> =

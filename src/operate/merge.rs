@@ -7,11 +7,17 @@ use std::{
     collections::{BTreeMap, HashSet, btree_map::Entry},
 };
 
+#[cfg(feature = "redis")]
+use super::scan::Holders;
 use super::{
     answer::{Answers, KeyRow, LimitRow, PauseRow, PermitRow, RefusalRow, ReplicaRow, TenantRow},
     changes::Revoked,
     wire::{Answer, Body},
 };
+
+/// Stands among the replicas that did not answer.
+#[cfg(feature = "redis")]
+const NOT_SCANNED: &str = "keys that were not looked at";
 
 /// All answers to one question, and the replicas that did not answer.
 #[derive(Clone)]
@@ -21,11 +27,12 @@ pub(super) struct Collected {
 }
 
 impl Collected {
-    /// Whether replicas answered, but none knows the limit.
+    /// Whether all replicas have answered, and none knows the limit.
     pub(super) fn is_unknown_limit(&self) -> bool {
         let mut bodies = self.answers.iter().map(|answer| &answer.body);
-        let is_any = !self.answers.is_empty();
-        is_any && bodies.all(|body| matches!(body, Body::UnknownLimit))
+        // A replica that has not answered may know it.
+        let are_all = !self.answers.is_empty() && self.missing.is_empty();
+        are_all && bodies.all(|body| matches!(body, Body::UnknownLimit))
     }
 
     /// Whether a replica has a fair limit of this name.
@@ -42,16 +49,21 @@ impl Collected {
         self.answers.iter().any(|answer| is_one(&answer.body))
     }
 
-    /// Counts replicas as missing if they hold slots but did not answer. Returns the number of their slots.
+    /// Counts replicas as missing if they hold slots but did not answer, and likewise any keys that were not scanned.
+    /// Returns the number of their slots.
     #[cfg(feature = "redis")]
-    pub(super) fn miss(&mut self, holders: BTreeMap<String, u32>) -> usize {
+    pub(super) fn miss(&mut self, holders: Holders) -> usize {
+        let Holders { units, is_whole } = holders;
         let ids = self.answers.iter().map(|answer| &answer.replica);
         let known: HashSet<String> = ids.cloned().collect();
-        let others = holders.into_iter().filter(|(id, _)| !known.contains(id));
+        let others = units.into_iter().filter(|(id, _)| !known.contains(id));
         let mut held = 0;
         for (id, units) in others {
             self.missing.push(format!("replica {id}"));
             held += units as usize;
+        }
+        if !is_whole {
+            self.missing.push(NOT_SCANNED.to_owned());
         }
         held
     }
@@ -74,14 +86,22 @@ impl Collected {
 
     /// The rows of all replicas. `limit`: the limit that was asked for, which rows do not repeat.
     pub(super) fn rows<T: Row>(self, limit: &str) -> Answers<T> {
-        let (head, mut rows) = (self.head(), Vec::new());
+        let (head, mut rows, mut lists) = (self.head(), Vec::new(), 0);
         for answer in self.answers {
-            for mut row in T::of(answer.body).unwrap_or_default() {
+            let Some(list) = T::of(answer.body) else {
+                continue;
+            };
+            lists += 1;
+            for mut row in list {
                 row.place(limit, &answer.replica, &answer.label);
                 rows.push(row);
             }
         }
-        let rows = T::merge(rows);
+        let mut rows = T::merge(rows);
+        // A replica sends only its own first rows, so a sum may lack some replicas.
+        if head.left_out > 0 {
+            rows.iter_mut().for_each(|row| row.bound(lists));
+        }
         Answers { rows, ..head }
     }
 
@@ -126,6 +146,9 @@ pub(super) trait Row: Sized {
 
     /// Adds up rows with the same subject, and sorts them.
     fn merge(rows: Vec<Self>) -> Vec<Self>;
+
+    /// Marks a sum that may lack some of these lists of rows.
+    fn bound(&mut self, _lists: usize) {}
 }
 
 macro_rules! rows_of {
@@ -186,7 +209,11 @@ impl Row for KeyRow {
 
     fn place(&mut self, limit: &str, _: &str, _: &str) {
         limit.clone_into(&mut self.limit);
-        self.replicas = 1;
+        (self.replicas, self.partial) = (1, false);
+    }
+
+    fn bound(&mut self, lists: usize) {
+        self.partial = self.replicas < lists;
     }
 
     /// Longest queues first; for a rate, smallest remaining budget first.
@@ -203,7 +230,11 @@ impl Row for TenantRow {
 
     fn place(&mut self, limit: &str, _: &str, _: &str) {
         limit.clone_into(&mut self.limit);
-        self.replicas = 1;
+        (self.replicas, self.partial) = (1, false);
+    }
+
+    fn bound(&mut self, lists: usize) {
+        self.partial = self.replicas < lists;
     }
 
     /// Longest queues first.
@@ -348,6 +379,75 @@ mod tests {
         }
     }
 
+    /// A replica that has not answered, or is busy, may know the limit.
+    #[test]
+    fn a_limit_is_unknown_if_no_replica_can_know_it() {
+        let unknown = Body::UnknownLimit;
+        for (bodies, missing, is_unknown) in [
+            (vec![unknown.clone()], 0, true),
+            (vec![unknown.clone()], 1, false),
+            (vec![unknown.clone(), Body::Busy], 0, false),
+            (vec![unknown, Body::NotFair], 0, false),
+            (vec![], 1, false),
+            (vec![], 0, false),
+        ] {
+            let collected = Collected {
+                missing: vec!["still".to_owned(); missing],
+                ..collected(&bodies)
+            };
+            let found = collected.is_unknown_limit();
+            assert_eq!(found, is_unknown, "{bodies:?}, {missing} missing");
+        }
+    }
+
+    /// A replica sends its first rows only, so a replica that does not send a row may have left it out.
+    #[test]
+    fn a_sum_that_may_lack_a_replica_is_marked() {
+        let row = |tenant: &'static str| TenantRow {
+            limit: String::new(),
+            tenant: TenantDigest::of(tenant),
+            tenant_text: None,
+            share: 1,
+            held: 1,
+            waiting: 0,
+            oldest_wait_ms: None,
+            replicas: 0,
+            // No replica decides that.
+            partial: true,
+            behind_ms: None,
+        };
+        let both = |left_out| {
+            let bodies = [
+                Body::Tenants(vec![row("a"), row("b")]),
+                Body::Tenants(vec![row("a")]),
+                Body::UnknownLimit,
+            ];
+            let mut collected = collected(&bodies);
+            collected.answers[1].left_out = left_out;
+            let rows = collected.rows::<TenantRow>("gpu").rows;
+            let mut marks: Vec<_> = rows.iter().map(|row| (row.held, row.partial)).collect();
+            marks.sort();
+            marks
+        };
+        assert_eq!(both(0), [(1, false), (2, false)]);
+        assert_eq!(both(1), [(1, true), (2, false)]);
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn holders_that_did_not_answer_are_missing() {
+        for (is_whole, missing) in [
+            (true, &["replica b"][..]),
+            (false, &["replica b", NOT_SCANNED]),
+        ] {
+            let mut collected = collected(&[Body::UnknownLimit]);
+            collected.answers[0].replica = "a".to_owned();
+            let units = [("a".to_owned(), 1), ("b".to_owned(), 2)].into();
+            assert_eq!(collected.miss(Holders { units, is_whole }), 2);
+            assert_eq!(collected.missing, missing);
+        }
+    }
+
     #[test]
     fn tenants_of_several_replicas_are_one_list() {
         let row = |tenant: &'static str, share, waiting, behind_ms| TenantRow {
@@ -359,6 +459,7 @@ mod tests {
             waiting,
             oldest_wait_ms: Some(waiting as u64),
             replicas: 0,
+            partial: false,
             behind_ms,
         };
         let named = TenantRow {

@@ -25,6 +25,10 @@ impl Names {
         Self { in_cluster, ..self }
     }
 
+    pub(crate) fn is_in_cluster(&self) -> bool {
+        self.in_cluster
+    }
+
     pub(crate) fn namespace(&self) -> &str {
         &self.namespace
     }

@@ -101,7 +101,8 @@ impl Operator {
     ///
     /// # Errors
     ///
-    /// See [`replicas`](Self::replicas); and [`OperateErrorKind::UnknownLimit`] if no replica knows the limit.
+    /// See [`replicas`](Self::replicas); and [`OperateErrorKind::UnknownLimit`] if all replicas have answered and none has
+    /// the limit.
     pub async fn permits(
         &self,
         limit: &str,
@@ -222,6 +223,18 @@ pub(super) fn unknown(limit: &str) -> OperateError {
     OperateError::new(
         OperateErrorKind::UnknownLimit,
         format!("no replica has a limit `{limit}`"),
+    )
+}
+
+/// The replicas that have answered do not have the limit, but others may.
+pub(super) fn no_answer<T>(limit: &str, answers: &Answers<T>) -> OperateError {
+    let (answered, replicas) = (answers.answered, answers.replicas);
+    let limit = shown(limit);
+    OperateError::new(
+        OperateErrorKind::NoAnswer,
+        format!(
+            "no replica that answers has a limit `{limit}`: {answered} of {replicas} have answered"
+        ),
     )
 }
 

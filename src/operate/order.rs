@@ -167,13 +167,14 @@ impl Operator {
     /// not answer is not an error: it may have revoked the permit. The same applies to a replica that cannot be asked
     /// but holds slots according to the store: it may have that permit.
     ///
-    /// [`Order::Share`] also fails if no replica answers ([`OperateErrorKind::NotFound`]), if the limit is unknown
-    /// ([`OperateErrorKind::UnknownLimit`]) or not fair ([`OperateErrorKind::NotFair`]) to every replica that answers, or if
-    /// the replicas are asked too often ([`OperateErrorKind::Busy`]).
+    /// [`Order::Share`] also fails if all replicas have answered and none has the limit
+    /// ([`OperateErrorKind::UnknownLimit`]), if no replica that answers has the limit ([`OperateErrorKind::NotFound`]), if
+    /// none that answers has it as a fair limit ([`OperateErrorKind::NotFair`]), or if the replicas are asked too often
+    /// ([`OperateErrorKind::Busy`]).
     ///
-    /// [`Order::Resume`] also fails if the limit is unknown to every replica that answers
-    /// ([`OperateErrorKind::UnknownLimit`]), if there is no replica, or if every replica has answered and remembers no such
-    /// pause ([`OperateErrorKind::NotFound`]).
+    /// [`Order::Resume`] also fails if all replicas have answered, and none has the limit
+    /// ([`OperateErrorKind::UnknownLimit`]) or none remembers such a pause ([`OperateErrorKind::NotFound`]), or if there is no
+    /// replica ([`OperateErrorKind::NotFound`]).
     ///
     /// # Cancel safety
     ///
@@ -259,8 +260,8 @@ impl Operator {
         })
     }
 
-    /// Whether replicas apply a setting: they ignore one that does not fit. Returns whether any of them has the limit, as far
-    /// as known. A setting of an unknown limit waits for a request under it, except a share.
+    /// Whether replicas apply a setting: they ignore one that does not fit. Returns whether any of them has the limit, or
+    /// may have it. A setting of an unknown limit waits for a request under it, except a share.
     async fn check_fits(&self, limit: &str, setting: Setting) -> Result<bool, OperateError> {
         use OperateErrorKind::{Unavailable, UnknownLimit};
         let is_share = matches!(setting, Setting::Share(_));

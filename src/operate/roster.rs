@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use redis::cmd;
+use tokio::try_join;
 
 use super::names::Names;
 use crate::{
@@ -44,7 +45,7 @@ pub(super) async fn write(
     control.run(eval.arg(u8::from(is_there))).await
 }
 
-/// The store's time in milliseconds, and the replicas.
+/// The store's time in milliseconds, and the replicas. One round trip, or two on a new connection and in a cluster.
 pub(super) async fn read(
     control: &ControlConnection,
     names: &Names,
@@ -53,8 +54,13 @@ pub(super) async fn read(
     let mut range = cmd("ZRANGE");
     range.arg(names.roster()).arg("-inf").arg("+inf");
     range.arg("BYSCORE").arg("LIMIT").arg(0).arg(MAX_MEMBERS);
-    let members: Vec<(Vec<u8>, f64)> = control.run(range.arg("WITHSCORES")).await?;
-    let now_ms = time_ms(control).await?;
+    let range = range.arg("WITHSCORES");
+    // In a cluster the connection may lead to another node, with another clock, until the roster's key leads it back.
+    let (members, now_ms): (Vec<(Vec<u8>, f64)>, u64) =
+        match control.is_connected() && !names.is_in_cluster() {
+            true => try_join!(control.run(range), time_ms(control))?,
+            false => (control.run(range).await?, time_ms(control).await?),
+        };
     Ok((now_ms, fresh(&members, now_ms)))
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Only for the rare case in which replicas report no holders, or no replica answers.
 //!
-//! Tests: below; `tests/operate/lost_data.rs`, `namespaces.rs`.
+//! Tests: below; `tests/operate/lost_data.rs`, `command_line.rs`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,20 +31,35 @@ use crate::{
 
 /// Approximate number of names per step.
 const PAGE: usize = 1_000;
-/// Maximum number of steps: for holders, in each part of a cluster; for namespaces, in all parts together.
+/// Maximum number of steps for namespaces, in all parts of a cluster together.
 const MAX_PAGES: usize = 50;
+/// Maximum number of steps for holders, in each part of a cluster. A holder that is overlooked would be taken for none,
+/// so this only bounds the time.
+const MAX_HOLDER_PAGES: usize = 2_000;
 /// Number of ledgers read concurrently.
 const AT_ONCE: usize = 64;
 /// Maximum number of namespaces listed.
 const MAX_NAMESPACES: usize = 20;
 
 /// Connections for scans, opened anew for each scan.
-pub(super) struct Scanner(Vec<ScannedPart>);
+pub(super) struct Scanner {
+    parts: Vec<ScannedPart>,
+    /// Maximum number of steps for holders, in each part.
+    max_holder_pages: usize,
+}
 
 /// A part of a cluster, or an undivided store.
 struct ScannedPart {
     part: Option<Part>,
     control: ControlConnection,
+}
+
+/// The holders found by a scan.
+pub(super) struct Holders {
+    /// Units that each replica holds, by the replica's id.
+    pub(super) units: BTreeMap<String, u32>,
+    /// Whether all keys were scanned.
+    pub(super) is_whole: bool,
 }
 
 impl Scanner {
@@ -53,76 +68,130 @@ impl Scanner {
             let control = ControlConnection::new(&target, patience, Inbox::new(1, 0).0);
             ScannedPart { part, control }
         });
-        Self(parts.collect())
+        Self {
+            parts: parts.collect(),
+            max_holder_pages: MAX_HOLDER_PAGES,
+        }
     }
 
-    /// Units that each replica holds, by the replica's id.
-    pub(super) async fn holders(&self, names: &Names) -> Result<BTreeMap<String, u32>, StoreError> {
-        let mut units = BTreeMap::new();
-        for scanned in &self.0 {
-            let outcome = scanned.holders(names, &mut units).await;
-            scanned.control.disconnect();
-            outcome?;
+    /// The holders of all slots.
+    pub(super) async fn holders(&self, names: &Names) -> Result<Holders, StoreError> {
+        let max_pages = self.max_holder_pages;
+        let parts = self.parts.iter();
+        let looks = parts
+            .clone()
+            .map(|scanned| scanned.holders(names, max_pages));
+        let outcome = try_join_all(looks).await;
+        parts.for_each(|scanned| scanned.control.disconnect());
+        let mut all = Holders {
+            units: BTreeMap::new(),
+            is_whole: true,
+        };
+        for Holders { units, is_whole } in outcome? {
+            all.is_whole &= is_whole;
+            all.add(units);
         }
-        Ok(units)
+        Ok(all)
     }
 
     /// The first namespaces that have keys in this database.
     pub(super) async fn namespaces(&self) -> Result<Vec<String>, StoreError> {
-        let pages = (MAX_PAGES / self.0.len()).max(1);
+        let pages = (MAX_PAGES / self.parts.len()).max(1);
         let mut found = BTreeSet::new();
-        for scanned in &self.0 {
-            let outcome = scan(&scanned.control, "*{*}*", pages).await;
+        for scanned in &self.parts {
+            let outcome = scanned.namespaces(pages).await;
             scanned.control.disconnect();
-            found.extend(outcome?.iter().filter_map(|key| namespace_of(key)));
+            found.extend(outcome?);
         }
         Ok(found.into_iter().take(MAX_NAMESPACES).collect())
     }
 }
 
-impl ScannedPart {
-    async fn holders(
-        &self,
-        names: &Names,
-        units: &mut BTreeMap<String, u32>,
-    ) -> Result<(), StoreError> {
-        let control = &self.control;
-        let prefix = names.ledgers(self.part);
-        // In a cluster the connection leads to this part's node from here on.
-        lead_to(control, &prefix).await?;
-        let now_ms = time_ms(control).await?;
-        let ledgers = scan(control, &format!("{prefix}*"), MAX_PAGES).await?;
-        let roster = names.roster().into_bytes();
-        let ledgers: Vec<_> = ledgers.into_iter().filter(|key| *key != roster).collect();
-        for some in ledgers.chunks(AT_ONCE) {
-            let looks = some.iter().map(|ledger| holders(control, ledger, now_ms));
-            for (replica, count) in try_join_all(looks).await?.into_iter().flatten() {
-                *units.entry(replica).or_default() += count;
-            }
+impl Holders {
+    fn add(&mut self, units: BTreeMap<String, u32>) {
+        for (replica, count) in units {
+            *self.units.entry(replica).or_default() += count;
         }
-        Ok(())
     }
 }
 
-/// The keys of a node that match the pattern, up to a number.
-async fn scan(
-    control: &ControlConnection,
-    pattern: &str,
-    pages: usize,
-) -> Result<Vec<Vec<u8>>, StoreError> {
-    let (mut cursor, mut keys) = ("0".to_owned(), Vec::new());
-    for _ in 0..pages {
-        let mut scan = cmd("SCAN");
-        scan.arg(&cursor).arg("MATCH").arg(pattern);
-        scan.arg("COUNT").arg(PAGE).arg("TYPE").arg("zset");
-        let (next, some): (String, Vec<Vec<u8>>) = control.run(&scan).await?;
-        keys.extend(some);
-        if next == "0" {
-            break;
+impl ScannedPart {
+    async fn holders(&self, names: &Names, max_pages: usize) -> Result<Holders, StoreError> {
+        let control = &self.control;
+        let (prefix, roster) = (names.ledgers(self.part), names.roster().into_bytes());
+        // In a cluster the connection leads to this part's node from here on.
+        lead_to(control, &prefix).await?;
+        let now_ms = time_ms(control).await?;
+        let mut scan = Scan::new(control, format!("{prefix}*"));
+        let mut found = Holders {
+            units: BTreeMap::new(),
+            is_whole: false,
+        };
+        for _ in 0..max_pages {
+            let ledgers: Vec<_> = { scan.page().await? }
+                .into_iter()
+                .filter(|key| *key != roster)
+                .collect();
+            for some in ledgers.chunks(AT_ONCE) {
+                let looks = some.iter().map(|ledger| holders(control, ledger, now_ms));
+                for units in try_join_all(looks).await? {
+                    found.add(units);
+                }
+            }
+            if scan.is_whole() {
+                found.is_whole = true;
+                break;
+            }
         }
-        cursor = next;
+        Ok(found)
     }
-    Ok(keys)
+
+    async fn namespaces(&self, pages: usize) -> Result<BTreeSet<String>, StoreError> {
+        let mut scan = Scan::new(&self.control, "*{*}*".to_owned());
+        let mut found = BTreeSet::new();
+        for _ in 0..pages {
+            let keys = scan.page().await?;
+            found.extend(keys.iter().filter_map(|key| namespace_of(key)));
+            if scan.is_whole() {
+                break;
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// A scan of the sorted sets of a node whose names match a pattern.
+struct Scan<'a> {
+    control: &'a ControlConnection,
+    pattern: String,
+    /// Where the next step begins; `None` before the first.
+    cursor: Option<String>,
+}
+
+impl<'a> Scan<'a> {
+    fn new(control: &'a ControlConnection, pattern: String) -> Self {
+        Self {
+            control,
+            pattern,
+            cursor: None,
+        }
+    }
+
+    /// The names found by the next step.
+    async fn page(&mut self) -> Result<Vec<Vec<u8>>, StoreError> {
+        let mut scan = cmd("SCAN");
+        scan.arg(self.cursor.as_deref().unwrap_or("0"));
+        scan.arg("MATCH").arg(&self.pattern);
+        scan.arg("COUNT").arg(PAGE).arg("TYPE").arg("zset");
+        let (cursor, names): (String, Vec<Vec<u8>>) = self.control.run(&scan).await?;
+        self.cursor = Some(cursor);
+        Ok(names)
+    }
+
+    /// Whether the last step has ended the scan.
+    fn is_whole(&self) -> bool {
+        self.cursor.as_deref() == Some("0")
+    }
 }
 
 /// The namespace of a ledger or a roster. `None` if the key has another format.
@@ -140,7 +209,54 @@ fn namespace_of(key: &[u8]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpListener;
+
     use super::*;
+    use crate::redis_server::RedisServer;
+
+    const PATIENCE: Duration = Duration::from_secs(2);
+
+    #[tokio::test]
+    async fn a_scan_that_is_cut_is_not_whole() {
+        let server = RedisServer::start();
+        let fill = "for i = 1, 5000 do redis.call('SET', 'filler:' .. i, '') end";
+        server.cli(&["EVAL", fill, "0"]);
+        let target = StoreTarget::open(&server.url()).expect("a URL");
+        let mut scanner = Scanner::new(target, PATIENCE);
+        let names = Names::new("turnstile", 0);
+        for (pages, is_whole) in [(1, false), (MAX_HOLDER_PAGES, true)] {
+            scanner.max_holder_pages = pages;
+            let holders = scanner.holders(&names).await.expect("it is up");
+            assert_eq!((holders.units.len(), holders.is_whole), (0, is_whole));
+        }
+    }
+
+    /// One after another, sixteen parts would take sixteen times as long. Here no connection is answered.
+    #[tokio::test]
+    async fn parts_are_scanned_at_the_same_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("redis://{}", listener.local_addr().expect("an address"));
+        let target = StoreTarget::open(&url).expect("a URL");
+        let parts = Part::all().map(|part| ScannedPart {
+            part: Some(part),
+            control: ControlConnection::new(&target, PATIENCE, Inbox::new(1, 0).0),
+        });
+        let scanner = Scanner {
+            parts: parts.collect(),
+            max_holder_pages: 1,
+        };
+        let all_connect = async {
+            let mut connections = Vec::new();
+            while connections.len() < scanner.parts.len() {
+                connections.push(listener.accept().await.expect("a connection"));
+            }
+        };
+        let names = Names::new("turnstile", 0).in_cluster(true);
+        tokio::select! {
+            _ = scanner.holders(&names) => panic!("the first part was not answered"),
+            () = all_connect => {}
+        }
+    }
 
     #[test]
     fn keys_of_ours_have_a_namespace() {

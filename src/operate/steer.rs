@@ -97,12 +97,13 @@ impl Operator {
     ///
     /// The method asks every second, and continues while any replica does not answer, or none does. Replicas that
     /// cannot be asked because they are not operable may hold slots of this limit. So it also continues while the store
-    /// has slots of such replicas, under any limit, if the operator's user may scan the keys. Each earlier answer is
-    /// passed to `progress`, with its number of held slots.
+    /// has slots of such replicas, under any limit, if the operator's user may scan the keys. Up to two million keys of
+    /// the database are looked at, in a cluster for each of sixteen parts; while there are more, it continues too. Each
+    /// earlier answer is passed to `progress`, with its number of held slots.
     ///
     /// # Errors
     ///
-    /// Fails if the store does not answer or refuses, if no replica has a limit of this name
+    /// Fails if the store does not answer or refuses, if all replicas have answered and none has a limit of this name
     /// ([`OperateErrorKind::UnknownLimit`]), or if the limit was paused and is not paused any longer
     /// ([`OperateErrorKind::NotFound`]).
     ///
@@ -153,7 +154,7 @@ impl Operator {
     }
 
     /// Compares the replicas that answered with the holders according to the store. Holders that did not answer count
-    /// as missing. Returns the number of their slots.
+    /// as missing, and so do keys beyond the reach of a scan. Returns the number of their slots.
     pub(super) async fn miss_holders(
         &self,
         #[cfg_attr(not(feature = "redis"), allow(unused_variables))] collected: &mut Collected,

@@ -66,5 +66,6 @@ metrics! {
         "1 while newcomers under strict limits wait because permits return to a store that has lost them or was down, else 0";
     DATA_LOSSES = Counter "turnstile_data_losses_total",
         "Losses of all data that this process has found in the store; in a cluster, in a part of it";
-    BREAKER_OPENED = Counter "turnstile_breaker_opened_total", "Times that the circuit breaker opened";
+    BREAKER_OPENED = Counter "turnstile_breaker_opened_total",
+        "Times that the circuit breaker opened, once for each cause; in a cluster, of each part";
 }

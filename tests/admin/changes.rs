@@ -197,6 +197,16 @@ async fn a_change_that_not_all_have_confirmed_is_accepted() {
     assert_eq!((status, body), (StatusCode::ACCEPTED, recorded));
 }
 
+/// It is in force on all replicas, so there is nothing to wait for.
+#[tokio::test]
+async fn a_change_of_a_limit_without_requests_is_done() {
+    for scene in scenes().await {
+        let (status, body) = scene.change(&set(8)).await;
+        let unused = json!({"outcome": "unused", "replicas": scene.limiters.len()});
+        assert_eq!((status, body), (StatusCode::OK, unused));
+    }
+}
+
 /// A job is notified, and runs until it stops; only then has its permit ended.
 #[tokio::test]
 async fn permits_are_revoked() {

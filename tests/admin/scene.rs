@@ -65,7 +65,7 @@ pub(crate) async fn on_redis_within(replicas: usize, store_timeout: Duration) ->
 }
 
 /// Replicas start to listen only after they have connected.
-async fn await_replicas(operator: &Operator, count: usize) {
+pub(crate) async fn await_replicas(operator: &Operator, count: usize) {
     let all = async {
         while operator.replicas().await.unwrap().answered < count {
             sleep(Duration::from_millis(5)).await;

@@ -69,6 +69,11 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
     let route = |fields: &str| format!("limits.a.concurrent = 1\n[[routes]]\n{fields}");
     vec![
         ("limits.'' = { concurrent = 1 }".to_owned(), "limits.", "1 to 128 bytes"),
+        (
+            "limits.unreadable-path = { concurrent = 5 }".to_owned(),
+            "limits.unreadable-path",
+            "choose another",
+        ),
         (limit(""), "limits.a", "neither `concurrent` nor a `rate`"),
         (limit("concurrent = 1_000_001"), "limits.a.concurrent", "1 to 1000000"),
         (limit("rate = 0\nper = '1s'"), "limits.a.rate", "1 to 1000000"),

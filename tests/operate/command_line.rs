@@ -257,6 +257,14 @@ async fn exit_codes_say_what_happened() {
     assert_eq!(partial, 4);
     assert!(errors.contains("1 of 2 replicas answered"), "{errors}");
     assert!(errors.contains("no answer: web-9"), "{errors}");
+    // It may have a limit that the other does not have.
+    for questions in [
+        &["permits", "other"][..],
+        &["explain", "other", "--key", ""],
+    ] {
+        let (partial, errors) = code(&url, questions).await;
+        assert_eq!(partial, 4, "{errors}");
+    }
     drop(held);
 }
 
@@ -310,6 +318,13 @@ async fn limits_are_changed() {
         1
     );
     acme.acquire().await.unwrap_err();
+    // The pause is recorded: not 1, which says that nothing was changed.
+    let (code, says_so) = run(&["pause", "caht", "--for", "10m", "--wait"]).await;
+    assert_eq!(code, 4, "{says_so}");
+    assert!(
+        says_so.contains("no replica has a limit `caht`"),
+        "{says_so}"
+    );
     let burst = ["set", "tokens", "100", "--burst", "20", "--for", "1h"];
     let (code, says_so) = run(&burst).await;
     assert_eq!(code, 4);

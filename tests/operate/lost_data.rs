@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::oneshot,
+    time::{sleep, timeout},
+};
 use tower_turnstile::{
     AcquireErrorKind, Limit, Limiter, Semaphore,
     operate::{
@@ -275,6 +278,34 @@ async fn what_a_replica_holds_that_is_not_operable_is_not_forgotten() {
     // No slot is held, and no replica can be asked.
     let error = operator.revoke(&whose, &ada()).await;
     assert!(!error.unwrap().is_complete());
+}
+
+/// The names of a store are read in steps. Here 200 steps are needed, and each of them may have a ledger.
+#[tokio::test]
+async fn what_a_replica_holds_that_is_not_operable_is_found_among_many_keys() {
+    let server = RedisServer::start();
+    let limiter = Limiter::connect(&server.url()).await.unwrap();
+    let mut held = Vec::new();
+    for key in 0..20_u64 {
+        held.extend(limiter.semaphore(&JOBS, key).acquire().await);
+    }
+    let fill = "for i = 1, 50000 do redis.call('SET', ARGV[1] .. ':' .. i, '') end";
+    for part in ["a", "b", "c", "d"] {
+        server.cli(&["EVAL", fill, "0", part]);
+    }
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    let (first, has_come) = oneshot::channel();
+    let mut first = Some(first);
+    let drained = operator.drained("jobs", |held, _| {
+        if let Some(first) = first.take() {
+            first.send(held).unwrap();
+        }
+    });
+    tokio::select! {
+        outcome = drained => panic!("slots are held: {outcome:?}"),
+        held = has_come => assert_eq!(held.unwrap(), 20),
+    }
+    drop(held);
 }
 
 /// Next to a replica that can be asked.

@@ -2,17 +2,26 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    thread,
     time::{Duration, Instant},
 };
 
 use http::Request;
-use tokio::{runtime, sync::oneshot};
-use tower_turnstile::operate::{KeyDigest, OperateErrorKind, Operator, PermitState};
+use tokio::{sync::oneshot, time::sleep};
+use tower_turnstile::operate::{
+    Answers, KeyDigest, KeyRow, LimitRow, OperateErrorKind, Operator, Order, Outcome, PermitRow,
+    PermitState, RefusalRow, Target, TenantDigest,
+};
 
 use crate::{
-    scene::{CHAT, await_replicas, builder, open, replica, replicas},
-    support::{queue::wait_in_line, redis_server::RedisServer},
+    scene::{
+        CHAT, HOUR, Orders as _, StoppableReplica, ada, await_replicas, builder, open, replica,
+        replicas, seen,
+    },
+    support::{
+        fault_proxy::{FaultProxy, Way},
+        queue::wait_in_line,
+        redis_server::RedisServer,
+    },
 };
 
 /// Time limit for an answer over the loopback interface.
@@ -107,20 +116,9 @@ async fn three_replicas_with_sixty_streams_and_forty_waiters() {
 async fn a_replica_that_stands_still_is_named() {
     let server = RedisServer::start();
     let (_others, operator) = replicas(&server, 2).await;
-    let runtime = runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    let still = builder("still").runtime(runtime.handle().clone());
-    let still = still.connect(&server.url()).await.unwrap();
-    let (stop, stopped) = oneshot::channel::<()>();
-    let driven = thread::spawn(move || {
-        let _ = runtime.block_on(stopped);
-        runtime
-    });
+    let still = StoppableReplica::start(&server, "still").await;
     await_replicas(&operator, 3).await;
-    stop.send(()).unwrap();
-    let runtime = driven.join().unwrap();
+    let _still = still.stop();
 
     let start = Instant::now();
     let replicas = operator.replicas().await.unwrap();
@@ -139,8 +137,146 @@ async fn a_replica_that_stands_still_is_named() {
     }
     let elapsed = start.elapsed();
     assert!(elapsed < Duration::from_secs(4), "{elapsed:?}");
-    drop(still);
-    runtime.shutdown_background();
+}
+
+/// A replica that misses a question may have the limit that the others do not have.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_of_a_replica_that_stands_still_is_not_unknown() {
+    let server = RedisServer::start();
+    let (_others, operator) = replicas(&server, 1).await;
+    let still = StoppableReplica::start(&server, "still").await;
+    let held = still.limiter.semaphore(CHAT, "acme").acquire().await;
+    let held = held.unwrap();
+    await_replicas(&operator, 2).await;
+    let _still = still.stop();
+
+    fn is_partial<T>(answers: Answers<T>) {
+        let counts = (answers.rows.len(), answers.answered, answers.replicas);
+        assert_eq!(
+            (counts, &*answers.missing),
+            ((0, 1, 2), &["still".to_owned()][..])
+        );
+    }
+    let permits: Answers<PermitRow> = operator.permits("chat", None).await.unwrap();
+    is_partial(permits);
+    let keys: Answers<KeyRow> = operator.keys("chat", None).await.unwrap();
+    is_partial(keys);
+    let refusals: Answers<RefusalRow> = operator.refusals("chat", None).await.unwrap();
+    is_partial(refusals);
+    let acme = KeyDigest::of("chat", "acme");
+    let error = operator.explain("chat", acme).await.unwrap_err();
+    assert_eq!(error.kind(), OperateErrorKind::NoAnswer);
+    let expected = "no replica that answers has a limit `chat`: 1 of 2 have answered";
+    assert_eq!(error.to_string(), expected);
+
+    let now = seen(&operator).await;
+    let outcome = operator.pause(&now, "chat", HOUR, &ada()).await.unwrap();
+    let missing = vec!["still".to_owned()];
+    let expected = Outcome::Recorded {
+        confirmed: 1,
+        of: 2,
+        missing,
+    };
+    assert_eq!(outcome, expected);
+    let resumed = operator.resume(&Target::limit("chat"), &ada()).await;
+    is_partial(resumed.unwrap());
+    let share = Order::Share {
+        limit: "chat".to_owned(),
+        tenant: TenantDigest::of("acme"),
+        share: 5,
+        length: HOUR,
+        seen: None,
+    };
+    let error = operator.order(&share, &ada()).await.unwrap_err();
+    assert_eq!(error.kind(), OperateErrorKind::NotFound, "{error}");
+
+    let (third, has_come) = oneshot::channel();
+    let (mut third, mut polls) = (Some(third), 0);
+    let progress = |_, answers: &Answers<LimitRow>| {
+        assert_eq!(answers.missing, ["still"]);
+        polls += 1;
+        if polls == 3 {
+            third.take().unwrap().send(()).unwrap();
+        }
+    };
+    tokio::select! {
+        outcome = operator.drained("chat", progress) => panic!("a slot is held: {outcome:?}"),
+        has_come = has_come => has_come.unwrap(),
+    }
+    drop(held);
+}
+
+/// At a distance each round trip counts: the second command of a question is sent before the first is answered.
+#[tokio::test]
+async fn the_roster_and_the_clock_are_read_at_once() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let operator = Operator::connect(&proxy.url()).await.unwrap();
+    let times = || {
+        let stats = server.cli(&["INFO", "commandstats"]);
+        let line = stats
+            .lines()
+            .find_map(|line| line.strip_prefix("cmdstat_time:calls="));
+        let calls = line.and_then(|line| line.split(',').next());
+        calls.map_or(0, |calls| calls.parse::<u32>().expect("a number"))
+    };
+    operator.replicas().await.unwrap();
+    let before = times();
+    proxy.hold_all(Way::Replies);
+    let asked = async {
+        while times() == before {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! {
+        outcome = operator.replicas() => panic!("no command is answered: {outcome:?}"),
+        () = asked => {}
+    }
+}
+
+/// Replica 0 has no room for the key that replica 1 has too.
+#[tokio::test]
+async fn a_key_that_a_replica_may_have_left_out_is_marked() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    let mut held = Vec::new();
+    for number in 0..400_u64 {
+        let semaphore = limiters[0].semaphore(CHAT, number);
+        held.extend(semaphore.acquire().await);
+        held.extend(semaphore.acquire().await);
+    }
+    // Replica 0 lists the keys with the most slots first.
+    for (replica, key, count) in [
+        (0, "acme", 1),
+        (1, "acme", 1),
+        (0, "globex", 3),
+        (1, "globex", 1),
+    ] {
+        for _ in 0..count {
+            held.extend(limiters[replica].semaphore(CHAT, key).acquire().await);
+        }
+    }
+    assert_eq!(held.len(), 806);
+    let keys = operator.keys("chat", None).await.unwrap();
+    assert!(keys.left_out > 200, "{}", keys.left_out);
+    let facts = |key: KeyDigest| {
+        let row = keys.rows.iter().find(|row| row.key == key).unwrap();
+        (row.held, row.replicas, row.partial)
+    };
+    let acme = KeyDigest::of("chat", "acme");
+    assert_eq!(facts(acme), (1, 1, true));
+    assert_eq!(facts(KeyDigest::of("chat", "globex")), (4, 2, false));
+    let one = operator.keys("chat", Some(acme)).await.unwrap();
+    let row = &one.rows[0];
+    assert_eq!((row.held, row.replicas, row.partial), (2, 2, false));
+    #[cfg(feature = "cli")]
+    {
+        sleep(Duration::from_millis(250)).await;
+        let output = crate::command_line::turnstile(&server.url(), &["keys", "chat"]).await;
+        let shown = String::from_utf8(output.stdout).unwrap();
+        let line = shown.lines().find(|line| line.contains(&acme.to_string()));
+        assert!(line.unwrap().contains("at least 1 "), "{shown}");
+    }
 }
 
 /// Staging must neither see nor change production.

@@ -1,11 +1,15 @@
 //! Replicas of a service on one server, their clients, and operators who change limits.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, thread, time::Duration};
 
 use futures_util::future::{BoxFuture, FutureExt};
 use http::{Request, Response};
 use http_body_util::Full;
-use tokio::time::{sleep, timeout};
+use tokio::{
+    runtime::{self, Runtime},
+    sync::oneshot,
+    time::{sleep, timeout},
+};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{
     Limit, LimitLayer, LimitValue, Limiter, LimiterBuilder, Mode, Semaphore,
@@ -63,6 +67,56 @@ pub(crate) async fn await_replicas(operator: &Operator, count: usize) -> Vec<Rep
     timeout(Duration::from_secs(20), all)
         .await
         .expect("in time")
+}
+
+/// A replica whose process can stop: it stays connected, and on the roster.
+pub(crate) struct StoppableReplica {
+    pub(crate) limiter: Limiter,
+    stop: oneshot::Sender<()>,
+    driven: thread::JoinHandle<Runtime>,
+}
+
+/// Stopped until dropped.
+pub(crate) struct StoppedReplica {
+    _limiter: Limiter,
+    runtime: Option<Runtime>,
+}
+
+impl StoppableReplica {
+    pub(crate) async fn start(server: &RedisServer, label: &str) -> Self {
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let builder = builder(label).runtime(runtime.handle().clone());
+        let limiter = builder.connect(&server.url()).await.expect("it is up");
+        let (stop, stopped) = oneshot::channel::<()>();
+        let driven = thread::spawn(move || {
+            let _ = runtime.block_on(stopped);
+            runtime
+        });
+        Self {
+            limiter,
+            stop,
+            driven,
+        }
+    }
+
+    pub(crate) fn stop(self) -> StoppedReplica {
+        self.stop.send(()).expect("it is driven");
+        StoppedReplica {
+            _limiter: self.limiter,
+            runtime: Some(self.driven.join().expect("it is driven")),
+        }
+    }
+}
+
+impl Drop for StoppedReplica {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// A response whose unread body holds its slot until dropped.

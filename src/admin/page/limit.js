@@ -18,7 +18,7 @@ const showKeys = makeTable(
     keyColumn,
     useColumn,
     { title: "Left", name: "number", text: leftText },
-    { title: "Waiting", name: "number", text: (row) => row.waiting.toLocaleString("en") },
+    { title: "Waiting", name: "number", text: (row) => atLeast(row, row.waiting) },
     { title: "Oldest wait", name: "number", text: (row) => ("oldest_wait_ms" in row ? duration(row.oldest_wait_ms) : "") },
     { title: "Replicas", name: "number", text: (row) => String(row.replicas) },
     { title: "Paused", text: pauseText },
@@ -40,8 +40,8 @@ const showTenants = makeTable(
   [
     { title: "Tenant", name: "code", text: tenantText },
     { title: "Share", name: "number", text: (row) => row.share.toLocaleString("en") },
-    { title: "Held", name: "number", text: (row) => row.held.toLocaleString("en") },
-    { title: "Waiting", name: "number", text: (row) => row.waiting.toLocaleString("en") },
+    { title: "Held", name: "number", text: (row) => atLeast(row, row.held) },
+    { title: "Waiting", name: "number", text: (row) => atLeast(row, row.waiting) },
     { title: "Oldest wait", name: "number", text: (row) => ("oldest_wait_ms" in row ? duration(row.oldest_wait_ms) : "") },
     { title: "Behind by", name: "number", text: behindText },
     { title: "Replicas", name: "number", text: (row) => String(row.replicas) },
@@ -123,7 +123,8 @@ function revokePermit(row) {
 }
 
 function revokeKey(row) {
-  const facts = [["Held", `${count(row.held, "permit")}, on ${count(row.replicas, "replica")}`]];
+  const held = `${row.partial ? "at least " : ""}${count(row.held, "permit")}`;
+  const facts = [["Held", `${held}, on ${count(row.replicas, "replica")}`]];
   openRevoke(`all permits of ${caller(row)}`, { key: { limit: route.limit, key: row.key } }, facts);
 }
 

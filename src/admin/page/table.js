@@ -116,7 +116,7 @@ const useColumn = {
   update: (node, row) => {
     const [bar, numbers] = node.children;
     const [used, most] = "burst" in row ? [row.burst - row.remaining, row.burst] : [row.held, row.max];
-    const text = `${used} of ${most}`;
+    const text = `${row.partial ? "at least " : ""}${used} of ${most}`;
     put(numbers, text);
     bar.max = Math.max(1, most);
     // Above this value the bar has another colour.

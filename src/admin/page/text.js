@@ -21,6 +21,12 @@ function caller(row) {
   return row.key_text ?? row.key ?? "unknown";
 }
 
+// A number of a key or tenant, without the part of any replica that has left the row out.
+function atLeast(row, number) {
+  const text = number.toLocaleString("en");
+  return row.partial ? `at least ${text}` : text;
+}
+
 // A tenant, as far as the page may show it.
 function tenantText(row) {
   if (row.tenant_text === "") return "no tenant";
@@ -105,7 +111,8 @@ function silenceText(status) {
 
 // A key's remaining budget at a rate. Empty for slots.
 function leftText(row) {
-  return "burst" in row ? `${row.remaining.toLocaleString("en")} of ${row.burst.toLocaleString("en")}` : "";
+  if (!("burst" in row)) return "";
+  return `${row.partial ? "at most " : ""}${row.remaining.toLocaleString("en")} of ${row.burst.toLocaleString("en")}`;
 }
 
 // A key's pause for an overloaded upstream. Empty if there is none.
@@ -123,7 +130,7 @@ function behindText(row) {
 
 // Why requests of a tenant wait.
 function tenantWhy(row) {
-  const parts = [`${tenantText(row)} (share ${row.share}) holds ${row.held}, ${row.waiting} waiting`];
+  const parts = [`${tenantText(row)} (share ${row.share}) holds ${atLeast(row, row.held)}, ${atLeast(row, row.waiting)} waiting`];
   if (row.behind_ms > 0) parts.push(`behind by ${duration(row.behind_ms)}`);
   return parts.join(", ");
 }

@@ -18,7 +18,8 @@ use crate::{check::CheckArgs, code, run::CommandError, text::parse_duration};
 /// time; and runs commands under them.
 ///
 /// Exit codes: 0 done; 1 refused or not found, and nothing changed; 2 wrong call; 3 the store did not answer; 4 some
-/// replicas, or all, have not answered or confirmed a change; 5 the output could not be written. `run` has its own.
+/// replicas, or all, have not answered or confirmed a change, or none has the changed limit; 5 the output could not be
+/// written. `run` has its own.
 #[derive(Debug, Parser)]
 #[command(name = "turnstile", version)]
 pub(crate) struct Args {

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 use tower_turnstile::operate::{
-    Answers, By, Edited, LimitRow, LogEntry, OperateErrorKind, Operator, Order, Outcome, Override,
-    Overrides, Revoked, Setting, Target, What,
+    Answers, By, Edited, LimitRow, LogEntry, OperateError, OperateErrorKind, Operator, Order,
+    Outcome, Override, Overrides, Revoked, Setting, Target, What,
 };
 
 use crate::{
@@ -145,11 +145,23 @@ async fn drain(operator: &Operator, limit: &str) -> Result<(), CommandError> {
         if last.replace(now) != Some(now) {
             let (held, answered, replicas) = now;
             note!("waiting: {held} slots held; {answered} of {replicas} replicas answered");
+            output::unanswered(answers);
         }
     };
-    operator.drained(limit, progress).await?;
+    operator.drained(limit, progress).await.map_err(undrained)?;
     note!("nobody holds a slot");
     Ok(())
+}
+
+/// The pause is recorded by now, so no code may say that nothing was changed.
+fn undrained(error: OperateError) -> CommandError {
+    let kind = error.kind();
+    let error = CommandError::from(error);
+    match kind {
+        // The pause has ended, or the store does not answer.
+        OperateErrorKind::NotFound | OperateErrorKind::Unavailable => error,
+        _ => CommandError::new(code::PARTIAL, error.message),
+    }
 }
 
 /// Reads the overrides, and prints the state before the change.

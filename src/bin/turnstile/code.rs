@@ -6,7 +6,7 @@ pub(crate) const REFUSED: u8 = 1;
 pub(crate) const WRONG_CALL: u8 = 2;
 /// The store did not answer.
 pub(crate) const NO_STORE: u8 = 3;
-/// Not all replicas have answered or confirmed a change, or no replica exists.
+/// Not all replicas have answered or confirmed a change, none has the changed limit, or no replica exists.
 pub(crate) const PARTIAL: u8 = 4;
 /// The output could not be written, for example to a full disk. A change is made all the same.
 pub(crate) const NO_OUTPUT: u8 = 5;

@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use tower_turnstile::operate::{Answers, Explanation, PermitRow, PermitState, Verdict};
+use tower_turnstile::operate::{Answers, Explanation, PermitRow, PermitState, TenantRow, Verdict};
 
 use crate::{
     table::{left, paused_for, tenant_name},
@@ -101,23 +101,28 @@ pub(crate) fn table<T: Row>(rows: &[T]) {
 
 /// Prints how many replicas the rows come from, to standard error.
 pub(crate) fn answered<T>(answers: &Answers<T>) {
-    let labels = |labels: &[String]| {
-        let labels: Vec<_> = labels.iter().map(|label| escaped(label)).collect();
-        labels.join(", ")
-    };
     note!(
         "{} of {} replicas answered",
         answers.answered,
         answers.replicas
     );
+    unanswered(answers);
+    if answers.left_out > 0 {
+        note!("and {} more: choose one key with --key", answers.left_out);
+    }
+}
+
+/// Prints which replicas have not answered, to standard error.
+pub(crate) fn unanswered<T>(answers: &Answers<T>) {
+    let labels = |labels: &[String]| {
+        let labels: Vec<_> = labels.iter().map(|label| escaped(label)).collect();
+        labels.join(", ")
+    };
     if !answers.missing.is_empty() {
         note!("no answer: {}", labels(&answers.missing));
     }
     if !answers.busy.is_empty() {
         note!("asked too often: {}", labels(&answers.busy));
-    }
-    if answers.left_out > 0 {
-        note!("and {} more: choose one key with --key", answers.left_out);
     }
 }
 
@@ -183,7 +188,7 @@ pub(crate) fn explanation(why: &Explanation) {
         line("its tenants:");
         table(&tenants.rows);
         for permit in &why.permits.rows {
-            if let Some(text) = waits_behind(permit) {
+            if let Some(text) = waits_behind(permit, tenants) {
                 line(&text);
             }
         }
@@ -202,12 +207,17 @@ pub(crate) fn explanation(why: &Explanation) {
 }
 
 /// Why a request waits under a fair limit.
-fn waits_behind(permit: &PermitRow) -> Option<String> {
-    let tenant = tenant_name(permit.tenant?, permit.tenant_text.as_deref());
+fn waits_behind(permit: &PermitRow, tenants: &Answers<TenantRow>) -> Option<String> {
+    let (digest, ahead) = (permit.tenant?, permit.tenant_ahead?);
+    let tenant = tenant_name(digest, permit.tenant_text.as_deref());
     let (id, tenant) = (permit.id, escaped(&tenant));
-    let ahead = match permit.tenant_ahead? {
-        1 => "1 request".to_owned(),
-        ahead => format!("at most {ahead} requests"),
+    let is_counted = |row: &TenantRow| row.tenant == digest && !row.partial;
+    let ahead = match tenants.are_all() && tenants.rows.iter().any(is_counted) {
+        true if ahead == 1 => "1 request".to_owned(),
+        true => format!("at most {ahead} requests"),
+        // Other replicas may have more.
+        false if ahead == 1 => "about 1 request".to_owned(),
+        false => format!("about {ahead} requests"),
     };
     Some(format!("{id} waits behind {ahead} of {tenant}"))
 }
@@ -239,7 +249,7 @@ pub(crate) fn flat_explanation(why: &Explanation) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use tower_turnstile::operate::KeyDigest;
+    use tower_turnstile::operate::{KeyDigest, TenantDigest};
 
     use super::*;
 
@@ -280,6 +290,38 @@ mod tests {
             let shown = flat_explanation(&explained(&verdict));
             assert_eq!(shown["verdict"], code);
             assert_eq!((&shown["place"], &shown["wait_ms"]), (place, wait_ms));
+        }
+    }
+
+    /// A replica that has not answered, or has left the tenant out, may have more of its requests.
+    #[test]
+    fn a_waiter_is_behind_at_most_as_many_only_if_all_are_counted() {
+        let digest = TenantDigest::of("acme");
+        let waits = |ahead: usize, answered: usize, partial: bool| {
+            let permit = json!({
+                "key": KeyDigest::of("gpu", ""), "id": "0Cq3x0Yk1mWvPb7a0000000003", "state": "waiting",
+                "age_ms": 1, "tenant": digest, "tenant_ahead": ahead,
+            });
+            let row = json!({
+                "tenant": digest, "share": 1, "held": 0, "waiting": 9, "partial": partial,
+            });
+            let tenants = json!({
+                "rows": [row], "answered": answered, "replicas": 2, "missing": [], "busy": [], "left_out": 0,
+            });
+            let permit: PermitRow = serde_json::from_value(permit).unwrap();
+            let text = waits_behind(&permit, &serde_json::from_value(tenants).unwrap());
+            let text = text.unwrap();
+            let (_, behind) = text.split_once("waits behind ").unwrap();
+            behind.replace(&digest.to_string(), "acme")
+        };
+        for (ahead, answered, partial, expected) in [
+            (1, 2, false, "1 request of acme"),
+            (3, 2, false, "at most 3 requests of acme"),
+            (1, 2, true, "about 1 request of acme"),
+            (3, 2, true, "about 3 requests of acme"),
+            (3, 1, false, "about 3 requests of acme"),
+        ] {
+            assert_eq!(waits(ahead, answered, partial), expected);
         }
     }
 }

@@ -45,6 +45,7 @@ impl From<OperateError> for CommandError {
     fn from(error: OperateError) -> Self {
         let code = match error.kind() {
             OperateErrorKind::Unavailable => code::NO_STORE,
+            OperateErrorKind::NoAnswer => code::PARTIAL,
             OperateErrorKind::Value => code::WRONG_CALL,
             _ => code::REFUSED,
         };

@@ -31,6 +31,14 @@ pub(crate) fn tenant_name(tenant: TenantDigest, text: Option<&str>) -> String {
     }
 }
 
+/// A number of a key or tenant, without the part of any replica that has left the row out.
+fn at_least(number: usize, partial: bool) -> String {
+    match partial {
+        true => format!("at least {number}"),
+        false => number.to_string(),
+    }
+}
+
 impl Row for ReplicaRow {
     const COLUMNS: &'static [Column<Self>] = &[
         ("REPLICA", |row| row.replica.clone()),
@@ -120,8 +128,8 @@ impl Row for TenantRow {
             tenant_name(row.tenant, row.tenant_text.as_deref())
         }),
         ("SHARE", |row| row.share.to_string()),
-        ("HELD", |row| row.held.to_string()),
-        ("WAITING", |row| row.waiting.to_string()),
+        ("HELD", |row| at_least(row.held, row.partial)),
+        ("WAITING", |row| at_least(row.waiting, row.partial)),
         ("OLDEST WAIT", |row| {
             row.oldest_wait_ms.map(duration).unwrap_or_default()
         }),
@@ -143,12 +151,16 @@ impl Row for Finding {
 impl Row for KeyRow {
     const COLUMNS: &'static [Column<Self>] = &[
         ("KEY", |row| caller(row.key, row.key_text.as_deref())),
-        ("HELD", |row| row.held.to_string()),
+        ("HELD", |row| at_least(row.held, row.partial)),
         ("VALUE", |row| row.max.to_string()),
         ("LEFT", |row| {
-            row.budget.as_ref().map(left).unwrap_or_default()
+            let left = row.budget.as_ref().map(left).unwrap_or_default();
+            match row.partial && !left.is_empty() {
+                true => format!("at most {left}"),
+                false => left,
+            }
         }),
-        ("WAITING", |row| row.waiting.to_string()),
+        ("WAITING", |row| at_least(row.waiting, row.partial)),
         ("OLDEST WAIT", |row| {
             row.oldest_wait_ms.map(duration).unwrap_or_default()
         }),

@@ -200,6 +200,12 @@ async fn a_wrong_call_and_a_faulty_file_start_nothing() {
     let server = RedisServer::start();
     let url = server.url();
     let started = &["--", "echo", "started"][..];
+    let valid = file(
+        "
+        unlimited = true
+        limits.gpu = { concurrent = 1, unrouted = true }
+        ",
+    );
     for wrong in [
         &["gpu"][..],
         &["gpu", "--concurrent", "0"],
@@ -215,6 +221,10 @@ async fn a_wrong_call_and_a_faulty_file_start_nothing() {
             "--tenant",
             "acme",
         ],
+        // With a valid file too, and a time that no clock can add.
+        &["gpu", "--config", path(&valid), "--wait", "25h"],
+        &["gpu", "--config", path(&valid), "--wait", "300000000000y"],
+        &["gpu", "--concurrent", "1", "--grace", "300000000000y"],
         &["gpu", "--concurrent", "1", "--share", "3"],
         &[
             "gpu",

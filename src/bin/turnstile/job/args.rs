@@ -43,8 +43,8 @@ pub(crate) struct RunArgs {
     /// Units of the limit that the command uses.
     #[arg(long, value_name = "UNITS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub weight: u32,
-    /// Maximum wait for a slot; 0s: refuse at once. Default: as in the file; without a file, one day.
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    /// Maximum wait for a slot, up to one day; 0s: refuse at once. Default: as in the file; without a file, one day.
+    #[arg(long, value_name = "TIME", value_parser = up_to_a_day)]
     pub wait: Option<Duration>,
     /// Behaviour while the store is down.
     #[arg(long, value_name = "DO", default_value = "reject")]
@@ -52,8 +52,8 @@ pub(crate) struct RunArgs {
     /// Behaviour if the slot is lost. If an operator revokes the slot, the command is stopped anyway.
     #[arg(long, value_name = "DO", default_value = "stop")]
     pub on_lost: OnLostArg,
-    /// Time between SIGTERM and SIGKILL for a command that is stopped.
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    /// Time between SIGTERM and SIGKILL for a command that is stopped, up to one day.
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = up_to_a_day)]
     pub grace: Duration,
     /// Kill the command if this process dies, even of SIGKILL. Processes started by the command are not affected.
     #[cfg(target_os = "linux")]
@@ -62,6 +62,15 @@ pub(crate) struct RunArgs {
     /// The command, and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// The longest wait that a limit can have.
+fn up_to_a_day(text: &str) -> Result<Duration, String> {
+    match parse_duration(text) {
+        Ok(time) if time <= Limit::MAX_WAIT => Ok(time),
+        Ok(_) => Err("the longest time is 24h".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// Where the limit is declared.
