@@ -58,26 +58,30 @@ async fn is_lost_first(lost: impl Future<Output = LostErrorKind>, begun: impl Fn
     }
 }
 
-/// The driver's runtime is blocked on its only thread, so a loss is not reported.
+/// The driver's runtime is blocked on its only thread, so a loss is not reported. All requests came from there, so no
+/// other runtime has a watchdog, which would move the driver.
 #[tokio::test]
 async fn a_poll_sees_the_loss_while_the_driver_stands_still() {
     let server = RedisServer::start();
     let mut builder = runtime::Builder::new_multi_thread();
     let drivers = builder.worker_threads(1).enable_all().build();
     let drivers = drivers.expect("a runtime");
-    let limiter = settings().runtime(drivers.handle().clone());
-    let limiter = limiter.connect(&server.url()).await.expect("it is up");
-
-    let permit = limiter.semaphore(&MANY, "key").acquire();
-    let permit = permit.await.expect("a free slot");
-    let service = limiter.layer(MANY).layer(service_fn(|request| async move {
-        let request: Request<()> = request;
-        let slot = request.extensions().get::<Slot>().cloned();
-        let mut response = Response::new(Full::<bytes::Bytes>::from("it is not read"));
-        response.extensions_mut().insert(slot.expect("a slot"));
-        Ok::<_, Infallible>(response)
-    }));
-    let mut response = service.oneshot(Request::new(())).await.expect("infallible");
+    let url = server.url();
+    let requests = async move {
+        let limiter = settings().connect(&url).await.expect("it is up");
+        let permit = limiter.semaphore(&MANY, "key").acquire();
+        let permit = permit.await.expect("a free slot");
+        let service = limiter.layer(MANY).layer(service_fn(|request| async move {
+            let request: Request<()> = request;
+            let slot = request.extensions().get::<Slot>().cloned();
+            let mut response = Response::new(Full::<bytes::Bytes>::from("it is not read"));
+            response.extensions_mut().insert(slot.expect("a slot"));
+            Ok::<_, Infallible>(response)
+        }));
+        let response = service.oneshot(Request::new(())).await;
+        (permit, response.expect("infallible"))
+    };
+    let (permit, mut response) = drivers.spawn(requests).await.expect("no panic");
     let slot = response.extensions_mut().remove::<Slot>().expect("a slot");
     let hold = slot.hold().expect("it was not given back");
 
