@@ -28,8 +28,6 @@ use crate::{
     telemetry::{Cause, History, LimitMeter, Measure, Reports, StoreNews, StoreState, Topic},
 };
 
-/// Time for holders to be restored in a store that has lost them, before waiters ask it for slots.
-pub const HOLDERS_FIRST: Duration = Duration::from_millis(100);
 /// Moments per lease at which renewals are sent. More mean fewer renewals per exchange; fewer, more exchanges in a row.
 const MOMENTS: u32 = 30;
 

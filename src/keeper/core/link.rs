@@ -33,6 +33,8 @@ const SLACK: Duration = Duration::from_millis(5);
 const QUERY_INTERVAL: Duration = Duration::from_millis(100);
 /// Queries in a lease, otherwise: a generation counts as known for a lease.
 const QUERIES_PER_LEASE: u32 = 6;
+/// Time in which exchanges that fail are taken for those of one connection.
+const SAME_CUT: Duration = Duration::from_millis(50);
 /// How late the runtime's timers may wake the driver: they tick once a millisecond.
 const TICKS: Duration = Duration::from_millis(3);
 
@@ -53,7 +55,7 @@ pub(super) struct Link {
     /// Since when each exchange has left work for the next one.
     pub behind_since: Option<Instant>,
     /// When a failed exchange last made all queues ask for their waiters.
-    pub rolled_at: Option<Instant>,
+    rolled_at: Option<Instant>,
     /// The moment of the latest reply on this connection. `None`: the next exchange has to be a hello.
     pub clock: Option<StoreMoment>,
     pub generation_key: Arc<str>,
@@ -175,6 +177,16 @@ impl Link {
             breaker: Breaker::new(),
             connection: Connection::default(),
         }
+    }
+
+    /// Whether all queues ask for their waiters after this failure: once for exchanges that were in flight together, since
+    /// there may be many queues.
+    pub fn begins_roll_call(&mut self, now: Instant) -> bool {
+        let is_due = self.rolled_at.is_none_or(|at| now >= at + SAME_CUT);
+        if is_due {
+            self.rolled_at = Some(now);
+        }
+        is_due
     }
 
     /// Whether a hello is on its way. Exchanges in flight on a connection that has ended do not delay it.

@@ -13,7 +13,6 @@ use super::{
 use crate::{
     fallbacks::Availability,
     keeper::{
-        context::HOLDERS_FIRST,
         demand::RequestId,
         effects::{Effect, LogEvent},
         queue::PendingBatch,
@@ -141,10 +140,14 @@ impl Core {
             let queue = self.queues.without_listing(pending[ask.batch].queue);
             queue.on_ask_failure(&mut self.ctx, ask.seq, not_after_us, availability);
         }
+        let is_up = availability == Availability::Up;
         for pending in &pending {
             self.queues
-                .change(&mut self.ctx, pending.queue, |queue, _| {
-                    queue.after_failure()
+                .change(&mut self.ctx, pending.queue, |queue, ctx| {
+                    queue.after_failure();
+                    if is_up {
+                        queue.call_roll_soon(ctx);
+                    }
                 });
         }
         let accounts = claims.iter().filter_map(|asker| asker.account());
@@ -154,12 +157,8 @@ impl Core {
         };
         accounts.for_each(|id| self.on_report(id, outcome));
         self.reopen_sent(id, claims.into_iter().filter_map(Asker::request));
-        // Exchanges in flight together fail together, and there may be many queues.
-        let pause = HOLDERS_FIRST.min(self.ctx.settings.poll_interval) / 2;
         let now = self.ctx.now;
-        let rolled_at = &mut self.link(part).rolled_at;
-        if availability == Availability::Up && rolled_at.is_none_or(|at| now >= at + pause) {
-            *rolled_at = Some(now);
+        if is_up && self.link(part).begins_roll_call(now) {
             self.each_queue_of(part, |queue, ctx| queue.call_roll_soon(ctx));
         }
     }

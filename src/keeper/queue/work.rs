@@ -11,12 +11,15 @@ use super::{
     permit::entry::{Entry, State},
 };
 use crate::{
-    keeper::context::{Context, HOLDERS_FIRST, earliest},
+    keeper::context::{Context, earliest},
     leases::StoreMoment,
     ledger::{Batch, Operation, Seq, weight_of},
     ranges::MAX_PAUSE,
     telemetry::{Measure, Topic},
 };
+
+/// Time for holders to be restored in a store that has lost them, before waiters ask it for slots.
+const HOLDERS_FIRST: Duration = Duration::from_millis(100);
 
 /// Repeated questions: after a new connection, and from time to time.
 impl Queue {

@@ -62,11 +62,12 @@ if refund_count + claim_count > 0 then
     end
   end
 
-  -- `enter_slots` writes the slots, unless it returns true: then nothing else is written. At maxmemory Redis denies the
-  -- first of these commands, and then the others do not run. Returns whether they have run.
+  -- `enter_slots` writes the slots. At maxmemory, or without permission, Redis denies the first of these commands, and then
+  -- the others do not run. Returns whether they have run.
   function write_claims(enter_slots)
     local written, failure = pcall(function()
-      return enter_slots() or write_rates()
+      write_rates()
+      enter_slots()
     end)
     for i = 1, written and 0 or claim_count do
       replies[ledger_count + 2 + i] = outcome(written, failure)
@@ -75,10 +76,10 @@ if refund_count + claim_count > 0 then
   end
 
   -- The short way, if there is a slot for every ask.
+  local CLAIM_ARGS = 3
+  local CHARGE_ARGS = 7
+  local ASK_ARGS = 3
   if not is_long then
-    local CLAIM_ARGS = 3
-    local CHARGE_ARGS = 7
-    local ASK_ARGS = 3
     local RECORD_BYTES = 56
     local asked, first = {}, first_claim -- the number of asks by the index of their ledger
     for _ = 1, claim_count do
@@ -112,7 +113,7 @@ if refund_count + claim_count > 0 then
       return standings, false
     end
 
-    -- Returns whether the exchange is a repetition: then the long way finds the standings.
+    local repeats = false -- whether some permits are there already
     local function enter_slots()
       for index, list in pairs(entering) do
         local key, before, count = KEYS[index], counts[4 * index - 3], #list / 2
@@ -126,16 +127,27 @@ if refund_count + claim_count > 0 then
         if counts[4 * index - 1] == 0 or call('PTTL', key) < ttl_ms then
           call('PEXPIRE', key, ttl_ms + lease_ms)
         end
-        counts[4 * index - 1] = counts[4 * index - 1] + entered
-        is_long = is_long or entered < count
+        repeats = repeats or entered < count
       end
-      return is_long
     end
 
     run_refunds()
     run_claims(take, {})
     write_claims(enter_slots)
-    for i = 1, is_long and 0 or claim_count > 0 and ledger_count or 0 do
+    -- A repeated claim has its slots until their own deadlines.
+    local first = first_claim
+    for i = 1, repeats and claim_count or 0 do
+      local answer, asks = replies[ledger_count + 2 + i], tonumber(ARGV[first + 1])
+      local ask = first + CLAIM_ARGS + CHARGE_ARGS * ARGV[first]
+      for k = 1, type(answer) == 'table' and asks or 0 do
+        local at, of = #answer - asks + k, ask + ASK_ARGS * (k - 1)
+        if answer[at] == lease_end_ms then
+          answer[at] = tonumber(call('ZSCORE', KEYS[tonumber(ARGV[of])], ARGV[of + 2]))
+        end
+      end
+      first = ask + ASK_ARGS * asks
+    end
+    for i = 1, claim_count > 0 and ledger_count or 0 do
       replies[i + 2] = counts[4 * i - 3]
     end
   end
