@@ -254,26 +254,43 @@ impl Operator {
         let change = Change::set(seen.record(), &target, setting, length_ms, signed);
         let fault = "a key has a value only, and a tenant a share only";
         let change = change.ok_or_else(|| OperateError::value(fault))?;
-        Ok(match self.make(&change).await? {
-            Outcome::Done { replicas } if !is_known => Outcome::Unused { replicas },
-            outcome => outcome,
-        })
+        let outcome = self.make(&change).await?;
+        let Outcome::Done { replicas } = outcome else {
+            return Ok(outcome);
+        };
+        // All replicas have answered by now, though perhaps not before.
+        let is_known = match is_known {
+            Some(is_known) => is_known,
+            None => !matches!(
+                self.ask_limit(&target.limit).await,
+                Err(error) if error.kind() == OperateErrorKind::UnknownLimit
+            ),
+        };
+        match is_known {
+            true => Ok(outcome),
+            false => Ok(Outcome::Unused { replicas }),
+        }
     }
 
-    /// Whether replicas apply a setting: they ignore one that does not fit. Returns whether any of them has the limit, or
-    /// may have it. A setting of an unknown limit waits for a request under it, except a share.
-    async fn check_fits(&self, limit: &str, setting: Setting) -> Result<bool, OperateError> {
+    /// Whether replicas apply a setting: they ignore one that does not fit. Returns whether any of them has the limit;
+    /// `None` if only replicas that have not answered may have it. A setting of an unknown limit waits for a request under
+    /// it, except a share.
+    async fn check_fits(
+        &self,
+        limit: &str,
+        setting: Setting,
+    ) -> Result<Option<bool>, OperateError> {
         use OperateErrorKind::{Unavailable, UnknownLimit};
         let is_share = matches!(setting, Setting::Share(_));
         let answers: Answers<LimitRow> = match self.ask_limit(limit).await {
             Ok(collected) => collected.rows(limit),
             Err(error) if is_share || error.kind() == Unavailable => return Err(error),
-            Err(error) if error.kind() == UnknownLimit => return Ok(false),
+            Err(error) if error.kind() == UnknownLimit => return Ok(Some(false)),
             // An operator who may not ask may still change the record.
-            Err(_) => return Ok(true),
+            Err(_) => return Ok(Some(true)),
         };
         match (setting, answers.rows.first()) {
-            (Setting::Value(value), Some(row)) => check_value(row, value).map(|()| true),
+            (Setting::Value(value), Some(row)) => check_value(row, value).map(|()| Some(true)),
             (Setting::Share(_), Some(row)) if !row.fair => Err(not_fair(limit)),
             (Setting::Share(_), None) if !answers.busy.is_empty() => Err(too_often()),
             (Setting::Share(_), None) if answers.missing.is_empty() => {
@@ -283,7 +300,7 @@ impl Operator {
                 let fault = format!("no replica has answered whether limit `{limit}` is fair");
                 Err(not_found(fault))
             }
-            _ => Ok(true),
+            (_, row) => Ok(row.map(|_| true)),
         }
     }
 

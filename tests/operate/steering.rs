@@ -18,7 +18,11 @@ use crate::{
         HOUR, JOBS, Orders as _, SOON, acme, ada, builder, jobs, replica, replicas, seen, set,
         until_max,
     },
-    support::{queue::wait_in_line, redis_server::RedisServer},
+    support::{
+        fault_proxy::{FaultProxy, Way},
+        queue::wait_in_line,
+        redis_server::RedisServer,
+    },
 };
 
 async fn hold(semaphore: &Semaphore, count: usize) -> Vec<Permit> {
@@ -210,6 +214,41 @@ async fn a_limit_that_no_replica_has_is_reported() {
     let outcome = operator.pause(&now, "jobs", HOUR, &ada()).await;
     assert_eq!(outcome.unwrap(), Outcome::Done { replicas: 2 });
     operator.drained("jobs", |_, _| ()).await.unwrap();
+}
+
+/// The replica does not hear the first questions, and confirms the change.
+#[tokio::test]
+async fn a_limit_that_no_replica_has_is_reported_after_a_replica_was_silent() {
+    let server = RedisServer::start();
+    let (_limiters, operator) = replicas(&server, 1).await;
+    let proxy = FaultProxy::start(server.port());
+    let _late = builder("late").connect(&proxy.url()).await.unwrap();
+    let order = Order::Pause {
+        limit: "gone".to_owned(),
+        length: HOUR,
+        seen: None,
+    };
+    let by = ada();
+    let record = || server.cli(&["HGETALL", "turnstile:control"]);
+    // It may confirm the change too late.
+    for _ in 0..60 {
+        crate::scene::await_replicas(&operator, 2).await;
+        let before = record();
+        proxy.hold_all(Way::Replies);
+        let recorded = async {
+            while record() == before {
+                sleep(Duration::from_millis(5)).await;
+            }
+            proxy.release(Way::Replies);
+        };
+        let (outcome, ()) = tokio::join!(operator.order(&order, &by), recorded);
+        match outcome.unwrap() {
+            Outcome::Unused { replicas: 2 } => return,
+            Outcome::Recorded { .. } => {}
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+    panic!("it never confirms in time");
 }
 
 /// Replicas would ignore it, and the caller would not be blocked.
