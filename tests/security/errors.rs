@@ -14,7 +14,7 @@ use futures_util::{FutureExt, StreamExt, future::join, stream};
 use http::{Request, Response};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Full, StreamBody};
-use tokio::time::sleep;
+use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{
     AcquireErrorKind, BoxError, ClientAddress, ConfigError, ConfigErrorKind, Fallback, Key, Limit,
@@ -224,7 +224,9 @@ async fn ends(scene: &mut Scene, content_type: &str) {
     scene.read(response).await;
     let unread = layer.clone().idle(SHORT).layer(service_fn(endless));
     let response = scene.send(unread, request(content_type)).await;
-    sleep(2 * SHORT).await;
+    while limiter.status().held > 0 {
+        yield_now().await; // until its slot has ended unread
+    }
     scene.read(response).await;
 
     // A slot, and a hold that keeps it for longer.
