@@ -172,7 +172,11 @@ impl PartDialer {
         match origin {
             // Any other node would redirect there.
             Some(Origin::Redirect | Origin::TriedRedirect) => 1,
-            _ => self.nodes.seeds.len() + self.nodes.discovered().len(),
+            // The node of the last connection may come again in its turn.
+            _ => {
+                let known = self.nodes.seeds.len() + self.nodes.discovered().len();
+                known + usize::from(origin.is_some())
+            }
         }
     }
 
@@ -469,6 +473,12 @@ mod tests {
         let is_up = |host: &str| (host == "elsewhere").then_some(()).ok_or_else(refused);
         assert_eq!(tried(&dialer, is_up).await, ["there", "here", "elsewhere"]);
         assert_eq!(tried(&dialer, |_| Ok(())).await, ["elsewhere"]);
+        // Also if its turn among the known nodes comes next.
+        let cluster = Cluster::open("redis", "there:1,elsewhere").expect("a URL");
+        let again = cluster.dialer();
+        redirect(&again);
+        assert_eq!(tried(&again, |_| Ok(())).await, ["there"]);
+        assert_eq!(tried(&again, is_up).await, ["there", "there", "elsewhere"]);
         // It no longer has its hash slots, and does not know where they are.
         dialer.search_again();
         assert_eq!(tried(&dialer, |_| Ok(())).await, ["there"]);
