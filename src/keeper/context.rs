@@ -532,6 +532,9 @@ impl Context {
     /// Ends a lease. Its watchers are woken once the lock is free.
     pub fn end_lease(&mut self, lease: &Arc<Lease>, kind: LostErrorKind) {
         lease.end(kind);
+        if lease.is_shadow() && matches!(kind, LostErrorKind::HeldTooLong | LostErrorKind::Idle) {
+            self.note_lost_lease(lease);
+        }
         self.effects.push(Effect::Tell(lease.clone()));
     }
 }

@@ -182,7 +182,7 @@ impl Lease {
     }
 
     /// Ends the lease, regardless of its deadline. A lost lease may still be ended by a shutdown or by a bound, which
-    /// is final. The caller must [wake](Self::wake_watchers) the watchers afterwards.
+    /// is final, except in shadow mode, where a bound ends no permit. The caller must [wake](Self::wake_watchers) the watchers afterwards.
     pub(crate) fn end(&self, kind: LostErrorKind) {
         let over = match kind {
             LostErrorKind::Lost => LOST,
@@ -191,7 +191,9 @@ impl Lease {
             LostErrorKind::ShutDown => SHUT_DOWN,
             LostErrorKind::Revoked => unreachable!("the lease of a revoked permit goes on"),
         };
-        self.change(|old| (!matches!(old, HELD_TOO_LONG | IDLE)).then_some(over));
+        let is_final = |old| matches!(old, HELD_TOO_LONG | IDLE);
+        let outlives = self.is_shadow && over == SHUT_DOWN;
+        self.change(|old| (outlives || !is_final(old)).then_some(over));
     }
 
     /// Marks the permit as released: unless the lease was over by then, it can no longer be lost.

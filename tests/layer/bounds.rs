@@ -20,7 +20,8 @@ use tokio::{
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{
-    BoxError, Hold, Key, LimitLayer, Limiter, Mode, Permit, Refusal, RefusalKind, ReleaseAt, Slot,
+    BoxError, Hold, Key, LimitLayer, Limiter, Mode, OnLost, Permit, Refusal, RefusalKind,
+    ReleaseAt, Slot,
     layer::{LostError, LostErrorKind},
 };
 
@@ -49,6 +50,14 @@ async fn a_slot_in_shadow_mode_ends_without_its_response() {
         let whole = body.collect().await.expect("no error").to_bytes();
         assert_eq!(whole, "late");
     }
+    // Such a response ends with a shutdown.
+    let shadow = limiter.layer(ONE.mode(Mode::Shadow)).max_hold(second);
+    let (_feed, service) = fed();
+    let service = shadow.on_lost(OnLost::Abort).layer(service);
+    let body = send(&service, get("/")).await.into_body();
+    sleep(3 * second).await;
+    limiter.shutdown(Duration::ZERO).await;
+    body.collect().await.expect_err("it is lost");
 }
 
 /// Queues for the slot, and returns the wait.

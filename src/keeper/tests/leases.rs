@@ -218,6 +218,10 @@ async fn a_slot_in_shadow_mode_ends_its_permit_only_by_order() {
         lease.wake_watchers();
         assert_pending!(ended.poll());
         assert!(lease.is_lost() && leases.over(|_| true).is_none());
+        // Its response has gone on until a shutdown.
+        lease.end(LostErrorKind::ShutDown);
+        lease.wake_watchers();
+        assert_eq!(assert_ready!(ended.poll()), LostErrorKind::ShutDown);
     }
     let lease = shadow(2);
     let leases = Leases::many(vec![lease.clone()]);
