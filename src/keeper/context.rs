@@ -374,7 +374,7 @@ impl Context {
         (at - Duration::from_nanos(late)).min(sent + length / 2)
     }
 
-    /// Whether a lease that lasts for so long is that of a promotion, which has not been renewed yet, or is about to end.
+    /// Whether a lease of this length belongs to a promotion that has not been renewed yet, or is about to end.
     pub fn is_of_promotion(&self, length: Duration) -> bool {
         length < self.settings.lease / 2
     }

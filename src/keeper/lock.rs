@@ -384,7 +384,7 @@ impl DriverState {
         }
     }
 
-    /// Whether watchdogs may rest. They may not any more: a request may wait.
+    /// Ends the rest of the watchdogs, since a request may wait. Returns whether they could rest before.
     pub fn end_rest(&mut self) -> bool {
         mem::take(&mut self.is_resting)
     }

@@ -226,16 +226,16 @@ impl Breaker {
                 if number <= *sent_before {
                     return Transition::None;
                 }
-                if is_full {
-                    // Now it is away as well, and other replicas decide without it.
-                    return self.open(Cause::of(failure), LONGEST_PROBE, (last, now), rng);
-                }
                 let opened = (*sent_before, *since);
                 let longest = if holds {
                     LONGEST_PROBE_OF_HOLDERS
                 } else {
                     LONGEST_PROBE
                 };
+                if is_full {
+                    // Now it is away as well, and other replicas decide without it.
+                    return self.open(Cause::of(failure), longest, (last, now), rng);
+                }
                 self.back_off(refused, opened, longest, now, rng);
                 Transition::StaysOpen
             }
@@ -575,6 +575,22 @@ mod tests {
             assert_eq!(scene.passes(), BACK);
             assert!(scene.breaker.is_well());
         }
+    }
+
+    /// Also after a store that was out of memory, which is probed more rarely.
+    #[test]
+    fn a_full_store_that_goes_away_is_probed_as_often_as_others() {
+        let mut scene = Scene::new();
+        scene.lease = Some(30 * SECOND);
+        for _ in 0..10 {
+            scene.refuses_to_write();
+            scene.now += scene.pause();
+            scene.passes();
+        }
+        scene.refuses_to_write();
+        assert!(scene.pause() > SECOND / 2);
+        scene.fails(Failure::TimedOut);
+        assert!(scene.pause() <= SECOND / 4);
     }
 
     /// The exchanges that are in flight when a store stalls or runs out of memory time out one after the other, and show

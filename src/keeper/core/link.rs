@@ -33,7 +33,7 @@ const SLACK: Duration = Duration::from_millis(5);
 const QUERY_INTERVAL: Duration = Duration::from_millis(100);
 /// Queries in a lease, otherwise: a generation counts as known for a lease.
 const QUERIES_PER_LEASE: u32 = 6;
-/// Time in which exchanges that fail are taken for those of one connection.
+/// Exchanges that fail within this time count as exchanges of one connection.
 const SAME_CUT: Duration = Duration::from_millis(50);
 /// How late the runtime's timers may wake the driver: they tick once a millisecond.
 const TICKS: Duration = Duration::from_millis(3);

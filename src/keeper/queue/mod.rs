@@ -124,7 +124,7 @@ pub(super) struct Queue {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct HeldUnits {
     all: u32,
-    /// Those that the store should count.
+    /// Units that the store should count.
     in_store: u32,
 }
 

@@ -366,10 +366,9 @@ fn slots_released_while_permits_return_are_granted_to_other_replicas() {
     assert!(held(world.collect(1, &waiter)));
 }
 
-/// G8: the store has answered all replicas all the time, and only a newcomer shows whether it has memory again.
-#[test]
-fn nobody_waits_for_permits_to_return_to_a_store_that_was_without_memory() {
-    // The first request has two slots: from the store, and from the fallback.
+/// A store that was out of memory for a request, a second ago. The request has two slots: from the store, and from the
+/// fallback.
+fn without_memory() -> World {
     let limit = Limit::concurrent("a", 3).fallback(Fallback::Local(1));
     let mut world = World::new(1, &limit);
     let first = world.ask(0, PATIENT);
@@ -379,6 +378,13 @@ fn nobody_waits_for_permits_to_return_to_a_store_that_was_without_memory() {
     world.answer(0, &sent, reply);
     assert!(held(world.collect(0, &first)), "by the fallback");
     world.pass(SECOND);
+    world
+}
+
+/// G8: the store has answered all replicas all the time, and only a newcomer shows whether it has memory again.
+#[test]
+fn nobody_waits_for_permits_to_return_to_a_store_that_was_without_memory() {
+    let mut world = without_memory();
     world.recover(0);
     let second = world.ask(0, Duration::ZERO);
     world.settle();
@@ -388,15 +394,7 @@ fn nobody_waits_for_permits_to_return_to_a_store_that_was_without_memory() {
 /// G1: such a store may also go away, as when it is restarted with more memory. Then other replicas decide without it.
 #[test]
 fn newcomers_wait_after_an_outage_of_a_store_that_was_without_memory() {
-    let limit = Limit::concurrent("a", 3).fallback(Fallback::Local(1));
-    let mut world = World::new(1, &limit);
-    let first = world.ask(0, PATIENT);
-    let sent = world.send(0);
-    let mut reply = world.run(&sent);
-    reply.batches.fill_with(|| Err(out_of_memory()));
-    world.answer(0, &sent, reply);
-    assert!(held(world.collect(0, &first)), "by the fallback");
-    world.pass(SECOND);
+    let mut world = without_memory();
     let probe = world.send(0);
     world.fail(0, &probe, Failure::TimedOut);
     world.pass(SECOND);

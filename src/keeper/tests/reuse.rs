@@ -473,15 +473,21 @@ fn a_newcomer_takes_no_idle_slot_past_a_request_on_its_way() {
     assert!(held(world.keepers[0].collect(heavy, false, now)));
 }
 
-/// Otherwise the pool would never have as many slots as there are tasks, and each request would ask the store.
-#[test]
-fn what_a_request_did_not_need_in_the_end_serves_the_next_one() {
+/// A request has got the slot of a permit that was dropped, while its own ask is on its way to the store.
+fn spare() -> (World, Outgoing) {
     let mut world = World::new(1, &TWO);
     let holder = take(&mut world, 0);
     let first = world.ask(0, PATIENT);
     let sent = world.send(0);
     world.release(0, &holder);
     assert!(held(world.collect(0, &first)));
+    (world, sent)
+}
+
+/// Otherwise the pool would never have as many slots as there are tasks, and each request would ask the store.
+#[test]
+fn what_a_request_did_not_need_in_the_end_serves_the_next_one() {
+    let (mut world, sent) = spare();
     world.complete(0, &sent);
     assert_eq!((world.ledger(), world.keepers[0].idle_count()), ((2, 0), 1));
     assert_eq!(world.keepers[0].status().held, 1);
@@ -495,12 +501,7 @@ fn what_a_request_did_not_need_in_the_end_serves_the_next_one() {
 #[cfg(feature = "metrics")]
 #[test]
 fn a_slot_that_nobody_needed_is_not_counted_as_released() {
-    let mut world = World::new(1, &TWO);
-    let holder = take(&mut world, 0);
-    let first = world.ask(0, PATIENT);
-    let sent = world.send(0);
-    world.release(0, &holder);
-    assert!(held(world.collect(0, &first)));
+    let (mut world, sent) = spare();
     let reply = world.run(&sent);
     world.now += RIGHT;
     world.keepers[0].take_effects();

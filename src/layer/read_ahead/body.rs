@@ -97,7 +97,7 @@ impl<B: Body<Data = Bytes> + Unpin> ReadAheadBody<B> {
         Poll::Pending
     }
 
-    /// Whether the client has no more to send.
+    /// Whether the client has sent its whole body.
     fn is_over(&self) -> bool {
         self.ended || self.last.is_some() || self.rest.is_end_stream()
     }
