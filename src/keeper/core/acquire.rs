@@ -189,7 +189,8 @@ impl Core {
         };
         let mut legs = request.legs.iter();
         let leg = legs.position(|leg| leg.lease.seq() == seq);
-        if let Stage::Listed = request.stage {
+        // If a slot was lost, the next one to ask for may be in another part of the store.
+        if let Stage::Listed | Stage::Unsent = request.stage {
             request.stage = Stage::Open;
             if !request.plain {
                 self.unlist(id);

@@ -228,14 +228,13 @@ impl Core {
             }
             Stage::Unsent => {
                 ensure!(request.asking.is_some(), "to be sent, and has no deadline");
-                let is_there =
-                    |link: &Link| link.unsent.contains(&id) || link.held_back.contains(&id);
+                let link = &self.links[part.number()];
                 ensure!(
-                    self.links.iter().any(is_there),
+                    link.unsent.contains(&id) || link.held_back.contains(&id),
                     "to be sent, and nobody will"
                 );
                 ensure!(
-                    self.ctx.asks_store(part) || is_in_parts,
+                    self.ctx.asks_store(part),
                     "to be sent to a store that is not asked"
                 );
             }

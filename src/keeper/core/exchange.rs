@@ -302,16 +302,13 @@ impl Core {
             let Some(id) = self.link(draft.part).unsent.pop_first() else {
                 break;
             };
-            let is_unsent = |request: &&Request| matches!(request.stage, Stage::Unsent);
+            // If a slot that it had was lost meanwhile, another link has it too.
+            let is_unsent = |request: &&Request| {
+                matches!(request.stage, Stage::Unsent) && self.part_of(request) == draft.part
+            };
             let Some(request) = self.request(id).filter(is_unsent) else {
                 continue;
             };
-            let part = self.part_of(request);
-            if part != draft.part {
-                // A slot that it had was lost meanwhile.
-                self.link(part).unsent.insert(id);
-                continue;
-            }
             let next = self.next_for(request);
             let legs: Legs = next.legs_in(request).cloned().collect();
             let is_introducing = |leg: &SlotLeg| self.queues[leg.lease.queue].is_introducing();

@@ -19,6 +19,7 @@ use crate::{
     home::Home,
     keeper::{Granted, Keeper, KeeperHandle, Request},
     ledger::Exchange,
+    limit::Mode,
     part::Part,
     permit::Permit,
     store::{Event, Session, Store},
@@ -302,43 +303,77 @@ async fn a_slot_lost_while_another_is_waited_for_is_taken_again() {
     assert_eq!(state(&keeper), (0, 0));
 }
 
-/// G4: only one slot is asked for at a time, although the next one was due to be sent when the one before was lost.
-#[test]
-fn a_slot_is_not_asked_for_before_a_lost_one() {
+/// A keeper in a cluster with a request for both slots: it holds the narrow one, in this part, and has not sent the ask
+/// for the wide one.
+fn between_two_slots(narrow: &Limit, wide: &Limit) -> (Core, RequestId, Part, Instant) {
     let settings = Settings {
         parts: Parts::CLUSTER,
         ..settings(0)
     };
-    let mut now = Instant::now();
+    let now = Instant::now();
     let mut core = Core::new(settings, true, now);
-    for limit in [&NARROW, &WIDE, &RATE, &OTHER_RATE] {
+    for limit in [narrow, wide] {
         core.add(limit).expect("valid");
     }
     let mut ledgers = Ledgers::default();
-    let mut complete = |core: &mut Core, sent: Outgoing, now| {
+    let mut complete = |core: &mut Core, sent: Outgoing| {
         let (reply, _) = ledgers.exchange(&sent.exchange, EPOCH_US);
         core.on_reply(sent.id, reply, now);
     };
     for part in Part::all() {
         let hello = core.hello(part, now);
-        complete(&mut core, hello, now);
+        complete(&mut core, hello);
     }
     let both = Demand::All(vec![leg(N, PATIENT), leg(W, PATIENT)]);
-    core.submit_unlabelled(&both, now).expect("open");
+    let asked = core.submit_unlabelled(&both, now).expect("open");
     let narrow = core.next_exchange(now).expect("it asks");
     let part = narrow.id.part;
-    complete(&mut core, narrow, now);
+    complete(&mut core, narrow);
     assert_eq!(core.status().held, 1);
-    now += LEASE;
-    core.on_time(now);
-    let sent = iter::from_fn(|| core.next_exchange(now));
-    let asks = sent.filter(|sent| {
-        let mut batches = sent.exchange.batches.iter();
-        batches.any(|batch| !batch.acquire.is_empty())
-    });
-    let asks: Vec<Part> = asks.map(|sent| sent.id.part).collect();
-    assert_eq!(asks, [part]);
-    core.audit().expect("its books agree");
+    (core, asked, part, now)
+}
+
+/// G4: only one slot is asked for at a time, although the next one was due to be sent when the one before was lost.
+#[test]
+fn a_slot_is_not_asked_for_before_a_lost_one() {
+    for mode in [Mode::Enforce, Mode::Shadow] {
+        let (mut core, _, part, start) = between_two_slots(&NARROW, &WIDE.mode(mode));
+        let now = start + LEASE;
+        core.on_time(now);
+        let sent = iter::from_fn(|| core.next_exchange(now));
+        let asks = sent.filter(|sent| {
+            let mut batches = sent.exchange.batches.iter();
+            batches.any(|batch| !batch.acquire.is_empty()) || !sent.exchange.claims.is_empty()
+        });
+        let asks: Vec<Part> = asks.map(|sent| sent.id.part).collect();
+        assert_eq!(asks, [part]);
+        core.audit().expect("its books agree");
+    }
+}
+
+/// G8: the next slot was due to be sent as a claim, to a part that is up.
+#[test]
+fn a_request_whose_lost_slot_is_in_a_part_that_is_down_falls_back() {
+    let narrow = NARROW.fallback(Fallback::Reject);
+    let wide = WIDE.mode(Mode::Shadow);
+    for is_down_before in [false, true] {
+        let (mut core, asked, part, start) = between_two_slots(&narrow, &wide);
+        let fail = |core: &mut Core, now| {
+            while !core.is_any_down() {
+                let sent = core.hello(part, now);
+                core.on_failure(sent.id, &ExchangeError::of(Failure::TimedOut, "down"), now);
+            }
+        };
+        if is_down_before {
+            fail(&mut core, start);
+        }
+        let now = start + LEASE;
+        core.on_time(now);
+        fail(&mut core, now);
+        core.audit().expect("its books agree");
+        let refusal = refused(core.collect(asked, false, now));
+        assert_eq!(refusal, Some(AcquireErrorKind::Unavailable));
+    }
 }
 
 /// G5, G7: the request waits no longer in total than it would have, and not while holding the other slot.
