@@ -114,7 +114,7 @@ impl<K: Ord, V> SmallMap<K, V> {
         matches!(self, Self::Few(_))
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
         let (few, many) = match self {
             Self::Few(few) => (&few[..], None),
             Self::Many(many) => (&[][..], Some(many.iter())),
@@ -141,7 +141,7 @@ impl<K: Ord, V> SmallMap<K, V> {
         self.iter().map(|(key, _)| key)
     }
 
-    pub(crate) fn values(&self) -> impl Iterator<Item = &V> {
+    pub(crate) fn values(&self) -> impl DoubleEndedIterator<Item = &V> {
         self.iter().map(|(_, value)| value)
     }
 }

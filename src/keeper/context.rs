@@ -132,6 +132,8 @@ pub(super) struct Context {
     /// Releases whose confirmation a task awaits.
     pub confirmations: Confirmations,
     lost_leases: Vec<Weak<Lease>>,
+    /// Number of introductions of queues that are over.
+    pub introduced: u64,
     /// Decisions on requests that the core has yet to follow.
     pub decided: Vec<Decided>,
     /// An exchange with one batch, reused for the ledgers in this process, which ignore its times.
@@ -182,6 +184,7 @@ impl Context {
             reports: Reports::default(),
             confirmations: Confirmations::default(),
             lost_leases: Vec::new(),
+            introduced: 0,
             decided: Vec::new(),
             scratch: Exchange {
                 replica,

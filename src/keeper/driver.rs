@@ -255,10 +255,13 @@ async fn drive(
         if !std::mem::replace(&mut watched, true) {
             keeper.watch_driver();
         }
+        // More is due than one step does: other tasks of the runtime come first, and no timer has to fire.
+        let has_more = until.is_some_and(|until| until <= Instant::now());
         let news = tokio::select! {
             biased;
-            news = in_flight.next(until) => news,
+            news = in_flight.next(until.filter(|_| !has_more)) => news,
             () = work.notified() => continue,
+            () = yield_now(), if has_more => continue,
         };
         let silent = keeper.with_driver(|core, driver, now| {
             // A dismissed driver has only outdated knowledge.

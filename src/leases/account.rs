@@ -90,6 +90,8 @@ pub(crate) struct Account {
     spent: u64,
     /// The sum in the report in flight.
     in_flight: Option<u32>,
+    /// When its spending is reported, together with that of others.
+    report_at: Option<Instant>,
     /// To be refunded once that report has an answer.
     excess: u64,
     is_settled: bool,
@@ -138,9 +140,8 @@ pub(crate) enum Settled {
 /// The accounts of a keeper's permits.
 pub(crate) struct Accounts {
     open: BTreeMap<AccountId, Account>,
-    /// Accounts with spending to report at `report_at`.
-    spending: BTreeSet<AccountId>,
-    report_at: Option<Instant>,
+    /// Accounts with spending to report, and when.
+    spending: BTreeSet<(Instant, AccountId)>,
     /// Accounts with a report to send now, by part of the store.
     to_report: Box<[ByRate]>,
 }
@@ -153,7 +154,6 @@ impl Accounts {
         Self {
             open: BTreeMap::new(),
             spending: BTreeSet::new(),
-            report_at: None,
             to_report: parts.all().map(|_| ByRate::new()).collect(),
         }
     }
@@ -190,39 +190,44 @@ impl Accounts {
         } else if !account.can_report() {
             to_report.remove(&listed);
         }
+        if waits && account.report_at.is_none() {
+            let last = self.spending.last().map(|(at, _)| *at);
+            let at = last.filter(|at| *at > now).unwrap_or(now + REPORT_AFTER);
+            account.report_at = Some(at);
+            self.spending.insert((at, id));
+        } else if !waits && let Some(at) = account.report_at.take() {
+            self.spending.remove(&(at, id));
+        }
         if account.is_over() {
             self.open.remove(&id);
-        }
-        match waits {
-            true => {
-                self.spending.insert(id);
-                self.report_at.get_or_insert(now + REPORT_AFTER);
-            }
-            false => drop(self.spending.remove(&id)),
         }
         refund
     }
 
-    /// Schedules reports of all recent spending, if they are due.
-    pub(crate) fn on_time(&mut self, now: Instant) {
-        if self.report_at.is_some_and(|at| at <= now) {
-            self.report_all();
-        }
+    /// Lists the report of the first account for which it is due.
+    pub(crate) fn on_time(&mut self, now: Instant) -> bool {
+        self.next_due().is_some_and(|at| at <= now) && self.report_first()
     }
 
     pub(crate) fn next_due(&self) -> Option<Instant> {
-        self.report_at
+        self.spending.first().map(|(at, _)| *at)
     }
 
-    /// Schedules reports of all spending.
+    /// Lists reports of all spending.
     pub(crate) fn report_all(&mut self) {
-        self.report_at = None;
-        for id in mem::take(&mut self.spending) {
-            if let Some(account) = self.open.get(&id) {
-                let Fee { part, charge, .. } = &account.fee;
-                self.to_report[part.number()].insert((charge.key.clone(), id));
-            }
+        while self.report_first() {}
+    }
+
+    fn report_first(&mut self) -> bool {
+        let Some((_, id)) = self.spending.pop_first() else {
+            return false;
+        };
+        if let Some(account) = self.open.get_mut(&id) {
+            account.report_at = None;
+            let Fee { part, charge, .. } = &account.fee;
+            self.to_report[part.number()].insert((charge.key.clone(), id));
         }
+        true
     }
 
     /// The key of the rate of the next report to this part.
@@ -282,6 +287,7 @@ impl Account {
             counted: 0,
             spent: 0,
             in_flight: None,
+            report_at: None,
             excess: 0,
             is_settled: false,
             is_closed: false,

@@ -80,26 +80,25 @@ impl BoundedPermits {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Removes a permit that has reached a bound, and returns the reason. A response records without a lock since when
-    /// a frame has been unread; the keeper reads this only when the permit is due.
-    pub(crate) fn pop_over(&mut self, now: Instant) -> Option<(Arc<Lease>, LostErrorKind)> {
-        while let Some(&(at, seq)) = self.due.first()
-            && at <= now
-        {
-            self.due.pop_first();
-            let Some(permit) = self.permits.remove(&seq) else {
-                continue;
-            };
-            let is_over = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-            if is_over(permit.until) {
-                return Some((permit.lease, LostErrorKind::HeldTooLong));
-            }
-            if is_over(permit.idle_at(now)) {
-                return Some((permit.lease, LostErrorKind::Idle));
-            }
-            self.add(permit, now);
+    /// Checks the first permit that is due; `None` if none is. A permit that has reached a bound is removed, and returned
+    /// with the reason. A response records without a lock since when a frame has been unread; the keeper reads this only
+    /// when the permit is due.
+    pub(crate) fn check_next(
+        &mut self,
+        now: Instant,
+    ) -> Option<Option<(Arc<Lease>, LostErrorKind)>> {
+        let &(_, seq) = self.due.first().filter(|(at, _)| *at <= now)?;
+        self.due.pop_first();
+        let permit = self.permits.remove(&seq)?;
+        let is_over = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if is_over(permit.until) {
+            return Some(Some((permit.lease, LostErrorKind::HeldTooLong)));
         }
-        None
+        if is_over(permit.idle_at(now)) {
+            return Some(Some((permit.lease, LostErrorKind::Idle)));
+        }
+        self.add(permit, now);
+        Some(None)
     }
 }
 

@@ -377,24 +377,26 @@ impl Core {
         }
     }
 
-    /// The request's wait in a queue has timed out.
-    pub(super) fn time_out(&mut self, id: RequestId) {
-        let Some(request) = self.request_mut(id) else {
-            return;
+    /// Refuses the first request whose wait in a queue is over.
+    pub(super) fn time_out(&mut self) -> bool {
+        let first = self.waits.first();
+        let Some(&(_, id)) = first.filter(|(at, _)| *at <= self.ctx.now) else {
+            return false;
         };
-        request.waits_until = None;
-        let Some(request) = self.request(id) else {
-            return;
-        };
-        let mut legs = request.legs.iter();
+        self.waits.pop_first();
+        if let Some(request) = self.request_mut(id) {
+            request.waits_until = None;
+        }
+        let legs = self.request(id).map_or(&[][..], |one| &one.legs);
         let waits = |leg: &SlotLeg| {
             let queue = &self.queues[leg.lease.queue];
             let state = queue.leg_state(leg.lease.seq(), self.ctx.now);
             matches!(state, Some(LegState::Waiting(_)))
         };
-        if let Some(leg) = legs.position(waits) {
+        if let Some(leg) = legs.iter().position(waits) {
             self.refuse_leg(id, leg, AcquireErrorKind::TimedOut);
         }
+        true
     }
 
     fn park_leg(&mut self, id: RequestId, leg: usize) {

@@ -117,10 +117,6 @@ impl Core {
                 link.breaker.availability() == self.ctx.availability(link.part),
                 "breaker and context differ"
             );
-            ensure!(
-                link.held_back.is_empty() || !link.in_flight.is_empty(),
-                "requests are held back, and no answer will let them go on"
-            );
             let holds = |queue: &Queue| queue.part() == link.part && queue.holds_in_store();
             let connects = link.clock.is_some()
                 || link.connection.is_wanted
@@ -229,8 +225,12 @@ impl Core {
             Stage::Unsent => {
                 ensure!(request.asking.is_some(), "to be sent, and has no deadline");
                 let link = &self.links[part.number()];
+                let mut legs = self.next_for(request).legs_in(request);
+                let waits = legs.any(|leg| self.queues[leg.lease.queue].is_introducing());
+                let is_held_back = link.held_back.contains(&id);
                 ensure!(
-                    link.unsent.contains(&id) || link.held_back.contains(&id),
+                    link.unsent.contains(&id)
+                        || is_held_back && (waits || link.has_unsent(self.ctx.introduced)),
                     "to be sent, and nobody will"
                 );
                 ensure!(
@@ -376,6 +376,11 @@ impl Core {
 
     pub fn queue_count(&self) -> usize {
         self.queues.len()
+    }
+
+    /// Number of queues for which memory is reserved.
+    pub fn queue_room(&self) -> usize {
+        self.queues.room()
     }
 
     pub fn request_count(&self) -> usize {

@@ -80,7 +80,7 @@ impl Core {
 
     pub(super) fn has_work(&self, link: &Link) -> bool {
         self.queues.ready_count(link.part) > 0
-            || !link.unsent.is_empty()
+            || link.has_unsent(self.ctx.introduced)
             || !link.refunds.is_empty()
             || self.accounts.next_key(link.part).is_some()
     }
@@ -179,8 +179,8 @@ impl Core {
     fn asks_generation(&self, part: Part) -> bool {
         let link = &self.links[part.number()];
         let has_newcomers = || {
-            let has_any =
-                self.queues.count_of(part, Turn::Newcomers) > 0 || !link.unsent.is_empty();
+            let has_any = self.queues.count_of(part, Turn::Newcomers) > 0
+                || link.has_unsent(self.ctx.introduced);
             has_any && self.ctx.has_strict_limits(part)
         };
         let (ctx, suspected) = (&self.ctx, self.ctx.returns.suspected(part));
@@ -209,8 +209,8 @@ impl Core {
 
     fn fill(&mut self, draft: &mut Draft) {
         // In their turn: later requests for a single slot do not go before them.
-        let link = self.link(draft.part);
-        link.unsent.append(&mut link.held_back);
+        let introduced = self.ctx.introduced;
+        self.link(draft.part).retry_held_back(introduced);
         match self.ctx.settings.parts.is_cluster() {
             false => self.draft_all(draft),
             true => self.draft_one_key(draft),
@@ -523,8 +523,6 @@ impl Core {
     fn answered(&mut self, sent: PendingExchange, reply: Reply) {
         let (id, at) = (sent.id, sent.at);
         let (link, now) = (&mut self.links[id.part.number()], self.ctx.now);
-        // Requests held back for their holders: these may now be confirmed.
-        link.unsent.append(&mut link.held_back);
         let seen = StoreMoment {
             store_us: reply.now_us,
             sent: at,

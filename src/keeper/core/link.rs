@@ -8,7 +8,7 @@
 //! process that was connected less than a lease ago remembers their generation. A new process remembers none, so it finds no
 //! loss and does not wait.
 
-use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt, mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -47,10 +47,12 @@ pub(super) struct Link {
     pub next_kind: usize,
     /// Requests to send, except those sent by their queues.
     pub unsent: BTreeSet<RequestId>,
-    /// Requests that met a queue which is being introduced: see [`Queue::introduce`]. Retried with each exchange.
+    /// Requests that met a queue which is being introduced: see [`Queue::introduce`]. Retried when an introduction is over.
     ///
     /// [`Queue::introduce`]: crate::keeper::queue::Queue::introduce
     pub held_back: BTreeSet<RequestId>,
+    /// Number of introductions that were over when they were last retried.
+    introduced: u64,
     pub refunds: Vec<Refund>,
     /// Since when each exchange has left work for the next one.
     pub behind_since: Option<Instant>,
@@ -167,6 +169,7 @@ impl Link {
             next_kind: 0,
             unsent: BTreeSet::new(),
             held_back: BTreeSet::new(),
+            introduced: 0,
             refunds: Vec::new(),
             behind_since: None,
             rolled_at: None,
@@ -187,6 +190,18 @@ impl Link {
             self.rolled_at = Some(now);
         }
         is_due
+    }
+
+    /// Whether requests are to be sent that no introduction holds back, as far as known.
+    pub fn has_unsent(&self, introduced: u64) -> bool {
+        !self.unsent.is_empty() || introduced != self.introduced && !self.held_back.is_empty()
+    }
+
+    /// Retries the requests that were held back, if an introduction has ended since the last time.
+    pub fn retry_held_back(&mut self, introduced: u64) {
+        if mem::replace(&mut self.introduced, introduced) != introduced {
+            self.unsent.append(&mut self.held_back);
+        }
     }
 
     /// Whether a hello is on its way. Exchanges in flight on a connection that has ended do not delay it.

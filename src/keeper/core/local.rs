@@ -12,7 +12,7 @@ use super::{Asking, Core, Legs, Next, SlotLeg, Stage, rates::harsher};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     fallbacks::{Availability, FallbackInForce},
-    keeper::{demand::RequestId, queue::Decider},
+    keeper::{context::STOOD_STILL, demand::RequestId, queue::Decider},
     leases::{Fee, Lease, Paid},
     ledger::{Charge, Charged, Standing, Tat},
     limit::LimitId,
@@ -63,9 +63,29 @@ impl Core {
         has_all
     }
 
+    /// The first request that has asked for as long as it may falls back.
+    pub(super) fn end_asking(&mut self) -> bool {
+        let now = self.ctx.now;
+        let Some(due) = self.next_end_of_asking().filter(|due| *due <= now) else {
+            return false;
+        };
+        // This process stood still: answers that arrived meanwhile are read first, but only once.
+        let rested = self
+            .patient_until
+            .is_none_or(|until| now > until + self.ctx.settings.store_timeout);
+        if now > due + STOOD_STILL && rested {
+            self.patient_until = Some(now + STOOD_STILL);
+            return false;
+        }
+        if let Some((_, id)) = self.asking.pop_first() {
+            self.decide_alone(id);
+        }
+        true
+    }
+
     /// A request has asked the store for as long as it may, mostly because others were ahead in this process: it falls
     /// back, alone. If no slot is free here, it keeps asking until its wait is over.
-    pub(super) fn decide_alone(&mut self, id: RequestId) {
+    fn decide_alone(&mut self, id: RequestId) {
         let asking = self.request_mut(id).and_then(|one| one.asking.take());
         let (Some(Asking { since, .. }), Some(request)) = (asking, self.request(id)) else {
             return;
@@ -428,16 +448,17 @@ impl Core {
         }
     }
 
-    /// Continues the requests whose sleep is over.
-    pub(super) fn wake_sleepers(&mut self) {
-        while let Some((&(at, id), _)) = self.sleepers.first_key_value()
-            && at <= self.ctx.now
-        {
-            self.end_sleep(at, id);
-            if let Some(request) = self.request_mut(id) {
-                request.stage = Stage::Open;
-                self.note_changed(id);
-            }
+    /// Continues the first request whose sleep is over.
+    pub(super) fn wake_sleeper(&mut self) -> bool {
+        let first = self.sleepers.first_key_value();
+        let Some((&(at, id), _)) = first.filter(|((at, _), _)| *at <= self.ctx.now) else {
+            return false;
+        };
+        self.end_sleep(at, id);
+        if let Some(request) = self.request_mut(id) {
+            request.stage = Stage::Open;
+            self.note_changed(id);
         }
+        true
     }
 }

@@ -402,6 +402,12 @@ impl Core {
         }
     }
 
+    /// When the next request falls back for want of an answer of the store.
+    fn next_end_of_asking(&self) -> Option<Instant> {
+        let first = self.asking.first().map(|(at, _)| *at)?;
+        Some(self.patient_until.map_or(first, |until| first.max(until)))
+    }
+
     /// Sets the deadline of the wait in a queue.
     fn set_wait(&mut self, id: RequestId, until: Option<Instant>) {
         if until.is_none() && self.waits.is_empty() {

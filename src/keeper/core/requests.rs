@@ -8,7 +8,7 @@ use super::{Core, SlotLeg, Stage, acquire::Progress, link::Link};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
-        context::{Context, STOOD_STILL, earliest},
+        context::{Context, earliest},
         demand::{Demand, Leg, RequestId, Taken},
         effects::{Effect, LogEvent},
         queue::Queue,
@@ -21,6 +21,9 @@ use crate::{
     sync::{Confirmation, Inquiry, StoredWaker},
     telemetry::{LimitMeter, Measure},
 };
+
+/// Units of due work in one step, which take about a millisecond: timers, and entries that queues look at for them.
+const MAX_DUE: usize = 1_000;
 
 impl Core {
     /// Submits a request for a permit with this label. The request exists until [`collect`](Self::collect) returns an
@@ -399,69 +402,49 @@ impl Core {
         due.into_iter().fold(None, earliest)
     }
 
-    /// Does everything that is due.
-    pub fn on_time(&mut self, now: Instant) {
+    /// Does what is due. Returns whether it may be too much for one step: then [`next_due`](Self::next_due) has still
+    /// passed, and the next step continues.
+    pub fn on_time(&mut self, now: Instant) -> bool {
         self.ctx.now = now;
         self.alarm.take_if(|at| *at <= now);
-        while let Some(overdue) = self.ctx.confirmations.take_overdue(now) {
-            self.ctx.effects.push(Effect::GiveUpOn(overdue));
-        }
         self.end_trouble();
         self.end_overrides();
         self.end_fallbacks();
         self.check_returns();
-        self.wake_sleepers();
-        self.accounts.on_time(now);
-        while let Some(&(at, id)) = self.waits.first()
-            && at <= now
-        {
-            // Already removed from the list.
-            self.waits.pop_first();
-            self.time_out(id);
-            // A request that has waited long enough releases its slots to others before their waits end.
-            self.follow_decisions();
-        }
-        self.end_asking();
-        self.end_bounded();
         self.reconnect();
-        while let Some(queue) = self.queues.overdue(now) {
-            self.queues
-                .change(&mut self.ctx, queue, |queue, ctx| queue.on_time(ctx));
+        let mut left = MAX_DUE;
+        while left > 0
+            && let Some(units) = self.follow_timer()
+        {
+            left = left.saturating_sub(units);
         }
         self.follow_decisions();
         if self.ctx.reports.next_due().is_some_and(|due| due <= now) {
             self.ctx.log_reports();
         }
+        left == 0
     }
 
-    /// When the next request falls back for want of an answer of the store.
-    fn next_end_of_asking(&self) -> Option<Instant> {
-        let first = self.asking.first().map(|(at, _)| *at)?;
-        Some(self.patient_until.map_or(first, |until| first.max(until)))
-    }
-
-    /// Requests that have asked for as long as they may fall back, each alone.
-    fn end_asking(&mut self) {
+    /// Does the next work that is due, and returns its units.
+    fn follow_timer(&mut self) -> Option<usize> {
         let now = self.ctx.now;
-        let Some(due) = self.next_end_of_asking().filter(|due| *due <= now) else {
-            return;
-        };
-        // This process stood still: answers that arrived meanwhile are read first, but only once.
-        let rested = self
-            .patient_until
-            .is_none_or(|until| now > until + self.ctx.settings.store_timeout);
-        if now > due + STOOD_STILL && rested {
-            self.patient_until = Some(now + STOOD_STILL);
-            return;
+        if let Some(overdue) = self.ctx.confirmations.take_overdue(now) {
+            self.ctx.effects.push(Effect::GiveUpOn(overdue));
+            return Some(1);
         }
-        while let Some(&(at, id)) = self.asking.first()
-            && at <= now
-        {
-            // Already removed from the list.
-            self.asking.pop_first();
-            self.decide_alone(id);
+        if self.wake_sleeper() || self.accounts.on_time(now) {
+            return Some(1);
+        }
+        if self.time_out() || self.end_asking() || self.end_bounded() {
+            // A request that has waited long enough releases its slots to others before their waits end.
             self.follow_decisions();
+            return Some(1);
         }
+        let queue = self.queues.overdue(now)?;
+        Some(
+            self.queues
+                .change(&mut self.ctx, queue, |queue, ctx| queue.on_time(ctx)),
+        )
     }
 
     /// A connection has ended, and no exchange has reconnected since. Waiters and holders need a connection, and so does the
@@ -480,27 +463,32 @@ impl Core {
         }
     }
 
-    /// Revokes permits whose bounds have been reached.
-    fn end_bounded(&mut self) {
-        while let Some((lease, kind)) = self.bounded.pop_over(self.ctx.now) {
-            let (seq, was_lost) = (lease.seq(), lease.is_over(self.ctx.now));
-            let queue = self.queues.get(lease.queue);
-            let is_held = queue.is_some_and(|queue| queue.contains(seq));
-            // If the slot was lost before, unnoticed, only the response remains to be ended.
-            if is_held && was_lost {
-                self.queues
-                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                        queue.lose(ctx, seq)
-                    });
-            }
-            self.ctx.end_lease(&lease, kind);
-            if is_held && !was_lost {
-                self.queues
-                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                        queue.release_slot(ctx, seq)
-                    });
-            }
+    /// Revokes the first permit to be checked, if it has reached a bound.
+    fn end_bounded(&mut self) -> bool {
+        let Some(checked) = self.bounded.check_next(self.ctx.now) else {
+            return false;
+        };
+        let Some((lease, kind)) = checked else {
+            return true;
+        };
+        let (seq, was_lost) = (lease.seq(), lease.is_over(self.ctx.now));
+        let queue = self.queues.get(lease.queue);
+        let is_held = queue.is_some_and(|queue| queue.contains(seq));
+        // If the slot was lost before, unnoticed, only the response remains to be ended.
+        if is_held && was_lost {
+            self.queues
+                .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                    queue.lose(ctx, seq)
+                });
         }
+        self.ctx.end_lease(&lease, kind);
+        if is_held && !was_lost {
+            self.queues
+                .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                    queue.release_slot(ctx, seq)
+                });
+        }
+        true
     }
 }
 

@@ -126,9 +126,8 @@ impl Core {
         let part = id.part;
         self.ctx
             .record(|history, now| history.failed(id.number, now));
-        let link = self.link(part);
-        link.unsent.append(&mut link.held_back);
         if not_after_us == 0 {
+            let link = self.link(part);
             link.refunds.extend(exchange.refunds.iter().cloned());
         }
         let availability = self.ctx.availability(part);
@@ -392,7 +391,9 @@ impl Core {
         let availability = self.ctx.availability(part);
         self.report_all_here(part);
         self.each_queue_of(part, |queue, ctx| queue.leave_store(ctx, availability));
-        let unsent = mem::take(&mut self.link(part).unsent);
+        let link = self.link(part);
+        link.unsent.append(&mut link.held_back);
+        let unsent = mem::take(&mut link.unsent);
         self.reopen_all(unsent);
     }
 

@@ -98,8 +98,9 @@ impl Queue {
             all: units(self.those(Entry::is_held)),
         };
         ensure!(held == self.held, "{at}: counts {:?} as held", self.held);
+        let adopts = (self.outbox.as_ref()).is_some_and(|outbox| !outbox.adopt.is_empty());
         ensure!(
-            !self.introducing || self.is_introducing(),
+            !self.introducing || adopts || !self.those(Entry::is_unconfirmed).is_empty(),
             "{at}: its introduction is complete and was not ended"
         );
         self.audit_local(&at)?;

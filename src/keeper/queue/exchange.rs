@@ -67,7 +67,7 @@ impl Queue {
     ) {
         self.wants_batch = false;
         batch.pause_ms = batch.pause_ms.or(self.take_pause(ctx.now));
-        self.end_introduction();
+        self.end_introduction(ctx);
         if !self.introducing
             && let Some(outbox) = &self.outbox
         {
@@ -87,7 +87,7 @@ impl Queue {
         self.take_releases(batch, pending, &mut left);
         self.take_holders(ctx, batch, pending, &mut left);
         *room -= share - left;
-        self.end_introduction();
+        self.end_introduction(ctx);
         if !self.introducing {
             self.take_newcomers(ctx, batch, pending, room);
         }

@@ -68,6 +68,8 @@ use crate::{
 
 pub(super) use self::permit::entry::Requester;
 use self::permit::entry::{Due, Entry, Holder};
+#[cfg(test)]
+pub use self::work::LOOKS;
 
 /// Leases after which a release is no longer repeated. A waiter that outlives even this is released when it is promoted
 /// without an entry here.
@@ -114,6 +116,8 @@ pub(super) struct Queue {
     /// Newcomers are held back until the store has confirmed all holders: see [`introduce`](Self::introduce). May stay
     /// set after that, until [`after_change`](Self::after_change).
     introducing: bool,
+    /// The last holder that was not confirmed yet when the queue last looked for one.
+    unconfirmed: Seq,
     /// The next batch that adopts a permit tells the other replicas, since this one has found the loss.
     tells: bool,
     held: HeldUnits,
@@ -368,6 +372,7 @@ impl Queue {
             recheck_right: false,
             pause: None,
             introducing: false,
+            unconfirmed: 0,
             tells: false,
             held: HeldUnits::default(),
             snapshot: Snapshot {

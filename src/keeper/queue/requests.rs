@@ -74,12 +74,12 @@ impl Queue {
         due
     }
 
-    /// Does everything that is due.
-    pub fn on_time(&mut self, ctx: &mut Context) {
-        let now = ctx.now;
+    /// Does everything that is due. Returns the units of work: this timer, and the entries that it looked at.
+    pub fn on_time(&mut self, ctx: &mut Context) -> usize {
+        let (now, mut units) = (ctx.now, 1);
         let due = |timer: &mut Option<Instant>| timer.take_if(|at| *at <= now).is_some();
         if due(&mut self.renew_at) {
-            self.renew_due(ctx);
+            units += self.renew_due(ctx);
         }
         if self.pause.as_ref().is_some_and(|pause| pause.due <= now) {
             let over = self.pause.take_if(|pause| pause.end + RAMP <= now);
@@ -90,6 +90,7 @@ impl Queue {
             self.wants_batch |= due(&mut waiters.poll_at);
             self.wants_batch |= due(&mut waiters.next_slot_at);
             if due(&mut waiters.roll_call_at) {
+                units += self.entries.len();
                 self.call_roll();
             }
         }
@@ -103,11 +104,12 @@ impl Queue {
         {
             outbox.release.append(&mut outbox.later);
         }
+        units
     }
 
     /// Passes the next entries: renews the permits that are due or will be soon, or ends them if they have expired. Then
-    /// sets the time for the rest, or for the first permit that will be due.
-    fn renew_due(&mut self, ctx: &mut Context) {
+    /// sets the time for the rest, or for the first permit that will be due. Returns the number of entries passed.
+    fn renew_due(&mut self, ctx: &mut Context) -> usize {
         let Scan { from, mut next } = self.scan.take().map_or_else(Scan::default, |scan| *scan);
         // More permits than fit into an exchange gain nothing by being renewed with others.
         let soon = match self.entries.len() <= MAX_SCANNED {
@@ -121,13 +123,14 @@ impl Queue {
             let is_short = left.is_some_and(|left| ctx.is_of_promotion(left));
             at <= if is_short { ctx.now } else { soon }
         };
-        let (mut due, mut rest) = (Vec::new(), None);
-        for (passed, (seq, entry)) in self.entries.since(from).enumerate() {
+        let (mut due, mut rest, mut passed) = (Vec::new(), None, 0);
+        for (seq, entry) in self.entries.since(from) {
+            if passed == MAX_SCANNED {
+                rest = Some(*seq);
+                break;
+            }
+            passed += 1;
             match entry.state() {
-                _ if passed == MAX_SCANNED => {
-                    rest = Some(*seq);
-                    break;
-                }
                 State::Held(hold) if hold.due.is_some_and(|at| is_due(entry, at)) => due.push(*seq),
                 State::Held(hold) => next = earliest(next, hold.due),
                 _ => {}
@@ -141,6 +144,7 @@ impl Queue {
             let next = self.renew_at.replace(ctx.now + PAUSE);
             self.scan = Some(Box::new(Scan { from, next }));
         }
+        passed
     }
 }
 

@@ -21,6 +21,12 @@ use crate::{
 /// Time for holders to be restored in a store that has lost them, before waiters ask it for slots.
 const HOLDERS_FIRST: Duration = Duration::from_millis(100);
 
+#[cfg(test)]
+thread_local! {
+    /// Entries passed in search of an unconfirmed holder, and questions of claims.
+    pub static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// Repeated questions: after a new connection, and from time to time.
 impl Queue {
     /// Requests a batch, even an empty one.
@@ -78,26 +84,49 @@ impl Queue {
         }
     }
 
-    /// Whether a holder, old or new, is still being asked for or adopted since the introduction began.
+    /// Whether the queue holds newcomers back. Called after [`after_change`](Self::after_change).
     pub fn is_introducing(&self) -> bool {
-        let is_asked = |entry: &Entry| entry.in_store.renewing || entry.in_store.entering;
-        let unconfirmed = |entry: &Entry| entry.is_held() && is_asked(entry);
-        let adopts = |outbox: &Outbox| !outbox.adopt.is_empty();
-        // In this order, as a queue may have many entries and is seldom being introduced.
+        #[cfg(test)]
+        LOOKS.set(LOOKS.get() + 1);
         self.introducing
-            && (self.outbox.as_deref().is_some_and(adopts)
-                || self.entries.values().any(unconfirmed))
     }
 
-    /// Ends the introduction once all holders are confirmed: a later renewal does not hold newcomers back.
-    pub(super) fn end_introduction(&mut self) {
-        self.introducing = self.is_introducing();
+    /// A holder that is still being asked for, or adopted: the last one, if none is known.
+    fn unconfirmed_holder(&self) -> Option<Seq> {
+        let adopted = self.outbox.as_ref().and_then(|outbox| outbox.adopt.front());
+        let is_unconfirmed = |seq: &&Seq| self.entries.get(seq).is_some_and(Entry::is_unconfirmed);
+        let known = Some(&self.unconfirmed).filter(is_unconfirmed);
+        let found = adopted.or(known).copied();
+        found.or_else(|| {
+            let last = (self.entries.values().rev()).find(|entry| {
+                #[cfg(test)]
+                LOOKS.set(LOOKS.get() + 1);
+                entry.is_unconfirmed()
+            });
+            last.map(|entry| entry.lease.seq())
+        })
+    }
+
+    /// Ends the introduction once no holder, old or new, is being asked for or adopted: a later renewal does not hold
+    /// newcomers back. The store is asked for holders in order, so the last one is mostly the last to be confirmed, and
+    /// a change does not look at them all.
+    pub(super) fn end_introduction(&mut self, ctx: &mut Context) {
+        if !self.introducing {
+            return;
+        }
+        match self.unconfirmed_holder() {
+            Some(seq) => self.unconfirmed = seq,
+            None => {
+                self.introducing = false;
+                ctx.introduced += 1;
+            }
+        }
     }
 
     /// Called after every change of the queue, before the core lists it: ends a complete introduction, and opens or
     /// closes the pool by the ledger in this process.
     pub fn after_change(&mut self, ctx: &mut Context) {
-        self.end_introduction();
+        self.end_introduction(ctx);
         self.follow_ledger_here(ctx);
         self.plan_pause(ctx);
     }
@@ -274,7 +303,7 @@ impl Queue {
         if outbox.has_any_but_newcomers() || self.wants_batch {
             return true;
         }
-        !outbox.acquire.is_empty() && !self.is_introducing()
+        !outbox.acquire.is_empty() && !self.introducing
     }
 
     /// Whether it can be dropped: the store knows everything that it knows, and nothing is left to send.

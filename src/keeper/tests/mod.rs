@@ -17,6 +17,7 @@ mod overrides;
 mod pauses;
 mod renewals;
 mod reuse;
+mod steps;
 mod tenants;
 mod weights;
 
@@ -143,9 +144,9 @@ impl World {
     fn pass(&mut self, time: Duration) {
         self.now += time;
         let now = self.local();
-        self.keepers
-            .iter_mut()
-            .for_each(|keeper| keeper.on_time(now));
+        for keeper in &mut self.keepers {
+            while keeper.on_time(now) {}
+        }
     }
 
     fn ask(&mut self, keeper: usize, wait: Duration) -> Arc<Lease> {

@@ -304,6 +304,11 @@ impl Entry {
         matches!(self.state, State::Held(_))
     }
 
+    /// Whether it is held, and the store is still being asked for it, or adopts it.
+    pub fn is_unconfirmed(&self) -> bool {
+        self.is_held() && (self.in_store.renewing || self.in_store.entering)
+    }
+
     /// Whether this process has admitted it without the store, and no exchange in flight tells the store.
     pub fn is_held_here_only(&self) -> bool {
         self.is_held() && self.lease.deadline().is_none() && !self.in_store.entering
