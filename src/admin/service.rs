@@ -144,9 +144,8 @@ async fn limit(State(shared): State<Arc<Shared>>, head: Parts) -> Answer {
 
 async fn explain(State(shared): State<Arc<Shared>>, head: Parts) -> Answer {
     shared.origins.check(&head)?;
-    let ((limit, key), count) = subject(head.uri.query().unwrap_or_default())?;
-    let key = key.ok_or_else(|| Problem::malformed("`key` must be the digest of a key"))?;
-    let latest = shared.views.explanation_of(&shared.operator, limit, key);
+    let (subject, count) = subject(head.uri.query().unwrap_or_default())?;
+    let latest = shared.views.explanation_of(&shared.operator, &subject);
     Ok(json(answer::explanation(&latest.await?, count)))
 }
 

@@ -138,12 +138,10 @@ impl Views {
     pub(super) async fn explanation_of(
         &self,
         operator: &Operator,
-        limit: String,
-        key: KeyDigest,
+        subject: &Subject,
     ) -> Result<Latest<Explanation>, Problem> {
-        let subject = (limit, Some(key));
-        let view = self.explanations.look_at(&subject)?;
-        let ask = operator.explain(&subject.0, key);
+        let view = self.explanations.look_at(subject)?;
+        let ask = operator.explain(&subject.0, subject.1);
         self.get(&view, ask).await
     }
 

@@ -17,6 +17,13 @@ use crate::{
     telemetry::{Cause, History, LimitMeter, Measure, Report, StoreMeter, StoreState},
 };
 
+/// What events of the log name: the limiter's namespace, and the address of its store.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Names<'a> {
+    pub namespace: &'a str,
+    pub store: &'a str,
+}
+
 /// The effects of one step, in order of occurrence.
 #[derive(Default)]
 pub(super) struct Effects(SmallVec<[Effect; USUAL]>);
@@ -143,17 +150,17 @@ impl Effects {
     /// Runs all effects, without a lock held. A panic of a waker, subscriber or recorder ends with its effect, once the
     /// panic hook has reported it: a drop must not panic, and the result of a step must reach its caller.
     #[inline]
-    pub fn run(self, namespace: &str, store: &StoreMeter, control: &Control) {
+    pub fn run(self, names: Names<'_>, store: &StoreMeter, control: &Control) {
         if !self.0.is_empty() {
-            self.run_all(namespace, store, control);
+            self.run_all(names, store, control);
         }
     }
 
-    fn run_all(mut self, namespace: &str, store: &StoreMeter, control: &Control) {
+    fn run_all(mut self, names: Names<'_>, store: &StoreMeter, control: &Control) {
         assert_unlocked();
         self.0.sort_by_key(Effect::rank);
         for effect in self.0 {
-            shielded(|| effect.run(namespace, store, control));
+            shielded(|| effect.run(names, store, control));
         }
     }
 }
@@ -176,7 +183,7 @@ impl Effect {
         }
     }
 
-    fn run(self, namespace: &str, store: &StoreMeter, control: &Control) {
+    fn run(self, names: Names<'_>, store: &StoreMeter, control: &Control) {
         match self {
             Self::Wake(waker) => waker.wake_task(),
             Self::Drop(waker) => drop(waker),
@@ -188,22 +195,24 @@ impl Effect {
             Self::GiveUpOn(confirmation) => drop(confirmation),
             Self::Measure(meter, measure) => meter.note(measure),
             Self::MeasureStore(state) => store.is(state),
-            Self::Log(event) => event.write(namespace),
+            Self::Log(event) => event.write(names),
             Self::Record(event) => History::write(event),
         }
     }
 }
 
 impl LogEvent {
-    fn write(self, namespace: &str) {
+    fn write(self, names: Names<'_>) {
+        let Names { namespace, store } = names;
         match self {
-            Self::Trouble { cause, error } => write_trouble(namespace, cause, &error),
+            Self::Trouble { cause, error } => write_trouble(names, cause, &error),
             Self::StoreNeverReached { error } => tracing::warn!(
                 namespace,
+                store,
                 error,
                 "the store has not been reached since the start: the fallback of each limit applies"
             ),
-            Self::StoreBack => tracing::info!(namespace, "the store is back"),
+            Self::StoreBack => tracing::info!(namespace, store, "the store is back"),
             Self::DataLost => tracing::warn!(
                 namespace,
                 "the store has lost its data: permits return to it before newcomers under strict limits"
@@ -248,20 +257,23 @@ impl LogEvent {
 }
 
 /// Logs why the store does not decide on requests.
-fn write_trouble(namespace: &str, cause: Cause, error: &str) {
+fn write_trouble(Names { namespace, store }: Names<'_>, cause: Cause, error: &str) {
     match cause {
         Cause::Outage => tracing::warn!(
             namespace,
+            store,
             error,
             "the store is down: the fallback of each limit applies"
         ),
         Cause::Refusal => tracing::error!(
             namespace,
+            store,
             error,
             "the store is misconfigured: its limits refuse all requests"
         ),
         Cause::Full => tracing::warn!(
             namespace,
+            store,
             error,
             "the store accepts no new permits: the fallback of each limit applies to requests"
         ),
@@ -300,7 +312,7 @@ mod tests {
         for waker in &wakers {
             effects.wake(Some(StoredWaker::of(&waker.clone().into())));
         }
-        effects.run("test", &StoreMeter::noop(), &Control::default());
+        effects.run(Names::default(), &StoreMeter::noop(), &Control::default());
         let wakes = wakers
             .each_ref()
             .map(|waker| waker.wakes.load(Ordering::Relaxed));

@@ -254,6 +254,12 @@ impl KeeperHandle {
         self.keeper.peek(|core| core.mode_of(limit))
     }
 
+    /// Whether an operator has paused the limit.
+    pub fn is_paused(&self, limit: LimitId) -> bool {
+        let until = self.keeper.peek(|core| core.paused_until(limit));
+        until.is_some_and(|until| until > Instant::now())
+    }
+
     /// The record of overrides in a process without a store.
     #[cfg(feature = "operate")]
     pub fn local_record(&self) -> Option<&LocalRecord> {

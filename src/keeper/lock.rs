@@ -19,7 +19,7 @@ use tokio::{
 use super::{
     context::{Settings, earliest},
     core::{Core, Outgoing},
-    effects::Effects,
+    effects::{Effects, Names},
 };
 use crate::{
     error::AcquireErrorKind,
@@ -45,6 +45,8 @@ pub(crate) struct Keeper {
     /// Where the driver runs.
     pub home: Home,
     pub namespace: String,
+    /// The address of the store, for the log.
+    address: String,
     /// Names the permits of this process in the store.
     pub replica: ReplicaId,
     pub store_meter: StoreMeter,
@@ -71,12 +73,14 @@ impl Keeper {
         };
         let core = Core::new(settings, store.is_some(), Instant::now());
         let driver = DriverState::default();
+        let address = store.as_ref().map(|store| store.address());
         Arc::new(Self {
             locked: Mutex::new(Locked { core, driver }),
             store,
             session: Mutex::default(),
             home,
             namespace,
+            address: address.unwrap_or_default(),
             replica,
             store_meter,
             changed: Notify::new(),
@@ -162,11 +166,16 @@ impl Afterwards<'_> {
         }
         let Keeper {
             namespace,
+            address,
             store_meter,
             control,
             ..
         } = self.keeper;
-        self.effects.run(namespace, store_meter, control);
+        let names = Names {
+            namespace,
+            store: address,
+        };
+        self.effects.run(names, store_meter, control);
     }
 }
 

@@ -425,12 +425,13 @@ impl Scope {
     }
 
     /// The demand of a request on the limit with this number. `None`: the request has no key. Nothing is looked up while
-    /// the limit `is_off`.
+    /// the limit `is_off`, and no value while it `is_paused`.
     pub(super) fn find(
         &self,
         number: LimitId,
         head: &Parts,
         is_off: impl Fn() -> bool,
+        is_paused: impl Fn() -> bool,
     ) -> Lookup<Leg> {
         let leg = |key| Leg {
             limit: number,
@@ -476,6 +477,8 @@ impl Scope {
         match value {
             Lookup::Now(value) => Lookup::Now(Some(Leg { value, ..leg })),
             Lookup::Later(_) if is_off() => Lookup::Now(Some(exempt(leg))),
+            // Refused, whatever its value; if the pause ends meanwhile, the limit's own applies.
+            Lookup::Later(_) if is_paused() => Lookup::Now(Some(leg)),
             Lookup::Later(value) => {
                 Lookup::Later(value.map(move |value| Some(Leg { value, ..leg })).boxed())
             }

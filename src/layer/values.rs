@@ -5,7 +5,7 @@
 use std::{
     collections::HashMap,
     future::Future,
-    panic::resume_unwind,
+    panic::{catch_unwind, resume_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -16,10 +16,17 @@ use std::{
 use futures_util::future::BoxFuture;
 use http::request::Parts;
 use quick_cache::sync::Cache;
-use tokio::{runtime::Handle, task::JoinHandle, time::Instant};
+use tokio::{
+    runtime::Handle,
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
 use tracing::Instrument;
 
 use crate::{key::Key, limit::LimitValue};
+
+/// Time limit of a lookup, which includes the wait for that of another request.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The sources of a key's own value. Cheap to clone.
 #[derive(Clone, Default)]
@@ -99,7 +106,7 @@ where
         return lookup().await;
     };
     let mut task = LookupTask {
-        handle: runtime.spawn(lookup().in_current_span()),
+        handle: runtime.spawn(in_time(lookup()).in_current_span()),
         begun: begun.clone(),
     };
     match (&mut task.handle).await {
@@ -107,8 +114,21 @@ where
         Err(error) => match error.try_into_panic() {
             Ok(panic) => resume_unwind(panic),
             // The task ended with its runtime, and this request has moved to another.
-            Err(_) => lookup().await,
+            Err(_) => in_time(lookup()).await,
         },
+    }
+}
+
+/// After the time limit there is no value, and nothing is cached: the key is free for the lookup of another request.
+async fn in_time(lookup: impl Future<Output = Option<LimitValue>>) -> Option<LimitValue> {
+    // Tokio panics on a runtime without timers, and has no other way to find out.
+    match catch_unwind(|| sleep(LOOKUP_TIMEOUT)) {
+        Ok(timer) => tokio::select! {
+            biased;
+            value = lookup => value,
+            () = timer => None,
+        },
+        Err(_) => lookup.await,
     }
 }
 

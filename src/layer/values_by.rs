@@ -75,13 +75,16 @@ impl Scope {
     ///
     /// Use it for a customer's plan in a database, for example. Answers, including `None`, are cached for `ttl`, for the
     /// `capacity` most used keys; concurrent requests of a key share one lookup, which sees the first request's head.
-    /// A lookup may take any time, and delays requests before they queue. While the database is away, answer with the last
-    /// known value: `None` would be the limit's own value for a whole `ttl`. While the limit is [off](crate::Mode::Off),
-    /// nothing is looked up.
+    /// A lookup delays requests before they queue. While the database is away, answer with the last known value: `None` would
+    /// be the limit's own value for a whole `ttl`. While the limit is [off](crate::Mode::Off) or
+    /// paused by an operator, nothing is looked up.
     ///
     /// On a Tokio runtime, the lookup is a task, in the request's tracing span but without its task-locals. Once the lookup
-    /// has begun, it ends and its answer is cached even if the request is cancelled, so a lookup that may hang needs a
-    /// timeout of its own.
+    /// has begun, its answer is cached even if the request is cancelled.
+    ///
+    /// A request waits for a lookup for 30 s at most: then it has the limit's own value, nothing is cached, its lookup is
+    /// dropped, and the next request looks the key up. A shorter timeout in the lookup can answer with the last known value
+    /// instead. Without a Tokio runtime with timers, a lookup is not bounded.
     ///
     /// ```
     /// use std::time::Duration;

@@ -13,28 +13,39 @@ use super::{
     },
     changes::Overrides,
     error::OperateError,
-    operator::{Access, Operator, no_answer, too_often},
+    operator::{Access, Operator, no_answer, shown, too_often},
 };
 #[cfg(feature = "redis")]
 use crate::ledger::ID_CHARS;
 use crate::{
+    key::Key,
     ledger::ramped,
     limit::Mode,
     overrides::{KeyDigest, Setting, Target, TenantDigest},
 };
 
 impl Operator {
-    /// Explains what would happen to a request of this caller now, according to the replicas and the store.
+    /// Explains what would happen to a request of this caller now, according to the replicas and the store. Without a key:
+    /// under a limit that all callers share.
     ///
     /// The method asks four questions one after another, and a fifth under a [fair](crate::Limit::fair) limit, so the parts
     /// may stem from different moments. A value declared for this caller alone is known only while the caller is in use.
     ///
     /// # Errors
     ///
-    /// See [`permits`](Self::permits); [`OperateErrorKind::Busy`](super::OperateErrorKind::Busy) if the replicas are asked too often;
+    /// See [`permits`](Self::permits); [`OperateErrorKind::Value`](super::OperateErrorKind::Value) if the replicas know keys of
+    /// single callers and none is given, or if one is given and they know only the key that all callers share;
+    /// [`OperateErrorKind::Busy`](super::OperateErrorKind::Busy) if the replicas are asked too often;
     /// and [`OperateErrorKind::NoAnswer`](super::OperateErrorKind::NoAnswer) if the only replicas that may have the limit do not
     /// answer, or there is no replica.
-    pub async fn explain(&self, limit: &str, key: KeyDigest) -> Result<Explanation, OperateError> {
+    pub async fn explain(
+        &self,
+        limit: &str,
+        key: impl Into<Option<KeyDigest>>,
+    ) -> Result<Explanation, OperateError> {
+        let shared = KeyDigest::of(limit, Key::SHARED);
+        let given = key.into();
+        let key = given.unwrap_or(shared);
         let mut permits = self.permits(limit, Some(key)).await?;
         let refusals = self.refusals(limit, Some(key)).await?;
         let mut keys = self.keys(limit, Some(key)).await?;
@@ -51,6 +62,15 @@ impl Operator {
             return Err(too_often());
         }
         let row = row.ok_or_else(|| no_answer(limit, &limits))?;
+        let fault = match (given, row.shared) {
+            (None, false) if row.keys > 0 => "counts by key: name the caller's key",
+            (Some(_), true) if key != shared => "has one key for all callers: name none",
+            _ => "",
+        };
+        if !fault.is_empty() {
+            let limit = shown(limit);
+            return Err(OperateError::value(format!("limit `{limit}` {fault}")));
+        }
         let own = keys.rows.pop();
         let max = match &own {
             Some(own) => own.max,

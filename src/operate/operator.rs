@@ -249,7 +249,7 @@ pub(super) fn too_often() -> OperateError {
 }
 
 /// The name of a limit in an error.
-fn shown(limit: &str) -> String {
+pub(super) fn shown(limit: &str) -> String {
     let start = limit.chars().take(64);
     start.flat_map(char::escape_debug).collect()
 }

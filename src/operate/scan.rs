@@ -34,7 +34,8 @@ const PAGE: usize = 1_000;
 /// Maximum number of steps for namespaces, in all parts of a cluster together.
 const MAX_PAGES: usize = 50;
 /// Maximum number of steps for holders, in each part of a cluster. A holder that is overlooked would be taken for none,
-/// so this only bounds the time.
+/// so this only bounds the time. From Redis 7.4 and Valkey 8 on, a node scans only the hash slot that the pattern of a part
+/// names; older ones scan all their keys for each of their parts.
 const MAX_HOLDER_PAGES: usize = 2_000;
 /// Number of ledgers read concurrently.
 const AT_ONCE: usize = 64;

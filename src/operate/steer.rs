@@ -22,7 +22,7 @@ use crate::{
     overrides::{Change, Changed, Override, Record},
 };
 
-/// Time between two questions whether a limit is in use.
+/// Shortest time between two questions whether a limit is in use.
 const DRAIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause before the second check that a limit is drained.
 const SECOND_LOOK: Duration = Duration::from_millis(300);
@@ -95,7 +95,7 @@ impl Operator {
     /// Completes once no replica holds a slot of this limit, for example after a [pause](super::Order::Pause). If the limit is
     /// paused, the pause must last until then.
     ///
-    /// The method asks every second, and continues while any replica does not answer, or none does. Replicas that
+    /// The method asks every second, or after a pause as long as the last check if that is longer, and continues while any replica does not answer, or none does. Replicas that
     /// cannot be asked because they are not operable may hold slots of this limit. So it also continues while the store
     /// has slots of such replicas, under any limit, if the operator's user may scan the keys. Up to two million keys of
     /// the database are looked at, in a cluster for each of sixteen parts; while there are more, it continues too. Each
@@ -117,7 +117,9 @@ impl Operator {
     ) -> Result<(), OperateError> {
         let (mut was_drained, mut was_paused) = (false, false);
         loop {
+            let began = Instant::now();
             let (held, answers) = self.held_of(limit).await?;
+            let took = began.elapsed();
             // Replicas that do not answer may still pause the limit.
             let is_paused = answers.rows.iter().any(|row| row.paused);
             if was_paused && !is_paused && !answers.rows.is_empty() {
@@ -137,7 +139,8 @@ impl Operator {
                 continue;
             }
             progress(held, &answers);
-            sleep(DRAIN_INTERVAL).await;
+            // So a large store is scanned for half of the time at most.
+            sleep(DRAIN_INTERVAL.max(took)).await;
         }
     }
 

@@ -37,6 +37,11 @@ const FRESH: Duration = Duration::from_secs(10);
 pub(crate) trait Store: Send + Sync + 'static {
     /// A session with this part of the store. It has not connected yet.
     fn open(&self, part: Part) -> Box<dyn Session>;
+
+    /// The store's address, for people.
+    fn address(&self) -> String {
+        String::new()
+    }
 }
 
 /// The connections of one driver.
@@ -185,6 +190,13 @@ impl StoreError {
             kind: StoreErrorKind::Misconfigured,
             message: message.into(),
         }
+    }
+
+    /// Names the server that the error is about.
+    #[cfg(feature = "redis")]
+    pub(crate) fn at(mut self, address: &str) -> Self {
+        self.message = format!("{address}: {}", self.message);
+        self
     }
 
     pub(crate) fn is_outage(&self) -> bool {

@@ -157,7 +157,7 @@ async fn a_key_is_explained() {
             assert!(unclaimed["ends_in_ms"].as_u64() > Some(0), "{unclaimed}");
         }
         let without = call(&scene.admin, get("/api/explain?limit=chat"), "").await;
-        assert_eq!(problem(without).await, (400, "malformed".to_owned()));
+        assert_eq!(problem(without).await, (400, "value".to_owned()));
         let path = format!("/api/explain?limit=x&key={}", KeyDigest::of("x", "acme"));
         let unknown = call(&scene.admin, get(&path), "").await;
         assert_eq!(problem(unknown).await, (404, "unknown_limit".to_owned()));

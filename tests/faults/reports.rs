@@ -152,6 +152,11 @@ async fn a_state_in_which_some_commands_work_is_reported_once() {
         assert_eq!(events(&namespace, BACK).len(), 1, "{state}");
         let all = events(&namespace, "the store ");
         assert_eq!(all.len(), 2, "{state}: {all:?}");
+        let address = format!("127.0.0.1:{}", server.port());
+        let is_named = |line: &String| line.contains(&format!("store=\"{address}\""));
+        assert!(all.iter().all(is_named), "{state}: {all:?}");
+        let begun = &events(&namespace, words)[0];
+        assert!(begun.contains(&format!("error=\"{address}: ")), "{begun}");
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
-use tokio::{runtime::Handle, sync::Semaphore};
+use tokio::{runtime::Handle, sync::Semaphore, time::sleep};
 use tokio_test::{assert_pending, task};
 use tower::{Layer, ServiceExt};
 use tower_turnstile::{ConfigErrorKind, Key, Limit, LimitValue, Limiter, Policy, Refusal, Scope};
@@ -388,4 +388,58 @@ async fn kept_answers_are_bounded() {
     }
     // At most ten of the keys are found again.
     assert!(plans.asked() >= 1_990, "{}", plans.asked());
+}
+
+/// The database behind the lookups hangs once. The key is free again in time, also if the client has left.
+#[tokio::test(start_paused = true)]
+async fn lookup_that_never_returns_is_dropped() {
+    for leaves in [false, true] {
+        let lookups = Arc::new(AtomicU32::new(0));
+        let (count, hanging) = (lookups.clone(), Arc::new(()));
+        let hung = Arc::downgrade(&hanging);
+        let hanging = Mutex::new(Some(hanging));
+        let scope = ONE
+            .by_header("x-key")
+            .values_by_async(10, FRESH, move |_, _| {
+                count.fetch_add(1, Ordering::Relaxed);
+                let hangs = hanging.lock().unwrap().take();
+                async move {
+                    if let Some(_kept) = hangs {
+                        std::future::pending::<()>().await;
+                    }
+                    Some(2)
+                }
+            });
+        let service = Limiter::in_memory().layer(scope).layer(serve(endless()));
+        let mut first = task::spawn(service.clone().oneshot(with_key("gold")));
+        assert_pending!(first.poll());
+        until(|| lookups.load(Ordering::Relaxed) == 1).await;
+        let first = (!leaves).then_some(first);
+        sleep(Duration::from_secs(29)).await;
+        assert_eq!(hung.strong_count(), 1);
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(hung.strong_count(), 0);
+        // Admitted by the limit's own value.
+        let mut responses = Vec::new();
+        if let Some(first) = first {
+            responses.push(soon(first).await.unwrap());
+        }
+        responses.push(send(&service, with_key("gold")).await);
+        assert!(
+            responses
+                .iter()
+                .all(|response| response.status() == StatusCode::OK)
+        );
+        assert_eq!(lookups.load(Ordering::Relaxed), 2);
+    }
+}
+
+#[test]
+fn lookup_on_a_runtime_without_timers_has_no_bound() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let scope = ONE
+        .by_header("x-key")
+        .values_by_async(10, FRESH, |_, _| async { Some(2) });
+    let admitted = admitted(scope, || with_key("gold"));
+    assert_eq!(runtime.unwrap().block_on(admitted), (2, 2));
 }

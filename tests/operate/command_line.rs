@@ -241,6 +241,7 @@ async fn exit_codes_say_what_happened() {
         &["permits"][..],
         &["permits", "chat", "--digest", "0"],
         &["explain", "chat"],
+        &["explain", "chat", "--key", "acme", "--digest", "0"],
         &["unknown"],
         &["--namespace", "a b", "limits"],
     ] {
@@ -248,7 +249,10 @@ async fn exit_codes_say_what_happened() {
     }
     assert_eq!(code("http://canary@host", &["limits"]).await.0, 2);
     let nobody = format!("redis://user:canary@127.0.0.1:{}", free_port());
-    assert_eq!(code(&nobody, &["limits"]).await.0, 3);
+    let (unreached, errors) = code(&nobody, &["limits"]).await;
+    assert_eq!(unreached, 3);
+    let address = nobody.rsplit('@').next().expect("an address");
+    assert!(errors.contains(address), "{errors}");
     // A replica that crashed a moment ago.
     let roster = "turnstile:{turnstile:control}:roster";
     let now_ms = server.cli(&["EVAL", "return redis.call('TIME')[1] * 1000", "0"]);

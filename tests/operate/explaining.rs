@@ -270,3 +270,43 @@ async fn the_keys_of_a_rate_that_are_kept_are_bounded() {
     let first = operator.explain("starts", KeyDigest::of("starts", 0_u64));
     assert_eq!(first.await.unwrap().budget, None);
 }
+
+/// A limit by key needs one, and a limit that all callers share has none.
+#[tokio::test]
+async fn a_key_is_named_where_there_are_keys() {
+    let limiter = Limiter::in_memory();
+    let operator = limiter.operator();
+    let chat = Limit::concurrent("chat", 2);
+    let _idle = [
+        limiter.semaphore(&chat, "acme"),
+        limiter.semaphore(JOBS, ""),
+    ];
+    let fault = async |limit, key: Option<&str>| {
+        let key = key.map(|key| KeyDigest::of(limit, key));
+        let error = operator.explain(limit, key).await.err()?;
+        assert_eq!(error.kind(), OperateErrorKind::Value);
+        Some(error.to_string())
+    };
+    // As long as no key is known, none is wrong.
+    for limit in ["chat", "jobs"] {
+        assert_eq!(fault(limit, None).await, None);
+        assert_eq!(fault(limit, Some("acme")).await, None);
+    }
+    let _held = [
+        limiter.semaphore(&chat, "acme").acquire().await.unwrap(),
+        limiter.semaphore(JOBS, "").acquire().await.unwrap(),
+    ];
+    let by_key = "limit `chat` counts by key: name the caller's key";
+    assert_eq!(fault("chat", None).await.unwrap(), by_key);
+    let shared = "limit `jobs` has one key for all callers: name none";
+    assert_eq!(fault("jobs", Some("acme")).await.unwrap(), shared);
+    for (limit, key) in [
+        ("chat", Some("acme")),
+        ("chat", Some("globex")),
+        ("jobs", None),
+        ("jobs", Some("")),
+    ] {
+        assert_eq!(fault(limit, key).await, None, "{limit} {key:?}");
+    }
+    assert_eq!(operator.explain("jobs", None).await.unwrap().in_use, 1);
+}

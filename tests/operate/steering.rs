@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use http::{Request, StatusCode};
-use tokio::time::{sleep, timeout};
+use futures_util::FutureExt;
+use http::{Request, StatusCode, request::Parts};
+use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
-    Acquire, AcquireErrorKind, Limit, LimitValue, Limiter, Mode, Permit, Refusal, RefusalKind,
+    Acquire, AcquireErrorKind, Key, Limit, LimitValue, Limiter, Mode, Permit, Refusal, RefusalKind,
     Semaphore,
     operate::{
         KeyDigest, OperateErrorKind, Operator, Order, Outcome, Overrides, Setting, Target, Verdict,
@@ -290,6 +291,53 @@ async fn a_pause_must_last_until_the_limit_is_drained() {
     // A limit that was never paused.
     let drained = operator.drained("jobs", |held_now, _| held.truncate(held_now - 1));
     drained.await.unwrap();
+}
+
+/// As when the upstream and the database behind the lookups are down.
+#[tokio::test]
+async fn a_paused_limit_refuses_without_a_lookup() {
+    let limiter = Limiter::in_memory();
+    let hang = |_: &Parts, _: &Key| std::future::pending::<Option<u32>>();
+    let scope = JOBS.by_header("x-api-key").values_by_async(10, HOUR, hang);
+    let service = limiter
+        .layer(scope)
+        .layer(service_fn(async |_: Request<()>| {
+            Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
+        }));
+    let call = || service.clone().oneshot(Request::new(())).now_or_never();
+    assert!(call().is_none(), "it looks up");
+    let operator = limiter.operator();
+    let now = seen(&operator).await;
+    operator.pause(&now, "jobs", HOUR, &ada()).await.unwrap();
+    let refused = call().expect("it is refused").unwrap();
+    let refusal = refused.extensions().get::<Refusal>().unwrap();
+    assert_eq!(refusal.kind(), RefusalKind::Paused);
+    let now = seen(&operator).await;
+    operator.unset(&now, &jobs(), &ada()).await.unwrap();
+    assert!(call().is_none(), "it looks up");
+}
+
+/// As with a large store, which is scanned: not more than half of the time.
+#[tokio::test]
+async fn a_check_that_takes_long_is_followed_by_a_long_pause() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let (limiters, _) = replicas(&server, 1).await;
+    let operator = Operator::connect(&proxy.url()).await.unwrap();
+    let _held = acme(&limiters[0]).acquire().await.unwrap();
+    proxy.delay(Way::Replies, Duration::from_millis(800));
+    let (began, mut checks) = (Instant::now(), Vec::new());
+    let (checked, mut next) = tokio::sync::mpsc::unbounded_channel();
+    let drained = operator.drained("jobs", |_, _| checked.send(began.elapsed()).expect("read"));
+    tokio::select! {
+        _ = drained => panic!("a permit is held"),
+        () = async { while checks.len() < 2 { checks.extend(next.recv().await); } } => {}
+    }
+    let [first, second] = checks[..] else {
+        unreachable!("two were awaited")
+    };
+    assert!(first > Duration::from_millis(1_600), "{checks:?}");
+    assert!(second > first + first * 9 / 5, "{checks:?}");
 }
 
 /// Each operator's change is in force, although replicas report only the latest.

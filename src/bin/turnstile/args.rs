@@ -67,8 +67,7 @@ pub(crate) enum Command {
     Refusals(Of),
     /// Replicas, and their settings.
     Replicas,
-    /// The outcome of a caller's next request, and the reasons.
-    #[command(mut_group("Caller", |group| group.required(true)))]
+    /// The outcome of a caller's next request, and the reasons. Without a caller: under a limit that all callers share.
     Explain(Of),
     /// The digest of a caller's key, or of a tenant, as shown by other commands. Works offline.
     #[command(group(ArgGroup::new("who").args(["key", "digest", "tenant"]).required(true)))]

@@ -113,7 +113,7 @@ async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError>
             told(args, operator, &refusals).await
         }
         Command::Explain(Of { limit, caller }) => {
-            let why = operator.explain(limit, caller.one(limit)).await?;
+            let why = operator.explain(limit, caller.digest(limit)).await?;
             match args.json {
                 true => output::json(&[output::flat_explanation(&why)]),
                 false => output::explanation(&why),

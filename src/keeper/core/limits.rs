@@ -75,6 +75,11 @@ impl Core {
         self.ctx.limits[limit.0].current_mode()
     }
 
+    /// The end of an operator's pause of this limit.
+    pub fn paused_until(&self, limit: LimitId) -> Option<Instant> {
+        (self.ctx.overrides).paused_until(self.ctx.limits[limit.0].name())
+    }
+
     /// Whether newcomers under strict limits wait because permits return to the store.
     #[cfg(feature = "operate")]
     pub fn is_recovering(&self) -> bool {
@@ -284,10 +289,10 @@ impl Core {
         if self.ctx.overrides.is_empty() {
             return None;
         }
-        let (leg, until) = demand.legs().iter().find_map(|leg| {
-            let until = (self.ctx.overrides).paused_until(self.ctx.limits[leg.limit.0].name())?;
-            Some((leg, until))
-        })?;
+        let (leg, until) = demand
+            .legs()
+            .iter()
+            .find_map(|leg| Some((leg, self.paused_until(leg.limit)?)))?;
         let error = self.paused_error(leg.limit, until);
         // Without a lookup its key is unknown.
         let key = Some(&leg.key).filter(|_| !leg.exempt);

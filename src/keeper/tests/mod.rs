@@ -29,6 +29,7 @@ use super::{
     Demand, Leg, Settings,
     core::{Core, Outgoing},
     demand::{RequestId, Taken},
+    effects::Names,
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind, ConfigError, LostErrorKind},
@@ -82,7 +83,7 @@ impl Core {
 
     pub fn run_effects(&mut self) {
         self.take_effects()
-            .run("test", &StoreMeter::noop(), &Control::default());
+            .run(Names::default(), &StoreMeter::noop(), &Control::default());
     }
 }
 

@@ -20,6 +20,7 @@ use super::{
     error::{is_cut, is_unknown_script},
     locked::locked,
     socket,
+    target::host_and_port,
 };
 use crate::part::Part;
 
@@ -41,6 +42,8 @@ pub(super) struct PartDialer {
     to: Mutex<Option<Target>>,
     /// Where the next search starts.
     next: AtomicUsize,
+    /// Node of the last attempt.
+    tried: Mutex<Node>,
     /// Connection to the node that keys are migrating to.
     ahead: tokio::sync::Mutex<Option<Ahead>>,
 }
@@ -133,6 +136,15 @@ impl Cluster {
         self.part
     }
 
+    /// The addresses of the nodes in the URL.
+    pub(super) fn address(&self) -> String {
+        let seeds = self.nodes.seeds.iter();
+        let seeds: Vec<_> = seeds
+            .map(|(host, port)| host_and_port(host, *port))
+            .collect();
+        seeds.join(",")
+    }
+
     pub(super) fn warned(&self) -> Arc<AtomicBool> {
         self.nodes.warned.clone()
     }
@@ -142,6 +154,7 @@ impl Cluster {
             nodes: self.nodes.clone(),
             to: Mutex::default(),
             next: AtomicUsize::new(self.part.number()),
+            tried: Mutex::default(),
             ahead: tokio::sync::Mutex::default(),
         }
     }
@@ -157,6 +170,7 @@ impl PartDialer {
         loop {
             let (node, origin) = self.next_node();
             attempts -= 1;
+            locked(&self.tried).clone_from(&node);
             let outcome = open(self.nodes.client(node.clone())?).await;
             self.note_end(node, origin, outcome.is_ok());
             match outcome {
@@ -164,6 +178,12 @@ impl PartDialer {
                 outcome => return outcome,
             }
         }
+    }
+
+    /// The address of the node that was tried last.
+    pub(super) fn address(&self) -> String {
+        let (host, port) = &*locked(&self.tried);
+        host_and_port(host, *port)
     }
 
     /// Nodes to try before giving up.

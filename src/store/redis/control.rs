@@ -180,14 +180,16 @@ impl ControlConnection {
         &self,
         work: impl Future<Output = RedisResult<T>>,
     ) -> Result<T, StoreError> {
-        match timeout(self.patience, work).await {
-            Ok(outcome) => outcome.map_err(|error| store_error(&error)),
+        let error = match timeout(self.patience, work).await {
+            Ok(Ok(done)) => return Ok(done),
+            Ok(Err(error)) => store_error(&error),
             Err(_) => {
                 // Do not reuse a connection that does not answer: it may be half open.
                 self.disconnect();
-                Err(self.opening.no_answer(self.patience))
+                self.opening.no_answer(self.patience)
             }
-        }
+        };
+        Err(error.at(&self.dialer.address()))
     }
 
     async fn run_at_its_node(&self, command: &Cmd) -> RedisResult<Value> {

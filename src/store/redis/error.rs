@@ -69,9 +69,10 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
     StoreError { kind, message }
 }
 
-/// Whether the connection has failed or ended, perhaps in the middle of an answer.
+/// Whether the connection has failed or ended, perhaps in the middle of an answer. A server that is no primary answers, and
+/// that error of this crate has no source.
 pub(super) fn is_cut(error: &RedisError) -> bool {
-    error.is_io_error() || is_truncated(error)
+    error.is_io_error() && inner(error).is_some() || is_truncated(error)
 }
 
 /// Whether the connection has ended in the middle of an answer, which the `redis` crate reports as an unreadable one.

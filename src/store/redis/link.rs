@@ -3,13 +3,13 @@
 //! Tests: `session.rs`, `tests.rs`.
 
 use std::sync::{
-    Arc, Weak,
+    Arc, OnceLock, Weak,
     atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
 
 use redis::{Client, RedisResult, aio::MultiplexedConnection, cmd};
 
-use super::{error::is_cut, events::Events, socket::Io};
+use super::{error::is_cut, events::Events, socket::Io, target::address_of};
 use crate::{ledger::Exchange, store::Event};
 
 /// Size of a probe in bytes: more than two replies.
@@ -41,6 +41,8 @@ pub(super) struct LinkState {
     lacks_script: AtomicBool,
     /// A hello was sent on it.
     was_greeted: AtomicBool,
+    /// The eviction policy that the server names, if it may evict permits; empty until the server has answered.
+    pub(super) evicts: OnceLock<Option<&'static str>>,
 }
 
 impl LinkState {
@@ -54,6 +56,7 @@ impl LinkState {
             was_called: AtomicBool::new(false),
             lacks_script: AtomicBool::new(false),
             was_greeted: AtomicBool::new(false),
+            evicts: OnceLock::new(),
         }
     }
 
@@ -119,6 +122,11 @@ impl Link {
 
     pub(super) fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// The address of its server.
+    pub(super) fn address(&self) -> String {
+        address_of(self.client.get_connection_info())
     }
 
     /// Whether the server ends the connection at a reply of a size that a subscriber must be able to receive.

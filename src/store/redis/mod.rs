@@ -103,6 +103,10 @@ impl Store for RedisStore {
     fn open(&self, part: Part) -> Box<dyn Session> {
         Box::new(self.session(part))
     }
+
+    fn address(&self) -> String {
+        self.parts[0].target.address()
+    }
 }
 
 #[cfg(test)]

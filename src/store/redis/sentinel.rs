@@ -48,7 +48,7 @@ use redis::{
 };
 use tokio::{sync::Notify, time::Instant};
 
-use super::{error::store_error, locked::locked, socket};
+use super::{error::store_error, locked::locked, socket, target::address_of};
 
 const MAX_SENTINELS: usize = 16;
 const DEFAULT_PORT: u16 = 26_379;
@@ -199,6 +199,10 @@ impl PrimaryDialer {
         *self.primary() = named.into_iter().find(|named| named.server == *server);
     }
 
+    pub(super) fn address(&self) -> String {
+        self.sentinels.address()
+    }
+
     /// Whether the primary has changed since the last search.
     pub(super) fn has_switched(&self) -> bool {
         self.primary()
@@ -271,6 +275,13 @@ impl Sentinels {
             replaced: Arc::default(),
             was_found: AtomicBool::new(false),
         })
+    }
+
+    /// The addresses of the sentinels.
+    pub(super) fn address(&self) -> String {
+        let sentinels = self.sentinels.iter().map(Client::get_connection_info);
+        let sentinels: Vec<_> = sentinels.map(address_of).collect();
+        sentinels.join(",")
     }
 
     pub(super) fn db(&self) -> i64 {
@@ -409,9 +420,24 @@ fn decoded(text: &str) -> Result<String, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{redis_server::RedisServer, store::redis::error::is_cut};
 
     fn open(rest: &str) -> Result<Sentinels, &'static str> {
         Sentinels::open("redis", rest)
+    }
+
+    /// A server that was demoted answers: its connection is not cut, and it is still an outage.
+    #[tokio::test]
+    async fn a_server_that_is_no_primary_has_not_cut_the_connection() {
+        let server = RedisServer::start_with(&["--replicaof", "127.0.0.1 1"]);
+        let client = Client::open(server.url()).unwrap();
+        let info = socket::prepared(client.get_connection_info().clone());
+        let client = Client::open(info).unwrap();
+        let connection = socket::spawn(&client, &socket::config()).await.unwrap();
+        let error = check_primary(connection.clone()).await.unwrap_err();
+        assert!(!is_cut(&error) && store_error(&error).is_outage());
+        drop(server);
+        assert!(is_cut(&check_primary(connection).await.unwrap_err()));
     }
 
     fn addresses(sentinels: &Sentinels) -> Vec<String> {

@@ -148,7 +148,11 @@ impl Session for RedisSession {
     }
 
     fn no_answer(&self, patience: Duration) -> StoreError {
-        self.exchanger.opening.no_answer(patience)
+        let error = self.exchanger.opening.no_answer(patience);
+        match self.exchanger.current() {
+            Some(link) => error.at(&link.address()),
+            None => error.at(&self.exchanger.dialer.address()),
+        }
     }
 }
 
@@ -263,6 +267,7 @@ impl Exchanger {
         let was_cut = outcome.as_ref().is_err_and(is_cut);
         let value = outcome.map_err(|error| store_error(&error));
         let reply = value.and_then(|value| decode(exchange, value));
+        let reply = reply.map_err(|error| error.at(&link.address()));
         if reply.is_err() {
             // Whatever the error, the next connection may lead to another server. A connection that was cut is no reason
             // to look for another node.
@@ -326,9 +331,10 @@ impl Exchanger {
             return Ok(link);
         }
         if !exchange.is_hello() {
-            return Err(StoreError::outage("the connection has ended"));
+            return Err(StoreError::outage("the connection has ended").at(&self.dialer.address()));
         }
-        let link = self.connect().await.map_err(|error| store_error(&error))?;
+        let link = self.connect().await;
+        let link = link.map_err(|error| store_error(&error).at(&self.dialer.address()))?;
         link.admits(exchange);
         let old = locked(&self.current).replace(link.clone());
         drop(old);
@@ -533,26 +539,20 @@ impl Exchanger {
         }
     }
 
-    /// Logs one warning if the store may evict permits. The server may forbid the question.
+    /// Asks whether the store may evict permits, unless a connection that was used has the answer: of several that are
+    /// opened, such as to a replaced primary, most are not used. The server may forbid the question.
     async fn read_policy(&self, link: &Link) {
-        if self.known.policy_was_read.swap(true, Relaxed) {
+        if self.known.policy_was_read.load(Relaxed) {
             return;
         }
         let mut ask = cmd("CONFIG");
         ask.arg("GET").arg("maxmemory-policy");
         let mut connection = link.connection();
         let policy: RedisResult<Vec<(String, String)>> = ask.query_async(&mut connection).await;
-        if policy.as_ref().is_err_and(is_cut) {
-            // The next connection asks again.
-            self.known.policy_was_read.store(false, Relaxed);
-        }
-        for (_, policy) in policy.unwrap_or_default() {
-            if let Some(policy) = evicting(&policy) {
-                tracing::warn!(
-                    policy,
-                    "the store may evict permits: set its maxmemory-policy to noeviction"
-                );
-            }
+        if !policy.as_ref().is_err_and(is_cut) {
+            let mut policies = policy.unwrap_or_default().into_iter();
+            let evicts = policies.find_map(|(_, policy)| evicting(&policy));
+            let _ = link.state.evicts.set(evicts);
         }
     }
 
@@ -568,6 +568,15 @@ impl Exchanger {
         link.state.in_use.store(true, Relaxed);
         self.events.push(Event::Connected);
         self.report_count(link.state.replicas.load(Relaxed));
+        if let Some(evicts) = link.state.evicts.get()
+            && !self.known.policy_was_read.swap(true, Relaxed)
+            && let Some(policy) = evicts
+        {
+            tracing::warn!(
+                policy,
+                "the store may evict permits: set its maxmemory-policy to noeviction"
+            );
+        }
     }
 }
 
@@ -584,7 +593,7 @@ mod tests {
     use crate::{
         ledger::{Batch, ReplicaId},
         redis_server::RedisServer,
-        store::redis::{RedisStore, StoreTarget, link::LinkState},
+        store::redis::{RedisStore, StoreTarget, link::LinkState, tests::log},
     };
 
     fn exchange(batches: Vec<Batch>) -> Arc<Exchange> {
@@ -676,5 +685,25 @@ mod tests {
         assert!(matches!(event, Poll::Ready(Event::Disconnected)));
         link.end(&session.exchanger.events);
         assert!(session.poll_event(&mut cx).is_pending());
+    }
+
+    /// As one to a replaced primary, which loses against that to the new one.
+    #[tokio::test]
+    async fn a_connection_that_is_not_used_does_not_answer_for_the_others() {
+        log();
+        let server = RedisServer::start();
+        let target = StoreTarget::open(&server.url()).unwrap();
+        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1))
+            .session(crate::part::Part::default());
+        let exchanger = session.exchanger.clone();
+        let Dialer::Server(client) = &exchanger.dialer else {
+            unreachable!("one server")
+        };
+        let opened = exchanger.open(Client::clone(client), true);
+        drop(drive(&mut session, opened).await.unwrap());
+        server.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lfu"]);
+        let hello = session.exchange(exchange(Vec::new()));
+        assert!(drive(&mut session, hello).await.is_ok());
+        assert!(log().contains("allkeys-lfu"), "{}", log());
     }
 }

@@ -6,7 +6,7 @@
 use std::future::pending;
 use std::sync::{Arc, atomic::AtomicBool};
 
-use redis::{Client, RedisResult, aio::MultiplexedConnection};
+use redis::{Client, ConnectionAddr, ConnectionInfo, RedisResult, aio::MultiplexedConnection};
 
 #[cfg(feature = "cluster")]
 use super::cluster::{Cluster, PartDialer};
@@ -142,6 +142,17 @@ impl StoreTarget {
         }
     }
 
+    /// Where the store is: a server, or all sentinels or nodes of the URL. Without a user and a password.
+    pub(crate) fn address(&self) -> String {
+        match self {
+            Self::Server(client) => address_of(client.get_connection_info()),
+            #[cfg(feature = "sentinel")]
+            Self::Sentinel(sentinels) => sentinels.address(),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.address(),
+        }
+    }
+
     pub(super) fn dialer(&self) -> Dialer {
         match self {
             Self::Server(client) => Dialer::Server(client.clone()),
@@ -170,6 +181,17 @@ impl Dialer {
             Self::Sentinel(dialer) => dialer.connect(open).await,
             #[cfg(feature = "cluster")]
             Self::Cluster(dialer) => dialer.connect(open).await,
+        }
+    }
+
+    /// The address of the last attempt to connect.
+    pub(super) fn address(&self) -> String {
+        match self {
+            Self::Server(client) => address_of(client.get_connection_info()),
+            #[cfg(feature = "sentinel")]
+            Self::Sentinel(dialer) => dialer.address(),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(dialer) => dialer.address(),
         }
     }
 
@@ -229,9 +251,69 @@ impl Dialer {
     }
 }
 
+/// The address of a server: `host:port`, or the path of a socket file; and the number of the database, unless it is 0.
+pub(super) fn address_of(info: &ConnectionInfo) -> String {
+    let (address, db) = match info.addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            (host_and_port(host, *port), "/")
+        }
+        ConnectionAddr::Unix(path) => (path.display().to_string(), "?db="),
+        _ => (String::new(), ""),
+    };
+    match info.redis_settings().db() {
+        0 => address,
+        number => format!("{address}{db}{number}"),
+    }
+}
+
+/// A server may have named the host, and what a server says is not repeated unless it looks like a host.
+pub(super) fn host_and_port(host: &str, port: u16) -> String {
+    let is_of_host = |char: char| char.is_ascii_alphanumeric() || "-._:%".contains(char);
+    match host {
+        host if !host.chars().all(is_of_host) => format!("?:{port}"),
+        host if host.contains(':') => format!("[{host}]:{port}"),
+        host => format!("{host}:{port}"),
+    }
+}
+
 impl From<Client> for StoreTarget {
     fn from(client: Client) -> Self {
         let info = socket::prepared(client.get_connection_info().clone());
         Self::Server(Arc::new(Client::open(info).unwrap_or(client)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_no_user_and_no_password() {
+        for (url, expected) in [
+            ("redis://user:canary@redis.shop/2", "redis.shop:6379/2"),
+            ("redis://:canary@[::1]:7000/0?protocol=resp3", "[::1]:7000"),
+            (
+                "unix:///run/redis.sock?user=canary&pass=canary",
+                "/run/redis.sock",
+            ),
+            ("unix:///run/redis.sock?db=3", "/run/redis.sock?db=3"),
+            #[cfg(feature = "tls")]
+            (
+                "rediss://user:canary@redis.shop/2#insecure",
+                "redis.shop:6379/2",
+            ),
+            #[cfg(feature = "sentinel")]
+            (
+                "redis+sentinel://user:canary@one,[::2]:2/main/3?sentinel_password=canary",
+                "one:26379,[::2]:2",
+            ),
+            #[cfg(feature = "cluster")]
+            ("redis+cluster://user:canary@one:1,two:2", "one:1,two:2"),
+        ] {
+            let target = StoreTarget::open(url).expect(url);
+            assert_eq!(target.address(), expected, "{url}");
+        }
+        // As a hostile node may name another.
+        assert_eq!(host_and_port("canary\n", 1), "?:1");
     }
 }
