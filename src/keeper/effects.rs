@@ -19,7 +19,7 @@ use crate::{
 
 /// What events of the log name: the limiter's namespace, and the address of its store.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Names<'a> {
+pub struct Names<'a> {
     pub namespace: &'a str,
     pub store: &'a str,
 }

@@ -20,7 +20,6 @@ use super::{
     error::{is_cut, is_unknown_script},
     locked::locked,
     socket,
-    target::host_and_port,
 };
 use crate::part::Part;
 
@@ -140,7 +139,7 @@ impl Cluster {
     pub(super) fn address(&self) -> String {
         let seeds = self.nodes.seeds.iter();
         let seeds: Vec<_> = seeds
-            .map(|(host, port)| host_and_port(host, *port))
+            .map(|(host, port)| socket::host_and_port(host, *port))
             .collect();
         seeds.join(",")
     }
@@ -183,7 +182,7 @@ impl PartDialer {
     /// The address of the node that was tried last.
     pub(super) fn address(&self) -> String {
         let (host, port) = &*locked(&self.tried);
-        host_and_port(host, *port)
+        socket::host_and_port(host, *port)
     }
 
     /// Nodes to try before giving up.

@@ -9,7 +9,11 @@ use std::sync::{
 
 use redis::{Client, RedisResult, aio::MultiplexedConnection, cmd};
 
-use super::{error::is_cut, events::Events, socket::Io, target::address_of};
+use super::{
+    error::is_cut,
+    events::Events,
+    socket::{Io, address_of},
+};
 use crate::{ledger::Exchange, store::Event};
 
 /// Size of a probe in bytes: more than two replies.

@@ -48,7 +48,7 @@ use redis::{
 };
 use tokio::{sync::Notify, time::Instant};
 
-use super::{error::store_error, locked::locked, socket, target::address_of};
+use super::{error::store_error, locked::locked, socket};
 
 const MAX_SENTINELS: usize = 16;
 const DEFAULT_PORT: u16 = 26_379;
@@ -280,7 +280,7 @@ impl Sentinels {
     /// The addresses of the sentinels.
     pub(super) fn address(&self) -> String {
         let sentinels = self.sentinels.iter().map(Client::get_connection_info);
-        let sentinels: Vec<_> = sentinels.map(address_of).collect();
+        let sentinels: Vec<_> = sentinels.map(socket::address_of).collect();
         sentinels.join(",")
     }
 

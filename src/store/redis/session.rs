@@ -593,7 +593,7 @@ mod tests {
     use crate::{
         ledger::{Batch, ReplicaId},
         redis_server::RedisServer,
-        store::redis::{RedisStore, StoreTarget, link::LinkState, tests::log},
+        store::redis::{RedisStore, StoreTarget, link::LinkState},
     };
 
     fn exchange(batches: Vec<Batch>) -> Arc<Exchange> {
@@ -690,7 +690,6 @@ mod tests {
     /// As one to a replaced primary, which loses against that to the new one.
     #[tokio::test]
     async fn a_connection_that_is_not_used_does_not_answer_for_the_others() {
-        log();
         let server = RedisServer::start();
         let target = StoreTarget::open(&server.url()).unwrap();
         let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1))
@@ -704,6 +703,7 @@ mod tests {
         server.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lfu"]);
         let hello = session.exchange(exchange(Vec::new()));
         assert!(drive(&mut session, hello).await.is_ok());
-        assert!(log().contains("allkeys-lfu"), "{}", log());
+        let used = exchanger.current().unwrap();
+        assert_eq!(used.state.evicts.get(), Some(&Some("allkeys-lfu")));
     }
 }

@@ -1,4 +1,4 @@
-//! Opens connections that are driven by the task that awaits them.
+//! Opens connections that are driven by the task that awaits them, and names the addresses of servers.
 //!
 //! Tests: `tests.rs`; with TLS: `tests/tls.rs`; servers other than Redis: `tests/operate/strangers.rs`.
 
@@ -37,6 +37,31 @@ pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
     // A server that refuses to talk answers the first command only, and ends the connection.
     info.set_redis_settings(redis.set_skip_set_lib_name())
         .set_tcp_settings(tcp.set_nodelay(true).set_keepalive(keep_alive()))
+}
+
+/// The address of a server: `host:port`, or the path of a socket file; and the number of the database, unless it is 0.
+pub(super) fn address_of(info: &ConnectionInfo) -> String {
+    let (address, db) = match info.addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            (host_and_port(host, *port), "/")
+        }
+        ConnectionAddr::Unix(path) => (path.display().to_string(), "?db="),
+        _ => (String::new(), ""),
+    };
+    match info.redis_settings().db() {
+        0 => address,
+        number => format!("{address}{db}{number}"),
+    }
+}
+
+/// A server may have named the host, and what a server says is not repeated unless it looks like a host.
+pub(super) fn host_and_port(host: &str, port: u16) -> String {
+    let is_of_host = |char: char| char.is_ascii_alphanumeric() || "-._:%".contains(char);
+    match host {
+        host if !host.chars().all(is_of_host) => format!("?:{port}"),
+        host if host.contains(':') => format!("[{host}]:{port}"),
+        host => format!("{host}:{port}"),
+    }
 }
 
 fn keep_alive() -> TcpKeepalive {

@@ -6,7 +6,7 @@
 use std::future::pending;
 use std::sync::{Arc, atomic::AtomicBool};
 
-use redis::{Client, ConnectionAddr, ConnectionInfo, RedisResult, aio::MultiplexedConnection};
+use redis::{Client, RedisResult, aio::MultiplexedConnection};
 
 #[cfg(feature = "cluster")]
 use super::cluster::{Cluster, PartDialer};
@@ -145,7 +145,7 @@ impl StoreTarget {
     /// Where the store is: a server, or all sentinels or nodes of the URL. Without a user and a password.
     pub(crate) fn address(&self) -> String {
         match self {
-            Self::Server(client) => address_of(client.get_connection_info()),
+            Self::Server(client) => socket::address_of(client.get_connection_info()),
             #[cfg(feature = "sentinel")]
             Self::Sentinel(sentinels) => sentinels.address(),
             #[cfg(feature = "cluster")]
@@ -187,7 +187,7 @@ impl Dialer {
     /// The address of the last attempt to connect.
     pub(super) fn address(&self) -> String {
         match self {
-            Self::Server(client) => address_of(client.get_connection_info()),
+            Self::Server(client) => socket::address_of(client.get_connection_info()),
             #[cfg(feature = "sentinel")]
             Self::Sentinel(dialer) => dialer.address(),
             #[cfg(feature = "cluster")]
@@ -251,31 +251,6 @@ impl Dialer {
     }
 }
 
-/// The address of a server: `host:port`, or the path of a socket file; and the number of the database, unless it is 0.
-pub(super) fn address_of(info: &ConnectionInfo) -> String {
-    let (address, db) = match info.addr() {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            (host_and_port(host, *port), "/")
-        }
-        ConnectionAddr::Unix(path) => (path.display().to_string(), "?db="),
-        _ => (String::new(), ""),
-    };
-    match info.redis_settings().db() {
-        0 => address,
-        number => format!("{address}{db}{number}"),
-    }
-}
-
-/// A server may have named the host, and what a server says is not repeated unless it looks like a host.
-pub(super) fn host_and_port(host: &str, port: u16) -> String {
-    let is_of_host = |char: char| char.is_ascii_alphanumeric() || "-._:%".contains(char);
-    match host {
-        host if !host.chars().all(is_of_host) => format!("?:{port}"),
-        host if host.contains(':') => format!("[{host}]:{port}"),
-        host => format!("{host}:{port}"),
-    }
-}
-
 impl From<Client> for StoreTarget {
     fn from(client: Client) -> Self {
         let info = socket::prepared(client.get_connection_info().clone());
@@ -314,6 +289,6 @@ mod tests {
             assert_eq!(target.address(), expected, "{url}");
         }
         // As a hostile node may name another.
-        assert_eq!(host_and_port("canary\n", 1), "?:1");
+        assert_eq!(socket::host_and_port("canary\n", 1), "?:1");
     }
 }

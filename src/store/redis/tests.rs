@@ -816,7 +816,7 @@ fn a_url_is_checked_and_not_repeated() {
 }
 
 /// The events that the store logs in this process.
-pub(super) fn log() -> String {
+fn log() -> String {
     static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
     static BEGIN: Once = Once::new();
     struct Writer;
