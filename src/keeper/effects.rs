@@ -18,11 +18,7 @@ use crate::{
 };
 
 /// What events of the log name: the limiter's namespace, and the address of its store.
-#[derive(Clone, Copy, Default)]
-pub struct Names<'a> {
-    pub namespace: &'a str,
-    pub store: &'a str,
-}
+type Names<'a> = (&'a str, &'a str);
 
 /// The effects of one step, in order of occurrence.
 #[derive(Default)]
@@ -203,7 +199,7 @@ impl Effect {
 
 impl LogEvent {
     fn write(self, names: Names<'_>) {
-        let Names { namespace, store } = names;
+        let (namespace, store) = names;
         match self {
             Self::Trouble { cause, error } => write_trouble(names, cause, &error),
             Self::StoreNeverReached { error } => tracing::warn!(
@@ -257,7 +253,7 @@ impl LogEvent {
 }
 
 /// Logs why the store does not decide on requests.
-fn write_trouble(Names { namespace, store }: Names<'_>, cause: Cause, error: &str) {
+fn write_trouble((namespace, store): Names<'_>, cause: Cause, error: &str) {
     match cause {
         Cause::Outage => tracing::warn!(
             namespace,
@@ -312,7 +308,7 @@ mod tests {
         for waker in &wakers {
             effects.wake(Some(StoredWaker::of(&waker.clone().into())));
         }
-        effects.run(Names::default(), &StoreMeter::noop(), &Control::default());
+        effects.run(("test", ""), &StoreMeter::noop(), &Control::default());
         let wakes = wakers
             .each_ref()
             .map(|waker| waker.wakes.load(Ordering::Relaxed));

@@ -19,7 +19,7 @@ use tokio::{
 use super::{
     context::{Settings, earliest},
     core::{Core, Outgoing},
-    effects::{Effects, Names},
+    effects::Effects,
 };
 use crate::{
     error::AcquireErrorKind,
@@ -171,10 +171,7 @@ impl Afterwards<'_> {
             control,
             ..
         } = self.keeper;
-        let names = Names {
-            namespace,
-            store: address,
-        };
+        let names = (&**namespace, &**address);
         self.effects.run(names, store_meter, control);
     }
 }

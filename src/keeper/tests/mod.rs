@@ -29,7 +29,6 @@ use super::{
     Demand, Leg, Settings,
     core::{Core, Outgoing},
     demand::{RequestId, Taken},
-    effects::Names,
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind, ConfigError, LostErrorKind},
@@ -83,7 +82,7 @@ impl Core {
 
     pub fn run_effects(&mut self) {
         self.take_effects()
-            .run(Names::default(), &StoreMeter::noop(), &Control::default());
+            .run(("test", ""), &StoreMeter::noop(), &Control::default());
     }
 }
 
