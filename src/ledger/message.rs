@@ -124,6 +124,9 @@ pub(crate) struct Batch {
     pub(crate) pause_ms: Option<u64>,
     /// If a permit to adopt is missing, all replicas are told that the ledger has lost permits.
     pub(crate) tells: bool,
+    /// Names the holders of this replica, among which may be some that it has released: an older copy of the data has
+    /// taken over.
+    pub(crate) lists: bool,
     /// Only for a fair ledger.
     pub(crate) dues: Option<Box<Dues>>,
     // No permit is named twice in one list.
@@ -353,6 +356,9 @@ pub(crate) struct BatchReply {
     pub(crate) adopted: Vec<Standing>,
     /// In the order of `Batch::acquire`.
     pub(crate) acquired: Vec<Standing>,
+    /// If the batch asks, the holders of the calling replica. `None` also if more units are in use than the exchange may
+    /// sweep.
+    pub(crate) listed: Option<Vec<Seq>>,
     /// Promoted waiters of the calling replica, in the order of the queue.
     pub(crate) promoted: Vec<Promotion>,
 }

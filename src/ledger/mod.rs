@@ -11,6 +11,7 @@
 //! | `pause` | starts or ends a pause: until its end nobody gets a slot, then the limit rises from 0 | `pause.rs` | `steps.lua` |
 //! | `renew` | extends leases, never shortens them; reports the tickets of waiters | `leases.rs` | `steps.lua` |
 //! | `adopt` | restores holders that the store has lost | `leases.rs` | `steps.lua` |
+//! | `list` | names the holders of the calling replica, if it asks | `leases.rs` | `steps.lua` |
 //! | `expire` | removes holders whose lease has ended | `leases.rs` | `steps.lua` |
 //! | `settle` | charges tenants of a fair ledger for what they hold | `tenants.rs`, `shares.rs` | `shares.lua` |
 //! | `promote` | grants free slots to the head of the queue; passes over waiters whose replica has no connection | `queue.rs` | `steps.lua` |
@@ -64,12 +65,10 @@ pub(crate) use id::{ID_CHARS, MemberId, ReplicaId, Seq, TenantId, weighing, weig
 pub(crate) use id::{SEQ_CHARS, more_members, parse_seq, seq_text};
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use ledgers::{Audience, Ledgers};
-#[cfg(test)]
-pub(crate) use machine::SWEEP_BUDGET;
 #[cfg(any(test, feature = "redis"))]
 pub(crate) use machine::queue::FIRST_TICKET;
 pub(crate) use machine::{
-    Call, Ledger, MAX_LEASE_MS, Operation,
+    Call, Ledger, MAX_LEASE_MS, Operation, SWEEP_BUDGET,
     claims::{ClaimedLedger, Stock},
 };
 pub(crate) use message::{

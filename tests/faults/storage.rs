@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::{task::block_in_place, time::sleep};
-use tower_turnstile::{AcquireErrorKind, Limit, Permit, Semaphore};
+use tower_turnstile::{AcquireErrorKind, Limit, Limiter, Permit, Semaphore};
 
 use crate::{
     outages::assert_error,
@@ -339,4 +339,28 @@ async fn flushed_scripts_are_noticed_by_no_request() {
         "G1"
     );
     until_empty(&server).await;
+}
+
+/// A snapshot may be of a moment before slots were released. Their process releases them again, long before their leases
+/// end.
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_that_a_snapshot_brings_back_are_released_again() {
+    let mut server = RedisServer::start();
+    let limiter = Limiter::builder().connect(&server.url()).await;
+    let limiter = limiter.expect("it is up");
+    let semaphore = limiter.semaphore(strict(CAP), "key");
+    let held = soon(semaphore.acquire()).await.expect("free");
+    let others = soon(semaphore.acquire_many(CAP - 1)).await.expect("free");
+    server.cli(&["SAVE"]);
+    drop(others);
+    until_usage(&semaphore, |in_use, _| in_use == 1).await;
+    server.restart();
+    let begun = Instant::now();
+    until_usage(&semaphore, |in_use, _| in_use == 1).await;
+    let took = begun.elapsed();
+    assert!(
+        took < Duration::from_secs(10),
+        "{took:?} of a lease of 30 s"
+    );
+    assert!(!held.is_lost());
 }

@@ -1,7 +1,7 @@
 //! One queue's part in an exchange: its batch, and the answer. Also wake-ups, which are answers brought by another
 //! replica's exchange.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     Newcomer, Outbox, PendingBatch, Queue, Release, Snapshot,
@@ -13,7 +13,7 @@ use crate::{
     error::AcquireErrorKind,
     keeper::{context::Context, effects::Effect},
     leases::StoreMoment,
-    ledger::{Ask, Batch, BatchReply, Payer, Seq, Standing, Wake, Want, weight_of},
+    ledger::{Ask, Batch, BatchReply, Payer, SWEEP_BUDGET, Seq, Standing, Wake, Want, weight_of},
 };
 
 /// Batches.
@@ -66,6 +66,7 @@ impl Queue {
         room: &mut usize,
     ) {
         self.wants_batch = false;
+        batch.lists |= std::mem::take(&mut self.lists);
         batch.pause_ms = batch.pause_ms.or(self.take_pause(ctx.now));
         self.end_introduction(ctx);
         if !self.introducing
@@ -297,9 +298,28 @@ impl Queue {
         for promotion in answer.promoted {
             self.granted(ctx, promotion.seq, at, promotion.until_ms);
         }
+        match answer.listed {
+            Some(names) => self.release_ghosts(ctx, names),
+            // Others took the time that an exchange has for such work.
+            None => self.lists |= batch.lists && in_use <= SWEEP_BUDGET,
+        }
         if finds_loss {
             self.tells = true;
             self.introduce(ctx);
+        }
+    }
+
+    /// Releases permits that are in the store, but not in this process: it has released them, and the store has forgotten that.
+    fn release_ghosts(&mut self, ctx: &Context, mut names: Vec<Seq>) {
+        names.retain(|seq| !self.entries.contains_key(seq));
+        if names.is_empty() {
+            return;
+        }
+        let released: BTreeSet<Seq> = self.names_in_store().collect();
+        for seq in names {
+            if !released.contains(&seq) {
+                self.release_ghost(ctx, seq);
+            }
         }
     }
 

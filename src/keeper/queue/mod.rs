@@ -120,6 +120,8 @@ pub(super) struct Queue {
     unconfirmed: Seq,
     /// The next batch that adopts a permit tells the other replicas, since this one has found the loss.
     tells: bool,
+    /// The next batch asks for the holders of this process: the store may have forgotten releases.
+    lists: bool,
     held: HeldUnits,
     snapshot: Snapshot,
 }
@@ -374,6 +376,7 @@ impl Queue {
             introducing: false,
             unconfirmed: 0,
             tells: false,
+            lists: false,
             held: HeldUnits::default(),
             snapshot: Snapshot {
                 in_use: 0,

@@ -44,6 +44,7 @@ impl Queue {
             self.repeat_pause();
         }
         self.tells |= batch.tells;
+        self.lists |= batch.lists;
         for mut release in pending.releases.drain(..) {
             release.set_repeated();
             match retry {

@@ -69,6 +69,7 @@ impl Queue {
             self.renew(seq);
         }
         self.introducing = true;
+        self.lists = true;
         self.repeat_pause();
         self.call_roll_soon(ctx);
     }

@@ -566,3 +566,26 @@ fn the_wait_for_a_lost_key_outlives_the_requests_that_found_it() {
     world.settle();
     assert!(held(world.collect(0, &late)));
 }
+
+/// An older copy of the data takes over, as in a failover, with slots that were released since: they are free again after
+/// a new connection and a round trip, and not when their leases end. A slot that is still held stays.
+#[test]
+fn slots_released_since_an_older_copy_are_released_again() {
+    let mut world = World::new(2, &Limit::concurrent("a", 3));
+    let streams = [0, 0, 1].map(|keeper| world.stream(keeper));
+    let copy = world.ledgers.clone();
+    for (keeper, stream) in [(0, &streams[1]), (1, &streams[2])] {
+        world.release(keeper, stream);
+    }
+    let _held_since = world.stream(1);
+    assert_eq!(world.ledger(), (2, 0));
+    world.ledgers = copy;
+    let waiting = world.ask(1, PATIENT);
+    let now = world.local();
+    for keeper in &mut world.keepers {
+        keeper.on_event(Part::default(), &Event::Connected, now);
+    }
+    world.settle();
+    assert!(held(world.collect(1, &waiting)));
+    assert_eq!(world.ledger(), (3, 0));
+}

@@ -1,9 +1,9 @@
-//! Holders and their leases: `release`, `renew`, `adopt`, `expire`.
+//! Holders and their leases: `release`, `renew`, `adopt`, `list`, `expire`.
 
 use std::cmp::{max, min};
 
 use super::{Call, Ledger, Place};
-use crate::ledger::{Batch, MemberId, Standing};
+use crate::ledger::{Batch, MemberId, Seq, Standing};
 
 impl Ledger {
     /// Returns the number of members removed.
@@ -49,6 +49,17 @@ impl Ledger {
             call.tell_of_loss(batch);
         }
         adopted
+    }
+
+    /// Nearest deadline first.
+    pub(super) fn list(&self, call: &mut Call, batch: &Batch) -> Option<Vec<Seq>> {
+        if !batch.lists || self.units as usize > call.budget {
+            return None;
+        }
+        call.spend(self.units);
+        let holders = self.holders.iter().map(|((_, id), _)| id);
+        let own = holders.filter(|id| id.replica == call.replica);
+        Some(own.map(|id| id.seq).collect())
     }
 
     pub(super) fn expire(&mut self, call: &mut Call) {

@@ -16,9 +16,7 @@ mod tenants;
 
 use std::collections::BTreeMap;
 
-#[cfg(any(test, feature = "test-util"))]
-pub(crate) use self::call::SWEEP_BUDGET;
-pub(crate) use self::call::{Call, MAX_LEASE_MS};
+pub(crate) use self::call::{Call, MAX_LEASE_MS, SWEEP_BUDGET};
 use self::shares::Shares;
 use super::{Ask, Batch, BatchReply, MemberId, Promotion, ReplicaId, Seq, Standing, ramped};
 use crate::small_map::SmallMap;
@@ -130,6 +128,7 @@ impl Ledger {
         let renewed = self.renew(call, batch);
         let places = self.places_of(&renewed);
         let adopted = self.adopt(call, batch);
+        let listed = self.list(call, batch);
         self.settle(call, batch, released);
         let promoted = self.hand_on(call, batch, weighs);
         let acquired = self.acquire(call, batch);
@@ -138,6 +137,7 @@ impl Ledger {
             places,
             adopted,
             acquired,
+            listed,
             promoted,
             ..BatchReply::default()
         }

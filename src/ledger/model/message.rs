@@ -89,6 +89,7 @@ impl Message {
             waits: self.waits,
             reuse: Reuse::Never,
             tells: false,
+            lists: false,
             dues,
             pause_ms: self.pauses.then_some(PAUSE as u64 * STEP_MS),
             release: seqs(&self.release),

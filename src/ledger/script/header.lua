@@ -78,7 +78,8 @@
 -- recalled when a permit waits or is refused, or 8 if the replica also asks for the right to keep slots; 16 if a permit
 -- to renew, adopt or acquire weighs more than one unit; 32 if all replicas are told when a permit to adopt is missing; 64
 -- if the ledger is fair; 128 if it owes: its dues also have departures, reports or settlements, or payers for claims; 256
--- times the length of a pause to start in ms and 1, or 256 to end the present pause.
+-- if the replica asks for its holders; 512 times the length of a pause to start in ms and 1, or 512 to end the present
+-- pause.
 --
 -- Reply
 -- =====
@@ -92,6 +93,8 @@
 --                                 the numbers of the replica's promoted waiters
 --                                 the queue positions, from 1, of renewed permits that wait: the first MAX_PLACES,
 --                                         before any permit leaves the queue
+--                                 a list of the numbers of the replica's holders, nearest deadline first, if it asks,
+--                                         and no more units are in use than the sweep may still look at
 --   then     for each claim       the text of its error; or a list
 --                                 for each charge: 0 (not charged), or the negated start that the rate would allow,
 --                                         in us, or

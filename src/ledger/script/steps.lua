@@ -89,6 +89,17 @@ local function run(ledger, early, size, removed, first, renews, adopts, acquires
     end
   end
 
+  -- `list`, within the budget
+  local listed = ledger.lists and in_use <= budget and {}
+  if listed then
+    budget, brief = budget - in_use, false
+    for _, member in ipairs(call('ZRANGE', key, waiting, waiting + in_use - 1)) do
+      if #member < UNIT_AT and sub(member, 1, REPLICA_CHARS) == replica then
+        listed[#listed + 1] = sub(member, WEIGHT_AT)
+      end
+    end
+  end
+
   -- `expire`, within the budget, plus the rest of the last permit.
   local ended = in_use > lasting and call('ZCOUNT', key, '0', now_ms) or 0
   local expired = math.min(ended, budget)
@@ -325,6 +336,7 @@ local function run(ledger, early, size, removed, first, renews, adopts, acquires
   for i = 1, places and #places or 0 do
     reply[#reply + 1] = places[i]
   end
+  reply[#reply + 1] = listed or nil
   if claim_count > 0 then
     enter(ledger)
     return reply
@@ -345,8 +357,8 @@ for i = 1, ledger_count do
     local ledger = { -- preallocated
       key = KEYS[i], limit = limit, max_waiters = max_waiters,
       waits = options % 4, reuse = (options % 16 - options % 4) / 4, heavy = options % 32 >= 16,
-      tells = options % 64 >= 32,
-      pause = (options - options % 256) / 256, pause_end_ms = nil, fair = nil, owes = owes,
+      tells = options % 64 >= 32, lists = options % 512 >= 256,
+      pause = (options - options % 512) / 512, pause_end_ms = nil, fair = nil, owes = owes,
       in_use = counts[4 * i - 3], waiting = nil, promoted = nil, passed = nil, head = nil, ticket = nil,
       entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY
     }

@@ -522,14 +522,16 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
     // Up to beyond the longest.
     let length_ms = prop_oneof![1 => Just(0), 3 => 1..10_000u64, 1 => Just(MAX_LEASE_MS + 1)];
     let pause_ms = prop_oneof![7 => Just(None), 1 => length_ms.prop_map(Some)];
-    let lists = (seqs(2), seqs(2), seqs(1), seqs(4));
-    let (of_ledger, tells) = ((limit, max_waiters, waits, reuse), any::<bool>());
+    let names = (seqs(2), seqs(2), seqs(1), seqs(4));
+    let of_ledger = (limit, max_waiters, waits, reuse);
+    let flags = (any::<bool>(), prop::bool::weighted(0.2));
     let dues = prop::option::weighted(if key == "t:{two}" { 0.9 } else { 0.2 }, dues());
-    let batch = (of_ledger, pause_ms, (tells, dues), lists, wait);
+    let batch = (of_ledger, pause_ms, (flags, dues), names, wait);
     batch.prop_map(
-        move |((limit, max_waiters, waits, reuse), pause_ms, (tells, dues), lists, wait)| {
+        move |((limit, max_waiters, waits, reuse), pause_ms, (flags, dues), names, wait)| {
+            let (tells, lists) = flags;
             let dues = dues.map(Box::new);
-            let (release, renew, adopt, acquire) = lists;
+            let (release, renew, adopt, acquire) = names;
             let asks = acquire.into_iter().zip(wait);
             Batch {
                 key: Arc::from(key),
@@ -539,6 +541,7 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
                 reuse,
                 pause_ms,
                 tells,
+                lists,
                 dues,
                 release,
                 renew,

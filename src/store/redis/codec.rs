@@ -34,8 +34,9 @@ const TELLS: u64 = 32;
 const IS_FAIR: u64 = 64;
 /// Its dues also have departures, reports or settlements, or payers for claims.
 const OWES: u64 = 128;
+const LISTS: u64 = 256;
 /// Multiplied by the length of a pause in ms and 1; alone it ends a pause.
-const PAUSES: u64 = 256;
+const PAUSES: u64 = 512;
 
 /// Parts of a wake-up; the last one may contain spaces.
 const WAKE_PARTS: usize = 4;
@@ -211,7 +212,8 @@ fn decode_generation(value: Value) -> Option<Generation> {
 // A batch and its reply.
 
 /// The options of a batch: whether the replica waits and listens to wake-ups, its wishes for reuse, whether any permit
-/// weighs more than 1, whether others are told of missing ones, whether the ledger is fair, and a pause to start or end.
+/// weighs more than 1, whether others are told of missing ones, whether it asks for its holders, whether the ledger is fair,
+/// and a pause to start or end.
 fn options(batch: &Batch, listens: bool, weighs: bool, owes: bool) -> u64 {
     let reuse = match batch.reuse {
         Reuse::Never => 0,
@@ -224,8 +226,9 @@ fn options(batch: &Batch, listens: bool, weighs: bool, owes: bool) -> u64 {
         .pause_ms
         .map_or(0, |length_ms| PAUSES * (length_ms + 1));
     let dues = flag(batch.dues.is_some(), IS_FAIR) + flag(owes, OWES);
-    let own = flag(batch.waits, WAITS) + flag(weighs, WEIGHS) + flag(batch.tells, TELLS);
-    own + listens + reuse + dues + pause
+    let own = flag(batch.waits, WAITS) + flag(weighs, WEIGHS);
+    let asks = flag(batch.tells, TELLS) + flag(batch.lists, LISTS);
+    own + listens + reuse + asks + dues + pause
 }
 
 /// Whether the dues of a batch name more than the payers of its own newcomers.
@@ -326,7 +329,7 @@ fn decode_batch(batch: &Batch, value: Value, promoted_end_ms: u64) -> Option<Bat
     });
     let adopted = adopted.collect();
     let acquired = standings(batch.acquire.len())?;
-    let (mut promoted, mut places) = (Vec::new(), Vec::new());
+    let (mut promoted, mut places, mut listed) = (Vec::new(), Vec::new(), None);
     for value in parts {
         match value {
             Value::BulkString(text) => promoted.push(Promotion {
@@ -334,6 +337,13 @@ fn decode_batch(batch: &Batch, value: Value, promoted_end_ms: u64) -> Option<Bat
                 until_ms: promoted_end_ms,
             }),
             Value::Int(place) => places.push(place.try_into().ok()?),
+            Value::Array(names) => {
+                let names = names.into_iter().map(|name| match name {
+                    Value::BulkString(text) => parse_seq(&text),
+                    _ => None,
+                });
+                listed = Some(names.collect::<Option<_>>()?);
+            }
             _ => return None,
         }
     }
@@ -347,6 +357,7 @@ fn decode_batch(batch: &Batch, value: Value, promoted_end_ms: u64) -> Option<Bat
         places,
         adopted,
         acquired,
+        listed,
         promoted,
     })
 }

@@ -6,6 +6,7 @@ use super::{acquire, acquire_now, adopt, batch, promoted, release, renew};
 use crate::ledger::{
     Batch, BatchReply, MAX_LEASE_MS, MAX_PERMITS, Reply, SWEEP_BUDGET, Standing,
     tests::twins::{A, B, C, LEASE_MS, Twins},
+    weighing,
 };
 
 #[test]
@@ -210,4 +211,25 @@ fn a_batch_may_name_as_many_as_lua_unpacks() {
         [twins.held(); MOST]
     );
     assert_eq!(twins.run(A, release(10_000, all)).in_use, 0);
+}
+
+/// One of weight 3 has three members, and is listed once.
+#[test]
+fn a_replica_lists_its_holders() {
+    let mut twins = Twins::start();
+    let lists = |limit| Batch {
+        lists: true,
+        ..batch(limit)
+    };
+    let heavy = weighing(7, 3);
+    assert_eq!(twins.run(A, lists(5)).listed, Some(vec![]));
+    twins.run(B, acquire(6, [4]));
+    twins.run(A, acquire(6, [heavy, 1, 2, 3]));
+    assert_eq!(twins.run(A, batch(6)).listed, None);
+    assert_eq!(twins.run(A, lists(6)).listed, Some(vec![1, 2, heavy]));
+    let many = SWEEP_BUDGET + 1;
+    twins.run(B, acquire(many, (10..).take(SWEEP_BUDGET as usize - 7)));
+    assert!(twins.run(A, lists(many)).listed.is_some());
+    twins.run(B, acquire(many, [5]));
+    assert_eq!(twins.run(A, lists(many)).listed, None);
 }
