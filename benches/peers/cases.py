@@ -10,7 +10,7 @@ import measure
 from driver import NS, Drive, Process, Request, poisson
 from store import Distance, Redis, Throttle, cpu_seconds
 
-CASES = ["standard", "faults", "rates", "distance", "growth", "service", "trace"]
+CASES = ["standard", "long", "faults", "rates", "distance", "growth", "service", "trace"]
 LIMIT = 8
 PROCESSES = 4
 WORKERS = 24
@@ -123,23 +123,25 @@ def open_loop(bench, drive, make, seconds, limit, warm=1.0):
 
 def standard(bench, system, repeat):
     """24 workers in 4 processes want 8 slots."""
-    results = {}
     lengths = bench.lengths["standard"]
-    loads = [(load, HOLD_MS, lengths["seconds"]) for load in lengths["loads"]]
-    if lengths["long_seconds"]:
-        loads.append((0.95, 5_000, lengths["long_seconds"]))
-    for load, hold_ms, seconds in loads:
-        rate, hold = load * LIMIT * 1_000 / hold_ms, hold_ms * measure.MS
-        seed = f"{bench.seed} {repeat} {load} {hold_ms}"
+    return dict(contended(bench, system, repeat, load, HOLD_MS, lengths["seconds"], 1.0) for load in lengths["loads"])
 
-        def make(begin, length):
-            return poisson(rate, begin, length, hold, seed)
 
-        with bench.drive(system, workers=WORKERS) as drive:
-            # Slots that are held for 5 s need no warm-up.
-            row = open_loop(bench, drive, make, seconds, LIMIT, warm=1.0 if hold_ms == HOLD_MS else 0.0)
-        results[f"{100 * load:g} %, holds of {hold_ms:,} ms"] = row
-    return results
+def long(bench, system, repeat):
+    """The standard case with holds of 5 s, which needs no warm-up."""
+    return dict([contended(bench, system, repeat, 0.95, 5_000, bench.lengths["long"]["seconds"], 0.0)])
+
+
+def contended(bench, system, repeat, load, hold_ms, seconds, warm):
+    rate, hold = load * LIMIT * 1_000 / hold_ms, hold_ms * measure.MS
+    seed = f"{bench.seed} {repeat} {load} {hold_ms}"
+
+    def make(begin, length):
+        return poisson(rate, begin, length, hold, seed)
+
+    with bench.drive(system, workers=WORKERS) as drive:
+        row = open_loop(bench, drive, make, seconds, LIMIT, warm)
+    return f"{100 * load:g} %, holds of {hold_ms:,} ms", row
 
 
 FAULTS = ("kill", "freeze", "restart")
@@ -399,7 +401,6 @@ TRACE_LIMIT = 40
 TRACE_KINDS = ("code", "conv")
 TRACE_PROCESSES = 3
 TRACE_FASTER = 10
-TRACE_PATIENCE_S = 10
 TOKEN_MS = 30
 CONTEXT_MS = 0.2
 

@@ -1,5 +1,6 @@
 """Writes `benches/COMPARISON.md` and its charts from the results of a run. All figures in the text come from there."""
 
+import itertools
 import os
 import shutil
 import statistics
@@ -16,14 +17,15 @@ FAULT_NAMES = {"kill": "a holder is killed by -9", "freeze": "Redis is frozen", 
 
 
 def runs_text(counts):
-    """How often each case was run."""
-    spread = "medians, and in brackets the least and the most"
-    if set(counts.values()) <= {1}:
+    """How often the systems were run, by case."""
+    numbers = {count for found in counts.values() for count in found}
+    if numbers <= {1}:
         return "One run."
-    if len(set(counts.values())) == 1:
-        return f"{max(counts.values())} runs: {spread}."
-    several = ", ".join(f"{case} {count}" for case, count in counts.items() if count > 1)
-    return f"One run of each case, and several of some ({several}): {spread}."
+    spread = "medians, and in brackets the least and the most"
+    if len(numbers) == 1:
+        return f"{max(numbers)} runs: {spread}."
+    each = "; ".join(f"{case} {' or '.join(map(str, sorted(set(found))))}" for case, found in counts.items())
+    return f"Runs of each system: {each}. Of several runs the figures are {spread}."
 
 
 class Spread:
@@ -113,10 +115,12 @@ class Page:
     def introduction(self):
         meta = self.meta
         self.say("# Comparison, run")
-        runs = runs_text({case: max(map(len, found.values())) for case in CASES if (found := self.results.get(case))})
+        runs = runs_text({case: [len(reps) for reps in found.values()] for case in CASES if (found := self.results.get(case))})
         self.say(
             f"Made by `{meta['command']}` on {meta['date']}: {meta['machine']}. Every system has a redis-server of its own for each "
-            f"case ({meta['redis']}), and nothing else is tuned. {runs} [comparison.md](../src/guide/comparison.md) says what most "
+            f"case ({meta['redis']}), and nothing else is tuned. Systems run one after the other, but in cases that leave the processors "
+            "idle (holds of 5 s, faults, the trace): there three run at once, and those that poll apart from the others. "
+            f"{runs} [comparison.md](../src/guide/comparison.md) says what most "
             "of them have; this page says what each does."
         )
         if meta["quick"]:
@@ -178,7 +182,11 @@ class Page:
         return [(key, rows) for key in (rows[0] if rows else {})]
 
     def standard(self):
-        entries = self.of("standard", SLOTS)
+        long = self.results.get("long", {})
+        entries = [
+            (system, [one | more for one, more in itertools.zip_longest(reps, long.get(system.name, []), fillvalue={})])
+            for system, reps in self.of("standard", SLOTS)
+        ]
         if not entries:
             return
         loads = list(entries[0][1][0])
@@ -186,7 +194,8 @@ class Page:
         self.say(f"{WORKERS} workers in {PROCESSES} processes want {LIMIT} slots, by a Poisson clock at a share of what the slots can hold.")
         sound = {system.name: is_sound(system, rows, loads) for system, rows in entries}
         for load in loads:
-            order = sorted(entries, key=lambda entry: figure(entry[1], load, "wait", "p99").middle)
+            there = [entry for entry in entries if figure(entry[1], load, "wait", "p99")]
+            order = sorted(there, key=lambda entry: figure(entry[1], load, "wait", "p99").middle)
             rows = []
             for system, reps in order:
                 get = lambda *path: figure(reps, load, *path)
@@ -201,16 +210,17 @@ class Page:
             drawn = [(system.name, system.is_ours, {part: figure(reps, load, "wait", part).middle for part, _ in charts.MARKS}) for system, reps in order]
             name = "wait-" + "".join(letter if letter.isalnum() else "-" for letter in load)
             self.chart(name, charts.spreads(f"Wait for one of {LIMIT} slots, {load}", "milliseconds from the moment the request was due", drawn), f"Waits at {load}")
-            able = lambda *path: [(system, figure(reps, load, *path), sound[system.name]) for system, reps in entries]
+            able = lambda *path: [(system, figure(reps, load, *path), sound[system.name]) for system, reps in there]
             shared = lambda *path: [entry for entry in able(*path) if entry[0].store != "none"]
             for part in ("p50", "p99"):
                 self.rank("Waits", f"wait {part}, {load}", shared("wait", part))
             self.rank("Fairness", f"overtaken, {load}", shared("inversions"))
             self.rank("Idle slots", f"idle, {load}", shared("idle"))
-            over = [(system, figure(reps, load, "over_slot_s"), True) for system, reps in entries]
+            over = [(system, figure(reps, load, "over_slot_s"), True) for system, reps in there]
             self.rank("Overshoot", f"slot seconds over the limit, {load}", over)
             self.rank("Waits", f"handover p50, {load}", shared("handover", "p50"))
-        load = loads[min(1, len(loads) - 1)]
+        costed = [load for load in loads if figure(entries[0][1], load, "cost", "processor_us")]
+        load = costed[min(1, len(costed) - 1)]
         self.say(f"### Cost of a pair, {load}")
         self.say("Commands that clients send (a script is one), and their time in the server; the time of the server's whole process; bytes in and out; the time of the clients' processes.")
         order = sorted(entries, key=lambda entry: figure(entry[1], load, "cost", "processor_us").middle)
@@ -376,7 +386,7 @@ class Page:
             self.say(f"### {title}")
             self.table(["", "settings", "limitations"], [[system.name, system.settings, system.cannot] for system in systems])
         self.say("Not run:", "", *(f"- {name}: {why}." for name, why in [*NOT_RUN, *self.results.get("lacking", {}).items()]))
-        errors = sorted({(name, row["error"]) for case in ("standard", "faults") for name, reps in self.results.get(case, {}).items() for rep in reps for row in rep.values() if row.get("error")})
+        errors = sorted({(name, row["error"]) for case in ("standard", "long", "faults") for name, reps in self.results.get(case, {}).items() for rep in reps for row in rep.values() if row.get("error")})
         if errors:
             self.say("## Errors")
             self.say(*(f"- {name}: `{error[:160]}`" for name, error in errors))

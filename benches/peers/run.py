@@ -1,8 +1,11 @@
 """Runs tower-turnstile and its peers, and writes `benches/COMPARISON.md` with its charts. `.ci/peers` installs the peers and calls it."""
 
 import argparse
+import concurrent.futures
 import datetime
+import functools
 import json
+import multiprocessing
 import os
 import pathlib
 import platform
@@ -19,16 +22,18 @@ from systems import RATES, SLOTS, Runtimes
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 FULL = {
-    "standard": {"loads": [0.5, 0.8, 0.95, 1.2], "seconds": 8, "long_seconds": 30},
+    "standard": {"loads": [0.5, 0.8, 0.95, 1.2], "seconds": 6},
+    "long": {"seconds": 30},
     "faults": {"lease_ms": 6_000, "before": 4, "frozen": 3, "after": 12},
     "rates": {"seconds": 60},
-    "distance": {"trips_ms": [1, 5, 20], "keys": [1, 100, 10_000], "tasks": 200, "seconds": 2},
-    "growth": {"processes": [1, 2, 4, 8], "holders": [10, 1_000, 100_000], "waiters": [1, 100, 10_000], "seconds": 2, "patience": 15},
+    "distance": {"trips_ms": [1, 5, 20], "keys": [1, 100, 10_000], "tasks": 200, "seconds": 1},
+    "growth": {"processes": [1, 2, 4, 8], "holders": [10, 1_000, 100_000], "waiters": [1, 100, 10_000], "seconds": 1, "patience": 15},
     "service": {"seconds": 2, "steps": 5, "most": 256_000},
     "trace": {"seconds": 3_600},
 }
 QUICK = {
-    "standard": {"loads": [0.95], "seconds": 2, "long_seconds": 0},
+    "standard": {"loads": [0.95], "seconds": 2},
+    "long": {"seconds": 6},
     "faults": {"lease_ms": 2_000, "before": 1, "frozen": 1, "after": 4},
     "rates": {"seconds": 2},
     "distance": {"trips_ms": [5], "keys": [1], "tasks": 50, "seconds": 0.5},
@@ -36,6 +41,8 @@ QUICK = {
     "service": {"seconds": 1, "steps": 0, "most": 1_000},
     "trace": {"seconds": 5},
 }
+# How many systems run at once, in cases that leave the processors idle: those that wait, and those that poll.
+BESIDE = {"long": (3, 2), "faults": (3, 2), "trace": (3, 1)}
 DEFAULTS = {"cases": ",".join(CASES), "repeat": 1, "seed": "1"}
 # Of a quick look: a system in each language where it takes seconds, and else only ours.
 QUICK_SYSTEMS = {
@@ -81,6 +88,9 @@ def arguments():
 def together(runs):
     """Results of several runs, with the words of the last."""
     results = runs[-1]
+    for words in ("machine", "redis", "lengths"):
+        if any(run["meta"][words] != results["meta"][words] for run in runs):
+            sys.exit(f"the runs differ in their {words}: put together, they would say nothing")
     for run in runs[-2::-1]:
         for case, found in run.items():
             for name, rows in found.items() if case in CASES else ():
@@ -88,7 +98,8 @@ def together(runs):
                 of[:0] = rows
         results["broken"][:0] = run["broken"]
     dates = sorted({run["meta"]["date"] for run in runs})
-    return results | {"meta": results["meta"] | {"repeats": sum(run["meta"]["repeats"] for run in runs), "date": " and ".join(dates)}}
+    commands = dict.fromkeys(command for run in runs for command in run["meta"]["command"].split("`, `"))
+    return results | {"meta": results["meta"] | {"date": " and ".join(dates), "command": "`, `".join(commands)}}
 
 
 def rounded(results):
@@ -116,28 +127,40 @@ def run(options):
     kept = os.path.join(options.peers, "results.json")
     for repeat in range(options.repeat):
         for case in wanted:
-            for name, step in steps(bench, case, repeat, options):
-                begun = time.monotonic()
-                print(f"{case}, {name}, {repeat + 1} of {options.repeat}", end="", file=sys.stderr, flush=True)
+            for name, future in side_by_side(waves(bench, case, repeat, options)):
                 try:
-                    found = step()
+                    found, seconds = future.result()
                     for one, row in (found if case == "service" else {name: found}).items():
                         results[case].setdefault(one, []).append(row)
+                    print(f"{case}, {name}, {repeat + 1} of {options.repeat}: {seconds:.0f} s", file=sys.stderr)
                 except Exception as error:
                     traceback.print_exc()
                     results["broken"].append([case, name, str(error)])
-                print(f": {time.monotonic() - begun:.0f} s", file=sys.stderr)
                 with open(kept, "w") as file:
                     json.dump(results, file)
     with open(kept) as file:
         return json.load(file)
 
 
-def steps(bench, case, repeat, options):
-    """Names and functions. The order turns with the repetition, so that none is always first."""
+def side_by_side(waves):
+    """Runs the steps of each wave, in processes of their own, so many at once. Yields names and futures as they end."""
+    for width, steps in waves:
+        with concurrent.futures.ProcessPoolExecutor(width, multiprocessing.get_context("fork")) as pool:
+            names = {pool.submit(timed, step): name for name, step in steps}
+            for future in concurrent.futures.as_completed(names):
+                yield names[future], future
+
+
+def timed(step):
+    begun = time.monotonic()
+    return step(), time.monotonic() - begun
+
+
+def waves(bench, case, repeat, options):
+    """How many at once, and names and functions. The order turns with the repetition, so that none is always first."""
     if case == "service":
         kinds = QUICK_SERVICES if options.quick else list(cases.SERVICES)
-        return [("service", lambda: cases.service(bench, kinds))]
+        return [(1, [("service", functools.partial(cases.service, bench, kinds))])]
     if case == "trace" and not bench.trace:
         print("no trace: name its folder with --trace", file=sys.stderr)
         return []
@@ -147,7 +170,11 @@ def steps(bench, case, repeat, options):
         systems = [system for system in systems if system.name in names]
     turn = repeat % max(1, len(systems))
     systems = systems[turn:] + systems[:turn]
-    return [(system.name, lambda system=system: getattr(cases, case)(bench, system, repeat)) for system in systems]
+    waiting, polling = BESIDE.get(case, (1, 1))
+    steps = lambda polls: [
+        (system.name, functools.partial(getattr(cases, case), bench, system, repeat)) for system in systems if system.polls == polls
+    ]
+    return [(waiting, steps(False)), (polling, steps(True))]
 
 
 def about(options, lengths):
@@ -164,7 +191,6 @@ def about(options, lengths):
         "date": datetime.date.today().isoformat(),
         "machine": machine,
         "redis": "Redis " + redis.stdout.split("v=")[-1].split()[0],
-        "repeats": options.repeat,
         "quick": options.quick,
         "lengths": lengths,
     }

@@ -23,6 +23,10 @@ class System:
     only: tuple = ()
     needs_python: tuple = ()
 
+    @property
+    def polls(self):
+        return self.edge is POLLING
+
     def takes_part(self, case):
         return case not in self.without and (not self.only or case in self.only)
 
