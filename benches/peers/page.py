@@ -119,7 +119,7 @@ class Page:
         self.say(
             f"Made by `{meta['command']}` on {meta['date']}: {meta['machine']}. Every system has a redis-server of its own for each "
             f"case ({meta['redis']}), and nothing else is tuned. Systems run one after the other, but in cases that leave the processors "
-            "idle (holds of 5 s, faults, the trace): there three run at once, and those that poll apart from the others. "
+            "idle (holds of 5 s, faults, the trace): there up to four run at once, and up to two of those that poll. "
             f"{runs} [comparison.md](../src/guide/comparison.md) says what most "
             "of them have; this page says what each does."
         )

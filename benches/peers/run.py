@@ -42,7 +42,7 @@ QUICK = {
     "trace": {"seconds": 5},
 }
 # How many systems run at once, in cases that leave the processors idle: those that wait, and those that poll.
-BESIDE = {"long": (3, 2), "faults": (3, 2), "trace": (3, 1)}
+BESIDE = {"long": (3, 2), "faults": (3, 2), "trace": (4, 2)}
 DEFAULTS = {"cases": ",".join(CASES), "repeat": 1, "seed": "1"}
 # Of a quick look: a system in each language where it takes seconds, and else only ours.
 QUICK_SYSTEMS = {
