@@ -117,7 +117,7 @@ class Page:
         self.say("# Comparison, run")
         runs = runs_text({case: [len(reps) for reps in found.values()] for case in CASES if (found := self.results.get(case))})
         self.say(
-            f"Made by `{meta['command']}` on {meta['date']}: {meta['machine']}. Every system has a redis-server of its own for each "
+            f"Made by `.ci/peers` (the options are [below](#commands)) on {meta['date']}: {meta['machine']}. Every system has a redis-server of its own for each "
             f"case ({meta['redis']}), and nothing else is tuned. Systems run one after the other, but in cases that leave the processors "
             "idle (holds of 5 s, faults, the trace): there up to four run at once, and up to two of those that poll. "
             f"{runs} [comparison.md](../src/guide/comparison.md) says what most "
@@ -386,6 +386,8 @@ class Page:
             self.say(f"### {title}")
             self.table(["", "settings", "limitations"], [[system.name, system.settings, system.cannot] for system in systems])
         self.say("Not run:", "", *(f"- {name}: {why}." for name, why in [*NOT_RUN, *self.results.get("lacking", {}).items()]))
+        self.say("## Commands")
+        self.say(*(f"- `{command}`" for command in self.meta["commands"]))
         errors = sorted({(name, row["error"]) for case in ("standard", "long", "faults") for name, reps in self.results.get(case, {}).items() for rep in reps for row in rep.values() if row.get("error")})
         if errors:
             self.say("## Errors")

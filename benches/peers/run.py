@@ -98,8 +98,8 @@ def together(runs):
                 of[:0] = rows
         results["broken"][:0] = run["broken"]
     dates = sorted({run["meta"]["date"] for run in runs})
-    commands = dict.fromkeys(command for run in runs for command in run["meta"]["command"].split("`, `"))
-    return results | {"meta": results["meta"] | {"date": " and ".join(dates), "command": "`, `".join(commands)}}
+    commands = list(dict.fromkeys(command for run in runs for command in run["meta"]["commands"]))
+    return results | {"meta": results["meta"] | {"date": " and ".join(dates), "commands": commands}}
 
 
 def rounded(results):
@@ -187,7 +187,7 @@ def about(options, lengths):
     words = [f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in shown.items()
              if value and key not in hidden and value != DEFAULTS.get(key)]
     return {
-        "command": " ".join([".ci/peers", *words]),
+        "commands": [" ".join([".ci/peers", *words])],
         "date": datetime.date.today().isoformat(),
         "machine": machine,
         "redis": "Redis " + redis.stdout.split("v=")[-1].split()[0],
