@@ -7,7 +7,6 @@ use super::{
     Newcomer, Outbox, PendingBatch, Queue, Release, Snapshot,
     dues::{add_due, add_report},
     permit::entry::{Entry, HeldSlot, Line, State},
-    take_room,
 };
 use crate::{
     error::AcquireErrorKind,
@@ -231,6 +230,11 @@ impl Queue {
             self.outbox = None;
         }
     }
+}
+
+/// The room of an exchange is counted in units. The last permit may exceed it.
+fn take_room(room: &mut usize, seq: Seq) {
+    *room = room.saturating_sub(weight_of(seq) as usize);
 }
 
 /// Answers.

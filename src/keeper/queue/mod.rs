@@ -58,7 +58,7 @@ use crate::{
     fallbacks::{Availability, FallbackInForce},
     key::Key,
     leases::{Pool, QueueId, StoreMoment},
-    ledger::{Ledger, RAMP_MS, Seq, next_rise_ms, ramped, weight_of},
+    ledger::{Ledger, RAMP_MS, Seq, next_rise_ms, ramped},
     limit::{Limit, LimitId, LimitValue},
     overrides::Steered,
     part::Part,
@@ -290,11 +290,6 @@ impl Release {
     fn may_be_settled(&self) -> bool {
         matches!(self.due.as_deref(), Some(Due::Repeated(_)))
     }
-}
-
-/// The room of an exchange is counted in units. The last permit may exceed it.
-fn take_room(room: &mut usize, seq: Seq) {
-    *room = room.saturating_sub(weight_of(seq) as usize);
 }
 
 impl Newcomer {
