@@ -134,6 +134,8 @@ pub(super) struct Context {
     lost_leases: Vec<Weak<Lease>>,
     /// Number of introductions of queues that are over.
     pub introduced: u64,
+    /// The last step has left due work to the next one.
+    pub is_behind: bool,
     /// Decisions on requests that the core has yet to follow.
     pub decided: Vec<Decided>,
     /// An exchange with one batch, reused for the ledgers in this process, which ignore its times.
@@ -185,6 +187,7 @@ impl Context {
             confirmations: Confirmations::default(),
             lost_leases: Vec::new(),
             introduced: 0,
+            is_behind: false,
             decided: Vec::new(),
             scratch: Exchange {
                 replica,

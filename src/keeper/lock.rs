@@ -249,7 +249,9 @@ impl DriverState {
             DriverStage::Absent => None,
             DriverStage::Woken(at) => Some(at),
             DriverStage::Parked { since, until } => {
-                // An exchange that was due earlier has been given more time.
+                // Timers that were due earlier are the work of the next step, and an exchange that was has been given
+                // more time.
+                let until = until.map(|until| until.max(since));
                 earliest(until, core.answer_due(since))
             }
         };

@@ -467,7 +467,10 @@ impl Scope {
             KeySource::Async(_) if is_off() => {
                 return Lookup::Now(Some(exempt(leg(Key::SHARED))));
             }
-            KeySource::Async(find) => return self.find_later(find(head), leg(Key::SHARED), head),
+            KeySource::Async(find) => {
+                let is_paused = is_paused();
+                return self.find_later(find(head), leg(Key::SHARED), head, is_paused);
+            }
         };
         let Some(key) = key else {
             return Lookup::Now(None);
@@ -490,14 +493,22 @@ impl Scope {
         key.or((!self.requires_key).then_some(Key::SHARED))
     }
 
-    /// The head is no longer available once the key is known, so keep a copy if a value has to be found in it.
-    fn find_later(&self, key: KeyFuture, leg: Leg, head: &Parts) -> Lookup<Leg> {
+    /// The head is no longer available once the key is known, so keep a copy if a value has to be found in it. `is_paused`:
+    /// no value is looked up.
+    fn find_later(
+        &self,
+        key: KeyFuture,
+        leg: Leg,
+        head: &Parts,
+        is_paused: bool,
+    ) -> Lookup<Leg> {
         let values = self.values.clone();
         let head = values.needs_head().then(|| head.clone());
         let find = async move {
             let key = key.await?;
             let value = match values.find(head.as_ref(), &key) {
                 Lookup::Now(value) => value,
+                Lookup::Later(_) if is_paused => None,
                 Lookup::Later(value) => value.await,
             };
             Some(Leg { key, value, ..leg })

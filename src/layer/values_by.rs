@@ -77,7 +77,7 @@ impl Scope {
     /// `capacity` most used keys; concurrent requests of a key share one lookup, which sees the first request's head.
     /// A lookup delays requests before they queue. While the database is away, answer with the last known value: `None` would
     /// be the limit's own value for a whole `ttl`. While the limit is [off](crate::Mode::Off) or
-    /// paused by an operator, nothing is looked up.
+    /// paused by an operator, no value is looked up.
     ///
     /// On a Tokio runtime, the lookup is a task, in the request's tracing span but without its task-locals. Once the lookup
     /// has begun, its answer is cached even if the request is cancelled.

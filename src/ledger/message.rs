@@ -124,8 +124,8 @@ pub(crate) struct Batch {
     pub(crate) pause_ms: Option<u64>,
     /// If a permit to adopt is missing, all replicas are told that the ledger has lost permits.
     pub(crate) tells: bool,
-    /// Names the holders of this replica, among which may be some that it has released: an older copy of the data has
-    /// taken over.
+    /// Asks for the holders of this replica. If an older copy of the data has taken over, they may include permits that the
+    /// replica has released since.
     pub(crate) lists: bool,
     /// Only for a fair ledger.
     pub(crate) dues: Option<Box<Dues>>,

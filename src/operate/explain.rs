@@ -33,8 +33,8 @@ impl Operator {
     ///
     /// # Errors
     ///
-    /// See [`permits`](Self::permits); [`OperateErrorKind::Value`](super::OperateErrorKind::Value) if the replicas know keys of
-    /// single callers and none is given, or if one is given and they know only the key that all callers share;
+    /// See [`permits`](Self::permits); [`OperateErrorKind::Value`](super::OperateErrorKind::Value) if no key is given and
+    /// the replicas know keys of single callers;
     /// [`OperateErrorKind::Busy`](super::OperateErrorKind::Busy) if the replicas are asked too often;
     /// and [`OperateErrorKind::NoAnswer`](super::OperateErrorKind::NoAnswer) if the only replicas that may have the limit do not
     /// answer, or there is no replica.
@@ -43,9 +43,8 @@ impl Operator {
         limit: &str,
         key: impl Into<Option<KeyDigest>>,
     ) -> Result<Explanation, OperateError> {
-        let shared = KeyDigest::of(limit, Key::SHARED);
         let given = key.into();
-        let key = given.unwrap_or(shared);
+        let key = given.unwrap_or_else(|| KeyDigest::of(limit, Key::SHARED));
         let mut permits = self.permits(limit, Some(key)).await?;
         let refusals = self.refusals(limit, Some(key)).await?;
         let mut keys = self.keys(limit, Some(key)).await?;
@@ -62,14 +61,10 @@ impl Operator {
             return Err(too_often());
         }
         let row = row.ok_or_else(|| no_answer(limit, &limits))?;
-        let fault = match (given, row.shared) {
-            (None, false) if row.keys > 0 => "counts by key: name the caller's key",
-            (Some(_), true) if key != shared => "has one key for all callers: name none",
-            _ => "",
-        };
-        if !fault.is_empty() {
+        if given.is_none() && !row.shared && row.keys > 0 {
             let limit = shown(limit);
-            return Err(OperateError::value(format!("limit `{limit}` {fault}")));
+            let fault = format!("limit `{limit}` counts by key: name the caller's key");
+            return Err(OperateError::value(fault));
         }
         let own = keys.rows.pop();
         let max = match &own {

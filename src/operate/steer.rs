@@ -95,11 +95,12 @@ impl Operator {
     /// Completes once no replica holds a slot of this limit, for example after a [pause](super::Order::Pause). If the limit is
     /// paused, the pause must last until then.
     ///
-    /// The method asks every second, or after a pause as long as the last check if that is longer, and continues while any
-    /// replica does not answer, or none does. Replicas that cannot be asked because they are not operable may hold slots of
-    /// this limit. So it also continues while the store has slots of such replicas, under any limit, if the operator's user may
-    /// scan the keys. Up to two million keys of the database are looked at, in a cluster for each of sixteen parts; while there
-    /// are more, it continues too. Each earlier answer is passed to `progress`, with its number of held slots.
+    /// The method checks once a second; if a check takes longer than that, it pauses for as long as the check took. It
+    /// continues while a replica does not answer, or if there is none. Replicas that cannot be asked because they are not
+    /// operable may hold slots of this limit. So it also continues while the store has slots of such replicas, under any limit,
+    /// if the operator's user may scan the keys. Up to two million keys of the database are looked at, in a cluster for each of
+    /// sixteen parts; while there are more, it continues too. Each earlier answer is passed to `progress`, with its number of
+    /// held slots.
     ///
     /// # Errors
     ///

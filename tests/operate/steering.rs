@@ -296,25 +296,27 @@ async fn a_pause_must_last_until_the_limit_is_drained() {
 /// As when the upstream and the database behind the lookups are down.
 #[tokio::test]
 async fn a_paused_limit_refuses_without_a_lookup() {
-    let limiter = Limiter::in_memory();
-    let hang = |_: &Parts, _: &Key| std::future::pending::<Option<u32>>();
-    let scope = JOBS.by_header("x-api-key").values_by_async(10, HOUR, hang);
-    let service = limiter
-        .layer(scope)
-        .layer(service_fn(async |_: Request<()>| {
-            Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
-        }));
-    let call = || service.clone().oneshot(Request::new(())).now_or_never();
-    assert!(call().is_none(), "it looks up");
-    let operator = limiter.operator();
-    let now = seen(&operator).await;
-    operator.pause(&now, "jobs", HOUR, &ada()).await.unwrap();
-    let refused = call().expect("it is refused").unwrap();
-    let refusal = refused.extensions().get::<Refusal>().unwrap();
-    assert_eq!(refusal.kind(), RefusalKind::Paused);
-    let now = seen(&operator).await;
-    operator.unset(&now, &jobs(), &ada()).await.unwrap();
-    assert!(call().is_none(), "it looks up");
+    let later = |_: &Parts| std::future::ready(Some("gold"));
+    for scope in [JOBS.by_header("x-api-key"), JOBS.by_key_async(later)] {
+        let limiter = Limiter::in_memory();
+        let hang = |_: &Parts, _: &Key| std::future::pending::<Option<u32>>();
+        let service = limiter
+            .layer(scope.values_by_async(10, HOUR, hang))
+            .layer(service_fn(async |_: Request<()>| {
+                Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
+            }));
+        let call = || service.clone().oneshot(Request::new(())).now_or_never();
+        assert!(call().is_none(), "it looks up");
+        let operator = limiter.operator();
+        let now = seen(&operator).await;
+        operator.pause(&now, "jobs", HOUR, &ada()).await.unwrap();
+        let refused = call().expect("it is refused").unwrap();
+        let refusal = refused.extensions().get::<Refusal>().unwrap();
+        assert_eq!(refusal.kind(), RefusalKind::Paused);
+        let now = seen(&operator).await;
+        operator.unset(&now, &jobs(), &ada()).await.unwrap();
+        assert!(call().is_none(), "it looks up");
+    }
 }
 
 /// As with a large store, which is scanned: not more than half of the time.

@@ -191,9 +191,16 @@ impl Core {
         let leg = legs.position(|leg| leg.lease.seq() == seq);
         // If a slot was lost, the next one to ask for may be in another part of the store.
         if let Stage::Listed | Stage::Unsent = request.stage {
+            let was_unsent = matches!(request.stage, Stage::Unsent);
             request.stage = Stage::Open;
             if !request.plain {
                 self.unlist(id);
+            }
+            if was_unsent {
+                for link in &mut self.links {
+                    link.unsent.remove(&id);
+                    link.held_back.remove(&id);
+                }
             }
         }
         match (decision, leg) {

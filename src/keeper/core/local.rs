@@ -73,7 +73,7 @@ impl Core {
         let rested = self
             .patient_until
             .is_none_or(|until| now > until + self.ctx.settings.store_timeout);
-        if now > due + STOOD_STILL && rested {
+        if now > due + STOOD_STILL && rested && !self.ctx.is_behind {
             self.patient_until = Some(now + STOOD_STILL);
             return false;
         }

@@ -49,6 +49,7 @@ impl Queue {
             && batch.adopt.is_empty()
             && batch.acquire.is_empty();
         if empty && !wanted && pending.inquiries.is_empty() {
+            self.lists |= batch.lists;
             return None;
         }
         self.in_flight += 1;
@@ -305,7 +306,10 @@ impl Queue {
         match answer.listed {
             Some(names) => self.release_ghosts(ctx, names),
             // Others took the time that an exchange has for such work.
-            None => self.lists |= batch.lists && in_use <= SWEEP_BUDGET,
+            None if batch.lists && in_use <= SWEEP_BUDGET => {
+                (self.lists, self.wants_batch) = (true, true);
+            }
+            None => {}
         }
         if finds_loss {
             self.tells = true;

@@ -109,8 +109,8 @@ impl Queue {
     }
 
     /// Ends the introduction once no holder, old or new, is being asked for or adopted: a later renewal does not hold
-    /// newcomers back. The store is asked for holders in order, so the last one is mostly the last to be confirmed, and
-    /// a change does not look at them all.
+    /// newcomers back. The store is asked for holders in order, so the last one is usually confirmed last: remembering it
+    /// saves a scan of all holders at each change.
     pub(super) fn end_introduction(&mut self, ctx: &mut Context) {
         if !self.introducing {
             return;

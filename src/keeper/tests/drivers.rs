@@ -426,3 +426,35 @@ fn a_driver_that_waits_for_longer_is_not_late() {
         ));
     });
 }
+
+/// G8: more work is due than a step does. A driver that takes step after step is not late.
+#[test]
+fn a_driver_with_much_due_work_is_not_late() {
+    let keeper = keeper_of(Arc::new(Silent::default()));
+    let runtime = runtime();
+    runtime.block_on(async { assert_eq!(keeper.start_driver(), Ok(())) });
+    let meter = Arc::new(LimitMeter::new("test", "many"));
+    let many = Limit::concurrent("many", 1).max_waiters(3_000);
+    let many = keeper.with(|core, _| core.register(&many, &meter)).unwrap();
+    keeper.with_driver(|core, driver, begun| {
+        let hello = core.hello(Part::default(), begun);
+        let error = ExchangeError::of(Failure::TimedOut, "silent");
+        core.on_failure(hello.id, &error, begun);
+        for _ in 0..2_500 {
+            let waiting = Leg {
+                limit: many,
+                ..leg(0, PATIENT)
+            };
+            let asked = core.submit_unlabelled(&Demand::One(waiting), begun);
+            asked.expect("open");
+        }
+        let mut now = begun + PATIENT;
+        for _ in ["a thousand", "a thousand more"] {
+            driver.next_step(core, 1, now).expect("it is present");
+            now += Duration::from_millis(9);
+        }
+        assert!(core.next_due().is_some_and(|due| due <= begun + PATIENT));
+        let finding = driver.check_driver(core, now);
+        assert!(!matches!(finding, WatchdogFinding::Late));
+    });
+}

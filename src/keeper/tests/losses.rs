@@ -589,3 +589,25 @@ fn slots_released_since_an_older_copy_are_released_again() {
     assert!(held(world.collect(1, &waiting)));
     assert_eq!(world.ledger(), (3, 0));
 }
+
+/// The question for holders goes with the next batch, if there is nothing to send with the first: a newcomer has left.
+#[test]
+fn a_question_for_holders_is_not_lost_with_an_empty_batch() {
+    let mut world = World::new(1, &ONE);
+    let stream = world.stream(0);
+    let copy = world.ledgers.clone();
+    world.release(0, &stream);
+    world.settle();
+    world.ledgers = copy;
+    let waiting = world.ask(0, PATIENT);
+    world.settle();
+    assert_eq!(world.ledger(), (1, 1));
+    let now = world.local();
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    let newcomer = world.ask(0, PATIENT);
+    world.release(0, &newcomer);
+    world.settle();
+    world.pass(Duration::from_millis(200));
+    world.settle();
+    assert!(held(world.collect(0, &waiting)));
+}

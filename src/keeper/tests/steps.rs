@@ -228,3 +228,19 @@ fn many_keys_leave_no_room_behind() {
     world.settle();
     assert_eq!(world.keepers[0].queue_room(), 0);
 }
+
+/// G4: two keys whose holders are too many to be listed in one exchange, and a slot of each that was released since the
+/// copy of the data that has taken over. Both are free after two exchanges.
+#[test]
+fn holders_of_several_large_keys_are_listed_in_turn() {
+    let mut world = World::new(1, &MANY);
+    let held = [1, 2].map(|key| world.hold_many(key, 600));
+    let copy = world.ledgers.clone();
+    held.iter().for_each(|leases| world.release(0, &leases[0]));
+    world.settle();
+    world.ledgers = copy;
+    let now = world.local();
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.settle();
+    assert_eq!(world.ledger(), (2 * 599, 0));
+}

@@ -79,6 +79,8 @@ pub(super) struct PrimaryDialer {
     named: Mutex<Vec<Named>>,
     /// The server of the last connection.
     primary: Mutex<Option<Named>>,
+    /// The server that the last error is about; `None`: the sentinels.
+    tried: Mutex<Option<Server>>,
     switched: Arc<Notify>,
 }
 
@@ -110,6 +112,7 @@ impl PrimaryDialer {
             sentinels,
             named: Mutex::default(),
             primary: Mutex::default(),
+            tried: Mutex::default(),
             switched: Arc::default(),
         }
     }
@@ -138,7 +141,7 @@ impl PrimaryDialer {
         let mut opened: FuturesUnordered<_> = self.remembered().into_iter().map(attempt).collect();
         let mut fault: Option<RedisError> = None;
         loop {
-            let error = tokio::select! {
+            let (at, error) = tokio::select! {
                 biased;
                 Some(answer) = answers.next() => match answer {
                     Ok(named) => {
@@ -148,20 +151,22 @@ impl PrimaryDialer {
                         }
                         continue;
                     }
-                    Err(error) => error,
+                    Err(error) => (None, error),
                 },
                 Some((server, outcome)) = opened.next() => match outcome {
                     Ok(connection) => {
                         sentinels.was_found.store(true, Relaxed);
                         self.note_primary(&server);
+                        *locked(&self.tried) = Some(server);
                         return Ok(connection);
                     }
-                    Err(error) => error,
+                    Err(error) => (Some(server), error),
                 },
                 else => break,
             };
             if (fault.as_ref()).is_none_or(|other| sentinels.precedes(&error, other)) {
                 fault = Some(error);
+                *locked(&self.tried) = at;
             }
         }
         self.named().clear();
@@ -199,8 +204,12 @@ impl PrimaryDialer {
         *self.primary() = named.into_iter().find(|named| named.server == *server);
     }
 
+    /// The address of the server that the last error is about, or of all sentinels.
     pub(super) fn address(&self) -> String {
-        self.sentinels.address()
+        match &*locked(&self.tried) {
+            Some((host, port)) => socket::host_and_port(host, *port),
+            None => self.sentinels.address(),
+        }
     }
 
     /// Whether the primary has changed since the last search.

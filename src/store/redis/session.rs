@@ -219,11 +219,12 @@ impl Exchanger {
                 return self.read(&link, exchange, outcome);
             }
             if !exchange.is_hello() {
-                return Err(StoreError::outage("a key has moved to another node"));
+                let moved = StoreError::outage("a key has moved to another node");
+                return Err(moved.at(&self.dialer.address()));
             }
         }
         let message = "the cluster's nodes do not agree on who has a key";
-        Err(StoreError::outage(message))
+        Err(StoreError::outage(message).at(&self.dialer.address()))
     }
 
     async fn run(&self, link: &Link, exchange: &Exchange) -> RedisResult<Value> {

@@ -46,6 +46,9 @@ impl StoreTarget {
         let (scheme, rest) = url.split_once("://").unwrap_or_default();
         let (server, way) = scheme.split_once('+').unwrap_or((scheme, ""));
         let target = match (server, way) {
+            (_, "" | "sentinel" | "cluster") if server != "unix" && splits_password(rest) => {
+                Err("the user or the password in the store's URL is not percent-encoded")
+            }
             ("rediss" | "valkeys", _) if cfg!(not(feature = "tls")) => {
                 Err("TLS to the store needs the feature `tls`")
             }
@@ -162,6 +165,13 @@ impl StoreTarget {
             Self::Cluster(cluster) => Dialer::Cluster(Box::new(cluster.dialer())),
         }
     }
+}
+
+/// Whether a password was cut at a `/`, `?` or `#`: its beginning would be taken for a host, which is no secret.
+fn splits_password(rest: &str) -> bool {
+    let host_ends = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (after, _) = rest[host_ends..].split_once("sentinel_").unwrap_or((&rest[host_ends..], ""));
+    after.contains('@')
 }
 
 impl Dialer {
@@ -288,6 +298,18 @@ mod tests {
             let target = StoreTarget::open(url).expect(url);
             assert_eq!(target.address(), expected, "{url}");
         }
+        for url in [
+            "redis://default:1234#canary@db:6379",
+            "redis://default:1234?canary@db",
+            "valkey://default:12/canary@db",
+            "redis+sentinel://user:12/34@one/main",
+            "redis+cluster://user:p@12/canary@one",
+        ] {
+            let fault = StoreTarget::open(url).err().expect(url).to_string();
+            assert!(fault.contains("not percent-encoded"), "{url}: {fault}");
+        }
+        let spaced = "redis+sentinel://one/main?sentinel_password=a@b";
+        assert!(!splits_password(spaced.split_once("://").unwrap().1));
         // As a hostile node may name another.
         assert_eq!(socket::host_and_port("canary\n", 1), "?:1");
     }
