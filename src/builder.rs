@@ -41,7 +41,7 @@ const MAX_NAMESPACE_LEN: usize = 64;
 /// | [`poll_interval`](Self::poll_interval) | 1 s | |
 /// | [`waiter_ttl`](Self::waiter_ttl) | 5 s | at least 3 x `poll_interval`, at most 1 h |
 /// | [`namespace`](Self::namespace) | `turnstile` | |
-/// | [`runtime`](Self::runtime), [`dedicated_thread`](Self::dedicated_thread) | the caller's runtime | |
+/// | [`runtime`](Self::runtime), [`dedicated_thread`](Self::dedicated_thread) | the runtime that first uses the limiter | |
 #[derive(Clone)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct LimiterBuilder {

@@ -20,8 +20,8 @@ const MAX_SHORT_LEN: usize = 22;
 /// Identifies the subject of a limit: a caller, a tenant, a route.
 ///
 /// Create a key [from](#trait-implementations) bytes of any length, a string, a number, an address, a header value, or the
-/// 16 bytes of a UUID (`uuid.into_bytes()`). Keys never appear in the store, in logs or in `Debug` output; a long key is
-/// kept as its SHA-256 digest.
+/// 16 bytes of a UUID (`uuid.into_bytes()`). Keys never appear in the data of the store, in logs or in `Debug` output; a
+/// long key is kept as its SHA-256 digest.
 ///
 /// ```
 /// use tower_turnstile::Key;

@@ -22,9 +22,9 @@ use crate::{
 
 /// One slot of a limit. Dropping it releases the slot.
 ///
-/// Dropping never blocks or panics, inside or outside a runtime, and spawns at most the limiter's task. The slot is free one round trip later, or may
-/// serve this process again under [`Limit::reuse`]; if the process or its runtime ends first, the slot is free when the
-/// lease ends. [`release`](Self::release) waits until the slot is free.
+/// Dropping never blocks or panics, inside or outside a runtime, and at most starts the limiter's background task. The slot
+/// is free one round trip later, or may serve this process again under [`Limit::reuse`]; if the process or its runtime ends
+/// first, the slot is free when the lease ends. [`release`](Self::release) waits until the slot is free.
 ///
 /// # Losing a permit
 ///

@@ -335,7 +335,7 @@ impl Semaphore {
         self.ask(false, n)
     }
 
-    /// Returns the slots in use and the waiters of all replicas, under the first limit that has slots, which a rate has not.
+    /// Returns the slots in use and the waiters of all replicas, under the first limit that is not a rate.
     /// Takes one round trip.
     ///
     /// A request under several limits waits in one queue at a time. While it waits for its caller's own slot, it does not

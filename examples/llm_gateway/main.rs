@@ -147,7 +147,7 @@ struct Options {
     #[arg(long, default_value = "10m", value_parser = humantime::parse_duration)]
     silence: Duration,
     /// Time for open requests to finish after SIGTERM
-    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "20s", value_parser = humantime::parse_duration)]
     grace: Duration,
 }
 

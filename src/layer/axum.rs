@@ -76,7 +76,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// Converts into a refusal, so a handler that returns `Result<_, AcquireError>` can use `limit.acquire().await?`.
+/// Converts into a refusal, so a handler that returns `Result<_, AcquireError>` can use `semaphore.acquire().await?`.
 ///
 /// The settings of layers (`limited_status`, `unavailable_status`, `refuse_with`, gRPC) do not apply. The problem
 /// details, the status and `Retry-After` come from [`Refusal::to_response`]. The [`Refusal`] is in the extensions.

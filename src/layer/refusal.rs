@@ -213,8 +213,8 @@ impl Refusal {
     /// The time may be less than a second: round it up to whole seconds, as `Retry-After` in
     /// [`to_response`](Self::to_response) is.
     ///
-    /// The time has no meaning if a retry is pointless: [`RefusalKind::NoKey`], [`RefusalKind::BodyFailed`],
-    /// [`RefusalKind::UnknownRate`], [`RefusalKind::UnknownLimit`].
+    /// The time has no meaning if a retry is pointless: [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`],
+    /// [`RefusalKind::InvalidCost`], [`RefusalKind::BodyFailed`], [`RefusalKind::UnknownRate`], [`RefusalKind::UnknownLimit`].
     ///
     /// For a rate the time is exact: a request after this time is admitted, unless another request comes first. For a
     /// pause the time is exact too: its end. For slots the time is an estimate of at most 1 h, with jitter of up to a quarter,

@@ -23,7 +23,7 @@ impl Scope {
     /// A value is a number, or for a rate a [`LimitValue`] with its own burst. A key with a value of 0 is always refused. A
     /// rate cannot have a value or a burst of 0: in the table, a 0 is an error when the layer is created; a 0 found [for a
     /// request](Self::values_by) counts as 1. A burst for a limit that is not a rate is an error in the table, and ignored
-    /// for a request. If requests of a key have different values, as while a value changes, the latest value applies. An
+    /// for a request. If requests of a key have different values, as while a value changes, the latest applies within a process, and between replicas the largest. An
     /// IPv6 address counts by its network ([`ClientAddress::ipv6_prefix`](crate::ClientAddress::ipv6_prefix)): use the
     /// network's first address as the key.
     ///

@@ -2,7 +2,7 @@
 //!
 //! The store only knows digests of keys. Each replica knows its own permits and waiters with route and age, so an
 //! [`Operator`] asks the replicas: it publishes a question, and they publish their answers. Without questions the cost
-//! is one idle connection per process, and one command a minute.
+//! is one idle connection per process, and about three commands a minute.
 //!
 //! A replica answers if it is [operable](crate::LimiterBuilder::operable). See [Operating](crate::guide::operating).
 //!

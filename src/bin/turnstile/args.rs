@@ -42,7 +42,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn store(&self) -> Result<&str, CommandError> {
         self.store.as_deref().ok_or_else(|| {
-            let message = "say the store: by --store, or in the environment by TURNSTILE_STORE";
+            let message = "no store is given: pass --store, or set TURNSTILE_STORE";
             CommandError::new(code::WRONG_CALL, message.to_owned())
         })
     }
