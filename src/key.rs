@@ -237,6 +237,24 @@ from_numbers!(u8, u16, u32, u64, usize, i8, i16, i32, i64, isize);
 mod tests {
     use super::*;
 
+    /// As the guide says (`redis.md`): versions of this crate share the ledgers. The digests were not computed by it.
+    #[test]
+    fn names_are_those_of_the_guide() {
+        let name = |key: Key| key.ledger_name("turnstile", "chat");
+        for (key, digest) in [
+            (Key::from("acme"), "c928da96f598f3a76ce77b5a8b9a1edb"),
+            (Key::from(""), "61364772710417fb42a0e5fdaea2e59c"),
+            (Key::from(7u64), "3f2ee18e8bfb3e9c74df87a4674599bb"),
+            (
+                Key::from(std::net::IpAddr::from([10, 0, 0, 1])),
+                "e2199316efadd8143a6a441d0fe22d4f",
+            ),
+            (Key::from("x".repeat(65)), "4b639a8d7d8379b4aff2f9d70ad091e2"),
+        ] {
+            assert_eq!(name(key), format!("turnstile:{{{digest}}}"));
+        }
+    }
+
     #[test]
     fn hostile_keys_have_names_of_one_length_and_one_slot() {
         let long = "x".repeat(1 << 20);

@@ -86,3 +86,20 @@ fn the_file_of_the_guide_is_valid() {
     let config = Config::from_toml(file).unwrap();
     assert_eq!(config.limits.len(), 3);
 }
+
+#[test]
+fn the_table_of_defaults_is_true() {
+    let builder = format!("{:?}", tower_turnstile::Limiter::builder());
+    let page = include_str!("../src/lib.rs");
+    for (name, value) in [
+        ("lease", "30 s"),
+        ("store_timeout", "500 ms"),
+        ("poll_interval", "1 s"),
+        ("waiter_ttl", "5 s"),
+    ] {
+        let field = format!("{name}: {}", value.replace(' ', ""));
+        assert!(builder.contains(&field), "{field} in {builder}");
+        let row = format!("| [`{name}`](LimiterBuilder::{name}) | limiter | {value} |");
+        assert!(page.contains(&row), "{row}");
+    }
+}

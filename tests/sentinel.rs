@@ -168,7 +168,7 @@ async fn under_load(strike: impl FnOnce(&mut Watched)) -> (Watched, Limiter) {
     tasks.extend(load(&there, &gauge, 8));
     sleep(Duration::from_millis(500)).await;
     let before = gauge.inside().peak;
-    assert!(before <= 4, "G1: {before} beside the two that hold");
+    assert!((1..=4).contains(&before), "G1, G4: {before} beside the two that hold");
 
     let struck = Instant::now();
     block_in_place(|| strike(&mut watched));
@@ -201,12 +201,14 @@ async fn under_load(strike: impl FnOnce(&mut Watched)) -> (Watched, Limiter) {
         );
         // The copy may show slots as promoted that were released since; it learns no more of them, and they end after a
         // poll interval and a store timeout.
-        assert!(inside.gap < Duration::from_secs(2), "G8: {:?}", inside.gap);
+        let gap = inside.gap.max(inside.last.elapsed());
+        assert!(gap < Duration::from_secs(2), "G8: {gap:?}");
         inside.peak = inside.now;
+        inside.last = Instant::now();
     }
     sleep(Duration::from_millis(500)).await;
     let after = gauge.inside().peak;
-    assert!(after <= 4, "G1: {after} beside the two that hold");
+    assert!((1..=4).contains(&after), "G1, G4: {after} beside the two that hold");
     stop_load(tasks);
     until_in_use(&here, 2).await;
     drop(held);
@@ -454,7 +456,8 @@ fn a_wrong_configuration_is_no_outage() {
 #[test]
 fn sentinels_that_are_down_at_the_start_are_waited_for() {
     alone(async {
-        log();
+        let mut seen = 0;
+        drop(log().since(&mut seen));
         let mut watched = block_in_place(Watched::start);
         for sentinel in &mut watched.sentinels {
             sentinel.stop();
@@ -465,7 +468,7 @@ fn sentinels_that_are_down_at_the_start_are_waited_for() {
         assert_eq!(error.kind(), AcquireErrorKind::Unavailable, "{error}");
         let local = limiter.semaphore(Limit::concurrent("local", 1), "key");
         drop(local.acquire().await.expect("its policy lets it in"));
-        assert!(log().text().contains("WARN"), "a warning");
+        assert!(log().since(&mut seen).contains("WARN"), "a warning");
         block_in_place(|| watched.sentinels[1].restart());
         let began = Instant::now();
         drop(granted(&semaphore).await);

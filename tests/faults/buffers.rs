@@ -1,7 +1,10 @@
 //! G4, G8: a server whose output buffers for subscribers are too small ends the connection, with all exchanges in
 //! flight.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use tokio::task::JoinSet;
 
@@ -40,6 +43,12 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
     };
     let with_wake_ups = handoff().await;
 
+    let subscribers = || {
+        let clients = server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+        let ids = clients.split([' ', '\n']).filter(|word| word.starts_with("id="));
+        ids.map(str::to_owned).collect::<BTreeSet<_>>()
+    };
+    let before = subscribers();
     limit_subscribers(&server, "1kb 1kb 1");
     let held = soon(giver.acquire()).await.expect("free");
     let mut waiting = JoinSet::new();
@@ -64,6 +73,7 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
     // Polls are large too. No request is refused.
     tokio::time::sleep(3 * POLL).await;
     assert!(limiter.status().store_up, "G8");
+    assert!(!before.is_subset(&subscribers()), "the server has cut one off");
     assert!(waiting.try_join_next().is_none());
     let released = Instant::now();
     drop(held);

@@ -64,6 +64,7 @@ async fn is_refused(what: &str, says: &str, begin: &[&[&str]], end: &[&[&str]]) 
         assert_eq!(status, 503, "G8: {what} never opens the gate");
         sleep(Duration::from_millis(100)).await;
     }
+    replica.until_logged(says, 1).await;
     let log = replica.log();
     let loud = log
         .lines()

@@ -7,6 +7,7 @@ use tempfile::TempDir;
 use crate::{
     history::{
         History, Process, check,
+        event::Event,
         process::{Orders, Running, folder, now_us},
         units,
     },
@@ -105,13 +106,16 @@ fn a_killed_process_leaves_nothing_behind() {
     let (mut running, mut history) = start(&server, &folder, |_| {});
     sleep(2 * SECOND);
     running[0].kill();
+    let killed_us = now_us();
     sleep(4 * SECOND);
     history.processes = finish(running);
     let report = check(&history);
     println!("{report}");
     report.assert_clean();
-    let granted_later = history.processes[1].lines.len() > 100;
-    assert!(granted_later && report.promotions > 50, "{report}");
+    let lines = history.processes[1].lines.iter();
+    let is_later = |event: &Event| matches!(event, Event::Woken(one) if one.granted_us > killed_us);
+    let later = lines.filter(|line| is_later(&line.event)).count();
+    assert!(later > 20 && report.promotions > 50, "{later} later: {report}");
 }
 
 /// G1: lost permits are restored and counted, and once they have ended the cap holds again.

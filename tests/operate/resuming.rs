@@ -178,6 +178,24 @@ async fn a_request_of_a_paused_key_is_explained() {
     }
 }
 
+/// As the guide says (`redis.md`).
+#[tokio::test]
+async fn a_pause_can_be_ended_in_the_store() {
+    let server = RedisServer::start();
+    let (limiters, _) = replicas(&server, 1).await;
+    let acme = acme(&limiters[0]);
+    acme.pause(&CHAT, LONG).unwrap();
+    until_paused(&acme).await;
+    let ledger = format!("turnstile:{{{}}}", KeyDigest::of("chat", "acme"));
+    assert_eq!(server.cli(&["ZREM", &ledger, "!"]), "1");
+    let admitted = async {
+        while acme.try_acquire().await.is_err() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(SOON, admitted).await.expect("in time");
+}
+
 /// The limit rises after a pause, which only the store knows once its replicas are gone.
 #[tokio::test]
 async fn a_limit_that_rises_is_explained() {

@@ -103,7 +103,9 @@ impl Backend {
 
     /// Another replica of the service. In memory there is only one.
     pub(crate) async fn replica(&self) -> Limiter {
-        self.connect(Limiter::builder()).await
+        // Nothing comes free because it expires.
+        let lasting = Limiter::builder().lease(10 * PATIENT).waiter_ttl(10 * PATIENT);
+        self.connect(lasting).await
     }
 
     /// A replica that would notice too late anything it only learns by polling.

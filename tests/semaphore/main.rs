@@ -690,3 +690,18 @@ async fn a_wrong_password_is_refused_and_not_repeated() {
     assert_eq!(error.kind(), ConfigErrorKind::Credentials, "{error}");
     assert!(!format!("{error} {error:?}").contains("canary-7f3a"));
 }
+
+#[tokio::test]
+async fn a_socket_file_leads_to_the_store() {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let path = folder.path().join("redis.sock");
+    let path = path.to_str().expect("a name");
+    let server = RedisServer::start_with(&["--unixsocket", path]);
+    let limiter = Limiter::connect(&format!("unix://{path}")).await;
+    let limiter = limiter.expect("it is up");
+    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key");
+    let permit = semaphore.acquire().await.expect("free");
+    assert_eq!(server.key_count(), 1);
+    permit.release().await.expect("up");
+    assert_eq!(server.key_count(), 0);
+}
