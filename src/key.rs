@@ -249,7 +249,10 @@ mod tests {
                 Key::from(std::net::IpAddr::from([10, 0, 0, 1])),
                 "e2199316efadd8143a6a441d0fe22d4f",
             ),
-            (Key::from("x".repeat(65)), "4b639a8d7d8379b4aff2f9d70ad091e2"),
+            (
+                Key::from("x".repeat(65)),
+                "4b639a8d7d8379b4aff2f9d70ad091e2",
+            ),
         ] {
             assert_eq!(name(key), format!("turnstile:{{{digest}}}"));
         }

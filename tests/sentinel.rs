@@ -168,7 +168,10 @@ async fn under_load(strike: impl FnOnce(&mut Watched)) -> (Watched, Limiter) {
     tasks.extend(load(&there, &gauge, 8));
     sleep(Duration::from_millis(500)).await;
     let before = gauge.inside().peak;
-    assert!((1..=4).contains(&before), "G1, G4: {before} beside the two that hold");
+    assert!(
+        (1..=4).contains(&before),
+        "G1, G4: {before} beside the two that hold"
+    );
 
     let struck = Instant::now();
     block_in_place(|| strike(&mut watched));
@@ -208,7 +211,10 @@ async fn under_load(strike: impl FnOnce(&mut Watched)) -> (Watched, Limiter) {
     }
     sleep(Duration::from_millis(500)).await;
     let after = gauge.inside().peak;
-    assert!((1..=4).contains(&after), "G1, G4: {after} beside the two that hold");
+    assert!(
+        (1..=4).contains(&after),
+        "G1, G4: {after} beside the two that hold"
+    );
     stop_load(tasks);
     until_in_use(&here, 2).await;
     drop(held);

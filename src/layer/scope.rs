@@ -495,13 +495,7 @@ impl Scope {
 
     /// The head is no longer available once the key is known, so keep a copy if a value has to be found in it. `is_paused`:
     /// no value is looked up.
-    fn find_later(
-        &self,
-        key: KeyFuture,
-        leg: Leg,
-        head: &Parts,
-        is_paused: bool,
-    ) -> Lookup<Leg> {
+    fn find_later(&self, key: KeyFuture, leg: Leg, head: &Parts, is_paused: bool) -> Lookup<Leg> {
         let values = self.values.clone();
         let head = values.needs_head().then(|| head.clone());
         let find = async move {

@@ -45,7 +45,9 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
 
     let subscribers = || {
         let clients = server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
-        let ids = clients.split([' ', '\n']).filter(|word| word.starts_with("id="));
+        let ids = clients
+            .split([' ', '\n'])
+            .filter(|word| word.starts_with("id="));
         ids.map(str::to_owned).collect::<BTreeSet<_>>()
     };
     let before = subscribers();
@@ -73,7 +75,10 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
     // Polls are large too. No request is refused.
     tokio::time::sleep(3 * POLL).await;
     assert!(limiter.status().store_up, "G8");
-    assert!(!before.is_subset(&subscribers()), "the server has cut one off");
+    assert!(
+        !before.is_subset(&subscribers()),
+        "the server has cut one off"
+    );
     assert!(waiting.try_join_next().is_none());
     let released = Instant::now();
     drop(held);

@@ -115,7 +115,10 @@ fn a_killed_process_leaves_nothing_behind() {
     let lines = history.processes[1].lines.iter();
     let is_later = |event: &Event| matches!(event, Event::Woken(one) if one.granted_us > killed_us);
     let later = lines.filter(|line| is_later(&line.event)).count();
-    assert!(later > 20 && report.promotions > 50, "{later} later: {report}");
+    assert!(
+        later > 20 && report.promotions > 50,
+        "{later} later: {report}"
+    );
 }
 
 /// G1: lost permits are restored and counted, and once they have ended the cap holds again.

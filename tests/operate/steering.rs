@@ -339,7 +339,10 @@ async fn a_check_that_takes_long_is_followed_by_a_long_pause() {
         unreachable!("two were awaited")
     };
     assert!(first > Duration::from_millis(1_600), "{checks:?}");
-    assert!(second - first > Duration::from_millis(1_600) * 9 / 5, "{checks:?}");
+    assert!(
+        second - first > Duration::from_millis(1_600) * 9 / 5,
+        "{checks:?}"
+    );
 }
 
 /// Each operator's change is in force, although replicas report only the latest.

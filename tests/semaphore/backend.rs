@@ -104,7 +104,9 @@ impl Backend {
     /// Another replica of the service. In memory there is only one.
     pub(crate) async fn replica(&self) -> Limiter {
         // Nothing comes free because it expires.
-        let lasting = Limiter::builder().lease(10 * PATIENT).waiter_ttl(10 * PATIENT);
+        let lasting = Limiter::builder()
+            .lease(10 * PATIENT)
+            .waiter_ttl(10 * PATIENT);
         self.connect(lasting).await
     }
 

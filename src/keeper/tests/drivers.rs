@@ -435,7 +435,7 @@ fn a_driver_with_much_due_work_is_not_late() {
     runtime.block_on(async { assert_eq!(keeper.start_driver(), Ok(())) });
     let meter = Arc::new(LimitMeter::new("test", "many"));
     let many = Limit::concurrent("many", 1).max_waiters(3_000);
-    let many = keeper.with(|core, _| core.register(&many, &meter)).unwrap();
+    let (many, _) = keeper.with(|core, _| core.register(&many, &meter)).unwrap();
     keeper.with_driver(|core, driver, begun| {
         let hello = core.hello(Part::default(), begun);
         let error = ExchangeError::of(Failure::TimedOut, "silent");

@@ -170,7 +170,9 @@ impl StoreTarget {
 /// Whether a password was cut at a `/`, `?` or `#`: its beginning would be taken for a host, which is no secret.
 fn splits_password(rest: &str) -> bool {
     let host_ends = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    let (after, _) = rest[host_ends..].split_once("sentinel_").unwrap_or((&rest[host_ends..], ""));
+    let (after, _) = rest[host_ends..]
+        .split_once("sentinel_")
+        .unwrap_or((&rest[host_ends..], ""));
     after.contains('@')
 }
 
