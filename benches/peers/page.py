@@ -120,7 +120,7 @@ class Page:
             f"Made by `.ci/peers` (the options are [below](#commands)) on {meta['date']}: {meta['machine']}. Every system has a redis-server of its own for each "
             f"case ({meta['redis']}), and nothing else is tuned. Systems run one after the other, but in cases that leave the processors "
             "idle (holds of 5 s, faults, the trace): there up to four run at once, and up to two of those that poll. "
-            f"{runs} [comparison.md](../src/guide/comparison.md) says what most "
+            f"{runs} {meta['remark']} [comparison.md](../src/guide/comparison.md) says what most "
             "of them have; this page says what each does."
         )
         if meta["quick"]:

@@ -60,6 +60,7 @@ def main():
     if not options.page_of:
         runs.append(run(options))
     results = together(runs)
+    results["meta"]["remark"] = options.remark or results["meta"].get("remark", "")
     page.Page(results, options.output).write()
     kept.write_text(json.dumps(rounded(results), separators=(",", ":")) + "\n")
     print(os.path.join(options.output, "COMPARISON.md"))
@@ -80,6 +81,7 @@ def arguments():
     parser.add_argument("--peers", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--rust", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--output", default=os.path.dirname(HERE), help="where the page is written")
+    parser.add_argument("--remark", default="", help="a sentence of the page about how it was run")
     parser.add_argument("--add", action="store_true", help="to the runs that the page is of")
     parser.add_argument("--page-of", default="", help="only write the page again, from the results of earlier runs, by commas")
     return parser.parse_args()
@@ -182,7 +184,7 @@ def about(options, lengths):
     with open("/proc/cpuinfo") as file:
         models = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
     machine = f"{os.cpu_count()} cores{f' ({models[0]})' if models else ''}, Linux {platform.release().split('-')[0]}"
-    hidden = ("peers", "rust", "output")
+    hidden = ("peers", "rust", "output", "remark")
     shown = {**vars(options), "trace": options.trace and "..."}
     words = [f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in shown.items()
              if value and key not in hidden and value != DEFAULTS.get(key)]
