@@ -35,7 +35,7 @@ pub(crate) enum StoreTarget {
 pub(super) enum Dialer {
     Server(Arc<Client>),
     #[cfg(feature = "sentinel")]
-    Sentinel(PrimaryDialer),
+    Sentinel(Box<PrimaryDialer>),
     #[cfg(feature = "cluster")]
     Cluster(Box<PartDialer>),
 }
@@ -160,7 +160,9 @@ impl StoreTarget {
         match self {
             Self::Server(client) => Dialer::Server(client.clone()),
             #[cfg(feature = "sentinel")]
-            Self::Sentinel(sentinels) => Dialer::Sentinel(PrimaryDialer::new(sentinels.clone())),
+            Self::Sentinel(sentinels) => {
+                Dialer::Sentinel(Box::new(PrimaryDialer::new(sentinels.clone())))
+            }
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => Dialer::Cluster(Box::new(cluster.dialer())),
         }
