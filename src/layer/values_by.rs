@@ -23,9 +23,9 @@ impl Scope {
     /// A value is a number, or for a rate a [`LimitValue`] with its own burst. A key with a value of 0 is always refused. A
     /// rate cannot have a value or a burst of 0: in the table, a 0 is an error when the layer is created; a 0 found [for a
     /// request](Self::values_by) counts as 1. A burst for a limit that is not a rate is an error in the table, and ignored
-    /// for a request. If requests of a key have different values, as while a value changes, the latest applies within a process, and between replicas the largest. An
-    /// IPv6 address counts by its network ([`ClientAddress::ipv6_prefix`](crate::ClientAddress::ipv6_prefix)): use the
-    /// network's first address as the key.
+    /// for a request. If requests of a key have different values, as while a value changes, the latest applies within a
+    /// process, and the largest between replicas. An IPv6 address counts by its network
+    /// ([`ClientAddress::ipv6_prefix`](crate::ClientAddress::ipv6_prefix)): use the network's first address as the key.
     ///
     /// ```
     /// use tower_turnstile::Limit;
@@ -76,8 +76,8 @@ impl Scope {
     /// Use it for a customer's plan in a database, for example. Answers, including `None`, are cached for `ttl`, for the
     /// `capacity` most used keys; concurrent requests of a key share one lookup, which sees the first request's head.
     /// A lookup delays requests before they queue. While the database is away, answer with the last known value: `None` would
-    /// be the limit's own value for a whole `ttl`. While the limit is [off](crate::Mode::Off) or
-    /// paused by an operator, no value is looked up.
+    /// be the limit's own value for a whole `ttl`. While the limit is [off](crate::Mode::Off) or paused by an operator, no
+    /// value is looked up.
     ///
     /// On a Tokio runtime, the lookup is a task, in the request's tracing span but without its task-locals. Once the lookup
     /// has begun, its answer is cached even if the request is cancelled.

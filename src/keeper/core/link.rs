@@ -192,7 +192,7 @@ impl Link {
         is_due
     }
 
-    /// Whether requests are to be sent that no introduction holds back, as far as known.
+    /// Whether there are requests to send that no introduction is known to hold back.
     pub fn has_unsent(&self, introduced: u64) -> bool {
         !self.unsent.is_empty() || introduced != self.introduced && !self.held_back.is_empty()
     }

@@ -97,6 +97,20 @@ fn requests_that_fall_back_together_take_several_steps() {
     assert!(asked.iter().all(|lease| world.refusal(0, lease) == kind));
 }
 
+/// G8: a step that comes late, after those before it, is not taken for a process that stood still.
+#[test]
+fn the_last_steps_of_much_work_wait_for_nothing() {
+    let mut world = World::new(1, &STRICT);
+    let asked: Vec<_> = (0..COUNT).map(|_| world.ask(0, PATIENT)).collect();
+    world.now += STORE_TIMEOUT;
+    let now = world.local();
+    assert!(world.keepers[0].on_time(now));
+    world.now += Duration::from_millis(200);
+    assert_eq!(world.steps(), 2);
+    let kind = Some(AcquireErrorKind::Unavailable);
+    assert!(asked.iter().all(|lease| world.refusal(0, lease) == kind));
+}
+
 /// G7: spending that follows during these steps is reported a second later.
 #[test]
 fn spending_that_is_due_together_is_reported_in_several_steps() {
