@@ -378,11 +378,6 @@ impl Core {
         self.queues.len()
     }
 
-    /// Number of queues for which memory is reserved.
-    pub fn queue_room(&self) -> usize {
-        self.queues.room()
-    }
-
     pub fn request_count(&self) -> usize {
         self.requests.len()
     }

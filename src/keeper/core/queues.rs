@@ -230,9 +230,6 @@ impl Queues {
     fn drop_queue(&mut self, ctx: &mut Context, id: QueueId) {
         self.members[id.index()].queue.empty_pool(ctx);
         let queue = self.members.remove(id.index()).queue;
-        if self.members.is_empty() && self.members.capacity() > SMALL_ROOM {
-            self.members = Slab::new();
-        }
         self.by_key[queue.limit_id().0].remove(queue.key());
         if !queue.ledger_name().is_empty() {
             self.by_ledger.remove(queue.ledger_name());
@@ -411,10 +408,6 @@ fn leave_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
 impl Queues {
     pub fn len(&self) -> usize {
         self.members.len()
-    }
-
-    pub fn room(&self) -> usize {
-        self.members.capacity()
     }
 
     /// Returns the first queue that is not listed as it should be.

@@ -230,21 +230,6 @@ fn an_introduction_costs_time_in_proportion_to_holders_and_claims() {
     }
 }
 
-/// G7: the list of queues is freed with the last one.
-#[test]
-fn many_keys_leave_no_room_behind() {
-    let mut world = World::new(1, &MANY);
-    let leases: Vec<_> = (0..COUNT)
-        .flat_map(|key| world.hold_many(0, key, 1))
-        .collect();
-    assert!(world.keepers[0].queue_room() >= COUNT);
-    for lease in &leases {
-        world.release(0, lease);
-    }
-    world.settle();
-    assert_eq!(world.keepers[0].queue_room(), 0);
-}
-
 /// G4: two keys with more holders than one exchange lists, and a slot of each that was released since the copy of the data
 /// that has taken over. Both are free after two exchanges.
 #[test]
