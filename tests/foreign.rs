@@ -598,7 +598,7 @@ fn troubles(runtime: &Runtime, server: &RedisServer, limiter: &Limiter) {
         server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
         let _ = caught(limiter.semaphore(&job, "full").acquire()).await;
         until_told(
-            "the store accepts no new permits: the fallback of each limit applies to requests",
+            "the store accepts no new permits: the fallback of each limit applies to new requests",
         )
         .await;
         server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
@@ -666,7 +666,7 @@ async fn steered(server: &RedisServer, limiter: &Limiter) {
     until_told("overrides of operators that the store had lost were written back").await;
     server.cli(&["SET", "turnstile:control", "text"]);
     server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-    until_told("the overrides of operators are not as they should be").await;
+    until_told("overrides of operators cannot be read or restored").await;
 }
 
 /// A server that ends subscribed connections at the first large reply.

@@ -114,14 +114,14 @@ class Page:
 
     def introduction(self):
         meta = self.meta
-        self.say("# Comparison, run")
+        self.say("# Comparison under load")
         runs = runs_text({case: [len(reps) for reps in found.values()] for case in CASES if (found := self.results.get(case))})
         self.say(
+            "Other semaphores and rate limiters beside tower-turnstile, under the same load, with their recommended settings. "
             f"Made by `.ci/peers` (the options are [below](#commands)) on {meta['date']}: {meta['machine']}. Every system has a redis-server of its own for each "
-            f"case ({meta['redis']}), and nothing else is tuned. Systems run one after the other, but in cases that leave the processors "
-            "idle (holds of 5 s, faults, the trace): there up to four run at once, and up to two of those that poll. "
-            f"{runs} {meta['remark']} [comparison.md](../src/guide/comparison.md) says what most "
-            "of them have; this page says what each does."
+            f"case ({meta['redis']}), and nothing else is tuned. Systems run one after the other, except in cases that leave the processors "
+            "idle (holds of 5 s, faults, the trace), where up to four run at once, and up to two of those that poll. "
+            f"{runs} {meta['remark']} [comparison.md](../src/guide/comparison.md) lists the features of most of these systems; this page measures them."
         )
         if meta["quick"]:
             self.say("**A quick look, to see that everything works: too short for conclusions.**")
@@ -135,15 +135,20 @@ class Page:
             + (f" The driver itself was late by {short(late.middle)} ms (99 %, median of all runs), which every wait includes." if late else "")
         )
         self.say(
-            "**Correctness is counted in the same run**, by the driver, which is no part of any system: a slot is in use from the moment a "
-            "process reports its grant to the moment before it calls the release (or is informed of its loss, or is killed). "
-            "*Peak* is the most that were in use at once. *Overtaken* is the share of grants that passed over a request called 10 ms or more "
-            "before, and granted 5 ms or more after. *Idle* is the share of slot time that lay idle while somebody waited. *Left* is the number of slots that can be acquired after the load: fewer "
-            "than the limit means lost slots, more means a broken cap. A system that breaks the cap, loses slots or fails requests without a fault is marked with ‡ and is nowhere first."
+            "**Correctness is counted in the same run**, by the driver, which is part of no system: a slot is in use from the moment a "
+            "process reports its grant until just before it calls the release (or is informed of its loss, or is killed). "
+            "*Peak* is the largest number in use at once. *Overtaken* is the share of grants that passed over a request that was made at least 10 ms "
+            "earlier and granted at least 5 ms later. *Idle* is the share of slot time that lay idle while a request waited. *Left* is the number of slots that can be acquired after the load: fewer "
+            "than the limit means lost slots, more means a broken cap. A system that breaks the cap, loses slots or fails requests without a fault is marked with ‡ and never ranked first."
         )
 
     def ranking(self):
         self.say("## Ranking")
+        self.say(
+            "One row for each figure, in the units of the tables below; lower is better, except for pairs a second. *First* is the best sound system, with the range "
+            "of its runs in brackets; the next column has systems whose ranges overlap with it. If tower-turnstile is in neither, the row has its figure, the ratio to "
+            "the first, and the reason."
+        )
         rows, goals = [], {}
         for group, words, able, ours, edge in self.ranks:
             first = able[0]
@@ -238,7 +243,7 @@ class Page:
         self.say("## Faults")
         self.say(
             f"The standard case, holds of half a second, leases of {meta['lease_ms'] / 1000:g} s. *Normal again*: seconds from the fault until the end of the last "
-            "second in which a tenth of the requests failed or were late (by twice the 99 % of before, and 250 ms). *Unreleased*: releases that failed (their slots come back when the lease ends, if there is one). *Informed*: holders that learned of a lost slot while they held it."
+            "second in which a tenth of the requests failed or were late (by more than 250 ms, and more than twice the 99th percentile before the fault). *Unreleased*: releases that failed (their slots come back when the lease ends, if there is one). *Informed*: holders that learned of a lost slot while they held it."
         )
         for fault in FAULTS:
             there = [(system, rows) for system, rows in entries if fault in rows[0]]
@@ -313,9 +318,9 @@ class Page:
         lengths = self.meta["lengths"]["growth"]
         self.say("## Growth")
         self.say(
-            "By processes: pairs a second of 64 tasks, with a free slot for each; and handovers a second while as many wait for 8 slots "
-            "held for 50 ms each, of 160 that are possible; beside holders: pairs of 8 tasks in one process; among "
-            f"waiters: handovers by {PROCESSES} processes. In brackets: server us for each."
+            "*Processes*: pairs a second of 64 tasks, each with a free slot; and handovers a second (160 are possible) while as many tasks wait for 8 slots, "
+            "held for 50 ms each. *Holders and waiters*: pairs a second of 8 tasks in one process beside other holders, and handovers "
+            f"a second by {PROCESSES} processes among other waiters. In brackets: server time of each, in us."
         )
 
         def cell(reps, of, count):
@@ -362,7 +367,7 @@ class Page:
             f"Calls of two services of Azure, {TRACE_FASTER} times faster: {one['asked']:,} calls in {short(one['seconds'])} s, by {TRACE_PROCESSES} processes, one pool of {TRACE_LIMIT} slots. "
             "A hold takes 30 ms for each generated token and 0.2 ms for each token of context, ten times faster too. *code* is short and comes in bursts, *conv* is long and steady. "
             "Source: the public sample of *Splitwise: Efficient generative LLM inference using phase splitting* (Patel et al., ISCA 2024), Azure/AzurePublicDataset, CC-BY 4.0. "
-            "Only *tower-turnstile, fair* shares the pool between the services; it counts as overtaken whoever waits behind a smaller tenant."
+            "Only *tower-turnstile, fair* shares the pool between the services, so its *overtaken* includes requests that waited while a smaller tenant was served."
         )
         order = sorted(entries, key=lambda entry: figure(entry[1], "idle_seconds").middle)
         rows = []
@@ -391,6 +396,7 @@ class Page:
         errors = sorted({(name, row["error"]) for case in ("standard", "long", "faults") for name, reps in self.results.get(case, {}).items() for rep in reps for row in rep.values() if row.get("error")})
         if errors:
             self.say("## Errors")
+            self.say("Errors that systems reported in the standard, long and fault cases.")
             self.say(*(f"- {name}: `{error[:160]}`" for name, error in errors))
         if self.results.get("broken"):
             self.say("## Not completed")

@@ -279,7 +279,7 @@ impl LimitConfig {
         } else if self.per.is_none() {
             faults.add(
                 format!("{path}.per"),
-                "is missing: a rate is so many in a period",
+                "is missing: a rate is a count in a period",
             );
         }
         match (self.concurrent, self.rate) {

@@ -271,7 +271,7 @@ fn write_trouble((namespace, store): Names<'_>, cause: Cause, error: &str) {
             namespace,
             store,
             error,
-            "the store accepts no new permits: the fallback of each limit applies to requests"
+            "the store accepts no new permits: the fallback of each limit applies to new requests"
         ),
     }
 }

@@ -1,10 +1,10 @@
 //! The keeper: stands between permits and the store. It acquires, renews and releases slots.
 //!
-//! A request is submitted to the core, a state machine without IO behind one mutex. The core finds the queue of its key,
-//! batches the pending work of all queues into one exchange, and hands it to the driver, the one task that sends, receives
-//! and sleeps. The answer takes the same way back. Its external effects (wakers, logs, metrics) run once the lock is free.
-//! A cluster has the same core and driver, with one connection for each part: some 500,000 pairs of acquires and releases
-//! a second in one process.
+//! A request is submitted to the core, a state machine without IO behind one mutex. The core finds the queue of its
+//! key, batches the pending work of all queues into one exchange, and hands it to the driver, the one task that sends,
+//! receives and sleeps. The answer takes the same way back. External effects of a step (wakers, logs, metrics) run once
+//! the lock is free. One process makes some 500,000 pairs of acquire and release a second. A cluster has the same core
+//! and driver, with one connection for each part.
 //!
 //! | module | content |
 //! | --- | --- |

@@ -25,9 +25,9 @@ pub enum Outcome {
 
 /// The usual judgement of a response: a refusal for overload asks for a [pause](Outcome::Pause) of the time that it names.
 ///
-/// The status is 429, 503 or 529, or of a gRPC call that ends with its head, RESOURCE_EXHAUSTED or UNAVAILABLE. The time is
-/// in `retry-after-ms` or `grpc-retry-pushback-ms`, or in `Retry-After` as whole seconds or as an HTTP date after the
-/// response's own `Date`. A time that is zero, negative, in the past or unreadable is none.
+/// The status is 429, 503 or 529, or the response head has the gRPC status RESOURCE_EXHAUSTED or UNAVAILABLE. The time
+/// is in `retry-after-ms` or `grpc-retry-pushback-ms`, or in `Retry-After` as whole seconds or as an HTTP date after
+/// the response's own `Date`. A time that is zero, negative, in the past or unreadable asks for no pause.
 pub fn overload(head: &Parts) -> Outcome {
     const SITE_IS_OVERLOADED: u16 = 529;
     /// RESOURCE_EXHAUSTED, UNAVAILABLE.

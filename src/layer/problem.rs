@@ -193,7 +193,7 @@ pub(super) fn detail(refusal: &Refusal) -> String {
             "the limit cannot be checked at the moment".into()
         }
         RefusalKind::ShutDown => "the service is shutting down".into(),
-        RefusalKind::Paused => "newcomers are not admitted at the moment".into(),
+        RefusalKind::Paused => "the limit is paused".into(),
         RefusalKind::InvalidWeight => {
             let weight = refusal.weight();
             match (1..=MAX_WEIGHT).contains(&weight) {
@@ -208,12 +208,12 @@ pub(super) fn detail(refusal: &Refusal) -> String {
         RefusalKind::UnknownRate => "the request cannot be charged".into(),
         RefusalKind::UnknownLimit => "the limit cannot be paused".into(),
         RefusalKind::NoKey if refusal.limit().is_fair() => {
-            "the request has no key or no tenant to be counted by".into()
+            "the request has no key or no tenant for this limit".into()
         }
         RefusalKind::NoKey if refusal.limit_name() == UNREADABLE_PATH => {
-            "the path can be read in several ways".into()
+            "the path is ambiguous".into()
         }
-        RefusalKind::NoKey => "the request has no key to be counted by".into(),
+        RefusalKind::NoKey => "the request has no key for this limit".into(),
         RefusalKind::BodyFailed => "the request's body failed".into(),
     }
 }

@@ -488,7 +488,7 @@ mod tests {
         let problem = problem(&refusal);
         assert_eq!(
             problem["detail"],
-            "newcomers are not admitted at the moment"
+            "the limit is paused"
         );
         assert_eq!(problem["violated-policies"], json!([]));
     }

@@ -385,11 +385,11 @@ impl Limit {
 
     /// Sets the total time for which the [fallback](Self::fallback) may decide. Default: as long as the store is down.
     ///
-    /// This time is a budget: it is spent while the store is down, and earned back ten times as slowly while the store is
-    /// up. Once it is spent, newcomers and queued requests are refused as if the fallback were [`Fallback::Reject`];
-    /// permits stay held. So neither a long outage nor a store that fails again and again admits requests without a common
-    /// count for much longer than this time, nor does a process that alone is cut off from the store, beside those that the
-    /// store still admits.
+    /// This time is a budget: it is spent while the store is down, and earned back ten times as slowly while the store
+    /// is up. Once it is spent, newcomers and queued requests are refused as if the fallback were [`Fallback::Reject`];
+    /// permits stay held. This bounds how many requests are admitted without a common count: in a long outage, under a
+    /// store that fails again and again, and in a process that alone is cut off while the store still admits the
+    /// requests of others.
     ///
     /// In a cluster each of its parts has its own budget. Above zero, and at most 24 hours.
     ///

@@ -146,7 +146,7 @@ impl Follower {
         if let Some(fault) = fault.filter(|_| is_news) {
             tracing::warn!(
                 fault,
-                "the overrides of operators are not as they should be"
+                "overrides of operators cannot be read or restored"
             );
         }
     }

@@ -100,7 +100,7 @@ async fn the_problem_is_the_request_and_not_a_quota() {
         "title": "Bad Request",
         "status": 400,
         "kind": "no_key",
-        "detail": "the request has no key to be counted by",
+        "detail": "the request has no key for this limit",
     });
     assert_eq!(serde_json::from_slice::<Value>(&body).unwrap(), expected);
 }

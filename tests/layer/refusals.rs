@@ -291,7 +291,7 @@ async fn a_refusal_has_a_code_and_a_text() {
         (limiter.layer(ONE), "full (one: 1 of 1 slots in use)"),
         (
             limiter.layer(ONE.by_str(|_| None).require_key()),
-            "no_key (one: the request has no key to be counted by)",
+            "no_key (one: the request has no key for this limit)",
         ),
     ] {
         let layer = layer.refuse_with(move |refusal, _| Response::new(describe(refusal)));

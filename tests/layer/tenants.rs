@@ -254,7 +254,7 @@ async fn a_required_tenant_is_required() {
                 let problem: Value = serde_json::from_slice(&body).unwrap();
                 assert_eq!(
                     problem["detail"],
-                    "the request has no key or no tenant to be counted by"
+                    "the request has no key or no tenant for this limit"
                 );
             }
             let response = send(&service, named.clone()).await;

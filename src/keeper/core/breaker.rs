@@ -5,12 +5,11 @@
 //! that asks for more. Hence the breaker closes only after the store has also passed a *trial*, the release of a name
 //! that was never issued.
 //!
-//! A *trouble* lasts from the first opening until the store is known to work again, and each of its causes is news
-//! once. A store that is out of memory passes the trial and refuses newcomers: it is in trouble until it admits one, or until
-//! none has asked for a while.
-//! Any other fault that passes the trial and shows under load would be news every second, so a store that was in
-//! trouble recently has to work for longer before its recovery is news. A pure state machine: [`Core`](super::Core)
-//! acts on its transitions.
+//! A *trouble* lasts from the first opening until the store is known to work again, and each of its causes is logged
+//! once. A store that is out of memory passes the trial and refuses newcomers: the trouble lasts until the store
+//! admits one, or until none has asked for a while. Any other fault that passes the trial and shows only under load
+//! would be logged every second, so a store that was in trouble recently has to work for longer before its recovery
+//! is logged. A pure state machine: [`Core`](super::Core) acts on its transitions.
 
 use std::{mem, time::Duration};
 

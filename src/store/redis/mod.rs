@@ -1,9 +1,9 @@
 //! The store in Redis 6.2 or later, or Valkey.
 //!
-//! One connection carries a process's exchanges and its wake-ups: it speaks RESP3, and subscribes to the process's own
-//! channel and to that of all replicas before its first exchange. After an error it is dropped, and the next exchange reconnects, which finds the
-//! server that the name resolves to by then. Connections do not subscribe if the server's output buffer for subscribers
-//! is too small: see `subscription.rs`.
+//! One connection carries a process's exchanges and its wake-ups. The connection speaks RESP3, and subscribes to the
+//! process's own channel and to the channel of all replicas before its first exchange. After an error the connection is
+//! dropped; the next exchange reconnects, to whichever server the name resolves to by then. Connections do not
+//! subscribe if the server's output buffer for subscribers is too small: see `subscription.rs`.
 //!
 //! In a cluster each part has its own store: see `cluster.rs`.
 //!

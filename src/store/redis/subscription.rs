@@ -7,9 +7,9 @@
 //!
 //! After two connections that ended within a minute, the next one is therefore probed with a large reply before its
 //! first use. If the reply arrives, the cause was different, such as a restart. If the server ends the connection but
-//! accepts one without a subscription, connections stop subscribing. After a pause the subscription is probed again, on
-//! a separate connection. So they do if the probe takes longer than its exchange may, as at a distance: a separate
-//! connection has more time.
+//! accepts one without a subscription, connections stop subscribing. They also stop if the probe takes longer than its
+//! exchange may, as at a distance. After a pause the subscription is probed again, on a separate connection, which has
+//! more time.
 
 use std::{
     sync::{
