@@ -96,7 +96,7 @@ pub(super) enum Decision {
 }
 
 impl Decision {
-    /// The decision of the highest rank wins if one request has several.
+    /// Decisions on one request are followed in this order: a refusal ends it.
     pub fn rank(self) -> u8 {
         match self {
             Self::Refused(_) => 0,

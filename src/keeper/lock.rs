@@ -121,15 +121,24 @@ impl Keeper {
         let (marker, mut locked) = self.lock();
         let Locked { core, driver } = &mut *locked;
         let result = step(core, driver, now);
-        let afterwards = Afterwards {
-            keeper: self,
-            effects: core.take_effects(),
-            is_ending: core.is_ending(),
-            nudge: driver.nudge(core, now),
-        };
+        let (effects, is_ending) = (core.take_effects(), core.is_ending());
+        let nudge = driver.nudge(core, now);
         drop((marker, locked));
-        afterwards.run();
+        self.after_step(effects, is_ending, nudge);
         result
+    }
+
+    /// The rest of a step, without the lock. A shutdown is notified of each step. `nudge`: the driver has to wake up
+    /// earlier than planned.
+    fn after_step(&self, effects: Effects, is_ending: bool, nudge: Option<Arc<Notify>>) {
+        if let Some(work) = nudge {
+            work.notify_one();
+        }
+        if is_ending {
+            self.changed.notify_waiters();
+        }
+        let names = (&*self.namespace, &*self.address);
+        effects.run(names, &self.store_meter, &self.control);
     }
 
     /// Reads under the lock, for a moment only.
@@ -142,37 +151,6 @@ impl Keeper {
     fn lock(&self) -> (LockMarker, MutexGuard<'_, Locked>) {
         let locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
         (LockMarker::new(), locked)
-    }
-}
-
-/// The rest of a step, to be run without a lock.
-#[must_use]
-struct Afterwards<'a> {
-    keeper: &'a Keeper,
-    effects: Effects,
-    /// A shutdown has to be notified of each step.
-    is_ending: bool,
-    /// The driver has to wake up earlier than planned.
-    nudge: Option<Arc<Notify>>,
-}
-
-impl Afterwards<'_> {
-    fn run(self) {
-        if let Some(work) = self.nudge {
-            work.notify_one();
-        }
-        if self.is_ending {
-            self.keeper.changed.notify_waiters();
-        }
-        let Keeper {
-            namespace,
-            address,
-            store_meter,
-            control,
-            ..
-        } = self.keeper;
-        let names = (&**namespace, &**address);
-        self.effects.run(names, store_meter, control);
     }
 }
 

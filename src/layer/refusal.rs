@@ -486,10 +486,7 @@ mod tests {
         assert_eq!(refusal.retry_after(), end);
         assert_eq!(seconds(&refusal), 5 * 3_600 + 1);
         let problem = problem(&refusal);
-        assert_eq!(
-            problem["detail"],
-            "the limit is paused"
-        );
+        assert_eq!(problem["detail"], "the limit is paused");
         assert_eq!(problem["violated-policies"], json!([]));
     }
 

@@ -154,7 +154,8 @@ impl OperatorBuilder {
         if Handle::try_current().is_err() {
             return Err(refused(ConnectError::NoRuntime));
         }
-        let names = Names::new(&settings.namespace, target.db()).in_cluster(target.is_cluster());
+        let names =
+            Names::new(&settings.namespace, target.db()).in_cluster(target.part().is_some());
         Ok((names, ReplicaId::text(settings.replica)))
     }
 

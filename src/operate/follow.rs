@@ -144,10 +144,7 @@ impl Follower {
         drop(followed);
         // Log outside the lock: a subscriber is foreign code.
         if let Some(fault) = fault.filter(|_| is_news) {
-            tracing::warn!(
-                fault,
-                "overrides of operators cannot be read or restored"
-            );
+            tracing::warn!(fault, "overrides of operators cannot be read or restored");
         }
     }
 

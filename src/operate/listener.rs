@@ -303,21 +303,20 @@ impl Shared {
         if !state.is_new(&message) {
             return Ok(());
         }
-        // Messages about the record do not contain the number of replicas.
-        if message.ask != Question::ReadAgain && message.replicas < state.members {
-            state.join_soon();
-        }
         if message.ask == Question::ReadAgain {
             self.read_record().await;
             return Ok(());
         }
-        let answer = match state.answered.take() {
-            true if self.has_read_another(&message.ask) => {
+        if message.replicas < state.members {
+            state.join_soon();
+        }
+        let answer = if state.answered.take() {
+            if self.has_read_another(&message.ask) {
                 self.read_record().await;
-                self.desk.answer(message.number, &message.ask).await
             }
-            true => self.desk.answer(message.number, &message.ask).await,
-            false => Some(self.desk.busy(message.number)),
+            self.desk.answer(message.number, &message.ask).await
+        } else {
+            Some(self.desk.busy(message.number))
         };
         let Some(answer) = answer.and_then(|answer| serde_json::to_vec(&answer).ok()) else {
             return Ok(());

@@ -45,8 +45,6 @@ const MAX_NAMESPACES: usize = 20;
 /// Connections for scans, opened anew for each scan.
 pub(super) struct Scanner {
     parts: Vec<ScannedPart>,
-    /// Maximum number of steps for holders, in each part.
-    max_holder_pages: usize,
 }
 
 /// A part of a cluster, or an undivided store.
@@ -71,17 +69,15 @@ impl Scanner {
         });
         Self {
             parts: parts.collect(),
-            max_holder_pages: MAX_HOLDER_PAGES,
         }
     }
 
     /// The holders of all slots.
     pub(super) async fn holders(&self, names: &Names) -> Result<Holders, StoreError> {
-        let max_pages = self.max_holder_pages;
         let parts = self.parts.iter();
         let looks = parts
             .clone()
-            .map(|scanned| scanned.holders(names, max_pages));
+            .map(|scanned| scanned.holders(names, MAX_HOLDER_PAGES));
         let outcome = try_join_all(looks).await;
         parts.for_each(|scanned| scanned.control.disconnect());
         let mut all = Holders {
@@ -223,11 +219,11 @@ mod tests {
         let fill = "for i = 1, 5000 do redis.call('SET', 'filler:' .. i, '') end";
         server.cli(&["EVAL", fill, "0"]);
         let target = StoreTarget::open(&server.url()).expect("a URL");
-        let mut scanner = Scanner::new(target, PATIENCE);
+        let scanner = Scanner::new(target, PATIENCE);
         let names = Names::new("turnstile", 0);
         for (pages, is_whole) in [(1, false), (MAX_HOLDER_PAGES, true)] {
-            scanner.max_holder_pages = pages;
-            let holders = scanner.holders(&names).await.expect("it is up");
+            let holders = scanner.parts[0].holders(&names, pages).await;
+            let holders = holders.expect("it is up");
             assert_eq!((holders.units.len(), holders.is_whole), (0, is_whole));
         }
     }
@@ -244,7 +240,6 @@ mod tests {
         });
         let scanner = Scanner {
             parts: parts.collect(),
-            max_holder_pages: 1,
         };
         let all_connect = async {
             let mut connections = Vec::new();

@@ -169,12 +169,6 @@ pub(crate) enum StoreErrorKind {
     Misconfigured,
 }
 
-impl StoreErrorKind {
-    pub(crate) fn is_outage(self) -> bool {
-        self == Self::Outage
-    }
-}
-
 impl StoreError {
     pub(crate) fn outage(message: impl Into<String>) -> Self {
         Self {
@@ -200,7 +194,7 @@ impl StoreError {
     }
 
     pub(crate) fn is_outage(&self) -> bool {
-        self.kind.is_outage()
+        self.kind == StoreErrorKind::Outage
     }
 
     /// What decides on the requests of a failed batch.

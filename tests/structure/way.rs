@@ -28,7 +28,7 @@ const WAY: [(&str, &str); 8] = [
         "keeper/lock.rs Keeper::with_driver
            keeper/lock.rs DriverState::nudge
              keeper/lock.rs DriverState::wake
-           keeper/lock.rs Afterwards::run",
+           keeper/lock.rs Keeper::after_step",
     ),
     (
         "3",
@@ -94,7 +94,7 @@ const WAY: [(&str, &str); 8] = [
     (
         "7",
         "keeper/lock.rs Keeper::with_driver
-           keeper/lock.rs Afterwards::run
+           keeper/lock.rs Keeper::after_step
              keeper/effects.rs Effects::run
                keeper/effects.rs Effects::run_all
                  keeper/effects.rs Effect::run",

@@ -21,6 +21,7 @@ use crate::{
         queue::{LegState, Newcomer, Requester},
     },
     leases::{Label, Lease},
+    ledger::Seq,
     limit::{MAX_WEIGHT, Mode},
 };
 
@@ -67,14 +68,14 @@ impl Core {
             )
         });
         if is_reused {
-            self.queues.change(&mut self.ctx, queue, |_, _| ());
+            self.queues.list(&mut self.ctx, queue);
         }
         lease.set_label(label.clone());
-        let mut legs = Legs::new();
+        let (seq, mut legs) = (lease.seq(), Legs::new());
         legs.push(SlotLeg { lease, wait });
         self.insert_request(id, Request::new(id, legs, true, None, self.ctx.now));
         match is_reused {
-            _ if is_too_heavy => self.refuse_leg(id, 0, AcquireErrorKind::InvalidWeight),
+            _ if is_too_heavy => self.refuse_leg(id, seq, AcquireErrorKind::InvalidWeight),
             true => self.grant(id),
             false if self.ctx.asks_store(part) => self.ask_store(id),
             false if self.begin_slot(id) => self.grant(id),
@@ -110,7 +111,7 @@ impl Core {
             };
             // A limit that is not enforced accepts any weight.
             let weight = leg.weight.clamp(1, MAX_WEIGHT);
-            let entered = self.queues.change(&mut self.ctx, queue, |queue, ctx| {
+            let entered = self.change(queue, |queue, ctx| {
                 queue.set_own_value(ctx, leg.value);
                 let wait = match shadow {
                     true => Duration::ZERO,
@@ -187,8 +188,6 @@ impl Core {
         let Some(request) = self.request_mut(id) else {
             return;
         };
-        let mut legs = request.legs.iter();
-        let leg = legs.position(|leg| leg.lease.seq() == seq);
         // If a slot was lost, the next one to ask for may be in another part of the store.
         if let Stage::Listed | Stage::Unsent = request.stage {
             let was_unsent = matches!(request.stage, Stage::Unsent);
@@ -203,10 +202,10 @@ impl Core {
                 }
             }
         }
-        match (decision, leg) {
-            (Decision::Refused(kind), Some(leg)) => self.refuse_leg(id, leg, kind),
-            (Decision::Bypassed(kind), Some(leg)) => self.bypass_leg(id, leg, kind),
-            _ => {}
+        match decision {
+            Decision::Refused(kind) => self.refuse_leg(id, seq, kind),
+            Decision::Bypassed(kind) => self.bypass_leg(id, seq, kind),
+            Decision::Changed => {}
         }
         if is_last {
             self.advance(id);
@@ -278,10 +277,16 @@ impl Core {
 
     /// Deadline of the request's wait in its current queue.
     fn wait_of(&self, request: &Request) -> Option<Instant> {
+        let waiting = self.waiting_leg(request);
+        waiting.map(|(leg, since)| since + leg.wait)
+    }
+
+    /// The leg that waits in a queue, and since when.
+    fn waiting_leg<'a>(&self, request: &'a Request) -> Option<(&'a SlotLeg, Instant)> {
         request.legs.iter().find_map(|leg| {
             let queue = &self.queues[leg.lease.queue];
             match queue.leg_state(leg.lease.seq(), self.ctx.now) {
-                Some(LegState::Waiting(since)) => Some(since + leg.wait),
+                Some(LegState::Waiting(since)) => Some((leg, since)),
                 _ => None,
             }
         })
@@ -354,10 +359,9 @@ impl Core {
                     since: asking.since,
                     number: id.number,
                 };
-                self.queues
-                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                        queue.ask_store(ctx, newcomer);
-                    });
+                self.change(lease.queue, |queue, ctx| {
+                    queue.ask_store(ctx, newcomer);
+                });
             }
             None => drop(self.link(part).unsent.insert(id)),
         }
@@ -378,9 +382,7 @@ impl Core {
                 since: asking.since,
                 number: id.number,
             };
-            self.queues.change(&mut self.ctx, lease.queue, |queue, _| {
-                queue.unlist(newcomer)
-            });
+            self.change(lease.queue, |queue, _| queue.unlist(newcomer));
         }
     }
 
@@ -390,18 +392,10 @@ impl Core {
         let Some(&(_, id)) = first.filter(|(at, _)| *at <= self.ctx.now) else {
             return false;
         };
-        self.waits.pop_first();
-        if let Some(request) = self.request_mut(id) {
-            request.waits_until = None;
-        }
-        let legs = self.request(id).map_or(&[][..], |one| &one.legs);
-        let waits = |leg: &SlotLeg| {
-            let queue = &self.queues[leg.lease.queue];
-            let state = queue.leg_state(leg.lease.seq(), self.ctx.now);
-            matches!(state, Some(LegState::Waiting(_)))
-        };
-        if let Some(leg) = legs.iter().position(waits) {
-            self.refuse_leg(id, leg, AcquireErrorKind::TimedOut);
+        self.set_wait(id, None);
+        let leg = self.request(id).and_then(|one| self.waiting_leg(one));
+        if let Some(seq) = leg.map(|(leg, _)| leg.lease.seq()) {
+            self.refuse_leg(id, seq, AcquireErrorKind::TimedOut);
         }
         true
     }
@@ -409,15 +403,16 @@ impl Core {
     fn park_leg(&mut self, id: RequestId, leg: usize) {
         let leg = self.request(id).and_then(|one| one.legs.get(leg).cloned());
         if let Some(SlotLeg { lease, .. }) = leg {
-            self.queues
-                .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                    queue.park_slot(ctx, lease.seq())
-                });
+            self.change(lease.queue, |queue, ctx| queue.park_slot(ctx, lease.seq()));
         }
     }
 
-    fn bypass_leg(&mut self, id: RequestId, leg: usize, kind: AcquireErrorKind) {
+    fn bypass_leg(&mut self, id: RequestId, seq: Seq, kind: AcquireErrorKind) {
         let Some(request) = self.request_mut(id) else {
+            return;
+        };
+        let mut legs = request.legs.iter();
+        let Some(leg) = legs.position(|leg| leg.lease.seq() == seq) else {
             return;
         };
         let lease = request.legs.remove(leg).lease;
@@ -428,11 +423,10 @@ impl Core {
         notes
             .into_iter()
             .for_each(|notes| notes.bypassed.push((limit.clone(), kind)));
-        self.queues
-            .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                ctx.note_bypass(queue.limit_id(), kind);
-                queue.release_slot(ctx, lease.seq());
-            });
+        self.change(lease.queue, |queue, ctx| {
+            ctx.note_bypass(queue.limit_id(), kind);
+            queue.release_slot(ctx, lease.seq());
+        });
     }
 }
 

@@ -394,6 +394,11 @@ impl Core {
         self.queues[lease.queue].pool().cloned()
     }
 
+    /// Whether a part of the store is down.
+    pub fn is_any_down(&self) -> bool {
+        !self.links.iter().all(Link::is_up)
+    }
+
     /// Whether a name of this ledger occurs anywhere in this core.
     pub fn knows(&self, ledger: &str, seq: Seq) -> bool {
         self.expects(ledger, seq) || self.release_of(ledger, seq).is_some()
@@ -402,7 +407,7 @@ impl Core {
     /// Whether an entry exists for a name that may be in this ledger.
     pub fn expects(&self, ledger: &str, seq: Seq) -> bool {
         let queue = self.queue_of(ledger);
-        queue.is_some_and(|queue| queue.expects(seq))
+        queue.is_some_and(|queue| queue.contains(seq))
     }
 
     fn queue_of(&self, ledger: &str) -> Option<&Queue> {
@@ -435,7 +440,7 @@ impl Core {
             waits.map(|queue| WaitingRequest {
                 id: request.number.get(),
                 waits_for: label_of(queue),
-                limit: queue.max_of_key(),
+                limit: queue.max(),
                 holds,
             })
         })

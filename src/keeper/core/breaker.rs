@@ -308,19 +308,16 @@ impl Breaker {
     }
 
     pub fn answered(&mut self, work: Work, now: Instant) -> Transition {
-        let was_open = match &mut self.state {
+        let (was_open, fruitless) = match &mut self.state {
             BreakerState::Open {
                 probe_at, on_trial, ..
             } if work == Work::None => {
                 (*probe_at, *on_trial) = (now, true);
                 return Transition::None;
             }
-            BreakerState::Open { .. } => true,
-            BreakerState::Closed { .. } => false,
-        };
-        let fruitless = match self.state {
-            BreakerState::Closed { fruitless, .. } if work == Work::None => fruitless,
-            _ => 0,
+            BreakerState::Open { .. } => (true, 0),
+            BreakerState::Closed { fruitless, .. } if work == Work::None => (false, *fruitless),
+            BreakerState::Closed { .. } => (false, 0),
         };
         self.state = BreakerState::Closed {
             failed: None,

@@ -137,8 +137,8 @@ impl Core {
             return None;
         }
         (0..self.links.len()).find_map(|_| {
-            self.turn = (self.turn + 1) % self.links.len();
-            let link = &self.links[self.turn];
+            self.last_link = (self.last_link + 1) % self.links.len();
+            let link = &self.links[self.last_link];
             match self.may_send_on(link, now) {
                 true => self.next_exchange_on(link.part, now),
                 false => None,
@@ -150,6 +150,7 @@ impl Core {
         self.ctx.now = now;
         let mut draft = Draft::new(part);
         if let Some(trial) = self.trial(part) {
+            // Without a pending batch: no queue sees its answer.
             draft.batches.push(trial);
             return Some(self.send(draft));
         }
@@ -290,9 +291,7 @@ impl Core {
             let Some(queue) = self.queues.pop_ready(draft.part, turn) else {
                 break;
             };
-            self.queues.change(&mut self.ctx, queue, |queue, ctx| {
-                draft.add_batch(queue, ctx)
-            });
+            self.change(queue, |queue, ctx| draft.add_batch(queue, ctx));
         }
     }
 
@@ -346,37 +345,35 @@ impl Core {
     /// Drafts a leg that the request does not have yet, and a batch for its queue if necessary.
     fn draft_leg(&mut self, draft: &mut Draft, lease: &Lease) -> Option<ClaimAsk> {
         let seq = lease.seq();
-        self.queues
-            .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                let Some(LegState::Idle) = queue.leg_state(seq, ctx.now) else {
-                    return None;
-                };
-                let units = weight_of(seq) as usize;
-                let has_room = queue.make_room(ctx, units);
-                let batch = match draft.batch_of(lease.queue) {
-                    Some(number) => {
-                        let (batch, pending) =
-                            (&mut draft.batches[number], &mut draft.pending[number]);
-                        queue.take_releases(batch, pending, &mut draft.room);
-                        number
-                    }
-                    None => {
-                        // Makes sure that there is a batch, even for this leg only.
-                        queue.ask_for_batch();
-                        draft.add_batch(queue, ctx);
-                        draft.batches.len() - 1
-                    }
-                };
-                let (want, payer) = queue.take_leg(ctx, seq, has_room)?;
-                draft.batches[batch].waits |= want == Want::Wait;
-                draft.room = draft.room.saturating_sub(units);
-                Some(ClaimAsk {
-                    batch,
-                    seq,
-                    want,
-                    payer,
-                })
+        self.change(lease.queue, |queue, ctx| {
+            let Some(LegState::Idle) = queue.leg_state(seq, ctx.now) else {
+                return None;
+            };
+            let units = weight_of(seq) as usize;
+            let has_room = queue.make_room(ctx, units);
+            let batch = match draft.batch_of(lease.queue) {
+                Some(number) => {
+                    let (batch, pending) = (&mut draft.batches[number], &mut draft.pending[number]);
+                    queue.take_releases(batch, pending, &mut draft.room);
+                    number
+                }
+                None => {
+                    // Makes sure that there is a batch, even for this leg only.
+                    queue.ask_for_batch();
+                    draft.add_batch(queue, ctx);
+                    draft.batches.len() - 1
+                }
+            };
+            let (want, payer) = queue.take_leg(ctx, seq, has_room)?;
+            draft.batches[batch].waits |= want == Want::Wait;
+            draft.room = draft.room.saturating_sub(units);
+            Some(ClaimAsk {
+                batch,
+                seq,
+                want,
+                payer,
             })
+        })
     }
 
     fn send(&mut self, draft: Draft) -> Outgoing {
@@ -549,6 +546,7 @@ impl Core {
             let is_lost = link.on_generation(seen, reply.generation, &self.ctx.settings);
             self.on_generation(id.part, reply.generation, is_lost, seen);
         }
+        // Granted to claims by this exchange: the ledger's numbers, to which each queue compares its own, include them.
         for (claim, answer) in exchange.claims.iter().zip(&reply.claims) {
             let standings = answer.iter().flat_map(|answer| &answer.standings);
             for (ask, standing) in claim.asks.iter().zip(standings) {
@@ -573,10 +571,9 @@ impl Core {
         let unusable = self.claims_answered(id, &exchange, (&claims, &pending), reply.claims, seen);
         outage = outage.or(unusable);
         for pending in &pending {
-            self.queues
-                .change(&mut self.ctx, pending.queue, |queue, ctx| {
-                    queue.after_answer(ctx, pending, seen)
-                });
+            self.change(pending.queue, |queue, ctx| {
+                queue.after_answer(ctx, pending, seen)
+            });
         }
         self.note_answer(id.part, work, outage.as_ref());
         self.reopen_sent(id, claims.into_iter().filter_map(Asker::request));

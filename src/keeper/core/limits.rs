@@ -101,8 +101,7 @@ impl Core {
         }
         while let Some(queue) = self.ctx.returns.end_of_key(self.ctx.now) {
             if self.queues.has(queue) {
-                self.queues
-                    .change(&mut self.ctx, queue, |queue, _| queue.go_on());
+                self.change(queue, |queue, _| queue.go_on());
             }
         }
     }
@@ -329,7 +328,7 @@ impl Core {
     }
 
     fn pause_queue(&mut self, queue: QueueId, own_value: Option<LimitValue>, length: Duration) {
-        self.queues.change(&mut self.ctx, queue, |queue, ctx| {
+        self.change(queue, |queue, ctx| {
             queue.learn_own_value(ctx, own_value);
             queue.pause(ctx, length);
         });

@@ -8,7 +8,7 @@
 //! process that was connected less than a lease ago remembers their generation. A new process remembers none, so it finds no
 //! loss and does not wait.
 
-use std::{collections::BTreeSet, fmt, mem, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -76,12 +76,6 @@ pub(in crate::keeper) struct ExchangeId {
     pub part: Part,
 }
 
-impl fmt::Display for ExchangeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.number.fmt(f)
-    }
-}
-
 pub(in crate::keeper) struct Outgoing {
     pub id: ExchangeId,
     pub exchange: Arc<Exchange>,
@@ -130,13 +124,6 @@ impl Asker {
         match self {
             Self::Request(id) => Some(id),
             Self::Listed | Self::Account(_) => None,
-        }
-    }
-
-    pub fn account(self) -> Option<AccountId> {
-        match self {
-            Self::Account(id) => Some(id),
-            Self::Listed | Self::Request(_) => None,
         }
     }
 }
@@ -450,14 +437,6 @@ impl Window {
 mod tests {
     use super::*;
 
-    const BOUNDS: WindowBounds = WindowBounds {
-        least: 2,
-        most: 64,
-        apart: Duration::from_micros(250),
-        apart_partial: Duration::from_micros(400),
-        most_partial: 16,
-    };
-
     struct Scene {
         window: Window,
         now: Instant,
@@ -466,7 +445,7 @@ mod tests {
     impl Scene {
         fn new() -> Self {
             let now = Instant::now();
-            let window = Window::new(BOUNDS, now);
+            let window = Window::new(WINDOW, now);
             Self { window, now }
         }
 

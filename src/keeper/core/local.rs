@@ -13,14 +13,14 @@ use crate::{
     error::{AcquireError, AcquireErrorKind},
     fallbacks::{Availability, FallbackInForce},
     keeper::{context::STOOD_STILL, demand::RequestId, queue::Decider},
-    leases::{Fee, Lease, Paid},
+    leases::{Fee, Paid},
     ledger::{Charge, Charged, Standing, Tat},
     limit::LimitId,
     telemetry::Measure,
 };
 
 /// A leg that a request does not have yet, and the decision on it.
-struct Part {
+struct DecidedLeg {
     leg: SlotLeg,
     is_shadow: bool,
     answer: Result<Standing, AcquireErrorKind>,
@@ -33,11 +33,9 @@ impl Core {
         let Some(SlotLeg { lease, wait }) = leg else {
             return false;
         };
-        let is_held = self
-            .queues
-            .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                queue.ask_here(ctx, lease.seq(), wait)
-            });
+        let is_held = self.change(lease.queue, |queue, ctx| {
+            queue.ask_here(ctx, lease.seq(), wait)
+        });
         if is_held {
             // The request continues immediately.
             self.ctx.decided.pop_if(|decided| decided.request == id);
@@ -51,10 +49,10 @@ impl Core {
             return false;
         };
         let (next, part) = (self.next_for(request), self.part_of(request));
-        let Some(parts) = self.claim_here(id, next, self.ctx.availability(part)) else {
+        let Some(legs) = self.claim_here(id, next, self.ctx.availability(part)) else {
             return false;
         };
-        let has_all = self.settle_here(id, next, parts) && next == Next::All;
+        let has_all = self.settle_here(id, next, legs) && next == Next::All;
         match has_all {
             // The request continues immediately. Listing a queue may have decided on others.
             true => self.ctx.decided.retain(|decided| decided.request != id),
@@ -100,35 +98,27 @@ impl Core {
             self.leave_exchange_of(id);
             return self.note_changed(id);
         }
-        let Some(parts) = self.claim_here(id, next, Availability::Down) else {
+        let Some(legs) = self.claim_here(id, next, Availability::Down) else {
             return;
         };
-        for part in &parts {
-            self.queues
-                .change(&mut self.ctx, part.leg.lease.queue, |_, _| ());
+        for one in &legs {
+            self.queues.list(&mut self.ctx, one.leg.lease.queue);
         }
-        let is_full = |part: &&Part| part.answer == Ok(Standing::Full) && !part.is_shadow;
-        if let Some(SlotLeg { lease, wait }) = parts.iter().find(is_full).map(|part| &part.leg) {
+        let is_full = |one: &&DecidedLeg| one.answer == Ok(Standing::Full) && !one.is_shadow;
+        if let Some(SlotLeg { lease, wait }) = legs.iter().find(is_full).map(|one| &one.leg) {
             let queue = &self.queues[lease.queue];
             return match queue.may_ask_until(&self.ctx, lease.seq(), *wait) {
                 Some(until) => self.go_on_asking(id, Asking { since, until }),
                 None if wait.is_zero() => {
                     let kind = queue.full_kind(&self.ctx);
-                    self.refuse_by(id, lease, kind)
+                    self.refuse_leg(id, lease.seq(), kind)
                 }
-                None => self.refuse_by(id, lease, AcquireErrorKind::TimedOut),
+                None => self.refuse_leg(id, lease.seq(), AcquireErrorKind::TimedOut),
             };
         }
         self.leave_exchange_of(id);
-        self.settle_here(id, next, parts);
+        self.settle_here(id, next, legs);
         self.note_changed(id);
-    }
-
-    fn refuse_by(&mut self, id: RequestId, lease: &Lease, kind: AcquireErrorKind) {
-        let legs = self.request(id).map_or(&[][..], |one| &one.legs);
-        if let Some(leg) = legs.iter().position(|leg| leg.lease.seq() == lease.seq()) {
-            self.refuse_leg(id, leg, kind);
-        }
     }
 
     /// Decides on the next slots and charges of a request, by the limits' fallbacks at this availability. `None`: a limit refuses
@@ -138,7 +128,7 @@ impl Core {
         id: RequestId,
         next: Next,
         availability: Availability,
-    ) -> Option<SmallVec<[Part; 2]>> {
+    ) -> Option<SmallVec<[DecidedLeg; 2]>> {
         self.local.clear();
         if let Some(error) = self.draft_charges(id, next, availability) {
             self.refuse_request(id, error);
@@ -150,16 +140,18 @@ impl Core {
             let queue = &self.queues[leg.lease.queue];
             let asks = queue.asks_here(leg.lease.seq());
             match queue.decider(&self.ctx, availability) {
-                Decider::Fallback(Err(kind)) if asks == Some(false) => Some((&leg.lease, kind)),
+                Decider::Fallback(Err(kind)) if asks == Some(false) => {
+                    Some((leg.lease.seq(), kind))
+                }
                 _ => None,
             }
         });
         // Checked first, so that no ledger is created in vain.
-        if let Some((lease, kind)) = refusals.next() {
-            self.refuse_by(id, lease, kind);
+        if let Some((seq, kind)) = refusals.next() {
+            self.refuse_leg(id, seq, kind);
             return None;
         }
-        let mut parts: SmallVec<[Part; 2]> = SmallVec::new();
+        let mut decided: SmallVec<[DecidedLeg; 2]> = SmallVec::new();
         for leg in legs {
             let (seq, queue) = (leg.lease.seq(), leg.lease.queue);
             let of_leg = self.queues.without_listing(queue);
@@ -169,23 +161,28 @@ impl Core {
             let answer = match of_leg.decider(&self.ctx, availability) {
                 Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
                 Decider::Ledger => {
-                    let batch = self.local.next_batch(queue, parts.len());
+                    let batch = self.local.next_batch(queue, decided.len());
                     let (want, payer) = of_leg.draft_here(&mut self.ctx, seq, leg.wait, batch);
                     self.local.ask(seq, want, payer);
                     Ok(Standing::Absent)
                 }
             };
-            parts.push(Part {
+            decided.push(DecidedLeg {
                 leg,
                 is_shadow,
                 answer,
             });
         }
         self.run_local_claim();
-        for (part, standing) in self.local.parts.iter().zip(&self.local.reply.standings) {
-            parts[*part].answer = Ok(*standing);
+        for (leg, standing) in self
+            .local
+            .leg_of_ask
+            .iter()
+            .zip(&self.local.reply.standings)
+        {
+            decided[*leg].answer = Ok(*standing);
         }
-        Some(parts)
+        Some(decided)
     }
 
     /// Returns the error of a fallback that refuses the request.
@@ -222,22 +219,21 @@ impl Core {
     }
 
     /// Applies the decisions of the rates and ledgers. Returns whether the request has the slots.
-    fn settle_here(&mut self, id: RequestId, next: Next, parts: SmallVec<[Part; 2]>) -> bool {
+    fn settle_here(&mut self, id: RequestId, next: Next, legs: SmallVec<[DecidedLeg; 2]>) -> bool {
         let mut goes_on = self.settle_charges(id, next);
         let mut has_all = goes_on;
-        for part in parts {
-            let SlotLeg { lease, wait } = part.leg;
+        for DecidedLeg { leg, answer, .. } in legs {
+            let SlotLeg { lease, wait } = leg;
             // The queue may be gone, if the request was refused.
             if self.queues.has(lease.queue) {
-                self.queues
-                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                        if goes_on {
-                            queue.on_answer_here(ctx, lease.seq(), wait, part.answer);
-                        }
-                    });
+                self.change(lease.queue, |queue, ctx| {
+                    if goes_on {
+                        queue.on_answer_here(ctx, lease.seq(), wait, answer);
+                    }
+                });
             }
-            has_all &= matches!(part.answer, Ok(Standing::Held { .. }));
-            goes_on &= !matches!(part.answer, Ok(Standing::Waiting { .. }));
+            has_all &= matches!(answer, Ok(Standing::Held { .. }));
+            goes_on &= !matches!(answer, Ok(Standing::Waiting { .. }));
         }
         has_all
     }
@@ -286,10 +282,9 @@ impl Core {
         };
         (request.stage, request.ticket) = (Stage::Open, None);
         for SlotLeg { lease, .. } in request.legs.clone() {
-            self.queues
-                .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                    queue.leave_exchange(ctx, lease.seq())
-                });
+            self.change(lease.queue, |queue, ctx| {
+                queue.leave_exchange(ctx, lease.seq())
+            });
         }
     }
 }
@@ -324,7 +319,13 @@ impl Core {
                 Charged::Not => {}
             }
         }
-        self.settle_fees(id, refusal);
+        match refusal {
+            Some(error) => self.refuse_request(id, error),
+            None => {
+                self.sleep(id);
+                self.wake_bypassed(id);
+            }
+        }
     }
 
     /// Holds a request back until all its rates let it continue.
@@ -342,17 +343,6 @@ impl Core {
             request.stage = Stage::Sleeping(begins);
             self.ctx.measure(limit, Measure::Waiting(1.0));
             self.sleepers.insert((begins, id), limit);
-        }
-    }
-
-    /// Refuses a request, or continues it, after its fees were decided on.
-    fn settle_fees(&mut self, id: RequestId, refusal: Option<AcquireError>) {
-        match refusal {
-            Some(error) => self.refuse_request(id, error),
-            None => {
-                self.sleep(id);
-                self.wake_bypassed(id);
-            }
         }
     }
 

@@ -91,7 +91,7 @@ pub(super) struct Core {
     /// One, or one for each part of a cluster, indexed by part.
     links: Box<[Link]>,
     /// The part whose link was last looked at for work.
-    turn: usize,
+    last_link: usize,
     exchanges: u64,
     requests: Slab<Request>,
     last_request: u64,
@@ -114,8 +114,6 @@ pub(super) struct Core {
     /// When a key of each limit last turned out to be unusable.
     complained: HashMap<LimitId, Instant>,
     orphaned: bool,
-    /// Whether it was already shut down.
-    was_shut_down: bool,
     /// When to take a step for a pending shutdown.
     alarm: Option<Instant>,
     /// Deadline for permits to be released, by the latest call of a shutdown; and the names of the slots that were lost then.
@@ -214,8 +212,8 @@ struct LocalClaim {
     reply: ClaimReply,
     /// By charge.
     rates: Vec<(LimitId, Key)>,
-    /// For each ask: the part of the request, the queue, and the batch.
-    parts: Vec<usize>,
+    /// For each ask: the leg of those decided on, the queue, and the batch.
+    leg_of_ask: Vec<usize>,
     queues: Vec<QueueId>,
     batches: Vec<Batch>,
     /// Fees that no local rate charges: their numbers, and the refusals that do not count.
@@ -379,6 +377,7 @@ impl Core {
     fn note_changed(&mut self, request: RequestId) {
         self.ctx.decided.push(Decided {
             request,
+            // Of no entry.
             seq: 0,
             decision: Decision::Changed,
         });
@@ -433,7 +432,7 @@ impl Core {
         let link = |part| Link::new(part, &settings, now);
         Self {
             links: parts.all().map(link).collect(),
-            turn: 0,
+            last_link: 0,
             ctx: Context::new(settings, shared, now),
             updated: Vec::new(),
             measured: Vec::new(),
@@ -454,7 +453,6 @@ impl Core {
             reach: Reach::default(),
             complained: HashMap::new(),
             orphaned: false,
-            was_shut_down: false,
             alarm: None,
             permits_until: None,
             lost_names: HashSet::new(),
@@ -482,12 +480,6 @@ impl Core {
     /// Whether there is a store that other replicas share.
     pub fn is_shared(&self) -> bool {
         self.ctx.shared
-    }
-
-    /// Whether a part of the store is down.
-    #[cfg(test)]
-    pub fn is_any_down(&self) -> bool {
-        !self.links.iter().all(Link::is_up)
     }
 
     fn link(&mut self, part: Part) -> &mut Link {
@@ -578,11 +570,17 @@ impl Core {
         queue.in_line(lease.seq())
     }
 
+    /// Changes a queue, then lists or drops it.
+    #[inline]
+    fn change<R>(&mut self, id: QueueId, change: impl FnOnce(&mut Queue, &mut Context) -> R) -> R {
+        self.queues.change(&mut self.ctx, id, change)
+    }
+
     fn each_queue(&mut self, mut change: impl FnMut(&mut Queue, &mut Context)) {
         for id in self.queues.ids() {
             // The queue may have been dropped on behalf of another.
             if self.queues.has(id) {
-                self.queues.change(&mut self.ctx, id, &mut change);
+                self.change(id, &mut change);
             }
         }
     }
@@ -591,7 +589,7 @@ impl Core {
     fn each_queue_of(&mut self, part: Part, mut change: impl FnMut(&mut Queue, &mut Context)) {
         for id in self.queues.ids_of(part) {
             if self.queues.has(id) {
-                self.queues.change(&mut self.ctx, id, &mut change);
+                self.change(id, &mut change);
             }
         }
     }

@@ -64,11 +64,11 @@ struct Ready {
     count: usize,
 }
 
-/// A neighbour in a row, in four bytes, since each queue has two.
+/// A queue next to another in a row, in four bytes, since each queue has two.
 #[derive(Clone, Copy, Default)]
-struct Link(Option<NonZeroU32>);
+struct Neighbour(Option<NonZeroU32>);
 
-impl Link {
+impl Neighbour {
     fn to(id: Option<QueueId>) -> Self {
         Self(id.and_then(|id| NonZeroU32::new(id.0.wrapping_add(1))))
     }
@@ -84,8 +84,8 @@ struct ListedQueue {
     /// Its row in `ready`.
     turn: Option<Turn>,
     /// Its neighbours in the row.
-    before: Link,
-    after: Link,
+    before: Neighbour,
+    after: Neighbour,
     /// Its place in `due`.
     due: Option<Instant>,
     /// Whether it is in `cached`.
@@ -148,8 +148,8 @@ impl Queues {
         self.members.insert(Box::new(ListedQueue {
             queue,
             turn: None,
-            before: Link::default(),
-            after: Link::default(),
+            before: Neighbour::default(),
+            after: Neighbour::default(),
             due: None,
             cached: false,
         }));
@@ -176,7 +176,8 @@ impl Queues {
         &mut self.members[id.index()].queue
     }
 
-    fn list(&mut self, ctx: &mut Context, id: QueueId) {
+    /// Lists a queue after a change, or drops it.
+    pub fn list(&mut self, ctx: &mut Context, id: QueueId) {
         let member = &mut self.members[id.index()];
         member.queue.after_change(ctx);
         let turn = match member.turn {
@@ -322,11 +323,12 @@ impl Queues {
         let last = ready.last.replace(id);
         ready.count += 1;
         match last {
-            Some(last) => self.members[last.index()].after = Link::to(Some(id)),
+            Some(last) => self.members[last.index()].after = Neighbour::to(Some(id)),
             None => ready.first = Some(id),
         }
         let member = &mut self.members[id.index()];
-        (member.turn, member.before, member.after) = (Some(turn), Link::to(last), Link::default());
+        (member.turn, member.before, member.after) =
+            (Some(turn), Neighbour::to(last), Neighbour::default());
     }
 
     fn leave_row(&mut self, id: QueueId) {

@@ -304,7 +304,7 @@ impl LocalClaim {
         self.claim.charges.clear();
         self.claim.asks.clear();
         self.rates.clear();
-        self.parts.clear();
+        self.leg_of_ask.clear();
         self.queues.clear();
     }
 
@@ -313,10 +313,10 @@ impl LocalClaim {
         self.rates.push((fee.limit_id(), fee.key.clone()));
     }
 
-    /// The batch of the next ask, for this queue.
-    pub fn next_batch(&mut self, queue: QueueId, part: usize) -> &mut Batch {
+    /// The batch of the next ask, for this queue and this leg.
+    pub fn next_batch(&mut self, queue: QueueId, leg: usize) -> &mut Batch {
         self.queues.push(queue);
-        self.parts.push(part);
+        self.leg_of_ask.push(leg);
         if self.batches.len() < self.queues.len() {
             self.batches.push(Batch::default());
         }

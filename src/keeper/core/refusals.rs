@@ -19,8 +19,12 @@ use crate::{
 const COMPLAINT_PAUSE: Duration = Duration::from_secs(60);
 
 impl Core {
-    pub(super) fn refuse_leg(&mut self, id: RequestId, leg: usize, kind: AcquireErrorKind) {
-        if let Some(error) = self.request(id).map(|one| self.leg_error(one, leg, kind)) {
+    pub(super) fn refuse_leg(&mut self, id: RequestId, seq: Seq, kind: AcquireErrorKind) {
+        let Some(request) = self.request(id) else {
+            return;
+        };
+        if let Some(leg) = request.legs.iter().find(|leg| leg.lease.seq() == seq) {
+            let error = self.leg_error(request, leg, kind);
             self.refuse_request(id, error);
         }
     }
@@ -91,11 +95,10 @@ impl Core {
         for SlotLeg { lease, .. } in legs {
             // The slot may have come from the pool.
             lease.release_at(now);
-            self.queues
-                .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                    queue.release_slot(ctx, lease.seq());
-                    queue.forget_fallen_back();
-                });
+            self.change(lease.queue, |queue, ctx| {
+                queue.release_slot(ctx, lease.seq());
+                queue.forget_fallen_back();
+            });
         }
         for fee in fees {
             self.refund(&fee);
@@ -166,7 +169,7 @@ impl Core {
     fn request_error(&self, request: &Request, kind: AcquireErrorKind) -> AcquireError {
         let mut legs = request.legs.iter();
         let waits = |leg: &SlotLeg| self.in_line_of(&leg.lease).is_some();
-        if let Some(leg) = legs.position(waits) {
+        if let Some(leg) = legs.find(|leg| waits(leg)) {
             return self.leg_error(request, leg, kind);
         }
         let first = request.legs.first();
@@ -179,10 +182,9 @@ impl Core {
         error
     }
 
-    fn leg_error(&self, request: &Request, leg: usize, kind: AcquireErrorKind) -> AcquireError {
-        let lease = &request.legs[leg].lease;
-        let queue = &self.queues[lease.queue];
-        queue.error(&self.ctx, lease.seq(), kind, self.waited(request))
+    fn leg_error(&self, request: &Request, leg: &SlotLeg, kind: AcquireErrorKind) -> AcquireError {
+        let queue = &self.queues[leg.lease.queue];
+        queue.error(&self.ctx, leg.lease.seq(), kind, self.waited(request))
     }
 
     /// Reports that requests of a key are refused because the key cannot be used: once while this lasts, for all keys

@@ -128,10 +128,7 @@ impl Core {
         self.request_mut(id)?.stage = Stage::Open;
         self.advance(id);
         self.follow_decisions();
-        match self.request(id)?.stage {
-            Stage::Granted | Stage::Refused(_) => self.collect_request(id),
-            _ => None,
-        }
+        self.collect_request(id)
     }
 
     /// Turns a granted request into a permit, if none of its slots was lost.
@@ -222,13 +219,12 @@ impl Core {
         if !self.queues.has(lease.queue) {
             return lease.release_at(now);
         }
-        self.queues
-            .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                if !(may_pool && queue.keep_released(ctx, lease)) {
-                    lease.release_at(now);
-                    queue.release_slot(ctx, lease.seq());
-                }
-            });
+        self.change(lease.queue, |queue, ctx| {
+            if !(may_pool && queue.keep_released(ctx, lease)) {
+                lease.release_at(now);
+                queue.release_slot(ctx, lease.seq());
+            }
+        });
         self.follow_decisions();
     }
 
@@ -269,10 +265,9 @@ impl Core {
         self.bounded.forget(lease.seq());
         lease.release_at(now);
         if self.queues.has(lease.queue) {
-            self.queues
-                .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                    queue.cancel_slot(ctx, lease.seq());
-                });
+            self.change(lease.queue, |queue, ctx| {
+                queue.cancel_slot(ctx, lease.seq());
+            });
         }
         self.follow_decisions();
     }
@@ -320,7 +315,7 @@ impl Core {
     ) {
         self.ctx.now = now;
         let queue = self.queues.find_or_make(&mut self.ctx, limit, key);
-        self.queues.change(&mut self.ctx, queue, |queue, ctx| {
+        self.change(queue, |queue, ctx| {
             queue.learn_own_value(ctx, own_value);
             queue.inquire(ctx, inquiry);
         });
@@ -341,13 +336,12 @@ impl Core {
         let id = self.queues.find_or_make(&mut self.ctx, limit, key);
         let bind =
             |queue: &mut Queue, _: &mut Context| queue.pool().inspect(|pool| pool.bind()).cloned();
-        let pool = self.queues.change(&mut self.ctx, id, bind)?;
+        let pool = self.change(id, bind)?;
         Some((id, pool))
     }
 
     pub fn unbind(&mut self, queue: QueueId, pool: &Pool) {
-        self.queues
-            .change(&mut self.ctx, queue, |_, _| pool.unbind());
+        self.change(queue, |_, _| pool.unbind());
     }
 
     pub fn status(&self) -> Status {
@@ -442,10 +436,7 @@ impl Core {
             return Some(1);
         }
         let queue = self.queues.overdue(now)?;
-        Some(
-            self.queues
-                .change(&mut self.ctx, queue, |queue, ctx| queue.on_time(ctx)),
-        )
+        Some(self.change(queue, |queue, ctx| queue.on_time(ctx)))
     }
 
     /// A connection has ended, and no exchange has reconnected since. Waiters and holders need a connection, and so does the
@@ -477,17 +468,11 @@ impl Core {
         let is_held = queue.is_some_and(|queue| queue.contains(seq));
         // If the slot was lost before, unnoticed, only the response remains to be ended.
         if is_held && was_lost {
-            self.queues
-                .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                    queue.lose(ctx, seq)
-                });
+            self.change(lease.queue, |queue, ctx| queue.lose(ctx, seq));
         }
         self.ctx.end_lease(&lease, kind);
         if is_held && !was_lost {
-            self.queues
-                .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                    queue.release_slot(ctx, seq)
-                });
+            self.change(lease.queue, |queue, ctx| queue.release_slot(ctx, seq));
         }
         true
     }
@@ -554,7 +539,7 @@ impl Core {
 
     /// The limiter was dropped: no more requests will come.
     pub fn orphan(&mut self) {
-        self.was_shut_down = std::mem::replace(&mut self.ctx.ending, true);
+        self.ctx.ending = true;
         self.queues.stop_caching(&mut self.ctx);
         self.orphaned = true;
         self.measure_limits();
@@ -567,7 +552,7 @@ impl Core {
     /// or may soon be none.
     pub fn log_unreleased(&mut self) {
         self.ctx.log_reports();
-        if !self.orphaned || self.was_shut_down || !self.ctx.shared {
+        if !self.orphaned || self.permits_until.is_some() || !self.ctx.shared {
             return;
         }
         let count = self.queues.iter().map(Queue::unreleased).sum();

@@ -139,24 +139,25 @@ impl Core {
             let queue = self.queues.without_listing(pending[ask.batch].queue);
             queue.on_ask_failure(&mut self.ctx, ask.seq, not_after_us, availability);
         }
-        let is_up = availability == Availability::Up;
+        let (now, is_up) = (self.ctx.now, availability == Availability::Up);
         for pending in &pending {
-            self.queues
-                .change(&mut self.ctx, pending.queue, |queue, ctx| {
-                    queue.after_failure();
-                    if is_up {
-                        queue.call_roll_soon(ctx);
-                    }
-                });
+            self.change(pending.queue, |queue, ctx| {
+                queue.after_failure();
+                if is_up {
+                    queue.call_roll_soon(ctx);
+                }
+            });
         }
-        let accounts = claims.iter().filter_map(|asker| asker.account());
         let outcome = match not_after_us {
             0 => ReportOutcome::Refused,
             _ => ReportOutcome::Unknown,
         };
-        accounts.for_each(|id| self.on_report(id, outcome));
+        for asker in &claims {
+            if let Asker::Account(id) = *asker {
+                self.on_report(id, outcome);
+            }
+        }
         self.reopen_sent(id, claims.into_iter().filter_map(Asker::request));
-        let now = self.ctx.now;
         if is_up && self.link(part).begins_roll_call(now) {
             self.each_queue_of(part, |queue, ctx| queue.call_roll_soon(ctx));
         }
@@ -190,8 +191,7 @@ impl Core {
         } else if is_of_part {
             self.begin_return(part, true, self.ctx.now + self.ctx.returns.length);
         } else if let Some(queue) = self.queues.of_ledger(key) {
-            self.queues
-                .change(&mut self.ctx, queue, |queue, ctx| queue.on_loss(ctx));
+            self.change(queue, |queue, ctx| queue.on_loss(ctx));
         }
     }
 
@@ -254,7 +254,7 @@ impl Core {
             return;
         };
         self.ctx.record(|history, now| history.woken(wake, now));
-        self.queues.change(&mut self.ctx, queue, |queue, ctx| {
+        self.change(queue, |queue, ctx| {
             if wake.seqs.is_empty() {
                 queue.on_recall(ctx, ctx.now);
             }
@@ -328,12 +328,12 @@ impl Core {
     fn follow_breaker(
         &mut self,
         part: Part,
-        turn: impl FnOnce(&mut Breaker, Instant, &mut fastrand::Rng) -> Transition,
+        step: impl FnOnce(&mut Breaker, Instant, &mut fastrand::Rng) -> Transition,
         (cause, why): (Cause, &str),
     ) -> Transition {
         let breaker = &mut self.links[part.number()].breaker;
         let was_up = breaker.is_well();
-        let change = turn(breaker, self.ctx.now, &mut self.ctx.rng);
+        let change = step(breaker, self.ctx.now, &mut self.ctx.rng);
         let (availability, is_up) = (breaker.availability(), breaker.is_well());
         self.ctx.set_availability(part, availability);
         let state = match change {
@@ -503,7 +503,7 @@ impl Core {
             }
             self.link(id.part).refunds[refunds_then..].reverse();
         }
-        // Newest claim first: of starts that are ahead a rate with a small burst can only undo the last.
+        // Newest claim first, each in its own order: of starts that are ahead a rate with a small burst can only undo the last.
         self.link(id.part).refunds[refunds_before..].reverse();
         outage
     }

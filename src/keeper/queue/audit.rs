@@ -253,11 +253,6 @@ impl Queue {
         Ok(())
     }
 
-    /// Whether an entry exists for a name that may be in the store.
-    pub fn expects(&self, seq: Seq) -> bool {
-        self.entries.contains_key(&seq)
-    }
-
     /// A release to be sent.
     pub fn release_of(&self, seq: Seq) -> Option<Release> {
         let outbox = self.outbox.as_ref()?;
@@ -265,7 +260,7 @@ impl Queue {
         releases.find(|release| release.seq == seq).cloned()
     }
 
-    /// As [`waits_in_store`](Self::waits_in_store), or the request is yet to be sent.
+    /// Whether it waits in a queue, or was sent to one.
     pub fn waits_in_queue(&self, seq: Seq) -> bool {
         let waits = |entry: &Entry| matches!(entry.state(), State::Waiting(_) | State::Sent { .. });
         self.entries.get(&seq).is_some_and(waits)
@@ -277,17 +272,13 @@ impl Queue {
             .is_some_and(|entry| entry.in_store.entering)
     }
 
-    /// The ledger in this process, and its number of slots.
+    /// The ledger in this process.
     pub fn audited_ledger(&self) -> Option<&Ledger> {
         self.ledger_here.as_deref()
     }
 
     pub fn max_here(&self, ctx: &Context) -> u32 {
         self.local_max(ctx)
-    }
-
-    pub fn max_of_key(&self) -> u32 {
-        self.max()
     }
 
     pub fn idle_seqs(&self, now: Instant) -> Option<Vec<Seq>> {

@@ -499,9 +499,8 @@ impl Queue {
             // Grants do not follow tickets.
             return;
         }
-        for (ticket, seq) in self.waiters_before(head.unwrap_or(0)) {
-            let snapshot = self.snapshot;
-            self.saw_waiting(seq, |seen| snapshot.seen_waiting(ticket, seen));
+        for (_, seq) in self.waiters_before(head.unwrap_or(0)) {
+            self.saw_waiting(seq);
         }
     }
 

@@ -139,12 +139,13 @@ impl Queue {
         self.set(ctx, seq, State::Waiting(Line::Here));
     }
 
-    /// The store had not granted the slot by this moment.
-    pub(super) fn saw_waiting(&mut self, seq: Seq, at: impl FnOnce(StoreMoment) -> StoreMoment) {
+    /// The store had not granted the slot when the snapshot was taken.
+    pub(super) fn saw_waiting(&mut self, seq: Seq) {
+        let snapshot = self.snapshot;
         if let Some(entry) = self.entries.get_mut(&seq)
-            && let State::Waiting(Line::InStore { seen, .. }) = &mut entry.state
+            && let State::Waiting(Line::InStore { ticket, seen }) = &mut entry.state
         {
-            *seen = at(*seen);
+            *seen = snapshot.seen_waiting(*ticket, *seen);
         }
     }
 
@@ -298,7 +299,7 @@ impl Queue {
         if !matches!(entry.state, State::Leaving) {
             ctx.record(|history, now| history.given_up(&self.ledger, seq, now));
         }
-        if entry.holder().is_some_and(Holder::is_permit) && use_of_slot != Use::Idle {
+        if entry.holder() == Some(Holder::Permit) && use_of_slot != Use::Idle {
             let held = entry.lease.tenure_lasts(ctx.now);
             ctx.note_end(self.limit_id, &entry.lease, held);
             if use_of_slot == Use::Held {
@@ -551,22 +552,10 @@ fn report(ctx: &mut Context, entry: &Entry, decision: Decision) {
 
 /// Adds an entry to the counts of its state, or removes it.
 fn count(ctx: &mut Context, held: &mut HeldUnits, limit_id: LimitId, entry: &Entry, is_in: bool) {
-    let state = &entry.state;
-    let (count, measure): (_, fn(f64) -> Measure) = match state {
-        State::Held(_) => (&mut ctx.counts.held, Measure::Held),
-        // A request for several slots waits with one leg at a time.
-        State::Idle if !entry.is_plain() => return,
-        State::Idle | State::Sent { .. } | State::Waiting(_) | State::Checking { .. } => {
-            (&mut ctx.counts.waiting, Measure::Waiting)
-        }
-        State::Leaving => return,
-    };
-    match is_in {
-        true => *count += 1,
-        false => *count -= 1,
+    if !entry.is_counted() {
+        return;
     }
-    let sign = if is_in { 1.0 } else { -1.0 };
-    let change = match state {
+    let (count, measure, units): (_, fn(f64) -> Measure, _) = match &entry.state {
         State::Held(hold) => {
             let units = weight_of(entry.lease.seq());
             let in_store = if hold.in_store { units } else { 0 };
@@ -574,9 +563,14 @@ fn count(ctx: &mut Context, held: &mut HeldUnits, limit_id: LimitId, entry: &Ent
                 true => (held.all, held.in_store) = (held.all + units, held.in_store + in_store),
                 false => (held.all, held.in_store) = (held.all - units, held.in_store - in_store),
             }
-            sign * f64::from(units)
+            (&mut ctx.counts.held, Measure::Held, units)
         }
-        _ => sign,
+        _ => (&mut ctx.counts.waiting, Measure::Waiting, 1),
     };
-    ctx.measure(limit_id, measure(change));
+    match is_in {
+        true => *count += 1,
+        false => *count -= 1,
+    }
+    let sign = if is_in { 1.0 } else { -1.0 };
+    ctx.measure(limit_id, measure(sign * f64::from(units)));
 }

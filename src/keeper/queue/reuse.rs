@@ -137,22 +137,21 @@ impl Queue {
             entry.in_store.spare = false;
             entry.lease.hold(Some(until));
         }
-        if until <= ctx.now + ctx.settings.store_timeout || !self.keep_granted(ctx, seq) {
+        let renew_at = ctx.renew_at(at.sent, until);
+        if until <= ctx.now + ctx.settings.store_timeout || !self.keep_granted(ctx, seq, renew_at) {
             return self.cancel_slot(ctx, seq);
         }
         ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
-        let renew_at = ctx.renew_at(at.sent, until);
-        self.set_due(seq, renew_at);
     }
 
     /// Keeps a granted slot that no request wants. Returns whether it may be kept.
-    fn keep_granted(&mut self, ctx: &mut Context, seq: Seq) -> bool {
+    fn keep_granted(&mut self, ctx: &mut Context, seq: Seq, renew_at: Instant) -> bool {
         let may_keep = self.may_keep(ctx);
         let Some(entry) = self.entries.get(&seq).filter(|_| may_keep) else {
             return false;
         };
         let lease = entry.lease.clone();
-        self.hold(ctx, seq, None);
+        self.hold(ctx, seq, Some(renew_at));
         let is_kept = self.keep(ctx, &lease);
         // As if a permit had been dropped, unless another request has the slot. One that is not kept was never used.
         if is_kept

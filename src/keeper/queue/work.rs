@@ -298,13 +298,9 @@ impl Queue {
     }
 
     pub fn has_work(&self) -> bool {
-        let Some(outbox) = &self.outbox else {
-            return self.wants_batch;
-        };
-        if outbox.has_any_but_newcomers() || self.wants_batch {
-            return true;
-        }
-        !outbox.acquire.is_empty() && !self.introducing
+        let outbox = self.outbox.as_deref();
+        let has_others = outbox.is_some_and(Outbox::has_any_but_newcomers);
+        self.wants_batch || has_others || self.has_newcomers()
     }
 
     /// Whether it can be dropped: the store knows everything that it knows, and nothing is left to send.

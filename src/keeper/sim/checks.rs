@@ -237,7 +237,7 @@ impl World {
             .collect();
         let is_elsewhere = |key: &&str| self.part_of_ledger(key) != sent.id.part;
         if self.parts.is_cluster() && (keys.len() > 1 || keys.iter().any(is_elsewhere)) {
-            self.fail(&format!("{} is about {keys:?}", sent.id));
+            self.fail(&format!("{} is about {keys:?}", sent.id.number));
         }
     }
 

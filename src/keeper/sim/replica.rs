@@ -162,7 +162,7 @@ impl World {
                 let line = self
                     .log
                     .as_ref()
-                    .map(|_| format!("r{replica} hears {number}: {reply:?}"));
+                    .map(|_| format!("r{replica} hears {}: {reply:?}", number.number));
                 let is_new = core.numbers_in_flight().contains(&number);
                 if is_new {
                     self.note_answer(replica, number, &reply);
@@ -245,7 +245,7 @@ impl World {
     fn fails(&mut self, replica: usize, number: ExchangeId, failure: Failure) -> bool {
         let error = ExchangeError::of(failure, "no answer");
         let now = self.local();
-        self.note(|| format!("r{replica} gives up on {number}: {failure:?}"));
+        self.note(|| format!("r{replica} gives up on {}: {failure:?}", number.number));
         self.note_failure(replica, number);
         self.is_troubled(replica);
         let core = &mut self.replicas[replica].core;

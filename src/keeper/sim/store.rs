@@ -88,7 +88,10 @@ impl World {
         let (mut reply, published) = self.ledgers.exchange(&exchange, self.store_us());
         self.note(|| {
             let again = if repeated { " again" } else { "" };
-            format!("store runs {id} of r{replica}{again}: {exchange:?} -> {reply:?} {published:?}")
+            let number = id.number;
+            format!(
+                "store runs {number} of r{replica}{again}: {exchange:?} -> {reply:?} {published:?}"
+            )
         });
         if reply.is_late {
             return reply;

@@ -10,7 +10,7 @@ mod rights;
 mod server;
 mod service;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, fmt, time::Duration};
 
 use tokio::time::sleep;
 
@@ -21,12 +21,9 @@ use super::{
     names::Names,
     operator::Operator,
 };
-use crate::{
-    error::ConfigError,
-    store::{
-        StoreError,
-        redis::{StoreTarget, control::ControlConnection},
-    },
+use crate::store::{
+    StoreError,
+    redis::{StoreTarget, control::ControlConnection},
 };
 
 /// Time for replicas that have not yet read the latest record of overrides.
@@ -54,14 +51,13 @@ pub(super) async fn store(
 }
 
 /// The finding if the operator cannot connect.
-pub(super) fn without_operator(error: &ConfigError) -> Finding {
+pub(super) fn without_operator(error: &dyn fmt::Display) -> Finding {
     let text = format!("cannot be asked: {error}");
     Finding::new(Check::Replicas, Health::Note, text)
 }
 
 /// Checks the replicas. The operator's user may ask.
 pub(super) async fn replicas(operator: &Operator) -> Vec<Finding> {
-    let mut findings = Vec::new();
     let mut answers = operator.replicas().await;
     if let Ok(first) = &answers
         && !agree(first)
@@ -70,22 +66,17 @@ pub(super) async fn replicas(operator: &Operator) -> Vec<Finding> {
         sleep(SECOND_LOOK).await;
         answers = operator.replicas().await;
     }
-    match answers {
-        Ok(answers) => {
-            let mut finding = of_replicas(&answers);
-            if answers.replicas == 0
-                && let Ok(namespaces) = operator.namespaces().await
-            {
-                finding.text += &in_use(&namespaces);
-            }
-            findings.push(finding);
-        }
-        Err(error) => {
-            let text = format!("cannot be asked: {error}");
-            findings.push(Finding::new(Check::Replicas, Health::Note, text));
-            return findings;
-        }
+    let answers = match answers {
+        Ok(answers) => answers,
+        Err(error) => return vec![without_operator(&error)],
+    };
+    let mut finding = of_replicas(&answers);
+    if answers.replicas == 0
+        && let Ok(namespaces) = operator.namespaces().await
+    {
+        finding.text += &in_use(&namespaces);
     }
+    let mut findings = vec![finding];
     if let Ok(answers) = operator.limits().await {
         findings.extend(of_limits(&answers));
     }

@@ -344,21 +344,8 @@ impl PartDialer {
 }
 
 impl Nodes {
-    fn client(&self, (host, port): Node) -> RedisResult<Client> {
-        let addr = match self.info.addr().clone() {
-            ConnectionAddr::TcpTls {
-                insecure,
-                tls_params,
-                ..
-            } => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure,
-                tls_params,
-            },
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        Client::open(self.info.clone().set_addr(addr))
+    fn client(&self, node: Node) -> RedisResult<Client> {
+        Client::open(socket::at(&self.info, node))
     }
 
     fn remember(&self, node: &Node) {

@@ -42,8 +42,8 @@ use futures_util::{
 };
 use percent_encoding::percent_decode_str;
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, Msg, ProtocolVersion,
-    PushInfo, RedisConnectionInfo, RedisError, RedisResult, Value, aio::MultiplexedConnection, cmd,
+    Client, ConnectionInfo, ErrorKind, IntoConnectionInfo, Msg, ProtocolVersion, PushInfo,
+    RedisConnectionInfo, RedisError, RedisResult, Value, aio::MultiplexedConnection, cmd,
     from_redis_value,
 };
 use tokio::{sync::Notify, time::Instant};
@@ -363,13 +363,7 @@ impl Sentinels {
     }
 
     fn server_at(&self, server: &Server) -> ConnectionInfo {
-        let mut address = self.server.addr().clone();
-        if let ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } =
-            &mut address
-        {
-            (*host, *port) = server.clone();
-        }
-        self.server.clone().set_addr(address)
+        socket::at(&self.server, server.clone())
     }
 }
 

@@ -436,7 +436,7 @@ impl Exchanger {
             self.opening.at(Stage::Subscription);
             let mut subscriber = link.connection();
             let channels = [&self.known.channel, &self.known.channel_of_all];
-            // The order of these two matters.
+            // In this order: the count has to include this subscription.
             let subscription = subscriber.subscribe(&channels);
             let ((), counted) = try_join(subscription, self.subscribers(link)).await?;
             let [own, all] = counted.unwrap_or_default();

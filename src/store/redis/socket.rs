@@ -39,6 +39,18 @@ pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
         .set_tcp_settings(tcp.set_nodelay(true).set_keepalive(keep_alive()))
 }
 
+/// These settings, for the server at this host and port.
+#[cfg(any(feature = "cluster", feature = "sentinel"))]
+pub(super) fn at(info: &ConnectionInfo, server: (String, u16)) -> ConnectionInfo {
+    let mut address = info.addr().clone();
+    if let ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } =
+        &mut address
+    {
+        (*host, *port) = server;
+    }
+    info.clone().set_addr(address)
+}
+
 /// The address of a server: `host:port`, or the path of a socket file; and the number of the database, unless it is 0.
 pub(super) fn address_of(info: &ConnectionInfo) -> String {
     let (address, db) = match info.addr() {

@@ -123,11 +123,6 @@ impl StoreTarget {
         }
     }
 
-    #[cfg(feature = "operate")]
-    pub(crate) fn is_cluster(&self) -> bool {
-        self.part().is_some()
-    }
-
     /// Whether the target holds the ledger with this digest.
     #[cfg(feature = "operate")]
     pub(crate) fn has_key(&self, digest: u128) -> bool {

@@ -110,8 +110,8 @@ pub(in crate::keeper::queue) enum Holder {
     Permit,
 }
 
-/// Presence of a name in the store's ledger. Every combination occurs: answers arrive late, out of order, or never, so
-/// these flags follow neither from the state nor from each other.
+/// Presence of a name in the store's ledger. Answers arrive late, out of order, or never, so `present`, `entering` and
+/// `renewing` follow neither from the state nor from each other. `renew_again` implies `renewing`.
 #[derive(Clone, Copy, Default)]
 pub(in crate::keeper::queue) struct InStore {
     /// In the store's ledger, by the latest answer.
@@ -211,13 +211,6 @@ pub(in crate::keeper::queue) enum Due {
     Settled(Report),
     /// The same, sent before: the store may have counted it.
     Repeated(Report),
-}
-
-impl Holder {
-    /// Whether it is a permit, counted as admitted, whose end counts.
-    pub fn is_permit(self) -> bool {
-        self == Self::Permit
-    }
 }
 
 impl Entry {
