@@ -54,6 +54,7 @@ async fn main() -> Result<(), BoxError> {
     println!("listening on http://{address}");
     println!("try: curl -N -X POST -H 'x-api-key: me' http://{address}/v1/chat");
     let connections = GracefulShutdown::new();
+    let layer = live.layer();
     let mut stop = pin!(stop());
     loop {
         tokio::select! {
@@ -62,7 +63,7 @@ async fn main() -> Result<(), BoxError> {
                 Err(error) => eprintln!("the old limits stay:\n{error}"),
             },
             accepted = listener.accept() => match accepted {
-                Ok((connection, peer)) => serve(connection, peer, live.layer(), &connections),
+                Ok((connection, peer)) => serve(connection, peer, layer.clone(), &connections),
                 Err(error) => {
                     eprintln!("a connection was not accepted: {error}");
                     sleep(ACCEPT_PAUSE).await;
@@ -105,6 +106,7 @@ fn serve(
         })
         .layer(layer)
         .service_fn(count);
+    let _ = connection.set_nodelay(true);
     let connection = TokioIo::new(connection);
     let service = TowerToHyperService::new(service);
     // The timer bounds the time for the head of a request.

@@ -68,6 +68,7 @@ async fn main() -> Result<(), BoxError> {
                 continue;
             }
         };
+        let _ = connection.set_nodelay(true);
         let connection = TokioIo::new(connection);
         // The timer bounds the time for the head of a request.
         let mut server = http1::Builder::new();

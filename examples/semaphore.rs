@@ -14,7 +14,9 @@ const REPORTS: Limit = Limit::concurrent("reports", 2).wait_up_to(Duration::from
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let store = std::env::args().nth(1).unwrap_or("memory:".to_owned());
+    let store = std::env::args()
+        .nth(1)
+        .unwrap_or_else(|| "memory:".to_owned());
     let limiter = Limiter::connect(&store).await?;
     let result = run(limiter.semaphore(&REPORTS, "acme")).await;
     // Before the process ends, after an error too: unreleased slots stay taken until their leases end.

@@ -51,6 +51,7 @@ pub struct LimiterBuilder {
     poll_interval: Duration,
     waiter_ttl: Duration,
     place: HomeChoice,
+    requires_store: bool,
     #[cfg(feature = "operate")]
     pub(crate) identity: Identity,
 }
@@ -64,6 +65,7 @@ impl Default for LimiterBuilder {
             poll_interval: Duration::from_secs(1),
             waiter_ttl: Duration::from_secs(5),
             place: HomeChoice::default(),
+            requires_store: false,
             #[cfg(feature = "operate")]
             identity: Identity::default(),
         }
@@ -79,6 +81,7 @@ impl fmt::Debug for LimiterBuilder {
             poll_interval,
             waiter_ttl,
             place,
+            requires_store,
             ..
         } = self;
         f.debug_struct("LimiterBuilder")
@@ -88,6 +91,7 @@ impl fmt::Debug for LimiterBuilder {
             .field("poll_interval", poll_interval)
             .field("waiter_ttl", waiter_ttl)
             .field("place", place)
+            .field("requires_store", requires_store)
             .finish_non_exhaustive()
     }
 }
@@ -113,15 +117,6 @@ impl Limiter {
     /// Returns the errors of [`LimiterBuilder::connect`].
     pub async fn connect(url: impl AsRef<str>) -> Result<Self, ConfigError> {
         Self::builder().connect(url).await
-    }
-
-    /// Connects like [`connect`](Self::connect), and fails if the store cannot be reached.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`LimiterBuilder::connect_required`].
-    pub async fn connect_required(url: impl AsRef<str>) -> Result<Self, ConfigError> {
-        Self::builder().connect_required(url).await
     }
 
     /// Returns a builder for a limiter with other settings.
@@ -257,6 +252,25 @@ impl LimiterBuilder {
         Ok(limiter)
     }
 
+    /// Makes connecting fail if the store cannot be reached, with [`ConfigErrorKind::Unreachable`]. Default: a warning is
+    /// logged.
+    ///
+    /// For jobs that should not start without their limits, and for configuration checks: a service should also start while
+    /// its store is down. The store may fail at any later time, so each limit still needs a
+    /// [`fallback`](crate::Limit::fallback). In a cluster only one node is checked.
+    ///
+    /// ```no_run
+    /// # use tower_turnstile::Limiter;
+    /// # async fn example() -> Result<(), tower_turnstile::ConfigError> {
+    /// let limiter = Limiter::builder().require_store().connect("redis://127.0.0.1").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn require_store(mut self) -> Self {
+        self.requires_store = true;
+        self
+    }
+
     /// Connects to the store at this URL.
     ///
     /// | URL | store | feature |
@@ -272,8 +286,13 @@ impl LimiterBuilder {
     /// `?sentinel_username=..&sentinel_password=..`. [Running Redis](crate::guide::redis) describes failovers, clusters,
     /// certificates and permissions.
     ///
-    /// If the store cannot be reached, the limiter logs a warning and returns no error, so that a service can start while
-    /// its store is down: each limit's [`fallback`](crate::Limit::fallback) applies until the store is up.
+    /// If the store does not answer within [`store_timeout`](Self::store_timeout), the limiter logs a warning and returns
+    /// no error, so that a service can start while its store is down: each limit's [`fallback`](crate::Limit::fallback)
+    /// applies until the store is up. [`require_store`](Self::require_store) makes this an error.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the limiter and its connection. Nothing is left in the store.
     ///
     /// # Errors
     ///
@@ -287,32 +306,9 @@ impl LimiterBuilder {
             return self.in_memory();
         }
         #[cfg(feature = "redis")]
-        return Ok(self.on_target(StoreTarget::open(url)?).await?.0);
+        return self.on_target(StoreTarget::open(url)?).await;
         #[cfg(not(feature = "redis"))]
         return check_url(url).and_then(|()| self.in_memory());
-    }
-
-    /// Connects like [`connect`](Self::connect), and fails if the store cannot be reached.
-    ///
-    /// For jobs that should not start without their limits, and for configuration checks. A service should rather use
-    /// [`connect`](Self::connect), which also succeeds while the store is down. The store may fail at any later time, so
-    /// each limit still needs a [`fallback`](crate::Limit::fallback). In a cluster only one node is checked.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`connect`](Self::connect), and [`ConfigErrorKind::Unreachable`] if the store does not answer
-    /// within [`store_timeout`](Self::store_timeout).
-    pub async fn connect_required(self, url: impl AsRef<str>) -> Result<Limiter, ConfigError> {
-        let url = url.as_ref();
-        #[cfg(feature = "redis")]
-        if url != MEMORY {
-            let (limiter, unreached) = self.on_target(StoreTarget::open(url)?).await?;
-            return match unreached {
-                None => Ok(limiter),
-                Some(error) => Err(ConfigError::unreachable(error)),
-            };
-        }
-        self.connect(url).await
     }
 
     /// Connects with a client of the [`redis`] crate.
@@ -341,16 +337,11 @@ impl LimiterBuilder {
     /// Returns the errors of [`connect`](Self::connect), except for errors in the URL.
     #[cfg(feature = "redis")]
     pub async fn connect_client(self, client: redis::Client) -> Result<Limiter, ConfigError> {
-        let (limiter, _) = self.on_target(client.into()).await?;
-        Ok(limiter)
+        self.on_target(client.into()).await
     }
 
     #[cfg(feature = "redis")]
-    /// Connects to the target; also returns the reason if the store could not be reached.
-    async fn on_target(
-        self,
-        target: StoreTarget,
-    ) -> Result<(Limiter, Option<String>), ConfigError> {
+    async fn on_target(self, target: StoreTarget) -> Result<Limiter, ConfigError> {
         let home = self.home()?;
         #[cfg(feature = "operate")]
         let operators = self.identity.operable.then(|| target.clone());
@@ -360,17 +351,22 @@ impl LimiterBuilder {
         let runtime = home.runtime();
         let keeper = Keeper::new(settings, Some(Arc::new(store)), home);
         let unreached = keeper.greet().await.map_err(refused)?;
+        #[cfg(feature = "operate")]
+        let is_reached = unreached.is_none();
+        if let Some(error) = unreached.filter(|_| self.requires_store) {
+            return Err(ConfigError::unreachable(error));
+        }
         let limiter = Limiter::new(KeeperHandle::new(keeper));
         #[cfg(feature = "operate")]
         let limiter = {
             let limiter = limiter.identified(self.identity);
             if let Some(target) = operators {
-                let (store, is_reached) = ((&target, self.store_timeout), unreached.is_none());
+                let store = (&target, self.store_timeout);
                 listen(&limiter, store, &self.namespace, runtime, is_reached).await;
             }
             limiter
         };
-        Ok((limiter, unreached))
+        Ok(limiter)
     }
 
     pub(crate) fn home(&self) -> Result<Home, ConfigError> {

@@ -107,7 +107,7 @@ impl Budget {
             let demand = Demand::One(leg(rate.fee(), cost));
             Some(Box::new((Request::new(keeper, demand), rate.clone())))
         });
-        Charging(asked)
+        Charging(asked.map_or(ChargeStage::Free, ChargeStage::Asked))
     }
 
     /// Adds to the permit's cost. Never waits, and is never refused.
@@ -230,18 +230,25 @@ pub(crate) fn unknown_rate(unknown: &UnknownRates, limit: &str) -> AcquireError 
 /// Future returned by [`Budget::charge`].
 ///
 /// The future does nothing until it is polled.
-// `None`: there is nothing to charge, or the charge is decided.
 #[must_use = "futures do nothing unless polled"]
-pub struct Charging(Option<Box<(Request, PermitRate)>>);
+pub struct Charging(ChargeStage);
+
+enum ChargeStage {
+    /// There is nothing to charge.
+    Free,
+    Asked(Box<(Request, PermitRate)>),
+    Decided,
+}
 
 impl Future for Charging {
     type Output = Result<(), AcquireError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(asked) = &mut self.0 else {
-            return Poll::Ready(Ok(()));
+        let (request, rate) = match &mut self.0 {
+            ChargeStage::Free => return Poll::Ready(Ok(())),
+            ChargeStage::Asked(asked) => &mut **asked,
+            ChargeStage::Decided => panic!("`Charging` polled after completion"),
         };
-        let (request, rate) = &mut **asked;
         let granted = ready!(request.poll(cx));
         let share = rate.permit.upgrade();
         let charged = match (granted, share) {
@@ -262,7 +269,7 @@ impl Future for Charging {
                 Err(error)
             }
         };
-        self.0 = None;
+        self.0 = ChargeStage::Decided;
         Poll::Ready(charged)
     }
 }

@@ -32,7 +32,7 @@ pub enum ConfigErrorKind {
     Permission,
     /// The store answers but cannot be used: it is not Redis, too old, or configured differently.
     Store,
-    /// The store cannot be reached, on [`connect_required`](crate::LimiterBuilder::connect_required).
+    /// The store cannot be reached, and [`require_store`](crate::LimiterBuilder::require_store) is set.
     Unreachable,
     /// There is no Tokio runtime with timers and IO, or no thread for the background task.
     Runtime,

@@ -180,6 +180,8 @@
 //! Without features only the in-memory store is available. [`LimiterBuilder::connect`] documents the URLs. Events are
 //! logged through [`tracing`](https://docs.rs/tracing), never with a key or a password.
 
+// docs.rs shows which feature each item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // Without a store, the part of the keeper that talks to the store is unused.
 #![cfg_attr(not(feature = "redis"), allow(dead_code, unused_imports))]
 
@@ -192,7 +194,7 @@ mod charges;
 pub mod config;
 mod error;
 mod fallbacks;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, turnstile_fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
 #[cfg(doc)]
@@ -249,6 +251,7 @@ pub use permit_id::{ParseIdError, PermitId};
 pub use semaphore::{Acquire, Semaphore};
 
 // HTTP requests.
+#[doc(inline)]
 pub use layer::{
     ClientAddress, Hold, LimitLayer, OnLost, PeerAddress, Policy, ReadAheadLayer, Refusal,
     RefusalKind, ReleaseAt, Scope, Slot,
@@ -256,8 +259,13 @@ pub use layer::{
 
 // Errors.
 pub use error::{
-    AcquireError, AcquireErrorKind, BoxError, ConfigError, ConfigErrorKind, ReleaseError,
+    AcquireError, AcquireErrorKind, BoxError, ConfigError, ConfigErrorKind, LostErrorKind,
+    ReleaseError,
 };
+
+/// The crate whose [`Client`](redis::Client) [`LimiterBuilder::connect_client`] takes.
+#[cfg(feature = "redis")]
+pub use redis;
 
 /// Runs the examples of the README.
 #[cfg(doctest)]

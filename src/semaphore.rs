@@ -494,6 +494,8 @@ enum Stage {
     /// Not polled yet: whether the request may queue, and its units.
     New(Arc<Inner>, bool, u32),
     Requested(Request, Arc<Inner>),
+    /// An idle slot of this process was taken.
+    Taken,
 }
 
 impl Acquire {
@@ -518,7 +520,7 @@ impl Acquire {
 
     fn in_line(&self) -> Option<InLine> {
         match &self.0 {
-            Stage::New(..) => None,
+            Stage::New(..) | Stage::Taken => None,
             Stage::Requested(request, _) => request.in_line(),
         }
     }
@@ -542,12 +544,14 @@ impl Future for Acquire {
                     {
                         let permit = Permit::new(granted);
                         pool.record_take();
+                        self.0 = Stage::Taken;
                         return Poll::Ready(Ok(permit));
                     }
                     let request = Request::new(keeper.clone(), semaphore.demand(*waits, *weight));
                     let request = request.labelled(semaphore.label.clone());
                     Stage::Requested(request, semaphore.clone())
                 }
+                Stage::Taken => panic!("`Acquire` polled after completion"),
             };
         }
     }

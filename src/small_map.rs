@@ -136,7 +136,7 @@ impl<K: Ord, V> SmallMap<K, V> {
         few.chain(many.into_iter().flatten())
     }
 
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, turnstile_fuzzing))]
     pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
         self.iter().map(|(key, _)| key)
     }

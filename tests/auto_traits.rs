@@ -9,11 +9,11 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 use tower::util::BoxCloneService;
 use tower_turnstile::{
     Acquire, AcquireError, AcquireErrorKind, ClientAddress, ConfigError, ConfigErrorKind, Fallback,
-    Hold, Key, Limit, LimitLayer, Limiter, OnLost, ParseIdError, PeerAddress, Permit, PermitId,
-    ReadAheadLayer, Refusal, RefusalKind, ReleaseAt, ReleaseError, Scope, Semaphore,
-    ShutdownReport, Slot, Status, Usage,
+    Hold, Key, Limit, LimitLayer, Limiter, LostErrorKind, OnLost, ParseIdError, PeerAddress,
+    Permit, PermitId, ReadAheadLayer, Refusal, RefusalKind, ReleaseAt, ReleaseError, Scope,
+    Semaphore, ShutdownReport, Slot, Status, Usage,
     layer::{
-        HttpClient, HttpClientFuture, Limited, LostError, LostErrorKind, ReadAhead, ReadAheadBody,
+        HttpClient, HttpClientFuture, Limited, LostError, ReadAhead, ReadAheadBody,
         ReadAheadFuture, ResponseBody, ResponseFuture,
     },
 };

@@ -59,10 +59,10 @@ impl Fault {
             false => refusal.kind().as_str(),
         };
         let fault = Self::new(refusal.status(), code, refusal.to_string());
-        if refusal.status() == StatusCode::BAD_REQUEST {
+        // `None` if a retry is pointless.
+        let Some(wait) = refusal.retry_after() else {
             return fault;
-        }
-        let wait = refusal.retry_after();
+        };
         let tenths = wait.as_nanos().div_ceil(100_000_000) as f64;
         let message = format!("{}; try again in {}s", fault.message, tenths / 10.0);
         Self {
@@ -223,7 +223,7 @@ fn rates(headers: &HeaderMap, refusal: Option<&Refusal>) -> Vec<Rate> {
             name,
         };
         if let Some(refusal) = refusal.filter(|refusal| refusal.limit_name() == rate.name) {
-            (rate.remaining, rate.reset) = (0, refusal.retry_after());
+            (rate.remaining, rate.reset) = (0, refusal.retry_after().unwrap_or_default());
         }
         Some(rate)
     });
@@ -233,17 +233,12 @@ fn rates(headers: &HeaderMap, refusal: Option<&Refusal>) -> Vec<Rate> {
 
 /// The limit that refused. Slots count as requests.
 fn violated_rate(refusal: &Refusal) -> Rate {
-    let problem = serde_json::from_slice::<Value>(refusal.to_response().body());
-    let unit = problem
-        .as_ref()
-        .ok()
-        .and_then(|problem| problem["unit"].as_str());
     Rate {
         name: refusal.limit_name().to_owned(),
-        unit: unit.unwrap_or("requests").to_owned(),
+        unit: refusal.unit().unwrap_or("requests").to_owned(),
         quota: refusal.max().into(),
         remaining: 0,
-        reset: refusal.retry_after(),
+        reset: refusal.retry_after().unwrap_or_default(),
     }
 }
 

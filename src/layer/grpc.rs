@@ -121,8 +121,8 @@ fn status(refusal: &Refusal, code: u8, message: &str) -> Vec<u8> {
 
 fn retry_info(refusal: &Refusal) -> Proto {
     let mut delay = Proto::default();
-    delay.number(1, refusal.retry_after().as_secs());
-    delay.number(2, refusal.retry_after().subsec_nanos().into());
+    delay.number(1, refusal.retry_after.as_secs());
+    delay.number(2, refusal.retry_after.subsec_nanos().into());
     let mut info = Proto::default();
     info.bytes(1, &delay.0);
     info

@@ -162,5 +162,3 @@ pub(crate) use {
     problem::UNREADABLE_PATH,
     slot::DeclaredLimits,
 };
-
-pub use crate::error::LostErrorKind;

@@ -37,6 +37,7 @@ use crate::{
 /// that waits for one slot keeps the slots that it has. Rates are charged once, when the request arrives, and refunded if
 /// the request is refused later. A request waits in one queue at a time, and in each queue for as long as its limit allows.
 #[derive(Clone)]
+#[must_use = "a policy does nothing until it is put into a layer"]
 pub struct Policy(pub(super) Vec<Scope>);
 
 impl Policy {

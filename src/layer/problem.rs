@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, header};
 
 use super::{
-    fields::{quoted_name, whole_seconds},
+    fields::quoted_name,
     refusal::{Refusal, RefusalKind},
 };
 use crate::limit::MAX_WEIGHT;
@@ -55,8 +55,7 @@ impl Refusal {
         *response.body_mut() = Bytes::from(json(self));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, PROBLEM_JSON);
-        if self.kind().is_worth_a_retry() {
-            let seconds = whole_seconds(self.retry_after());
+        if let Some(seconds) = self.retry_after_secs() {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
         response
@@ -69,8 +68,10 @@ impl Refusal {
         let status = response.status();
         let is_error = status.is_client_error() || status.is_server_error();
         let is_known = response.headers().contains_key(header::RETRY_AFTER);
-        if is_error && !is_known && self.kind().is_worth_a_retry() {
-            let seconds = whole_seconds(self.retry_after());
+        if is_error
+            && !is_known
+            && let Some(seconds) = self.retry_after_secs()
+        {
             response
                 .headers_mut()
                 .insert(header::RETRY_AFTER, seconds.into());
@@ -111,9 +112,9 @@ fn json(refusal: &Refusal) -> String {
         let name = quoted_name(limit.name());
         json.member("violated-policies", format_args!("[{name}]"));
         json.member("limit", refusal.max());
-        if let Some(period) = limit.period() {
+        if let Some((period, unit)) = limit.period().zip(limit.unit_of_rate()) {
             json.member("period", period.as_secs_f64());
-            json.text("unit", limit.counted());
+            json.text("unit", unit);
         } else {
             if refusal.weight() != 1 {
                 json.member("weight", refusal.weight());
@@ -132,8 +133,8 @@ fn json(refusal: &Refusal) -> String {
         // No policy was violated. The member is part of both types.
         json.member("violated-policies", "[]");
     }
-    if !is_fault {
-        json.member("retry_after", whole_seconds(refusal.retry_after()));
+    if let Some(seconds) = refusal.retry_after_secs() {
+        json.member("retry_after", seconds);
     }
     json.0.push('}');
     json.0

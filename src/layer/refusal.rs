@@ -32,7 +32,8 @@ pub struct Refusal {
     waiting: u32,
     position: Option<u32>,
     waited: Duration,
-    retry_after: Duration,
+    /// Set even if a retry is pointless.
+    pub(super) retry_after: Duration,
     quotas: Vec<Quota>,
 }
 
@@ -203,25 +204,32 @@ impl Refusal {
         self.position
     }
 
+    /// Returns the unit of the rate that refused, such as `requests`. `None` if the limit is not a rate.
+    pub fn unit(&self) -> Option<&str> {
+        self.limit.unit_of_rate()
+    }
+
     /// Returns the time that the request waited.
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// Returns the time after which the client should retry. Never zero.
-    ///
-    /// The time may be less than a second: round it up to whole seconds, as `Retry-After` in
-    /// [`to_response`](Self::to_response) is.
-    ///
-    /// The time has no meaning if a retry is pointless: [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`],
-    /// [`RefusalKind::InvalidCost`], [`RefusalKind::BodyFailed`], [`RefusalKind::UnknownRate`], [`RefusalKind::UnknownLimit`].
+    /// Returns the time after which the client should retry, never zero, or `None` if a retry is pointless:
+    /// [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`], [`RefusalKind::InvalidCost`], [`RefusalKind::BodyFailed`],
+    /// [`RefusalKind::UnknownRate`], [`RefusalKind::UnknownLimit`].
     ///
     /// For a rate the time is exact: a request after this time is admitted, unless another request comes first. For a
     /// pause the time is exact too: its end. For slots the time is an estimate of at most 1 h, with jitter of up to a quarter,
     /// so that clients refused together do not come back together. If another limit of the request is used up for longer, its
     /// time counts. An unknown time is 1 s: that of an outage, or of a shutdown.
-    pub fn retry_after(&self) -> Duration {
-        self.retry_after
+    pub fn retry_after(&self) -> Option<Duration> {
+        let is_worth_it = self.kind.is_worth_a_retry();
+        is_worth_it.then_some(self.retry_after)
+    }
+
+    /// Returns [`retry_after`](Self::retry_after) in whole seconds, rounded up: the value of the header `Retry-After`.
+    pub fn retry_after_secs(&self) -> Option<u64> {
+        self.retry_after().map(fields::whole_seconds)
     }
 }
 
@@ -418,7 +426,7 @@ mod tests {
         let exact = Duration::from_micros(2_000_001);
         let refusal = refusal(&OPENS, AcquireErrorKind::TooSoon, Some(exact));
         assert_eq!(refusal.kind(), RefusalKind::TooSoon);
-        assert_eq!(refusal.retry_after(), exact);
+        assert_eq!(refusal.retry_after(), Some(exact));
         assert_eq!(seconds(&refusal), 3);
         let expected = json!({
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
@@ -483,7 +491,7 @@ mod tests {
     fn the_retry_of_a_paused_limit_is_its_end() {
         let end = 5 * HOUR + Duration::from_millis(1);
         let refusal = refusal(&CHAT, AcquireErrorKind::Paused, Some(end));
-        assert_eq!(refusal.retry_after(), end);
+        assert_eq!(refusal.retry_after(), Some(end));
         assert_eq!(seconds(&refusal), 5 * 3_600 + 1);
         let problem = problem(&refusal);
         assert_eq!(problem["detail"], "the limit is paused");
@@ -498,7 +506,7 @@ mod tests {
                 (&OPENS, AcquireErrorKind::TooSoon),
             ] {
                 let refusal = refusal(limit, kind, hint);
-                assert_eq!(refusal.retry_after(), RETRY_SOME_TIME);
+                assert_eq!(refusal.retry_after(), Some(RETRY_SOME_TIME));
                 assert_eq!(seconds(&refusal), 1);
             }
         }
@@ -538,8 +546,9 @@ mod tests {
                 prop_assert!(seconds(refusal) >= t.parse::<u64>().unwrap());
             }
             let estimate = hint.min(HOUR);
-            prop_assert!(full.retry_after() >= estimate.min(RETRY_SOME_TIME));
-            prop_assert!(full.retry_after() <= (estimate * 5 / 4).max(RETRY_SOME_TIME));
+            let retry = full.retry_after().unwrap();
+            prop_assert!(retry >= estimate.min(RETRY_SOME_TIME));
+            prop_assert!(retry <= (estimate * 5 / 4).max(RETRY_SOME_TIME));
         }
 
         #[test]
@@ -556,7 +565,7 @@ mod tests {
             prop_assert_eq!(status.message(), format!("{name}: {detail}"));
             let details = status.get_error_details();
             let delay = details.retry_info().unwrap().retry_delay;
-            prop_assert_eq!(delay, Some(refusal.retry_after()));
+            prop_assert_eq!(delay, refusal.retry_after());
             let violation = &details.quota_failure().unwrap().violations[0];
             prop_assert_eq!(&violation.subject, &format!("limit:{name}"));
             prop_assert_eq!(&violation.description, detail);

@@ -35,6 +35,7 @@ use crate::{
 /// [`fair_by_header`](Self::fair_by_header) and its kin, the slots of a key are shared fairly among tenants.
 /// Several scopes make a [`Policy`](super::Policy). See [Keys and policies](crate::guide::keys).
 #[derive(Clone)]
+#[must_use = "a scope does nothing until it is put into a layer"]
 pub struct Scope {
     limit: Limit,
     keys: KeySource,

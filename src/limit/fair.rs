@@ -50,6 +50,7 @@ impl Limit {
     /// # let _ = OPENS;
     /// ```
     #[must_use]
+    #[track_caller]
     pub const fn fair(self) -> Self {
         assert!(self.refill.is_none(), "a rate has no slots to be shared");
         self.made_fair()

@@ -122,6 +122,7 @@ impl Limit {
     /// If the name is empty or longer than 128 bytes, or `max` is 0 or above [`Limit::MAX`]. In a `const` or `static` the panic
     /// is a compile error. For values that are not constants use [`Limit::try_concurrent`].
     #[must_use]
+    #[track_caller]
     pub const fn concurrent(name: &'static str, max: u32) -> Self {
         assert!(!name.is_empty(), "a limit needs a name");
         assert!(
@@ -170,6 +171,7 @@ impl Limit {
     /// ms or longer than [`Limit::MAX_PERIOD`]. In a `const` or `static` the panic is a compile error. For values that are not
     /// constants use [`Limit::try_rate`].
     #[must_use]
+    #[track_caller]
     pub const fn rate(name: &'static str, count: u32, period: Duration) -> Self {
         assert!(
             period.as_micros() >= 1_000,
@@ -231,6 +233,7 @@ impl Limit {
     ///
     /// If the limit is not a rate.
     #[must_use]
+    #[track_caller]
     pub const fn burst(mut self, burst: u32) -> Self {
         match &mut self.refill {
             Some(refill) => refill.burst = Some(burst),
@@ -257,6 +260,7 @@ impl Limit {
     /// If the limit is not a rate, or the unit is empty, too long or has other characters. In a `const` or `static` the
     /// panic is a compile error.
     #[must_use]
+    #[track_caller]
     pub const fn unit(mut self, unit: &str) -> Self {
         let unit = match Unit::new(unit) {
             Some(unit) => unit,
@@ -340,6 +344,7 @@ impl Limit {
     ///
     /// If the limit is a rate, which has no slots.
     #[must_use]
+    #[track_caller]
     pub const fn reuse(mut self) -> Self {
         assert!(self.refill.is_none(), "a rate has no slots to be reused");
         self.reuse = true;
@@ -461,6 +466,10 @@ impl Limit {
     /// Returns the period of a rate; `None` for other limits.
     pub fn period(&self) -> Option<Duration> {
         self.refill.map(|refill| refill.period)
+    }
+
+    pub(crate) fn unit_of_rate(&self) -> Option<&str> {
+        self.refill.as_ref().map(|refill| refill.unit.as_str())
     }
 
     pub(crate) fn counted(&self) -> Unit {

@@ -29,6 +29,12 @@ impl<const N: usize> From<[Limit; N]> for Limits {
     }
 }
 
+impl<const N: usize> From<&[Limit; N]> for Limits {
+    fn from(limits: &[Limit; N]) -> Self {
+        limits[..].into()
+    }
+}
+
 impl<const N: usize> From<[&Limit; N]> for Limits {
     fn from(limits: [&Limit; N]) -> Self {
         Self(limits.into_iter().cloned().collect())

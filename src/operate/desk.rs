@@ -361,7 +361,7 @@ async fn all_limits(keeper: &KeeperHandle) -> Vec<LimitRow> {
             declared_max: look.declared_max,
             paused: look.is_paused,
             period_ms: limit.period().map(|period| period.as_millis() as u64),
-            unit: limit.period().map(|_| limit.counted().to_string()),
+            unit: limit.unit_of_rate().map(str::to_owned),
             mode: limit.current_mode().as_str().to_owned(),
             wait_ms: limit.wait().as_millis() as u64,
             max_waiters: limit.waiters(),

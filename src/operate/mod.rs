@@ -84,7 +84,7 @@ mod error;
 mod explain;
 #[cfg(feature = "redis")]
 mod follow;
-#[cfg(all(feature = "redis", any(test, fuzzing)))]
+#[cfg(all(feature = "redis", any(test, turnstile_fuzzing)))]
 pub(crate) mod hostile;
 mod identity;
 #[cfg(feature = "redis")]

@@ -59,7 +59,7 @@ async fn an_error_is_refused_as_the_layer_would() {
         assert_eq!((found.status(), found.kind()), (status, refusal.kind()));
         assert_eq!(found.limit_name(), limit.name());
         assert_eq!(found.limit().period(), limit.period());
-        assert!(!found.retry_after().is_zero());
+        assert!(found.retry_after() > Some(Duration::ZERO));
     }
 }
 

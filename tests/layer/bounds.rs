@@ -20,9 +20,8 @@ use tokio::{
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{
-    BoxError, Hold, Key, LimitLayer, Limiter, Mode, OnLost, Permit, Refusal, RefusalKind,
-    ReleaseAt, Slot,
-    layer::{LostError, LostErrorKind},
+    BoxError, Hold, Key, LimitLayer, Limiter, LostErrorKind, Mode, OnLost, Permit, Refusal,
+    RefusalKind, ReleaseAt, Slot, layer::LostError,
 };
 
 use crate::{

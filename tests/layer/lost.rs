@@ -16,8 +16,7 @@ use http_body_util::{BodyExt, Full};
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
-    Limiter, OnLost, Refusal, RefusalKind, Slot,
-    layer::{LostError, LostErrorKind},
+    Limiter, LostErrorKind, OnLost, Refusal, RefusalKind, Slot, layer::LostError,
 };
 
 use crate::{

@@ -19,8 +19,8 @@ use tokio::{runtime, sync::oneshot};
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{BoxError, Layer, ServiceExt, service_fn};
 use tower_turnstile::{
-    Hold, LimitLayer, Limiter, OnLost, Refusal, RefusalKind, ShutdownReport, Slot,
-    layer::{LostError, LostErrorKind, ResponseBody},
+    Hold, LimitLayer, Limiter, LostErrorKind, OnLost, Refusal, RefusalKind, ShutdownReport, Slot,
+    layer::{LostError, ResponseBody},
 };
 
 use crate::support::{

@@ -173,7 +173,8 @@ async fn serve(url: &str) -> Result<(), Fails> {
     let rate = Limit::rate("rate", 10, Duration::from_secs(1)).fallback(Fallback::Reject);
     let connect = async || {
         let builder = Limiter::builder().poll_interval(Duration::from_millis(50));
-        let limiter = builder.namespace("served").connect_required(url).await;
+        let builder = builder.namespace("served").require_store();
+        let limiter = builder.connect(url).await;
         limiter.map_err(Fails::AtConnect)
     };
     let (first, second) = (connect().await?, connect().await?);

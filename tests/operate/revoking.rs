@@ -9,8 +9,8 @@ use http_body_util::{BodyExt, StreamBody, combinators::BoxBody};
 use tokio::time::timeout;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
-    Limit, LimitLayer, Limiter, OnLost, Permit, Refusal, RefusalKind,
-    layer::{LostError, LostErrorKind, ResponseBody, Slot},
+    Limit, LimitLayer, Limiter, LostErrorKind, OnLost, Permit, Refusal, RefusalKind,
+    layer::{LostError, ResponseBody, Slot},
     operate::{
         Answers, By, KeyDigest, OperateErrorKind, Operator, Order, Outcome, PermitRow, PermitState,
         Revocation,

@@ -216,7 +216,7 @@ async fn is_said(
         .unwrap_or_else(|_| panic!("{cause}: {}", logged.since(&mut log_from)));
     drop(limiter);
 
-    let required = builder().connect_required(&url).await.unwrap_err();
+    let required = builder().require_store().connect(&url).await.unwrap_err();
     let connected = operator().connect(&url).await.unwrap_err();
     let diagnosed = operator().diagnose(&url).await.unwrap_err();
     let expected = match kind {

@@ -18,8 +18,7 @@ use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{
     AcquireErrorKind, BoxError, ClientAddress, ConfigError, ConfigErrorKind, Fallback, Key, Limit,
-    Limiter, OnLost, Refusal, RefusalKind, Semaphore, Slot,
-    layer::{LostError, LostErrorKind},
+    Limiter, LostErrorKind, OnLost, Refusal, RefusalKind, Semaphore, Slot, layer::LostError,
 };
 
 use crate::{

@@ -446,6 +446,18 @@ async fn a_request_settles_by_its_slot(backend: Backend) {
     assert_eq!((budget.remaining(), standing(&tokens).await), (None, 28));
 }
 
+/// Like any future: a loop that polls it again does not take a refusal for a success.
+#[tokio::test]
+#[should_panic(expected = "`Charging` polled after completion")]
+async fn a_refused_charge_stays_refused() {
+    let tokens = Limiter::in_memory().semaphore(&TOKENS, Key::SHARED);
+    let permit = tokens.acquire().await.expect("within the burst");
+    let mut charge = budget(&permit).charge(50);
+    let refused = (&mut charge).await.expect_err("49 are left");
+    assert_eq!(refused.kind(), AcquireErrorKind::TooSoon);
+    let _ = charge.await;
+}
+
 /// A request that costs nothing at admission, whose handler charges 20 and responds with its own refusal.
 async fn a_refused_charge_is_in_the_fields(backend: Backend) {
     let limiter = backend.replica().await;

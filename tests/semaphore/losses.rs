@@ -23,7 +23,7 @@ use nix::{
 use tokio::{runtime, sync::Semaphore, time::sleep};
 use tokio_test::assert_pending;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_turnstile::{Limit, Limiter, LimiterBuilder, Permit, Slot, layer::LostErrorKind};
+use tower_turnstile::{Limit, Limiter, LimiterBuilder, LostErrorKind, Permit, Slot};
 
 use crate::support::redis_server::RedisServer;
 

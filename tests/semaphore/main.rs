@@ -537,12 +537,13 @@ async fn a_limiter_that_starts_first_finds_its_store() {
 #[tokio::test]
 async fn a_required_store_has_to_be_there() {
     let mut server = RedisServer::start();
-    let limiter = Limiter::connect_required(server.url()).await.expect("up");
-    assert!(limiter.status().store_up);
-    Limiter::connect_required("memory:").await.expect("here");
-    server.stop();
     let builder = Limiter::builder().store_timeout(Duration::from_millis(100));
-    let error = builder.connect_required(&server.url()).await;
+    let builder = builder.require_store();
+    let limiter = builder.clone().connect(server.url()).await.expect("up");
+    assert!(limiter.status().store_up);
+    builder.clone().connect("memory:").await.expect("here");
+    server.stop();
+    let error = builder.connect(&server.url()).await;
     let error = error.expect_err("it is down");
     assert_eq!(error.kind(), ConfigErrorKind::Unreachable, "{error}");
     assert!(

@@ -336,7 +336,7 @@ async fn a_request_costs_what_the_closure_says(backend: Backend) {
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     let refusal = response.extensions().get::<Refusal>().expect("it says why");
     // One more unit must drain, at one per minute.
-    let rest = refusal.retry_after();
+    let rest = refusal.retry_after().expect("a rate");
     assert!(
         rest <= Duration::from_secs(60) && rest > Duration::from_secs(30),
         "{rest:?}"

@@ -47,6 +47,20 @@ fn at_once(semaphore: &Semaphore) -> Option<Permit> {
     }
 }
 
+/// Polled again, the future does not take a second slot.
+#[tokio::test]
+#[should_panic(expected = "`Acquire` polled after completion")]
+async fn an_idle_slot_is_taken_once() {
+    let semaphore = Limiter::in_memory().semaphore(&FEW, Key::SHARED);
+    keep(&semaphore).await;
+    let mut acquire = semaphore.acquire();
+    let _permit = (&mut acquire)
+        .now_or_never()
+        .expect("idle")
+        .expect("a slot");
+    let _ = acquire.await;
+}
+
 /// Waits for an idle slot in the pool. The right to keep it takes an exchange or two.
 async fn keep(semaphore: &Semaphore) {
     soon(async {

@@ -260,8 +260,9 @@ async fn slot_time_is_shared_equally_on_a_real_server() {
     for _ in 0..3 {
         let builder = Limiter::builder()
             .lease(Duration::from_secs(1))
-            .store_timeout(Duration::from_millis(300));
-        let limiter = builder.connect_required(&server.url()).await.expect("up");
+            .store_timeout(Duration::from_millis(300))
+            .require_store();
+        let limiter = builder.connect(&server.url()).await.expect("up");
         let pool = limiter.semaphore(&POOL, Key::SHARED);
         rare.push(pool.clone().tenant("rare"));
         for (tenant, hold) in [(0, 6_000), (1, 50)] {

@@ -5,7 +5,7 @@
 
 mod call;
 pub(super) mod claims;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, turnstile_fuzzing))]
 mod inspect;
 mod leases;
 mod pause;

@@ -243,7 +243,7 @@ impl Shares {
     }
 }
 
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, turnstile_fuzzing))]
 impl Shares {
     /// Whether each tenant has one place in the order, a tenant with a line waits, and the lengths of the lines match.
     pub(super) fn is_sound(&self) -> bool {

@@ -7,11 +7,8 @@ use tower_turnstile::{Fallback, Limit, Limiter, Semaphore};
 const PATIENCE: Duration = Duration::from_secs(600);
 
 pub(crate) async fn connect(url: &str, lease: Duration) -> Limiter {
-    let settings = Limiter::builder().lease(lease);
-    settings
-        .connect_required(url)
-        .await
-        .expect("the store is up")
+    let settings = Limiter::builder().lease(lease).require_store();
+    settings.connect(url).await.expect("the store is up")
 }
 
 /// The limit of each key. `strict`: without the store nothing is granted; else each process falls back on the same limit.

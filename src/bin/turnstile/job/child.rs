@@ -11,7 +11,7 @@ use tokio::{
     process::{Child, Command},
     time::{Instant, sleep_until},
 };
-use tower_turnstile::{Permit, layer::LostErrorKind};
+use tower_turnstile::{LostErrorKind, Permit};
 
 #[cfg(target_os = "linux")]
 use super::die_with;
