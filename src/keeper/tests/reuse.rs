@@ -526,6 +526,26 @@ fn a_slot_that_nobody_needed_goes_back_if_a_loss_made_it_possible() {
     assert_eq!(world.keepers[0].idle_count(), 0);
 }
 
+/// G1: the store has to know such a slot like any other of this process.
+#[test]
+fn the_loss_of_a_slot_that_nobody_needed_is_seen_at_once() {
+    let mut world = World::new(1, &TWO.fallback(Fallback::Reject));
+    let holder = take(&mut world, 0);
+    let first = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.release(0, &holder);
+    assert!(held(world.collect(0, &first)));
+    let before = world.ledgers.clone();
+    world.complete(0, &sent);
+    let second = world.ask(0, PATIENT);
+    assert!(held(world.collect(0, &second)));
+    world.ledgers = before;
+    let third = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.complete(0, &sent);
+    assert!(!held(world.collect(0, &third)));
+}
+
 /// G3: a leg of a request under several limits gets its slot from the store, where the slot is released.
 #[test]
 fn a_slot_that_comes_free_goes_back_for_a_claim_that_is_on_its_way() {
