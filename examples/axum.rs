@@ -26,6 +26,7 @@ use axum::{
 use clap::Parser;
 use futures_util::{StreamExt, stream};
 use serde::Deserialize;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     join,
     net::TcpListener,
@@ -42,6 +43,8 @@ use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::Subscriber
 /// Time for open streams to end after a signal, and for their connections to close.
 const GRACE: Duration = Duration::from_secs(2);
 const CLOSE: Duration = Duration::from_secs(1);
+/// Time before and between probes of an idle connection. After nine without an answer, the system ends it.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Maximum number of a socket's messages that may wait for their turns.
 const MOST_ASKED: usize = 16;
 
@@ -160,6 +163,11 @@ async fn run(options: Options, more: Router<Demo>) -> Result<(), String> {
 
     let listener = listener.tap_io(|stream| {
         let _ = stream.set_nodelay(true);
+        // A client that vanished leaves an idle socket behind, which would keep its slot.
+        let alive = TcpKeepalive::new()
+            .with_time(KEEP_ALIVE)
+            .with_interval(KEEP_ALIVE);
+        let _ = SockRef::from(&*stream).set_tcp_keepalive(&alive);
     });
 
     let listen_to = |kind| signal(kind).map_err(|error| error.to_string());

@@ -26,6 +26,8 @@ use tower_turnstile::{Limit, LimitLayer, Limiter};
 const CALLS: Limit = Limit::concurrent("calls", 1);
 /// Calls in progress of one client, at the client.
 const OWN_CALLS: Limit = Limit::concurrent("own-calls", 1);
+/// Interval between pings of the server.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Retry delay after a refusal without one.
 const SOME_TIME: Duration = Duration::from_secs(1);
 
@@ -67,7 +69,9 @@ async fn serve(layer: LimitLayer) -> Result<Channel, BoxError> {
     let incoming = TcpIncoming::bind("127.0.0.1:0".parse()?)?;
     let address = incoming.local_addr()?;
     let (_, health) = health_reporter();
-    let server = Server::builder().layer(layer).add_service(health);
+    // A client that vanished would keep its streams, and so its slots.
+    let server = Server::builder().http2_keepalive_interval(Some(KEEP_ALIVE));
+    let server = server.layer(layer).add_service(health);
     tokio::spawn(server.serve_with_incoming(incoming));
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
     Ok(endpoint.connect().await?)

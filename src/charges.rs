@@ -89,9 +89,12 @@ impl Budget {
     /// The budget of a rate that does not apply.
     pub(crate) const NONE: Self = Self(None);
 
-    /// Charges the rate once more, and waits or is refused like a new request.
+    /// Charges the rate once more, and waits or is refused like a new request. Returns the units charged.
     ///
     /// For a cost that is known before the work begins, such as the cost of a prompt that had to be read first.
+    ///
+    /// A rate with [`clamp_cost`](crate::Scope::clamp_cost) charges at most its burst; [`spend`](Self::spend) the rest. Nothing
+    /// is charged if the rate does not apply to the permit, or its [fallback](crate::Limit::fallback) allows everything.
     ///
     /// # Errors
     ///
@@ -181,13 +184,15 @@ impl PermitRate {
         share.keeper.change_account(self.fee(), change);
     }
 
-    fn add_charges(&self, share: &Share, taken: Taken) {
+    /// Returns the units charged.
+    fn add_charges(&self, share: &Share, taken: Taken) -> u32 {
         let charges = taken.notes.map(|notes| notes.fees).unwrap_or_default();
         self.change(share, |account| {
             let charges = charges.iter();
             let excess = charges.map(|charge| account.charge(charge.paid_cost(), charge.paid));
             Some((Cost::SettledDown, excess.sum()))
         });
+        charges.iter().map(Fee::paid_cost).sum()
     }
 
     /// Records that the rate refused to charge the permit.
@@ -241,25 +246,22 @@ enum ChargeStage {
 }
 
 impl Future for Charging {
-    type Output = Result<(), AcquireError>;
+    type Output = Result<u32, AcquireError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let (request, rate) = match &mut self.0 {
-            ChargeStage::Free => return Poll::Ready(Ok(())),
+            ChargeStage::Free => return Poll::Ready(Ok(0)),
             ChargeStage::Asked(asked) => &mut **asked,
             ChargeStage::Decided => panic!("`Charging` polled after completion"),
         };
         let granted = ready!(request.poll(cx));
         let share = rate.permit.upgrade();
         let charged = match (granted, share) {
-            (Ok(granted), Some(share)) => {
-                rate.add_charges(&share, granted.taken);
-                Ok(())
-            }
+            (Ok(granted), Some(share)) => Ok(rate.add_charges(&share, granted.taken)),
             // The permit was released meanwhile.
             (Ok(granted), None) => {
                 granted.keeper.cancel_granted(granted.taken);
-                Ok(())
+                Ok(0)
             }
             (Err(mut error), share) => {
                 error.details.is_shared = rate.fee().key == Key::SHARED;

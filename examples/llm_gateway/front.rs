@@ -12,11 +12,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, header};
+use http::{Method, Request, Response, StatusCode, Version, header};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{Either, Full};
+use http_body_util::{BodyExt, Either, Full, Limited};
 use hyper::body::Incoming;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Sleep, sleep, timeout};
 use tower::{Service, ServiceExt};
 use tower_turnstile::{BoxError, Refusal, layer::LostError};
 
@@ -25,12 +25,14 @@ use crate::{
     dialect::Dialect,
     fault::{Fault, set_rate_limits},
     path::canonical,
-    proxy::RATE_LIMIT,
     silence::SilenceError,
 };
 
 /// Time for the last event of a stream to be sent, before its connection is cut.
 const CUT_AFTER: Duration = Duration::from_millis(100);
+/// How much of a refused request is read, and for how long.
+const MOST_DISCARDED: usize = 1024 * 1024;
+const DISCARD_FOR: Duration = Duration::from_secs(1);
 
 /// Serves a request through the limited service.
 pub(crate) async fn respond<S, B>(
@@ -43,17 +45,20 @@ where
     B: Body<Data = Bytes>,
 {
     let dialect = Dialect::of(request.uri().path());
-    let answer_with = |fault: &Fault, dialect| Ok(fault.to_response(dialect).map(full));
+    let is_head = request.method() == Method::HEAD;
+    let answer = |fault: &Fault, dialect| full(fault.to_response(dialect), is_head);
     let Some(uri) = canonical(request.uri()) else {
         let message = "the path can be read in several ways";
         let fault = Fault::new(StatusCode::BAD_REQUEST, "unreadable_path", message);
-        return answer_with(&fault, dialect);
+        discard(request).await;
+        return Ok(answer(&fault, dialect));
     };
     let (dialect, path) = (Dialect::of(uri.path()), uri.path().to_owned());
     let what = format!("{} {path}", request.method());
     *request.uri_mut() = uri;
     if !callers.know(request.headers()) {
-        return answer_with(&Fault::no_key(), dialect);
+        discard(request).await;
+        return Ok(answer(&Fault::no_key(), dialect));
     }
     let Ok(response) = limited.oneshot(request).await;
     let (mut head, body) = response.into_parts();
@@ -62,11 +67,8 @@ where
         .as_ref()
         .map(|refusal| Fault::of_refusal(refusal, &what));
     set_rate_limits(&mut head.headers, dialect, refusal.as_ref());
-    if !head.headers.contains_key("ratelimit-policy") {
-        head.headers.remove(RATE_LIMIT);
-    }
     if let Some(fault) = refused.or_else(|| head.extensions.remove::<Fault>()) {
-        let mut response = fault.to_response(dialect).map(full);
+        let mut response = answer(&fault, dialect);
         // Keep the rate limit fields.
         for (name, value) in &head.headers {
             if name.as_str().contains("ratelimit") {
@@ -89,8 +91,26 @@ where
     Ok(Response::from_parts(head, Either::Left(body)))
 }
 
-fn full<B>(body: Bytes) -> Either<B, Full<Bytes>> {
-    Either::Right(Full::from(body))
+/// A response with this body. Over HTTP/2 no server removes the content of a response to HEAD.
+fn full<B>(response: Response<Bytes>, is_head: bool) -> Response<Either<B, Full<Bytes>>> {
+    let (mut head, body) = response.into_parts();
+    let length = body.len();
+    head.headers.insert(header::CONTENT_LENGTH, length.into());
+    let body = if is_head { Bytes::new() } else { body };
+    Response::from_parts(head, Either::Right(Full::from(body)))
+}
+
+/// Reads the rest of a request that is refused: over HTTP/1, bytes that nobody has read reset the connection, and a client
+/// that sends its body first would not see why.
+async fn discard(request: Request<Incoming>) {
+    let (head, body) = request.into_parts();
+    let waits = head.headers.contains_key(header::EXPECT);
+    if head.version >= Version::HTTP_2 || waits {
+        return;
+    }
+    let mut rest = Limited::new(body, MOST_DISCARDED);
+    let all = async { while let Some(Ok(_)) = rest.frame().await {} };
+    let _ = timeout(DISCARD_FOR, all).await;
 }
 
 /// Response body whose stream of events ends with an error event if the gateway cuts it.

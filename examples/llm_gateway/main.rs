@@ -14,8 +14,8 @@
 //! ```
 //!
 //! Start it again with `--listen 127.0.0.1:3001`: all replicas on one store share the limits. SIGHUP reloads the files while
-//! streams continue; a file with a fault changes nothing. SIGTERM refuses new requests and gives open ones `--grace`; a
-//! second SIGTERM does not wait.
+//! streams continue; a file with a fault changes nothing. SIGTERM refuses new requests, and those whose prompts are still
+//! arriving, and gives open responses `--grace`; a second SIGTERM does not wait.
 //!
 //! A request holds its slot until the last frame of the upstream's response has been passed on. The slot is released at
 //! once if the upstream fails or the client disconnects, which also drops the call to the upstream.
@@ -23,7 +23,7 @@
 //! Bodies pass unchanged, with two exceptions. OpenAI's chat completions are streamed with `stream_options.include_usage`, so
 //! that the last chunk reports the usage. Its `choices` are empty, which clients do not expect, so the chunk is passed on only
 //! if the client asked for it. And a response that costs tokens passes decoded if an upstream sends gzip, which the gateway
-//! never asks for. A stream that costs tokens and breaks off gets an event with the error. Streams that cost tokens pass event
+//! never asks for. A stream of events that the gateway ends gets an event with the error. Streams that cost tokens pass event
 //! by event, other bodies as they arrive.
 //!
 //! The caller's key is never passed on. Without `--callers` any key is accepted, so something in front of the gateway has to
@@ -110,6 +110,8 @@ use crate::{
 const CLOSE: Duration = Duration::from_secs(1);
 /// Interval between HTTP/2 pings.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// Longest time between the requests of an HTTP/1 connection, and for a request's head.
+const IDLE: Duration = Duration::from_secs(75);
 /// Longest time until the first request of a connection.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
 /// Pause after a failed accept, which is most likely due to a lack of file descriptors.
@@ -283,7 +285,11 @@ fn serve(
         respond(limited.clone(), callers.clone(), request)
     });
     let mut server = auto::Builder::new(TokioExecutor::new());
-    server.http1().timer(TokioTimer::new());
+    // A proxy keeps its connections for a minute, as a rule, and cannot repeat a POST on one that has just been closed.
+    server
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE);
     server
         .http2()
         .timer(TokioTimer::new())

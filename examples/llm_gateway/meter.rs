@@ -61,7 +61,9 @@ impl Meter {
         prompt: u32,
     ) -> Result<Self, AcquireError> {
         let budget = hold.budget(budget)?;
-        budget.charge(prompt).await?;
+        let charged = budget.charge(prompt).await?;
+        // A prompt beyond the burst is in debt from now on.
+        budget.spend(prompt.saturating_sub(charged));
         Ok(Self {
             budget,
             _hold: hold,
@@ -69,11 +71,6 @@ impl Meter {
             spent: prompt,
             reader: Reader::Unread(false),
         })
-    }
-
-    /// Returns the remainder of the budget, as last reported by the store.
-    pub(crate) fn remaining(&self) -> Option<u32> {
-        self.budget.remaining()
     }
 
     /// The upstream has not answered.

@@ -5,6 +5,7 @@
 use std::{
     error::Error,
     mem::{self, take},
+    pin::pin,
 };
 
 use bytes::Bytes;
@@ -69,28 +70,35 @@ impl Prompt {
             let message = "a compressed request cannot be charged: send it as it is";
             return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, message.to_owned()));
         }
-        let body = Limited::new(body, max_bytes).collect().await;
-        let body = body.map_err(|error| match error.is::<LengthLimitError>() {
-            true => {
-                let message = format!("the request is longer than {max_bytes} bytes");
-                (StatusCode::PAYLOAD_TOO_LARGE, message)
+        let mut frames = pin!(Limited::new(body, max_bytes));
+        // Copied, since each of many tiny frames would keep its buffer.
+        let mut body = Vec::new();
+        while let Some(frame) = frames.frame().await {
+            let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
+                true => {
+                    let message = format!("the request is longer than {max_bytes} bytes");
+                    (StatusCode::PAYLOAD_TOO_LARGE, message)
+                }
+                false => (StatusCode::BAD_REQUEST, "the request broke off".to_owned()),
+            })?;
+            if let Some(data) = frame.data_ref() {
+                body.extend_from_slice(data);
             }
-            false => (StatusCode::BAD_REQUEST, "the request broke off".to_owned()),
-        })?;
-        let body = body.to_bytes();
-        if serde_json::from_slice::<IgnoredAny>(&body).is_err() {
-            // Left to the upstream to refuse.
-            return Ok(Self {
-                tokens: tokens(UNREAD_BYTE * body.len() as u64),
-                body,
-                is_stream: false,
-                hides_usage: false,
-            });
         }
+        let body = Bytes::from(body);
         let seen = Seen::of(&body);
         if seen.is_background && endpoint == Endpoint::Responses {
             let message = "responses in the background cannot be charged: leave out `background`";
             return Err((StatusCode::BAD_REQUEST, message.to_owned()));
+        }
+        if serde_json::from_slice::<IgnoredAny>(&body).is_err() {
+            // Left to the upstream, which may understand more.
+            return Ok(Self {
+                tokens: tokens(UNREAD_BYTE * body.len() as u64),
+                body,
+                is_stream: seen.is_stream,
+                hides_usage: false,
+            });
         }
         let asks = seen.is_stream && endpoint == Endpoint::Completions;
         let asking = asks.then(|| with_usage(&body)).flatten();

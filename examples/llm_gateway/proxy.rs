@@ -113,7 +113,6 @@ impl Proxy {
                 head.version = Version::default();
                 if let Some(meter) = &mut meter {
                     meter.begin(&head, hides_usage);
-                    show_remaining(&mut head.headers, &self.settings.budget, meter);
                 }
                 let body = MeteredBody::new(Silent::new(body, self.settings.silence), meter);
                 Ok(Response::from_parts(head, Either::Left(body)))
@@ -241,7 +240,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes the names and the rate limits of the gateway's own account at the provider. Callers see their own limits.
+/// Removes what is about the gateway's own account and connections at the provider. Callers see their own limits.
 fn remove_account(headers: &mut HeaderMap) {
     let prefixes = [
         "x-ratelimit-",
@@ -250,6 +249,9 @@ fn remove_account(headers: &mut HeaderMap) {
         "openai-organization",
         "openai-project",
         "anthropic-organization-id",
+        "set-cookie",
+        "alt-svc",
+        "strict-transport-security",
     ];
     let is_one = |name: &&HeaderName| {
         prefixes
@@ -261,16 +263,3 @@ fn remove_account(headers: &mut HeaderMap) {
         headers.remove(name);
     }
 }
-
-/// Shows the budget as the prompt has left it. The layer only knows it from before.
-fn show_remaining(headers: &mut HeaderMap, budget: &str, meter: &Meter) {
-    let Some(remaining) = meter.remaining() else {
-        return;
-    };
-    let state = format!("\"{budget}\";r={remaining}");
-    if let Ok(state) = HeaderValue::try_from(state) {
-        headers.insert(RATE_LIMIT, state);
-    }
-}
-
-pub(crate) const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");

@@ -218,6 +218,13 @@ fn a_response_in_the_background_is_a_400() {
         400
     );
     read(Endpoint::Completions, &none, request).expect("elsewhere it means nothing");
+    // Upstreams may read what serde does not.
+    let deep = format!("{}{}", "[".repeat(130), "]".repeat(130));
+    let request = format!(r#"{{"input":"a","background":true,"tools":{deep}}}"#);
+    assert_eq!(
+        read(Endpoint::Responses, &none, &request).expect_err("it cannot be charged"),
+        400
+    );
     let request = r#"{"input":"a","background":false}"#;
     read(Endpoint::Responses, &none, request).expect("it is read");
 }

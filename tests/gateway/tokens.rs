@@ -330,6 +330,21 @@ fn a_prompt_longer_than_the_burst_is_admitted_and_settled_in_full() {
     });
 }
 
+/// Otherwise the key's next requests would be admitted as if the rest of the prompt were free.
+#[test]
+fn a_prompt_longer_than_the_burst_is_debt_at_once() {
+    alone(async {
+        let stage = stage().await;
+        let path = named("openai-open").path;
+        let request = request(path, "silent", "me", body(30_000));
+        let answer = send(&stage.replicas[0], Version::HTTP_11, request);
+        tokio::select! {
+            _ = answer => panic!("the upstream is silent"),
+            () = stage.until_tokens(30_000, "the prompt") => {}
+        }
+    });
+}
+
 #[test]
 fn an_upstream_that_does_not_answer_costs_nothing() {
     alone(async {

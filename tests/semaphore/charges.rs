@@ -88,7 +88,8 @@ async fn a_charge_is_decided_like_a_newcomer(backend: Backend) {
     let limiter = backend.replica().await;
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
-    budget(&permit).charge(40).await.expect("within the burst");
+    let charged = budget(&permit).charge(40).await;
+    assert_eq!(charged.expect("within the burst"), 40);
     assert_eq!(budget(&permit).remaining(), Some(9));
     let error = budget(&permit).charge(20).await.expect_err("too much");
     assert_eq!(error.kind(), AcquireErrorKind::TooSoon);
@@ -442,7 +443,7 @@ async fn a_request_settles_by_its_slot(backend: Backend) {
     let budget = slot.budget(&TOKENS).expect("its rate");
     budget.spend(10);
     budget.settle(10);
-    budget.charge(10).await.expect("nothing happens");
+    assert_eq!(budget.charge(10).await.expect("nothing happens"), 0);
     assert_eq!((budget.remaining(), standing(&tokens).await), (None, 28));
 }
 

@@ -121,7 +121,7 @@ impl Stream {
                     let mut journal = self.journal.get();
                     journal.asked = None;
                     match charged {
-                        Ok(()) => journal.charged.push(cost.into()),
+                        Ok(_) => journal.charged.push(cost.into()),
                         Err(_) => journal.not_charged.push(cost.into()),
                     }
                 }
