@@ -2,7 +2,7 @@
 //!
 //! Tests: `tests/semaphore/main.rs`; the ranges of settings: `tests/config/faults.rs`.
 
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "test-util"))]
 use std::sync::Arc;
 use std::{fmt, time::Duration};
 
@@ -23,7 +23,10 @@ use crate::{
     part::Parts,
 };
 #[cfg(any(feature = "redis", feature = "test-util"))]
-use crate::{keeper::ConnectError, store::StoreErrorKind};
+use crate::{
+    keeper::ConnectError,
+    store::{Store, StoreErrorKind},
+};
 
 const MAX_LEASE: Duration = Duration::from_millis(MAX_LEASE_MS);
 /// The URL of the store in this process.
@@ -349,14 +352,9 @@ impl LimiterBuilder {
         let store = RedisStore::new(target, &settings.namespace, settings.replica);
         #[cfg(feature = "operate")]
         let runtime = home.runtime();
-        let keeper = Keeper::new(settings, Some(Arc::new(store)), home);
-        let unreached = keeper.greet().await.map_err(refused)?;
-        #[cfg(feature = "operate")]
-        let is_reached = unreached.is_none();
-        if let Some(error) = unreached.filter(|_| self.requires_store) {
-            return Err(ConfigError::unreachable(error));
-        }
-        let limiter = Limiter::new(KeeperHandle::new(keeper));
+        let greeted = self.greeted(settings, Arc::new(store), home);
+        #[cfg_attr(not(feature = "operate"), allow(unused_variables))]
+        let (limiter, is_reached) = greeted.await?;
         #[cfg(feature = "operate")]
         let limiter = {
             let limiter = limiter.identified(self.identity);
@@ -367,6 +365,23 @@ impl LimiterBuilder {
             limiter
         };
         Ok(limiter)
+    }
+
+    /// A limiter that has greeted its store, and whether the store has answered.
+    #[cfg(any(feature = "redis", feature = "test-util"))]
+    pub(crate) async fn greeted(
+        &self,
+        settings: Settings,
+        store: Arc<dyn Store>,
+        home: Home,
+    ) -> Result<(Limiter, bool), ConfigError> {
+        let keeper = Keeper::new(settings, Some(store), home);
+        // Dropped with this future, or with an error, it ends the driver that looks out for the store.
+        let limiter = Limiter::new(KeeperHandle::new(keeper.clone()));
+        match keeper.greet().await.map_err(refused)? {
+            Some(error) if self.requires_store => Err(ConfigError::unreachable(error)),
+            unreached => Ok((limiter, unreached.is_none())),
+        }
     }
 
     pub(crate) fn home(&self) -> Result<Home, ConfigError> {

@@ -55,13 +55,7 @@ mod session;
 use std::{fmt, sync::Arc, time::Duration};
 
 use self::{server::Server, session::Replica};
-use crate::{
-    builder::{LimiterBuilder, refused},
-    error::ConfigError,
-    keeper::{Keeper, KeeperHandle},
-    limiter::Limiter,
-    part::Parts,
-};
+use crate::{builder::LimiterBuilder, error::ConfigError, limiter::Limiter, part::Parts};
 
 /// An in-process store that a test can slow down, disconnect and make forget. Clones share everything.
 ///
@@ -125,7 +119,8 @@ impl fmt::Debug for TestStore {
 impl LimiterBuilder {
     /// Connects a limiter to a test's store. Each limiter is a separate replica.
     ///
-    /// As with [`connect`](Self::connect), a store that is down is not an error.
+    /// As with [`connect`](Self::connect), a store that is down is an error only if it is
+    /// [required](Self::require_store).
     ///
     /// # Errors
     ///
@@ -133,9 +128,7 @@ impl LimiterBuilder {
     pub async fn connect_to(self, store: &TestStore) -> Result<Limiter, ConfigError> {
         let (home, settings) = (self.home()?, self.settings(Parts::WHOLE)?);
         let replica = Replica::new(store.0.clone(), settings.replica);
-        let keeper = Keeper::new(settings, Some(Arc::new(replica)), home);
-        keeper.greet().await.map_err(refused)?;
-        let limiter = Limiter::new(KeeperHandle::new(keeper));
+        let (limiter, _) = self.greeted(settings, Arc::new(replica), home).await?;
         #[cfg(feature = "operate")]
         let limiter = limiter.identified(self.identity);
         Ok(limiter)
@@ -147,8 +140,7 @@ impl LimiterBuilder {
     pub(crate) async fn connect_parts_to(self, store: &TestStore) -> Result<Limiter, ConfigError> {
         let (home, settings) = (self.home()?, self.settings(Parts::CLUSTER)?);
         let replica = Replica::new(store.0.clone(), settings.replica);
-        let keeper = Keeper::new(settings, Some(Arc::new(replica)), home);
-        keeper.greet().await.map_err(refused)?;
-        Ok(Limiter::new(KeeperHandle::new(keeper)))
+        let (limiter, _) = self.greeted(settings, Arc::new(replica), home).await?;
+        Ok(limiter)
     }
 }

@@ -537,12 +537,13 @@ async fn a_limiter_that_starts_first_finds_its_store() {
 #[tokio::test]
 async fn a_required_store_has_to_be_there() {
     let mut server = RedisServer::start();
-    let builder = Limiter::builder().store_timeout(Duration::from_millis(100));
-    let builder = builder.require_store();
+    let builder = Limiter::builder().require_store();
     let limiter = builder.clone().connect(server.url()).await.expect("up");
     assert!(limiter.status().store_up);
     builder.clone().connect("memory:").await.expect("here");
+    drop(limiter);
     server.stop();
+    let builder = builder.store_timeout(Duration::from_millis(100));
     let error = builder.connect(&server.url()).await;
     let error = error.expect_err("it is down");
     assert_eq!(error.kind(), ConfigErrorKind::Unreachable, "{error}");
@@ -552,6 +553,14 @@ async fn a_required_store_has_to_be_there() {
             .starts_with("the store cannot be reached: "),
         "{error}"
     );
+    // Nothing goes on looking out for the store.
+    let tasks = tokio::runtime::Handle::current().metrics();
+    let over = async {
+        while tasks.num_alive_tasks() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENT, over).await.expect("it ends");
 }
 
 /// The store's address may be wrong, and the first warning long forgotten.
