@@ -45,6 +45,7 @@ const MAX_NAMESPACE_LEN: usize = 64;
 /// | [`waiter_ttl`](Self::waiter_ttl) | 5 s | at least 3 x `poll_interval`, at most 1 h |
 /// | [`namespace`](Self::namespace) | `turnstile` | |
 /// | [`runtime`](Self::runtime), [`dedicated_thread`](Self::dedicated_thread) | the runtime that first uses the limiter | |
+/// | [`require_store`](Self::require_store) | a store that cannot be reached is a warning | |
 #[derive(Clone)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct LimiterBuilder {
