@@ -98,9 +98,10 @@ impl Queue {
             all: units(self.those(Entry::is_held)),
         };
         ensure!(held == self.held, "{at}: counts {:?} as held", self.held);
-        let adopts = (self.outbox.as_ref()).is_some_and(|outbox| !outbox.adopt.is_empty());
+        let adopts = self.has_adoptions();
+        let is_unconfirmed = |entry: &Entry| entry.is_unconfirmed(adopts);
         ensure!(
-            !self.introducing || adopts || !self.those(Entry::is_unconfirmed).is_empty(),
+            !self.introducing || !self.those(is_unconfirmed).is_empty(),
             "{at}: its introduction is complete and was not ended"
         );
         self.audit_local(&at)?;
@@ -130,6 +131,7 @@ impl Queue {
             entering,
             renewing,
             renew_again,
+            introduced: _,
             spare,
             not_after_us,
         } = entry.in_store;

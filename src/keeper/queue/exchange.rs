@@ -140,16 +140,16 @@ impl Queue {
     }
 
     fn take_adoption(&mut self, ctx: &Context, batch: &mut Batch, room: &mut usize, seq: Seq) {
-        if let Some(entry) = self.entries.get_mut(&seq)
-            && entry.is_held()
-            && !entry.in_store.entering
-            && !entry.lease.is_over(ctx.now)
-        {
-            entry.in_store.entering = true;
-            batch.adopt.push(seq);
-            let was_granted = entry.lease.deadline().is_some();
-            batch.tells |= was_granted && std::mem::take(&mut self.tells);
-            take_room(room, seq);
+        match self.entries.get_mut(&seq) {
+            Some(entry) if entry.lease.is_over(ctx.now) => entry.in_store.introduced = false,
+            Some(entry) if entry.is_held() && !entry.in_store.entering => {
+                entry.in_store.entering = true;
+                batch.adopt.push(seq);
+                let was_granted = entry.lease.deadline().is_some();
+                batch.tells |= was_granted && std::mem::take(&mut self.tells);
+                take_room(room, seq);
+            }
+            _ => {}
         }
     }
 
@@ -381,7 +381,9 @@ impl Queue {
     ) -> bool {
         if let Some(entry) = self.entries.get_mut(&seq) {
             entry.in_store.renewing = false;
-            if std::mem::take(&mut entry.in_store.renew_again) {
+            let again = std::mem::take(&mut entry.in_store.renew_again);
+            entry.in_store.introduced &= again || !matches!(standing, Standing::Held { .. });
+            if again {
                 self.renew(seq);
             }
         }
@@ -423,6 +425,8 @@ impl Queue {
             return;
         };
         entry.exchange_over(0);
+        let is_held = matches!(standing, Standing::Held { .. } | Standing::Adopted { .. });
+        entry.in_store.introduced &= !is_held || entry.in_store.renewing;
         let state = *entry.state();
         self.note_change(ctx, seq);
         match (standing, state) {

@@ -58,11 +58,17 @@ impl Queue {
             }
             self.note_change(ctx, *seq);
         }
+        for seq in &batch.renew {
+            if let Some(entry) = self.entries.get_mut(seq) {
+                (entry.in_store.renewing, entry.in_store.renew_again) = (false, false);
+            }
+        }
         for seq in batch.renew.iter().chain(&batch.adopt) {
             let Some(entry) = self.entries.get_mut(seq) else {
                 continue;
             };
-            (entry.in_store.renewing, entry.in_store.renew_again) = (false, false);
+            // A renewal of an adopted permit is another exchange's, or is yet to be sent.
+            entry.in_store.introduced &= retry;
             match entry.state() {
                 State::Leaving => self.release_slot(ctx, *seq),
                 State::Held(_) if retry => self.renew_or_end(ctx, *seq),

@@ -57,16 +57,18 @@ impl Queue {
     /// newcomers until their confirmation, however many exchanges that takes. Holders are adopted only if the store
     /// does not know them: a late `adopt` could restore a permit that was released meanwhile.
     pub fn introduce(&mut self, ctx: &Context) {
-        let adopts = self.outbox.iter().flat_map(|outbox| &outbox.adopt);
-        let adopts: BTreeSet<Seq> = adopts.copied().collect();
+        let outbox = self.outbox.iter();
+        let listed = outbox.flat_map(|outbox| outbox.renew.iter().chain(&outbox.adopt));
+        let listed: BTreeSet<Seq> = listed.copied().collect();
         for seq in self.those(Entry::is_held) {
-            if adopts.contains(&seq) {
+            let Some(entry) = self.entries.get_mut(&seq) else {
                 continue;
-            }
-            if let Some(entry) = self.entries.get_mut(&seq) {
+            };
+            entry.in_store.introduced = true;
+            if !listed.contains(&seq) {
                 entry.in_store.renew_again |= entry.in_store.renewing;
+                self.renew(seq);
             }
-            self.renew(seq);
         }
         self.introducing = true;
         self.lists = true;
@@ -92,25 +94,28 @@ impl Queue {
         self.introducing
     }
 
-    /// A holder that is still being asked for, or adopted: the last one, if none is known.
-    fn unconfirmed_holder(&self) -> Option<Seq> {
-        let adopted = self.outbox.as_ref().and_then(|outbox| outbox.adopt.front());
-        let is_unconfirmed = |seq: &&Seq| self.entries.get(seq).is_some_and(Entry::is_unconfirmed);
-        let known = Some(&self.unconfirmed).filter(is_unconfirmed);
-        let found = adopted.or(known).copied();
-        found.or_else(|| {
-            let last = (self.entries.values().rev()).find(|entry| {
-                #[cfg(test)]
-                LOOKS.set(LOOKS.get() + 1);
-                entry.is_unconfirmed()
-            });
-            last.map(|entry| entry.lease.seq())
-        })
+    pub fn has_adoptions(&self) -> bool {
+        (self.outbox.as_ref()).is_some_and(|outbox| !outbox.adopt.is_empty())
     }
 
-    /// Ends the introduction once no holder, old or new, is being asked for or adopted: a later renewal does not hold
-    /// newcomers back. The store is asked for holders in order, so the last one is usually confirmed last: remembering it
-    /// saves a scan of all holders at each change.
+    /// A holder that is still being asked for, or adopted: the last one, if none is known.
+    fn unconfirmed_holder(&self) -> Option<Seq> {
+        let adopts = self.has_adoptions();
+        let known = self.entries.get(&self.unconfirmed);
+        let known = known.filter(|entry| entry.is_unconfirmed(adopts));
+        let found = known.or_else(|| {
+            (self.entries.values().rev()).find(|entry| {
+                #[cfg(test)]
+                LOOKS.set(LOOKS.get() + 1);
+                entry.is_unconfirmed(adopts)
+            })
+        });
+        found.map(|entry| entry.lease.seq())
+    }
+
+    /// Ends the introduction once none of its holders is being asked for or adopted. Later renewals and adoptions do not
+    /// hold newcomers back: at a distance, some are always in flight. The store is asked for holders in order, so the last
+    /// one is usually confirmed last: remembering it saves a scan of all holders at each change.
     pub(super) fn end_introduction(&mut self, ctx: &mut Context) {
         if !self.introducing {
             return;

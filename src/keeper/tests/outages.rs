@@ -11,6 +11,7 @@ use crate::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
+const TWO: Limit = Limit::concurrent("a", 2);
 
 /// A cut connection is not an outage: the request is retried, under another name.
 #[test]
@@ -903,7 +904,7 @@ fn an_inquiry_ends_with_the_store() {
 /// After a new connection newcomers wait for the holders.
 #[test]
 fn newcomers_are_held_back_until_the_holders_are_confirmed() {
-    let (mut world, introduction) = introduced();
+    let (mut world, introduction) = introduced(&TWO);
     let newcomer = world.ask(0, PATIENT);
     assert!(!world.may_send(0), "the holder is not confirmed yet");
     world.complete(0, &introduction);
@@ -911,10 +912,78 @@ fn newcomers_are_held_back_until_the_holders_are_confirmed() {
     assert!(held(world.collect(0, &newcomer)));
 }
 
+/// G8: at a distance some adoption is always in flight, and each delayed newcomer falls back and becomes the next.
+#[test]
+fn an_introduction_does_not_wait_for_permits_admitted_since() {
+    let limit = Limit::concurrent("a", 3).fallback(Fallback::Local(3));
+    let (mut world, introduction) = introduced(&limit);
+    let first = world.ask(0, PATIENT);
+    world.pass(STORE_TIMEOUT);
+    assert!(held(world.collect(0, &first)), "it falls back alone");
+    let adoption = world.send(0);
+    assert_eq!(adoption.exchange.batches[0].adopt.len(), 1);
+    world.complete(0, &introduction);
+    let newcomer = world.ask(0, PATIENT);
+    let asked = world.send(0);
+    assert_eq!(asked.exchange.batches[0].acquire.len(), 1);
+    world.complete(0, &adoption);
+    world.complete(0, &asked);
+    assert!(held(world.collect(0, &newcomer)));
+    assert_eq!(world.ledger(), (3, 0));
+}
+
+/// G1: the answer to an adoption may be from the old store too.
+#[test]
+fn an_adoption_from_before_the_introduction_does_not_end_it() {
+    let limit = Limit::concurrent("a", 3).fallback(Fallback::Local(3));
+    let mut world = World::new(1, &limit);
+    let holder = world.grant(Duration::ZERO);
+    let now = world.local();
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    let hello = world.send(0);
+    world.complete(0, &hello);
+    let first = world.send(0);
+    let admitted = world.ask(0, PATIENT);
+    world.pass(STORE_TIMEOUT);
+    assert!(held(world.collect(0, &admitted)), "it falls back alone");
+    let adoption = world.send(0);
+    world.complete(0, &first);
+    world.release(0, &holder);
+    world.settle();
+    world.pass(Duration::from_millis(1));
+    let now = world.local();
+    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.complete(0, &adoption);
+    let newcomer = world.ask(0, PATIENT);
+    let introduction = world.send(0);
+    let batch = &introduction.exchange.batches[0];
+    assert_eq!((batch.renew.len(), batch.acquire.len()), (1, 0));
+    world.complete(0, &introduction);
+    world.settle();
+    assert!(held(world.collect(0, &newcomer)));
+}
+
+/// The message of a loss and the answer that shows it come together.
+#[test]
+fn a_second_introduction_repeats_no_renewal_that_is_yet_to_be_sent() {
+    let mut world = World::new(1, &Limit::concurrent("a", 2));
+    let _holder = world.grant(Duration::ZERO);
+    let now = world.local();
+    for _ in 0..2 {
+        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    }
+    let hello = world.send(0);
+    world.complete(0, &hello);
+    let introduction = world.send(0);
+    assert_eq!(introduction.exchange.batches[0].renew.len(), 1);
+    world.complete(0, &introduction);
+    assert!(!world.may_send(0), "once is enough");
+}
+
 /// G4: a later renewal delays no request.
 #[test]
 fn newcomers_go_beside_a_renewal() {
-    let (mut world, introduction) = introduced();
+    let (mut world, introduction) = introduced(&TWO);
     world.complete(0, &introduction);
     world.settle();
     world.pass(LEASE / 2);
@@ -1192,8 +1261,8 @@ fn a_hello_that_fails_is_asked_for_again() {
 }
 
 /// One of two slots is held, and the introducing exchange of a new connection is in flight.
-fn introduced() -> (World, Outgoing) {
-    let mut world = World::new(1, &Limit::concurrent("a", 2));
+fn introduced(limit: &Limit) -> (World, Outgoing) {
+    let mut world = World::new(1, limit);
     let _holder = world.grant(Duration::ZERO);
     let now = world.local();
     world.keepers[0].on_event(Part::default(), &Event::Connected, now);

@@ -122,6 +122,8 @@ pub(in crate::keeper::queue) struct InStore {
     pub renewing: bool,
     /// Renew once more after the answer in flight, which may be from a previous store.
     pub renew_again: bool,
+    /// Held when the latest introduction began, and not confirmed by the store since.
+    pub introduced: bool,
     /// Its request got another slot while an exchange was in flight: if the exchange acquires this slot, it goes to the
     /// pool.
     pub spare: bool,
@@ -297,9 +299,11 @@ impl Entry {
         matches!(self.state, State::Held(_))
     }
 
-    /// Whether it is held, and the store is still being asked for it, or adopts it.
-    pub fn is_unconfirmed(&self) -> bool {
-        self.is_held() && (self.in_store.renewing || self.in_store.entering)
+    /// Whether it was held when an introduction began, and the store is still being asked for it, or adopts it. `adopts`:
+    /// adoptions are yet to be sent.
+    pub fn is_unconfirmed(&self, adopts: bool) -> bool {
+        let is_asked_for = self.in_store.renewing || self.in_store.entering || adopts;
+        self.is_held() && self.in_store.introduced && is_asked_for
     }
 
     /// Whether this process has admitted it without the store, and no exchange in flight tells the store.
