@@ -120,7 +120,7 @@ class Page:
             "Other semaphores and rate limiters beside tower-turnstile, under the same load, with their recommended settings. "
             f"Made by `.ci/peers` (the options are [below](#commands)) on {meta['date']}: {meta['machine']}. Every system has a redis-server of its own for each "
             f"case ({meta['redis']}), and nothing else is tuned. Systems run one after the other, except in cases that leave the processors "
-            "idle (holds of 5 s, faults, the trace), where up to four run at once, and up to two of those that poll. "
+            "idle (holds of 5 s, faults, the trace), where up to four run at once, up to two of those that poll, and one that takes the processors. "
             f"{runs} {meta['remark']} [comparison.md](../src/guide/comparison.md) lists the features of most of these systems; this page measures them."
         )
         if meta["quick"]:

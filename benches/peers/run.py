@@ -43,6 +43,8 @@ QUICK = {
 }
 # How many systems run at once, in cases that leave the processors idle: those that wait, and those that poll.
 BESIDE = {"long": (3, 2), "faults": (3, 2), "trace": (4, 2)}
+# These take the processors in the trace, and would disturb others.
+ALONE = {"trace": ["throttle", "asyncio-advanced-semaphores", "py-redis-semaphore"]}
 DEFAULTS = {"cases": ",".join(CASES), "repeat": 1, "seed": "1"}
 # Of a quick look: a system in each language where it takes seconds, and else only ours.
 QUICK_SYSTEMS = {
@@ -173,10 +175,14 @@ def waves(bench, case, repeat, options):
     turn = repeat % max(1, len(systems))
     systems = systems[turn:] + systems[:turn]
     waiting, polling = BESIDE.get(case, (1, 1))
-    steps = lambda polls: [
-        (system.name, functools.partial(getattr(cases, case), bench, system, repeat)) for system in systems if system.polls == polls
+    alone = [system for system in systems if system.name in ALONE.get(case, [])]
+    steps = lambda which: [(system.name, functools.partial(getattr(cases, case), bench, system, repeat)) for system in which]
+    others = [system for system in systems if system not in alone]
+    return [
+        (waiting, steps(system for system in others if not system.polls)),
+        (polling, steps(system for system in others if system.polls)),
+        (1, steps(alone)),
     ]
-    return [(waiting, steps(False)), (polling, steps(True))]
 
 
 def about(options, lengths):
