@@ -1,16 +1,23 @@
 //! The gateway's own answers, in the form that each provider's clients read.
 
+use std::time::Duration;
+
+use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::{sleep, timeout},
+};
 
 use crate::{
     proxy::send,
     stage::{SECOND, Stage, changed},
     support::alone,
-    tokens::{body, request, slow},
+    tokens::{body, over, request, slow},
 };
 
 const PATHS: [(&str, &str); 4] = [
@@ -296,5 +303,50 @@ fn failures_are_errors_of_the_dialect() {
                 (504, &json!(kinds[1]))
             );
         }
+    });
+}
+
+/// Over HTTP/2 no server removes the content.
+#[test]
+fn an_answer_to_head_has_no_content() {
+    alone(async {
+        let stage = Stage::new().await;
+        for version in [Version::HTTP_11, Version::HTTP_2] {
+            let head = Request::head("/nowhere").header("host", "gateway");
+            let head = head.header("x-api-key", "me").body(Empty::<Bytes>::new());
+            let head = over(version, head.expect("a request"));
+            let response = send(&stage.replicas[0], version, head).await;
+            assert_eq!(response.status(), 404, "{version:?}");
+            assert_ne!(text(response.headers(), "content-length"), "0");
+            let content = response.into_body().collect().await.expect("whole");
+            assert!(content.to_bytes().is_empty(), "{version:?}");
+        }
+    });
+}
+
+/// Unread bytes would reset the connection.
+#[test]
+fn a_client_that_sends_its_body_first_sees_why_it_is_refused() {
+    alone(async {
+        let stage = Stage::new().await;
+        let body = vec![b'a'; 1_000_000];
+        let head = format!(
+            "POST /v1/%5Cmessages HTTP/1.1\r\nhost: gateway\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        let mut answer = [0; 12];
+        let asked = async {
+            let mut client = TcpStream::connect(stage.replicas[0].address()).await?;
+            client.write_all(head.as_bytes()).await?;
+            // Over a network the body arrives in pieces, the last after the gateway has decided.
+            for piece in body.chunks(50_000) {
+                client.write_all(piece).await?;
+                sleep(Duration::from_millis(10)).await;
+            }
+            client.read_exact(&mut answer).await
+        };
+        let asked = timeout(3 * SECOND, asked).await.expect("in time");
+        asked.expect("no reset");
+        assert_eq!(&answer, b"HTTP/1.1 400");
     });
 }
