@@ -457,6 +457,9 @@ fn a_store_that_forgot_is_restored() {
             .collect();
         watch.until_holders(2).await;
         drop(watch);
+        // The ledger contains them before their replica knows: until then the fallback would decide on them.
+        streams.until_started(0).await;
+        streams.until_started(1).await;
         server.stop();
         server.restart();
         let watch = Ledger::watch(&server);
