@@ -131,7 +131,8 @@ pub enum AcquireErrorKind {
     TimedOut,
     /// The rate is used up, and the next permit would come after the wait.
     TooSoon,
-    /// The request needs more units than the limit has, or not 1 to 64: the same request would be refused again.
+    /// The request needs more units than the limit has, or its weight is not 1 to 64: the same request would be refused
+    /// again.
     InvalidWeight,
     /// The request costs more than the burst of the rate: the same request would be refused again.
     InvalidCost,
@@ -143,8 +144,8 @@ pub enum AcquireErrorKind {
     ///
     /// See [`Permit::pause`](crate::Permit::pause).
     UnknownLimit,
-    /// The store is down or too slow, and no fallback admits the request. Or it is back, permits still return to it,
-    /// and the request does not wait.
+    /// The store is down or too slow, and no fallback admits the request. Or the store is back, permits are still being
+    /// entered into it, and the request does not wait.
     Unavailable,
     /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
     Misconfigured,
@@ -260,8 +261,8 @@ impl AcquireError {
         &self.details.limit_name
     }
 
-    /// Returns the limit's value for this key. Of a cost that is too high the burst, and of an invalid weight the limit's own
-    /// value.
+    /// Returns the limit's value for this key. For a cost that is too high, returns the burst; for an invalid weight,
+    /// the limit's own value.
     pub fn max(&self) -> u32 {
         self.details.max
     }

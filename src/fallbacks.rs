@@ -4,9 +4,10 @@
 //! while it is closed. So a flapping store does not renew it, nor does a store that answers probes and does no work. Each part
 //! of a cluster has its own.
 //!
-//! [`Fallback::Share`] needs the number of replicas that were there when the store was last seen. Too low a number would
-//! admit too many requests, so a count on a new connection, before all others have reconnected, can only raise it; and a
-//! process whose connections have never lasted until a later count, which the others may not have counted, admits none.
+//! [`Fallback::Share`] needs the number of replicas that were there when the store was last seen. Too low a number
+//! would admit too many requests, so a count on a new connection, before all others have reconnected, can only raise
+//! the number. A process whose connections have never lasted until a later count admits no request, since the others
+//! may not have counted that process.
 
 use std::{sync::Arc, time::Duration};
 
@@ -50,7 +51,7 @@ pub(crate) enum Strict {
 }
 
 impl FallbackInForce {
-    /// Whether requests of a key with this value are rather not served than above it.
+    /// Whether requests of a key with this value are refused rather than admitted above it.
     pub(crate) fn strict(self, max: u32) -> Option<Strict> {
         match self {
             Self::Reject => Some(Strict::Refuses),
@@ -338,7 +339,7 @@ mod tests {
         assert_eq!(fallbacks.next_end(), Some(later + 30 * SECOND));
     }
 
-    /// What an outage has lasted counts from its start, whenever the limit came or changed.
+    /// The length of an outage counts from its start, whenever the limit was added or changed.
     #[test]
     fn a_changed_budget_counts_what_was_spent() {
         let (start, part) = (Instant::now(), Part::default());

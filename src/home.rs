@@ -70,8 +70,8 @@ struct DedicatedThread {
 }
 
 impl DedicatedThread {
-    /// The runtime is built on the thread. If it were built here, and the system denied the thread, it would be dropped by the
-    /// task that calls this, where a runtime panics.
+    /// The runtime is built on the thread. If it were built here, and the system denied the thread, the calling task
+    /// would drop the runtime, and dropping a runtime inside a task panics.
     fn start(thread: thread::Builder) -> io::Result<Self> {
         let (kept, mut end) = mpsc::channel(1);
         let (build, built) = std::sync::mpsc::channel();

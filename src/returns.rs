@@ -1,5 +1,5 @@
-//! The return of permits to a store that has lost its data, or the ledger of a key, or was down while replicas admitted
-//! others: until when newcomers under strict limits wait for it.
+//! The return of permits to a store that has lost its data or the ledger of a key, or that was down while replicas
+//! admitted other permits; and how long newcomers under strict limits wait for this return.
 //!
 //! Tests: `keeper/tests/losses.rs` and `keeper/tests/outages.rs`.
 
@@ -190,7 +190,7 @@ impl<K: Copy + Eq + Hash> Returns<K> {
         is_over
     }
 
-    /// Whether there is any.
+    /// Whether any return of permits is under way.
     pub(crate) fn is_any(&self) -> bool {
         !self.by_key.is_empty()
             || self.by_part.iter().any(Option::is_some)

@@ -361,8 +361,8 @@ fn bad_sentinels_cost_no_time() {
     });
 }
 
-/// G8: the sentinel and the server are far away, for a first connection within the time of one exchange, and for one that
-/// the second attempt completes.
+/// G8: the sentinel and the server are far away: once, the first connection still fits into the time of one exchange;
+/// once, only the second attempt completes it.
 #[test]
 fn a_distant_service_is_reached() {
     alone(async {

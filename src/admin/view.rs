@@ -15,8 +15,9 @@ use crate::operate::OperateError;
 /// Minimum time for which an answer is fresh.
 const FRESH: Duration = Duration::from_secs(1);
 /// An answer is fresh for this time multiplied by the number of open views. In total the views ask about six questions
-/// per second, or eight for explanations, of the twenty that replicas answer; under fair limits two more. If asking takes
-/// longer, as at a distance, that time counts instead: a view asks again once all others could ask.
+/// per second, or eight for explanations, of the twenty that replicas answer; under fair limits two more. If asking
+/// takes longer, as at a distance, that time counts instead: a view asks again only after all others have had time to
+/// ask.
 const FRESH_PER_VIEW: Duration = Duration::from_millis(500);
 
 /// One question and its latest answer.

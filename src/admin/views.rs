@@ -24,7 +24,8 @@ use crate::operate::{
     Operator, Overrides, PermitRow, RefusalRow, ReplicaRow, TenantRow,
 };
 
-/// How soon an unused view counts as closed: later than a page asks again whose request has waited in vain.
+/// Time after which an unused view counts as closed: longer than a page takes to ask again after a request that waited
+/// in vain.
 const CLOSED_AFTER: Duration = Duration::from_secs(15);
 /// Maximum number of open views of limits and keys.
 const MAX_VIEWS: usize = 64;
@@ -59,8 +60,9 @@ pub(super) struct Views {
     log: View<Vec<LogEntry>>,
     details: Subjects<Details>,
     explanations: Subjects<Explanation>,
-    /// Held by the view that is asking the replicas. An operator asks one question at a time, and a view several: if all
-    /// views asked at once, the last questions of all would come at the end, when no request waits for them any longer.
+    /// Held by the view that is asking the replicas. An operator asks one question at a time, and a view several: if
+    /// all views asked at once, every view would get to its last question only near the end, when no request waits for
+    /// the answer any longer.
     turn: sync::Mutex<()>,
     /// Number of changes made through this page.
     changes: AtomicU64,

@@ -120,7 +120,8 @@ pub struct LimitConfig {
         schemars(with = "schema::WordOrTable<FallbackWord, FallbackTable>")
     )]
     pub fallback: Option<Fallback>,
-    /// Time for which the fallback may decide in all. See [`Limit::fallback_for`]. Default: as long as the store is down.
+    /// Total time for which the fallback may decide. See [`Limit::fallback_for`]. Default: as long as the store is
+    /// down.
     #[serde(with = "humantime_serde")]
     #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub fallback_for: Option<Duration>,

@@ -318,7 +318,7 @@ impl Live {
                 Ok(())
             }
             Err(error) => {
-                // Code already uses a name that is new in this configuration for another limit.
+                // A name that is new in this configuration is already used in code, for another limit.
                 for (name, known) in before {
                     let _ = self.limiter.update(&known.limit);
                     changing.known.insert(name, known);

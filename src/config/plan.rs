@@ -1,4 +1,4 @@
-//! The `[plans]` section, and what single callers and the callers of a plan have of their own.
+//! The `[plans]` section, and the values and shares declared for single callers and for the callers of a plan.
 //!
 //! Tests: `tests/config/values.rs`, `faults.rs`.
 

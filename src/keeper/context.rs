@@ -28,7 +28,8 @@ use crate::{
     telemetry::{Cause, History, LimitMeter, Measure, Reports, StoreNews, StoreState, Topic},
 };
 
-/// Moments per lease at which renewals are sent. More mean fewer renewals per exchange; fewer, more exchanges in a row.
+/// Moments per lease at which renewals are sent. More moments mean fewer renewals per exchange; fewer moments mean more
+/// exchanges in a row.
 const MOMENTS: u32 = 30;
 
 /// Renewals per lease: one may fail.
@@ -235,7 +236,7 @@ impl Context {
         self.fallbacks.of(of, part, own, self.now)
     }
 
-    /// Whether a key in this part is rather not served than above its limit, as its fallback says.
+    /// Whether the fallback of a key in this part refuses requests rather than exceed the key's limit.
     pub fn strict(&self, limit: LimitId, part: Part, own: Option<LimitValue>) -> Option<Strict> {
         let of = &self.limits[limit.0];
         let max = own.map_or(of.max(), |own| own.max);

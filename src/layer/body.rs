@@ -192,8 +192,9 @@ impl<B> fmt::Debug for ResponseBody<B> {
 
 /// Error that ends a response body whose slot has ended.
 ///
-/// The slot was lost, with [`OnLost::Abort`](super::OnLost::Abort), ended by a [shutdown](super::LimitLayer::at_shutdown),
-/// or reached a bound ([`LimitLayer::max_hold`](super::LimitLayer::max_hold),
+/// The slot was lost (with [`OnLost::Abort`](super::OnLost::Abort)), was ended by a
+/// [shutdown](super::LimitLayer::at_shutdown), or reached a bound
+/// ([`LimitLayer::max_hold`](super::LimitLayer::max_hold),
 /// [`LimitLayer::idle`](super::LimitLayer::idle)), or an operator revoked it.
 #[derive(Debug)]
 pub struct LostError(LostErrorKind);

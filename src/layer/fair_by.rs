@@ -13,7 +13,7 @@ use crate::{key::Key, limit::Limit};
 impl Limit {
     /// Shares the slots fairly among the tenants that a request header names.
     ///
-    /// All requests share one key: for tenants within each key, see [`Scope::fair_by_header`]. Otherwise like it.
+    /// All requests share one key. Otherwise like [`Scope::fair_by_header`], which shares the slots within each key.
     ///
     /// ```
     /// use std::time::Duration;
@@ -33,7 +33,7 @@ impl Limit {
 
     /// Shares the slots fairly among tenants; a closure borrows the tenant from the request head.
     ///
-    /// All requests share one key: for tenants within each key, see [`Scope::fair_by_str`]. Otherwise like it.
+    /// All requests share one key. Otherwise like [`Scope::fair_by_str`], which shares the slots within each key.
     ///
     /// ```
     /// use std::time::Duration;
@@ -55,7 +55,7 @@ impl Limit {
 
     /// Shares the slots fairly among tenants; a closure finds the tenant in the request head.
     ///
-    /// All requests share one key: for tenants within each key, see [`Scope::fair_by_key`]. Otherwise like it.
+    /// All requests share one key. Otherwise like [`Scope::fair_by_key`], which shares the slots within each key.
     pub fn fair_by_key<K: Into<Key>>(
         self,
         find: impl Fn(&Parts) -> Option<K> + Send + Sync + 'static,

@@ -23,7 +23,8 @@ pub enum Outcome {
     Pause(Duration),
 }
 
-/// The usual judgement of a response: a refusal for overload asks for a [pause](Outcome::Pause) of the time that it names.
+/// Judges a response: if it refuses because of overload and states a time, asks for a [pause](Outcome::Pause) of that
+/// time.
 ///
 /// The status is 429, 503 or 529, or the response head has the gRPC status RESOURCE_EXHAUSTED or UNAVAILABLE. The time
 /// is in `retry-after-ms` or `grpc-retry-pushback-ms`, or in `Retry-After` as whole seconds or as an HTTP date after

@@ -12,8 +12,8 @@ use crate::{
 
 /// The scopes that apply to a request together, all or nothing.
 ///
-/// A request that one scope refuses gives back what it has of the others. See [several
-/// limits](crate::guide::keys#several-limits-on-one-request).
+/// If one scope refuses a request, the request's slots under the others are released, and its charges refunded. See
+/// [several limits](crate::guide::keys#several-limits-on-one-request).
 ///
 /// Create a policy from a limit or a scope, from an array or a `Vec` of either, or from a tuple of up to 8 of both:
 ///

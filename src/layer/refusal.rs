@@ -59,8 +59,8 @@ pub enum RefusalKind {
     HeldTooLong,
     /// An operator revoked the permit before the service answered, and the call was cancelled.
     Revoked,
-    /// The store is down or too slow, and no fallback admits the request. Or it is back, permits still return to it,
-    /// and the limit has no wait.
+    /// The store is down or too slow, and no fallback admits the request. Or the store is back, permits are still being
+    /// entered into it, and the limit has no wait.
     Unavailable,
     /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
     Misconfigured,
@@ -71,7 +71,7 @@ pub enum RefusalKind {
     /// An operator has paused this limit, or an overloaded upstream this key ([`Scope::outcome_by`](crate::Scope::outcome_by)):
     /// no request is admitted for a time.
     Paused,
-    /// The request needs more units than the limit has, or not 1 to 64. The status is 400.
+    /// The request needs more units than the limit has, or its weight is not 1 to 64. The status is 400.
     ///
     /// See [`Scope::weight_by`](super::Scope::weight_by).
     InvalidWeight,
@@ -219,9 +219,9 @@ impl Refusal {
     /// [`RefusalKind::UnknownRate`], [`RefusalKind::UnknownLimit`].
     ///
     /// For a rate the time is exact: a request after this time is admitted, unless another request comes first. For a
-    /// pause the time is exact too: its end. For slots the time is an estimate of at most 1 h, with jitter of up to a quarter,
-    /// so that clients refused together do not come back together. If another limit of the request is used up for longer, its
-    /// time counts. An unknown time is 1 s: that of an outage, or of a shutdown.
+    /// pause the time is exact too: its end. For slots the time is an estimate of at most 1 h, with jitter of up to a
+    /// quarter, so that clients refused together do not come back together. If another limit of the request is used up
+    /// for longer, its time counts. If the time is unknown, as in an outage or a shutdown, it is 1 s.
     pub fn retry_after(&self) -> Option<Duration> {
         let is_worth_it = self.kind.is_worth_a_retry();
         is_worth_it.then_some(self.retry_after)

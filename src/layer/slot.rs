@@ -155,8 +155,8 @@ impl Slot {
     /// Returns the budget of the request at a rate, by the limit or its name, to charge it for a cost that is not known on
     /// arrival. See [Token budgets](crate::guide::tokens).
     ///
-    /// If several layers have the rate, the innermost layer whose rate applies counts. A rate of a layer that does not
-    /// apply to the request, such as for lack of a key, charges nothing.
+    /// If several layers have the rate, the innermost layer whose rate applies counts. If a layer's rate does not apply
+    /// to the request, for example because the request has no key, its budget charges nothing.
     ///
     /// # Errors
     ///
@@ -174,8 +174,8 @@ impl Slot {
     /// Pauses a limit of the request for its key, in all replicas, by the limit or its name: see
     /// [`Permit::pause`](crate::Permit::pause).
     ///
-    /// A limit of a layer that does not apply to the request, such as for lack of a key, and a slot that was released pause
-    /// nothing.
+    /// If a layer's limit does not apply to the request, for example because the request has no key, or if the slot was
+    /// released, nothing is paused.
     ///
     /// # Errors
     ///

@@ -35,8 +35,8 @@ use crate::{
     part::{Part, Parts},
 };
 
-/// Most charges of one account that can still be refunded: the latest, and the largest before it. So the prompt's
-/// charge is still refundable after the many small charges of the answer.
+/// Maximum number of charges of one account that can still be refunded: the latest, and the largest before it. So the
+/// prompt's charge is still refundable after the many small charges of the answer.
 const MAX_CHARGES: usize = 32;
 
 /// How long spent sums wait for others, so that all sums of this process are reported together.

@@ -10,7 +10,7 @@ use super::{
 /// Maximum number of units of one ledger's permits in an exchange: Lua limits how many values `unpack` returns.
 pub(crate) const MAX_PERMITS: u32 = 3_900;
 
-/// Most waiters of a ledger that learn their places in one exchange.
+/// Maximum number of waiters of a ledger that learn their places in one exchange.
 pub(crate) const MAX_PLACES: usize = 64;
 
 /// The size of a permit's name on the wire, with the protocol's framing.

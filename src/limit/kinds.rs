@@ -70,22 +70,24 @@ impl Mode {
 pub enum Fallback {
     /// Each process enforces this value separately, with a queue in memory.
     ///
-    /// The default, with the limit's own value. A key with its own value has that value in each process, unless the fallback's
-    /// is below the limit: then it bounds all keys. With N replicas, up to N times as many permits may then be held in total.
-    /// With a lower value, newcomers wait after an outage, as under [`Share`](Self::Share).
+    /// The default, with the limit's own value. A key with its own value has that value in each process, unless the
+    /// fallback's value is below the limit: then the fallback's value caps every key. With N replicas, up to N times as
+    /// many permits may then be held in total. With a lower value, newcomers wait after an outage, as under
+    /// [`Share`](Self::Share).
     Local(u32),
     /// Each process enforces its share of the limit, with a queue in memory.
     ///
-    /// The share is the value of the key, divided by the number of replicas that were connected to the namespace when the
-    /// store was last seen, rounded up: of 40 slots each of three replicas has 14. Like [`Local`](Self::Local), it counts
-    /// the permits that the process already holds. Use it if the limit should still hold in an outage: at most one permit
-    /// for each replica is added to the limit, beyond what a replica held when the outage began.
+    /// The share is the value of the key, divided by the number of replicas that were connected to the namespace when
+    /// the store was last seen, rounded up: of 40 slots each of three replicas has 14. Like [`Local`](Self::Local), it
+    /// counts the permits that the process already holds. Use it if the limit should still hold in an outage: the limit
+    /// is exceeded by at most one permit for each replica, plus whatever a replica held above its share when the outage
+    /// began.
     ///
-    /// The number of replicas is read from the store every ten seconds, so a replica that has left counts for that long.
-    /// A replica connects once it has a limit with this fallback. One that connected less than ten seconds before an outage
-    /// admits no request in it, since the others may not have counted it. The same applies if the store does not permit
-    /// `PUBSUB NUMSUB`. A replica that alone is cut off from the store admits its share beside what the store grants to
-    /// the others; see
+    /// The number of replicas is read from the store every ten seconds, so a replica that has left counts for that
+    /// long. A replica connects once it has a limit with this fallback. One that connected less than ten seconds before
+    /// an outage admits no request in it, since the others may not have counted it. The same applies if the store does
+    /// not permit `PUBSUB NUMSUB`. If only one replica is cut off from the store, it admits its share on top of what
+    /// the store grants to the others; see
     /// [`Limit::fallback_for`](crate::Limit::fallback_for). After an outage newcomers wait for two timeouts of the
     /// store, until all replicas have recorded there what they have admitted. In a cluster each of its parts counts the
     /// replicas.

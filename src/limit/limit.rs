@@ -226,8 +226,8 @@ impl Limit {
 
     /// Sets the number of permits that an idle key may get at once. Default: the rate's count. At least 1.
     ///
-    /// In the first period after a pause, up to `count + burst` requests may start. With a burst of 1, requests are spaced
-    /// evenly.
+    /// In the first period after a key was idle, up to `count + burst` requests may start. With a burst of 1, requests
+    /// are spaced evenly.
     ///
     /// # Panics
     ///

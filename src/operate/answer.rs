@@ -63,7 +63,8 @@ pub struct ReplicaRow {
     pub held: usize,
     /// Number of its queued requests.
     pub waiting: usize,
-    /// Whether the store works, as far as it knows: after an outage that recurs, once it has worked for some seconds.
+    /// Whether the store works, as far as the replica knows; after a recurring outage, only once the store has worked
+    /// for some seconds.
     pub store_up: bool,
     /// Whether newcomers under strict limits wait because permits return to a store that has [lost
     /// them](crate::guide::store_failures#held-permits), or was down.
@@ -373,7 +374,7 @@ pub struct Explanation {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Verdict {
-    /// An operator has paused the limit; or an overloaded upstream the key, and requests do not queue.
+    /// An operator has paused the limit; or an overloaded upstream has paused the key, and requests do not queue.
     Paused,
     /// The store has lost its data, or was down, and newcomers wait for about a second until permits have returned. Requests
     /// that do not queue are refused as unavailable.

@@ -181,7 +181,7 @@ impl Row for PermitRow {
         }
     }
 
-    /// Revoked permits, of any limit, have its name.
+    /// Rows of revoked permits may be of any limit, and already have that limit's name.
     fn place(&mut self, limit: &str, replica: &str, label: &str) {
         if !limit.is_empty() {
             limit.clone_into(&mut self.limit);

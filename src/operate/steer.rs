@@ -96,11 +96,11 @@ impl Operator {
     /// paused, the pause must last until then.
     ///
     /// The method checks once a second; if a check takes longer than that, it pauses for as long as the check took. It
-    /// continues while a replica does not answer, or if there is none. Replicas that cannot be asked because they are not
-    /// operable may hold slots of this limit. So it also continues while the store has slots of such replicas, under any limit,
-    /// if the operator's user may scan the keys. Up to two million keys of the database are looked at, in a cluster for each of
-    /// sixteen parts; while there are more, it continues too. Each earlier answer is passed to `progress`, with its number of
-    /// held slots.
+    /// continues while a replica does not answer, or if there is none. Replicas that cannot be asked because they are
+    /// not operable may hold slots of this limit. So it also continues while the store has slots of such replicas,
+    /// under any limit, if the operator's user may scan the keys. Up to two million keys of the database are looked at
+    /// (in a cluster, for each of sixteen parts); the method also continues as long as there are more keys than that.
+    /// Each earlier answer is passed to `progress`, with its number of held slots.
     ///
     /// # Errors
     ///

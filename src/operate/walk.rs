@@ -322,8 +322,8 @@ pub(super) struct TenantSum {
     pub count: Count,
 }
 
-/// The tenants in use, those with most waiters first, and the number of the others. `one`: set to the key that has been
-/// selected, or to the key that all callers share, if it is in use.
+/// The tenants in use, those with the most waiters first, and the number of the others. `one`: set to the key that has
+/// been selected, or to the key that all callers share, if it is in use.
 pub(super) async fn tenants(
     keeper: &KeeperHandle,
     which: &Which,

@@ -1,5 +1,5 @@
 //! Waiting tasks, as stored by a state machine, which may only pass them on. Waking, cloning or dropping one runs
-//! foreign code, which asserts that no lock is held.
+//! foreign code, so each of these operations asserts that no lock is held.
 
 use std::{
     collections::{HashMap, VecDeque},

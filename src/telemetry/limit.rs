@@ -31,7 +31,7 @@ use crate::{
 pub(crate) enum Measure {
     /// Change of the value in force.
     Max(f64),
-    /// Change of whether the value is an operator's.
+    /// Change in whether an operator has set the value.
     Overridden(f64),
     /// Change of the value that this process enforces by itself.
     Fallback(f64),

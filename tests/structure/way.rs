@@ -1,4 +1,4 @@
-//! A permit's way, as described in ARCHITECTURE.md.
+//! The path of a permit, as described in ARCHITECTURE.md.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,11 +8,11 @@ use std::{
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// Files on a permit's way, and calls between their functions. The numbers may only decrease.
+/// Files on the path of a permit, and calls between their functions. The numbers may only decrease.
 const MOST_FILES: usize = 14;
 const MOST_CALLS: usize = 64;
 
-/// A permit's way, from `acquire()` to Redis and back: the steps of ARCHITECTURE.md, each with its functions. A
+/// The path of a permit, from `acquire()` to Redis and back: the steps of ARCHITECTURE.md, each with its functions. A
 /// function is called by the nearest function above it with less indentation. A function without indentation is not
 /// called by the step before: in between are the outbox, the wake-up of the driver, the connection, or the request's
 /// waker.
@@ -295,7 +295,7 @@ fn a_permit_goes_its_way() {
     }
     let within = |folder: &str| files.iter().filter(|file| file.starts_with(folder)).count();
     println!(
-        "a permit's way: files {} (keeper {}, store {}), functions {}, calls {}",
+        "the path of a permit: files {} (keeper {}, store {}), functions {}, calls {}",
         files.len(),
         within("keeper/"),
         within("store/"),

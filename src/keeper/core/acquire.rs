@@ -30,7 +30,7 @@ pub(super) enum Progress {
     Complete,
     /// The next leg's turn begins.
     Turn,
-    /// The store, or a queue, decides next. If the request waits in the queue, until then.
+    /// The store, or a queue, decides next. Contains the deadline of the wait, if the request waits in a queue.
     Waits(Option<Instant>),
     /// This leg cannot be kept: it was lost, or an earlier one was.
     Stray(usize),
@@ -367,8 +367,8 @@ impl Core {
         }
     }
 
-    /// Takes the slot that the request asks for out of the outbox of its queue, if it was not sent: a slot that the
-    /// request lost meanwhile may have to be asked for first.
+    /// Removes the slot that the request is asking for from its queue's outbox, if it was not sent: another slot, which
+    /// the request lost meanwhile, may have to be asked for first.
     fn unlist(&mut self, id: RequestId) {
         let Some(request) = self.request(id) else {
             return;

@@ -5,11 +5,11 @@
 //! that asks for more. Hence the breaker closes only after the store has also passed a *trial*, the release of a name
 //! that was never issued.
 //!
-//! A *trouble* lasts from the first opening until the store is known to work again, and each of its causes is logged
-//! once. A store that is out of memory passes the trial and refuses newcomers: the trouble lasts until the store
-//! admits one, or until none has asked for a while. Any other fault that passes the trial and shows only under load
-//! would be logged every second, so a store that was in trouble recently has to work for longer before its recovery
-//! is logged. A pure state machine: [`Core`](super::Core) acts on its transitions.
+//! *Trouble* lasts from the first opening until the store is known to work again, and each of its causes is logged
+//! once. A store that is out of memory passes the trial and refuses newcomers: the trouble lasts until the store admits
+//! one, or until none has asked for a while. Any other fault that passes the trial and shows only under load would be
+//! logged every second, so a store that was in trouble recently has to work for longer before its recovery is logged. A
+//! pure state machine: [`Core`](super::Core) acts on its transitions.
 
 use std::{mem, time::Duration};
 
@@ -28,12 +28,12 @@ const LONGEST_PROBE: Duration = Duration::from_secs(1);
 /// The longest pause before a probe while this process holds permits that another process may otherwise be granted once
 /// the store is back without its data.
 const LONGEST_PROBE_OF_HOLDERS: Duration = Duration::from_millis(250);
-/// Probes in a lease, at least, of a store that is out of memory: it renews leases, but only between a probe that it passes
-/// and the next newcomer.
+/// Minimum number of probes per lease while the store is out of memory: it renews leases, but only between a probe that
+/// it passes and the next newcomer.
 const PROBES_PER_LEASE: u32 = 6;
 /// Number of connections that may fail in a row while no exchange does any work.
 const MAX_FRUITLESS: u32 = 5;
-/// A trouble that begins this soon after the end of another counts as the same one.
+/// Trouble that begins this soon after the end of earlier trouble counts as the same trouble.
 const RECURS_WITHIN: Duration = Duration::from_secs(60);
 /// How long a store that was out of memory counts as such while no request asks it. Longer than alerts wait, so that a
 /// replica with a request now and then does not hide it.
@@ -79,8 +79,8 @@ enum BreakerState {
 struct Trouble {
     /// Whether each [`Cause`] was news.
     reported: [bool; CAUSES],
-    /// The store has refused to write, and has admitted no request since. If none asks until then, it counts as well
-    /// again: a replica without requests would otherwise report it as down for ever.
+    /// The store has refused to write, and has admitted no request since. If no request asks until then, the store
+    /// counts as working again: a replica without requests would otherwise report it as down for ever.
     full_until: Option<Instant>,
     /// When the store began to work again.
     works_since: Option<Instant>,
@@ -186,7 +186,7 @@ impl Breaker {
     }
 
     /// The exchange with this number has failed; `last` is the latest one sent. `holds`: this process holds permits.
-    /// After a lease, all of its permits are from a fallback.
+    /// Once the store has been down for a lease, all permits of this process are from a fallback.
     ///
     /// A single failure may be a connection that was cut. One that timed out has used up all the time of its requests,
     /// and a second failure in a row leaves little doubt. A store may also send its time, and cut each connection that
@@ -504,7 +504,8 @@ mod tests {
         assert_eq!(scene.breaker.availability(), Availability::Down);
     }
 
-    /// A quarter of a second apart, with jitter, for however long: after a lease, permits of a fallback are left.
+    /// Probes stay a quarter of a second apart, with jitter, however long the outage lasts: after a lease, only permits
+    /// of a fallback are left.
     #[test]
     fn probes_of_holders_are_close_together() {
         for (lease, longest) in [(None, SECOND), (Some(30 * SECOND), SECOND / 4)] {

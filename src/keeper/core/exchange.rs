@@ -235,8 +235,8 @@ impl Core {
     }
 
     /// Drafts work about one key, be it a ledger or the state of a rate: in a cluster, keys migrate between nodes one
-    /// by one. Refunds and reports precede claims, which then see their effect. But while exchanges are in flight,
-    /// kinds of work take turns, so that none waits for all of another.
+    /// by one. Refunds and reports precede claims, which then see their effect. But while exchanges are in flight, the
+    /// kinds of work take turns, so that no kind waits until all work of another is done.
     fn draft_one_key(&mut self, draft: &mut Draft) {
         let link = self.link(draft.part);
         if link.in_flight.is_empty() {
@@ -301,7 +301,7 @@ impl Core {
             let Some(id) = self.link(draft.part).unsent.pop_first() else {
                 break;
             };
-            // If a slot that it had was lost meanwhile, another link has it too.
+            // If the request lost a slot meanwhile, it may also be listed at another link, which sends it.
             let is_unsent = |request: &&Request| {
                 matches!(request.stage, Stage::Unsent) && self.part_of(request) == draft.part
             };
@@ -474,8 +474,8 @@ impl Draft {
 }
 
 impl Core {
-    /// Keeps requests sent by their queues in order with claims on the same ledgers, or with waiters if they have lost
-    /// their place: they become claims of one leg.
+    /// Turns requests sent by their queues into claims of one leg, if a claim asks for the same ledger or one of them
+    /// has lost its place: this keeps them in order with the claims, or with the waiters.
     fn keep_order_with_claims(&self, draft: &mut Draft) {
         let claims = draft.claims.values().flat_map(|(_, claim)| &claim.asks);
         let claimed = claims.map(|ask| ask.batch);
@@ -546,7 +546,8 @@ impl Core {
             let is_lost = link.on_generation(seen, reply.generation, &self.ctx.settings);
             self.on_generation(id.part, reply.generation, is_lost, seen);
         }
-        // Granted to claims by this exchange: the ledger's numbers, to which each queue compares its own, include them.
+        // Adds the units that this exchange has granted to claims: the ledger's numbers, with which each queue compares
+        // its own, include them.
         for (claim, answer) in exchange.claims.iter().zip(&reply.claims) {
             let standings = answer.iter().flat_map(|answer| &answer.standings);
             for (ask, standing) in claim.asks.iter().zip(standings) {

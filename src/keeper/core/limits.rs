@@ -86,8 +86,8 @@ impl Core {
         self.ctx.is_recovering()
     }
 
-    /// The time for permits to return is over: newcomers go on, unless the store has lost its data again. In a store that
-    /// loses them again and again, all of them would otherwise go on to an empty ledger.
+    /// The time for permits to return is over: newcomers go on, unless the store has lost its data again. With a store
+    /// that loses its data again and again, all newcomers would otherwise go on to an empty ledger.
     pub(super) fn check_returns(&mut self) {
         for part in self.ctx.settings.parts.all() {
             if self.ctx.returns.is_over(part, self.ctx.now) {

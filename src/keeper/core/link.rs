@@ -210,8 +210,8 @@ impl Link {
         settings.poll_interval + settings.store_timeout + behind.min(settings.waiter_ttl)
     }
 
-    /// The query of an exchange without work. While the connection is in use, it must not make another one: newcomers that
-    /// follow it would reach the next server before the holders.
+    /// The query of an exchange without work. While the connection is in use, the query must not open another one:
+    /// newcomers sent after the query would reach the next server before the holders.
     pub fn query(&mut self, settings: &Settings, now: Instant) -> GenerationQuery {
         self.queried = Some(now);
         let may_connect = self.clock.is_none() || !self.is_up();
@@ -308,8 +308,8 @@ pub(super) struct WindowBounds {
     pub most: usize,
     /// Time between two exchanges that fill the window: about the time the store needs for a full one.
     pub apart: Duration,
-    /// Time between exchanges with room left, which better wait for more work if the store is near; and their maximum
-    /// number.
+    /// Time between exchanges with room left, which had better wait for more work if the store is near; and the maximum
+    /// number of such exchanges.
     pub apart_partial: Duration,
     pub most_partial: usize,
 }

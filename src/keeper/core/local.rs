@@ -61,7 +61,7 @@ impl Core {
         has_all
     }
 
-    /// The first request that has asked for as long as it may falls back.
+    /// Lets the first request whose time to ask the store is up fall back.
     pub(super) fn end_asking(&mut self) -> bool {
         let now = self.ctx.now;
         let Some(due) = self.next_end_of_asking().filter(|due| *due <= now) else {

@@ -212,7 +212,7 @@ struct LocalClaim {
     reply: ClaimReply,
     /// By charge.
     rates: Vec<(LimitId, Key)>,
-    /// For each ask: the leg of those decided on, the queue, and the batch.
+    /// For each ask: the index of its leg among the legs decided on, its queue, and its batch.
     leg_of_ask: Vec<usize>,
     queues: Vec<QueueId>,
     batches: Vec<Batch>,
@@ -516,7 +516,7 @@ impl Core {
         queues.flat_map(Queue::held_by_permits).collect()
     }
 
-    /// Whether a request awaits an answer, or a shutdown its end.
+    /// Whether a request awaits an answer, or a shutdown is waiting to end.
     pub fn has_requests(&self) -> bool {
         !self.requests.is_empty()
             || self.links.iter().any(|link| !link.in_flight.is_empty())

@@ -40,7 +40,8 @@ pub(super) struct Queues {
     /// Queues with work, by part of the store and kind of work, in the order in which they got the work.
     ready: Box<[[Ready; 2]]>,
     due: BTreeSet<(Instant, QueueId)>,
-    /// Queues that were idle and may be again, ordered by when they first were: a queue that is used keeps its place.
+    /// Queues that have been idle, and may be in use now, ordered by when each first became idle: a queue keeps its
+    /// place while it is used.
     cached: VecDeque<QueueId>,
     /// Whether idle queues are kept for a while. With a ledger in this process the key is likely to recur, and
     /// rebuilding its queue costs more than all other work on it.

@@ -205,8 +205,8 @@ impl Core {
         self.follow_decisions();
     }
 
-    /// Releases the slots of a permit. Those of a permit that may have several bypass the pool, which serves only
-    /// requests for one.
+    /// Releases the slots of a permit. The slots of a permit that may have several bypass the pool, which serves only
+    /// requests for a single slot.
     pub fn release(&mut self, leases: &Leases, now: Instant) {
         let has_one = matches!(leases, Leases::One(_));
         let leases = leases.all().iter();

@@ -228,7 +228,7 @@ impl Core {
     }
 
     /// Wake-ups of any queue may have been missed: each queue asks for its waiters by name, and releases idle slots,
-    /// since another replica may have recalled them. So may the news of a loss of data.
+    /// since another replica may have recalled them. News of a loss of data may have been missed too.
     fn on_missed(&mut self, part: Part) {
         self.link(part).forget_query();
         self.each_queue_of(part, |queue, ctx| {
@@ -249,7 +249,7 @@ impl Core {
 
     /// Another replica's exchange has promoted waiters of this one, or recalls idle slots.
     fn on_wake(&mut self, wake: &Wake) {
-        // Of another key nothing is recorded: anybody can publish it.
+        // A wake-up for an unknown key is not recorded: anybody can publish one.
         let Some(queue) = self.queues.of_ledger(&wake.key) else {
             return;
         };
@@ -503,7 +503,8 @@ impl Core {
             }
             self.link(id.part).refunds[refunds_then..].reverse();
         }
-        // Newest claim first, each in its own order: of starts that are ahead a rate with a small burst can only undo the last.
+        // Newest claim first, each in its own order: a rate with a small burst can only undo the latest of its reserved
+        // starts.
         self.link(id.part).refunds[refunds_before..].reverse();
         outage
     }

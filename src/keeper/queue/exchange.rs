@@ -175,8 +175,9 @@ impl Queue {
         }
     }
 
-    /// Takes as many releases as there is room for. The store counts a settlement if as many units were removed as it is
-    /// for. So a repeated one goes with its like only: the units of others would count it twice.
+    /// Takes as many releases as there is room for. The store counts a settlement only if the exchange removes as many
+    /// units as the settlement is for. So a repeated settlement is batched only with other repeated ones: the units of
+    /// other releases would make it count twice.
     pub fn take_releases(
         &mut self,
         batch: &mut Batch,
@@ -533,8 +534,8 @@ impl Queue {
             self.waiters = None;
             return;
         };
-        // Leases are renewed long before they end, so a replica has crashed. The replica at the head of the queue asks
-        // first; if that replica crashed, the others do.
+        // Live replicas renew their leases long before they end, so a lease that does end belongs to a replica that has
+        // crashed. The replica at the head of the queue asks first; if that replica crashed, the others do.
         let turn = if head == Some(*first) {
             Duration::ZERO
         } else {

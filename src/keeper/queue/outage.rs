@@ -67,7 +67,7 @@ impl Queue {
             let Some(entry) = self.entries.get_mut(seq) else {
                 continue;
             };
-            // A renewal of an adopted permit is another exchange's, or is yet to be sent.
+            // If an adopted permit is being renewed, that renewal belongs to another exchange, or is yet to be sent.
             entry.in_store.introduced &= retry;
             match entry.state() {
                 State::Leaving => self.release_slot(ctx, *seq),
@@ -147,7 +147,8 @@ impl Queue {
         self.park(ctx, seq);
     }
 
-    /// Renews a held slot that is due, or was not asked for while it was in flight, or ends it if it has expired.
+    /// Renews a held slot that is due, or that was not renewed while its exchange was in flight; or ends the slot if it
+    /// has expired.
     pub(super) fn renew_or_end(&mut self, ctx: &mut Context, seq: Seq) {
         // Its request may have left an exchange, and have waited for the end of it.
         self.note_change(ctx, seq);

@@ -161,7 +161,7 @@ impl Queue {
         self.renew(seq);
     }
 
-    /// The store has granted the slot, or this process: then nothing is `due`.
+    /// The store has granted the slot, or this process has; in the latter case nothing is `due`.
     pub(super) fn hold(&mut self, ctx: &mut Context, seq: Seq, due: Option<Instant>) {
         let mut hold = HeldSlot {
             due,

@@ -144,8 +144,8 @@ impl Queue {
     pub fn pause(&mut self, ctx: &mut Context, length: Duration) {
         let length = length.min(MAX_PAUSE);
         let end = ctx.now + length;
-        // An operator has ended one, and the store does not know yet: it would otherwise keep that one. A call that the
-        // upstream refuses later starts the next pause.
+        // An operator has ended a pause, and the store does not know yet: after a new pause from here, the store would
+        // keep the ended one. A call that the upstream refuses later starts the next pause.
         let is_unsent_end = |pause: &Pause| pause.resumed && pause.unsent;
         let is_ending = self.pause.as_deref().is_some_and(is_unsent_end);
         if length.is_zero()

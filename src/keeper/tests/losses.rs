@@ -138,7 +138,7 @@ fn a_message_to_all_that_may_be_lost_is_sent_again() {
     assert_eq!((world.tell(), world.ledger().0), (1, 4));
 }
 
-/// Two slots, which are rather idle than too many.
+/// Two slots: better idle than exceeded.
 const TWO: Limit = Limit::concurrent("a", 2).fallback(Fallback::Reject);
 /// Time for permits to return.
 const RETURN: Duration = Duration::from_secs(1);

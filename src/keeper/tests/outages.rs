@@ -545,7 +545,7 @@ fn a_fallback_that_has_spent_its_time_refuses_newcomers_and_waiters() {
     world.grant(PATIENT);
 }
 
-/// The second outage has what the first has left, and what the time between them has earned back.
+/// The second outage has the time that the first left over, plus the time earned back between them.
 #[test]
 fn a_fallback_earns_back_its_time_while_the_store_is_up() {
     let limit = Limit::concurrent("a", 9).fallback_for(10 * SECOND);

@@ -97,7 +97,7 @@ fn requests_that_fall_back_together_take_several_steps() {
     assert!(asked.iter().all(|lease| world.refusal(0, lease) == kind));
 }
 
-/// G8: a step that comes late, after those before it, is not taken for a process that stood still.
+/// G8: a step that is late because of the steps before it does not make the process look as if it had stood still.
 #[test]
 fn the_last_steps_of_much_work_wait_for_nothing() {
     let mut world = World::new(1, &STRICT);
@@ -230,8 +230,8 @@ fn an_introduction_costs_time_in_proportion_to_holders_and_claims() {
     }
 }
 
-/// G4: two keys with more holders than one exchange lists, and a slot of each that was released since the copy of the data
-/// that has taken over. Both are free after two exchanges.
+/// G4: two keys with more holders than one exchange lists, and a slot of each that was released after the copy that has
+/// taken over was made. Both are free after two exchanges.
 #[test]
 fn holders_of_several_large_keys_are_listed_in_turn() {
     let mut world = World::new(2, &MANY);

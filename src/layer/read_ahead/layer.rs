@@ -26,7 +26,7 @@ pub struct ReadAheadLayer {
 impl LimitLayer {
     /// Reads ahead in the bodies of waiting requests, to notice disconnected HTTP/1 clients.
     ///
-    /// Call this method last: the returned layer has another type, without the other settings.
+    /// Call this method last: the settings made so far are kept, but the returned type has no methods to change them.
     ///
     /// hyper's HTTP/1 server notices a disconnect only when it reads, and stops reading while the body is not consumed.
     /// With this layer a request that has waited for 20 ms reads the first 64 KiB ([`ReadAheadLayer::DEFAULT`]) of its body, and replays

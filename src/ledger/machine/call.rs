@@ -6,8 +6,8 @@ use crate::ledger::{Batch, Exchange, MemberId, Published, ReplicaId, Seq, Wake};
 
 /// Maximum lease. A later deadline was set before the store's clock was stepped back.
 pub(crate) const MAX_LEASE_MS: u64 = 3_600_000;
-/// Most units expired or promoted, and dead waiters evicted, in one exchange over all its ledgers. The last permit may
-/// exceed it, because no permit is expired in part.
+/// Maximum number of units expired or promoted, and of dead waiters evicted, in one exchange over all its ledgers. The
+/// last permit may exceed this number, because no permit is expired in part.
 pub(crate) const SWEEP_BUDGET: u32 = 1_000;
 
 /// State of one exchange while it runs.
@@ -67,7 +67,7 @@ impl Call {
         (2 * self.lease_ms + self.respond_ms + self.waiter_ttl_ms) * 1_000
     }
 
-    /// How long shares are kept at least, and how much longer when that is set.
+    /// Minimum time for which shares are kept, and the margin added whenever their expiry is set.
     pub(super) fn shares_ttl_ms(&self) -> (u64, u64) {
         let ttl_ms = self.lease_ms + self.respond_ms + self.waiter_ttl_ms;
         (ttl_ms, self.lease_ms)
@@ -86,7 +86,7 @@ impl Call {
         self.now_ms + MAX_LEASE_MS
     }
 
-    /// A replica whose heartbeat ended before is dead.
+    /// A replica whose heartbeat ended before this time is dead.
     pub(super) fn oldest_heartbeat_ms(&self) -> u64 {
         self.now_ms.saturating_sub(self.waiter_ttl_ms)
     }

@@ -222,9 +222,10 @@ impl Shares {
         }
     }
 
-    /// `waiting`: number of waiters, with this one. If virtual time stood still, requests of new tenants without end would
-    /// starve the others, so it moves a little with each grant. It stops at the payments of the tenant served: otherwise it
-    /// would run away from tenants that keep waiting, since prepayments are later refunded in part.
+    /// `waiting`: number of waiters, with this one. If virtual time stood still, an endless stream of requests from new
+    /// tenants would starve the others, so virtual time moves a little with each grant. It stops at the payments of the
+    /// tenant served: otherwise it would run away from tenants that keep waiting, since prepayments are later refunded
+    /// in part.
     pub(super) fn charge(&mut self, waiter: InLine, waiting: u64) {
         let InLine {
             tenant, cost_us, ..

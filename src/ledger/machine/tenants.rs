@@ -87,7 +87,7 @@ impl Ledger {
         }
     }
 
-    /// Returns whether there were any, for as long as they are kept.
+    /// Drops the shares once their time is over. Returns whether it has dropped any.
     pub(in crate::ledger) fn forget_shares(&mut self, now_ms: u64) -> bool {
         let ended = self.shares.take_if(|shares| shares.kept_until_ms <= now_ms);
         ended.is_some()

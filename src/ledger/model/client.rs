@@ -100,7 +100,7 @@ impl Client {
         self.permit.is_none() && self.releases.len() < bounds.releases
     }
 
-    /// The permit that the client believes to hold, and for how long.
+    /// The permit that the client believes it holds, and for how long.
     pub(super) fn holds(&self) -> Option<(u8, Steps)> {
         match self.permit {
             Some(Permit {

@@ -9,7 +9,7 @@
 //! | property | in every state |
 //! | --- | --- |
 //! | **G1** cap | the running leases weigh no more than the limit, unless a single heavier permit is alone |
-//! | **G2** holder knows | a permit that a client believes to hold is held in the ledger for that long |
+//! | **G2** holder knows | a permit that a client believes it holds is held in the ledger for that long |
 //! | **G3** fair | no slot was granted past a waiter whose client has a connection and was seen lately, whatever the weights |
 //! | **G3** shares | under a fair limit, no waiter was overtaken by a later one of its tenant, nor by one whose tenant has paid more; where a waiter stands in no line, by no later waiter |
 //! | **G3** lines | a waiter stands in the line of its tenant until it is granted a slot, or its release has said that it leaves; lost lines excepted |

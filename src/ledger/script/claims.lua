@@ -1,6 +1,7 @@
 
--- Claims: slots in several ledgers and charges to rates, all or nothing. First what both ways share; then the short way, for
--- claims that get all their slots, of ledgers that else only release. The long way is in claim_slots.lua.
+-- Claims: slots in several ledgers and charges to rates, all or nothing. First the code that both ways share; then the
+-- short way, for claims that get all their slots, on ledgers that otherwise only release. The long way is in
+-- claim_slots.lua.
 
 local fill, run_claims, write_claims
 if refund_count + claim_count > 0 then

@@ -40,8 +40,9 @@ local function close(ledger)
     end
   end
   local least_ms = pause_end_ms and math.max(ttl_ms, pause_end_ms + RAMP_MS - now_ms) or ttl_ms
-  -- The other sets of a fair ledger are kept when the ledger is. After a long pause was ended, that would not be for as
-  -- long as the pause: so the ledger's TTL ends with it, if no lease is longer.
+  -- The TTLs of a fair ledger's other sets are renewed together with the ledger's. After a long pause was ended, that
+  -- would not happen for as long as the pause was to last: so the ledger's TTL is shortened when the pause ends, unless
+  -- a lease lasts longer.
   local shortens = ledger.pause == 1 and ledger.fair
   if shortens and in_use > 0 then
     least_ms = math.max(least_ms, score_at(key, waiting + in_use - 1 .. '') - now_ms)

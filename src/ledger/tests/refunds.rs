@@ -205,7 +205,7 @@ fn nothing_is_lost_while_nothing_drains() {
     }
 }
 
-/// As many requests as the burst may wait for their start.
+/// A number of requests equal to the burst can wait for their starts.
 #[test]
 fn starts_that_are_ahead_are_refunded_in_any_order() {
     for seed in 0..100 {

@@ -69,8 +69,8 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
     StoreError { kind, message }
 }
 
-/// Whether the connection has failed or ended, perhaps in the middle of an answer. A server that is no primary answers, and
-/// that error of this crate has no source.
+/// Whether the connection has failed or ended, perhaps in the middle of an answer. A server that is not a primary does
+/// answer: this crate reports it by an IO error without a source.
 pub(super) fn is_cut(error: &RedisError) -> bool {
     error.is_io_error() && inner(error).is_some() || is_truncated(error)
 }
@@ -135,8 +135,9 @@ fn inner(error: &RedisError) -> Option<&(dyn Error + Send + Sync + 'static)> {
     Some(&**source)
 }
 
-/// Most connection faults are transient. A failed TLS handshake and the permissions of a socket file are not. A firewall
-/// denies TCP connections too, such as to a service of Kubernetes without servers.
+/// Most connection faults are transient. A failed TLS handshake and the permissions of a socket file are not. A denied
+/// TCP connection is transient too: a firewall denies connections, for example, to a Kubernetes service without
+/// servers.
 fn of_io(error: &io::Error) -> StoreError {
     let is_forbidden = |inner: &(dyn Error + Send + Sync + 'static)| inner.is::<ForbiddenFile>();
     let kind = match error.kind() {
@@ -298,7 +299,7 @@ mod tests {
         assert_eq!(message, "connection refused");
     }
 
-    /// Trusted certificates that cannot be read, or only not now, and a host without a valid name.
+    /// Trusted certificates that cannot be read, permanently or just at the moment, and a host without a valid name.
     #[test]
     fn tls_that_cannot_be_set_up_is_an_outage_only_if_it_may_pass() {
         #[derive(Debug)]

@@ -446,8 +446,8 @@ impl Exchanger {
         Ok(())
     }
 
-    /// The numbers of subscribers of this replica's channel, and of that of all, at this server: 0 if a proxy is in between,
-    /// and `None` if the question is forbidden.
+    /// The numbers of subscribers, at this server, of this replica's channel and of the channel of all replicas: 0 if a
+    /// proxy is in between, and `None` if the question is forbidden.
     async fn subscribers(&self, link: &Link) -> RedisResult<Option<[u32; 2]>> {
         let channels = [&self.known.channel, &self.known.channel_of_all];
         let mut count = cmd("PUBSUB");
@@ -540,8 +540,9 @@ impl Exchanger {
         }
     }
 
-    /// Asks whether the store may evict permits, unless a connection that was used has the answer: of several that are
-    /// opened, such as to a replaced primary, most are not used. The server may forbid the question.
+    /// Asks whether the store may evict permits, unless the answer is known from a connection that was used. Of several
+    /// connections that are opened, such as one to a replaced primary, most are never used. The server may forbid the
+    /// question.
     async fn read_policy(&self, link: &Link) {
         if self.known.policy_was_read.load(Relaxed) {
             return;
@@ -688,7 +689,7 @@ mod tests {
         assert!(session.poll_event(&mut cx).is_pending());
     }
 
-    /// As one to a replaced primary, which loses against that to the new one.
+    /// For example, a connection to a replaced primary, which loses the race against the connection to the new one.
     #[tokio::test]
     async fn a_connection_that_is_not_used_does_not_answer_for_the_others() {
         let server = RedisServer::start();

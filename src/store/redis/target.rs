@@ -204,7 +204,8 @@ impl Dialer {
         }
     }
 
-    /// Checks that a connection leads to the server that is wanted, if only the server knows. One round trip.
+    /// Checks that a connection leads to the wanted server, in cases in which only the server itself can tell. One
+    /// round trip.
     pub(super) async fn check(&self, connection: MultiplexedConnection) -> RedisResult<()> {
         match self {
             #[cfg(feature = "sentinel")]

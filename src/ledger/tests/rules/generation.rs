@@ -1,4 +1,5 @@
-//! The generation of the data: begun by the first hello, missed by those who knew another one, and told to all once.
+//! The generation of the data: begun by the first hello, found to be missing by replicas that knew another one, and
+//! announced to all replicas once.
 
 use crate::ledger::{
     Generation, GenerationQuery,

@@ -525,7 +525,7 @@ fn shares_are_kept_for_as_long_as_the_ledger() {
     turns(&mut twins, 1, 1);
     twins.run(A, reported(renew(1, [1_001]), 1, 500 * SECOND_US as i64, 0));
     twins.run(A, give_back(1, [1_001]));
-    // Who comes back soon still owes; after some time everybody starts anew.
+    // A tenant that comes back soon still owes; after some time every tenant starts anew.
     twins.pass_ms(LEASE_MS);
     for (again, first) in [(0, 2), (10 * LEASE_MS, 1)] {
         twins.pass_ms(again);
@@ -557,7 +557,8 @@ fn lines_and_payments_outlive_the_queue_whoever_keeps_the_ledger() {
     }
 }
 
-/// Lines are kept when the ledger is, which after a long pause would not be for as long as the pause.
+/// The TTL of the lines is renewed together with the ledger's, which after a long pause would not happen for as long as
+/// the pause was to last.
 #[test]
 fn the_ttl_of_a_pause_ends_with_it_but_no_lease_does() {
     for (lease_ms, least_ms, most_ms) in [
