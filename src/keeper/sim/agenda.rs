@@ -34,6 +34,7 @@ pub(super) enum Happening {
     /// The store runs an exchange that arrived earlier.
     Runs(Sent),
     Burst(usize),
+    Trickle(usize),
     CrowdLeaves(Range<usize>),
     CrowdSpends(Range<usize>),
     CutOff(usize),
@@ -136,6 +137,7 @@ impl World {
             Happening::FailsOver => self.fails_over(),
             Happening::Runs(sent) => self.runs_now(sent),
             Happening::Burst(replica) => self.burst(replica),
+            Happening::Trickle(replica) => self.trickle(replica),
             Happening::CrowdLeaves(group) => self.crowd_leaves(group),
             Happening::CrowdSpends(group) => self.crowd_spends(group),
             Happening::CutOff(replica) => self.cut_off(replica),

@@ -266,13 +266,37 @@ impl World {
     /// Many clients ask at once.
     pub fn burst(&mut self, replica: usize) {
         let Some(crowd) = &self.crowd else { return };
-        let (shape, carries, flood) = (crowd.shape, crowd.carries().max(1), crowd.flood());
-        let is_free = crowd.taken_until <= self.now;
-        let is_flood = shape.floods && self.rng.u8(0..3) == 0;
+        let (carries, flood) = (crowd.carries().max(1), crowd.flood());
+        let is_flood = crowd.shape.floods && self.rng.u8(0..3) == 0;
         let count = match is_flood {
             true => (flood as f64 * (0.5 + self.rng.f64())) as usize,
             false => (carries as f64 * self.rng.f64().sqrt()) as usize + 1,
         };
+        self.note(|| format!("r{replica}: {count} of {carries} ask at once"));
+        self.ask_together(replica, count, is_flood);
+        let pause = self.millis(250..900);
+        if let Some(crowd) = &mut self.crowd {
+            if is_flood {
+                crowd.taken_until = self.now + 2 * STORE_TIMEOUT;
+            }
+            if crowd.left > 0 && !self.calm {
+                self.after(pause, Happening::Burst(replica));
+            }
+        }
+        self.pump(replica);
+    }
+
+    /// A single client asks.
+    pub fn trickle(&mut self, replica: usize) {
+        if !self.calm {
+            self.ask_together(replica, 1, false);
+            self.pump(replica);
+        }
+    }
+
+    fn ask_together(&mut self, replica: usize, count: usize, is_flood: bool) {
+        let Some(crowd) = &self.crowd else { return };
+        let (shape, is_free) = (crowd.shape, crowd.taken_until <= self.now);
         // Other replicas use the same store; and a process that has just started says hello first.
         let has_connected = self.replicas[replica].core.has_connected();
         let served = is_free && !is_flood && has_connected && self.replicas.len() == 1;
@@ -280,7 +304,6 @@ impl World {
             by: self.now + STORE_TIMEOUT + Duration::from_millis(5),
             served,
         };
-        self.note(|| format!("r{replica}: {count} of {carries} ask at once, {expected:?}"));
         let demands = self.draw_crowd(count);
         let first = self.clients.len();
         for demand in demands {
@@ -297,16 +320,6 @@ impl World {
         if is_flood {
             self.befalls_crowd(replica);
         }
-        let pause = self.millis(250..900);
-        if let Some(crowd) = &mut self.crowd {
-            if is_flood {
-                crowd.taken_until = self.now + 2 * STORE_TIMEOUT;
-            }
-            if crowd.left > 0 && !self.calm {
-                self.after(pause, Happening::Burst(replica));
-            }
-        }
-        self.pump(replica);
     }
 
     /// While many hold slots: a shutdown in which all are released, or a cut after which all are introduced, or
@@ -415,7 +428,8 @@ impl World {
         // Time to notice, and for a hello; earlier requests have less time left.
         let way = crowd.way + Duration::from_millis(5);
         // Newcomers of a key wait until all its holders are introduced, however many there are.
-        let introduction = match crowd.shape.hot {
+        let is_hot = crowd.shape.hot;
+        let introduction = match is_hot {
             true => 3 * STORE_TIMEOUT,
             false => way,
         };
@@ -433,6 +447,13 @@ impl World {
         }
         // Newcomers arrive while holders are introduced.
         self.after(2 * way, Happening::Burst(replica));
+        if is_hot {
+            // So often that a permit which a fallback has admitted is always being adopted.
+            let apart = (way / 3).max(Duration::from_millis(10));
+            for number in 1..=60 {
+                self.after(number * apart, Happening::Trickle(replica));
+            }
+        }
     }
 }
 

@@ -48,6 +48,13 @@ struct Standing {
     at: Duration,
 }
 
+impl Standing {
+    /// The order in which charges were made. In one step, clients may learn of them in another order.
+    fn turn(&self) -> (Duration, u64, u64) {
+        (self.at, self.tat.since_us, self.tat.charged)
+    }
+}
+
 impl Charges {
     /// All charges are lost.
     pub fn clear(&mut self) {
@@ -84,29 +91,36 @@ impl Charges {
         );
         let charges = self.keys.entry(charge.key.to_string()).or_default();
         charges.retain(|one| one.start_us + KEPT_US > start_us);
-        let place = charges.partition_point(|one| one.start_us <= start_us);
         let is_forced = charge.wait_us == WAIT_FOREVER_US;
         *self.made.entry((charge.key.to_string(), tat)).or_default() += charge.cost;
-        charges.insert(
-            place,
-            Standing {
-                start_us,
-                is_forced,
-                is_reserved: is_ahead,
-                cost: charge.cost,
-                burst: rate.burst,
-                tat,
-                at,
-            },
-        );
+        let added = Standing {
+            start_us,
+            is_forced,
+            is_reserved: is_ahead,
+            cost: charge.cost,
+            burst: rate.burst,
+            tat,
+            at,
+        };
+        let order = |one: &Standing| (one.start_us, one.turn());
+        let place = charges.partition_point(|one| order(one) <= order(&added));
+        charges.insert(place, added);
         if is_forced {
             return 0;
         }
         let reserved = charges.iter().filter(|one| one.is_reserved && changed);
         let on_top: i128 = reserved.map(|one| i128::from(one.cost) * time).sum();
-        // Later charges found this one there, even if it begins earlier.
-        let before = charges[..=place].iter().filter(|one| one.at <= at);
-        (excess(charges, time).max(overflow(before, time)) - on_top) / PARTS
+        // Those of the same step may have been charged in another order.
+        let of_step = (0..charges.len()).filter(|index| charges[*index].at == at);
+        let overflows = of_step
+            .filter(|index| !charges[*index].is_forced)
+            .map(|index| {
+                // Later charges found this one there, even if it begins earlier.
+                let earlier = |one: &&Standing| one.turn() <= charges[index].turn();
+                overflow(charges[..=index].iter().filter(earlier), time)
+            });
+        let most = overflows.max().unwrap_or(0);
+        (excess(charges, time).max(most) - on_top) / PARTS
     }
 
     /// `repeated`: the store runs the refund once more. It cannot tell, and may refund other charges.
