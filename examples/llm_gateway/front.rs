@@ -12,11 +12,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, Version, header};
+use http::{Method, Request, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt, Either, Full, Limited};
+use http_body_util::{Either, Full};
 use hyper::body::Incoming;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Sleep, sleep};
 use tower::{Service, ServiceExt};
 use tower_turnstile::{BoxError, Refusal, layer::LostError};
 
@@ -26,13 +26,11 @@ use crate::{
     fault::{Fault, set_rate_limits},
     path::canonical,
     silence::SilenceError,
+    unread::discard,
 };
 
 /// Time for the last event of a stream to be sent, before its connection is cut.
 const CUT_AFTER: Duration = Duration::from_millis(100);
-/// How much of a refused request is read, and for how long.
-const MOST_DISCARDED: usize = 1024 * 1024;
-const DISCARD_FOR: Duration = Duration::from_secs(1);
 
 /// Serves a request through the limited service.
 pub(crate) async fn respond<S, B>(
@@ -50,14 +48,14 @@ where
     let Some(uri) = canonical(request.uri()) else {
         let message = "the path can be read in several ways";
         let fault = Fault::new(StatusCode::BAD_REQUEST, "unreadable_path", message);
-        discard(request).await;
+        discard_body(request).await;
         return Ok(answer(&fault, dialect));
     };
     let (dialect, path) = (Dialect::of(uri.path()), uri.path().to_owned());
     let what = format!("{} {path}", request.method());
     *request.uri_mut() = uri;
     if !callers.know(request.headers()) {
-        discard(request).await;
+        discard_body(request).await;
         return Ok(answer(&Fault::no_key(), dialect));
     }
     let Ok(response) = limited.oneshot(request).await;
@@ -100,17 +98,11 @@ fn full<B>(response: Response<Bytes>, is_head: bool) -> Response<Either<B, Full<
     Response::from_parts(head, Either::Right(Full::from(body)))
 }
 
-/// Reads the rest of a request that is refused: over HTTP/1, bytes that nobody has read reset the connection, and a client
-/// that sends its body first would not see why.
-async fn discard(request: Request<Incoming>) {
-    let (head, body) = request.into_parts();
-    let waits = head.headers.contains_key(header::EXPECT);
-    if head.version >= Version::HTTP_2 || waits {
-        return;
+/// A client that waits to be told to go on sends nothing.
+async fn discard_body(request: Request<Incoming>) {
+    if !request.headers().contains_key(header::EXPECT) {
+        discard(request.version(), request.into_body()).await;
     }
-    let mut rest = Limited::new(body, MOST_DISCARDED);
-    let all = async { while let Some(Ok(_)) = rest.frame().await {} };
-    let _ = timeout(DISCARD_FOR, all).await;
 }
 
 /// Response body whose stream of events ends with an error event if the gateway cuts it.

@@ -63,6 +63,7 @@ mod prompt;
 mod proxy;
 mod silence;
 mod sse;
+mod unread;
 mod upstream;
 mod usage;
 

@@ -21,6 +21,7 @@ use crate::{
     meter::{Meter, MeteredBody},
     prompt::Prompt,
     silence::Silent,
+    unread::discard,
     upstream::{self, HttpClient, Upstream},
 };
 
@@ -90,11 +91,12 @@ impl Proxy {
     ) -> Result<Response<ProxyBody>, Failure> {
         let (mut head, body) = request.into_parts();
         let endpoint = Endpoint::of(&head.method, head.uri.path());
+        let version = head.version;
         self.rewrite(&mut head)?;
         let (mut head_timeout, mut hides_usage) = (self.settings.head_timeout, false);
         let (body, mut meter) = match endpoint {
             Some(endpoint) => {
-                let (prompt, meter) = self.charge(endpoint, &mut head, body).await?;
+                let (prompt, meter) = self.charge(endpoint, version, &mut head, body).await?;
                 hides_usage = prompt.hides_usage;
                 if !prompt.is_stream {
                     // The head comes with the complete response.
@@ -130,17 +132,21 @@ impl Proxy {
     async fn charge(
         &self,
         endpoint: Endpoint,
+        version: Version,
         head: &mut Parts,
-        body: ReadAheadBody<Incoming>,
+        mut body: ReadAheadBody<Incoming>,
     ) -> Result<(Prompt, Meter), Failure> {
         let settings = &self.settings;
-        let prompt = Prompt::read(endpoint, &head.headers, body, settings.max_request);
+        let prompt = Prompt::read(endpoint, &head.headers, &mut body, settings.max_request);
         let prompt = timeout(settings.head_timeout, prompt).await;
         let late = (
             StatusCode::REQUEST_TIMEOUT,
             "the request did not come in time".to_owned(),
         );
         let prompt = prompt.unwrap_or(Err(late));
+        if prompt.is_err() {
+            discard(version, body).await;
+        }
         let prompt = prompt.map_err(|(status, message)| {
             Failure::Fault(Fault::new(status, "invalid_request", message))
         })?;

@@ -328,25 +328,33 @@ fn an_answer_to_head_has_no_content() {
 #[test]
 fn a_client_that_sends_its_body_first_sees_why_it_is_refused() {
     alone(async {
-        let stage = Stage::new().await;
-        let body = vec![b'a'; 1_000_000];
-        let head = format!(
-            "POST /v1/%5Cmessages HTTP/1.1\r\nhost: gateway\r\ncontent-length: {}\r\n\r\n",
-            body.len()
-        );
-        let mut answer = [0; 12];
-        let asked = async {
-            let mut client = TcpStream::connect(stage.replicas[0].address()).await?;
-            client.write_all(head.as_bytes()).await?;
-            // Over a network the body arrives in pieces, the last after the gateway has decided.
-            for piece in body.chunks(50_000) {
-                client.write_all(piece).await?;
-                sleep(Duration::from_millis(10)).await;
-            }
-            client.read_exact(&mut answer).await
-        };
-        let asked = timeout(3 * SECOND, asked).await.expect("in time");
-        asked.expect("no reset");
-        assert_eq!(&answer, b"HTTP/1.1 400");
+        let stage = Stage::with(&["--max-request", "100KiB"], |policy| policy).await;
+        for (path, coding, status) in [
+            ("/v1/%5Cmessages", "identity", "400"),
+            ("/v1/messages", "gzip", "415"),
+            ("/v1/messages", "identity", "413"),
+        ] {
+            let body = vec![b'a'; 1_000_000];
+            let head = format!(
+                "POST {path} HTTP/1.1\r\nhost: gateway\r\nx-api-key: me\r\ncontent-encoding: {coding}\r\n\
+                 content-length: {}\r\n\r\n",
+                body.len()
+            );
+            let mut answer = [0; 12];
+            let asked = async {
+                let mut client = TcpStream::connect(stage.replicas[0].address()).await?;
+                client.write_all(head.as_bytes()).await?;
+                // Over a network the body arrives in pieces, the last after the gateway has decided.
+                for piece in body.chunks(50_000) {
+                    client.write_all(piece).await?;
+                    sleep(Duration::from_millis(10)).await;
+                }
+                client.read_exact(&mut answer).await
+            };
+            let asked = timeout(3 * SECOND, asked).await.expect("in time");
+            asked.expect("no reset");
+            let answer = str::from_utf8(&answer).expect("a status line");
+            assert_eq!(answer, format!("HTTP/1.1 {status}"));
+        }
     });
 }
