@@ -32,9 +32,11 @@ const FOUND: [u64; 4] = [
     80_004_006,
 ];
 
-const FOUND_IN_CROWDS: [u64; 3] = [
+const FOUND_IN_CROWDS: [u64; 4] = [
     // In a cluster, newcomers waited behind queues whose newcomers had all fallen back.
     913, 1_441, 3_619,
+    // Far away, an introduction went on for as long as fallbacks admitted newcomers.
+    95_024_446,
 ];
 
 const FOUND_IN_MEMORY: [u64; 2] = [
