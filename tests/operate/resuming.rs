@@ -203,16 +203,21 @@ async fn a_limit_that_rises_is_explained() {
     let (limiters, operator) = replicas(&server, 1).await;
     let held = acme(&limiters[0]).acquire().await.unwrap();
     let key = KeyDigest::of("chat", "acme");
-    let ended_ago = async |ago_ms: u64| {
+    let ended_ago = async |ago_ms: u64| loop {
+        sleep(QUESTIONS).await;
+        let set_at = tokio::time::Instant::now();
         let time = "local time = redis.call('TIME')";
         let over = format!("time[1] * 1000 + time[2] / 1000 + 5000 - {ago_ms} + 2 ^ 51");
         let set = format!("{time} return redis.call('ZADD', KEYS[1], {over}, '!')");
         server.cli(&["EVAL", &set, "1", &format!("turnstile:{{{key}}}")]);
-        sleep(QUESTIONS).await;
-        operator.explain("chat", key).await.unwrap()
+        let why = operator.explain("chat", key).await.unwrap();
+        // Later the limit has risen further.
+        if set_at.elapsed() < Duration::from_millis(450) {
+            break why;
+        }
     };
     // More than 3 of 10 slots are in force, and then one, which is held.
-    let why = ended_ago(1_500).await;
+    let why = ended_ago(1_600).await;
     assert_eq!((why.verdict, why.pause), (Some(Verdict::Admitted), None));
     let why = ended_ago(0).await;
     assert_eq!((why.verdict, why.pause), (Some(Verdict::Queued(1)), None));

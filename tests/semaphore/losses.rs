@@ -27,15 +27,15 @@ use tower_turnstile::{Limit, Limiter, LimiterBuilder, LostErrorKind, Permit, Slo
 
 use crate::support::redis_server::RedisServer;
 
-const LEASE: Duration = Duration::from_secs(1);
+const LEASE: Duration = Duration::from_secs(2);
 /// Work that takes longer than a lease without renewal.
-const WORK: Duration = Duration::from_millis(1_500);
+const WORK: Duration = Duration::from_secs(3);
 const JOBS: u32 = 64;
 
 const MANY: Limit = Limit::concurrent("many", JOBS);
 
 fn settings() -> LimiterBuilder {
-    let store_timeout = Duration::from_millis(200);
+    let store_timeout = Duration::from_millis(600);
     Limiter::builder().lease(LEASE).store_timeout(store_timeout)
 }
 

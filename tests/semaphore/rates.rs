@@ -93,7 +93,7 @@ async fn a_burst_is_given_and_then_the_exact_time(backend: Backend) {
 async fn a_request_waits_for_its_time_and_holds_nothing(backend: Backend) {
     let limiter = backend.replica().await;
     let slots = limiter.semaphore(&ALL, Key::SHARED);
-    let slow = Limit::rate("waits", 2, Duration::from_secs(1))
+    let slow = Limit::rate("waits", 1, Duration::from_secs(3))
         .burst(1)
         .wait_up_to(PATIENT);
     let jobs = limiter.semaphore(&slow, "a").and(&ALL, Key::SHARED);
@@ -111,7 +111,7 @@ async fn a_request_waits_for_its_time_and_holds_nothing(backend: Backend) {
     drop(holder);
     until_free(&slots).await;
     let permit = soon(waiter).await.expect("its time comes");
-    assert!(began.elapsed() >= Duration::from_millis(500));
+    assert!(began.elapsed() >= Duration::from_secs(3));
     assert_eq!(usage(&slots).await, (1, 0));
     assert!(permit.waited() > Duration::ZERO);
     assert_eq!(permit.position(), None);
@@ -142,14 +142,17 @@ async fn waiters_are_admitted_in_order(backend: Backend) {
     for task in tasks {
         soon(task).await.expect("no panic");
     }
-    for (place, (number, at)) in order.lock().expect("no panic").iter().enumerate() {
-        assert_eq!(*number, place);
-        let earliest = Duration::from_millis(100) * place as u32;
-        assert!(
-            *at - began >= earliest,
-            "{number} came after {:?}",
-            *at - began
-        );
+    let order = order.lock().expect("no panic");
+    for (number, at) in order.iter() {
+        let earliest = Duration::from_millis(100) * *number as u32;
+        let after = *at - began;
+        assert!(after >= earliest, "{number} came after {after:?}");
+    }
+    // A process that stood still wakes all requests of one replica that are due, and then those of the other.
+    for replica in 0..2 {
+        let numbers = order.iter().map(|(number, _)| *number);
+        let own = numbers.filter(|number| number % 2 == replica);
+        assert!(own.is_sorted(), "{order:?}");
     }
 }
 
@@ -487,13 +490,13 @@ async fn without_its_store_a_rate_has_its_fallback() {
         .await
         .expect_err("used up");
     assert!(error.retry_after().expect("exact") <= SPACING);
-    // A key with a value of its own keeps it: ten in a second, whose lowest terms are not those of the limit.
+    // A key with a value of its own keeps it: one in five seconds, whose lowest terms are not those of the limit.
     let rich = limiter
         .semaphore(&local, "rich")
-        .value(LimitValue::new(600).burst(3));
+        .value(LimitValue::new(12).burst(3));
     assert_eq!(take_all(&rich).await, 3);
     let error = rich.acquire().await.expect_err("used up");
-    assert!(error.retry_after().expect("exact") <= Duration::from_millis(100));
+    assert!(error.retry_after().expect("exact") <= Duration::from_secs(5));
     // As many in a period, with the same burst: one per minute.
     assert_eq!(take_all(&limiter.semaphore(&other, "a")).await, 3);
     let error = limiter

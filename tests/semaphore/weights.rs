@@ -278,11 +278,11 @@ async fn what_is_kept_for_reuse_makes_room_for_a_heavy_request(backend: Backend)
 
 fn short_leases() -> tower_turnstile::LimiterBuilder {
     let poll = Duration::from_millis(200);
-    let lease = Duration::from_secs(1);
+    let lease = Duration::from_secs(2);
     Limiter::builder()
         .lease(lease)
         .poll_interval(poll)
-        .store_timeout(Duration::from_millis(300))
+        .store_timeout(Duration::from_millis(600))
 }
 
 #[tokio::test]

@@ -16,8 +16,8 @@ fn short_leases(server: &RedisServer) -> NamedTempFile {
         "
         [store]
         url = '{}'
-        lease = '1s'
-        store_timeout = '200ms'
+        lease = '2s'
+        store_timeout = '600ms'
         operable = true
         [limits.gpu]
         concurrent = 1
