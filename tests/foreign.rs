@@ -53,8 +53,8 @@ use tracing_subscriber::{
 
 /// Longer than anything a test waits for.
 const PATIENT: Duration = Duration::from_secs(60);
-const LEASE: Duration = Duration::from_millis(900);
-const STORE_TIMEOUT: Duration = Duration::from_millis(250);
+const LEASE: Duration = Duration::from_secs(3);
+const STORE_TIMEOUT: Duration = Duration::from_millis(900);
 /// The limit used by foreign code.
 const PROBE: Limit = Limit::concurrent("probe", 3);
 

@@ -38,6 +38,14 @@ async fn replicas(server: &RedisServer, count: usize, options: &[&str]) -> Vec<R
     replicas
 }
 
+/// Waits until Redis knows of this many replicas: it frees the connection of a killed one a moment after its end.
+async fn until_connected(server: &RedisServer, replicas: usize) {
+    let known = format!("\n{replicas}");
+    while !(server.cli(&["PUBSUB", "NUMSUB", "demo:wake:all"])).ends_with(&known) {
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// G1, G3, G4, G5: three replicas, limit 4, 40 clients.
 #[test]
 fn three_replicas_share_one_cap_in_arrival_order() {
@@ -46,20 +54,33 @@ fn three_replicas_share_one_cap_in_arrival_order() {
         let replicas = replicas(&server, 3, &["--limit", "4"]).await;
         let watch = Ledger::watch(&server);
         let streams = Streams::default();
+        // They go on until all others wait.
+        let first: Vec<_> = (40..44)
+            .map(|number| {
+                let endless = replicas[number % 3].get("/stream?chunks=100000&every=25");
+                streams.open(number, endless)
+            })
+            .collect();
+        for number in 40..44 {
+            streams.until_started(number).await;
+        }
         let mut clients = Vec::new();
         for number in 0..40 {
             let replica = &replicas[number % 3];
             clients.push(streams.open(number, replica.get("/stream?chunks=5&every=100")));
-            watch.until_members(number + 1).await;
+            watch.until_members(number + 5).await;
         }
+        first.iter().for_each(JoinHandle::abort);
+        let began = Instant::now();
         for client in clients {
             client
                 .await
                 .expect("no panic")
                 .expect("every client is served");
         }
+        let took = began.elapsed();
         let seen = streams.seen();
-        for (place, number) in seen.order.iter().enumerate() {
+        for (place, number) in seen.order[4..].iter().enumerate() {
             // Four are admitted almost at once, and their first events take different paths.
             assert!(place.abs_diff(*number) < 4, "G3: {:?}", seen.order);
         }
@@ -75,11 +96,7 @@ fn three_replicas_share_one_cap_in_arrival_order() {
             ledger.most_holders
         );
         // 40 streams of 0.4 s, four at a time, take 4 s.
-        assert!(
-            seen.lasted < Duration::from_millis(5_500),
-            "G4: took {:?}",
-            seen.lasted
-        );
+        assert!(took < Duration::from_millis(5_500), "G4: took {took:?}");
         until_empty(&server).await;
     });
 }
@@ -160,6 +177,7 @@ fn dead_waiters_at_the_head_of_the_queue_are_passed_over() {
         let last = streams.open(101, replicas[2].get("/work?ms=1"));
         watch.until_members(102).await;
         replicas[1].kill();
+        until_connected(&server, 2).await;
         let killed = Instant::now();
         holder.abort();
         last.await.expect("no panic").expect("served");
@@ -189,6 +207,7 @@ fn dead_waiters_leave_no_slot_idle() {
             .collect();
         watch.until_members(62).await;
         replicas[1].kill();
+        until_connected(&server, 2).await;
         let killed = Instant::now();
         holders.iter().for_each(JoinHandle::abort);
         for number in 58..62 {
@@ -227,7 +246,7 @@ enum Ends {
 /// Requests that two replicas serve in ten seconds, while a third one ends every second, with thirty waiters.
 async fn served_beside(end: Ends) -> usize {
     let server = RedisServer::start();
-    let options = ["--limit", "8", "--lease", "1s", "--store-timeout", "300ms"];
+    let options = ["--limit", "8", "--lease", "2s", "--store-timeout", "600ms"];
     let stable = replicas(&server, 2, &options).await;
     let (served, ends) = (Arc::new(AtomicUsize::new(0)), Instant::now() + 10 * SECOND);
     let clients: Vec<_> = (0..30)
@@ -315,9 +334,16 @@ fn a_stopped_replica_aborts_its_streams_when_it_wakes() {
             .collect();
         watch.until_members(4).await;
         replicas[0].pause();
-        // By then all data in transit at the stop has arrived.
-        sleep(Duration::from_millis(300)).await;
-        let before = [streams.events(0), streams.events(1)];
+        // Until all data in transit at the stop has arrived.
+        let events = || [streams.events(0), streams.events(1)];
+        let mut before = events();
+        loop {
+            sleep(Duration::from_millis(300)).await;
+            match events() {
+                same if same == before => break,
+                more => before = more,
+            }
+        }
         sleep(Duration::from_millis(3_700)).await;
         assert_eq!([streams.events(0), streams.events(1)], before);
         replicas[0].resume();
@@ -367,7 +393,9 @@ fn an_outage_is_decided_by_policy_and_ends_unaided() {
                 took < Duration::from_millis(600),
                 "G8: {took:?} with a store timeout of 300 ms"
             );
-            assert_eq!(replicas[0].status().await["store"], "down");
+            timeout(SECOND, replicas[0].until_store("down"))
+                .await
+                .expect("G8: it is an outage");
             let streams = Streams::default();
             let clients: Vec<_> = (0..3)
                 .map(|number| streams.open(number, replicas[0].get("/stream?chunks=10&every=100")))
@@ -738,7 +766,11 @@ fn bad_options_are_refused_in_one_line() {
         (&["--on-lost", "panic"], "--on-lost"),
         (&["--store", "http://127.0.0.1"], "--store"),
         (&["--store", "redis://127.0.0.1:port"], "--store"),
-        (&["--store", &wrong_password], "--store"),
+        // If the server does not answer in time, it may be down.
+        (
+            &["--store", &wrong_password, "--store-timeout", "3s"],
+            "--store",
+        ),
         (&["--listen", "127.0.0.1:99999"], "--listen"),
         (&["--listen", "nowhere"], "--listen"),
         (&["--colour", "red"], "--colour"),

@@ -370,13 +370,17 @@ fn a_distant_service_is_reached() {
         let to_server = FaultProxy::start(server.port());
         let to_sentinel = FaultProxy::start(stale(to_server.port()));
         // The proxies do not delay the handshakes of TCP: five round trips are left.
-        for (round_trip, is_at_once) in [(70, true), (120, false)] {
+        for (round_trip, is_at_once) in [(280, true), (480, false)] {
             let one_way = Duration::from_millis(round_trip) / 2;
             for proxy in [&to_server, &to_sentinel] {
                 proxy.delay(Way::Requests, one_way);
                 proxy.delay(Way::Replies, one_way);
             }
-            let limiter = replica(&url(&[to_sentinel.port()])).await;
+            let builder = Limiter::builder()
+                .lease(Duration::from_secs(10))
+                .store_timeout(Duration::from_secs(2));
+            let limiter = builder.connect(&url(&[to_sentinel.port()])).await;
+            let limiter = limiter.expect("a URL");
             assert_eq!(limiter.status().store_up, is_at_once);
             let semaphore = limiter.semaphore(strict(1), "key");
             let began = Instant::now();

@@ -29,9 +29,9 @@ use tokio::{
 
 const SECOND: Duration = Duration::from_secs(1);
 const LIMIT: usize = 6;
-const LEASE: Duration = SECOND;
+const LEASE: Duration = Duration::from_secs(2);
 /// How long a store stands still.
-const FREEZE: Duration = Duration::from_secs(2);
+const FREEZE: Duration = Duration::from_secs(3);
 /// How long a refused client waits before its next request.
 const RETRY: Duration = Duration::from_millis(100);
 /// How long the slot time of the tenants is measured.
@@ -149,7 +149,7 @@ impl Service {
             "--lease",
             &lease,
             "--store-timeout",
-            "300ms",
+            "600ms",
             // The cap also holds in an outage.
             "--fallback",
             "reject",

@@ -40,6 +40,8 @@ fn talkative(url: &str) -> std::process::Command {
             "1",
             "--fallback",
             "allow",
+            "--store-timeout",
+            "3s",
         ],
     );
     command.env("RUST_LOG", "trace");

@@ -47,7 +47,7 @@ impl Streams {
 
     async fn read(&self, number: usize, request: Request) -> Result<(), String> {
         // The slot is released with the last event, and the next stream's first event may overtake it on its way here.
-        // So a stream counts until its second-last event.
+        // So the client leaves at the second-last event.
         let chunks = request
             .path
             .split_once("chunks=")
@@ -60,8 +60,9 @@ impl Streams {
         if response.status() != 200 {
             return Err(response.status().to_string());
         }
-        let (mut entered, mut inside) = (false, None);
         let mut body = response.into_body();
+        // Dropped before the body and the connection: a stream that is aborted is counted out first.
+        let (mut entered, mut inside) = (false, None);
         let mut text = String::new();
         while let Some(frame) = body.frame().await {
             let data = frame
@@ -80,7 +81,9 @@ impl Streams {
                 .as_ref()
                 .is_some_and(|last| text.ends_with(last.as_str()))
             {
-                inside = None;
+                // Counted out before another can have its slot, however late this process runs.
+                drop(inside);
+                return Ok(());
             }
         }
         drop(inside);
