@@ -64,7 +64,7 @@ impl Tenant {
     }
 
     fn path(&self) -> String {
-        format!("/stream?chunks={}&every={}", self.events, self.every_ms)
+        format!("/stream?chunks=1000000&every={}", self.every_ms)
     }
 }
 
@@ -358,11 +358,10 @@ impl Load {
         Ok(status)
     }
 
-    /// A slot is released with the last event of its stream, which the head of the next response may overtake on its way
-    /// here. So a stream certainly has its slot until its second-last event.
+    /// The client leaves, and is counted out before: the head of the next response would overtake the last event of a
+    /// stream that ends by itself.
     async fn read(&self, tenant: usize, mut body: Incoming) -> Result<(), BoxError> {
-        let second_last = TENANTS[tenant].events - 1;
-        let (mut is_inside, mut events) = (true, 0);
+        let mut events = 0;
         self.change(|seen| {
             seen.inside += 1;
             seen.most_inside = seen.most_inside.max(seen.inside);
@@ -374,16 +373,13 @@ impl Load {
                     events += data.windows(2).filter(|pair| pair == b"\n\n").count();
                 }
                 Some(Err(error)) => break Err(error.into()),
-                None => break Ok(()),
+                None => break Err("it ended by itself".into()),
             }
-            if is_inside && events >= second_last {
-                is_inside = false;
-                self.change(|seen| seen.inside -= 1);
+            if events >= TENANTS[tenant].events {
+                break Ok(());
             }
         };
-        if is_inside {
-            self.change(|seen| seen.inside -= 1);
-        }
+        self.change(|seen| seen.inside -= 1);
         result
     }
 
