@@ -330,7 +330,7 @@ impl Load {
         }
     }
 
-    /// Sends a request, and reads the response to its end. Returns its status.
+    /// Sends a request, and reads its events until the client leaves. Returns its status.
     async fn open(
         &self,
         replica: usize,
