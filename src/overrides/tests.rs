@@ -327,6 +327,25 @@ fn the_newest_is_written_back_and_nothing_that_was_removed() {
     }
 }
 
+/// A replica that was cut off believes that the record is lost.
+#[test]
+fn an_older_text_is_not_written_over_a_newer_one() {
+    let mut twins = Twins::new(RedisServer::start());
+    let chat = Target::limit("chat");
+    twins.set(&chat, value(5));
+    let older = twins.read();
+    twins.set(&chat, value(4));
+    let restored = twins.change(|_| {
+        let mut lost = Record::default();
+        lost.take_newer(&older);
+        Change::restore(&lost, signed(What::Restored))
+    });
+    assert_eq!(restored, Changed::Same);
+    let now = twins.read();
+    let settings: Vec<_> = now.overrides().map(|one| one.setting).collect();
+    assert_eq!(settings, [value(4)]);
+}
+
 /// If a replica may not write, an operator who has seen its overrides restores them with each change.
 #[test]
 fn what_replicas_have_in_force_is_changed_by_operators_who_have_seen_it() {
