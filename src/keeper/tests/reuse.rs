@@ -375,6 +375,19 @@ fn a_slot_that_was_lost_serves_nobody() {
     assert!(!is_reused(&mut world, &kept));
 }
 
+/// G2: the first lease of a promoted waiter is short, and may end while its process may still keep the slot.
+#[test]
+fn a_slot_whose_lease_is_over_serves_nobody() {
+    let (mut world, kept) = keeping(1);
+    let pool = world.keepers[0].pool_of(&kept);
+    let pool = pool.expect("its limit has one");
+    world.now += 2 * LEASE;
+    let now = world.local();
+    pool.open(now + RIGHT);
+    assert!(pool.has_right(now) && pool.idle() == 1);
+    assert!(pool.take(now).is_none());
+}
+
 /// The answer to the renewal of an idle slot is read after its lease has expired: no permit has lost it.
 #[test]
 fn an_idle_slot_that_is_over_is_no_lost_permit() {
