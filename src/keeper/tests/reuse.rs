@@ -287,6 +287,25 @@ fn a_request_whose_idle_slot_is_lost_waits_as_long_as_it_said() {
     assert!(!asks[0].wait);
 }
 
+/// G7: likewise, if it waits: from its own beginning.
+#[test]
+fn a_request_whose_idle_slot_is_lost_waits_from_its_own_beginning() {
+    let (mut world, kept) = keeping(2);
+    let pool = world.keepers[0].pool_of(&kept);
+    let pool = pool.expect("its limit has one");
+    world.now += LEASE - Duration::from_secs(1);
+    pool.open(world.local() + RIGHT);
+    let lease = world.ask(0, LEASE / 2);
+    assert!(lease.is_reused());
+    world.now += Duration::from_secs(2);
+    let _others = [take(&mut world, 1), take(&mut world, 1)];
+    assert!(world.collect(0, &lease).is_none());
+    world.settle();
+    world.pass(Duration::from_secs(1));
+    assert!(world.collect(0, &lease).is_none(), "it waits");
+    assert_eq!(world.ledger(), (2, 1));
+}
+
 /// The loss of a slot that was handed on does not affect its earlier holder.
 #[test]
 fn who_had_it_does_not_see_it_lost() {
