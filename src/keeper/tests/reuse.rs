@@ -271,6 +271,19 @@ fn a_slot_that_lies_idle_counts_as_remaining() {
     assert_eq!(taken.notes.expect("quotas").quotas[0].remaining, 1);
 }
 
+/// G4: a request that no single slot can serve gets the idle one together with a free one.
+#[test]
+fn a_heavy_request_gets_what_lies_idle() {
+    let (mut world, _kept) = keeping(1);
+    let heavy = Leg {
+        weight: 2,
+        ..leg(0, Duration::ZERO)
+    };
+    let lease = world.ask_for(0, heavy);
+    world.settle();
+    assert!(held(world.collect(0, &lease)));
+}
+
 /// G7: the request waits for its own time, not for that of the request that had the slot first.
 #[test]
 fn a_request_whose_idle_slot_is_lost_waits_as_long_as_it_said() {
