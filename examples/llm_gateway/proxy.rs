@@ -139,14 +139,15 @@ impl Proxy {
         let settings = &self.settings;
         let prompt = Prompt::read(endpoint, &head.headers, &mut body, settings.max_request);
         let prompt = timeout(settings.head_timeout, prompt).await;
+        // A client that is late has had its time.
+        if matches!(prompt, Ok(Err(_))) {
+            discard(version, body).await;
+        }
         let late = (
             StatusCode::REQUEST_TIMEOUT,
             "the request did not come in time".to_owned(),
         );
         let prompt = prompt.unwrap_or(Err(late));
-        if prompt.is_err() {
-            discard(version, body).await;
-        }
         let prompt = prompt.map_err(|(status, message)| {
             Failure::Fault(Fault::new(status, "invalid_request", message))
         })?;
