@@ -503,8 +503,7 @@ impl Core {
             }
             self.link(id.part).refunds[refunds_then..].reverse();
         }
-        // Newest claim first, each in its own order: a rate with a small burst can only undo the latest of its reserved
-        // starts.
+        // Newest claim first, each in its own order: a rate with a small burst can only undo its latest reserved start.
         self.link(id.part).refunds[refunds_before..].reverse();
         outage
     }

@@ -175,9 +175,8 @@ impl Queue {
         }
     }
 
-    /// Takes as many releases as there is room for. The store counts a settlement only if the exchange removes as many
-    /// units as the settlement is for. So a repeated settlement is batched only with other repeated ones: the units of
-    /// other releases would make it count twice.
+    /// Takes as many releases as there is room for. A repeated settlement is batched only with other repeated ones: the
+    /// store counts it if the exchange removes as many units as it is for, and others would make it count twice.
     pub fn take_releases(
         &mut self,
         batch: &mut Batch,
