@@ -99,11 +99,15 @@ impl Effects {
     }
 
     pub fn wake(&mut self, waker: Option<StoredWaker>) {
-        self.0.extend(waker.map(Effect::Wake));
+        if let Some(waker) = waker {
+            self.push(Effect::Wake(waker));
+        }
     }
 
     pub fn drop_waker(&mut self, waker: Option<StoredWaker>) {
-        self.0.extend(waker.map(Effect::Drop));
+        if let Some(waker) = waker {
+            self.push(Effect::Drop(waker));
+        }
     }
 
     /// The log events, for tests.
@@ -132,7 +136,9 @@ impl Effects {
     }
 
     pub fn confirm(&mut self, confirmation: Option<Confirmation>) {
-        self.0.extend(confirmation.map(Effect::Confirm));
+        if let Some(confirmation) = confirmation {
+            self.push(Effect::Confirm(confirmation));
+        }
     }
 
     #[inline]

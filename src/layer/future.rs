@@ -78,11 +78,13 @@ where
 {
     pub(super) fn new(gate: Arc<Gate>, service: S, request: Request<Q>) -> Self {
         let (head, body) = request.into_parts();
-        let phase = Phase::Waiting {
-            admission: gate.admission(&head),
-            call: Some((service, head, body)),
-        };
-        Self { gate, phase }
+        Self {
+            phase: Phase::Waiting {
+                admission: gate.admission(&head),
+                call: Some((service, head, body)),
+            },
+            gate,
+        }
     }
 
     /// The request's body, while it waits for its admission.

@@ -122,12 +122,12 @@ struct Server {
 
 async fn serve(mut stream: TcpStream, server: Arc<Server>) {
     let mut bytes = Vec::new();
-    let mut channel = String::new();
+    let mut channels = Vec::new();
     loop {
         while let Some((command, length)) = command(&bytes) {
             bytes.drain(..length);
             if stream
-                .write_all(&server.answer(&command, &mut channel))
+                .write_all(&server.answer(&command, &mut channels))
                 .await
                 .is_err()
             {
@@ -161,7 +161,7 @@ fn number(bytes: &[u8]) -> Option<(usize, &[u8])> {
 }
 
 impl Server {
-    fn answer(&self, command: &[String], channel: &mut String) -> Vec<u8> {
+    fn answer(&self, command: &[String], channels: &mut Vec<String>) -> Vec<u8> {
         let name = command.first().map(|name| name.to_uppercase());
         let at = match name.as_deref().unwrap_or_default() {
             "HELLO" | "AUTH" => At::Hello,
@@ -177,14 +177,21 @@ impl Server {
             *self.login() = command.to_vec();
         }
         if at == At::Subscribe {
-            channel.clone_from(&command[1]);
+            *channels = command[1..].to_vec();
         }
         if self.echo.at == at || self.echo.at == At::Each {
-            return self.repeat(channel);
+            return self.repeat(channels.first().map_or("", String::as_str));
         }
         match at {
             At::Hello => "%2\r\n+server\r\n+redis\r\n+role\r\n+master\r\n".into(),
-            At::Subscribe => format!(">3\r\n+subscribe\r\n{}:1\r\n", bulk(channel)).into(),
+            // Each channel, or the connection is never used.
+            At::Subscribe => (1..)
+                .zip(channels)
+                .map(|(count, channel)| {
+                    format!(">3\r\n+subscribe\r\n{}:{count}\r\n", bulk(channel))
+                })
+                .collect::<String>()
+                .into(),
             At::Config => "%0\r\n".into(),
             At::Sentinel => {
                 let port = self.address.port().to_string();

@@ -192,6 +192,26 @@ fn no_word_of_a_server_that_repeats_is_shown() {
     assert!(output.searched.texts > 1_000);
 }
 
+/// Only a connection that is used tells of its policy.
+#[tokio::test]
+async fn an_eviction_policy_that_is_not_known_is_not_shown() {
+    log();
+    let echo = Echo {
+        at: At::Config,
+        form: Form::Map,
+        code: "ERR",
+        quote: Quote::None,
+        cut: usize::MAX,
+    };
+    let server = EchoServer::start(echo).await;
+    let url = url(Scheme::Server, &server.host());
+    let mut output = Output::default();
+    meet(&mut output, &url, Duration::from_secs(2)).await;
+    output.has_none_of(&[CANARY, SAID]);
+    let told = log().lines_with("policy=\"not known\"");
+    assert!(!told.is_empty(), "the connection was not used");
+}
+
 /// As in a hosted Redis that forbids `HELLO`, or behind a proxy that does not know it.
 #[tokio::test]
 async fn the_password_of_a_server_without_hello_is_not_shown() {

@@ -369,16 +369,19 @@ impl Core {
             self.bounded.next_due(),
             self.accounts.next_due(),
             self.ctx.overrides.next_end(),
-            self.ctx.fallback_ends_at(),
-            self.ctx.returns.next_end(),
             self.ctx.reports.next_due(),
             self.alarm,
         ];
-        let due = due.into_iter().fold(None, earliest);
+        let due = due.into_iter().flatten().min();
         if !self.ctx.shared {
             return due;
         }
-        let of_store = [self.next_end_of_asking(), self.ctx.confirmations.next_due()];
+        let of_store = [
+            self.next_end_of_asking(),
+            self.ctx.confirmations.next_due(),
+            self.ctx.fallback_ends_at(),
+            self.ctx.returns.next_end(),
+        ];
         let due = of_store.into_iter().fold(due, earliest);
         let links = self.links.iter().map(|link| self.next_due_on(link));
         links.fold(due, earliest)

@@ -231,6 +231,9 @@ impl Queue {
 
     /// Sets the time for the next slot of the ledger in this process, or for the end of the ramp.
     fn plan_pause(&mut self, ctx: &Context) {
+        if self.pause.is_none() {
+            return;
+        }
         let ledger = self.ledger_here.as_ref().filter(|here| here.waiting() > 0);
         let in_use = ledger.map(|ledger| ledger.in_use());
         let rise = in_use
