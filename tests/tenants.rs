@@ -29,9 +29,11 @@ use tokio::{
 
 const SECOND: Duration = Duration::from_secs(1);
 const LIMIT: usize = 6;
-const LEASE: Duration = Duration::from_secs(2);
+const LEASE: Duration = Duration::from_secs(4);
+/// Longer than a busy machine takes to answer.
+const STORE_TIMEOUT: &str = "1200ms";
 /// How long a store stands still.
-const FREEZE: Duration = Duration::from_secs(3);
+const FREEZE: Duration = Duration::from_secs(5);
 /// How long a refused client waits before its next request.
 const RETRY: Duration = Duration::from_millis(100);
 /// How long the slot time of the tenants is measured.
@@ -149,7 +151,7 @@ impl Service {
             "--lease",
             &lease,
             "--store-timeout",
-            "600ms",
+            STORE_TIMEOUT,
             // The cap also holds in an outage.
             "--fallback",
             "reject",
@@ -223,7 +225,7 @@ impl Service {
     /// Waits until all replicas use the store.
     async fn until_up(&self) {
         for replica in &self.replicas {
-            timeout(5 * SECOND, replica.until_store("up"))
+            timeout(10 * SECOND, replica.until_store("up"))
                 .await
                 .expect("G8: by itself");
         }
