@@ -261,8 +261,8 @@ impl AcquireError {
         &self.details.limit_name
     }
 
-    /// Returns the limit's value for this key. For a cost that is too high, returns the burst; for an invalid weight,
-    /// the limit's own value.
+    /// Returns the limit's value for this key. For a cost that is too high, returns the burst; for a weight that no key
+    /// accepts, which is one outside 1 to 64, the limit's own value.
     pub fn max(&self) -> u32 {
         self.details.max
     }

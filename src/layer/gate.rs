@@ -270,6 +270,7 @@ impl Gate {
             return (SlotGuard::Plain(None), Vec::new());
         };
         tracing::debug!(
+            namespace = self.namespace(),
             id = permit.id().map(tracing::field::display),
             waited = ?permit.waited(),
             "admitted"

@@ -27,8 +27,8 @@ pub enum Outcome {
 /// time.
 ///
 /// The status is 429, 503 or 529, or the response head has the gRPC status RESOURCE_EXHAUSTED or UNAVAILABLE. The time
-/// is in `retry-after-ms` or `grpc-retry-pushback-ms`, or in `Retry-After` as whole seconds or as an HTTP date after
-/// the response's own `Date`. A time that is zero, negative, in the past or unreadable asks for no pause.
+/// is in the first of `retry-after-ms`, `grpc-retry-pushback-ms` and `Retry-After` (whole seconds, or an HTTP date after
+/// the response's own `Date`) that can be read and is not negative. A time that is zero or in the past asks for no pause.
 pub fn overload(head: &Parts) -> Outcome {
     const SITE_IS_OVERLOADED: u16 = 529;
     /// RESOURCE_EXHAUSTED, UNAVAILABLE.

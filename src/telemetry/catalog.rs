@@ -44,7 +44,7 @@ metrics! {
     HOLD = Seconds "turnstile_hold_seconds", "Time from a permit to its end";
     REFUSALS = Counter "turnstile_refusals_total", "Requests that were refused";
     SHADOW_REFUSALS = Counter "turnstile_shadow_refusals_total",
-        "Requests that a limit in shadow mode would have refused";
+        "Requests under a limit in shadow mode that found no free slot, or too little of the rate";
     UNKEYED = Counter "turnstile_unkeyed_total", "Requests without a key, which the limit did not apply to";
     PAUSES = Counter "turnstile_pauses_total", "Pauses of a key that responses or handlers of this process started";
     PAUSE_SECONDS = Counter "turnstile_pause_seconds_total", "Length of these pauses, in whole seconds";
@@ -61,7 +61,7 @@ metrics! {
     EXCHANGES = Counter "turnstile_exchanges_total", "Calls to the store";
     EXCHANGE = Seconds "turnstile_exchange_seconds", "Time from a call to the store to its reply or failure";
     STORE_UP = Gauge "turnstile_store_up",
-        "1 if the store works, 0 if fallbacks apply; in a cluster the share that works";
+        "1 if the store works, 0 if fallbacks apply or the store refuses; in a cluster the share that works";
     RECOVERING = Gauge "turnstile_recovering",
         "1 while newcomers under strict limits wait because permits return to a store that has lost them or was down, else 0";
     DATA_LOSSES = Counter "turnstile_data_losses_total",

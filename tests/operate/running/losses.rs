@@ -18,7 +18,6 @@ fn short_leases(server: &RedisServer) -> NamedTempFile {
         url = '{}'
         lease = '2s'
         store_timeout = '600ms'
-        operable = true
         [limits.gpu]
         concurrent = 1
         [[routes]]
@@ -70,20 +69,23 @@ async fn a_command_may_run_on_without_its_slot() {
 #[tokio::test]
 async fn an_operator_stops_a_command() {
     let server = RedisServer::start();
-    let options = ["gpu", "--concurrent", "1", "--on-lost", "continue"];
-    let mut run = Run::start(&server.url(), &options, HOLD);
-    run.until_runs().await;
-    let operator = Operator::connect(&server.url()).await.unwrap();
-    await_replicas(&operator, 1).await;
-    let id = operator.permits("gpu", None).await.unwrap().rows[0].id;
-    let by = By::new("ada", "runaway").unwrap();
-    operator.revoke(&Revocation::Permit(id), &by).await.unwrap();
-    let note = run.note().await.expect("it says so");
-    assert_eq!(
-        note,
-        "turnstile: the slot is revoked: the command is stopped"
-    );
-    assert_eq!(run.code().await, Some(76));
+    let config = short_leases(&server);
+    for limit in [["--concurrent", "1"], ["--config", path(&config)]] {
+        let options = [&["gpu", "--on-lost", "continue"], &limit[..]].concat();
+        let mut run = Run::start(&server.url(), &options, HOLD);
+        run.until_runs().await;
+        let operator = Operator::connect(&server.url()).await.unwrap();
+        await_replicas(&operator, 1).await;
+        let id = operator.permits("gpu", None).await.unwrap().rows[0].id;
+        let by = By::new("ada", "runaway").unwrap();
+        operator.revoke(&Revocation::Permit(id), &by).await.unwrap();
+        let note = run.note().await.expect("it says so");
+        assert_eq!(
+            note,
+            "turnstile: the slot is revoked: the command is stopped"
+        );
+        assert_eq!(run.code().await, Some(76));
+    }
 }
 
 /// A suspended process renews nothing.

@@ -57,6 +57,8 @@ impl<'a> SlotSource<'a> {
     async fn of_file(args: &Args, job: &'a RunArgs, path: &Path) -> Result<Self, CommandError> {
         let fault = |error: ConfigFileError| faulty(path, &error);
         let mut config = Config::from_file(path).await.map_err(fault)?;
+        // As without a file: operators see each command, and can revoke its slot.
+        config.store.operable = true;
         if config.store.url == StoreUrl::default() {
             config.store.url = args.store()?.into();
             let namespace = &mut config.store.namespace;
