@@ -45,8 +45,10 @@ const GRACE: Duration = Duration::from_secs(2);
 const CLOSE: Duration = Duration::from_secs(1);
 /// Time before and between probes of an idle connection. After nine without an answer, the system ends it.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// Maximum number of a socket's messages that may wait for their turns.
+/// Maximum number of a socket's messages that may wait for their turns, and the length of each in bytes: sockets without a
+/// turn are not limited.
 const MOST_ASKED: usize = 16;
+const LONGEST_MESSAGE: usize = 64 * 1024;
 
 /// A server whose streams are capped across all replicas that share a store.
 #[derive(Parser)]
@@ -364,6 +366,7 @@ async fn turns(
         None => turns,
     };
     let work = Duration::from_millis(ask.ms);
+    let upgrade = upgrade.max_message_size(LONGEST_MESSAGE);
     upgrade.on_upgrade(async move |mut socket| {
         tokio::select! {
             () = take_turns(&mut socket, &turns, work, &demo.now) => {}

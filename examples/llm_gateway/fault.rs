@@ -40,6 +40,12 @@ impl Fault {
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
+    /// Routes and upstream might read the path differently.
+    pub(crate) fn unreadable_path() -> Self {
+        let message = "the path can be read in several ways";
+        Self::new(StatusCode::BAD_REQUEST, "unreadable_path", message)
+    }
+
     /// No route or upstream serves `what`, the method and path.
     pub(crate) fn unknown(what: &str) -> Self {
         let message = format!("the gateway does not serve {what}");
@@ -49,6 +55,10 @@ impl Fault {
     /// A limit refused `what`, the method and path.
     pub(crate) fn of_refusal(refusal: &Refusal, what: &str) -> Self {
         match refusal.kind() {
+            // A slash within a segment, which the file's route would have to allow.
+            RefusalKind::NoKey if refusal.limit_name() == "unreadable-path" => {
+                return Self::unreadable_path();
+            }
             RefusalKind::NoKey => return Self::no_key(),
             // The file has a route that refuses everything.
             _ if refusal.status() == StatusCode::NOT_FOUND => return Self::unknown(what),

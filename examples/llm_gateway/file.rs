@@ -6,7 +6,7 @@ use http::Method;
 use tokio::signal::unix::Signal;
 use tower_turnstile::config::{Config, ConfigFileError, LimitConfig, LiveConfig};
 
-use crate::{callers::Callers, endpoint::Endpoint};
+use crate::{callers::Callers, endpoint::Endpoint, path::last_segment};
 
 /// The configuration file, and the files that are reloaded with it.
 pub(crate) struct File {
@@ -41,7 +41,9 @@ impl File {
         for route in &config.routes {
             let is_costly = |pattern: &&String| {
                 let (method, path) = pattern.split_once(' ').unwrap_or(("POST", pattern));
-                method == "POST" && Endpoint::of(&Method::POST, path).is_some()
+                // A placeholder stands for any name.
+                let is_open = last_segment(path).starts_with('{');
+                method == "POST" && (is_open || Endpoint::of(&Method::POST, path).is_some())
             };
             if !route.limits.iter().any(|limit| limit == budget) {
                 for pattern in route.matches.iter().filter(is_costly) {

@@ -26,6 +26,7 @@ use crate::{
     fault::{Fault, set_rate_limits},
     path::canonical,
     silence::SilenceError,
+    sse::is_event_stream,
     unread::discard,
 };
 
@@ -46,10 +47,8 @@ where
     let is_head = request.method() == Method::HEAD;
     let answer = |fault: &Fault, dialect| full(fault.to_response(dialect), is_head);
     let Some(uri) = canonical(request.uri()) else {
-        let message = "the path can be read in several ways";
-        let fault = Fault::new(StatusCode::BAD_REQUEST, "unreadable_path", message);
         discard_body(request).await;
-        return Ok(answer(&fault, dialect));
+        return Ok(answer(&Fault::unreadable_path(), dialect));
     };
     let (dialect, path) = (Dialect::of(uri.path()), uri.path().to_owned());
     let what = format!("{} {path}", request.method());
@@ -75,8 +74,7 @@ where
         }
         return Ok(response);
     }
-    let media = head.headers.get(header::CONTENT_TYPE);
-    let is_stream = media.is_some_and(|media| media.as_bytes().starts_with(b"text/event-stream"));
+    let is_stream = is_event_stream(&head.headers);
     if is_stream {
         // The usage report may be removed, or an error event added.
         head.headers.remove(header::CONTENT_LENGTH);

@@ -22,7 +22,7 @@
 //!
 //! Bodies pass unchanged, with two exceptions. OpenAI's chat completions are streamed with `stream_options.include_usage`, so
 //! that the last chunk reports the usage. Its `choices` are empty, which clients do not expect, so the chunk is passed on only
-//! if the client asked for it. And a response that costs tokens passes decoded if an upstream sends gzip, which the gateway
+//! if the client asked for it; `--no-stream-options` turns this off. And a response that costs tokens passes decoded if an upstream sends gzip, which the gateway
 //! never asks for. A stream of events that the gateway ends gets an event with the error. Streams that cost tokens pass event
 //! by event, other bodies as they arrive.
 //!
@@ -137,6 +137,10 @@ struct Options {
     /// Name of the limit that tokens are charged to
     #[arg(long, default_value = "tokens")]
     budget: String,
+    /// Do not ask for the usage of streamed chat completions: for an upstream that refuses `stream_options`. Their tokens
+    /// are then estimated
+    #[arg(long)]
+    no_stream_options: bool,
     /// Address of /metrics and /health
     #[arg(long)]
     monitor: Option<SocketAddr>,
@@ -202,6 +206,7 @@ async fn run(options: Options) -> Result<(), String> {
     let settings = Settings {
         upstreams: options.upstream,
         budget: file.budget.clone(),
+        asks_usage: !options.no_stream_options,
         max_request: options.max_request,
         head_timeout: options.head_timeout,
         silence: options.silence,

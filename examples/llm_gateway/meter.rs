@@ -12,7 +12,7 @@ use http_body::{Body, Frame, SizeHint};
 use tower_turnstile::{AcquireError, Budget, Hold};
 
 use crate::{
-    sse::{End, EventReader},
+    sse::{End, EventReader, is_event_stream},
     usage::Count,
 };
 
@@ -51,6 +51,8 @@ struct Held {
     is_passing: bool,
     /// The client has not asked for the usage report.
     hides_usage: bool,
+    /// The last event was hidden: the LF of its last CRLF may come alone.
+    has_hidden: bool,
 }
 
 impl Meter {
@@ -110,10 +112,16 @@ impl Meter {
         passing
     }
 
-    /// The response has ended. Returns an unfinished event.
+    /// The response has ended. Returns the last event if it lacks its empty line, since some clients read by lines.
     fn end(&mut self) -> Bytes {
         match &mut self.reader {
-            Reader::Events(_, held) => mem::take(&mut held.event).freeze(),
+            Reader::Events(_, held) if !held.event.is_empty() => {
+                let event = mem::take(&mut held.event).freeze();
+                match self.count.end_event() && held.hides_usage && !held.is_passing {
+                    true => Bytes::new(),
+                    false => event,
+                }
+            }
             _ => Bytes::new(),
         }
     }
@@ -134,7 +142,8 @@ impl Held {
             self.event.extend_from_slice(&data[..length]);
             data = &data[length..];
             let is_usage = end == Some(End::Event) && count.end_event();
-            if is_usage && self.hides_usage && !self.is_passing {
+            let hides = is_usage && self.hides_usage && !self.is_passing;
+            if mem::replace(&mut self.has_hidden, hides) && self.event == b"\n"[..] || hides {
                 self.event.clear();
             }
             if end.is_some() || self.event.len() > MAX_HELD {
@@ -155,7 +164,7 @@ impl Reader {
         let media = media.split(';').next().unwrap_or_default().trim();
         match media {
             _ if !is_plain => Self::Unread(false),
-            _ if media.eq_ignore_ascii_case("text/event-stream") => {
+            _ if is_event_stream(&head.headers) => {
                 let held = Held {
                     hides_usage,
                     ..Held::default()

@@ -51,7 +51,7 @@ struct Seen {
 }
 
 impl Prompt {
-    /// Reads the body. Adds the wish for a usage report to a request for a stream, and changes nothing else.
+    /// Reads the body.
     ///
     /// # Errors
     ///
@@ -91,23 +91,26 @@ impl Prompt {
             let message = "responses in the background cannot be charged: leave out `background`";
             return Err((StatusCode::BAD_REQUEST, message.to_owned()));
         }
-        if serde_json::from_slice::<IgnoredAny>(&body).is_err() {
+        let cost = match serde_json::from_slice::<IgnoredAny>(&body) {
+            Ok(_) => seen.cost,
             // Left to the upstream, which may understand more.
-            return Ok(Self {
-                tokens: tokens(UNREAD_BYTE * body.len() as u64),
-                body,
-                is_stream: seen.is_stream,
-                hides_usage: false,
-            });
-        }
-        let asks = seen.is_stream && endpoint == Endpoint::Completions;
-        let asking = asks.then(|| with_usage(&body)).flatten();
+            Err(_) => UNREAD_BYTE * body.len() as u64,
+        };
         Ok(Self {
-            tokens: tokens(seen.cost),
+            tokens: tokens(cost),
             is_stream: seen.is_stream,
-            hides_usage: asking.is_some(),
-            body: asking.map_or(body, Bytes::from),
+            hides_usage: false,
+            body,
         })
+    }
+
+    /// Adds the wish for a usage report to a request for a stream, and changes nothing else.
+    pub(crate) fn ask_usage(&mut self, endpoint: Endpoint) {
+        let asks = self.is_stream && endpoint == Endpoint::Completions;
+        if let Some(asking) = asks.then(|| with_usage(&self.body)).flatten() {
+            self.body = asking.into();
+            self.hides_usage = true;
+        }
     }
 }
 

@@ -37,6 +37,7 @@ pub(crate) struct Settings {
     pub(crate) upstreams: Vec<Upstream>,
     /// Name of the limit that is charged.
     pub(crate) budget: Arc<str>,
+    pub(crate) asks_usage: bool,
     pub(crate) max_request: usize,
     pub(crate) head_timeout: Duration,
     pub(crate) silence: Duration,
@@ -92,7 +93,7 @@ impl Proxy {
         let (mut head, body) = request.into_parts();
         let endpoint = Endpoint::of(&head.method, head.uri.path());
         let version = head.version;
-        self.rewrite(&mut head)?;
+        let has_own_key = self.rewrite(&mut head)?;
         let (mut head_timeout, mut hides_usage) = (self.settings.head_timeout, false);
         let (body, mut meter) = match endpoint {
             Some(endpoint) => {
@@ -108,6 +109,19 @@ impl Proxy {
         };
         let request = Request::from_parts(head, body);
         match self.send(request, head_timeout, meter.is_some()).await {
+            // The body may quote the key, and clients would take the error for their own.
+            Ok(response) if has_own_key && response.status() == StatusCode::UNAUTHORIZED => {
+                tracing::error!("the upstream refuses the gateway's key");
+                if let Some(meter) = meter {
+                    meter.fail();
+                }
+                let message = "the upstream refuses the gateway";
+                Err(Failure::Fault(Fault::new(
+                    StatusCode::BAD_GATEWAY,
+                    "upstream_failed",
+                    message,
+                )))
+            }
             Ok(response) => {
                 let (mut head, body) = response.into_parts();
                 remove_hop_by_hop(&mut head.headers);
@@ -137,20 +151,27 @@ impl Proxy {
         mut body: ReadAheadBody<Incoming>,
     ) -> Result<(Prompt, Meter), Failure> {
         let settings = &self.settings;
+        let waits = head.headers.contains_key(header::EXPECT);
         let prompt = Prompt::read(endpoint, &head.headers, &mut body, settings.max_request);
         let prompt = timeout(settings.head_timeout, prompt).await;
-        // A client that is late has had its time.
-        if matches!(prompt, Ok(Err(_))) {
-            discard(version, body).await;
+        match &prompt {
+            // Refused unread: a client that waits to be told to go on sends nothing.
+            Ok(Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, _))) if waits => {}
+            Ok(Err(_)) => discard(version, body).await,
+            // A client that is late has had its time.
+            Ok(Ok(_)) | Err(_) => {}
         }
         let late = (
             StatusCode::REQUEST_TIMEOUT,
             "the request did not come in time".to_owned(),
         );
         let prompt = prompt.unwrap_or(Err(late));
-        let prompt = prompt.map_err(|(status, message)| {
+        let mut prompt = prompt.map_err(|(status, message)| {
             Failure::Fault(Fault::new(status, "invalid_request", message))
         })?;
+        if settings.asks_usage {
+            prompt.ask_usage(endpoint);
+        }
         // The length may have changed; the HTTP client sets it. A compressed response would have to be decoded.
         head.headers.remove(header::CONTENT_LENGTH);
         let identity = HeaderValue::from_static("identity");
@@ -197,8 +218,8 @@ impl Proxy {
         )))
     }
 
-    /// Turns the caller's head into the upstream's.
-    fn rewrite(&self, head: &mut Parts) -> Result<(), Failure> {
+    /// Turns the caller's head into the upstream's. Returns whether it has the gateway's own key.
+    fn rewrite(&self, head: &mut Parts) -> Result<bool, Failure> {
         let path = head.uri.path().to_owned();
         let upstream = Upstream::of(&self.settings.upstreams, &path);
         let unknown = || Failure::Fault(Fault::unknown(&format!("{} {path}", head.method)));
@@ -217,7 +238,7 @@ impl Proxy {
                 head.headers.append(X_FORWARDED_FOR, peer);
             }
         }
-        Ok(())
+        Ok(upstream.key.is_some())
     }
 }
 

@@ -4,8 +4,18 @@
 
 use std::mem;
 
+use http::{HeaderMap, header};
+
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 const DATA: &[u8] = b"data:";
+
+/// Whether a response is a stream of events.
+pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {
+    let media = headers.get(header::CONTENT_TYPE);
+    let media = media.and_then(|media| media.to_str().ok());
+    let media = media.unwrap_or_default().split(';').next();
+    media.is_some_and(|media| media.trim().eq_ignore_ascii_case("text/event-stream"))
+}
 
 /// Finds events in bytes that arrive in pieces of any length. The data is not buffered.
 ///
@@ -60,6 +70,10 @@ impl EventReader {
         while at < bytes.len() {
             if mem::take(&mut self.after_cr) && bytes[at] == b'\n' {
                 at += 1;
+                // Clients that wait for CRLF get the end of an event at once, and not with the next.
+                if self.is_between() {
+                    return (at, Some(End::Nothing));
+                }
                 continue;
             }
             let rest = &bytes[at..];
@@ -71,10 +85,19 @@ impl EventReader {
             self.after_cr = rest[length] == b'\r';
             at += length + 1;
             if let Some(end) = self.end_line(&mut on_data) {
+                if self.after_cr && bytes.get(at) == Some(&b'\n') {
+                    self.after_cr = false;
+                    at += 1;
+                }
                 return (at, Some(end));
             }
         }
         (at, None)
+    }
+
+    /// Whether no event has begun.
+    fn is_between(&self) -> bool {
+        !self.has_fields && self.line == Line::Begin && self.begin.is_empty()
     }
 
     fn read_line(&mut self, mut part: &[u8], on_data: &mut impl FnMut(&[u8])) {

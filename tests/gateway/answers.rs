@@ -120,7 +120,7 @@ impl Answer {
     pub(crate) fn passing(&self) -> usize {
         let body = self.body();
         let mut ends = body.windows(2).rev();
-        let unfinished = match self.is_stream() {
+        let unfinished = match self.is_stream() && self.end != End::Whole {
             true => ends.position(|end| end == b"\n\n"),
             false => None,
         };
@@ -160,6 +160,8 @@ fn openai() -> Vec<Answer> {
     let used = PROMPT + 7;
     let of = |name, pieces, tokens| Answer::new(name, OPENAI, pieces, tokens);
     let long_document = json!({ "text": "a".repeat(MIB), "usage": openai_usage()["usage"] });
+    let (unfinished, _) = text.split_once("\ndata: [DONE]").expect("an end");
+    let unfinished = unfinished.to_owned();
     let pretty = |data: Value| {
         let text = format!("{data:#}").replace('\n', "\ndata: ");
         Bytes::from(format!("data: {text}\n\n"))
@@ -171,6 +173,11 @@ fn openai() -> Vec<Answer> {
         of("openai-split", cut(&text, 1), used),
         of("openai-split-crlf", cut(&openai_stream("\r\n"), 1), used),
         of("openai-merged", vec![text.clone().into()], used),
+        of(
+            "openai-without-the-last-line",
+            vec![unfinished.into()],
+            used,
+        ),
         of(
             "openai-comments",
             [
@@ -357,6 +364,7 @@ fn openai_failing() -> Vec<Answer> {
             .with_header("content-type", "application/json")
             .ending(End::Cut),
         Answer::document("openai-400", OPENAI, error(), 0).with_status(400),
+        Answer::document("openai-401", OPENAI, error(), 0).with_status(401),
         Answer::document("openai-429", OPENAI, error(), 0).with_status(429),
         of("openai-503", vec!["no server".into()], 0)
             .with_header("content-type", "text/plain")

@@ -253,6 +253,23 @@ fn a_path_that_no_route_serves_is_a_404() {
     });
 }
 
+/// It has a key, which another one would not help.
+#[test]
+fn a_path_that_can_be_read_in_several_ways_is_a_400() {
+    alone(async {
+        let stage = Stage::new().await;
+        let response = ask(&stage, "/v1/chat%2Fcompletions", "openai", "me", 10).await;
+        let (status, headers, body) = answered(response).await;
+        assert_eq!(
+            (status.as_u16(), &body["error"]["code"]),
+            (400, &json!("unreadable_path")),
+            "{body}"
+        );
+        assert!(!headers.contains_key("www-authenticate"));
+        assert!(stage.upstream.has_no_head());
+    });
+}
+
 /// A limit that all share is no fault of the caller.
 #[test]
 fn a_gateway_that_is_full_is_overloaded() {

@@ -2,7 +2,7 @@
 
 use proptest::{collection::vec, prelude::*};
 
-use crate::sse::{End, EventReader};
+use crate::sse::{End, EventReader, is_event_stream};
 
 /// The data of the events in these pieces.
 fn events<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
@@ -87,10 +87,43 @@ fn ends_are_where_something_ends() {
             ("data: b\n: c\n\n", Some(End::Event)),
             ("id: 1\n\n", Some(End::Nothing)),
             (": d\n", Some(End::Nothing)),
-            ("data: e\r\n\r", Some(End::Event)),
-            ("\ndata: half", None),
+            ("data: e\r\n\r\n", Some(End::Event)),
+            ("data: half", None),
         ]
     );
+}
+
+/// Many clients wait for the whole CRLF CRLF.
+#[test]
+fn the_last_byte_of_an_event_does_not_wait_for_the_next_event() {
+    let stream = "data: a\r\n\r\ndata: b\r\n\r";
+    for end in 1..stream.len() {
+        let mut reader = EventReader::default();
+        let (mut passed, mut at) = (0, 0);
+        for mut piece in [&stream[..end], &stream[end..]] {
+            while !piece.is_empty() {
+                let (length, ends) = reader.read(piece.as_bytes(), |_| {});
+                (at, piece) = (at + length, &piece[length..]);
+                passed = if ends.is_some() { at } else { passed };
+            }
+            let whole = stream[..at].rfind("\r\n\r\n").map_or(0, |at| at + 4);
+            assert!(passed >= whole, "{:?}: {passed}", &stream[..at]);
+        }
+    }
+}
+
+#[test]
+fn a_stream_of_events_is_known_by_its_media_type() {
+    for (media, expected) in [
+        ("text/event-stream", true),
+        ("Text/Event-Stream; charset=utf-8", true),
+        ("text/event-stream2", false),
+        ("application/json", false),
+    ] {
+        let response = http::Response::builder().header("content-type", media);
+        let response = response.body(()).expect("a response");
+        assert_eq!(is_event_stream(response.headers()), expected, "{media}");
+    }
 }
 
 /// Parts of streams, as they may follow each other.

@@ -17,7 +17,9 @@ const MAX_REQUEST: usize = 1024 * 1024;
 fn read(endpoint: Endpoint, headers: &HeaderMap, body: &str) -> Result<Prompt, StatusCode> {
     let body = Full::from(body.to_owned());
     let read = Prompt::read(endpoint, headers, body, MAX_REQUEST);
-    tokio_test::block_on(read).map_err(|(status, _)| status)
+    let mut read = tokio_test::block_on(read).map_err(|(status, _)| status)?;
+    read.ask_usage(endpoint);
+    Ok(read)
 }
 
 fn openai(body: &str) -> Prompt {

@@ -105,6 +105,41 @@ fn each_upstream_gets_its_own_key_and_never_that_of_a_caller() {
     });
 }
 
+/// It is no error of the caller, and its body may quote the key.
+#[test]
+fn an_upstream_that_refuses_the_gateways_own_key_is_a_502() {
+    alone(async {
+        let stage = Stage::new().await;
+        let address = stage.upstream.address();
+        for (own_key, status) in [(",KEY_A", 502), ("", 401)] {
+            let upstream = format!("http://{address}{own_key}");
+            let mut command = stage.command(&["--upstream", &upstream]);
+            command.env("KEY_A", "secret-a");
+            let replica = Replica::launch(command).await;
+            let request = with_secrets("/v1/chat/completions", "openai-401");
+            let response = send(&replica, Version::HTTP_11, request).await;
+            assert_eq!(response.status(), status);
+            let body = response.into_body().collect().await.expect("whole");
+            let body = String::from_utf8(body.to_bytes().into()).expect("text");
+            assert_eq!(body.contains("The engine"), status == 401, "{body}");
+            timeout(SECOND, stage.until_held(0)).await.expect("G5");
+        }
+    });
+}
+
+/// Some servers refuse a field that they do not know.
+#[test]
+fn an_upstream_need_not_be_asked_for_its_usage() {
+    alone(async {
+        let stage = Stage::with(&["--no-stream-options"], |policy| policy).await;
+        let sent = r#"{"stream":true,"messages":[{"content":"a"}]}"#;
+        let request = request("/v1/chat/completions", "openai", "me", sent.to_owned());
+        let response = send(&stage.replicas[0], Version::HTTP_11, request).await;
+        assert_eq!(response.status(), 200);
+        assert_eq!(stage.upstream.body(), sent);
+    });
+}
+
 #[test]
 fn a_path_without_an_upstream_is_a_404() {
     alone(async {

@@ -474,11 +474,12 @@ fn routes_without_the_budget_are_logged() {
         let without = |policy: String| {
             let limits = r#"limits = ["chat-key", "chat-opens", "chat-all", "tokens"]"#;
             let policy = policy.replacen(limits, r#"limits = ["chat-opens"]"#, 1);
-            changed(&policy, r#"match = ["*"]"#, r#"match = ["/v1/batches"]"#)
+            let others = r#"match = ["/v1/batches", "POST /v2/{*rest}"]"#;
+            changed(&policy, r#"match = ["*"]"#, others)
         };
         let stage = Stage::with(&[], without).await;
         let replica = &stage.replicas[0];
-        replica.until_logged("requests are not charged", 7).await;
+        replica.until_logged("requests are not charged", 8).await;
         replica.until_logged("neither limited nor charged", 1).await;
         let whole = Stage::new().await;
         assert!(!whole.replicas[0].log().contains("charged"));
