@@ -13,15 +13,16 @@ use sha2::{Digest, Sha256};
 
 /// Maximum length of a raw key, in bytes. Longer keys are kept as a digest, so that callers cannot fill the memory.
 const MAX_RAW_LEN: usize = 64;
-/// Maximum length of a key stored inline, in bytes: addresses, numbers, short names. Clones of a longer key share an
-/// allocation.
+/// Maximum length of a key stored inline, in bytes: IPv4 addresses and most IPv6 networks, numbers, short names. Clones of a
+/// longer key share an allocation.
 const MAX_SHORT_LEN: usize = 22;
 
 /// Identifies the subject of a limit: a caller, a tenant, a route.
 ///
-/// Create a key [from](#trait-implementations) bytes of any length, a string, a number, an address, a header value, or the
-/// 16 bytes of a UUID (`uuid.into_bytes()`). Keys never appear in the data of the store, in logs or in `Debug` output; a
-/// long key is kept as its SHA-256 digest.
+/// Create a key [from](#trait-implementations) bytes of any length, a string, a header value, or a number or an address,
+/// whose key is that of its text: operators can type it. The same holds for a UUID as `uuid.to_string()`, but not for its
+/// bytes. Keys never appear in the data of the store, in logs or in `Debug` output; a long key is kept as its SHA-256
+/// digest.
 ///
 /// ```
 /// use tower_turnstile::Key;
@@ -201,13 +202,10 @@ impl From<String> for Key {
     }
 }
 
-/// An IPv4 address makes the same key as its IPv4-mapped IPv6 address.
+/// The text of the address. An IPv4 address makes the same key as its IPv4-mapped IPv6 address.
 impl From<IpAddr> for Key {
     fn from(address: IpAddr) -> Self {
-        match address.to_canonical() {
-            IpAddr::V4(address) => Self::from(address.octets()),
-            IpAddr::V6(address) => Self::from(address.octets()),
-        }
+        Self::from(address.to_canonical().to_string())
     }
 }
 
@@ -218,13 +216,13 @@ impl From<SocketAddr> for Key {
     }
 }
 
-// Equal numbers of any type make the same key: the 64 bits of the two's complement.
+// Equal numbers of any type make the same key: that of their decimal digits.
 macro_rules! from_numbers {
     ($($number:ty),*) => {
         $(
             impl From<$number> for Key {
                 fn from(number: $number) -> Self {
-                    Self::from((number as u64).to_be_bytes())
+                    Self::from(number.to_string())
                 }
             }
         )*
@@ -244,10 +242,10 @@ mod tests {
         for (key, digest) in [
             (Key::from("acme"), "c928da96f598f3a76ce77b5a8b9a1edb"),
             (Key::from(""), "61364772710417fb42a0e5fdaea2e59c"),
-            (Key::from(7u64), "3f2ee18e8bfb3e9c74df87a4674599bb"),
+            (Key::from(7u64), "721f557ad0335f0f55fc377b77e6ed72"),
             (
                 Key::from(std::net::IpAddr::from([10, 0, 0, 1])),
-                "e2199316efadd8143a6a441d0fe22d4f",
+                "c3c648973a052989a1d0983dc47f95bc",
             ),
             (
                 Key::from("x".repeat(65)),
@@ -330,7 +328,12 @@ mod tests {
         }
         assert_ne!(Key::from(-1), Key::from(1));
         let address: IpAddr = [192, 0, 2, 7].into();
-        assert_eq!(Key::from(address), Key::from([192, 0, 2, 7]));
+        let mapped: IpAddr = "::ffff:192.0.2.7".parse().expect("an address");
+        for same in [Key::from(mapped), Key::from("192.0.2.7")] {
+            assert_eq!(Key::from(address), same);
+        }
+        assert_eq!(seven, Key::from("7"));
+        assert_eq!(Key::from(i64::MIN), Key::from("-9223372036854775808"));
         let uuid = [0xa7; 16];
         assert_eq!(Key::from(uuid), Key::from(&uuid[..]));
     }

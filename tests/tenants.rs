@@ -37,7 +37,7 @@ const FREEZE: Duration = Duration::from_secs(5);
 /// How long a refused client waits before its next request.
 const RETRY: Duration = Duration::from_millis(100);
 /// How long the slot time of the tenants is measured.
-const WINDOW: Duration = Duration::from_secs(3);
+const WINDOW: Duration = Duration::from_secs(6);
 const REPLICAS: usize = 3;
 /// Clients of each tenant at each replica. Each opens one stream after another.
 const CLIENTS: usize = 4;

@@ -22,9 +22,9 @@
 //!
 //! Bodies pass unchanged, with two exceptions. OpenAI's chat completions are streamed with `stream_options.include_usage`, so
 //! that the last chunk reports the usage. Its `choices` are empty, which clients do not expect, so the chunk is passed on only
-//! if the client asked for it; `--no-stream-options` turns this off. And a response that costs tokens passes decoded if an upstream sends gzip, which the gateway
-//! never asks for. A stream of events that the gateway ends gets an event with the error. Streams that cost tokens pass event
-//! by event, other bodies as they arrive.
+//! if the client asked for it; `--no-stream-options` turns this off, for upstreams that refuse the field. And a response that
+//! costs tokens passes decoded if an upstream sends gzip, which the gateway never asks for. A stream of events that the
+//! gateway ends gets an event with the error. Streams that cost tokens pass event by event, other bodies as they arrive.
 //!
 //! The caller's key is never passed on. Without `--callers` any key is accepted, so something in front of the gateway has to
 //! authenticate callers.

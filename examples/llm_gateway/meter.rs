@@ -117,7 +117,8 @@ impl Meter {
         match &mut self.reader {
             Reader::Events(_, held) if !held.event.is_empty() => {
                 let event = mem::take(&mut held.event).freeze();
-                match self.count.end_event() && held.hides_usage && !held.is_passing {
+                let is_whole = !mem::take(&mut held.is_passing);
+                match self.count.end_event() && held.hides_usage && is_whole {
                     true => Bytes::new(),
                     false => event,
                 }

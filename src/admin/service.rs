@@ -172,7 +172,7 @@ async fn change(State(shared): State<Arc<Shared>>, head: Parts, body: Body) -> A
     shared.views.changed();
     let (body, is_done) = match outcome? {
         Outcome::Revoked(revoked) => (answer::revoked(&revoked), revoked.is_done()),
-        Outcome::Resumed(answers) => (answer::resumed(&answers), answers.is_complete()),
+        Outcome::Resumed(answers) => (answer::resumed(&answers), answers.are_all()),
         outcome => {
             let is_in_force = matches!(outcome, Outcome::Done { .. } | Outcome::Unused { .. });
             (to_json(&outcome), is_in_force)

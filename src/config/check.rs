@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     key::Key,
-    layer::{Scope, UNREADABLE_PATH, overload},
+    layer::{OnLost, Scope, UNREADABLE_PATH, overload},
     limit::{Limit, LimitValue, MAX_SCOPES},
 };
 
@@ -53,6 +53,7 @@ impl Checked {
         }
         check_names(config, &mut faults);
         check_weights(config, &mut faults);
+        check_ends(config, &mut faults);
         let routes = Routes::new(&config.routes, &mut faults);
         if faults.is_empty() {
             check_use(config, &mut faults);
@@ -227,6 +228,27 @@ fn check_weights(config: &Config, faults: &mut Faults) {
         }
         if !counts {
             faults.add(path, "is for concurrent limits, and the route has none");
+        }
+    }
+}
+
+/// What ends a response with its slot is a fault where there are no slots.
+fn check_ends(config: &Config, faults: &mut Faults) {
+    for (index, route) in config.routes.iter().enumerate() {
+        let mut limits = route.limits.iter().map(|name| config.limits.get(name));
+        // A limit that is not there is another fault.
+        if limits.any(|limit| limit.is_none_or(|limit| limit.concurrent.is_some())) {
+            continue;
+        }
+        for (field, is_set) in [
+            ("max_hold", route.max_hold.is_some()),
+            ("idle", route.idle.is_some()),
+            ("on_lost", route.on_lost == OnLost::Abort),
+        ] {
+            if is_set {
+                let path = format!("routes[{index}].{field}");
+                faults.add(path, "is for concurrent limits, and the route has none");
+            }
         }
     }
 }

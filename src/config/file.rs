@@ -91,6 +91,8 @@ fn invalid(fault: &'static str) -> io::Error {
 /// Checks that the text ends with the line that it announces. The announcement comes first, so a truncated text does not
 /// end with this line.
 pub(super) fn check_last_line(text: &str, end: &str) -> Result<(), ConfigFileError> {
+    // TOML skips a byte order mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines: Vec<_> = text.lines().map(str::trim).collect();
     let first = lines
         .iter()

@@ -70,9 +70,11 @@ struct Changing {
 #[derive(Clone)]
 struct Known {
     limit: Limit,
-    /// Callers' own values.
-    values: HashMap<Key, LimitValue>,
+    values: Values,
 }
+
+/// Callers' own values.
+type Values = HashMap<Key, LimitValue>;
 
 impl LiveConfig {
     /// Connects to the store that the configuration names.
@@ -303,6 +305,19 @@ impl Live {
         let mut changing = self.changing();
         changing.check(config, &checked, &self.limiter)?;
         let before = changing.known.clone();
+        let values = checked.limits.iter().map(|(name, limit)| {
+            let before = before.get(name).map(|known| known.values.clone());
+            (
+                name.clone(),
+                before.unwrap_or_default(),
+                limit.values.clone(),
+            )
+        });
+        let values: Vec<_> = values.collect();
+        // First: a limit that grows must not admit the waiters of a key that gets a lower value of its own.
+        for (name, before, now) in &values {
+            self.set_values(name, before, now);
+        }
         let edits = self.layers.load().edits();
         let layers = apply(&self.limiter, &mut changing.known, &mut checked)
             .and_then(|()| RouteLayers::new(config, checked, &self.limiter, edits));
@@ -310,11 +325,6 @@ impl Live {
             Ok(layers) => {
                 self.layers.store(Arc::new(layers));
                 changing.config = config.clone();
-                for name in config.limits.keys() {
-                    let [before, known] = [&before, &changing.known].map(|known| known.get(name));
-                    let values = listed_values(before, known);
-                    self.limiter.keeper().set_values(name, &values);
-                }
                 Ok(())
             }
             Err(error) => {
@@ -323,9 +333,21 @@ impl Live {
                     let _ = self.limiter.update(&known.limit);
                     changing.known.insert(name, known);
                 }
+                for (name, before, now) in &values {
+                    self.set_values(name, now, before);
+                }
                 Err(error)
             }
         }
+    }
+
+    /// Gives keys that the old or the new configuration lists their new values, or the limit's own value.
+    fn set_values(&self, name: &str, before: &Values, now: &Values) {
+        let keys = before.keys().chain(now.keys());
+        let values = keys
+            .map(|key| (key.clone(), now.get(key).copied()))
+            .collect();
+        self.limiter.keeper().set_values(name, &values);
     }
 
     fn changing(&self) -> MutexGuard<'_, Changing> {
@@ -357,17 +379,6 @@ impl Changing {
         }
         faults.into_result()
     }
-}
-
-/// The new values of keys that the new or the old configuration lists. `None`: the limit's own value.
-fn listed_values(
-    before: Option<&Known>,
-    known: Option<&Known>,
-) -> HashMap<Key, Option<LimitValue>> {
-    let [before, values] = [before, known].map(|known| known.map(|known| &known.values));
-    let keys = [before, values].into_iter().flatten().flatten();
-    let now = |key: &Key| values.and_then(|values| values.get(key)).copied();
-    keys.map(|(key, _)| (key.clone(), now(key))).collect()
 }
 
 /// Gives all new limits and values to the limiter, all or nothing. The checked limits then refer to the limiter's.

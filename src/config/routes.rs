@@ -11,6 +11,9 @@ use super::{
     route::RouteConfig,
 };
 
+/// Largest number of parameters that the router takes in a pattern.
+const MAX_PARAMETERS: usize = 25;
+
 /// The routes of a configuration, by their position in the file.
 #[derive(Debug, Default)]
 pub(super) struct Routes {
@@ -199,7 +202,22 @@ fn parse(text: &str) -> Result<(Option<Method>, &str), String> {
             "has `%`, a backslash, `?` or `#`: say the path decoded, and no query".to_owned(),
         );
     }
+    if path.split('/').any(has_suffix) {
+        return Err("has text after a parameter in its segment: of two such patterns, only one would be tried".to_owned());
+    }
+    let parameters = path.split('/').filter(|segment| segment.contains('{'));
+    if parameters.count() > MAX_PARAMETERS {
+        return Err(format!("has more than {MAX_PARAMETERS} parameters"));
+    }
     Ok((method, without_end_slash(path)))
+}
+
+/// Whether a parameter of this segment ends before the segment.
+fn has_suffix(segment: &str) -> bool {
+    let segment = segment.replace("{{", "").replace("}}", "");
+    segment
+        .split_once('}')
+        .is_some_and(|(_, after)| !after.is_empty())
 }
 
 /// The pattern without the names of its parameters.

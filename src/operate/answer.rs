@@ -41,6 +41,16 @@ impl<T> Answers<T> {
         self.are_all() && self.left_out == 0
     }
 
+    /// Counts replicas as missing that did not answer another question.
+    pub(super) fn miss_those_of<U>(&mut self, other: &Answers<U>) {
+        for label in &other.missing {
+            if !self.missing.contains(label) {
+                self.missing.push(label.clone());
+                self.answered = self.answered.saturating_sub(1);
+            }
+        }
+    }
+
     /// Returns whether all replicas answered, even if rows are [left out](Self::left_out).
     pub fn are_all(&self) -> bool {
         self.answered > 0 && self.answered == self.replicas && self.busy.is_empty()
@@ -97,9 +107,9 @@ pub struct LimitRow {
     pub unit: Option<String>,
     /// `enforce`, `shadow` or `off`: [`Mode::as_str`](crate::Mode::as_str).
     pub mode: String,
-    /// How long a request may queue, in milliseconds.
+    /// How long a request may queue, in milliseconds; if uses of the limit differ, the longest.
     pub wait_ms: u64,
-    /// Longest queue of a key.
+    /// Longest queue of a key; if replicas differ, the longest.
     pub max_waiters: u32,
     /// Slots in use, over all keys. A heavy permit holds several.
     pub held: usize,

@@ -74,6 +74,12 @@ impl Operator {
         let usage = self.usage(key, &permits, own.as_ref()).await?;
         let verdict = usage.verdict(&row, max, own.as_ref());
         count_ahead(&mut permits.rows, tenants.as_ref());
+        permits.miss_those_of(&refusals);
+        permits.miss_those_of(&keys);
+        permits.miss_those_of(&limits);
+        if let Some(tenants) = &tenants {
+            permits.miss_those_of(tenants);
+        }
         Ok(Explanation {
             limit: row,
             key,
@@ -190,7 +196,7 @@ impl KeyUsage {
         let budget = own.and_then(|own| own.budget);
         match limit.period_ms {
             _ if limit.paused => Some(Verdict::Paused),
-            Some(_) => budget.map(|budget| rate_verdict(limit, &budget)),
+            Some(period_ms) => budget.map(|budget| rate_verdict(limit, (max, period_ms), &budget)),
             None => match verdict(limit, (max, in_force), self.in_use, self.waiting) {
                 _ if is_recovering && limit.mode == Mode::Enforce.as_str() => {
                     Some(Verdict::Recovering)
@@ -218,10 +224,13 @@ fn count_ahead(permits: &mut [PermitRow], tenants: Option<&Answers<TenantRow>>) 
     }
 }
 
-fn rate_verdict(limit: &LimitRow, budget: &BudgetRow) -> Verdict {
+/// As for a request of one unit, which waits behind at most `max_waiters` others.
+fn rate_verdict(limit: &LimitRow, (max, period_ms): (u32, u64), budget: &BudgetRow) -> Verdict {
+    let of_all = period_ms.saturating_mul(limit.max_waiters.into());
+    let wait_ms = limit.wait_ms.min(of_all / u64::from(max.max(1)));
     if budget.remaining > 0 || limit.mode != Mode::Enforce.as_str() {
         Verdict::Admitted
-    } else if budget.next_ms <= limit.wait_ms {
+    } else if budget.next_ms <= wait_ms {
         Verdict::Delayed(budget.next_ms)
     } else {
         Verdict::TooSoon(budget.next_ms)

@@ -316,6 +316,8 @@ fn add_limit(sum: &mut LimitRow, row: LimitRow) {
     sum.differs |= setting(sum) != setting(&row);
     sum.max = sum.max.max(row.max);
     sum.declared_max = sum.declared_max.max(row.declared_max);
+    sum.wait_ms = sum.wait_ms.max(row.wait_ms);
+    sum.max_waiters = sum.max_waiters.max(row.max_waiters);
     sum.paused |= row.paused;
     sum.fair |= row.fair;
     sum.held = sum.held.saturating_add(row.held);

@@ -382,8 +382,15 @@ impl Operator {
             keys => {
                 let text = match &target.key {
                     Some(_) => target.to_string(),
+                    // Replicas may have left out the same keys.
                     None => format!(
-                        "{keys} {} of {target}",
+                        "{}{} {} of {target}",
+                        if answers.left_out > 0 {
+                            "at least "
+                        } else {
+                            ""
+                        },
+                        answers.rows.len(),
                         if keys == 1 { "key" } else { "keys" }
                     ),
                 };

@@ -5,6 +5,8 @@
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now_ms - ARGV[2])
+-- From before a step back of this clock, so their replicas may be gone. Those that are there come back within a minute.
+redis.call('ZREMRANGEBYSCORE', KEYS[1], now_ms + ARGV[2], '+inf')
 if ARGV[3] == '1' then
   redis.call('ZADD', KEYS[1], now_ms, ARGV[1])
   redis.call('PEXPIRE', KEYS[1], ARGV[2])

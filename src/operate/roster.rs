@@ -66,7 +66,7 @@ pub(super) async fn read(
 
 /// The replicas among the members, by score. Everybody who may write a ledger may write these too.
 pub(super) fn fresh(members: &[(Vec<u8>, f64)], now_ms: u64) -> Vec<RosterMember> {
-    let is_fresh = |added_ms: f64| (added_ms as u64).saturating_add(STALE_MS) >= now_ms;
+    let is_fresh = |added_ms: f64| (added_ms as u64).abs_diff(now_ms) <= STALE_MS;
     let members = members.iter().filter(|(_, added_ms)| is_fresh(*added_ms));
     let members = members.filter(|(member, _)| member.len() <= MAX_MEMBER);
     let members = members.filter_map(|(member, _)| {

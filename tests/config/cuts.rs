@@ -287,6 +287,7 @@ fn a_last_line_is_checked() {
         with("'# end'", "# end"),
         with("'# e'", "  # e\n\n"),
         with("\"# the end\"", "# the end\r\n"),
+        format!("\u{feff}{}", with("'# end'", "# end")),
     ] {
         Config::from_toml(&good).expect(&good);
     }

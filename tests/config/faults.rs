@@ -220,6 +220,12 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
         (route("match = ['/']\nlimits = ['a']\nweight = 0"), "routes[0].weight", "is 0: it must be 1 to 64"),
         (route("match = ['/']\nlimits = ['a']\nweight = 2"), "routes[0].weight", "for any request, which is 1"),
         (route("match = ['/']\nweight = 1"), "routes[0].weight", "the route has none"),
+        (route("match = ['/']\nmax_hold = '1m'"), "routes[0].max_hold", "the route has none"),
+        (route("match = ['/']\nidle = '1m'"), "routes[0].idle", "the route has none"),
+        (route("match = ['/']\non_lost = 'abort'"), "routes[0].on_lost", "the route has none"),
+        (route("match = ['/{a}.zip/b']"), "routes[0].match[0]", "has text after a parameter"),
+        (route("match = ['/a', '/{a}.zip']"), "routes[0].match[1]", "has text after a parameter"),
+        (route(&format!("match = ['{}']", "/{a}".repeat(26))), "routes[0].match[0]", "more than 25 parameters"),
         (
             "limits.a = { rate = 9, per = '1s' }\nroutes = [{ match = ['/'], limits = ['a'], weight = 2 }]".to_owned(),
             "routes[0].weight",

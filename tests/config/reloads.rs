@@ -92,6 +92,45 @@ async fn held_slots_count_under_the_new_routes() {
     assert_eq!(send(&service, get("/new")).await.status(), StatusCode::OK);
 }
 
+/// Neither the old nor the new configuration admits more than two of them.
+#[tokio::test]
+async fn a_limit_that_grows_does_not_let_in_waiters_of_a_key_that_gets_less() {
+    let of = |max: u32, overrides: &str| {
+        config(&format!(
+            "limits.a = {{ concurrent = {max}, key.header = 'x', wait = '10s', overrides = {{ {overrides} }} }}
+            routes = [{{ match = ['/'], limits = ['a'] }}]"
+        ))
+    };
+    let live = live(&of(2, ""));
+    let mut service = serving(&live);
+    let request = || Request::get("/").header("x", "k").body(()).unwrap();
+    let _held = (
+        send(&service, request()).await,
+        send(&service, request()).await,
+    );
+    let mut third = task::spawn(service.ready().await.unwrap().call(request()));
+    assert_pending!(third.poll());
+    live.reload(&of(50, "k = 1")).unwrap();
+    assert_pending!(third.poll());
+    assert_eq!(held(live.limiter()), 2);
+    // After a reload that fails, its old value is in force.
+    let shares_its_name = Limit::concurrent("b", 1);
+    live.limiter().semaphore(&shares_its_name, "");
+    let other = format!("{}limits.b = {{ rate = 1, per = '1s' }}", of_b());
+    live.reload(&config(&other)).unwrap_err();
+    assert_pending!(third.poll());
+    live.reload(&of(50, "")).unwrap();
+    assert_ready!(third.poll()).unwrap();
+}
+
+/// As above, with a value of `k` that would admit the third request, and a limit `b` on another route.
+fn of_b() -> String {
+    "limits.a = { concurrent = 50, key.header = 'x', wait = '10s', overrides = { k = 9 } }
+    routes = [{ match = ['/'], limits = ['a'] }, { match = ['/b'], limits = ['b'] }]
+    "
+    .to_owned()
+}
+
 #[tokio::test]
 async fn one_callers_new_value_acts_at_once() {
     let text = "

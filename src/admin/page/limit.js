@@ -184,6 +184,8 @@ function limitFacts(limit) {
   return facts;
 }
 
+const NOT_YET = "Not known yet.";
+
 function showLimit() {
   const limit = limitOf(route.limit);
   put(byId("limit-name"), route.limit);
@@ -192,7 +194,8 @@ function showLimit() {
   putFacts(byId("limit-facts"), limit ? limitFacts(limit) : []);
   limitButtons.forEach(({ node, has }) => (node.hidden = !has()));
   const ofLimit = (known.status?.overrides?.rows ?? []).filter((row) => row.limit === route.limit);
-  showLimitOverrides(route.key ? ofLimit.filter((row) => !row.key || row.key === route.key) : ofLimit);
+  const ofKey = route.key ? ofLimit.filter((row) => !row.key || row.key === route.key) : ofLimit;
+  showLimitOverrides(ofKey, known.status ? unknownOverrides(known.status) : NOT_YET);
   showDetails(limit);
 }
 
@@ -203,14 +206,14 @@ function showDetails(limit) {
   const own = details?.keys.rows.find(({ key }) => key === route.key);
   put(byId("limit-key-name"), route.key ? `Only key ${caller(ownKey())}.` : "");
   const all = route.key ? own : limit;
-  showKeys(details?.keys.rows ?? [], details ? moreText(details.keys) : "");
+  showKeys(details?.keys.rows ?? [], details ? moreText(details.keys) : NOT_YET);
   byId("tenants").hidden = !limit?.fair;
-  showTenants(details?.tenants?.rows ?? [], details?.tenants ? moreText(details.tenants) : "");
+  showTenants(details?.tenants?.rows ?? [], details?.tenants ? moreText(details.tenants) : NOT_YET);
   // A heavy permit holds several slots.
   const held = holders.reduce((sum, { weight = 1 }) => sum + weight, 0);
-  showHolders(holders, details ? restText(details.permits, held, all?.held ?? held) : "");
-  showWaiters(waiters, details ? restText(details.permits, waiters.length, all?.waiting ?? waiters.length) : "");
-  showRefusals(details?.refusals.rows ?? [], details ? moreText(details.refusals) : "");
+  showHolders(holders, details ? restText(details.permits, held, all?.held ?? held) : NOT_YET);
+  showWaiters(waiters, details ? restText(details.permits, waiters.length, all?.waiting ?? waiters.length) : NOT_YET);
+  showRefusals(details?.refusals.rows ?? [], details ? moreText(details.refusals) : NOT_YET);
   byId("more").hidden = !details || route.count > 100 || details.permits.left_out + details.keys.left_out === 0;
 }
 

@@ -144,13 +144,17 @@ function undo(row) {
   openChange("undo", { name: "", undone: row.id, facts });
 }
 
+// What is not known of the overrides.
+function unknownOverrides({ overrides, overrides_problem: problem }) {
+  if (problem) return `Not known: ${problem.detail}`;
+  return overrides?.ignored > 0 ? `${overrides.ignored} cannot be read, and are ignored` : "";
+}
+
 function showOverview() {
   const { status, log } = known;
   if (!status) return;
   showLimits(status.limits.rows, moreText(status.limits));
-  const overrides = status.overrides;
-  const unread = overrides?.ignored > 0 ? `${overrides.ignored} cannot be read, and are ignored` : "";
-  showOverrides(overrides?.rows ?? [], status.overrides_problem ? `Not known: ${status.overrides_problem.detail}` : unread);
+  showOverrides(status.overrides?.rows ?? [], unknownOverrides(status));
   showReplicas(status.replicas.rows, moreText(status.replicas));
   showLog(log ? logRows(log.rows) : [], known.logProblem ? `Not known: ${known.logProblem}` : "");
 }

@@ -14,6 +14,8 @@ function makeTable(home, caption, columns, key, empty) {
     body,
   ]);
   const none = element("p", { class: "none", text: empty });
+  // Not known before the first answer.
+  none.hidden = true;
   const more = element("p", { class: "more" });
   home.append(table, none, more);
   const lines = new Map();

@@ -170,6 +170,7 @@ function reasonText(code) {
 }
 
 function explanationText(why) {
+  const before = why.problem ? `no new answer (${why.problem.detail}); ${duration(why.age_ms)} ago: ` : "";
   const parts = [VERDICTS[why.verdict] ?? "no replica has charged this key lately: see its last refusals"];
   if (why.place !== null) parts[0] += ` at place ${why.place}`;
   if (why.wait_ms !== null) parts[0] += ` for ${duration(why.wait_ms)}`;
@@ -183,7 +184,7 @@ function explanationText(why) {
   if (why.unclaimed.length > 0) parts.push(`no replica has answered for ${count(why.unclaimed.length, "slot")}`);
   const [last] = why.refusals.rows;
   if (last) parts.push(`refused ${duration(last.age_ms)} ago: ${reasonText(last.reason)}`);
-  return `${parts.join("; ")}.`;
+  return `${before}${parts.join("; ")}.`;
 }
 
 function revokedText({ ended, running, permits }) {
@@ -193,7 +194,8 @@ function revokedText({ ended, running, permits }) {
 }
 
 function resumedText({ keys }) {
-  return [`${count(keys.rows.length + keys.left_out, "key")} resumed.`, ...silentText(keys)].join(" ");
+  const least = keys.left_out > 0 ? "At least " : "";
+  return [`${least}${count(keys.rows.length, "key")} resumed.`, ...silentText(keys)].join(" ");
 }
 
 function isWhole(answers) {

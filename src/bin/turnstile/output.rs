@@ -108,7 +108,10 @@ pub(crate) fn answered<T>(answers: &Answers<T>) {
     );
     unanswered(answers);
     if answers.left_out > 0 {
-        note!("and {} more: choose one key with --key", answers.left_out);
+        note!(
+            "and {} more, which did not fit into the answers",
+            answers.left_out
+        );
     }
 }
 

@@ -130,7 +130,7 @@ impl World {
             1 => self.millis(50..500),
             _ => self.millis(1_000..ms(LONGEST_WAIT)),
         };
-        let key = Key::from(self.rng.u64(0..self.keys));
+        let key = Key::from(self.rng.u64(0..self.keys).to_be_bytes());
         let max = match self.own {
             true => self.rng.bool().then(|| self.rng.u32(0..=5)),
             false => None,
@@ -319,7 +319,7 @@ impl World {
             }
             for key in 0..self.keys {
                 let core = &mut self.replicas[replica].core;
-                if core.resume(LimitId(0), &Key::from(key), now) {
+                if core.resume(LimitId(0), &Key::from(key.to_be_bytes()), now) {
                     self.totals.resumes += 1;
                     self.note(|| format!("replica {replica} ends the pause of key {key}"));
                 }

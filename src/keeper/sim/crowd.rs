@@ -364,7 +364,7 @@ impl World {
         let shape = crowd.shape;
         let leg = |limit: usize, key: u64| Leg {
             limit: LimitId(limit),
-            key: Key::from(if shape.hot { 1_000 } else { key }),
+            key: Key::from(if shape.hot { 1_000 } else { key }.to_be_bytes()),
             wait,
             value: None,
             weight: shape.weight,

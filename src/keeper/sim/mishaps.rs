@@ -85,7 +85,7 @@ impl World {
         }
         if self.chance(self.faults.poison) {
             let length = self.millis(10..2_000);
-            let key = Key::from(self.rng.u64(0..self.keys));
+            let key = Key::from(self.rng.u64(0..self.keys).to_be_bytes());
             let key = match self.rng.u8(0..3) {
                 0 => self.ledger_name(&key, "sim"),
                 1 => self.ledger_name(&Key::SHARED, "wide"),

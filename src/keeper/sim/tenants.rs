@@ -43,7 +43,7 @@ impl Nature {
 pub(super) fn ordinary() -> Vec<Nature> {
     let nature = |number| Nature {
         tenant: (number > 0).then(|| Tenant {
-            name: Key::from(u64::from(number)),
+            name: Key::from(u64::from(number).to_be_bytes()),
             share: number,
         }),
         longest_hold: Duration::ZERO,
@@ -88,7 +88,7 @@ impl World {
         let others = rng.u64(1..=3);
         let nature = |number: u64| Nature {
             tenant: (number > 0).then(|| Tenant {
-                name: Key::from(number),
+                name: Key::from(number.to_be_bytes()),
                 share: [1, 1, 2, 3, 9][rng.usize(0..5)],
             }),
             longest_hold: Duration::from_millis(400).mul_f64(25_f64.powf(-rng.f64())),
