@@ -419,8 +419,14 @@ fn a_wrong_configuration_is_no_outage() {
         // A single sentinel with this error suffices, if no other leads to a primary.
         let (dead, first) = (free_port(), watched.sentinels[0].port());
         let one_answers = url(&[dead, first, dead]) + as_user + "canary-4";
+        // Nor does another one that says nothing, as behind a firewall, make an outage of it.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let silent = silent.local_addr().map(|at| (silent, at.port()));
+        let (_listener, silent) = silent.expect("an address");
+        let others_are_silent = url(&[silent, first]) + as_user + "canary-4";
         for (url, kind) in [
             (one_answers, ConfigErrorKind::Credentials),
+            (others_are_silent, ConfigErrorKind::Credentials),
             (
                 watched.url().replace("/main", "/canary-main"),
                 ConfigErrorKind::Store,

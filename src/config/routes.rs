@@ -457,7 +457,8 @@ mod tests {
             ("/a/{*rest}/b", "Catch-all"),
             ("/a/{", "Parameters"),
             ("/a/{}", "Parameters"),
-            ("/a/{x}{y}", "one parameter"),
+            ("/a/{x}{y}", "text after a parameter"),
+            ("/a/{x}.zip", "text after a parameter"),
         ] {
             let (_, faults) = routes(&[&[pattern]]);
             assert_eq!(faults.len(), 1, "{pattern}: {faults:?}");

@@ -562,7 +562,11 @@ impl Lane {
                 continue;
             }
             let error = self.session.no_answer(sent.timeout);
-            let failure = Failure::TimedOut;
+            // While it waited for one server, others may have refused.
+            let failure = match error.is_outage() {
+                true => Failure::TimedOut,
+                false => Failure::Refused,
+            };
             return Some(self.over(index, Err(ExchangeError { failure, error }), meter));
         }
         is_news.then_some(News::Due)

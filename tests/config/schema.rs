@@ -85,7 +85,7 @@ fn schema_refuses_what_cannot_be_read() {
 }
 
 /// A schema cannot know the length of a duration or the content of another section.
-const UNKNOWN_TO_IT: [(&str, &str); 25] = [
+const UNKNOWN_TO_IT: [(&str, &str); 31] = [
     ("limits.a.per", "1 ms to 86400s"),
     ("limits.a.cost", "more than the burst of 2"),
     ("limits.a.fair", "needs a `wait`"),
@@ -105,6 +105,12 @@ const UNKNOWN_TO_IT: [(&str, &str); 25] = [
     ("routes[0].idle", "must be 1ms to"),
     ("routes[0].weight", "for any request, which is 1"),
     ("routes[0].weight", "the route has none"),
+    ("routes[0].max_hold", "the route has none"),
+    ("routes[0].idle", "the route has none"),
+    ("routes[0].on_lost", "the route has none"),
+    ("routes[0].match[0]", "has text after a parameter"),
+    ("routes[0].match[1]", "has text after a parameter"),
+    ("routes[0].match[0]", "more than 25 parameters"),
     ("routes[0].weight", "the route has none"),
     ("routes[1].name", "another route"),
     ("routes[1].match[1]", "the same as routes[0].match[0]"),

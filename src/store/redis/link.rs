@@ -43,6 +43,8 @@ pub(super) struct LinkState {
     was_called: AtomicBool,
     /// The server does not have the text of the script, and no exchange has sent it.
     lacks_script: AtomicBool,
+    /// How often an exchange has sent the text of the script, since the server had lost it.
+    resent: AtomicU32,
     /// A hello was sent on it.
     was_greeted: AtomicBool,
     /// The eviction policy that the server names, if it may evict permits; empty until the server has answered.
@@ -59,6 +61,7 @@ impl LinkState {
             ended: AtomicBool::new(false),
             was_called: AtomicBool::new(false),
             lacks_script: AtomicBool::new(false),
+            resent: AtomicU32::new(0),
             was_greeted: AtomicBool::new(false),
             evicts: OnceLock::new(),
         }
@@ -113,6 +116,19 @@ impl Link {
     /// Whether the caller has to send the text of the script. The exchanges behind it find the script by its digest.
     pub(super) fn take_lacking(&self) -> bool {
         self.state.lacks_script.swap(false, Relaxed)
+    }
+
+    pub(super) fn resent(&self) -> u32 {
+        self.state.resent.load(Relaxed)
+    }
+
+    /// Whether the caller has to send the text of a script that the server has lost. If another exchange has sent it since
+    /// that count was taken, those sent after it find it by its digest.
+    pub(super) fn take_resending(&self, count: u32) -> bool {
+        let next = count.wrapping_add(1);
+        (self.state.resent)
+            .compare_exchange(count, next, Relaxed, Relaxed)
+            .is_ok()
     }
 
     pub(super) fn connection(&self) -> MultiplexedConnection {

@@ -3,7 +3,8 @@
 //! All sentinels are asked at once, and a connection is opened to each server that they name; the first one whose server
 //! confirms that it is a primary wins. So a dead or silent sentinel, or a sentinel that still names a demoted server,
 //! costs the others no time: the caller's limit covers the whole search. (The `redis` crate's own module takes the answers
-//! in the order of its list.) A configuration error is reported only if no sentinel leads to a primary.
+//! in the order of its list.) A configuration error is reported only if no sentinel leads to a primary in time, and also if
+//! others are silent.
 //!
 //! To a distant store this takes seven round trips: three to ask (TCP, `HELLO`, the question), three to open the
 //! connection, and one for the first exchange. If that exceeds the caller's limit, the next attempt begins with the servers
@@ -79,6 +80,8 @@ pub(super) struct PrimaryDialer {
     named: Mutex<Vec<Named>>,
     /// The server of the last connection.
     primary: Mutex<Option<Named>>,
+    /// The error of the latest attempt, as far as it came.
+    fault: Mutex<Option<RedisError>>,
     /// The server that the last error is about; `None`: the sentinels.
     tried: Mutex<Option<Server>>,
     switched: Arc<Notify>,
@@ -112,6 +115,7 @@ impl PrimaryDialer {
             sentinels,
             named: Mutex::default(),
             primary: Mutex::default(),
+            fault: Mutex::default(),
             tried: Mutex::default(),
             switched: Arc::default(),
         }
@@ -139,7 +143,7 @@ impl PrimaryDialer {
             .map(|each| sentinels.ask(each, &self.switched))
             .collect();
         let mut opened: FuturesUnordered<_> = self.remembered().into_iter().map(attempt).collect();
-        let mut fault: Option<RedisError> = None;
+        *locked(&self.fault) = None;
         loop {
             let (at, error) = tokio::select! {
                 biased;
@@ -158,19 +162,27 @@ impl PrimaryDialer {
                         sentinels.was_found.store(true, Relaxed);
                         self.note_primary(&server);
                         *locked(&self.tried) = Some(server);
+                        *locked(&self.fault) = None;
                         return Ok(connection);
                     }
                     Err(error) => (Some(server), error),
                 },
                 else => break,
             };
+            let mut fault = locked(&self.fault);
             if (fault.as_ref()).is_none_or(|other| sentinels.precedes(&error, other)) {
-                fault = Some(error);
+                *fault = Some(error);
                 *locked(&self.tried) = at;
             }
         }
         self.named().clear();
+        let fault = self.fault();
         Err(fault.unwrap_or_else(|| (ErrorKind::EmptySentinelList, "there is no sentinel").into()))
+    }
+
+    /// The error of the latest attempt, which may have been dropped before all sentinels had answered.
+    pub(super) fn fault(&self) -> Option<RedisError> {
+        locked(&self.fault).clone()
     }
 
     /// The servers named in an attempt that had no time left to connect to them.
@@ -275,7 +287,7 @@ impl Sentinels {
                 false => format!("{scheme}://{host}:{DEFAULT_PORT}{fragment}"),
             };
             let info = read(&address)?.set_redis_settings(login.clone());
-            Client::open(info).map_err(|_| UNREADABLE)
+            Client::open(socket::prepared(info)).map_err(|_| UNREADABLE)
         });
         Ok(Self {
             sentinels: sentinels.collect::<Result<_, _>>()?,

@@ -148,10 +148,15 @@ impl Session for RedisSession {
     }
 
     fn no_answer(&self, patience: Duration) -> StoreError {
-        let error = self.exchanger.opening.no_answer(patience);
+        let silence = self.exchanger.opening.no_answer(patience);
+        let dialer = &self.exchanger.dialer;
         match self.exchanger.current() {
-            Some(link) => error.at(&link.address()),
-            None => error.at(&self.exchanger.dialer.address()),
+            Some(link) => silence.at(&link.address()),
+            None => {
+                let fault = dialer.fault().map(|fault| store_error(&fault));
+                let fault = fault.filter(|fault| !fault.is_outage());
+                fault.unwrap_or(silence).at(&dialer.address())
+            }
         }
     }
 }
@@ -233,13 +238,19 @@ impl Exchanger {
         }
         let mut connection = link.connection();
         let by_text = !exchange.is_empty() && link.take_lacking();
-        let command = self.encode(exchange, Called::by_text(by_text), link.listens());
-        match command.query_async(&mut connection).await {
-            Err(error) if is_unknown_script(&error) => {
-                let command = self.encode(exchange, Called::ByText, link.listens());
-                command.query_async(&mut connection).await
+        let mut called = Called::by_text(by_text);
+        loop {
+            let resent = link.resent();
+            let command = self.encode(exchange, called, link.listens());
+            match command.query_async(&mut connection).await {
+                // All exchanges in flight find this out. The first of them sends the text, and the others follow it on the
+                // same connection. The text of a hello is short.
+                Err(error) if is_unknown_script(&error) && called == Called::ByDigest => {
+                    let sends_text = exchange.is_empty() || link.take_resending(resent);
+                    called = Called::by_text(sends_text);
+                }
+                outcome => return outcome,
             }
-            outcome => outcome,
         }
     }
 

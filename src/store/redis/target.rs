@@ -6,7 +6,7 @@
 use std::future::pending;
 use std::sync::{Arc, atomic::AtomicBool};
 
-use redis::{Client, RedisResult, aio::MultiplexedConnection};
+use redis::{Client, RedisError, RedisResult, aio::MultiplexedConnection};
 
 #[cfg(feature = "cluster")]
 use super::cluster::{Cluster, PartDialer};
@@ -223,6 +223,15 @@ impl Dialer {
         #[cfg(feature = "cluster")]
         if let Self::Cluster(dialer) = self {
             dialer.search_again();
+        }
+    }
+
+    /// What the latest attempt to connect has found out, if it did not end in time.
+    pub(super) fn fault(&self) -> Option<RedisError> {
+        match self {
+            #[cfg(feature = "sentinel")]
+            Self::Sentinel(dialer) => dialer.fault(),
+            _ => None,
         }
     }
 

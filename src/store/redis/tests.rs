@@ -417,6 +417,25 @@ async fn a_script_that_was_flushed_is_resent() {
     }
 }
 
+/// G7: many may be in flight, to a distant store or in a cluster.
+#[tokio::test]
+async fn of_many_exchanges_one_resends_a_script_that_was_flushed() {
+    let server = RedisServer::start();
+    let replica = Replica::of(&server, 1);
+    replica.run(acquire(1)).await;
+    server.cli(&["SCRIPT", "FLUSH"]);
+    server.cli(&["CONFIG", "RESETSTAT"]);
+    let all = (0..20).map(|_| replica.drive(replica.send(vec![renew(1)], Vec::new())));
+    for reply in futures_util::future::join_all(all).await {
+        let batch = reply.unwrap().batches.remove(0).unwrap();
+        assert!(holds(&batch.renewed[0]));
+    }
+    let used = server.cli(&["INFO", "commandstats"]);
+    let texts = used.lines().find(|line| line.starts_with("cmdstat_eval:"));
+    let texts = texts.expect("one was sent");
+    assert!(texts.starts_with("cmdstat_eval:calls=1,"), "{texts}");
+}
+
 #[tokio::test]
 async fn one_ledgers_wrong_type_does_not_stop_the_others() {
     let server = RedisServer::start();
