@@ -84,9 +84,10 @@
 //!
 //! # Routes
 //!
-//! A pattern is a path, optionally with a method: `POST /v1/chat/{id}`. `{id}` matches one segment, `{*rest}` at the end
-//! matches one or more; the path before `{*rest}` needs its own pattern. `*` matches requests that no other pattern
-//! matches. The syntax comes from [`matchit`] 0.9, as in axum; literal braces are doubled (`{{`).
+//! A pattern is a path, optionally with a method: `POST /v1/chat/{id}`. `{id}` matches one segment, or the rest of one after
+//! a text (`/img-{id}`); `{*rest}` at the end matches one or more; the path before `{*rest}` needs its own pattern. `*`
+//! matches requests that no other pattern matches. The syntax comes from [`matchit`] 0.9, as in axum, but without a text
+//! after a parameter (`{name}.zip`); literal braces are doubled (`{{`).
 //!
 //! - The most specific pattern wins, wherever it is in the file: segment by segment, a literal before `{id}` before
 //!   `{*rest}`; for the same path, a pattern with a method before a pattern without. Two patterns that match the same

@@ -13,6 +13,31 @@ use crate::{
     support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
+/// A request waits behind at most `max_waiters` others, however long it would wait.
+#[tokio::test]
+async fn a_rate_with_as_many_waiters_as_it_may_have_refuses() {
+    let slow = Limit::rate("slow", 60, Duration::from_secs(60))
+        .burst(1)
+        .wait_up_to(Duration::from_secs(30))
+        .max_waiters(5);
+    let limiter = Limiter::in_memory();
+    let semaphore = limiter.semaphore(&slow, "acme");
+    let asked = (0..6).map(|_| tokio_test::task::spawn(semaphore.acquire()));
+    let mut asked: Vec<_> = asked.collect();
+    for (number, request) in asked.iter_mut().enumerate() {
+        assert_eq!(request.poll().is_ready(), number == 0);
+    }
+    let acme = KeyDigest::of("slow", "acme");
+    let why = limiter.operator().explain("slow", acme).await.unwrap();
+    assert!(
+        matches!(why.verdict, Some(Verdict::TooSoon(5_000..=6_000))),
+        "{:?}",
+        why.verdict
+    );
+    let refused = semaphore.acquire().await.unwrap_err();
+    assert_eq!(refused.kind(), AcquireErrorKind::TooSoon);
+}
+
 /// Replicas answer 20 questions per second.
 const PAUSE: Duration = Duration::from_millis(250);
 
