@@ -2,7 +2,8 @@
 //!
 //! A lookup blocks a thread of the runtime until the resolver answers or gives up, which can take much longer than an
 //! attempt to connect, and it cannot be aborted. So an attempt that runs out of time leaves its lookup to the next one;
-//! otherwise many threads would wait for a name server that does not answer.
+//! otherwise many threads would wait for a name server that does not answer. (With TLS, to sentinels and to the target of an
+//! ASK the `redis` crate looks names up, once for each attempt.)
 
 use std::{
     collections::HashMap,
