@@ -473,7 +473,7 @@ fn routes_without_the_budget_are_logged() {
     alone(async {
         let without = |policy: String| {
             let limits = r#"limits = ["chat-key", "chat-opens", "chat-all", "tokens"]"#;
-            let policy = policy.replacen(limits, r#"limits = ["chat-opens"]"#, 1);
+            let policy = policy.replacen(limits, r#"limits = ["chat-opens", "chat-all"]"#, 1);
             let others = r#"match = ["/v1/batches", "POST /v2/{*rest}"]"#;
             changed(&policy, r#"match = ["*"]"#, others)
         };
