@@ -15,6 +15,19 @@ fn an_overtaken_waiter_is_caught() {
     violates(book, "G3", "#21 was overtaken by #31");
 }
 
+/// It has a low ticket from before, and came back after the other one may have been granted its slot.
+#[test]
+fn a_waiter_that_came_back_is_not_overtaken() {
+    let mut book = Book::new();
+    book.acquires(A, 10, held(10));
+    book.acquires(C, 30, Standing::Waiting(-100));
+    book.returns(A, 40);
+    book.acquires(B, 45, Standing::Waiting(-200));
+    book.renews(C, 50, held(50));
+    book.renews(B, 60, Standing::Waiting(-200));
+    is_clean(book);
+}
+
 #[test]
 fn a_newcomer_that_passes_the_queue_is_caught() {
     let mut book = Book::new();

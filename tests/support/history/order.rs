@@ -30,14 +30,18 @@ fn overtaken(ledger: &Ledger, calm: impl Fn(Id, Micros) -> bool) -> Option<(Id, 
         .iter()
         .filter_map(|(id, story)| {
             let (from, last_seen, ticket) = story.waits()?;
-            let granted = story.granted().map(|it| it.0);
+            let granted = story.granted().map(|(at, how)| match how {
+                How::Admitted | How::Promoted => (at, at),
+                // At some time since it was last seen in the queue.
+                How::Renewed | How::Adopted => (last_seen, at),
+            });
             Some((ticket, (from, last_seen), granted, *id))
         })
         .collect();
     waiters.sort_unstable();
     let (mut before, mut latest): (Vec<Seen>, Micros) = (Vec::new(), 0);
     for (_, (from, last_seen), granted, id) in waiters {
-        if let Some(granted) = granted.filter(|granted| *granted < latest)
+        if let Some(granted) = granted.filter(|(_, until)| *until < latest)
             && let Some((.., other)) = first_passed(&before, granted, &calm)
         {
             let what = format!("#{} was overtaken by #{}", other.1, id.1);
@@ -49,14 +53,15 @@ fn overtaken(ledger: &Ledger, calm: impl Fn(Id, Micros) -> bool) -> Option<(Id, 
     None
 }
 
-/// A waiter that was still in the queue after another one was granted a slot, without an excuse.
+/// A waiter that was in the queue before another one was granted a slot, at some time between these, and still was
+/// afterwards, without an excuse.
 fn first_passed(
     before: &[Seen],
-    granted: Micros,
+    (since, granted): (Micros, Micros),
     calm: &impl Fn(Id, Micros) -> bool,
 ) -> Option<Seen> {
     // A call grants slots before it enqueues.
-    let was_there = |(from, last_seen, _): &&Seen| *from < granted && granted < *last_seen;
+    let was_there = |(from, last_seen, _): &&Seen| *from < since && granted < *last_seen;
     let mut passed = before.iter().filter(was_there);
     passed.find(|(.., id)| calm(*id, granted)).copied()
 }
@@ -90,7 +95,7 @@ fn passed_by(ledger: &Ledger, calm: impl Fn(Id, Micros) -> bool) -> Option<(Id, 
             next += 1;
         }
         before.retain(|(_, last_seen, _)| *last_seen > at_us);
-        if let Some((.., waiter)) = first_passed(&before, at_us, &calm) {
+        if let Some((.., waiter)) = first_passed(&before, (at_us, at_us), &calm) {
             let what = format!("the newcomer #{} passed by #{}", id.1, waiter.1);
             return Some((waiter, id, what));
         }
