@@ -19,10 +19,9 @@ const MAX_SHORT_LEN: usize = 22;
 
 /// Identifies the subject of a limit: a caller, a tenant, a route.
 ///
-/// Create a key [from](#trait-implementations) bytes of any length, a string, a header value, or a number or an address,
-/// whose key is that of its text: operators can type it. The same holds for a UUID as `uuid.to_string()`, but not for its
-/// bytes. Keys never appear in the data of the store, in logs or in `Debug` output; a long key is kept as its SHA-256
-/// digest.
+/// Create a key [from](#trait-implementations) bytes of any length, a string, a header value, a number or an address.
+/// Numbers and addresses become keys as text, so that operators can type them; for a UUID, use `uuid.to_string()`. Keys
+/// never appear in the data of the store, in logs or in `Debug` output; a long key is kept as its SHA-256 digest.
 ///
 /// ```
 /// use tower_turnstile::Key;
@@ -216,7 +215,7 @@ impl From<SocketAddr> for Key {
     }
 }
 
-// Equal numbers of any type make the same key: that of their decimal digits.
+// Numbers become keys as decimal digits, so equal numbers of any type make the same key.
 macro_rules! from_numbers {
     ($($number:ty),*) => {
         $(

@@ -108,20 +108,8 @@ impl Proxy {
             None => (Either::Left(body), None),
         };
         let request = Request::from_parts(head, body);
-        match self.send(request, head_timeout, meter.is_some()).await {
-            // The body may quote the key, and clients would take the error for their own.
-            Ok(response) if has_own_key && response.status() == StatusCode::UNAUTHORIZED => {
-                tracing::error!("the upstream refuses the gateway's key");
-                if let Some(meter) = meter {
-                    meter.fail();
-                }
-                let message = "the upstream refuses the gateway";
-                Err(Failure::Fault(Fault::new(
-                    StatusCode::BAD_GATEWAY,
-                    "upstream_failed",
-                    message,
-                )))
-            }
+        let sent = self.send(request, head_timeout, meter.is_some()).await;
+        match sent.and_then(|response| with_accepted_key(response, has_own_key)) {
             Ok(response) => {
                 let (mut head, body) = response.into_parts();
                 remove_hop_by_hop(&mut head.headers);
@@ -240,6 +228,18 @@ impl Proxy {
         }
         Ok(upstream.key.is_some())
     }
+}
+
+/// An upstream that refuses the gateway's own key has failed: its answer may quote the key, and clients would take the error
+/// for their own.
+fn with_accepted_key<B>(response: Response<B>, has_own_key: bool) -> Result<Response<B>, Failure> {
+    if !has_own_key || response.status() != StatusCode::UNAUTHORIZED {
+        return Ok(response);
+    }
+    tracing::error!("the upstream refuses the gateway's key");
+    let message = "the upstream refuses the gateway";
+    let fault = Fault::new(StatusCode::BAD_GATEWAY, "upstream_failed", message);
+    Err(Failure::Fault(fault))
 }
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");

@@ -232,7 +232,7 @@ fn check_weights(config: &Config, faults: &mut Faults) {
     }
 }
 
-/// What ends a response with its slot is a fault where there are no slots.
+/// Settings that end a response together with its slot are a fault on a route without slots.
 fn check_ends(config: &Config, faults: &mut Faults) {
     for (index, route) in config.routes.iter().enumerate() {
         let mut limits = route.limits.iter().map(|name| config.limits.get(name));

@@ -315,9 +315,10 @@ impl Live {
             )
         });
         let values: Vec<_> = values.collect();
-        // First: a limit that grows must not admit the waiters of a key that gets a lower value of its own.
-        for (name, before, now) in &values {
-            self.set_values(name, before, now);
+        // Keys get values of their own before the limits change, and lose them afterwards: no key has a value in between that
+        // neither configuration allows.
+        for (name, _, now) in &values {
+            self.give_values(name, now);
         }
         let edits = self.layers.load().edits();
         let layers = apply(&self.limiter, &mut changing.known, &mut checked)
@@ -326,29 +327,41 @@ impl Live {
             Ok(layers) => {
                 self.layers.store(Arc::new(layers));
                 changing.config = config.clone();
+                for (name, before, now) in &values {
+                    self.take_values(name, before, now);
+                }
                 Ok(())
             }
             Err(error) => {
+                for (name, before, _) in &values {
+                    self.give_values(name, before);
+                }
                 // A name that is new in this configuration is already used in code, for another limit.
                 for (name, known) in before {
                     let _ = self.limiter.update(&known.limit);
                     changing.known.insert(name, known);
                 }
                 for (name, before, now) in &values {
-                    self.set_values(name, now, before);
+                    self.take_values(name, now, before);
                 }
                 Err(error)
             }
         }
     }
 
-    /// Gives keys that the old or the new configuration lists their new values, or the limit's own value.
-    fn set_values(&self, name: &str, before: &Values, now: &Values) {
-        let keys = before.keys().chain(now.keys());
-        let values = keys
-            .map(|key| (key.clone(), now.get(key).copied()))
-            .collect();
-        self.limiter.keeper().set_values(name, &values);
+    /// Gives keys values of their own.
+    fn give_values(&self, name: &str, values: &Values) {
+        let values = values
+            .iter()
+            .map(|(key, value)| (key.clone(), Some(*value)));
+        self.limiter.keeper().set_values(name, &values.collect());
+    }
+
+    /// Gives the limit's value to keys that no longer have one of their own.
+    fn take_values(&self, name: &str, before: &Values, now: &Values) {
+        let keys = before.keys().filter(|key| !now.contains_key(key));
+        let values = keys.map(|key| (key.clone(), None));
+        self.limiter.keeper().set_values(name, &values.collect());
     }
 
     fn changing(&self) -> MutexGuard<'_, Changing> {

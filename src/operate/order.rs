@@ -379,7 +379,7 @@ impl Operator {
                 Err(not_found(format!("no replica knows a pause of {target}")))
             }
             0 => Ok(answers),
-            keys => {
+            _ => {
                 let text = match &target.key {
                     Some(_) => target.to_string(),
                     // Replicas may have left out the same keys.
@@ -391,7 +391,11 @@ impl Operator {
                             ""
                         },
                         answers.rows.len(),
-                        if keys == 1 { "key" } else { "keys" }
+                        if answers.rows.len() == 1 {
+                            "key"
+                        } else {
+                            "keys"
+                        }
                     ),
                 };
                 self.note(What::Resumed, by, text).await;

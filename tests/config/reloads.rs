@@ -123,6 +123,31 @@ async fn a_limit_that_grows_does_not_let_in_waiters_of_a_key_that_gets_less() {
     assert_ready!(third.poll()).unwrap();
 }
 
+/// The other way round: neither configuration admits more than two of them.
+#[tokio::test]
+async fn a_limit_that_shrinks_does_not_let_in_waiters_of_a_key_that_had_less() {
+    let of = |max: u32, overrides: &str| {
+        config(&format!(
+            "limits.a = {{ concurrent = {max}, key.header = 'x', wait = '10s', overrides = {{ {overrides} }} }}
+            routes = [{{ match = ['/'], limits = ['a'] }}]"
+        ))
+    };
+    let live = live(&of(50, "k = 2"));
+    let mut service = serving(&live);
+    let request = || Request::get("/").header("x", "k").body(()).unwrap();
+    let _held = (
+        send(&service, request()).await,
+        send(&service, request()).await,
+    );
+    let mut third = task::spawn(service.ready().await.unwrap().call(request()));
+    assert_pending!(third.poll());
+    live.reload(&of(2, "")).unwrap();
+    assert_pending!(third.poll());
+    assert_eq!(held(live.limiter()), 2);
+    live.reload(&of(3, "")).unwrap();
+    assert_ready!(third.poll()).unwrap();
+}
+
 /// As above, with a value of `k` that would admit the third request, and a limit `b` on another route.
 fn of_b() -> String {
     "limits.a = { concurrent = 50, key.header = 'x', wait = '10s', overrides = { k = 9 } }

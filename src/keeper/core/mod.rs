@@ -361,6 +361,7 @@ impl Core {
         debug_assert_eq!(slot, id.slot as usize);
     }
 
+    /// Inlined, since a call copies the request twice.
     #[inline(always)]
     fn remove_request(&mut self, id: RequestId) -> Option<Request> {
         self.request(id)?;

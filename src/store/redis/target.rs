@@ -226,7 +226,7 @@ impl Dialer {
         }
     }
 
-    /// What the latest attempt to connect has found out, if it did not end in time.
+    /// The error that the latest attempt to connect found before it ran out of time.
     pub(super) fn fault(&self) -> Option<RedisError> {
         match self {
             #[cfg(feature = "sentinel")]
