@@ -136,7 +136,7 @@ impl Drop for Inside {
     }
 }
 
-/// Observes the ledgers continuously, on a separate thread.
+/// Observes the ledgers, on a separate thread.
 pub(crate) struct Ledger {
     now: watch::Receiver<Counts>,
     over: Arc<AtomicBool>,
@@ -151,6 +151,9 @@ struct Counts {
     /// Number of the count.
     number: u64,
 }
+
+/// Pause between two counts, which would otherwise take a processor. What a ledger holds too much stays for longer.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The results of the observation.
 pub(crate) struct Watched {
@@ -197,6 +200,7 @@ impl Ledger {
                     waiters,
                     number,
                 });
+                thread::sleep(PAUSE);
             }
         });
         Self {
