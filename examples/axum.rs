@@ -9,7 +9,7 @@
 
 use std::{
     collections::VecDeque, convert::Infallible, env, future::IntoFuture, io::IsTerminal,
-    net::SocketAddr, process::ExitCode, time::Duration,
+    net::SocketAddr, pin::pin, process::ExitCode, time::Duration,
 };
 
 use axum::{
@@ -194,13 +194,18 @@ async fn run(options: Options, more: Router<Demo>) -> Result<(), String> {
         _ = terminate.recv() => {}
     }
     phase.send_replace(Phase::Closing);
-    let released = async {
-        let report = limiter.shutdown(GRACE).await;
-        tracing::info!(?report, "shut down");
+    let mut ended = pin!(async {
+        let _ = server.await;
+        // The server does not wait for sockets, each of which has a receiver.
+        phase.closed().await;
+    });
+    // Beside each other: requests and sockets without a slot have as much time to end.
+    let (report, all) = join!(limiter.shutdown(GRACE), timeout(GRACE, &mut ended));
+    tracing::info!(?report, "shut down");
+    if all.is_err() {
         phase.send_replace(Phase::Over);
-    };
-    // Beside each other: requests without a slot have as much time to end.
-    let _ = join!(released, timeout(GRACE + CLOSE, server));
+        let _ = timeout(CLOSE, ended).await;
+    }
     Ok(())
 }
 
@@ -366,7 +371,10 @@ async fn turns(
         None => turns,
     };
     let work = Duration::from_millis(ask.ms);
-    let upgrade = upgrade.max_message_size(LONGEST_MESSAGE);
+    // Most messages have one frame, of which the header says any length.
+    let upgrade = upgrade
+        .max_message_size(LONGEST_MESSAGE)
+        .max_frame_size(LONGEST_MESSAGE);
     upgrade.on_upgrade(async move |mut socket| {
         tokio::select! {
             () = take_turns(&mut socket, &turns, work, &demo.now) => {}

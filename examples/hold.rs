@@ -25,6 +25,7 @@ use clap::Parser;
 use futures_util::{Stream, stream};
 use serde::Deserialize;
 use serde_json::json;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -102,10 +103,16 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = listener.local_addr()?;
     let listener = listener.tap_io(move |stream| {
         let _ = stream.set_nodelay(true);
+        let socket = SockRef::from(&*stream);
+        // Otherwise a client that vanished before its request, or after its response, leaves a socket behind.
+        let alive = TcpKeepalive::new()
+            .with_time(options.keep_alive)
+            .with_interval(options.keep_alive);
+        let _ = socket.set_tcp_keepalive(&alive);
         // A client on a dead network acknowledges nothing. Without this timeout its slot stays taken for another
         // quarter of an hour.
         #[cfg(target_os = "linux")]
-        let _ = socket2::SockRef::from(&*stream).set_tcp_user_timeout(Some(3 * options.keep_alive));
+        let _ = socket.set_tcp_user_timeout(Some(3 * options.keep_alive));
     });
     let app = Router::new()
         .route("/hold/{limit}", get(hold))

@@ -91,7 +91,8 @@ impl Budget {
 
     /// Charges the rate once more, and waits or is refused like a new request. Returns the units charged.
     ///
-    /// For a cost that is known before the work begins, such as the cost of a prompt that had to be read first.
+    /// For a cost that is known before the work begins, such as the cost of a prompt that had to be read first. It waits for
+    /// as long as the permit's request could have: not at all after [`try_acquire`](crate::Semaphore::try_acquire).
     ///
     /// A rate with [`clamp_cost`](crate::Scope::clamp_cost) charges at most its burst; [`spend`](Self::spend) the rest. Nothing
     /// is charged if the rate does not apply to the permit, or its [fallback](crate::Limit::fallback) allows everything.
@@ -137,7 +138,7 @@ impl Budget {
     /// See [Token budgets](crate::guide::tokens) for details.
     ///
     /// Without a settlement, the charges and the spending stand.
-    pub fn settle(&self, actual: u32) {
+    pub fn settle(&self, actual: u64) {
         self.change(|account| match account.settle(actual)? {
             Settled::Up(more) => Some((Cost::SettledUp, more)),
             Settled::Down(less) => Some((Cost::SettledDown, less)),

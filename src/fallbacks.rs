@@ -91,6 +91,12 @@ impl Fallbacks {
         }
     }
 
+    /// Whether they decide on any requests now.
+    pub(crate) fn decide(&self) -> bool {
+        let is_up = |state: &PartState| state.availability == Availability::Up;
+        !self.parts.iter().all(is_up)
+    }
+
     pub(crate) fn availability(&self, part: Part) -> Availability {
         self.parts[part.number()].availability
     }

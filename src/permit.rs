@@ -116,8 +116,8 @@ impl Permit {
     /// # Errors
     ///
     /// Returns a [`ReleaseError`] if the store has not confirmed the release within
-    /// [`store_timeout`](crate::LimiterBuilder::store_timeout), or is known to be down. The release is retried in the
-    /// background for as long as the process lives.
+    /// [`store_timeout`](crate::LimiterBuilder::store_timeout), or is known to be down, or if the runtime of the limiter's
+    /// background task ends meanwhile. The release is retried in the background for as long as the process lives.
     ///
     /// # Cancel safety
     ///

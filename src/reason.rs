@@ -42,6 +42,7 @@ reasons! {
     InvalidCost = "invalid_cost",
     UnknownRate = "unknown_rate",
     NoKey = "no_key",
+    AmbiguousPath = "ambiguous_path",
     BodyFailed = "body_failed",
     ShutDown = "shut_down",
     Misconfigured = "misconfigured",
@@ -91,6 +92,19 @@ reasons! {
     NoHeader = "no_header",
     CrossSite = "cross_site",
     WrongHost = "wrong_host",
+}
+
+/// The limit of a configuration that refuses ambiguous paths: no request has a key for it.
+pub(crate) const AMBIGUOUS_PATH: &str = "ambiguous-path";
+
+impl Reason {
+    /// Why a request without a key is refused under this limit.
+    pub(crate) fn without_key(limit_name: &str) -> Self {
+        match limit_name {
+            AMBIGUOUS_PATH => Self::AmbiguousPath,
+            _ => Self::NoKey,
+        }
+    }
 }
 
 /// Gives each variant of a kind the code of the reason of its name, or of the one behind `=`.

@@ -89,6 +89,11 @@ impl Client {
         while !next(&mut self.notes).await.starts_with(start) {}
     }
 
+    fn signal(&self, signal: Signal) {
+        let id = self.process.id().expect("it runs");
+        kill(Pid::from_raw(id.try_into().expect("a pid")), signal).expect("it runs");
+    }
+
     fn end_input(&mut self) {
         self.process.stdin = None;
     }
@@ -222,6 +227,8 @@ fn the_scripts_of_the_guide_hold_slots() {
             first.end_input();
             assert_eq!(first.code().await, Some(9), "{program}");
             assert_eq!(second.says().await, held, "{program}");
+            // A terminal sends it to the command too, which may end later.
+            second.signal(Signal::SIGINT);
             second.end_input();
             assert_eq!(second.code().await, Some(9), "{program}");
             until_in_use(&gpu, 0, 0).await;

@@ -269,7 +269,7 @@ impl Service {
             .await
             .expect("G4: every request is answered");
         let ledger = self.ledger.as_ref().expect("it is watched");
-        timeout(SECOND, ledger.until_holders(0))
+        timeout(3 * SECOND, ledger.until_holders(0))
             .await
             .expect("G5: no slot is held");
         self.check_cap(LIMIT);

@@ -41,9 +41,9 @@ impl Fault {
     }
 
     /// Routes and upstream might read the path differently.
-    pub(crate) fn unreadable_path() -> Self {
+    pub(crate) fn ambiguous_path() -> Self {
         let message = "the path can be read in several ways";
-        Self::new(StatusCode::BAD_REQUEST, "unreadable_path", message)
+        Self::new(StatusCode::BAD_REQUEST, "ambiguous_path", message)
     }
 
     /// No route or upstream serves `what`, the method and path.
@@ -56,9 +56,7 @@ impl Fault {
     pub(crate) fn of_refusal(refusal: &Refusal, what: &str) -> Self {
         match refusal.kind() {
             // A slash within a segment, which the file's route would have to allow.
-            RefusalKind::NoKey if refusal.limit_name() == "unreadable-path" => {
-                return Self::unreadable_path();
-            }
+            RefusalKind::AmbiguousPath => return Self::ambiguous_path(),
             RefusalKind::NoKey => return Self::no_key(),
             // The file has a route that refuses everything.
             _ if refusal.status() == StatusCode::NOT_FOUND => return Self::unknown(what),

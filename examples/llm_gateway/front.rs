@@ -48,7 +48,7 @@ where
     let answer = |fault: &Fault, dialect| full(fault.to_response(dialect), is_head);
     let Some(uri) = canonical(request.uri()) else {
         discard_body(request).await;
-        return Ok(answer(&Fault::unreadable_path(), dialect));
+        return Ok(answer(&Fault::ambiguous_path(), dialect));
     };
     let (dialect, path) = (Dialect::of(uri.path()), uri.path().to_owned());
     let what = format!("{} {path}", request.method());

@@ -186,7 +186,7 @@ impl Drop for Meter {
             Reader::Events(_, held) if held.is_passing => drop(self.count.end_event()),
             Reader::Events(..) | Reader::Unread(_) => {}
         }
-        self.budget.settle(self.count.total());
+        self.budget.settle(self.count.total().into());
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tower_turnstile::BoxError;
 
 /// How much is read, and for how long.
-const MOST: usize = 1024 * 1024;
+const MOST: usize = 8 * 1024 * 1024;
 const FOR: Duration = Duration::from_secs(1);
 
 /// Reads the rest: over HTTP/1, bytes that nobody has read reset the connection, and a client that sends its body first would

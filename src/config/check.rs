@@ -16,8 +16,9 @@ use super::{
 };
 use crate::{
     key::Key,
-    layer::{OnLost, Scope, UNREADABLE_PATH, overload},
+    layer::{OnLost, Scope, overload},
     limit::{Limit, LimitValue, MAX_SCOPES},
+    reason::AMBIGUOUS_PATH,
 };
 
 #[derive(Debug)]
@@ -136,7 +137,7 @@ fn check_limit(
     limit: &LimitConfig,
     faults: &mut Faults,
 ) -> Option<CheckedLimit> {
-    if name == UNREADABLE_PATH {
+    if name == AMBIGUOUS_PATH {
         let message =
             "is the name of the limit that refuses requests with an ambiguous path: choose another";
         faults.add(format!("limits.{name}"), message);

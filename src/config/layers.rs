@@ -15,9 +15,10 @@ use super::{
 use crate::{
     error::ConfigError,
     key::Key,
-    layer::{DeclaredLimits, Gate, GateEdit, LimitLayer, UNREADABLE_PATH},
+    layer::{DeclaredLimits, Gate, GateEdit, LimitLayer},
     limit::{Limit, LimitValue},
     limiter::Limiter,
+    reason::AMBIGUOUS_PATH,
 };
 
 #[derive(Clone)]
@@ -139,6 +140,6 @@ impl RouteLayers {
 
 /// A layer that refuses all requests, without asking the store: none has a key.
 fn closed(limiter: &Limiter) -> Result<LimitLayer, ConfigError> {
-    let nothing = Limit::concurrent(UNREADABLE_PATH, 1).by_key(|_| None::<Key>);
+    let nothing = Limit::concurrent(AMBIGUOUS_PATH, 1).by_key(|_| None::<Key>);
     limiter.try_layer(nothing.require_key())
 }

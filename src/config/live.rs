@@ -254,9 +254,10 @@ impl LiveConfig {
     ///
     /// The new configuration applies at once to new and queued requests, and no held slot is lost. If a limit grows,
     /// waiters are admitted; if a limit shrinks, new requests wait until enough slots have been released. Values of single
-    /// callers (plans and overrides) change in the same way. A removed limit ends with its last request. The wait, the
-    /// key, the tenant and the share of a queued request do not change. If a limit gets another `key`, requests with old
-    /// and with new keys count apart, both up to the new value, until the old ones have ended.
+    /// callers (plans and overrides) change in the same way; waiters of a caller whose value becomes 0 are refused. A
+    /// removed limit ends with its last request. The wait, the key, the tenant and the share of a queued request do not
+    /// change. If a limit gets another `key`, requests with old and with new keys count apart, both up to the new value,
+    /// until the old ones have ended.
     ///
     /// Reload the other replicas too. While replicas differ, the largest value of a limit applies.
     ///

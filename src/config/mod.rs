@@ -113,8 +113,8 @@
 //!   slashes before it matches a path, as in axum, set `escaped_slashes = true` for the routes that need them:
 //!   `/projects/a%2Fb` is then on the route of `/projects/{id}`.
 //!
-//! Logs and metrics show these refusals as the limit `unreadable-path`, with the reason `no_key`. No limit of a file may
-//! have this name.
+//! Logs and metrics show these refusals as the limit `ambiguous-path`, with the reason `ambiguous_path`. No limit of a
+//! file may have this name.
 //!
 //! The canonical form does not cover case-insensitive paths, path parameters (`/chat;v=1`), encodings other than UTF-8,
 //! and methods in a header (`X-HTTP-Method-Override`), which few servers support. If your server does, use `*`.

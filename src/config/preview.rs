@@ -14,9 +14,10 @@ use super::{
 use crate::{
     keeper::Leg,
     key::Key,
-    layer::{RefusalKind, UNREADABLE_PATH},
+    layer::RefusalKind,
     limit::{Limit, LimitValue, Mode},
     limiter::Limiter,
+    reason::AMBIGUOUS_PATH,
 };
 
 /// Route and limits of a request. See [`Config::preview`].
@@ -100,7 +101,7 @@ impl Config {
         let found = layers.find(&head.method, head.uri.path()).legs(head);
         let is_ambiguous = found
             .iter()
-            .any(|(limit, _)| limit.name() == UNREADABLE_PATH);
+            .any(|(limit, _)| limit.name() == AMBIGUOUS_PATH);
         let limits = found.into_iter().filter_map(|(limit, leg)| {
             let checked = layers.checked(limit.name())?;
             self.limit_preview(checked, limit, leg, head)

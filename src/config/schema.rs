@@ -11,8 +11,8 @@ use serde_json::{Value as Json, json};
 
 use super::Config;
 use crate::{
-    layer::UNREADABLE_PATH,
     ranges::{MAX_LIMIT, MAX_SHARE},
+    reason::AMBIGUOUS_PATH,
 };
 
 /// A string, or a table.
@@ -79,7 +79,7 @@ pub(super) struct Variable(#[schemars(regex(pattern = r"^[^=\x00]+$"))] String);
 
 /// The name of a limit.
 pub(super) fn name() -> Json {
-    json!({ "minLength": 1, "maxLength": 128, "not": { "const": UNREADABLE_PATH } })
+    json!({ "minLength": 1, "maxLength": 128, "not": { "const": AMBIGUOUS_PATH } })
 }
 
 /// A header needs a number of proxies, and a number of proxies needs a header.

@@ -125,6 +125,10 @@ pub(super) struct Context {
     was_recovering: bool,
     /// The limiter is shut down or dropped: slots no longer go to a pool.
     pub ending: bool,
+    /// A driver has taken a step since the last one was gone.
+    pub driven: bool,
+    /// Fallbacks decide on some requests. A field, since each request asks.
+    pub falls_back: bool,
     pub effects: Effects,
     pub counts: Counts,
     /// By tenant, entries that hold slots or wait.
@@ -181,6 +185,8 @@ impl Context {
             returns: Returns::new(settings.parts, settings.store_timeout),
             was_recovering: false,
             ending: false,
+            driven: false,
+            falls_back: false,
             effects: Effects::default(),
             counts: Counts::default(),
             tenants: HashMap::new(),
@@ -228,6 +234,7 @@ impl Context {
 
     pub fn set_availability(&mut self, part: Part, availability: Availability) {
         (self.fallbacks).set_availability(part, availability, &self.limits, self.now);
+        self.falls_back = self.fallbacks.decide();
     }
 
     /// The fallback in force of a key in this part. `own`: the key's value, if it differs from the limit's.

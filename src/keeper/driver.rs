@@ -45,9 +45,10 @@ use crate::{
     telemetry::{History, StoreMeter},
 };
 
-/// Checks without a waiting request after which a watchdog rests or ends. A busy limiter thus does not start one for each
-/// request.
+/// Checks without a waiting request after which a watchdog rests or ends, so that not every request starts one.
 const IDLE_CHECKS: u32 = 16;
+/// By how much a timer may be late on an idle machine.
+const TICK: Duration = Duration::from_millis(2);
 /// Minimum of ledgers in an exchange that is sent before a received reply is processed, so that the store works in
 /// parallel. Two short exchanges are better sent together: the store then reads and answers once, and this process
 /// wakes up once.
@@ -324,7 +325,7 @@ async fn check_until_idle(keeper: &Arc<Keeper>) {
     while idle < IDLE_CHECKS && !keeper.home.has_thread() {
         let from = Instant::now();
         sleep(interval).await;
-        if from.elapsed() > 2 * interval {
+        if from.elapsed() > 2 * interval + TICK {
             // The whole process stood still, so the driver could not run either.
             continue;
         }

@@ -6,7 +6,11 @@ use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{core::Core, demand::Taken, lock::Keeper};
+use super::{
+    core::Core,
+    demand::{RequestId, Taken},
+    lock::Keeper,
+};
 use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
@@ -73,7 +77,24 @@ impl KeeperHandle {
 
     pub fn release(&self, leases: &Leases) {
         self.close_accounts(leases);
-        self.keeper.with(|core, now| core.release(leases, now));
+        self.give_back(|core, now| core.release(leases, now));
+    }
+
+    pub fn cancel(&self, id: RequestId) {
+        self.give_back(|core, now| core.cancel(id, now));
+    }
+
+    /// Runs a step that makes a slot free, and starts a driver if there is none to tell the store. Cheaper than
+    /// [`act`](Self::act): in this process nothing is due then.
+    #[inline]
+    fn give_back(&self, step: impl FnOnce(&mut Core, Instant)) {
+        let is_untold = self.keeper.with_driver(|core, driver, now| {
+            step(core, now);
+            driver.is_absent() && core.is_shared()
+        });
+        if is_untold {
+            let _ = self.keeper.start_driver();
+        }
     }
 
     /// Releases slots and waits until the store has confirmed the release. Fails with the limit of a slot that was not
@@ -136,16 +157,29 @@ impl KeeperHandle {
         &self,
         step: impl FnOnce(&mut Core, Instant) -> R,
     ) -> (R, Result<(), AcquireErrorKind>) {
-        let (result, needs_driver) = self.keeper.with_driver(|core, driver, now| {
+        let (result, is_rare) = self.keeper.with_driver(|core, driver, now| {
             let result = step(core, now);
-            (result, driver.is_needed(core))
+            (result, driver.is_needed(core) || core.falls_back())
         });
-        let started = if needs_driver {
-            self.keeper.start_driver()
+        let started = if is_rare {
+            self.see_to_driver()
         } else {
             Ok(())
         };
         (result, started)
+    }
+
+    /// Starts a driver if one is needed. While fallbacks decide, no request waits, and nobody else would find out that it does
+    /// not run.
+    #[cold]
+    fn see_to_driver(&self) -> Result<(), AcquireErrorKind> {
+        let is_late = self
+            .keeper
+            .with_driver(|core, driver, now| driver.is_late(core, now));
+        if is_late {
+            self.keeper.watch_driver();
+        }
+        self.keeper.start_driver()
     }
 
     /// Changes the account of a permit: see [`Core::change_account`].
@@ -199,6 +233,9 @@ impl KeeperHandle {
     pub fn attend(&self) {
         // Without a runtime nothing renews them; the deadline still holds.
         let _ = self.keeper.start_driver();
+        if self.keeper.store.is_some() {
+            self.keeper.watch_driver();
+        }
     }
 }
 

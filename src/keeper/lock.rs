@@ -195,7 +195,8 @@ pub(super) struct Start {
 
 /// Interval between a watchdog's checks.
 pub(super) fn check_interval(core: &Core) -> Duration {
-    core.settings().store_timeout / 8
+    // Timers have no smaller steps.
+    (core.settings().store_timeout / 8).max(Duration::from_millis(1))
 }
 
 /// Where a driver panicked.
@@ -208,7 +209,7 @@ pub(super) enum Panic {
 
 /// The finding of a watchdog.
 pub(super) enum WatchdogFinding {
-    /// No request waits, and no permit is held in the store.
+    /// No request waits, no permit is held in the store, and no driver is late.
     Idle,
     /// No request waits, and a driver that is there renews the leases of permits.
     Holding,
@@ -222,7 +223,8 @@ pub(super) enum WatchdogFinding {
 
 impl DriverState {
     /// Whether a driver that is due does not run.
-    fn is_late(&self, core: &Core, now: Instant) -> bool {
+    #[inline(never)]
+    pub fn is_late(&self, core: &Core, now: Instant) -> bool {
         let due = match self.stage {
             DriverStage::Absent => None,
             DriverStage::Woken(at) => Some(at),
@@ -375,16 +377,16 @@ impl DriverState {
         mem::take(&mut self.is_resting)
     }
 
-    /// Checks that the driver runs while requests wait, or permits need it to renew their leases.
+    /// Checks that the driver runs while requests wait, permits need it to renew their leases, or it has something to send.
     pub fn check_driver(&mut self, core: &Core, now: Instant) -> WatchdogFinding {
-        let has_requests = core.has_requests();
-        if !has_requests && (!core.is_shared() || core.holds_nothing()) {
+        let (has_requests, is_late) = (core.has_requests(), self.is_late(core, now));
+        if !has_requests && (!core.is_shared() || core.holds_nothing() && !is_late) {
             return WatchdogFinding::Idle;
         }
         if self.is_absent() {
             return WatchdogFinding::Gone;
         }
-        if self.is_late(core, now) {
+        if is_late {
             return WatchdogFinding::Late;
         }
         if !has_requests {

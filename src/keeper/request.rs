@@ -156,7 +156,7 @@ impl Request {
 impl Drop for Request {
     fn drop(&mut self) {
         if let RequestStage::Submitted(id) = self.stage {
-            (self.handle.keeper).with(|core, now| core.cancel(id, now));
+            self.handle.cancel(id);
         }
     }
 }

@@ -92,9 +92,10 @@ async fn wait_until(
     };
     let earliest = |core: &Core, at: Instant| core.alarm().map_or(at, |alarm| alarm.min(at));
     keeper.with(|core, _| core.set_alarm(Some(earliest(core, first))));
-    let is_driven = keeper.start_driver().is_ok();
     keeper.watch_driver();
     loop {
+        // The driver may end meanwhile, with its runtime. Only if it did: a start is a step, and wakes all waiting calls.
+        let is_driven = keeper.peek(Core::is_driven) || keeper.start_driver().is_ok();
         let changed = keeper.changed.notified();
         let now = Instant::now();
         let (until, alarm) = keeper.peek(|core| (until(core, now), core.alarm()));

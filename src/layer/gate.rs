@@ -357,7 +357,8 @@ impl Gate {
                 refusal.because(error)
             }
             Refused::NoKey(index) => {
-                self.refusal_under(&self.scopes[*index].scope, RefusalKind::NoKey)
+                let scope = &self.scopes[*index].scope;
+                self.refusal_under(scope, RefusalKind::without_key(scope.limit().name()))
             }
         }
     }

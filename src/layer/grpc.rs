@@ -51,8 +51,8 @@ impl Refusal {
     ///
     /// - `RESOURCE_EXHAUSTED` (8) if the limit was reached, whether it is the caller's own or shared;
     /// - `CANCELLED` (1) for [`RefusalKind::BodyFailed`];
-    /// - `INVALID_ARGUMENT` (3) for [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`] and
-    ///   [`RefusalKind::InvalidCost`], since a retry is pointless;
+    /// - `INVALID_ARGUMENT` (3) for [`RefusalKind::NoKey`], [`RefusalKind::AmbiguousPath`],
+    ///   [`RefusalKind::InvalidWeight`] and [`RefusalKind::InvalidCost`], since a retry is pointless;
     /// - `INTERNAL` (13) for [`RefusalKind::UnknownRate`] and [`RefusalKind::UnknownLimit`];
     /// - `UNAVAILABLE` (14) otherwise: the store is unavailable, the limiter is shutting down, the slot was lost.
     ///

@@ -159,6 +159,5 @@ pub(crate) use {
     gate::Gate,
     gates::{GateEdit, Routing},
     outcome::check_pause,
-    problem::UNREADABLE_PATH,
     slot::DeclaredLimits,
 };

@@ -24,7 +24,7 @@ impl Refusal {
     /// The layer sends this response to all clients but gRPC clients, unless
     /// [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another. `Retry-After` has whole seconds, rounded
     /// up. [`RefusalKind::BodyFailed`] has only a status, because there is hardly ever a client left to read more.
-    /// [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`], [`RefusalKind::InvalidCost`],
+    /// [`RefusalKind::NoKey`], [`RefusalKind::AmbiguousPath`], [`RefusalKind::InvalidWeight`], [`RefusalKind::InvalidCost`],
     /// [`RefusalKind::UnknownRate`] and [`RefusalKind::UnknownLimit`] have problem details of the type `about:blank`, with the status, `kind` and
     /// a detail (`InvalidWeight` also with `limit` and `weight`), and no `Retry-After`.
     ///
@@ -155,9 +155,6 @@ impl Object {
     }
 }
 
-/// The name of the limit that refuses ambiguous paths, for which a configuration has no key.
-pub(crate) const UNREADABLE_PATH: &str = "unreadable-path";
-
 /// The detail for people: printable text without quotes or backslashes.
 pub(super) fn detail(refusal: &Refusal) -> String {
     let (max, unit) = (refusal.max(), refusal.limit().counted());
@@ -211,10 +208,8 @@ pub(super) fn detail(refusal: &Refusal) -> String {
         RefusalKind::NoKey if refusal.limit().is_fair() => {
             "the request has no key or no tenant for this limit".into()
         }
-        RefusalKind::NoKey if refusal.limit_name() == UNREADABLE_PATH => {
-            "the path is ambiguous".into()
-        }
         RefusalKind::NoKey => "the request has no key for this limit".into(),
+        RefusalKind::AmbiguousPath => "the path is ambiguous".into(),
         RefusalKind::BodyFailed => "the request's body failed".into(),
     }
 }

@@ -8,7 +8,7 @@ use super::fields;
 use crate::{
     error::{AcquireError, AcquireErrorKind, LostErrorKind},
     limit::Limit,
-    reason::impl_codes,
+    reason::{Reason, impl_codes},
     status::Quota,
 };
 
@@ -88,9 +88,11 @@ pub enum RefusalKind {
     /// Only in a [`Refusal`] made from the error of [`Slot::pause`](super::Slot::pause).
     UnknownLimit,
     /// The request has no key, and [`Scope::require_key`](super::Scope::require_key) is set; or no tenant, and
-    /// [`Scope::require_tenant`](super::Scope::require_tenant) is set; or a [configuration](crate::config) cannot tell which
-    /// route its path is on. The status is 400.
+    /// [`Scope::require_tenant`](super::Scope::require_tenant) is set. The status is 400.
     NoKey,
+    /// A [configuration](crate::config) cannot tell which route the [path](crate::config#ambiguous-paths) is on. The status
+    /// is 400.
+    AmbiguousPath,
     /// The request's body failed while it waited. The status is 400.
     ///
     /// The client disconnected in the middle of the body, or sent invalid HTTP. Only with
@@ -215,8 +217,8 @@ impl Refusal {
     }
 
     /// Returns the time after which the client should retry, never zero, or `None` if a retry is pointless:
-    /// [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`], [`RefusalKind::InvalidCost`], [`RefusalKind::BodyFailed`],
-    /// [`RefusalKind::UnknownRate`], [`RefusalKind::UnknownLimit`].
+    /// [`RefusalKind::NoKey`], [`RefusalKind::AmbiguousPath`], [`RefusalKind::InvalidWeight`], [`RefusalKind::InvalidCost`],
+    /// [`RefusalKind::BodyFailed`], [`RefusalKind::UnknownRate`], [`RefusalKind::UnknownLimit`].
     ///
     /// For a rate the time is exact: a request after this time is admitted, unless another request comes first. For a
     /// pause the time is exact too: its end. For slots the time is an estimate of at most 1 h, with jitter of up to a
@@ -251,6 +253,7 @@ impl_codes!(RefusalKind {
     UnknownRate,
     UnknownLimit,
     NoKey,
+    AmbiguousPath,
     BodyFailed,
 });
 
@@ -266,7 +269,18 @@ impl RefusalKind {
 
     /// Whether the same request would be refused again: the status is 400.
     pub(super) fn is_invalid(self) -> bool {
-        matches!(self, Self::NoKey | Self::InvalidWeight | Self::InvalidCost)
+        matches!(
+            self,
+            Self::NoKey | Self::AmbiguousPath | Self::InvalidWeight | Self::InvalidCost
+        )
+    }
+
+    /// The refusal of a request without a key under this limit.
+    pub(super) fn without_key(limit_name: &str) -> Self {
+        match Reason::without_key(limit_name) {
+            Reason::AmbiguousPath => Self::AmbiguousPath,
+            _ => Self::NoKey,
+        }
     }
 
     /// Whether the same request may be admitted later.

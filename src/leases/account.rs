@@ -348,11 +348,11 @@ impl Account {
     }
 
     /// Settles the account at the total cost. Only the first settlement counts.
-    pub(crate) fn settle(&mut self, actual: u32) -> Option<Settled> {
+    pub(crate) fn settle(&mut self, actual: u64) -> Option<Settled> {
         if mem::replace(&mut self.is_settled, true) {
             return None;
         }
-        let (known, actual) = (self.counted + self.unsent(), u64::from(actual));
+        let known = self.counted + self.unsent();
         if actual >= known {
             let more = actual - known;
             self.spent = (self.spent + more).min(self.most());

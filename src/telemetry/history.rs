@@ -76,9 +76,11 @@ impl History {
         })
     }
 
-    /// An exchange failed; it is unknown whether it ran or still will.
-    pub(crate) fn failed(&self, number: u64, now: Instant) -> Option<String> {
-        self.event("failed", now, |out| write!(out, r#","n":{number}"#))
+    /// An exchange failed. Unless it came too late, it is unknown whether it ran or still will.
+    pub(crate) fn failed(&self, number: u64, too_late: bool, now: Instant) -> Option<String> {
+        self.event("failed", now, |out| {
+            write!(out, r#","n":{number},"too_late":{too_late}"#)
+        })
     }
 
     pub(crate) fn woken(&self, wake: &Wake, now: Instant) -> Option<String> {

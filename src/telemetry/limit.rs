@@ -157,7 +157,7 @@ impl LimitMeter {
             pause_seconds: Series::new(catalog::PAUSE_SECONDS, facade::counter),
             unkeyed: Series::new(catalog::UNKEYED, facade::counter),
             refused_unkeyed: Series::new(catalog::REFUSALS, facade::counter)
-                .labelled(("reason", Reason::NoKey.code())),
+                .labelled(("reason", Reason::without_key(limit).code())),
         }
     }
 

@@ -31,7 +31,7 @@ impl History {
     unrecorded! {
         sent(u64, &Exchange, Instant);
         answered(u64, &Reply, Instant);
-        failed(u64, Instant);
+        failed(u64, bool, Instant);
         woken(&Wake, Instant);
         held(&str, Seq, Instant, u64, Instant);
         admitted(&str, Seq, Instant);

@@ -70,8 +70,8 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
     vec![
         ("limits.'' = { concurrent = 1 }".to_owned(), "limits.", "1 to 128 bytes"),
         (
-            "limits.unreadable-path = { concurrent = 5 }".to_owned(),
-            "limits.unreadable-path",
+            "limits.ambiguous-path = { concurrent = 5 }".to_owned(),
+            "limits.ambiguous-path",
             "choose another",
         ),
         (limit(""), "limits.a", "neither `concurrent` nor a `rate`"),

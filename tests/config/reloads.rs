@@ -157,6 +157,34 @@ fn of_b() -> String {
 }
 
 #[tokio::test]
+async fn waiters_of_a_key_without_slots_are_refused() {
+    let text = "
+        limits.a = { concurrent = 1, key.header = 'x', overrides = { k = 1 }, wait = '10s' }
+        routes = [{ match = ['/'], limits = ['a'] }]
+    ";
+    let live = live(&config(text));
+    let mut service = serving(&live);
+    let request = |key| Request::get("/").header("x", key).body(()).unwrap();
+    let held = (
+        send(&service, request("k")).await,
+        send(&service, request("other")).await,
+    );
+    let mut one = task::spawn(service.ready().await.unwrap().call(request("k")));
+    let mut other = task::spawn(service.ready().await.unwrap().call(request("other")));
+    assert_pending!(one.poll());
+    assert_pending!(other.poll());
+    live.reload(&config(&text.replace("k = 1", "k = 0")))
+        .unwrap();
+    assert!(one.is_woken() && !other.is_woken());
+    let refused = assert_ready!(one.poll()).unwrap();
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_pending!(other.poll());
+    // A held slot is not lost.
+    assert_eq!(self::held(live.limiter()), 2);
+    drop(held);
+}
+
+#[tokio::test]
 async fn one_callers_new_value_acts_at_once() {
     let text = "
         limits.a = { concurrent = 1, key.header = 'x', overrides = { k = 1 }, wait = '10s' }

@@ -329,7 +329,10 @@ async fn an_ambiguous_path_is_not_worth_a_retry() {
     let answer: Answer = send(&service, get("/p/a%2Fb")).await;
     assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
     assert!(!answer.headers().contains_key("retry-after"));
-    assert_eq!(kind(&answer), Some(("unreadable-path", RefusalKind::NoKey)));
+    assert_eq!(
+        kind(&answer),
+        Some(("ambiguous-path", RefusalKind::AmbiguousPath))
+    );
 }
 
 #[tokio::test]

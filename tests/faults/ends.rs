@@ -183,7 +183,8 @@ fn a_graceful_shutdown_with_a_thousand_streams_gives_all_back() {
         assert_eq!(replica.terminated().await, Some(0));
         let ended = asked.elapsed();
         drop(watch);
-        timeout(Duration::from_secs(1), until_empty(&server))
+        // Far below the lease of 10 s, and longer than a busy machine stalls.
+        timeout(Duration::from_secs(5), until_empty(&server))
             .await
             .expect("G5");
         for client in clients {

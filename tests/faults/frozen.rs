@@ -99,7 +99,7 @@ fn is_frozen_for(length: Duration, distance: Duration) {
 
 #[test]
 fn a_replica_that_stops_while_it_waits_delays_the_others_little() {
-    is_frozen_for(Duration::from_secs(3), Duration::from_millis(20));
+    is_frozen_for(Duration::from_secs(6), Duration::from_millis(20));
 }
 
 /// `cargo test -p tests --all-features --test faults frozen -- --ignored --nocapture a_replica`

@@ -9,8 +9,8 @@ use tower_turnstile::{AcquireErrorKind, Fallback, Limit, Limiter};
 use crate::{
     requests::{debuggable, put_to_sleep},
     scene::{
-        Holders, LEASE, PATIENT, SLACK, STORE_TIMEOUT, refused, replica, semaphore, soon, strict,
-        until_empty, until_granted, until_usage,
+        Holders, LEASE, PATIENT, POLL, SLACK, STORE_TIMEOUT, quick, refused, replica, semaphore,
+        soon, strict, until_empty, until_granted, until_usage,
     },
     support::{
         fault_proxy::{FaultProxy, Way},
@@ -185,15 +185,23 @@ async fn a_partition_gives_no_slot_twice() {
 async fn holders_survive_a_short_outage() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
-    let one = semaphore(&proxy.url(), &strict(1)).await;
+    // Long enough for a late renewal, an outage and a probe.
+    let limiter = quick().lease(3 * LEASE).connect(&proxy.url()).await;
+    let one = limiter.expect("it is up").semaphore(strict(1), "key");
     let permit = soon(one.acquire()).await.expect("free");
     for _ in 0..3 {
         proxy.refuse(true);
         proxy.cut_all();
-        sleep(LEASE / 3).await;
+        // A renewal falls due meanwhile.
+        sleep(LEASE + POLL).await;
+        let before = permit.deadline();
         proxy.refuse(false);
-        // Long enough for a probe and a renewal.
-        sleep(LEASE / 2).await;
+        soon(async {
+            while permit.deadline() == before && !permit.is_lost() {
+                sleep(POLL / 10).await;
+            }
+        })
+        .await;
         assert!(!permit.is_lost(), "G2: it was renewed");
     }
     until_usage(&one, |in_use, _| in_use == 1).await;

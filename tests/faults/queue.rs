@@ -1,6 +1,9 @@
 //! G4: the queue advances even if wake-ups are lost.
 
-use std::time::{Duration, Instant};
+use std::{
+    cell::Cell,
+    time::{Duration, Instant},
+};
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::time::{sleep, timeout};
@@ -36,27 +39,26 @@ async fn killed_subscribers_delay_nobody_by_more_than_a_poll() {
     let mut slowest = Duration::ZERO;
     let mut killed = 0;
     while !line.is_empty() {
-        let released = Instant::now();
         drop(held);
+        let disturbed = Cell::new(Instant::now());
         // Kill at once, and a few more times: a wake-up is most likely lost. A waiter may be passed over if its
         // connection is gone at the time of the release.
-        for _ in 0..5 {
-            let kill = server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-            let count: usize = kill.parse().expect("a number");
-            killed += count as u32;
-            // To cut a connection while it is made, again and again, is an outage.
-            let list = || server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
-            let back = async {
-                while list().lines().filter(|one| !one.is_empty()).count() < count {
-                    sleep(Duration::from_millis(1)).await;
-                }
-            };
-            let _ = timeout(Duration::from_millis(50), back).await;
-            sleep(Duration::from_millis(5)).await;
-        }
-        let next = soon(line.next()).await.expect("some wait");
+        let kills = async {
+            for _ in 0..5 {
+                let kill = server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+                disturbed.set(Instant::now());
+                killed += kill.parse::<u32>().expect("a number");
+                // To cut a connection while it is made, again and again, is an outage.
+                let _ = timeout(SLACK, until_subscribed(&server)).await;
+            }
+        };
+        let next = async {
+            let next = soon(line.next()).await.expect("some wait");
+            slowest = slowest.max(disturbed.get().elapsed());
+            next
+        };
+        let (next, ()) = tokio::join!(next, kills);
         held = holders.enter(next.expect("no panic"));
-        slowest = slowest.max(released.elapsed());
     }
     println!(
         "{killed} connections killed; the slowest of {PLACES} waited {slowest:?}; {}",
@@ -68,6 +70,26 @@ async fn killed_subscribers_delay_nobody_by_more_than_a_poll() {
     assert_eq!(holders.figures().peak, 1, "G1");
     drop(held);
     until_empty(&server).await;
+}
+
+/// Waits until some connections are subscribed, and no more are added.
+async fn until_subscribed(server: &RedisServer) {
+    let subscribed = || {
+        let list = server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+        let ids = list.lines().filter_map(|line| line.split(' ').next());
+        ids.filter(|id| !id.is_empty())
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let mut before = subscribed();
+    loop {
+        sleep(Duration::from_millis(50)).await;
+        let now = subscribed();
+        if !now.is_empty() && now == before {
+            return;
+        }
+        before = now;
+    }
 }
 
 /// A wake-up is lost with its connection. The end of the connection is noticed, and the next one begins with a

@@ -192,6 +192,22 @@ impl Holders {
         }
     }
 
+    /// Waits until the cap has not been exceeded for this long. Returns the figures so far.
+    pub(crate) async fn until_kept(&self, length: Duration) -> Figures {
+        let kept = async {
+            let mut before = self.figures();
+            loop {
+                tokio::time::sleep(length).await;
+                let now = self.figures();
+                if now.over == before.over {
+                    return now;
+                }
+                before = now;
+            }
+        };
+        soon(kept).await
+    }
+
     /// Clients that repeatedly acquire, hold for this long, and release.
     pub(crate) fn load(&self, semaphore: &Semaphore, clients: usize, hold: Duration) -> Load {
         let ended = Arc::new(AtomicBool::new(false));

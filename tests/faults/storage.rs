@@ -61,13 +61,10 @@ async fn survives(what: &str, lose: impl AsyncFnOnce(&mut RedisServer)) {
 /// restored.
 async fn overshoots_at_most(what: &str, holders: &Holders, lost: u32) {
     sleep(TOLD_AGAIN).await;
-    let figures = holders.figures();
-    sleep(4 * SHORT).await;
-    let later = holders.figures();
+    let figures = holders.until_kept(4 * SHORT).await;
     println!("{what}: {figures}");
-    assert_eq!(figures.over, later.over, "{what}: the cap is exact again");
     assert!(figures.peak <= (CAP + lost) as usize, "{what}: {figures}");
-    assert!(figures.over < TOLD_AGAIN, "{what}: {figures}");
+    assert!(figures.over < TOLD_AGAIN + SLACK, "{what}: {figures}");
 }
 
 #[tokio::test]

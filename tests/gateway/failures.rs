@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use crate::{
-    stage::{SECOND, Stage, ask, changed},
+    stage::{SOON, Stage, ask, changed},
     support::{alone, redis_server::free_port},
 };
 
@@ -27,7 +27,7 @@ fn clients_that_leave_in_the_middle_give_back_their_slots() {
                 stage.until_held(0).await;
                 stage.upstream.until_calls(0).await;
             };
-            timeout(SECOND, back)
+            timeout(SOON, back)
                 .await
                 .expect("G5: and the upstream knows");
         }
@@ -53,7 +53,7 @@ fn clients_that_leave_before_the_head_give_back_their_slots() {
             stage.until_held(0).await;
             stage.upstream.until_calls(0).await;
         };
-        timeout(SECOND, back)
+        timeout(SOON, back)
             .await
             .expect("G5: and the upstream knows");
     });
@@ -70,10 +70,10 @@ fn an_upstream_that_fails_in_the_middle_gives_back_slots() {
         stage.assert_refused("alice", 429, "chat-key").await;
         stage.upstream.fail();
         for stream in open {
-            let rest = timeout(SECOND, stream.rest()).await.expect("at once");
+            let rest = timeout(SOON, stream.rest()).await.expect("at once");
             rest.expect_err("the client sees that it is not whole");
         }
-        timeout(SECOND, stage.until_held(0)).await.expect("G5");
+        timeout(SOON, stage.until_held(0)).await.expect("G5");
     });
 }
 
@@ -87,7 +87,7 @@ fn an_upstream_that_cannot_be_reached_is_a_502() {
             let failed = ask(replica.get("/v1/chat/short")).await;
             let failed = failed.expect("the limit is 5 at a time");
             assert_eq!(failed.response.status(), 502);
-            timeout(SECOND, stage.until_held(0)).await.expect("G5");
+            timeout(SOON, stage.until_held(0)).await.expect("G5");
         }
     });
 }
@@ -102,14 +102,14 @@ fn an_upstream_that_says_nothing_is_a_504() {
         assert_eq!(failed.response.status(), 504);
         let took = asked.elapsed();
         assert!(
-            (Duration::from_millis(200)..SECOND).contains(&took),
+            (Duration::from_millis(200)..SOON).contains(&took),
             "{took:?}"
         );
         let back = async {
             stage.until_held(0).await;
             stage.upstream.until_calls(0).await;
         };
-        timeout(SECOND, back)
+        timeout(SOON, back)
             .await
             .expect("G5: and the upstream knows");
     });
@@ -154,7 +154,7 @@ fn a_gateway_that_is_asked_to_end_leaves_nothing_behind() {
         let mut stage = Stage::with(&["--grace", "300ms"], |policy| policy).await;
         let mut open = stage.open_many("alice", 4).await;
         assert_eq!(stage.replicas[0].terminate().await, Some(0));
-        timeout(SECOND, stage.until_held(2)).await.expect("G5");
+        timeout(SOON, stage.until_held(2)).await.expect("G5");
         stage.upstream.end();
         for (number, stream) in open.drain(..).enumerate() {
             let whole = stream.rest().await.is_ok();
@@ -180,7 +180,7 @@ fn a_gateway_that_is_asked_to_end_lets_requests_end() {
         stage.upstream.end();
         let rest = free.rest().await.expect("all of it");
         assert_eq!(rest, "data: 1\n\ndata: 2\n\n");
-        let ended = timeout(2 * SECOND, stage.replicas[0].terminated()).await;
+        let ended = timeout(SOON, stage.replicas[0].terminated()).await;
         assert_eq!(ended.expect("nothing is open"), Some(0));
     });
 }
@@ -192,8 +192,8 @@ fn a_gateway_that_is_asked_twice_ends_at_once() {
         let _open = stage.open_many("alice", 2).await;
         stage.replicas[0].ask_to_end();
         stage.replicas[0].until_logged("shutting down", 1).await;
-        let ended = timeout(2 * SECOND, stage.replicas[0].terminate()).await;
+        let ended = timeout(SOON, stage.replicas[0].terminate()).await;
         assert_eq!(ended.expect("it does not wait 30 s"), Some(0));
-        timeout(SECOND, stage.until_held(1)).await.expect("G5");
+        timeout(SOON, stage.until_held(1)).await.expect("G5");
     });
 }

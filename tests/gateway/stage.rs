@@ -18,6 +18,8 @@ use crate::{
 /// The file that comes with the example.
 const POLICY: &str = include_str!("../../examples/llm_gateway.toml");
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
+/// Far below the lease of 10 s, and longer than a busy machine stalls.
+pub(crate) const SOON: Duration = Duration::from_secs(5);
 
 pub(crate) struct Stage {
     pub(crate) redis: RedisServer,

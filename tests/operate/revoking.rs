@@ -57,7 +57,7 @@ async fn open(layer: &LimitLayer) -> (Body, Slot) {
     (body, head.extensions.get::<Slot>().unwrap().clone())
 }
 
-/// Its client sees the error, and within a second another replica has its slot.
+/// Its client sees the error, and another replica has its slot long before its lease ends.
 #[tokio::test]
 async fn a_stream_on_another_replica_ends_and_its_slot_is_anothers() {
     let server = RedisServer::start();
@@ -80,7 +80,7 @@ async fn a_stream_on_another_replica_ends_and_its_slot_is_anothers() {
             assert_eq!(lost.kind(), LostErrorKind::Revoked);
             waiter.await.unwrap().release().await.unwrap();
         };
-        timeout(Duration::from_secs(1), all).await.expect("in time");
+        timeout(SOON, all).await.expect("in time");
         assert!(slot.is_lost());
     }
 }

@@ -127,7 +127,7 @@ async fn a_paused_limit_refuses_with_503_until_its_end() {
         .unwrap();
     assert_eq!(why.verdict, Some(Verdict::Paused));
     let drained = timeout(
-        Duration::from_millis(200),
+        Duration::from_millis(1_500),
         operator.drained("jobs", |_, _| ()),
     )
     .await;
@@ -231,7 +231,7 @@ async fn a_limit_that_no_replica_has_is_reported_after_a_replica_was_silent() {
     };
     let by = ada();
     let record = || server.cli(&["HGETALL", "turnstile:control"]);
-    // It may confirm the change too late.
+    // It may confirm the change too late, or not say in time that it lacks the limit.
     for _ in 0..60 {
         crate::scene::await_replicas(&operator, 2).await;
         let before = record();
@@ -245,11 +245,11 @@ async fn a_limit_that_no_replica_has_is_reported_after_a_replica_was_silent() {
         let (outcome, ()) = tokio::join!(operator.order(&order, &by), recorded);
         match outcome.unwrap() {
             Outcome::Unused { replicas: 2 } => return,
-            Outcome::Recorded { .. } => {}
+            Outcome::Recorded { .. } | Outcome::Done { .. } => {}
             outcome => panic!("{outcome:?}"),
         }
     }
-    panic!("it never confirms in time");
+    panic!("it never answers in time");
 }
 
 /// Replicas would ignore it, and the caller would not be blocked.

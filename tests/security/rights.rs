@@ -69,8 +69,9 @@ impl From<AcquireError> for Noticed {
 
 async fn connect(url: &str, namespace: &str, poll: Duration) -> Result<Limiter, ConfigError> {
     let builder = Limiter::builder().namespace(namespace);
-    // Renewed every 0.7 s.
-    let builder = builder.lease(Duration::from_millis(2_100));
+    // Renewed every 1.6 s.
+    let builder = builder.lease(Duration::from_millis(4_800));
+    let builder = builder.store_timeout(Duration::from_millis(1_500));
     let builder = builder.poll_interval(poll).waiter_ttl(3 * poll);
     builder.connect(url).await
 }

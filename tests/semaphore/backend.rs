@@ -103,9 +103,10 @@ impl Backend {
 
     /// Another replica of the service. In memory there is only one.
     pub(crate) async fn replica(&self) -> Limiter {
-        // Nothing comes free because it expires.
+        // Nothing comes free because it expires, and no stall of a busy machine is an outage.
         let lasting = Limiter::builder()
             .lease(10 * PATIENT)
+            .store_timeout(PATIENT)
             .waiter_ttl(10 * PATIENT);
         self.connect(lasting).await
     }
@@ -114,6 +115,7 @@ impl Backend {
     pub(crate) async fn replica_that_rarely_asks(&self) -> Limiter {
         let patient = Limiter::builder()
             .lease(20 * PATIENT)
+            .store_timeout(PATIENT)
             .poll_interval(2 * PATIENT)
             .waiter_ttl(6 * PATIENT);
         self.connect(patient).await

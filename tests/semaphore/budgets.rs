@@ -154,7 +154,7 @@ async fn serve(way: Way, stream: Stream, slot: &Slot, uses: impl Fn(bool, u32)) 
             slot.budget(&TOKENS).unwrap().spend(stream.per_tick);
         }
     }
-    slot.budget(&TOKENS).unwrap().settle(stream.cost());
+    slot.budget(&TOKENS).unwrap().settle(stream.cost().into());
 }
 
 /// Tokens of a stream, and the time of their use.

@@ -391,7 +391,7 @@ async fn share_a_rate(replicas: &[Limiter], length: Duration) {
     let mut tasks = Vec::new();
     for limiter in replicas {
         // Enough to queue for longer than a busy machine may stall.
-        for _ in 0..32 {
+        for _ in 0..256 {
             let semaphore = limiter.semaphore(&rate, "a");
             tasks.push(tokio::spawn(async move {
                 let mut times = Vec::new();

@@ -23,6 +23,7 @@ conformance! {
     a_slot_that_would_be_kept_is_released_too,
     all_slots_of_a_permit_are_released,
     a_release_that_is_not_awaited_to_the_end_releases,
+    a_lost_permit_has_nothing_to_release,
 }
 
 async fn a_released_slot_is_free_for_every_replica(backend: Backend) {
@@ -78,6 +79,14 @@ async fn a_release_that_is_not_awaited_to_the_end_releases(backend: Backend) {
     let permit = semaphore.acquire().await.expect("free");
     let _ = poll_once(permit.release());
     until_free(&semaphore).await;
+}
+
+async fn a_lost_permit_has_nothing_to_release(backend: Backend) {
+    let limiter = backend.replica().await;
+    let permit = acquired(&limiter.semaphore(&ONE, "key")).await;
+    assert_eq!(limiter.shutdown(Duration::ZERO).await.lost, 1);
+    let released = permit.release().now_or_never().expect("at once");
+    released.expect("nothing to confirm");
 }
 
 fn poll_once<F: Future>(future: F) -> Poll<F::Output> {

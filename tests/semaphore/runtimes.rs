@@ -192,6 +192,92 @@ fn a_handler_that_blocks_after_giving_its_slot_back_costs_no_lease() {
     on(&runtime, handler).unwrap();
 }
 
+/// G5: nothing else is left to do for the process, and no request waits in it.
+#[test]
+fn a_handler_that_blocks_after_giving_the_last_slot_back_holds_up_no_other_process() {
+    let server = RedisServer::start();
+    let (runtime, other) = (multi_thread(2), multi_thread(1));
+    let limiter = on(&runtime, builder().connect(&server.url())).unwrap();
+    let permit = on(&runtime, waiting(&limiter).acquire()).unwrap();
+    let elsewhere = waiting(&on(&other, builder().connect(&server.url())).unwrap());
+    let waiter = other.spawn(elsewhere.acquire());
+    on(&other, crate::backend::until_waiting(&elsewhere, 1));
+    let (end, ended) = mpsc::channel::<()>();
+    let handler = runtime.spawn(async move {
+        drop(permit);
+        ended.recv().unwrap();
+    });
+    let begin = Instant::now();
+    drop(on(&other, waiter).unwrap().unwrap());
+    // Its lease is 30 s.
+    assert!(begin.elapsed() < 3 * STORE_TIMEOUT, "{:?}", begin.elapsed());
+    end.send(()).unwrap();
+    on(&runtime, handler).unwrap();
+}
+
+/// G8: it connects during an outage, so its task runs where nobody drives it. No request waits for the task, since a
+/// fallback decides.
+#[test]
+fn an_outage_is_over_for_a_task_that_is_not_driven() {
+    let mut server = RedisServer::start();
+    server.stop();
+    let undriven = current_thread();
+    let limiter = on(&undriven, builder().connect(&server.url())).unwrap();
+    server.restart();
+    let other = current_thread();
+    let semaphore = limiter.semaphore(ONE.fallback(Fallback::Reject), "key");
+    on(&other, async {
+        while semaphore.acquire().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    assert!(limiter.status().store_up);
+}
+
+/// G2: whoever waits for the loss of a lease makes sure that it is renewed.
+#[test]
+fn a_lease_that_is_watched_on_another_runtime_is_renewed() {
+    const LEASE: Duration = Duration::from_secs(2);
+    let server = RedisServer::start();
+    let builder = Limiter::builder().lease(LEASE);
+    let (_undriven, _limiter, permit) = on_an_undriven_runtime(builder, &server.url());
+    let other = multi_thread(1);
+    let lost = on(&other, async { timeout(2 * LEASE, permit.lost()).await });
+    assert!(lost.is_err() && !permit.is_lost());
+}
+
+/// G5: the runtime of the task has ended.
+#[test]
+fn a_slot_that_is_given_back_on_another_runtime_is_free() {
+    let server = RedisServer::start();
+    let (undriven, limiter, permit) = on_an_undriven_runtime(builder(), &server.url());
+    drop(undriven);
+    let other = multi_thread(1);
+    let _inside = other.enter();
+    drop(permit);
+    let begin = Instant::now();
+    while server.cli(&["EVAL", HELD, "0"]) == "1" {
+        assert!(begin.elapsed() < PATIENT, "it is released");
+        thread::yield_now();
+    }
+    drop(limiter);
+}
+
+/// Its task ends at once, for want of timers, and moves.
+#[test]
+fn a_shutdown_ends_on_a_runtime_without_timers() {
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || {
+        let bare = Builder::new_current_thread().build().unwrap();
+        let limiter = Limiter::in_memory();
+        let permit = bare.block_on(limiter.semaphore(&ONE, "key").acquire());
+        let report = bare.block_on(limiter.shutdown(Duration::from_millis(100)));
+        drop(permit);
+        tell.send(report.lost).unwrap();
+    });
+    assert_eq!(told.recv_timeout(PATIENT), Ok(1));
+}
+
 /// Wherever the requests come from, and whatever state their runtimes are in.
 #[test]
 fn a_thread_of_its_own_depends_on_nobody() {

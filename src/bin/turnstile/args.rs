@@ -27,7 +27,7 @@ pub(crate) struct Args {
     #[arg(long, env = "TURNSTILE_STORE", hide_env_values = true)]
     store: Option<String>,
 
-    /// Namespace of the service.
+    /// Namespace of the service. A file with a store has its own.
     #[arg(long, env = "TURNSTILE_NAMESPACE", default_value = "turnstile")]
     pub namespace: String,
 

@@ -40,7 +40,12 @@ fn main() -> ExitCode {
         .enable_all()
         .build();
     end(match runtime {
-        Ok(runtime) => runtime.block_on(run::run(&args)),
+        Ok(runtime) => {
+            let outcome = runtime.block_on(run::run(&args));
+            // A lookup of a name may go on for a minute, and cannot be cancelled.
+            runtime.shutdown_background();
+            outcome
+        }
         Err(error) => Err(CommandError::new(code::REFUSED, error.to_string())),
     })
 }

@@ -524,8 +524,10 @@ impl Core {
             store_us: reply.now_us,
             sent: at,
         };
-        // An answer on a connection that has ended does not set the clock: the next server's clock may differ.
-        if link.connection.has(id) {
+        // An answer on a connection that has ended does not set the clock: the next server's clock may differ. Nor does one
+        // that took longer than the timeout: the process stood still, perhaps before it sent the exchange.
+        let is_quick = now.saturating_duration_since(at) <= self.ctx.settings.store_timeout;
+        if link.connection.has(id) && (is_quick || link.clock.is_none()) {
             link.clock = Some(seen);
         }
         link.window.on_answer(at, now);

@@ -245,6 +245,11 @@ impl Core {
 
 /// Fallbacks.
 impl Core {
+    /// Whether they decide on any requests now.
+    pub fn falls_back(&self) -> bool {
+        self.ctx.falls_back
+    }
+
     /// Refuses the requests that wait here for a fallback whose time is over.
     pub(super) fn end_fallbacks(&mut self) {
         let end = self.ctx.fallback_ends_at();

@@ -137,6 +137,10 @@ impl Core {
             let mut error = self.paused_error(limit, until);
             if let Some(request) = self.request(*id) {
                 error.details.waited = self.waited(request);
+                let mut legs = request.legs.iter();
+                let leg = legs.find(|leg| self.queues[leg.lease.queue].limit_id() == limit);
+                let in_line = leg.and_then(|leg| self.in_line_of(&leg.lease));
+                error.details.place = in_line.map(|in_line| in_line.position);
             }
             self.refuse_request(*id, error);
         }

@@ -402,7 +402,7 @@ impl Core {
     /// Does what is due. Returns whether it may be too much for one step: then [`next_due`](Self::next_due) has still
     /// passed, and the next step continues.
     pub fn on_time(&mut self, now: Instant) -> bool {
-        self.ctx.now = now;
+        (self.ctx.now, self.ctx.driven) = (now, true);
         self.alarm.take_if(|at| *at <= now);
         self.end_trouble();
         self.end_overrides();
@@ -483,6 +483,11 @@ impl Core {
 
 /// Shutdown.
 impl Core {
+    /// Whether a driver has taken a step since the last one was gone.
+    pub fn is_driven(&self) -> bool {
+        self.ctx.driven
+    }
+
     /// Refuses newcomers from now on, and all waiting requests. Returns the number of these. Permits have this much time: the
     /// latest call counts.
     pub fn close(&mut self, permits_until: Instant, now: Instant) -> usize {

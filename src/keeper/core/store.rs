@@ -76,7 +76,7 @@ impl Core {
 
     /// The driver has gone with its runtime. Requests that are polled start another one.
     pub fn on_driver_gone(&mut self, now: Instant) {
-        self.ctx.now = now;
+        (self.ctx.now, self.ctx.driven) = (now, false);
         self.fail_exchanges();
         // A request served from the pool would not restart the driver, so the pool is emptied.
         if self.ctx.shared {
@@ -92,7 +92,7 @@ impl Core {
 
     /// The driver did not run in time, and another one takes over, perhaps on its own thread.
     pub fn on_late_driver(&mut self, has_thread: bool, now: Instant) {
-        self.ctx.now = now;
+        (self.ctx.now, self.ctx.driven) = (now, false);
         self.ctx.log(LogEvent::DriverLate { has_thread });
         self.fail_exchanges();
         self.follow_decisions();
@@ -125,7 +125,7 @@ impl Core {
         } = sent;
         let part = id.part;
         self.ctx
-            .record(|history, now| history.failed(id.number, now));
+            .record(|history, now| history.failed(id.number, not_after_us == 0, now));
         if not_after_us == 0 {
             let link = self.link(part);
             link.refunds.extend(exchange.refunds.iter().cloned());

@@ -72,7 +72,12 @@ impl Queue {
             match entry.state() {
                 State::Leaving => self.release_slot(ctx, *seq),
                 State::Held(_) if retry => self.renew_or_end(ctx, *seq),
-                State::Held(_) => self.set_due(*seq, ctx.now + pause),
+                State::Held(_) => {
+                    // No later than its end, of which its holder is to know at once.
+                    let end = entry.lease.deadline();
+                    let due = end.map_or(ctx.now + pause, |end| end.min(ctx.now + pause));
+                    self.set_due(*seq, due);
+                }
                 _ => {}
             }
         }
@@ -287,6 +292,7 @@ impl Queue {
     /// Parks all entries that ask the store: the fallback decides on them, or the store's refusal applies.
     pub fn leave_store(&mut self, ctx: &mut Context, availability: Availability) {
         self.empty_pool(ctx);
+        self.forget_releases(ctx.now);
         let refused = availability == Availability::Refused;
         if refused {
             self.ledger_here = None;
@@ -319,6 +325,7 @@ impl Queue {
     pub fn rejoin_store(&mut self, ctx: &mut Context) {
         self.ledger_here = None;
         self.introduce(ctx);
+        self.repeat_releases();
         for seq in self.those(|entry| matches!(entry.state(), State::Waiting(Line::Here))) {
             self.park(ctx, seq);
         }

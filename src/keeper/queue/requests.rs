@@ -44,9 +44,9 @@ impl Queue {
         weight > 1 && (1..weight).contains(&self.max())
     }
 
-    /// Answers with the usage of the ledger in this process; otherwise asks the store, if it is up.
+    /// Answers with the usage in this process if there is no store; otherwise asks the store, if it is up.
     pub fn inquire(&mut self, ctx: &mut Context, inquiry: Inquiry) {
-        if self.ledger_here.is_some() {
+        if !ctx.shared {
             self.run_here(ctx, Operation::Nothing);
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
         } else if self.availability(ctx) == Availability::Up {
@@ -99,10 +99,13 @@ impl Queue {
         {
             self.tend_pool(ctx);
         }
-        if let Some(outbox) = &mut self.outbox
-            && due(&mut outbox.later_at)
+        if self
+            .outbox
+            .as_mut()
+            .is_some_and(|one| due(&mut one.later_at))
         {
-            outbox.release.append(&mut outbox.later);
+            self.forget_releases(ctx.now);
+            self.repeat_releases();
         }
         units
     }
@@ -164,6 +167,7 @@ impl Queue {
             self.grow(ctx);
         } else if self.max() < before {
             self.empty_pool(ctx);
+            self.end_vain_waits(ctx);
         }
     }
 
@@ -174,8 +178,7 @@ impl Queue {
         }
     }
 
-    /// Adopts values of the limit, and operators' override for this key. If the limit no longer makes requests wait,
-    /// waiting requests proceed.
+    /// Adopts values of the limit, and operators' override for this key.
     pub fn change_limit(&mut self, ctx: &mut Context, limit: Arc<Limit>, steered: Steered) {
         let before = self.steered.as_deref().copied().unwrap_or_default();
         if limit == self.limit && steered == before {
@@ -187,9 +190,20 @@ impl Queue {
         self.empty_pool(ctx);
         self.follow_fallback(ctx);
         self.grow(ctx);
-        if self.limit.current_mode() != Mode::Enforce {
-            for seq in self.those(Entry::is_undecided) {
-                self.bypass(ctx, seq, AcquireErrorKind::Full);
+        self.end_vain_waits(ctx);
+    }
+
+    /// If the limit no longer makes requests wait, waiting requests go on without a slot; if the key has no slots left, they
+    /// are refused.
+    fn end_vain_waits(&mut self, ctx: &mut Context) {
+        let is_enforced = self.limit.current_mode() == Mode::Enforce;
+        if is_enforced && self.max() > 0 {
+            return;
+        }
+        for seq in self.those(Entry::is_undecided) {
+            match is_enforced {
+                true => self.refuse(ctx, seq, self.full_kind(ctx)),
+                false => self.bypass(ctx, seq, AcquireErrorKind::Full),
             }
         }
     }

@@ -255,6 +255,14 @@ impl Queue {
         outbox.later_at = earliest(outbox.later_at, Some(at));
     }
 
+    /// Repeats all releases now that were to be repeated later.
+    pub fn repeat_releases(&mut self) {
+        if let Some(outbox) = &mut self.outbox {
+            outbox.later_at = None;
+            outbox.release.append(&mut outbox.later);
+        }
+    }
+
     /// Forgets releases that are no longer worth repeating.
     pub fn forget_releases(&mut self, now: Instant) {
         if let Some(outbox) = &mut self.outbox {

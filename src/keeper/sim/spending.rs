@@ -79,7 +79,7 @@ impl World {
         self.note(|| format!("client {client} settles {actual} of {owed}"));
         self.accounts.settle(id, fee, actual);
         self.change_account(client, fee, |account| {
-            account.settle(actual);
+            account.settle(actual.into());
         });
     }
 

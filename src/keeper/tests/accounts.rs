@@ -71,7 +71,9 @@ impl World {
     }
 
     fn settle_at(&mut self, fee: &Fee, actual: u32) {
-        self.change(fee, |account| assert!(account.settle(actual).is_some()));
+        self.change(fee, |account| {
+            assert!(account.settle(actual.into()).is_some())
+        });
     }
 
     fn report(&mut self) -> Outgoing {

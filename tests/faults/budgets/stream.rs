@@ -130,7 +130,7 @@ impl Stream {
         if let Some(units) = self.settles {
             let actual = self.tokens(units);
             self.journal.get().settled = Some(actual.into());
-            slot.budget(&tokens).unwrap().settle(actual);
+            slot.budget(&tokens).unwrap().settle(actual.into());
         }
         sleep(self.lingers).await;
     }

@@ -104,6 +104,12 @@ impl Book {
         self.line(process, local_us, Event::Answered(answered));
     }
 
+    /// The store did not run it.
+    pub(super) fn refuse_as_late(&mut self, process: usize, at_ms: u64, n: u64) {
+        let event = Event::Failed { n, too_late: true };
+        self.line(process, Self::local_us(process, at_ms), event);
+    }
+
     pub(super) fn exchange(
         &mut self,
         process: usize,

@@ -88,6 +88,20 @@ fn unanswered(released_ms: u64) -> Book {
     book
 }
 
+/// The process was stopped before it sent the exchange.
+#[test]
+fn a_name_that_the_store_never_had_is_no_ghost() {
+    let mut book = Book::new();
+    let batch = Batch {
+        acquire: vec![A.1],
+        ..Batch::default()
+    };
+    let n = book.send(0, 10, batch, Vec::new());
+    book.refuse_as_late(0, 9_000, n);
+    book.hello(0, 20_000);
+    is_clean(book);
+}
+
 #[test]
 fn a_ghost_is_caught() {
     is_clean(unanswered(600));

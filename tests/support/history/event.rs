@@ -23,6 +23,8 @@ pub(crate) enum Event {
     Answered(Answered),
     Failed {
         n: u64,
+        /// It has certainly not run.
+        too_late: bool,
     },
     Woken(Woken),
     Held(Held),

@@ -1,6 +1,6 @@
 //! The known facts about each permit, by ledger, from the processes' histories.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{
     History, Micros,
@@ -86,13 +86,17 @@ impl<'a> Index<'a> {
 
     fn read(&mut self, process: usize, lines: &[Line]) {
         let mut answers: HashMap<u64, (usize, &Answered)> = HashMap::new();
+        let mut too_late = HashSet::new();
         for (number, line) in lines.iter().enumerate() {
-            if let Event::Answered(answer) = &line.event {
-                answers.insert(answer.n, (number, answer));
+            match &line.event {
+                Event::Answered(answer) => drop(answers.insert(answer.n, (number, answer))),
+                Event::Failed { n, too_late: true } => drop(too_late.insert(*n)),
+                _ => {}
             }
         }
         for (number, line) in lines.iter().enumerate() {
             match &line.event {
+                Event::Sent(sent) if too_late.contains(&sent.n) => {}
                 Event::Sent(sent) => {
                     let answer = answers.get(&sent.n).copied();
                     self.answered += usize::from(answer.is_some());

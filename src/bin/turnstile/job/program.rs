@@ -21,7 +21,12 @@ pub(super) fn check(program: &OsStr) -> Result<(), CommandError> {
     for candidate in candidates(program) {
         match look(&candidate) {
             Ok(()) => return Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // An entry of the path may itself be missing, or a file.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) => {}
             Err(error) => reason = error,
         }
     }

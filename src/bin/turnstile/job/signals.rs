@@ -5,13 +5,14 @@ use std::{
     future::poll_fn,
     io,
     task::Poll,
+    time::{Duration, Instant},
 };
 
 #[cfg(target_os = "linux")]
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::{
     sys::signal::{Signal, kill, raise},
-    unistd::{Pid, getpgrp, tcgetpgrp},
+    unistd::{Pid, getpgid, getpgrp, tcgetpgrp},
 };
 use tokio::signal::unix::{self, SignalKind};
 
@@ -30,11 +31,14 @@ const CAUGHT: [Signal; 8] = [
 /// A request to suspend, and the report that the command has stopped.
 const SUSPENDING: [Signal; 2] = [Signal::SIGTSTP, Signal::SIGCHLD];
 
+/// Time for the command to stop. One that goes on, and is stopped later by somebody else, is not followed.
+const STOPS_WITHIN: Duration = Duration::from_secs(1);
+
 #[derive(Default)]
 pub(super) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
-    /// The command was asked to suspend, and has not stopped yet.
-    is_suspending: bool,
+    /// When the command was asked to suspend, if it has not stopped since.
+    asked_to_suspend: Option<Instant>,
 }
 
 impl Signals {
@@ -82,8 +86,8 @@ impl Signals {
         .await
     }
 
-    /// Passes a signal on, unless the command already has it: a terminal sends signals such as Ctrl-C to all processes
-    /// in its foreground. The sender is unknown, so this is inferred from the signal and the foreground.
+    /// Passes a signal on, unless the command already has it: a terminal sends signals such as Ctrl-C to all processes of
+    /// the group in its foreground. The sender is unknown, so this is inferred from the signal and the group.
     ///
     /// Suspends this process together with the command, and not if the command goes on: it would lose its slot.
     /// Returns once both are continued.
@@ -94,18 +98,19 @@ impl Signals {
             Signal::SIGWINCH,
             Signal::SIGTSTP,
         ];
-        let has_it = of_terminals.contains(&signal) && is_in_foreground();
+        let has_it = of_terminals.contains(&signal) && is_in_foreground(command);
         if signal != Signal::SIGCHLD && !has_it {
             // Fails if the command has just ended, or runs as another user.
             let _ = kill(command, signal);
         }
         match signal {
-            Signal::SIGTSTP => self.is_suspending = true,
-            Signal::SIGCONT => self.is_suspending = false,
+            Signal::SIGTSTP => self.asked_to_suspend = Some(Instant::now()),
+            Signal::SIGCONT => self.asked_to_suspend = None,
             _ => {}
         }
-        if self.is_suspending && is_stopped(command) {
-            self.is_suspending = false;
+        let is_asked = |at: Instant| at.elapsed() < STOPS_WITHIN;
+        if self.asked_to_suspend.is_some_and(is_asked) && is_stopped(command) {
+            self.asked_to_suspend = None;
             let _ = raise(Signal::SIGSTOP);
         }
     }
@@ -145,7 +150,8 @@ fn is_stopped(_: Pid) -> bool {
     true
 }
 
-fn is_in_foreground() -> bool {
+/// Whether both this process and the command, which may have a group of its own, are in the foreground of a terminal.
+fn is_in_foreground(command: Pid) -> bool {
     let group = File::open("/dev/tty").and_then(|terminal| Ok(tcgetpgrp(terminal)?));
-    group.is_ok_and(|group| group == getpgrp())
+    group.is_ok_and(|group| group == getpgrp() && getpgid(Some(command)) == Ok(group))
 }

@@ -26,8 +26,8 @@ pub(super) enum Waited {
     Cancelled(Signal),
 }
 
-/// A queued command whose store fails asks again until its maximum wait: a restart of the store must not empty a queue
-/// of commands.
+/// A queued command whose store fails, or whose limit is paused, asks again until its maximum wait: neither a restart of
+/// the store nor a pause may empty a queue of commands.
 pub(super) async fn wait(
     slots: &SlotSource<'_>,
     limit: &str,
@@ -49,8 +49,11 @@ pub(super) async fn wait(
                 Ok(permit) => break Ok(Waited::Granted(permit)),
                 Err(error) => {
                     has_queued |= error.position().is_some();
-                    let is_down = error.kind() == AcquireErrorKind::Unavailable;
-                    if !is_down || !has_queued || until <= Instant::now() {
+                    let passes = matches!(
+                        error.kind(),
+                        AcquireErrorKind::Unavailable | AcquireErrorKind::Paused
+                    );
+                    if !passes || !has_queued || until <= Instant::now() {
                         break Err(refusal(&error));
                     }
                     asks = false;
