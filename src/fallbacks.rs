@@ -66,6 +66,8 @@ pub(crate) struct Fallbacks {
     parts: Vec<PartState>,
     /// When the next budget is spent.
     next_end: Option<Instant>,
+    /// Whether any part of the store is not up.
+    decide: bool,
 }
 
 struct PartState {
@@ -88,13 +90,13 @@ impl Fallbacks {
         Self {
             parts: parts.all().map(state).collect(),
             next_end: None,
+            decide: false,
         }
     }
 
     /// Whether they decide on any requests now.
     pub(crate) fn decide(&self) -> bool {
-        let is_up = |state: &PartState| state.availability == Availability::Up;
-        !self.parts.iter().all(is_up)
+        self.decide
     }
 
     pub(crate) fn availability(&self, part: Part) -> Availability {
@@ -138,6 +140,8 @@ impl Fallbacks {
             state.spent[id] = state.spent(LimitId(id), limit, now);
         }
         (state.availability, state.since) = (availability, now);
+        let is_up = |state: &PartState| state.availability == Availability::Up;
+        self.decide = !self.parts.iter().all(is_up);
         self.find_next_end(limits, now);
     }
 

@@ -358,7 +358,7 @@ impl Live {
         self.limiter.keeper().set_values(name, &values.collect());
     }
 
-    /// Gives the limit's value to keys that no longer have one of their own.
+    /// Resets keys without an override in `now` to the limit's value.
     fn take_values(&self, name: &str, before: &Values, now: &Values) {
         let keys = before.keys().filter(|key| !now.contains_key(key));
         let values = keys.map(|key| (key.clone(), None));

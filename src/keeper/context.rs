@@ -127,8 +127,6 @@ pub(super) struct Context {
     pub ending: bool,
     /// A driver has taken a step since the last one was gone.
     pub driven: bool,
-    /// Fallbacks decide on some requests. A field, since each request asks.
-    pub falls_back: bool,
     pub effects: Effects,
     pub counts: Counts,
     /// By tenant, entries that hold slots or wait.
@@ -186,7 +184,6 @@ impl Context {
             was_recovering: false,
             ending: false,
             driven: false,
-            falls_back: false,
             effects: Effects::default(),
             counts: Counts::default(),
             tenants: HashMap::new(),
@@ -234,7 +231,11 @@ impl Context {
 
     pub fn set_availability(&mut self, part: Part, availability: Availability) {
         (self.fallbacks).set_availability(part, availability, &self.limits, self.now);
-        self.falls_back = self.fallbacks.decide();
+    }
+
+    /// Whether fallbacks decide on any requests now.
+    pub fn falls_back(&self) -> bool {
+        self.fallbacks.decide()
     }
 
     /// The fallback in force of a key in this part. `own`: the key's value, if it differs from the limit's.

@@ -84,8 +84,8 @@ impl KeeperHandle {
         self.give_back(|core, now| core.cancel(id, now));
     }
 
-    /// Runs a step that makes a slot free, and starts a driver if there is none to tell the store. Cheaper than
-    /// [`act`](Self::act): in this process nothing is due then.
+    /// Runs a step that frees a slot or a place, and starts a driver if the store has to be told and no driver is there.
+    /// Costs less than [`act`](Self::act), since a release in memory has no timers.
     #[inline]
     fn give_back(&self, step: impl FnOnce(&mut Core, Instant)) {
         let is_untold = self.keeper.with_driver(|core, driver, now| {
@@ -169,8 +169,7 @@ impl KeeperHandle {
         (result, started)
     }
 
-    /// Starts a driver if one is needed. While fallbacks decide, no request waits, and nobody else would find out that it does
-    /// not run.
+    /// Starts a driver if one is needed. While fallbacks decide, no request waits, so this also checks that the driver runs.
     #[cold]
     fn see_to_driver(&self) -> Result<(), AcquireErrorKind> {
         let is_late = self

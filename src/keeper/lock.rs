@@ -195,7 +195,7 @@ pub(super) struct Start {
 
 /// Interval between a watchdog's checks.
 pub(super) fn check_interval(core: &Core) -> Duration {
-    // Timers have no smaller steps.
+    // The resolution of Tokio's timers.
     (core.settings().store_timeout / 8).max(Duration::from_millis(1))
 }
 

@@ -17,8 +17,8 @@ const SHORTEST: Duration = Duration::from_millis(1);
 /// server does not poll because the client has stopped reading. So the cap also applies to the calls behind the layer, such
 /// as a proxy's calls to its upstream. Frames that the server had taken may still be sent. Then the response ends with an
 /// error ([`LostError`](super::LostError)), so that the client does not take it for complete. A slot of a limit in
-/// [shadow mode](crate::Mode::Shadow) ends alone, and its response goes on. The bounds have no effect on requests whose
-/// only limits are rates, since these requests have no slot.
+/// [shadow mode](crate::Mode::Shadow) ends without its response. The bounds do not apply to requests that have rates
+/// only, since these requests hold no slot.
 ///
 /// The drop runs in a task on the runtime of the request, spawned when the slot ends. The next request may start before
 /// this task runs.

@@ -92,16 +92,18 @@ async fn held_slots_count_under_the_new_routes() {
     assert_eq!(send(&service, get("/new")).await.status(), StatusCode::OK);
 }
 
+/// One limit by header, on one route.
+fn with_overrides(max: u32, overrides: &str) -> Config {
+    config(&format!(
+        "limits.a = {{ concurrent = {max}, key.header = 'x', wait = '10s', overrides = {{ {overrides} }} }}
+        routes = [{{ match = ['/'], limits = ['a'] }}]"
+    ))
+}
+
 /// Neither the old nor the new configuration admits more than two of them.
 #[tokio::test]
 async fn a_limit_that_grows_does_not_let_in_waiters_of_a_key_that_gets_less() {
-    let of = |max: u32, overrides: &str| {
-        config(&format!(
-            "limits.a = {{ concurrent = {max}, key.header = 'x', wait = '10s', overrides = {{ {overrides} }} }}
-            routes = [{{ match = ['/'], limits = ['a'] }}]"
-        ))
-    };
-    let live = live(&of(2, ""));
+    let live = live(&with_overrides(2, ""));
     let mut service = serving(&live);
     let request = || Request::get("/").header("x", "k").body(()).unwrap();
     let _held = (
@@ -110,7 +112,7 @@ async fn a_limit_that_grows_does_not_let_in_waiters_of_a_key_that_gets_less() {
     );
     let mut third = task::spawn(service.ready().await.unwrap().call(request()));
     assert_pending!(third.poll());
-    live.reload(&of(50, "k = 1")).unwrap();
+    live.reload(&with_overrides(50, "k = 1")).unwrap();
     assert_pending!(third.poll());
     assert_eq!(held(live.limiter()), 2);
     // After a reload that fails, its old value is in force.
@@ -119,20 +121,14 @@ async fn a_limit_that_grows_does_not_let_in_waiters_of_a_key_that_gets_less() {
     let other = format!("{}limits.b = {{ rate = 1, per = '1s' }}", of_b());
     live.reload(&config(&other)).unwrap_err();
     assert_pending!(third.poll());
-    live.reload(&of(50, "")).unwrap();
+    live.reload(&with_overrides(50, "")).unwrap();
     assert_ready!(third.poll()).unwrap();
 }
 
 /// The other way round: neither configuration admits more than two of them.
 #[tokio::test]
 async fn a_limit_that_shrinks_does_not_let_in_waiters_of_a_key_that_had_less() {
-    let of = |max: u32, overrides: &str| {
-        config(&format!(
-            "limits.a = {{ concurrent = {max}, key.header = 'x', wait = '10s', overrides = {{ {overrides} }} }}
-            routes = [{{ match = ['/'], limits = ['a'] }}]"
-        ))
-    };
-    let live = live(&of(50, "k = 2"));
+    let live = live(&with_overrides(50, "k = 2"));
     let mut service = serving(&live);
     let request = || Request::get("/").header("x", "k").body(()).unwrap();
     let _held = (
@@ -141,10 +137,10 @@ async fn a_limit_that_shrinks_does_not_let_in_waiters_of_a_key_that_had_less() {
     );
     let mut third = task::spawn(service.ready().await.unwrap().call(request()));
     assert_pending!(third.poll());
-    live.reload(&of(2, "")).unwrap();
+    live.reload(&with_overrides(2, "")).unwrap();
     assert_pending!(third.poll());
     assert_eq!(held(live.limiter()), 2);
-    live.reload(&of(3, "")).unwrap();
+    live.reload(&with_overrides(3, "")).unwrap();
     assert_ready!(third.poll()).unwrap();
 }
 
@@ -158,11 +154,7 @@ fn of_b() -> String {
 
 #[tokio::test]
 async fn waiters_of_a_key_without_slots_are_refused() {
-    let text = "
-        limits.a = { concurrent = 1, key.header = 'x', overrides = { k = 1 }, wait = '10s' }
-        routes = [{ match = ['/'], limits = ['a'] }]
-    ";
-    let live = live(&config(text));
+    let live = live(&with_overrides(1, "k = 1"));
     let mut service = serving(&live);
     let request = |key| Request::get("/").header("x", key).body(()).unwrap();
     let held = (
@@ -173,8 +165,7 @@ async fn waiters_of_a_key_without_slots_are_refused() {
     let mut other = task::spawn(service.ready().await.unwrap().call(request("other")));
     assert_pending!(one.poll());
     assert_pending!(other.poll());
-    live.reload(&config(&text.replace("k = 1", "k = 0")))
-        .unwrap();
+    live.reload(&with_overrides(1, "k = 0")).unwrap();
     assert!(one.is_woken() && !other.is_woken());
     let refused = assert_ready!(one.poll()).unwrap();
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);

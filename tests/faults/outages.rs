@@ -209,6 +209,19 @@ async fn holders_survive_a_short_outage() {
     until_empty(&server).await;
 }
 
+/// What this process admits by itself is not the usage of all replicas.
+#[tokio::test]
+async fn a_fallback_does_not_tell_the_usage() {
+    let mut server = RedisServer::start();
+    let limit = strict(2).fallback(Fallback::Local(1));
+    let one = semaphore(&server.url(), &limit).await;
+    drop(soon(one.acquire()).await.expect("free"));
+    server.stop();
+    let _admitted = soon(one.acquire()).await.expect("by the fallback");
+    let error = soon(one.usage()).await.expect_err("unknown");
+    assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
+}
+
 type Command<'a> = &'a [&'a str];
 
 /// Errors of real servers that are temporarily unavailable. (`TRYAGAIN` needs a cluster. The table in

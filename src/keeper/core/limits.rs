@@ -247,7 +247,7 @@ impl Core {
 impl Core {
     /// Whether they decide on any requests now.
     pub fn falls_back(&self) -> bool {
-        self.ctx.falls_back
+        self.ctx.falls_back()
     }
 
     /// Refuses the requests that wait here for a fallback whose time is over.

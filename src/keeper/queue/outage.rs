@@ -73,7 +73,7 @@ impl Queue {
                 State::Leaving => self.release_slot(ctx, *seq),
                 State::Held(_) if retry => self.renew_or_end(ctx, *seq),
                 State::Held(_) => {
-                    // No later than its end, of which its holder is to know at once.
+                    // No later than the lease's end, so that the holder is notified in time.
                     let end = entry.lease.deadline();
                     let due = end.map_or(ctx.now + pause, |end| end.min(ctx.now + pause));
                     self.set_due(*seq, due);

@@ -44,7 +44,7 @@ impl Queue {
         weight > 1 && (1..weight).contains(&self.max())
     }
 
-    /// Answers with the usage in this process if there is no store; otherwise asks the store, if it is up.
+    /// Without a store, answers with the usage in this process. With a store that is up, asks the store.
     pub fn inquire(&mut self, ctx: &mut Context, inquiry: Inquiry) {
         if !ctx.shared {
             self.run_here(ctx, Operation::Nothing);
@@ -99,11 +99,8 @@ impl Queue {
         {
             self.tend_pool(ctx);
         }
-        if self
-            .outbox
-            .as_mut()
-            .is_some_and(|one| due(&mut one.later_at))
-        {
+        let outbox = self.outbox.as_mut();
+        if outbox.is_some_and(|outbox| due(&mut outbox.later_at)) {
             self.forget_releases(ctx.now);
             self.repeat_releases();
         }
@@ -193,8 +190,8 @@ impl Queue {
         self.end_vain_waits(ctx);
     }
 
-    /// If the limit no longer makes requests wait, waiting requests go on without a slot; if the key has no slots left, they
-    /// are refused.
+    /// Decides on waiting requests that would never get a slot. If the limit is no longer enforced, they proceed; if the key's
+    /// value is now 0, they are refused.
     fn end_vain_waits(&mut self, ctx: &mut Context) {
         let is_enforced = self.limit.current_mode() == Mode::Enforce;
         if is_enforced && self.max() > 0 {

@@ -255,7 +255,7 @@ impl Queue {
         outbox.later_at = earliest(outbox.later_at, Some(at));
     }
 
-    /// Repeats all releases now that were to be repeated later.
+    /// Moves the postponed releases to the next exchange.
     pub fn repeat_releases(&mut self) {
         if let Some(outbox) = &mut self.outbox {
             outbox.later_at = None;

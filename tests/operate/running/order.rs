@@ -268,6 +268,33 @@ async fn a_queue_outlasts_the_store() {
     assert_eq!(waiter.code().await, Some(0));
 }
 
+/// A newcomer is refused. A queued command asks again when the pause is over.
+#[tokio::test]
+async fn a_queue_outlasts_a_pause() {
+    let server = RedisServer::start();
+    let limiter = Limiter::connect(server.url()).await.unwrap();
+    let service = limiter.semaphore(Limit::concurrent("gpu", 1), "");
+    let held = service.acquire().await.unwrap();
+    let options = ["gpu", "--concurrent", "1", "--wait", "1m"];
+    let mut waiter = Run::start(&server.url(), &options, HOLD);
+    assert!(waiter.note().await.is_some(), "it waits");
+    let operate = async |order: &[&str]| {
+        let by = ["--author", "ada", "--reason", "maintenance"];
+        let mut command = turnstile(&[order, &by].concat());
+        command.env("TURNSTILE_STORE", server.url());
+        assert!(command.status().await.expect("it runs").success());
+    };
+    operate(&["pause", "gpu", "--for", "1h"]).await;
+    until_waiting(&service, 0).await;
+    let mut newcomer = Run::start(&server.url(), &options, HOLD);
+    assert_eq!(newcomer.code().await, Some(75));
+    operate(&["unset", "gpu"]).await;
+    drop(held);
+    waiter.until_runs().await;
+    waiter.end_input();
+    assert_eq!(waiter.code().await, Some(0));
+}
+
 /// Places refer to the whole queue, and decrease.
 #[tokio::test]
 async fn it_says_where_it_stands() {
