@@ -15,26 +15,31 @@ use std::{
 
 use futures_util::future::join_all;
 use support::{
-    alone,
+    GUARD, alone,
     queue::wait_in_line,
     redis_cluster::{RedisCluster, id, until},
-    redis_server::RedisServer,
+    redis_server::{RedisServer, free_port},
+    soon,
 };
+use tokio::{task::block_in_place, time::sleep};
 use tower_turnstile::{
     AcquireErrorKind, ConfigErrorKind, Fallback, Limit, Limiter, LimiterBuilder, Permit, Semaphore,
 };
 
-const LEASE: Duration = Duration::from_secs(6);
-const STORE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Long enough for a failover.
-const PATIENT: Duration = Duration::from_secs(30);
-
+/// With times much longer than a machine stalls.
 fn builder() -> LimiterBuilder {
-    Limiter::builder().lease(LEASE).store_timeout(STORE_TIMEOUT)
+    let builder = Limiter::builder().lease(4 * GUARD).waiter_ttl(4 * GUARD);
+    builder.store_timeout(GUARD)
 }
 
 async fn replica(cluster: &RedisCluster) -> Limiter {
     builder().connect(&cluster.url()).await.expect("it is up")
+}
+
+/// A replica for outages, as which it may take a stall of the machine too.
+async fn noticing(url: &str) -> Limiter {
+    let builder = builder().store_timeout(Duration::from_millis(500));
+    builder.connect(url).await.expect("a warning at most")
 }
 
 /// The hash slots with ledgers of this namespace, and the keys in each.
@@ -79,7 +84,7 @@ impl Load {
                 while !stop.load(Ordering::Relaxed) {
                     let Ok(permit) = semaphore.acquire().await else {
                         refused.fetch_add(1, Ordering::Relaxed);
-                        tokio::time::sleep(Duration::from_millis(1)).await;
+                        sleep(Duration::from_millis(1)).await;
                         continue;
                     };
                     most.fetch_max(held.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -104,14 +109,15 @@ impl Load {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Waits for a hundred more operations; returns how long they took.
-    async fn goes_on(&self) -> Duration {
-        let (before, began) = (self.done(), Instant::now());
-        while self.done() < before + 100 {
-            assert!(began.elapsed() < PATIENT, "nothing goes on");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        began.elapsed()
+    /// Waits for a hundred more operations.
+    async fn goes_on(&self) {
+        let enough = self.done() + 100;
+        soon(async {
+            while self.done() < enough {
+                sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
     }
 
     /// Returns the maximum number of permits held at once, and the number of refusals.
@@ -163,7 +169,7 @@ fn slots_that_move_under_load_are_followed() {
     alone(async {
         let cluster = RedisCluster::start(3, 0);
         let (one, other) = (replica(&cluster).await, replica(&cluster).await);
-        let hot = Limit::concurrent("hot", 3).wait_up_to(PATIENT);
+        let hot = Limit::concurrent("hot", 3).wait_up_to(GUARD);
         let load = Load::start(&[one.semaphore(&hot, "a"), other.semaphore(&hot, "a")], 20);
         load.goes_on().await;
         let slot = *ledgers(&cluster)
@@ -173,7 +179,7 @@ fn slots_that_move_under_load_are_followed() {
         // Some neighbours, so that the move takes a while.
         let neighbour = Limit::concurrent("neighbour", 1);
         let mut held = Vec::new();
-        for key in 0..300u64 {
+        for key in 0..100u64 {
             held.push(
                 one.semaphore(&neighbour, key)
                     .acquire()
@@ -181,22 +187,13 @@ fn slots_that_move_under_load_are_followed() {
                     .expect("free"),
             );
         }
-        let rounds = 4;
-        for _ in 0..rounds {
+        for _ in 0..3 {
             let to = (cluster.owner(slot) + 1) % 3;
-            let moving = async {
-                tokio::task::block_in_place(|| {
-                    cluster.move_slot(slot, to, Duration::from_millis(10));
-                });
-            };
-            moving.await;
+            block_in_place(|| cluster.move_slot(slot, to, Duration::from_millis(10)));
             assert_eq!(cluster.owner(slot), to);
             load.goes_on().await;
         }
-        let done = load.done();
-        let (most, refused) = load.end().await;
-        println!("{rounds} moves, {done} permits, at most {most} at once, {refused} refused");
-        assert_eq!((most, refused), (3, 0));
+        assert_eq!(load.end().await, (3, 0));
         assert!(held.iter().all(|permit| !permit.is_lost()));
         drop(held);
         until("all slots are back", || ledgers(&cluster).is_empty());
@@ -210,7 +207,7 @@ fn a_waiter_whose_subscription_is_at_another_node_gets_no_message() {
     alone(async {
         let cluster = RedisCluster::start(3, 0);
         let (one, other) = (replica(&cluster).await, replica(&cluster).await);
-        let hot = Limit::concurrent("hot", 1).wait_up_to(PATIENT);
+        let hot = Limit::concurrent("hot", 1).wait_up_to(GUARD);
         let held = other.semaphore(&hot, "a").acquire().await.expect("free");
         let waits = one.semaphore(&hot, "a");
         let waiting = tokio::spawn(async move { waits.acquire().await });
@@ -220,9 +217,9 @@ fn a_waiter_whose_subscription_is_at_another_node_gets_no_message() {
         }
         let slot = *ledgers(&cluster).keys().next().expect("it is there");
         let to = (cluster.owner(slot) + 1) % 3;
-        tokio::task::block_in_place(|| cluster.move_slot(slot, to, Duration::ZERO));
+        block_in_place(|| cluster.move_slot(slot, to, Duration::ZERO));
         held.release().await.expect("up");
-        let admitted = waiting.await.expect("no panic").expect("its turn");
+        let admitted = soon(waiting).await.expect("no panic").expect("its turn");
         assert_eq!(looks.usage().await.expect("up").in_use, 1, "in the store");
         drop(admitted);
     });
@@ -272,17 +269,31 @@ async fn way<'a>(
 }
 
 async fn until_granted(semaphore: &Semaphore) {
-    let began = Instant::now();
-    while semaphore.acquire().await.is_err() {
-        assert!(began.elapsed() < PATIENT, "it does not come back");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    soon(async {
+        while semaphore.acquire().await.is_err() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+/// A request may be refused a moment before the call is given up.
+async fn until_down(limiter: &Limiter) {
+    soon(async {
+        while limiter.status().store_up {
+            sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
 }
 
 /// G8: two nodes redirect an exchange to each other, which may happen briefly when a move starts or is aborted. This is
 /// a transient outage, not a configuration error.
+///
+/// Later a release empties the key at the first node, so the next command of its script would be redirected, which scripts
+/// cannot be. That is no fault of the store, and no request is refused.
 #[test]
-fn nodes_that_redirect_to_each_other_are_an_outage() {
+fn requests_find_their_way_while_a_slot_moves() {
     alone(async {
         let cluster = RedisCluster::start(3, 0);
         let limiter = replica(&cluster).await;
@@ -290,28 +301,18 @@ fn nodes_that_redirect_to_each_other_are_an_outage() {
         let semaphore = limiter.semaphore(&limit, "a");
         let (slot, from, to) = way(&cluster, &semaphore).await;
         let (from_id, to_id) = (id(from), id(to));
-        from.cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
+        let set = |node: &RedisServer, state: &[&str]| {
+            node.cli(&[&["CLUSTER", "SETSLOT", &slot], state].concat());
+        };
+        set(from, &["MIGRATING", &to_id]);
         let error = semaphore.acquire().await.expect_err("nobody has it");
         assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
-        to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
+        set(from, &["STABLE"]);
         until_granted(&semaphore).await;
-    });
-}
 
-/// The release empties the key at this node, so the next command of its script would be redirected, which scripts cannot
-/// be. That is no fault of the store, and no request is refused.
-#[test]
-fn a_key_that_is_emptied_while_its_slot_moves_is_found_at_the_next_node() {
-    alone(async {
-        let cluster = RedisCluster::start(3, 0);
-        let limiter = replica(&cluster).await;
-        let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
-        let semaphore = limiter.semaphore(&limit, "a");
-        let (slot, from, to) = way(&cluster, &semaphore).await;
-        let (from_id, to_id) = (id(from), id(to));
         let held = semaphore.acquire().await.expect("free");
-        to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
-        from.cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
+        set(to, &["IMPORTING", &from_id]);
+        set(from, &["MIGRATING", &to_id]);
         held.release().await.expect("it is confirmed");
         for _ in 0..5 {
             let permit = semaphore.acquire().await.expect("free, at the next node");
@@ -326,7 +327,7 @@ fn waiters_keep_their_order_while_their_slot_moves() {
     alone(async {
         let cluster = RedisCluster::start(3, 0);
         let (one, other) = (replica(&cluster).await, replica(&cluster).await);
-        let limit = Limit::concurrent("a", 1).wait_up_to(PATIENT);
+        let limit = Limit::concurrent("a", 1).wait_up_to(GUARD);
         let [one, other] = [one, other].map(|limiter| limiter.semaphore(&limit, "a"));
         let (slot, from, to) = way(&cluster, &one).await;
         let (from_id, to_id) = (id(from), id(to));
@@ -348,10 +349,7 @@ fn waiters_keep_their_order_while_their_slot_moves() {
 fn a_silent_node_that_keys_are_moving_to_is_connected_to_anew() {
     alone(async {
         let cluster = RedisCluster::start(3, 0);
-        for node in cluster.nodes() {
-            node.cli(&["CONFIG", "SET", "cluster-node-timeout", "60000"]);
-        }
-        let limiter = replica(&cluster).await;
+        let limiter = noticing(&cluster.url()).await;
         let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
         let semaphore = limiter.semaphore(&limit, "a");
         let (slot, from, to) = way(&cluster, &semaphore).await;
@@ -368,11 +366,12 @@ fn a_silent_node_that_keys_are_moving_to_is_connected_to_anew() {
             let ids = asking.filter_map(|client| client.split(' ').next());
             ids.map(str::to_owned).collect()
         };
+        until("there is one such connection", || asking().len() == 1);
         let before = asking();
-        assert_eq!(before.len(), 1, "{before:?}");
         to.pause();
         let error = semaphore.acquire().await.expect_err("no answer");
         assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
+        until_down(&limiter).await;
         to.resume();
         until_granted(&semaphore).await;
         until("the silent connection is gone", || {
@@ -386,40 +385,28 @@ fn a_silent_node_that_keys_are_moving_to_is_connected_to_anew() {
 fn a_node_that_is_gone_concerns_its_parts_only() {
     alone(async {
         let cluster = RedisCluster::start(3, 0);
-        // Otherwise the rest of the cluster fails with the dead node.
-        for node in cluster.nodes() {
-            node.cli(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
-        }
-        let limiter = replica(&cluster).await;
+        let limiter = noticing(&cluster.url()).await;
         let limit = Limit::concurrent("part", 1).fallback(Fallback::Reject);
         let semaphores: Vec<_> = (0..48u64)
             .map(|key| limiter.semaphore(&limit, key))
             .collect();
-        for semaphore in &semaphores {
-            drop(semaphore.acquire().await.expect("all are up"));
-        }
+        join_all(semaphores.iter().map(until_granted)).await;
         cluster.primaries[2].pause();
-        let (mut up, mut down) = (0, 0);
-        for semaphore in &semaphores {
-            match semaphore.acquire().await {
-                Ok(_) => up += 1,
-                Err(error) => {
-                    assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
-                    down += 1;
-                }
-            }
-        }
-        println!("one of three nodes is gone: {up} keys go on, {down} are refused");
-        assert!(up >= 24 && down >= 8, "{up} {down}");
-        assert!(!limiter.status().store_up);
+        let attempts = async || {
+            let outcomes = join_all(semaphores.iter().map(Semaphore::acquire)).await;
+            let refused = outcomes.into_iter().filter_map(Result::err);
+            let kinds: Vec<_> = refused.map(|error| error.kind()).collect();
+            assert!(
+                kinds
+                    .iter()
+                    .all(|kind| *kind == AcquireErrorKind::Unavailable)
+            );
+            kinds.len()
+        };
+        soon(async { while !(8..=24).contains(&attempts().await) {} }).await;
+        until_down(&limiter).await;
         cluster.primaries[2].resume();
-        for semaphore in &semaphores {
-            let began = Instant::now();
-            while semaphore.acquire().await.is_err() {
-                assert!(began.elapsed() < PATIENT, "it does not come back");
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        }
+        join_all(semaphores.iter().map(until_granted)).await;
     });
 }
 
@@ -432,52 +419,42 @@ fn deadlines(permits: &[Permit]) -> Vec<Option<tokio::time::Instant>> {
 fn a_failover_is_survived_without_a_restart() {
     alone(async {
         let mut cluster = RedisCluster::start(3, 1);
-        // Far longer than a failover takes on a busy machine.
-        let lasting = async || {
-            let limiter = builder().lease(4 * LEASE).connect(&cluster.url()).await;
-            limiter.expect("it is up")
-        };
-        let (one, other) = (lasting().await, lasting().await);
+        cluster.notice_deaths_after(GUARD);
+        let (one, other) = (
+            noticing(&cluster.url()).await,
+            noticing(&cluster.url()).await,
+        );
         let hot = Limit::concurrent("hot", 2)
-            .wait_up_to(PATIENT)
+            .wait_up_to(GUARD)
             .fallback(Fallback::Reject);
-        let kept = Limit::concurrent("kept", 5);
+        let (slot, ..) = way(&cluster, &one.semaphore(&hot, "a")).await;
+        let owner = cluster.owner(slot.parse().expect("a number"));
+        let mut held = Vec::new();
+        // The keys of the same node.
+        for key in 0..30u64 {
+            let kept = other.semaphore(Limit::concurrent("kept", 5), key);
+            let before = cluster.primaries[owner].key_count();
+            let permit = kept.acquire().await.expect("free");
+            if cluster.primaries[owner].key_count() > before {
+                held.push(permit);
+            }
+        }
+        assert!(held.len() >= 3, "{} keys", held.len());
         let load = Load::start(&[one.semaphore(&hot, "a"), other.semaphore(&hot, "a")], 10);
         load.goes_on().await;
-        let slot = *ledgers(&cluster)
-            .keys()
-            .next()
-            .expect("the ledger is there");
-        let mut held = Vec::new();
-        for key in 0..30u64 {
-            held.push(other.semaphore(&kept, key).acquire().await.expect("free"));
-        }
-        let owner = cluster.owner(slot);
         cluster.primaries[owner].stop();
-        let (began, before) = (Instant::now(), deadlines(&held));
+        let before = deadlines(&held);
+        cluster.notice_deaths_after(Duration::from_secs(1));
         load.goes_on().await;
-        let recovered = began.elapsed();
-        println!("in use again {recovered:?} after the primary was killed");
-        assert!(recovered < Duration::from_secs(10), "{recovered:?}");
-        // Each permit is renewed at its new node.
-        until("all were renewed", || {
+        until("each was renewed at its new node", || {
             let mut both = deadlines(&held).into_iter().zip(&before);
-            both.all(|(now, before)| now > *before) || held.iter().any(Permit::is_lost)
+            both.all(|(now, before)| now > *before)
         });
-        assert!(
-            held.iter().all(|permit| !permit.is_lost()),
-            "all were renewed"
-        );
-        let held_by_other = other.status().held;
-        assert!(
-            held_by_other >= 30,
-            "{held_by_other}: more may be of the load"
-        );
+        assert!(held.iter().all(|permit| !permit.is_lost()));
         let (most, _) = load.end().await;
-        println!("at most {most} held at once, limit 2");
         assert!(
             most <= 2 + 2,
-            "what was held before is the most that can come on top"
+            "what was held before is the most that can come on top: {most}"
         );
     });
 }
@@ -487,16 +464,11 @@ fn a_failover_is_survived_without_a_restart() {
 fn a_node_that_is_gone_costs_the_others_few_connections() {
     alone(async {
         let mut cluster = RedisCluster::start(3, 0);
-        for node in cluster.nodes() {
-            node.cli(&["CONFIG", "SET", "cluster-node-timeout", "60000"]);
-        }
         let limiter = replica(&cluster).await;
         let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
         let semaphore = limiter.semaphore(&limit, "a");
-        let permit = semaphore.acquire().await.expect("free");
-        let slot = *ledgers(&cluster).keys().next().expect("it is there");
-        drop(permit);
-        let owner = cluster.owner(slot);
+        let (slot, ..) = way(&cluster, &semaphore).await;
+        let owner = cluster.owner(slot.parse().expect("a number"));
         cluster.primaries[owner].stop();
         let connections = || -> u64 {
             let others = (0..3).filter(|number| *number != owner);
@@ -512,16 +484,15 @@ fn a_node_that_is_gone_costs_the_others_few_connections() {
             });
             counts.sum()
         };
-        let before = connections();
-        let began = Instant::now();
+        let (before, began) = (connections(), Instant::now());
         while began.elapsed() < Duration::from_secs(1) {
             let error = semaphore.acquire().await.expect_err("it is gone");
             assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            sleep(Duration::from_millis(10)).await;
         }
         let made = connections() - before;
-        println!("{made} connections in a second");
-        assert!(made < 20, "{made} connections in a second");
+        let most = 20 * (began.elapsed().as_secs() + 1);
+        assert!(made < most, "{made} connections in {:?}", began.elapsed());
     });
 }
 
@@ -531,7 +502,7 @@ fn a_shutdown_reports_what_a_silent_node_may_still_count() {
     alone(async {
         const KEYS: u64 = 64;
         let cluster = RedisCluster::start(3, 0);
-        let limiter = replica(&cluster).await;
+        let limiter = noticing(&cluster.url()).await;
         let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
         let acquire = |key| limiter.semaphore(&limit, key).acquire();
         let permits = join_all((0..KEYS).map(acquire)).await;
@@ -540,10 +511,9 @@ fn a_shutdown_reports_what_a_silent_node_may_still_count() {
         let kept = silent.keys("turnstile:*").lines().count();
         assert!(kept > 0, "it has some of the keys");
         silent.pause();
-        let began = Instant::now();
         let shutdown = tokio::spawn({
             let limiter = limiter.clone();
-            async move { limiter.shutdown(PATIENT).await }
+            async move { limiter.shutdown(10 * GUARD).await }
         });
         // All parts are closed, and their permits count as released by the shutdown.
         let is_closed = |kind| kind == AcquireErrorKind::ShutDown;
@@ -558,8 +528,7 @@ fn a_shutdown_reports_what_a_silent_node_may_still_count() {
             }
         }
         drop(permits);
-        let report = shutdown.await.expect("no panic");
-        assert!(began.elapsed() < PATIENT / 2, "{:?}", began.elapsed());
+        let report = soon(shutdown).await.expect("no panic");
         // Late requests may have been sent to that node.
         let may_be_there = kept..=kept + report.refused;
         assert!(may_be_there.contains(&report.unconfirmed), "{report:?}");
@@ -569,54 +538,28 @@ fn a_shutdown_reports_what_a_silent_node_may_still_count() {
     });
 }
 
-/// G8: all nodes in the URL may be dead by the time they are needed.
+/// G8: all nodes in the URL may be dead by the time they are needed. A password is used for all nodes.
 #[test]
-fn dead_nodes_in_the_url_are_passed_over() {
-    alone(async {
-        let cluster = RedisCluster::start(3, 0);
-        let dead = support::redis_server::free_port();
-        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let silent = silent.local_addr().expect("an address").port();
-        let node = cluster.primaries[1].port();
-        let url = format!("redis+cluster://127.0.0.1:{dead},127.0.0.1:{silent},127.0.0.1:{node}");
-        let limiter = builder().connect(&url).await.expect("a warning at most");
-        let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
-        let began = Instant::now();
-        for key in 0..40u64 {
-            while limiter.semaphore(&limit, key).acquire().await.is_err() {
-                assert!(began.elapsed() < PATIENT, "it finds no way");
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        }
-    });
-}
-
-#[test]
-fn a_password_is_used_for_all_nodes_and_a_wrong_one_is_told() {
+fn a_url_may_name_dead_nodes_and_a_password() {
     alone(async {
         let cluster = RedisCluster::start(3, 0);
         for node in cluster.nodes() {
-            node.cli(&[
-                "ACL",
-                "SETUSER",
-                "shop",
-                "on",
-                ">canary",
-                "~turnstile:*",
-                "&*",
-                "+@all",
-            ]);
+            let user = "shop on >canary ~turnstile:* &* +@all";
+            let user: Vec<_> = user.split(' ').collect();
+            node.cli(&[&["ACL", "SETUSER"], &user[..]].concat());
         }
-        let nodes = cluster.url().split_once("://").expect("a URL").1.to_owned();
-        let limiter = Limiter::connect(&format!("redis+cluster://shop:canary@{nodes}")).await;
-        let limiter = limiter.expect("the right password");
-        for key in 0..40u64 {
-            let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
-            let permit = limiter.semaphore(&limit, key).acquire().await;
-            drop(permit.expect("on all nodes"));
-        }
-        let error = Limiter::connect(&format!("redis+cluster://shop:wrong@{nodes}")).await;
-        let error = error.expect_err("the wrong one");
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let silent_port = silent.local_addr().expect("an address").port();
+        let (dead, node) = (free_port(), cluster.primaries[1].port());
+        let nodes = format!("127.0.0.1:{dead},127.0.0.1:{silent_port},127.0.0.1:{node}");
+        let limiter = noticing(&format!("redis+cluster://shop:canary@{nodes}")).await;
+        let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
+        let semaphores: Vec<_> = (0..40u64)
+            .map(|key| limiter.semaphore(&limit, key))
+            .collect();
+        join_all(semaphores.iter().map(until_granted)).await;
+        let url = cluster.url().replace("://", "://shop:wrong@");
+        let error = builder().connect(&url).await.expect_err("the wrong one");
         assert_eq!(error.kind(), ConfigErrorKind::Credentials);
         assert!(!error.to_string().contains("wrong@"), "{error}");
     });

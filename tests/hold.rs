@@ -13,9 +13,10 @@ use nix::{
     unistd::Pid,
 };
 use support::{
-    alone,
+    GUARD, alone,
     redis_server::RedisServer,
     replica::{Replica, command},
+    soon,
 };
 use tempfile::TempDir;
 use tokio::{
@@ -25,16 +26,20 @@ use tokio::{
 };
 use tower_turnstile::{Limit, Limiter, Semaphore};
 
-const SOON: Duration = Duration::from_secs(30);
-
-/// The example with one slot, and the same limit in this process.
-async fn hold(server: &RedisServer, options: &[&str]) -> (Replica, Semaphore) {
+/// The example with one slot.
+async fn example(store: &str, options: &[&str]) -> Replica {
     let mut example = command("hold", options);
-    example.args(["--listen", "127.0.0.1:0", "--store", &server.url()]);
+    example.args(["--listen", "127.0.0.1:0", "--store", store]);
     example.args(["--limit", "gpu=1"]);
-    let replica = Replica::launch(example).await;
-    let limiter = Limiter::connect(server.url()).await.expect("it is up");
-    let gpu = Limit::concurrent("gpu", 1).wait_up_to(SOON);
+    Replica::launch(example).await
+}
+
+/// The example, and the same limit in this process.
+async fn hold(server: &RedisServer, options: &[&str]) -> (Replica, Semaphore) {
+    let replica = example(&server.url(), options).await;
+    let limiter = Limiter::builder().lease(4 * GUARD).store_timeout(GUARD);
+    let limiter = limiter.connect(server.url()).await.expect("it is up");
+    let gpu = Limit::concurrent("gpu", 1).wait_up_to(GUARD);
     (replica, limiter.semaphore(gpu, "acme"))
 }
 
@@ -99,18 +104,17 @@ impl Client {
     }
 
     async fn code(&mut self) -> Option<i32> {
-        let status = timeout(SOON, self.process.wait()).await;
-        status.expect("in time").expect("a child").code()
+        soon(self.process.wait()).await.expect("a child").code()
     }
 }
 
 async fn next(lines: &mut Lines<BufReader<Pipe>>) -> String {
-    let line = timeout(SOON, lines.next_line()).await.expect("in time");
-    line.expect("text").expect("it goes on")
+    let line = soon(lines.next_line()).await.expect("text");
+    line.expect("it goes on")
 }
 
 async fn until_in_use(gpu: &Semaphore, in_use: u32, waiting: u32) {
-    let all = async {
+    soon(async {
         loop {
             let usage = gpu.usage().await.expect("up");
             if (usage.in_use, usage.waiting) == (in_use, waiting) {
@@ -118,15 +122,15 @@ async fn until_in_use(gpu: &Semaphore, in_use: u32, waiting: u32) {
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-    };
-    timeout(SOON, all).await.expect("in time");
+    })
+    .await;
 }
 
 #[test]
 fn a_slot_is_held_for_as_long_as_the_connection_lives() {
     alone(async {
         let server = RedisServer::start();
-        let (replica, gpu) = hold(&server, &["--keep-alive", "1s"]).await;
+        let (replica, gpu) = hold(&server, &["--keep-alive", "200ms"]).await;
         let url = format!("http://{}/hold/gpu?key=acme", replica.address());
         let mut first = client("curl", &["-sN", &url]);
         let [event, data] = first.says().await;
@@ -193,18 +197,38 @@ fn refusals_and_losses_end_the_stream() {
     });
 }
 
-/// The scripts of the page, with another port.
+/// The scripts of the page, with another port and another patience. They say when they listen to signals.
 fn scripts(folder: &Path, replica: &Replica) -> [(&'static str, PathBuf); 2] {
     let page = include_str!("../src/guide/not_rust.md");
-    [("python3", "python", "py"), ("node", "js", "mjs")].map(|(program, language, ending)| {
-        let (_, rest) = page
-            .split_once(&format!("```{language}\n"))
-            .expect("a script");
+    let (in_python, in_js) = (
+        "for one in (signal.SIGTERM, signal.SIGHUP):",
+        "for (const signal of [",
+    );
+    let python = [
+        ("timeout=15", "timeout=6".to_owned()),
+        (
+            in_python,
+            format!("print('listens', file=sys.stderr, flush=True)\n{in_python}"),
+        ),
+    ];
+    let js = [
+        ("15_000", "6_000".to_owned()),
+        (in_js, format!("console.error('listens'); {in_js}")),
+    ];
+    let both = [("python3", "python", python), ("node", "js", js)];
+    both.map(|(program, language, changes)| {
+        let start = format!("```{language}\n");
+        let (_, rest) = page.split_once(&start).expect("a script");
         let (script, _) = rest.split_once("```").expect("its end");
-        let here = script.replace("127.0.0.1:3000", &replica.address().to_string());
-        assert_ne!(script, here);
-        let path = folder.join(format!("with_slot.{ending}"));
-        std::fs::write(&path, here).expect("room");
+        let port = ("127.0.0.1:3000", replica.address().to_string());
+        let changed = changes.into_iter().chain([port]);
+        let changed = changed.fold(script.to_owned(), |script, (there, new)| {
+            assert!(script.contains(there), "{there}");
+            script.replace(there, &new)
+        });
+        // Node takes this name for a module.
+        let path = folder.join(format!("{program}.mjs"));
+        std::fs::write(&path, changed).expect("room");
         (program, path)
     })
 }
@@ -212,8 +236,7 @@ fn scripts(folder: &Path, replica: &Replica) -> [(&'static str, PathBuf); 2] {
 #[test]
 fn the_scripts_of_the_guide_hold_slots() {
     alone(async {
-        let server = RedisServer::start();
-        let (replica, gpu) = hold(&server, &[]).await;
+        let replica = example("memory:", &[]).await;
         let folder = TempDir::new().unwrap();
         for (program, script) in scripts(folder.path(), &replica) {
             let script = script.to_str().unwrap();
@@ -223,15 +246,14 @@ fn the_scripts_of_the_guide_hold_slots() {
             assert_eq!(first.says().await, held, "{program}");
             let mut second = run();
             second.notes("queued").await;
-            until_in_use(&gpu, 1, 1).await;
             first.end_input();
             assert_eq!(first.code().await, Some(9), "{program}");
             assert_eq!(second.says().await, held, "{program}");
+            second.notes("listens").await;
             // A terminal sends it to the command too, which may end later.
             second.signal(Signal::SIGINT);
             second.end_input();
             assert_eq!(second.code().await, Some(9), "{program}");
-            until_in_use(&gpu, 0, 0).await;
         }
     });
 }
@@ -239,34 +261,35 @@ fn the_scripts_of_the_guide_hold_slots() {
 /// Without a sign of life, or without the slot, the work stops.
 #[test]
 fn the_scripts_of_the_guide_stop_without_a_slot() {
+    async fn told(clients: &mut [Client]) {
+        for client in clients {
+            assert_eq!(client.says().await, ["told"]);
+            assert_eq!(client.code().await, Some(0), "that of the command");
+        }
+    }
     alone(async {
-        for silent in [false, true] {
-            let server = RedisServer::start();
-            let (mut replica, gpu) = hold(&server, &[]).await;
-            let folder = TempDir::new().unwrap();
-            let scripts = scripts(folder.path(), &replica);
-            let mut clients = Vec::new();
-            for (program, script) in &scripts {
+        let mut dead = example("memory:", &[]).await;
+        let silent = example("memory:", &["--keep-alive", "1s"]).await;
+        let folder = TempDir::new().unwrap();
+        let mut clients = Vec::new();
+        for replica in [&dead, &silent] {
+            for (program, script) in scripts(folder.path(), replica) {
                 // A different key for each.
                 let script = script.to_str().unwrap();
+                let key = format!("key={}", clients.len());
                 let text = std::fs::read_to_string(script).unwrap();
-                std::fs::write(script, text.replace("key=acme", &format!("key={program}")))
-                    .unwrap();
+                std::fs::write(script, text.replace("key=acme", &key)).unwrap();
                 let shell = "trap 'echo told; exit 0' TERM; echo runs; while :; do sleep 0.1; done";
                 let mut client = client(program, &[script, "sh", "-c", shell]);
                 assert_eq!(client.says().await, ["runs"], "{program}");
                 clients.push(client);
             }
-            match silent {
-                true => replica.pause(),
-                false => replica.kill(),
-            }
-            for client in &mut clients {
-                assert_eq!(client.says().await, ["told"]);
-                assert_eq!(client.code().await, Some(0), "that of the command");
-            }
-            drop(gpu);
         }
+        silent.pause();
+        dead.kill();
+        let (of_dead, of_silent) = clients.split_at_mut(2);
+        told(of_dead).await;
+        told(of_silent).await;
     });
 }
 
@@ -280,12 +303,11 @@ fn a_client_that_does_not_read_keeps_its_slot() {
         let mut holder = client("curl", &["-sN", &url]);
         let [event] = holder.says().await;
         assert_eq!(event, "event: granted");
-        let pid = Pid::from_raw(holder.process.id().unwrap().try_into().unwrap());
-        kill(pid, Signal::SIGSTOP).unwrap();
+        holder.signal(Signal::SIGSTOP);
         // Longer than a dead network is tolerated: the client's kernel still acknowledges.
-        let waiter = timeout(Duration::from_secs(2), gpu.acquire()).await;
+        let waiter = timeout(Duration::from_secs(1), gpu.acquire()).await;
         assert!(waiter.is_err(), "it has its slot");
-        kill(pid, Signal::SIGCONT).unwrap();
+        holder.signal(Signal::SIGCONT);
         until_in_use(&gpu, 1, 0).await;
     });
 }

@@ -1,16 +1,10 @@
 //! Several real processes of `examples/axum` on one real Redis: the view of a service owner.
 //!
-//! Each test names the guarantees that it checks. The tests run one at a time, since some are about load.
+//! Each test names the guarantees that it checks.
 
 mod support;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -20,271 +14,76 @@ use support::{
     alone,
     redis_server::RedisServer,
     replica::{CLOSE, Replica, SERVER, TEXT, command, frame, run_to_end},
+    soon,
+    stopwatch::Stopwatch,
     watch::{Ledger, Streams, script_calls, until_empty},
 };
-use tokio::{
-    net::TcpStream,
-    task::JoinHandle,
-    time::{sleep, timeout},
-};
+use tokio::{net::TcpStream, task::JoinHandle, time::sleep};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Far below the lease of 10 s, and longer than a busy machine stalls.
-const SOON: Duration = Duration::from_secs(5);
-/// Options of replicas that are not passed over when a busy machine makes them late.
-const PATIENT: [&str; 4] = ["--lease", "20s", "--store-timeout", "5s"];
+/// Much longer than a machine stalls, and than a test waits for anything.
+const PATIENT: [&str; 4] = ["--lease", "240s", "--store-timeout", "20s"];
+/// For outages, which a stall of the machine may be as well: requests are refused for a moment.
+const NOTICING: [&str; 4] = ["--lease", "240s", "--store-timeout", "1s"];
+const ENDLESS: &str = "/stream?chunks=1000000&every=20";
+
+async fn replica(server: &RedisServer, options: &[&str]) -> Replica {
+    let wait = ["--max-wait", "240s"].repeat((!options.contains(&"--max-wait")).into());
+    Replica::start(&server.url(), &[options, &wait, &PATIENT].concat()).await
+}
 
 async fn replicas(server: &RedisServer, count: usize, options: &[&str]) -> Vec<Replica> {
-    let mut replicas = Vec::new();
-    for _ in 0..count {
-        replicas.push(Replica::start(&server.url(), options).await);
-    }
-    replicas
+    join_all((0..count).map(|_| replica(server, options))).await
 }
 
-/// Waits until Redis knows of this many replicas: it frees the connection of a killed one a moment after its end.
-async fn until_connected(server: &RedisServer, replicas: usize) {
-    let known = format!("\n{replicas}");
-    while !(server.cli(&["PUBSUB", "NUMSUB", "demo:wake:all"])).ends_with(&known) {
-        sleep(Duration::from_millis(1)).await;
-    }
-}
-
-/// G1, G3, G4, G5: three replicas, limit 4, 40 clients.
+/// G1, G4, G5: three replicas, limit 4, 40 clients.
 #[test]
-fn three_replicas_share_one_cap_in_arrival_order() {
+fn three_replicas_share_one_cap() {
     alone(async {
         let server = RedisServer::start();
         let replicas = replicas(&server, 3, &["--limit", "4"]).await;
-        let watch = Ledger::watch(&server);
-        let streams = Streams::default();
-        // They go on until all others wait.
-        let first: Vec<_> = (40..44)
-            .map(|number| {
-                let endless = replicas[number % 3].get("/stream?chunks=100000&every=25");
-                streams.open(number, endless)
-            })
-            .collect();
-        for number in 40..44 {
-            streams.until_started(number).await;
-        }
-        let mut clients = Vec::new();
-        for number in 0..40 {
-            let replica = &replicas[number % 3];
-            clients.push(streams.open(number, replica.get("/stream?chunks=6&every=100")));
-            watch.until_members(number + 5).await;
-        }
-        first.iter().for_each(JoinHandle::abort);
-        let began = Instant::now();
-        for client in clients {
-            client
-                .await
-                .expect("no panic")
-                .expect("every client is served");
-        }
-        let took = began.elapsed();
-        let seen = streams.seen();
-        for (place, number) in seen.order[4..].iter().enumerate() {
-            // Four are admitted almost at once, and their first events take different paths.
-            assert!(place.abs_diff(*number) < 12, "G3: {:?}", seen.order);
-        }
-        assert!(
-            seen.most_at_once <= 4,
-            "G1: {} streams at once, as the clients saw it",
-            seen.most_at_once
-        );
-        let ledger = watch.finish();
-        assert!(
-            ledger.most_holders <= 4,
-            "G1: {} holders in the ledger",
-            ledger.most_holders
-        );
-        // 40 streams of 0.4 s, four at a time, take 4 s, and two at a time 8 s.
-        assert!(took < 8 * SECOND, "G4: took {took:?}");
-        until_empty(&server).await;
-    });
-}
-
-/// G3: with one slot, the order is exact.
-#[test]
-fn replicas_take_turns_in_arrival_order() {
-    alone(async {
-        let server = RedisServer::start();
-        let replicas = replicas(&server, 3, &[&["--limit", "1"], &PATIENT[..]].concat()).await;
         let (streams, watch) = (Streams::default(), Ledger::watch(&server));
-        // Until all others wait, however long that takes.
-        let first = streams.open(20, replicas[0].get("/stream?chunks=100000&every=25"));
-        streams.until_started(20).await;
-        let mut clients = Vec::new();
-        for number in 0..20 {
-            let replica = &replicas[number * 7 % 3];
-            clients.push(streams.open(number, replica.get("/stream?chunks=3&every=25")));
-            watch.until_members(number + 2).await;
+        let requests: Vec<_> = (0..40)
+            .map(|number| replicas[number % 3].get(ENDLESS))
+            .collect();
+        let clients = requests.iter().enumerate();
+        let clients = join_all(clients.map(|(number, one)| streams.visit(number, one)));
+        for served in soon(clients).await {
+            served.expect("every client is served");
         }
-        first.abort();
-        for client in clients {
-            client
-                .await
-                .expect("no panic")
-                .expect("every client is served");
-        }
-        assert_eq!(streams.seen().order[1..], (0..20).collect::<Vec<_>>(), "G3");
+        let (by_clients, by_ledger) = (streams.seen().most_at_once, watch.finish().most_holders);
+        assert!(
+            by_clients.max(by_ledger) <= 4,
+            "G1: {by_clients} {by_ledger}"
+        );
+        soon(until_empty(&server)).await;
     });
 }
 
-/// G5: slots of a killed replica are free within the lease, and handed on at once when the lease ends.
+/// G5: slots of a killed replica are free when its lease ends.
 #[test]
 fn a_killed_holder_delays_waiters_by_its_lease_at_most() {
     alone(async {
         let server = RedisServer::start();
-        let mut replicas = replicas(&server, 2, &["--limit", "4", "--lease", "3s"]).await;
-        let streams = Streams::default();
-        let watch = Ledger::watch(&server);
-        let held: Vec<_> = (0..4)
-            .map(|number| streams.open(number, replicas[0].get("/stream?chunks=1000&every=50")))
-            .collect();
-        watch.until_holders(4).await;
+        let options = ["--limit", "4", "--lease", "2s"];
+        let mut killed = Replica::start(&server.url(), &options).await;
+        let other = replica(&server, &options[..2]).await;
+        let (streams, watch) = (Streams::default(), Ledger::watch(&server));
+        let held =
+            join_all((0..4).map(|number| streams.begin(number, || killed.get(ENDLESS)))).await;
         let waiting: Vec<_> = (4..8)
-            .map(|number| streams.open(number, replicas[1].get("/stream?chunks=2&every=10")))
+            .map(|number| streams.open(number, other.get(ENDLESS)))
             .collect();
-        watch.until_members(8).await;
-        replicas[0].kill();
-        let killed = Instant::now();
-        for client in waiting {
-            client.await.expect("no panic").expect("served");
+        killed.kill();
+        for number in 4..8 {
+            soon(streams.until_started(number)).await;
         }
-        let took = killed.elapsed();
-        assert!(
-            took < Duration::from_millis(5_000),
-            "G5: {took:?} after the kill, with a lease of 3 s"
-        );
         assert!(watch.finish().most_holders <= 4, "G1");
         for client in held {
             client.await.expect("no panic").expect_err("cut off");
         }
+        waiting.iter().for_each(JoinHandle::abort);
     });
-}
-
-/// G4: waiters whose connection has ended with their process delay nobody.
-#[test]
-fn dead_waiters_at_the_head_of_the_queue_are_passed_over() {
-    alone(async {
-        let server = RedisServer::start();
-        let mut replicas = replicas(&server, 3, &[&["--limit", "1"], &PATIENT[..]].concat()).await;
-        let (streams, watch) = (Streams::default(), Ledger::watch(&server));
-        let holder = streams.open(0, replicas[0].get("/stream?chunks=1000&every=20"));
-        watch.until_holders(1).await;
-        let _dead: Vec<_> = (1..=100)
-            .map(|number| streams.open(number, replicas[1].get("/work?ms=1")))
-            .collect();
-        watch.until_members(101).await;
-        let last = streams.open(101, replicas[2].get("/work?ms=1"));
-        watch.until_members(102).await;
-        replicas[1].kill();
-        until_connected(&server, 2).await;
-        let killed = Instant::now();
-        holder.abort();
-        last.await.expect("no panic").expect("served");
-        let took = killed.elapsed();
-        // Silence alone would be noticed after 6 s.
-        assert!(took < 4 * SECOND, "G4: {took:?}");
-    });
-}
-
-/// G4: likewise with several slots, and with newcomers, who find free slots despite a queue.
-#[test]
-fn dead_waiters_leave_no_slot_idle() {
-    alone(async {
-        let server = RedisServer::start();
-        let mut replicas = replicas(&server, 3, &[&["--limit", "8"], &PATIENT[..]].concat()).await;
-        let (streams, watch) = (Streams::default(), Ledger::watch(&server));
-        let holders: Vec<_> = (0..8)
-            .map(|number| streams.open(number, replicas[0].get("/stream?chunks=1000&every=20")))
-            .collect();
-        watch.until_holders(8).await;
-        let _dead: Vec<_> = (8..58)
-            .map(|number| streams.open(number, replicas[1].get("/work?ms=1")))
-            .collect();
-        watch.until_members(58).await;
-        let waiting: Vec<_> = (58..62)
-            .map(|number| streams.open(number, replicas[2].get("/stream?chunks=1000&every=20")))
-            .collect();
-        watch.until_members(62).await;
-        replicas[1].kill();
-        until_connected(&server, 2).await;
-        let killed = Instant::now();
-        holders.iter().for_each(JoinHandle::abort);
-        for number in 58..62 {
-            streams.until_started(number).await;
-        }
-        let newcomers: Vec<_> = (62..66)
-            .map(|number| streams.open(number, replicas[0].get("/stream?chunks=1000&every=20")))
-            .collect();
-        for number in 62..66 {
-            streams.until_started(number).await;
-        }
-        let took = killed.elapsed();
-        println!("eight streams began {took:?} after the kill");
-        assert!(took < 4 * SECOND, "G4: {took:?}");
-        assert!(watch.finish().most_holders <= 8, "G1");
-        waiting.iter().chain(&newcomers).for_each(JoinHandle::abort);
-    });
-}
-
-/// G4: a replica that dies every second costs the others little more than an orderly shutdown.
-#[test]
-fn crashes_cost_little_more_than_stops() {
-    alone(async {
-        let stops = served_beside(Ends::InOrder).await;
-        let crashes = served_beside(Ends::ByCrash).await;
-        println!("requests served: {stops} beside stops, {crashes} beside crashes");
-        // Two windows, in one of which the machine may be busier.
-        assert!(crashes * 2 > stops, "{crashes} of {stops}");
-    });
-}
-
-enum Ends {
-    InOrder,
-    ByCrash,
-}
-
-/// Requests that two replicas serve in ten seconds, while a third one ends every second, with thirty waiters.
-async fn served_beside(end: Ends) -> usize {
-    let server = RedisServer::start();
-    let options = ["--limit", "8", "--lease", "2s", "--store-timeout", "600ms"];
-    let stable = replicas(&server, 2, &options).await;
-    let (served, ends) = (Arc::new(AtomicUsize::new(0)), Instant::now() + 10 * SECOND);
-    let clients: Vec<_> = (0..30)
-        .map(|number| {
-            let (served, replica) = (served.clone(), &stable[number % 2]);
-            let request = replica.get("/work?ms=100");
-            tokio::spawn(async move {
-                while Instant::now() < ends {
-                    let (response, _connection) = request.send().await.expect("it runs");
-                    assert_eq!(response.status(), 200);
-                    served.fetch_add(1, Relaxed);
-                }
-            })
-        })
-        .collect();
-    while Instant::now() < ends {
-        let mut fragile = Replica::start(&server.url(), &options).await;
-        let requests: Vec<_> = (0..30).map(|_| fragile.get("/work?ms=100")).collect();
-        let crowd: Vec<_> = requests
-            .into_iter()
-            .map(|request| tokio::spawn(async move { request.send().await.is_ok() }))
-            .collect();
-        sleep(SECOND).await;
-        match end {
-            Ends::InOrder => drop(fragile.terminate().await),
-            Ends::ByCrash => fragile.kill(),
-        }
-        crowd.iter().for_each(JoinHandle::abort);
-    }
-    for client in clients {
-        client.await.expect("every request is served");
-    }
-    served.load(Relaxed)
 }
 
 /// G5: a client that disconnects frees its slot, or its place, long before the lease ends.
@@ -294,149 +93,86 @@ fn clients_that_leave_give_back_slots_and_places() {
         let server = RedisServer::start();
         let replicas = replicas(&server, 2, &["--limit", "1"]).await;
         let (streams, watch) = (Streams::default(), Ledger::watch(&server));
-        let holder = streams.open(0, replicas[0].get("/stream?chunks=1000&every=20"));
+        let holder = streams.open(0, replicas[0].get(ENDLESS));
         watch.until_holders(1).await;
         let head = streams.open(1, replicas[1].get("/work?ms=1"));
         watch.until_members(2).await;
-        let next = streams.open(2, replicas[0].get("/stream?chunks=1000&every=20"));
+        let next = streams.open(2, replicas[0].get(ENDLESS));
         watch.until_members(3).await;
         head.abort();
-        timeout(SOON, watch.until_members(2))
-            .await
-            .expect("G5: the place is free");
+        soon(watch.until_members(2)).await;
         holder.abort();
-        timeout(SOON, watch.until_members(1))
-            .await
-            .expect("G5: the slot is free");
-        timeout(SOON, streams.until_started(2))
-            .await
-            .expect("G4: and handed on");
+        soon(watch.until_members(1)).await;
+        soon(streams.until_started(2)).await;
         next.abort();
-        timeout(SOON, until_empty(&server)).await.expect("G5");
+        soon(until_empty(&server)).await;
     });
 }
 
-/// G2: a replica that was stopped for two leases sends at most one more event on each of its old streams.
+/// G2: a replica that was stopped until others had its slots sends at most one more event on each of its old streams.
 #[test]
 fn a_stopped_replica_aborts_its_streams_when_it_wakes() {
     alone(async {
         let server = RedisServer::start();
-        let replicas = replicas(
-            &server,
-            2,
-            &["--limit", "2", "--lease", "2s", "--on-lost", "abort"],
-        )
-        .await;
+        let options = ["--limit", "2", "--lease", "2s", "--on-lost", "abort"];
+        let stopped = Replica::start(&server.url(), &options).await;
+        let other = replica(&server, &options[..2]).await;
         let (streams, watch) = (Streams::default(), Ledger::watch(&server));
-        let old: Vec<_> = (0..2)
-            .map(|number| streams.open(number, replicas[0].get("/stream?chunks=1000&every=20")))
-            .collect();
-        watch.until_holders(2).await;
-        streams.until_started(0).await;
-        streams.until_started(1).await;
-        let new: Vec<_> = (2..4)
-            .map(|number| streams.open(number, replicas[1].get("/stream?chunks=200&every=50")))
-            .collect();
-        watch.until_members(4).await;
-        replicas[0].pause();
-        // Until all data in transit at the stop has arrived.
-        let events = || [streams.events(0), streams.events(1)];
-        let mut before = events();
-        loop {
-            sleep(Duration::from_millis(300)).await;
-            match events() {
-                same if same == before => break,
-                more => before = more,
-            }
-        }
-        sleep(Duration::from_millis(3_700)).await;
-        assert_eq!([streams.events(0), streams.events(1)], before);
-        replicas[0].resume();
+        let old =
+            join_all((0..2).map(|number| streams.begin(number, || stopped.get(ENDLESS)))).await;
+        let new = [2, 3].map(|number| streams.open(number, other.get(ENDLESS)));
+        stopped.pause();
+        soon(streams.until_started(2)).await;
+        soon(streams.until_started(3)).await;
+        // All data in transit at the stop has arrived.
+        let before = [streams.events(0), streams.events(1)];
+        stopped.resume();
         for (number, client) in old.into_iter().enumerate() {
-            client
-                .await
-                .expect("no panic")
-                .expect_err("G2: the stream ends in an error");
+            let ended = soon(client).await.expect("no panic");
+            ended.expect_err("G2: the stream ends in an error");
             let late = streams.events(number) - before[number];
             assert!(late <= 1, "G2: {late} events after the lease was over");
         }
-        for client in new {
-            client.abort();
-        }
+        new.iter().for_each(JoinHandle::abort);
         assert!(watch.finish().most_holders <= 2, "G1");
     });
 }
 
-/// G8: while the store is gone, policies decide on requests within the store timeout; once the store is back, the cap
-/// is shared again.
+/// G8: while the store is gone, policies decide on requests; once the store is back, the cap is shared again.
 #[test]
 fn an_outage_is_decided_by_policy_and_ends_unaided() {
-    for (policy, status, at_once, chunks) in [
-        ("local", 200, 1, 10),
-        // Long enough for all three to begin before the first one ends.
-        ("allow", 200, 3, 40),
-        ("reject", 503, 0, 10),
-    ] {
+    for (policy, at_once) in [("local", 1), ("allow", 3), ("reject", 0)] {
         alone(async move {
             let mut server = RedisServer::start();
-            let options = [
-                "--limit",
-                "1",
-                "--max-wait",
-                "5s",
-                "--store-timeout",
-                "2s",
-                "--fallback",
-                policy,
-            ];
-            let replicas = replicas(&server, 2, &options).await;
-            assert_eq!(replicas[0].get("/work?ms=1").status().await, 200);
+            let options = ["--limit", "1", "--max-wait", "240s", "--fallback", policy];
+            // Newcomers of a strict limit wait for twice the store timeout after a loss of data.
+            let times = if at_once == 0 { NOTICING } else { PATIENT };
+            let options = [&options[..], &times].concat();
+            let url = server.url();
+            let start = || Replica::start(&url, &options);
+            let replicas = [start().await, start().await];
+            assert_eq!(answered(&replicas[0]).await, 200);
             server.stop();
-            let stopped = Instant::now();
-            assert_eq!(
-                replicas[0].get("/work?ms=1").status().await,
-                status,
-                "{policy}"
-            );
-            let took = stopped.elapsed();
-            assert!(
-                took < 4 * SECOND,
-                "G8: {took:?} with a store timeout of 2 s"
-            );
-            timeout(SOON, replicas[0].until_store("down"))
-                .await
-                .expect("G8: it is an outage");
+            let status = soon(replicas[0].get("/work?ms=1").status()).await;
+            assert_eq!(status == 200, at_once > 0, "{policy}: {status}");
+            soon(replicas[0].until_store("down")).await;
             let streams = Streams::default();
-            let path = format!("/stream?chunks={chunks}&every=100");
-            let clients: Vec<_> = (0..3)
-                .map(|number| streams.open(number, replicas[0].get(&path)))
-                .collect();
-            for client in clients {
-                assert_eq!(
-                    client.await.expect("no panic").is_ok(),
-                    status == 200,
-                    "{policy}"
-                );
-            }
+            let clients = [0, 1, 2].map(|number| streams.open(number, replicas[0].get(ENDLESS)));
+            soon(streams.until(|seen| seen.order.len() == at_once)).await;
+            sleep(SECOND / 5).await;
             assert_eq!(streams.seen().most_at_once, at_once, "{policy}");
+            clients.iter().for_each(JoinHandle::abort);
 
             server.restart();
             for replica in &replicas {
-                timeout(5 * SECOND, replica.until_store("up"))
-                    .await
-                    .expect("G8: by itself");
+                soon(replica.until_store("up")).await;
             }
             let (streams, watch) = (Streams::default(), Ledger::watch(&server));
-            let shared: Vec<_> = (0..6)
-                .map(|number| {
-                    streams.open(
-                        number,
-                        replicas[number % 2].get("/stream?chunks=2&every=50"),
-                    )
-                })
-                .collect();
-            for client in shared {
-                client.await.expect("no panic").expect("served");
+            let requests = [0, 1, 0, 1, 0, 1].map(|number| replicas[number].get(ENDLESS));
+            let shared = requests.iter().enumerate();
+            let shared = join_all(shared.map(|(number, one)| streams.visit(number, one)));
+            for served in soon(shared).await {
+                served.expect("G8: the store is back");
             }
             assert_eq!(streams.seen().most_at_once, 1, "G1: one cap for both again");
             assert!(watch.finish().most_holders <= 1, "G1");
@@ -444,43 +180,40 @@ fn an_outage_is_decided_by_policy_and_ends_unaided() {
     }
 }
 
+/// Sends requests until one is not refused because of an outage. Returns its status.
+async fn answered(replica: &Replica) -> u16 {
+    soon(async {
+        loop {
+            match replica.get("/work?ms=1").status().await {
+                503 => sleep(SECOND / 100).await,
+                status => return status,
+            }
+        }
+    })
+    .await
+}
+
 /// G8: a stalled store is an outage too, and the requests sent to it meanwhile leave nothing behind (G6).
 #[test]
 fn a_store_that_stands_still_is_an_outage() {
     alone(async {
         let server = RedisServer::start();
-        let options = [
-            "--limit",
-            "1",
-            "--store-timeout",
-            "2s",
-            "--fallback",
-            "reject",
-        ];
+        let options = ["--limit", "1", "--fallback", "reject"];
+        let options = [&options[..], &NOTICING].concat();
         let replica = Replica::start(&server.url(), &options).await;
-        assert_eq!(replica.get("/work?ms=1").status().await, 200);
+        assert_eq!(answered(&replica).await, 200);
         server.pause();
-        let asked = Instant::now();
-        assert_eq!(replica.get("/work?ms=1").status().await, 503);
-        assert!(
-            asked.elapsed() < Duration::from_millis(4_000),
-            "G8: {:?}",
-            asked.elapsed()
-        );
-        let asked = Instant::now();
-        assert_eq!(replica.get("/work?ms=1").status().await, 503);
-        assert!(
-            asked.elapsed() < Duration::from_millis(1_000),
-            "the breaker spares the next one the wait"
-        );
+        // The breaker spares all but the first one the wait, which would take longer than the guard.
+        soon(async {
+            for _ in 0..100 {
+                assert_eq!(replica.get("/work?ms=1").status().await, 503);
+            }
+        })
+        .await;
         server.resume();
-        timeout(5 * SECOND, replica.until_store("up"))
-            .await
-            .expect("G8: by itself");
-        timeout(5 * SECOND, until_empty(&server))
-            .await
-            .expect("G6: no ghost");
-        assert_eq!(replica.get("/work?ms=1").status().await, 200);
+        soon(replica.until_store("up")).await;
+        soon(until_empty(&server)).await;
+        assert_eq!(answered(&replica).await, 200);
     });
 }
 
@@ -490,33 +223,19 @@ fn a_store_that_forgot_is_restored() {
     alone(async {
         let mut server = RedisServer::start();
         let options = ["--limit", "2", "--max-wait", "0s", "--fallback", "reject"];
-        let replicas = replicas(&server, 2, &options).await;
-        let (streams, watch) = (Streams::default(), Ledger::watch(&server));
-        let _held: Vec<_> = (0..2)
-            .map(|number| streams.open(number, replicas[0].get("/stream?chunks=100000&every=20")))
-            .collect();
-        watch.until_holders(2).await;
-        drop(watch);
-        // The ledger contains them before their replica knows: until then the fallback would refuse them.
-        streams.until_started(0).await;
-        streams.until_started(1).await;
+        let options = [&options[..], &NOTICING].concat();
+        let holds = Replica::start(&server.url(), &options).await;
+        let asks = Replica::start(&server.url(), &options).await;
+        let streams = Streams::default();
+        let _held =
+            join_all((0..2).map(|number| streams.begin(number, || holds.get(ENDLESS)))).await;
         server.stop();
         server.restart();
-        let watch = Ledger::watch(&server);
-        timeout(5 * SECOND, watch.until_holders(2))
-            .await
-            .expect("adopted");
-        // Newcomers wait for the holders of all replicas, for a second.
-        let mut status = 503;
-        let began = Instant::now();
-        while status == 503 {
-            assert!(began.elapsed() < 5 * SECOND, "G8: the store is back");
-            status = replicas[1].get("/work?ms=1").status().await;
-        }
-        assert_eq!(status, 429, "they count for others");
+        soon(Ledger::watch(&server).until_holders(2)).await;
+        // Newcomers wait for the holders of all replicas.
+        assert_eq!(answered(&asks).await, 429, "they count for others");
         for number in 0..2 {
-            let more = streams.until_events(number, streams.events(number) + 2);
-            timeout(SOON, more).await.expect("it goes on");
+            soon(streams.until_events(number, streams.events(number) + 2)).await;
         }
     });
 }
@@ -528,7 +247,7 @@ fn waiting_costs_the_store_next_to_nothing() {
         let server = RedisServer::start();
         let replicas = replicas(&server, 3, &["--limit", "1"]).await;
         let (streams, watch) = (Streams::default(), Ledger::watch(&server));
-        let holder = streams.open(0, replicas[0].get("/stream?chunks=1000&every=50"));
+        let holder = streams.open(0, replicas[0].get(ENDLESS));
         watch.until_holders(1).await;
         let waiters: Vec<_> = (1..=60)
             .map(|number| streams.open(number, replicas[number % 3].get("/work?ms=1")))
@@ -536,49 +255,40 @@ fn waiting_costs_the_store_next_to_nothing() {
         watch.until_members(61).await;
         drop(watch);
         let (before, began) = (script_calls(&server), Instant::now());
-        sleep(5 * SECOND).await;
+        sleep(2 * SECOND).await;
         let calls = script_calls(&server) - before;
         let took = began.elapsed();
         // One poll per second and replica, one roll call each, and renewals of one slot.
         let most = 5 + 4 * (took.as_secs() as usize + 1);
-        assert!((5..=most).contains(&calls), "{calls} calls in {took:?}");
+        assert!(calls <= most, "{calls} calls in {took:?}");
         holder.abort();
         for waiter in waiters {
-            waiter.await.expect("no panic").expect("served");
+            soon(waiter).await.expect("no panic").expect("served");
         }
     });
 }
 
-/// G5: SIGTERM releases every slot and refuses waiting requests; the process exits with 0 within a few seconds.
+/// G5: SIGTERM releases every slot and refuses waiting requests; the process exits with 0.
 #[test]
 fn a_graceful_shutdown_leaves_nothing_behind() {
     alone(async {
         let server = RedisServer::start();
         let mut replicas = replicas(&server, 2, &["--limit", "2"]).await;
         let (streams, watch) = (Streams::default(), Ledger::watch(&server));
-        let held: Vec<_> = (0..2)
-            .map(|number| streams.open(number, replicas[0].get("/stream?chunks=1000&every=20")))
-            .collect();
-        watch.until_holders(2).await;
+        let _held = [0, 1].map(|number| streams.open(number, replicas[0].get(ENDLESS)));
+        soon(watch.until_holders(2)).await;
         let refused = tokio::spawn({
             let request = replicas[0].get("/work?ms=1");
             async move { request.status().await }
         });
-        watch.until_members(3).await;
+        soon(watch.until_members(3)).await;
         let elsewhere = streams.open(2, replicas[1].get("/work?ms=1"));
-        watch.until_members(4).await;
-        let asked = Instant::now();
-        assert_eq!(replicas[0].terminate().await, Some(0));
-        assert!(asked.elapsed() < 5 * SECOND, "{:?}", asked.elapsed());
+        soon(watch.until_members(4)).await;
+        assert_eq!(soon(replicas[0].terminate()).await, Some(0));
         assert_eq!(refused.await.expect("no panic"), 503);
-        elsewhere
-            .await
-            .expect("no panic")
-            .expect("the other replica goes on");
-        for client in held {
-            let _ = client.await.expect("no panic");
-        }
-        timeout(SOON, until_empty(&server)).await.expect("G5");
+        let served = soon(elsewhere).await.expect("no panic");
+        served.expect("the other replica goes on");
+        soon(until_empty(&server)).await;
     });
 }
 
@@ -587,14 +297,13 @@ fn a_graceful_shutdown_leaves_nothing_behind() {
 fn a_fair_limit_serves_requests_and_turns() {
     alone(async {
         let server = RedisServer::start();
-        let options = ["--limit", "1", "--fair-by", "x-api-key"];
-        let replica = Replica::start(&server.url(), &options).await;
+        let replica = replica(&server, &["--limit", "1", "--fair-by", "x-api-key"]).await;
         let busy = || replica.get("/work?ms=100").status();
         let answers = join_all((0..3).map(|_| busy())).await;
         assert_eq!(answers, [200, 200, 200]);
         let mut socket = replica.websocket("/turns?ms=1").await;
         assert_eq!(socket.echo("hello").await, "hello");
-        timeout(SOON, until_empty(&server)).await.expect("G5");
+        soon(until_empty(&server)).await;
     });
 }
 
@@ -603,13 +312,13 @@ fn a_fair_limit_serves_requests_and_turns() {
 fn a_websocket_holds_its_slot_to_the_end() {
     alone(async {
         let server = RedisServer::start();
-        let replica = Replica::start(&server.url(), &["--limit", "1", "--max-wait", "0s"]).await;
+        let replica = replica(&server, &["--limit", "1", "--max-wait", "0s"]).await;
         let mut socket = replica.websocket("/ws").await;
         assert_eq!(socket.echo("hello").await, "hello");
         assert_eq!(replica.get("/work?ms=1").status().await, 429);
         assert_eq!(replica.get("/free").status().await, 200);
         drop(socket);
-        timeout(SOON, until_empty(&server)).await.expect("G5");
+        soon(until_empty(&server)).await;
         assert_eq!(replica.get("/work?ms=1").status().await, 200);
     });
 }
@@ -619,7 +328,7 @@ fn a_websocket_holds_its_slot_to_the_end() {
 fn a_websocket_over_http2_holds_its_slot_to_the_end() {
     alone(async {
         let server = RedisServer::start();
-        let replica = Replica::start(&server.url(), &["--limit", "1", "--max-wait", "0s"]).await;
+        let replica = replica(&server, &["--limit", "1", "--max-wait", "0s"]).await;
         let stream = TcpStream::connect(replica.address()).await.expect("up");
         let (mut client, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
         let connection = tokio::spawn(connection);
@@ -655,7 +364,7 @@ fn a_websocket_over_http2_holds_its_slot_to_the_end() {
         assert_eq!(answer, b"\x81\x05hello");
         assert_eq!(replica.get("/work?ms=1").status().await, 429);
         to_server.send_reset(h2::Reason::CANCEL);
-        timeout(SOON, until_empty(&server)).await.expect("G5");
+        soon(until_empty(&server)).await;
         assert_eq!(replica.get("/work?ms=1").status().await, 200);
         connection.abort();
     });
@@ -666,13 +375,13 @@ fn a_websocket_over_http2_holds_its_slot_to_the_end() {
 fn a_websocket_that_closes_gives_up_its_turn() {
     alone(async {
         let server = RedisServer::start();
-        let replica = Replica::start(&server.url(), &["--limit", "1"]).await;
+        let replica = replica(&server, &["--limit", "1"]).await;
         let (streams, watch) = (Streams::default(), Ledger::watch(&server));
         let mut socket = replica.websocket("/turns?ms=1").await;
         assert_eq!(socket.echo("one").await, "one");
         // An idle socket holds no slot.
-        timeout(SOON, until_empty(&server)).await.expect("G5");
-        let holder = streams.open(0, replica.get("/stream?chunks=100000&every=25"));
+        soon(until_empty(&server)).await;
+        let holder = streams.open(0, replica.get(ENDLESS));
         watch.until_holders(1).await;
         for ends_by_close in [true, false] {
             let mut socket = replica.websocket("/turns?ms=1").await;
@@ -697,80 +406,40 @@ fn a_websocket_that_closes_gives_up_its_turn() {
     });
 }
 
-/// Sockets are asked to close when a shutdown begins, not when its time is over.
-#[test]
-fn a_websocket_learns_of_a_shutdown_at_its_beginning() {
-    for path in ["/ws", "/turns"] {
-        alone(async {
-            let server = RedisServer::start();
-            let mut replica = Replica::start(&server.url(), &["--limit", "2"]).await;
-            let streams = Streams::default();
-            // The stream continues until the end of the shutdown.
-            let stream = streams.open(0, replica.get("/stream?chunks=100000&every=25"));
-            streams.until_started(0).await;
-            let mut socket = replica.websocket(path).await;
-            assert_eq!(socket.echo("hello").await, "hello");
-            replica.ask_to_end();
-            let (kind, data) = socket.receive().await;
-            assert_eq!(kind, CLOSE);
-            assert_eq!(data[..2], 1001_u16.to_be_bytes(), "going away");
-            streams.until_events(0, streams.events(0) + 10).await;
-            socket.send(CLOSE, &data[..2]).await;
-            socket.until_closed().await;
-            assert_eq!(replica.terminated().await, Some(0));
-            stream.await.expect("no panic").expect("it ends in order");
-        });
-    }
-}
-
-/// The limiter has nothing to wait for then, and the server does not wait for sockets.
-#[test]
-fn a_websocket_without_a_slot_is_closed_in_order() {
-    alone(async {
-        let server = RedisServer::start();
-        let mut replica = Replica::start(&server.url(), &["--limit", "1"]).await;
-        let mut socket = replica.websocket("/turns").await;
-        assert_eq!(socket.echo("hello").await, "hello");
-        replica.ask_to_end();
-        let (kind, data) = socket.receive().await;
-        assert_eq!(kind, CLOSE);
-        assert_eq!(data[..2], 1001_u16.to_be_bytes(), "going away");
-        socket.send(CLOSE, &data[..2]).await;
-        socket.until_closed().await;
-        assert_eq!(replica.terminated().await, Some(0));
-    });
-}
-
 /// SIGTERM, used by orchestrators to end a process, lets a stream in progress finish: in each example that serves.
 #[test]
 fn a_stream_in_progress_outlives_sigterm() {
     alone(async {
         let server = RedisServer::start();
-        let axum = Replica::start(&server.url(), &["--limit", "1"]).await;
-        whole_after_sigterm(axum, "/stream?chunks=8&every=100", 8).await;
+        let axum = replica(&server, &["--limit", "1"]).await;
         let hyper = Replica::launch(command("hyper", &["127.0.0.1:0"])).await;
-        whole_after_sigterm(hyper, "/", 10).await;
-        #[cfg(feature = "config")]
-        {
-            let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/config.toml");
-            let options = [file, "127.0.0.1:0"];
-            let config = Replica::launch(command("config", &options)).await;
-            whole_after_sigterm(config, "/v1/stream", 10).await;
-        }
+        let config = async {
+            #[cfg(feature = "config")]
+            {
+                let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/config.toml");
+                let config = command("config", &[file, "127.0.0.1:0"]);
+                whole_after_sigterm(Replica::launch(config).await, "/v1/stream", 10).await;
+            }
+        };
+        let axum = whole_after_sigterm(axum, "/stream?chunks=3&every=50", 3);
+        tokio::join!(axum, whole_after_sigterm(hyper, "/", 10), config);
     });
 }
 
+/// The signal comes two events before the end, for which there is some time.
 async fn whole_after_sigterm(mut replica: Replica, path: &str, events: usize) {
     let (response, _connection) = replica.get(path).send().await.expect("it runs");
-    let mut body = response.into_body();
-    let first = body.frame().await.expect("an event").expect("whole");
+    let (mut body, mut text) = (response.into_body(), String::new());
+    let count = |text: &str| text.lines().filter(|line| !line.is_empty()).count();
+    while count(&text) < events - 2 {
+        let frame = soon(body.frame()).await.expect("an event").expect("whole");
+        text += str::from_utf8(&frame.into_data().expect("data")).expect("text");
+    }
     replica.ask_to_end();
-    let rest = body.collect().await.expect("it ends in order");
-    let text = [first.into_data().expect("data"), rest.to_bytes()].concat();
-    let text = String::from_utf8(text).expect("text");
-    let lines = text.lines().filter(|line| !line.is_empty());
-    assert_eq!(lines.count(), events, "{text}");
-    assert_eq!(replica.terminated().await, Some(0));
+    let rest = soon(body.collect()).await.expect("it ends in order");
+    text += str::from_utf8(&rest.to_bytes()).expect("text");
+    assert_eq!(count(&text), events, "{text}");
+    assert_eq!(soon(replica.terminated()).await, Some(0));
 }
 
 /// The page ends with the service.
@@ -803,7 +472,7 @@ fn bad_options_are_refused_in_one_line() {
         (&["--store", "redis://127.0.0.1:port"], "--store"),
         // If the server does not answer in time, it may be down.
         (
-            &["--store", &wrong_password, "--store-timeout", "3s"],
+            &[&["--store", &wrong_password], &PATIENT[..]].concat(),
             "--store",
         ),
         (&["--listen", "127.0.0.1:99999"], "--listen"),
@@ -840,8 +509,66 @@ fn a_service_starts_while_its_store_is_down() {
             "{log}"
         );
         server.restart();
-        timeout(5 * SECOND, replica.until_store("up"))
-            .await
-            .expect("by itself");
+        soon(replica.until_store("up")).await;
     });
+}
+
+mod timed {
+    use super::*;
+
+    /// G4: waiters whose connection has ended with their process delay neither others nor newcomers, who find a free slot
+    /// despite the queue.
+    #[test]
+    fn dead_waiters_are_passed_over() {
+        alone(async {
+            let server = RedisServer::start();
+            let mut replicas = replicas(&server, 3, &["--limit", "2"]).await;
+            let (streams, ledger) = (Streams::default(), Ledger::watch(&server));
+            let holders = [0, 1].map(|number| streams.open(number, replicas[0].get(ENDLESS)));
+            soon(ledger.until_holders(2)).await;
+            let _dead: Vec<_> = (2..102)
+                .map(|number| streams.open(number, replicas[1].get(ENDLESS)))
+                .collect();
+            soon(ledger.until_members(102)).await;
+            let waiting = streams.open(102, replicas[2].get(ENDLESS));
+            soon(ledger.until_members(103)).await;
+            replicas[1].kill();
+            // Redis frees the connection a moment after the end.
+            let connected = || server.cli(&["PUBSUB", "NUMSUB", "demo:wake:all"]);
+            while !connected().ends_with("\n2") {
+                sleep(SECOND / 1_000).await;
+            }
+            let watch = Stopwatch::start();
+            holders.iter().for_each(JoinHandle::abort);
+            soon(streams.until_started(102)).await;
+            let newcomer = streams.open(103, replicas[0].get(ENDLESS));
+            soon(streams.until_started(103)).await;
+            // Otherwise they would be in the queue for a waiter TTL, which is 5 s.
+            watch.within(3 * SECOND, "G4: a slot, despite dead waiters");
+            assert!(ledger.finish().most_holders <= 2, "G1");
+            [waiting, newcomer].iter().for_each(JoinHandle::abort);
+        });
+    }
+
+    /// Sockets with a slot, and without one, are asked to close when a shutdown begins, not when its time is over.
+    #[test]
+    fn a_websocket_learns_of_a_shutdown_at_its_beginning() {
+        for path in ["/ws", "/turns"] {
+            alone(async {
+                let server = RedisServer::start();
+                let mut replica = replica(&server, &["--limit", "1"]).await;
+                let mut socket = replica.websocket(path).await;
+                assert_eq!(socket.echo("hello").await, "hello");
+                let watch = Stopwatch::start();
+                replica.ask_to_end();
+                let (kind, data) = soon(socket.receive()).await;
+                watch.within(SECOND, "of the two that open sockets have");
+                assert_eq!(kind, CLOSE);
+                assert_eq!(data[..2], 1001_u16.to_be_bytes(), "going away");
+                socket.send(CLOSE, &data[..2]).await;
+                soon(socket.until_closed()).await;
+                assert_eq!(soon(replica.terminated()).await, Some(0));
+            });
+        }
+    }
 }

@@ -5,14 +5,13 @@ use std::time::Duration;
 use http::Request;
 use serde_json::{Value, json};
 use tokio::time::advance;
-use tower_turnstile::{
-    Limit, Limiter,
-    operate::{KeyDigest, Operator},
-};
+use tower_turnstile::{Limit, Limiter, admin::Admin, operate::KeyDigest};
 
 use crate::{
-    scene::{CHAT, Scene, call, get, in_memory, json_of, on_redis, problem, scenes, text, used},
-    support::redis_server::RedisServer,
+    scene::{
+        CHAT, Scene, call, get, in_memory, json_of, on_redis, operator, problem, scenes, text, used,
+    },
+    support::{redis_server::RedisServer, soon},
 };
 
 fn len(list: &Value) -> usize {
@@ -30,7 +29,7 @@ async fn the_status_has_replicas_limits_and_overrides() {
             (&"up".into(), &"ada".into())
         );
         assert_eq!(status["problem"], Value::Null);
-        assert!(status["age_ms"].as_u64().unwrap() < 5_000);
+        assert!(status["age_ms"].is_u64());
         assert_eq!(
             (len(&status["replicas"]), len(&status["limits"])),
             (replicas, 1)
@@ -149,7 +148,9 @@ async fn a_key_is_explained() {
             (&"admitted".into(), &Value::Null)
         );
         if let Some(server) = &scene.server {
-            let other = Limiter::connect(&server.url()).await.unwrap();
+            let builder = Limiter::builder().lease(Duration::from_secs(600));
+            let builder = builder.store_timeout(Duration::from_secs(20));
+            let other = builder.connect(&server.url()).await.unwrap();
             let _held = other.semaphore(CHAT, "globex").acquire().await.unwrap();
             let why = explain(&scene, "globex", "").await;
             assert_eq!((&why["in_use"], len(&why["permits"])), (&1.into(), 0));
@@ -253,18 +254,16 @@ async fn a_store_that_goes_away_leaves_the_last_answer() {
     let _used = used(&scene.limiters[0], "acme").await;
     scene.get("/api/status").await;
     scene.server.as_mut().unwrap().stop();
-    let away = async {
+    let until = async |scene: &Scene, is_away: bool| {
         loop {
             let status = scene.get("/api/status").await;
-            if status["problem"] != Value::Null {
+            if is_away != status["problem"].is_null() {
                 return status;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    let status = tokio::time::timeout(Duration::from_secs(20), away)
-        .await
-        .expect("in time");
+    let status = soon(until(&scene, true)).await;
     assert_eq!(
         (&status["store"], &status["problem"]["kind"]),
         (&"down".into(), &"unavailable".into())
@@ -275,14 +274,7 @@ async fn a_store_that_goes_away_leaves_the_last_answer() {
     let log = problem(call(&scene.admin, get("/api/changes"), "").await).await;
     assert_eq!(log, (503, "unavailable".to_owned()));
     scene.server.as_mut().unwrap().restart();
-    let back = async {
-        while scene.get("/api/status").await["problem"] != Value::Null {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), back)
-        .await
-        .expect("in time");
+    soon(until(&scene, false)).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -351,22 +343,17 @@ async fn it_is_nested_into_routers() {
 /// An operator whose user may not read the record sees everything else.
 #[tokio::test]
 async fn missing_rights_are_told() {
-    let server = RedisServer::start();
-    let limiter = Limiter::builder()
-        .operable()
-        .connect(&server.url())
-        .await
-        .unwrap();
+    let mut scene = on_redis(1).await;
+    let limiter = &scene.limiters[0];
     let _held = limiter.semaphore(CHAT, "acme").acquire().await.unwrap();
+    let server = scene.server.as_ref().unwrap();
     server.cli(&[
         "ACL", "SETUSER", "asker", "on", ">secret", "~*", "&*", "+@all", "-hscan",
     ]);
     let url = server.url().replace("://", "://asker:secret@");
-    let operator = Operator::connect(&url).await.unwrap();
-    let admin = tower_turnstile::admin::Admin::builder(operator)
-        .build()
-        .unwrap();
-    let (_, status) = json_of(call(&admin, get("/api/status"), "").await).await;
+    let operator = operator(&url, 1).await;
+    scene.admin = Admin::builder(operator).build().unwrap();
+    let status = scene.get("/api/status").await;
     assert_eq!(
         status["overrides_problem"]["kind"], "permission",
         "{status}"

@@ -7,14 +7,14 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode, request::Builder};
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_turnstile::{Acquire, Limit, Limiter, Permit, admin::Admin, operate::Operator};
 
-use crate::support::{queue::wait_in_line, redis_server::RedisServer};
+use crate::support::{queue::wait_in_line, redis_server::RedisServer, soon};
 
 /// Two slots for each tenant.
-pub(crate) const CHAT: Limit = Limit::concurrent("chat", 2).wait_up_to(Duration::from_secs(60));
+pub(crate) const CHAT: Limit = Limit::concurrent("chat", 2).wait_up_to(Duration::from_secs(600));
 pub(crate) const HOST: &str = "127.0.0.1:3000";
 pub(crate) const HOUR_MS: u64 = 3_600_000;
 
@@ -41,7 +41,7 @@ pub(crate) fn in_memory() -> Scene {
 }
 
 pub(crate) async fn on_redis(replicas: usize) -> Scene {
-    on_redis_within(replicas, Duration::from_millis(500)).await
+    on_redis_within(replicas, Duration::from_secs(20)).await
 }
 
 /// With this `store_timeout`.
@@ -51,11 +51,11 @@ pub(crate) async fn on_redis_within(replicas: usize, store_timeout: Duration) ->
     for number in 0..replicas {
         let builder = Limiter::builder().operable().show_keys();
         let builder = builder.replica_label(format!("web-{number}"));
+        let builder = builder.lease(Duration::from_secs(600));
         let builder = builder.store_timeout(store_timeout);
         limiters.push(builder.connect(&server.url()).await.unwrap());
     }
-    let operator = Operator::connect(&server.url()).await.unwrap();
-    await_replicas(&operator, replicas).await;
+    let operator = operator(&server.url(), replicas).await;
     let admin = Admin::builder(operator).authors(|_| Some("ada".to_owned()));
     Scene {
         admin: admin.build().unwrap(),
@@ -64,16 +64,17 @@ pub(crate) async fn on_redis_within(replicas: usize, store_timeout: Duration) ->
     }
 }
 
-/// Replicas start to listen only after they have connected.
-pub(crate) async fn await_replicas(operator: &Operator, count: usize) {
-    let all = async {
-        while operator.replicas().await.unwrap().answered < count {
+/// An operator whom this many replicas answer: they start to listen only after they have connected.
+pub(crate) async fn operator(url: &str, replicas: usize) -> Operator {
+    let builder = Operator::builder().store_timeout(Duration::from_secs(9));
+    let operator = builder.connect(url).await.unwrap();
+    soon(async {
+        while operator.replicas().await.unwrap().answered < replicas {
             sleep(Duration::from_millis(5)).await;
         }
-    };
-    timeout(Duration::from_secs(20), all)
-        .await
-        .expect("in time");
+    })
+    .await;
+    operator
 }
 
 /// A key with this many holders and a waiting request.
@@ -102,9 +103,8 @@ pub(crate) fn post(path: &str) -> Builder {
 
 pub(crate) async fn call(admin: &Admin, request: Builder, body: &str) -> Response<Body> {
     let request = request.body(Full::new(Bytes::from(body.to_owned())));
-    let answer = admin.clone().oneshot(request.unwrap());
-    let answer = timeout(Duration::from_secs(30), answer).await;
-    answer.expect("in time").expect("infallible")
+    let answer = soon(admin.clone().oneshot(request.unwrap())).await;
+    answer.expect("infallible")
 }
 
 pub(crate) async fn text(response: Response<Body>) -> String {
@@ -120,12 +120,28 @@ pub(crate) async fn json_of(response: Response<Body>) -> (StatusCode, Value) {
     (status, serde_json::from_str(&text).expect("JSON"))
 }
 
+/// Whether all replicas have answered.
+fn is_whole(body: &Value) -> bool {
+    let is_empty = |list: &Value| list.as_array().is_none_or(Vec::is_empty);
+    let mut lists = body.as_object().expect("an object").values();
+    lists.all(|list| is_empty(&list["missing"]) && is_empty(&list["busy"]))
+}
+
 impl Scene {
-    /// The successful answer of a path.
+    /// The successful answer of a path, with all replicas: after a stall of the machine they may be late.
     pub(crate) async fn get(&self, path: &str) -> Value {
-        let (status, body) = json_of(call(&self.admin, get(path), "").await).await;
-        assert_eq!(status, StatusCode::OK, "{path}: {body}");
-        body
+        soon(async {
+            loop {
+                let (status, body) = json_of(call(&self.admin, get(path), "").await).await;
+                match status {
+                    StatusCode::OK if is_whole(&body) => return body,
+                    StatusCode::OK | StatusCode::SERVICE_UNAVAILABLE => {}
+                    _ => panic!("{path}: {status} {body}"),
+                }
+                sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await
     }
 
     pub(crate) async fn change(&self, order: &Value) -> (StatusCode, Value) {

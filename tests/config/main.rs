@@ -1,6 +1,8 @@
 //! Limits from a file: its faults, which requests it limits, and the effect of a reload.
 
 mod callers;
+#[path = "../support/mod.rs"]
+mod common;
 mod corners;
 mod costs;
 mod cuts;
@@ -12,7 +14,7 @@ mod reloads;
 mod routes;
 mod schema;
 #[path = "../layer/support.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, unused_imports)]
 mod support;
 mod tenants;
 mod values;

@@ -42,7 +42,7 @@ use self::{
 };
 use crate::{
     processes::now_us,
-    scene::{PATIENT, POLL, soon},
+    scene::{GUARD, soon, steady},
     support::{
         fault_proxy::{FaultProxy, Way},
         log::log,
@@ -51,14 +51,10 @@ use crate::{
     },
 };
 
-const STREAMS: usize = 500;
+const STREAMS: usize = 250;
 const KEYS: usize = 10;
 /// Number of rounds. The streams of a round run at about the same time.
-const ROUNDS: usize = 4;
-/// Longer than any stall of a busy machine, so that messages are lost only by cuts.
-const STORE_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// Renewed after a third of it, while the longer streams are still running.
-const LEASE: Duration = Duration::from_secs(5);
+const ROUNDS: usize = 2;
 
 type Service = BoxCloneSyncService<Request<Arc<Stream>>, (), Infallible>;
 
@@ -78,13 +74,9 @@ impl Replica {
             .build()
             .expect("a runtime");
         let proxy = FaultProxy::start(recorder.port());
-        let builder = Limiter::builder()
-            .lease(LEASE)
-            .poll_interval(POLL)
-            .store_timeout(STORE_TIMEOUT)
-            .waiter_ttl(2 * STORE_TIMEOUT);
         let url = proxy.url();
-        let limiter = runtime.spawn(async move { builder.connect(&url).await });
+        // No stall of the machine loses messages, only cuts do.
+        let limiter = runtime.spawn(async move { steady().connect(&url).await });
         let limiter = limiter.await.expect("no panic").expect("settings in range");
         let service = service(&limiter, tokens);
         Self {
@@ -133,11 +125,11 @@ impl Drop for Replica {
     }
 }
 
+/// Without the store the rate refuses all requests. After a loss of data nobody waits for the return of slots.
 fn slots() -> Limit {
     Limit::concurrent("slots", 6)
         .wait_up_to(Duration::from_millis(400))
         .max_waiters(4)
-        .fallback(Fallback::Reject)
 }
 
 fn service(limiter: &Limiter, tokens: &Limit) -> Service {
@@ -244,14 +236,14 @@ impl Scene {
         for stream in &streams {
             stream.journal.get().is_calm = true;
         }
-        let until = Instant::now() + PATIENT;
+        let until = Instant::now() + GUARD;
         while let Err(why) = self.check_each(&streams) {
             assert!(Instant::now() < until, "seed {}: {why}", self.seed);
             sleep(Duration::from_millis(50)).await;
         }
     }
 
-    async fn bad_round(&mut self, round: usize, kills: bool, loses: bool) {
+    async fn bad_round(&mut self, round: usize, loses: bool) {
         let (_, over) = self.begin(round);
         let mut over = std::pin::pin!(over);
         let mut faults = 0;
@@ -264,15 +256,15 @@ impl Scene {
             if faults == 2 && loses {
                 self.lose_data();
             }
-            if faults == 4 && kills {
+            if faults == 4 {
                 self.kill();
             }
             assert!(faults < 500, "seed {}: it does not end", self.seed);
         }
         assert!(faults > 4, "seed {}: only {faults} faults", self.seed);
+        // No message from before arrives later.
+        self.replicas.iter().for_each(|one| one.proxy.cut_all());
         for replica in self.alive() {
-            // No message from before arrives later.
-            replica.proxy.cut_all();
             replica.until_well().await;
         }
     }
@@ -378,9 +370,26 @@ impl Scene {
     }
 
     async fn finish(mut self) {
-        for replica in self.alive() {
-            soon(replica.limiter.shutdown(PATIENT)).await;
-        }
+        #[cfg(feature = "metrics")]
+        soon(async {
+            while self.is_any_missing() {
+                sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
+        // Nothing is executed from now on. (A shutdown would wait until no lost message can arrive.)
+        self.replicas.iter().for_each(|one| one.proxy.refuse(true));
+        self.replicas.iter().for_each(|one| one.proxy.cut_all());
+        let is_alone = || {
+            let clients = self.server.cli(&["INFO", "clients"]);
+            clients.contains("connected_clients:1\r\n")
+        };
+        soon(async {
+            while !is_alone() {
+                sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
         if let Err(why) = self.check_each(&self.streams.clone()) {
             panic!("seed {}: {why}", self.seed);
         }
@@ -408,13 +417,12 @@ impl Scene {
             assert_eq!(rate.counted(), sum + rate.kept_back, "seed {}", self.seed);
         }
         self.print(&runs, rates);
-        #[cfg(feature = "metrics")]
-        self.check_missing(&runs);
     }
 
-    /// The metrics report the cost missing from live processes.
+    /// Whether cost is missing from live processes that the metrics do not report.
     #[cfg(feature = "metrics")]
-    fn check_missing(&self, runs: &BTreeMap<Owner, Run>) {
+    fn is_any_missing(&self) -> bool {
+        let runs = self.runs(&self.recorder.executed());
         let missing = self.streams.iter().map(|stream| {
             let (journal, run) = (stream.journal.get(), runs.get(&stream.owner()));
             let lives = self.replicas[journal.replica].runtime.is_some();
@@ -423,7 +431,7 @@ impl Scene {
         });
         let (missing, measured) = (missing.sum::<i128>(), unsettled(&self.tokens));
         println!("{missing} tokens are missing, and {measured} were measured as unsettled");
-        assert!(missing <= i128::from(measured), "seed {}", self.seed);
+        missing > i128::from(measured)
     }
 
     fn print(&self, runs: &BTreeMap<Owner, Run>, rates: &[Replay]) {
@@ -441,9 +449,7 @@ impl Scene {
             count(&|run| run.refunds.len()),
             rates.iter().map(|rate| rate.kept_back).sum::<i128>() / time_of(1),
         );
-        // After a loss newcomers wait for two store timeouts, and these requests have less time.
-        let few = if self.losses.is_empty() { 4 } else { 16 };
-        assert!(admitted > STREAMS / few, "seed {}", self.seed);
+        assert!(admitted > STREAMS / 4, "seed {}", self.seed);
     }
 }
 
@@ -500,10 +506,8 @@ fn unsettled(limit: &str) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_budget_counts_what_was_settled_whatever_is_lost() {
     let mut scene = Scene::start(seed()).await;
-    scene.calm_round(0).await;
-    scene.bad_round(1, false, false).await;
-    scene.calm_round(2).await;
-    scene.bad_round(3, true, false).await;
+    scene.bad_round(0, false).await;
+    scene.calm_round(1).await;
     scene.finish().await;
 }
 
@@ -511,10 +515,8 @@ async fn a_budget_counts_what_was_settled_whatever_is_lost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_budget_counts_nothing_twice_when_the_store_forgets() {
     let mut scene = Scene::start(seed()).await;
-    scene.bad_round(0, false, true).await;
+    scene.bad_round(0, true).await;
     scene.calm_round(1).await;
-    scene.bad_round(2, true, true).await;
-    scene.calm_round(3).await;
     scene.finish().await;
 }
 

@@ -6,10 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::sleep};
 
 use crate::{
-    scene::{PATIENT, SLACK, queue, quick, semaphore, soon, strict, until_empty, until_granted},
+    scene::{queue, soon, steady, steady_semaphore, strict, until_empty, until_granted},
     support::redis_server::RedisServer,
 };
 
@@ -25,23 +25,23 @@ fn limit_subscribers(server: &RedisServer, limit: &str) {
 #[tokio::test]
 async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
     let server = RedisServer::start();
-    let giver = semaphore(&server.url(), &strict(1)).await;
-    let builder = quick().poll_interval(POLL).waiter_ttl(3 * POLL);
+    let giver = steady_semaphore(&server.url(), &strict(1)).await;
+    let builder = steady().poll_interval(POLL);
     let limiter = builder.connect(&server.url()).await.expect("it is up");
     let waits = limiter.semaphore(strict(1).max_waiters(10_000), "key");
 
-    // A wake-up arrives at once.
+    // By a wake-up, or by a poll.
     let handoff = async || {
         let held = soon(giver.acquire()).await.expect("free");
         let waiter = queue(&waits, 1).await;
         let released = Instant::now();
         drop(held);
-        drop(soon(waiter).await.expect("no panic"));
+        drop(soon(waiter).await.expect("G4"));
         let took = released.elapsed();
         until_empty(&server).await;
         took
     };
-    let with_wake_ups = handoff().await;
+    handoff().await;
 
     let subscribers = || {
         let clients = server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
@@ -58,60 +58,45 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
         let request = waits.acquire();
         waiting.spawn(async move { request.await.map(drop) });
     }
-    let began = Instant::now();
     // A question in flight on a connection that ends is not repeated.
     let are_queued = async || {
-        waits
-            .usage()
-            .await
-            .is_ok_and(|usage| usage.waiting == WAITERS)
-    };
-    while !are_queued().await {
+        let usage = waits.usage().await;
         assert!(limiter.status().store_up, "G8");
-        assert!(began.elapsed() < PATIENT, "{:?}", limiter.status());
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    println!("{WAITERS} are in the queue after {:?}", began.elapsed());
+        usage.is_ok_and(|usage| usage.waiting == WAITERS)
+    };
+    soon(async {
+        while !are_queued().await || before.is_subset(&subscribers()) {
+            sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
     // Polls are large too. No request is refused.
-    tokio::time::sleep(3 * POLL).await;
+    sleep(3 * POLL / 2).await;
     assert!(limiter.status().store_up, "G8");
-    assert!(
-        !before.is_subset(&subscribers()),
-        "the server has cut one off"
-    );
     assert!(waiting.try_join_next().is_none());
-    let released = Instant::now();
     drop(held);
     let first = soon(waiting.join_next()).await.expect("waiters");
-    first.expect("no panic").expect("it has its turn");
-    let took = released.elapsed();
-    println!("the first was let in after {took:?}");
-    assert!(took < POLL + SLACK, "G4: {took:?}");
+    first.expect("no panic").expect("G4: it has its turn");
     waiting.shutdown().await;
     until_empty(&server).await;
-    let without = handoff().await;
-    assert!(without < POLL + SLACK, "G4: {without:?}");
+    handoff().await;
     // A limiter that starts now has to probe first.
-    let newcomer = semaphore(&server.url(), &strict(1)).await;
-    let took = until_granted(&newcomer).await;
-    println!("a newcomer is served after {took:?}");
-    assert!(took < SLACK, "G8: {took:?}");
+    let newcomer = steady_semaphore(&server.url(), &strict(1)).await;
+    until_granted(&newcomer).await;
     until_empty(&server).await;
 
     limit_subscribers(&server, "32mb 8mb 60");
     let repaired = Instant::now();
-    let mut quick = 0;
-    // Without wake-ups one in five would be as fast by chance.
-    while quick < 4 {
-        assert!(repaired.elapsed() < PATIENT, "no wake-ups again");
-        quick = match handoff().await < POLL / 5 {
-            true => quick + 1,
-            false => 0,
-        };
-    }
-    println!(
-        "handed on after {with_wake_ups:?}, without wake-ups {without:?}; with them again {:?} \
-         after the repair",
-        repaired.elapsed()
-    );
+    let has_wake_ups = async {
+        let mut fast = 0;
+        // Without wake-ups one in five would be as fast by chance.
+        while fast < 4 {
+            fast = match handoff().await < POLL / 5 {
+                true => fast + 1,
+                false => 0,
+            };
+        }
+    };
+    soon(has_wake_ups).await;
+    println!("with wake-ups {:?} after the repair", repaired.elapsed());
 }

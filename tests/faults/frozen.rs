@@ -4,10 +4,12 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use tokio::{task::block_in_place, time::sleep};
+use tower_turnstile::{Fallback, Limit, Limiter};
 
 use crate::{
-    processes::{KEY, LEASE, Running, Span, Work, now_us, peak, slots_used},
-    scene::SLACK,
+    processes::{KEY, LEASE, LIMIT, Running, Span, Work, now_us, peak, slots_used},
+    scene::{GUARD, LONG, granted, until_usage},
     support::{
         fault_proxy::{FaultProxy, Way},
         redis_server::RedisServer,
@@ -18,8 +20,8 @@ const SLOTS: usize = 8;
 const REPLICAS: usize = 4;
 /// Tasks of each replica.
 const TASKS: usize = 10;
-/// The default poll interval and store timeout.
-const RESPONDS: Duration = Duration::from_millis(1_500);
+/// The default poll interval and store timeout, and what an idle machine takes.
+const RESPONDS: Duration = Duration::from_millis(2_200);
 
 /// The longest time without a grant between these moments.
 pub(crate) fn longest_pause(spans: &[Span], (from, until): Span) -> Duration {
@@ -67,15 +69,9 @@ fn is_frozen_for(length: Duration, distance: Duration) {
     let own = own.filter(|(granted, released)| *granted < stopped && *released > goes_on);
     let own = own.count();
     let pause = longest_pause(&others, (stopped, goes_on));
-    let bound = RESPONDS + 2 * distance + SLACK;
+    let bound = RESPONDS + 2 * distance;
     let later = stopped + bound.as_micros() as u64;
-    // In the best of three parts: a machine that stands still for a part of this time serves nobody.
-    let used = (later < goes_on).then(|| {
-        let part = (goes_on - later) / 3;
-        let parts = (0..3).map(|number| later + number * part);
-        let used = parts.map(|from| slots_used(&others, (from, from + part)));
-        used.fold(0.0, f64::max)
-    });
+    let used = (later < goes_on).then(|| slots_used(&others, (later, goes_on)));
     let back = of_frozen.iter().map(|(granted, _)| *granted);
     let back = back.filter(|granted| *granted > goes_on).min();
     println!(
@@ -97,9 +93,39 @@ fn is_frozen_for(length: Duration, distance: Duration) {
     );
 }
 
-#[test]
-fn a_replica_that_stops_while_it_waits_delays_the_others_little() {
-    is_frozen_for(Duration::from_secs(6), Duration::from_millis(20));
+/// The slot is offered to one of its many waiters at most: one after the other, or until they are given up, would take
+/// minutes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_stops_while_it_waits_delays_the_others_once() {
+    const WAITERS: u32 = 100;
+    let server = RedisServer::start();
+    let builder = Limiter::builder().lease(LONG).waiter_ttl(LONG);
+    let limiter = builder.connect(&server.url()).await.expect("it is up");
+    let limit = Limit::concurrent(LIMIT, 1).wait_up_to(GUARD);
+    let other = limiter.semaphore(limit.fallback(Fallback::Reject), KEY);
+    let held = granted(&other).await;
+    let mut frozen = Running::start(&Work {
+        store: &server.url(),
+        keys: &[KEY],
+        slots: 1,
+        lease: LONG,
+        is_strict: true,
+        streams: 0,
+        tasks: WAITERS as usize,
+        hold: Duration::ZERO,
+    });
+    until_usage(&other, |_, waiting| waiting == WAITERS).await;
+    frozen.signal(Signal::SIGSTOP);
+    drop(held);
+    let (held, granted) = (granted(&other).await, now_us());
+    frozen.signal(Signal::SIGCONT);
+    sleep(Duration::from_millis(200)).await;
+    let own = (granted, now_us());
+    drop(held);
+    block_in_place(|| frozen.until_ready());
+    let mut spans = frozen.finish();
+    spans.push(own);
+    assert_eq!(peak(&spans, (0, u64::MAX)), 1, "G1");
 }
 
 /// `cargo test -p tests --all-features --test faults frozen -- --ignored --nocapture a_replica`

@@ -1,5 +1,5 @@
-//! G1 when the store loses its data, with processes of which one has idle streams. A loss of one node of a cluster is in
-//! `losses/cluster.rs`, of the last writes at a failover in `losses/failover.rs`. All losses:
+//! G1 when the store loses its data, with processes of which one has idle streams, measured. A loss of one node of a cluster
+//! is in `losses/cluster.rs`, of the last writes at a failover in `losses/failover.rs`. All losses:
 //!
 //! ```text
 //! cargo test -p tests --all-features --test faults -- losses --include-ignored --nocapture --test-threads 1
@@ -232,16 +232,6 @@ fn flushes(count: usize, apart: Duration, bound: u32) {
     let spans = fleet.finish();
     let (most, _) = figures("FLUSHALL", &losses, &spans);
     assert!(most <= bound as i32, "G1: {most}");
-}
-
-#[test]
-fn a_restart_without_data_admits_nobody_above_the_limit() {
-    restarts(2, true);
-}
-
-#[test]
-fn a_flushed_store_admits_hardly_anybody_above_the_limit() {
-    flushes(2, APART, CAP + 2);
 }
 
 /// A process that stood still over the loss returns when it goes on.

@@ -140,7 +140,8 @@ fn process() {
         .build()
         .expect("resources");
     runtime.block_on(async {
-        let builder = Limiter::builder().lease(Duration::from_millis(lease_ms));
+        let lease = Duration::from_millis(lease_ms);
+        let builder = Limiter::builder().lease(lease).waiter_ttl(lease);
         let limiter = builder.connect(&store).await.expect("it is up");
         let fallback = match is_strict {
             0 => Fallback::Local(slots as u32),
@@ -242,6 +243,15 @@ impl Running {
             Some((number, (moment()?, moment()?)))
         };
         text.lines().filter_map(span).collect()
+    }
+}
+
+/// Also a process that stands still, which would keep the output of its test open.
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Fails only if it has ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 

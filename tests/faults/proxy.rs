@@ -7,10 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::fault_proxy::{FaultProxy, Seen, Way};
+use crate::support::{
+    GUARD,
+    fault_proxy::{FaultProxy, Seen, Way},
+};
 
 const SHORT: Duration = Duration::from_millis(60);
-const LONG: Duration = Duration::from_secs(5);
 
 /// An echo server. It ends with the test's process.
 fn echo() -> u16 {
@@ -29,7 +31,7 @@ fn echo() -> u16 {
 
 fn connect(proxy: &FaultProxy) -> TcpStream {
     let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, proxy.port())).expect("it listens");
-    stream.set_read_timeout(Some(LONG)).expect("a time");
+    stream.set_read_timeout(Some(GUARD)).expect("a time");
     stream
 }
 
@@ -47,8 +49,13 @@ fn read(mut stream: &TcpStream, length: usize) -> String {
 fn is_silent(mut stream: &TcpStream) -> bool {
     stream.set_read_timeout(Some(SHORT)).expect("a time");
     let read = stream.read(&mut [0]);
-    stream.set_read_timeout(Some(LONG)).expect("a time");
-    read.is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
+    stream.set_read_timeout(Some(GUARD)).expect("a time");
+    let silence = [
+        ErrorKind::WouldBlock,
+        ErrorKind::TimedOut,
+        ErrorKind::Interrupted,
+    ];
+    read.is_err_and(|error| silence.contains(&error.kind()))
 }
 
 fn has_ended(mut stream: &TcpStream) -> bool {
@@ -95,7 +102,7 @@ fn a_delay_holds_for_its_way_and_ends_at_once() {
         send(&stream, "a");
         assert_eq!(read(&stream, 1), "a");
         assert!(sent.elapsed() >= SHORT, "{way:?}: {:?}", sent.elapsed());
-        proxy.delay(way, LONG * 10);
+        proxy.delay(way, 2 * GUARD);
         send(&stream, "b");
         assert!(is_silent(&stream));
         proxy.delay(way, Duration::ZERO);
@@ -245,18 +252,20 @@ fn a_refusing_proxy_is_not_there_for_newcomers() {
 }
 
 #[test]
-fn a_throttle_bounds_the_rate() {
+fn a_throttle_bounds_the_rate_until_it_ends() {
     let proxy = FaultProxy::start(echo());
     let stream = connect(&proxy);
     proxy.throttle(Some(1_000));
     let sent = Instant::now();
-    send(&stream, &"x".repeat(1_000));
-    read(&stream, 1_000);
-    let slow = sent.elapsed();
-    assert!(slow >= Duration::from_millis(750), "{slow:?}");
+    send(&stream, &"x".repeat(400));
+    read(&stream, 400);
+    assert!(sent.elapsed() >= Duration::from_millis(300));
     proxy.throttle(None);
     let sent = Instant::now();
-    send(&stream, &"x".repeat(1_000));
-    read(&stream, 1_000);
-    assert!(sent.elapsed() < slow / 2, "{:?}", sent.elapsed());
+    let more = "x".repeat(100_000);
+    thread::scope(|scope| {
+        scope.spawn(|| send(&stream, &more));
+        read(&stream, more.len());
+    });
+    assert!(sent.elapsed() < GUARD, "{:?}", sent.elapsed());
 }

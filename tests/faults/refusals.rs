@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use crate::{
-    scene::PATIENT,
+    scene::soon,
     support::{
         alone,
         redis_server::RedisServer,
@@ -41,7 +41,9 @@ fn talkative(url: &str) -> std::process::Command {
             "--fallback",
             "allow",
             "--store-timeout",
-            "3s",
+            "20s",
+            "--lease",
+            "5m",
         ],
     );
     command.env("RUST_LOG", "trace");
@@ -66,7 +68,7 @@ async fn is_refused(what: &str, says: &str, begin: &[&[&str]], end: &[&[&str]]) 
         assert_eq!(status, 503, "G8: {what} never opens the gate");
         sleep(Duration::from_millis(100)).await;
     }
-    replica.until_logged(says, 1).await;
+    soon(replica.until_logged(says, 1)).await;
     let log = replica.log();
     let loud = log
         .lines()
@@ -81,7 +83,7 @@ async fn is_refused(what: &str, says: &str, begin: &[&[&str]], end: &[&[&str]]) 
             sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(PATIENT, served).await.expect("by itself");
+    soon(served).await;
     let log = replica.log();
     assert!(log.contains(" TRACE "), "the log is talkative");
     assert_silent_on_the_password(what, &log);
@@ -175,8 +177,7 @@ fn a_key_of_another_type_is_no_outage() {
             assert_eq!(replica.get("/work?ms=1").key("other").status().await, 200);
         }
         assert_eq!(server.cli(&["GET", &ledger]), "text");
-        let logged = replica.until_logged("WRONGTYPE", 1);
-        timeout(PATIENT, logged).await.expect("it is loud");
+        soon(replica.until_logged("WRONGTYPE", 1)).await;
         let log = replica.log();
         let loud = log
             .lines()

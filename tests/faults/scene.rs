@@ -14,28 +14,38 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{task::JoinHandle, time::timeout};
+use tokio::task::JoinHandle;
 use tower_turnstile::{
     Acquire, AcquireErrorKind, Fallback, Limit, Limiter, LimiterBuilder, Permit, Semaphore,
 };
 
 use crate::support::redis_server::RedisServer;
+pub(crate) use crate::support::{GUARD, soon};
 
+/// Longer than anything waits for: a lease, or a time to live, that must not end.
+pub(crate) const LONG: Duration = GUARD.saturating_mul(5);
+
+// Times of `quick`, for scenes about them.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_millis(400);
 pub(crate) const POLL: Duration = Duration::from_millis(200);
-pub(crate) const WAITER_TTL: Duration = Duration::from_millis(1_200);
-/// Allowance for a busy machine.
-pub(crate) const SLACK: Duration = Duration::from_millis(700);
-/// Longer than anything a test waits for.
-pub(crate) const PATIENT: Duration = Duration::from_secs(20);
 
+/// Notices faults early. A stall of the machine is a fault too: requests may be refused, and permits lost.
 pub(crate) fn quick() -> LimiterBuilder {
     Limiter::builder()
         .lease(LEASE)
         .store_timeout(STORE_TIMEOUT)
         .poll_interval(POLL)
-        .waiter_ttl(WAITER_TTL)
+        .waiter_ttl(6 * POLL)
+}
+
+/// For scenes about something else than these times: a stall of the machine changes nothing.
+pub(crate) fn steady() -> LimiterBuilder {
+    Limiter::builder()
+        .lease(LONG)
+        .store_timeout(Duration::from_secs(20))
+        .poll_interval(POLL)
+        .waiter_ttl(LONG)
 }
 
 pub(crate) async fn replica(url: &str) -> Limiter {
@@ -46,7 +56,7 @@ pub(crate) async fn replica(url: &str) -> Limiter {
 pub(crate) fn strict(max: u32) -> Limit {
     Limit::try_concurrent("strict", max)
         .expect("a number of slots")
-        .wait_up_to(PATIENT)
+        .wait_up_to(2 * GUARD)
         .fallback(Fallback::Reject)
 }
 
@@ -54,9 +64,9 @@ pub(crate) async fn semaphore(url: &str, limit: &Limit) -> Semaphore {
     replica(url).await.semaphore(limit, "key")
 }
 
-/// Fails instead of hanging.
-pub(crate) async fn soon<F: Future>(future: F) -> F::Output {
-    timeout(PATIENT, future).await.expect("in time")
+pub(crate) async fn steady_semaphore(url: &str, limit: &Limit) -> Semaphore {
+    let limiter = steady().connect(url).await.expect("its settings are right");
+    limiter.semaphore(limit, "key")
 }
 
 /// Polls a request once, so that it is in flight.
@@ -73,9 +83,8 @@ pub(crate) async fn queue(semaphore: &Semaphore, place: u32) -> JoinHandle<Permi
     task
 }
 
-/// Waits until the slots in use and the waiters satisfy `is`. Returns how long it took.
-pub(crate) async fn until_usage(semaphore: &Semaphore, is: impl Fn(u32, u32) -> bool) -> Duration {
-    let began = Instant::now();
+/// Waits until the slots in use and the waiters satisfy `is`.
+pub(crate) async fn until_usage(semaphore: &Semaphore, is: impl Fn(u32, u32) -> bool) {
     let seen = async {
         loop {
             if let Ok(usage) = semaphore.usage().await
@@ -87,7 +96,6 @@ pub(crate) async fn until_usage(semaphore: &Semaphore, is: impl Fn(u32, u32) -> 
         }
     };
     soon(seen).await;
-    began.elapsed()
 }
 
 /// Slots in use and number of waiters.
@@ -96,23 +104,27 @@ pub(crate) async fn usage(semaphore: &Semaphore) -> (u32, u32) {
     (usage.in_use, usage.waiting)
 }
 
-/// Waits until the store is empty. Returns how long it took.
-pub(crate) async fn until_empty(server: &RedisServer) -> Duration {
-    let began = Instant::now();
+/// Waits until the store is empty.
+pub(crate) async fn until_empty(server: &RedisServer) {
     soon(crate::support::watch::until_empty(server)).await;
-    began.elapsed()
 }
 
-/// Asks repeatedly until the store grants a permit. Returns how long it took.
-pub(crate) async fn until_granted(semaphore: &Semaphore) -> Duration {
-    let began = Instant::now();
-    let granted = async {
-        while semaphore.try_acquire().await.is_err() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+/// A permit from the store. A request that was refused, as in an outage or after a stall of the machine, asks again.
+pub(crate) async fn granted(semaphore: &Semaphore) -> Permit {
+    soon(async {
+        loop {
+            match semaphore.acquire().await {
+                Ok(permit) => return permit,
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
         }
-    };
-    soon(granted).await;
-    began.elapsed()
+    })
+    .await
+}
+
+/// Waits until the store grants a permit.
+pub(crate) async fn until_granted(semaphore: &Semaphore) {
+    drop(granted(semaphore).await);
 }
 
 /// How often the server has run a command, including by scripts.
@@ -208,7 +220,7 @@ impl Holders {
         soon(kept).await
     }
 
-    /// Clients that repeatedly acquire, hold for this long, and release.
+    /// Clients that repeatedly acquire, hold for this long, and release. Each asks at least once.
     pub(crate) fn load(&self, semaphore: &Semaphore, clients: usize, hold: Duration) -> Load {
         let ended = Arc::new(AtomicBool::new(false));
         let client = |_| {
@@ -216,7 +228,7 @@ impl Holders {
                 (semaphore.clone(), ended.clone(), self.shared.clone());
             tokio::spawn(async move {
                 let mut done = Done::default();
-                while !ended.load(Ordering::Relaxed) {
+                loop {
                     match semaphore.acquire().await {
                         Ok(permit) => {
                             let _held = shared.enter(permit);
@@ -231,8 +243,10 @@ impl Holders {
                             tokio::time::sleep(Duration::from_millis(5)).await;
                         }
                     }
+                    if ended.load(Ordering::Relaxed) {
+                        return done;
+                    }
                 }
-                done
             })
         };
         let clients = (0..clients).map(client).collect();
@@ -306,9 +320,8 @@ impl Load {
     }
 }
 
-/// A failing acquire: the reason, and the time it took.
-pub(crate) async fn refused(semaphore: &Semaphore) -> (AcquireErrorKind, Duration) {
-    let began = Instant::now();
+/// The reason of a failing acquire.
+pub(crate) async fn refused(semaphore: &Semaphore) -> AcquireErrorKind {
     let error = soon(semaphore.acquire()).await.expect_err("refused");
-    (error.kind(), began.elapsed())
+    error.kind()
 }

@@ -8,10 +8,10 @@
 use std::time::Duration;
 
 use tokio::{join, time::sleep};
-use tower_turnstile::{Fallback, Limit, Limiter, ShutdownReport};
+use tower_turnstile::{Fallback, Limit, Limiter, LimiterBuilder, ShutdownReport};
 
 use crate::{
-    scene::{Figures, Holders, Load, PATIENT, calls, quick, soon},
+    scene::{Figures, GUARD, Holders, Load, calls, quick, soon},
     support::{fault_proxy::FaultProxy, redis_server::RedisServer},
 };
 
@@ -38,34 +38,48 @@ struct Fleet {
     load: Vec<Vec<Load>>,
 }
 
+fn builder() -> LimiterBuilder {
+    quick().lease(LEASE).namespace(NAMESPACE)
+}
+
 async fn connect(url: &str) -> Limiter {
-    let builder = quick().lease(LEASE).namespace(NAMESPACE);
-    builder.connect(url).await.expect("its settings are right")
+    let limiter = builder().connect(url).await;
+    limiter.expect("its settings are right")
 }
 
 impl Fleet {
     async fn start(server: &RedisServer, urls: [String; 3], fallback: Fallback) -> Self {
-        let limit = Limit::concurrent("shared", CAP).wait_up_to(PATIENT);
-        let mut fleet = Self {
-            limit: limit.fallback(fallback),
-            replicas: Vec::new(),
-            holders: Holders::count(CAP),
-            load: Vec::new(),
-        };
+        let mut replicas = Vec::new();
         for url in &urls {
-            fleet.replicas.push(connect(url).await);
+            replicas.push(connect(url).await);
         }
-        fleet.pass_through_all().await;
-        // Each counts at its connection, and ten seconds later. Nobody waits, so no script asks for subscribers.
-        soon(async {
+        // Nobody waits, so no script asks for subscribers.
+        let are_counted = async || {
             while counts(server) < 2 * urls.len() {
                 sleep(Duration::from_millis(50)).await;
             }
-        })
-        .await;
+        };
+        Self::of(replicas, fallback, are_counted).await
+    }
+
+    /// `are_counted`: each counts at its connection, and ten seconds later.
+    async fn of(
+        replicas: Vec<Limiter>,
+        fallback: Fallback,
+        are_counted: impl AsyncFnOnce(),
+    ) -> Self {
+        let limit = Limit::concurrent("shared", CAP).wait_up_to(GUARD);
+        let mut fleet = Self {
+            limit: limit.fallback(fallback),
+            replicas,
+            holders: Holders::count(CAP),
+            load: Vec::new(),
+        };
+        fleet.pass_through_all().await;
+        soon(are_counted()).await;
         // An answer comes behind the count.
         fleet.pass_through_all().await;
-        for replica in 0..urls.len() {
+        for replica in 0..fleet.replicas.len() {
             fleet.add_load(replica);
         }
         fleet.until_balanced().await;
@@ -137,57 +151,64 @@ fn counts(server: &RedisServer) -> usize {
     calls(server, "pubsub|numsub") + calls(server, "pubsub")
 }
 
-fn is_within(figures: Figures, bound: usize, fault: &str) {
-    assert!(
-        figures.peak <= bound,
-        "G1: {fault}: {figures}, at most {bound}"
-    );
+/// Both fallbacks at once. A run returns its figures, and the most permits that shares allow.
+async fn leaves_shares(fault: &str, run: impl AsyncFn(Fallback) -> (Figures, usize)) {
+    let (share, local) = join!(run(Fallback::Share), run(Fallback::Local(CAP)));
+    let ((share, bound), local) = (share, local.0);
+    println!("{fault}: share {share}, at most {bound}; local {local}");
+    assert!(share.peak <= bound, "G1: {fault}: {share}, at most {bound}");
+    assert!(local.peak > bound, "the fault is none: {local}");
 }
 
 fn urls(server: &RedisServer) -> [String; 3] {
     [(); 3].map(|()| server.url())
 }
 
-/// For this time. Exchanges of before the fault run once it is over, and release slots whose replicas have admitted others.
-async fn a_frozen_store_leaves_shares(length: Duration) {
-    async fn run(fallback: Fallback, length: Duration) -> (Figures, usize) {
-        let server = RedisServer::start();
-        let fleet = Fleet::start(&server, urls(&server), fallback).await;
-        server.pause();
+/// In exact times. Exchanges of before the fault run once it is over, and release slots whose replicas have admitted others.
+#[cfg(feature = "test-util")]
+#[tokio::test(start_paused = true)]
+async fn a_frozen_store_leaves_each_replica_its_share() {
+    const FROZEN: Duration = Duration::from_secs(2);
+    leaves_shares("frozen", async |fallback| {
+        let store = tower_turnstile::test_util::TestStore::new();
+        let mut replicas = Vec::new();
+        for _ in 0..3 {
+            let replica = builder().connect_to(&store).await;
+            replicas.push(replica.expect("it is up"));
+        }
+        let are_counted = async || sleep(Duration::from_secs(15)).await;
+        let fleet = Fleet::of(replicas, fallback, are_counted).await;
         let bound = fleet.bound();
-        sleep(length).await;
-        server.resume();
+        store.respond_after(2 * FROZEN);
+        sleep(FROZEN).await;
+        store.respond_after(Duration::ZERO);
         fleet.until_known(&[0, 1, 2], true).await;
         (fleet.end().await, bound)
-    }
-    let (share, local) = join!(
-        run(Fallback::Share, length),
-        run(Fallback::Local(CAP), length)
-    );
-    println!(
-        "frozen for {length:?}: share {}; local {}",
-        share.0, local.0
-    );
-    is_within(share.0, share.1, "frozen");
-    assert!(local.0.peak > share.1, "the fault is none: {}", local.0);
-}
-
-#[tokio::test]
-async fn a_frozen_store_leaves_each_replica_its_share() {
-    a_frozen_store_leaves_shares(Duration::from_secs(2)).await;
+    })
+    .await;
 }
 
 #[tokio::test]
 #[ignore = "minutes"]
 async fn a_store_that_is_frozen_for_any_time_leaves_each_replica_its_share() {
-    for length_ms in [900, 1_100, 1_300, 1_500, 1_700, 2_300, 3_100] {
-        a_frozen_store_leaves_shares(Duration::from_millis(length_ms)).await;
+    for length_ms in [900, 1_100, 1_300, 1_500, 1_700, 2_000, 2_300, 3_100] {
+        leaves_shares(&format!("frozen for {length_ms} ms"), async |fallback| {
+            let server = RedisServer::start();
+            let fleet = Fleet::start(&server, urls(&server), fallback).await;
+            server.pause();
+            let bound = fleet.bound();
+            sleep(Duration::from_millis(length_ms)).await;
+            server.resume();
+            fleet.until_known(&[0, 1, 2], true).await;
+            (fleet.end().await, bound)
+        })
+        .await;
     }
 }
 
 /// While it is down.
 async fn a_stopped_store_leaves_shares(down: Duration) {
-    async fn run(fallback: Fallback, down: Duration) -> (Figures, usize) {
+    leaves_shares(&format!("stopped for {down:?}"), async |fallback| {
         let mut server = RedisServer::start();
         let fleet = Fleet::start(&server, urls(&server), fallback).await;
         server.stop();
@@ -195,14 +216,8 @@ async fn a_stopped_store_leaves_shares(down: Duration) {
         fleet.until_known(&[0, 1, 2], false).await;
         sleep(down).await;
         (fleet.end().await, bound)
-    }
-    let (share, local) = join!(run(Fallback::Share, down), run(Fallback::Local(CAP), down));
-    println!(
-        "stopped for {down:?}: share {} (at most {}); local {}",
-        share.0, share.1, local.0
-    );
-    is_within(share.0, share.1, "stopped");
-    assert!(local.0.peak > share.1, "the fault is none: {}", local.0);
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -222,7 +237,7 @@ async fn a_store_that_is_stopped_for_longer_than_a_lease_leaves_each_replica_its
 #[tokio::test]
 #[ignore = "half a minute"]
 async fn a_replica_that_is_cut_off_has_its_share() {
-    async fn run(fallback: Fallback) -> (Figures, usize) {
+    leaves_shares("one of three is cut off", async |fallback| {
         let server = RedisServer::start();
         let proxy = FaultProxy::start(server.port());
         let urls = [proxy.url(), server.url(), server.url()];
@@ -234,21 +249,15 @@ async fn a_replica_that_is_cut_off_has_its_share() {
         proxy.half_open(false);
         fleet.until_known(&[0, 1, 2], true).await;
         (fleet.end().await, bound)
-    }
-    let (share, local) = join!(run(Fallback::Share), run(Fallback::Local(CAP)));
-    println!(
-        "one of three is cut off: share {}; local {}",
-        share.0, local.0
-    );
-    is_within(share.0, share.1, "a partition");
-    assert!(local.0.peak > share.1, "the fault is none: {}", local.0);
+    })
+    .await;
 }
 
 /// The others have not counted the new replica, and still count the one that has left.
 #[tokio::test]
 #[ignore = "half a minute"]
 async fn replicas_that_come_and_go_add_nothing() {
-    async fn run(fallback: Fallback) -> (Figures, usize) {
+    leaves_shares("one comes and one goes", async |fallback| {
         let server = RedisServer::start();
         let mut fleet = Fleet::start(&server, urls(&server), fallback).await;
         fleet.replicas.push(connect(&server.url()).await);
@@ -257,7 +266,7 @@ async fn replicas_that_come_and_go_add_nothing() {
             load.finish().await;
         }
         let left = fleet.replicas.remove(2);
-        let ended = left.shutdown(PATIENT).await;
+        let ended = left.shutdown(GUARD).await;
         assert!(
             matches!(
                 ended,
@@ -277,14 +286,8 @@ async fn replicas_that_come_and_go_add_nothing() {
         server.resume();
         fleet.until_known(&[0, 1, 2], true).await;
         (fleet.end().await, bound)
-    }
-    let (share, local) = join!(run(Fallback::Share), run(Fallback::Local(CAP)));
-    println!(
-        "one comes and one goes: share {}; local {}",
-        share.0, local.0
-    );
-    is_within(share.0, share.1, "a rollout");
-    assert!(local.0.peak > share.1, "the fault is none: {}", local.0);
+    })
+    .await;
 }
 
 /// A replica without requests is counted too, so that the others leave it its share.

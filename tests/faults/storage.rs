@@ -1,30 +1,37 @@
-//! A store that loses its data. Holders restore it, each within its own deadline; until then the cap is exceeded at
-//! most by the lost permits.
+//! A store that loses its data. Holders restore it; until then the cap is exceeded at most by the lost permits.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    task::{JoinHandle, block_in_place},
+    time::sleep,
 };
-
-use tokio::{task::block_in_place, time::sleep};
-use tower_turnstile::{AcquireErrorKind, Limit, Limiter, Permit, Semaphore};
+use tower_turnstile::{AcquireErrorKind, Limit, Permit, Semaphore};
 
 use crate::{
     outages::assert_error,
     scene::{
-        Holders, LEASE, POLL, SLACK, STORE_TIMEOUT, quick, refused, semaphore, soon, strict,
-        until_empty, until_granted, until_usage,
+        Holders, LONG, POLL, granted, quick, refused, scripts, soon, steady, steady_semaphore,
+        strict, until_empty, until_granted, until_usage,
     },
-    support::{fault_proxy::FaultProxy, log::log, redis_server::RedisServer},
+    support::{clock::time_of, fault_proxy::FaultProxy, log::log, redis_server::RedisServer},
 };
 
-const CAP: u32 = 4;
+pub(crate) const CAP: u32 = 4;
 /// Hold time of the other clients.
 const SHORT: Duration = Duration::from_millis(50);
-/// A third of the lease until a renewal finds its permit missing, or a probe finds the store again.
-const TOLD_AGAIN: Duration = Duration::from_millis(1_300);
 
-async fn fill(holders: &Holders, semaphore: &Semaphore, permits: u32) -> Vec<Arc<Permit>> {
+/// Of a replica whose requests wait for the return of lost permits, for twice its store timeout, and are refused in a stall.
+pub(crate) async fn newcomers(url: &str) -> Semaphore {
+    let limiter = quick().lease(LONG).waiter_ttl(LONG).connect(url).await;
+    limiter.expect("it is up").semaphore(strict(CAP), "key")
+}
+
+pub(crate) async fn fill(
+    holders: &Holders,
+    semaphore: &Semaphore,
+    permits: u32,
+) -> Vec<Arc<Permit>> {
     let mut held = Vec::new();
     for _ in 0..permits {
         held.push(holders.enter(soon(semaphore.acquire()).await.expect("free")));
@@ -32,39 +39,59 @@ async fn fill(holders: &Holders, semaphore: &Semaphore, permits: u32) -> Vec<Arc
     held
 }
 
+/// A client that waits in the store's queue, and asks again if it is refused.
+pub(crate) async fn wait(semaphore: &Semaphore) -> JoinHandle<Permit> {
+    let waits = semaphore.clone();
+    let client = tokio::spawn(async move { granted(&waits).await });
+    until_usage(semaphore, |_, waiting| waiting == 1).await;
+    client
+}
+
+/// Waits until the store has a lease of each of these permits.
+pub(crate) async fn until_in_store(server: &RedisServer, held: &[Arc<Permit>]) {
+    let is_there = |permit: &Arc<Permit>| {
+        let (ledger, name) = (server.keys("*"), permit.id().expect("a slot").to_string());
+        let score = server.cli(&["ZSCORE", &ledger, &name]).parse::<f64>();
+        score.is_ok_and(|until_ms| until_ms > time_of(server) as f64 * 1_000.0)
+    };
+    soon(async {
+        while !held.iter().all(is_there) {
+            sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+}
+
 /// Some holders keep their permits while others wait; then the store loses all data, which is restored.
 async fn survives(what: &str, lose: impl AsyncFnOnce(&mut RedisServer)) {
     let mut server = RedisServer::start();
     let holders = Holders::count(CAP);
-    let (one, other) = (
-        semaphore(&server.url(), &strict(CAP)).await,
-        semaphore(&server.url(), &strict(CAP)).await,
-    );
+    let one = steady_semaphore(&server.url(), &strict(CAP)).await;
+    let other = newcomers(&server.url()).await;
     let held = fill(&holders, &one, CAP).await;
     let load = holders.load(&other, 6, SHORT);
     until_usage(&other, |_, waiting| waiting == 6).await;
     lose(&mut server).await;
+    until_in_store(&server, &held).await;
     overshoots_at_most(what, &holders, CAP).await;
     assert!(held.iter().all(|permit| !permit.is_lost()), "{what}");
-    drop(held);
     let over = holders.figures().over;
-    let again = holders.load(&one, 6, SHORT);
+    drop(held);
+    let third = newcomers(&server.url()).await;
+    let again = holders.load(&third, 6, SHORT);
     sleep(2 * POLL).await;
     let (done, again) = (load.finish().await, again.finish().await);
     println!("{what}: {done:?}, {again:?}");
     assert_eq!(holders.figures().over, over, "G1: {what}");
-    assert!(done.admitted > 0 && again.admitted > 0);
+    until_granted(&other).await;
     until_empty(&server).await;
 }
 
-/// After a loss, others get the lost permits' slots while their holders continue, but only until the permits are
-/// restored.
+/// After a loss, others may have the lost permits' slots while their holders continue, but only until these are restored.
 async fn overshoots_at_most(what: &str, holders: &Holders, lost: u32) {
-    sleep(TOLD_AGAIN).await;
     let figures = holders.until_kept(4 * SHORT).await;
     println!("{what}: {figures}");
     assert!(figures.peak <= (CAP + lost) as usize, "{what}: {figures}");
-    assert!(figures.over < TOLD_AGAIN + SLACK, "{what}: {figures}");
 }
 
 #[tokio::test]
@@ -80,23 +107,27 @@ async fn a_store_that_restarts_empty_is_restored() {
     survives("restart", async |server| server.restart()).await;
 }
 
-/// G1: a replica with permits, and without anything to send, does not wait for its next renewal to put them back.
+/// G1: a replica with permits, and without anything to send, does not wait for its next renewal to put them back, nor do
+/// waiters overtake it.
 #[tokio::test]
-async fn idle_holders_are_soon_back_in_a_store_that_restarts_empty() {
-    let mut server = RedisServer::start();
-    let holders = Holders::count(CAP);
-    let idle = quick().lease(15 * LEASE).connect(&server.url()).await;
-    let idle = idle.expect("it is up").semaphore(strict(CAP), "key");
-    let held = fill(&holders, &idle, CAP).await;
-    server.restart();
-    let began = Instant::now();
-    until_usage_in_store(&server, CAP as usize).await;
-    let back = began.elapsed();
-    println!("restart: {CAP} idle holders were back after {back:?}");
-    // The next renewal is due after five leases of the others.
-    assert!(back < 2 * LEASE, "{back:?}");
-    drop(held);
-    until_empty(&server).await;
+async fn idle_holders_are_back_before_newcomers() {
+    for lose in [RedisServer::restart, |server: &mut RedisServer| {
+        server.cli(&["FLUSHALL"]);
+    }] {
+        let mut server = RedisServer::start();
+        let holders = Holders::count(CAP);
+        let idle = steady_semaphore(&server.url(), &strict(CAP)).await;
+        let other = steady_semaphore(&server.url(), &strict(CAP)).await;
+        let held = fill(&holders, &idle, CAP).await;
+        let waiter = wait(&other).await;
+        lose(&mut server);
+        until_in_store(&server, &held).await;
+        sleep(2 * POLL).await;
+        assert!(!waiter.is_finished(), "G1");
+        waiter.abort();
+        drop(held);
+        until_empty(&server).await;
+    }
 }
 
 /// Under `allkeys-lru` the ledger is evicted when memory is short, and a warning at the start reports this.
@@ -106,70 +137,78 @@ async fn an_evicted_ledger_is_restored() {
         server.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
         // Far too little memory, for a moment.
         server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
-        let began = Instant::now();
-        while server
-            .cli(&["INFO", "stats"])
-            .contains("evicted_keys:0\r\n")
-        {
-            assert!(began.elapsed() < LEASE, "it is not evicted");
-        }
+        soon(async {
+            while server
+                .cli(&["INFO", "stats"])
+                .contains("evicted_keys:0\r\n")
+            {
+                sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
         server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
     })
     .await;
 }
 
-/// Without memory newcomers are refused, but holders are renewed, and releases succeed.
+/// Without memory newcomers are refused, but releases succeed.
 #[tokio::test]
 async fn without_memory_holders_hold_on_and_give_back() {
     let server = RedisServer::start();
-    let one = semaphore(&server.url(), &strict(2)).await;
-    let (first, second) = (
-        soon(one.acquire()).await.expect("free"),
-        soon(one.acquire()).await.expect("free"),
-    );
+    let one = steady_semaphore(&server.url(), &strict(2)).await;
+    let holders = Holders::count(2);
+    let mut held = fill(&holders, &one, 2).await;
     server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
-    drop(first);
-    until_usage_in_store(&server, 1).await;
+    held.pop();
+    soon(async {
+        while server.cli(&["ZCARD", &server.keys("*")]) != "1" {
+            sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
     // Meanwhile the policies decide on newcomers.
-    let began = Instant::now();
-    while began.elapsed() < LEASE + LEASE / 2 {
-        let (kind, took) = refused(&one).await;
-        assert_eq!(kind, AcquireErrorKind::Unavailable);
-        assert!(took < STORE_TIMEOUT + SLACK, "G8: {took:?}");
-        sleep(POLL).await;
+    for _ in 0..5 {
+        assert_eq!(refused(&one).await, AcquireErrorKind::Unavailable);
+        sleep(SHORT).await;
     }
-    assert!(!second.is_lost(), "renewed for longer than its lease");
-    drop(second);
-    let empty = until_empty(&server).await;
+    assert!(!held[0].is_lost());
+    held.pop();
+    until_empty(&server).await;
     server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
-    let again = until_granted(&one).await;
-    println!("empty {empty:?} after the last release, granted {again:?} after the end");
-    assert!(
-        again < Duration::from_millis(1_500) + SLACK,
-        "G8: {again:?}"
-    );
+    until_granted(&one).await;
 }
 
 /// G2: a short lease is renewed too, although requests are refused all the time.
 #[tokio::test]
 async fn without_memory_short_leases_are_renewed() {
     let server = RedisServer::start();
-    // Shorter than the longest pause between probes of a store that answers nobody.
-    let lease = Duration::from_millis(900);
+    // Far shorter than the longest pause between probes of a store that answers nobody.
+    let lease = Duration::from_millis(450);
     let builder = quick().lease(lease).store_timeout(lease / 4);
     let limiter = builder.connect(&server.url()).await.expect("up");
     let semaphore = limiter.semaphore(Limit::concurrent("local", 3), "key");
-    let holder = semaphore.acquire().await.expect("free");
-    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
-    let begin = Instant::now();
-    while begin.elapsed() < 6 * lease {
-        let admitted = soon(semaphore.acquire()).await;
-        drop(admitted.expect("the fallback applies"));
-        sleep(Duration::from_millis(1)).await;
-        assert!(!holder.is_lost(), "after {:?}", begin.elapsed());
-    }
-    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
-    drop(holder);
+    // Once more if the machine has stood still for a lease.
+    let is_renewed = async || {
+        server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+        let holder = soon(semaphore.acquire()).await;
+        let holder = holder.expect("the fallback applies");
+        let (mut renewals, mut deadline) = (0, holder.deadline());
+        server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+        while renewals < 15 && deadline.is_some() && !holder.is_lost() {
+            let admitted = soon(semaphore.acquire()).await;
+            drop(admitted.expect("the fallback applies"));
+            sleep(Duration::from_millis(1)).await;
+            let renewed = std::mem::replace(&mut deadline, holder.deadline()) != deadline;
+            renewals += u32::from(renewed);
+        }
+        renewals == 15
+    };
+    soon(async {
+        while !is_renewed().await {
+            sleep(POLL).await;
+        }
+    })
+    .await;
 }
 
 /// G8: a store that does not write, but does everything else, is reported once, and asked for permits ever more rarely.
@@ -178,22 +217,16 @@ async fn without_memory_the_store_is_reported_once_and_asked_rarely() {
     log();
     let server = RedisServer::start();
     let namespace = "without-memory";
-    // Longer than a renewal may take between two probes on a busy machine.
-    let (builder, url) = (quick().namespace(namespace).lease(3 * LEASE), server.url());
-    let limiter = builder.connect(&url).await.expect("up");
+    let limiter = steady().namespace(namespace).connect(&server.url()).await;
+    let limiter = limiter.expect("up");
     let semaphore = limiter.semaphore(Limit::concurrent("local", 3), "key");
     let holder = semaphore.acquire().await.expect("free");
     server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
     let before = scripts(&server);
-    let (begin, mut served) = (Instant::now(), 0);
-    while begin.elapsed() < Duration::from_secs(3) {
+    for _ in 0..500 {
         // The fallback admits it; its release is sent nowhere.
-        drop(
-            soon(semaphore.acquire())
-                .await
-                .expect("the fallback applies"),
-        );
-        served += 1;
+        let admitted = soon(semaphore.acquire()).await;
+        drop(admitted.expect("the fallback applies"));
         sleep(Duration::from_millis(1)).await;
     }
     let lines = |words: &str| {
@@ -201,10 +234,9 @@ async fn without_memory_the_store_is_reported_once_and_asked_rarely() {
         lines.iter().filter(|line| line.contains(words)).count()
     };
     let asked = scripts(&server) - before;
-    println!("G8 without memory: {served} requests in 3 s, the store was asked {asked} times");
-    assert!(served > 100, "{served} requests");
-    // Probes after 50 ms, 100 ms and so on, each with one attempt; and renewals.
-    assert!(asked < 40, "{asked} times");
+    println!("G8 without memory: 500 requests, the store was asked {asked} times");
+    // Probes after 50 ms, 100 ms and so on to a second, each with one attempt.
+    assert!(asked < 100, "{asked} times");
     assert_eq!(lines("the store accepts no new permits"), 1);
     assert_eq!((lines("ERROR"), lines("the store is back")), (0, 0));
     assert!(!limiter.status().store_up);
@@ -223,54 +255,27 @@ async fn without_memory_the_store_is_reported_once_and_asked_rarely() {
     until_empty(&server).await;
 }
 
-/// How often the script was run.
-fn scripts(server: &RedisServer) -> u64 {
-    let stats = server.cli(&["INFO", "commandstats"]);
-    let lines = stats
-        .lines()
-        .filter_map(|line| line.strip_prefix("cmdstat_eval"));
-    let calls = lines.filter_map(|line| {
-        line.split("calls=")
-            .nth(1)?
-            .split(',')
-            .next()?
-            .parse::<u64>()
-            .ok()
-    });
-    calls.sum::<u64>()
-}
-
-async fn until_usage_in_store(server: &RedisServer, members: usize) {
-    let seen = async {
-        loop {
-            let key = server.keys("*");
-            if server.cli(&["ZCARD", &key]) == members.to_string() {
-                return;
-            }
-            sleep(Duration::from_millis(2)).await;
-        }
-    };
-    soon(seen).await;
-}
-
 /// A failover: unreplicated data is lost, the rest is not. The name leads to the new server before its promotion.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failover_that_loses_writes_overshoots_by_what_it_lost() {
-    let mut primary = RedisServer::start();
+    // Otherwise it would wait five seconds for more replicas before it sends its data.
+    let mut primary = RedisServer::start_with(&["--repl-diskless-sync-delay", "0"]);
     let port = primary.port().to_string();
     let standby = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]);
-    while !standby
-        .cli(&["INFO", "replication"])
-        .contains("master_link_status:up")
-    {
-        sleep(Duration::from_millis(5)).await;
-    }
+    let is_linked = || {
+        let about = standby.cli(&["INFO", "replication"]);
+        about.contains("master_link_status:up")
+    };
+    soon(async {
+        while !is_linked() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
     let proxy = FaultProxy::start(primary.port());
     let holders = Holders::count(CAP);
-    let (one, other) = (
-        semaphore(&proxy.url(), &strict(CAP)).await,
-        semaphore(&proxy.url(), &strict(CAP)).await,
-    );
+    let one = steady_semaphore(&proxy.url(), &strict(CAP)).await;
+    let other = newcomers(&proxy.url()).await;
     let mut held = fill(&holders, &one, CAP / 2).await;
     block_in_place(|| primary.until_copied([&standby]));
     standby.pause();
@@ -285,16 +290,16 @@ async fn a_failover_that_loses_writes_overshoots_by_what_it_lost() {
     standby.resume();
     proxy.lead_to(standby.port());
     // READONLY for a while.
-    assert_eq!(refused(&one).await.0, AcquireErrorKind::Unavailable);
+    assert_eq!(refused(&one).await, AcquireErrorKind::Unavailable);
     sleep(Duration::from_millis(200)).await;
-    assert_eq!(refused(&one).await.0, AcquireErrorKind::Unavailable);
+    assert_eq!(refused(&one).await, AcquireErrorKind::Unavailable);
     standby.cli(&["REPLICAOF", "NO", "ONE"]);
+    until_in_store(&standby, &held).await;
     overshoots_at_most("failover", &holders, CAP / 2).await;
     assert_error(&standby, "READONLY");
     assert!(held.iter().all(|permit| !permit.is_lost()));
     drop(held);
-    let done = load.finish().await;
-    assert!(done.admitted > 0, "{done:?}");
+    load.finish().await;
     until_granted(&one).await;
     until_empty(&standby).await;
 }
@@ -304,39 +309,30 @@ async fn a_failover_that_loses_writes_overshoots_by_what_it_lost() {
 async fn flushed_scripts_are_noticed_by_no_request() {
     let server = RedisServer::start();
     let holders = Holders::count(CAP);
-    let loads = [
-        holders.load(
-            &semaphore(&server.url(), &strict(CAP)).await,
-            8,
-            Duration::ZERO,
-        ),
-        holders.load(
-            &semaphore(&server.url(), &strict(CAP)).await,
-            8,
-            Duration::ZERO,
-        ),
-    ];
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_millis(1_500) {
-        server.cli(&["SCRIPT", "FLUSH"]);
-        sleep(Duration::from_millis(1)).await;
+    let mut loads = Vec::new();
+    for _ in 0..2 {
+        let semaphore = steady_semaphore(&server.url(), &strict(CAP)).await;
+        loads.push(holders.load(&semaphore, 8, Duration::ZERO));
     }
-    let stats = server.cli(&["INFO", "errorstats"]);
-    let flushed = stats
-        .lines()
-        .find(|line| line.starts_with("errorstat_NOSCRIPT:"));
-    let mut admitted = 0;
+    let were_gone = || {
+        let stats = server.cli(&["INFO", "errorstats"]);
+        let line = stats
+            .lines()
+            .find_map(|line| line.strip_prefix("errorstat_NOSCRIPT:count="));
+        line.map_or(0, |count| count.parse().expect("a number"))
+    };
+    soon(async {
+        while were_gone() < 50 {
+            server.cli(&["SCRIPT", "FLUSH"]);
+            sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
     for load in loads {
         let done = load.finish().await;
-        assert!(done.refused.is_empty(), "{done:?}");
-        admitted += done.admitted;
+        assert!(done.refused.is_empty() && done.admitted > 0, "{done:?}");
     }
-    println!("{admitted} admitted; {flushed:?}; {}", holders.figures());
-    assert!(flushed.is_some(), "the scripts were gone at times: {stats}");
-    assert!(
-        admitted > 100 && holders.figures().peak <= CAP as usize,
-        "G1"
-    );
+    assert!(holders.figures().peak <= CAP as usize, "G1");
     until_empty(&server).await;
 }
 
@@ -345,9 +341,7 @@ async fn flushed_scripts_are_noticed_by_no_request() {
 #[tokio::test(flavor = "multi_thread")]
 async fn slots_that_a_snapshot_brings_back_are_released_again() {
     let mut server = RedisServer::start();
-    let limiter = Limiter::builder().connect(&server.url()).await;
-    let limiter = limiter.expect("it is up");
-    let semaphore = limiter.semaphore(strict(CAP), "key");
+    let semaphore = steady_semaphore(&server.url(), &strict(CAP)).await;
     let held = soon(semaphore.acquire()).await.expect("free");
     let others = soon(semaphore.acquire_many(CAP - 1)).await.expect("free");
     server.cli(&["SET", "marker", "here"]);
@@ -356,12 +350,6 @@ async fn slots_that_a_snapshot_brings_back_are_released_again() {
     until_usage(&semaphore, |in_use, _| in_use == 1).await;
     server.restart();
     assert_eq!(server.cli(&["GET", "marker"]), "here");
-    let begun = Instant::now();
     until_usage(&semaphore, |in_use, _| in_use == 1).await;
-    let took = begun.elapsed();
-    assert!(
-        took < Duration::from_secs(10),
-        "{took:?} of a lease of 30 s"
-    );
     assert!(!held.is_lost());
 }

@@ -1,6 +1,6 @@
 //! The gateway's own answers, in the form that each provider's clients read.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode, Version};
@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
-    time::{sleep, timeout},
+    time::sleep,
 };
 
 use crate::{
     proxy::send,
-    stage::{SECOND, SOON, Stage, changed},
-    support::alone,
+    stage::{Stage, changed},
+    support::{GUARD, alone, soon},
     tokens::{body, over, request, slow},
 };
 
@@ -101,7 +101,7 @@ fn a_limit_that_is_reached_is_an_error_of_the_dialect() {
             let [limit, remaining, _] = rate_limits(path, &headers, "requests");
             assert_eq!((limit, remaining), ("5", "0"), "{path}");
             drop(open);
-            timeout(SOON, stage.until_held(0)).await.expect("G5");
+            stage.until_held(0).await;
         }
     });
 }
@@ -116,8 +116,8 @@ fn a_budget_that_is_used_up_says_when_it_is_not() {
             // After the prompt, not before it.
             let [limit, remaining, _] = rate_limits(path, first.headers(), "tokens");
             let remaining: u32 = remaining.parse().expect("a number");
-            assert_eq!(limit, "1000000", "{path}");
-            assert!((5_000..5_100).contains(&remaining), "{remaining}");
+            assert_eq!(limit, "500000", "{path}");
+            assert!((5_000..5_400).contains(&remaining), "{remaining}");
             first.into_body().collect().await.expect("whole");
             // The slot is released after the settlement.
             stage.until_held(0).await;
@@ -129,7 +129,7 @@ fn a_budget_that_is_used_up_says_when_it_is_not() {
                 "{path}: {body}"
             );
             let [limit, remaining, reset] = rate_limits(path, &headers, "tokens");
-            assert_eq!((limit, remaining), ("1000000", "0"), "{path}");
+            assert_eq!((limit, remaining), ("500000", "0"), "{path}");
             let retry_after = text(&headers, "retry-after");
             match path {
                 "/v1/messages" => {
@@ -138,7 +138,11 @@ fn a_budget_that_is_used_up_says_when_it_is_not() {
                         .duration_since(std::time::SystemTime::now())
                         .unwrap_or_default();
                     let seconds: u64 = retry_after.parse().expect("a number");
-                    assert!(wait.as_secs().abs_diff(seconds) <= 2, "{reset}");
+                    let passed = (seconds + 2).checked_sub(wait.as_secs());
+                    assert!(
+                        passed.is_some_and(|passed| passed < GUARD.as_secs()),
+                        "{reset}"
+                    );
                 }
                 _ => assert_eq!(reset, format!("{retry_after}s")),
             }
@@ -201,7 +205,7 @@ fn keys_are_found_where_clients_put_them() {
                 open.push(response);
             }
             drop(open);
-            timeout(SOON, stage.until_held(0)).await.expect("G5");
+            stage.until_held(0).await;
         }
     });
 }
@@ -294,28 +298,26 @@ fn a_gateway_that_is_full_is_overloaded() {
 #[test]
 fn failures_are_errors_of_the_dialect() {
     alone(async {
-        let stage = Stage::with(
-            &["--head-timeout", "200ms", "--max-request", "64KiB"],
-            |policy| policy,
-        )
-        .await;
-        for (path, kinds) in [
-            ("/v1/messages", ["request_too_large", "timeout_error"]),
+        const LONG: (&str, [&str; 2]) = ("openai", ["request_too_large", "invalid_request_error"]);
+        const LATE: (&str, [&str; 2]) = ("silent", ["timeout_error", "server_error"]);
+        for (options, tokens, (answer, kinds), expected, words) in [
             (
-                "/v1/chat/completions",
-                ["invalid_request_error", "server_error"],
+                ["--max-request", "64KiB"],
+                64 * 1024,
+                LONG,
+                413,
+                "65536 bytes",
             ),
+            (["--head-timeout", "200ms"], 10, LATE, 504, "too long"),
         ] {
-            let (status, _, body) =
-                answered(ask(&stage, path, "openai", "me", 64 * 1024).await).await;
-            let (kind, _, message) = error(path, &body);
-            assert_eq!((status.as_u16(), kind), (413, &json!(kinds[0])));
-            assert!(message.contains("65536 bytes"), "{message}");
-            let (status, _, body) = answered(ask(&stage, path, "silent", "me", 10).await).await;
-            assert_eq!(
-                (status.as_u16(), error(path, &body).0),
-                (504, &json!(kinds[1]))
-            );
+            let stage = Stage::with(&options, |policy| policy).await;
+            for (path, kind) in ["/v1/messages", "/v1/chat/completions"].iter().zip(kinds) {
+                let answer = ask(&stage, path, answer, "me", tokens).await;
+                let (status, _, body) = answered(answer).await;
+                let (seen, _, message) = error(path, &body);
+                assert_eq!((status.as_u16(), seen), (expected, &json!(kind)));
+                assert!(message.contains(words), "{message}");
+            }
         }
     });
 }
@@ -354,8 +356,7 @@ fn a_client_that_sends_its_body_first_sees_why_it_is_refused() {
                  content-length: {}\r\n\r\n",
                 body.len()
             );
-            let mut answer = [0; 12];
-            let asked = async {
+            let ask = async || {
                 let mut client = TcpStream::connect(stage.replicas[0].address()).await?;
                 client.write_all(head.as_bytes()).await?;
                 // Over a network the body arrives in pieces, the last after the gateway has decided.
@@ -363,12 +364,17 @@ fn a_client_that_sends_its_body_first_sees_why_it_is_refused() {
                     client.write_all(piece).await?;
                     sleep(Duration::from_millis(10)).await;
                 }
-                client.read_exact(&mut answer).await
+                let mut answer = [0; 12];
+                client.read_exact(&mut answer).await?;
+                io::Result::Ok(answer)
             };
-            let asked = timeout(3 * SECOND, asked).await.expect("in time");
-            asked.expect("no reset");
-            let answer = str::from_utf8(&answer).expect("a status line");
-            assert_eq!(answer, format!("HTTP/1.1 {status}"));
+            let mut asked = soon(ask()).await;
+            if asked.is_err() {
+                // The gateway reads for a second, and the machine may have stood still for as long.
+                asked = soon(ask()).await;
+            }
+            let answer = asked.expect("no reset");
+            assert_eq!(answer, format!("HTTP/1.1 {status}").as_bytes());
         }
     });
 }

@@ -1,19 +1,20 @@
 //! The file is reloaded repeatedly while requests arrive.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    cell::Cell,
     time::{Duration, Instant},
 };
 
 use futures_util::future::{join, join_all};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use crate::{
-    stage::{SECOND, SOON, Stage, changed},
+    stage::{Stage, changed},
     support::alone,
 };
 
-const RELOADS: usize = 100;
+/// Valid files, and between them each broken one.
+const RELOADS: usize = 24;
 
 /// Each with a different fault.
 fn broken(policy: &str) -> Vec<String> {
@@ -33,34 +34,36 @@ fn broken(policy: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_hundred_reloads_under_load_fail_no_request_and_lose_no_slot() {
+fn reloads_under_load_fail_no_request_and_lose_no_slot() {
     alone(async {
         let stage = Stage::new().await;
         let mut held = stage.open_many("alice", 5).await;
         held.extend(stage.open_many("gold-1", 10).await);
-        let (over, served) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let (over, served) = (Cell::new(false), Cell::new(0));
 
         let reloads = async {
             for number in 0..RELOADS {
+                let before = served.get();
                 reload(&stage, number).await;
+                while served.get() == before {
+                    sleep(Duration::from_millis(1)).await;
+                }
             }
-            over.store(true, Ordering::Relaxed);
+            over.set(true);
         };
         let load = join_all((0..6).map(|client| {
             let (stage, over, served) = (&stage, &over, &served);
             async move {
                 for number in 0.. {
-                    if over.load(Ordering::Relaxed) {
+                    if over.get() {
                         break;
                     }
                     use_one(stage, &format!("client {client} {number}"), client % 2).await;
-                    served.fetch_add(1, Ordering::Relaxed);
+                    served.set(served.get() + 1);
                 }
             }
         }));
         join(reloads, load).await;
-        let served = served.into_inner();
-        assert!(served > RELOADS, "it was under load: {served} requests");
 
         for replica in &stage.replicas {
             let log = replica.log();
@@ -71,9 +74,7 @@ fn a_hundred_reloads_under_load_fail_no_request_and_lose_no_slot() {
             );
         }
 
-        timeout(SOON, stage.until_held(15))
-            .await
-            .expect("as many as before");
+        stage.until_held(15).await;
         // The last valid file says six.
         held.extend(stage.open_many("alice", 1).await);
         stage.assert_refused("alice", 429, "chat-key").await;
@@ -83,7 +84,7 @@ fn a_hundred_reloads_under_load_fail_no_request_and_lose_no_slot() {
             let rest = stream.rest().await.expect("all of it");
             assert_eq!(rest, "data: 1\n\ndata: 2\n\n");
         }
-        timeout(SOON, stage.until_held(0)).await.expect("G5");
+        stage.until_held(0).await;
     });
 }
 
@@ -121,9 +122,9 @@ async fn use_one(stage: &Stage, key: &str, replica: usize) {
 fn a_reload_does_not_keep_connections_waiting() {
     alone(async {
         let stage = Stage::new().await;
-        let over = AtomicBool::new(false);
+        let over = Cell::new(false);
         let write = async {
-            while !over.load(Ordering::Relaxed) {
+            while !over.get() {
                 stage.write(&stage.policy);
                 sleep(Duration::from_millis(10)).await;
             }
@@ -134,22 +135,20 @@ fn a_reload_does_not_keep_connections_waiting() {
                 let before = reloads();
                 stage.replicas[0].hang_up();
                 let (began, mut served) = (Instant::now(), 0);
-                while began.elapsed() < SECOND {
-                    let request = stage.replicas[0].get("/v1/models").status();
-                    let status = timeout(SECOND * 3 / 2, request).await;
-                    assert_eq!(status.expect("it is accepted"), 200);
+                while began.elapsed() < Duration::from_millis(500) || served < 10 {
+                    let request = stage.replicas[0].get("/v1/models");
+                    assert_eq!(request.status().await, 200);
                     served += 1;
                 }
                 // Otherwise this process stood still, and so did the file.
                 if reloads() == before {
-                    over.store(true, Ordering::Relaxed);
-                    return served;
+                    over.set(true);
+                    return;
                 }
             }
             panic!("no reload took long");
         };
-        let (served, ()) = join(ask, write).await;
-        assert!(served > 0, "{served}");
+        join(ask, write).await;
         stage.replicas[0].until_logged("reloaded", 1).await;
     });
 }
@@ -165,7 +164,7 @@ fn a_change_holds_at_once_for_newcomers_and_takes_nothing_from_others() {
             replica.until_logged("reloaded", 1).await;
         }
         drop(open.drain(3..));
-        timeout(SOON, stage.until_held(3)).await.expect("G5");
+        stage.until_held(3).await;
         stage.assert_refused("alice", 429, "chat-key").await;
         for stream in &mut open {
             stage.upstream.tell();

@@ -11,15 +11,15 @@ use crate::{
     support::{
         redis_server::RedisServer,
         replica::{Connection, Replica, Request, command},
+        soon,
     },
     upstream::Upstream,
 };
 
 /// The file that comes with the example.
 const POLICY: &str = include_str!("../../examples/llm_gateway.toml");
-pub(crate) const SECOND: Duration = Duration::from_secs(1);
-/// Far below the lease of 10 s, and longer than a busy machine stalls.
-pub(crate) const SOON: Duration = Duration::from_secs(5);
+/// The rate of each key admits one stream in this time: none more during a test.
+const SPACING_US: u64 = 90_000_000;
 
 pub(crate) struct Stage {
     pub(crate) redis: RedisServer,
@@ -54,6 +54,13 @@ impl Stage {
             stage.replicas.push(replica);
         }
         stage
+    }
+
+    /// Puts another gateway in the first one's place, whose slots are free soon after it is killed or stands still.
+    pub(crate) async fn shorten_first_lease(&mut self) {
+        self.write(&changed(&self.policy, STORE, r#"lease = "2s""#));
+        let upstream = format!("http://{}", self.upstream.address());
+        self.replicas[0] = self.replica(&upstream, &[]).await;
     }
 
     /// One more gateway, before another upstream.
@@ -147,10 +154,10 @@ impl Stage {
         let (mut charged, mut held) = (Vec::new(), Vec::new());
         for (key, content) in self.contents() {
             if self.redis.cli(&["TYPE", &key]) == "string" {
-                // The theoretical arrival time, in us, began at the first charge and grew by 1.5 s with each.
+                // The theoretical arrival time, in us, began at the first charge and grew by the spacing with each.
                 let state: Vec<&str> = content.split(' ').collect();
                 let [now, began] = [0, 4].map(|part| state[part].parse::<u64>().expect("a number"));
-                charged.push((now - began) / 1_500_000);
+                charged.push((now - began) / SPACING_US);
             } else {
                 held.push(content.split(' ').count() as u64);
             }
@@ -163,9 +170,12 @@ impl Stage {
     /// Waits until this many streams hold slots: each has a slot of its key, and a slot shared by all keys.
     pub(crate) async fn until_held(&self, streams: usize) {
         let members = (2 * streams).to_string();
-        while self.redis.cli(&["EVAL", MEMBERS, "0"]) != members {
-            sleep(Duration::from_millis(2)).await;
-        }
+        soon(async {
+            while self.redis.cli(&["EVAL", MEMBERS, "0"]) != members {
+                sleep(Duration::from_millis(2)).await;
+            }
+        })
+        .await;
     }
 }
 
@@ -181,9 +191,20 @@ const MEMBERS: &str = "
     end
     return members";
 
-/// The example's file, with the test's store, and one more pattern for a path of the test's upstream.
+/// Only a release frees a slot during a test, and no stall of the machine is an outage.
+const STORE: &str = "lease = \"10m\"\nstore_timeout = \"20s\"";
+
+/// The example's file, with the test's store and longer times, and one more pattern for a path of the test's upstream.
 fn of_test(redis: &RedisServer) -> String {
     let policy = changed(POLICY, "redis://127.0.0.1", &redis.url());
+    let policy = changed(&policy, r#"lease = "10s""#, STORE);
+    let policy = changed(
+        &policy,
+        "rate = 40\nper = \"1m\"",
+        "rate = 40\nper = \"1h\"",
+    );
+    // For refusals.
+    let policy = changed(&policy, r#"wait = "2s""#, r#"wait = "200ms""#);
     let pattern = "  \"POST /v1/completions\",";
     let more = format!("{pattern}\n  \"/v1/chat/{{*rest}}\",");
     changed(&policy, pattern, &more)

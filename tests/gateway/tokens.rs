@@ -1,35 +1,30 @@
 //! Answers of language models pass unchanged, and are charged to the token.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{Request, Response, Version};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use serde_json::json;
-use tokio::{
-    sync::mpsc::unbounded_channel,
-    time::{sleep, timeout},
-};
+use tokio::{sync::mpsc::unbounded_channel, time::sleep};
 
 use crate::{
     answers::{self, Answer, ESTIMATE, End, named},
     proxy::{body_of, send},
-    stage::{SECOND, SOON, Stage, changed},
-    support::{alone, redis_server::free_port},
+    stage::{Stage, changed},
+    support::{GUARD, alone, soon},
 };
 
 /// Time that a token takes to drain: none drains during a test.
-const SPACING_US: u64 = 86_400;
+const SPACING_US: u64 = 172_800;
 
 pub(crate) fn slow(policy: String) -> String {
-    let policy = changed(&policy, "rate = 60_000", "rate = 1_000_000");
-    let policy = changed(
+    changed(
         &policy,
-        "per = \"1m\"\nburst = 20_000",
-        "per = \"24h\"\nburst = 20_000",
-    );
-    changed(&policy, "gold = 600_000", "gold = 1_000_000")
+        "rate = 60_000\nper = \"1m\"",
+        "rate = 500_000\nper = \"24h\"",
+    )
 }
 
 pub(crate) async fn stage() -> Stage {
@@ -71,10 +66,7 @@ pub(crate) fn over<B>(version: Version, mut request: Request<B>) -> Request<B> {
 
 async fn ask(stage: &Stage, answer: &Answer, key: &str) -> Response<Incoming> {
     let request = request(answer.path, answer.name, key, body(ESTIMATE as usize));
-    let asked = send(&stage.replicas[0], Version::HTTP_11, request);
-    timeout(SECOND, asked)
-        .await
-        .expect("it is answered at once")
+    soon(send(&stage.replicas[0], Version::HTTP_11, request)).await
 }
 
 /// Reads the answer as far as it goes. An endless answer is dropped there.
@@ -86,8 +78,7 @@ async fn read(stage: &Stage, answer: &Answer, mut response: Response<Incoming>) 
             End::Cut if body.len() == answer.passing() => stage.upstream.cut(),
             _ => {}
         }
-        let frame = timeout(SECOND, response.frame()).await;
-        match frame.unwrap_or_else(|_| panic!("{}: more to come", answer.name)) {
+        match soon(response.frame()).await {
             Some(Ok(frame)) => body.extend(frame.into_data().expect("data")),
             Some(Err(_)) => return (body, End::Cut),
             None => return (body, End::Whole),
@@ -110,17 +101,11 @@ impl Stage {
     }
 
     pub(crate) async fn until_tokens(&self, tokens: u64, what: &str) {
-        let now = async {
-            while self.tokens() != tokens {
-                sleep(Duration::from_millis(2)).await;
-            }
-        };
-        if timeout(3 * SECOND, now).await.is_err() {
-            panic!(
-                "{what}: {}, not {tokens}: {:?}",
-                self.tokens(),
-                self.contents()
-            );
+        let began = Instant::now();
+        while self.tokens() != tokens {
+            let found = self.contents();
+            assert!(began.elapsed() < GUARD, "{what}: not {tokens}: {found:?}");
+            sleep(Duration::from_millis(2)).await;
         }
     }
 }
@@ -151,7 +136,7 @@ fn answers_pass_unchanged_and_cost_what_they_report() {
             stage.until_tokens(tokens, name).await;
             println!("{name}: {} tokens", answer.tokens);
         }
-        timeout(SOON, stage.until_held(0)).await.expect("G5");
+        stage.until_held(0).await;
         assert_eq!(stage.tokens(), tokens, "and nothing twice");
     });
 }
@@ -221,13 +206,8 @@ fn a_client_that_leaves_is_charged_for_what_was_delivered() {
             stage.upstream.until_calls(1).await;
             stage.until_held(1).await;
             drop(response);
-            let gone = async {
-                stage.upstream.until_calls(0).await;
-                stage.until_held(0).await;
-            };
-            timeout(SECOND, gone)
-                .await
-                .expect("G5: and the upstream knows");
+            stage.upstream.until_calls(0).await;
+            stage.until_held(0).await;
             tokens += answer.tokens;
             stage.until_tokens(tokens, name).await;
         }
@@ -244,13 +224,8 @@ fn a_client_that_leaves_before_the_answer_is_charged_for_its_prompt() {
             _ = asked => panic!("it is not answered"),
             () = stage.upstream.until_calls(1) => {}
         }
-        let gone = async {
-            stage.upstream.until_calls(0).await;
-            stage.until_held(0).await;
-        };
-        timeout(SECOND, gone)
-            .await
-            .expect("G5: and the upstream knows");
+        stage.upstream.until_calls(0).await;
+        stage.until_held(0).await;
         stage.until_tokens(ESTIMATE, "the prompt").await;
     });
 }
@@ -291,7 +266,7 @@ fn a_prompt_beyond_the_budget_is_refused_before_the_upstream_is_called() {
         // 18,005 tokens have to drain.
         let exact = 18_005 * SPACING_US / 1_000_000;
         assert!(
-            (exact - 5..=exact + 1).contains(&retry_after),
+            (exact - 60..=exact + 1).contains(&retry_after),
             "{retry_after}"
         );
         let problem = refused
@@ -304,7 +279,7 @@ fn a_prompt_beyond_the_budget_is_refused_before_the_upstream_is_called() {
         assert_eq!(problem["error"]["limit"], "tokens");
         assert_eq!(problem["error"]["code"], "rate_limit_exceeded");
         assert!(stage.upstream.has_no_head(), "it was not called");
-        timeout(SOON, stage.until_held(0)).await.expect("G5");
+        stage.until_held(0).await;
         assert_eq!(stage.tokens(), used);
 
         // Another key has a budget of its own.
@@ -349,8 +324,7 @@ fn a_prompt_longer_than_the_burst_is_debt_at_once() {
 fn an_upstream_that_does_not_answer_costs_nothing() {
     alone(async {
         let stage = Stage::with(&["--head-timeout", "200ms"], slow).await;
-        let nowhere = format!("http://127.0.0.1:{}", free_port());
-        let unreachable = stage.replica(&nowhere, &[]).await;
+        let unreachable = stage.replica("http://127.0.0.1:1", &[]).await;
         for (replica, status) in [(&unreachable, 502), (&stage.replicas[0], 504)] {
             let request = request(
                 "/v1/chat/completions",
@@ -360,7 +334,7 @@ fn an_upstream_that_does_not_answer_costs_nothing() {
             );
             let response = send(replica, Version::HTTP_11, request).await;
             assert_eq!(response.status(), status);
-            timeout(SOON, stage.until_held(0)).await.expect("G5");
+            stage.until_held(0).await;
             stage.until_tokens(0, "nothing").await;
         }
     });
@@ -378,7 +352,7 @@ fn a_request_that_is_too_long_is_refused_and_costs_nothing() {
         );
         let response = send(&stage.replicas[0], Version::HTTP_11, request).await;
         assert_eq!(response.status(), 413);
-        timeout(SOON, stage.until_held(0)).await.expect("G5");
+        stage.until_held(0).await;
         assert_eq!(stage.tokens(), 0);
     });
 }
@@ -411,9 +385,8 @@ fn a_prompt_that_does_not_come_is_a_408() {
         let request = request("/v1/messages", "anthropic", "me", String::new());
         let request = request.map(|_| body_of(frames));
         let response = send(&stage.replicas[0], Version::HTTP_11, request);
-        let response = timeout(SECOND, response).await.expect("in time");
-        assert_eq!(response.status(), 408);
-        timeout(SOON, stage.until_held(0)).await.expect("G5");
+        assert_eq!(soon(response).await.status(), 408);
+        stage.until_held(0).await;
         assert_eq!(stage.tokens(), 0);
     });
 }

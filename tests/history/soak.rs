@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::{
     history::{
         History, Process, check,
-        process::{Orders, Running, folder, now_us, recovered},
+        process::{Orders, Running, Watch, folder, now_us, recovered, until_empty},
     },
     support::{
         fault_proxy::{FaultProxy, Way},
@@ -24,8 +24,6 @@ use crate::{
 const PROCESSES: usize = 4;
 /// How long a history lasts until it is checked and a new one begins: it is held in memory.
 const ROUND: Duration = Duration::from_secs(60);
-/// Long enough for all keys of a round to expire.
-const EXPIRY: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Fault {
@@ -64,7 +62,7 @@ const FAULTS: [(Fault, u32); 13] = [
 /// G1 to G6 under faults, for a short time.
 #[test]
 fn promises_are_kept_under_faults() {
-    soak(Duration::from_secs(15), fastrand::u64(..));
+    soak(Duration::from_secs(8), fastrand::u64(..));
 }
 
 /// Runs for `SOAK_MINUTES`, with the seed `SOAK_SEED`.
@@ -117,13 +115,16 @@ struct Soak {
     started: usize,
     ended: Vec<Process>,
     history: History,
+    watch: Watch,
 }
 
 impl Soak {
     fn start(rng: fastrand::Rng) -> Self {
+        let server = RedisServer::start();
         let mut soak = Self {
             rng,
-            server: RedisServer::start(),
+            watch: Watch::start(&server),
+            server,
             folder: folder(),
             running: Vec::new(),
             started: 0,
@@ -267,16 +268,9 @@ impl Soak {
         running.iter_mut().for_each(Running::ask_to_end);
         self.ended.extend(running.into_iter().map(Running::finish));
         drop(proxies);
-        let until = Instant::now() + EXPIRY;
-        while self.server.key_count() != 0 {
-            let left = self.server.keys("*");
-            assert!(
-                Instant::now() < until,
-                "these are left in the store: {left}"
-            );
-            sleep(Duration::from_millis(10));
-        }
+        until_empty(&self.server);
         self.history.processes = self.ended;
+        self.history.troubles.extend(self.watch.finish());
         self.history
     }
 }

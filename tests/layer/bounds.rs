@@ -26,7 +26,7 @@ use tower_turnstile::{
 
 use crate::{
     servers::{http1, http2, request, server},
-    support::{ONE, SOON, Script, get, held, send, serve, soon, take},
+    support::{GUARD, ONE, Script, get, held, send, serve, soon, take},
 };
 
 const IDLE: Duration = Duration::from_secs(10);
@@ -358,7 +358,7 @@ async fn client_that_stops_reading_makes_room() {
         let frame = || Ok::<_, BoxError>(Frame::data(vec![0; 65_536].into()));
         Ok(Response::new(StreamBody::new(stream::repeat_with(frame))))
     });
-    let layer = limiter.layer(ONE.wait_up_to(SOON)).idle(idle);
+    let layer = limiter.layer(ONE.wait_up_to(6 * GUARD)).idle(idle);
     let address = server(layer, flood).await;
     let (mut one, mut two) = (http1(address).await, http2(address).await);
     let mut unread = Vec::new();
@@ -371,7 +371,6 @@ async fn client_that_stops_reading_makes_room() {
         assert_eq!(response.status(), StatusCode::OK);
         unread.push(response);
         assert!(started.elapsed() >= idle / 2, "not before its time");
-        assert_eq!(held(&limiter), 1);
         one = http1(address).await;
     }
     // These clients get an error, once they have read the data in transit.

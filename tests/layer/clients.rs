@@ -33,7 +33,7 @@ use tower_turnstile::{
 
 use crate::{
     stacks::Nothing,
-    support::{ONE, SOON, Script, freed, held, soon, take},
+    support::{GUARD, ONE, Script, freed, held, soon, take},
 };
 
 /// A peer with an endless response at `/endless`, a finite one at `/short`, its own refusal at `/busy`, and a gRPC call
@@ -129,7 +129,7 @@ async fn reqwest_client() {
 #[tokio::test]
 async fn a_call_has_a_tenant() {
     let (limiter, peer) = (Limiter::in_memory(), peer().await);
-    let fair = ONE.wait_up_to(SOON).fair_by_header("x-tenant");
+    let fair = ONE.wait_up_to(GUARD).fair_by_header("x-tenant");
     let client = limiter
         .layer(fair.require_tenant())
         .layer(reqwest_service());
@@ -212,7 +212,7 @@ async fn overloaded_peer() -> (SocketAddr, Arc<AtomicUsize>) {
     let count = calls.clone();
     let http = move || {
         count.fetch_add(1, Relaxed);
-        async { (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "20")]) }
+        async { (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "60")]) }
     };
     let count = calls.clone();
     let grpc = move || {
@@ -220,7 +220,7 @@ async fn overloaded_peer() -> (SocketAddr, Arc<AtomicUsize>) {
         let fields = [
             ("content-type", "application/grpc"),
             ("grpc-status", "8"),
-            ("grpc-retry-pushback-ms", "20000"),
+            ("grpc-retry-pushback-ms", "60000"),
         ];
         async move { fields }
     };
@@ -246,7 +246,7 @@ where
     let paused = send().await;
     let refusal = paused.extensions().get::<Refusal>().expect("a refusal");
     assert_eq!(refusal.kind(), RefusalKind::Paused);
-    assert!((19..=20).contains(&refusal.retry_after().unwrap().as_secs()));
+    assert!((30..=60).contains(&refusal.retry_after().unwrap().as_secs()));
 }
 
 #[tokio::test]
@@ -294,7 +294,7 @@ async fn an_overloaded_peer_pauses_a_tonic_channel() {
     let kind = paused.metadata().get("turnstile-kind").unwrap();
     assert_eq!(kind, RefusalKind::Paused.as_str());
     let delay = paused.get_details_retry_info().unwrap().retry_delay;
-    assert!(delay.is_some_and(|delay| (19..=20).contains(&delay.as_secs())));
+    assert!(delay.is_some_and(|delay| (30..=60).contains(&delay.as_secs())));
     assert_eq!(calls.load(Relaxed), 1);
 }
 
@@ -303,7 +303,9 @@ async fn an_overloaded_peer_pauses_a_tonic_channel() {
 async fn call_that_is_given_up_leaves_the_line() {
     let (limiter, peer) = (Limiter::in_memory(), peer().await);
     let permit = take(&limiter).await;
-    let client = limiter.layer(ONE.wait_up_to(SOON)).layer(reqwest_service());
+    let client = limiter
+        .layer(ONE.wait_up_to(GUARD))
+        .layer(reqwest_service());
     let request = || {
         let request = Request::get(format!("http://{peer}/short"));
         request.body(reqwest::Body::default()).unwrap()

@@ -16,7 +16,7 @@ use tower_turnstile::{Fallback, Key, Limit, Limiter, Mode, Policy, Refusal, Refu
 
 use crate::{
     common::redis_server::RedisServer,
-    support::{ONE, Script, get, send, serve},
+    support::{ONE, Script, get, on_redis, send, serve},
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -147,7 +147,7 @@ async fn refused_by_two_rates(limiter: &Limiter, order: [usize; 2]) -> Duration 
 #[tokio::test]
 async fn of_two_rates_the_longer_one_sets_the_retry() {
     let redis = RedisServer::start();
-    let shared = Limiter::connect(&redis.url()).await.unwrap();
+    let shared = on_redis(&redis).await;
     let mut retries = Vec::new();
     for limiter in [Limiter::in_memory(), shared] {
         for order in [[0, 1], [1, 0]] {
@@ -166,7 +166,7 @@ async fn of_two_rates_the_longer_one_sets_the_retry() {
 #[tokio::test]
 async fn a_refusal_after_a_wait_tells_how_the_rate_stands_that_was_given_back() {
     let redis = RedisServer::start();
-    let shared = Limiter::connect(&redis.url()).await.unwrap();
+    let shared = on_redis(&redis).await;
     for limiter in [Limiter::in_memory(), shared] {
         let opens = Limit::rate("opens", 3, HOUR);
         let one = ONE.wait_up_to(Duration::from_millis(50));
@@ -186,7 +186,7 @@ async fn a_refusal_after_a_wait_tells_how_the_rate_stands_that_was_given_back() 
 #[tokio::test]
 async fn a_rate_that_was_given_back_in_the_store_does_not_put_the_retry_off() {
     let redis = RedisServer::start();
-    let limiter = Limiter::connect(&redis.url()).await.unwrap();
+    let limiter = on_redis(&redis).await;
     let opens = Limit::rate("opens", 1, HOUR);
     let one = ONE.wait_up_to(Duration::from_millis(200));
     let layer = limiter

@@ -17,12 +17,10 @@ use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
     Limiter, LostErrorKind, OnLost, Refusal, RefusalKind, Slot, layer::LostError,
+    test_util::TestStore,
 };
 
-use crate::{
-    common::redis_server::RedisServer,
-    support::{ONE, Script, get, held, send, serve, soon},
-};
+use crate::support::{ONE, Script, get, held, send, serve, soon};
 
 /// Marks all held permits as lost.
 async fn lose_all(limiter: &Limiter) {
@@ -213,13 +211,10 @@ async fn a_shutdown_does_as_a_loss_unless_it_is_said() {
 }
 
 /// An outage of the store longer than a lease.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_outage_cuts_no_stream_that_a_shutdown_ends() {
-    let mut server = RedisServer::start();
-    // A slot of the fallback would not be lost: there is time for the store to grant it on a busy machine.
-    let lease = Duration::from_secs(2);
-    let builder = Limiter::builder().lease(lease).store_timeout(lease / 4);
-    let limiter = builder.connect(&server.url()).await.unwrap();
+    let store = TestStore::new();
+    let limiter = Limiter::builder().connect_to(&store).await.unwrap();
     let layer = limiter.layer([ONE, tower_turnstile::Limit::concurrent("two", 2)]);
     let layer = layer.at_shutdown(OnLost::Abort);
     let echo = service_fn(|request: Request<()>| async move {
@@ -231,7 +226,7 @@ async fn an_outage_cuts_no_stream_that_a_shutdown_ends() {
     let response = send(&layer.layer(echo), get("/")).await;
     let slot = response.extensions().get::<Slot>().unwrap().clone();
     let mut body = response.into_body();
-    server.stop();
+    store.go_down();
     soon(slot.lost()).await;
     body.frame().await.unwrap().expect("it goes on");
     let mut frame = task::spawn(body.frame());

@@ -14,7 +14,7 @@ use tower_turnstile::{
     layer::LostError,
 };
 
-use crate::support::{SOON, Script, get, held, send, serve, soon};
+use crate::support::{GUARD, Script, get, held, send, serve, soon};
 
 const EACH: Limit = Limit::concurrent("each", 1);
 const OPENS: Limit = Limit::rate("opens", 3, Duration::from_secs(60));
@@ -39,7 +39,7 @@ fn refusal<B>(response: &Response<B>) -> Refusal {
     refusal.expect("it was refused").clone()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn refusal_is_that_of_the_limit_that_refused() {
     let limiter = Limiter::in_memory();
     let service = limiter.layer(policy()).layer(serve(endless()));
@@ -213,7 +213,7 @@ fn item(name: &str, parameters: &[&str]) -> (String, Vec<String>) {
     )
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn admitted_responses_tell_how_the_limits_stand() {
     let limiter = Limiter::in_memory();
     let looks_on = Limit::concurrent("looks-on", 7).mode(Mode::Shadow);
@@ -332,7 +332,7 @@ async fn all_slots_return_with_the_end_of_the_body() {
 #[tokio::test]
 async fn request_that_is_dropped_in_the_queue_releases_what_it_has() {
     let limiter = Limiter::in_memory();
-    let patient = GLOBAL.wait_up_to(SOON);
+    let patient = GLOBAL.wait_up_to(GUARD);
     let layer = limiter.layer([EACH.by_header("x-key"), patient.clone().into()]);
     let service = layer.layer(serve(endless()));
     let mut responses = Vec::new();

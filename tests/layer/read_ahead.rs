@@ -33,7 +33,7 @@ use tower_turnstile::{Limiter, Permit, layer::ReadAheadLayer};
 
 use crate::{
     servers::{server, until},
-    support::{ONE, SOON, Script, soon, take},
+    support::{GUARD, ONE, Script, soon, take},
 };
 
 const KIB: usize = 1024;
@@ -43,7 +43,7 @@ pub(crate) async fn busy() -> (Limiter, Permit, ReadAheadLayer) {
     let limiter = Limiter::in_memory();
     let permit = take(&limiter).await;
     // Nobody leaves because the wait is over.
-    let layer = limiter.layer(ONE.wait_up_to(6 * SOON)).read_ahead();
+    let layer = limiter.layer(ONE.wait_up_to(6 * GUARD)).read_ahead();
     (limiter, permit, layer)
 }
 
@@ -178,7 +178,7 @@ async fn http1_client_with_more_than_is_read_ahead_is_not_noticed() {
 async fn http1_client_with_a_body_is_not_noticed_without_read_ahead() {
     let (limiter, permit, _) = busy().await;
     let (service, calls) = reader();
-    let address = server(limiter.layer(ONE.wait_up_to(SOON)), service).await;
+    let address = server(limiter.layer(ONE.wait_up_to(6 * GUARD)), service).await;
     keeps_its_position(&limiter, permit, address, calls, 64 * KIB, 64 * KIB).await;
 }
 
@@ -203,7 +203,7 @@ async fn keeps_its_position(
 #[tokio::test]
 async fn http2_client_that_leaves_is_noticed_in_any_case() {
     let (limiter, _permit, ahead) = busy().await;
-    let plain = limiter.layer(ONE.wait_up_to(6 * SOON));
+    let plain = limiter.layer(ONE.wait_up_to(6 * GUARD));
     let ((with, _), (without, _)) = (reader(), reader());
     for address in [server(ahead, with).await, server(plain, without).await] {
         for length in [100, 64 * KIB, 1024 * KIB] {
@@ -283,7 +283,7 @@ async fn client_that_expects_100_continue_gets_it_only_if_it_waits() {
 /// whole on one connection.
 fn answered(address: SocketAddr, raw: &[u8], requests: usize) -> usize {
     let mut client = std::net::TcpStream::connect(address).unwrap();
-    client.set_read_timeout(Some(SOON)).unwrap();
+    client.set_read_timeout(Some(GUARD)).unwrap();
     let mut read = Vec::new();
     for before in 0..requests {
         for part in raw.chunks(64 * KIB) {
@@ -325,12 +325,15 @@ async fn http1_client_that_sends_its_body_first_sees_the_refusal() {
         let address = server(limiter.layer(limit).read_ahead(), service).await;
         for raw in [with_length(1024 * KIB), chunked(1000 * KIB)] {
             let client = move || {
-                let of_one = (0..clients).filter(|_| answered(address, &raw, 1) == 1);
+                // The layer reads for a second, and the machine may have stood still for as long.
+                let is_answered =
+                    |requests| (0..2).any(|_| answered(address, &raw, requests) == requests);
+                let of_one = (0..clients).filter(|_| is_answered(1));
                 // The connection stays open.
-                (of_one.count(), answered(address, &raw, 3))
+                (of_one.count(), is_answered(3))
             };
             let answers = tokio::task::spawn_blocking(client).await.unwrap();
-            assert_eq!(answers, (clients, 3));
+            assert_eq!(answers, (clients, true));
         }
         assert!(calls.try_recv().is_err());
     }
@@ -395,7 +398,7 @@ async fn whole_upload_arrives_after_a_wait() {
     let app: Router = Router::new()
         .route("/", post(async |body: Bytes| body))
         .layer(axum::extract::DefaultBodyLimit::disable())
-        .layer(limiter.layer(ONE.wait_up_to(SOON)).read_ahead());
+        .layer(limiter.layer(ONE.wait_up_to(GUARD)).read_ahead());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(axum::serve(listener, app).into_future());

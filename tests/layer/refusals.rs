@@ -12,7 +12,7 @@ use tokio_test::{assert_pending, task};
 use tower::{Layer, ServiceExt};
 use tower_turnstile::{Key, Limit, LimitLayer, Limiter, Refusal, RefusalKind};
 
-use crate::support::{ONE, SOON, Script, get, send, serve, take};
+use crate::support::{GUARD, ONE, Script, get, send, serve, take};
 
 type Answer = Response<tower_turnstile::layer::ResponseBody<Full<Bytes>>>;
 
@@ -82,7 +82,7 @@ async fn shutdown_is_503_even_for_a_callers_own_limit() {
 async fn shutdown_refuses_waiters() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
-    let layer = limiter.layer(ONE.wait_up_to(SOON));
+    let layer = limiter.layer(ONE.wait_up_to(GUARD));
     let mut waiting = task::spawn(layer.layer(serve(Full::from("served"))).oneshot(get("/")));
     assert_pending!(waiting.poll());
     limiter.shutdown(Duration::ZERO).await;
@@ -101,8 +101,8 @@ async fn only_a_limit_that_was_reached_delays_the_retry() {
     let served = |limit: Limit| limiter.layer(limit).layer(serve(Full::from("served")));
     let full = send(&served(ONE), get("/")).await;
     let refusal = full.extensions().get::<Refusal>().unwrap();
-    assert!(refusal.retry_after() > Some(SOON));
-    let mut waiting = task::spawn(served(ONE.wait_up_to(SOON)).oneshot(get("/")));
+    assert!(refusal.retry_after() >= Some(Duration::from_secs(60)));
+    let mut waiting = task::spawn(served(ONE.wait_up_to(GUARD)).oneshot(get("/")));
     assert_pending!(waiting.poll());
     limiter.shutdown(Duration::ZERO).await;
     let ended = waiting.await.unwrap();
@@ -196,7 +196,7 @@ async fn a_timed_out_wait_is_reported() {
 async fn a_full_queue_is_reported() {
     let limiter = Limiter::in_memory();
     let short = Limit::concurrent("short", 1)
-        .wait_up_to(SOON)
+        .wait_up_to(GUARD)
         .max_waiters(1);
     let semaphore = limiter.semaphore(&short, Key::SHARED);
     let _permit = semaphore.acquire().await.unwrap();

@@ -10,7 +10,7 @@ use tokio_test::{assert_pending, task};
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{Limiter, ReleaseAt};
 
-use crate::support::{ONE, SOON, Script, freed, get, held, send, serve, take};
+use crate::support::{GUARD, ONE, Script, freed, get, held, send, serve, take};
 
 #[tokio::test]
 async fn body_end_releases() {
@@ -156,7 +156,7 @@ async fn cancelled_before_it_is_polled_takes_nothing() {
 async fn cancelled_while_waiting_leaves_the_line() {
     let limiter = Limiter::in_memory();
     let permit = take(&limiter).await;
-    let layer = limiter.layer(ONE.wait_up_to(SOON));
+    let layer = limiter.layer(ONE.wait_up_to(GUARD));
     let mut waiting = task::spawn(
         layer
             .layer(serve(Full::<Bytes>::default()))
@@ -174,7 +174,7 @@ async fn cancelled_while_waiting_leaves_the_line() {
 async fn cancelled_when_just_granted_releases() {
     let limiter = Limiter::in_memory();
     let permit = take(&limiter).await;
-    let layer = limiter.layer(ONE.wait_up_to(SOON));
+    let layer = limiter.layer(ONE.wait_up_to(GUARD));
     let mut waiting = task::spawn(
         layer
             .layer(serve(Full::<Bytes>::default()))

@@ -23,7 +23,7 @@ use tower_turnstile::{Limiter, ReadAheadLayer, Refusal, RefusalKind};
 
 use crate::{
     read_ahead::busy,
-    support::{ONE, SOON, take},
+    support::{GUARD, ONE, take},
 };
 
 /// Yields its frames, then fails, or ends with or without trailers; counts the frames taken.
@@ -241,7 +241,7 @@ fn without_a_runtime_it_reads_at_once() {
     let limiter = Limiter::builder().runtime(runtime.handle().clone());
     let limiter = limiter.in_memory().unwrap();
     let _permit = runtime.block_on(take(&limiter));
-    let layer = limiter.layer(ONE.wait_up_to(SOON)).read_ahead();
+    let layer = limiter.layer(ONE.wait_up_to(GUARD)).read_ahead();
     let (upload, taken) = Upload::of(["a"]);
     let service = layer.layer(service_fn(replay));
     let mut call = task::spawn(service.oneshot(Request::new(upload)));

@@ -22,7 +22,7 @@ use tokio::{
 use tower::{BoxError, Layer, Service, service_fn};
 use tower_turnstile::{Limiter, OnLost, Slot};
 
-use crate::support::{ONE, SOON, Script, freed, held, serve, soon, take};
+use crate::support::{GUARD, ONE, Script, freed, held, serve, soon, take};
 
 /// Serves on a separate port until the test's runtime ends.
 pub(crate) async fn server<L, S, B>(layer: L, service: S) -> SocketAddr
@@ -87,7 +87,7 @@ async fn http1_client_that_leaves_mid_stream_releases() {
 async fn http1_client_that_leaves_while_waiting_gives_up_its_place() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
-    let address = server(limiter.layer(ONE.wait_up_to(6 * SOON)), serve(endless())).await;
+    let address = server(limiter.layer(ONE.wait_up_to(6 * GUARD)), serve(endless())).await;
     let mut client = TcpStream::connect(address).await.unwrap();
     client
         .write_all(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n")
@@ -115,7 +115,7 @@ async fn http2_reset_mid_stream_releases() {
 async fn http2_reset_while_waiting_gives_up_its_place() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
-    let address = server(limiter.layer(ONE.wait_up_to(6 * SOON)), serve(endless())).await;
+    let address = server(limiter.layer(ONE.wait_up_to(6 * GUARD)), serve(endless())).await;
     let mut client = http2(address).await;
     let call = tokio::spawn(client.send_request(request(Method::GET)));
     soon(until(|| limiter.status().waiting == 1)).await;

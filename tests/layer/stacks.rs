@@ -202,7 +202,7 @@ mod tower_http_layers {
     use tower_turnstile::{OnLost, layer::ResponseBody};
 
     use super::*;
-    use crate::support::{SOON, soon};
+    use crate::support::{GUARD, soon};
 
     const LATE: Duration = Duration::from_millis(50);
 
@@ -276,7 +276,7 @@ mod tower_http_layers {
     }
 
     /// The documented order, with compression outside and inside.
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn around_a_router() {
         let limiter = Limiter::in_memory();
         let layers = [
@@ -315,7 +315,7 @@ mod tower_http_layers {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn in_layers_of_a_router() {
         let limiter = Limiter::in_memory();
         let app = app()
@@ -362,7 +362,7 @@ mod tower_http_layers {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn optional_among_others() {
         let limiter = Limiter::in_memory();
         for is_limited in [true, false] {
@@ -386,7 +386,7 @@ mod tower_http_layers {
     }
 
     /// Unauthenticated requests take no slot, and the key is the authenticated one.
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn inside_authentication() {
         #[derive(Clone)]
         struct Tenant(String);
@@ -432,14 +432,14 @@ mod tower_http_layers {
     }
 
     /// A timeout also covers the time in the queue, and cancels a queued request.
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn timeout_outside() {
         let limiter = Limiter::in_memory();
         let stack = ServiceBuilder::new()
             .layer(TraceLayer::new_for_http())
             .layer(cors())
             .layer(timeout())
-            .layer(limiter.layer(ONE.wait_up_to(SOON)))
+            .layer(limiter.layer(ONE.wait_up_to(GUARD)))
             .layer(CatchPanicLayer::new())
             .service(app());
         check_served(&stack, &limiter, false).await;

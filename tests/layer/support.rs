@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     convert::Infallible,
-    future::{Future, ready},
+    future::ready,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -17,8 +17,10 @@ use tokio::{sync::watch, time::timeout};
 use tower::{BoxError, Service, ServiceExt, service_fn};
 use tower_turnstile::{Key, Limit, Limiter, Permit};
 
+use crate::common::redis_server::RedisServer;
+pub(crate) use crate::common::{GUARD, soon};
+
 pub(crate) const ONE: Limit = Limit::concurrent("one", 1);
-pub(crate) const SOON: Duration = Duration::from_secs(10);
 
 /// Yields its frames, then waits for ever, fails or ends.
 #[derive(Clone, Debug, Default)]
@@ -136,14 +138,16 @@ pub(crate) async fn take(limiter: &Limiter) -> Permit {
 
 /// Waits until the only slot is free.
 pub(crate) async fn freed(limiter: &Limiter) {
-    let patient = ONE.wait_up_to(SOON);
+    let patient = ONE.wait_up_to(GUARD);
     let permit = limiter.semaphore(&patient, Key::SHARED).acquire().await;
     drop(permit.expect("the slot comes free"));
 }
 
-/// Fails instead of hanging.
-pub(crate) async fn soon<F: Future>(future: F) -> F::Output {
-    timeout(SOON, future).await.expect("in time")
+/// A limiter on this server, for which no stall of the machine is an outage.
+pub(crate) async fn on_redis(server: &RedisServer) -> Limiter {
+    let builder = Limiter::builder().lease(Duration::from_secs(600));
+    let builder = builder.store_timeout(Duration::from_secs(20));
+    builder.connect(&server.url()).await.expect("it is up")
 }
 
 /// Counts open calls, and their maximum.
@@ -181,7 +185,7 @@ impl Gauge {
     pub(crate) async fn until(&self, open: usize) {
         let mut counts = self.0.subscribe();
         let reached = counts.wait_for(|count| count.open == open);
-        let reached = timeout(SOON, reached).await;
+        let reached = timeout(GUARD, reached).await;
         let most = self.most();
         reached
             .unwrap_or_else(|_| panic!("{} are open, not {open}; at most {most}", self.open()))

@@ -13,9 +13,9 @@ use tower_turnstile::{
     ConfigErrorKind, Key, Limit, Limiter, Mode, Policy, Refusal, RefusalKind, Scope,
 };
 
-use crate::support::{SOON, Script, get, held, send, serve, soon};
+use crate::support::{GUARD, Script, get, held, send, serve, soon};
 
-const GPU: Limit = Limit::concurrent("gpu", 1).wait_up_to(SOON);
+const GPU: Limit = Limit::concurrent("gpu", 1).wait_up_to(GUARD);
 
 fn of_tenant(tenant: &str) -> Request<()> {
     let request = Request::get("/").header("x-tenant", tenant);
@@ -30,7 +30,7 @@ fn fault(policy: impl Into<Policy>) -> String {
 
 #[test]
 fn a_limit_that_cannot_be_fair_is_an_error() {
-    let rate = Limit::rate("gpu", 1, Duration::from_secs(1)).wait_up_to(SOON);
+    let rate = Limit::rate("gpu", 1, Duration::from_secs(1)).wait_up_to(GUARD);
     let hasty = Limit::concurrent("gpu", 1);
     for (scope, words) in [
         (rate.fair_by_header("x-tenant"), "a rate has no slots"),

@@ -19,7 +19,7 @@ use tower_turnstile::{ConfigErrorKind, Key, Limit, LimitValue, Limiter, Policy, 
 
 use crate::{
     servers::until,
-    support::{ONE, SOON, Script, get, held, send, serve, soon},
+    support::{GUARD, ONE, Script, get, held, send, serve, soon},
 };
 
 const FRESH: Duration = Duration::from_secs(60);
@@ -208,7 +208,7 @@ async fn value_that_is_raised_by_a_request_admits_waiters() {
     let limiter = Limiter::in_memory();
     let value = Arc::new(AtomicU32::new(1));
     let latest = value.clone();
-    let scope = ONE.wait_up_to(SOON).by_header("x-key");
+    let scope = ONE.wait_up_to(GUARD).by_header("x-key");
     let scope = scope.values_by(move |_, _| Some(latest.load(Ordering::SeqCst)));
     let service = limiter.layer(scope).layer(serve(endless()));
     let first = send(&service, with_key("a")).await;

@@ -10,7 +10,7 @@ mod support;
 
 use std::{fs, time::Duration};
 
-use support::redis_server::RedisServer;
+use support::{GUARD, redis_server::RedisServer};
 use tokio::time::sleep;
 use tower_turnstile::Limiter;
 
@@ -21,6 +21,12 @@ fn resident_kib() -> usize {
     let statm = fs::read_to_string("/proc/self/statm").expect("Linux");
     let pages = statm.split(' ').nth(1).expect("the second field");
     pages.parse::<usize>().expect("a number") * PAGE_KIB
+}
+
+/// No stall of a busy machine is an outage.
+async fn connect(server: &RedisServer) -> Limiter {
+    let lasting = Limiter::builder().lease(10 * GUARD).store_timeout(GUARD);
+    lasting.connect(&server.url()).await.expect("it is up")
 }
 
 /// Waits until nothing is held or waiting, here and in the store. Never gives up: the test runner

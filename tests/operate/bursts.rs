@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use tower_turnstile::{
     Limit, LimitValue, Limiter, Semaphore,
-    operate::{OperateErrorKind, Operator, Outcome, Target},
+    operate::{OperateErrorKind, Outcome, Target},
 };
 
 use crate::{
-    scene::{HOUR, JOBS, Orders as _, acme, ada, jobs, replicas, seen},
+    scene::{HOUR, JOBS, Orders as _, Patient, acme, ada, jobs, replicas, seen},
     support::redis_server::RedisServer,
 };
 
 const DAILY: Limit = Limit::rate("daily", 100_000, Duration::from_secs(86_400));
 
-async fn set(operator: &Operator, target: &Target, value: LimitValue, replicas: usize) {
+async fn set(operator: &Patient, target: &Target, value: LimitValue, replicas: usize) {
     let seen = seen(operator).await;
     let outcome = operator.set(&seen, target, value, HOUR, &ada()).await;
     assert_eq!(outcome.unwrap(), Outcome::Done { replicas });
@@ -35,7 +35,7 @@ async fn has_left(tokens: &Semaphore, expected: u32) {
 }
 
 /// A use of 95,000 out of 100,000 stays 95,000.
-async fn use_stays(limiters: &[Limiter], operator: &Operator) {
+async fn use_stays(limiters: &[Limiter], operator: &Patient) {
     let tokens: Vec<_> = (limiters.iter())
         .map(|limiter| limiter.semaphore(&DAILY, "acme"))
         .collect();
@@ -70,7 +70,7 @@ async fn use_stays(limiters: &[Limiter], operator: &Operator) {
 #[tokio::test]
 async fn use_stays_when_an_operator_sets_a_burst_in_memory() {
     let limiter = Limiter::in_memory();
-    let operator = limiter.operator();
+    let operator = Patient(limiter.operator());
     use_stays(&[limiter], &operator).await;
 }
 
@@ -85,7 +85,7 @@ async fn use_stays_when_an_operator_sets_a_burst_in_the_store() {
 #[tokio::test]
 async fn a_burst_of_slots_is_ignored_with_its_value() {
     let limiter = Limiter::in_memory();
-    let operator = limiter.operator();
+    let operator = Patient(limiter.operator());
     let (before, value) = (seen(&operator).await, LimitValue::new(6).burst(3));
     let outcome = operator.set(&before, &jobs(), value, HOUR, &ada()).await;
     assert_eq!(outcome.unwrap(), Outcome::Unused { replicas: 1 });

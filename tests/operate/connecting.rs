@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use tower_turnstile::{ConfigErrorKind, operate::Operator};
 
-use crate::support::redis_server::{RedisServer, free_port};
+use crate::{
+    scene::Patient,
+    support::redis_server::{RedisServer, free_port},
+};
 
 #[tokio::test]
 async fn an_operator_connects_to_a_server() {
     let server = RedisServer::start();
-    let operator = Operator::connect(&server.url()).await.unwrap();
+    let operator = Patient::connect(&server.url()).await;
     assert_eq!(
         server
             .cli(&["PUBSUB", "CHANNELS", "turnstile:answer:*"])
@@ -39,6 +42,7 @@ async fn what_is_wrong_has_a_kind() {
         assert_eq!(error.kind(), ConfigErrorKind::Value);
     }
     server.cli(&["ACL", "SETUSER", "default", "resetchannels"]);
-    let error = Operator::connect(&server.url()).await.unwrap_err();
+    let operator = Operator::builder().store_timeout(Duration::from_secs(9));
+    let error = operator.connect(&server.url()).await.unwrap_err();
     assert_eq!(error.kind(), ConfigErrorKind::Permission);
 }

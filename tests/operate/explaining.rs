@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use futures_util::future::join_all;
 use tower_turnstile::{
     AcquireErrorKind, Fallback, Limit, Limiter, Mode,
-    operate::{KeyDigest, OperateErrorKind, Operator, Target, Verdict},
+    operate::{KeyDigest, OperateErrorKind, Target, Verdict},
 };
 
 use crate::{
-    scene::{HOUR, Orders as _, ada, await_replicas, builder, replicas},
+    scene::{HOUR, Orders as _, Patient, ada, await_replicas, builder, replicas, soon, until},
     support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
@@ -38,12 +38,7 @@ async fn a_rate_with_as_many_waiters_as_it_may_have_refuses() {
     assert_eq!(refused.kind(), AcquireErrorKind::TooSoon);
 }
 
-/// Replicas answer 20 questions per second.
-const PAUSE: Duration = Duration::from_millis(250);
-
-const JOBS: Limit = Limit::concurrent("jobs", 2)
-    .wait_up_to(Duration::from_secs(60))
-    .max_waiters(1);
+const JOBS: Limit = Limit::concurrent("jobs", 2).wait_up_to(HOUR).max_waiters(1);
 
 #[tokio::test]
 async fn each_verdict_is_what_a_request_meets() {
@@ -51,14 +46,7 @@ async fn each_verdict_is_what_a_request_meets() {
     let (limiters, operator) = replicas(&server, 2).await;
     let [one, other] = [0, 1].map(|number: usize| limiters[number].semaphore(JOBS, "acme"));
     let acme = KeyDigest::of("jobs", "acme");
-    let explain = async |limit| {
-        loop {
-            match operator.explain(limit, acme).await {
-                Err(error) if error.kind() == OperateErrorKind::Busy => sleep(PAUSE).await,
-                outcome => break outcome,
-            }
-        }
-    };
+    let explain = async |limit| operator.explain(limit, acme).await;
     let verdict = async || explain("jobs").await.unwrap().verdict.unwrap();
     assert_eq!(verdict().await, Verdict::Admitted);
     let held = [one.acquire().await.unwrap(), other.acquire().await.unwrap()];
@@ -98,49 +86,47 @@ async fn each_of_many_limits_is_explained() {
     let why = operator.explain("limit-99", key).await.unwrap();
     assert_eq!((why.limit.max, why.in_use, why.limit.held), (2, 1, 1));
     held.release().await.unwrap();
-    let drained = timeout(
-        Duration::from_secs(20),
-        operator.drained("limit-99", |_, _| ()),
-    );
-    drained.await.expect("in time").unwrap();
+    soon(operator.drained("limit-99", |_, _| ())).await.unwrap();
 }
 
-/// Newcomers under a strict limit wait until permits are back in a store that has lost its data.
+/// Newcomers under a strict limit wait until permits are back in a store that has lost its data: for two timeouts.
 #[tokio::test]
 async fn a_request_to_a_store_that_has_lost_its_data_is_explained() {
-    let server = RedisServer::start();
-    let limiter = builder("web-0").store_timeout(Duration::from_secs(2));
-    let limiter = limiter.connect(&server.url()).await.unwrap();
-    let operator = Operator::connect(&server.url()).await.unwrap();
-    await_replicas(&operator, 1).await;
-    let semaphore = limiter.semaphore(JOBS.fallback(Fallback::Reject), "acme");
-    let held = semaphore.acquire().await.unwrap();
-    server.cli(&["FLUSHALL"]);
-    let until = async |expected| {
-        loop {
-            sleep(PAUSE).await;
-            // A newcomer finds the loss.
-            drop(semaphore.try_acquire().await);
-            match operator
-                .explain("jobs", KeyDigest::of("jobs", "acme"))
-                .await
-            {
-                Ok(why) if why.verdict == Some(expected) => break why,
-                Ok(_) => {}
-                Err(error) => assert_eq!(error.kind(), OperateErrorKind::Busy, "{error}"),
+    let jobs = JOBS.fallback(Fallback::Reject);
+    let acme = KeyDigest::of("jobs", "acme");
+    for (timeout, expected) in [
+        (Duration::from_secs(20), Verdict::Recovering),
+        (Duration::from_millis(200), Verdict::Admitted),
+    ] {
+        let server = RedisServer::start();
+        let limiter = builder("web-0").store_timeout(timeout);
+        let limiter = limiter.connect(&server.url()).await.unwrap();
+        let operator = Patient::connect(&server.url()).await;
+        await_replicas(&operator, 1).await;
+        let semaphore = limiter.semaphore(&jobs, "acme");
+        // A request that is refused, as after a stall of the machine, asks again.
+        let mut held = None;
+        soon(async {
+            while held.is_none() {
+                held = semaphore.acquire().await.ok();
             }
-        }
-    };
-    let until = async |expected| {
-        timeout(Duration::from_secs(30), until(expected))
-            .await
-            .unwrap()
-    };
-    until(Verdict::Recovering).await;
-    let refused = semaphore.try_acquire().await.unwrap_err();
-    assert_eq!(refused.kind(), AcquireErrorKind::Unavailable);
-    assert_eq!(until(Verdict::Admitted).await.in_use, 1);
-    drop(held);
+        })
+        .await;
+        server.cli(&["FLUSHALL"]);
+        // A newcomer finds the loss.
+        until(async || {
+            let newcomer = semaphore.try_acquire().await;
+            let is_refused = matches!(
+                &newcomer, Err(error) if error.kind() == AcquireErrorKind::Unavailable
+            );
+            drop(newcomer);
+            let why = operator.explain("jobs", acme).await.unwrap();
+            let is_back = !is_refused && why.in_use == 1;
+            why.verdict == Some(expected) && is_back == (expected == Verdict::Admitted)
+        })
+        .await;
+        drop(held);
+    }
 }
 
 /// With an answer missing, slots would appear unclaimed.
@@ -150,19 +136,29 @@ async fn replicas_that_are_asked_too_often_explain_nothing() {
     let (limiters, operator) = replicas(&server, 1).await;
     let held = limiters[0].semaphore(JOBS, "acme").acquire().await.unwrap();
     let acme = KeyDigest::of("jobs", "acme");
-    let mut refused = 0;
-    for _ in 0..10 {
-        match operator.explain("jobs", acme).await {
-            // In a flood the replica does not receive the question, which the answer reports.
-            Ok(why) if !why.permits.missing.is_empty() => {}
-            Ok(why) => assert_eq!((why.permits.rows.len(), why.unclaimed.len()), (1, 0)),
-            Err(error) => {
-                assert_eq!(error.kind(), OperateErrorKind::Busy);
-                refused += 1;
-            }
-        }
+    let mut operators = vec![operator];
+    for _ in 0..3 {
+        operators.push(Patient::connect(&server.url()).await);
     }
-    assert!(refused > 0);
+    let is_refused = async |operator: &Patient| match operator.0.explain("jobs", acme).await {
+        // In a flood the replica does not receive the question, which the answer reports.
+        Ok(why) if !why.permits.missing.is_empty() => false,
+        Ok(why) => {
+            assert_eq!((why.permits.rows.len(), why.unclaimed.len()), (1, 0));
+            false
+        }
+        Err(error) => {
+            use OperateErrorKind::{Busy, NoAnswer};
+            assert!([Busy, NoAnswer].contains(&error.kind()), "{error}");
+            error.kind() == Busy
+        }
+    };
+    until(async || {
+        join_all(operators.iter().map(is_refused))
+            .await
+            .contains(&true)
+    })
+    .await;
     drop(held);
 }
 
@@ -192,7 +188,8 @@ async fn a_caller_that_is_blocked_would_be_refused() {
     let server = RedisServer::start();
     let (limiters, operator) = replicas(&server, 1).await;
     let in_memory = Limiter::in_memory();
-    for (limiter, operator) in [(&limiters[0], operator), (&in_memory, in_memory.operator())] {
+    let here = Patient(in_memory.operator());
+    for (limiter, operator) in [(&limiters[0], operator), (&in_memory, here)] {
         drop(limiter.semaphore(JOBS, "other").acquire().await.unwrap());
         let seen = operator.overrides().await.unwrap();
         let acme = Target::key("jobs", "acme");
@@ -213,17 +210,11 @@ async fn a_caller_sees_what_is_left_of_a_rate() {
     let (limiters, operator) = replicas(&server, 2).await;
     let in_memory = Limiter::in_memory();
     let alone = [in_memory.clone(), in_memory.clone()];
-    for (limiters, operator) in [(&limiters[..], operator), (&alone, in_memory.operator())] {
+    let here = Patient(in_memory.operator());
+    for (limiters, operator) in [(&limiters[..], operator), (&alone, here)] {
         let [one, other] = [0, 1].map(|number: usize| limiters[number].semaphore(&TOKENS, "acme"));
         let acme = KeyDigest::of("tokens", "acme");
-        let explain = async || {
-            loop {
-                match operator.explain("tokens", acme).await {
-                    Err(error) if error.kind() == OperateErrorKind::Busy => sleep(PAUSE).await,
-                    outcome => break outcome.unwrap(),
-                }
-            }
-        };
+        let explain = async || operator.explain("tokens", acme).await.unwrap();
         let left = async || explain().await.budget.map(|budget| budget.remaining);
         let why = explain().await;
         assert_eq!((why.budget, why.verdict), (None, None));
@@ -255,13 +246,7 @@ async fn a_caller_sees_what_is_left_of_a_rate() {
         idle.budget(&TOKENS).unwrap().settle(0);
         drop(idle);
         let used = one_of(&limiters[0], "used").await;
-        let keys = loop {
-            let keys = operator.keys("tokens", None).await.unwrap();
-            if keys.busy.is_empty() {
-                break keys;
-            }
-            sleep(PAUSE).await;
-        };
+        let keys = operator.keys("tokens", None).await.unwrap();
         let digests: Vec<_> = keys.rows.iter().map(|row| row.key).collect();
         assert_eq!(digests, [acme, KeyDigest::of("tokens", "used")]);
         let remaining = keys.rows.iter().map(|row| row.budget.unwrap().remaining);

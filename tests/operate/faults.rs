@@ -2,16 +2,20 @@
 
 use std::time::Duration;
 
+use futures_util::{StreamExt, future::join_all};
 use redis::aio::PubSub;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use tower_turnstile::{
     Limit,
-    operate::{KeyDigest, Operator},
+    operate::{Answers, KeyDigest, PermitRow},
 };
 
 use crate::{
-    scene::{CHAT, SOON, await_replicas, builder, replica, replicas},
+    scene::{
+        CHAT, GUARD, HOUR, Patient, again_while, await_replicas, builder, replica, replicas, soon,
+        steady, until,
+    },
     support::{log::log, queue::wait_in_line, redis_server::RedisServer},
 };
 
@@ -28,29 +32,22 @@ async fn ear(server: &RedisServer) -> PubSub {
 }
 
 async fn next(ear: &mut PubSub) -> Option<Value> {
-    use futures_util::StreamExt;
     let mut messages = ear.on_message();
     let message = timeout(QUIET, messages.next()).await.ok()??;
     Some(serde_json::from_slice(message.get_payload_bytes()).unwrap())
 }
 
-/// An answer that has to come.
-async fn answer(ear: &mut PubSub) -> Value {
-    let answer = async {
-        loop {
-            if let Some(answer) = next(ear).await {
-                return answer;
-            }
-        }
-    };
-    timeout(SOON, answer).await.expect("an answer")
+/// The store's time, in milliseconds.
+fn now_ms(server: &RedisServer) -> u64 {
+    let time = server.cli(&["TIME"]);
+    let mut numbers = time.lines().map(|line| line.parse::<u64>().unwrap());
+    let [seconds, micros] = [(); 2].map(|()| numbers.next().unwrap());
+    seconds * 1_000 + micros / 1_000
 }
 
-/// A time one to two seconds ahead, by the store's clock.
-fn soon_ms(server: &RedisServer) -> u64 {
-    let time = server.cli(&["TIME"]);
-    let seconds: u64 = time.lines().next().unwrap().parse().unwrap();
-    seconds * 1_000 + 2_000
+/// A valid time that no stall of the machine exceeds.
+fn later_ms(server: &RedisServer) -> u64 {
+    now_ms(server) + 50_000
 }
 
 fn question(number: u64, not_after_ms: u64) -> Value {
@@ -69,7 +66,7 @@ async fn messages_that_no_operator_sends_are_ignored() {
     let server = RedisServer::start();
     let (_limiters, operator) = replicas(&server, 1).await;
     let mut ear = ear(&server).await;
-    let good = question(1, soon_ms(&server));
+    let good = question(1, later_ms(&server));
     let with = |name: &str, value: Value| {
         let mut message = good.clone();
         message[name] = value;
@@ -94,7 +91,7 @@ async fn messages_that_no_operator_sends_are_ignored() {
         with("extra", json!(1)),
         with("not_after_ms", json!(0)),
         with("not_after_ms", json!(u64::MAX)),
-        with("not_after_ms", json!(soon_ms(&server) + 120_000)),
+        with("not_after_ms", json!(later_ms(&server) + 120_000)),
         // Longer than 4 KiB, though otherwise valid.
         format!("{}{}", good, " ".repeat(4_096)),
     ];
@@ -102,8 +99,10 @@ async fn messages_that_no_operator_sends_are_ignored() {
         server.cli(&["PUBLISH", CONTROL, message]);
     }
     assert_eq!(next(&mut ear).await, None);
-    publish(&server, &question(1, soon_ms(&server)));
-    assert_eq!(answer(&mut ear).await["number"], 1);
+    publish(&server, &good);
+    let answer = soon(ear.on_message().next()).await.unwrap();
+    let answer: Value = serde_json::from_slice(answer.get_payload_bytes()).unwrap();
+    assert_eq!(answer["number"], 1);
     await_replicas(&operator, 1).await;
 }
 
@@ -113,22 +112,48 @@ async fn a_message_counts_once_and_for_a_while() {
     let server = RedisServer::start();
     let (_limiters, _operator) = replicas(&server, 1).await;
     let mut ear = ear(&server).await;
-    let recorded = question(1, soon_ms(&server));
-    publish(&server, &recorded);
-    answer(&mut ear).await;
+    let mut number = 0;
+    let answered = async {
+        loop {
+            number += 1;
+            let until_ms = now_ms(&server) + 1_000;
+            let recorded = question(number, until_ms);
+            publish(&server, &recorded);
+            // After a stall of the machine it has expired.
+            while let Some(answer) = next(&mut ear).await {
+                if answer["number"] == number {
+                    return (recorded, until_ms);
+                }
+            }
+        }
+    };
+    let (recorded, until_ms) = soon(answered).await;
     for _ in 0..10 {
         publish(&server, &recorded);
     }
     assert_eq!(next(&mut ear).await, None);
-    // So many other messages that the first one is forgotten.
-    for number in 2..=70 {
-        publish(&server, &question(number, soon_ms(&server)));
-        tokio::time::sleep(Duration::from_millis(25)).await;
-    }
-    // A busy replica answers too.
-    while answer(&mut ear).await["number"] != 70 {}
-    publish(&server, &recorded);
-    assert_eq!(next(&mut ear).await, None);
+    until(async || now_ms(&server) > until_ms).await;
+    let expired = async {
+        loop {
+            // So many other messages that the first one is forgotten. A busy replica answers too.
+            let mut answers = 0;
+            while answers < 65 {
+                number += 1;
+                publish(&server, &question(number, later_ms(&server)));
+                // More than fifty messages a second are not read.
+                let mut messages = ear.on_message();
+                let answer = timeout(Duration::from_millis(20), messages.next()).await;
+                answers += usize::from(answer.is_ok());
+            }
+            while next(&mut ear).await.is_some() {}
+            publish(&server, &recorded);
+            // To the replica it is earlier, by the time that the store's answer took.
+            if next(&mut ear).await.is_none() {
+                return;
+            }
+        }
+    };
+    soon(expired).await;
 }
 
 /// A flood delays no request and loses no wake-up, and operators get answers once it is over.
@@ -137,21 +162,23 @@ async fn a_flood_of_messages_touches_no_request() {
     let server = RedisServer::start();
     let mut limiters = Vec::new();
     for label in ["web-0", "web-1"] {
-        let rarely = builder(label).poll_interval(SOON).waiter_ttl(3 * SOON);
+        let rarely = builder(label)
+            .poll_interval(2 * GUARD)
+            .waiter_ttl(6 * GUARD);
         limiters.push(rarely.connect(&server.url()).await.unwrap());
     }
-    let operator = Operator::connect(&server.url()).await.unwrap();
+    let operator = Patient::connect(&server.url()).await;
     await_replicas(&operator, 2).await;
-    let one = Limit::concurrent("one", 1).wait_up_to(Duration::from_secs(60));
+    let one = Limit::concurrent("one", 1).wait_up_to(HOUR);
     let semaphores = [0, 1].map(|number: usize| limiters[number].semaphore(&one, "acme"));
     let client = redis::Client::open(server.url()).unwrap();
     let mut flood = client.get_multiplexed_async_connection().await.unwrap();
-    let until = soon_ms(&server) + 30_000;
+    let until_ms = later_ms(&server);
     let flooding = tokio::spawn(async move {
         for round in 0..100 {
             let mut pipe = redis::pipe();
             for number in 0..100 {
-                let message = question(round * 100 + number, until).to_string();
+                let message = question(round * 100 + number, until_ms).to_string();
                 pipe.cmd("PUBLISH").arg(CONTROL).arg(message).ignore();
             }
             pipe.query_async::<()>(&mut flood).await.unwrap();
@@ -163,8 +190,7 @@ async fn a_flood_of_messages_touches_no_request() {
         let next = wait_in_line(&semaphores[(handoffs + 1) % 2]).await;
         drop(held);
         // Not by polling.
-        let granted = timeout(SOON / 2, next).await;
-        held = granted.expect("a wake-up").unwrap();
+        held = soon(next).await.unwrap();
         handoffs += 1;
     }
     assert!(handoffs > 0);
@@ -177,68 +203,63 @@ async fn a_flood_of_messages_touches_no_request() {
 async fn a_replica_that_is_asked_too_often_is_busy() {
     let server = RedisServer::start();
     let (_limiters, operator) = replicas(&server, 1).await;
-    let mut busy = false;
-    for _ in 0..100 {
-        let replicas = operator.replicas().await.unwrap();
-        if replicas.busy == ["web-0"] {
-            assert!((replicas.rows.is_empty(), replicas.is_complete()) == (true, false));
-            busy = true;
-            break;
+    let mut number = 0;
+    let is_busy = async {
+        loop {
+            for _ in 0..10 {
+                number += 1;
+                publish(&server, &question(number, later_ms(&server)));
+            }
+            let replicas = operator.0.replicas().await.unwrap();
+            if replicas.busy == ["web-0"] {
+                return replicas;
+            }
         }
-    }
-    assert!(busy);
+    };
+    let replicas = soon(is_busy).await;
+    assert_eq!((replicas.rows.len(), replicas.is_complete()), (0, false));
     await_replicas(&operator, 1).await;
 }
 
 /// Without permissions a service works as before, and logs once that operators cannot ask it.
 #[tokio::test]
 async fn without_rights_a_replica_works_and_says_so_once() {
-    for (number, missing) in [
-        vec!["resetchannels", "&turnstile:wake:*", "&turnstile:answer:*"],
-        vec!["resetchannels", "&turnstile:wake:*", "&turnstile:control:*"],
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    let works = ["answer", "control"].map(async |channels| {
         let server = RedisServer::start();
-        let operator = Operator::connect(&server.url()).await.unwrap();
-        let user = [
-            &["ACL", "SETUSER", "web", "on", ">secret", "~*", "+@all"],
-            &missing[..],
-        ];
-        server.cli(&user.concat());
+        let operator = Patient::connect(&server.url()).await.0;
+        let user = format!(
+            "ACL SETUSER web on >secret ~* +@all resetchannels &turnstile:wake:* &turnstile:{channels}:*"
+        );
+        server.cli(&user.split(' ').collect::<Vec<_>>());
         let url = server.url().replace("redis://", "redis://web:secret@");
-        let label = format!("without-rights-{number}");
+        let label = format!("without-rights-{channels}");
         log();
         let limiter = builder(&label).connect(&url).await.unwrap();
         let chat = limiter.semaphore(CHAT, "acme");
         drop(chat.acquire().await.unwrap());
-        for _ in 0..3 {
+        for _ in 0..2 {
             let replicas = operator.replicas().await.unwrap();
             assert_eq!(replicas.answered, 0);
         }
-        log()
-            .until(&["WARN", "operators cannot ask this replica", &label])
-            .await;
-        let text = log().text();
-        let warnings = text.lines().filter(|line| {
-            line.contains("WARN") && line.contains(&label) && line.contains("operators")
-        });
-        assert_eq!(warnings.count(), 1);
+        let warning = ["WARN", "operators cannot ask this replica", &label];
+        soon(log().until(&warning)).await;
+        let lines = log().lines_with(&label);
+        let mut warnings = lines.iter().filter(|line| line.contains("WARN"));
+        assert!(warnings.next().is_some_and(|line| line.contains("operators")));
+        assert_eq!(warnings.next(), None);
         drop(chat.acquire().await.unwrap());
-    }
+    });
+    join_all(works).await;
 }
 
 /// A limiter is a replica for the store, but operators cannot ask it unless it is operable.
 #[tokio::test]
 async fn by_default_operators_are_not_listened_to() {
     let server = RedisServer::start();
-    let limiter = tower_turnstile::Limiter::connect(&server.url())
-        .await
-        .unwrap();
+    let limiter = steady().connect(&server.url()).await.unwrap();
     drop(limiter.semaphore(CHAT, "acme").acquire().await.unwrap());
     let operable = replica(&server, "web").await;
-    let operator = Operator::connect(&server.url()).await.unwrap();
+    let operator = Patient::connect(&server.url()).await;
     await_replicas(&operator, 1).await;
     let clients = server.cli(&["CLIENT", "LIST"]);
     let named = clients
@@ -255,7 +276,6 @@ async fn by_default_operators_are_not_listened_to() {
 /// Each answer has the maximum size, and all arrive at the same moment.
 #[tokio::test(flavor = "multi_thread")]
 async fn five_hundred_answers_at_once() {
-    use futures_util::StreamExt;
     const REPLICAS: usize = 500;
 
     let server = RedisServer::start();
@@ -266,7 +286,7 @@ async fn five_hundred_answers_at_once() {
         let mut add = redis::cmd("ZADD");
         add.arg("turnstile:{turnstile:control}:roster");
         let member = format!("{number:016}web-{number}");
-        roster.add_command(add.arg(soon_ms(&server)).arg(member).to_owned());
+        roster.add_command(add.arg(later_ms(&server)).arg(member).to_owned());
     }
     let () = roster.query_async(&mut publisher).await.unwrap();
     let mut replicas = client.get_async_pubsub().await.unwrap();
@@ -304,17 +324,11 @@ async fn five_hundred_answers_at_once() {
             let () = answers.query_async(&mut publisher).await.unwrap();
         }
     });
-    let operator = Operator::connect(&server.url()).await.unwrap();
+    let operator = Patient::connect(&server.url()).await.0;
     // On a busy machine some answers are too late.
-    let all = async {
-        loop {
-            let permits = operator.permits("chat", None).await.unwrap();
-            if permits.answered == REPLICAS {
-                return permits;
-            }
-        }
-    };
-    let permits = timeout(SOON, all).await.expect("in time");
+    let are_late = |permits: &Answers<PermitRow>| permits.answered < REPLICAS;
+    let ask = async || operator.permits("chat", None).await.unwrap();
+    let permits = again_while(are_late, ask).await;
     assert_eq!(permits.replicas, REPLICAS);
     assert_eq!(permits.rows.len(), 75 * REPLICAS);
     assert_eq!(permits.left_out, REPLICAS as u64);

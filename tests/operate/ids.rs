@@ -3,14 +3,14 @@
 use http::Extensions;
 use tower_turnstile::{Key, Limit, Limiter, PermitId, Slot, operate::KeyDigest};
 
-use crate::support::redis_server::RedisServer;
+use crate::{scene::replica, support::redis_server::RedisServer};
 
 const JOBS: Limit = Limit::concurrent("jobs", 5);
 
 #[tokio::test]
 async fn the_id_of_a_permit_is_its_name_in_the_store() {
     let server = RedisServer::start();
-    let limiter = Limiter::connect(&server.url()).await.unwrap();
+    let limiter = replica(&server, "web").await;
     let permit = limiter.semaphore(JOBS, "acme").acquire().await.unwrap();
     let ledger = format!("turnstile:{{{}}}", KeyDigest::of("jobs", "acme"));
     let members = server.cli(&["ZRANGE", &ledger, "0", "-1"]);

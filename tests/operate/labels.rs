@@ -6,7 +6,7 @@ use tower::ServiceExt;
 use tower_turnstile::{ConfigErrorKind, Limit, LimitLayer, Limiter, operate::PermitRow};
 
 use crate::{
-    scene::{SOON, open},
+    scene::{HOUR, open},
     support::queue::wait_in_line,
 };
 
@@ -83,7 +83,7 @@ async fn a_reused_slot_has_the_label_of_its_request() {
 #[tokio::test]
 async fn a_semaphore_has_the_label_that_the_application_says() {
     let limiter = Limiter::in_memory();
-    let chat = Limit::concurrent("chat", 1).reuse().wait_up_to(SOON);
+    let chat = Limit::concurrent("chat", 1).reuse().wait_up_to(HOUR);
     let job = |name: &'static str| limiter.semaphore(&chat, "acme").label(name);
     for name in ["one", "other"] {
         let permit = job(name).acquire().await.unwrap();

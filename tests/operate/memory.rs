@@ -9,11 +9,11 @@ use tower_turnstile::{
 };
 
 use crate::{
-    scene::replicas,
+    scene::{HOUR, Patient, replicas},
     support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
-const JOBS: Limit = Limit::concurrent("jobs", 2).wait_up_to(Duration::from_secs(60));
+const JOBS: Limit = Limit::concurrent("jobs", 2).wait_up_to(HOUR);
 
 #[tokio::test]
 async fn holders_waiters_keys_and_refusals() {
@@ -113,8 +113,7 @@ async fn the_last_refusals_are_kept() {
 #[tokio::test]
 async fn a_rate_has_its_delayed_requests_and_its_refusals() {
     let limiter = Limiter::in_memory();
-    let hour = Duration::from_secs(3_600);
-    let starts = limiter.semaphore(Limit::rate("starts", 1, hour).wait_up_to(2 * hour), "acme");
+    let starts = limiter.semaphore(Limit::rate("starts", 1, HOUR).wait_up_to(2 * HOUR), "acme");
     let permit = starts.acquire().await.unwrap();
     let mut delayed = starts.acquire();
     assert!(
@@ -177,7 +176,8 @@ async fn heavy_permits_count_as_many_slots() {
     let server = RedisServer::start();
     let (limiters, remote) = replicas(&server, 1).await;
     let in_memory = Limiter::in_memory();
-    for (limiter, operator) in [(&in_memory, in_memory.operator()), (&limiters[0], remote)] {
+    let here = Patient(in_memory.operator());
+    for (limiter, operator) in [(&in_memory, here), (&limiters[0], remote)] {
         let jobs = limiter.semaphore(Limit::concurrent("jobs", 8), "acme");
         let heavy = jobs.acquire_many(5).await.unwrap();
         let light = jobs.acquire().await.unwrap();

@@ -6,16 +6,15 @@ use std::{
 };
 
 use http::Request;
-use tokio::{sync::oneshot, time::sleep};
 use tower_turnstile::operate::{
-    Answers, KeyDigest, KeyRow, LimitRow, OperateErrorKind, Operator, Order, Outcome, PermitRow,
-    PermitState, RefusalRow, Target, TenantDigest,
+    Answers, KeyDigest, KeyRow, OperateError, OperateErrorKind, Order, Outcome, PermitRow,
+    PermitState, RefusalRow, ReplicaRow, Target, TenantDigest,
 };
 
 use crate::{
     scene::{
-        CHAT, HOUR, Orders as _, StoppableReplica, ada, await_replicas, builder, open, replica,
-        replicas, seen,
+        CHAT, HOUR, Orders as _, Patient, StoppableReplica, ada, again_while, await_replicas,
+        builder, open, replica, replicas, seen, undrained, until,
     },
     support::{
         fault_proxy::{FaultProxy, Way},
@@ -24,21 +23,16 @@ use crate::{
     },
 };
 
-/// Time limit for an answer over the loopback interface.
-const SOON: Duration = Duration::from_millis(200);
+/// How long replicas may take to answer.
+const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Awaits an answer within the time limit. A busy machine may be late, but an answer that waits for something is never soon.
-async fn timed<T>(mut ask: impl AsyncFnMut() -> T) -> T {
-    for _ in 0..5 {
+/// Asks until an answer has not waited for all of that time. A busy machine may be late, but not each time.
+async fn at_once<T>(ask: impl AsyncFn() -> T) -> T {
+    let timed = async || {
         let start = Instant::now();
-        let answer = ask().await;
-        if start.elapsed() < SOON {
-            return answer;
-        }
-        // Replicas answer twenty questions per second.
-        sleep(Duration::from_millis(350)).await;
-    }
-    panic!("never within {SOON:?}");
+        (ask().await, start.elapsed())
+    };
+    again_while(|(_, took)| *took >= PATIENCE, timed).await.0
 }
 
 fn tenant(number: usize) -> String {
@@ -72,7 +66,7 @@ async fn three_replicas_with_sixty_streams_and_forty_waiters() {
         *waiting.entry(digest).or_default() += 1;
     }
 
-    let permits = timed(async || operator.permits("chat", None).await)
+    let permits = at_once(async || operator.permits("chat", None).await)
         .await
         .unwrap();
     assert!(permits.is_complete(), "{permits:?}");
@@ -99,12 +93,12 @@ async fn three_replicas_with_sixty_streams_and_forty_waiters() {
         assert!((18..=24).contains(&count), "{label} has {count}");
     }
 
-    let limits = timed(async || operator.limits().await).await.unwrap();
+    let limits = at_once(async || operator.limits().await).await.unwrap();
     let limit = &limits.rows[0];
     assert_eq!((limits.rows.len(), limit.held, limit.waiting), (1, 60, 40));
     assert_eq!((limit.max, limit.differs), (10, false));
 
-    let keys = timed(async || operator.keys("chat", None).await)
+    let keys = at_once(async || operator.keys("chat", None).await)
         .await
         .unwrap();
     assert_eq!(keys.rows.len(), 6);
@@ -113,10 +107,10 @@ async fn three_replicas_with_sixty_streams_and_forty_waiters() {
         assert_eq!((row.held, row.waiting, row.max), (10, queued, 10));
     }
 
-    let replicas = timed(async || operator.replicas().await).await.unwrap();
+    let replicas = at_once(async || operator.replicas().await).await.unwrap();
     let numbers = replicas.rows.iter().map(|row| row.held + row.waiting);
     assert_eq!(numbers.sum::<usize>(), 100);
-    let error = timed(async || operator.permits("other", None).await)
+    let error = at_once(async || operator.permits("other", None).await)
         .await
         .unwrap_err();
     assert_eq!(error.kind(), OperateErrorKind::UnknownLimit);
@@ -132,23 +126,16 @@ async fn a_replica_that_stands_still_is_named() {
     await_replicas(&operator, 3).await;
     let _still = still.stop();
 
-    let start = Instant::now();
-    let replicas = operator.replicas().await.unwrap();
-    assert!(
-        start.elapsed() < Duration::from_secs(2),
-        "{:?}",
-        start.elapsed()
-    );
+    let others_answer = async || {
+        let is_late = |answers: &Answers<ReplicaRow>| answers.answered < 2;
+        again_while(is_late, async || operator.0.replicas().await.unwrap()).await
+    };
+    let replicas = others_answer().await;
     assert_eq!((replicas.answered, replicas.replicas), (2, 3));
     assert_eq!(replicas.missing, ["still"]);
     assert!(!replicas.is_complete());
-    // From now on the others do not wait for it: ten questions would take five seconds.
-    let start = Instant::now();
-    for _ in 0..10 {
-        assert_eq!(operator.replicas().await.unwrap().missing, ["still"]);
-    }
-    let elapsed = start.elapsed();
-    assert!(elapsed < Duration::from_secs(4), "{elapsed:?}");
+    // From now on the others do not wait for it.
+    assert_eq!(at_once(others_answer).await.missing, ["still"]);
 }
 
 /// A replica that misses a question may have the limit that the others do not have.
@@ -161,13 +148,12 @@ async fn a_limit_of_a_replica_that_stands_still_is_not_unknown() {
     let held = held.unwrap();
     await_replicas(&operator, 2).await;
     let _still = still.stop();
+    let operator = operator.0;
 
     fn is_partial<T>(answers: Answers<T>) {
-        let counts = (answers.rows.len(), answers.answered, answers.replicas);
-        assert_eq!(
-            (counts, &*answers.missing),
-            ((0, 1, 2), &["still".to_owned()][..])
-        );
+        let counts = (answers.rows.len(), answers.replicas);
+        assert_eq!(counts, (0, 2));
+        assert!(answers.missing.contains(&"still".to_owned()));
     }
     let permits: Answers<PermitRow> = operator.permits("chat", None).await.unwrap();
     is_partial(permits);
@@ -176,20 +162,20 @@ async fn a_limit_of_a_replica_that_stands_still_is_not_unknown() {
     let refusals: Answers<RefusalRow> = operator.refusals("chat", None).await.unwrap();
     is_partial(refusals);
     let acme = KeyDigest::of("chat", "acme");
-    let error = operator.explain("chat", acme).await.unwrap_err();
+    // The other replica may answer late.
+    let is_late = |error: &OperateError| !error.to_string().contains("1 of 2");
+    let ask = async || operator.explain("chat", acme).await.unwrap_err();
+    let error = again_while(is_late, ask).await;
     assert_eq!(error.kind(), OperateErrorKind::NoAnswer);
     let expected = "no replica that answers has a limit `chat`: 1 of 2 have answered";
     assert_eq!(error.to_string(), expected);
 
     let now = seen(&operator).await;
     let outcome = operator.pause(&now, "chat", HOUR, &ada()).await.unwrap();
-    let missing = vec!["still".to_owned()];
-    let expected = Outcome::Recorded {
-        confirmed: 1,
-        of: 2,
-        missing,
+    let Outcome::Recorded { of: 2, missing, .. } = outcome else {
+        panic!("{outcome:?}");
     };
-    assert_eq!(outcome, expected);
+    assert!(missing.contains(&"still".to_owned()));
     let resumed = operator.resume(&Target::limit("chat"), &ada()).await;
     is_partial(resumed.unwrap());
     let share = Order::Share {
@@ -202,19 +188,7 @@ async fn a_limit_of_a_replica_that_stands_still_is_not_unknown() {
     let error = operator.order(&share, &ada()).await.unwrap_err();
     assert_eq!(error.kind(), OperateErrorKind::NotFound, "{error}");
 
-    let (third, has_come) = oneshot::channel();
-    let (mut third, mut polls) = (Some(third), 0);
-    let progress = |_, answers: &Answers<LimitRow>| {
-        assert_eq!(answers.missing, ["still"]);
-        polls += 1;
-        if polls == 3 {
-            third.take().unwrap().send(()).unwrap();
-        }
-    };
-    tokio::select! {
-        outcome = operator.drained("chat", progress) => panic!("a slot is held: {outcome:?}"),
-        has_come = has_come => has_come.unwrap(),
-    }
+    undrained(&operator, "chat", |_, answers| answers.missing == ["still"]).await;
     drop(held);
 }
 
@@ -223,7 +197,7 @@ async fn a_limit_of_a_replica_that_stands_still_is_not_unknown() {
 async fn the_roster_and_the_clock_are_read_at_once() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
-    let operator = Operator::connect(&proxy.url()).await.unwrap();
+    let operator = Patient::connect(&proxy.url()).await.0;
     let times = || {
         let stats = server.cli(&["INFO", "commandstats"]);
         let line = stats
@@ -235,14 +209,9 @@ async fn the_roster_and_the_clock_are_read_at_once() {
     operator.replicas().await.unwrap();
     let before = times();
     proxy.hold_all(Way::Replies);
-    let asked = async {
-        while times() == before {
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
     tokio::select! {
         outcome = operator.replicas() => panic!("no command is answered: {outcome:?}"),
-        () = asked => {}
+        () = until(async || times() > before) => {}
     }
 }
 
@@ -283,9 +252,7 @@ async fn a_key_that_a_replica_may_have_left_out_is_marked() {
     assert_eq!((row.held, row.replicas, row.partial), (2, 2, false));
     #[cfg(feature = "cli")]
     {
-        sleep(Duration::from_millis(250)).await;
-        let output = crate::command_line::turnstile(&server.url(), &["keys", "chat"]).await;
-        let shown = String::from_utf8(output.stdout).unwrap();
+        let shown = crate::command_line::says(&server, &["keys", "chat"]).await;
         let line = shown.lines().find(|line| line.contains(&acme.to_string()));
         assert!(line.unwrap().contains("at least 1 "), "{shown}");
     }
@@ -300,12 +267,8 @@ async fn other_databases_and_namespaces_are_others() {
     let _staging = builder("staging").connect(&in_other_db).await.unwrap();
     let shop = builder("shop").namespace("shop");
     let _shop = shop.connect(&server.url()).await.unwrap();
-    let staging = Operator::connect(&in_other_db).await.unwrap();
-    let shop = Operator::builder()
-        .namespace("shop")
-        .connect(&server.url())
-        .await
-        .unwrap();
+    let staging = Patient::connect(&in_other_db).await;
+    let shop = Patient::in_namespace(&server.url(), "shop").await;
     for (operator, label) in [(&operator, "web-0"), (&staging, "staging"), (&shop, "shop")] {
         let rows = await_replicas(operator, 1).await;
         assert_eq!(rows[0].label, label);
@@ -319,7 +282,7 @@ async fn twenty_namespaces_are_listed() {
     for number in 10..35 {
         server.cli(&["ZADD", &format!("ns-{number}:{{{digest}}}"), "1", "a"]);
     }
-    let operator = Operator::connect(&server.url()).await.unwrap();
+    let operator = Patient::connect(&server.url()).await;
     let namespaces = operator.namespaces().await.unwrap();
     let all: Vec<_> = (10..35).map(|number| format!("ns-{number}")).collect();
     assert_eq!(namespaces, all[..20]);
@@ -346,7 +309,7 @@ async fn a_replica_listens_anew_after_the_store_was_restarted() {
     let mut server = RedisServer::start();
     let (_limiters, _operator) = replicas(&server, 2).await;
     server.restart();
-    let operator = Operator::connect(&server.url()).await.unwrap();
+    let operator = Patient::connect(&server.url()).await;
     await_replicas(&operator, 2).await;
 }
 
@@ -355,21 +318,21 @@ async fn a_replica_listens_anew_after_the_store_was_restarted() {
 async fn what_does_not_fit_is_counted() {
     let server = RedisServer::start();
     let limiter = replica(&server, "web").await;
-    let operator = Operator::connect(&server.url()).await.unwrap();
+    let operator = Patient::connect(&server.url()).await;
     await_replicas(&operator, 1).await;
     let many = tower_turnstile::Limit::concurrent("many", 10_000);
     let many = limiter.semaphore(many, "acme");
     let first = many.acquire().await.unwrap();
     let held = (0..1_999).map(|_| many.acquire());
     let held = futures_util::future::try_join_all(held).await.unwrap();
-    let permits = timed(async || operator.permits("many", None).await)
+    let permits = at_once(async || operator.permits("many", None).await)
         .await
         .unwrap();
     assert_eq!(permits.rows.len() as u64 + permits.left_out, 2_000);
     assert!(permits.rows.len() > 50, "{}", permits.rows.len());
     assert!(!permits.is_complete());
     assert_eq!(Some(permits.rows[0].id), first.id());
-    let limits = timed(async || operator.limits().await).await.unwrap();
+    let limits = at_once(async || operator.limits().await).await.unwrap();
     assert_eq!(limits.rows[0].held, 2_000);
     drop(held);
 }

@@ -1,107 +1,64 @@
 //! How soon a change is in force.
 
-use std::time::Duration;
-
-use futures_util::StreamExt;
-use http::Request;
 use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep, timeout},
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
 };
-use tower_turnstile::{
-    Limit,
-    operate::{Operator, PermitState},
-};
+use tower_turnstile::Limit;
 
 use crate::{
     command_line::turnstile,
-    scene::{SOON, await_replicas, builder, open},
-    support::{
-        fault_proxy::{FaultProxy, Way},
-        redis_server::RedisServer,
-    },
+    scene::{GUARD, HOUR, Patient, await_replicas, builder, soon},
+    support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
-/// From a replica to the server, or back.
-const WAY: Duration = Duration::from_millis(100);
-const REPLICAS: usize = 3;
-const WAITERS: usize = 40;
-
-/// The message to the replicas takes one way. Then a replica reads the record and polls for its waiters: two round
-/// trips.
+/// After the message a replica reads the record (and the time, in the same round trip), and then polls for its waiters. It polls
+/// for no other reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_raise_admits_the_first_waiter_after_a_message_and_two_round_trips() {
     let server = RedisServer::start();
-    let proxy = FaultProxy::start(server.port());
-    let one = Limit::concurrent("one", 1).wait_up_to(SOON);
-    let mut layers = Vec::new();
-    for number in 0..REPLICAS {
-        let builder = builder(&format!("web-{number}"));
-        let limiter = builder.connect(&proxy.url()).await.unwrap();
-        layers.push(limiter.layer(&one));
+    let builder = builder("web-0").poll_interval(2 * GUARD);
+    let builder = builder.waiter_ttl(6 * GUARD);
+    let limiter = builder.connect(&server.url()).await.unwrap();
+    let operator = Patient::connect(&server.url()).await;
+    await_replicas(&operator, 1).await;
+    let one = limiter.semaphore(Limit::concurrent("one", 1).wait_up_to(HOUR), "");
+    let _held = one.acquire().await.unwrap();
+    let mut waiters = Vec::new();
+    for _ in 0..10 {
+        waiters.push(wait_in_line(&one).await);
     }
-    let operator = Operator::connect(&server.url()).await.unwrap();
-    await_replicas(&operator, REPLICAS).await;
-    let _held = open(&layers[0], Request::new(())).await;
-    // Before the first answer to a waiter, so that replicas know the distance.
-    for way in [Way::Requests, Way::Replies] {
-        proxy.delay(way, WAY);
-    }
-    let mut waiting = JoinSet::new();
-    for number in 0..WAITERS {
-        waiting.spawn(open(&layers[number % REPLICAS], Request::new(())));
-    }
-    until_waiting(&operator).await;
-
-    let client = redis::Client::open(server.url()).unwrap();
-    let (mut streams, mut best) = (Vec::new(), Duration::MAX);
-    // A busy machine may be late, but not each time.
-    for value in ["2", "3", "4"] {
-        let mut orders = client.get_async_pubsub().await.unwrap();
-        orders.subscribe("turnstile:control:0").await.unwrap();
-        let url = server.url();
-        let raise = ["set", "one", value, "--for", "1h"];
-        let by = ["--author", "ada", "--reason", "launch"];
-        let raise = [&raise[..], &by].concat();
-        let raise = tokio::spawn(async move { turnstile(&url, &raise).await });
-        // Before the change, replicas are asked for the limit, and for their overrides in force.
-        let order = async {
-            loop {
-                let message = orders.on_message().next().await.expect("a message");
-                let text = String::from_utf8_lossy(message.get_payload_bytes()).into_owned();
-                match text.contains("read-again") {
-                    true => return,
-                    false => assert!(
-                        text.contains("limits") || text.contains("overrides"),
-                        "{text}"
-                    ),
-                }
-            }
-        };
-        timeout(SOON, order).await.expect("in time");
-        let recorded = Instant::now();
-        streams.push(timeout(SOON, waiting.join_next()).await.expect("in time"));
-        let took = recorded.elapsed();
-        println!(
-            "{took:?} from the order to the stream; a round trip takes {:?}",
-            2 * WAY
-        );
-        best = best.min(took);
-        assert_eq!(raise.await.unwrap().status.code(), Some(0));
-    }
-    // Not a single round trip more.
-    assert!(best < 7 * WAY, "{best:?}");
-    let held = operator.permits("one", None).await.unwrap().rows;
-    let held = held.iter().filter(|row| row.state == PermitState::Held);
-    assert_eq!(held.count(), 4);
-}
-
-async fn until_waiting(operator: &Operator) {
-    let all = async {
-        while operator.limits().await.unwrap().rows[0].waiting < WAITERS {
-            // No more often than replicas answer.
-            sleep(Duration::from_millis(60)).await;
-        }
+    // `id=3 addr=127.0.0.1:1234 ...`, and in the monitor `1.5 [0 127.0.0.1:1234] "TIME"`.
+    let clients = server.cli(&["CLIENT", "LIST"]);
+    let of_replica = |line: &str| {
+        let (_, rest) = line.split_once("[0 ")?;
+        let (address, command) = rest.split_once("] ")?;
+        let is_known = clients.contains(&format!(" addr={address} "));
+        let name = command.split('"').nth(1)?.to_owned();
+        (is_known && name != "PUBLISH").then_some(name)
     };
-    timeout(SOON, all).await.expect("in time");
+    let mut monitor = TcpStream::connect(("127.0.0.1", server.port()))
+        .await
+        .unwrap();
+    monitor.write_all(b"MONITOR\r\n").await.unwrap();
+    let mut monitor = BufReader::new(monitor).lines();
+    assert_eq!(monitor.next_line().await.unwrap().as_deref(), Some("+OK"));
+
+    let raise = ["set", "one", "2", "--for", "1h"];
+    let by = ["--author", "ada", "--reason", "launch"];
+    let (url, raise) = (server.url(), [&raise[..], &by].concat());
+    let first = soon(waiters.remove(0));
+    let (output, permit) = tokio::join!(turnstile(&url, &raise), first);
+    let _permit = permit.unwrap();
+    server.cli(&["ECHO", "the end"]);
+    let mut commands = Vec::new();
+    loop {
+        let line = soon(monitor.next_line()).await.unwrap().unwrap();
+        if line.contains("\"the end\"") {
+            break;
+        }
+        commands.extend(of_replica(&line));
+    }
+    commands.sort();
+    assert_eq!(commands, ["EVALSHA", "HSCAN", "TIME"], "{output:?}");
 }

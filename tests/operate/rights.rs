@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use redis::RedisResult;
-use tower_turnstile::operate::{By, KeyDigest, Operator, Outcome, Target, What};
+use tower_turnstile::operate::{By, KeyDigest, Outcome, Target, What};
 
 use crate::{
-    scene::{CHAT, Orders as _, await_replicas, builder},
+    lost_data::seen_all,
+    resuming::resumed,
+    scene::{CHAT, Orders as _, Patient, await_replicas, builder},
     support::redis_server::RedisServer,
 };
 
@@ -62,7 +64,7 @@ async fn the_documented_rights_are_enough_and_services_cannot_ask() {
     let url = |user: &str| server.url().replace("://", &format!("://{user}:password@"));
     let limiter = builder("web").connect(&url("turnstile")).await.unwrap();
     let held = limiter.semaphore(CHAT, "acme").acquire().await.unwrap();
-    let asking = Operator::connect(&url("operator")).await.unwrap();
+    let asking = Patient::connect(&url("operator")).await;
     await_replicas(&asking, 1).await;
     let acme = KeyDigest::of("chat", "acme");
     let why = asking.explain("chat", acme).await.unwrap();
@@ -106,9 +108,12 @@ async fn the_documented_rights_are_enough_and_services_cannot_ask() {
         By::new("ada", "launch").unwrap(),
     );
     // Ends of pauses need no right but to ask.
-    limiter.semaphore(CHAT, "acme").pause(CHAT, hour).unwrap();
-    let ended = asking.resume(&Target::key("chat", "acme"), &ada).await;
-    assert_eq!(ended.unwrap().rows.len(), 1);
+    let acme = Target::key("chat", "acme");
+    let ended = resumed(async || {
+        limiter.semaphore(CHAT, "acme").pause(CHAT, hour).unwrap();
+        asking.0.resume(&acme, &ada).await.unwrap()
+    });
+    assert_eq!(ended.await.rows.len(), 1);
     let (chat, seen) = (Target::limit("chat"), asking.overrides().await.unwrap());
     let outcome = asking.set(&seen, &chat, 12, hour, &ada).await.unwrap();
     assert_eq!(outcome, Outcome::Done { replicas: 1 });
@@ -120,8 +125,8 @@ async fn the_documented_rights_are_enough_and_services_cannot_ask() {
     let seen = asking.overrides().await.unwrap();
     asking.set(&seen, &chat, 11, hour, &ada).await.unwrap();
     server.cli(&["FLUSHALL"]);
-    let now = asking.overrides().await.unwrap();
-    assert!(now.all().len() == 1 && now.all()[0].recorded, "{now:?}");
+    let now = seen_all(&asking, 1).await;
+    assert!(now.all()[0].recorded, "{now:?}");
     assert_eq!(asking.log().await.unwrap()[0].what, What::Restored);
     assert_eq!(asking.namespaces().await.unwrap(), ["turnstile"]);
     drop(held);
@@ -141,7 +146,7 @@ async fn what_a_replica_may_not_write_back_is_shown_and_ended() {
     );
     let url = server.url().replace("://", "://reads:password@");
     let limiter = builder("web").connect(&url).await.unwrap();
-    let operator = Operator::connect(&server.url()).await.unwrap();
+    let operator = Patient::connect(&server.url()).await;
     await_replicas(&operator, 1).await;
     let (hour, ada) = (
         Duration::from_secs(3_600),
@@ -150,8 +155,8 @@ async fn what_a_replica_may_not_write_back_is_shown_and_ended() {
     let (chat, other) = (Target::limit("chat"), Target::limit("other"));
     let semaphore = limiter.semaphore(CHAT, "acme");
     let max = async || semaphore.usage().await.unwrap().max;
-    let recorded = async || -> Vec<_> {
-        let now = operator.overrides().await.unwrap();
+    let recorded = async |count| -> Vec<_> {
+        let now = seen_all(&operator, count).await;
         now.all().iter().map(|one| one.recorded).collect()
     };
     for target in [&chat, &other] {
@@ -159,14 +164,14 @@ async fn what_a_replica_may_not_write_back_is_shown_and_ended() {
         operator.set(&seen, target, 3, hour, &ada).await.unwrap();
     }
     server.cli(&["FLUSHALL"]);
-    assert_eq!(recorded().await, [false, false]);
+    assert_eq!(recorded(2).await, [false, false]);
     assert_eq!(max().await, 3);
-    let seen = operator.overrides().await.unwrap();
+    let seen = seen_all(&operator, 2).await;
     let outcome = operator.unset(&seen, &chat, &ada).await.unwrap();
     assert_eq!(outcome, Outcome::Done { replicas: 1 });
     assert_eq!(max().await, 10);
     // The change has also restored the other overrides.
-    assert_eq!(recorded().await, [true]);
+    assert_eq!(recorded(1).await, [true]);
 }
 
 /// With only the channels added to a service's list, on any version.
@@ -184,7 +189,7 @@ async fn the_channels_are_all_that_a_replica_needs_more() {
     acl(&server, &lists[0]);
     let url = server.url().replace("://", "://turnstile:password@");
     let limiter = builder("web").connect(&url).await.unwrap();
-    let operator = Operator::connect(&server.url()).await.unwrap();
+    let operator = Patient::connect(&server.url()).await;
     await_replicas(&operator, 1).await;
     limiter.shutdown(Duration::ZERO).await;
     await_replicas(&operator, 0).await;

@@ -1,6 +1,6 @@
 //! Replicas of a service on one server, their clients, and operators who change limits.
 
-use std::{convert::Infallible, thread, time::Duration};
+use std::{convert::Infallible, ops::Deref, thread, time::Duration};
 
 use futures_util::future::{BoxFuture, FutureExt};
 use http::{Request, Response};
@@ -8,65 +8,229 @@ use http_body_util::Full;
 use tokio::{
     runtime::{self, Runtime},
     sync::oneshot,
-    time::{sleep, timeout},
+    time::sleep,
 };
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{
-    Limit, LimitLayer, LimitValue, Limiter, LimiterBuilder, Mode, Semaphore,
+    AcquireErrorKind, Limit, LimitLayer, LimitValue, Limiter, LimiterBuilder, Mode, Semaphore,
     operate::{
-        Answers, By, KeyRow, LogEntry, OperateError, Operator, Order, Outcome, Overrides,
-        PermitRow, ReplicaRow, Revocation, Target,
+        Answers, By, Explanation, KeyDigest, KeyRow, LimitRow, LogEntry, OperateError,
+        OperateErrorKind, Operator, Order, Outcome, Overrides, PermitRow, RefusalRow, ReplicaRow,
+        Revocation, Target, TenantRow,
     },
 };
 
 use crate::support::redis_server::RedisServer;
+pub(crate) use crate::support::{GUARD, soon};
 
 /// Ten slots for each tenant.
-pub(crate) const CHAT: Limit = Limit::concurrent("chat", 10).wait_up_to(Duration::from_secs(60));
+pub(crate) const CHAT: Limit = Limit::concurrent("chat", 10).wait_up_to(HOUR);
+/// Two slots for each key.
+pub(crate) const JOBS: Limit = Limit::concurrent("jobs", 2).wait_up_to(HOUR);
 
 pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
-pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// Two slots for each key.
-pub(crate) const JOBS: Limit = Limit::concurrent("jobs", 2).wait_up_to(Duration::from_secs(60));
+/// A guard for what replicas do unasked. Once a minute they register and read the record anyway.
+pub(crate) const UNASKED: Duration = Duration::from_secs(30);
+/// Replicas answer twenty questions a second, and some calls ask six.
+pub(crate) const BETWEEN_CALLS: Duration = Duration::from_millis(350);
+
+/// A limiter for which a stall of the machine changes nothing.
+pub(crate) fn steady() -> LimiterBuilder {
+    let builder = Limiter::builder().lease(5 * GUARD).waiter_ttl(5 * GUARD);
+    builder.store_timeout(Duration::from_secs(20))
+}
 
 pub(crate) fn builder(label: &str) -> LimiterBuilder {
-    Limiter::builder().operable().replica_label(label)
+    steady().operable().replica_label(label)
 }
 
 pub(crate) async fn replica(server: &RedisServer, label: &str) -> Limiter {
-    builder(label)
-        .connect(&server.url())
-        .await
-        .expect("it is up")
+    let limiter = builder(label).connect(&server.url()).await;
+    limiter.expect("it is up")
 }
 
 /// Replicas `web-0` and so on, and an operator to whom all of them answer.
-pub(crate) async fn replicas(server: &RedisServer, count: usize) -> (Vec<Limiter>, Operator) {
+pub(crate) async fn replicas(server: &RedisServer, count: usize) -> (Vec<Limiter>, Patient) {
     let mut replicas = Vec::new();
     for number in 0..count {
         replicas.push(replica(server, &format!("web-{number}")).await);
     }
-    let operator = Operator::connect(&server.url()).await.expect("it is up");
+    let operator = Patient::connect(&server.url()).await;
     await_replicas(&operator, count).await;
     (replicas, operator)
 }
 
 /// Waits until this many replicas answer. Replicas start to listen only after they have connected.
 pub(crate) async fn await_replicas(operator: &Operator, count: usize) -> Vec<ReplicaRow> {
-    let all = async {
-        loop {
-            let replicas = operator.replicas().await.expect("it is up");
-            if (replicas.answered, replicas.replicas) == (count, count) && replicas.busy.is_empty()
-            {
-                return replicas.rows;
-            }
-            // No more often than replicas answer.
-            sleep(Duration::from_millis(60)).await;
-        }
+    let is_late = |answers: &Answers<ReplicaRow>| {
+        (answers.answered, answers.replicas) != (count, count) || !answers.busy.is_empty()
     };
-    timeout(Duration::from_secs(20), all)
-        .await
-        .expect("in time")
+    let ask = async || operator.replicas().await.expect("it is up");
+    again_while(is_late, ask).await.rows
+}
+
+/// Repeats a question while its answer is like this.
+pub(crate) async fn again_while<T>(is_late: impl Fn(&T) -> bool, ask: impl AsyncFn() -> T) -> T {
+    soon(async {
+        let mut pause = Duration::from_millis(20);
+        loop {
+            // Orders are large futures.
+            let answer = Box::pin(ask()).await;
+            if !is_late(&answer) {
+                return answer;
+            }
+            sleep(pause).await;
+            pause = (2 * pause).min(BETWEEN_CALLS);
+        }
+    })
+    .await
+}
+
+pub(crate) async fn until(is_so: impl AsyncFn() -> bool) {
+    soon(async {
+        while !is_so().await {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+/// An operator of replicas that are all there. Replicas have half a second to answer, too little on a machine that stalls, and
+/// may be busy: then this operator asks again.
+pub(crate) struct Patient(pub(crate) Operator);
+
+impl Deref for Patient {
+    type Target = Operator;
+
+    fn deref(&self) -> &Operator {
+        &self.0
+    }
+}
+
+type Asked<T> = Result<Answers<T>, OperateError>;
+
+fn is_late<T>(answers: &Asked<T>) -> bool {
+    answers.as_ref().is_ok_and(|answers| !answers.are_all())
+}
+
+impl Patient {
+    pub(crate) async fn connect(url: &str) -> Self {
+        Self::in_namespace(url, "turnstile").await
+    }
+
+    pub(crate) async fn in_namespace(url: &str, namespace: &str) -> Self {
+        let builder = Operator::builder().namespace(namespace);
+        let builder = builder.store_timeout(Duration::from_secs(9));
+        Self(builder.connect(url).await.expect("it is up"))
+    }
+
+    pub(crate) async fn replicas(&self) -> Asked<ReplicaRow> {
+        again_while(is_late, async || self.0.replicas().await).await
+    }
+
+    pub(crate) async fn limits(&self) -> Asked<LimitRow> {
+        again_while(is_late, async || self.0.limits().await).await
+    }
+
+    pub(crate) async fn permits(&self, limit: &str, key: Option<KeyDigest>) -> Asked<PermitRow> {
+        again_while(is_late, async || self.0.permits(limit, key).await).await
+    }
+
+    pub(crate) async fn keys(&self, limit: &str, key: Option<KeyDigest>) -> Asked<KeyRow> {
+        again_while(is_late, async || self.0.keys(limit, key).await).await
+    }
+
+    pub(crate) async fn refusals(&self, limit: &str, key: Option<KeyDigest>) -> Asked<RefusalRow> {
+        again_while(is_late, async || self.0.refusals(limit, key).await).await
+    }
+
+    pub(crate) async fn tenants(&self, limit: &str, key: Option<KeyDigest>) -> Asked<TenantRow> {
+        again_while(is_late, async || self.0.tenants(limit, key).await).await
+    }
+
+    pub(crate) async fn explain(
+        &self,
+        limit: &str,
+        key: impl Into<Option<KeyDigest>>,
+    ) -> Result<Explanation, OperateError> {
+        let key: Option<KeyDigest> = key.into();
+        let is_late = |why: &Result<Explanation, OperateError>| match why {
+            Ok(why) => !why.permits.are_all(),
+            Err(error) => is_late_error(error),
+        };
+        again_while(is_late, async || self.0.explain(limit, key).await).await
+    }
+
+    /// The outcome once all replicas have answered. What replicas have done without answering in time is not done again: then
+    /// rows are missing.
+    pub(crate) async fn order(&self, order: &Order, by: &By) -> Result<Outcome, OperateError> {
+        let is_late = |outcome: &Result<Outcome, OperateError>| match outcome {
+            Ok(Outcome::Resumed(keys)) => keys.rows.is_empty() && !keys.are_all(),
+            Ok(Outcome::Revoked(revoked)) => revoked.ended == 0 && !revoked.permits.are_all(),
+            Err(error) => is_late_error(error),
+            Ok(_) => false,
+        };
+        match again_while(is_late, async || self.0.order(order, by).await).await? {
+            Outcome::Recorded { .. } => self.confirmed(order).await,
+            outcome => Ok(outcome),
+        }
+    }
+
+    /// Waits until all replicas have confirmed the last change, which was this order.
+    async fn confirmed(&self, order: &Order) -> Result<Outcome, OperateError> {
+        let change = self.log().await?.swap_remove(0).id;
+        let has = |row: &ReplicaRow| row.token.as_deref() == Some(&*change);
+        let have_not = |answers: &Asked<ReplicaRow>| {
+            let answers = answers.as_ref();
+            answers.is_ok_and(|answers| !answers.rows.iter().all(has))
+        };
+        let answers = again_while(have_not, async || self.replicas().await).await?;
+        let replicas = answers.answered;
+        let (Order::Set {
+            target: Target { limit, .. },
+            ..
+        }
+        | Order::Mode { limit, .. }
+        | Order::Pause { limit, .. }) = order
+        else {
+            return Ok(Outcome::Done { replicas });
+        };
+        match self.permits(limit, None).await {
+            Err(error) if error.kind() == OperateErrorKind::UnknownLimit => {
+                Ok(Outcome::Unused { replicas })
+            }
+            _ => Ok(Outcome::Done { replicas }),
+        }
+    }
+}
+
+fn is_late_error(error: &OperateError) -> bool {
+    use OperateErrorKind::{Busy, NoAnswer};
+    // The last is of an order for a share.
+    [Busy, NoAnswer].contains(&error.kind())
+        || error.to_string().contains("no replica has answered")
+}
+
+/// Fails if the limit is drained before a check that it is not satisfies this condition: the number of held slots, and the
+/// answers.
+pub(crate) async fn undrained(
+    operator: &Operator,
+    limit: &str,
+    is_so: impl Fn(usize, &Answers<LimitRow>) -> bool,
+) {
+    let (first, has_come) = oneshot::channel();
+    let mut first = Some(first);
+    let drained = operator.drained(limit, |held, answers| {
+        if is_so(held, answers)
+            && let Some(first) = first.take()
+        {
+            first.send(()).expect("it is awaited");
+        }
+    });
+    tokio::select! {
+        outcome = drained => panic!("slots are held: {outcome:?}"),
+        has_come = soon(has_come) => has_come.expect("it is kept"),
+    }
 }
 
 /// A replica whose process can stop: it stays connected, and on the roster.
@@ -155,7 +319,7 @@ pub(crate) async fn seen(operator: &Operator) -> Overrides {
 
 /// Orders in one line, given the overrides that their operator has seen.
 pub(crate) trait Orders {
-    fn operator(&self) -> &Operator;
+    async fn give(&self, order: &Order, by: &By) -> Result<Outcome, OperateError>;
 
     async fn set(
         &self,
@@ -173,7 +337,7 @@ pub(crate) trait Orders {
             length,
             seen: Some(seen.tokens(target)),
         };
-        self.operator().order(&order, by).await
+        self.give(&order, by).await
     }
 
     async fn mode(
@@ -190,7 +354,7 @@ pub(crate) trait Orders {
             length,
             seen: Some(seen.tokens(&Target::limit(limit))),
         };
-        self.operator().order(&order, by).await
+        self.give(&order, by).await
     }
 
     async fn pause(
@@ -205,7 +369,7 @@ pub(crate) trait Orders {
             length,
             seen: Some(seen.tokens(&Target::limit(limit))),
         };
-        self.operator().order(&order, by).await
+        self.give(&order, by).await
     }
 
     async fn unset(
@@ -218,12 +382,12 @@ pub(crate) trait Orders {
             target: target.clone(),
             seen: Some(seen.tokens(target)),
         };
-        self.operator().order(&order, by).await
+        self.give(&order, by).await
     }
 
     async fn undo(&self, entry: &LogEntry, by: &By) -> Result<Outcome, OperateError> {
         let id = entry.id.clone();
-        self.operator().order(&Order::Undo { id }, by).await
+        self.give(&Order::Undo { id }, by).await
     }
 
     async fn revoke(
@@ -232,7 +396,7 @@ pub(crate) trait Orders {
         by: &By,
     ) -> Result<Answers<PermitRow>, OperateError> {
         let order = Order::Revoke(whose.clone());
-        match self.operator().order(&order, by).await? {
+        match self.give(&order, by).await? {
             Outcome::Revoked(revoked) => Ok(revoked.permits),
             outcome => panic!("{outcome:?}"),
         }
@@ -240,7 +404,7 @@ pub(crate) trait Orders {
 
     async fn resume(&self, target: &Target, by: &By) -> Result<Answers<KeyRow>, OperateError> {
         let target = target.clone();
-        match self.operator().order(&Order::Resume { target }, by).await? {
+        match self.give(&Order::Resume { target }, by).await? {
             Outcome::Resumed(answers) => Ok(answers),
             outcome => panic!("{outcome:?}"),
         }
@@ -248,13 +412,19 @@ pub(crate) trait Orders {
 }
 
 impl Orders for Operator {
-    fn operator(&self) -> &Operator {
-        self
+    async fn give(&self, order: &Order, by: &By) -> Result<Outcome, OperateError> {
+        self.order(order, by).await
+    }
+}
+
+impl Orders for Patient {
+    async fn give(&self, order: &Order, by: &By) -> Result<Outcome, OperateError> {
+        self.order(order, by).await
     }
 }
 
 /// Sets the value of the limit, and waits until it is in force in this many replicas.
-pub(crate) async fn set(operator: &Operator, value: u32, length: Duration, replicas: usize) {
+pub(crate) async fn set(operator: &Patient, value: u32, length: Duration, replicas: usize) {
     let order = Order::Set {
         target: jobs(),
         value,
@@ -269,21 +439,25 @@ pub(crate) async fn set(operator: &Operator, value: u32, length: Duration, repli
 }
 
 pub(crate) async fn until_max(semaphore: &Semaphore, max: u32) {
-    let all = async {
-        while semaphore.usage().await.unwrap().max != max {
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(SOON, all).await.expect("in time");
+    until(async || (semaphore.usage().await).is_ok_and(|usage| usage.max == max)).await;
+}
+
+/// Waits until the pause of a key is in force for this semaphore's replica.
+pub(crate) async fn until_paused(semaphore: &Semaphore) {
+    until(async || {
+        let error = semaphore.try_acquire().await.err();
+        error.is_some_and(|error| error.kind() == AcquireErrorKind::Paused)
+    })
+    .await;
 }
 
 /// In memory, and on Redis with two replicas.
-pub(crate) async fn scenes() -> [(Option<RedisServer>, [Limiter; 2], Operator); 2] {
+pub(crate) async fn scenes() -> [(Option<RedisServer>, [Limiter; 2], Patient); 2] {
     let alone = builder("web-0").in_memory().unwrap();
     let server = RedisServer::start();
     let (mut limiters, operator) = replicas(&server, 2).await;
     let both = [limiters.remove(0), limiters.remove(0)];
-    let here = alone.operator();
+    let here = Patient(alone.operator());
     [
         (None, [alone.clone(), alone], here),
         (Some(server), both, operator),

@@ -1,34 +1,41 @@
-//! Clusters, and primaries that are replaced.
+//! Clusters.
 
-use std::time::Duration;
+use std::sync::Arc;
 
-use tokio::{
-    task::block_in_place,
-    time::{sleep, timeout},
-};
 use tower_turnstile::{
-    Limit,
-    operate::{KeyDigest, Operator},
+    Limit, Limiter,
+    operate::{KeyDigest, Target},
 };
 
 use crate::{
-    scene::{CHAT, await_replicas, builder},
-    support::{alone, redis_cluster::RedisCluster, sentinel::Watched},
+    resuming::resumed,
+    scene::{
+        CHAT, HOUR, JOBS, Orders as _, Patient, acme, ada, await_replicas, builder, set, until,
+        until_max, until_paused,
+    },
+    support::{queue::wait_in_line, redis_cluster::RedisCluster, redis_server::RedisServer},
+    tenants::GPU,
 };
+
+/// A replica `web` in a cluster, and its operator.
+async fn in_cluster(namespace: &str) -> (Arc<RedisCluster>, Limiter, Patient) {
+    let cluster = RedisCluster::shared();
+    let builder = builder("web").namespace(namespace);
+    let limiter = builder.connect(&cluster.url()).await.expect("it is up");
+    let operator = Patient::in_namespace(&cluster.url(), namespace).await;
+    await_replicas(&operator, 1).await;
+    (cluster, limiter, operator)
+}
 
 /// A process has sixteen connections to a cluster, and one for operators.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_cluster_each_process_answers_once_for_all_its_parts() {
-    let cluster = RedisCluster::shared();
     let namespace = "operate-cluster";
-    let replica = async |label| {
-        let builder = builder(label).namespace(namespace);
-        builder.connect(&cluster.url()).await.expect("it is up")
-    };
-    let limiters = [replica("one").await, replica("other").await];
-    let operator = Operator::builder().namespace(namespace);
-    let operator = operator.connect(&cluster.url()).await.expect("it is up");
+    let (cluster, limiter, operator) = in_cluster(namespace).await;
+    let other = builder("other").namespace(namespace);
+    let other = other.connect(&cluster.url()).await.expect("it is up");
     await_replicas(&operator, 2).await;
+    let limiters = [limiter, other];
     let mut held = Vec::new();
     for number in 0..40u64 {
         let semaphore = limiters[number as usize % 2].semaphore(CHAT, number);
@@ -53,7 +60,7 @@ async fn in_a_cluster_each_process_answers_once_for_all_its_parts() {
         assert_eq!((why.in_use, rows, why.unclaimed.len()), (1, 1, 0));
     }
     let channel = format!("{namespace}:control:0");
-    let heard = |node: &crate::support::redis_server::RedisServer| {
+    let heard = |node: &RedisServer| {
         let count = node.cli(&["PUBSUB", "NUMSUB", &channel]);
         count
             .lines()
@@ -66,10 +73,7 @@ async fn in_a_cluster_each_process_answers_once_for_all_its_parts() {
 /// A slot that served a single limit now serves a permit with several: its id is the id seen by operators.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_cluster_a_permit_with_a_reused_slot_has_the_id_that_operators_see() {
-    let cluster = RedisCluster::shared();
-    let namespace = "operate-reuse";
-    let limiter = builder("web").namespace(namespace);
-    let limiter = limiter.connect(&cluster.url()).await.expect("it is up");
+    let (_cluster, limiter, _operator) = in_cluster("operate-reuse").await;
     let semaphore = limiter.semaphore(Limit::concurrent("one", 1).reuse(), "a");
     let mut is_reused = false;
     while !is_reused {
@@ -87,15 +91,8 @@ async fn in_a_cluster_a_permit_with_a_reused_slot_has_the_id_that_operators_see(
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_cluster_the_delays_and_refusals_of_all_parts_are_seen() {
     const KEYS: u64 = 12;
-    let cluster = RedisCluster::shared();
-    let namespace = "operate-parts";
-    let limiter = builder("web").namespace(namespace);
-    let limiter = limiter.connect(&cluster.url()).await.expect("it is up");
-    let operator = Operator::builder().namespace(namespace);
-    let operator = operator.connect(&cluster.url()).await.expect("it is up");
-    await_replicas(&operator, 1).await;
-    let hour = Duration::from_secs(3_600);
-    let starts = Limit::rate("starts", 1, hour).wait_up_to(2 * hour);
+    let (_cluster, limiter, operator) = in_cluster("operate-parts").await;
+    let starts = Limit::rate("starts", 1, HOUR).wait_up_to(2 * HOUR);
     let mut delayed = Vec::new();
     for key in 0..KEYS {
         let semaphore = limiter.semaphore(&starts, key);
@@ -105,42 +102,62 @@ async fn in_a_cluster_the_delays_and_refusals_of_all_parts_are_seen() {
     }
     let refusals = operator.refusals("starts", None).await.unwrap();
     assert_eq!(refusals.rows.len(), KEYS as usize);
-    let all_wait = async {
-        while operator.limits().await.unwrap().rows[0].waiting < KEYS as usize {
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(Duration::from_secs(20), all_wait)
-        .await
-        .expect("all wait, and are seen");
+    until(async || operator.limits().await.unwrap().rows[0].waiting == KEYS as usize).await;
     delayed.iter().for_each(|waits| waits.abort());
 }
 
-/// Operators and replicas both follow the sentinels to the next primary.
-#[test]
-fn operators_and_replicas_follow_a_failover() {
-    alone(async {
-        let watched = block_in_place(Watched::start);
-        let _limiter = builder("web").connect(&watched.url()).await.expect("a URL");
-        let operator = Operator::connect(&watched.url()).await.expect("it is up");
-        await_replicas(&operator, 1).await;
-        block_in_place(|| {
-            watched.servers[0].pause();
-            watched.until_replaced(0)
-        });
-        let answered = async {
-            loop {
-                if let Ok(replicas) = operator.replicas().await
-                    && replicas.answered == 1
-                {
-                    break;
-                }
-                sleep(Duration::from_millis(50)).await;
-            }
-        };
-        timeout(Duration::from_secs(20), answered)
-            .await
-            .expect("in time");
-        watched.servers[0].resume();
+/// A single node has the record, but many have the keys of a limit.
+#[tokio::test]
+async fn in_a_cluster_one_record_is_for_all_nodes() {
+    let namespace = "operate-record";
+    let (cluster, limiter, operator) = in_cluster(namespace).await;
+    let semaphores: Vec<_> = (0..40u64)
+        .map(|key| limiter.semaphore(&JOBS, key))
+        .collect();
+    set(&operator, 5, HOUR, 1).await;
+    for semaphore in &semaphores {
+        assert_eq!(semaphore.usage().await.unwrap().max, 5);
+    }
+    let late = builder("late").namespace(namespace);
+    let late = late.connect(&cluster.url()).await.unwrap();
+    assert_eq!(acme(&late).usage().await.unwrap().max, 5);
+    let log = operator.log().await.unwrap();
+    operator.undo(&log[0], &ada()).await.unwrap();
+    for semaphore in &semaphores {
+        until_max(semaphore, 2).await;
+    }
+}
+
+/// The keys of a limit are in many parts.
+#[tokio::test]
+async fn in_a_cluster_all_keys_are_resumed() {
+    let (_cluster, limiter, operator) = in_cluster("operate-resume").await;
+    let keys: Vec<_> = (0..20u64).map(|key| limiter.semaphore(CHAT, key)).collect();
+    let ended = resumed(async || {
+        for key in &keys {
+            key.pause(&CHAT, HOUR).unwrap();
+            until_paused(key).await;
+        }
+        let why = operator.explain("chat", KeyDigest::of("chat", 7_u64));
+        assert!(why.await.unwrap().pause.is_some());
+        let target = Target::limit("chat");
+        operator.0.resume(&target, &ada()).await.unwrap()
     });
+    assert_eq!(ended.await.rows.len(), 20);
+    for key in &keys {
+        drop(key.acquire().await.unwrap());
+    }
+}
+
+/// The payments of a key are where the key is.
+#[tokio::test]
+async fn in_a_cluster_tenants_are_behind_too() {
+    let (_cluster, limiter, operator) = in_cluster("operate-tenants").await;
+    for key in ["a", "b", "c"] {
+        let acme = limiter.semaphore(GPU, key).tenant("acme");
+        let _kept = (acme.acquire().await.unwrap(), wait_in_line(&acme).await);
+        let digest = KeyDigest::of("gpu", key);
+        let tenants = operator.tenants("gpu", Some(digest)).await.unwrap().rows;
+        assert_eq!((tenants[0].waiting, tenants[0].behind_ms), (1, Some(0)));
+    }
 }

@@ -8,25 +8,24 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::timeout;
+use futures_util::future::{join, join_all};
 use tower_turnstile::{ConfigErrorKind, Limiter, operate::Operator};
 
-use crate::support::{
-    log::log,
-    redis_server::{RedisServer, free_port},
+use crate::{
+    scene::{soon, until},
+    support::{fault_proxy::FaultProxy, log::log, redis_server::RedisServer},
 };
 
-const PATIENCE: Duration = Duration::from_millis(300);
-const SOON: Duration = Duration::from_secs(20);
-
-/// Serves each connection on this port until the process ends.
-fn serve(port: u16, with: fn(TcpStream)) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("a free port");
+/// Serves each connection until the process ends. Returns the port.
+fn serve(with: fn(TcpStream)) -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    let port = listener.local_addr().expect("an address").port();
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             thread::spawn(move || with(stream));
         }
     });
+    port
 }
 
 /// Answers the first bytes received, and then ends the connection.
@@ -75,16 +74,17 @@ fn old_protocol(mut stream: TcpStream) {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// Possibly transient: the fallback of each limit applies.
-    Outage,
+    /// No answer, possibly for a while: the fallback of each limit applies.
+    Silence,
+    /// The end of the connection, possibly for a while.
+    End,
     /// Permanent: requests are refused.
     Refused,
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_cause_is_the_same_wherever_it_is_said() {
-    log();
-    for (number, (with, kind, cause)) in [
+    let strangers = [
         (
             web_server as fn(TcpStream),
             Kind::Refused,
@@ -104,93 +104,66 @@ async fn the_cause_is_the_same_wherever_it_is_said() {
         (other, Kind::Refused, "cannot be read: it may be no Redis"),
         (
             closing,
-            Kind::Outage,
+            Kind::End,
             "ended the connection instead of answering `HELLO`: it may expect TLS (`rediss://`)",
         ),
         (
             silent,
-            Kind::Outage,
+            Kind::Silence,
             "to `HELLO`: the server may expect TLS (`rediss://`)",
         ),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let port = free_port();
-        is_said(
-            "redis",
-            port,
-            &format!("stranger-{number}"),
-            kind,
-            cause,
-            || serve(port, with),
-        )
-        .await;
-    }
+    ];
+    log();
+    let said = (0..)
+        .zip(strangers)
+        .map(async |(number, (with, kind, cause))| {
+            Box::pin(is_said("redis", number, serve(with), kind, cause)).await;
+        });
+    join_all(said).await;
 }
 
 #[cfg(feature = "tls")]
 #[tokio::test(flavor = "multi_thread")]
 async fn the_cause_is_the_same_if_tls_is_expected() {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    log();
-    for (number, (with, kind, cause)) in [
+    let no_answer = "to the TLS handshake: the server may speak without TLS (`redis://`)";
+    // A real server waits for the end of a line.
+    let server = RedisServer::start();
+    let strangers = [
         (
-            web_server as fn(TcpStream),
+            serve(web_server),
             Kind::Refused,
             "does not answer in TLS: its URL begins with `redis://`",
         ),
         (
-            closing,
-            Kind::Outage,
+            serve(closing),
+            Kind::End,
             "ended the connection in the TLS handshake: it may speak without TLS (`redis://`)",
         ),
-        (
-            silent,
-            Kind::Outage,
-            "to the TLS handshake: the server may speak without TLS (`redis://`)",
-        ),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let port = free_port();
-        let namespace = format!("tls-stranger-{number}");
-        is_said("rediss", port, &namespace, kind, cause, || {
-            serve(port, with)
-        })
-        .await;
-    }
-    // A real server waits for the end of a line.
-    let server = RedisServer::start();
-    let cause = "to the TLS handshake: the server may speak without TLS (`redis://`)";
-    is_said(
-        "rediss",
-        server.port(),
-        "tls-plain",
-        Kind::Outage,
-        cause,
-        || (),
-    )
-    .await;
+        (serve(silent), Kind::Silence, no_answer),
+        (server.port(), Kind::Silence, no_answer),
+    ];
+    log();
+    let said = (0..)
+        .zip(strangers)
+        .map(async |(number, (port, kind, cause))| {
+            Box::pin(is_said("rediss", number, port, kind, cause)).await;
+        });
+    join_all(said).await;
 }
 
-async fn is_said(
-    scheme: &str,
-    port: u16,
-    namespace: &str,
-    kind: Kind,
-    cause: &str,
-    begin: impl FnOnce(),
-) {
-    let url = format!("{scheme}://canary-user:canary-password@127.0.0.1:{port}");
-    // Allow time for loading the system's certificate authorities, which is slow in a test build.
+async fn is_said(scheme: &str, number: usize, port: u16, kind: Kind, cause: &str) {
+    let namespace = &*format!("stranger-{scheme}-{number}");
+    let proxy = FaultProxy::start(port);
+    let port = proxy.port();
+    let url = &*format!("{scheme}://canary-user:canary-password@127.0.0.1:{port}");
     let patience = match (kind, scheme) {
-        // Such a server answers at once.
-        (Kind::Refused, _) => Duration::from_secs(5),
-        (_, "redis") => PATIENCE,
-        _ => 4 * PATIENCE,
+        (Kind::Refused | Kind::End, _) => Duration::from_secs(9),
+        (Kind::Silence, "redis") => Duration::from_millis(300),
+        // With time to load the system's certificate authorities, which is slow in a test build.
+        (Kind::Silence, _) => Duration::from_millis(1_200),
     };
+    let mut log_from = log().text().len();
     let builder = || {
         let builder = Limiter::builder().namespace(namespace);
         builder.store_timeout(patience)
@@ -200,30 +173,24 @@ async fn is_said(
             .namespace(namespace)
             .store_timeout(patience)
     };
-    let mut log_from = log().text().len();
     // A limiter that such a server would refuse at once can only run if it started while the server was down.
-    let mut limiter = None;
     if kind == Kind::Refused {
-        limiter = Some(builder().connect(&url).await.expect("nobody listens"));
+        proxy.refuse(true);
+        until(async || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err()).await;
     }
-    begin();
-    if kind == Kind::Outage {
-        limiter = Some(builder().connect(&url).await.expect("it may pass"));
-    }
+    let limiter = builder().connect(url).await.expect("it may pass");
+    proxy.refuse(false);
     let of_it = format!("namespace=\"{namespace}\"");
-    let logged = log();
-    let parts = [&*of_it, cause];
-    timeout(SOON, logged.until(&parts))
-        .await
-        .unwrap_or_else(|_| panic!("{cause}: {}", logged.since(&mut log_from)));
+    soon(log().until(&[&of_it, cause])).await;
     drop(limiter);
 
-    let required = builder().require_store().connect(&url).await.unwrap_err();
-    let connected = operator().connect(&url).await.unwrap_err();
-    let diagnosed = operator().diagnose(&url).await.unwrap_err();
+    let required = async { builder().require_store().connect(url).await.unwrap_err() };
+    let connected = async { operator().connect(url).await.unwrap_err() };
+    let diagnosed = async { operator().diagnose(url).await.unwrap_err() };
+    let (required, (connected, diagnosed)) = join(required, join(connected, diagnosed)).await;
     let expected = match kind {
-        Kind::Outage => ConfigErrorKind::Unreachable,
         Kind::Refused => ConfigErrorKind::Store,
+        Kind::End | Kind::Silence => ConfigErrorKind::Unreachable,
     };
     for error in [required, connected, diagnosed] {
         assert_eq!(error.kind(), expected, "{error}");

@@ -2,26 +2,25 @@
 
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tower_turnstile::{
     Acquire, Key, Limit, Limiter, Permit, Semaphore,
     operate::{
-        Answers, Explanation, KeyDigest, OperateError, OperateErrorKind, Operator, Order, Outcome,
-        Setting, Target, TenantDigest, TenantRow,
+        Explanation, KeyDigest, OperateError, OperateErrorKind, Order, Outcome, Setting, Target,
+        TenantDigest, TenantRow,
     },
 };
 
 use crate::{
-    scene::{CHAT, HOUR, Orders as _, SOON, ada, await_replicas, builder, replicas, scenes, seen},
+    scene::{
+        CHAT, HOUR, Orders as _, Patient, ada, again_while, await_replicas, builder, replicas,
+        scenes, seen, until,
+    },
     support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
 /// One slot for all callers.
-const GPU: Limit = Limit::concurrent("gpu", 1)
-    .wait_up_to(Duration::from_secs(60))
-    .fair();
-/// Replicas answer 20 questions per second.
-const QUESTIONS: Duration = Duration::from_millis(350);
+pub(crate) const GPU: Limit = Limit::concurrent("gpu", 1).wait_up_to(HOUR).fair();
 
 fn gpu(limiter: &Limiter, tenant: &'static str) -> Semaphore {
     limiter.semaphore(GPU, Key::SHARED).tenant(tenant)
@@ -37,12 +36,8 @@ fn share_of(tenant: &'static str, share: u32, length: Duration) -> Order {
     }
 }
 
-/// The tenants, once the replicas answer.
-async fn rows(operator: &Operator, limit: &str, key: Option<KeyDigest>) -> Vec<TenantRow> {
-    sleep(QUESTIONS).await;
-    let tenants: Answers<TenantRow> = operator.tenants(limit, key).await.unwrap();
-    assert!(tenants.is_complete(), "{tenants:?}");
-    tenants.rows
+async fn rows(operator: &Patient, limit: &str, key: Option<KeyDigest>) -> Vec<TenantRow> {
+    operator.tenants(limit, key).await.unwrap().rows
 }
 
 /// A holder, and waiters: two of globex, then three of acme on two replicas.
@@ -90,7 +85,6 @@ async fn a_share_is_set_and_ends() {
         assert!(now.tokens(&Target::limit("gpu")).is_empty());
         let of_limit = operator.unset(&now, &Target::limit("gpu"), &ada()).await;
         assert_eq!(of_limit.unwrap_err().kind(), OperateErrorKind::NotFound);
-        sleep(QUESTIONS).await;
         operator.unset(&now, &target, &ada()).await.unwrap();
         assert_eq!(share().await, 1);
         let log = operator.log().await.unwrap();
@@ -102,17 +96,13 @@ async fn a_share_is_set_and_ends() {
         operator.undo(&log[0], &ada()).await.unwrap();
         assert_eq!(share().await, 5);
 
-        let short = Duration::from_secs(1);
-        operator
-            .order(&share_of("acme", 7, short), &ada())
-            .await
-            .unwrap();
-        let ended = async {
-            while share().await != 1 {
-                sleep(QUESTIONS).await;
-            }
-        };
-        timeout(SOON, ended).await.expect("it ends by itself");
+        let short = share_of("acme", 7, Duration::from_secs(1));
+        // It may be confirmed too late.
+        let is_refused = |outcome: &Result<Outcome, _>| outcome.is_err();
+        let order = async || operator.0.order(&short, &ada()).await;
+        again_while(is_refused, order).await.unwrap();
+        // It ends by itself.
+        until(async || share().await == 1).await;
     }
 }
 
@@ -122,7 +112,6 @@ async fn a_share_that_was_changed_meanwhile_is_refused() {
         drop(gpu(&limiters[0], "acme").acquire().await.unwrap());
         let order = share_of("acme", 5, HOUR);
         operator.order(&order, &ada()).await.unwrap();
-        sleep(QUESTIONS).await;
         let Order::Share {
             limit,
             tenant,
@@ -189,14 +178,13 @@ async fn a_share_that_nobody_can_have_is_an_error() {
         ] {
             let error = operator.order(&order, &ada()).await.unwrap_err();
             assert_eq!(error.kind(), kind, "{order:?}: {error}");
-            sleep(QUESTIONS).await;
         }
         assert!(seen(&operator).await.all().is_empty());
         let error: OperateError = operator.tenants("chat", None).await.unwrap_err();
         assert_eq!(error.kind(), OperateErrorKind::NotFair);
     }
     let server = RedisServer::start();
-    let operator = Operator::connect(&server.url()).await.unwrap();
+    let operator = Patient::connect(&server.url()).await.0;
     let error = operator.order(&share_of("acme", 5, HOUR), &ada()).await;
     assert_eq!(
         error.unwrap_err().to_string(),
@@ -280,7 +268,7 @@ async fn tenants_are_shown_where_keys_are() {
     let shows = builder("web-0").show_keys().connect(&server.url()).await;
     let shows = shows.unwrap();
     let hides = builder("web-1").connect(&server.url()).await.unwrap();
-    let operator = Operator::connect(&server.url()).await.unwrap();
+    let operator = Patient::connect(&server.url()).await;
     await_replicas(&operator, 2).await;
     let _held = gpu(&shows, "acme").acquire().await.unwrap();
     let _acme = wait_in_line(&gpu(&hides, "acme")).await;
@@ -305,18 +293,23 @@ async fn tenants_are_shown_where_keys_are() {
 async fn a_request_that_waits_is_explained_by_its_tenant() {
     for (_server, limiters, operator) in scenes().await {
         let _crowd = crowd(&limiters).await;
-        sleep(QUESTIONS).await;
         let key = KeyDigest::of("gpu", Key::SHARED);
-        let why: Explanation = operator.explain("gpu", key).await.unwrap();
-        let tenants = why.tenants.expect("it is fair");
-        assert_eq!((tenants.rows.len(), tenants.rows[0].waiting), (2, 3));
-        let ahead = why.permits.rows.iter().map(|row| row.tenant_ahead);
+        let ahead = |why: &Explanation| -> Vec<_> {
+            let rows = why.permits.rows.iter();
+            rows.map(|row| row.tenant_ahead).collect()
+        };
         let expected = [None, Some(0), Some(1), Some(0), Some(1), Some(2)];
-        assert_eq!(ahead.collect::<Vec<_>>(), expected);
+        // Rows are in the order of their ages, as of each replica's answer.
+        let is_mixed = |why: &Explanation| ahead(why) != expected;
+        let ask = async || operator.explain("gpu", key).await.unwrap();
+        let tenants = again_while(is_mixed, ask)
+            .await
+            .tenants
+            .expect("it is fair");
+        assert_eq!((tenants.rows.len(), tenants.rows[0].waiting), (2, 3));
         // Under other limits nothing is said of tenants.
         let chat = limiters[0].semaphore(CHAT, "acme");
         let _held = chat.acquire().await.unwrap();
-        sleep(QUESTIONS).await;
         let why = operator.explain("chat", KeyDigest::of("chat", "acme"));
         let why = why.await.unwrap();
         assert_eq!((why.tenants, why.permits.rows[0].tenant), (None, None));
@@ -342,27 +335,7 @@ async fn how_far_tenants_are_behind_may_be_forbidden() {
         "-zmscore",
     ]);
     let url = server.url().replace("://", "://asks:password@");
-    let operator = Operator::connect(&url).await.unwrap();
+    let operator = Patient::connect(&url).await;
     let tenants = rows(&operator, "gpu", None).await;
     assert_eq!((tenants[0].waiting, tenants[0].behind_ms), (1, None));
-}
-
-/// In a cluster the payments of a key are where the key is.
-#[cfg(feature = "cluster")]
-#[tokio::test]
-async fn in_a_cluster_tenants_are_behind_too() {
-    use crate::support::redis_cluster::RedisCluster;
-
-    let cluster = RedisCluster::shared();
-    let builder = builder("web-0").namespace("tenants");
-    let limiter = builder.connect(&cluster.url()).await.unwrap();
-    let operator = Operator::builder().namespace("tenants");
-    let operator = operator.connect(&cluster.url()).await.unwrap();
-    await_replicas(&operator, 1).await;
-    for key in ["a", "b", "c"] {
-        let acme = limiter.semaphore(GPU, key).tenant("acme");
-        let _kept = (acme.acquire().await.unwrap(), wait_in_line(&acme).await);
-        let tenants = rows(&operator, "gpu", Some(KeyDigest::of("gpu", key))).await;
-        assert_eq!((tenants[0].waiting, tenants[0].behind_ms), (1, Some(0)));
-    }
 }

@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use futures_util::future::join_all;
 use proptest::{
+    collection::vec,
     prelude::*,
     sample::select,
     test_runner::{TestCaseError, TestRunner},
@@ -23,8 +25,12 @@ use crate::{
 /// The user's name and the password: any part of either is a canary.
 const USER: &str = "CanaryUserCanaryUser";
 const PASSWORD: &str = "canary-canary-'CANARY'-canary-\"canary";
-const CASES: u32 = 300;
-const STORE_TIMEOUT: Duration = Duration::from_millis(40);
+/// Rounds of cases, which wait at the same time.
+const ROUNDS: u32 = 4;
+const CASES: usize = 75;
+const STORE_TIMEOUT: Duration = Duration::from_millis(200);
+/// For servers that answer, except to a shutdown.
+const PATIENT: Duration = Duration::from_secs(4);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Scheme {
@@ -89,9 +95,9 @@ fn echo() -> impl Strategy<Value = (Scheme, Echo)> {
         "DENIED",
         "CANARYCANARY",
         "canary-canary",
-        "MOVED 1 canary:1",
+        "MOVED 1 nowhere.invalid:1",
         "MOVED 1 127.0.0.1:1",
-        "ASK 1 canary:1",
+        "ASK 1 nowhere.invalid:1",
         "@user_script: 5: @user_script: 5: -OOM",
         "ERR ACL failure in script: User CanaryUser has no permissions to run the 'time' command",
     ]);
@@ -138,6 +144,7 @@ fn url(scheme: Scheme, host: &str) -> String {
 async fn meet(output: &mut Output, url: &str, store_timeout: Duration) -> Option<ConfigErrorKind> {
     let builder = Limiter::builder()
         .namespace("echo")
+        .lease(Duration::from_secs(600))
         .store_timeout(store_timeout);
     output.debug(&builder);
     let limiter = match builder.connect(url).await {
@@ -170,18 +177,22 @@ fn no_word_of_a_server_that_repeats_is_shown() {
         .enable_all()
         .build()
         .expect("a runtime");
-    let mut config = ProptestConfig::with_cases(CASES);
+    let mut config = ProptestConfig::with_cases(ROUNDS);
     config.failure_persistence = None;
     let mut output = Output::default();
     let mut ends = BTreeMap::<_, usize>::new();
     let shared = std::cell::RefCell::new((&mut output, &mut ends));
-    let outcome = TestRunner::new(config).run(&echo(), |(scheme, echo)| {
+    let outcome = TestRunner::new(config).run(&vec(echo(), CASES), |cases| {
         let (output, ends) = &mut *shared.borrow_mut();
-        let end = runtime.block_on(async {
-            let server = EchoServer::start(echo).await;
-            meet(output, &url(scheme, &server.host()), STORE_TIMEOUT).await
+        let cases = cases.into_iter().map(async |(scheme, echo)| {
+            let (server, mut output) = (EchoServer::start(echo).await, Output::default());
+            let end = meet(&mut output, &url(scheme, &server.host()), STORE_TIMEOUT).await;
+            (format!("{scheme:?}: {end:?}"), output)
         });
-        *ends.entry(format!("{scheme:?}: {end:?}")).or_default() += 1;
+        for (end, said) in runtime.block_on(join_all(cases)) {
+            *ends.entry(end).or_default() += 1;
+            output.take(said);
+        }
         match output.search(&[CANARY, SAID, "%63%61", "63616e"]) {
             None => Ok(()),
             Some(found) => Err(TestCaseError::fail(found)),
@@ -206,7 +217,7 @@ async fn an_eviction_policy_that_is_not_known_is_not_shown() {
     let server = EchoServer::start(echo).await;
     let url = url(Scheme::Server, &server.host());
     let mut output = Output::default();
-    meet(&mut output, &url, Duration::from_secs(2)).await;
+    meet(&mut output, &url, PATIENT).await;
     output.has_none_of(&[CANARY, SAID]);
     let told = log().lines_with("policy=\"not known\"");
     assert!(!told.is_empty(), "the connection was not used");
@@ -238,7 +249,7 @@ async fn the_password_of_a_server_without_hello_is_not_shown() {
         }
         let url = url(Scheme::Server, &format!("127.0.0.1:{}", server.port()));
         // A real server answers, in the end.
-        let end = meet(&mut output, &url, Duration::from_secs(2)).await;
+        let end = meet(&mut output, &url, PATIENT).await;
         output.has_none_of(&[CANARY]);
         let refuses = matches!(renamed, "HELLO" | "SUBSCRIBE" | "EVAL");
         assert_eq!(end, refuses.then_some(ConfigErrorKind::Store), "{renamed}");

@@ -23,10 +23,7 @@ use tower_turnstile::{
 
 use crate::{
     output::{CANARY, Output},
-    support::{
-        log::log,
-        redis_server::{RedisServer, free_port},
-    },
+    support::{log::log, redis_server::RedisServer},
 };
 
 const TOKEN: &str = "canary-token";
@@ -273,6 +270,12 @@ async fn a_body_that_fails(scene: &mut Scene) {
     scene.read(response).await;
 }
 
+/// A short stall of the machine is no outage. A shutdown beside a store that refuses takes as long.
+async fn connect(url: &str) -> Result<Limiter, ConfigError> {
+    let builder = Limiter::builder().store_timeout(LONG / 5);
+    builder.connect(url).await
+}
+
 /// An unreachable store, and a refusing one.
 async fn stores(scene: &mut Scene) {
     let at = |port| format!("redis://canary-user:canary-password@127.0.0.1:{port}");
@@ -284,10 +287,10 @@ async fn stores(scene: &mut Scene) {
     };
     for words in [&[][..], &["on", ">canary-password"], &["+@all", "~*", "&*"]] {
         user(words);
-        scene.config(Limiter::connect(&at(server.port())).await);
+        scene.config(connect(&at(server.port())).await);
     }
-    let down = Limiter::connect(&at(free_port())).await.expect("an outage");
-    let refusing = Limiter::connect(&at(server.port())).await.expect("it may");
+    let down = connect(&at(1)).await.expect("an outage");
+    let refusing = connect(&at(server.port())).await.expect("it may");
     user(&["-eval", "-evalsha"]);
     for limiter in [down, refusing] {
         for content_type in ["text/plain", "application/grpc"] {
@@ -316,7 +319,7 @@ async fn stores(scene: &mut Scene) {
             let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, page).await;
         }
     });
-    scene.config(Limiter::connect(&at(port)).await);
+    scene.config(connect(&at(port)).await);
 }
 
 fn configurations(scene: &mut Scene) {
@@ -361,7 +364,7 @@ fn no_error_and_no_type_shows_a_secret() {
             ends(&mut scene, content_type).await;
         }
         let server = RedisServer::start();
-        let shared = Limiter::connect(&server.url()).await.expect("it is up");
+        let shared = connect(&server.url()).await.expect("it is up");
         limits_that_are_reached(&mut scene, &shared, "text/plain").await;
         scene.output.text(server.keys("*"));
         shared.shutdown(Duration::ZERO).await;

@@ -32,6 +32,11 @@ impl Output {
         self.texts.push(text.into());
     }
 
+    /// Takes over the texts of another one.
+    pub(crate) fn take(&mut self, other: Self) {
+        self.texts.extend(other.texts);
+    }
+
     pub(crate) fn debug(&mut self, what: &dyn Debug) {
         self.text(format!("{what:?} {what:#?}"));
     }

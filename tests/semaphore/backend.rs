@@ -13,7 +13,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::task::JoinHandle;
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::{JoinHandle, yield_now},
+    time::sleep,
+};
 #[cfg(feature = "test-util")]
 use tower_turnstile::test_util::TestStore;
 use tower_turnstile::{Acquire, Limit, Limiter, LimiterBuilder, Permit, Semaphore};
@@ -21,9 +25,19 @@ use tower_turnstile::{Acquire, Limit, Limiter, LimiterBuilder, Permit, Semaphore
 #[cfg(feature = "cluster")]
 use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
+pub(crate) use crate::support::{GUARD, soon};
 
-/// Longer than anything a test waits for.
-pub(crate) const PATIENT: Duration = Duration::from_secs(30);
+/// Settings with which nothing comes free because it expires, and no stall of a busy machine is an outage.
+pub(crate) fn lasting() -> LimiterBuilder {
+    Limiter::builder()
+        .lease(10 * GUARD)
+        .store_timeout(GUARD)
+        .waiter_ttl(10 * GUARD)
+}
+
+pub(crate) async fn connect(server: &RedisServer) -> Limiter {
+    lasting().connect(&server.url()).await.expect("it is up")
+}
 
 pub(crate) enum Backend {
     Memory(Limiter),
@@ -103,22 +117,12 @@ impl Backend {
 
     /// Another replica of the service. In memory there is only one.
     pub(crate) async fn replica(&self) -> Limiter {
-        // Nothing comes free because it expires, and no stall of a busy machine is an outage.
-        let lasting = Limiter::builder()
-            .lease(10 * PATIENT)
-            .store_timeout(PATIENT)
-            .waiter_ttl(10 * PATIENT);
-        self.connect(lasting).await
+        self.connect(lasting()).await
     }
 
     /// A replica that would notice too late anything it only learns by polling.
     pub(crate) async fn replica_that_rarely_asks(&self) -> Limiter {
-        let patient = Limiter::builder()
-            .lease(20 * PATIENT)
-            .store_timeout(PATIENT)
-            .poll_interval(2 * PATIENT)
-            .waiter_ttl(6 * PATIENT);
-        self.connect(patient).await
+        self.connect(lasting().poll_interval(2 * GUARD)).await
     }
 
     async fn connect(&self, builder: LimiterBuilder) -> Limiter {
@@ -167,7 +171,10 @@ impl Backend {
 
     /// The states of rates in the store; in memory nothing.
     pub(crate) fn rate_states(&self) -> Vec<String> {
-        self.each_key("*:rate", |server, key| server.cli(&["GET", key]))
+        let mut states = self.each_key("*:rate", |server, key| server.cli(&["GET", key]));
+        // Expired since they were listed.
+        states.retain(|state| !state.is_empty());
+        states
     }
 
     /// When the rates in Redis will be empty: microseconds, and the remainder.
@@ -199,7 +206,7 @@ impl Backend {
 pub(crate) async fn until_same<T: PartialEq>(before: &T, look: impl Fn() -> T) {
     soon(async {
         while look() != *before {
-            tokio::task::yield_now().await;
+            yield_now().await;
         }
     })
     .await;
@@ -225,7 +232,7 @@ pub(crate) async fn until(semaphore: &Semaphore, done: impl Fn(u32, u32) -> bool
             if done(usage.in_use, usage.waiting) {
                 return;
             }
-            tokio::task::yield_now().await;
+            yield_now().await;
         }
     })
     .await;
@@ -237,11 +244,45 @@ pub(crate) async fn usage(semaphore: &Semaphore) -> (u32, u32) {
     (usage.in_use, usage.waiting)
 }
 
-/// Fails instead of hanging.
-pub(crate) async fn soon<F: Future>(future: F) -> F::Output {
-    tokio::time::timeout(PATIENT, future)
-        .await
-        .expect("it comes about in time")
+pub(crate) fn current_thread() -> Runtime {
+    let mut builder = Builder::new_current_thread();
+    builder.enable_all().build().expect("a runtime")
+}
+
+pub(crate) fn multi_thread(threads: usize) -> Runtime {
+    let mut builder = Builder::new_multi_thread();
+    let builder = builder.worker_threads(threads).enable_all();
+    builder.build().expect("a runtime")
+}
+
+/// Waits until a request of this process waits, for a slot or for its time.
+pub(crate) async fn until_one_waits(limiter: &Limiter) {
+    soon(async {
+        while limiter.status().waiting == 0 {
+            yield_now().await;
+        }
+    })
+    .await;
+}
+
+/// Waits until the limiter has noticed that the store is up.
+pub(crate) async fn until_up(limiter: &Limiter) {
+    soon(async {
+        while !limiter.status().store_up {
+            sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+/// Waits until the store counts a permit, which a fallback may have admitted while the machine stalled, or until it is lost.
+pub(crate) async fn until_in_store(permit: &Permit) {
+    soon(async {
+        while permit.deadline().is_none() && !permit.is_lost() {
+            sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
 }
 
 /// Polls a request once, so that it is in flight.

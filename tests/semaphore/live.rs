@@ -4,17 +4,20 @@ use std::time::Duration;
 
 use tokio::{task::JoinSet, time::Instant};
 use tower_turnstile::{
-    Acquire, AcquireErrorKind, Class, ConfigErrorKind, Key, Limit, Limiter, Mode, Semaphore, Usage,
+    Acquire, AcquireErrorKind, Class, ConfigErrorKind, Key, Limit, Limiter, Mode, Semaphore,
 };
 
 use crate::backend::{
-    Backend, PATIENT, meanwhile, queue, queue_under, soon, until, until_free, until_waiting, usage,
+    Backend, GUARD, meanwhile, queue, queue_under, soon, until, until_free, until_one_waits,
+    until_waiting, usage,
 };
 
-const LIVE: Limit = Limit::concurrent("live", 1).wait_up_to(PATIENT);
+const LIVE: Limit = Limit::concurrent("live", 1).wait_up_to(GUARD);
 const ALL: Limit = Limit::concurrent("all", 9);
-/// One at once, then one per ten seconds.
-const SLOW: Limit = Limit::rate("slow", 6, Duration::from_secs(60)).burst(1);
+/// One at once, then one per quarter of an hour: longer than any test takes.
+const SLOW: Limit = Limit::rate("slow", 96, DAY).burst(1);
+const SPACING: Duration = Duration::from_secs(900);
+const DAY: Duration = Duration::from_secs(86_400);
 
 conformance! {
     a_raised_limit_admits_waiters_at_once,
@@ -59,17 +62,8 @@ async fn a_raised_limit_admits_waiters_at_once(backend: Backend) {
     for waiter in waiters {
         permits.push(soon(waiter).await.expect("no panic"));
     }
-    assert_eq!(
-        live.usage().await.map(
-            |Usage {
-                 in_use,
-                 waiting,
-                 max,
-                 ..
-             }| (in_use, waiting, max)
-        ),
-        Ok((3, 2, 3))
-    );
+    let now = live.usage().await.expect("the store is up");
+    assert_eq!((now.in_use, now.waiting, now.max), (3, 2, 3));
     // All the others are admitted at once, too.
     update(&limiter, &with(1_000));
     for waiter in last {
@@ -143,7 +137,7 @@ async fn a_lowered_limit_takes_nothing_away(backend: Backend) {
 async fn the_queue_may_become_longer(backend: Backend) {
     let limiter = backend.replica().await;
     let short = with(1).max_waiters(1);
-    let live = limiter.semaphore(short.wait_up_to(PATIENT), "a");
+    let live = limiter.semaphore(short.wait_up_to(GUARD), "a");
     let _holder = live.acquire().await.expect("free");
     let _first = queue(&live, 1).await;
     let error = live.acquire().await.expect_err("no room");
@@ -162,7 +156,7 @@ async fn a_rate_may_become_faster(backend: Backend) {
     let slow = limiter.semaphore(&SLOW, "a");
     drop(slow.acquire().await.expect("in time"));
     let error = slow.acquire().await.expect_err("used up");
-    assert!(error.retry_after() > Some(Duration::from_secs(5)));
+    assert!(error.retry_after() > Some(SPACING / 2));
     let quick = Limit::rate("slow", 1_000, Duration::from_secs(1)).burst(1_000);
     update(&limiter, &quick);
     // The earlier charge is now one of 1,000, which drains within a millisecond.
@@ -182,7 +176,7 @@ async fn a_rate_may_become_faster(backend: Backend) {
 /// A use of 95,000 out of 100,000 stays 95,000, with 1,000,000 and with 40,000.
 async fn use_of_a_rate_stays_when_it_changes(backend: Backend) {
     let daily = |count| {
-        let daily = Limit::rate("daily", count, Duration::from_secs(86_400));
+        let daily = Limit::rate("daily", count, DAY);
         daily.burst(100_000)
     };
     let limiter = backend.replica().await;
@@ -261,7 +255,7 @@ async fn a_shadow_of_one_limit_leaves_the_others_enforced(backend: Backend) {
 
 async fn a_shadow_rate_charges_only_what_it_would_allow(backend: Backend) {
     let limiter = backend.replica().await;
-    let shadow = SLOW.mode(Mode::Shadow).wait_up_to(PATIENT);
+    let shadow = SLOW.mode(Mode::Shadow).wait_up_to(DAY);
     let semaphore = limiter.semaphore(&shadow, "a");
     for _ in 0..5 {
         drop(semaphore.acquire().await.expect("it only looks on"));
@@ -275,7 +269,7 @@ async fn a_shadow_rate_charges_only_what_it_would_allow(backend: Backend) {
     assert_eq!(error.kind(), AcquireErrorKind::TooSoon);
     // Only one was charged, not five.
     let rest = error.retry_after().expect("exact");
-    assert!(rest <= Duration::from_secs(10), "{rest:?}");
+    assert!(rest <= SPACING, "{rest:?}");
 }
 
 async fn a_limit_that_is_off_is_not_asked(backend: Backend) {
@@ -329,7 +323,7 @@ async fn waiters_go_on_when_their_limit_is_switched_off(backend: Backend) {
 /// A request waits for the slot of a limit that is turned off, and then for the next one.
 async fn waiters_of_several_limits_wait_for_those_that_are_left(backend: Backend) {
     let limiter = backend.replica().await;
-    let wide = Limit::concurrent("wide", 1).wait_up_to(PATIENT);
+    let wide = Limit::concurrent("wide", 1).wait_up_to(GUARD);
     let (live, wide_alone) = (
         limiter.semaphore(&LIVE, "a"),
         limiter.semaphore(&wide, Key::SHARED),
@@ -353,12 +347,7 @@ async fn waiters_of_several_limits_wait_for_those_that_are_left(backend: Backend
 
 /// Polls a request until it waits for its start at a rate.
 async fn until_asleep(limiter: &Limiter, mut request: Acquire) -> Acquire {
-    let waits = async {
-        while limiter.status().waiting == 0 {
-            tokio::task::yield_now().await;
-        }
-    };
-    meanwhile(&mut request, waits).await;
+    meanwhile(&mut request, until_one_waits(limiter)).await;
     request
 }
 
@@ -375,7 +364,7 @@ async fn until_refused(semaphore: &Semaphore, until: impl Fn(Option<Duration>) -
 
 async fn a_permit_that_a_shadow_lets_go_is_charged_what_it_spends(backend: Backend) {
     let limiter = backend.replica().await;
-    let slow = limiter.semaphore(SLOW.wait_up_to(PATIENT), "a");
+    let slow = limiter.semaphore(SLOW.wait_up_to(DAY), "a");
     drop(slow.acquire().await.expect("in time"));
     let waiter = until_asleep(&limiter, slow.acquire()).await;
     update(&limiter, &SLOW.mode(Mode::Shadow));
@@ -383,17 +372,16 @@ async fn a_permit_that_a_shadow_lets_go_is_charged_what_it_spends(backend: Backe
     permit.budget(&SLOW).unwrap().spend(2);
     drop(permit);
     update(&limiter, &SLOW);
-    let of_two = Some(Duration::from_secs(20));
-    until_refused(&slow, |rest| rest >= of_two).await;
+    until_refused(&slow, |rest| rest >= Some(2 * SPACING)).await;
 }
 
 async fn waiters_for_their_time_go_on_when_the_rate_is_not_enforced(backend: Backend) {
     let limiter = backend.replica().await;
-    let slow = limiter.semaphore(SLOW.wait_up_to(PATIENT), "a");
-    // This rate is always enforced, and admits one request per half second.
-    let other = Limit::rate("other", 2, Duration::from_secs(1))
+    let slow = limiter.semaphore(SLOW.wait_up_to(DAY), "a");
+    // This rate is always enforced, and admits one request per 100 ms.
+    let other = Limit::rate("other", 10, Duration::from_secs(1))
         .burst(1)
-        .wait_up_to(PATIENT);
+        .wait_up_to(GUARD);
     let jobs = slow.clone().and(&other, "a");
     let began = Instant::now();
     drop(jobs.acquire().await.expect("in time"));
@@ -404,17 +392,11 @@ async fn waiters_for_their_time_go_on_when_the_rate_is_not_enforced(backend: Bac
             drop(soon(waiter).await.expect("not enforced"));
             update(&limiter, &SLOW);
         }
-        let earliest = number * Duration::from_millis(500);
+        let earliest = number * Duration::from_millis(100);
         assert!(began.elapsed() >= earliest, "the other one is enforced");
     }
     // In the end none of them was charged.
-    let of_the_first = Some(Duration::from_secs(10));
-    until_refused(&slow, |rest| rest <= of_the_first).await;
-    let passed = began.elapsed();
-    assert!(
-        passed < Duration::from_secs(10),
-        "the time of this one was waited for"
-    );
+    until_refused(&slow, |rest| rest <= Some(SPACING)).await;
 }
 
 async fn what_cannot_change_is_refused_and_nothing_is_changed(backend: Backend) {
@@ -440,7 +422,7 @@ async fn what_cannot_change_is_refused_and_nothing_is_changed(backend: Backend) 
     assert_eq!(error.max(), 1);
     drop(slow.acquire().await.expect("in time"));
     let error = slow.acquire().await.expect_err("used up");
-    assert!(error.retry_after() > Some(5 * second));
+    assert!(error.retry_after() > Some(SPACING / 2));
     // An unknown limit becomes known.
     update(&limiter, &Limit::concurrent("new", 2));
     let conflict = limiter.try_semaphore(Limit::concurrent("new", 3), "a");

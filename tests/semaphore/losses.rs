@@ -2,8 +2,7 @@
 
 use std::{
     convert::Infallible,
-    future,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     mem::ManuallyDrop,
     pin::pin,
     process::{Child, Command, Stdio},
@@ -20,96 +19,67 @@ use nix::{
     sys::signal::{self, Signal},
     unistd::Pid,
 };
-use tokio::{runtime, sync::Semaphore, time::sleep};
+use tokio::{
+    runtime::Runtime,
+    sync::{Semaphore, watch},
+    time::{advance, sleep},
+};
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_turnstile::{Limit, Limiter, LimiterBuilder, LostErrorKind, Permit, Slot};
+use tower_turnstile::test_util::TestStore;
+use tower_turnstile::{Limit, Limiter, Permit, Slot};
 
-use crate::support::redis_server::RedisServer;
+use crate::{
+    backend::{GUARD, current_thread, lasting, until_in_store},
+    support::redis_server::RedisServer,
+};
 
-const LEASE: Duration = Duration::from_secs(2);
-/// Work that takes longer than a lease without renewal.
-const WORK: Duration = Duration::from_secs(3);
+const LEASE: Duration = Duration::from_secs(1);
 const JOBS: u32 = 64;
 
 const MANY: Limit = Limit::concurrent("many", JOBS);
 
-fn settings() -> LimiterBuilder {
-    let store_timeout = Duration::from_millis(600);
-    Limiter::builder().lease(LEASE).store_timeout(store_timeout)
-}
-
-/// Whether a loss was noticed before the work was done. `begun` is called once both were polled: a process stopped
-/// between the two polls would find its work done before it polls the permit again.
-async fn is_lost_first(lost: impl Future<Output = LostErrorKind>, begun: impl FnOnce()) -> bool {
-    let mut work = pin!(sleep(WORK));
-    let mut begun = Some(begun);
-    let work = future::poll_fn(|cx| {
-        let work = work.as_mut().poll(cx);
-        if let Some(begun) = begun.take() {
-            begun();
-        }
-        work
-    });
-    tokio::select! {
-        biased;
-        _ = lost => true,
-        () = work => false,
-    }
-}
-
-/// The driver's runtime is blocked on its only thread, so a loss is not reported. No other runtime knows the limiter, and
-/// could have a watchdog, which would move the driver.
-#[test]
-fn a_poll_sees_the_loss_while_the_driver_stands_still() {
-    let server = RedisServer::start();
-    let mut builder = runtime::Builder::new_multi_thread();
-    let drivers = builder.worker_threads(1).enable_all().build();
-    let drivers = drivers.expect("a runtime");
-    let url = server.url();
-    let requests = async move {
-        let limiter = settings().connect(&url).await.expect("it is up");
-        let permit = limiter.semaphore(&MANY, "key").acquire();
-        let permit = permit.await.expect("a free slot");
-        let service = limiter.layer(MANY).layer(service_fn(|request| async move {
-            let request: Request<()> = request;
-            let slot = request.extensions().get::<Slot>().cloned();
-            let mut response = Response::new(Full::<bytes::Bytes>::from("it is not read"));
-            response.extensions_mut().insert(slot.expect("a slot"));
-            Ok::<_, Infallible>(response)
-        }));
-        let response = service.oneshot(Request::new(())).await;
-        (permit, response.expect("infallible"))
-    };
-    let requests = drivers.spawn(requests);
-    let (permit, mut response) = drivers.block_on(requests).expect("no panic");
+/// No other task runs while the time passes, so the driver reports no loss.
+#[tokio::test(start_paused = true)]
+async fn a_poll_sees_the_loss_while_the_driver_stands_still() {
+    let builder = Limiter::builder().lease(2 * LEASE);
+    let limiter = builder.connect_to(&TestStore::new()).await;
+    let limiter = limiter.expect("settings in range");
+    let permit = limiter.semaphore(&MANY, "key").acquire().await;
+    let permit = permit.expect("a free slot");
+    let service = limiter.layer(MANY).layer(service_fn(|request| async move {
+        let request: Request<()> = request;
+        let slot = request.extensions().get::<Slot>().cloned();
+        let mut response = Response::new(Full::<bytes::Bytes>::from("it is not read"));
+        response.extensions_mut().insert(slot.expect("a slot"));
+        Ok::<_, Infallible>(response)
+    }));
+    let response = service.oneshot(Request::new(())).await;
+    let mut response = response.expect("infallible");
     let slot = response.extensions_mut().remove::<Slot>().expect("a slot");
     let hold = slot.hold().expect("it was not given back");
 
-    let (resume, blocked) = mpsc::channel::<()>();
-    drivers.spawn(async move { blocked.recv() });
     let mut permit = task::spawn(permit.lost());
     let mut slot = task::spawn(slot.lost());
     let mut hold = task::spawn(hold.lost());
     assert_pending!(permit.poll());
     assert_pending!(slot.poll());
     assert_pending!(hold.poll());
-    thread::sleep(WORK);
+    assert!(advance(3 * LEASE).now_or_never().is_none(), "it yields");
     assert_ready!(permit.poll());
     assert_ready!(slot.poll());
     assert_ready!(hold.poll());
-    drop(resume);
-    drivers.shutdown_background();
 }
 
-/// A process stopped for longer than its lease does no work without it.
+/// A process stopped for longer than its lease does no work without it, though the work was done meanwhile.
 #[tokio::test]
 async fn a_stopped_process_notices_its_losses_before_its_work_is_done() {
     let server = RedisServer::start();
     let mut process = Stopped::start(&server);
     assert_eq!(process.next_line(), "holding");
     process.signal(Signal::SIGSTOP);
-    sleep(LEASE + WORK).await;
+    sleep(LEASE + LEASE / 5).await;
+    process.end_work();
     process.signal(Signal::SIGCONT);
     assert_eq!(process.next_line(), format!("{JOBS} of {JOBS} lost"));
 }
@@ -133,7 +103,7 @@ fn wakes(limiter: &Limiter, permit: Permit, end: impl FnOnce() + Send + 'static)
     let mut lost = pin!(permit.lost());
     assert_pending!(lost.as_mut().poll(&mut Context::from_waker(&waker)));
     thread::spawn(end);
-    let held = called.recv_timeout(Duration::from_secs(10));
+    let held = called.recv_timeout(GUARD);
     held.expect("it does not wait for itself")
 }
 
@@ -144,9 +114,7 @@ fn a_waker_of_a_loss_may_call_the_limiter() {
     let permit = acquired.expect("it is in memory").expect("a free slot");
     let closing = Limiter::clone(&limiter);
     let shut_down = move || {
-        let mut runtime = runtime::Builder::new_current_thread();
-        let runtime = runtime.enable_all().build().expect("a runtime");
-        runtime.block_on(closing.shutdown(Duration::ZERO));
+        current_thread().block_on(closing.shutdown(Duration::ZERO));
     };
     assert_eq!(wakes(&limiter, permit, shut_down), 0);
 }
@@ -155,9 +123,9 @@ fn a_waker_of_a_loss_may_call_the_limiter() {
 #[test]
 fn a_waker_at_the_end_of_a_runtime_may_call_the_limiter() {
     let server = RedisServer::start();
-    let runtime = runtime::Runtime::new().expect("a runtime");
-    let drivers = runtime::Runtime::new().expect("a runtime");
-    let limiter = settings().runtime(drivers.handle().clone());
+    let runtime = Runtime::new().expect("a runtime");
+    let drivers = Runtime::new().expect("a runtime");
+    let limiter = lasting().runtime(drivers.handle().clone());
     let (limiter, permit) = runtime.block_on(async {
         let limiter = limiter.connect(&server.url()).await.expect("it is up");
         let permit = limiter.semaphore(&MANY, "key").acquire().await;
@@ -173,18 +141,37 @@ const STORE: &str = "TURNSTILE_LOSSES_STORE";
 #[ignore = "a process that another test starts"]
 fn process() {
     let url = std::env::var(STORE).expect("the other test says where its store is");
-    let runtime = runtime::Runtime::new().expect("a runtime");
-    runtime.block_on(async {
-        let limiter = settings().connect(&url).await.expect("it is up");
+    let (done, work) = watch::channel(false);
+    thread::spawn(move || {
+        // The work ends when a line arrives.
+        let _ = std::io::stdin().read_line(&mut String::new());
+        done.send_replace(true);
+    });
+    current_thread().block_on(async {
+        let builder = Limiter::builder().lease(LEASE).store_timeout(LEASE / 4);
+        let limiter = builder.connect(&url).await.expect("it is up");
         let semaphore = limiter.semaphore(&MANY, "key");
         let permits = join_all((0..JOBS).map(|_| semaphore.acquire())).await;
         let begun = Arc::new(Semaphore::new(0));
-        let jobs = permits.into_iter().map(|permit| {
-            let permit = permit.expect("a free slot");
-            let begun = begun.clone();
-            tokio::spawn(async move { is_lost_first(permit.lost(), || begun.add_permits(1)).await })
-        });
-        let jobs: Vec<_> = jobs.collect();
+        let mut jobs = Vec::new();
+        for permit in permits {
+            let (permit, begun, mut work) =
+                (permit.expect("a free slot"), begun.clone(), work.clone());
+            until_in_store(&permit).await;
+            jobs.push(tokio::spawn(async move {
+                let work = async {
+                    // By now both were polled: a process stopped between the two polls would find its work done before
+                    // it polls the permit again.
+                    begun.add_permits(1);
+                    work.wait_for(|is_done| *is_done).await.is_ok()
+                };
+                tokio::select! {
+                    biased;
+                    _ = permit.lost() => true,
+                    _ = work => false,
+                }
+            }));
+        }
         let all = begun.acquire_many(JOBS).await;
         all.expect("it is not closed").forget();
         println!("{}holding", Stopped::MARK);
@@ -209,6 +196,7 @@ impl Stopped {
         let mut process = Command::new(binary)
             .args(["losses::process", "--exact", "--ignored", "--nocapture"])
             .env(STORE, server.url())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .expect("it runs");
@@ -225,8 +213,13 @@ impl Stopped {
     }
 
     fn next_line(&mut self) -> String {
-        let line = self.lines.recv_timeout(crate::backend::PATIENT);
+        let line = self.lines.recv_timeout(GUARD);
         line.expect("it says something")
+    }
+
+    fn end_work(&mut self) {
+        let input = self.process.stdin.as_mut().expect("piped");
+        input.write_all(b"\n").expect("it is open");
     }
 
     fn signal(&self, signal: Signal) {

@@ -3,15 +3,17 @@
 use std::{
     pin::pin,
     task::{Context, Poll, Waker},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures_util::FutureExt;
-use tokio::runtime::{self, Runtime};
+use tokio::runtime;
 use tower_turnstile::{Key, Limit, Limiter, Permit};
 
 use crate::{
-    backend::{Backend, soon, until_free, usage},
+    backend::{
+        Backend, GUARD, connect, current_thread, lasting, soon, until_free, until_in_store, usage,
+    },
     support::{log::log, redis_server::RedisServer},
 };
 
@@ -99,7 +101,7 @@ fn a_process_that_ends_after_a_release_leaves_nothing() {
     let server = RedisServer::start();
     for _ in 0..5 {
         current_thread().block_on(async {
-            let limiter = Limiter::connect(&server.url()).await.expect("up");
+            let limiter = connect(&server).await;
             let permit = limiter.semaphore(&ONE, "key").try_acquire().await;
             let permit = permit.expect("the process before has released it");
             permit.release().await.expect("confirmed");
@@ -110,18 +112,18 @@ fn a_process_that_ends_after_a_release_leaves_nothing() {
 #[tokio::test]
 async fn a_store_that_does_not_answer_is_not_waited_for() {
     let server = RedisServer::start();
-    let store_timeout = Duration::from_millis(300);
-    let builder = Limiter::builder().store_timeout(store_timeout);
+    let builder = lasting().store_timeout(Duration::from_millis(300));
     let limiter = builder.connect(&server.url()).await.expect("up");
     let semaphore = limiter.semaphore(Limit::concurrent("two", 2), "key");
     let (one, other) = (acquired(&semaphore).await, acquired(&semaphore).await);
+    until_in_store(&one).await;
+    until_in_store(&other).await;
     server.pause();
-    let begun = Instant::now();
+    // Long before its lease ends.
     let error = soon(one.release()).await.expect_err("no answer");
-    assert!(begun.elapsed() < 4 * store_timeout, "{:?}", begun.elapsed());
     assert_eq!(error.limit_name(), "two");
     let text = error.to_string();
-    assert!(text.contains("`two`") && text.contains("30s"), "{text}");
+    assert!(text.contains("`two`") && text.contains("600s"), "{text}");
     soon(async {
         while limiter.status().store_up {
             tokio::task::yield_now().await;
@@ -149,9 +151,7 @@ async fn acquired(semaphore: &tower_turnstile::Semaphore) -> Permit {
 fn without_a_runtime_a_release_is_not_confirmed() {
     let server = RedisServer::start();
     let runtime = current_thread();
-    let limiter = runtime
-        .block_on(Limiter::connect(&server.url()))
-        .expect("up");
+    let limiter = runtime.block_on(connect(&server));
     let permit = runtime.block_on(limiter.semaphore(&ONE, "key").acquire());
     drop(runtime);
     let Poll::Ready(released) = poll_once(permit.expect("free").release()) else {
@@ -166,7 +166,7 @@ const DROPPED: &str = "without `shutdown`";
 fn run(server: &RedisServer, namespace: &str, end: impl AsyncFnOnce(Limiter, Permit)) {
     let runtime = current_thread();
     runtime.block_on(async {
-        let builder = Limiter::builder().namespace(namespace);
+        let builder = lasting().namespace(namespace);
         let limiter = builder.connect(&server.url()).await.expect("up");
         let permit = acquired(&limiter.semaphore(&ONE, "key")).await;
         end(limiter, permit).await;
@@ -190,7 +190,7 @@ fn slots_that_are_left_behind_are_in_the_log() {
     });
     run(&server, "shuts-down", async |limiter, permit| {
         drop(permit);
-        limiter.shutdown(Duration::from_secs(30)).await;
+        limiter.shutdown(GUARD).await;
     });
     run(&server, "releases", async |_limiter, permit| {
         soon(permit.release()).await.expect("confirmed");
@@ -198,7 +198,7 @@ fn slots_that_are_left_behind_are_in_the_log() {
     let warned: Vec<_> = log
         .lines_with(DROPPED)
         .into_iter()
-        .filter(|line| line.contains("WARN") && line.contains("lease=30s"))
+        .filter(|line| line.contains("WARN") && line.contains("lease=600s"))
         .collect();
     let count = |namespace: &str| {
         let namespace = format!("namespace=\"{namespace}\"");
@@ -209,9 +209,4 @@ fn slots_that_are_left_behind_are_in_the_log() {
     };
     let counts = ["drops-all", "outlives-its-driver", "shuts-down", "releases"].map(count);
     assert_eq!(counts, [1, 1, 0, 0], "{warned:?}");
-}
-
-fn current_thread() -> Runtime {
-    let mut builder = runtime::Builder::new_current_thread();
-    builder.enable_all().build().expect("a runtime")
 }

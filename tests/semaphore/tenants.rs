@@ -12,11 +12,11 @@ use tokio::{
 };
 use tower_turnstile::{AcquireErrorKind, ConfigError, ConfigErrorKind, Key, Limit, Limiter};
 
-use crate::backend::{Backend, PATIENT, queue, until_free, usage};
+use crate::backend::{Backend, GUARD, queue, until_free, usage};
 #[cfg(feature = "redis")]
 use crate::support::redis_server::RedisServer;
 
-const JOBS: Limit = Limit::concurrent("jobs", 1).wait_up_to(PATIENT).fair();
+const JOBS: Limit = Limit::concurrent("jobs", 1).wait_up_to(GUARD).fair();
 
 conformance! {
     tenants_share_the_slots_of_a_key,
@@ -62,7 +62,7 @@ async fn a_tenant_is_served_in_the_order_of_arrival(backend: Backend) {
     }
     for (number, waiter) in waiters.into_iter().enumerate() {
         drop(holder);
-        holder = tokio::time::timeout(PATIENT, waiter)
+        holder = tokio::time::timeout(GUARD, waiter)
             .await
             .expect("in order")
             .expect("no panic");
@@ -71,7 +71,7 @@ async fn a_tenant_is_served_in_the_order_of_arrival(backend: Backend) {
 }
 
 async fn a_free_slot_goes_to_any_tenant(backend: Backend) {
-    let limit = Limit::concurrent("jobs", 3).wait_up_to(PATIENT).fair();
+    let limit = Limit::concurrent("jobs", 3).wait_up_to(GUARD).fair();
     let limiter = backend.replica().await;
     let semaphore = |tenant: &str| limiter.semaphore(&limit, "key").tenant(tenant);
     // Nobody waits, so nobody's share counts.
@@ -128,7 +128,7 @@ fn a_limit_that_cannot_be_fair_is_an_error() {
 
 #[test]
 fn a_tenant_under_a_limit_that_is_not_fair_is_an_error() {
-    let plain = Limit::concurrent("plain", 1).wait_up_to(PATIENT);
+    let plain = Limit::concurrent("plain", 1).wait_up_to(GUARD);
     let rate = Limit::rate("plain", 1, Duration::from_secs(1));
     for limit in [plain.clone(), rate] {
         let semaphore = limiter().semaphore(&limit, "key");
@@ -175,7 +175,7 @@ fn a_share_out_of_range_is_an_error() {
 #[test]
 fn a_limit_is_fair_everywhere_or_nowhere() {
     let limiter = limiter();
-    let plain = Limit::concurrent("jobs", 1).wait_up_to(PATIENT);
+    let plain = Limit::concurrent("jobs", 1).wait_up_to(GUARD);
     let _fair = limiter.semaphore(&JOBS, "key");
     let error = limiter.try_semaphore(&plain, "key").unwrap_err();
     assert_eq!(error.kind(), ConfigErrorKind::Conflict);

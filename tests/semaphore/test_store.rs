@@ -9,7 +9,10 @@ use tower_turnstile::{
     test_util::TestStore,
 };
 
-use crate::backend::{Backend, queue, soon, start, until_free, until_waiting, usage};
+use crate::{
+    backend::{Backend, queue, soon, start, until_free, until_up, until_waiting, usage},
+    support::log::log,
+};
 
 const ONE: Limit = Limit::concurrent("one", 1).wait_up_to(Duration::from_secs(60));
 /// Without the store, requests are refused.
@@ -40,16 +43,6 @@ async fn semaphore(store: &TestStore, limit: &Limit) -> Semaphore {
 async fn kind(semaphore: &Semaphore) -> AcquireErrorKind {
     let error = semaphore.try_acquire().await.expect_err("refused");
     error.kind()
-}
-
-/// Waits until the limiter has noticed that the store is up.
-async fn until_up(limiter: &Limiter) {
-    soon(async {
-        while !limiter.status().store_up {
-            sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
 }
 
 const SHARED: Limit = Limit::concurrent("shared", 10).fallback(Fallback::Share);
@@ -176,6 +169,18 @@ async fn a_limiter_starts_while_the_store_is_down() {
     assert!(strict.acquire().await.is_ok());
 }
 
+/// The store's address may be wrong, and the first warning long forgotten.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_was_never_reached_is_in_the_log_each_minute() {
+    let (store, log) = (TestStore::new(), log());
+    store.go_down();
+    let _limiter = connect(Limiter::builder().namespace("never-reached"), &store).await;
+    sleep(Duration::from_secs(190)).await;
+    let warned = log.lines_with("has not been reached since the start");
+    let ours = warned.iter().filter(|line| line.contains("never-reached"));
+    assert_eq!(ours.count(), 3, "{warned:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_delay_is_that_of_one_round_trip() {
     const DELAY: Duration = Duration::from_millis(40);
@@ -295,11 +300,8 @@ async fn waiters_outlive_a_restart_without_data() {
     store.go_down();
     store.forget();
     store.come_back();
-    soon(async {
-        // The waiter does not ask yet, because it would be admitted in place of the holder.
-        sleep(LEASE / 3 + Duration::from_secs(1)).await;
-    })
-    .await;
+    // The waiter does not ask yet, because it would be admitted in place of the holder.
+    sleep(LEASE / 3 + Duration::from_secs(1)).await;
     drop(permit);
     drop(soon(waiter).await.expect("no panic"));
     until_free(&here).await;

@@ -1,6 +1,6 @@
 //! Several limits together: all or nothing, narrow limits first, and no deadlock between requests.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use tokio::{
     sync::mpsc,
@@ -13,7 +13,7 @@ use tower_turnstile::{
 
 use crate::{
     backend::{
-        Backend, PATIENT, meanwhile, queue, queue_under, soon, start, until, until_free,
+        Backend, GUARD, lasting, meanwhile, queue, queue_under, soon, start, until, until_free,
         until_same, until_waiting, usage,
     },
     support::redis_server::RedisServer,
@@ -21,11 +21,11 @@ use crate::{
 
 const CALLER: Limit = Limit::concurrent("caller", 1);
 const ALL: Limit = Limit::concurrent("all", 1);
-/// One per ten seconds after the burst: nothing drains during a test.
-const OPENS: Limit = Limit::rate("opens", 2, Duration::from_secs(20));
+/// One per half hour after the burst: nothing drains during a test.
+const OPENS: Limit = Limit::rate("opens", 2, Duration::from_secs(3_600));
 
-const PATIENT_CALLER: Limit = CALLER.wait_up_to(PATIENT);
-const PATIENT_ALL: Limit = ALL.wait_up_to(PATIENT);
+const PATIENT_CALLER: Limit = CALLER.wait_up_to(GUARD);
+const PATIENT_ALL: Limit = ALL.wait_up_to(GUARD);
 
 conformance! {
     a_status_counts_each_slot,
@@ -211,12 +211,21 @@ async fn an_error_names_the_limit_that_refused(backend: Backend) {
     }
     let jobs = caller(&limiter, "a").and(&wide, Key::SHARED);
     let _first = queue_under(
-        &limiter.semaphore(wide.clone().wait_up_to(PATIENT), Key::SHARED),
+        &limiter.semaphore(wide.clone().wait_up_to(GUARD), Key::SHARED),
         &alone,
         1,
     )
     .await;
-    let error = jobs.acquire().await.expect_err("taken for longer");
+    let error = soon(async {
+        loop {
+            let error = jobs.acquire().await.expect_err("taken for longer");
+            // A machine may stall for longer than the request waits.
+            if error.position().is_some() {
+                return error;
+            }
+        }
+    })
+    .await;
     assert_eq!(error.kind(), AcquireErrorKind::TimedOut);
     assert_eq!((error.limit_name(), error.max()), ("wide", 3));
     assert_eq!((error.in_use(), error.position()), (3, Some(2)));
@@ -238,7 +247,7 @@ async fn an_error_names_the_limit_that_refused(backend: Backend) {
 /// Whichever limit is named first.
 async fn a_caller_who_waits_for_its_own_slot_holds_no_shared_one(backend: Backend) {
     let (one, other) = (backend.replica().await, backend.replica().await);
-    let shared = Limit::concurrent("two", 2).wait_up_to(PATIENT);
+    let shared = Limit::concurrent("two", 2).wait_up_to(GUARD);
     let shared_alone = one.semaphore(&shared, Key::SHARED);
     let jobs = [
         caller(&other, "a").and(&shared, Key::SHARED),
@@ -302,8 +311,8 @@ async fn each_queue_is_served_in_order(backend: Backend) {
 /// Many requests for the same two limits, named in both orders on two replicas, and some requests for one limit.
 async fn policies_in_opposite_order_do_not_wait_for_each_other(backend: Backend) {
     const ROUNDS: usize = 10;
-    let x = Limit::concurrent("x", 2).wait_up_to(PATIENT);
-    let y = Limit::concurrent("y", 3).wait_up_to(PATIENT);
+    let x = Limit::concurrent("x", 2).wait_up_to(GUARD);
+    let y = Limit::concurrent("y", 3).wait_up_to(GUARD);
     let (sender, mut receiver) = mpsc::unbounded_channel();
     let mut tasks = Vec::new();
     for _ in 0..2 {
@@ -367,8 +376,8 @@ async fn policies_in_opposite_order_do_not_wait_for_each_other(backend: Backend)
 /// A request that holds one slot and waits for the other, behind a holder of both on another replica.
 async fn holder_and_waiter(server: &RedisServer) -> (Limiter, Permit, JoinHandle<Permit>) {
     let connect = async || {
-        let builder = Limiter::builder().poll_interval(Duration::from_millis(100));
-        let limiter = builder.waiter_ttl(PATIENT).connect(&server.url()).await;
+        let builder = lasting().poll_interval(Duration::from_millis(100));
+        let limiter = builder.connect(&server.url()).await;
         limiter.expect("the server is up")
     };
     let (one, other) = (connect().await, connect().await);
@@ -449,10 +458,10 @@ async fn a_class_says_which_slot_comes_first() {
     let limiter = Limiter::in_memory();
     let route = Limit::concurrent("route", 1)
         .class(Class::Route)
-        .wait_up_to(PATIENT);
+        .wait_up_to(GUARD);
     let tenant = Limit::concurrent("tenant", 1)
         .class(Class::Tenant)
-        .wait_up_to(PATIENT);
+        .wait_up_to(GUARD);
     let (route_alone, tenant_alone) = (
         limiter.semaphore(&route, "r"),
         limiter.semaphore(&tenant, "t"),
@@ -516,89 +525,6 @@ async fn limits_that_do_not_go_together_are_refused_with_a_reason() {
     assert_eq!(conflict.kind(), ConfigErrorKind::Conflict);
 }
 
-/// How often the server ran each command since the last reset, excluding the test's own commands.
-fn calls(server: &RedisServer) -> BTreeMap<String, u64> {
-    let stats = server.cli(&["INFO", "commandstats"]);
-    let stats = stats.lines().filter_map(|line| line.split_once(":calls="));
-    let calls = stats.map(|(name, rest)| {
-        let (count, _) = rest.split_once(',').expect("more follows");
-        let name = name.trim_start_matches("cmdstat_").to_owned();
-        (name, count.parse().expect("a number"))
-    });
-    // Redis 6.2 does not count subcommands.
-    let own = ["config", "config|resetstat", "info", "keys", "zlexcount"];
-    calls
-        .filter(|(name, _)| !own.contains(&name.as_str()))
-        .collect()
-}
-
-fn times<const N: usize>(times: u64, each: [(&str, u64); N]) -> BTreeMap<String, u64> {
-    each.map(|(name, count)| (name.to_owned(), times * count))
-        .into()
-}
-
-/// Slots under two limits and a start at a rate cost one exchange, and the release of the slots another.
-#[tokio::test]
-async fn an_admission_under_three_limits_is_one_exchange() {
-    const TIMES: u64 = 20;
-    let server = RedisServer::start();
-    let limiter = Limiter::connect(&server.url()).await.expect("up");
-    let [caller, all] = ["caller", "all"].map(|name| Limit::concurrent(name, 100));
-    let opens = Limit::rate("opens", 1_000, Duration::from_secs(1_000));
-    let jobs = limiter
-        .semaphore(&caller, "a")
-        .and(&opens, "a")
-        .and(&all, Key::SHARED);
-    // Load the script and create the keys first.
-    let first = jobs.acquire().await.expect("free");
-    server.cli(&["CONFIG", "RESETSTAT"]);
-    let mut permits = Vec::new();
-    for _ in 0..TIMES {
-        permits.push(jobs.acquire().await.expect("free"));
-    }
-    let admission = [
-        ("evalsha", 1),
-        ("time", 1),
-        // For each ledger: its state, its slot, and the key's expiry.
-        ("zcard", 2),
-        ("zcount", 2),
-        ("zadd", 2),
-        ("pttl", 2),
-        // The commands of the rate.
-        ("get", 1),
-        ("set", 1),
-    ];
-    assert_eq!(calls(&server), times(TIMES, admission));
-
-    let ledgers = server.keys("*}");
-    let held = || {
-        let count = |key| {
-            server
-                .cli(&["ZLEXCOUNT", key, "-", "+"])
-                .parse::<u32>()
-                .expect("a number")
-        };
-        ledgers.lines().map(count).sum::<u32>()
-    };
-    server.cli(&["CONFIG", "RESETSTAT"]);
-    for permit in permits {
-        let before = held();
-        drop(permit);
-        while held() != before - 2 {
-            tokio::task::yield_now().await;
-        }
-    }
-    let release = [
-        ("evalsha", 1),
-        ("time", 1),
-        ("zrem", 2),
-        ("zcard", 2),
-        ("zcount", 2),
-    ];
-    assert_eq!(calls(&server), times(TIMES, release));
-    drop(first);
-}
-
 async fn lists_have_one_key(backend: Backend) {
     let limits = ["a", "b", "c"].map(|name| Limit::concurrent(name, 1));
     let [a, b, c] = &limits;
@@ -631,7 +557,7 @@ async fn lists_have_one_key(backend: Backend) {
 
 /// Even while a request waits in another queue.
 async fn each_limit_has_its_usage(backend: Backend) {
-    let own = Limit::concurrent("own", 1).wait_up_to(PATIENT);
+    let own = Limit::concurrent("own", 1).wait_up_to(GUARD);
     let starts = Limit::rate("starts", 100, Duration::from_secs(1));
     let all = Limit::concurrent("all", 5);
     let limiter = backend.replica().await;

@@ -10,27 +10,22 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    task::JoinHandle,
-    time::{Instant, sleep},
-};
-use tower_turnstile::{
-    AcquireError, AcquireErrorKind, Key, Limit, Limiter, Mode, Permit, Semaphore,
-};
+use tokio::task::{JoinHandle, yield_now};
+use tower_turnstile::{AcquireError, AcquireErrorKind, Key, Limit, Mode, Permit, Semaphore};
 
 use crate::{
-    backend::{Backend, PATIENT, soon, until, until_free, until_waiting, usage},
+    backend::{Backend, GUARD, connect, lasting, soon, until, until_free, until_waiting, usage},
     support::redis_server::RedisServer,
 };
 
-const TEN: Limit = Limit::concurrent("ten", 10).wait_up_to(PATIENT);
+const TEN: Limit = Limit::concurrent("ten", 10).wait_up_to(GUARD);
 
 conformance! {
     a_permit_counts_as_many_units_as_it_weighs,
     a_weight_that_no_permit_can_have_is_refused_at_once,
     a_light_newcomer_does_not_pass_a_heavy_waiter,
     each_is_granted_in_the_order_of_arrival,
-    the_cap_holds_under_load_and_nobody_starves,
+    the_cap_holds_under_load,
     a_limit_that_is_lowered_lets_a_heavy_waiter_in_alone,
     several_limits_are_taken_whole_or_not_at_all,
     what_is_kept_for_reuse_makes_room_for_a_heavy_request,
@@ -169,52 +164,31 @@ async fn each_is_granted_in_the_order_of_arrival(backend: Backend) {
 }
 
 /// Three replicas with far more demand than capacity.
-async fn the_cap_holds_under_load_and_nobody_starves(backend: Backend) {
+async fn the_cap_holds_under_load(backend: Backend) {
     const EACH: u32 = 25;
     let inside = Arc::new(AtomicU32::new(0));
-    let (began, mut tasks) = (Instant::now(), Vec::new());
+    let mut tasks = Vec::new();
     for replica in 0..3 {
         let semaphore = backend.semaphore(&TEN).await;
         for number in 0..10 {
             let (semaphore, inside) = (semaphore.clone(), inside.clone());
             tasks.push(tokio::spawn(async move {
                 let mut rng = fastrand::Rng::with_seed(10 * replica + number);
-                let (mut waits, mut used) = (Vec::new(), 0.0);
                 for _ in 0..EACH {
                     let weight = rng.u32(1..=10);
-                    let asked = Instant::now();
                     let permit = semaphore.acquire_many(weight).await.expect("in the end");
-                    waits.push((weight, asked.elapsed()));
-                    let granted = Instant::now();
                     let now = inside.fetch_add(weight, Ordering::SeqCst) + weight;
                     assert!(now <= 10, "{now} units are inside");
-                    sleep(Duration::from_millis(1)).await;
+                    yield_now().await;
                     inside.fetch_sub(weight, Ordering::SeqCst);
-                    used += f64::from(weight) * granted.elapsed().as_secs_f64();
                     drop(permit);
                 }
-                (waits, used)
             }));
         }
     }
-    let (mut waits, mut used) = (Vec::new(), 0.0);
     for task in tasks {
-        let (its_waits, its_use) = task.await.expect("no panic");
-        waits.extend(its_waits);
-        used += its_use;
+        task.await.expect("no panic");
     }
-    let idle = 10.0 - used / began.elapsed().as_secs_f64();
-    let longest = |of: std::ops::RangeInclusive<u32>| {
-        let those = waits.iter().filter(|(weight, _)| of.contains(weight));
-        those.map(|(_, wait)| *wait).max().expect("there are some")
-    };
-    let (light, heavy) = (longest(1..=2), longest(9..=10));
-    println!("longest waits: light {light:?}, heavy {heavy:?}; {idle:.1} of 10 units idle");
-    // All requests share one queue. A heavy one waits a little longer at its head.
-    assert!(
-        heavy < 4 * light + Duration::from_secs(1),
-        "{heavy:?}, {light:?}"
-    );
     until_free(&backend.semaphore(&TEN).await).await;
 }
 
@@ -224,7 +198,7 @@ async fn a_limit_that_is_lowered_lets_a_heavy_waiter_in_alone(backend: Backend) 
     let holder = semaphore.acquire_many(4).await.expect("free");
     let heavy = queue(&semaphore, 8, 1).await;
     let light = queue(&semaphore, 1, 2).await;
-    let three = Limit::concurrent("ten", 3).wait_up_to(PATIENT);
+    let three = Limit::concurrent("ten", 3).wait_up_to(GUARD);
     limiter.update(&three).expect("it may become that");
     let error = semaphore.acquire_many(8).await.expect_err("too heavy now");
     assert_eq!(refusal(&error), (AcquireErrorKind::InvalidWeight, 8, 3));
@@ -238,7 +212,7 @@ async fn a_limit_that_is_lowered_lets_a_heavy_waiter_in_alone(backend: Backend) 
 }
 
 async fn several_limits_are_taken_whole_or_not_at_all(backend: Backend) {
-    const FIVE: Limit = Limit::concurrent("five", 5).wait_up_to(PATIENT);
+    const FIVE: Limit = Limit::concurrent("five", 5).wait_up_to(GUARD);
     let limiter = backend.replica().await;
     let (ten, five) = (
         limiter.semaphore(&TEN, Key::SHARED),
@@ -276,23 +250,23 @@ async fn what_is_kept_for_reuse_makes_room_for_a_heavy_request(backend: Backend)
     until_free(&semaphore).await;
 }
 
-fn short_leases() -> tower_turnstile::LimiterBuilder {
-    let poll = Duration::from_millis(200);
-    let lease = Duration::from_secs(2);
-    Limiter::builder()
-        .lease(lease)
-        .poll_interval(poll)
-        .store_timeout(Duration::from_millis(600))
+#[cfg(feature = "test-util")]
+#[tokio::test(start_paused = true)]
+async fn renewals_keep_all_units() {
+    let backend = Backend::test_store();
+    let semaphore = backend.semaphore(&TEN).await;
+    let permit = semaphore.acquire_many(7).await.expect("free");
+    let first = permit.deadline().expect("of the store");
+    tokio::time::sleep_until(first + 10 * GUARD).await;
+    assert_eq!(usage(&semaphore).await, (7, 0));
+    assert!(!permit.is_lost());
 }
 
 #[tokio::test]
-async fn renewals_keep_all_units_and_lost_data_is_restored_whole() {
+async fn lost_data_is_restored_whole() {
     let server = RedisServer::start();
-    let limiter = short_leases().connect(&server.url()).await.expect("up");
-    let semaphore = limiter.semaphore(&TEN, "key");
+    let semaphore = connect(&server).await.semaphore(&TEN, "key");
     let permit = semaphore.acquire_many(7).await.expect("free");
-    sleep(Duration::from_millis(2_500)).await;
-    assert_eq!(usage(&semaphore).await, (7, 0));
     server.cli(&["FLUSHALL"]);
     until(&semaphore, |in_use, _| in_use == 7).await;
     let waiter = queue(&semaphore, 4, 1).await;
@@ -303,6 +277,8 @@ async fn renewals_keep_all_units_and_lost_data_is_restored_whole() {
     assert_eq!(server.key_count(), 0);
 }
 
+/// How long the units of the killed process stay taken.
+const LEASE: Duration = Duration::from_secs(2);
 const STORE: &str = "TURNSTILE_WEIGHTS_STORE";
 
 #[test]
@@ -311,10 +287,20 @@ fn process() {
     let url = std::env::var(STORE).expect("the other test says where its store is");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let limiter = short_leases().connect(&url).await.expect("it is up");
+        let builder = lasting()
+            .lease(LEASE)
+            .store_timeout(LEASE / 4)
+            .poll_interval(LEASE / 10);
+        let limiter = builder.connect(&url).await.expect("it is up");
         let semaphore = limiter.semaphore(&TEN, "key");
-        let _holder = semaphore.acquire_many(7).await.expect("free");
-        let _waiter = semaphore.acquire_many(10).await;
+        loop {
+            // A machine that stalls may take the slots away.
+            let holder = semaphore.acquire_many(7).await.expect("free");
+            tokio::select! {
+                _ = semaphore.acquire_many(10) => {}
+                _ = holder.lost() => {}
+            }
+        }
     });
 }
 
@@ -339,17 +325,13 @@ async fn units_of_a_killed_process_come_back_together() {
         .stdout(Stdio::null())
         .spawn();
     let process = Process(process.expect("it runs"));
-    let limiter = short_leases().connect(&server.url()).await.expect("up");
-    let semaphore = limiter.semaphore(&TEN, "key");
+    let semaphore = connect(&server).await.semaphore(&TEN, "key");
     until(&semaphore, |in_use, waiting| (in_use, waiting) == (7, 1)).await;
     let waiter = queue(&semaphore, 9, 2).await;
-    let killed = Instant::now();
     drop(process);
     let permit = granted(waiter).await;
-    let took = killed.elapsed();
-    assert!(took < Duration::from_secs(4), "{took:?} with leases of 1 s");
     // Its waiter was passed over, and is evicted later.
     assert_eq!(usage(&semaphore).await.0, 9);
     drop(permit);
-    until_free(&semaphore).await;
+    until(&semaphore, |in_use, _| in_use == 0).await;
 }

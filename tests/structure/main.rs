@@ -8,6 +8,7 @@ mod graph;
 mod manifests;
 mod map;
 mod source;
+mod verdicts;
 mod way;
 
 use std::collections::BTreeMap;

@@ -10,7 +10,8 @@ use std::{sync::Arc, thread, time::Duration};
 
 use tokio::{runtime, sync::oneshot};
 
-use self::pipe::{BACKLOG, Faults, State, listen, reserve};
+use self::pipe::{BACKLOG, Faults, State, listen};
+use super::redis_server::reserve;
 
 /// Cuts all connections and refuses new ones when dropped.
 #[derive(Debug)]

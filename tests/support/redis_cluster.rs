@@ -3,14 +3,13 @@
 use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use super::redis_server::RedisServer;
+pub(crate) use super::redis_server::until;
+use super::{GUARD, redis_server::RedisServer};
 
 const SLOTS: u32 = 16_384;
-/// A node without an answer for this long counts as dead.
-const NODE_TIMEOUT_MS: u64 = 1_000;
 
 /// Servers that share the hash slots evenly, some with replicas. Killed when dropped.
 pub(crate) struct RedisCluster {
@@ -36,10 +35,13 @@ impl RedisCluster {
             node.cli(&add);
             node.cli(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]);
         }
-        let first = &cluster.primaries[0];
-        for node in cluster.nodes().skip(1) {
+        // Otherwise they would wait for each other's gossip.
+        let nodes: Vec<_> = cluster.nodes().collect();
+        for (number, node) in nodes.iter().enumerate() {
             let port = node.port().to_string();
-            first.cli(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus_port(node)]);
+            for earlier in &nodes[..number] {
+                earlier.cli(&["CLUSTER", "MEET", "127.0.0.1", &port]);
+            }
         }
         cluster.until_all_know_all();
         for (number, node) in cluster.replicas.iter().enumerate() {
@@ -54,7 +56,20 @@ impl RedisCluster {
             });
         }
         cluster.until_all_know_all();
+        if replicas > 0 {
+            cluster.notice_deaths_after(Duration::from_secs(1));
+        }
         cluster
+    }
+
+    /// A node without an answer for this long counts as dead, and a replica takes over: initially much longer than a machine
+    /// stalls.
+    pub(crate) fn notice_deaths_after(&self, time: Duration) {
+        let time = time.as_millis().to_string();
+        for node in self.nodes() {
+            // The node that is dead does not answer.
+            let _ = node.try_cli(&["CONFIG", "SET", "cluster-node-timeout", &time]);
+        }
     }
 
     /// A cluster of three nodes, shared by all concurrent users.
@@ -119,7 +134,7 @@ impl RedisCluster {
                 break;
             };
             let port = target.port().to_string();
-            source.cli(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+            source.cli(&["MIGRATE", "127.0.0.1", &port, key, "0", "60000"]);
             thread::sleep(pause);
         }
         for node in [target, source] {
@@ -140,9 +155,8 @@ impl RedisCluster {
     }
 }
 
-/// If the cluster bus port, 10,000 above its own, is taken, the node is started again.
 fn start_node() -> RedisServer {
-    let timeout = NODE_TIMEOUT_MS.to_string();
+    let timeout = GUARD.as_millis().to_string();
     RedisServer::start_with(&[
         "--cluster-enabled",
         "yes",
@@ -153,26 +167,7 @@ fn start_node() -> RedisServer {
     ])
 }
 
-/// The port on which nodes communicate.
-fn bus_port(node: &RedisServer) -> String {
-    let nodes = node.cli(&["CLUSTER", "NODES"]);
-    let (_, rest) = nodes.split_once('@').expect("its own line");
-    rest.chars().take_while(char::is_ascii_digit).collect()
-}
-
 /// The name of a node in its cluster.
 pub(crate) fn id(node: &RedisServer) -> String {
     node.cli(&["CLUSTER", "MYID"])
-}
-
-/// Polls, because a cluster does not announce its changes.
-pub(crate) fn until(what: &str, done: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !done() {
-        assert!(
-            began.elapsed() < Duration::from_secs(30),
-            "{what}: not within 30 s"
-        );
-        thread::sleep(Duration::from_millis(10));
-    }
 }

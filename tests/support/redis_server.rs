@@ -5,20 +5,29 @@
 
 use std::{
     io::{self, BufRead, BufReader, Write},
-    net::{Ipv4Addr, TcpListener, TcpStream},
+    mem,
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
 use nix::{
-    sys::signal::{self, Signal},
+    sys::{
+        signal::{self, Signal},
+        wait::{Id, WaitPidFlag, waitid},
+    },
     unistd::Pid,
 };
 use tempfile::TempDir;
+use tokio::net::TcpSocket;
 
+/// That of `support`, which not everybody who uses this file has.
+const GUARD: Duration = Duration::from_secs(60);
 /// A server that fails to start this often does not support the arguments.
-const START_TRIES: usize = 10;
+const START_TRIES: usize = 3;
+/// From a node's port to the port on which nodes of a cluster communicate.
+const TO_BUS: u16 = 10_000;
 
 /// A `redis-server` process on a free port of the loopback interface, with its own folder. It writes nothing to disk.
 /// Killed when dropped.
@@ -28,6 +37,7 @@ const START_TRIES: usize = 10;
 pub(crate) struct RedisServer {
     process: Child,
     port: u16,
+    ports: [TcpSocket; 2],
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
     folder: TempDir,
@@ -51,16 +61,17 @@ impl RedisServer {
             .map(|(name, value)| (name.to_string(), value.to_string()))
             .collect();
         let folder = TempDir::with_prefix("turnstile-redis-").expect("a temporary folder");
-        // Another process may have taken the port meanwhile.
         let started = (0..START_TRIES).find_map(|_| {
-            let port = free_port();
-            Some((spawn(port, &arguments, &environment, &folder)?, port))
+            let (port, ports) = reserve_both();
+            let process = spawn(port, &arguments, &environment, &folder)?;
+            Some((process, port, ports))
         });
-        let (process, port) =
+        let (process, port, ports) =
             started.unwrap_or_else(|| panic!("no server stays up with {arguments:?}"));
         Self {
             process,
             port,
+            ports,
             arguments,
             environment,
             folder,
@@ -96,6 +107,7 @@ impl RedisServer {
     /// Until resumed, the server accepts bytes but answers nothing.
     pub(crate) fn pause(&self) {
         self.signal(Signal::SIGSTOP);
+        until_stopped(&self.process);
     }
 
     pub(crate) fn resume(&self) {
@@ -139,16 +151,10 @@ impl RedisServer {
     /// it only covers the writes of its own connection.
     pub(crate) fn until_copied<'a>(&self, replicas: impl IntoIterator<Item = &'a Self>) {
         let written = self.offset("master_repl_offset");
-        let mut replicas = replicas.into_iter();
-        let began = Instant::now();
-        let mut next = replicas.next();
-        while let Some(replica) = next {
-            if replica.offset("slave_repl_offset") >= written {
-                next = replicas.next();
-                continue;
-            }
-            assert!(began.elapsed() < Duration::from_secs(30), "{written}");
-            thread::sleep(Duration::from_millis(5));
+        for replica in replicas {
+            until("a replica has all writes", || {
+                replica.offset("slave_repl_offset") >= written
+            });
         }
     }
 
@@ -170,10 +176,54 @@ impl Drop for RedisServer {
     }
 }
 
-/// A port on which nobody listened just now.
+/// Binds a port, or any, without listening: connections are refused, and the system gives the port to nobody else. A server can
+/// be told to listen on it, and to do so again after a restart.
+pub(crate) fn reserve(port: u16) -> io::Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.set_reuseport(true)?;
+    socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))?;
+    Ok(socket)
+}
+
+fn port_of(socket: &TcpSocket) -> u16 {
+    socket.local_addr().expect("an address").port()
+}
+
+/// For a server that may be a node of a cluster.
+fn reserve_both() -> (u16, [TcpSocket; 2]) {
+    loop {
+        let socket = reserve(0).expect("a free port");
+        let port = port_of(&socket);
+        let bus = port.checked_add(TO_BUS).map(reserve);
+        if let Some(Ok(bus)) = bus {
+            return (port, [socket, bus]);
+        }
+    }
+}
+
+/// A port that belongs to this process until its end, and on which nobody listens.
 pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    listener.local_addr().expect("an address").port()
+    let socket = reserve(0).expect("a free port");
+    let port = port_of(&socket);
+    mem::forget(socket);
+    port
+}
+
+/// Waits until a signal has stopped a child.
+pub(crate) fn until_stopped(process: &Child) {
+    let pid = Pid::from_raw(process.id().try_into().expect("a pid"));
+    let or_ended = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED;
+    waitid(Id::Pid(pid), or_ended | WaitPidFlag::WNOWAIT).expect("a child");
+}
+
+/// Polls, because servers are other processes.
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < GUARD, "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Waits until the server answers; `None` if it has ended instead.
@@ -218,6 +268,7 @@ fn spawn(
 /// Sends one command over a separate connection. The inner error is the server's.
 pub(crate) fn command(port: u16, arguments: &[&str]) -> io::Result<Result<String, String>> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    stream.set_read_timeout(Some(GUARD))?;
     let mut request = format!("*{}\r\n", arguments.len());
     for argument in arguments {
         request += &format!("${}\r\n{argument}\r\n", argument.len());

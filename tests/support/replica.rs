@@ -24,6 +24,8 @@ use tokio::{
     task::JoinHandle,
 };
 
+use super::redis_server::until_stopped;
+
 /// The example `axum`, with metrics if the library has them.
 #[allow(dead_code, reason = "some tests start other examples only")]
 pub(crate) const SERVER: &str = match cfg!(feature = "metrics") {
@@ -111,6 +113,12 @@ impl Replica {
         }
     }
 
+    /// Requests of the server that wait in the queue.
+    pub(crate) async fn waiting(&self) -> usize {
+        let waiting = self.status().await["waiting"].as_u64();
+        waiting.expect("a number") as usize
+    }
+
     pub(crate) async fn websocket(&self, path: &str) -> WebSocket {
         let mut stream = TcpStream::connect(self.address).await.expect("it listens");
         let upgrade = format!(
@@ -151,6 +159,7 @@ impl Replica {
 
     pub(crate) fn pause(&self) {
         self.signal(Signal::SIGSTOP);
+        until_stopped(&self.process);
     }
 
     pub(crate) fn resume(&self) {

@@ -5,7 +5,7 @@ use std::{
     net::{Ipv4Addr, TcpListener},
     process::{Child, Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use nix::{
@@ -14,10 +14,17 @@ use nix::{
 };
 use tempfile::TempDir;
 
-use super::redis_server::{RedisServer, command, free_port};
+pub(crate) use super::redis_server::until;
+use super::{
+    GUARD,
+    redis_server::{RedisServer, command, free_port},
+};
 
 /// The sentinels' name for the primary and its replicas.
 pub(crate) const SERVICE: &str = "main";
+/// A server that is silent for this long counts as dead while a test waits for the next primary, and only then: a machine
+/// stalls for longer.
+const DEAD_AFTER: Duration = Duration::from_secs(1);
 
 /// Three servers, the first of them initially the primary, and three sentinels with a quorum of two.
 #[derive(Debug)]
@@ -118,11 +125,21 @@ impl Watched {
     /// Waits until all sentinels announce another primary. Until then some of them may lead to the old one.
     pub(crate) fn until_replaced(&self, old: usize) -> usize {
         let mut new = None;
+        self.notice_deaths_after(DEAD_AFTER);
         until("there is another primary", || {
             new = self.primary().filter(|server| *server != old);
             new.is_some()
         });
+        self.notice_deaths_after(GUARD);
         new.expect("just seen")
+    }
+
+    fn notice_deaths_after(&self, time: Duration) {
+        let time = time.as_millis().to_string();
+        for sentinel in &self.sentinels {
+            let set = sentinel.ask(&["SET", SERVICE, "down-after-milliseconds", &time]);
+            assert_eq!(set.as_deref(), Some("OK"));
+        }
     }
 }
 
@@ -151,10 +168,21 @@ impl Sentinel {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
-        self.process = Some(process.expect("these tests need a Redis server"));
+        let process = self
+            .process
+            .insert(process.expect("these tests need a Redis server"));
         until("the sentinel answers", || {
+            let ended = process.try_wait().expect("a child");
+            assert_eq!(ended, None, "the sentinel has ended");
             command(self.port, &["PING"]).is_ok()
         });
+        // Otherwise a sentinel whose timer was late does nothing for half a minute.
+        self.set_times(&["TILT-TRIGGER", "60000"]);
+    }
+
+    /// Sets some of its times in milliseconds. Before Redis 7 they are fixed.
+    pub(crate) fn set_times(&self, times: &[&str]) {
+        self.ask(&[&["DEBUG"], times].concat());
     }
 
     pub(crate) fn stop(&mut self) {
@@ -252,11 +280,12 @@ fn config(own: u16, all: &[u16], servers: &[RedisServer]) -> String {
     let mut config = format!(
         "port {own}\nbind 127.0.0.1\nsentinel myid {}\n\
          sentinel monitor {SERVICE} 127.0.0.1 {} 2\n\
-         sentinel down-after-milliseconds {SERVICE} 500\n\
+         sentinel down-after-milliseconds {SERVICE} {}\n\
          sentinel failover-timeout {SERVICE} 3000\n\
          sentinel parallel-syncs {SERVICE} 2\n",
         id(own),
         servers[0].port(),
+        GUARD.as_millis(),
     );
     for replica in &servers[1..] {
         config += &format!(
@@ -271,13 +300,4 @@ fn config(own: u16, all: &[u16], servers: &[RedisServer]) -> String {
         );
     }
     config
-}
-
-/// Polls, because the sentinels are other processes.
-pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !done() {
-        assert!(began.elapsed() < Duration::from_secs(30), "{what}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }

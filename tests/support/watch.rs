@@ -7,13 +7,18 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use http_body_util::BodyExt;
 use tokio::{sync::watch, task::JoinHandle};
 
-use super::{redis_server::RedisServer, replica::Request};
+use super::{redis_server::RedisServer, replica::Request, soon};
+
+/// The refusal in an outage, as which a replica may take a stall of the machine.
+const UNAVAILABLE: &str = "503 Service Unavailable";
+/// Time after which a client sends a refused request again.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// Streams opened by a test's clients.
 #[derive(Clone)]
@@ -25,9 +30,6 @@ pub(crate) struct Seen {
     /// The clients, in the order of their first events.
     pub(crate) order: Vec<usize>,
     pub(crate) most_at_once: usize,
-    /// From the first event to the last.
-    pub(crate) lasted: Duration,
-    began: Option<Instant>,
     at_once: usize,
     events: BTreeMap<usize, usize>,
 }
@@ -41,21 +43,52 @@ impl Default for Streams {
 impl Streams {
     /// Sends a request, and reads the response to its end. Dropping or aborting the task closes the connection.
     pub(crate) fn open(&self, number: usize, request: Request) -> JoinHandle<Result<(), String>> {
-        let streams = self.clone();
-        tokio::spawn(async move { streams.read(number, request).await })
-    }
-
-    async fn read(&self, number: usize, request: Request) -> Result<(), String> {
         // The slot is released with the last event, and the next stream's first event may overtake it on its way here.
         // So the client leaves at the second-last event.
-        let chunks = request
-            .path
-            .split_once("chunks=")
-            .map(|(_, rest)| rest.split('&').next());
-        let chunks = chunks
-            .flatten()
-            .map(|chunks| chunks.parse::<usize>().expect("a number"));
-        let last = chunks.map(|chunks| format!("data: {}\n\n", chunks - 1));
+        let chunks = request.path.split_once("chunks=");
+        let chunks = chunks.and_then(|(_, rest)| rest.split('&').next());
+        let last = chunks.map(|chunks| chunks.parse::<usize>().expect("a number") - 1);
+        let streams = self.clone();
+        tokio::spawn(async move { streams.read(number, &request, last).await })
+    }
+
+    /// Opens a stream that goes on, and waits until it has begun.
+    pub(crate) async fn begin(
+        &self,
+        number: usize,
+        request: impl Fn() -> Request,
+    ) -> JoinHandle<Result<(), String>> {
+        loop {
+            let mut stream = self.open(number, request());
+            tokio::select! {
+                () = soon(self.until_started(number)) => return stream,
+                refused = &mut stream => {
+                    let refused = refused.expect("no panic").expect_err("it goes on");
+                    assert_eq!(refused, UNAVAILABLE);
+                }
+            }
+        }
+    }
+
+    /// Opens a stream that goes on, and leaves it at its second event. Returns how often it was refused before.
+    pub(crate) async fn visit(&self, number: usize, request: &Request) -> Result<usize, String> {
+        for refused in 0.. {
+            match self.read(number, request, Some(2)).await {
+                Err(error) if error == UNAVAILABLE => {}
+                end => return end.map(|()| refused),
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+        unreachable!("it takes longer than any test")
+    }
+
+    async fn read(
+        &self,
+        number: usize,
+        request: &Request,
+        last: Option<usize>,
+    ) -> Result<(), String> {
+        let last = last.map(|last| format!("data: {last}\n\n"));
         let (response, _connection) = request.send().await.map_err(|error| error.to_string())?;
         if response.status() != 200 {
             return Err(response.status().to_string());
@@ -90,17 +123,18 @@ impl Streams {
         Ok(())
     }
 
-    pub(crate) async fn until_started(&self, number: usize) {
+    pub(crate) async fn until(&self, condition: impl FnMut(&Seen) -> bool) {
         let mut seen = self.0.subscribe();
-        seen.wait_for(|seen| seen.order.contains(&number))
-            .await
-            .expect("the sender is here");
+        seen.wait_for(condition).await.expect("the sender is here");
+    }
+
+    pub(crate) async fn until_started(&self, number: usize) {
+        self.until(|seen| seen.order.contains(&number)).await;
     }
 
     pub(crate) async fn until_events(&self, number: usize, events: usize) {
-        let mut seen = self.0.subscribe();
-        let has_them = |seen: &Seen| seen.events.get(&number) >= Some(&events);
-        seen.wait_for(has_them).await.expect("the sender is here");
+        self.until(|seen| seen.events.get(&number) >= Some(&events))
+            .await;
     }
 
     pub(crate) fn events(&self, number: usize) -> usize {
@@ -118,7 +152,6 @@ struct Inside(Arc<watch::Sender<Seen>>);
 impl Inside {
     fn enter(seen: &Arc<watch::Sender<Seen>>, number: usize) -> Self {
         seen.send_modify(|seen| {
-            seen.began.get_or_insert_with(Instant::now);
             seen.order.push(number);
             seen.at_once += 1;
             seen.most_at_once = seen.most_at_once.max(seen.at_once);
@@ -129,10 +162,7 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        self.0.send_modify(|seen| {
-            seen.at_once -= 1;
-            seen.lasted = seen.began.map_or(Duration::ZERO, |began| began.elapsed());
-        });
+        self.0.send_modify(|seen| seen.at_once -= 1);
     }
 }
 
@@ -229,8 +259,12 @@ impl Ledger {
             .expect("the watch goes on");
     }
 
+    pub(crate) fn most_holders(&self) -> usize {
+        self.most.lock().expect("no panic").holders
+    }
+
     pub(crate) fn finish(self) -> Watched {
-        let most_holders = self.most.lock().expect("no panic").holders;
+        let most_holders = self.most_holders();
         Watched { most_holders }
     }
 }

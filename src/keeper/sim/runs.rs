@@ -113,7 +113,7 @@ fn run(kind: Kind, seed: u64, logs: bool) -> Totals {
     world.totals
 }
 
-/// On all cores. A failing seed does not stop the others. Past the budget, only as many begin as run by default.
+/// On all cores. A failing seed does not stop the others. Past the budget, no further seed begins.
 fn run_all(kind: Kind, seeds: &Range<u64>, budget: Duration) {
     let (next, began) = (AtomicU64::new(seeds.start), Instant::now());
     let (all, failed) = (Mutex::new(BTreeMap::new()), Mutex::new(Vec::new()));
@@ -123,8 +123,7 @@ fn run_all(kind: Kind, seeds: &Range<u64>, budget: Duration) {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    let is_surplus = seed - seeds.start >= SEEDS.end;
-                    if !seeds.contains(&seed) || is_surplus && began.elapsed() > budget {
+                    if !seeds.contains(&seed) || began.elapsed() > budget {
                         break;
                     }
                     if !seed.is_multiple_of(kind.rarity()) {

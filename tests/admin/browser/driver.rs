@@ -19,11 +19,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
-use crate::support::redis_server::free_port;
+use crate::support::{GUARD, redis_server::free_port, soon};
 
 /// The key of an element reference, as the standard defines it.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A browser with its own profile. Killed when dropped.
 pub(crate) struct Browser {
@@ -53,12 +52,12 @@ impl Browser {
             process: None,
             _profile: profile,
         };
-        let ready = async {
+        soon(async {
             while browser.send("GET", "/status", &Value::Null).await.is_none() {
                 sleep(Duration::from_millis(20)).await;
             }
-        };
-        timeout(PATIENCE, ready).await.expect("the driver starts");
+        })
+        .await;
         browser.open_session().await;
         browser
     }
@@ -124,7 +123,7 @@ impl Browser {
                 sleep(Duration::from_millis(50)).await;
             }
         };
-        if timeout(PATIENCE, waits).await.is_err() {
+        if timeout(GUARD, waits).await.is_err() {
             let text = self.run("return document.body.innerText", json!([])).await;
             let text = text.as_str().unwrap_or_default();
             panic!("never: {expression}\n{text}\n{:?}", self.errors().await);

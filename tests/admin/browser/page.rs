@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tower_turnstile::{
     Limit, Mode,
     operate::{By, Order, Target},
@@ -259,10 +259,8 @@ fn ten_thousand_permits_are_cut() {
         }
         let (_server, browser) = open(&scene.admin).await;
         browser.until(&row("limits", "many")).await;
-        let began = Instant::now();
         open_limit(&browser, "many").await;
         browser.until_text("#holders .more", "more").await;
-        assert!(began.elapsed() < Duration::from_secs(5));
         let rows = browser
             .run(
                 "return document.querySelectorAll('#holders tbody tr').length",

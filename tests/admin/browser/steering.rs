@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::{Router, response::Html, routing::get};
 use serde_json::{Value, json};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tower_turnstile::{
     Fallback, Key, Limit, Limiter,
     operate::{By, Order, Target},
@@ -13,7 +13,7 @@ use tower_turnstile::{
 use super::{Server, open, open_dialog, open_limit, row};
 use crate::{
     scene::{CHAT, HOUR_MS, in_memory, on_redis, on_redis_within, used},
-    support::{alone, queue::wait_in_line},
+    support::{alone, queue::wait_in_line, soon},
 };
 
 const ESCAPE: &str = "\u{e00c}";
@@ -47,10 +47,7 @@ fn a_limit_is_raised_and_the_change_taken_back() {
         browser
             .until_text("#said", "Done on 2 of 2 replicas.")
             .await;
-        let _admitted = timeout(Duration::from_secs(5), waiter)
-            .await
-            .expect("in time")
-            .unwrap();
+        let _admitted = soon(waiter).await.unwrap();
         browser.until_text("#limit-facts", "5 per key").await;
         browser.until_text("#limit-overrides tbody", "launch").await;
         // A lower value; the dialog shows the current one.
@@ -209,10 +206,7 @@ fn a_permit_is_revoked() {
         browser
             .until_text("#said", "1 permit ended. 1 job still running")
             .await;
-        timeout(Duration::from_secs(5), stops)
-            .await
-            .expect("in time")
-            .unwrap();
+        soon(stops).await.unwrap();
         other.lost().await;
         browser
             .until("document.querySelectorAll('#holders tbody tr').length === 1")

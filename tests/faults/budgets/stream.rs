@@ -10,7 +10,7 @@ use super::{
     KEYS, STREAMS,
     journal::{Owner, Shared},
 };
-use crate::scene::PATIENT;
+use crate::scene::GUARD;
 
 /// Charged to each key beforehand, so that a rate is never empty. No stream has such a cost.
 pub(super) const BALLAST: u64 = 20_000;
@@ -51,11 +51,11 @@ impl Stream {
                 0 => Step::Charge(cost),
                 _ => Step::Spend(cost),
             };
-            (ms(rng, 250), step)
+            (ms(rng, 200), step)
         });
         let mut steps: Vec<_> = steps.collect();
         if rng.u32(..8) == 0 {
-            steps[0].0 = ms(rng, 2_000);
+            steps[0].0 = ms(rng, 1_000);
         }
         let settles = match rng.u32(..10) {
             0..3 => None,
@@ -65,18 +65,18 @@ impl Stream {
         };
         let leaves = match rng.u32(..4) {
             0 => ms(rng, 1_500),
-            _ => PATIENT,
+            _ => GUARD,
         };
         let prime = primes[number / KEYS];
         Self {
             key: number % KEYS,
             prime,
-            begins: ms(rng, 400),
+            begins: ms(rng, 300),
             leaves,
             door,
             steps,
             settles,
-            lingers: ms(rng, 600),
+            lingers: ms(rng, 300),
             journal: Shared::new(door * prime),
         }
     }
@@ -86,7 +86,7 @@ impl Stream {
             key,
             prime: 1,
             begins: Duration::ZERO,
-            leaves: PATIENT,
+            leaves: GUARD,
             door: BALLAST + key as u64,
             steps: Vec::new(),
             settles: None,

@@ -3,6 +3,7 @@
 
 use std::{thread, time::Duration};
 
+use tokio::task::block_in_place;
 use tower_turnstile::{Fallback, Limit, Limiter};
 
 use super::{
@@ -12,8 +13,13 @@ use super::{
 };
 use crate::{
     frozen::longest_pause,
-    processes::{LIMIT, Span, now_us},
-    support::redis_cluster::{RedisCluster, id, until},
+    processes::{KEY, LIMIT, Span, now_us},
+    scene::{GUARD, Holders, steady},
+    storage::{fill, until_in_store, wait},
+    support::{
+        redis_cluster::{RedisCluster, id, until},
+        redis_server::RedisServer,
+    },
 };
 
 /// The longest time without a grant for a key whose node is undisturbed: far below the second that newcomers wait after a
@@ -21,6 +27,10 @@ use crate::{
 const UNDISTURBED: Duration = Duration::from_millis(500);
 /// Time after a loss in which a key of another node is watched.
 const WATCHED: Duration = Duration::from_secs(3);
+
+const ALL: Limit = Limit::concurrent(LIMIT, CAP)
+    .wait_up_to(GUARD)
+    .fallback(Fallback::Reject);
 
 /// Three processes at a cluster of three nodes, with a key at one that loses its data, and a key at another.
 struct Scene {
@@ -42,8 +52,7 @@ struct Outcome {
 
 /// The node and the hash slot of a key's ledger.
 async fn home(cluster: &RedisCluster, limiter: &Limiter, key: &str) -> (usize, u16) {
-    let limit = Limit::concurrent(LIMIT, CAP).fallback(Fallback::Reject);
-    let semaphore = limiter.semaphore(&limit, key);
+    let semaphore = limiter.semaphore(&ALL, key);
     let permit = semaphore.acquire().await.expect("free");
     let mut nodes = cluster.primaries.iter().enumerate();
     let found = nodes.find_map(|(number, node)| {
@@ -56,31 +65,46 @@ async fn home(cluster: &RedisCluster, limiter: &Limiter, key: &str) -> (usize, u
     found.expect("it has a ledger")
 }
 
+/// The home of this key, and a key of another node.
+async fn homes(cluster: &RedisCluster, limiter: &Limiter) -> ((usize, u16), String) {
+    let at = home(cluster, limiter, KEY).await;
+    for number in 1.. {
+        let key = format!("key-{number}");
+        if home(cluster, limiter, &key).await.0 != at.0 {
+            return (at, key);
+        }
+    }
+    unreachable!("the keys are spread over the nodes")
+}
+
+/// A node that is gone concerns its own slots only.
+fn of_independent_nodes(copies: usize) -> RedisCluster {
+    let cluster = RedisCluster::start(3, copies);
+    for node in cluster.nodes() {
+        node.cli(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+    }
+    cluster
+}
+
+fn until_served(node: &RedisServer) {
+    until("the node serves its slots", || {
+        node.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
+    });
+}
+
 impl Scene {
     fn start(copies: usize, times: Times) -> Self {
-        let cluster = RedisCluster::start(3, copies);
-        for node in cluster.nodes() {
-            // A node that is gone concerns its own slots only.
-            node.cli(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
-        }
+        let cluster = of_independent_nodes(copies);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .expect("resources");
-        let (lost, (node, slot), elsewhere) = runtime.block_on(async {
+        let ((node, slot), elsewhere) = runtime.block_on(async {
             let limiter = Limiter::connect(cluster.url()).await.expect("it is up");
-            let (lost, at) = ("key-0".to_owned(), home(&cluster, &limiter, "key-0").await);
-            for number in 1.. {
-                let key = format!("key-{number}");
-                if home(&cluster, &limiter, &key).await.0 != at.0 {
-                    return (lost, at, key);
-                }
-            }
-            unreachable!("the keys are spread over the nodes")
+            homes(&cluster, &limiter).await
         });
-        let keys = [lost.as_str(), elsewhere.as_str()];
         Self {
-            replicas: Replicas::start(cluster.url(), &keys, true, times),
+            replicas: Replicas::start(cluster.url(), &[KEY, &elsewhere], true, times),
             cluster,
             node,
             slot,
@@ -104,8 +128,7 @@ impl Scene {
         thread::sleep(down);
         node.restart();
         node.cli(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
-        let is_well = || node.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok");
-        until("the node serves its slots", is_well);
+        until_served(node);
         Loss {
             began,
             answered: now_us(),
@@ -245,14 +268,33 @@ fn failovers(count: usize) {
     assert!(most <= Some(CAP as i32), "G1, elsewhere: {most:?}");
 }
 
-#[test]
-fn a_flushed_node_admits_hardly_anybody_above_the_limit() {
-    flushes(1);
-}
+/// G1: its holders return before waiters, and the keys of other nodes notice nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_loses_its_data_keeps_the_cap_and_disturbs_no_other() {
+    let mut cluster = block_in_place(|| of_independent_nodes(0));
+    let one = steady().connect(cluster.url()).await.expect("it is up");
+    let other = steady().connect(cluster.url()).await.expect("it is up");
+    let ((node, _), elsewhere) = homes(&cluster, &one).await;
+    let elsewhere = other.semaphore(&ALL, elsewhere);
+    let goes_on = async || drop(elsewhere.try_acquire().await.expect("undisturbed"));
+    let holders = Holders::count(CAP);
+    let held = fill(&holders, &one.semaphore(&ALL, KEY), CAP).await;
+    let waiter = wait(&other.semaphore(&ALL, KEY)).await;
+    goes_on().await;
 
-#[test]
-fn a_node_that_restarts_empty_admits_nobody_above_the_limit() {
-    restarts(1);
+    cluster.primaries[node].cli(&["FLUSHALL"]);
+    goes_on().await;
+    until_in_store(&cluster.primaries[node], &held).await;
+    cluster.primaries[node].stop();
+    goes_on().await;
+    block_in_place(|| {
+        cluster.primaries[node].restart();
+        until_served(&cluster.primaries[node]);
+    });
+    goes_on().await;
+    until_in_store(&cluster.primaries[node], &held).await;
+    assert!(!waiter.is_finished(), "G1");
+    assert!(held.iter().all(|permit| !permit.is_lost()));
 }
 
 #[test]
@@ -264,9 +306,25 @@ fn many_losses_of_a_node() {
     takeovers(4);
 }
 
-#[test]
-fn a_copy_of_a_node_that_lacks_the_last_grants_gets_them_back_before_others() {
-    failovers(1);
+/// G1: the copy takes over at once, without what the node wrote last.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_of_a_node_that_lacks_the_last_grants_gets_them_back() {
+    let mut cluster = block_in_place(|| RedisCluster::start(2, 1));
+    let limiter = steady().connect(cluster.url()).await.expect("it is up");
+    let (node, _) = home(&cluster, &limiter, KEY).await;
+    let semaphore = limiter.semaphore(&ALL, KEY);
+    let (old, new) = (&mut cluster.primaries[node], &cluster.replicas[node]);
+    let holders = Holders::count(CAP);
+    let mut held = fill(&holders, &semaphore, CAP / 2).await;
+    block_in_place(|| {
+        old.until_copied([new]);
+        failover::cut_off(old, &[new]);
+    });
+    held.extend(fill(&holders, &semaphore, CAP / 2).await);
+    old.stop();
+    new.cli(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
+    until_in_store(new, &held).await;
+    assert!(held.iter().all(|permit| !permit.is_lost()));
 }
 
 #[test]

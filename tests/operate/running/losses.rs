@@ -1,31 +1,19 @@
 //! A slot lost or revoked while the command runs.
 
+use futures_util::future::join_all;
 use nix::sys::signal::Signal;
-use tempfile::NamedTempFile;
-use tower_turnstile::operate::{By, Operator, Revocation};
+use tower_turnstile::operate::{By, Revocation};
 
-use super::{HOLD, Run, STAYS, file, path};
+use super::{Gpu, HOLD, Run, STAYS, path, until_runs};
 use crate::{
-    scene::{Orders as _, await_replicas},
+    scene::{Orders as _, Patient, await_replicas},
     support::redis_server::RedisServer,
 };
 
-/// A configuration with short leases.
-fn short_leases(server: &RedisServer) -> NamedTempFile {
-    file(&format!(
-        "
-        [store]
-        url = '{}'
-        lease = '2s'
-        store_timeout = '600ms'
-        [limits.gpu]
-        concurrent = 1
-        [[routes]]
-        match = ['*']
-        limits = ['gpu']
-        ",
-        server.url()
-    ))
+/// With short leases.
+fn short_leases() -> Gpu {
+    let times = "lease = '1s', store_timeout = '300ms', waiter_ttl = '5m'";
+    Gpu::with(RedisServer::start(), 1, times)
 }
 
 const ON_TERM: &str = "trap 'echo told; exit 0' TERM";
@@ -33,34 +21,29 @@ const STUBBORN: &str = "trap 'echo told' TERM";
 
 #[tokio::test]
 async fn a_command_is_stopped_with_its_slot() {
-    for trap in [ON_TERM, STUBBORN] {
-        // A server that was paused may still carry out a renewal of the command before.
-        let server = RedisServer::start();
-        let config = short_leases(&server);
-        let options = ["gpu", "--config", path(&config), "--grace", "1s"];
+    let stopped = [ON_TERM, STUBBORN].map(async |trap| {
+        let gpu = short_leases();
         let shell = format!("{trap}; {STAYS}; wait");
-        let mut run = Run::start("memory:", &options, &shell);
-        run.until_runs().await;
-        server.pause();
+        let mut run = gpu.running(&["--grace", "1s"], &shell).await;
+        gpu.server.pause();
         let note = run.note().await.expect("it says so");
         assert_eq!(note, "turnstile: the slot is lost: the command is stopped");
         assert_eq!(run.line().await.as_deref(), Some("told"));
         assert_eq!(run.line().await, None, "it has ended");
         assert_eq!(run.code().await, Some(76));
-    }
+    });
+    join_all(stopped).await;
 }
 
 #[tokio::test]
 async fn a_command_may_run_on_without_its_slot() {
-    let server = RedisServer::start();
-    let config = short_leases(&server);
-    let options = ["gpu", "--config", path(&config), "--on-lost", "continue"];
-    let mut run = Run::start("memory:", &options, "echo runs; read line; exit 9");
-    run.until_runs().await;
-    server.pause();
+    let gpu = short_leases();
+    let shell = "echo runs; read line; exit 9";
+    let mut run = gpu.running(&["--on-lost", "continue"], shell).await;
+    gpu.server.pause();
     let note = run.note().await.expect("it says so");
     assert!(note.ends_with("the command runs on without it"), "{note}");
-    server.resume();
+    gpu.server.resume();
     run.end_input();
     assert_eq!(run.code().await, Some(9));
 }
@@ -68,17 +51,16 @@ async fn a_command_may_run_on_without_its_slot() {
 /// Regardless of its behaviour on a lost slot.
 #[tokio::test]
 async fn an_operator_stops_a_command() {
-    let server = RedisServer::start();
-    let config = short_leases(&server);
-    for limit in [["--concurrent", "1"], ["--config", path(&config)]] {
+    let gpu = Gpu::start();
+    let url = gpu.server.url();
+    for limit in [["--concurrent", "1"], ["--config", path(&gpu.config)]] {
         let options = [&["gpu", "--on-lost", "continue"], &limit[..]].concat();
-        let mut run = Run::start(&server.url(), &options, HOLD);
-        run.until_runs().await;
-        let operator = Operator::connect(&server.url()).await.unwrap();
+        let mut run = until_runs(|| Run::start(&url, &options, HOLD)).await;
+        let operator = Patient::connect(&url).await;
         await_replicas(&operator, 1).await;
         let id = operator.permits("gpu", None).await.unwrap().rows[0].id;
-        let by = By::new("ada", "runaway").unwrap();
-        operator.revoke(&Revocation::Permit(id), &by).await.unwrap();
+        let (whose, by) = (Revocation::Permit(id), By::new("ada", "runaway").unwrap());
+        operator.0.revoke(&whose, &by).await.unwrap();
         let note = run.note().await.expect("it says so");
         assert_eq!(
             note,
@@ -91,15 +73,10 @@ async fn an_operator_stops_a_command() {
 /// A suspended process renews nothing.
 #[tokio::test]
 async fn one_that_was_suspended_for_too_long_has_no_slot() {
-    let server = RedisServer::start();
-    let config = short_leases(&server);
-    let options = ["gpu", "--config", path(&config)];
-    let shell = format!("{ON_TERM}; {STAYS}");
-    let mut run = Run::start("memory:", &options, &shell);
-    run.until_runs().await;
+    let gpu = short_leases();
+    let mut run = gpu.running(&[], &format!("{ON_TERM}; {STAYS}")).await;
     run.signal(Signal::SIGSTOP);
-    let mut other = Run::start("memory:", &[&options[..], &["--wait", "1m"]].concat(), HOLD);
-    other.until_runs().await;
+    let mut other = gpu.running(&[], HOLD).await;
     run.signal(Signal::SIGCONT);
     assert_eq!(run.line().await.as_deref(), Some("told"));
     assert_eq!(run.code().await, Some(76));

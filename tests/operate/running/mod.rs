@@ -21,10 +21,13 @@ use tempfile::NamedTempFile;
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
-    time::timeout,
 };
+use tower_turnstile::{Limit, Semaphore};
 
-use crate::scene::SOON;
+use crate::{
+    scene::{HOUR, soon, steady, until},
+    support::redis_server::RedisServer,
+};
 
 /// Reports that it runs, and succeeds when its input ends.
 const HOLD: &str = "echo runs; read line; exit 0";
@@ -45,6 +48,86 @@ fn turnstile(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_turnstile"));
     command.env_remove("TURNSTILE_STORE").args(arguments);
     command
+}
+
+/// A store, and a file with its limit.
+struct Gpu {
+    server: RedisServer,
+    config: NamedTempFile,
+    slots: u32,
+}
+
+impl Gpu {
+    /// One slot, and times for which a stall of the machine changes nothing.
+    fn start() -> Self {
+        Self::of(RedisServer::start(), 1)
+    }
+
+    fn of(server: RedisServer, slots: u32) -> Self {
+        // Commands learn of lower places once in a waiter TTL, but are silent only after the other times too.
+        let times =
+            "lease = '5m', store_timeout = '20s', waiter_ttl = '1s', poll_interval = '200ms'";
+        Self::with(server, slots, times)
+    }
+
+    fn with(server: RedisServer, slots: u32, times: &str) -> Self {
+        let url = server.url();
+        let config = file(&format!(
+            "
+            unlimited = true
+            store = {{ url = '{url}', {times} }}
+            limits.gpu = {{ concurrent = {slots}, wait = '1h', unrouted = true }}
+            "
+        ));
+        Self {
+            server,
+            config,
+            slots,
+        }
+    }
+
+    /// `turnstile run` with the file.
+    fn command(&self, more: &[&str]) -> Command {
+        turnstile(&[&["run", "gpu", "--config", path(&self.config)], more].concat())
+    }
+
+    /// `shell`: the command, for a shell.
+    fn run(&self, options: &[&str], shell: &str) -> Run {
+        Run::launch(self.command(&[options, &["--", "sh", "-c", shell]].concat()))
+    }
+
+    /// A command that has reported that it runs. Without an answer of the store, as when the machine stalls, it starts again.
+    async fn running(&self, options: &[&str], shell: &str) -> Run {
+        until_runs(|| self.run(options, shell)).await
+    }
+
+    /// The limit in a service.
+    async fn service(&self) -> Semaphore {
+        let limiter = steady().connect(self.server.url()).await;
+        let gpu = Limit::try_concurrent("gpu", self.slots).expect("slots");
+        let limiter = limiter.expect("it is up");
+        limiter.semaphore(gpu.wait_up_to(HOUR), "")
+    }
+}
+
+async fn until_runs(start: impl Fn() -> Run) -> Run {
+    soon(async {
+        loop {
+            let mut run = start();
+            match run.line().await {
+                Some(line) => {
+                    assert_eq!(line, "runs");
+                    return run;
+                }
+                None => assert_eq!(run.code().await, Some(75), "{:?}", run.note().await),
+            }
+        }
+    })
+    .await
+}
+
+async fn until_waiting(service: &Semaphore, count: u32) {
+    until(async || (service.usage().await).is_ok_and(|usage| usage.waiting == count)).await;
 }
 
 impl Run {
@@ -72,14 +155,12 @@ impl Run {
 
     /// The next line of the command's output. `None` if the command has ended.
     async fn line(&mut self) -> Option<String> {
-        let line = timeout(SOON, self.output.next_line()).await;
-        line.expect("in time").expect("text")
+        soon(self.output.next_line()).await.expect("text")
     }
 
     /// The next line from `turnstile` itself.
     async fn note(&mut self) -> Option<String> {
-        let line = timeout(SOON, self.notes.next_line()).await;
-        line.expect("in time").expect("text")
+        soon(self.notes.next_line()).await.expect("text")
     }
 
     async fn until_runs(&mut self) {
@@ -91,8 +172,7 @@ impl Run {
     }
 
     async fn status(&mut self) -> ExitStatus {
-        let status = timeout(SOON, self.process.wait()).await;
-        status.expect("in time").expect("a child")
+        soon(self.process.wait()).await.expect("a child")
     }
 
     async fn code(&mut self) -> Option<i32> {

@@ -3,16 +3,13 @@
 use std::process::Stdio;
 
 use nix::sys::signal::Signal;
-use tower_turnstile::{Limit, Limiter};
 
-use super::{HOLD, Run, STAYS, turnstile};
-use crate::support::redis_server::RedisServer;
-
-const ONE: [&str; 3] = ["gpu", "--concurrent", "1"];
+use super::{Gpu, HOLD, Run, STAYS, path, until_waiting};
+use crate::scene::until;
 
 #[tokio::test]
 async fn signals_are_passed_on() {
-    let server = RedisServer::start();
+    let gpu = Gpu::start();
     for (name, signal) in [
         ("HUP", Signal::SIGHUP),
         ("INT", Signal::SIGINT),
@@ -23,8 +20,7 @@ async fn signals_are_passed_on() {
         ("WINCH", Signal::SIGWINCH),
     ] {
         let shell = format!("trap 'echo {name}; exit 3' {name}; {STAYS}");
-        let mut run = Run::start(&server.url(), &ONE, &shell);
-        run.until_runs().await;
+        let mut run = gpu.running(&[], &shell).await;
         run.signal(signal);
         assert_eq!(run.line().await.as_deref(), Some(name));
         assert_eq!(run.code().await, Some(3), "{name}");
@@ -34,29 +30,26 @@ async fn signals_are_passed_on() {
 /// `turnstile` does not end before its command, which may need a while or ignore the signal.
 #[tokio::test]
 async fn a_command_that_goes_on_keeps_its_slot() {
-    let server = RedisServer::start();
-    let limiter = Limiter::connect(server.url()).await.unwrap();
-    let gpu = limiter.semaphore(Limit::concurrent("gpu", 1), "");
+    let gpu = Gpu::start();
+    let service = gpu.service().await;
     let shell = format!("trap 'echo no' INT; {STAYS}; wait; exit 0");
-    let mut run = Run::start(&server.url(), &ONE, &shell);
-    run.until_runs().await;
+    let mut run = gpu.running(&[], &shell).await;
     run.signal(Signal::SIGINT);
     assert_eq!(run.line().await.as_deref(), Some("no"));
-    assert_eq!(gpu.usage().await.unwrap().in_use, 1);
+    assert_eq!(service.usage().await.unwrap().in_use, 1);
     run.end_input();
     assert_eq!(run.code().await, Some(0));
-    assert_eq!(gpu.usage().await.unwrap().in_use, 0, "released at once");
+    assert_eq!(service.usage().await.unwrap().in_use, 0, "released at once");
 }
 
 /// Both are stopped, like a shell's job, and continued.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_command_is_suspended_with_it() {
-    let server = RedisServer::start();
-    let mut job = turnstile(&["run", "gpu", "--concurrent", "1", "--", "sh", "-c"]);
-    job.arg("echo $$; read line; exit 4");
+    let gpu = Gpu::start();
+    let mut job = gpu.command(&["--", "sh", "-c", "echo $$; read line; exit 4"]);
     // A separate group, whose parent could continue it: without such a parent the system ignores SIGTSTP.
-    job.env("TURNSTILE_STORE", server.url()).process_group(0);
+    job.process_group(0);
     let mut run = Run::launch(job);
     let command = run.line().await.expect("it runs");
     let both = [command, run.process.id().expect("it runs").to_string()];
@@ -72,17 +65,15 @@ async fn a_command_is_suspended_with_it() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn an_orphaned_group_is_not_suspended() {
-    let server = RedisServer::start();
-    let limiter = Limiter::connect(server.url()).await.unwrap();
-    let gpu = limiter.semaphore(Limit::concurrent("gpu", 1), "");
-    let held = gpu.acquire().await.unwrap();
+    let gpu = Gpu::start();
+    let service = gpu.service().await;
+    let held = service.acquire().await.unwrap();
     let mut job = tokio::process::Command::new("setsid");
-    job.args([env!("CARGO_BIN_EXE_turnstile"), "run"]).args(ONE);
+    job.args([env!("CARGO_BIN_EXE_turnstile"), "run", "gpu"]);
     let shell = format!("trap 'echo on' WINCH; {STAYS}; wait; exit 3");
-    job.args(["--", "sh", "-c", &shell]);
-    job.env("TURNSTILE_STORE", server.url());
+    job.args(["--config", path(&gpu.config), "--", "sh", "-c", &shell]);
     let mut run = Run::launch(job);
-    assert!(run.note().await.expect("it waits").contains("1st of 1"));
+    until_waiting(&service, 1).await;
     run.signal(Signal::SIGTSTP);
     drop(held);
     run.until_runs().await;
@@ -97,11 +88,10 @@ async fn an_orphaned_group_is_not_suspended() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn it_is_not_suspended_without_its_command() {
-    let server = RedisServer::start();
-    let mut job = turnstile(&[&["run"], &ONE[..]].concat());
+    let gpu = Gpu::start();
     let shell = format!("trap 'echo no' TSTP; trap 'echo on; exit 3' USR1; {STAYS}; wait");
-    job.args(["--", "sh", "-c", &shell]);
-    job.env("TURNSTILE_STORE", server.url()).process_group(0);
+    let mut job = gpu.command(&["--", "sh", "-c", &shell]);
+    job.process_group(0);
     let mut run = Run::launch(job);
     run.until_runs().await;
     run.signal(Signal::SIGTSTP);
@@ -119,35 +109,27 @@ async fn until_state(processes: &[String], state: char) {
         let (_, rest) = stat.rsplit_once(") ").expect("a name");
         rest.starts_with(state)
     };
-    let all = async {
-        while !processes.iter().all(is_so) {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(crate::scene::SOON, all)
-        .await
-        .expect("in time");
+    until(async || processes.iter().all(is_so)).await;
 }
 
 /// After its end no waiter is left in the store.
 #[tokio::test]
 async fn one_that_waits_leaves_the_queue() {
-    let server = RedisServer::start();
-    let limiter = Limiter::connect(server.url()).await.unwrap();
-    let gpu = limiter.semaphore(Limit::concurrent("gpu", 1), "");
-    let _held = gpu.acquire().await.unwrap();
+    let gpu = Gpu::start();
+    let service = gpu.service().await;
+    let _held = service.acquire().await.unwrap();
     for (signal, code) in [
         (Signal::SIGHUP, 129),
         (Signal::SIGINT, 130),
         (Signal::SIGQUIT, 131),
         (Signal::SIGTERM, 143),
     ] {
-        let mut run = Run::start(&server.url(), &ONE, HOLD);
-        assert!(run.note().await.expect("it waits").contains("1st of 1"));
+        let mut run = gpu.run(&[], HOLD);
+        until_waiting(&service, 1).await;
         run.signal(Signal::SIGUSR1);
         run.signal(signal);
         assert_eq!(run.code().await, Some(code));
-        assert_eq!(gpu.usage().await.unwrap().waiting, 0);
+        assert_eq!(service.usage().await.unwrap().waiting, 0);
         assert_eq!(run.line().await, None, "it was not started");
     }
 }
@@ -155,13 +137,20 @@ async fn one_that_waits_leaves_the_queue() {
 /// As with `nohup`, or in the background of a script. Except that children are waited for: their exit codes would be gone.
 #[tokio::test]
 async fn what_is_ignored_stays_so() {
-    let server = RedisServer::start();
+    let gpu = Gpu::start();
     let script = "trap '' HUP INT CHLD; exec \"$@\"";
     let shell = "echo runs; read line; exit 7";
     let mut command = tokio::process::Command::new("sh");
     command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_turnstile"), "run"]);
-    command.args(ONE).args(["--", "sh", "-c", shell]);
-    command.env("TURNSTILE_STORE", server.url());
+    command.args([
+        "gpu",
+        "--config",
+        path(&gpu.config),
+        "--",
+        "sh",
+        "-c",
+        shell,
+    ]);
     let mut run = Run::launch(command);
     run.until_runs().await;
     run.signal(Signal::SIGHUP);
@@ -174,15 +163,10 @@ async fn what_is_ignored_stays_so() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_command_may_die_with_it() {
-    let server = RedisServer::start();
     let shell = "tr '\\0' ' ' < /proc/$$/cmdline; echo; read line; echo survived";
-    for (index, (more, last)) in [(&[][..], Some("survived")), (&["--die-with-me"], None)]
-        .into_iter()
-        .enumerate()
-    {
-        let name = format!("gpu-{index}");
-        let options = [&[&*name, "--concurrent", "1"], more].concat();
-        let mut run = Run::start(&server.url(), &options, shell);
+    for (options, last) in [(&[][..], Some("survived")), (&["--die-with-me"], None)] {
+        let gpu = Gpu::start();
+        let mut run = gpu.run(options, shell);
         let shown = run.line().await.expect("it runs");
         assert_eq!(shown, format!("sh -c {shell} "), "as `ps` shows it");
         run.process.start_kill().unwrap();
@@ -199,16 +183,8 @@ async fn a_command_may_die_with_it() {
 /// The command has the standard streams, as if started without a slot.
 #[tokio::test]
 async fn the_command_has_the_streams() {
-    let server = RedisServer::start();
-    let mut command = turnstile(
-        &[
-            &["run"],
-            &ONE[..],
-            &["--", "sh", "-c", "cat; echo oops >&2"],
-        ]
-        .concat(),
-    );
-    command.env("TURNSTILE_STORE", server.url());
+    let gpu = Gpu::start();
+    let mut command = gpu.command(&["--", "sh", "-c", "cat; echo oops >&2"]);
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -6,11 +6,11 @@ use tokio::{
     process::{Child, ChildStdin, ChildStdout, Command},
     time::timeout,
 };
-use tower_turnstile::{Limit, Limiter};
 
+use super::{Gpu, path};
 use crate::{
-    scene::SOON,
-    support::{queue::wait_in_line, redis_server::RedisServer},
+    scene::{GUARD, soon},
+    support::queue::wait_in_line,
 };
 
 const CTRL_C: &[u8] = &[3];
@@ -23,9 +23,10 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// Runs a `turnstile` command, quoted for a shell.
-    fn start(store: &str, arguments: &str) -> Self {
-        let line = format!("exec {} {arguments}", env!("CARGO_BIN_EXE_turnstile"));
+    /// `command`: for `turnstile run`, quoted for a shell.
+    fn start(gpu: &Gpu, command: &str) -> Self {
+        let (turnstile, config) = (env!("CARGO_BIN_EXE_turnstile"), path(&gpu.config));
+        let line = format!("exec {turnstile} run gpu --config {config} -- {command}");
         let mut command = Command::new("script");
         command.args([
             "--quiet",
@@ -35,9 +36,7 @@ impl Terminal {
             &line,
             "/dev/null",
         ]);
-        command
-            .env("TURNSTILE_STORE", store)
-            .env("SHELL", "/bin/sh");
+        command.env("SHELL", "/bin/sh");
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -52,16 +51,14 @@ impl Terminal {
     }
 
     async fn until_seen(&mut self, text: &str) {
-        let seen = async {
-            while !self.seen.contains(text) {
-                let mut part = [0; 1_000];
-                let length = self.screen.read(&mut part).await.expect("a pipe");
-                assert!(length > 0, "it has ended: {:?}", self.seen);
-                self.seen += &String::from_utf8_lossy(&part[..length]);
-            }
-        };
-        let in_time = timeout(SOON, seen).await;
-        assert!(in_time.is_ok(), "{text:?} is not in {:?}", self.seen);
+        while !self.seen.contains(text) {
+            let mut part = [0; 1_000];
+            let length = timeout(GUARD, self.screen.read(&mut part)).await;
+            let length = length.unwrap_or_else(|_| panic!("{text:?} is not in {:?}", self.seen));
+            let length = length.expect("a pipe");
+            assert!(length > 0, "it has ended: {:?}", self.seen);
+            self.seen += &String::from_utf8_lossy(&part[..length]);
+        }
     }
 
     async fn press(&mut self, keys: &[u8]) {
@@ -77,7 +74,7 @@ impl Terminal {
             self.seen += &String::from_utf8_lossy(&rest);
             self.process.wait().await.expect("a child").code()
         };
-        let code = timeout(SOON, end).await.expect("in time");
+        let code = soon(end).await;
         (code, self.seen)
     }
 }
@@ -85,17 +82,14 @@ impl Terminal {
 /// Requests ahead leave while others join: the length of the queue does not reveal the place.
 #[tokio::test]
 async fn a_place_becomes_lower_while_others_queue_behind_it() {
-    let server = RedisServer::start();
-    let limiter = Limiter::connect(server.url()).await.unwrap();
-    let gpu = Limit::concurrent("gpu", 1).wait_up_to(SOON);
-    let gpu = limiter.semaphore(gpu, "");
-    let _held = gpu.acquire().await.unwrap();
-    let first = wait_in_line(&gpu).await;
-    let _second = wait_in_line(&gpu).await;
-    let run = "run gpu --concurrent 1 -- true";
-    let mut terminal = Terminal::start(&server.url(), run);
+    let gpu = Gpu::start();
+    let service = gpu.service().await;
+    let _held = service.acquire().await.unwrap();
+    let first = wait_in_line(&service).await;
+    let _second = wait_in_line(&service).await;
+    let mut terminal = Terminal::start(&gpu, "true");
     terminal.until_seen("3rd of 3 for gpu").await;
-    let _behind = wait_in_line(&gpu).await;
+    let _behind = wait_in_line(&service).await;
     drop(first);
     terminal.until_seen("2nd of 3 for gpu").await;
     terminal.press(CTRL_C).await;
@@ -106,10 +100,9 @@ async fn a_place_becomes_lower_while_others_queue_behind_it() {
 /// The terminal sends the signal to both, and `turnstile` does not pass it on.
 #[tokio::test]
 async fn ctrl_c_comes_once() {
-    let server = RedisServer::start();
+    let gpu = Gpu::start();
     let shell = "trap \"echo int\" INT; echo runs; read line; read line; exit 5";
-    let run = format!("run gpu --concurrent 1 -- sh -c '{shell}'");
-    let mut terminal = Terminal::start(&server.url(), &run);
+    let mut terminal = Terminal::start(&gpu, &format!("sh -c '{shell}'"));
     terminal.until_seen("runs").await;
     terminal.press(CTRL_C).await;
     terminal.until_seen("int").await;
@@ -121,14 +114,11 @@ async fn ctrl_c_comes_once() {
 
 #[tokio::test]
 async fn places_are_drawn_in_place_until_ctrl_c() {
-    let server = RedisServer::start();
-    let limiter = Limiter::connect(server.url()).await.unwrap();
-    let gpu = Limit::concurrent("gpu", 1).wait_up_to(SOON);
-    let gpu = limiter.semaphore(gpu, "");
-    let held = gpu.acquire().await.unwrap();
-    let first = wait_in_line(&gpu).await;
-    let run = "run gpu --concurrent 1 -- echo started";
-    let mut terminal = Terminal::start(&server.url(), run);
+    let gpu = Gpu::start();
+    let service = gpu.service().await;
+    let held = service.acquire().await.unwrap();
+    let first = wait_in_line(&service).await;
+    let mut terminal = Terminal::start(&gpu, "echo started");
     terminal.until_seen("\r\u{1b}[K2nd of 2 for gpu").await;
     drop(first);
     terminal.until_seen("\r\u{1b}[K1st of 1 for gpu").await;
@@ -140,6 +130,6 @@ async fn places_are_drawn_in_place_until_ctrl_c() {
         !seen.contains("1st of 1 for gpu\r\n"),
         "drawn in place: {seen:?}"
     );
-    assert_eq!(gpu.usage().await.unwrap().waiting, 0);
+    assert_eq!(service.usage().await.unwrap().waiting, 0);
     drop(held);
 }

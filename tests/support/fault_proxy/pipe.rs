@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     convert::Infallible,
     io,
-    net::{self, Ipv4Addr, SocketAddr},
+    net::{self, Ipv4Addr},
     os::fd::AsFd,
     sync::Arc,
     time::Duration,
@@ -13,7 +13,7 @@ use std::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
-        TcpListener, TcpSocket, TcpStream,
+        TcpListener, TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
     sync::{mpsc, watch},
@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use super::{Bytes, Passed, Seen, Way};
+use super::{Bytes, Passed, Seen, Way, reserve};
 
 pub(super) const BACKLOG: u32 = 1024;
 const CHUNK_BYTES: usize = 16 * 1024;
@@ -79,16 +79,6 @@ impl Faults {
     }
 }
 
-/// Binds without listening: connections are refused, and nobody else gets the port. The old listener may still exist,
-/// so that the port is never free.
-pub(super) fn reserve(port: u16) -> io::Result<TcpSocket> {
-    let socket = TcpSocket::new_v4()?;
-    socket.set_reuseaddr(true)?;
-    socket.set_reuseport(true)?;
-    socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))?;
-    Ok(socket)
-}
-
 pub(super) async fn listen(mut listener: TcpListener, port: u16, state: Arc<State>) {
     let mut faults = state.faults.subscribe();
     let mut connections = JoinSet::new();
@@ -111,6 +101,7 @@ pub(super) async fn listen(mut listener: TcpListener, port: u16, state: Arc<Stat
             }
             () = until(true) => {}
         }
+        // The old listener still exists, so that the port is never free.
         let socket = reserve(port).expect("the port is ours");
         drop(listener);
         until(false).await;

@@ -47,7 +47,7 @@ const MOST_UNITS: u32 = 10;
 
 const fn units(max: u32) -> Limit {
     Limit::concurrent("units", max)
-        .wait_up_to(Duration::from_secs(10))
+        .wait_up_to(Duration::from_secs(3))
         .fallback(Fallback::Reject)
 }
 

@@ -13,7 +13,7 @@
 //! | `progress` | G4: the queue moves; G5: a released slot is free at once |
 //! | `names` | G6: nothing comes back |
 //! | `rates` | no more requests begin than a rate allows |
-//! | `weights` | how long heavy and light requests wait, and how many units are idle meanwhile |
+//! | `weights` | how many heavy and light requests are admitted, and how many units are idle meanwhile |
 //! | `report` | the violations, with the timeline of the permits involved |
 //! | `process`, `load` | a process that writes a history, and its load |
 //!

@@ -2,10 +2,12 @@
 
 use std::{
     fmt,
-    fs::File,
+    fs::{self, File},
     io::{Read, Write},
+    mem,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
+    sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -24,7 +26,11 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-use super::{Bounds, Micros, Process, event, load};
+use super::{Bounds, Micros, Process, Span, event, load};
+use crate::support::{
+    GUARD,
+    redis_server::{RedisServer, command},
+};
 
 /// The environment variable with a process's orders.
 const ORDERS: &str = "TURNSTILE_HISTORY";
@@ -33,8 +39,6 @@ const PULSE: Duration = Duration::from_millis(20);
 const LATE: Duration = Duration::from_millis(120);
 /// How long a recovered process or store takes to be back at work: the longest pause between probes, and a probe.
 pub(crate) const RECOVERY: Duration = Duration::from_secs(3);
-/// Time to finish held permits and release everything.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Orders {
@@ -96,7 +100,7 @@ pub(crate) struct Running {
     input: Option<ChildStdin>,
     history: PathBuf,
     stopped: Option<Micros>,
-    stops: Vec<super::Span>,
+    stops: Vec<Span>,
     killed: Option<Micros>,
 }
 
@@ -127,6 +131,12 @@ impl Running {
             stops: Vec::new(),
             killed: None,
         }
+    }
+
+    /// Number of events so far.
+    fn events(&self) -> usize {
+        let text = fs::read(&self.history).expect("it is there");
+        text.into_iter().filter(|byte| *byte == b'\n').count()
     }
 
     pub(crate) fn kill(&mut self) {
@@ -165,13 +175,13 @@ impl Running {
     /// Waits until the process has ended, unless it was killed, and reads its history.
     pub(crate) fn finish(mut self) -> Process {
         self.ask_to_end();
-        let (patience, mut stuck) = (Instant::now() + PATIENCE, false);
+        let (began, mut stuck) = (Instant::now(), false);
         while self.killed.is_none() {
             if let Some(status) = self.process.try_wait().expect("a child") {
                 assert!(status.success(), "{} failed", self.name);
                 break;
             }
-            if Instant::now() > patience {
+            if began.elapsed() > GUARD {
                 stuck = true;
                 self.kill();
             }
@@ -188,7 +198,7 @@ impl Running {
         Process {
             name: self.name.clone(),
             lines,
-            stops: std::mem::take(&mut self.stops),
+            stops: mem::take(&mut self.stops),
             killed: self.killed,
             stuck,
         }
@@ -203,6 +213,64 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// Lets the processes work for this time, and until each has written two hundred events, however slow the machine is.
+pub(crate) fn work(running: &[Running], time: Duration) {
+    let living = running.iter().filter(|process| process.killed.is_none());
+    let before: Vec<_> = living.map(|process| (process, process.events())).collect();
+    thread::sleep(time);
+    let began = Instant::now();
+    while before
+        .iter()
+        .any(|(process, events)| process.events() < events + 200)
+    {
+        assert!(began.elapsed() < GUARD, "nothing happens");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Notes when the store, or this process with its proxies, stands still: a busy machine is not the library's fault.
+pub(crate) struct Watch(Arc<Mutex<Vec<Span>>>);
+
+impl Watch {
+    pub(crate) fn start(server: &RedisServer) -> Self {
+        let (spans, port) = (Arc::<Mutex<Vec<Span>>>::default(), server.port());
+        let noted = Arc::downgrade(&spans);
+        thread::spawn(move || {
+            while let Some(spans) = noted.upgrade() {
+                let before = now_us();
+                thread::sleep(PULSE);
+                // Fails while the test restarts the server.
+                let _ = command(port, &["PING"]);
+                if let Some(span) = late(before) {
+                    spans.lock().expect("no panic").push(span);
+                }
+            }
+        });
+        Self(spans)
+    }
+
+    pub(crate) fn finish(self) -> Vec<Span> {
+        let spans = mem::take(&mut *self.0.lock().expect("no panic"));
+        let spans = spans.into_iter();
+        spans.map(|span| (span.0, recovered(span.1))).collect()
+    }
+}
+
+/// The time since then, if a nap since then has ended late.
+fn late(before: Micros) -> Option<Span> {
+    let now = now_us();
+    (now > before + (PULSE + LATE).as_micros() as u64).then_some((before, now))
+}
+
+/// Waits until nothing is left in the store.
+pub(crate) fn until_empty(server: &RedisServer) {
+    let began = Instant::now();
+    while server.key_count() != 0 {
+        assert!(began.elapsed() < GUARD, "left: {}", server.keys("*"));
+        thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -268,8 +336,7 @@ async fn pulse() {
     loop {
         let before = now_us();
         tokio::time::sleep(PULSE).await;
-        let until_us = now_us();
-        if until_us > before + (PULSE + LATE).as_micros() as u64 {
+        if let Some((_, until_us)) = late(before) {
             let event = format!(
                 r#"{{"kind":"late","replica":"","at_us":0,"from_us":{before},"until_us":{until_us}}}"#
             );

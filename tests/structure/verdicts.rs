@@ -1,0 +1,104 @@
+//! No test judges by the machine's slowness: outside modules called `timed` and paused time, an assertion puts no bound on an
+//! elapsed time but the guard against hanging.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use syn::{
+    Attribute, ItemFn, ItemMod, Macro,
+    visit::{self, Visit},
+};
+
+/// Spellings of an elapsed time before a bound.
+const ELAPSED: [&str; 3] = ["elapsed () < ", "elapsed () <= ", "took < "];
+
+#[derive(Default)]
+struct Verdicts(Vec<String>);
+
+impl<'a> Visit<'a> for Verdicts {
+    fn visit_item_mod(&mut self, item: &'a ItemMod) {
+        if item.ident != "timed" {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_item_fn(&mut self, item: &'a ItemFn) {
+        let is_paused = |attribute: &Attribute| {
+            let list = attribute.meta.require_list();
+            list.is_ok_and(|list| list.tokens.to_string().contains("start_paused"))
+        };
+        if !item.attrs.iter().any(is_paused) {
+            visit::visit_item_fn(self, item);
+        }
+    }
+
+    fn visit_macro(&mut self, item: &'a Macro) {
+        if item.path.is_ident("assert") {
+            self.0.extend(verdict(&item.tokens.to_string()));
+        }
+    }
+}
+
+/// The first bound of this assertion that is no guard.
+fn verdict(tokens: &str) -> Option<String> {
+    let bounds = ELAPSED.iter().flat_map(|elapsed| {
+        tokens
+            .match_indices(elapsed)
+            .map(|(at, elapsed)| &tokens[at + elapsed.len()..])
+    });
+    let bound = |rest: &str| rest.split([',', '&']).next().unwrap_or(rest).to_owned();
+    let mut bounds = bounds.map(bound);
+    bounds.find(|bound| !bound.contains("GUARD"))
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let below = entries.flat_map(|entry| {
+        let path = entry.path();
+        match path.is_dir() {
+            true => files(&path),
+            false => vec![path],
+        }
+    });
+    below
+        .filter(|path| path.extension().is_some_and(|end| end == "rs"))
+        .collect()
+}
+
+#[test]
+fn no_test_judges_by_the_slowness_of_the_machine() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    let stopwatch = tests.join("support/stopwatch.rs");
+    for path in files(tests).into_iter().filter(|path| *path != stopwatch) {
+        let Ok(file) = syn::parse_file(&fs::read_to_string(&path).unwrap()) else {
+            continue;
+        };
+        let mut verdicts = Verdicts::default();
+        verdicts.visit_file(&file);
+        let name = path.strip_prefix(tests).unwrap().display().to_string();
+        found.extend(verdicts.0.iter().map(|bound| format!("{name}: {bound}")));
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn the_reader_sees_bounds() {
+    let seen = |text: &str| {
+        let mut verdicts = Verdicts::default();
+        verdicts.visit_file(&syn::parse_str(text).unwrap());
+        verdicts.0.len()
+    };
+    let assertion = "assert!(began.elapsed() < 2 * SECOND, \"G4\");";
+    assert_eq!(seen(&format!("fn a() {{ {assertion} }}")), 1);
+    assert_eq!(
+        seen(&format!("mod timed {{ fn a() {{ {assertion} }} }}")),
+        0
+    );
+    let paused = "#[tokio::test(start_paused = true)]";
+    assert_eq!(seen(&format!("{paused} async fn a() {{ {assertion} }}")), 0);
+    assert_eq!(seen("fn a() { assert!(began.elapsed() < GUARD); }"), 0);
+    assert_eq!(seen("fn a() { assert!(ok && took < POLL); }"), 1);
+}
