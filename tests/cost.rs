@@ -334,6 +334,7 @@ fn a_hundred_permits_are_renewed_in_one_exchange() {
             server.cli(&["CONFIG", "RESETSTAT"]);
             let until = last.deadline();
             while last.deadline() == until {
+                assert!(!last.is_lost(), "its lease is renewed");
                 sleep(Duration::from_millis(5)).await;
             }
             let calls = calls(&server);
