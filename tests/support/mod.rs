@@ -15,15 +15,11 @@ pub(crate) mod sentinel;
 pub(crate) mod stopwatch;
 pub(crate) mod watch;
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::sync::{Mutex, PoisonError};
 
 use tokio::{runtime, time::timeout};
 
-/// A guard against hanging, and no verdict: whatever takes milliseconds may take this long on a machine that stalls.
-pub(crate) const GUARD: Duration = Duration::from_secs(60);
+pub(crate) use self::redis_server::GUARD;
 
 /// Fails instead of hanging.
 pub(crate) async fn soon<F: Future>(future: F) -> F::Output {

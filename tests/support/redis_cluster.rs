@@ -7,7 +7,7 @@ use std::{
 };
 
 pub(crate) use super::redis_server::until;
-use super::{GUARD, redis_server::RedisServer};
+use super::redis_server::{GUARD, RedisServer};
 
 const SLOTS: u32 = 16_384;
 

@@ -22,8 +22,8 @@ use nix::{
 use tempfile::TempDir;
 use tokio::net::TcpSocket;
 
-/// That of `support`, which not everybody who uses this file has.
-const GUARD: Duration = Duration::from_secs(60);
+/// A guard against hanging, and no verdict: whatever takes milliseconds may take this long on a machine that stalls.
+pub(crate) const GUARD: Duration = Duration::from_secs(60);
 /// A server that fails to start this often does not support the arguments.
 const START_TRIES: usize = 3;
 /// From a node's port to the port on which nodes of a cluster communicate.

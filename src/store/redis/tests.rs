@@ -22,7 +22,7 @@ use crate::{
         Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange,
         LedgerError, Rate, Reply, Standing, Wake, Want,
     },
-    redis_server::{RedisServer, free_port},
+    redis_server::{GUARD, RedisServer, free_port},
     store::{Event, StoreError, StoreErrorKind},
 };
 
@@ -31,8 +31,6 @@ const OTHER_KEY: &str = "turnstile:{two}";
 const RATE_KEY: &str = "turnstile:{rate}";
 const LEASE_MS: u64 = 30_000;
 const HEARTBEAT_MS: u64 = 5_000;
-/// A guard against hanging, and no verdict.
-const GUARD: Duration = Duration::from_secs(60);
 
 /// One process: the session of its driver, and the events that it reported.
 struct Replica {
