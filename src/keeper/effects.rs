@@ -70,6 +70,8 @@ pub(super) enum LogEvent {
     DriverPanicked,
     LedgerUnusable {
         limit: Arc<Limit>,
+        /// The name of the key in the store, or of the first rate of a claim; empty if that is not known.
+        key: Arc<str>,
         error: String,
     },
     /// Something happened to permits, perhaps of many keys.
@@ -230,9 +232,10 @@ impl LogEvent {
                 "the limiter's task panicked, perhaps since its runtime lacks timers or IO: \
                  it starts again on a thread of its own"
             ),
-            Self::LedgerUnusable { limit, error } => tracing::error!(
+            Self::LedgerUnusable { limit, key, error } => tracing::error!(
                 namespace,
                 limit = limit.name(),
+                key = &*key,
                 error,
                 "a key of the limit cannot be used: its requests are refused"
             ),

@@ -272,7 +272,7 @@ impl Fee {
     pub(crate) fn paid_cost(&self) -> u32 {
         match self.paid {
             Paid::InStore(_) => self.charge.cost,
-            Paid::Here(tat) => self.charge.cost.min(tat.rate.burst),
+            Paid::Here(tat) => self.charge.cost.min(tat.rate.most_charged()),
             Paid::Not | Paid::Free => 0,
         }
     }

@@ -116,12 +116,16 @@ pub(crate) struct Batch {
     /// Full name of the ledger's key.
     pub(crate) key: Arc<str>,
     pub(crate) limit: u32,
+    /// The limit before a pause, if this process has applied its pause to `limit`; else 0.
+    pub(crate) whole: u32,
     pub(crate) max_waiters: u32,
     /// This replica has or will have waiters here.
     pub(crate) waits: bool,
     pub(crate) reuse: Reuse,
     /// Length of a pause to start, from the time of the exchange; 0 ends the present one.
     pub(crate) pause_ms: Option<u64>,
+    /// The replica knows that pause already, and asks whether it goes on: unless it was ended, the store has lost it.
+    pub(crate) asks_pause: bool,
     /// If a permit to adopt is missing, all replicas are told that the ledger has lost permits.
     pub(crate) tells: bool,
     /// Asks for the holders of this replica. If an older copy of the data has taken over, they may include permits that the

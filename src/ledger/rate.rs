@@ -152,6 +152,11 @@ impl Rate {
         most.min(u32::MAX.into()) as u32
     }
 
+    /// The largest charge. A request that costs more than the burst starts as soon as the bucket is empty, and leaves a debt.
+    pub(crate) fn most_charged(&self) -> u32 {
+        self.burst.max(self.most_at_once())
+    }
+
     /// Maximum debt of a key: the excess is forgotten. See [`RateState::clamped`].
     pub(crate) fn most_owed(&self) -> u64 {
         u64::from(self.burst) + self.drains_in_longest_wait()
@@ -182,8 +187,10 @@ impl Rate {
         cost: u32,
         wait_us: u64,
     ) -> (Charged, RateState) {
-        let most = self.burst.max(self.most_at_once());
-        debug_assert!((1..=most).contains(&cost), "{cost} of {self:?}");
+        debug_assert!(
+            (1..=self.most_charged()).contains(&cost),
+            "{cost} of {self:?}"
+        );
         let before = match state {
             Some(state) if !state.is_over(now_us) => self.convert(state, now_us),
             _ => RateState::empty(self, now_us),
@@ -198,8 +205,10 @@ impl Rate {
             ..before.rate
         };
         let filled = before.parts() + rate.time(cost.into());
+        // The excess over the burst is a debt.
+        let room = self.burst.saturating_sub(cost);
         let start_us = rate
-            .up_us(filled - rate.time(self.burst.into()))
+            .up_us(before.parts() - rate.time(room.into()))
             .max(now_us);
         if start_us - now_us > wait_us {
             return (Charged::TooSoon { start_us }, before);

@@ -3,7 +3,8 @@
 /// States how many callers share one key of a limit.
 ///
 /// A request under several limits acquires its slots in this order, narrow before wide: while it waits for its own caller's
-/// slot, it holds no shared slot. All replicas have to agree on the class.
+/// slot, it holds no shared slot. Limits of one class are ordered by value, the smaller first, then by name. All replicas have to
+/// agree on the class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "config",

@@ -20,7 +20,7 @@ const ALIVE: u64 = 1 << 51;
 const ALIVE_END: &str = "(4503599627370496";
 /// What is added to the payments of tenants that do not wait, and subtracted from virtual time.
 const IDLE: f64 = ALIVE as f64;
-/// The member whose score is the end of a pause and its ramp.
+/// The member whose score is the end of a pause and its ramp, with a half once an operator has ended it.
 const PAUSE: &[u8] = b"!";
 
 /// Holders and waiters of a key.
@@ -47,7 +47,8 @@ pub(super) async fn read(
     let holders = control.run(range.arg("WITHSCORES")).await?;
     let mut range = some(ledger.as_bytes(), &(ALIVE + now_ms).to_string(), ALIVE_END);
     let alive: Vec<(Vec<u8>, f64)> = control.run(range.arg("WITHSCORES")).await?;
-    let pause = alive.into_iter().find(|(member, _)| member == PAUSE);
+    let is_pause = |(member, over): &(Vec<u8>, f64)| member == PAUSE && over.fract() == 0.0;
+    let pause = alive.into_iter().find(is_pause);
     let pause_end_ms = pause.map(|(_, over)| (over as u64).saturating_sub(ALIVE + RAMP_MS));
     Ok(LedgerLook {
         now_ms,

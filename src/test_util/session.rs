@@ -118,17 +118,17 @@ impl Session for TestSession {
             // The exchange that opens a connection is polled by the same task.
             return Poll::Pending;
         };
-        if self.count_timer.poll_due(cx).is_ready() {
-            let replicas = self.replica.server.count(self.part);
-            return Poll::Ready(Event::Counted(replicas));
-        }
-        match ready!(connection.poll_message(cx)) {
-            Some(event) => Poll::Ready(event),
-            None => {
+        // The end of the connection comes first: a server that has cut it counts nobody.
+        match connection.poll_message(cx) {
+            Poll::Ready(Some(event)) => return Poll::Ready(event),
+            Poll::Ready(None) => {
                 self.connection = None;
-                Poll::Ready(Event::Disconnected)
+                return Poll::Ready(Event::Disconnected);
             }
+            Poll::Pending => {}
         }
+        ready!(self.count_timer.poll_due(cx));
+        Poll::Ready(Event::Counted(self.replica.server.count(self.part)))
     }
 
     fn disconnect(&mut self) {

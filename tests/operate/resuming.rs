@@ -37,10 +37,11 @@ async fn key_row(operator: &Patient) -> KeyRow {
     keys.rows.into_iter().next().expect("a key")
 }
 
-/// Whether the store has a pause of this key, or the rise after it.
+/// Whether the store has a pause of this key, or the rise after it, that was not ended.
 fn has_pause(server: &RedisServer) -> bool {
     let ledger = format!("turnstile:{{{}}}", KeyDigest::of("chat", "acme"));
-    !server.cli(&["ZSCORE", &ledger, "!"]).is_empty()
+    let over = server.cli(&["ZSCORE", &ledger, "!"]);
+    !over.is_empty() && !over.ends_with(".5")
 }
 
 /// Pauses and resumes until all replicas have answered in time: of the others there are no rows.
@@ -171,7 +172,7 @@ async fn a_pause_can_be_ended_in_the_store() {
     acme.pause(&CHAT, LONG).unwrap();
     until_paused(&acme).await;
     let ledger = format!("turnstile:{{{}}}", KeyDigest::of("chat", "acme"));
-    assert_eq!(server.cli(&["ZREM", &ledger, "!"]), "1");
+    server.cli(&["ZINCRBY", &ledger, "0.5", "!"]);
     until(async || acme.try_acquire().await.is_ok()).await;
 }
 
@@ -185,7 +186,8 @@ async fn a_limit_that_rises_is_explained() {
     let ended_ago = async |ago_ms: u64| {
         let set_at = Instant::now();
         let time = "local time = redis.call('TIME')";
-        let over = format!("time[1] * 1000 + time[2] / 1000 + 5000 - {ago_ms} + 2 ^ 51");
+        let over =
+            format!("time[1] * 1000 + math.floor(time[2] / 1000) + 5000 - {ago_ms} + 2 ^ 51");
         let set = format!("{time} return redis.call('ZADD', KEYS[1], {over}, '!')");
         server.cli(&["EVAL", &set, "1", &format!("turnstile:{{{key}}}")]);
         let why = operator.explain("chat", key).await.unwrap();

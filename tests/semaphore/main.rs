@@ -9,6 +9,8 @@ mod backend;
 mod budgets;
 mod bursts;
 mod charges;
+#[cfg(feature = "test-util")]
+mod edges;
 mod live;
 #[cfg(feature = "test-util")]
 mod losses;

@@ -7,7 +7,7 @@
 //!
 //! Rates come first, and are charged once. The charge is refunded if the request is refused after all.
 
-use std::{cmp::Ordering, mem, time::Duration};
+use std::{mem, time::Duration};
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -102,7 +102,9 @@ impl Core {
                 notes.fees.push(fee);
                 continue;
             }
-            let class = limit.class_of(&leg.key);
+            // Narrow before wide, the same in all replicas: for equal classes by value, without overrides, and by name.
+            let max = self.updated[leg.limit.0].max();
+            let order = (limit.class_of(&leg.key), max, limit.clone());
             let queue = self.queues.find_or_make(&mut self.ctx, leg.limit, &leg.key);
             let requester = Requester {
                 id,
@@ -124,13 +126,13 @@ impl Core {
                 SlotLeg { lease, wait }
             });
             entered.lease.set_label(label.clone());
-            ordered.push((class, entered));
+            ordered.push((order, entered));
         }
-        ordered.sort_by(|(class, leg), (other, other_leg)| {
-            class
-                .cmp(other)
-                .then_with(|| self.by_ledger_order(&leg.lease, &other_leg.lease))
-        });
+        ordered.sort_by(
+            |((class, max, limit), _), ((other, other_max, other_limit), _)| {
+                (class, max, limit.name()).cmp(&(other, other_max, other_limit.name()))
+            },
+        );
         let legs = ordered.into_iter().map(|(_, leg)| leg).collect();
         let notes = (!notes.fees.is_empty() || !notes.exempt.is_empty()).then(|| Box::new(notes));
         self.insert_request(id, Request::new(id, legs, false, notes, self.ctx.now));
@@ -140,15 +142,6 @@ impl Core {
         self.follow_decisions();
         self.advance(id);
         id
-    }
-
-    /// Orders legs by the names of their ledgers, which is the same on all replicas. In memory there are neither names
-    /// nor other replicas.
-    fn by_ledger_order(&self, one: &Lease, other: &Lease) -> Ordering {
-        let (one, other) = (&self.queues[one.queue], &self.queues[other.queue]);
-        (one.ledger_name().cmp(other.ledger_name()))
-            .then_with(|| one.limit_id().cmp(&other.limit_id()))
-            .then_with(|| one.key().cmp(other.key()))
     }
 
     /// Advances all requests on which queues have decided, oldest first. Called at the end of each step, since one

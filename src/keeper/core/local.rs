@@ -197,7 +197,8 @@ impl Core {
             let usual = (fee.max, fee.charge.rate);
             match self.rate_here(&fee, usual, availability) {
                 Ok(Some(rate)) => {
-                    let (cost, charge) = (fee.charge.cost.min(rate.burst), fee.charge.clone());
+                    let cost = fee.charge.cost.min(rate.most_charged());
+                    let charge = fee.charge.clone();
                     self.local.charge(
                         &fee,
                         Charge {

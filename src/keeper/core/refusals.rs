@@ -197,15 +197,15 @@ impl Core {
 
     /// Reports that requests of a key are refused because the key cannot be used: once while this lasts, for all keys
     /// of its limit. Outages are reported elsewhere.
-    pub(super) fn complain(&mut self, limit: &Arc<Limit>, error: &StoreError) {
+    pub(super) fn complain(&mut self, limit: &Arc<Limit>, key: &Arc<str>, error: &StoreError) {
         let now = self.ctx.now;
         let is_due = |at| now >= at + COMPLAINT_PAUSE;
         let Some(id) = self.limit_id(limit.name()).filter(|_| !error.is_outage()) else {
             return;
         };
         if self.complained.insert(id, now).is_none_or(is_due) {
-            let (limit, error) = (limit.clone(), error.message.clone());
-            self.ctx.log(LogEvent::LedgerUnusable { limit, error });
+            let (limit, key, error) = (limit.clone(), key.clone(), error.message.clone());
+            self.ctx.log(LogEvent::LedgerUnusable { limit, key, error });
         }
     }
 }

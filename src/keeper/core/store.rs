@@ -1,5 +1,4 @@
-//! The store, as the core knows it: exchanges without an answer; connections; transitions of the breaker; answers to
-//! claims, and errors of single ledgers.
+//! The store, as the core knows it: unanswered exchanges, connections, the breaker, answers to claims, errors of ledgers.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -466,7 +465,7 @@ impl Core {
         let limit = queue.limit().clone();
         pending.failed = true;
         queue.on_failure(&mut self.ctx, batch, pending, 0, error.availability());
-        self.complain(&limit, &error);
+        self.complain(&limit, &batch.key, &error);
         error.is_outage().then_some(error)
     }
 
@@ -495,7 +494,8 @@ impl Core {
                 Err(error) => {
                     let error = StoreError::from(&error);
                     if let Some(limit) = self.limit_of(&sent) {
-                        self.complain(&limit, &error);
+                        let key = claim.charges.first().map(|charge| &charge.key);
+                        self.complain(&limit, &key.cloned().unwrap_or_default(), &error);
                     }
                     self.claim_unusable(&sent, error.availability());
                     outage = outage.or(error.is_outage().then_some(error));

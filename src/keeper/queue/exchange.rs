@@ -67,7 +67,7 @@ impl Queue {
     ) {
         self.wants_batch = false;
         batch.lists |= std::mem::take(&mut self.lists);
-        batch.pause_ms = batch.pause_ms.or(self.take_pause(ctx.now));
+        self.take_pause(ctx.now, batch);
         self.end_introduction(ctx);
         if !self.introducing
             && let Some(outbox) = &self.outbox

@@ -107,6 +107,7 @@ impl Queue {
         let waits = self.prepare_ledger(ctx, seq, wait);
         let is_shadow = self.entries.get(&seq).is_some_and(Entry::is_shadow);
         (batch.limit, batch.max_waiters) = (self.limit_here(ctx, seq), self.limit.waiters());
+        batch.whole = self.local_max_without_pause(ctx);
         (batch.waits, batch.dues) = (waits, self.no_dues());
         let want = match waits {
             _ if is_shadow => Want::IfFree,

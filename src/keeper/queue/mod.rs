@@ -58,7 +58,7 @@ use crate::{
     fallbacks::{Availability, FallbackInForce},
     key::Key,
     leases::{Pool, QueueId, StoreMoment},
-    ledger::{Ledger, RAMP_MS, Seq, next_rise_ms, ramped},
+    ledger::{Batch, Ledger, RAMP_MS, Seq, next_rise_ms, ramped},
     limit::{Limit, LimitId, LimitValue},
     overrides::Steered,
     part::Part,
@@ -177,8 +177,10 @@ struct Pause {
     own: bool,
     /// An operator has ended it, of which the store may not know yet.
     resumed: bool,
-    /// Its start or its end is to be sent to the store, for the first time or once more.
+    /// The next batch sends its start or its end to the store.
     unsent: bool,
+    /// The store has known the pause before: the next batch asks whether an operator has ended it, and restores it otherwise.
+    asks: bool,
     /// When the ledger in this process may grant more, or when the ramp is over.
     due: Instant,
 }
@@ -196,7 +198,7 @@ struct Waiters {
     next_slot_at: Option<Instant>,
     /// When to ask for every waiter by name: even a waiter behind the head may have left the queue.
     roll_call_at: Option<Instant>,
-    /// When this process last asked after a silence in which waiters may have lost their places, or their grants.
+    /// When this process last asked after a silence, or a loss, in which waiters may have lost their places, or their grants.
     late_at: Option<Instant>,
 }
 
@@ -461,24 +463,26 @@ impl Queue {
         Some((pause.end + Duration::from_millis(rise_ms)).max(now + MIN_RISE))
     }
 
-    /// The length of a pause to send, in ms, rounded up; 0 to end it.
-    fn take_pause(&mut self, now: Instant) -> Option<u64> {
-        let pause = self.pause.as_mut().filter(|pause| pause.unsent)?;
-        let left = pause.end.saturating_duration_since(now);
-        let length_ms = match pause.resumed {
-            true => 0,
-            false if left.is_zero() => return None,
-            false => left.as_micros().div_ceil(1_000) as u64,
+    /// Adds a pause to send, or its end.
+    fn take_pause(&mut self, now: Instant, batch: &mut Batch) {
+        let Some(pause) = self.pause.as_mut().filter(|one| one.unsent) else {
+            return;
         };
-        (pause.unsent, pause.since) = (false, now);
-        Some(length_ms)
+        let left = pause.end.saturating_duration_since(now);
+        if pause.resumed || !left.is_zero() {
+            let length_ms = left.as_nanos().div_ceil(1_000_000) as u64;
+            batch.pause_ms = Some(if pause.resumed { 0 } else { length_ms });
+            batch.asks_pause = pause.asks;
+            pause.since = now;
+        }
+        pause.unsent = false;
     }
 
-    /// Sends a pause of this process, or the end of any, once more.
-    fn repeat_pause(&mut self) {
-        if let Some(pause) = &mut self.pause {
-            pause.unsent |= pause.own || pause.resumed;
-            self.wants_batch |= pause.unsent;
+    /// Sends a pause, or the end of one, once more. `asks`: see [`Pause::asks`].
+    fn send_pause_again(&mut self, asks: bool) {
+        if let Some(pause) = self.pause.as_mut().filter(|pause| !pause.unsent) {
+            (pause.unsent, pause.asks) = (true, asks);
+            self.wants_batch = true;
         }
     }
 

@@ -41,7 +41,7 @@ impl Queue {
         }
         self.empty_pool(ctx);
         if batch.pause_ms.is_some() {
-            self.repeat_pause();
+            self.send_pause_again(batch.asks_pause);
         }
         self.tells |= batch.tells;
         self.lists |= batch.lists;

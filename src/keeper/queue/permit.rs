@@ -349,9 +349,10 @@ impl Queue {
     /// The batch of the next step. One is reused, since building and dropping one costs more than the step.
     #[inline]
     fn batch_here<'a>(&self, ctx: &'a mut Context) -> &'a mut Batch {
-        let limit = self.local_max(ctx);
+        let (limit, whole) = (self.local_max(ctx), self.local_max_without_pause(ctx));
         let batch = &mut ctx.scratch.batches[0];
-        (batch.limit, batch.max_waiters) = (limit, self.limit.waiters());
+        (batch.limit, batch.whole) = (limit, whole);
+        batch.max_waiters = self.limit.waiters();
         if batch.dues.is_some() != self.limit.is_fair() {
             batch.dues = self.no_dues();
         }

@@ -72,7 +72,11 @@ impl Queue {
         }
         self.introducing = true;
         self.lists = true;
-        self.repeat_pause();
+        if let Some(waiters) = &mut self.waiters {
+            // Until they have been asked for, the absence of waiters shows no further loss.
+            waiters.late_at = Some(ctx.now);
+        }
+        self.send_pause_again(true);
         self.call_roll_soon(ctx);
     }
 
@@ -165,6 +169,7 @@ impl Queue {
             own: true,
             resumed: false,
             unsent: ctx.shared,
+            asks: false,
             due: end,
         }));
         self.wants_batch |= ctx.shared;
@@ -188,7 +193,7 @@ impl Queue {
         true
     }
 
-    /// Follows an answer of the store. A pause that it no longer knows was ended.
+    /// Follows an answer of the store. A pause that it does not know was lost, or ended: it is asked which.
     pub(super) fn follow_pause_in_store(
         &mut self,
         ctx: &Context,
@@ -200,11 +205,12 @@ impl Queue {
         if known.is_some_and(|pause| at.sent < pause.since) {
             return;
         }
-        let (own, unsent) = known.map_or((false, false), |pause| (pause.own, pause.unsent));
+        let own = known.is_some_and(|pause| pause.own);
+        let (unsent, asks) = known.map_or((false, false), |pause| (pause.unsent, pause.asks));
         let is_ended = known.is_some_and(|pause| pause.resumed);
         match end_ms.map(|end_ms| end_ms.saturating_mul(1_000)) {
             // The store has not been told yet, or the exchange came too late.
-            Some(_) if is_ended => self.repeat_pause(),
+            Some(_) if is_ended => self.send_pause_again(true),
             Some(end_us) => {
                 let ahead = Duration::from_micros(end_us.saturating_sub(at.store_us));
                 let ago = Duration::from_micros(at.store_us.saturating_sub(end_us));
@@ -218,14 +224,15 @@ impl Queue {
                     own,
                     resumed: false,
                     unsent,
+                    asks,
                     due: end + RAMP,
                 }));
             }
-            None if is_ended => self.pause = None,
-            // The store ignored it, since the exchange came too late.
-            None if batch.pause_ms.is_some() => self.repeat_pause(),
             None if unsent => {}
-            None => self.pause = None,
+            None if is_ended || batch.asks_pause || self.pause_left(ctx.now).is_none() => {
+                self.pause = None;
+            }
+            None => self.send_pause_again(true),
         }
     }
 

@@ -159,7 +159,8 @@ impl World {
         }
     }
 
-    /// G1: no slot is granted past the limit of the granting replica, nor past what a pause leaves of it, except to a permit that weighs more and is alone.
+    /// G1: no slot is granted past the limit of the granting replica, nor past what a pause leaves of it, except to a
+    /// permit that weighs more than the limit, and is alone.
     /// Only a holder that was admitted without the store, or lost by it, returns regardless.
     pub fn check_cap(
         &mut self,
@@ -179,7 +180,7 @@ impl World {
                 if !self.excuses.may_be_adopted(id, is_new, self.now) {
                     self.fail(&format!("G1: {id:?} was adopted, and nobody had lost it"));
                 }
-            } else if held > limit && (held > id.weight() || limit == 0) {
+            } else if held > limit && (held > id.weight() || limit == 0 || limit < batch.limit) {
                 self.fail(&format!(
                     "G1: {id:?} was given a slot: {held} units of {limit}"
                 ));
@@ -261,7 +262,8 @@ impl World {
         let now_ms = self.now_ms();
         let limit = after.in_force(batch.limit, now_ms);
         let in_use = after.units(now_ms);
-        let fits = |id: MemberId| in_use + id.weight() <= limit || in_use == 0 && limit > 0;
+        let may_exceed = in_use == 0 && limit > 0 && limit == batch.limit;
+        let fits = |id: MemberId| in_use + id.weight() <= limit || may_exceed;
         // The caller is alive. One of its waiters may block the queue even if an older copy has restored it.
         let is_alive = |id: MemberId, alive_ms| alive_ms >= now_ms || id.replica == run.replica;
         let mut waiters = after.waiters.values();

@@ -95,7 +95,6 @@ fn in_memory(fee: &Fee, rate: Rate) -> Charge {
     Charge {
         key: format!("{:x}", fee.key.digest(fee.limit.name())).into(),
         rate,
-        cost: fee.charge.cost.min(rate.burst),
         ..fee.charge.clone()
     }
 }

@@ -415,7 +415,8 @@ fn a_key_that_is_lost_after_an_outage_is_measured() {
 #[test]
 fn grants_that_a_loss_has_made_possible_are_given_back() {
     for is_sent_with_the_question in [false, true] {
-        let limits = [TWO, Limit::concurrent("b", 2).fallback(Fallback::Reject)];
+        // The narrower limit comes first.
+        let limits = [TWO, Limit::concurrent("b", 1).fallback(Fallback::Reject)];
         let mut world = World::under(2, &limits.each_ref());
         let holders = [0, 1].map(|keeper| world.stream(keeper));
         if is_sent_with_the_question {

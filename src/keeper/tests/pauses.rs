@@ -205,6 +205,53 @@ fn no_slot_is_kept() {
     assert_eq!(world.ledger(), (0, 0));
 }
 
+/// The connection stays, so that nothing else shows the loss. A replica that only knows of the pause repeats it too, and waiters are
+/// no sign of another loss until they have been asked for.
+#[test]
+fn a_pause_survives_a_loss_that_nobody_notices() {
+    for asks in [0, 1] {
+        let mut world = World::new(2, &TEN);
+        let first = world.grant(PATIENT);
+        world.pause(0, &first);
+        world.release(0, &first);
+        world.settle();
+        let waiters = [0, 1].map(|keeper| world.ask(keeper, PATIENT));
+        world.settle();
+        world.ledgers.clear();
+        let newcomer = world.ask(asks, PATIENT);
+        let mut exchanges = 0;
+        while world.may_send(asks) {
+            let sent = world.send(asks);
+            world.complete(asks, &sent);
+            exchanges += 1;
+            assert!(exchanges <= 3);
+        }
+        // Its exchange has shown the loss.
+        assert!(held(world.collect(asks, &newcomer)));
+        assert!(world.pauses_in_store(1 - asks));
+        world.pass_in_steps(LENGTH - TICK);
+        assert_eq!(world.ledger(), (1, 2));
+        world.pass_in_steps(RAMP);
+        world.settle();
+        for (keeper, waiter) in waiters.iter().enumerate() {
+            assert!(held(world.collect(keeper, waiter)));
+        }
+    }
+}
+
+/// Rounded down, it would end a pause.
+#[test]
+fn the_shortest_pause_is_none_that_ends_one() {
+    let mut world = World::new(1, &TEN);
+    let first = world.grant(PATIENT);
+    let now = world.local();
+    assert!(world.keepers[0].pause(&one(&first), "a", Duration::from_nanos(500), now));
+    let sent = world.send(0);
+    assert_eq!(sent.exchange.batches[0].pause_ms, Some(1));
+    world.complete(0, &sent);
+    world.settle();
+}
+
 /// The whole limit applies at once, and replicas that only know of the pause tell the store too.
 #[test]
 fn an_operator_ends_a_pause() {

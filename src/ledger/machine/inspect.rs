@@ -50,11 +50,15 @@ impl Ledger {
     }
 
     pub(crate) fn pause_end_ms(&self) -> Option<u64> {
-        self.pause.map(|pause| pause.end_ms)
+        self.running_pause().map(|pause| pause.end_ms)
     }
 
     pub(in crate::ledger) fn set_pause(&mut self, end_ms: Option<u64>) {
-        self.pause = end_ms.map(|end_ms| Pause { end_ms, now_ms: 0 });
+        self.pause = end_ms.map(|end_ms| Pause {
+            end_ms,
+            was_ended: false,
+            now_ms: 0,
+        });
     }
 
     /// Rebuilds a ledger from holders, waiters at their tickets, and heartbeats. All replicas listen, and no waiter was
@@ -118,8 +122,9 @@ impl Ledger {
         let heartbeats = ends.iter().map(of_replica('@', ALIVE));
         let rights = self.rights.iter().map(of_replica('~', KEEPING));
         let pause = self.pause.iter().map(|pause| {
-            let over_ms = ALIVE + pause.end_ms + RAMP_MS;
-            ("!".to_owned(), over_ms as f64)
+            let over_ms = (ALIVE + pause.end_ms + RAMP_MS) as f64;
+            let mark = if pause.was_ended { 0.5 } else { 0.0 };
+            ("!".to_owned(), over_ms + mark)
         });
         let mut others: Vec<_> = pause.chain(heartbeats).chain(rights).collect();
         others.sort_by(|one, other| one.1.total_cmp(&other.1));

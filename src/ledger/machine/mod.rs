@@ -14,7 +14,10 @@ mod reuse;
 pub(super) mod shares;
 mod tenants;
 
-use std::collections::BTreeMap;
+use std::{
+    cmp::{max, min},
+    collections::BTreeMap,
+};
 
 pub(crate) use self::call::{Call, MAX_LEASE_MS, SWEEP_BUDGET};
 use self::shares::Shares;
@@ -64,6 +67,9 @@ struct Waiter {
 struct Pause {
     /// In store milliseconds.
     end_ms: u64,
+    /// An operator has ended it. It stays for as long as it was to last, for replicas that ask whether it goes on: they would
+    /// repeat a pause that the store has lost.
+    was_ended: bool,
     /// Within a batch: its time.
     now_ms: u64,
 }
@@ -166,8 +172,9 @@ impl Ledger {
         reply.in_use = self.in_use();
         reply.waiting = self.waiting();
         reply.head = self.head();
-        reply.pause_end_ms = self.pause.map(|pause| pause.end_ms);
-        let asked = !self.queue.is_empty() && self.pause.is_none();
+        let pause = self.running_pause();
+        reply.pause_end_ms = pause.map(|pause| pause.end_ms);
+        let asked = !self.queue.is_empty() && pause.is_none();
         let nearest = self.holders.first_key().filter(|_| asked);
         reply.nearest_ms = nearest.map(|&(until_ms, _)| until_ms);
     }
@@ -205,7 +212,11 @@ impl Ledger {
     /// The limit in force.
     fn limit(&self, batch: &Batch) -> u32 {
         let ramped = |pause: Pause| ramped(batch.limit, pause.end_ms, pause.now_ms);
-        self.pause.map_or(batch.limit, ramped)
+        self.running_pause().map_or(batch.limit, ramped)
+    }
+
+    fn running_pause(&self) -> Option<Pause> {
+        self.pause.filter(|pause| !pause.was_ended)
     }
 
     fn free(&self, batch: &Batch) -> u32 {
@@ -213,9 +224,13 @@ impl Ledger {
     }
 
     /// Whether all units of a permit fit. A permit heavier than the limit, which was lowered in the meantime, enters
-    /// alone.
+    /// alone, once the ramp after a pause is over.
     fn fits(&self, batch: &Batch, id: MemberId) -> bool {
-        id.weight() <= self.free(batch) || self.units == 0 && self.limit(batch) > 0
+        let needs = match self.units {
+            0 => min(id.weight(), max(batch.limit, batch.whole)),
+            _ => id.weight(),
+        };
+        (1..=self.free(batch)).contains(&needs)
     }
 
     /// Returns the number of members that the permit had.

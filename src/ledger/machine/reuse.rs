@@ -8,7 +8,7 @@ impl Ledger {
     pub(super) fn grant_rights(&mut self, call: &mut Call, batch: &Batch) {
         let refused = std::mem::take(&mut self.refused);
         if batch.reuse != Reuse::Never
-            && (refused || !self.queue.is_empty() || self.pause.is_some())
+            && (refused || !self.queue.is_empty() || self.running_pause().is_some())
         {
             self.recall(call, batch);
         }
@@ -38,6 +38,6 @@ impl Ledger {
     /// Holders may exceed the limit if it was lowered or some were adopted. No slot is kept then, so that the excess
     /// goes away, nor during a pause and its ramp.
     fn may_keep(&self, batch: &Batch) -> bool {
-        self.pause.is_none() && (1..=batch.limit).contains(&self.units)
+        self.running_pause().is_none() && (1..=batch.limit).contains(&self.units)
     }
 }

@@ -106,7 +106,7 @@ impl Check<'_> {
         (reported != granted).then_some(("G4", "the reported grants are not those of the ledger"))
     }
 
-    /// A permit heavier than the limit must be alone.
+    /// A permit heavier than the limit must be alone, and waits for the end of a ramp.
     fn fits(&self, id: Id) -> bool {
         let weight = self.after.weight(id);
         !self.exceeds(self.after.in_use() + weight, weight)
@@ -115,7 +115,8 @@ impl Check<'_> {
     /// Whether a permit of this weight may not be among those in use.
     fn exceeds(&self, in_use: u32, weight: u32) -> bool {
         let limit = self.after.limit(self.bounds);
-        in_use > limit && (in_use > weight || limit == 0)
+        let is_heavier = in_use == weight && limit == self.bounds.limit;
+        in_use > limit && !is_heavier
     }
 
     /// The calling client counts as alive.

@@ -4,7 +4,6 @@ local function close(ledger)
   local ALIVE = 2251799813685248
   local KEEPING = 4503599627370496
   local MAX_LEASE_MS = 3600000
-  local RAMP_MS = 5000
   local RIGHT_MS = 100
   local key, in_use, waiting, reuse, reply = ledger.key, ledger.in_use, ledger.waiting, ledger.reuse, ledger.reply
   local pause_end_ms = ledger.pause_end_ms
@@ -17,7 +16,7 @@ local function close(ledger)
   end
   if enter(ledger, heartbeat) then
     call('ZREMRANGEBYSCORE', key, ALIVE, ALIVE + now_ms - MAX_LEASE_MS - 1)
-  elseif waiting == 0 and in_use == 0 and not pause_end_ms then
+  elseif waiting == 0 and in_use == 0 and not ledger.pause_over then
     call('ZREMRANGEBYSCORE', key, ALIVE, '+inf')
   end
   -- `recall`: ends the other replicas' rights to keep slots. Each is notified once; if the notice is lost, the right
@@ -39,21 +38,13 @@ local function close(ledger)
       call('ZREMRANGEBYSCORE', key, KEEPING, KEEPING + now_ms - 1)
     end
   end
-  local least_ms = pause_end_ms and math.max(ttl_ms, pause_end_ms + RAMP_MS - now_ms) or ttl_ms
-  -- The TTLs of a fair ledger's other sets are renewed together with the ledger's. After a long pause was ended, that
-  -- would not happen for as long as the pause was to last: so the ledger's TTL is shortened when the pause ends, unless
-  -- a lease lasts longer.
-  local shortens = ledger.pause == 1 and ledger.fair
-  if shortens and in_use > 0 then
-    least_ms = math.max(least_ms, score_at(key, waiting + in_use - 1 .. '') - now_ms)
-  end
-  if (pause_end_ms or in_use + waiting > 0) and (shortens or call('PTTL', key) < least_ms) then
+  local least_ms = ledger.pause_over and math.max(ttl_ms, ledger.pause_over - now_ms) or ttl_ms
+  if (ledger.pause_over or in_use + waiting > 0) and call('PTTL', key) < least_ms then
     call('PEXPIRE', key, least_ms + lease_ms)
   end
-  -- The two sets of a fair ledger must outlive its queue, even if a longer lease or a pause that was ended has set the TTL of
-  -- the ledger.
+  -- The two sets of a fair ledger must outlive its queue, even if a longer lease or a pause has set the TTL of the ledger.
   local fair = ledger.fair
-  if fair and (shortens or fair.began or waiting > 0 and call('PTTL', fair.lines) < least_ms) then
+  if fair and (fair.began or waiting > 0 and call('PTTL', fair.lines) < least_ms) then
     call('PEXPIRE', fair.lines, least_ms + lease_ms)
     call('PEXPIRE', fair.shares, least_ms + lease_ms)
   end

@@ -14,7 +14,8 @@
 --   alive    2^51 .. 2^52-1   '@'..replica  2^51 + the time until which it calls again unless it has stopped, in ms (a
 --                                           heartbeat); even, or odd if it subscribes to its wake-ups
 --            2^51 .. 2^52-1   '!'           2^51 + the end of a pause and of its ramp, in ms: until the end of the pause
---                                           nobody gets a slot, and then the limit rises from 0 over RAMP_MS
+--                                           nobody gets a slot, and then the limit rises from 0 over RAMP_MS; plus a half, once an
+--                                           operator has ended it
 --   keeping  from 2^52 on     '~'..replica  2^52 + the time until which it may keep freed slots, in ms
 --
 -- A permit id is the text of its replica (REPLICA_CHARS long) and the text of its name, whose first character, at
@@ -78,8 +79,8 @@
 -- recalled when a permit waits or is refused, or 8 if the replica also asks for the right to keep slots; 16 if a permit
 -- to renew, adopt or acquire weighs more than one unit; 32 if all replicas are told when a permit to adopt is missing; 64
 -- if the ledger is fair; 128 if it owes: its dues also have departures, reports or settlements, or payers for claims; 256
--- if the replica asks for its holders; 512 times the length of a pause to start in ms and 1, or 512 to end the present
--- pause.
+-- if the replica asks for its holders; 1024 times the length of a pause to start in ms and 1, or 1024 to end the present
+-- pause; 512 if it knows that pause, which starts only if it was not ended.
 --
 -- Reply
 -- =====

@@ -106,7 +106,7 @@ local function admit(ledger, id, waits, payer)
   local DIGITS = '-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz'
   local waiting, in_use, limit = ledger.waiting, ledger.in_use, ledger.limit
   local weight = ledger.heavy and string.find(DIGITS, sub(id, WEIGHT_AT, WEIGHT_AT), 1, true) or 1
-  local fits = in_use + weight <= limit or in_use == 0 and limit > 0
+  local fits = limit > 0 and in_use + (in_use > 0 and weight or math.min(weight, ledger.most)) <= limit
   if waiting == ledger.passed and fits then
     ledger.in_use = in_use + weight
     lease_end_text = lease_end_text or text_of(lease_end_ms)

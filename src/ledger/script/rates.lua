@@ -1,9 +1,14 @@
 
 -- Rates: the arithmetic of rate.rs, which explains it. Products are at most 2^52, so all of this is exact.
 
--- The reply for the results of a pcall: the function's own result, or the text of its error.
+-- The reply for the results of a pcall: the function's own result, or the text of its error. An error of Lua, or a number that is
+-- none, comes from the data: it concerns this key alone.
 local function outcome(ok, result)
-  return ok and result or type(result) == 'table' and result.err or result
+  local text = type(result) == 'table' and result.err or result
+  if not ok and (string.find(text, 'user_script:', 1, true) or string.find(text, 'not a valid float', 1, true)) then
+    return 'WRONGTYPE the key of a ledger holds something else'
+  end
+  return ok and result or text
 end
 
 -- Created only if they are needed.
@@ -191,8 +196,8 @@ if refund_count + claim_count > 0 then
     if names and (burst >= before.burst or not is_forgotten(tat, burst)) then
       tat.burst = burst
     end
-    -- The request may start as soon as the earlier charges leave room for it.
-    us, rem = divided(burst - cost, period_us, count)
+    -- The request may start as soon as the earlier charges leave room for it. The excess over the burst is a debt.
+    us, rem = divided(math.max(burst - cost, 0), period_us, count)
     us = before.us - us
     local start_us = math.max(before.rem > rem and us + 1 or us, now_us)
     tat.start_us = math.max(before.start_us, wait_us == WAIT_FOREVER_US and now_us or start_us)

@@ -24,25 +24,31 @@ local function run(ledger, early, size, removed, first, renews, adopts, acquires
     in_use = lasting + early - waiting
   end
 
-  -- `pause`: the longest applies. An end too far ahead was set before the clock was stepped back.
+  -- `pause`: the longest applies. An end too far ahead was set before the clock was stepped back. A pause that an
+  -- operator has ended is marked by a half, and stays for as long as it was to last, for replicas that ask whether it goes
+  -- on: they would repeat a pause that the store has lost.
   if ledger.pause > 0 or in_use + waiting < size then
     local PAUSE = '!'
     local before = tonumber(call('ZSCORE', key, PAUSE)) or 0
     local earliest, latest = ALIVE + now_ms + RAMP_MS, ALIVE + latest_end_ms + RAMP_MS
-    local over = math.min(before, latest)
+    local ended = before % 1
+    local over = math.min(before - ended, latest)
     if ledger.pause == 1 then
-      over = 0
-    elseif ledger.pause > 1 then
-      over = math.max(over, math.min(earliest + ledger.pause - 1, latest))
+      ended = 0.5
+    elseif ledger.pause > 1 and (ended == 0 or not ledger.asks_pause) then
+      over = math.max(ended == 0 and over or 0, math.min(earliest + ledger.pause - 1, latest))
+      ended = 0
     end
-    local runs = over > ALIVE + now_ms
-    if over ~= before or before > 0 and not runs then
+    local lasts = over > ALIVE + now_ms
+    local score = lasts and over + ended or 0
+    if score ~= before then
       call('ZREM', key, PAUSE) -- also allows the next command at maxmemory
+      if lasts then
+        call('ZADD', key, string.format('%.1f', score), PAUSE)
+      end
     end
-    if over ~= before and runs then
-      call('ZADD', key, text_of(over), PAUSE)
-    end
-    if runs then
+    ledger.pause_over = lasts and over - ALIVE
+    if lasts and ended == 0 then
       local end_ms = over - ALIVE - RAMP_MS
       limit = math.ceil(limit * math.max(math.min(now_ms - end_ms, RAMP_MS), 0) / RAMP_MS)
       ledger.limit, ledger.pause_end_ms, brief = limit, end_ms, false
@@ -123,7 +129,7 @@ local function run(ledger, early, size, removed, first, renews, adopts, acquires
   -- counts only subscribers at this server, while its message may reach others, and would count as a grant there.
   --
   -- A waiter that needs more units than are free blocks the queue behind it, because it would otherwise starve. A
-  -- permit heavier than the limit, which was lowered in the meantime, enters alone.
+  -- permit heavier than the limit, which was lowered in the meantime, enters alone, once the ramp after a pause is over.
   local MAX_PASSED = 1000
   local LIGHT = 45 -- '-'
   local alive, subscribers, promoted, promotions, passed, window = nil, nil, nil, 0, 0, limit - in_use
@@ -229,7 +235,7 @@ local function run(ledger, early, size, removed, first, renews, adopts, acquires
         local weight = 1
         if string.byte(id, WEIGHT_AT) ~= LIGHT then
           weight = string.find(DIGITS, sub(id, WEIGHT_AT, WEIGHT_AT), 1, true)
-          if in_use + weight > limit and in_use > 0 then
+          if in_use + (in_use > 0 and weight or math.min(weight, ledger.most)) > limit then
             blocked = true
             break
           end
@@ -355,10 +361,10 @@ for i = 1, ledger_count do
   local has_text = owes or is_fair and acquires > 0
   if not replies[i + 2] then
     local ledger = { -- preallocated
-      key = KEYS[i], limit = limit, max_waiters = max_waiters,
+      key = KEYS[i], limit = limit, most = limit, max_waiters = max_waiters, -- `limit`: without what a pause takes
       waits = options % 4, reuse = (options % 16 - options % 4) / 4, heavy = options % 32 >= 16,
-      tells = options % 64 >= 32, lists = options % 512 >= 256,
-      pause = (options - options % 512) / 512, pause_end_ms = nil, fair = nil, owes = owes,
+      tells = options % 64 >= 32, lists = options % 512 >= 256, asks_pause = options % 1024 >= 512,
+      pause = (options - options % 1024) / 1024, pause_end_ms = nil, pause_over = nil, fair = nil, owes = owes,
       in_use = counts[4 * i - 3], waiting = nil, promoted = nil, passed = nil, head = nil, ticket = nil,
       entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY
     }

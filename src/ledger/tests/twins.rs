@@ -524,22 +524,24 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
     let pause_ms = prop_oneof![7 => Just(None), 1 => length_ms.prop_map(Some)];
     let names = (seqs(2), seqs(2), seqs(1), seqs(4));
     let of_ledger = (limit, max_waiters, waits, reuse);
-    let flags = (any::<bool>(), prop::bool::weighted(0.2));
+    let flags = (any::<bool>(), prop::bool::weighted(0.2), any::<bool>());
     let dues = prop::option::weighted(if key == "t:{two}" { 0.9 } else { 0.2 }, dues());
     let batch = (of_ledger, pause_ms, (flags, dues), names, wait);
     batch.prop_map(
         move |((limit, max_waiters, waits, reuse), pause_ms, (flags, dues), names, wait)| {
-            let (tells, lists) = flags;
+            let (tells, lists, asks_pause) = flags;
             let dues = dues.map(Box::new);
             let (release, renew, adopt, acquire) = names;
             let asks = acquire.into_iter().zip(wait);
             Batch {
                 key: Arc::from(key),
                 limit,
+                whole: 0,
                 max_waiters,
                 waits,
                 reuse,
                 pause_ms,
+                asks_pause,
                 tells,
                 lists,
                 dues,

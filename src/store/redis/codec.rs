@@ -35,8 +35,10 @@ const IS_FAIR: u64 = 64;
 /// Its dues also have departures, reports or settlements, or payers for claims.
 const OWES: u64 = 128;
 const LISTS: u64 = 256;
+/// The pause is known, and starts only if it was not ended.
+const ASKS_PAUSE: u64 = 512;
 /// Multiplied by the length of a pause in ms and 1; alone it ends a pause.
-const PAUSES: u64 = 512;
+const PAUSES: u64 = 1_024;
 
 /// Parts of a wake-up; the last one may contain spaces.
 const WAKE_PARTS: usize = 4;
@@ -227,7 +229,8 @@ fn options(batch: &Batch, listens: bool, weighs: bool, owes: bool) -> u64 {
         .map_or(0, |length_ms| PAUSES * (length_ms + 1));
     let dues = flag(batch.dues.is_some(), IS_FAIR) + flag(owes, OWES);
     let own = flag(batch.waits, WAITS) + flag(weighs, WEIGHS);
-    let asks = flag(batch.tells, TELLS) + flag(batch.lists, LISTS);
+    let asks =
+        flag(batch.tells, TELLS) + flag(batch.lists, LISTS) + flag(batch.asks_pause, ASKS_PAUSE);
     own + listens + reuse + asks + dues + pause
 }
 

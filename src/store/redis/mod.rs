@@ -35,6 +35,7 @@ mod link;
 mod locked;
 mod lookup;
 mod opening;
+mod parameters;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 mod session;

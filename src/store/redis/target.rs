@@ -4,15 +4,18 @@
 
 #[cfg(feature = "operate")]
 use std::future::pending;
-use std::sync::{Arc, atomic::AtomicBool};
+use std::{
+    borrow::Cow,
+    sync::{Arc, atomic::AtomicBool},
+};
 
-use redis::{Client, RedisError, RedisResult, aio::MultiplexedConnection};
+use redis::{Client, ConnectionInfo, RedisError, RedisResult, aio::MultiplexedConnection};
 
 #[cfg(feature = "cluster")]
 use super::cluster::{Cluster, PartDialer};
 #[cfg(feature = "sentinel")]
 use super::sentinel::{PrimaryDialer, Sentinels, check_primary};
-use super::socket;
+use super::{parameters, socket};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     part::{Part, Parts},
@@ -62,7 +65,48 @@ impl StoreTarget {
             ("rediss" | "valkeys", "cluster") => Self::cluster("rediss", rest),
             _ => Err("the store's URL does not begin with `redis://` or another scheme of Redis"),
         };
-        target.map_err(|fault| ConfigError::new(ConfigErrorKind::Url, fault))
+        let known: &[&str] = match (server, way) {
+            ("unix", _) | (_, "unix") => &["user", "pass", "protocol"],
+            (_, "sentinel") => &["sentinel_username", "sentinel_password", "protocol"],
+            _ => &["protocol"],
+        };
+        let refused = |fault: Cow<'_, str>| ConfigError::new(ConfigErrorKind::Url, fault);
+        let target = target.map_err(|fault| refused(fault.into()))?;
+        match parameters::database(url, known).map_err(|fault| refused(fault.into()))? {
+            Some(db) => target
+                .on_database(db)
+                .map_err(|fault| refused(fault.into())),
+            None => Ok(target),
+        }
+    }
+
+    /// With the database that a parameter of the URL names.
+    fn on_database(self, db: i64) -> Result<Self, &'static str> {
+        if ![0, db].contains(&self.db()) {
+            return Err("the store's URL names two databases");
+        }
+        let with_db = |info: &ConnectionInfo| {
+            let settings = info.redis_settings().clone().set_db(db);
+            info.clone().set_redis_settings(settings)
+        };
+        match self {
+            Self::Server(client) => {
+                let client = Client::open(with_db(client.get_connection_info()));
+                let client = client.map_err(|_| "the store's URL cannot be read")?;
+                Ok(Self::Server(Arc::new(client)))
+            }
+            #[cfg(feature = "sentinel")]
+            Self::Sentinel(mut sentinels) => {
+                if let Some(only) = Arc::get_mut(&mut sentinels) {
+                    only.server = with_db(&only.server);
+                }
+                Ok(Self::Sentinel(sentinels))
+            }
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) if db == 0 => Ok(Self::Cluster(cluster)),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_) => Err("a cluster has no databases to choose from"),
+        }
     }
 
     #[cfg(feature = "sentinel")]

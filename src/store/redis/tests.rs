@@ -20,7 +20,7 @@ use super::*;
 use crate::{
     ledger::{
         Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange,
-        LedgerError, Rate, Reply, Standing, Wake, Want,
+        LedgerError, Payer, Rate, Reply, Standing, TenantId, Wake, Want,
     },
     redis_server::{GUARD, RedisServer, free_port},
     store::{Event, StoreError, StoreErrorKind},
@@ -452,6 +452,40 @@ async fn one_ledgers_wrong_type_does_not_stop_the_others() {
     let error = StoreError::from(reply.batches[0].as_ref().unwrap_err());
     assert_eq!(error.kind, StoreErrorKind::Misconfigured);
     assert!(holds(&reply.batches[1].as_ref().unwrap().acquired[0]));
+}
+
+/// Scores that nobody but a foreign client writes.
+#[tokio::test]
+async fn data_that_cannot_be_read_concern_their_key_alone() {
+    let server = RedisServer::start();
+    let replica = Replica::of(&server, 1);
+    let fair = |seq| {
+        let payer = Payer {
+            tenant: TenantId::from_bits(seq << 40),
+            cost_us: 1_000_000,
+        };
+        let mut batch = acquire(seq);
+        batch.acquire[0].payer = Some(payer);
+        Batch {
+            dues: Some(Box::default()),
+            ..batch
+        }
+    };
+    for (score, member) in [("-inf", "foreign!"), ("+inf", "")] {
+        server.cli(&["FLUSHALL"]);
+        replica.run(fair(1)).await;
+        replica.run(fair(2)).await;
+        server.cli(&["ZADD", &format!("{KEY}:shares"), score, member]);
+        let release = Batch {
+            release: vec![1],
+            ..fair(3)
+        };
+        let batches = vec![release, in_other(acquire(4))];
+        let reply = replica.exchange(batches).await.unwrap();
+        let error = StoreError::from(reply.batches[0].as_ref().unwrap_err());
+        assert_eq!(error.kind, StoreErrorKind::Misconfigured);
+        assert!(holds(&reply.batches[1].as_ref().unwrap().acquired[0]));
+    }
 }
 
 #[tokio::test]

@@ -77,6 +77,33 @@ fn the_longest_pause_applies_and_an_end_ends_it() {
     );
 }
 
+/// A replica that knows a pause asks whether it goes on: it does, unless it was ended, also if the store has lost it.
+#[test]
+fn who_asks_for_a_pause_repeats_a_lost_one_and_learns_of_an_ended_one() {
+    let mut twins = Twins::start();
+    let ask = |length_ms| Batch {
+        asks_pause: true,
+        ..pause(2, length_ms)
+    };
+    let end_ms = twins.now_ms() + 60_000;
+    assert_eq!(twins.run(A, ask(60_000)).pause_end_ms, Some(end_ms), "lost");
+    assert_eq!(twins.run(B, ask(50_000)).pause_end_ms, Some(end_ms));
+    assert_eq!(twins.run(C, pause(2, 0)).pause_end_ms, None);
+    // The mark outlasts the last holder, and stays until the pause would have ended.
+    twins.run(C, acquire(2, [1]));
+    twins.run(C, release(2, [1]));
+    assert_eq!(twins.run(A, ask(60_000)).pause_end_ms, None, "ended");
+    twins.pass_ms(59_000);
+    assert_eq!(twins.run(B, ask(1_000)).pause_end_ms, None);
+    // A new pause is none that was ended.
+    let end_ms = twins.now_ms() + 10;
+    assert_eq!(twins.run(B, pause(2, 10)).pause_end_ms, Some(end_ms));
+    twins.run(B, pause(2, 0));
+    twins.pass_ms(10 + RAMP_MS);
+    twins.run(A, batch(2));
+    assert_eq!(twins.script.server.cli(&["EXISTS", KEY]).trim(), "0");
+}
+
 #[test]
 fn holders_keep_their_slots_and_return_to_them() {
     let mut twins = Twins::start();

@@ -556,28 +556,3 @@ fn lines_and_payments_outlive_the_queue_whoever_keeps_the_ledger() {
         assert!(left > LEASE_MS, "{name}: {left}");
     }
 }
-
-/// The TTL of the lines is renewed together with the ledger's, which after a long pause would not happen for as long as
-/// the pause was to last.
-#[test]
-fn the_ttl_of_a_pause_ends_with_it_but_no_lease_does() {
-    for (lease_ms, least_ms, most_ms) in [
-        (LEASE_MS, LEASE_MS, 4 * LEASE_MS),
-        (20 * LEASE_MS, 20 * LEASE_MS, 24 * LEASE_MS),
-    ] {
-        let mut twins = Twins::start();
-        let mut holder = twins.exchange_of(B, vec![ask(1, SECOND_US, of(0, 1))]);
-        holder.lease_ms = lease_ms;
-        twins.exchange(&holder);
-        for (pause_ms, least_ms, most_ms) in [
-            (3_600_000, 3_600_000, 3_600_000 + 4 * LEASE_MS),
-            (0, least_ms, most_ms),
-        ] {
-            let mut pause = fair(batch(1));
-            pause.pause_ms = Some(pause_ms);
-            twins.run(A, pause);
-            let left: u64 = twins.script.server.cli(&["PTTL", KEY]).parse().unwrap();
-            assert!((least_ms..most_ms).contains(&left), "{left} of {lease_ms}");
-        }
-    }
-}
