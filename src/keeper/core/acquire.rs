@@ -104,7 +104,7 @@ impl Core {
             }
             // Narrow before wide, the same in all replicas: for equal classes by value, without overrides, and by name.
             let max = self.updated[leg.limit.0].max();
-            let order = (limit.class_of(&leg.key), max, limit.clone());
+            let order = (limit.class_of(&leg.key), max, limit);
             let queue = self.queues.find_or_make(&mut self.ctx, leg.limit, &leg.key);
             let requester = Requester {
                 id,

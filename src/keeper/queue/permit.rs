@@ -349,7 +349,8 @@ impl Queue {
     /// The batch of the next step. One is reused, since building and dropping one costs more than the step.
     #[inline]
     fn batch_here<'a>(&self, ctx: &'a mut Context) -> &'a mut Batch {
-        let (limit, whole) = (self.local_max(ctx), self.local_max_without_pause(ctx));
+        let whole = self.local_max_without_pause(ctx);
+        let limit = self.in_force(whole, ctx.now);
         let batch = &mut ctx.scratch.batches[0];
         (batch.limit, batch.whole) = (limit, whole);
         batch.max_waiters = self.limit.waiters();
