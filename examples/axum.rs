@@ -24,7 +24,7 @@ use axum::{
     serve::ListenerExt,
 };
 use clap::Parser;
-use futures_util::{StreamExt, stream};
+use futures_util::stream;
 use serde::Deserialize;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
@@ -157,7 +157,9 @@ async fn run(options: Options, more: Router<Demo>) -> Result<(), String> {
     let layer = limiter
         .try_layer(scope)
         .map_err(|error| format!("--max-wait, --max-waiters, --fair-by: {error}"))?
-        .on_lost(options.on_lost());
+        .on_lost(options.on_lost())
+        // A stream that is cut ends with an error: its client does not take it for complete.
+        .at_shutdown(OnLost::Abort);
     let listener = TcpListener::bind(options.listen)
         .await
         .map_err(|error| format!("--listen {}: {error}", options.listen))?;
@@ -238,7 +240,7 @@ enum Phase {
     Open,
     /// The server accepts no new connections, and the limiter grants no new slots.
     Closing,
-    /// All open streams and sockets end.
+    /// All open sockets end.
     Over,
 }
 
@@ -278,7 +280,7 @@ impl Default for Ask {
 }
 
 /// Sends `data: 1`, `data: 2` and so on: the first at once, then one event per `every`.
-async fn stream(State(demo): State<Demo>, Query(ask): Query<Ask>) -> impl IntoResponse {
+async fn stream(Query(ask): Query<Ask>) -> impl IntoResponse {
     let mut ticks = interval(Duration::from_millis(ask.every.max(1)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let numbers = stream::unfold((1, ticks), move |(number, mut ticks)| async move {
@@ -289,7 +291,7 @@ async fn stream(State(demo): State<Demo>, Query(ask): Query<Ask>) -> impl IntoRe
         let event = Event::default().data(number.to_string());
         Some((Ok::<_, Infallible>(event), (number + 1, ticks)))
     });
-    Sse::new(numbers.take_until(until(demo.now, Phase::Over)))
+    Sse::new(numbers)
 }
 
 async fn work(Query(ask): Query<Ask>) -> &'static str {

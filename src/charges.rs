@@ -294,5 +294,6 @@ fn leg(fee: &Fee, cost: u32) -> Leg {
         clamps: fee.clamps,
         tenant: None,
         exempt: false,
+        admitted: true,
     }
 }

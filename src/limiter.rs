@@ -78,10 +78,11 @@ impl Limiter {
         self.keeper.status()
     }
 
-    /// Refuses new and queued requests, and releases all slots after `grace` at the latest.
+    /// Refuses newcomers, and releases all slots after `grace` at the latest.
     ///
-    /// Permits in use may be released during `grace`; the remaining permits are then marked as lost and released. The store
-    /// confirms every release; with the last confirmation, all slots of this process are free for other replicas.
+    /// During `grace`, queued requests keep their places and may be served, admitted requests go on (also to inner layers, and
+    /// with [further charges](crate::Budget::charge)), and permits may be released. The remaining requests are then refused,
+    /// and the remaining permits marked as lost and released. The store confirms every release; with the last confirmation, all slots of this process are free for other replicas.
     /// `shutdown` waits for confirmations until one [`store_timeout`](crate::LimiterBuilder::store_timeout) after `grace`,
     /// but stops after two `store_timeout`s without a new confirmation, and
     /// [reports](ShutdownReport::unconfirmed) the slots whose release was not confirmed. Unconfirmed releases are retried
@@ -107,8 +108,8 @@ impl Limiter {
     /// When a rate changes, a key's use stays the same in units and drains at the new rate: see [Keys and
     /// policies](crate::guide::keys#trying-and-changing-a-limit).
     ///
-    /// The wait does not change: each layer and semaphore keeps its own. Update the other replicas too; while replicas
-    /// differ, the largest value applies.
+    /// The wait does not change: each layer and semaphore keeps its own. Update the other replicas too. While they differ,
+    /// the largest value of a concurrency limit applies, and each replica charges a rate by its own value.
     ///
     /// Layers and semaphores created afterwards may pass the limit with its first values or its new values, or the result
     /// of [`limit`](Self::limit).

@@ -458,6 +458,7 @@ impl Inner {
             clamps: false,
             tenant: bound.payer(),
             exempt: false,
+            admitted: false,
         };
         match &self.others[..] {
             [] => Demand::One(leg(&self.first)),

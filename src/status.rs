@@ -42,13 +42,13 @@ pub(crate) struct InLine {
 }
 
 /// Result of [`Limiter::shutdown`](crate::Limiter::shutdown). A permit has a slot for each of its concurrent limits,
-/// whatever its weight. A request that waits with some of its slots counts as refused.
+/// whatever its weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShutdownReport {
-    /// Queued requests that were refused.
+    /// Requests that still waited at the deadline, perhaps with some of their slots: refused.
     pub refused: usize,
-    /// Slots of permits that were released in time, as the store has confirmed.
+    /// Slots that permits had when the shutdown began, and released in time, as the store has confirmed.
     pub released: usize,
     /// Slots of permits that were still held at the deadline: marked as lost, and released.
     pub lost: usize,

@@ -259,7 +259,8 @@ impl LiveConfig {
     /// change. If a limit gets another `key`, requests with old and with new keys count apart, both up to the new value,
     /// until the old ones have ended.
     ///
-    /// Reload the other replicas too. While replicas differ, the largest value of a limit applies.
+    /// Reload the other replicas too. While they differ, the largest value of a concurrency limit applies, and each replica
+    /// charges a rate by its own value.
     ///
     /// # Errors
     ///

@@ -478,9 +478,9 @@ impl Context {
         self.effects.push(Effect::Log(event));
     }
 
-    /// Logs that a part of the store is in trouble, unless another part was already reported.
+    /// Logs that a part of the store is in trouble, unless this cause was already reported.
     pub fn log_trouble(&mut self, part: Part, cause: Cause, why: &str) {
-        if self.news.begins(cause, part) {
+        if self.news.begins(cause, why, part) {
             let error = why.to_owned();
             self.log(LogEvent::Trouble { cause, error });
         }

@@ -28,6 +28,8 @@ pub(crate) struct Leg {
     /// The limit was off, so its key or value was not looked up. The limit does not apply, even if it is on by now: the
     /// request would count under another key.
     pub exempt: bool,
+    /// Part of a request that has a permit already. A shutdown lets it go on.
+    pub admitted: bool,
 }
 
 /// One of those among whom a limit is fair.

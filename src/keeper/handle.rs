@@ -338,8 +338,8 @@ impl KeeperHandle {
         answer.await.map_err(|_| AcquireErrorKind::Unavailable)
     }
 
-    pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
-        let report = self.keeper.shutdown(deadline).await;
+    pub async fn shutdown(&self, grace: Duration) -> ShutdownReport {
+        let report = self.keeper.shutdown(grace).await;
         if report.unconfirmed > 0 {
             (self.keeper).with(|core, _| core.log_unconfirmed(report.unconfirmed));
         }

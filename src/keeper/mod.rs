@@ -10,7 +10,7 @@
 //! | --- | --- |
 //! | `request` | a request for a permit, as a future |
 //! | `handle` | the interface to limiters, semaphores, permits and operators |
-//! | `shutdown` | how long a shutdown waits for permits, and for the store to confirm their releases |
+//! | `shutdown` | how long a shutdown waits for requests and permits, and for the store to confirm releases |
 //! | `driver` | the task, where it is started, its exchanges in flight, and the watchdogs that check that it runs |
 //! | `lock` | a keeper: its core behind a lock, decisions about the driver, and the effects of a step |
 //! | `core` | the state machine: many queues, one connection for each part of the store |

@@ -1,4 +1,4 @@
-//! The shutdown of a keeper: how long it waits for permits, and for the store to confirm their releases. The decisions
+//! The shutdown of a keeper: how long it waits for requests and permits, and for the store to confirm releases. The decisions
 //! are made without IO, so that a simulation can take the same steps.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
@@ -12,29 +12,36 @@ use crate::{ledger::Seq, limit::MAX_WAIT, status::ShutdownReport};
 /// until an unanswered exchange can no longer run, and one for the next exchange.
 const STALL_TIMEOUTS: u32 = 2;
 
-/// A shutdown, as the core sees it: permits are given time first, then the store.
+/// A shutdown, as the core sees it: requests and permits are given time first, then the store.
 pub(super) struct Shutdown {
     refused: usize,
-    /// Names of the slots that permits held at the beginning.
+    /// Names of the slots that permits held at the beginning, or at the end of the grace.
     held: HashSet<Seq>,
     /// Confirmations by the store when last checked, and the deadline for further progress.
     progress: Option<((u64, usize, usize), Instant)>,
 }
 
 impl Shutdown {
-    /// Begins a shutdown in which permits have this much time.
-    pub fn begin(core: &mut Core, time: Duration, now: Instant) -> Self {
+    /// Begins a shutdown with this grace.
+    pub fn begin(core: &mut Core, grace: Duration, now: Instant) -> Self {
+        core.close(now + grace.min(MAX_WAIT), now);
         Self {
-            refused: core.close(now + time.min(MAX_WAIT), now),
+            refused: 0,
             held: core.held_by_permits(),
             progress: None,
         }
     }
 
-    /// Deadline for permits to be released; `None`: none is left.
-    pub fn permits_have_until(&self, core: &Core) -> Option<Instant> {
-        let until = core.permits_until();
-        until.filter(|_| !core.holds_nothing())
+    /// Deadline for requests to be served and permits to be released; `None`: none is left.
+    pub fn grace_lasts_until(&self, core: &Core) -> Option<Instant> {
+        let until = core.grace_ends_at();
+        until.filter(|_| !core.is_served())
+    }
+
+    /// Refuses the requests, and loses the slots, that are left.
+    pub fn end_grace(&mut self, core: &mut Core, now: Instant) {
+        self.held.extend(core.held_by_permits());
+        self.refused = core.end_grace(now);
     }
 
     /// Deadline for the store to confirm further releases; `None`: all are confirmed.
@@ -49,8 +56,8 @@ impl Shutdown {
             _ => now + STALL_TIMEOUTS * store_timeout,
         };
         self.progress = Some((confirmed, stalls_at));
-        let permits_until = core.permits_until().unwrap_or(now);
-        Some(stalls_at.min(permits_until + store_timeout))
+        let grace_ended_at = core.grace_ends_at().unwrap_or(now);
+        Some(stalls_at.min(grace_ended_at + store_timeout))
     }
 
     /// The fate of the permits, once the store's time is over too.
@@ -69,13 +76,13 @@ impl Shutdown {
 }
 
 impl Keeper {
-    /// Shuts the keeper down. Permits have until the deadline. After that, or as soon as all are released, the store
-    /// has [`STALL_TIMEOUTS`] for each step of progress, and until one `store_timeout` after the deadline in total, to
+    /// Shuts the keeper down. Requests that wait, and permits, have the grace. After that, or as soon as all are gone, the
+    /// store has [`STALL_TIMEOUTS`] for each step of progress, and until one `store_timeout` after the grace in total, to
     /// confirm the releases.
-    pub async fn shutdown(self: &Arc<Self>, deadline: Duration) -> ShutdownReport {
-        let mut shutdown = self.with(|core, now| Shutdown::begin(core, deadline, now));
-        wait_until(self, |core, _| shutdown.permits_have_until(core)).await;
-        self.with(|core, now| core.lose_all(now));
+    pub async fn shutdown(self: &Arc<Self>, grace: Duration) -> ShutdownReport {
+        let mut shutdown = self.with(|core, now| Shutdown::begin(core, grace, now));
+        wait_until(self, |core, _| shutdown.grace_lasts_until(core)).await;
+        self.with(|core, now| shutdown.end_grace(core, now));
         wait_until(self, |core, now| shutdown.store_has_until(core, now)).await;
         self.peek(|core| shutdown.report(core))
     }

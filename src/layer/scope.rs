@@ -18,6 +18,7 @@ use http::{HeaderName, request::Parts, response};
 use super::{
     address::ClientAddress,
     outcome::{Outcome, check_pause},
+    slot::Slot,
     tenants::Tenants,
     values::{Lookup, Values},
 };
@@ -444,6 +445,7 @@ impl Scope {
             clamps: self.clamps_cost,
             tenant: (self.limit.is_fair()).then(|| self.tenants.find(head)),
             exempt: false,
+            admitted: head.extensions.get().is_some_and(Slot::is_held),
         };
         let key = match &self.keys {
             KeySource::Shared => Some(Key::SHARED),

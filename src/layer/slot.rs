@@ -195,6 +195,11 @@ impl Slot {
         iter::successors(Some(self), |slot| slot.outer.as_deref())
     }
 
+    /// Whether the request has been admitted by a layer, and goes on.
+    pub(super) fn is_held(&self) -> bool {
+        self.shares().any(|share| share.upgrade().is_some())
+    }
+
     fn shares(&self) -> impl Iterator<Item = &WeakShare> {
         self.layers().filter_map(|slot| slot.share.as_ref())
     }

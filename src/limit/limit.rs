@@ -27,8 +27,8 @@ use crate::{
 /// assert_eq!(CHAT.max(), 5);
 /// ```
 ///
-/// All replicas should use the same values. While replicas differ, as in a rollout, the largest value applies. Within one
-/// process, two limits with the same name and different values are an error; only the wait may differ. A limit that the
+/// All replicas should use the same values. While they differ, as in a rollout, the largest value of a concurrency limit
+/// applies, and each replica charges a rate by its own value. Within one process, two limits with the same name and different values are an error; only the wait may differ. A limit that the
 /// limiter itself returned ([`Limiter::limit`](crate::Limiter::limit),
 /// [`LiveConfig::limit`](crate::config::LiveConfig::limit), [`Semaphore::limit`](crate::Semaphore::limit)) always stands
 /// for the current values of its name. [Choosing values](crate::guide::keys#choosing-values) helps with the numbers.

@@ -94,7 +94,7 @@ pub struct ReplicaRow {
 pub struct LimitRow {
     /// The limit's name.
     pub limit: String,
-    /// Its value; if replicas differ, the largest, which applies.
+    /// Its value; if replicas differ, the largest, which applies to concurrency limits.
     pub max: u32,
     /// Its value without an operator's override: as declared in code or in the configuration file.
     pub declared_max: u32,

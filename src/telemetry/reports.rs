@@ -13,7 +13,7 @@ use crate::{
     error::LostErrorKind,
     leases::QueueId,
     limit::{Limit, LimitId},
-    part::{PARTS, Part},
+    part::Part,
     store::Failure,
 };
 
@@ -149,6 +149,7 @@ pub(crate) enum Cause {
     Full,
 }
 
+/// Number of [`Cause`]s.
 pub(crate) const CAUSES: usize = 3;
 
 impl Cause {
@@ -160,35 +161,44 @@ impl Cause {
     }
 }
 
-/// Failures of the store's parts that were logged: the first part to fail speaks for all of them, and so does the last
-/// to recover. A bit for each cause and part.
+/// The trouble of the store, as far as it was logged. The first part to fail speaks for all of them, and so does the last to
+/// recover. Meanwhile each cause is told once: what is wrong may change.
 #[derive(Debug, Default)]
-pub(crate) struct StoreNews(u64);
+pub(crate) struct StoreNews {
+    failed: BTreeSet<Part>,
+    told: Vec<(Cause, String)>,
+}
 
-const _: () = assert!(CAUSES * PARTS <= 64);
+/// A store that finds ever new words is not told of any further.
+const MOST_TOLD: usize = 16;
 
 impl StoreNews {
-    /// Marks a part as failed. Returns whether no part had failed before for this cause.
-    pub(crate) fn begins(&mut self, cause: Cause, part: Part) -> bool {
-        let all = ((1 << PARTS) - 1) << (cause as usize * PARTS);
-        let is_first = self.0 & all == 0;
-        self.0 |= bit(cause as usize, part);
-        is_first
+    /// Marks a part as failed. Returns whether no part had failed for this cause, since all were well.
+    pub(crate) fn begins(&mut self, cause: Cause, why: &str, part: Part) -> bool {
+        self.failed.insert(part);
+        // Errors of the connection vary with the moment, for one cause. Those of a server have a code.
+        let mut words = why.split(|one: char| !one.is_ascii_uppercase());
+        let code = words.find(|word| word.len() >= SHORTEST_CODE).unwrap_or("");
+        let told = (cause, code.to_owned());
+        let is_news = self.told.len() < MOST_TOLD && !self.told.contains(&told);
+        if is_news {
+            self.told.push(told);
+        }
+        is_news
     }
 
     /// Marks a part as recovered. Returns whether this was the last failed part.
     pub(crate) fn ends(&mut self, part: Part) -> bool {
-        let causes = (0..CAUSES).map(|cause| bit(cause, part));
-        let own = causes.fold(0, |all, bit| all | bit);
-        let had_failed = self.0 != 0;
-        self.0 &= !own;
-        had_failed && self.0 == 0
+        let is_last = self.failed.remove(&part) && self.failed.is_empty();
+        if is_last {
+            self.told.clear();
+        }
+        is_last
     }
 }
 
-fn bit(cause: usize, part: Part) -> u64 {
-    1 << (cause * PARTS + part.number())
-}
+/// Length of `OOM`.
+const SHORTEST_CODE: usize = 3;
 
 #[cfg(test)]
 mod tests {
@@ -197,11 +207,33 @@ mod tests {
     #[test]
     fn the_first_part_that_fails_and_the_last_that_recovers_are_news() {
         let mut news = StoreNews::default();
-        let began = Part::all().filter(|part| news.begins(Cause::Outage, *part));
+        let began = Part::all().filter(|part| news.begins(Cause::Outage, "timed out", *part));
         assert_eq!(began.collect::<Vec<_>>(), [Part::of(0)]);
-        assert!(news.begins(Cause::Refusal, Part::of(15)), "another cause");
         let ended = Part::all().rev().filter(|part| news.ends(*part));
         assert_eq!(ended.collect::<Vec<_>>(), [Part::of(0)]);
         assert!(!news.ends(Part::of(0)), "nothing was wrong");
+    }
+
+    #[test]
+    fn a_cause_is_news_until_all_is_well() {
+        let mut news = StoreNews::default();
+        let mut is_news = |cause, why: &str| news.begins(cause, why, Part::of(0));
+        let tells = [
+            (Cause::Outage, "connection refused", true),
+            (Cause::Outage, "no answer in 500ms", false),
+            (Cause::Outage, "READONLY: the server is a replica", true),
+            (Cause::Refusal, "127.0.0.1:1: WRONGPASS: the user", true),
+            (Cause::Refusal, "127.0.0.1:2: WRONGPASS: the user", false),
+            (Cause::Refusal, "NOPERM: the user", true),
+            (Cause::Full, "OOM: the server", true),
+            (Cause::Outage, "connection refused", false),
+        ];
+        for (cause, why, expected) in tells {
+            assert_eq!(is_news(cause, why), expected, "{why}");
+        }
+        let ever_new = ('A'..='Z').filter(|one| is_news(Cause::Outage, &one.to_string().repeat(3)));
+        assert_eq!(ever_new.count(), MOST_TOLD - 5);
+        assert!(news.ends(Part::of(0)));
+        assert!(news.begins(Cause::Outage, "connection refused", Part::of(0)));
     }
 }

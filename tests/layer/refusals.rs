@@ -90,6 +90,26 @@ async fn shutdown_refuses_waiters() {
     assert_eq!(kind(&waiting.await.unwrap()), RefusalKind::ShutDown);
 }
 
+/// G4: a request that an outer layer has admitted is no newcomer to an inner one.
+#[tokio::test]
+async fn a_shutdown_lets_a_waiter_through_all_layers() {
+    let limiter = Limiter::in_memory();
+    let permit = take(&limiter).await;
+    let inner = limiter.layer(Limit::concurrent("inner", 1));
+    let both = (limiter.layer(ONE.wait_up_to(GUARD)), inner);
+    let mut waiting = task::spawn(both.layer(serve(Full::from("served"))).oneshot(get("/")));
+    assert_pending!(waiting.poll());
+    let mut shutdown = task::spawn(limiter.shutdown(GUARD));
+    assert_pending!(shutdown.poll());
+    assert_eq!(
+        kind(&answer(limiter.layer(ONE)).await),
+        RefusalKind::ShutDown
+    );
+    drop(permit);
+    assert_eq!(waiting.await.unwrap().status(), StatusCode::OK);
+    assert_eq!(shutdown.await.refused, 0);
+}
+
 /// How long slots are held says nothing about the end of a shutdown, or of an outage.
 #[tokio::test(start_paused = true)]
 async fn only_a_limit_that_was_reached_delays_the_retry() {

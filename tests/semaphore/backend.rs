@@ -67,7 +67,7 @@ macro_rules! promises {
             keys_do_not_share_slots,
             limits_do_not_share_slots,
             shutdown_refuses_waiters_and_takes_back_permits,
-            shutdown_waits_for_holders,
+            shutdown_waits_for_holders_and_waiters,
             dropping_a_permit_outside_a_runtime_is_fine,
             a_panicking_holder_gives_its_slot_back,
             hostile_keys_work,

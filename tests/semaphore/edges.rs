@@ -1,6 +1,10 @@
-//! Costs in an outage, the order of equal limits, and heavy permits after a pause. Time is paused, so all figures are exact.
+//! Costs in an outage, the order of equal limits, heavy permits after a pause, and deploys. Time is paused, so all figures are exact.
 
-use std::{convert::Infallible, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -192,5 +196,47 @@ async fn a_loss_is_found_once() {
         sleep(20 * SECOND).await;
         assert!(asked.iter().filter(|one| one.is_finished()).count() >= waiters.min(2));
         asked.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+}
+
+/// G4: a rolling deploy refuses nobody: requests that wait in a replica whose balancer has left it are served there.
+#[tokio::test(start_paused = true)]
+async fn a_rolling_deploy_refuses_nobody() {
+    const WORK: Duration = Duration::from_millis(400);
+    let store = TestStore::new();
+    let limit = Limit::concurrent("slots", 4).wait_up_to(60 * SECOND);
+    let open = Arc::new(Mutex::new(replicas(&store, 3).await));
+    let clients = (0..30).map(|number| {
+        let (open, limit) = (open.clone(), limit.clone());
+        tokio::spawn(async move {
+            let mut answers = Vec::new();
+            for turn in 0..6 {
+                let semaphore = {
+                    let open = open.lock().expect("no panic");
+                    open[(number + turn) % open.len()].semaphore(&limit, "key")
+                };
+                let answer = semaphore.acquire().await;
+                answers.push(answer.as_ref().err().map(|error| error.kind()));
+                sleep(WORK).await;
+                drop(answer);
+            }
+            answers
+        })
+    });
+    let clients: Vec<_> = clients.collect();
+    for _ in 0..3 {
+        sleep(2 * SECOND).await;
+        let new = replicas(&store, 1).await;
+        let old = {
+            let mut open = open.lock().expect("no panic");
+            open.extend(new);
+            let busy = open.iter().position(|one| one.status().waiting > 0);
+            open.remove(busy.expect("some wait"))
+        };
+        let report = old.shutdown(20 * SECOND).await;
+        assert_eq!((report.refused, report.lost, report.unconfirmed), (0, 0, 0));
+    }
+    for answers in clients {
+        assert_eq!(answers.await.expect("no panic"), [None; 6]);
     }
 }

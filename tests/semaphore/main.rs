@@ -298,10 +298,14 @@ async fn shutdown_refuses_waiters_and_takes_back_permits(backend: Backend) {
     }
 }
 
-async fn shutdown_waits_for_holders(backend: Backend) {
+/// G4: who waits when a shutdown begins is served in turn.
+async fn shutdown_waits_for_holders_and_waiters(backend: Backend) {
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("a", 1).wait_up_to(GUARD), "key");
     let holder = semaphore.acquire().await.expect("free");
+    let mut waiter = semaphore.acquire();
+    start(&mut waiter);
+    until_waiting(&semaphore, 1).await;
     let shutdown = tokio::spawn(async move { limiter.shutdown(GUARD).await });
     let closed = async {
         while semaphore.try_acquire().await.expect_err("taken").kind() != AcquireErrorKind::ShutDown
@@ -312,11 +316,10 @@ async fn shutdown_waits_for_holders(backend: Backend) {
     closed.await;
     assert!(!holder.is_lost());
     drop(holder);
+    drop(waiter.await.expect("its turn"));
     let report = shutdown.await.expect("no panic");
-    assert_eq!(
-        (report.released, report.lost, report.unconfirmed),
-        (1, 0, 0)
-    );
+    assert_eq!((report.refused, report.released), (0, 1));
+    assert_eq!((report.lost, report.unconfirmed), (0, 0));
 }
 
 async fn dropping_a_permit_outside_a_runtime_is_fine(backend: Backend) {

@@ -519,7 +519,7 @@ async fn a_shutdown_waits_for_earlier_releases() {
     let store = TestStore::new();
     let limiter = replica(&store).await;
     let holder = semaphore(&store, &ONE).await.acquire().await.expect("free");
-    let one = limiter.semaphore(&ONE, "key");
+    let one = limiter.semaphore(ONE.wait_up_to(2 * GRACE), "key");
     let mut waiter = one.acquire();
     start(&mut waiter);
     until_waiting(&one, 1).await;

@@ -180,7 +180,8 @@ function limitFacts(limit) {
   ];
   if (limit.fair) facts.push(["Order", "fair among tenants"]);
   if (limit.oldest_wait_ms !== null) facts.push(["Oldest wait", duration(limit.oldest_wait_ms)]);
-  if (limit.differs) facts.push(["Replicas", "differ in value, mode or fairness: the largest value applies", "warn"]);
+  const applies = isRate(limit) ? "each charges by its own" : "the largest value applies";
+  if (limit.differs) facts.push(["Replicas", `differ in value, mode or fairness: ${applies}`, "warn"]);
   return facts;
 }
 

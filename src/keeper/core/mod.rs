@@ -116,8 +116,10 @@ pub(super) struct Core {
     orphaned: bool,
     /// When to take a step for a pending shutdown.
     alarm: Option<Instant>,
-    /// Deadline for permits to be released, by the latest call of a shutdown; and the names of the slots that were lost then.
-    permits_until: Option<Instant>,
+    /// Deadline for requests to be served and permits to be released, by the latest call of a shutdown; whether one has
+    /// passed; and the names of the slots that were lost then.
+    grace_ends_at: Option<Instant>,
+    closed: bool,
     lost_names: HashSet<Seq>,
     refusals: Refusals,
     standings: Standings,
@@ -456,7 +458,8 @@ impl Core {
             complained: HashMap::new(),
             orphaned: false,
             alarm: None,
-            permits_until: None,
+            grace_ends_at: None,
+            closed: false,
             lost_names: HashSet::new(),
             refusals: Refusals::default(),
             standings: Standings::default(),
@@ -490,11 +493,6 @@ impl Core {
 
     pub fn is_ending(&self) -> bool {
         self.ctx.ending
-    }
-
-    /// Whether no permit has a slot or an unsettled account.
-    pub fn holds_nothing(&self) -> bool {
-        self.ctx.counts.held == 0 && self.accounts.is_empty()
     }
 
     /// Changes whenever the store confirms a release, a report of spending or a refund.

@@ -41,7 +41,8 @@ impl Core {
 
     #[inline]
     fn try_submit(&mut self, demand: &Demand, label: &Label) -> Result<RequestId, AcquireError> {
-        if self.ctx.ending {
+        let is_newcomer = || !demand.legs().iter().any(|leg| leg.admitted);
+        if self.closed || self.ctx.ending && is_newcomer() {
             return Err(self.refusal(demand.first_limit(), AcquireErrorKind::ShutDown));
         }
         if let Some(error) = self.pause_of(demand) {
@@ -488,14 +489,21 @@ impl Core {
         self.ctx.driven
     }
 
-    /// Refuses newcomers from now on, and all waiting requests. Returns the number of these. Permits have this much time: the
-    /// latest call counts.
-    pub fn close(&mut self, permits_until: Instant, now: Instant) -> usize {
+    /// Refuses newcomers from now on. Waiting requests and permits have this much time: the latest call counts.
+    pub fn close(&mut self, grace_ends_at: Instant, now: Instant) {
         (self.ctx.now, self.ctx.ending) = (now, true);
-        self.permits_until = Some(permits_until);
+        self.grace_ends_at = Some(grace_ends_at);
         self.empty_pools();
+        self.follow_decisions();
+    }
+
+    /// Refuses all requests from now on, also those that wait, and loses all slots. Returns the number of requests that
+    /// waited.
+    pub fn end_grace(&mut self, now: Instant) -> usize {
+        (self.ctx.now, self.closed) = (now, true);
         let refused = self.refuse_all(AcquireErrorKind::ShutDown);
         self.follow_decisions();
+        self.lose_all(now);
         refused
     }
 
@@ -519,9 +527,19 @@ impl Core {
         !queues.any(Queue::repeats_releases)
     }
 
-    /// Until when permits have time in a shutdown.
-    pub fn permits_until(&self) -> Option<Instant> {
-        self.permits_until
+    /// Whether no request is left, and no permit has a slot or an unsettled account.
+    pub fn is_served(&self) -> bool {
+        self.requests.is_empty() && self.holds_nothing()
+    }
+
+    /// Whether no permit has a slot or an unsettled account.
+    pub fn holds_nothing(&self) -> bool {
+        self.ctx.counts.held == 0 && self.accounts.is_empty()
+    }
+
+    /// Until when requests and permits have time in a shutdown.
+    pub fn grace_ends_at(&self) -> Option<Instant> {
+        self.grace_ends_at
     }
 
     pub fn alarm(&self) -> Option<Instant> {
@@ -560,7 +578,7 @@ impl Core {
     /// or may soon be none.
     pub fn log_unreleased(&mut self) {
         self.ctx.log_reports();
-        if !self.orphaned || self.permits_until.is_some() || !self.ctx.shared {
+        if !self.orphaned || self.grace_ends_at.is_some() || !self.ctx.shared {
             return;
         }
         let count = self.queues.iter().map(Queue::unreleased).sum();

@@ -335,11 +335,9 @@ impl Core {
         let change = step(breaker, self.ctx.now, &mut self.ctx.rng);
         let (availability, is_up) = (breaker.availability(), breaker.is_well());
         self.ctx.set_availability(part, availability);
+        let refused = availability == Availability::Refused;
         let state = match change {
-            Transition::Opened { is_news: true } => Some(StoreState::Down {
-                was_up,
-                refused: availability == Availability::Refused,
-            }),
+            Transition::Opened { is_news: true } => Some(StoreState::Down { was_up, refused }),
             _ if is_up && !was_up => Some(StoreState::Up),
             _ => None,
         };
@@ -363,7 +361,9 @@ impl Core {
             self.measure_limits();
         }
         match change {
-            Transition::Opened { is_news: true } => self.ctx.log_trouble(part, cause, why),
+            Transition::Opened { .. } | Transition::StaysOpen => {
+                self.ctx.log_trouble(part, cause, why);
+            }
             Transition::Closed { is_news: true } | Transition::Recovered => {
                 self.ctx.log_recovery(part);
             }

@@ -152,6 +152,7 @@ impl World {
             clamps: true,
             tenant: tenant.clone(),
             exempt: false,
+            admitted: false,
         };
         if self.spends && self.rng.bool() {
             return Demand::One(leg(2, key, wait));

@@ -372,6 +372,7 @@ impl World {
             clamps: true,
             tenant: None,
             exempt: false,
+            admitted: false,
         };
         let demand = |key| match (shape.streams || with_rate && !shape.hot, shape.in_parts) {
             (false, _) => Demand::One(leg(0, key)),
@@ -567,7 +568,7 @@ impl World {
         };
         let core = &mut self.replicas[replica].core;
         let mut until = match closing.is_store_asked {
-            false => closing.shutdown.permits_have_until(core),
+            false => closing.shutdown.grace_lasts_until(core),
             true => closing.shutdown.store_has_until(core, now),
         };
         until = until.filter(|until| now < *until);
@@ -577,7 +578,7 @@ impl World {
             return false;
         }
         if !closing.is_store_asked {
-            core.lose_all(now);
+            closing.shutdown.end_grace(core, now);
             closing.is_store_asked = true;
             self.replicas[replica].closing = Some(closing);
             return true;

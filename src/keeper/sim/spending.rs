@@ -97,6 +97,7 @@ impl World {
             clamps: fee.clamps,
             tenant: None,
             exempt: false,
+            admitted: true,
         };
         self.note(|| format!("client {client} is to be charged {}", leg.cost));
         let now = self.local();

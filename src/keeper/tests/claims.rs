@@ -544,7 +544,7 @@ fn a_shutdown_gives_back_all_the_times_that_were_reserved() {
     }
     world.settle();
     assert_ne!(world.rate_ends(), before);
-    assert_eq!(world.close(), 3);
+    assert_eq!(world.end_grace(), 3);
     world.settle();
     assert_eq!(world.rate_ends(), before);
 }
@@ -702,7 +702,7 @@ fn all_times_that_were_reserved_are_given_back_in_any_case() {
         if in_flight {
             let sent = world.send(0);
             assert_eq!(sent.exchange.claims.len(), 3);
-            assert_eq!(world.close(), 3);
+            assert_eq!(world.end_grace(), 3);
             world.complete(0, &sent);
         } else {
             world.settle();

@@ -300,8 +300,7 @@ fn a_claim_granted_before_a_shutdown_is_not_admitted_after_it() {
     let asked = world.all(0, vec![leg(0, PATIENT), leg(1, PATIENT)]);
     world.settle();
     // Both are granted and not yet collected.
-    world.close();
-    world.lose_all();
+    world.end_grace();
     world.settle();
     assert_eq!(world.ledger(), (0, 0));
     assert_eq!(refused(world.see(single)), Some(AcquireErrorKind::ShutDown));

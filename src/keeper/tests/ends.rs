@@ -75,18 +75,46 @@ fn a_request_dropped_at_any_point_leaves_nothing_behind() {
     }
 }
 
-/// G5: a shutdown empties the queue.
+/// G4, G5: who waits when a shutdown begins keeps its place until the grace ends.
 #[test]
-fn a_shutdown_refuses_who_waits() {
+fn a_shutdown_refuses_who_waits_at_its_end() {
     let mut world = World::new(1, &ONE);
     let holder = world.ask(0, PATIENT);
-    let waiter = world.ask(0, PATIENT);
+    let [next, last] = [(); 2].map(|()| world.ask(0, PATIENT));
     world.settle();
     assert!(held(world.collect(0, &holder)));
-    assert_eq!(world.close(), 1);
-    assert_eq!(world.refusal(0, &waiter), Some(AcquireErrorKind::ShutDown));
+    world.close();
     world.settle();
-    assert_eq!(world.ledger(), (1, 0));
+    assert_eq!(world.ledger(), (1, 2));
+    world.release(0, &holder);
+    world.settle();
+    assert!(held(world.collect(0, &next)));
+    assert!(!world.keepers[0].is_served());
+    assert_eq!(world.end_grace(), 1);
+    assert_eq!(world.refusal(0, &last), Some(AcquireErrorKind::ShutDown));
+    world.settle();
+    assert_eq!(world.ledger(), (0, 0));
+    assert!(world.keepers[0].is_served());
+}
+
+/// A request that goes on after its admission is no newcomer to a shutdown, until the grace ends.
+#[test]
+fn a_shutdown_refuses_nothing_further_of_who_is_admitted() {
+    let mut world = World::new(2, &ONE);
+    let mut ask = |admitted, step: fn(&mut World)| {
+        step(&mut world);
+        let further = Leg {
+            admitted,
+            ..leg(0, PATIENT)
+        };
+        let now = world.local();
+        let asked = world.keepers[0].submit_unlabelled(&Demand::One(further), now);
+        asked.err().map(|error| error.kind())
+    };
+    let refused = Some(AcquireErrorKind::ShutDown);
+    assert_eq!(ask(false, World::close), refused);
+    assert_eq!(ask(true, |_| {}), None);
+    assert_eq!(ask(true, |world| assert_eq!(world.end_grace(), 1)), refused);
 }
 
 /// G6: an exchange that runs after its release was acknowledged leaves a ghost only briefly.

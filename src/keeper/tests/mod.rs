@@ -210,9 +210,14 @@ impl World {
         }
     }
 
-    fn close(&mut self) -> usize {
+    fn close(&mut self) {
         let now = self.local();
-        self.keepers[0].close(now + LEASE, now)
+        self.keepers[0].close(now + LEASE, now);
+    }
+
+    fn end_grace(&mut self) -> usize {
+        let now = self.local();
+        self.keepers[0].end_grace(now)
     }
 
     fn lose_all(&mut self) {
@@ -343,6 +348,7 @@ pub(super) fn leg(limit: usize, wait: Duration) -> Leg {
         clamps: true,
         tenant: None,
         exempt: false,
+        admitted: false,
     }
 }
 

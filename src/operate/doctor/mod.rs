@@ -155,7 +155,7 @@ fn of_limits(answers: &Answers<LimitRow>) -> Option<Finding> {
         }
         _ => {
             let text = format!(
-                "replicas differ in {}: the largest value applies{more}",
+                "replicas differ in {}: the largest value applies, and of a rate each one's own{more}",
                 differ.join(", ")
             );
             Finding::new(Check::Limits, Health::Warning, text)

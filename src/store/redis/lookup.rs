@@ -2,12 +2,13 @@
 //!
 //! A lookup blocks a thread of the runtime until the resolver answers or gives up, which can take much longer than an
 //! attempt to connect, and it cannot be aborted. So an attempt that runs out of time leaves its lookup to the next one;
-//! otherwise many threads would wait for a name server that does not answer. (With TLS, to sentinels and to the target of an
-//! ASK the `redis` crate looks names up, once for each attempt.)
+//! otherwise many threads would wait for a name server that does not answer. A name with several addresses may lead to a
+//! server that does no work, such as a replica: the next attempt goes to others. (With TLS, to sentinels and to the target
+//! of an ASK the `redis` crate looks names up, once for each attempt.)
 
 use std::{
-    collections::HashMap,
-    io,
+    collections::{HashMap, HashSet},
+    io, mem,
     net::{IpAddr, SocketAddr, ToSocketAddrs},
     sync::{Arc, Mutex},
 };
@@ -17,9 +18,13 @@ use tokio::task::{AbortHandle, spawn_blocking};
 
 use super::locked::locked;
 
-/// Lookups that are not over, by host and port.
 #[derive(Default)]
-pub(super) struct Lookups(Mutex<HashMap<(String, u16), Lookup>>);
+pub(super) struct Lookups {
+    /// Those that are not over, by host and port.
+    open: Mutex<HashMap<(String, u16), Lookup>>,
+    /// Addresses that were connected to, one after the other, since a server did any work.
+    tried: Mutex<HashSet<SocketAddr>>,
+}
 
 struct Lookup {
     task: AbortHandle,
@@ -49,7 +54,7 @@ impl Lookups {
         resolve: impl FnOnce() -> io::Result<Vec<SocketAddr>> + Send + 'static,
     ) -> io::Result<Vec<SocketAddr>> {
         let addresses = {
-            let mut lookups = locked(&self.0);
+            let mut lookups = locked(&self.open);
             // An answer that no attempt has waited for may be old.
             lookups.retain(|_, lookup| !lookup.task.is_finished());
             let lookup = lookups
@@ -59,6 +64,29 @@ impl Lookups {
         };
         let addresses = addresses.await;
         addresses.map_err(|error| io::Error::new(error.kind(), error.to_string()))
+    }
+
+    /// Connects to one of these addresses, if possible to one that was not tried. If that fails, all will be next.
+    pub(super) async fn connect<T, E>(
+        &self,
+        addresses: Vec<SocketAddr>,
+        connect: impl AsyncFnOnce(Vec<SocketAddr>) -> Result<(T, SocketAddr), E>,
+    ) -> Result<T, E> {
+        let mut tried = mem::take(&mut *locked(&self.tried));
+        tried.retain(|known| addresses.contains(known));
+        if tried.len() == addresses.len() {
+            tried.clear();
+        }
+        let others = addresses.into_iter().filter(|one| !tried.contains(one));
+        let (connected, address) = connect(others.collect()).await?;
+        tried.insert(address);
+        *locked(&self.tried) = tried;
+        Ok(connected)
+    }
+
+    /// The server of the latest connection works.
+    pub(super) fn works(&self) {
+        locked(&self.tried).clear();
     }
 }
 
@@ -101,7 +129,7 @@ mod tests {
         assert_eq!(second.await.expect("an address"), [address]);
         // The addresses may change at any time.
         let is_over = || {
-            locked(&lookups.0)
+            locked(&lookups.open)
                 .values()
                 .all(|lookup| lookup.task.is_finished())
         };
@@ -110,6 +138,38 @@ mod tests {
         }
         let third = lookups.resolved(server(), || Ok(Vec::new()));
         assert!(third.await.expect("an answer").is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_name_leads_to_all_its_addresses_in_turn() {
+        let lookups = Lookups::default();
+        let [one, two, three] = [1, 2, 3].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        // The first is the nearest; some are not there.
+        let reached = async |addresses: &[SocketAddr], gone: &[SocketAddr]| {
+            let connect = async |among: Vec<SocketAddr>| {
+                let nearest = among.into_iter().find(|one| !gone.contains(one));
+                nearest.map(|one| (one, one)).ok_or(())
+            };
+            lookups.connect(addresses.to_vec(), connect).await.ok()
+        };
+        let all = [one, two, three];
+        for expected in [one, two, three, one] {
+            assert_eq!(reached(&all, &[]).await, Some(expected));
+        }
+        lookups.works();
+        assert_eq!(reached(&all, &[]).await, Some(one));
+        assert_eq!(reached(&all, &[two, three]).await, None);
+        assert_eq!(
+            reached(&all, &[two, three]).await,
+            Some(one),
+            "not given up"
+        );
+        assert_eq!(reached(&[one], &[]).await, Some(one), "there is no other");
+        assert_eq!(
+            reached(&[three, two], &[]).await,
+            Some(three),
+            "other addresses"
+        );
     }
 
     #[tokio::test]

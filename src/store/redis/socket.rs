@@ -105,7 +105,8 @@ pub(super) async fn open(
             opening.at(Stage::Address);
             let addresses = lookups.addresses(host, *port).await?;
             opening.at(Stage::Socket);
-            let stream = connect(addresses, info.tcp_settings()).await?;
+            let connect = async |addresses| connect(addresses, info.tcp_settings()).await;
+            let stream = lookups.connect(addresses, connect).await?;
             greet(info, stream, config, opening).await
         }
         #[cfg(unix)]
@@ -158,15 +159,19 @@ pub(super) async fn spawn(
 }
 
 /// Connects to whichever address of the host answers first.
-async fn connect(addresses: Vec<SocketAddr>, settings: &TcpSettings) -> RedisResult<TcpStream> {
+async fn connect(
+    addresses: Vec<SocketAddr>,
+    settings: &TcpSettings,
+) -> RedisResult<(TcpStream, SocketAddr)> {
+    let attempt = async |address| TcpStream::connect(address).await.map(|one| (one, address));
     let attempts: Vec<_> = addresses
         .into_iter()
-        .map(|address| TcpStream::connect(address).boxed())
+        .map(|address| attempt(address).boxed())
         .collect();
     if attempts.is_empty() {
         return Err(std::io::Error::from(std::io::ErrorKind::AddrNotAvailable).into());
     }
-    let (stream, _others) = select_ok(attempts).await?;
+    let ((stream, address), _others) = select_ok(attempts).await?;
     stream.set_nodelay(settings.nodelay())?;
     let socket = SockRef::from(&stream);
     if let Some(keepalive) = settings.keepalive() {
@@ -174,7 +179,7 @@ async fn connect(addresses: Vec<SocketAddr>, settings: &TcpSettings) -> RedisRes
     }
     #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
     socket.set_tcp_user_timeout(settings.user_timeout())?;
-    Ok(stream)
+    Ok((stream, address))
 }
 
 /// Without a crypto provider rustls would panic.
@@ -211,7 +216,7 @@ mod tests {
         let info = format!("redis://{address}");
         let info = prepared(info.into_connection_info().expect("a URL"));
         let stream = connect(vec![address], info.tcp_settings()).await;
-        let stream = stream.expect("connected");
+        let (stream, _) = stream.expect("connected");
         let socket = SockRef::from(&stream);
         assert!(socket.keepalive().expect("an option"));
         let idle = socket.tcp_keepalive_time().expect("an option");
