@@ -111,7 +111,7 @@
 //! - the path has an escaped slash or dot segment, a backslash, an escape of an escape (`%2541`), or empty segments
 //!   beside dot segments: proxies and routers disagree where its segments end. If the service's router does not decode
 //!   slashes before it matches a path, as in axum, set `escaped_slashes = true` for the routes that need them:
-//!   `/projects/a%2Fb` is then on the route of `/projects/{id}`.
+//!   `/projects/a%2Fb` is then on the route of `/projects/{id}`. `/projects/..%2Fb` is still refused.
 //!
 //! Logs and metrics show these refusals as the limit `ambiguous-path`, with the reason `ambiguous_path`. No limit of a
 //! file may have this name.

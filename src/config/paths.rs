@@ -51,6 +51,12 @@ pub(super) fn is_ambiguous(path: &str) -> bool {
         || has_dots && path.contains("//")
 }
 
+/// Whether a server that decodes slashes, once or twice, may find a dot segment.
+pub(super) fn may_have_dots(path: &str) -> bool {
+    let plain = decoded(&decoded(path));
+    decoded(&plain) != plain || plain.split(['/', '\\']).any(is_dots)
+}
+
 fn is_dots(segment: &str) -> bool {
     matches!(segment, "." | "..")
 }

@@ -7,7 +7,7 @@ use matchit::{InsertError, Router};
 
 use super::{
     error::Faults,
-    paths::{forms, is_ambiguous, is_canonical, without_end_slash},
+    paths::{forms, is_ambiguous, is_canonical, may_have_dots, without_end_slash},
     route::RouteConfig,
 };
 
@@ -103,7 +103,9 @@ impl Routes {
         let mut found = forms.iter().filter_map(|form| tree.find(form));
         let route = found.next();
         let is_one = found.all(|other| Some(other) == route);
-        let takes_it = route.is_some_and(|route| self.take_ambiguous[route]);
+        // Dot segments beside escaped slashes may lead out of the route.
+        let takes_it =
+            route.is_some_and(|route| self.take_ambiguous[route]) && !may_have_dots(path);
         match is_one && (takes_it || !is_ambiguous(path)) {
             true => Ok(route),
             false => Err(Ambiguous),
@@ -391,6 +393,13 @@ mod tests {
             ("/p/%78%2Fb", Ok(Some(0))),
             ("/p/%78", Err(Ambiguous)),
             ("/p/%2e%2e/costly", Err(Ambiguous)),
+            ("/p/..%2Fcostly", Err(Ambiguous)),
+            ("/p/%2E.%2f%63ostly", Err(Ambiguous)),
+            ("/p/a%2F..%2F..%2Fcostly", Err(Ambiguous)),
+            ("/p/..%5Ccostly", Err(Ambiguous)),
+            ("/p/..%252Fcostly", Err(Ambiguous)),
+            ("/p/..%25252Fcostly", Err(Ambiguous)),
+            ("/p/a..%2Fb.", Ok(Some(0))),
             ("/costly%2F", Err(Ambiguous)),
             ("/p%2Fa", Err(Ambiguous)),
         ] {
