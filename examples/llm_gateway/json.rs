@@ -8,13 +8,13 @@ use crate::estimate::Estimate;
 
 /// Bytes kept of a key, and of the beginning of a string.
 const MAX_KEPT: usize = 64;
-/// Depth of objects and arrays beyond which values are ignored.
+/// Depth of objects and arrays beyond which values, and keys as texts, are reported at the place of this depth.
 const MAX_DEPTH: usize = 128;
 
 /// A value at some path.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Item<'a> {
-    /// A string: its estimated tokens, in the unit of [`Estimate`], and its beginning.
+    /// A string, or a key or number too long to be known: its estimated tokens, in the unit of [`Estimate`], and its beginning.
     Text(u64, &'a [u8]),
     /// A non-negative integer.
     Number(u64),
@@ -32,8 +32,8 @@ pub(crate) enum Item<'a> {
 pub(crate) struct Scanner {
     place: String,
     levels: Vec<Level>,
-    /// Open objects and arrays beyond `MAX_DEPTH`.
-    ignored: usize,
+    /// Number of open objects and arrays beyond `MAX_DEPTH`.
+    deeper: usize,
     token: Token,
     escape: Escape,
     /// First half of a character that is escaped as two UTF-16 code units.
@@ -99,7 +99,7 @@ impl Scanner {
         }
         self.place.clear();
         self.levels.clear();
-        (self.ignored, self.token, self.escape) = (0, Token::None, Escape::None);
+        (self.deeper, self.token, self.escape) = (0, Token::None, Escape::None);
     }
 
     fn read_mark(&mut self, byte: u8, on_item: &mut impl FnMut(&str, Item<'_>)) {
@@ -108,7 +108,7 @@ impl Scanner {
             b'{' | b'[' => self.open(byte == b'{'),
             b'}' | b']' => self.close(on_item),
             b'"' => {
-                let is_key = level.is_some_and(|level| level.expects_key);
+                let is_key = self.deeper == 0 && level.is_some_and(|level| level.expects_key);
                 self.begin(if is_key { Token::Key } else { Token::Text });
             }
             b',' => {
@@ -126,7 +126,7 @@ impl Scanner {
 
     fn open(&mut self, is_object: bool) {
         if self.levels.len() == MAX_DEPTH {
-            self.ignored += 1;
+            self.deeper += 1;
             return;
         }
         self.levels.push(Level {
@@ -140,8 +140,8 @@ impl Scanner {
     }
 
     fn close(&mut self, on_item: &mut impl FnMut(&str, Item<'_>)) {
-        if self.ignored > 0 {
-            self.ignored -= 1;
+        if self.deeper > 0 {
+            self.deeper -= 1;
         } else if let Some(level) = self.levels.pop() {
             self.place.truncate(level.place);
             on_item(&self.place, Item::End);
@@ -227,14 +227,15 @@ impl Scanner {
     }
 
     fn end_string(&mut self, on_item: &mut impl FnMut(&str, Item<'_>)) {
-        if self.token == Token::Key {
-            if let Some(level) = self.levels.last_mut().filter(|_| self.ignored == 0) {
-                level.expects_key = false;
-                self.place.truncate(level.place);
-                self.place.push('.');
-                self.place.push_str(&String::from_utf8_lossy(&self.kept));
-            }
-        } else if self.ignored == 0 {
+        if self.token == Token::Key
+            && let Some(level) = self.levels.last_mut()
+        {
+            level.expects_key = false;
+            self.place.truncate(level.place);
+            self.place.push('.');
+            self.place.push_str(&String::from_utf8_lossy(&self.kept));
+        }
+        if self.token == Token::Text || self.is_long() {
             on_item(&self.place, Item::Text(self.estimate.cost(), &self.kept));
         }
         (self.token, self.escape) = (Token::None, Escape::None);
@@ -242,10 +243,16 @@ impl Scanner {
 
     fn end_bare(&mut self, on_item: &mut impl FnMut(&str, Item<'_>)) {
         self.token = Token::None;
-        if self.ignored == 0 {
-            let text = str::from_utf8(&self.kept).unwrap_or_default();
-            let number = text.parse().map(Item::Number);
-            on_item(&self.place, number.unwrap_or(Item::Other(self.kept[0])));
-        }
+        let text = str::from_utf8(&self.kept).unwrap_or_default();
+        let item = match text.parse() {
+            _ if self.is_long() => Item::Text(self.estimate.cost(), &self.kept),
+            Ok(number) => Item::Number(number),
+            Err(_) => Item::Other(self.kept[0]),
+        };
+        on_item(&self.place, item);
+    }
+
+    fn is_long(&self) -> bool {
+        self.kept.len() == MAX_KEPT
     }
 }

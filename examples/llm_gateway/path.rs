@@ -7,11 +7,15 @@ use percent_encoding::percent_decode_str;
 
 /// Returns the URI with a canonical path: no empty segments, no `.` or `..`, no trailing slash, and no needless encoding.
 ///
-/// `None`: servers interpret the path differently, because it has a backslash or an invalid `%`.
+/// `None`: servers interpret the path differently, because it has a backslash or an invalid `%`, or a dot segment once escaped
+/// slashes are decoded: `/v1/models/..%2Ffiles`.
 pub(crate) fn canonical(uri: &Uri) -> Option<Uri> {
     let decoded = uri.path().split('/').map(decoded);
     let segments = resolved(decoded.collect::<Option<Vec<_>>>()?);
     let mut text = format!("/{}", segments.join("/"));
+    if may_have_dots(&text) {
+        return None;
+    }
     if let Some(query) = uri.query() {
         text.push('?');
         text.push_str(query);
@@ -23,9 +27,21 @@ pub(crate) fn canonical(uri: &Uri) -> Option<Uri> {
 
 /// Returns the last segment, as seen by a server that also decodes slashes.
 pub(crate) fn last_segment(path: &str) -> String {
-    let path = percent_decode_str(path).decode_utf8_lossy();
-    let segments = resolved(path.split('/').map(str::to_owned).collect());
-    segments.last().cloned().unwrap_or_default()
+    let path = decode(path);
+    let mut segments = path.rsplit('/').filter(|segment| !segment.is_empty());
+    segments.next().unwrap_or_default().to_owned()
+}
+
+/// Whether a server may find a dot segment, also one that decodes twice, or drops parameters such as in `..;a`.
+fn may_have_dots(path: &str) -> bool {
+    let plain = decode(&decode(path));
+    let mut segments = plain.split(['/', '\\']);
+    decode(&plain) != plain
+        || segments.any(|name| matches!(name.split(';').next(), Some("." | "..")))
+}
+
+fn decode(path: &str) -> String {
+    percent_decode_str(path).decode_utf8_lossy().into_owned()
 }
 
 fn resolved(segments: Vec<String>) -> Vec<String> {

@@ -33,6 +33,8 @@ pub(crate) struct Prompt {
     pub(crate) hides_usage: bool,
 }
 
+/// Longest name of a type, in bytes. Anything longer is text.
+const MAX_TYPE: usize = 32;
 /// Cost of the tokens that begin and end a message, beside its role.
 const FRAME: u64 = 3 * PER_TOKEN;
 
@@ -40,13 +42,13 @@ const FRAME: u64 = 3 * PER_TOKEN;
 #[derive(Debug, Default)]
 struct Seen {
     is_stream: bool,
-    /// The response is produced in the background, and fetched by another request.
-    is_background: bool,
+    /// The reason why the request cannot be charged.
+    fault: Option<&'static str>,
     /// Estimated cost of the text for the model.
     cost: u64,
-    /// Cost of the last `data` field: encoded media, or text if its `source` has the type `text`.
+    /// Cost of the `data` of a `source`, which are media if the only type of the source is `base64`.
     data: u64,
-    has_text_type: bool,
+    is_base64: Option<bool>,
     has_messages: bool,
 }
 
@@ -55,7 +57,8 @@ impl Prompt {
     ///
     /// # Errors
     ///
-    /// Status and message, if the body is too long, compressed or incomplete, or asks for a response that cannot be charged.
+    /// Status and message, if the body is too long, compressed, incomplete or not in UTF-8, or asks for a response that cannot
+    /// be charged.
     pub(crate) async fn read<B>(
         endpoint: Endpoint,
         headers: &HeaderMap,
@@ -65,8 +68,8 @@ impl Prompt {
     where
         B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>>,
     {
-        let coding = headers.get(header::CONTENT_ENCODING);
-        if coding.is_some_and(|coding| coding != "identity") {
+        let mut codings = headers.get_all(header::CONTENT_ENCODING).iter();
+        if !codings.all(|coding| coding == "identity") {
             let message = "a compressed request cannot be charged: send it as it is";
             return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, message.to_owned()));
         }
@@ -87,14 +90,21 @@ impl Prompt {
         }
         let body = Bytes::from(body);
         let seen = Seen::of(&body);
-        if seen.is_background && endpoint == Endpoint::Responses {
-            let message = "responses in the background cannot be charged: leave out `background`";
-            return Err((StatusCode::BAD_REQUEST, message.to_owned()));
+        let is_json = serde_json::from_slice::<IgnoredAny>(&body).is_ok();
+        let fault = match seen.fault {
+            // UTF-16 and UTF-32, which some servers recognise, have zeros.
+            _ if str::from_utf8(&body).is_err() || body.contains(&0) => Some("it is not in UTF-8"),
+            None if !is_json && endpoint == Endpoint::Responses => Some("it is not JSON"),
+            fault => fault,
+        };
+        if let Some(fault) = fault {
+            let message = format!("the request cannot be charged: {fault}");
+            return Err((StatusCode::BAD_REQUEST, message));
         }
-        let cost = match serde_json::from_slice::<IgnoredAny>(&body) {
-            Ok(_) => seen.cost,
+        let cost = match is_json {
+            true => seen.cost,
             // Left to the upstream, which may understand more.
-            Err(_) => UNREAD_BYTE * body.len() as u64,
+            false => UNREAD_BYTE * body.len() as u64,
         };
         Ok(Self {
             tokens: tokens(cost),
@@ -128,25 +138,42 @@ impl Seen {
     }
 
     fn note(&mut self, place: &str, item: Item<'_>) {
+        let is_off = matches!(item, Item::Other(b'f' | b'n'));
+        // Servers in Go ignore the case of names.
+        let is = |name: &str| place.chars().flat_map(char::to_lowercase).eq(name.chars());
         match place {
-            ".stream" => self.is_stream = item == Item::Other(b't'),
-            ".background" => self.is_background = item == Item::Other(b't'),
-            _ if is_read(place) => self.note_read(place, item),
-            _ => {}
+            ".stream" if is_off => self.is_stream = false,
+            ".stream" if item == Item::Other(b't') => self.is_stream = true,
+            ".stream" => self.fault = Some("`stream` must be true or false"),
+            // At each endpoint, since some upstreams translate requests into those of the responses API.
+            _ if is(".background") && is_off => {}
+            _ if is(".background") => self.fault = Some("leave out `background`"),
+            _ if is_setting(place) => {}
+            _ => self.note_read(place, item),
         }
     }
 
-    /// Counts texts and the frames of messages, but not images, whose tokens have little to do with their length.
+    /// Counts texts and the frames of messages, but not media.
     fn note_read(&mut self, place: &str, item: Item<'_>) {
         let name = place.rsplit('.').next().unwrap_or_default();
+        let is_argument = place.contains(".input.") || place.contains(".arguments.");
+        // The model reads the names of an earlier call's arguments too, and those of objects in descriptions of tools.
+        if !name.ends_with("[]") && (is_argument || item == Item::End && is_of_tools(place)) {
+            self.cost += Estimate::of(name.as_bytes());
+        }
+        let blocks = [".messages[]", ".input[]", ".system[]"];
+        let is_block = !is_argument && blocks.iter().any(|list| place.starts_with(list));
         match item {
-            Item::Text(cost, _) if name == "data" => self.data = cost,
             Item::Text(_, text)
-                if ["type", "media_type"].contains(&name) && !is_of_tools(place) =>
+                if matches!(name, "type" | "media_type") && text.len() < MAX_TYPE && is_block =>
             {
-                self.has_text_type |= place.ends_with(".source.type") && text == b"text";
+                if place.ends_with(".source.type") {
+                    self.is_base64 = Some(text == b"base64" && self.is_base64 != Some(false));
+                }
             }
-            Item::Text(_, _) if ["url", "file_data", "image_url"].contains(&name) => {}
+            Item::Text(cost, text) if is_block && is_media(name, text) => {
+                self.data += if name == "data" { cost } else { 0 };
+            }
             Item::Text(cost, _) => {
                 self.cost += cost;
                 if [".messages[].role", ".input[].role"].contains(&place) {
@@ -156,36 +183,44 @@ impl Seen {
                 }
             }
             // A prompt may be a list of tokens.
-            Item::Number(_) => self.cost += PER_TOKEN,
+            Item::Number(_) | Item::Other(b'-' | b'0'..=b'9') if place.ends_with("[]") => {
+                self.cost += PER_TOKEN;
+            }
             Item::End => {
-                let (is_text, data) = (take(&mut self.has_text_type), take(&mut self.data));
-                self.cost += if is_text { data } else { 0 };
-                if is_of_tools(place) && !name.ends_with("[]") {
-                    self.cost += Estimate::of(name.as_bytes());
+                if place.ends_with(".source") {
+                    let (is_base64, data) = (take(&mut self.is_base64), take(&mut self.data));
+                    self.cost += if is_base64 == Some(true) { 0 } else { data };
                 }
             }
-            Item::Other(_) => {}
+            Item::Number(_) | Item::Other(_) => {}
         }
     }
 }
 
-/// Whether the value at this path goes to the model: messages, and descriptions of tools.
-fn is_read(place: &str) -> bool {
-    let field = place.trim_start_matches('.');
-    let field = field.split(['.', '[']).next().unwrap_or_default();
-    [
-        "messages",
-        "system",
-        "prompt",
-        "suffix",
-        "input",
-        "instructions",
-        "tools",
-        "functions",
-        "response_format",
-        "text",
-    ]
-    .contains(&field)
+/// Whether the model does not read the value at this path. It may read any field that is not known here.
+fn is_setting(place: &str) -> bool {
+    let field = place.trim_start_matches('.').split(['.', '[']).next();
+    let field = field.unwrap_or_default();
+    matches!(
+        field,
+        "model" | "stop" | "stop_sequences" | "user" | "metadata"
+    )
+}
+
+/// Whether the text is an image, a recording or a PDF, or its URL, by its name and beginning.
+fn is_media(name: &str, text: &[u8]) -> bool {
+    let mut begins =
+        "https: http: data:image/ data:audio/ data:video/ data:application/pdf".split(' ');
+    match name {
+        "url" | "image_url" | "file_url" | "file_data" => {
+            begins.any(|begin| text.starts_with(begin.as_bytes()))
+        }
+        // Base64.
+        "data" => text
+            .iter()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"+/=-_\r\n".contains(byte)),
+        _ => false,
+    }
 }
 
 /// Whether the value belongs to the description of a tool, whose names of parameters and types the model reads too.

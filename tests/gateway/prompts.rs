@@ -40,11 +40,6 @@ fn requests_with_tokens_are_known_by_their_paths() {
         ("POST", "/v1/embeddings", Some(Endpoint::Embeddings)),
         ("POST", "/v1/%65mbeddings", Some(Endpoint::Embeddings)),
         ("POST", "/v1%2Fembeddings", Some(Endpoint::Embeddings)),
-        (
-            "POST",
-            "/v1/embeddings%2Fx%2F..",
-            Some(Endpoint::Embeddings),
-        ),
         ("POST", "/v1/messages//", Some(Endpoint::Messages)),
         ("POST", "/v1/messages", Some(Endpoint::Messages)),
         ("GET", "/v1/chat/completions", None),
@@ -99,7 +94,7 @@ fn other_requests_are_not_changed() {
     for request in [
         r#"{"stream":false}"#,
         r#"{"messages":[{"stream":true}]}"#,
-        r#"{"stream":1}"#,
+        r#"{"stream":null}"#,
         r#"{"stream":true,"stream_options":{"include_usage":true}}"#,
         r#"{"stream":true,"stream_options":7}"#,
         r#"{"stream":true"#,
@@ -124,7 +119,8 @@ fn other_requests_are_not_changed() {
 fn a_compressed_request_is_a_415() {
     for (coding, status) in [("gzip", Some(415)), ("identity", None)] {
         let mut headers = HeaderMap::new();
-        headers.insert("content-encoding", coding.parse().expect("a value"));
+        headers.insert("content-encoding", "identity".parse().expect("a value"));
+        headers.append("content-encoding", coding.parse().expect("a value"));
         let read = read(Endpoint::Completions, &headers, "{}");
         assert_eq!(read.err().map(|status| status.as_u16()), status, "{coding}");
     }
@@ -134,6 +130,8 @@ fn a_compressed_request_is_a_415() {
 fn a_prompt_is_charged_by_its_text() {
     // A text of this many tokens.
     let text = |tokens| "a ".repeat(tokens);
+    let base64 = "iVBORw0K".repeat(100);
+    let image = format!("data:image/png;base64,{base64}");
     for (request, tokens) in [
         (json!({ "prompt": text(100) }), 100),
         // A long word is more than a token.
@@ -161,8 +159,11 @@ fn a_prompt_is_charged_by_its_text() {
         (
             json!({ "messages": [{ "content": [
                 { "type": "text", "text": text(9) },
-                { "type": "image_url", "image_url": { "url": text(100) } },
-                { "source": { "media_type": "", "data": text(100) } },
+                { "type": "image_url", "image_url": { "url": image } },
+                { "type": "image_url", "image_url": "https://images.test/1.png" },
+                { "type": "input_audio", "input_audio": { "data": base64 } },
+                { "type": "image", "source": { "type": "base64", "media_type": "", "data": base64 } },
+                { "type": "document", "source": { "type": "url", "url": "https://images.test/1.pdf" } },
             ] }] }),
             9,
         ),
@@ -184,7 +185,7 @@ fn a_prompt_is_charged_by_its_text() {
         (
             json!({ "messages": [{ "content": [
                 { "type": "document", "source": { "data": text(98), "media_type": "", "type": "text" } },
-                { "type": "document", "source": { "type": "base64", "media_type": "", "data": text(100) } },
+                { "type": "document", "source": { "type": "base64", "media_type": "", "data": base64 } },
             ] }] }),
             98,
         ),
@@ -210,16 +211,135 @@ fn a_request_that_is_too_long_is_a_413() {
     assert_eq!(longer.expect_err("too long"), 413);
 }
 
-/// Its tokens come after the answer.
+/// Whatever the gateway does not know for media counts, wherever it is.
+#[test]
+fn no_name_hides_a_text() {
+    let long = "a ".repeat(5_000);
+    let block = |block: Value| json!({ "messages": [{ "role": "user", "content": [block] }] });
+    let argument =
+        |name: &str, value: Value| block(json!({ "type": "tool_use", "input": { name: value } }));
+    let nested = |depth: usize| {
+        let inner = format!("{}{long:?}{}", "[\"x\",".repeat(depth), "]".repeat(depth));
+        format!(r#"{{"messages":[{{"content":{inner}}}]}}"#)
+    };
+    let objects = |depth: usize| {
+        let inner = format!(
+            r#"{}{{"y":0,{long:?}:0}}{}"#,
+            r#"{"x":"#.repeat(depth),
+            "}".repeat(depth)
+        );
+        format!(r#"{{"tools":{inner}}}"#)
+    };
+    let base64_first = format!("{}{long}", "AAAA".repeat(16));
+    let url_first = format!("https://images.test/ {long}");
+    let source =
+        |data: &str| format!(r#"{{"messages":[{{"content":[{{"source":{{{data}}}}}]}}]}}"#);
+    for request in [
+        block(json!({ "type": "image_url", "image_url": { "url": long } })).to_string(),
+        block(json!({ "type": "image_url", "image_url": long })).to_string(),
+        block(json!({ "type": "file", "file": { "file_data": long } })).to_string(),
+        block(
+            json!({ "type": "file", "file": { "file_data": format!("data:text/plain,{long}") } }),
+        )
+        .to_string(),
+        block(json!({ "type": "text", "data": long })).to_string(),
+        block(json!({ "type": "input_audio", "input_audio": { "data": long } })).to_string(),
+        block(json!({ "type": long })).to_string(),
+        block(json!({ "source": { "type": "text", "data": base64_first } })).to_string(),
+        block(json!({ "source": { "data": base64_first } })).to_string(),
+        block(json!({ "source": { "type": "base64", "data": long } })).to_string(),
+        source(&format!(
+            r#""type":"text","type":"base64","data":{base64_first:?}"#
+        )),
+        source(&format!(
+            r#""type":"base64","type":"text","data":{base64_first:?}"#
+        )),
+        source(&format!(
+            r#""data":{base64_first:?},"x":{{}},"data":"AAAA","type":"text""#
+        )),
+        argument("url", url_first.clone().into()).to_string(),
+        argument("data", base64_first.clone().into()).to_string(),
+        argument(
+            "type",
+            json!(
+                (0..2_500)
+                    .map(|_| json!({ "type": "a a " }))
+                    .collect::<Vec<_>>()
+            ),
+        )
+        .to_string(),
+        argument("list", json!((0..5_000).map(|_| -1.5).collect::<Vec<_>>())).to_string(),
+        argument(&long, true.into()).to_string(),
+        argument(
+            "names",
+            json!(
+                (0..5_000)
+                    .map(|n| (format!("a{n}"), 1))
+                    .collect::<std::collections::BTreeMap<_, _>>()
+            ),
+        )
+        .to_string(),
+        json!({ "tools": [{ "url": url_first }] }).to_string(),
+        json!({ "documents": [{ "text": long }] }).to_string(),
+        json!({ "documents": [{ "url": url_first, "data": base64_first }] }).to_string(),
+        json!({ "Messages": [{ "Content": long }] }).to_string(),
+        format!(
+            r#"{{"messages":[{{"content":[{{"input":{{"x":{}}}}}]}}]}}"#,
+            "7".repeat(40_000)
+        ),
+        nested(124),
+        nested(1_000),
+        objects(126),
+        objects(1_000),
+    ] {
+        let tokens = openai(&request).tokens;
+        assert!(
+            tokens >= 5_000,
+            "{tokens}: {}",
+            &request[..request.len().min(300)]
+        );
+    }
+}
+
+/// Servers may read another spelling of `true`. And the tokens come after the answer.
 #[test]
 fn a_response_in_the_background_is_a_400() {
-    let request = r#"{"input":"a","background":true}"#;
     let none = HeaderMap::new();
-    assert_eq!(
-        read(Endpoint::Responses, &none, request).expect_err("it cannot be charged"),
-        400
-    );
-    read(Endpoint::Completions, &none, request).expect("elsewhere it means nothing");
+    for value in [
+        "true",
+        "1",
+        r#""true""#,
+        "1e0",
+        "[]",
+        "{}",
+        r#"{"a":false}"#,
+        "true,\"background\":false",
+    ] {
+        for name in [
+            "background",
+            "b\\u0061ckground",
+            "Background",
+            "bac\u{212a}ground",
+        ] {
+            let request = format!(r#"{{"input":"a","{name}":{value}}}"#);
+            for endpoint in [Endpoint::Responses, Endpoint::Completions] {
+                let read = read(endpoint, &none, &request);
+                assert_eq!(read.expect_err("it cannot be charged"), 400, "{request}");
+            }
+        }
+    }
+    for value in ["false", "null"] {
+        let request = format!(r#"{{"input":"a","background":{value}}}"#);
+        read(Endpoint::Responses, &none, &request).expect("it is read");
+    }
+    // Servers may read what is nearly JSON, or a form.
+    for request in [
+        "{'background':true}",
+        "{input:1,background:true,}",
+        "input=a&background=true",
+    ] {
+        read(Endpoint::Responses, &none, request).expect_err("it is not JSON");
+    }
     // Upstreams may read what serde does not.
     let deep = format!("{}{}", "[".repeat(130), "]".repeat(130));
     let request = format!(r#"{{"input":"a","background":true,"tools":{deep}}}"#);
@@ -227,8 +347,42 @@ fn a_response_in_the_background_is_a_400() {
         read(Endpoint::Responses, &none, &request).expect_err("it cannot be charged"),
         400
     );
-    let request = r#"{"input":"a","background":false}"#;
-    read(Endpoint::Responses, &none, request).expect("it is read");
+}
+
+/// Some servers take other values for true, and others refuse them.
+#[test]
+fn a_stream_is_asked_for_with_true() {
+    for value in ["1", "0", r#""true""#, "{}", "[]"] {
+        let request = format!(r#"{{"stream":{value}}}"#);
+        let read = read(Endpoint::Completions, &HeaderMap::new(), &request);
+        assert_eq!(
+            read.expect_err("it is neither true nor false"),
+            400,
+            "{value}"
+        );
+    }
+}
+
+/// Servers recognise UTF-16 and UTF-32.
+#[test]
+fn a_request_in_another_encoding_is_a_400() {
+    let request = r#"{"background":true,"input":"ä"}"#;
+    let utf16 = request.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let utf32 = request
+        .chars()
+        .flat_map(|char| u32::from(char).to_be_bytes())
+        .collect();
+    let latin1 = request.chars().map(|char| char as u8).collect();
+    for body in [utf16, utf32, latin1] {
+        let body: Vec<u8> = body;
+        for endpoint in [Endpoint::Responses, Endpoint::Completions] {
+            let headers = HeaderMap::new();
+            let read = Prompt::read(endpoint, &headers, Full::from(body.clone()), MAX_REQUEST);
+            let (status, message) = tokio_test::block_on(read).expect_err("it is not UTF-8");
+            assert_eq!(status, 400);
+            assert!(message.ends_with("it is not in UTF-8"), "{message}");
+        }
+    }
 }
 
 #[test]

@@ -125,11 +125,25 @@ fn what_is_cut_off_is_reported_as_far_as_it_goes() {
 fn a_document_may_be_as_long_and_as_deep_as_it_likes() {
     let deep = format!("{}1{}", "[".repeat(1_000_000), "]".repeat(1_000_000));
     let found = scanned([format!(r#"{{"a":{deep},"b":2}}"#).as_bytes()]);
-    assert_eq!(found.len(), 129, "127 ends, and what is not too deep");
+    assert_eq!(
+        found.len(),
+        130,
+        "127 ends, what is not too deep, and the number at the place of that depth"
+    );
+    let place = format!(".a{}", "[]".repeat(127));
+    assert_eq!(found[0], format!("{place} number 1"));
     assert_eq!(found[found.len() - 2..], [".b number 2", " end"]);
     let long = "k".repeat(1_000_000);
     let found = scanned([format!(r#"{{"{long}":1,"b":"{long}"}}"#).as_bytes()]);
-    assert_eq!(found[0], format!(".{} number 1", &long[..64]));
+    // A name of this length is a text too.
     let cost = Estimate::of(long.as_bytes());
-    assert_eq!(found[1], format!(".b text {cost}"));
+    assert_eq!(found[0], format!(".{} text {cost}", &long[..64]));
+    assert_eq!(found[1], format!(".{} number 1", &long[..64]));
+    assert_eq!(found[2], format!(".b text {cost}"));
+    let digits = "7".repeat(1_000);
+    let found = scanned([format!(r#"{{"b":{digits}}}"#).as_bytes()]);
+    assert_eq!(
+        found[0],
+        format!(".b text {}", Estimate::of(digits.as_bytes()))
+    );
 }
