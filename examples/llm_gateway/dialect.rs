@@ -38,9 +38,6 @@ impl Dialect {
             X_API_KEY,
             API_KEY,
             HeaderName::from_static("x-goog-api-key"),
-            // Accounts of the caller, which do not belong to the gateway's key.
-            HeaderName::from_static("openai-organization"),
-            HeaderName::from_static("openai-project"),
         ];
         for name in names {
             headers.remove(name);

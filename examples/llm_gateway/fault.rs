@@ -95,6 +95,10 @@ impl Fault {
             let bearer = HeaderValue::from_static("Bearer");
             headers.insert(header::WWW_AUTHENTICATE, bearer);
         }
+        if self.status == StatusCode::UPGRADE_REQUIRED {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+            headers.insert(header::UPGRADE, HeaderValue::from_static("HTTP/1.1"));
+        }
         if let Some(wait) = self.retry_after {
             let millis = wait.as_nanos().div_ceil(1_000_000) as u64;
             headers.insert(header::RETRY_AFTER, millis.div_ceil(1_000).into());

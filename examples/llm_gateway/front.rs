@@ -57,6 +57,12 @@ where
         discard_body(request).await;
         return Ok(answer(&Fault::no_key(), dialect));
     }
+    let upgrade = request.headers().get(header::UPGRADE);
+    if upgrade.is_some_and(|name| name.as_bytes().eq_ignore_ascii_case(b"websocket")) {
+        let message = "the gateway serves no WebSockets: send the request over HTTP";
+        let fault = Fault::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", message);
+        return Ok(answer(&fault, dialect));
+    }
     let Ok(response) = limited.oneshot(request).await;
     let (mut head, body) = response.into_parts();
     let refusal = head.extensions.remove::<Refusal>();

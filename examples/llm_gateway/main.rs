@@ -29,7 +29,7 @@
 //! The caller's key is never passed on. Without `--callers` any key is accepted, so something in front of the gateway has to
 //! authenticate callers.
 //!
-//! `README.md` shows what users of the SDKs see, and what is charged.
+//! `README.md` shows what users of the SDKs see, and what is charged and refused.
 //!
 //! | file | what it does |
 //! | --- | --- |
@@ -68,6 +68,7 @@ mod upstream;
 mod usage;
 
 use std::{
+    convert::Infallible,
     io::IsTerminal,
     net::SocketAddr,
     path::PathBuf,
@@ -80,9 +81,11 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use clap::Parser;
 use futures_util::{FutureExt, future::join};
-use http::Request;
+use http::{HeaderValue, Request, Response};
+use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, service::service_fn as hyper_service};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -94,8 +97,9 @@ use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
-use tower::{Layer, service_fn};
-use tower_turnstile::{PeerAddress, config::LiveConfig, layer::ReadAheadLayer};
+use tower::{Layer, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneService};
+use tower_http::cors::{AllowHeaders, CorsLayer};
+use tower_turnstile::{BoxError, PeerAddress, config::LiveConfig};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
@@ -107,12 +111,13 @@ use crate::{
     upstream::Upstream,
 };
 
+type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
+type Gateway = BoxCloneService<Request<Incoming>, Answer, Infallible>;
+
 /// Time for connections to close once their streams have ended.
 const CLOSE: Duration = Duration::from_secs(1);
 /// Interval between HTTP/2 pings.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// Longest time between the requests of an HTTP/1 connection, and for a request's head.
-const IDLE: Duration = Duration::from_secs(75);
 /// Longest time until the first request of a connection.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
 /// Pause after a failed accept, which is most likely due to a lack of file descriptors.
@@ -153,6 +158,15 @@ struct Options {
     /// Longest time without a byte from the upstream, in a response or before one that is not a stream
     #[arg(long, default_value = "10m", value_parser = humantime::parse_duration)]
     silence: Duration,
+    /// Longest time between the requests of an HTTP/1 connection: longer than a balancer in front keeps it
+    #[arg(long, default_value = "620s", value_parser = humantime::parse_duration)]
+    idle: Duration,
+    /// Longest time that a connection to an upstream is kept unused: shorter than the upstream keeps it
+    #[arg(long, default_value = "4s", value_parser = humantime::parse_duration)]
+    upstream_idle: Duration,
+    /// Origin whose pages may call the gateway from a browser, or *; repeatable. The gateway then answers OPTIONS itself
+    #[arg(long, value_name = "ORIGIN")]
+    allow_origin: Vec<HeaderValue>,
     /// Time for open requests to finish after SIGTERM
     #[arg(long, default_value = "20s", value_parser = humantime::parse_duration)]
     grace: Duration,
@@ -210,6 +224,7 @@ async fn run(options: Options) -> Result<(), String> {
         max_request: options.max_request,
         head_timeout: options.head_timeout,
         silence: options.silence,
+        upstream_idle: options.upstream_idle,
     };
     let proxy = Proxy::new(settings).map_err(|error| format!("--upstream: {error}"))?;
     let (ending, is_ending) = watch::channel(false);
@@ -235,13 +250,28 @@ async fn run(options: Options) -> Result<(), String> {
 
     // In its own task: reading a file takes a while, and must not delay new connections.
     tokio::spawn(file.reload_on(hangup, live.clone()));
-    let layer = live.layer().read_ahead();
+    let forward = service_fn(move |request| proxy.clone().forward(request));
+    let limited = live.layer().read_ahead().layer(forward);
+    let service = ServiceBuilder::new()
+        .option_layer(cors(options.allow_origin))
+        .map_response(|response: Response<_>| response.map(BodyExt::boxed_unsync))
+        .service_fn(move |request| respond(limited.clone(), callers.clone(), request))
+        .boxed_clone();
+    let mut server = auto::Builder::new(TokioExecutor::new());
+    server
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(options.idle);
+    server
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(KEEP_ALIVE);
     let connections = GracefulShutdown::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((connection, peer)) => {
-                    serve(connection, peer, &layer, &proxy, &callers, &connections);
+                    serve(connection, peer, service.clone(), &server, &connections);
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a connection was not accepted");
@@ -265,6 +295,16 @@ async fn run(options: Options) -> Result<(), String> {
     Ok(())
 }
 
+/// Answers preflights, and lets pages of these origins read all responses, also refusals.
+fn cors(origins: Vec<HeaderValue>) -> Option<CorsLayer> {
+    // The wildcard of headers does not include `Authorization`.
+    let layer = CorsLayer::permissive().allow_headers(AllowHeaders::mirror_request());
+    match origins.iter().any(|origin| origin == "*") {
+        true => Some(layer),
+        false => (!origins.is_empty()).then(|| layer.allow_origin(origins)),
+    }
+}
+
 async fn listen(option: &str, address: SocketAddr) -> Result<TcpListener, String> {
     let listener = TcpListener::bind(address).await;
     listener.map_err(|error| format!("{option} {address}: {error}"))
@@ -274,32 +314,19 @@ async fn listen(option: &str, address: SocketAddr) -> Result<TcpListener, String
 fn serve(
     connection: TcpStream,
     peer: SocketAddr,
-    layer: &ReadAheadLayer,
-    proxy: &Proxy,
-    callers: &Callers,
+    service: Gateway,
+    server: &auto::Builder<TokioExecutor>,
     connections: &GracefulShutdown,
 ) {
     let _ = connection.set_nodelay(true);
-    let (proxy, callers) = (proxy.clone(), callers.clone());
     let has_asked = Arc::new(AtomicBool::new(false));
     let asks = has_asked.clone();
-    let limited = layer.layer(service_fn(move |request| proxy.clone().forward(request)));
     let service = hyper_service(move |mut request: Request<Incoming>| {
         asks.store(true, Relaxed);
         // For limits by the client's address.
         request.extensions_mut().insert(PeerAddress(peer));
-        respond(limited.clone(), callers.clone(), request)
+        service.clone().oneshot(request)
     });
-    let mut server = auto::Builder::new(TokioExecutor::new());
-    // A proxy keeps its connections for a minute, as a rule, and cannot repeat a POST on one that has just been closed.
-    server
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(IDLE);
-    server
-        .http2()
-        .timer(TokioTimer::new())
-        .keep_alive_interval(KEEP_ALIVE);
     let connection = server.serve_connection(TokioIo::new(connection), service);
     let connection = connections.watch(connection.into_owned());
     tokio::spawn(async move {

@@ -193,20 +193,10 @@ impl Drop for Meter {
 /// Response body, charged by its meter if it has one.
 #[derive(Debug)]
 pub(crate) struct MeteredBody<B: Body> {
-    body: B,
-    meter: Option<Meter>,
-    /// The end of the body, after an unfinished event.
-    last: Option<Option<Result<Frame<Bytes>, B::Error>>>,
-}
-
-impl<B: Body> MeteredBody<B> {
-    pub(crate) fn new(body: B, meter: Option<Meter>) -> Self {
-        Self {
-            body,
-            meter,
-            last: None,
-        }
-    }
+    pub(crate) body: B,
+    pub(crate) meter: Option<Meter>,
+    /// The first frame, if it has been read already, or the end of the body, after an unfinished event.
+    pub(crate) next: Option<Option<Result<Frame<Bytes>, B::Error>>>,
 }
 
 impl<B> Body for MeteredBody<B>
@@ -221,8 +211,8 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         loop {
-            let frame = match self.last.take() {
-                Some(last) => last,
+            let frame = match self.next.take() {
+                Some(next) => next,
                 None => ready!(Pin::new(&mut self.body).poll_frame(cx)),
             };
             let Some(meter) = &mut self.meter else {
@@ -242,7 +232,7 @@ where
                         _ => meter.end(),
                     };
                     if !waiting.is_empty() {
-                        self.last = Some(last);
+                        self.next = Some(last);
                         return Poll::Ready(Some(Ok(Frame::data(waiting))));
                     }
                     match &last {
@@ -257,12 +247,13 @@ where
     }
 
     fn is_end_stream(&self) -> bool {
-        self.meter.is_none() && self.last.is_none() && self.body.is_end_stream()
+        self.meter.is_none() && self.next.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.meter {
             Some(meter) if matches!(meter.reader, Reader::Events(..)) => SizeHint::default(),
+            _ if self.next.is_some() => SizeHint::default(),
             _ => self.body.size_hint(),
         }
     }

@@ -7,7 +7,8 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header,
     request::Parts, uri::PathAndQuery,
 };
-use http_body_util::{Either, Empty, Full};
+use http_body::Body;
+use http_body_util::{BodyExt, Either, Empty, Full};
 use hyper::body::Incoming;
 use tokio::time::timeout;
 use tower::ServiceExt;
@@ -21,6 +22,7 @@ use crate::{
     meter::{Meter, MeteredBody},
     prompt::Prompt,
     silence::Silent,
+    sse::is_event_stream,
     unread::discard,
     upstream::{self, HttpClient, Upstream},
 };
@@ -28,7 +30,8 @@ use crate::{
 /// Forwards requests. Cheap to clone; clones share connections.
 #[derive(Clone)]
 pub(crate) struct Proxy {
-    client: HttpClient<ClientBody>,
+    /// The second client opens a connection for each request.
+    clients: [HttpClient<ClientBody>; 2],
     settings: Arc<Settings>,
 }
 
@@ -41,6 +44,7 @@ pub(crate) struct Settings {
     pub(crate) max_request: usize,
     pub(crate) head_timeout: Duration,
     pub(crate) silence: Duration,
+    pub(crate) upstream_idle: Duration,
 }
 
 pub(crate) type ProxyBody = Either<MeteredBody<Silent<Answer>>, Empty<Bytes>>;
@@ -60,7 +64,7 @@ impl Proxy {
     pub(crate) fn new(settings: Settings) -> Result<Self, String> {
         let with_tls = settings.upstreams.iter().any(Upstream::is_tls);
         Ok(Self {
-            client: upstream::client(with_tls)?,
+            clients: upstream::clients(with_tls, settings.upstream_idle)?,
             settings: Arc::new(settings),
         })
     }
@@ -95,10 +99,11 @@ impl Proxy {
         let version = head.version;
         let has_own_key = self.rewrite(&mut head)?;
         let (mut head_timeout, mut hides_usage) = (self.settings.head_timeout, false);
+        let mut is_stream = false;
         let (body, mut meter) = match endpoint {
             Some(endpoint) => {
                 let (prompt, meter) = self.charge(endpoint, version, &mut head, body).await?;
-                hides_usage = prompt.hides_usage;
+                (is_stream, hides_usage) = (prompt.is_stream, prompt.hides_usage);
                 if !prompt.is_stream {
                     // The head comes with the complete response.
                     head_timeout = self.settings.silence;
@@ -113,12 +118,26 @@ impl Proxy {
             Ok(response) => {
                 let (mut head, body) = response.into_parts();
                 remove_hop_by_hop(&mut head.headers);
-                remove_account(&mut head.headers);
+                remove_foreign(&mut head.headers);
                 head.version = Version::default();
+                let mut body = Silent::new(body, self.settings.silence);
+                let mut next = None;
+                if is_stream && head.status.is_success() && !is_event_stream(&head.headers) {
+                    // Some servers do not label their streams, which begin with a field or a comment.
+                    if let Some(Ok(frame)) = next.insert(body.frame().await)
+                        && let Some(first) = frame
+                            .data_ref()
+                            .and_then(|data| data.trim_ascii_start().first())
+                        && b":deir".contains(first)
+                    {
+                        let events = HeaderValue::from_static("text/event-stream");
+                        head.headers.insert(header::CONTENT_TYPE, events);
+                    }
+                }
                 if let Some(meter) = &mut meter {
                     meter.begin(&head, hides_usage);
                 }
-                let body = MeteredBody::new(Silent::new(body, self.settings.silence), meter);
+                let body = MeteredBody { body, meter, next };
                 Ok(Response::from_parts(head, Either::Left(body)))
             }
             Err(fault) => {
@@ -164,6 +183,9 @@ impl Proxy {
         head.headers.remove(header::CONTENT_LENGTH);
         let identity = HeaderValue::from_static("identity");
         head.headers.insert(header::ACCEPT_ENCODING, identity);
+        // The body was read as JSON in UTF-8; an upstream must not read it as another charset or a form.
+        let json = HeaderValue::from_static("application/json");
+        head.headers.insert(header::CONTENT_TYPE, json);
         let lost = || Fault::new(StatusCode::SERVICE_UNAVAILABLE, "lost", "the slot was lost");
         let hold = head.extensions.get().and_then(Slot::hold);
         let hold = hold.ok_or_else(|| Failure::Fault(lost()))?;
@@ -179,8 +201,25 @@ impl Proxy {
         head_timeout: Duration,
         decodes: bool,
     ) -> Result<Response<Answer>, Failure> {
-        let client = Decompression::new(self.client.clone()).gzip(decodes);
-        let (status, message) = match timeout(head_timeout, client.oneshot(request)).await {
+        let [pooled, fresh] = &self.clients;
+        let decoding = |client: &HttpClient<_>| Decompression::new(client.clone()).gzip(decodes);
+        let (head, body) = request.into_parts();
+        let is_repeatable = head.method.is_idempotent() && body.is_end_stream();
+        let again = is_repeatable
+            .then(|| Request::from_parts(head.clone(), Either::Right(Full::default())));
+        let sent = async {
+            let sent = decoding(pooled)
+                .oneshot(Request::from_parts(head, body))
+                .await;
+            match (sent, again) {
+                // The upstream may have closed the connection just then.
+                (Err(error), Some(again)) if !error.is_connect() => {
+                    decoding(fresh).oneshot(again).await
+                }
+                (sent, _) => sent,
+            }
+        };
+        let (status, message) = match timeout(head_timeout, sent).await {
             Ok(Ok(response)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 tracing::warn!("the upstream switches to a protocol that nobody asked for");
                 (
@@ -217,13 +256,14 @@ impl Proxy {
         head.uri = upstream.uri(path_and_query).ok_or_else(unknown)?;
         head.version = Version::default();
         remove_hop_by_hop(&mut head.headers);
+        remove_foreign(&mut head.headers);
         Dialect::of(&path).set_key(&mut head.headers, upstream.key.as_ref());
         // The HTTP client sets it from the URI.
         head.headers.remove(header::HOST);
         if let Some(PeerAddress(peer)) = head.extensions.get() {
             let peer = peer.ip().to_canonical().to_string();
             if let Ok(peer) = HeaderValue::try_from(peer) {
-                head.headers.append(X_FORWARDED_FOR, peer);
+                head.headers.insert(X_FORWARDED_FOR, peer);
             }
         }
         Ok(upstream.key.is_some())
@@ -244,13 +284,14 @@ fn with_accepted_key<B>(response: Response<B>, has_own_key: bool) -> Result<Resp
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// Fields of a single connection (RFC 9110, 7.6.1), besides those named by `Connection`.
-const HOP_BY_HOP: [HeaderName; 8] = [
+const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
     header::PROXY_AUTHENTICATE,
     header::PROXY_AUTHORIZATION,
     header::TE,
+    header::TRAILER,
     header::TRANSFER_ENCODING,
     header::UPGRADE,
 ];
@@ -268,23 +309,27 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes what is about the gateway's own account and connections at the provider. Callers see their own limits.
-fn remove_account(headers: &mut HeaderMap) {
+/// Removes what is about the account and the connections of one side only (callers see their own limits), and what a caller
+/// claims about its address, host, method or path, which the gateway has read elsewhere.
+fn remove_foreign(headers: &mut HeaderMap) {
     let prefixes = [
-        "x-ratelimit-",
-        "anthropic-ratelimit-",
-        "ratelimit",
         "openai-organization",
         "openai-project",
         "anthropic-organization-id",
         "set-cookie",
         "alt-svc",
         "strict-transport-security",
+        "forwarded",
+        "x-forwarded-",
+        "x-real-ip",
+        "x-http-method",
+        "x-method-override",
+        "x-original-",
+        "x-rewrite-url",
     ];
     let is_one = |name: &&HeaderName| {
-        prefixes
-            .iter()
-            .any(|prefix| name.as_str().starts_with(prefix))
+        let name = name.as_str();
+        name.contains("ratelimit") || prefixes.iter().any(|prefix| name.starts_with(prefix))
     };
     let names: Vec<_> = headers.keys().filter(is_one).cloned().collect();
     for name in names {

@@ -14,8 +14,6 @@ use hyper_util::{
 use rustls::{ClientConfig, RootCertStore};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Shorter than that of most servers: a request on a connection that the server is closing would fail.
-const POOL_IDLE: Duration = Duration::from_secs(20);
 
 /// An upstream, written as `[PATH=]URL[,VARIABLE]`.
 #[derive(Clone, Debug)]
@@ -106,8 +104,9 @@ impl Upstream {
     }
 }
 
-/// Creates the HTTP client for all upstreams. TLS uses the system's root certificates.
-pub(crate) fn client<B>(with_tls: bool) -> Result<HttpClient<B>, String>
+/// Creates the HTTP client for all upstreams, which keeps unused connections for `idle`, and one that keeps none. TLS uses the
+/// system's root certificates.
+pub(crate) fn clients<B>(with_tls: bool, idle: Duration) -> Result<[HttpClient<B>; 2], String>
 where
     B: http_body::Body<Data: Send> + Send,
 {
@@ -130,8 +129,10 @@ where
         }
     };
     let connector = tls.https_or_http().enable_http1().wrap_connector(http);
-    Ok(Client::builder(TokioExecutor::new())
+    let mut builder = Client::builder(TokioExecutor::new());
+    builder
         .pool_timer(TokioTimer::new())
-        .pool_idle_timeout(POOL_IDLE)
-        .build(connector))
+        .pool_idle_timeout(idle);
+    let pooled = builder.build(connector.clone());
+    Ok([pooled, builder.pool_max_idle_per_host(0).build(connector)])
 }

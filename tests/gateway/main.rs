@@ -3,6 +3,7 @@
 //! isolation, and `examples/grpc`, which ends on its own.
 
 mod answers;
+mod connections;
 mod counts;
 mod dialects;
 #[path = "../../examples/llm_gateway/endpoint.rs"]

@@ -20,6 +20,7 @@ use tokio::{
 use crate::{
     stage::Stage,
     support::{alone, replica::Replica},
+    tokens::{body, request},
 };
 
 /// Sends over HTTP/1 or HTTP/2, on a separate connection.
@@ -65,6 +66,11 @@ fn heads_are_passed_on_but_for_what_belongs_to_a_connection() {
             let mut request = Request::get(format!("{host}/v1/chat/short?a=%20b&c"))
                 .header("x-api-key", "me")
                 .header("x-forwarded-for", "203.0.113.7")
+                .header("x-forwarded-host", "strangers.test")
+                .header("forwarded", "for=203.0.113.7")
+                .header("x-http-method-override", "DELETE")
+                .header("x-original-url", "/v1/files")
+                .header("trailer", "x-end")
                 .header("x-end", "for the upstream")
                 .body(Empty::new())
                 .expect("a request");
@@ -77,7 +83,7 @@ fn heads_are_passed_on_but_for_what_belongs_to_a_connection() {
                     ("keep-alive", "timeout=5"),
                     ("te", "trailers"),
                     ("proxy-authorization", "Basic bm8="),
-                    ("upgrade", "websocket"),
+                    ("upgrade", "h2c"),
                 ] {
                     headers.insert(name, value.parse().expect("a value"));
                 }
@@ -89,7 +95,13 @@ fn heads_are_passed_on_but_for_what_belongs_to_a_connection() {
             let host = stage.upstream.address().to_string();
             for (name, values) in [
                 ("host", &[host.as_str()][..]),
-                ("x-forwarded-for", &["203.0.113.7", "127.0.0.1"]),
+                // A stranger can claim any other address, and another method or path than the limits have seen.
+                ("x-forwarded-for", &["127.0.0.1"]),
+                ("x-forwarded-host", &[]),
+                ("forwarded", &[]),
+                ("x-http-method-override", &[]),
+                ("x-original-url", &[]),
+                ("trailer", &[]),
                 // The caller's key is removed, and the gateway adds no key.
                 ("x-api-key", &[]),
                 ("x-end", &["for the upstream"]),
@@ -110,6 +122,30 @@ fn heads_are_passed_on_but_for_what_belongs_to_a_connection() {
             }
             let body = response.into_body().collect().await.expect("whole");
             assert_eq!(body.to_bytes(), "done");
+        }
+    });
+}
+
+/// It was charged as JSON in UTF-8, so no upstream may decode it otherwise.
+#[test]
+fn a_request_that_costs_tokens_is_json_for_the_upstream() {
+    alone(async {
+        let stage = Stage::new().await;
+        for labels in [
+            &[][..],
+            &["application/json; charset=utf-7"],
+            &["application/json", "application/x-www-form-urlencoded"],
+        ] {
+            let mut request = request("/v1/messages", "anthropic-document", "me", body(1));
+            request.headers_mut().remove("content-type");
+            for label in labels {
+                let label = label.parse().expect("a value");
+                request.headers_mut().append("content-type", label);
+            }
+            let response = send(&stage.replicas[0], Version::HTTP_11, request).await;
+            assert_eq!(response.status(), 200);
+            let head = stage.upstream.head();
+            assert_eq!(all(&head.headers, "content-type"), ["application/json"]);
         }
     });
 }
