@@ -112,7 +112,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         // A client on a dead network acknowledges nothing. Without this timeout its slot stays taken for another
         // quarter of an hour.
         #[cfg(target_os = "linux")]
-        let _ = socket.set_tcp_user_timeout(Some(3 * options.keep_alive));
+        let _ = socket.set_tcp_user_timeout(Some(options.keep_alive.saturating_mul(3)));
     });
     let app = Router::new()
         .route("/hold/{limit}", get(hold))

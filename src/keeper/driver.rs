@@ -80,14 +80,14 @@ impl Keeper {
             has_panicked: false,
         };
         let driver = run(gone, self.sessions(&runtime), work);
-        let is_finished = runtime.spawn(driver).is_finished();
+        // If it has only been replaced already, a driver is there.
+        let is_gone = runtime.spawn(driver).is_finished()
+            && self.with_driver(|_, driver, _| driver.is_absent());
         match self.home.runtime() {
             // The driver has panicked already, and moves.
-            Some(home) if is_finished && home.id() != runtime.id() => {
-                self.start_driver_on(Ok(home))
-            }
+            Some(home) if is_gone && home.id() != runtime.id() => self.start_driver_on(Ok(home)),
             // The runtime was shut down and has dropped the task.
-            _ if is_finished => Err(AcquireErrorKind::NoRuntime),
+            _ if is_gone => Err(AcquireErrorKind::NoRuntime),
             _ => {
                 self.control.run_on(&runtime);
                 Ok(())

@@ -111,12 +111,15 @@ impl Slot {
 
     /// Keeps the slot for as long as the returned [`Hold`] lives. `None` if it was already released.
     ///
-    /// Any number of holds may be taken; the slot is released when the response and all holds are gone.
+    /// Any number of holds may be taken; the slot is released when the response and all holds are gone. Under several
+    /// layers, those that have not released their slots are held.
     pub fn hold(&self) -> Option<Hold> {
-        let shares = self.shares().map(WeakShare::upgrade);
-        let shares = shares.collect::<Option<_>>()?;
-        let slot = self.clone();
-        Some(Hold { shares, slot })
+        let shares: Vec<_> = self.shares().filter_map(WeakShare::upgrade).collect();
+        let is_released = shares.is_empty() && self.shares().next().is_some();
+        (!is_released).then(|| Hold {
+            shares,
+            slot: self.clone(),
+        })
     }
 
     /// Returns the id of the slot's permit, as operators see it. Under several layers, the innermost layer with a slot

@@ -173,6 +173,25 @@ async fn slot_of_an_unlimited_request_is_that_of_the_layer_around() {
     }
 }
 
+/// An outer layer releases at the head, and the body goes on.
+#[tokio::test]
+async fn hold_keeps_what_an_outer_layer_has_not_released() {
+    let limiter = Limiter::in_memory();
+    let outer = limiter
+        .layer(Limit::concurrent("outer", 1))
+        .release_at(ReleaseAt::Head);
+    let service = outer.layer(limiter.layer(ONE).layer(shows_slot()));
+    let response = send(&service, get("/")).await;
+    assert_eq!(held(&limiter), 1);
+    let slot = slot(&response);
+    let hold = slot.hold().expect("the body goes on");
+    drop(response);
+    assert_eq!(held(&limiter), 1);
+    drop(hold);
+    assert_eq!(held(&limiter), 0);
+    assert!(slot.hold().is_none());
+}
+
 #[tokio::test]
 async fn unlimited_layer_around_changes_no_slot() {
     let (outer, inner) = (Limiter::in_memory(), Limiter::in_memory());
