@@ -199,6 +199,32 @@ async fn a_loss_is_found_once() {
     }
 }
 
+/// The newcomer's exchange is the one that shows the loss: the store has granted what it would not have.
+#[tokio::test(start_paused = true)]
+async fn nobody_is_admitted_in_a_pause_that_the_store_has_lost() {
+    let limit = Limit::concurrent("slots", 2).wait_up_to(60 * SECOND);
+    for (holders, waiters) in [(0, 0), (0, 1), (1, 0), (1, 3)] {
+        let store = TestStore::new();
+        let limiter = replicas(&store, 1).await.remove(0);
+        let semaphore = limiter.semaphore(&limit, "key");
+        let mut held = Vec::new();
+        for _ in 0..holders {
+            held.push(semaphore.acquire().await.expect("free"));
+        }
+        let began = Instant::now();
+        semaphore.pause("slots", 8 * SECOND).expect("its limit");
+        sleep(SECOND).await;
+        for _ in 0..waiters {
+            let asked = semaphore.acquire();
+            tokio::spawn(async move { drop(asked.await) });
+        }
+        sleep(SECOND / 10).await;
+        store.forget();
+        drop(semaphore.acquire().await.expect("in time"));
+        assert!(began.elapsed() >= 8 * SECOND, "{:?}", began.elapsed());
+    }
+}
+
 /// G4: a rolling deploy refuses nobody: requests that wait in a replica whose balancer has left it are served there.
 #[tokio::test(start_paused = true)]
 async fn a_rolling_deploy_refuses_nobody() {

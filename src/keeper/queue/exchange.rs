@@ -266,12 +266,9 @@ impl Queue {
         pending.nearest_ms = answer.nearest_ms;
         self.follow_pause_in_store(ctx, batch, answer.pause_end_ms, at);
         self.follow_right(ctx, batch, at);
-        for release in pending.releases.drain(..) {
+        for mut release in pending.releases.drain(..) {
             if release.not_after_us >= at.store_us {
-                let release = Release {
-                    due: None,
-                    ..release
-                };
+                release.due = None;
                 let rest = Duration::from_micros(release.not_after_us - at.store_us);
                 self.repeat_release(ctx, release, rest + Duration::from_millis(1));
             } else {
@@ -444,7 +441,9 @@ impl Queue {
     /// The store's answer to an ask, which was [subtracted](Self::uncount) from the snapshot before.
     pub fn acquired(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: StoreMoment) {
         self.snapshot.waiting += u32::from(standing.ticket().is_some());
-        let is_returning = self.is_returning(ctx);
+        let has_lost_pause = self.pause.as_ref().is_some_and(|pause| pause.asks);
+        let is_returning =
+            self.is_returning(ctx) || has_lost_pause && self.pause_left(ctx.now).is_some();
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
@@ -461,7 +460,7 @@ impl Queue {
             };
         };
         match standing {
-            // The exchange was sent before the loss was known. The request asks again, behind the holders.
+            // Sent before the loss was known. The request asks again, behind the holders, or in the pause.
             Standing::Held { .. } if is_returning => self.park(ctx, seq),
             Standing::Held { until_ms } => {
                 entry.owes_nothing();

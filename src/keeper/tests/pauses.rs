@@ -217,6 +217,7 @@ fn a_pause_survives_a_loss_that_nobody_notices() {
         world.settle();
         let waiters = [0, 1].map(|keeper| world.ask(keeper, PATIENT));
         world.settle();
+        world.pass_in_steps(TICK);
         world.ledgers.clear();
         let newcomer = world.ask(asks, PATIENT);
         let mut exchanges = 0;
@@ -226,16 +227,17 @@ fn a_pause_survives_a_loss_that_nobody_notices() {
             exchanges += 1;
             assert!(exchanges <= 3);
         }
-        // Its exchange has shown the loss.
-        assert!(held(world.collect(asks, &newcomer)));
+        // Its exchange has shown the loss: what it was granted goes back.
+        assert!(!held(world.collect(asks, &newcomer)));
         assert!(world.pauses_in_store(1 - asks));
-        world.pass_in_steps(LENGTH - TICK);
-        assert_eq!(world.ledger(), (1, 2));
+        world.pass_in_steps(LENGTH - 2 * TICK);
+        assert_eq!(world.ledger(), (0, 3));
         world.pass_in_steps(RAMP);
         world.settle();
         for (keeper, waiter) in waiters.iter().enumerate() {
             assert!(held(world.collect(keeper, waiter)));
         }
+        assert!(held(world.collect(asks, &newcomer)));
     }
 }
 
