@@ -2,10 +2,13 @@
 //!
 //! Tests: `tests/config/faults.rs`, `cuts.rs`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
 
 use super::{
-    error::{ConfigFileError, Faults},
+    error::{ConfigFileError, Faults, unknown},
     key::{CallerKey, KeyConfig},
     limit::{LimitConfig, OutcomeConfig},
     optional::if_set,
@@ -53,8 +56,8 @@ impl Checked {
             route.check(&format!("routes[{index}]"), &mut faults);
         }
         check_names(config, &mut faults);
-        check_weights(config, &mut faults);
-        check_ends(config, &mut faults);
+        check_weights(config, &limits, &mut faults);
+        check_ends(config, &limits, &mut faults);
         let routes = Routes::new(&config.routes, &mut faults);
         if faults.is_empty() {
             check_use(config, &mut faults);
@@ -144,7 +147,15 @@ fn check_limit(
     }
     let checked = limit.limit(name, faults);
     limit.key.check(&format!("limits.{name}.key"), faults);
-    let values = limit.own_values(name, &config.plans, faults);
+    // Beside a faulty value of the limit, its callers' values are checked alone.
+    let alone = LimitConfig {
+        per: Some(Duration::from_secs(1)),
+        burst: None,
+        cost: None,
+        ..limit.clone()
+    };
+    let declared = checked.as_ref().map_or(&alone, |_| limit);
+    let values = declared.own_values(name, &config.plans, faults);
     let shares = limit.fair.as_ref().map(|fair| {
         let path = format!("limits.{name}.fair");
         fair.own_shares(&path, &config.plans, faults)
@@ -165,10 +176,9 @@ fn check_names(config: &Config, faults: &mut Faults) {
         let mut seen = BTreeSet::new();
         for (number, name) in route.limits.iter().enumerate() {
             if !config.limits.contains_key(name) {
-                faults.add(
-                    format!("{path}.limits[{number}]"),
-                    format!("there is no limit `{name}`"),
-                );
+                let other = format!("there is no limit `{name}`");
+                let message = unknown("limit", name, config.limits.keys(), &other);
+                faults.add(format!("{path}.limits[{number}]"), message);
             } else if !seen.insert(name) {
                 faults.add(
                     format!("{path}.limits[{number}]"),
@@ -199,8 +209,9 @@ fn check_names(config: &Config, faults: &mut Faults) {
         }
         for route in limit.overrides.keys() {
             if !routes.contains_key(route.as_str()) {
-                // The name may be a caller's key in the wrong place, so the error does not quote it.
-                let message = "has a key that is not the name of a route";
+                // The name may be a caller's key in the wrong place.
+                let other = "has a key that is not the name of a route";
+                let message = unknown("route", route.as_str(), routes.keys(), other);
                 faults.add(format!("limits.{name}.overrides"), message);
             }
         }
@@ -208,17 +219,18 @@ fn check_names(config: &Config, faults: &mut Faults) {
 }
 
 /// A weight that applies to no limit, or that is too large for any request to be admitted, is a fault.
-fn check_weights(config: &Config, faults: &mut Faults) {
+fn check_weights(config: &Config, limits: &BTreeMap<String, CheckedLimit>, faults: &mut Faults) {
     for (index, route) in config.routes.iter().enumerate() {
         let Some(weight) = route.weight else { continue };
         let (path, mut counts) = (format!("routes[{index}].weight"), false);
         for name in &route.limits {
-            let limit = config.limits.get(name);
+            // A limit that is missing or has a faulty value is another fault.
+            let limit = limits.get(name).map(|checked| &checked.config);
+            counts |= limit.is_none_or(|limit| limit.concurrent.is_some());
             let Some((limit, max)) = limit.and_then(|limit| Some((limit, limit.concurrent?)))
             else {
                 continue;
             };
-            counts = true;
             let own = limit.plans.values().chain(limit.overrides.values());
             let most = own.fold(max, |most, value| most.max(value.max));
             if weight > most {
@@ -234,11 +246,11 @@ fn check_weights(config: &Config, faults: &mut Faults) {
 }
 
 /// Settings that end a response together with its slot are a fault on a route without slots.
-fn check_ends(config: &Config, faults: &mut Faults) {
+fn check_ends(config: &Config, limits: &BTreeMap<String, CheckedLimit>, faults: &mut Faults) {
     for (index, route) in config.routes.iter().enumerate() {
-        let mut limits = route.limits.iter().map(|name| config.limits.get(name));
-        // A limit that is not there is another fault.
-        if limits.any(|limit| limit.is_none_or(|limit| limit.concurrent.is_some())) {
+        let mut limits = route.limits.iter().map(|name| limits.get(name));
+        // A limit that is missing or has a faulty value is another fault.
+        if limits.any(|limit| limit.is_none_or(|limit| limit.config.concurrent.is_some())) {
             continue;
         }
         for (field, is_set) in [

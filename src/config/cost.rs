@@ -5,7 +5,10 @@
 use http::HeaderName;
 use serde::{Deserialize, Deserializer};
 
-use super::{error::Faults, number_or_table::number_or_table};
+use super::{
+    error::Faults,
+    word_or_table::{NUMBER_OR_TABLE, word_or_table},
+};
 use crate::layer::Scope;
 
 /// The cost of a request at a rate: `cost = 0`, or `cost = { header = "x-prompt-tokens" }`.
@@ -62,7 +65,8 @@ pub(super) struct CostTable {
 
 impl<'de> Deserialize<'de> for CostConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let header = |table: CostTable| Self::Header(table.header);
-        number_or_table(deserializer, "cost", Self::Fixed, header)
+        let header = |table: CostTable| Ok(Self::Header(table.header));
+        let fixed = |cost| Ok(Self::Fixed(cost));
+        word_or_table(deserializer, NUMBER_OR_TABLE, fixed, header)
     }
 }

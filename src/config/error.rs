@@ -2,17 +2,18 @@
 //!
 //! Tests: `tests/config/reading.rs`, `tests/security/files.rs`.
 
-use std::{error::Error, fmt, ops::Range};
+use std::{error::Error, fmt};
 
 use crate::error::ConfigError;
 
 /// Error for a configuration that cannot be used, with all its faults.
 ///
-/// For text that does not parse, the error has one fault, with its line. For a configuration that parses, it has all
-/// faults, each with the path of its value. `Display` writes one line per fault.
+/// Text that does not parse has faults with their lines: of its syntax, or else of its fields and types. A configuration
+/// that parses has faults with the paths of their values. `Display` writes one line per fault.
 ///
 /// The error never contains the store's URL or callers' keys. These may be in the wrong place, without quotes or as the
-/// name of a field, so the error quotes neither lines nor values, but only locations and the expected types and names.
+/// name of a field, so the error quotes neither lines nor values, but only locations, the expected types and names, and
+/// unknown names that resemble a known one.
 ///
 /// ```
 /// use tower_turnstile::config::Config;
@@ -23,38 +24,30 @@ use crate::error::ConfigError;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigFileError {
-    line: Option<usize>,
     faults: Vec<Fault>,
 }
 
 /// One fault of a configuration, with its location.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
+    line: Option<usize>,
     path: String,
     message: String,
 }
 
 impl ConfigFileError {
-    /// The text is not TOML. The parser's messages are fixed.
-    pub(super) fn syntax(text: &str, error: &toml::de::Error) -> Self {
-        Self::at(text, error.span(), error.message().to_owned())
-    }
-
-    /// The text is TOML, but a field or the type of a value is wrong.
-    pub(super) fn of_types(text: &str, error: &toml::de::Error) -> Self {
-        Self::at(text, error.span(), without_values(error.message()))
-    }
-
-    /// A fault of the text at this location; without one, at the end of the text.
-    pub(super) fn at(text: &str, span: Option<Range<usize>>, message: String) -> Self {
-        let at = span.map_or(text.len(), |span| span.start);
-        let before = text.get(..at).unwrap_or(text);
-        let line = before.matches('\n').count() + 1;
-        let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
-        let path = format!("line {line}, column {column}");
+    /// Errors of TOML. `message` removes what must not be shown.
+    pub(super) fn in_text(
+        text: &str,
+        mut errors: Vec<toml::de::Error>,
+        message: fn(&str) -> String,
+    ) -> Self {
+        let place = |error: &toml::de::Error| error.span().map_or(text.len(), |span| span.start);
+        errors.sort_by_key(place);
+        let faults = errors.iter();
+        let faults = faults.map(|error| Fault::at(text, place(error), message(error.message())));
         Self {
-            line: Some(line),
-            faults: vec![Fault { path, message }],
+            faults: faults.collect(),
         }
     }
 
@@ -65,11 +58,11 @@ impl ConfigFileError {
         faults.into()
     }
 
-    /// Returns the line, from 1, of a text that does not parse.
+    /// Returns the first line with a fault, from 1, of a text that does not parse.
     ///
     /// Such text is not TOML, has an unknown field or a value of the wrong type, or may be cut short.
     pub fn line(&self) -> Option<usize> {
-        self.line
+        self.faults.first()?.line
     }
 
     /// Returns all faults, at least one.
@@ -79,6 +72,18 @@ impl ConfigFileError {
 }
 
 impl Fault {
+    /// A fault at this byte of the text.
+    pub(super) fn at(text: &str, at: usize, message: String) -> Self {
+        let before = text.get(..at).unwrap_or(text);
+        let line = before.matches('\n').count() + 1;
+        let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
+        Self {
+            line: Some(line),
+            path: format!("line {line}, column {column}"),
+            message,
+        }
+    }
+
     /// Returns the location: `limits.chat.concurrent`, a line and column, or `file`.
     pub fn path(&self) -> &str {
         &self.path
@@ -114,8 +119,11 @@ pub(super) struct Faults(Vec<Fault>);
 
 impl Faults {
     pub(super) fn add(&mut self, path: impl Into<String>, message: impl Into<String>) {
-        let (path, message) = (path.into(), message.into());
-        self.0.push(Fault { path, message });
+        self.0.push(Fault {
+            line: None,
+            path: path.into(),
+            message: message.into(),
+        });
     }
 
     /// Returns the value, or adds a fault at this path.
@@ -137,9 +145,15 @@ impl Faults {
     }
 }
 
+impl From<Fault> for ConfigFileError {
+    fn from(fault: Fault) -> Self {
+        Faults(vec![fault]).into()
+    }
+}
+
 impl From<Faults> for ConfigFileError {
     fn from(Faults(faults): Faults) -> Self {
-        Self { line: None, faults }
+        Self { faults }
     }
 }
 
@@ -160,7 +174,7 @@ const TYPES: [&str; 10] = [
 /// Removes the text of the file from a message of serde: a value or the name of a field may be a URL with a password, or a
 /// caller's key. Only names of types and fields are kept. In serde's messages, the expected value comes after the text of
 /// the file.
-fn without_values(message: &str) -> String {
+pub(super) fn without_values(message: &str) -> String {
     const OTHER: &str =
         "a value that cannot be read: it is too large, or not of the type that belongs here";
     if message.starts_with("missing field `") {
@@ -169,17 +183,43 @@ fn without_values(message: &str) -> String {
     let Some((found, expected)) = message.rsplit_once(", expected ") else {
         return OTHER.to_owned();
     };
-    let of_type = |value: &str| TYPES.into_iter().find(|name| value.starts_with(name));
-    let found = if let Some(value) = found.strip_prefix("invalid type: ") {
-        of_type(value).map(|name| format!("invalid type: {name}"))
-    } else if let Some(value) = found.strip_prefix("invalid value: ") {
-        of_type(value).map(|name| format!("invalid value: {name}"))
-    } else {
-        let unknown = ["unknown field", "unknown variant"].into_iter();
-        let mut unknown = unknown.filter(|what| found.starts_with(what));
-        unknown.next().map(str::to_owned)
-    };
-    found.map_or(OTHER.to_owned(), |found| {
-        format!("{found}, expected {expected}")
-    })
+    for what in ["type", "value"] {
+        let value = found.strip_prefix(&format!("invalid {what}: "));
+        let is_of = |name: &&str| value.is_some_and(|value| value.starts_with(name));
+        if let Some(name) = TYPES.into_iter().find(is_of) {
+            return format!("invalid {what}: {name}, expected {expected}");
+        }
+    }
+    for what in ["field", "variant"] {
+        let name = found.strip_prefix(&format!("unknown {what} `"));
+        if let Some(name) = name.and_then(|name| name.strip_suffix('`')) {
+            let known = expected.split('`').skip(1).step_by(2);
+            return unknown(
+                what,
+                name,
+                known,
+                &format!("unknown {what}, expected {expected}"),
+            );
+        }
+    }
+    OTHER.to_owned()
+}
+
+/// The message for an unknown name. It is quoted only if it resembles a known one: others may be secrets in the wrong place.
+pub(super) fn unknown(
+    what: &str,
+    name: &str,
+    known: impl IntoIterator<Item: AsRef<str>>,
+    otherwise: &str,
+) -> String {
+    let distance = |known: &str| strsim::osa_distance(name, known);
+    let nearest = known
+        .into_iter()
+        .min_by_key(|known| distance(known.as_ref()));
+    match nearest.as_ref().map(AsRef::as_ref) {
+        Some(known) if 3 * distance(known) <= known.chars().count() => {
+            format!("there is no {what} `{name}`: did you mean `{known}`?")
+        }
+        _ => otherwise.to_owned(),
+    }
 }

@@ -2,20 +2,15 @@
 //!
 //! Tests: `tests/config/tenants.rs`.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    fmt,
-};
+use std::collections::{BTreeMap, HashMap};
 
-use serde::{
-    Deserialize, Deserializer,
-    de::{MapAccess, Visitor, value::MapAccessDeserializer},
-};
+use serde::{Deserialize, Deserializer};
 
 use super::{
     error::Faults,
     key::{CallerKey, KeyConfig},
     plan::{Own, PlanConfig},
+    word_or_table::word_or_table,
 };
 #[cfg(test)]
 use super::{key::KeyTable, schema};
@@ -141,28 +136,16 @@ pub(super) enum TenantWord {
 pub(super) fn fair<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<FairConfig>, D::Error> {
-    deserializer.deserialize_any(BoolOrTable)
-}
-
-struct BoolOrTable;
-
-impl<'de> Visitor<'de> for BoolOrTable {
-    type Value = Option<FairConfig>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a boolean or a table")
-    }
-
-    fn visit_bool<E>(self, is_fair: bool) -> Result<Self::Value, E> {
-        Ok(is_fair.then(FairConfig::default))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-        let table = FairTable::deserialize(MapAccessDeserializer::new(map))?;
-        Ok(Some(FairConfig {
-            by: Some(table.by),
-            plans: table.plans,
-            shares: table.shares,
-        }))
-    }
+    word_or_table(
+        deserializer,
+        "a boolean or a table",
+        |is_fair: bool| Ok(is_fair.then(FairConfig::default)),
+        |table: FairTable| {
+            Ok(Some(FairConfig {
+                by: Some(table.by),
+                plans: table.plans,
+                shares: table.shares,
+            }))
+        },
+    )
 }

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{task::spawn_blocking, time::sleep};
 
-use super::error::ConfigFileError;
+use super::error::{ConfigFileError, Fault};
 
 /// Time between two reads of a file. An editor empties and rewrites a file in a fraction of this time.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -119,7 +119,7 @@ pub(super) fn check_last_value(text: &str) -> Result<(), ConfigFileError> {
     let word = text.rsplit(|c| !is_word(c)).next().unwrap_or_default();
     if word.starts_with(|c: char| c.is_ascii_digit()) {
         let fault = "ends in a number without a line break: it may have been cut short";
-        return Err(ConfigFileError::at(text, None, fault.to_owned()));
+        return Err(Fault::at(text, text.len(), fault.to_owned()).into());
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 use super::{
     error::Faults,
     header_key::{self, HeaderKey, MAX_HEADERS},
-    word_or_table::{secret, word_or_table},
+    word_or_table::{WORD_OR_TABLE, secret, word_or_table},
 };
 #[cfg(test)]
 use super::{header_key::HeaderTable, schema};
@@ -248,6 +248,7 @@ impl<'de> Deserialize<'de> for KeyConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         word_or_table(
             deserializer,
+            WORD_OR_TABLE,
             |word| {
                 Ok(match word {
                     KeyWord::Shared => Self::Shared,

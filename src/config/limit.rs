@@ -16,7 +16,7 @@ use super::{
     key::{CallerKey, KeyConfig},
     plan::{Own, PlanConfig},
     value::values,
-    word_or_table::word_or_table,
+    word_or_table::{WORD_OR_TABLE, word_or_table},
 };
 #[cfg(test)]
 use super::{
@@ -27,12 +27,13 @@ use super::{
     value::ValueTable,
 };
 #[cfg(test)]
-use crate::ranges::{MAX_LIMIT, MAX_WAITERS};
+use crate::ranges::MAX_WAITERS;
 use crate::{
     error::ConfigError,
     key::Key,
     layer::check_pause,
     limit::{Class, Fallback, Limit, LimitValue, Mode},
+    ranges::MAX_LIMIT,
 };
 
 /// A limit: its value, its key, and the treatment of excess requests. The name of its table is the limit's name.
@@ -159,13 +160,17 @@ impl LimitConfig {
     /// Returns the limit, and adds its faults.
     pub(super) fn limit(&self, name: &str, faults: &mut Faults) -> Option<Limit> {
         let path = format!("limits.{name}");
-        let plain = faults.take(&path, Limit::try_concurrent(name.to_owned(), 1))?;
+        let kind = match self.rate {
+            Some(_) => Limit::try_rate(name.to_owned(), MAX_LIMIT, Duration::from_secs(1)),
+            None => Limit::try_concurrent(name.to_owned(), 1),
+        };
+        let plain = faults.take(&path, kind)?;
         let amount = self.amount(&path, faults);
         let valid = amount.and_then(|(field, max)| {
             let field = self.faulty(name, max).unwrap_or(field);
             faults.take(&format!("{path}.{field}"), self.bare(name, max.into()))
         });
-        // The other settings are checked even if the amount has a fault.
+        // The other settings are checked even if the amount has a fault, with one of its kind.
         let is_valid = valid.is_some();
         let bare = self.in_unit(&path, valid.unwrap_or(plain), faults);
 
@@ -408,6 +413,7 @@ struct FallbackTable {
 fn fallback<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Fallback>, D::Error> {
     word_or_table(
         deserializer,
+        WORD_OR_TABLE,
         |word| {
             Ok(match word {
                 FallbackWord::Local => None,

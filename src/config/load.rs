@@ -4,12 +4,11 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
-
 use super::{
     check::Checked,
     error::ConfigFileError,
     file::{check_last_line, check_last_value, read_file},
+    parse::parse,
     sections::Config,
 };
 
@@ -18,13 +17,10 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// If the text is not TOML, has an unknown field, or a value of the wrong type: only the first of these faults. If the
-    /// text [may be cut short](super#a-file-that-was-cut-short). Otherwise, all faults of the values.
+    /// If the text is not TOML: all faults of its syntax. If it has unknown fields or values of wrong types: all of these.
+    /// If the text [may be cut short](super#a-file-that-was-cut-short). Otherwise, all faults of the values.
     pub fn from_toml(text: &str) -> Result<Self, ConfigFileError> {
-        let toml = toml::Deserializer::parse(text);
-        let toml = toml.map_err(|error| ConfigFileError::syntax(text, &error))?;
-        let config = Self::deserialize(toml);
-        let config = config.map_err(|error| ConfigFileError::of_types(text, &error))?;
+        let config: Self = parse(text)?;
         if let Some(end) = &config.last_line {
             check_last_line(text, end)?;
         }

@@ -121,13 +121,17 @@
 //!
 //! # Errors in a file
 //!
-//! The first place that is not TOML, has an unknown field or a value of the wrong type is reported with its line and TOML's
-//! message. If the text parses, all other errors are reported at once, each with its path:
+//! Places that are not TOML are reported at once, with their lines and TOML's messages; then unknown fields and values of
+//! the wrong type, with their lines; then all other errors, each with its path:
 //!
 //! ```
 //! # use tower_turnstile::config::Config;
-//! let error = Config::from_toml("[limits.chat]\nconcurent = 5").unwrap_err();
-//! assert!(error.to_string().starts_with("line 2, column 1: unknown field, expected one of `concurrent`"));
+//! let error = Config::from_toml("[limits.chat]\nconcurent = 5\nwait = 2").unwrap_err();
+//! assert_eq!(
+//!     error.to_string(),
+//!     "line 2, column 1: there is no field `concurent`: did you mean `concurrent`?\n\
+//!      line 3, column 8: invalid type: integer, expected a duration",
+//! );
 //!
 //! let error = Config::from_toml(
 //!     "
@@ -139,13 +143,13 @@
 //! assert_eq!(
 //!     error.to_string(),
 //!     "limits.chat.concurrent: limit `chat` is 0: it must be 1 to 1000000\n\
-//!      routes[0].limits[0]: there is no limit `caht`",
+//!      routes[0].limits[0]: there is no limit `caht`: did you mean `chat`?",
 //! );
 //! ```
 //!
 //! The store's URL and the keys of callers are secrets: no message and no `Debug` output contains them, even if they are in
-//! the wrong place or lack quotes. So messages quote neither lines nor values nor unknown names: they give the location and
-//! the expected value. (The parsers of other formats have their own messages.)
+//! the wrong place or lack quotes. So messages quote neither lines nor values, and an unknown name only if it resembles a
+//! known one: they give the location and the expected value. (The parsers of other formats have their own messages.)
 //!
 //! # A file that was cut short
 //!
@@ -184,10 +188,10 @@
 // | module | contents |
 // | --- | --- |
 // | `sections` | the sections as plain data: `store`, `limit`, `key`, `header_key`, `fair`, `plan`, `route` |
-// | `word_or_table` | a word or a table, and secrets, in serde |
+// | `word_or_table` | a word, number or boolean, or else a table; secrets, in serde |
 // | `optional` | optional fields as settings |
 // | `error` | faults, with their locations |
-// | `load`, `file` | reads and checks a configuration; reads a file that may be written meanwhile |
+// | `load`, `parse`, `file` | reads and checks a configuration; finds all faults of a text; reads a file that may be written meanwhile |
 // | `schema` | tests: generates `schema.json` from the sections' types |
 // | `check` | all checks, and the resulting limits |
 // | `routes`, `paths` | the route of a request; the canonical form of a path |
@@ -206,8 +210,8 @@ mod layers;
 mod limit;
 mod live;
 mod load;
-mod number_or_table;
 mod optional;
+mod parse;
 mod paths;
 mod plan;
 mod preview;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Deserialize;
 
 use super::{
-    error::Faults,
+    error::{Faults, unknown},
     key::{CallerKey, KeyConfig},
 };
 use crate::key::Key;
@@ -62,8 +62,11 @@ impl<V: Copy + PartialEq> Own<'_, V> {
                     let callers = plan.keys.iter().collect();
                     groups.push((format!("{path}.{name}"), callers, *value, true));
                 }
-                // The name may be a caller's key in the wrong table, so the fault does not quote it.
-                None => faults.add(&path, "names a plan that `[plans]` does not have"),
+                // The name may be a caller's key in the wrong table.
+                None => {
+                    let other = "names a plan that `[plans]` does not have";
+                    faults.add(&path, unknown("plan", plan, plans.keys(), other));
+                }
             }
         }
         for (caller, value) in self.by_caller {

@@ -9,9 +9,9 @@ use serde::{Deserialize, Deserializer};
 #[cfg(test)]
 use super::schema;
 use super::{
-    error::{ConfigFileError, Faults},
+    error::{ConfigFileError, Faults, unknown},
     optional::if_set,
-    word_or_table::{secret, word_or_table},
+    word_or_table::{WORD_OR_TABLE, secret, word_or_table},
 };
 use crate::{
     builder::{LimiterBuilder, check_url, shown_namespace},
@@ -136,15 +136,20 @@ impl StoreUrl {
     fn read(&self, faults: &mut Faults) -> String {
         match self {
             Self::Plain(url) => url.clone(),
-            Self::Env(name) => env::var(name).unwrap_or_else(|error| {
-                let fault = match error {
-                    env::VarError::NotPresent => {
-                        "the environment variable that it names is not set"
-                    }
-                    env::VarError::NotUnicode(_) => {
-                        "the environment variable that it names is not UTF-8"
-                    }
+            Self::Env(name) => env::var(name).unwrap_or_else(|_| {
+                // Anything but capitals may be a URL in the wrong place.
+                let is_name = name
+                    .chars()
+                    .all(|c| matches!(c, 'A'..='Z' | '0'..='9' | '_'));
+                let shown = if is_name {
+                    name.as_str()
+                } else {
+                    "that it names"
                 };
+                let other = format!("the environment variable {shown} is not set, or not UTF-8");
+                let others = env::vars_os().filter_map(|(other, _)| other.into_string().ok());
+                let others = others.filter(|other| other != name);
+                let fault = unknown("environment variable", name, others, &other);
                 faults.add("store.url.env", fault);
                 String::new()
             }),
@@ -216,6 +221,7 @@ impl<'de> Deserialize<'de> for StoreUrl {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         word_or_table(
             deserializer,
+            WORD_OR_TABLE,
             |url| Ok(Self::Plain(url)),
             |table: UrlTable| Ok(Self::Env(table.env)),
         )

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};
 
-use super::number_or_table::number_or_table;
+use super::word_or_table::{NUMBER_OR_TABLE, word_or_table};
 use crate::limit::LimitValue;
 #[cfg(test)]
 use crate::ranges::MAX_LIMIT;
@@ -29,9 +29,9 @@ struct Read(LimitValue);
 
 impl<'de> Deserialize<'de> for Read {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let number = |max| Self(LimitValue::new(max));
-        let table = |table: ValueTable| Self(LimitValue::new(table.rate).burst(table.burst));
-        number_or_table(deserializer, "value", number, table)
+        let number = |max| Ok(Self(LimitValue::new(max)));
+        let table = |table: ValueTable| Ok(Self(LimitValue::new(table.rate).burst(table.burst)));
+        word_or_table(deserializer, NUMBER_OR_TABLE, number, table)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Reads a word or a table: `key = "route"`, or `key = { header = "x-api-key" }`; and possible secrets, whose values no
-//! error may quote, in any format of serde.
+//! Reads a word, a number or a boolean, or else a table: `key = "route"`, or `key = { header = "x-api-key" }`; and possible
+//! secrets, whose values no error may quote, in any format of serde.
 //!
 //! Tests: `tests/config/reading.rs`, `tests/security/files.rs`.
 
@@ -8,15 +8,15 @@ use std::{fmt, marker::PhantomData};
 use serde::{
     Deserialize, Deserializer,
     de::{
-        Error, MapAccess, Unexpected, Visitor,
+        Error, IntoDeserializer, MapAccess, Unexpected, Visitor,
         value::{MapAccessDeserializer, StrDeserializer},
     },
 };
 
-/// For a visitor of a possible secret: refuses a value of another type without quoting it.
-macro_rules! refuse_without_quoting {
+/// Passes values other than texts and tables to the visitor's method `scalar`, with names that quote nothing.
+macro_rules! visit_scalars {
     () => {
-        refuse_without_quoting! {
+        visit_scalars! {
             visit_bool: bool, "boolean";
             visit_i64: i64, "integer";
             visit_i128: i128, "integer";
@@ -26,11 +26,15 @@ macro_rules! refuse_without_quoting {
         }
     };
     ($($visit:ident: $value:ty, $what:literal;)+) => {$(
-        fn $visit<E: Error>(self, _: $value) -> Result<Self::Value, E> {
-            Err(E::invalid_type(Unexpected::Other($what), &self))
+        fn $visit<E: Error>(self, value: $value) -> Result<Self::Value, E> {
+            self.scalar(IntoDeserializer::<E>::into_deserializer(value), $what)
         }
     )+};
 }
+
+/// What messages call the expected value.
+pub(super) const WORD_OR_TABLE: &str = "a string or a table";
+pub(super) const NUMBER_OR_TABLE: &str = "a number or a table";
 
 /// Reads a text that may be a secret.
 pub(super) fn secret<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
@@ -51,15 +55,22 @@ impl Visitor<'_> for Secret {
         Ok(text.to_owned())
     }
 
-    refuse_without_quoting!();
+    visit_scalars!();
 }
 
-/// Reads a word as a `W` or a table as a `T`, and converts it into the value.
+impl Secret {
+    fn scalar<D, E: Error>(self, _: D, what: &str) -> Result<String, E> {
+        Err(E::invalid_type(Unexpected::Other(what), &self))
+    }
+}
+
+/// Reads a word, a number or a boolean as a `W`, or a table as a `T`, and converts it into the value.
 ///
 /// serde's `untagged` would work too, but its error only states that nothing matched. The errors of `word` and `table` name
 /// the expected value.
 pub(super) fn word_or_table<'de, D, W, T, O>(
     deserializer: D,
+    expected: &'static str,
     word: impl FnOnce(W) -> Result<O, &'static str>,
     table: impl FnOnce(T) -> Result<O, &'static str>,
 ) -> Result<O, D::Error>
@@ -69,6 +80,7 @@ where
     T: Deserialize<'de>,
 {
     deserializer.deserialize_any(WordOrTableVisitor {
+        expected,
         word,
         table,
         read: PhantomData::<(W, T)>,
@@ -76,6 +88,7 @@ where
 }
 
 struct WordOrTableVisitor<F, G, R> {
+    expected: &'static str,
     word: F,
     table: G,
     read: PhantomData<R>,
@@ -91,13 +104,11 @@ where
     type Value = O;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string or a table")
+        f.write_str(self.expected)
     }
 
     fn visit_str<E: Error>(self, word: &str) -> Result<O, E> {
-        let word = W::deserialize(StrDeserializer::new(word))?;
-        let refuse = |expected| E::invalid_value(Unexpected::Other("string"), &expected);
-        (self.word)(word).map_err(refuse)
+        self.converted(W::deserialize(StrDeserializer::new(word))?)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<O, A::Error> {
@@ -106,5 +117,21 @@ where
         (self.table)(table).map_err(refuse)
     }
 
-    refuse_without_quoting!();
+    visit_scalars!();
+}
+
+impl<F: FnOnce(W) -> Result<O, &'static str>, G, W, T, O> WordOrTableVisitor<F, G, (W, T)> {
+    fn scalar<'de, D: Deserializer<'de>>(self, scalar: D, what: &str) -> Result<O, D::Error>
+    where
+        W: Deserialize<'de>,
+    {
+        let expected = self.expected;
+        let refuse = |_| D::Error::invalid_type(Unexpected::Other(what), &expected);
+        self.converted(W::deserialize(scalar).map_err(refuse)?)
+    }
+
+    fn converted<E: Error>(self, word: W) -> Result<O, E> {
+        let refuse = |expected| E::invalid_value(Unexpected::Other("string"), &expected);
+        (self.word)(word).map_err(refuse)
+    }
 }

@@ -212,6 +212,37 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
             "limits.a.plans.p",
             "all requests share",
         ),
+        (
+            limit("rate = 1_000_001\nper = '1s'\ncost = 5\nclamp_cost = true\nunit = 'tokens'"),
+            "limits.a.rate",
+            "is 1000001",
+        ),
+        (limit("rate = 9\ncost = 5\nclamp_cost = true\nunit = 'tokens'"), "limits.a.per", "is missing"),
+        (
+            limit("rate = 9\nper = '0s'\nkey.header = 'x'\ncost = 5\noverrides = { k = 5, l = { rate = 6, burst = 1 } }"),
+            "limits.a.per",
+            "1 ms to 86400s",
+        ),
+        (
+            limit("rate = 9\nper = '1s'\nburst = 0\ncost = 5\nkey.header = 'x'\noverrides = { k = 5 }"),
+            "limits.a.burst",
+            "burst of 0",
+        ),
+        (
+            "limits.a.concurrent = 0\nroutes = [{ match = ['/'], limits = ['a'], weight = 2 }]".to_owned(),
+            "limits.a.concurrent",
+            "is 0",
+        ),
+        (
+            "limits.a = {}\nroutes = [{ match = ['/'], limits = ['a'], weight = 2, idle = '1m' }]".to_owned(),
+            "limits.a",
+            "has neither",
+        ),
+        (
+            "routes = [{ match = ['/'], limits = ['a'], weight = 2, idle = '1m' }]".to_owned(),
+            "routes[0].limits[0]",
+            "there is no limit `a`",
+        ),
         ("plans = { a.keys = ['x'], b.keys = ['y', 'x'] }".to_owned(), "plans.b.keys[1]", "in plan `a` already"),
         (route(""), "routes[0].match", "is missing, or empty"),
         (route("match = ['/']\nlimits = ['a']\nmax_hold = '0s'"), "routes[0].max_hold", "must be 1ms to"),
@@ -271,12 +302,19 @@ fn the_burst_of_a_rate_makes_its_value_possible() {
 
 #[tokio::test]
 async fn a_store_that_cannot_be_connected_to_is_reported_by_its_path() {
-    let text = "unlimited = true\nstore.url.env = 'TURNSTILE_NOT_SET'";
+    let text = "unlimited = true\nstore.url.env = 'A_VARIABLE_THAT_IS_NOT_THERE'";
     let config = Config::from_toml(text).unwrap();
     let error = config.store.connect().await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "store.url.env: the environment variable that it names is not set"
+        "store.url.env: the environment variable A_VARIABLE_THAT_IS_NOT_THERE is not set, or not UTF-8"
+    );
+    let text = text.replace("A_VARIABLE_THAT_IS_NOT_THERE", "PAHT");
+    let config = Config::from_toml(&text).unwrap();
+    let error = config.store.connect().await.unwrap_err();
+    assert!(
+        error.to_string().ends_with("did you mean `PATH`?"),
+        "{error}"
     );
     assert!(Config::default().store.connect().await.is_ok());
 }

@@ -106,7 +106,7 @@ fn words_and_tables_read_alike() {
 }
 
 /// Unreadable texts, the line, and words of TOML's own message.
-pub(super) const UNREADABLE: [(&str, usize, &str); 36] = [
+pub(super) const UNREADABLE: [(&str, usize, &str); 38] = [
     (
         "[limits.a]\nplans = { p = { rate = 5 } }",
         2,
@@ -117,10 +117,11 @@ pub(super) const UNREADABLE: [(&str, usize, &str); 36] = [
         2,
         "unknown field",
     ),
+    ("[limits.a]\noverrides = { k = '5' }", 2, "expected u32"),
     (
-        "[limits.a]\noverrides = { k = '5' }",
+        "[limits.a]\noverrides = { k = -5 }",
         2,
-        "expected a number or a table",
+        "invalid type: integer, expected a number or a table",
     ),
     ("\n[limits.a]\nconcurrent = 5 5", 3, "must be quoted"),
     ("limits.a = { concurrent = 5", 1, "unclosed inline table"),
@@ -132,19 +133,19 @@ pub(super) const UNREADABLE: [(&str, usize, &str); 36] = [
     (
         "[limits.a]\nconcurent = 5",
         2,
-        "unknown field, expected one of `concurrent`",
+        "there is no field `concurent`: did you mean `concurrent`?",
     ),
     (
         "[store]\n[limit.a]",
         2,
-        "unknown field, expected one of `store`, `limits`",
+        "there is no field `limit`: did you mean `limits`?",
     ),
     (
         "[store]\ntimeout = '1s'",
         2,
         "unknown field, expected one of `url`",
     ),
-    ("[plans.a]\nkey = []", 2, "unknown field, expected `keys`"),
+    ("[plans.a]\nnames = []", 2, "unknown field, expected `keys`"),
     (
         "[[routes]]\npath = '/'",
         2,
@@ -208,10 +209,11 @@ pub(super) const UNREADABLE: [(&str, usize, &str); 36] = [
         "unknown field, expected one of `proxies`",
     ),
     ("[limits.a]\nkey = 5", 2, "expected a string or a table"),
+    ("[limits.a]\nfair = 'yes'", 2, "expected a boolean"),
     (
-        "[limits.a]\nfair = 'yes'",
+        "[limits.a]\nfair = 1",
         2,
-        "expected a boolean or a table",
+        "invalid type: integer, expected a boolean or a table",
     ),
     ("[limits.a]\nfair = {}", 2, "missing field `by`"),
     (
@@ -267,6 +269,138 @@ fn unreadable_text_is_reported_with_its_line() {
             message.starts_with(&format!("line {line}, column ")),
             "{message}"
         );
+    }
+}
+
+fn places(text: &str) -> Vec<String> {
+    let error = Config::from_toml(text).unwrap_err();
+    let faults = error.faults().iter();
+    faults.map(ToString::to_string).collect()
+}
+
+#[test]
+fn all_faults_of_syntax_are_reported_at_once() {
+    let faults = places(
+        "
+        [limits.a]
+        concurrent = five
+        wait = '1s
+        [limits.b]
+        concurrent = 5 5
+        concurrent = 6
+        [limits.c
+        ",
+    );
+    let lines: Vec<_> = faults
+        .iter()
+        .filter_map(|fault| fault.split(',').next())
+        .collect();
+    assert_eq!(
+        lines,
+        ["line 3", "line 4", "line 6", "line 7", "line 8"],
+        "{faults:#?}"
+    );
+}
+
+#[test]
+fn all_faults_of_fields_and_types_are_reported_at_once() {
+    let faults = places(
+        "
+        unlimted = true
+        plans.gold.keys = ['a', 5]
+        [store]
+        url = { env = 5 }
+        lease = 30
+        [limits.a]
+        concurent = 5
+        wait = 2
+        key = { header = 'a', bearer = 5 }
+        overrides = { k = { rate = 'x', burst = 2 }, l = '5' }
+        [[routes]]
+        match = ['/']
+        limits = ['a']
+        on_lost = 'die'
+        [[routes]]
+        match = '/'
+        max_hold = 'long'
+        ",
+    );
+    let places: Vec<_> = faults
+        .iter()
+        .filter_map(|fault| fault.split(": ").next())
+        .collect();
+    let expected = [
+        "line 2, column 9",
+        "line 3, column 33",
+        "line 5, column 23",
+        "line 6, column 17",
+        "line 8, column 9",
+        "line 9, column 16",
+        "line 10, column 40",
+        "line 11, column 36",
+        "line 11, column 58",
+        "line 15, column 19",
+        "line 17, column 17",
+        "line 18, column 20",
+    ];
+    assert_eq!(places, expected, "{faults:#?}");
+}
+
+/// A table needs a field that is misspelt, or of the wrong type: that is one fault.
+#[test]
+fn a_fault_has_no_second_one_in_its_wake() {
+    for text in [
+        "plans.gold.key = ['a']",
+        "limits.a.overrides.k = { rte = 5, burst = 2 }",
+        "limits.a.overrides.k = { rate = 'x', burst = 2 }",
+        "limits.a.key = { any_of = [{ heade = 'x' }] }",
+        "limits.a.key = { any_of = [{ header = 5 }] }",
+        "limits.a.key.header = 5",
+        "limits.a.fair.by = 5",
+        "limits.a.fallback.locl = 5",
+        "store.url.env = 5",
+        "store.url.enw = 'X'",
+    ] {
+        assert_eq!(places(text).len(), 1, "{text}: {:#?}", places(text));
+    }
+}
+
+/// An unknown name may be a secret in the wrong place, unless it resembles a known name.
+#[test]
+fn a_misspelt_name_is_quoted_with_the_nearest_known_one() {
+    const LIMIT: &str = "limits.a = { concurrent = 1, key.header = 'x'";
+    for (text, message) in [
+        ("[store]\nleese = '1s'", "no field `leese`: did you mean `lease`?"),
+        ("limits.a.mode = 'shadwo'", "no variant `shadwo`: did you mean `shadow`?"),
+        ("limits.a.key = 'rout'", "no variant `rout`: did you mean `route`?"),
+        ("limits.a.key = { haeder = 'x' }", "no field `haeder`: did you mean `header`?"),
+        (
+            &format!("plans.gold.keys = []\n{LIMIT}, plans = {{ glod = 2 }} }}"),
+            "limits.a.plans: there is no plan `glod`: did you mean `gold`?",
+        ),
+        (
+            &format!("plans.gold.keys = []\n{LIMIT}, plans = {{ silver = 2 }} }}"),
+            "limits.a.plans: names a plan that `[plans]` does not have",
+        ),
+        (
+            &format!("plans.gold.keys = []\n{LIMIT}, wait = '1s', fair = {{ by.header = 'x', plans = {{ golde = 2 }} }} }}"),
+            "limits.a.fair.plans: there is no plan `golde`: did you mean `gold`?",
+        ),
+        (
+            &format!("limits.a = {{ concurrent = 1, key = 'route', overrides = {{ chatt = 2 }} }}\n{ROUTE}").replace("[{ ", "[{ name = 'chat', "),
+            "limits.a.overrides: there is no route `chatt`: did you mean `chat`?",
+        ),
+        (
+            "limits.chat.concurrent = 1\nroutes = [{ match = ['/'], limits = ['chta'] }]",
+            "routes[0].limits[0]: there is no limit `chta`: did you mean `chat`?",
+        ),
+        (
+            "limits.chat.concurrent = 1\nroutes = [{ match = ['/'], limits = ['opens'] }]",
+            "routes[0].limits[0]: there is no limit `opens`",
+        ),
+    ] {
+        let faults = places(text);
+        assert!(faults.iter().any(|fault| fault.ends_with(message)), "{text}: {faults:#?}");
     }
 }
 

@@ -85,7 +85,7 @@ fn schema_refuses_what_cannot_be_read() {
 }
 
 /// A schema cannot know the length of a duration or the content of another section.
-const UNKNOWN_TO_IT: [(&str, &str); 31] = [
+const UNKNOWN_TO_IT: [(&str, &str); 33] = [
     ("limits.a.per", "1 ms to 86400s"),
     ("limits.a.cost", "more than the burst of 2"),
     ("limits.a.fair", "needs a `wait`"),
@@ -100,6 +100,8 @@ const UNKNOWN_TO_IT: [(&str, &str); 31] = [
     ("limits.a.overrides", "no IP address"),
     ("limits.a.plans", "does not have"),
     ("limits.a.overrides", "has a burst of 2"),
+    ("limits.a.per", "1 ms to 86400s"),
+    ("routes[0].limits[0]", "there is no limit `a`"),
     ("plans.b.keys[1]", "in plan `a` already"),
     ("routes[0].max_hold", "must be 1ms to"),
     ("routes[0].idle", "must be 1ms to"),

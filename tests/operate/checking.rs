@@ -164,20 +164,21 @@ async fn each_fault_has_its_place() {
         .replace("\"opens\"]", "\"opend\"]");
     let (code, output, _) = check(&faulty, &[]).await;
     let expected = "FILE: limits.chat.concurrent: limit `chat` is 0: it must be 1 to 1000000\n\
-                    FILE: routes[0].limits[1]: there is no limit `opend`\n";
+                    FILE: routes[0].limits[1]: there is no limit `opend`: did you mean `opens`?\n";
     assert_eq!((code, &*output), (Some(1), expected));
     let (code, output, _) = check(&faulty, &["--json"]).await;
     let rows: Vec<Value> = serde_json::from_str(&output).unwrap();
     assert_eq!((code, rows.len()), (Some(1), 2));
     assert_eq!(
         rows[1],
-        json!({"place": "routes[0].limits[1]", "fault": "there is no limit `opend`"})
+        json!({"place": "routes[0].limits[1]", "fault": "there is no limit `opend`: did you mean `opens`?"})
     );
     // A syntax error is reported with its line, and no secret is quoted.
     let (code, output, _) = check(&FILE.replace("wait = \"2s\"", "wiat = 'canary'"), &[]).await;
     assert_eq!(code, Some(1));
     assert!(
-        output.starts_with("FILE: line 12, column 1: unknown field"),
+        output
+            .starts_with("FILE: line 12, column 1: there is no field `wiat`: did you mean `wait`?"),
         "{output}"
     );
     assert!(!output.contains("canary"), "{output}");
