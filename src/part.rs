@@ -51,6 +51,14 @@ impl Part {
 }
 
 impl Parts {
+    /// The key of the generation of a part's data.
+    pub(crate) fn generation_key(self, part: Part, namespace: &str) -> String {
+        match self.is_cluster {
+            false => format!("{namespace}:{{generation}}"),
+            true => part.prefix(namespace) + "generation",
+        }
+    }
+
     /// A store in one piece.
     pub(crate) const WHOLE: Self = Self {
         count: 1,

@@ -1,5 +1,7 @@
 //! Answers for operators: rows, and the number of replicas behind them.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -7,6 +9,9 @@ use crate::{
     permit_id::PermitId,
     reason::Reason,
 };
+
+/// Maximum number of labels in a text: everybody who may write a ledger can add thousands to the roster.
+const MAX_LABELS: usize = 20;
 
 /// The answers of all replicas to one question.
 ///
@@ -43,8 +48,9 @@ impl<T> Answers<T> {
 
     /// Counts replicas as missing that did not answer another question.
     pub(super) fn miss_those_of<U>(&mut self, other: &Answers<U>) {
+        let mut known: HashSet<String> = self.missing.iter().cloned().collect();
         for label in &other.missing {
-            if !self.missing.contains(label) {
+            if known.insert(label.clone()) {
                 self.missing.push(label.clone());
                 self.answered = self.answered.saturating_sub(1);
             }
@@ -54,6 +60,15 @@ impl<T> Answers<T> {
     /// Returns whether all replicas answered, even if rows are [left out](Self::left_out).
     pub fn are_all(&self) -> bool {
         self.answered > 0 && self.answered == self.replicas && self.busy.is_empty()
+    }
+}
+
+/// The first of these labels, and how many more there are.
+pub(super) fn labels_of(labels: &[String]) -> String {
+    let (shown, more) = labels.split_at(labels.len().min(MAX_LABELS));
+    match more.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
     }
 }
 

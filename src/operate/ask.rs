@@ -14,7 +14,7 @@ use super::{
     names::Names,
     roster::{self, RosterMember},
     scan::Scanner,
-    wire::{Answer, MAX_QUESTION, Message, Question, VERSION},
+    wire::{Answer, MAX_JITTER_MS, MAX_QUESTION, Message, Question, VERSION},
 };
 use crate::{
     overrides::KeyDigest,
@@ -51,6 +51,14 @@ struct Asking {
     silent: HashSet<String>,
 }
 
+impl Asking {
+    /// Number of replicas that may answer: everybody who may write a ledger can add thousands who will not.
+    fn expected(&self, roster: &[RosterMember]) -> u32 {
+        let silent = |member: &&RosterMember| self.silent.contains(&member.id);
+        (roster.len() - roster.iter().filter(silent).count()) as u32
+    }
+}
+
 impl Remote {
     /// Subscribes to the answers.
     pub(super) async fn connect(
@@ -81,9 +89,9 @@ impl Remote {
         let mut asking = self.asking.lock().await;
         let asking = &mut *asking;
         let (number, roster) = self.publish(asking, question).await?;
-        let jitter = Duration::from_millis(roster.len().min(1_000) as u64);
+        let jitter = asking.expected(&roster).min(MAX_JITTER_MS);
         let since = Instant::now();
-        let mut until = since + PATIENCE + jitter;
+        let mut until = since + PATIENCE + Duration::from_millis(jitter.into());
         let mut awaited: HashSet<&str> = roster.iter().map(|member| &*member.id).collect();
         let mut answers: Vec<Answer> = Vec::new();
         // If the roster is empty, the store may have lost it: wait for all answers.
@@ -166,6 +174,7 @@ impl Remote {
             number: asking.last_number,
             not_after_ms: now_ms.saturating_add(VALID_MS),
             replicas: roster.len() as u32,
+            expected: asking.expected(&roster),
             ask: question,
         };
         let message = serde_json::to_vec(&message).map_err(|_| unreadable())?;

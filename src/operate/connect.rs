@@ -119,10 +119,10 @@ impl OperatorBuilder {
 
     /// Checks the store at this URL and the replicas, and reports what is wrong with them.
     ///
-    /// Uses the given user's permissions, whether a service's or an operator's. It runs the services' script: two
-    /// replicas acquire, hand over and release a slot, on a separate key that is removed afterwards, or expires soon if
-    /// a step fails. Nothing else is changed. The check sends some eighty commands to the store, scans up to 50,000
-    /// keys, and asks the replicas twice if permitted.
+    /// Uses the given user's permissions, whether a service's or an operator's. It runs the services' script, in a cluster
+    /// for each of its parts: two replicas acquire, hand over and release a slot, on a separate key that is removed
+    /// afterwards, or expires soon if a step fails. Nothing else is changed. The check sends some eighty commands to the
+    /// store, scans up to 50,000 keys, and asks the replicas twice if permitted.
     ///
     /// Checks are independent: a command that the store refuses or does not answer becomes a finding.
     ///
@@ -133,10 +133,8 @@ impl OperatorBuilder {
         let target = StoreTarget::open(url)?;
         let (names, _) = self.names(&target)?;
         let control = ControlConnection::new(&target, self.store_timeout, Inbox::new(1, 0).0);
-        let targets = [StoreTarget::open(url)?, StoreTarget::open(url)?];
-        let mut findings = doctor::store(&control, targets, &names, self.store_timeout)
-            .await
-            .map_err(not_connected)?;
+        let findings = doctor::store(&control, target.clone(), &names, self.store_timeout).await;
+        let mut findings = findings.map_err(not_connected)?;
         match self.on_target(target).await {
             Ok(operator) => findings.extend(doctor::replicas(&operator).await),
             Err(error) => findings.push(doctor::without_operator(&error)),

@@ -207,7 +207,7 @@ mod tests {
         let mut texts = Vec::from(answers);
         let ask = r#"{"permits":{"limit":"chat"}}"#;
         texts.push(format!(
-            r#"{{"v":1,"from":"-","number":?,"not_after_ms":?,"replicas":?,"ask":{ask}}}"#
+            r#"{{"v":1,"from":"-","number":?,"not_after_ms":?,"replicas":?,"expected":?,"ask":{ask}}}"#
         ));
         let keyed = format!("key:{TOKEN}:chat");
         for (field, setting) in [

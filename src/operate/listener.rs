@@ -28,7 +28,7 @@ use super::{
     follow::Follower,
     names::Names,
     roster,
-    wire::{MAX_QUESTION, Message, Question, VERSION},
+    wire::{MAX_JITTER_MS, MAX_QUESTION, Message, Question, VERSION},
 };
 use crate::{
     ledger::ReplicaId,
@@ -53,8 +53,6 @@ const MAX_ANSWERED: f64 = 20.0;
 const MAX_KNOWN: usize = 64;
 /// Maximum validity of a message, in milliseconds.
 const MAX_VALID_MS: u64 = 60_000;
-/// Maximum delay of an answer. It grows by a millisecond per replica.
-const MAX_JITTER_MS: u32 = 1_000;
 /// First and longest pause between attempts to reach a store that is down. Meanwhile changes of the record are missed.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -323,11 +321,11 @@ impl Shared {
         };
         debug_assert!(answer.len() <= MAX_ANSWER);
         let channel = self.names.answer_channel(&message.from);
-        if message.replicas <= 1 {
+        if message.expected <= 1 {
             return self.send(&channel, &answer).await;
         }
         // Further questions are answered meanwhile. At most MAX_READ answers wait here.
-        let jitter = fastrand::u32(0..=message.replicas.min(MAX_JITTER_MS));
+        let jitter = fastrand::u32(0..=message.expected.min(MAX_JITTER_MS));
         let shared = Arc::clone(self);
         state.answers.spawn(async move {
             sleep(Duration::from_millis(jitter.into())).await;
@@ -470,6 +468,7 @@ mod tests {
             number,
             not_after_ms,
             replicas: 1,
+            expected: 1,
             ask: Question::Replicas,
         }
     }

@@ -99,6 +99,7 @@ fn read_again() -> String {
         number: 1,
         not_after_ms: 0,
         replicas: 0,
+        expected: 0,
         ask: Question::ReadAgain,
     };
     serde_json::to_string(&message).expect("texts and numbers")

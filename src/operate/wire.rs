@@ -15,6 +15,10 @@ pub(super) const VERSION: u32 = 1;
 #[cfg(feature = "redis")]
 pub(super) const MAX_QUESTION: usize = 4 * 1_024;
 
+/// Maximum delay of an answer. It grows by a millisecond per expected answer.
+#[cfg(feature = "redis")]
+pub(super) const MAX_JITTER_MS: u32 = 1_000;
+
 /// A message on the control channel.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -27,8 +31,10 @@ pub(super) struct Message {
     pub number: u64,
     /// Until when the message is valid, in milliseconds on the store's clock.
     pub not_after_ms: u64,
-    /// Number of replicas on the roster, which spread their answers over time accordingly.
+    /// Number of replicas on the roster.
     pub replicas: u32,
+    /// Number of those that have answered lately or are new. Replicas spread their answers over time accordingly.
+    pub expected: u32,
     pub ask: Question,
 }
 

@@ -8,8 +8,10 @@ use tower_turnstile::{
     operate::{Check, Finding, Health, Operator},
 };
 
+#[cfg(feature = "cluster")]
+use crate::support::redis_cluster::RedisCluster;
 use crate::{
-    scene::{CHAT, GUARD, builder, replicas, steady},
+    scene::{CHAT, GUARD, builder, replicas, steady, strangers},
     support::{
         clock::Clock,
         fault_proxy::{FaultProxy, Way},
@@ -348,6 +350,43 @@ async fn eviction_is_seen_without_config() {
     let (check, words) = (Check::Eviction, ["volatile-lru"]);
     let findings = finds(&server.url(), check, Health::Fault, &words).await;
     assert_eq!(of(&findings, Check::Buffers).health, Health::Note);
+}
+
+/// The script keeps a generation of the data under a key of its own.
+#[tokio::test]
+async fn a_user_without_the_key_of_the_generation_is_found() {
+    let server = RedisServer::start();
+    let digest = "?".repeat(32);
+    let keys = format!("resetkeys ~turnstile:{{{digest}* ~turnstile:{{turnstile:control}}:*");
+    let url = user_without(&server, "old", &keys);
+    let (check, words) = (Check::ServiceRights, ["it lacks the generation's key"]);
+    let findings = finds(&url, check, Health::Fault, &words).await;
+    assert_eq!(of(&findings, Check::Service).health, Health::Good);
+}
+
+#[cfg(feature = "cluster")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_of_a_cluster_that_cannot_be_reached_is_a_fault_of_the_service() {
+    let mut cluster = RedisCluster::start(3, 0);
+    let url = cluster.url();
+    let said = "a slot was acquired";
+    finds(&url, Check::Service, Health::Good, &[said]).await;
+    // Not of the first part, which is in hash slot 512.
+    let gone = (cluster.owner(512) + 1) % 3;
+    let address = format!("127.0.0.1:{}", cluster.primaries[gone].port());
+    cluster.primaries[gone].stop();
+    let words = [" of 16 parts of the cluster a service cannot ", &address];
+    finds(&url, Check::Service, Health::Fault, &words).await;
+}
+
+/// Everybody who may write a ledger may write the roster too.
+#[tokio::test]
+async fn many_strangers_on_the_roster_are_counted() {
+    let server = RedisServer::start();
+    let _replicas = replicas(&server, 1).await;
+    strangers(&server, 1_100);
+    let words = ["1 of 1101 answered; no answer from ", " and 1080 more"];
+    finds(&server.url(), Check::Replicas, Health::Warning, &words).await;
 }
 
 #[tokio::test]

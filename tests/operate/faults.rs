@@ -53,7 +53,7 @@ fn later_ms(server: &RedisServer) -> u64 {
 fn question(number: u64, not_after_ms: u64) -> Value {
     json!({
         "v": 1, "from": OPERATOR, "number": number, "not_after_ms": not_after_ms,
-        "replicas": 1, "ask": "replicas",
+        "replicas": 1, "expected": 1, "ask": "replicas",
     })
 }
 

@@ -220,7 +220,7 @@ impl Foe {
                 1 => self.json().into_bytes(),
                 2 => format!("{} {} {} turnstile:{{x}}", self.number(), self.number(), self.json()).into_bytes(),
                 3 => format!(
-                    "{{\"v\":1,\"from\":\"AAAAAAAAAAAAAAA{from}\",\"number\":{},\"not_after_ms\":{},\"replicas\":1,\"ask\":\"limits\"}}",
+                    "{{\"v\":1,\"from\":\"AAAAAAAAAAAAAAA{from}\",\"number\":{},\"not_after_ms\":{},\"replicas\":1,\"expected\":1,\"ask\":\"limits\"}}",
                     self.number(),
                     self.number(),
                 )

@@ -13,8 +13,8 @@ use tower_turnstile::operate::{
 
 use crate::{
     scene::{
-        CHAT, HOUR, Orders as _, Patient, StoppableReplica, ada, again_while, await_replicas,
-        builder, open, replica, replicas, seen, undrained, until,
+        CHAT, HOUR, Monitor, Orders as _, Patient, StoppableReplica, ada, again_while,
+        await_replicas, builder, open, replica, replicas, seen, strangers, undrained, until,
     },
     support::{
         fault_proxy::{FaultProxy, Way},
@@ -115,6 +115,33 @@ async fn three_replicas_with_sixty_streams_and_forty_waiters() {
         .unwrap_err();
     assert_eq!(error.kind(), OperateErrorKind::UnknownLimit);
     drop((streams, waiters));
+}
+
+/// Replicas spread their answers over a millisecond for each expected one, up to a second, and operators wait for that time.
+#[tokio::test]
+async fn entries_of_the_roster_that_have_not_answered_delay_no_further_question() {
+    let server = RedisServer::start();
+    let (_limiters, operator) = replicas(&server, 1).await;
+    strangers(&server, 2_000);
+    let monitor = Monitor::of(&server).await;
+    let ask = async || operator.0.replicas().await.unwrap();
+    again_while(|answers| answers.answered == 0, ask).await;
+    let answers = ask().await;
+    assert_eq!(answers.replicas, 2_001);
+    let asked = monitor.commands(&server).await;
+    let asked: Vec<_> = asked
+        .iter()
+        .filter(|line| line.contains("\"PUBLISH\" \"turnstile:control:0\""))
+        .collect();
+    let (first, last) = (asked[0], asked[asked.len() - 1]);
+    assert!(
+        first.contains(r#"\"replicas\":2001,\"expected\":2001,"#),
+        "{first}"
+    );
+    assert!(
+        last.contains(r#"\"replicas\":2001,\"expected\":1,"#),
+        "{last}"
+    );
 }
 
 /// A replica whose process is stopped: it is connected, and on the roster.

@@ -1,14 +1,10 @@
 //! How soon a change is in force.
 
-use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
-    net::TcpStream,
-};
 use tower_turnstile::Limit;
 
 use crate::{
     command_line::turnstile,
-    scene::{GUARD, HOUR, Patient, await_replicas, builder, soon},
+    scene::{GUARD, HOUR, Monitor, Patient, await_replicas, builder, soon},
     support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
@@ -28,7 +24,7 @@ async fn a_raise_admits_the_first_waiter_after_a_message_and_two_round_trips() {
     for _ in 0..10 {
         waiters.push(wait_in_line(&one).await);
     }
-    // `id=3 addr=127.0.0.1:1234 ...`, and in the monitor `1.5 [0 127.0.0.1:1234] "TIME"`.
+    // In lines such as `id=3 addr=127.0.0.1:1234 ...`.
     let clients = server.cli(&["CLIENT", "LIST"]);
     let of_replica = |line: &str| {
         let (_, rest) = line.split_once("[0 ")?;
@@ -37,12 +33,7 @@ async fn a_raise_admits_the_first_waiter_after_a_message_and_two_round_trips() {
         let name = command.split('"').nth(1)?.to_owned();
         (is_known && name != "PUBLISH").then_some(name)
     };
-    let mut monitor = TcpStream::connect(("127.0.0.1", server.port()))
-        .await
-        .unwrap();
-    monitor.write_all(b"MONITOR\r\n").await.unwrap();
-    let mut monitor = BufReader::new(monitor).lines();
-    assert_eq!(monitor.next_line().await.unwrap().as_deref(), Some("+OK"));
+    let monitor = Monitor::of(&server).await;
 
     let raise = ["set", "one", "2", "--for", "1h"];
     let by = ["--author", "ada", "--reason", "launch"];
@@ -50,15 +41,9 @@ async fn a_raise_admits_the_first_waiter_after_a_message_and_two_round_trips() {
     let first = soon(waiters.remove(0));
     let (output, permit) = tokio::join!(turnstile(&url, &raise), first);
     let _permit = permit.unwrap();
-    server.cli(&["ECHO", "the end"]);
-    let mut commands = Vec::new();
-    loop {
-        let line = soon(monitor.next_line()).await.unwrap().unwrap();
-        if line.contains("\"the end\"") {
-            break;
-        }
-        commands.extend(of_replica(&line));
-    }
+    let commands = monitor.commands(&server).await;
+    let commands = commands.iter().filter_map(|line| of_replica(line));
+    let mut commands: Vec<_> = commands.collect();
     commands.sort();
     assert_eq!(commands, ["EVALSHA", "HSCAN", "TIME"], "{output:?}");
 }

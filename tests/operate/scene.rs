@@ -6,6 +6,8 @@ use futures_util::future::{BoxFuture, FutureExt};
 use http::{Request, Response};
 use http_body_util::Full;
 use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
+    net::TcpStream,
     runtime::{self, Runtime},
     sync::oneshot,
     time::sleep,
@@ -58,6 +60,45 @@ pub(crate) async fn replicas(server: &RedisServer, count: usize) -> (Vec<Limiter
     let operator = Patient::connect(&server.url()).await;
     await_replicas(&operator, count).await;
     (replicas, operator)
+}
+
+/// All commands that a server has received since.
+pub(crate) struct Monitor(Lines<BufReader<TcpStream>>);
+
+impl Monitor {
+    pub(crate) async fn of(server: &RedisServer) -> Self {
+        let stream = TcpStream::connect(("127.0.0.1", server.port())).await;
+        let mut monitor = BufReader::new(stream.expect("it is up"));
+        monitor.write_all(b"MONITOR\r\n").await.expect("it is up");
+        let mut lines = monitor.lines();
+        let line = lines.next_line().await.expect("it is up");
+        assert_eq!(line.as_deref(), Some("+OK"));
+        Self(lines)
+    }
+
+    /// In lines such as `1.5 [0 127.0.0.1:1234] "TIME"`.
+    pub(crate) async fn commands(mut self, server: &RedisServer) -> Vec<String> {
+        server.cli(&["ECHO", "the end"]);
+        let mut commands = Vec::new();
+        loop {
+            let line = soon(self.0.next_line()).await.expect("it is up");
+            let line = line.expect("the end comes first");
+            if line.contains("\"the end\"") {
+                return commands;
+            }
+            commands.push(line);
+        }
+    }
+}
+
+/// Adds entries to the roster that no replica answers for.
+pub(crate) fn strangers(server: &RedisServer, count: u32) {
+    let add = "local now = redis.call('TIME')[1] * 1000
+        for number = 1, ARGV[1] do
+            redis.call('ZADD', KEYS[1], now, string.format('%016dstranger-%d', number, number))
+        end";
+    let roster = "turnstile:{turnstile:control}:roster";
+    server.cli(&["EVAL", add, "1", roster, &count.to_string()]);
 }
 
 /// Waits until this many replicas answer. Replicas start to listen only after they have connected.

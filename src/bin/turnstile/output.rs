@@ -23,6 +23,9 @@ pub(crate) trait Row: Sized + 'static {
     const COLUMNS: &'static [Column<Self>];
 }
 
+/// Maximum number of labels in a note.
+const MAX_LABELS: usize = 20;
+
 /// Whether a part of the output could not be written. A closed reader does not count.
 static IS_LOST: AtomicBool = AtomicBool::new(false);
 
@@ -76,6 +79,10 @@ pub(crate) fn json<T: Serialize>(rows: &[T]) {
 }
 
 pub(crate) fn table<T: Row>(rows: &[T]) {
+    print(&tabulated(rows));
+}
+
+fn tabulated<T: Row>(rows: &[T]) -> String {
     let titles = T::COLUMNS.iter().map(|(title, _)| (*title).to_owned());
     let mut lines: Vec<Vec<String>> = vec![titles.collect()];
     for row in rows {
@@ -84,7 +91,8 @@ pub(crate) fn table<T: Row>(rows: &[T]) {
     }
     let width = |column: usize| {
         let cells = lines.iter().map(|line| line[column].chars().count());
-        cells.max().unwrap_or_default()
+        // The longest that a format pads to.
+        cells.max().unwrap_or_default().min(usize::from(u16::MAX))
     };
     let widths: Vec<usize> = (0..T::COLUMNS.len()).map(width).collect();
     let mut text = String::new();
@@ -96,7 +104,7 @@ pub(crate) fn table<T: Row>(rows: &[T]) {
         text.push_str(padded.join("  ").trim_end());
         text.push('\n');
     }
-    print(&text);
+    text
 }
 
 /// Prints how many replicas the rows come from, to standard error.
@@ -118,7 +126,8 @@ pub(crate) fn answered<T>(answers: &Answers<T>) {
 /// Prints which replicas have not answered, to standard error.
 pub(crate) fn unanswered<T>(answers: &Answers<T>) {
     let labels = |labels: &[String]| {
-        let labels: Vec<_> = labels.iter().map(|label| escaped(label)).collect();
+        let labels = labels.iter().take(MAX_LABELS);
+        let labels: Vec<_> = labels.map(|label| escaped(label)).collect();
         labels.join(", ")
     };
     if !answers.missing.is_empty() {
@@ -255,6 +264,18 @@ mod tests {
     use tower_turnstile::operate::{KeyDigest, TenantDigest};
 
     use super::*;
+
+    impl Row for String {
+        const COLUMNS: &'static [Column<Self>] = &[("CELL", Self::clone), ("", |_| ".".to_owned())];
+    }
+
+    #[test]
+    fn a_cell_of_any_length_is_shown() {
+        let cells = ["a".repeat(70_000), "b".to_owned()];
+        let text = tabulated(&cells);
+        let widths: Vec<_> = text.lines().map(str::len).collect();
+        assert_eq!(widths, [4, 70_003, 65_538]);
+    }
 
     fn explained(verdict: &Value) -> Explanation {
         let answers = json!({

@@ -128,14 +128,6 @@ impl Asker {
     }
 }
 
-/// The key of the generation of a part's data.
-fn generation_key(part: Part, settings: &Settings) -> String {
-    match settings.parts.is_cluster() {
-        false => format!("{}:{{generation}}", settings.namespace),
-        true => part.prefix(&settings.namespace) + "generation",
-    }
-}
-
 impl Connection {
     /// Whether the exchange was drafted for this connection, or establishes it.
     pub fn has(&self, id: ExchangeId) -> bool {
@@ -145,6 +137,7 @@ impl Connection {
 
 impl Link {
     pub fn new(part: Part, settings: &Settings, now: Instant) -> Self {
+        let generation_key = settings.parts.generation_key(part, &settings.namespace);
         let bounds = match settings.parts.is_cluster() {
             false => WINDOW,
             true => WINDOW_OF_ONE_KEY,
@@ -161,7 +154,7 @@ impl Link {
             behind_since: None,
             rolled_at: None,
             clock: None,
-            generation_key: generation_key(part, settings).into(),
+            generation_key: generation_key.into(),
             generation: None,
             queried: None,
             breaker: Breaker::new(),

@@ -12,12 +12,13 @@ mod service;
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
+use futures_util::future::join_all;
 use tokio::time::sleep;
 
 use self::asking::Asking;
 pub use self::finding::{Check, Finding, Health};
 use super::{
-    answer::{Answers, LimitRow, ReplicaRow},
+    answer::{Answers, LimitRow, ReplicaRow, labels_of},
     names::Names,
     operator::Operator,
 };
@@ -36,14 +37,15 @@ const SECOND_LOOK: Duration = Duration::from_secs(1);
 /// Fails without a connection to the store.
 pub(super) async fn store(
     control: &ControlConnection,
-    targets: [StoreTarget; 2],
+    target: StoreTarget,
     names: &Names,
     patience: Duration,
 ) -> Result<Vec<Finding>, StoreError> {
     let asking = Asking::connect(control, patience).await?;
     let mut findings = server::looks(&asking).await?;
     let rights = rights::looks(&asking, names).await?;
-    let served = service::serve(targets, names, patience).await;
+    let parts = target.parts().into_iter();
+    let served = join_all(parts.map(|(_, part)| service::serve(part, names, patience))).await;
     findings.push(service::of_service(&served, rights.is_an_operators));
     findings.extend(rights.findings);
     findings.push(server::keys(&asking, names).await?);
@@ -105,18 +107,18 @@ fn of_replicas(answers: &Answers<ReplicaRow>) -> Finding {
     let (answered, all) = (answers.answered, answers.replicas);
     let mut faults = Vec::new();
     if !answers.missing.is_empty() {
-        faults.push(format!("no answer from {}", answers.missing.join(", ")));
+        faults.push(format!("no answer from {}", labels_of(&answers.missing)));
     }
     let mut down = answers.rows.iter().filter(|row| !row.store_up).peekable();
     if down.peek().is_some() {
-        let down: Vec<_> = down.map(|row| &*row.label).collect();
-        faults.push(format!("do not reach the store: {}", down.join(", ")));
+        let down: Vec<_> = down.map(|row| row.label.clone()).collect();
+        faults.push(format!("do not reach the store: {}", labels_of(&down)));
     }
     let mut differs = |what: &str, of: &dyn Fn(&ReplicaRow) -> String| {
         let values: BTreeSet<_> = answers.rows.iter().map(of).collect();
         if values.len() > 1 {
             let values: Vec<_> = values.into_iter().collect();
-            faults.push(format!("{what} differs: {}", values.join(", ")));
+            faults.push(format!("{what} differs: {}", labels_of(&values)));
         }
     };
     differs("version", &|row| row.version.clone());

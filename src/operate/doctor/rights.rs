@@ -42,7 +42,7 @@ fn trial(name: &'static str, arguments: &[&str]) -> (&'static str, Cmd) {
 pub(super) async fn looks(asking: &Asking<'_>, names: &Names) -> Result<Rights, StoreError> {
     let key = &*format!("{}:doctor", names.roster());
     let wake = &*format!("{}:wake:doctor", names.namespace());
-    let (record, log) = (&*names.record(), &*names.log());
+    let (record, log, generation) = (&*names.record(), &*names.log(), &*names.generation());
     let service = [
         trial("ZADD", &[key, "XX", "0", "x"]),
         trial("ZREM", &[key, "x"]),
@@ -62,6 +62,10 @@ pub(super) async fn looks(asking: &Asking<'_>, names: &Names) -> Result<Rights, 
         trial("TIME", &[]),
         trial("EVAL", &[RETURN_1, "0"]),
         trial("EVALSHA", &[RETURN_1_SHA1, "0"]),
+        (
+            "the generation's key",
+            trial("ZADD", &[generation, "XX", "0", "x"]).1,
+        ),
         trial("PUBSUB", &["NUMSUB"]),
         trial("PUBLISH", &[wake, ""]),
     ];

@@ -5,6 +5,7 @@
 //! slots are released, and the key expires soon.
 
 use std::{
+    collections::BTreeSet,
     future::poll_fn,
     sync::Arc,
     task::{Context, Poll},
@@ -21,7 +22,7 @@ use crate::{
         Ask, Batch, BatchReply, Charge, Charged, Claim, Exchange, Rate, ReplicaId, Reply, Seq,
         Standing, weighing,
     },
-    operate::names::Names,
+    operate::{answer::labels_of, names::Names},
     overrides::KeyDigest,
     store::{
         Event, Session, Store, StoreError, StoreErrorKind,
@@ -34,15 +35,8 @@ const MAX_LEASE_MS: u64 = 60_000;
 /// How long the rate's state is kept, with a margin.
 const RATE_ENDS_WITHIN: Duration = Duration::from_millis(5);
 
-/// The result of the steps.
-pub(super) enum Served {
-    /// All steps succeeded, in this time.
-    Well(Duration),
-    /// The wake-up of a queued request did not come.
-    WithoutWakes,
-    /// This step failed.
-    Failed(&'static str, StoreError),
-}
+/// How long the steps took, `None` if the wake-up of a queued request did not come; or the step that failed.
+pub(super) type Served = Result<Option<Duration>, (&'static str, StoreError)>;
 
 /// One replica of the service.
 struct Replica {
@@ -54,30 +48,26 @@ struct Replica {
 }
 
 /// Runs the steps of a service.
-pub(super) async fn serve(targets: [StoreTarget; 2], names: &Names, patience: Duration) -> Served {
+pub(super) async fn serve(target: StoreTarget, names: &Names, patience: Duration) -> Served {
     let from = Instant::now();
     let ledger = loop {
         let digest = KeyDigest::of("doctor", Key::from(fastrand::u64(..)));
-        // In a cluster both targets lead to the same part.
-        if targets[0].has_key(digest.bits()) {
+        if target.has_key(digest.bits()) {
             break names.ledger(digest);
         }
     };
     let of = |target| Replica::new(target, names.namespace(), patience);
-    let [mut first, mut second] = targets.map(of);
+    let [mut first, mut second] = [target.clone(), target].map(of);
     let steps = steps(&mut first, &mut second, &ledger);
-    match steps.await {
-        Ok(true) => Served::Well(from.elapsed()),
-        Ok(false) => Served::WithoutWakes,
-        Err((step, error)) => {
-            for replica in [&mut first, &mut second] {
-                // After an error the session needs a new connection, which a hello makes.
-                let _ = replica.hello().await;
-                let _ = replica.release(&ledger).await;
-            }
-            Served::Failed(step, error)
+    let outcome = steps.await;
+    if outcome.is_err() {
+        for replica in [&mut first, &mut second] {
+            // After an error the session needs a new connection, which a hello makes.
+            let _ = replica.hello().await;
+            let _ = replica.release(&ledger).await;
         }
     }
+    outcome.map(|is_woken| is_woken.then(|| from.elapsed()))
 }
 
 /// Returns whether the wake-up arrived.
@@ -268,24 +258,30 @@ fn unexpected() -> StoreError {
     StoreError::misconfigured("the store's answer is not that of the script's rules")
 }
 
-pub(super) fn of_service(served: &Served, is_an_operators: bool) -> Finding {
-    let (health, text) = match served {
-        Served::Well(took) => (
-            Health::Good,
-            format!("a slot was acquired, handed over and released in {took:.1?}"),
-        ),
-        Served::WithoutWakes => (
-            Health::Warning,
-            "slots are acquired and released, but wake-ups do not come: queued requests learn of their slots by polling"
-                .to_owned(),
-        ),
-        Served::Failed(_, error) if is_an_operators && error.kind == StoreErrorKind::Permission => {
-            (Health::Note, "an operator's user cannot try it".to_owned())
-        }
-        Served::Failed(step, error) => (
-            Health::Fault,
-            format!("a service cannot {step}: {error}"),
-        ),
+/// `served`: for each part of a cluster, or for any other store as a whole.
+pub(super) fn of_service(served: &[Served], is_an_operators: bool) -> Finding {
+    let failed: Vec<_> = served.iter().filter_map(|one| one.as_ref().err()).collect();
+    let took: Option<Vec<_>> = served.iter().flatten().copied().collect();
+    let is_forbidden = |(_, error): &&(_, StoreError)| error.kind == StoreErrorKind::Permission;
+    let (health, text) = if !failed.is_empty() && is_an_operators && failed.iter().all(is_forbidden)
+    {
+        (Health::Note, "an operator's user cannot try it".to_owned())
+    } else if !failed.is_empty() {
+        let texts = failed
+            .iter()
+            .map(|(step, error)| format!("a service cannot {step}: {error}"));
+        let texts: Vec<_> = BTreeSet::from_iter(texts).into_iter().collect();
+        let parts = match served.len() {
+            1 => String::new(),
+            all => format!("in {} of {all} parts of the cluster ", failed.len()),
+        };
+        (Health::Fault, parts + &labels_of(&texts))
+    } else if let Some(took) = took.and_then(|took| took.into_iter().max()) {
+        let text = format!("a slot was acquired, handed over and released in {took:.1?}");
+        (Health::Good, text)
+    } else {
+        let text = "slots are acquired and released, but wake-ups do not come: queued requests learn of their slots by polling";
+        (Health::Warning, text.to_owned())
     };
     Finding::new(Check::Service, health, text)
 }
