@@ -186,7 +186,8 @@ async fn the_caller_may_be_named_in_the_environment() {
 
 #[tokio::test]
 async fn while_the_store_is_down_the_fallback_decides() {
-    let nobody = format!("redis://user:canary@127.0.0.1:{}", free_port());
+    let address = format!("127.0.0.1:{}", free_port());
+    let nobody = format!("redis://user:canary@{address}");
     for (fallback, expected) in [
         (&[][..], (Some(75), "")),
         (&["--fallback", "reject"], (Some(75), "")),
@@ -196,6 +197,8 @@ async fn while_the_store_is_down_the_fallback_decides() {
         let (code, output, errors) = ends(Some(&nobody), &arguments).await;
         assert_eq!((code, &*output), expected, "{errors}");
         assert!(!errors.contains("canary"), "{errors}");
+        let cause = format!(" is unavailable: the store cannot be reached: {address}: ");
+        assert_eq!(errors.contains(&cause), code == Some(75), "{errors}");
     }
 }
 

@@ -12,10 +12,11 @@ use nix::{
     unistd::Pid,
 };
 use tempfile::TempDir;
+use tower_turnstile::operate::{Answers, OperateError, RefusalRow, Target};
 
-use super::{Gpu, HOLD, Run, turnstile, until_waiting};
+use super::{Gpu, HOLD, Run, file, path, turnstile, until_waiting};
 use crate::{
-    scene::soon,
+    scene::{HOUR, Orders as _, Patient, ada, again_while, soon},
     support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
@@ -208,6 +209,40 @@ async fn a_queue_outlasts_a_pause() {
     assert_eq!(gpu.run(&[], HOLD).code().await, Some(75));
     operate(&["unset", "gpu"]).await;
     drop(held);
+    waiter.until_runs().await;
+    waiter.end_input();
+    assert_eq!(waiter.code().await, Some(0));
+}
+
+/// By then newcomers may have filled the queue.
+#[tokio::test]
+async fn a_queued_command_outlasts_newcomers() {
+    let mut gpu = Gpu::start();
+    let config = fs::read_to_string(path(&gpu.config)).unwrap();
+    gpu.config = file(&config.replace("wait =", "max_waiters = 1, wait ="));
+    let (service, operator) = (
+        gpu.service().await,
+        Patient::connect(&gpu.server.url()).await,
+    );
+    let held = service.acquire().await.unwrap();
+    let mut waiter = gpu.run(&[], HOLD);
+    assert!(waiter.note().await.is_some(), "it waits");
+    let limit = Target::limit("gpu");
+    let seen = operator.overrides().await.unwrap();
+    operator.0.pause(&seen, "gpu", HOUR, &ada()).await.unwrap();
+    until_waiting(&service, 0).await;
+    waiter.signal(Signal::SIGSTOP);
+    let seen = operator.overrides().await.unwrap();
+    operator.0.unset(&seen, &limit, &ada()).await.unwrap();
+    let newcomer = wait_in_line(&service).await;
+    waiter.signal(Signal::SIGCONT);
+    let is_late = |refusals: &Result<Answers<RefusalRow>, OperateError>| {
+        let rows = refusals.iter().flat_map(|refusals| &refusals.rows);
+        { rows }.all(|row| row.reason != "queue_full")
+    };
+    let refusals = async || operator.0.refusals("gpu", None).await;
+    drop(again_while(is_late, refusals).await);
+    drop((held, newcomer));
     waiter.until_runs().await;
     waiter.end_input();
     assert_eq!(waiter.code().await, Some(0));

@@ -1,10 +1,11 @@
 //! The limit of the command, from the arguments or a file.
 
-use std::{path::Path, time::Duration};
+use std::{env, path::Path, time::Duration};
 
 use tower_turnstile::{
     Acquire, AcquireError, AcquireErrorKind, ConfigError, Limit, Limiter,
     config::{Config, ConfigFileError, LiveConfig, StoreUrl},
+    operate::Operator,
 };
 
 use super::args::RunArgs;
@@ -17,6 +18,7 @@ pub(super) struct SlotSource<'a> {
     /// Maximum wait for a slot.
     pub(super) wait: Duration,
     pub(super) limiter: Limiter,
+    url: String,
     /// The file with the limit, unless the arguments declare it.
     live: Option<LiveConfig>,
 }
@@ -33,7 +35,8 @@ impl<'a> SlotSource<'a> {
         let limit = Limit::try_concurrent(job.limit.clone(), slots)?;
         let limit = limit.fallback(job.fallback.into());
         let builder = Limiter::builder().namespace(&args.namespace).operable();
-        let limiter = builder.connect(args.store()?).await.map_err(unusable)?;
+        let url = args.store()?;
+        let limiter = builder.connect(url).await.map_err(unusable)?;
         let limit = match job.tenant {
             // A fair limit is declared with a wait. The wait of this command, which may be none, is set by `ask`.
             Some(_) => {
@@ -48,6 +51,7 @@ impl<'a> SlotSource<'a> {
             limit,
             wait: job.wait.unwrap_or(Limit::MAX_WAIT),
             limiter,
+            url: url.to_owned(),
             live: None,
         })
     }
@@ -73,11 +77,17 @@ impl<'a> SlotSource<'a> {
         let live = LiveConfig::connect(&config).await.map_err(fault)?;
         let limit = live.limit(&job.limit).expect("it is in the file");
         let limiter = live.limiter().clone();
+        let url = match config.store.url {
+            StoreUrl::Plain(url) => url,
+            StoreUrl::Env(name) => env::var(name).unwrap_or_default(),
+            _ => String::new(),
+        };
         Ok(Self {
             job,
             limit,
             wait,
             limiter,
+            url,
             live: Some(live),
         })
     }
@@ -107,6 +117,22 @@ impl<'a> SlotSource<'a> {
     }
 }
 
+impl SlotSource<'_> {
+    /// The error of a command without a slot. If the store is at fault, with its address and the cause.
+    pub(super) async fn refusal(&self, error: &AcquireError) -> CommandError {
+        let (code, of_store) = match error.kind() {
+            AcquireErrorKind::InvalidWeight => (code::WRONG_CALL, false),
+            AcquireErrorKind::Misconfigured => (code::CONFIG, true),
+            kind => (code::NO_SLOT, kind == AcquireErrorKind::Unavailable),
+        };
+        let mut message = error.to_string();
+        if of_store && let Err(cause) = Operator::connect(&self.url).await {
+            message += &format!(": {cause}");
+        }
+        CommandError::new(code, message)
+    }
+}
+
 /// The store refuses, so no command would ever get a slot.
 fn unusable(error: ConfigError) -> CommandError {
     let mut error = CommandError::from(error);
@@ -122,14 +148,4 @@ fn faulty(path: &Path, error: &ConfigFileError) -> CommandError {
         .map(|fault| format!("{}: {fault}", path.display()))
         .collect();
     CommandError::new(code::CONFIG, lines.join("; "))
-}
-
-/// The error of a command without a slot.
-pub(super) fn refusal(error: &AcquireError) -> CommandError {
-    let code = match error.kind() {
-        AcquireErrorKind::InvalidWeight => code::WRONG_CALL,
-        AcquireErrorKind::Misconfigured => code::CONFIG,
-        _ => code::NO_SLOT,
-    };
-    CommandError::new(code, error.to_string())
 }

@@ -11,7 +11,7 @@ use tower_turnstile::{Acquire, AcquireErrorKind, Permit};
 
 use super::{
     signals::{Signals, ends},
-    slot::{SlotSource, refusal},
+    slot::SlotSource,
 };
 use crate::{run::CommandError, text::escaped};
 
@@ -49,12 +49,15 @@ pub(super) async fn wait(
                 Ok(permit) => break Ok(Waited::Granted(permit)),
                 Err(error) => {
                     has_queued |= error.position().is_some();
+                    // Newcomers may have filled the queue before it asks again.
                     let passes = matches!(
                         error.kind(),
-                        AcquireErrorKind::Unavailable | AcquireErrorKind::Paused
+                        AcquireErrorKind::Unavailable
+                            | AcquireErrorKind::Paused
+                            | AcquireErrorKind::QueueFull
                     );
                     if !passes || !has_queued || until <= Instant::now() {
-                        break Err(refusal(&error));
+                        break Err(slots.refusal(&error).await);
                     }
                     asks = false;
                 }
