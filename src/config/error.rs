@@ -24,7 +24,7 @@ use crate::error::ConfigError;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigFileError {
-    faults: Vec<Fault>,
+    pub(super) faults: Vec<Fault>,
 }
 
 /// One fault of a configuration, with its location.
@@ -142,12 +142,6 @@ impl Faults {
             return Ok(());
         }
         Err(self.into())
-    }
-}
-
-impl From<Fault> for ConfigFileError {
-    fn from(fault: Fault) -> Self {
-        Faults(vec![fault]).into()
     }
 }
 

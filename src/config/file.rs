@@ -119,7 +119,8 @@ pub(super) fn check_last_value(text: &str) -> Result<(), ConfigFileError> {
     let word = text.rsplit(|c| !is_word(c)).next().unwrap_or_default();
     if word.starts_with(|c: char| c.is_ascii_digit()) {
         let fault = "ends in a number without a line break: it may have been cut short";
-        return Err(Fault::at(text, text.len(), fault.to_owned()).into());
+        let faults = vec![Fault::at(text, text.len(), fault.to_owned())];
+        return Err(ConfigFileError { faults });
     }
     Ok(())
 }

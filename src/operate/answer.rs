@@ -10,9 +10,6 @@ use crate::{
     reason::Reason,
 };
 
-/// Maximum number of labels in a text: everybody who may write a ledger can add thousands to the roster.
-const MAX_LABELS: usize = 20;
-
 /// The answers of all replicas to one question.
 ///
 /// "7 of 8 replicas answered" is `answered` of `replicas`: the replicas on the store's roster, and any other replica
@@ -60,15 +57,6 @@ impl<T> Answers<T> {
     /// Returns whether all replicas answered, even if rows are [left out](Self::left_out).
     pub fn are_all(&self) -> bool {
         self.answered > 0 && self.answered == self.replicas && self.busy.is_empty()
-    }
-}
-
-/// The first of these labels, and how many more there are.
-pub(super) fn labels_of(labels: &[String]) -> String {
-    let (shown, more) = labels.split_at(labels.len().min(MAX_LABELS));
-    match more.len() {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
     }
 }
 

@@ -14,7 +14,7 @@ use super::{
     names::Names,
     roster::{self, RosterMember},
     scan::Scanner,
-    wire::{Answer, MAX_JITTER_MS, MAX_QUESTION, Message, Question, VERSION},
+    wire::{Answer, MAX_QUESTION, Message, Question, VERSION},
 };
 use crate::{
     overrides::KeyDigest,
@@ -51,14 +51,6 @@ struct Asking {
     silent: HashSet<String>,
 }
 
-impl Asking {
-    /// Number of replicas that may answer: everybody who may write a ledger can add thousands who will not.
-    fn expected(&self, roster: &[RosterMember]) -> u32 {
-        let silent = |member: &&RosterMember| self.silent.contains(&member.id);
-        (roster.len() - roster.iter().filter(silent).count()) as u32
-    }
-}
-
 impl Remote {
     /// Subscribes to the answers.
     pub(super) async fn connect(
@@ -88,10 +80,10 @@ impl Remote {
     pub(super) async fn ask(&self, question: Question) -> Result<Collected, StoreError> {
         let mut asking = self.asking.lock().await;
         let asking = &mut *asking;
-        let (number, roster) = self.publish(asking, question).await?;
-        let jitter = asking.expected(&roster).min(MAX_JITTER_MS);
+        let (number, expected, roster) = self.publish(asking, question).await?;
+        let jitter = Duration::from_millis(expected.min(1_000).into());
         let since = Instant::now();
-        let mut until = since + PATIENCE + Duration::from_millis(jitter.into());
+        let mut until = since + PATIENCE + jitter;
         let mut awaited: HashSet<&str> = roster.iter().map(|member| &*member.id).collect();
         let mut answers: Vec<Answer> = Vec::new();
         // If the roster is empty, the store may have lost it: wait for all answers.
@@ -159,14 +151,17 @@ impl Remote {
         Ok(())
     }
 
-    /// Publishes a question. Returns its number, and the replicas that should receive it.
+    /// Publishes a question. Returns its number, how many replicas may answer, and those that should receive it.
     async fn publish(
         &self,
         asking: &mut Asking,
         question: Question,
-    ) -> Result<(u64, Vec<RosterMember>), StoreError> {
+    ) -> Result<(u64, u32, Vec<RosterMember>), StoreError> {
         // The roster comes first: in a cluster its key leads the connection to the node with the subscription.
         let (now_ms, roster) = roster::read(&self.control, &self.names).await?;
+        // Everybody who may write a ledger can add thousands of members that never answer.
+        let is_silent = |member: &&RosterMember| asking.silent.contains(&member.id);
+        let expected = (roster.len() - roster.iter().filter(is_silent).count()) as u32;
         asking.last_number += 1;
         let message = Message {
             v: VERSION,
@@ -174,13 +169,13 @@ impl Remote {
             number: asking.last_number,
             not_after_ms: now_ms.saturating_add(VALID_MS),
             replicas: roster.len() as u32,
-            expected: asking.expected(&roster),
+            expected,
             ask: question,
         };
         let message = serde_json::to_vec(&message).map_err(|_| unreadable())?;
         debug_assert!(message.len() <= MAX_QUESTION, "limit names are bounded");
         let channel = self.names.control_channel();
         self.control.publish(&channel, &message).await?;
-        Ok((asking.last_number, roster))
+        Ok((asking.last_number, expected, roster))
     }
 }

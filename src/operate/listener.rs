@@ -28,7 +28,7 @@ use super::{
     follow::Follower,
     names::Names,
     roster,
-    wire::{MAX_JITTER_MS, MAX_QUESTION, Message, Question, VERSION},
+    wire::{MAX_QUESTION, Message, Question, VERSION},
 };
 use crate::{
     ledger::ReplicaId,
@@ -53,6 +53,8 @@ const MAX_ANSWERED: f64 = 20.0;
 const MAX_KNOWN: usize = 64;
 /// Maximum validity of a message, in milliseconds.
 const MAX_VALID_MS: u64 = 60_000;
+/// Maximum delay of an answer. It grows by a millisecond per expected answer.
+const MAX_JITTER_MS: u32 = 1_000;
 /// First and longest pause between attempts to reach a store that is down. Meanwhile changes of the record are missed.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);

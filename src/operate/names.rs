@@ -1,9 +1,6 @@
 //! Names in the store: the operators' record, roster and channels.
 
-use crate::{
-    overrides::KeyDigest,
-    part::{Part, Parts},
-};
+use crate::{overrides::KeyDigest, part::Part};
 
 /// The names of one namespace in one database.
 #[derive(Clone, Debug)]
@@ -52,16 +49,6 @@ impl Names {
             Some(part) => part.prefix(&self.namespace),
             None => format!("{}:{{", self.namespace),
         }
-    }
-
-    /// The key of the generation of the data, in a cluster of the first part.
-    pub(crate) fn generation(&self) -> String {
-        let parts = if self.in_cluster {
-            Parts::CLUSTER
-        } else {
-            Parts::WHOLE
-        };
-        parts.generation_key(Part::default(), &self.namespace)
     }
 
     /// The key of the record of overrides. All keys below share its hash slot.

@@ -15,10 +15,6 @@ pub(super) const VERSION: u32 = 1;
 #[cfg(feature = "redis")]
 pub(super) const MAX_QUESTION: usize = 4 * 1_024;
 
-/// Maximum delay of an answer. It grows by a millisecond per expected answer.
-#[cfg(feature = "redis")]
-pub(super) const MAX_JITTER_MS: u32 = 1_000;
-
 /// A message on the control channel.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

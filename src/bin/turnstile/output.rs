@@ -23,9 +23,6 @@ pub(crate) trait Row: Sized + 'static {
     const COLUMNS: &'static [Column<Self>];
 }
 
-/// Maximum number of labels in a note.
-const MAX_LABELS: usize = 20;
-
 /// Whether a part of the output could not be written. A closed reader does not count.
 static IS_LOST: AtomicBool = AtomicBool::new(false);
 
@@ -126,8 +123,7 @@ pub(crate) fn answered<T>(answers: &Answers<T>) {
 /// Prints which replicas have not answered, to standard error.
 pub(crate) fn unanswered<T>(answers: &Answers<T>) {
     let labels = |labels: &[String]| {
-        let labels = labels.iter().take(MAX_LABELS);
-        let labels: Vec<_> = labels.map(|label| escaped(label)).collect();
+        let labels: Vec<_> = labels.iter().map(|label| escaped(label)).collect();
         labels.join(", ")
     };
     if !answers.missing.is_empty() {

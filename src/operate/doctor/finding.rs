@@ -103,6 +103,18 @@ impl Finding {
     }
 }
 
+/// Maximum number of names in a text: everybody who may write a ledger can add thousands of replicas to the roster.
+const MAX_SHOWN: usize = 20;
+
+/// The first of these names, and the number of the others.
+pub(super) fn abridged(names: &[String]) -> String {
+    let (shown, more) = names.split_at(names.len().min(MAX_SHOWN));
+    match more.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,16 +15,19 @@ use std::{collections::BTreeSet, fmt, time::Duration};
 use futures_util::future::join_all;
 use tokio::time::sleep;
 
-use self::asking::Asking;
 pub use self::finding::{Check, Finding, Health};
+use self::{asking::Asking, finding::abridged};
 use super::{
-    answer::{Answers, LimitRow, ReplicaRow, labels_of},
+    answer::{Answers, LimitRow, ReplicaRow},
     names::Names,
     operator::Operator,
 };
-use crate::store::{
-    StoreError,
-    redis::{StoreTarget, control::ControlConnection},
+use crate::{
+    part::Part,
+    store::{
+        StoreError,
+        redis::{StoreTarget, control::ControlConnection},
+    },
 };
 
 /// Time for replicas that have not yet read the latest record of overrides.
@@ -43,7 +46,9 @@ pub(super) async fn store(
 ) -> Result<Vec<Finding>, StoreError> {
     let asking = Asking::connect(control, patience).await?;
     let mut findings = server::looks(&asking).await?;
-    let rights = rights::looks(&asking, names).await?;
+    let generation = target.layout();
+    let generation = generation.generation_key(Part::default(), names.namespace());
+    let rights = rights::looks(&asking, names, &generation).await?;
     let parts = target.parts().into_iter();
     let served = join_all(parts.map(|(_, part)| service::serve(part, names, patience))).await;
     findings.push(service::of_service(&served, rights.is_an_operators));
@@ -107,18 +112,18 @@ fn of_replicas(answers: &Answers<ReplicaRow>) -> Finding {
     let (answered, all) = (answers.answered, answers.replicas);
     let mut faults = Vec::new();
     if !answers.missing.is_empty() {
-        faults.push(format!("no answer from {}", labels_of(&answers.missing)));
+        faults.push(format!("no answer from {}", abridged(&answers.missing)));
     }
     let mut down = answers.rows.iter().filter(|row| !row.store_up).peekable();
     if down.peek().is_some() {
         let down: Vec<_> = down.map(|row| row.label.clone()).collect();
-        faults.push(format!("do not reach the store: {}", labels_of(&down)));
+        faults.push(format!("do not reach the store: {}", abridged(&down)));
     }
     let mut differs = |what: &str, of: &dyn Fn(&ReplicaRow) -> String| {
         let values: BTreeSet<_> = answers.rows.iter().map(of).collect();
         if values.len() > 1 {
             let values: Vec<_> = values.into_iter().collect();
-            faults.push(format!("{what} differs: {}", labels_of(&values)));
+            faults.push(format!("{what} differs: {}", abridged(&values)));
         }
     };
     differs("version", &|row| row.version.clone());

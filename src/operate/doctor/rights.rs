@@ -39,10 +39,14 @@ fn trial(name: &'static str, arguments: &[&str]) -> (&'static str, Cmd) {
     (name, command)
 }
 
-pub(super) async fn looks(asking: &Asking<'_>, names: &Names) -> Result<Rights, StoreError> {
+pub(super) async fn looks(
+    asking: &Asking<'_>,
+    names: &Names,
+    generation: &str,
+) -> Result<Rights, StoreError> {
     let key = &*format!("{}:doctor", names.roster());
     let wake = &*format!("{}:wake:doctor", names.namespace());
-    let (record, log, generation) = (&*names.record(), &*names.log(), &*names.generation());
+    let (record, log) = (&*names.record(), &*names.log());
     let service = [
         trial("ZADD", &[key, "XX", "0", "x"]),
         trial("ZREM", &[key, "x"]),

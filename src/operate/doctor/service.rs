@@ -15,14 +15,14 @@ use std::{
 use futures_util::future::FutureExt;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::finding::{Check, Finding, Health};
+use super::finding::{Check, Finding, Health, abridged};
 use crate::{
     key::Key,
     ledger::{
         Ask, Batch, BatchReply, Charge, Charged, Claim, Exchange, Rate, ReplicaId, Reply, Seq,
         Standing, weighing,
     },
-    operate::{answer::labels_of, names::Names},
+    operate::names::Names,
     overrides::KeyDigest,
     store::{
         Event, Session, Store, StoreError, StoreErrorKind,
@@ -275,7 +275,7 @@ pub(super) fn of_service(served: &[Served], is_an_operators: bool) -> Finding {
             1 => String::new(),
             all => format!("in {} of {all} parts of the cluster ", failed.len()),
         };
-        (Health::Fault, parts + &labels_of(&texts))
+        (Health::Fault, parts + &abridged(&texts))
     } else if let Some(took) = took.and_then(|took| took.into_iter().max()) {
         let text = format!("a slot was acquired, handed over and released in {took:.1?}");
         (Health::Good, text)
