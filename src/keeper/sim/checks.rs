@@ -9,8 +9,7 @@ use super::{agenda::Sent, kinds::Kind, replica::Replica, world::World};
 use crate::{
     leases::{Lease, RIGHT},
     ledger::{
-        Batch, Exchange, Ledger, MemberId, ReplicaId, Reply, Seq, Standing, TenantId, ramped,
-        weight_of,
+        Batch, Exchange, Ledger, MemberId, ReplicaId, Reply, Seq, Standing, TenantId, weight_of,
     },
 };
 
@@ -81,10 +80,15 @@ impl Snapshot {
             .is_some_and(|until_ms| *until_ms > now_ms)
     }
 
-    /// What a pause leaves of a limit.
+    /// What a pause leaves of a limit: nothing, and after its end as many units as have come free, one after the other over
+    /// five seconds, of which the first comes at once.
     fn in_force(&self, limit: u32, now_ms: u64) -> u32 {
-        let end_ms = self.pause_end_ms;
-        end_ms.map_or(limit, |end_ms| ramped(limit, end_ms, now_ms))
+        let Some(end_ms) = self.pause_end_ms else {
+            return limit;
+        };
+        let comes_ms = |unit: u32| end_ms as f64 + 5_000.0 * f64::from(unit) / f64::from(limit);
+        let came = (0..limit).filter(|unit| comes_ms(*unit) < now_ms as f64);
+        came.count() as u32
     }
 
     pub fn has(&self, id: MemberId) -> bool {
