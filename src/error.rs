@@ -362,15 +362,16 @@ impl fmt::Display for AcquireError {
             }
             AcquireErrorKind::InvalidWeight => {
                 let weight = self.details.weight;
-                match (1..=MAX_WEIGHT).contains(&weight) {
-                    true => write!(
+                if (1..=MAX_WEIGHT).contains(&weight) {
+                    write!(
                         f,
                         "a permit of {weight} units is heavier than limit `{limit_name}` of {max}"
-                    ),
-                    false => write!(
+                    )
+                } else {
+                    write!(
                         f,
                         "a permit of limit `{limit_name}` weighs 1 to {MAX_WEIGHT} units, not {weight}"
-                    ),
+                    )
                 }
             }
             AcquireErrorKind::InvalidCost => {

@@ -53,9 +53,10 @@ impl Part {
 impl Parts {
     /// The key of the generation of a part's data.
     pub(crate) fn generation_key(self, part: Part, namespace: &str) -> String {
-        match self.is_cluster {
-            false => format!("{namespace}:{{generation}}"),
-            true => part.prefix(namespace) + "generation",
+        if !self.is_cluster {
+            format!("{namespace}:{{generation}}")
+        } else {
+            part.prefix(namespace) + "generation"
         }
     }
 

@@ -48,9 +48,10 @@ impl<K: Ord, V> SmallMap<K, V> {
             Self::Few(few) => {
                 let place = place(few, key).ok()?;
                 // Usually this is the only entry.
-                let removed = match place + 1 == few.len() {
-                    true => few.pop()?,
-                    false => few.remove(place),
+                let removed = if place + 1 == few.len() {
+                    few.pop()?
+                } else {
+                    few.remove(place)
                 };
                 Some(removed.1)
             }

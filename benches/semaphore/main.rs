@@ -96,9 +96,10 @@ fn main() {
     let benching = arguments.iter().any(|argument| argument == "--bench");
     let number: Option<usize> = arguments.iter().find_map(|argument| argument.parse().ok());
     // Without `--bench` this is a smoke test.
-    let (rounds, slice) = match benching {
-        true => (number.unwrap_or(9), Duration::from_millis(200)),
-        false => (1, Duration::from_millis(5)),
+    let (rounds, slice) = if benching {
+        (number.unwrap_or(9), Duration::from_millis(200))
+    } else {
+        (1, Duration::from_millis(5))
     };
 
     let runtime = Runtime::new().expect("a runtime");

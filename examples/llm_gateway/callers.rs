@@ -44,9 +44,10 @@ impl Callers {
         let lines = text.lines().map(str::trim);
         let keys = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
         let keys: Keys = keys.map(|key| key.as_bytes().to_vec()).collect();
-        match keys.is_empty() {
-            true => Err(failed("it has no keys".to_owned())),
-            false => Ok(keys),
+        if keys.is_empty() {
+            Err(failed("it has no keys".to_owned()))
+        } else {
+            Ok(keys)
         }
     }
 
@@ -66,10 +67,10 @@ impl Callers {
         let tokens = authorization.map(|value| {
             let value = value.as_bytes();
             let scheme = value.get(..7).unwrap_or_default();
-            match scheme.eq_ignore_ascii_case(b"bearer ") {
-                true => value[7..].trim_ascii(),
-                // Another scheme, whose credentials are never a known key.
-                false => b"",
+            if scheme.eq_ignore_ascii_case(b"bearer ") {
+                value[7..].trim_ascii()
+            } else {
+                b""
             }
         });
         let mut sent = plain.chain(tokens).peekable();

@@ -62,9 +62,10 @@ impl Fault {
             _ if refusal.status() == StatusCode::NOT_FOUND => return Self::unknown(what),
             _ => {}
         }
-        let code = match refusal.kind().is_limited() {
-            true => "rate_limit_exceeded",
-            false => refusal.kind().as_str(),
+        let code = if refusal.kind().is_limited() {
+            "rate_limit_exceeded"
+        } else {
+            refusal.kind().as_str()
         };
         let fault = Self::new(refusal.status(), code, refusal.to_string());
         // `None` if a retry is pointless.

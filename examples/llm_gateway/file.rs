@@ -22,12 +22,13 @@ impl File {
         let config = Config::from_file(&self.path).await;
         let config = config.map_err(|error| self.blame(in_one_line(&error)))?;
         let is_rate = |limit: &LimitConfig| limit.rate.is_some();
-        match config.limits.get(&*self.budget).is_some_and(is_rate) {
-            true => Ok(config),
-            false => Err(self.blame(format!(
+        if config.limits.get(&*self.budget).is_some_and(is_rate) {
+            Ok(config)
+        } else {
+            Err(self.blame(format!(
                 "limits.{}: is missing, or no rate: the gateway charges it (--budget)",
                 self.budget
-            ))),
+            )))
         }
     }
 

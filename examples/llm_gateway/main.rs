@@ -299,9 +299,10 @@ async fn run(options: Options) -> Result<(), String> {
 fn cors(origins: Vec<HeaderValue>) -> Option<CorsLayer> {
     // The wildcard of headers does not include `Authorization`.
     let layer = CorsLayer::permissive().allow_headers(AllowHeaders::mirror_request());
-    match origins.iter().any(|origin| origin == "*") {
-        true => Some(layer),
-        false => (!origins.is_empty()).then(|| layer.allow_origin(origins)),
+    if origins.iter().any(|origin| origin == "*") {
+        Some(layer)
+    } else {
+        (!origins.is_empty()).then(|| layer.allow_origin(origins))
     }
 }
 

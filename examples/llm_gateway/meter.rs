@@ -118,9 +118,10 @@ impl Meter {
             Reader::Events(_, held) if !held.event.is_empty() => {
                 let event = mem::take(&mut held.event).freeze();
                 let is_whole = !mem::take(&mut held.is_passing);
-                match self.count.end_event() && held.hides_usage && is_whole {
-                    true => Bytes::new(),
-                    false => event,
+                if self.count.end_event() && held.hides_usage && is_whole {
+                    Bytes::new()
+                } else {
+                    event
                 }
             }
             _ => Bytes::new(),

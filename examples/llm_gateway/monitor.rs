@@ -100,9 +100,10 @@ impl Monitor {
             "held": limits.held,
             "waiting": limits.waiting,
         });
-        let status = match is_ending {
-            true => StatusCode::SERVICE_UNAVAILABLE,
-            false => StatusCode::OK,
+        let status = if is_ending {
+            StatusCode::SERVICE_UNAVAILABLE
+        } else {
+            StatusCode::OK
         };
         (status, "application/json", format!("{health}\n"))
     }

@@ -77,12 +77,13 @@ impl Prompt {
         // Copied, since each of many tiny frames would keep its buffer.
         let mut body = Vec::new();
         while let Some(frame) = frames.frame().await {
-            let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
-                true => {
+            let frame = frame.map_err(|error| {
+                if error.is::<LengthLimitError>() {
                     let message = format!("the request is longer than {max_bytes} bytes");
                     (StatusCode::PAYLOAD_TOO_LARGE, message)
+                } else {
+                    (StatusCode::BAD_REQUEST, "the request broke off".to_owned())
                 }
-                false => (StatusCode::BAD_REQUEST, "the request broke off".to_owned()),
             })?;
             if let Some(data) = frame.data_ref() {
                 body.extend_from_slice(data);
@@ -101,10 +102,10 @@ impl Prompt {
             let message = format!("the request cannot be charged: {fault}");
             return Err((StatusCode::BAD_REQUEST, message));
         }
-        let cost = match is_json {
-            true => seen.cost,
-            // Left to the upstream, which may understand more.
-            false => UNREAD_BYTE * body.len() as u64,
+        let cost = if is_json {
+            seen.cost
+        } else {
+            UNREAD_BYTE * body.len() as u64
         };
         Ok(Self {
             tokens: tokens(cost),

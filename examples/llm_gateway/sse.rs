@@ -140,9 +140,10 @@ impl EventReader {
         match line {
             Line::Begin if begin.is_empty() => {
                 self.has_fields = false;
-                return Some(match mem::take(&mut self.has_data) {
-                    true => End::Event,
-                    false => End::Nothing,
+                return Some(if mem::take(&mut self.has_data) {
+                    End::Event
+                } else {
+                    End::Nothing
                 });
             }
             // The field without a colon.

@@ -114,19 +114,18 @@ where
     http.set_nodelay(true);
     http.enforce_http(false);
     http.set_connect_timeout(Some(CONNECT_TIMEOUT));
-    let tls = match with_tls {
-        true => HttpsConnectorBuilder::new()
+    let tls = if with_tls {
+        HttpsConnectorBuilder::new()
             .with_provider_and_native_roots(rustls::crypto::ring::default_provider())
-            .map_err(|error| format!("the system's roots: {error}"))?,
-        false => {
-            let provider = rustls::crypto::ring::default_provider().into();
-            let config = ClientConfig::builder_with_provider(provider)
-                .with_safe_default_protocol_versions()
-                .map_err(|error| error.to_string())?
-                .with_root_certificates(RootCertStore::empty())
-                .with_no_client_auth();
-            HttpsConnectorBuilder::new().with_tls_config(config)
-        }
+            .map_err(|error| format!("the system's roots: {error}"))?
+    } else {
+        let provider = rustls::crypto::ring::default_provider().into();
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth();
+        HttpsConnectorBuilder::new().with_tls_config(config)
     };
     let connector = tls.https_or_http().enable_http1().wrap_connector(http);
     let mut builder = Client::builder(TokioExecutor::new());

@@ -39,9 +39,12 @@ pub(super) struct DigestOf {
 pub(super) async fn receive<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
     let body = timeout(MAX_TIME, Limited::new(body, MAX_BODY).collect()).await;
     let body = body.map_err(|_| Problem::malformed("the body did not come in time"))?;
-    let body = body.map_err(|error| match error.is::<LengthLimitError>() {
-        true => Problem::too_large(format!("a body has at most {MAX_BODY} bytes")),
-        false => Problem::malformed("the body has ended early"),
+    let body = body.map_err(|error| {
+        if error.is::<LengthLimitError>() {
+            Problem::too_large(format!("a body has at most {MAX_BODY} bytes"))
+        } else {
+            Problem::malformed("the body has ended early")
+        }
     })?;
     let parsed = serde_json::from_slice(&body.to_bytes());
     parsed.map_err(|error| Problem::malformed(format!("the body cannot be read: {error}")))

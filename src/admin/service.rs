@@ -178,9 +178,10 @@ async fn change(State(shared): State<Arc<Shared>>, head: Parts, body: Body) -> A
             (to_json(&outcome), is_in_force)
         }
     };
-    let status = match is_done {
-        true => StatusCode::OK,
-        false => StatusCode::ACCEPTED,
+    let status = if is_done {
+        StatusCode::OK
+    } else {
+        StatusCode::ACCEPTED
     };
     Ok((status, json(body)).into_response())
 }

@@ -128,9 +128,10 @@ impl Views {
                 permits,
                 keys: operator.keys(limit, key).await?,
                 refusals: operator.refusals(limit, key).await?,
-                tenants: match is_fair {
-                    true => Some(operator.tenants(limit, key).await?),
-                    false => None,
+                tenants: if is_fair {
+                    Some(operator.tenants(limit, key).await?)
+                } else {
+                    None
                 },
             })
         };

@@ -127,9 +127,10 @@ impl CheckedLimit {
         if config.require_tenant {
             scope = scope.require_tenant();
         }
-        match config.requires_key() {
-            true => scope.require_key(),
-            false => scope,
+        if config.requires_key() {
+            scope.require_key()
+        } else {
+            scope
         }
     }
 }

@@ -106,9 +106,10 @@ impl Routes {
         // Dot segments beside escaped slashes may lead out of the route.
         let takes_it =
             route.is_some_and(|route| self.take_ambiguous[route]) && !may_have_dots(path);
-        match is_one && (takes_it || !is_ambiguous(path)) {
-            true => Ok(route),
-            false => Err(Ambiguous),
+        if is_one && (takes_it || !is_ambiguous(path)) {
+            Ok(route)
+        } else {
+            Err(Ambiguous)
         }
     }
 }

@@ -139,9 +139,10 @@ impl StoreUrl {
             Self::Env(name) => env::var(name).unwrap_or_else(|_| {
                 // Anything but capitals may be a URL in the wrong place.
                 let is_word = |c| matches!(c, 'A'..='Z' | '0'..='9' | '_');
-                let shown = match name.chars().all(is_word) {
-                    true => name,
-                    false => "that it names",
+                let shown = if name.chars().all(is_word) {
+                    name
+                } else {
+                    "that it names"
                 };
                 let other = format!("the environment variable {shown} is not set, or not UTF-8");
                 let others = env::vars_os().filter_map(|(other, _)| other.into_string().ok());

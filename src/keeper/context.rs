@@ -64,17 +64,19 @@ impl Settings {
 
     /// The name of a ledger in this part that belongs to no limit.
     pub(super) fn unused_ledger(&self, part: Part) -> String {
-        match self.parts.is_cluster() {
-            false => self.ledger_name(&Key::SHARED, ""),
-            true => part.prefix(&self.namespace) + &"0".repeat(32),
+        if !self.parts.is_cluster() {
+            self.ledger_name(&Key::SHARED, "")
+        } else {
+            part.prefix(&self.namespace) + &"0".repeat(32)
         }
     }
 
     /// The part of the store with a key's ledger.
     pub(super) fn part_of(&self, key: &Key, limit_name: &str) -> Part {
-        match self.parts.is_cluster() {
-            true => self.parts.of(key.digest(limit_name)),
-            false => Part::default(),
+        if self.parts.is_cluster() {
+            self.parts.of(key.digest(limit_name))
+        } else {
+            Part::default()
         }
     }
 }
@@ -373,16 +375,13 @@ impl Context {
     /// outages end it, but after most short permits have ended.
     pub fn renew_at(&mut self, sent: Instant, until: Instant) -> Instant {
         let length = until.saturating_duration_since(sent);
-        let (at, moment) = match self.is_of_promotion(length) {
-            true => {
-                let moment = self.settings.poll_interval / 20;
-                (self.now + 3 * moment, moment)
-            }
-            false => {
-                let moment = self.settings.lease / MOMENTS;
-                let third = self.jittered(length / RENEWALS_PER_LEASE);
-                (sent + third + moment / 2, moment)
-            }
+        let (at, moment) = if self.is_of_promotion(length) {
+            let moment = self.settings.poll_interval / 20;
+            (self.now + 3 * moment, moment)
+        } else {
+            let moment = self.settings.lease / MOMENTS;
+            let third = self.jittered(length / RENEWALS_PER_LEASE);
+            (sent + third + moment / 2, moment)
         };
         let since = at.saturating_duration_since(self.epoch);
         let late = since.as_nanos() as u64 % moment.as_nanos() as u64;

@@ -564,9 +564,10 @@ impl Lane {
             }
             let error = self.session.no_answer(sent.timeout);
             // While it waited for one server, others may have refused.
-            let failure = match error.is_outage() {
-                true => Failure::TimedOut,
-                false => Failure::Refused,
+            let failure = if error.is_outage() {
+                Failure::TimedOut
+            } else {
+                Failure::Refused
             };
             return Some(self.over(index, Err(ExchangeError { failure, error }), meter));
         }

@@ -145,9 +145,10 @@ impl Effects {
 
     #[inline]
     pub fn take(&mut self) -> Self {
-        match self.0.is_empty() {
-            true => Self::default(),
-            false => mem::take(self),
+        if self.0.is_empty() {
+            Self::default()
+        } else {
+            mem::take(self)
         }
     }
 

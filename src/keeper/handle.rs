@@ -257,9 +257,10 @@ impl KeeperHandle {
 
     /// A step that declares limits. Replicas that divide one connect before their first request, so that they are counted.
     fn declare<R>(&self, is_divided: bool, step: impl FnOnce(&mut Core, Instant) -> R) -> R {
-        match is_divided {
-            true => self.act(step),
-            false => self.keeper.with(step),
+        if is_divided {
+            self.act(step)
+        } else {
+            self.keeper.with(step)
         }
     }
 

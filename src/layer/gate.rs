@@ -182,9 +182,10 @@ impl Gate {
                 Lookup::Later(leg) => later.push(leg.map(move |leg| (index, leg))),
             }
         }
-        match later.is_empty() {
-            true => self.ask_for_all(legs, label),
-            false => Admission::Keys(legs, join_all(later).boxed(), label),
+        if later.is_empty() {
+            self.ask_for_all(legs, label)
+        } else {
+            Admission::Keys(legs, join_all(later).boxed(), label)
         }
     }
 
@@ -209,17 +210,19 @@ impl Gate {
     }
 
     fn ask_for_all(&self, legs: Vec<Leg>, label: Label) -> Admission {
-        match legs.is_empty() {
-            true => Admission::Unlimited,
-            false => self.ask_for(Demand::All(legs), label),
+        if legs.is_empty() {
+            Admission::Unlimited
+        } else {
+            self.ask_for(Demand::All(legs), label)
         }
     }
 
     fn ask_for(&self, demand: Demand, label: Label) -> Admission {
         let request = PermitRequest::new(self.keeper.clone(), demand).labelled(label);
-        Admission::Slot(match self.rate_limit_fields {
-            true => request.with_quotas(),
-            false => request,
+        Admission::Slot(if self.rate_limit_fields {
+            request.with_quotas()
+        } else {
+            request
         })
     }
 
@@ -288,13 +291,14 @@ impl Gate {
         if !self.terms.bounds.is_none() {
             share.bound(self.terms.bounds);
         }
-        let guard = match self.terms.may_end_early() {
-            true => SlotGuard::Revocable(Tie {
+        let guard = if self.terms.may_end_early() {
+            SlotGuard::Revocable(Tie {
                 share,
                 terms: self.terms.clone(),
                 ended: None,
-            }),
-            false => SlotGuard::Plain(Some(share)),
+            })
+        } else {
+            SlotGuard::Plain(Some(share))
         };
         (guard, quotas)
     }

@@ -194,9 +194,10 @@ pub(super) fn detail(refusal: &Refusal) -> String {
         RefusalKind::Paused => "the limit is paused".into(),
         RefusalKind::InvalidWeight => {
             let weight = refusal.weight();
-            match (1..=MAX_WEIGHT).contains(&weight) {
-                true => format!("the request takes {weight} slots, and there are {max}"),
-                false => format!("a request takes 1 to {MAX_WEIGHT} slots, not {weight}"),
+            if (1..=MAX_WEIGHT).contains(&weight) {
+                format!("the request takes {weight} slots, and there are {max}")
+            } else {
+                format!("a request takes 1 to {MAX_WEIGHT} slots, not {weight}")
             }
         }
         RefusalKind::InvalidCost => {

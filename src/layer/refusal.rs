@@ -295,9 +295,10 @@ impl RefusalKind {
 
     /// The default status when a limit was reached, which depends on whether all callers share the limit.
     pub(super) fn limited_status(is_shared: bool) -> StatusCode {
-        match is_shared {
-            true => StatusCode::SERVICE_UNAVAILABLE,
-            false => StatusCode::TOO_MANY_REQUESTS,
+        if is_shared {
+            StatusCode::SERVICE_UNAVAILABLE
+        } else {
+            StatusCode::TOO_MANY_REQUESTS
         }
     }
 }

@@ -211,9 +211,10 @@ impl Slot {
 /// Completes with the first of the futures, and never if there are none.
 async fn any<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
     let futures: Vec<_> = futures.map(Box::pin).collect();
-    match futures.is_empty() {
-        true => pending().await,
-        false => select_all(futures).await.0,
+    if futures.is_empty() {
+        pending().await
+    } else {
+        select_all(futures).await.0
     }
 }
 

@@ -195,9 +195,10 @@ impl Rate {
             Some(state) if !state.is_over(now_us) => self.convert(state, now_us),
             _ => RateState::empty(self, now_us),
         };
-        let before = match before.charged + u64::from(cost) > MAX_EXACT {
-            true => before.renewed(),
-            false => before,
+        let before = if before.charged + u64::from(cost) > MAX_EXACT {
+            before.renewed()
+        } else {
+            before
         };
         // The rate in force: another one if the use is too large for this rate to remember.
         let rate = Rate {
@@ -225,9 +226,10 @@ impl Rate {
         let [named, unnamed] =
             [named, before].map(|state| state.with_charge(cost, filled, begins_us));
         let remembers = self.burst >= before.rate.burst || named.is_remembered(now_us);
-        let after = match self.drains_like(before.rate) && remembers {
-            true => named,
-            false => unnamed,
+        let after = if self.drains_like(before.rate) && remembers {
+            named
+        } else {
+            unnamed
         };
         let tat = Tat {
             rate: self,
@@ -374,15 +376,14 @@ impl RateState {
 
     /// A state too far in the future was set before the clock was stepped back, or holds a debt that is forgotten.
     fn clamped(self, now_us: u64) -> Self {
-        match self.is_remembered(now_us) {
-            true => self,
-            false => {
-                let clamped = self.with_parts(self.rate.latest(now_us));
-                let start_us = min(self.start_us, now_us);
-                Self {
-                    start_us,
-                    ..clamped.renewed()
-                }
+        if self.is_remembered(now_us) {
+            self
+        } else {
+            let clamped = self.with_parts(self.rate.latest(now_us));
+            let start_us = min(self.start_us, now_us);
+            Self {
+                start_us,
+                ..clamped.renewed()
             }
         }
     }

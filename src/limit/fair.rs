@@ -73,23 +73,25 @@ impl Limit {
 
     /// Whether a tenant may have this share.
     pub(crate) fn check_share(&self, share: u32) -> Result<(), ConfigError> {
-        match (1..=MAX_SHARE).contains(&share) {
-            true => Ok(()),
-            false => Err(ConfigError::value(format!(
+        if (1..=MAX_SHARE).contains(&share) {
+            Ok(())
+        } else {
+            Err(ConfigError::value(format!(
                 "a tenant of limit `{}` has a share of {share}: it must be 1 to {MAX_SHARE}",
                 self.name
-            ))),
+            )))
         }
     }
 
     /// Whether the limit is fair, and a tenant may have this share.
     pub(crate) fn check_tenants(&self, share: u32) -> Result<(), ConfigError> {
-        match self.fair {
-            true => self.check_share(share),
-            false => Err(ConfigError::value(format!(
+        if self.fair {
+            self.check_share(share)
+        } else {
+            Err(ConfigError::value(format!(
                 "limit `{}` is not fair, so its tenants have no shares",
                 self.name
-            ))),
+            )))
         }
     }
 

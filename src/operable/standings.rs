@@ -57,17 +57,14 @@ impl Standings {
             at,
             again: false,
         };
-        let place = match self.all.len() < MAX_STANDINGS {
-            true => {
-                self.all.push(standing);
-                self.all.len() - 1
-            }
-            false => {
-                let place = self.next_place();
-                let before = mem::replace(&mut self.all[place], standing);
-                self.places[before.limit.0].remove(&before.key);
-                place
-            }
+        let place = if self.all.len() < MAX_STANDINGS {
+            self.all.push(standing);
+            self.all.len() - 1
+        } else {
+            let place = self.next_place();
+            let before = mem::replace(&mut self.all[place], standing);
+            self.places[before.limit.0].remove(&before.key);
+            place
         };
         if self.places.len() <= limit.0 {
             self.places.resize_with(limit.0 + 1, HashMap::new);

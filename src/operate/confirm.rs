@@ -34,12 +34,11 @@ impl Operator {
         };
         let has = |row: &ReplicaRow, token: &Token| row.token.as_deref() == Some(token.as_str());
         // The record of a later change contains this one. It is read only if a replica has applied another.
-        let later = match answers.rows.iter().all(|row| has(row, token)) {
-            true => None,
-            false => {
-                let record = self.record().await.ok();
-                record.and_then(|record| record.token().cloned())
-            }
+        let later = if answers.rows.iter().all(|row| has(row, token)) {
+            None
+        } else {
+            let record = self.record().await.ok();
+            record.and_then(|record| record.token().cloned())
         };
         let has_not = |row: &&ReplicaRow| {
             !has(row, token) && !later.as_ref().is_some_and(|later| has(row, later))
@@ -48,15 +47,16 @@ impl Operator {
         let mut missing: Vec<String> = others.map(|row| row.label.clone()).collect();
         let confirmed = answers.rows.len() - missing.len();
         missing.extend(answers.missing.into_iter().chain(answers.busy));
-        match missing.is_empty() && confirmed > 0 {
-            true => Outcome::Done {
+        if missing.is_empty() && confirmed > 0 {
+            Outcome::Done {
                 replicas: confirmed,
-            },
-            false => Outcome::Recorded {
+            }
+        } else {
+            Outcome::Recorded {
                 confirmed,
                 of: confirmed + missing.len(),
                 missing,
-            },
+            }
         }
     }
 }

@@ -168,8 +168,9 @@ impl OperatorBuilder {
 }
 
 fn not_connected(error: StoreError) -> ConfigError {
-    match error.is_outage() {
-        true => ConfigError::unreachable(error),
-        false => refused(ConnectError::Store(error)),
+    if error.is_outage() {
+        ConfigError::unreachable(error)
+    } else {
+        refused(ConnectError::Store(error))
     }
 }

@@ -169,9 +169,10 @@ impl Desk {
         let which = Which::new(keeper.limit_id(&of.limit)?, of);
         let (seen, left_out) = walk::permits(keeper, &which).await;
         let row = |seen: SeenPermit| {
-            let state = match seen.entry.waits {
-                true => PermitState::Waiting,
-                false => PermitState::Held,
+            let state = if seen.entry.waits {
+                PermitState::Waiting
+            } else {
+                PermitState::Held
             };
             PermitRow {
                 limit: String::new(),

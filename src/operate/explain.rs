@@ -50,9 +50,10 @@ impl Operator {
         let mut keys = self.keys(limit, Some(key)).await?;
         let mut limits: Answers<LimitRow> = self.ask_limit(limit).await?.rows(limit);
         let row = limits.rows.pop();
-        let tenants = match row.as_ref().is_some_and(|row| row.fair) {
-            true => Some(self.tenants(limit, Some(key)).await?),
-            false => None,
+        let tenants = if row.as_ref().is_some_and(|row| row.fair) {
+            Some(self.tenants(limit, Some(key)).await?)
+        } else {
+            None
         };
         let of_tenants = tenants.as_ref().map_or(&[][..], |tenants| &tenants.busy);
         let busy = [&permits.busy, &refusals.busy, &keys.busy, &limits.busy];

@@ -325,9 +325,10 @@ fn add_limit(sum: &mut LimitRow, row: LimitRow) {
     let has_others = |row: &LimitRow| row.keys > 0 && !row.shared;
     sum.shared = (sum.shared || row.shared) && !has_others(sum) && !has_others(&row);
     // The key shared by all callers is the same on each replica.
-    let add = match sum.shared {
-        true => usize::max,
-        false => usize::saturating_add,
+    let add = if sum.shared {
+        usize::max
+    } else {
+        usize::saturating_add
     };
     sum.keys = add(sum.keys, row.keys);
     sum.paused_keys = add(sum.paused_keys, row.paused_keys);

@@ -34,12 +34,13 @@ impl Names {
     }
 
     pub(crate) fn ledger(&self, digest: KeyDigest) -> String {
-        match self.in_cluster {
-            true => format!(
+        if self.in_cluster {
+            format!(
                 "{}{digest}",
                 Part::of(digest.bits()).prefix(&self.namespace)
-            ),
-            false => format!("{}:{{{digest}}}", self.namespace),
+            )
+        } else {
+            format!("{}:{{{digest}}}", self.namespace)
         }
     }
 

@@ -266,9 +266,10 @@ impl Operator {
                 Err(error) if error.kind() == OperateErrorKind::UnknownLimit
             ),
         };
-        match is_known {
-            true => Ok(outcome),
-            false => Ok(Outcome::Unused { replicas }),
+        if is_known {
+            Ok(outcome)
+        } else {
+            Ok(Outcome::Unused { replicas })
         }
     }
 
@@ -318,9 +319,10 @@ impl Operator {
         let tokens = now.tokens(target);
         let is_unseen = |one: &&Override| !seen.iter().any(|token| token == one.token.as_str());
         let unseen = now.of(target).find(is_unseen).cloned();
-        match unseen.is_none() && seen.iter().all(|token| tokens.contains(token)) {
-            true => Ok(now),
-            false => Err(conflict(unseen.as_ref())),
+        if unseen.is_none() && seen.iter().all(|token| tokens.contains(token)) {
+            Ok(now)
+        } else {
+            Err(conflict(unseen.as_ref()))
         }
     }
 

@@ -46,9 +46,10 @@ pub(super) async fn revoke(
     // After the timeout, permits seen in the last look are still running.
     let _ = timeout(PATIENCE, ended).await;
     let of = |one: SeenPermit| {
-        let state = match remaining.contains(&one.entry.id) {
-            true => PermitState::Held,
-            false => PermitState::Ended,
+        let state = if remaining.contains(&one.entry.id) {
+            PermitState::Held
+        } else {
+            PermitState::Ended
         };
         (one, state)
     };

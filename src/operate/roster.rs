@@ -57,9 +57,10 @@ pub(super) async fn read(
     let range = range.arg("WITHSCORES");
     // In a cluster the connection may lead to another node, with another clock, until the roster's key leads it back.
     let (members, now_ms): (Vec<(Vec<u8>, f64)>, u64) =
-        match control.is_connected() && !names.is_in_cluster() {
-            true => try_join!(control.run(range), time_ms(control))?,
-            false => (control.run(range).await?, time_ms(control).await?),
+        if control.is_connected() && !names.is_in_cluster() {
+            try_join!(control.run(range), time_ms(control))?
+        } else {
+            (control.run(range).await?, time_ms(control).await?)
         };
     Ok((now_ms, fresh(&members, now_ms)))
 }

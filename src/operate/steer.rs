@@ -56,10 +56,7 @@ impl Operator {
             // An operator who may not ask sees only the recorded overrides.
             Err(_) => (Vec::new(), true),
         };
-        let mut record = match agree {
-            true => record,
-            false => self.record().await?,
-        };
+        let mut record = if agree { record } else { self.record().await? };
         record.take_told(&unrecorded);
         Ok(record.into())
     }
@@ -73,13 +70,14 @@ impl Operator {
     ) -> Result<Overrides, OperateError> {
         let record = self.record().await?;
         let token = record.token().map(|token| token.as_str());
-        match replicas
+        if replicas
             .rows
             .iter()
             .all(|row| row.token.as_deref() == token)
         {
-            true => Ok(record.into()),
-            false => self.overrides().await,
+            Ok(record.into())
+        } else {
+            self.overrides().await
         }
     }
 

@@ -430,9 +430,10 @@ pub(super) async fn limits(keeper: &KeeperHandle) -> Vec<LimitCount> {
             limit.count.add(&entry);
             return;
         }
-        match queue.key == Key::SHARED {
-            true => limit.has_shared = true,
-            false => limit.has_other = true,
+        if queue.key == Key::SHARED {
+            limit.has_shared = true
+        } else {
+            limit.has_other = true
         }
         limit.counted = false;
         limit.paused_keys += usize::from(queue.pause.is_some());

@@ -147,9 +147,10 @@ impl Change {
         let edits = logged.edits.iter().map(|[field, before, after]| Edit {
             field: field.clone(),
             seen: token_in(after),
-            to: match before.is_empty() {
-                true => New::Nothing,
-                false => New::Text(before.clone()),
+            to: if before.is_empty() {
+                New::Nothing
+            } else {
+                New::Text(before.clone())
             },
         });
         Self::new(seen, edits.collect(), signed)

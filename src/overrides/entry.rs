@@ -73,9 +73,10 @@ impl Entry {
         if target.field(*setting).as_deref() != Some(field) {
             return Err(FieldFault::Text);
         }
-        match target.may_have(*setting) {
-            true => Ok(entry),
-            false => Err(FieldFault::Range),
+        if target.may_have(*setting) {
+            Ok(entry)
+        } else {
+            Err(FieldFault::Range)
         }
     }
 

@@ -174,9 +174,10 @@ impl InForce {
         let Some(of_limit) = self.by_limit.get(limit.name()) else {
             return Steered::default();
         };
-        let own = match of_limit.keys.is_empty() {
-            true => None,
-            false => of_limit.keys.get(&key.digest(limit.name())),
+        let own = if of_limit.keys.is_empty() {
+            None
+        } else {
+            of_limit.keys.get(&key.digest(limit.name()))
         };
         let own = own.map(|own| own.what);
         let value = match own.filter(|value| limit.check_value(*value).is_ok()) {

@@ -133,9 +133,10 @@ impl MemoryRecord {
                 return meanwhile;
             }
         }
-        let is_nothing = match change.edits.is_empty() {
-            true => !restored.is_any,
-            false => draft.edits.is_empty(),
+        let is_nothing = if change.edits.is_empty() {
+            !restored.is_any
+        } else {
+            draft.edits.is_empty()
         };
         if is_nothing && !change.is_noted() {
             return Changed::Same;
@@ -165,9 +166,12 @@ fn write_back(entries: &mut Entries, lost: &Entries, now_ms: u64) -> Restored {
         if !entry.is_known(now_ms) || known.is_some_and(|known| known.version >= entry.version) {
             continue;
         }
-        let text = |entry: &Entry| match entry.is_in_force(now_ms) {
-            true => entry.text.clone(),
-            false => String::new(),
+        let text = |entry: &Entry| {
+            if entry.is_in_force(now_ms) {
+                entry.text.clone()
+            } else {
+                String::new()
+            }
         };
         let (before, after) = (known.map(text).unwrap_or_default(), text(entry));
         restored.is_any = true;

@@ -263,9 +263,10 @@ impl TryFrom<String> for Token {
     type Error = &'static str;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        match is_hex(&text) {
-            true => Ok(Self(text)),
-            false => Err("a token has 32 hexadecimal digits"),
+        if is_hex(&text) {
+            Ok(Self(text))
+        } else {
+            Err("a token has 32 hexadecimal digits")
         }
     }
 }

@@ -308,9 +308,10 @@ fn the_newest_is_written_back_and_nothing_that_was_removed() {
         // An operator who has seen none of this.
         twins.change(|_| set(&Record::default(), &other, value(7), HOUR_MS));
         let token = twins.read().token().cloned();
-        let order = match newer_is_first {
-            true => [&newer, &older],
-            false => [&older, &newer],
+        let order = if newer_is_first {
+            [&newer, &older]
+        } else {
+            [&older, &newer]
         };
         assert_eq!(twins.restore(order[0]), Changed::Done);
         let second = twins.restore(order[1]);
@@ -360,9 +361,12 @@ fn what_replicas_have_in_force_is_changed_by_operators_who_have_seen_it() {
         let mut seen = twins.read();
         seen.take_newer(&known);
         assert!(seen.overrides().all(|one| !one.recorded));
-        let changed = twins.change(|_| match is_removed {
-            true => Change::unset(&seen, &chat, signed(What::Unset)),
-            false => set(&seen, &chat, Setting::Pause, HOUR_MS),
+        let changed = twins.change(|_| {
+            if is_removed {
+                Change::unset(&seen, &chat, signed(What::Unset))
+            } else {
+                set(&seen, &chat, Setting::Pause, HOUR_MS)
+            }
         });
         assert_eq!(changed, Changed::Done);
         // The other override is restored.

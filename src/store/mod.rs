@@ -199,9 +199,10 @@ impl StoreError {
 
     /// What decides on the requests of a failed batch.
     pub(crate) fn availability(&self) -> Availability {
-        match self.is_outage() {
-            true => Availability::Down,
-            false => Availability::Refused,
+        if self.is_outage() {
+            Availability::Down
+        } else {
+            Availability::Refused
         }
     }
 }
@@ -238,9 +239,10 @@ impl ExchangeError {
 
 impl From<StoreError> for ExchangeError {
     fn from(error: StoreError) -> Self {
-        let failure = match error.is_outage() {
-            true => Failure::Cut,
-            false => Failure::Refused,
+        let failure = if error.is_outage() {
+            Failure::Cut
+        } else {
+            Failure::Refused
         };
         Self { failure, error }
     }

@@ -252,9 +252,10 @@ impl LimitMeter {
 
     /// A request without a key was refused or admitted.
     pub(crate) fn note_unkeyed(&self, refused: bool) {
-        let series = match refused {
-            true => &self.refused_unkeyed,
-            false => &self.unkeyed,
+        let series = if refused {
+            &self.refused_unkeyed
+        } else {
+            &self.unkeyed
         };
         series.of(&self.labels).increment(1);
     }
@@ -323,9 +324,10 @@ impl LimitMeter {
 }
 
 fn move_by(gauge: &Gauge, change: f64) {
-    match change < 0.0 {
-        true => gauge.decrement(-change),
-        false => gauge.increment(change),
+    if change < 0.0 {
+        gauge.decrement(-change)
+    } else {
+        gauge.increment(change)
     }
 }
 

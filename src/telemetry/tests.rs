@@ -34,9 +34,10 @@ fn meters(shared: bool, parts: usize) -> (Meters, Snapshotter) {
     let recorder = metrics::set_default_local_recorder(recorder);
     describe("shop");
     let meters = Meters {
-        store: match shared {
-            true => StoreMeter::new("shop", parts),
-            false => StoreMeter::noop(),
+        store: if shared {
+            StoreMeter::new("shop", parts)
+        } else {
+            StoreMeter::noop()
         },
         chat: LimitMeter::new("shop", "chat"),
         _recorder: recorder,

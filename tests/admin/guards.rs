@@ -31,9 +31,10 @@ async fn outcome(
     let is_taken = response.status() == StatusCode::OK;
     let log = scene.limiters[0].operator().log().await.unwrap();
     assert_eq!(log.len(), usize::from(is_taken));
-    match is_taken {
-        true => Ok(()),
-        false => Err(problem(response).await),
+    if is_taken {
+        Ok(())
+    } else {
+        Err(problem(response).await)
     }
 }
 

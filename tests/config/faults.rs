@@ -2,9 +2,10 @@
 
 use tower_turnstile::config::Config;
 
-const LABEL: &str = match cfg!(feature = "operate") {
-    true => "1 to 64 characters",
-    false => "needs the feature `operate`",
+const LABEL: &str = if cfg!(feature = "operate") {
+    "1 to 64 characters"
+} else {
+    "needs the feature `operate`"
 };
 
 #[track_caller]

@@ -91,9 +91,10 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
         let mut fast = 0;
         // Without wake-ups one in five would be as fast by chance.
         while fast < 4 {
-            fast = match handoff().await < POLL / 5 {
-                true => fast + 1,
-                false => 0,
+            fast = if handoff().await < POLL / 5 {
+                fast + 1
+            } else {
+                0
             };
         }
     };

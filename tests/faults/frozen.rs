@@ -39,9 +39,10 @@ fn is_frozen_for(length: Duration, distance: Duration) {
     for way in [Way::Requests, Way::Replies] {
         proxy.delay(way, distance / 2);
     }
-    let store = match distance.is_zero() {
-        true => server.url(),
-        false => proxy.url(),
+    let store = if distance.is_zero() {
+        server.url()
+    } else {
+        proxy.url()
     };
     let work = Work {
         store: &store,

@@ -213,9 +213,10 @@ fn restarts(count: u64, is_strict: bool) {
 
 /// One in twenty may be late; if there are fewer, they have more time.
 fn check_first_grants(grants: &[Duration]) {
-    let bound = match grants.len() < 20 {
-        true => 2 * FIRST_GRANT,
-        false => FIRST_GRANT,
+    let bound = if grants.len() < 20 {
+        2 * FIRST_GRANT
+    } else {
+        FIRST_GRANT
     };
     let is_late = |grant: &&Duration| **grant > bound;
     let late = grants.iter().filter(is_late).count();

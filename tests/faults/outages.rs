@@ -60,13 +60,19 @@ async fn a_broken_network_is_an_outage() {
     let faults: [(&str, Switch); 6] = [
         ("half-open", |proxy, on| proxy.half_open(on)),
         ("replies are lost", |proxy, on| proxy.drop_replies(on)),
-        ("requests stand still", |proxy, on| match on {
-            true => proxy.hold_all(Way::Requests),
-            false => proxy.release(Way::Requests),
+        ("requests stand still", |proxy, on| {
+            if on {
+                proxy.hold_all(Way::Requests)
+            } else {
+                proxy.release(Way::Requests)
+            }
         }),
-        ("replies stand still", |proxy, on| match on {
-            true => proxy.hold_all(Way::Replies),
-            false => proxy.release(Way::Replies),
+        ("replies stand still", |proxy, on| {
+            if on {
+                proxy.hold_all(Way::Replies)
+            } else {
+                proxy.release(Way::Replies)
+            }
         }),
         ("refused and cut", |proxy, on| {
             proxy.refuse(on);
@@ -205,15 +211,16 @@ async fn passing_trouble_of_a_server_is_an_outage() {
     }
     let cases: [(Option<&str>, Fault); 6] = [
         (None, |server, on| {
-            server.cli(match on {
-                true => &["CLIENT", "PAUSE", "600000", "WRITE"],
-                false => &["CLIENT", "UNPAUSE"],
+            server.cli(if on {
+                &["CLIENT", "PAUSE", "600000", "WRITE"]
+            } else {
+                &["CLIENT", "UNPAUSE"]
             });
         }),
-        (None, |server, on| match on {
-            true => server.pause(),
-            false => server.resume(),
-        }),
+        (
+            None,
+            |server, on| if on { server.pause() } else { server.resume() },
+        ),
         (Some("READONLY"), replicate),
         (Some("NOREPLICAS"), |server, on| {
             set(server, "min-replicas-to-write", if on { "1" } else { "0" });

@@ -40,9 +40,10 @@ async fn until_script(server: &RedisServer, before: usize) {
 async fn an_acquire_abandoned_in_flight_leaves_no_ghost() {
     for is_void in [false, true] {
         let server = RedisServer::start();
-        let limiter = match is_void {
-            false => steady(),
-            true => steady().store_timeout(STORE_TIMEOUT),
+        let limiter = if !is_void {
+            steady()
+        } else {
+            steady().store_timeout(STORE_TIMEOUT)
         };
         let limiter = limiter.connect(&server.url()).await.expect("it is up");
         let one = limiter.semaphore(strict(1), "key");

@@ -120,9 +120,10 @@ impl Answer {
     pub(crate) fn passing(&self) -> usize {
         let body = self.body();
         let mut ends = body.windows(2).rev();
-        let unfinished = match self.is_stream() && self.end != End::Whole {
-            true => ends.position(|end| end == b"\n\n"),
-            false => None,
+        let unfinished = if self.is_stream() && self.end != End::Whole {
+            ends.position(|end| end == b"\n\n")
+        } else {
+            None
         };
         body.len() - unfinished.unwrap_or(0)
     }

@@ -44,12 +44,13 @@ async fn an_error_is_refused_as_the_layer_would() {
     ] {
         let limiter = Limiter::in_memory();
         let is_shared = status == StatusCode::SERVICE_UNAVAILABLE;
-        let (key, layer) = match is_shared {
-            true => (Key::SHARED, limiter.layer(limit.clone())),
-            false => (
+        let (key, layer) = if is_shared {
+            (Key::SHARED, limiter.layer(limit.clone()))
+        } else {
+            (
                 Key::from("me"),
                 limiter.layer(limit.clone().by_key(|_| Some("me"))),
-            ),
+            )
         };
         let semaphore = limiter.semaphore(&limit, key);
         let _permit = semaphore.acquire().await.unwrap();

@@ -163,9 +163,10 @@ impl Body for EndsItsSlot {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         ready!(self.end.as_mut().poll(cx));
         self.end = pending().boxed();
-        match self.has_frame {
-            true => Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"last"))))),
-            false => Poll::Pending,
+        if self.has_frame {
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"last")))))
+        } else {
+            Poll::Pending
         }
     }
 }

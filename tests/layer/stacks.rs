@@ -375,12 +375,11 @@ mod tower_http_layers {
                 .layer(CompressionLayer::new())
                 .layer(cors())
                 .layer(TraceLayer::new_for_http());
-            match is_limited {
-                true => check(app, &limiter, true).await,
-                false => {
-                    let response = app.oneshot(asking("/")).await.unwrap();
-                    assert_eq!((response.status(), held(&limiter)), (StatusCode::OK, 0));
-                }
+            if is_limited {
+                check(app, &limiter, true).await
+            } else {
+                let response = app.oneshot(asking("/")).await.unwrap();
+                assert_eq!((response.status(), held(&limiter)), (StatusCode::OK, 0));
             }
         }
     }

@@ -266,9 +266,10 @@ async fn try_see(url: &str, command: &str) -> Result<(), String> {
     let mut bad = findings.iter().filter(|one| one.health != Health::Good);
     let is_named = bad.any(|one| one.text.contains(&name));
     let is_each_made = findings.len() >= 11;
-    match is_right && (is_named || !is_needed) && is_each_made {
-        true => Ok(()),
-        false => Err(format!("{served:?}: {findings:#?}")),
+    if is_right && (is_named || !is_needed) && is_each_made {
+        Ok(())
+    } else {
+        Err(format!("{served:?}: {findings:#?}"))
     }
 }
 

@@ -32,9 +32,10 @@ fn acl(server: &RedisServer, list: &[String]) {
     let mut arguments = vec!["ACL".to_owned()];
     for word in list {
         let last = arguments.last_mut().expect("one at least");
-        match last.starts_with('(') && !last.ends_with(')') {
-            true => *last = format!("{last} {word}"),
-            false => arguments.push(word.clone()),
+        if last.starts_with('(') && !last.ends_with(')') {
+            *last = format!("{last} {word}")
+        } else {
+            arguments.push(word.clone())
         }
     }
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();

@@ -509,9 +509,10 @@ const ENTRIES: [(&str, Entry); 8] = [
         async move {
             let response = service.oneshot(Request::new(())).await.unwrap();
             let status = response.status();
-            match status.is_success() {
-                true => Ok(()),
-                false => Err(status.to_string()),
+            if status.is_success() {
+                Ok(())
+            } else {
+                Err(status.to_string())
             }
         }
         .boxed_local()

@@ -332,9 +332,10 @@ async fn a_backlog_ends_as_soon_as_without_tenants() {
         let mut tasks = JoinSet::new();
         for (tenant, hold, count) in [(0_u64, 5_000, 1_000), (1, 1_000, 2_000), (2, 100, 5_000)] {
             for _ in 0..count {
-                let semaphore = match is_fair {
-                    true => pool.clone().tenant(tenant),
-                    false => pool.clone(),
+                let semaphore = if is_fair {
+                    pool.clone().tenant(tenant)
+                } else {
+                    pool.clone()
                 };
                 tasks.spawn(async move {
                     let _permit = semaphore.acquire().await.expect("in time");

@@ -29,9 +29,10 @@ fn unpublished_files_are_in_no_build_of_a_user() {
         let module = Path::new(path.trim_end_matches(".rs"));
         let (parent, name) = (module.parent().unwrap(), module.file_name().unwrap());
         let folder = root.join("src").join(parent);
-        let candidates = match parent.as_os_str().is_empty() {
-            true => [folder.join("lib.rs"), folder.join("main.rs")],
-            false => [folder.join("mod.rs"), folder.with_extension("rs")],
+        let candidates = if parent.as_os_str().is_empty() {
+            [folder.join("lib.rs"), folder.join("main.rs")]
+        } else {
+            [folder.join("mod.rs"), folder.with_extension("rs")]
         };
         let file = candidates.iter().find(|file| file.is_file()).unwrap();
         let source = syn::parse_file(&fs::read_to_string(file).unwrap()).unwrap();

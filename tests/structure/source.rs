@@ -21,8 +21,6 @@ pub(crate) struct Source {
     /// Path below `src/`.
     pub(crate) name: String,
     pub(crate) module: Module,
-    /// Lines before the tests.
-    pub(crate) lines: usize,
     /// Items defined and modules declared.
     pub(crate) defines: BTreeSet<String>,
     /// Names that stand for paths: by `use`, including re-exports.
@@ -43,7 +41,7 @@ pub(crate) struct Source {
     pub(crate) open_items: Vec<String>,
 }
 
-fn is_test(attributes: &[Attribute]) -> bool {
+pub(crate) fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let text = match &attribute.meta {
             syn::Meta::List(list) if list.path.is_ident("cfg") => list.tokens.to_string(),
@@ -77,11 +75,9 @@ pub(crate) fn sources() -> Vec<Source> {
             }
         }
         let name = path.strip_prefix(&root).unwrap().display().to_string();
-        let tests = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
         let mut source = Source {
             name,
             module,
-            lines: text[..tests].lines().count(),
             ..Source::default()
         };
         source.read(&file);
@@ -104,9 +100,10 @@ fn found(folder: &Path, name: &str, attributes: &[Attribute]) -> (PathBuf, PathB
         }
     }
     let file = folder.join(format!("{name}.rs"));
-    match file.exists() {
-        true => (file, inner),
-        false => (inner.join("mod.rs"), inner),
+    if file.exists() {
+        (file, inner)
+    } else {
+        (inner.join("mod.rs"), inner)
     }
 }
 
@@ -272,15 +269,12 @@ impl Source {
 
     fn import(&mut self, name: String, item: &syn::Ident, path: &[String]) {
         let mut whole = path.to_vec();
-        match item == "self" {
-            true => {
-                let name = whole.last().cloned().unwrap_or_default();
-                self.imports.insert(name, whole);
-            }
-            false => {
-                whole.push(item.to_string());
-                self.imports.insert(name, whole);
-            }
+        if item == "self" {
+            let name = whole.last().cloned().unwrap_or_default();
+            self.imports.insert(name, whole);
+        } else {
+            whole.push(item.to_string());
+            self.imports.insert(name, whole);
         }
     }
 }

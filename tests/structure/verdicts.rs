@@ -57,9 +57,10 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
     let below = entries.flat_map(|entry| {
         let path = entry.path();
-        match path.is_dir() {
-            true => files(&path),
-            false => vec![path],
+        if path.is_dir() {
+            files(&path)
+        } else {
+            vec![path]
         }
     });
     below

@@ -28,9 +28,10 @@ use super::redis_server::until_stopped;
 
 /// The example `axum`, with metrics if the library has them.
 #[allow(dead_code, reason = "some tests start other examples only")]
-pub(crate) const SERVER: &str = match cfg!(feature = "metrics") {
-    true => "metrics",
-    false => "axum",
+pub(crate) const SERVER: &str = if cfg!(feature = "metrics") {
+    "metrics"
+} else {
+    "axum"
 };
 
 /// A running server. Killed when dropped.

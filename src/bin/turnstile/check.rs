@@ -86,15 +86,14 @@ fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
 /// Shows each fault with its place.
 fn show_faults(args: &Args, check: &CheckArgs, error: &ConfigFileError) -> ExitCode {
     let faults = error.faults().iter();
-    match args.json {
-        true => {
-            let row = |fault: &Fault| json!({"place": fault.path(), "fault": fault.message()});
-            output::json(&faults.clone().map(row).collect::<Vec<_>>());
-        }
-        false => faults.clone().for_each(|fault| {
+    if args.json {
+        let row = |fault: &Fault| json!({"place": fault.path(), "fault": fault.message()});
+        output::json(&faults.clone().map(row).collect::<Vec<_>>());
+    } else {
+        faults.clone().for_each(|fault| {
             let text = format!("{}: {fault}", check.file.display());
             output::line(&escaped(&text));
-        }),
+        })
     }
     // An unreadable file has no other faults.
     let is_unread = faults.clone().any(|fault| fault.path() == "file");
@@ -183,9 +182,10 @@ fn tenant_of(limit: &LimitConfig) -> Option<String> {
 }
 
 fn required(source: String, is_required: bool) -> String {
-    match is_required {
-        true => format!("{source}, required"),
-        false => source,
+    if is_required {
+        format!("{source}, required")
+    } else {
+        source
     }
 }
 

@@ -64,9 +64,10 @@ pub(crate) async fn run(args: &Args) -> Result<ExitCode, CommandError> {
             Some(tenant) => ("tenant", TenantDigest::of(&**tenant).to_string()),
             None => ("key", caller.one(limit).to_string()),
         };
-        match args.json {
-            true => output::json(&[json!({"limit": limit, what: digest})]),
-            false => output::line(&digest),
+        if args.json {
+            output::json(&[json!({"limit": limit, what: digest})])
+        } else {
+            output::line(&digest)
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -114,9 +115,10 @@ async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError>
         }
         Command::Explain(Of { limit, caller }) => {
             let why = operator.explain(limit, caller.digest(limit)).await?;
-            match args.json {
-                true => output::json(&[output::flat_explanation(&why)]),
-                false => output::explanation(&why),
+            if args.json {
+                output::json(&[output::flat_explanation(&why)])
+            } else {
+                output::explanation(&why)
             }
             exit_code(&why.permits)
         }
@@ -126,16 +128,18 @@ async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError>
 
 /// Fails if any check found a fault.
 fn diagnosed(args: &Args, findings: &[Finding]) -> ExitCode {
-    match args.json {
-        true => output::json(findings),
-        false => output::table(findings),
+    if args.json {
+        output::json(findings)
+    } else {
+        output::table(findings)
     }
-    match findings
+    if findings
         .iter()
         .any(|finding| finding.health == Health::Fault)
     {
-        true => ExitCode::from(code::REFUSED),
-        false => ExitCode::SUCCESS,
+        ExitCode::from(code::REFUSED)
+    } else {
+        ExitCode::SUCCESS
     }
 }
 
@@ -193,8 +197,9 @@ pub(crate) fn show<T: Row + Serialize>(args: &Args, answers: &Answers<T>) -> Exi
 }
 
 fn exit_code<T>(answers: &Answers<T>) -> ExitCode {
-    match answers.are_all() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::from(code::PARTIAL),
+    if answers.are_all() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(code::PARTIAL)
     }
 }

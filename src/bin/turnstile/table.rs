@@ -33,9 +33,10 @@ pub(crate) fn tenant_name(tenant: TenantDigest, text: Option<&str>) -> String {
 
 /// A number of a key or tenant, without the part of any replica that has left the row out.
 fn at_least(number: usize, partial: bool) -> String {
-    match partial {
-        true => format!("at least {number}"),
-        false => number.to_string(),
+    if partial {
+        format!("at least {number}")
+    } else {
+        number.to_string()
     }
 }
 
@@ -97,9 +98,10 @@ fn value(row: &LimitRow) -> String {
         }
         None => row.max.to_string(),
     };
-    match row.max == row.declared_max {
-        true => value,
-        false => format!("{value} (declared {})", row.declared_max),
+    if row.max == row.declared_max {
+        value
+    } else {
+        format!("{value} (declared {})", row.declared_max)
     }
 }
 
@@ -155,9 +157,10 @@ impl Row for KeyRow {
         ("VALUE", |row| row.max.to_string()),
         ("LEFT", |row| {
             let left = row.budget.as_ref().map(left).unwrap_or_default();
-            match row.partial && !left.is_empty() {
-                true => format!("at most {left}"),
-                false => left,
+            if row.partial && !left.is_empty() {
+                format!("at most {left}")
+            } else {
+                left
             }
         }),
         ("WAITING", |row| at_least(row.waiting, row.partial)),

@@ -115,9 +115,10 @@ impl Core {
             let weight = leg.weight.clamp(1, MAX_WEIGHT);
             let entered = self.change(queue, |queue, ctx| {
                 queue.set_own_value(ctx, leg.value);
-                let wait = match shadow {
-                    true => Duration::ZERO,
-                    false => longest_wait(leg, queue.max()),
+                let wait = if shadow {
+                    Duration::ZERO
+                } else {
+                    longest_wait(leg, queue.max())
                 };
                 let lease = queue.enter(ctx, wait, weight, requester, leg.tenant.as_ref());
                 if queue.is_too_heavy(weight) {
@@ -241,9 +242,10 @@ impl Core {
             match state {
                 LegState::Held { over, busy } if !is_complete || over => {
                     // First the exchange that may enter the leg into the store again has to be answered.
-                    return match busy {
-                        true => Progress::Waits(self.wait_of(request)),
-                        false => Progress::Stray(number),
+                    return if busy {
+                        Progress::Waits(self.wait_of(request))
+                    } else {
+                        Progress::Stray(number)
                     };
                 }
                 LegState::Held { .. } => {}
@@ -253,9 +255,10 @@ impl Core {
                 }
             }
         }
-        match is_complete {
-            true => Progress::Complete,
-            false => Progress::Turn,
+        if is_complete {
+            Progress::Complete
+        } else {
+            Progress::Turn
         }
     }
 

@@ -45,12 +45,11 @@ pub(in crate::keeper) struct LedgerHere {
 
 /// The name of a queue's ledger; without a store, a unique label.
 fn label_of(queue: &Queue) -> String {
-    match queue.ledger_name().is_empty() {
-        false => queue.ledger_name().to_string(),
-        true => {
-            let limit = queue.limit().name();
-            format!("{limit} {:x}", queue.key().digest(limit))
-        }
+    if !queue.ledger_name().is_empty() {
+        queue.ledger_name().to_string()
+    } else {
+        let limit = queue.limit().name();
+        format!("{limit} {:x}", queue.key().digest(limit))
     }
 }
 

@@ -269,9 +269,10 @@ impl Breaker {
         self.back_off(is_refusal, (sent_before, now), longest, now, rng);
         if self.trouble.is_none() {
             let recurs = |at| now < at + RECURS_WITHIN;
-            self.proof = match self.recovered.is_some_and(recurs) {
-                true => (self.proof * 2).clamp(FIRST_PROOF, LONGEST_PROOF),
-                false => Duration::ZERO,
+            self.proof = if self.recovered.is_some_and(recurs) {
+                (self.proof * 2).clamp(FIRST_PROOF, LONGEST_PROOF)
+            } else {
+                Duration::ZERO
             };
         }
         let trouble = self.trouble.get_or_insert_default();
@@ -361,9 +362,10 @@ impl Breaker {
 
     /// Ends a trouble if its time has come.
     pub fn on_time(&mut self, now: Instant) -> Transition {
-        match self.end_trouble(now) {
-            true => Transition::Recovered,
-            false => Transition::None,
+        if self.end_trouble(now) {
+            Transition::Recovered
+        } else {
+            Transition::None
         }
     }
 
@@ -597,9 +599,10 @@ mod tests {
         for is_full in [false, true] {
             let mut scene = Scene::new();
             scene.sent = 8;
-            let opened = match is_full {
-                true => scene.refuses_to_write(),
-                false => scene.fails_late(Failure::TimedOut, 1),
+            let opened = if is_full {
+                scene.refuses_to_write()
+            } else {
+                scene.fails_late(Failure::TimedOut, 1)
             };
             assert_eq!(opened, NEWS);
             let probe_at = scene.breaker.probe_at();

@@ -139,9 +139,10 @@ impl Core {
         (0..self.links.len()).find_map(|_| {
             self.last_link = (self.last_link + 1) % self.links.len();
             let link = &self.links[self.last_link];
-            match self.may_send_on(link, now) {
-                true => self.next_exchange_on(link.part, now),
-                false => None,
+            if self.may_send_on(link, now) {
+                self.next_exchange_on(link.part, now)
+            } else {
+                None
             }
         })
     }
@@ -212,9 +213,10 @@ impl Core {
         // In their turn: later requests for a single slot do not go before them.
         let introduced = self.ctx.introduced;
         self.link(draft.part).retry_held_back(introduced);
-        match self.ctx.settings.parts.is_cluster() {
-            false => self.draft_all(draft),
-            true => self.draft_one_key(draft),
+        if !self.ctx.settings.parts.is_cluster() {
+            self.draft_all(draft)
+        } else {
+            self.draft_one_key(draft)
         }
     }
 

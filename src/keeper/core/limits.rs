@@ -208,13 +208,14 @@ impl Core {
     /// Measures the limit in force after a change. Changes of a gauge may arrive in any order.
     fn measure_limit(&mut self, id: LimitId) {
         let (limit, updated) = (&self.ctx.limits[id.0], &self.updated[id.0]);
-        let next = match self.orphaned {
-            true => Measured::default(),
-            false => Measured {
+        let next = if self.orphaned {
+            Measured::default()
+        } else {
+            Measured {
                 max: limit.max(),
                 is_overridden: self.ctx.overrides.overrides(updated),
                 fallback: self.ctx.lowest_fallback(id),
-            },
+            }
         };
         let before = mem::replace(&mut self.measured[id.0], next);
         let mut follow = |before: f64, next: f64, measure: fn(f64) -> Measure| {

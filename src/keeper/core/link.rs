@@ -138,9 +138,10 @@ impl Connection {
 impl Link {
     pub fn new(part: Part, settings: &Settings, now: Instant) -> Self {
         let generation_key = settings.parts.generation_key(part, &settings.namespace);
-        let bounds = match settings.parts.is_cluster() {
-            false => WINDOW,
-            true => WINDOW_OF_ONE_KEY,
+        let bounds = if !settings.parts.is_cluster() {
+            WINDOW
+        } else {
+            WINDOW_OF_ONE_KEY
         };
         Self {
             part,

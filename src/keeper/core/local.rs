@@ -53,10 +53,10 @@ impl Core {
             return false;
         };
         let has_all = self.settle_here(id, next, legs) && next == Next::All;
-        match has_all {
-            // The request continues immediately. Listing a queue may have decided on others.
-            true => self.ctx.decided.retain(|decided| decided.request != id),
-            false => self.note_changed(id),
+        if has_all {
+            self.ctx.decided.retain(|decided| decided.request != id)
+        } else {
+            self.note_changed(id)
         }
         has_all
     }

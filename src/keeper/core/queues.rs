@@ -131,9 +131,10 @@ impl Queues {
     fn make(&mut self, ctx: &mut Context, limit: LimitId, key: &Key) -> QueueId {
         let id = QueueId::of_index(self.members.vacant_key());
         let rules = ctx.limits[limit.0].clone();
-        let ledger: Arc<str> = match ctx.shared {
-            true => ctx.settings.ledger_name(key, rules.name()).into(),
-            false => Arc::default(),
+        let ledger: Arc<str> = if ctx.shared {
+            ctx.settings.ledger_name(key, rules.name()).into()
+        } else {
+            Arc::default()
         };
         let part = ctx.settings.part_of(key, rules.name());
         let mut queue = Queue::new(id, (limit, key.clone()), (part, ledger), rules, ctx);
@@ -374,26 +375,27 @@ impl ops::Index<QueueId> for Queues {
 impl ByKey {
     #[inline]
     fn get(&self, key: &Key) -> Option<QueueId> {
-        match *key == Key::SHARED {
-            true => self.shared,
-            false => self.others.get(key).copied(),
+        if *key == Key::SHARED {
+            self.shared
+        } else {
+            self.others.get(key).copied()
         }
     }
 
     fn insert(&mut self, key: Key, queue: QueueId) {
-        match key == Key::SHARED {
-            true => self.shared = Some(queue),
-            false => drop(self.others.insert(key, queue)),
+        if key == Key::SHARED {
+            self.shared = Some(queue);
+        } else {
+            self.others.insert(key, queue);
         }
     }
 
     fn remove(&mut self, key: &Key) {
-        match *key == Key::SHARED {
-            true => self.shared = None,
-            false => {
-                self.others.remove(key);
-                leave_room(&mut self.others);
-            }
+        if *key == Key::SHARED {
+            self.shared = None
+        } else {
+            self.others.remove(key);
+            leave_room(&mut self.others);
         }
     }
 }

@@ -38,12 +38,11 @@ impl Core {
         let longest_us = rate.time_of(cost.max(1)).saturating_mul(waiters);
         let charge = Charge {
             // A digest, needed only by a store.
-            key: match self.ctx.shared {
-                true => {
-                    let ledger = self.ctx.settings.ledger_name(&leg.key, limit.name());
-                    (ledger + ":rate").into()
-                }
-                false => Arc::default(),
+            key: if self.ctx.shared {
+                let ledger = self.ctx.settings.ledger_name(&leg.key, limit.name());
+                (ledger + ":rate").into()
+            } else {
+                Arc::default()
             },
             rate,
             cost,
@@ -73,9 +72,10 @@ impl Core {
         key: &Key,
         own_value: Option<LimitValue>,
     ) -> Option<(u32, Rate)> {
-        let own_value = match self.ctx.overrides.is_empty() {
-            true => own_value,
-            false => self.ctx.overrides.for_key(limit, key).own_value(own_value),
+        let own_value = if self.ctx.overrides.is_empty() {
+            own_value
+        } else {
+            self.ctx.overrides.for_key(limit, key).own_value(own_value)
         };
         let mut value = own_value.unwrap_or(limit.max().into());
         value.max = value.max.clamp(1, MAX_LIMIT);
@@ -548,9 +548,10 @@ pub(super) fn harsher(one: Option<AcquireError>, other: AcquireError) -> Acquire
     let Some(one) = one else {
         return other;
     };
-    let (mut harsher, milder) = match other.retry_after() > one.retry_after() {
-        true => (other, one),
-        false => (one, other),
+    let (mut harsher, milder) = if other.retry_after() > one.retry_after() {
+        (other, one)
+    } else {
+        (one, other)
     };
     harsher.details.quotas.extend(milder.details.quotas);
     harsher

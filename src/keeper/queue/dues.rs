@@ -141,9 +141,10 @@ pub(super) fn count_tenant(
     let id = (limit, paying.tenant);
     let count = ctx.tenants.entry(id).or_default();
     let before = *count;
-    *count = match is_in {
-        true => before + 1,
-        false => before.saturating_sub(1),
+    *count = if is_in {
+        before + 1
+    } else {
+        before.saturating_sub(1)
     };
     match (before, *count) {
         (0, 1) => ctx.measure(limit, Measure::Tenants(1.0)),

@@ -76,9 +76,10 @@ impl Queue {
             let units = newcomers.map(|one| weight_of(one.seq) as usize).sum();
             self.make_room(ctx, units);
         }
-        let share = match self.has_newcomers() {
-            true => room.div_ceil(2),
-            false => *room,
+        let share = if self.has_newcomers() {
+            room.div_ceil(2)
+        } else {
+            *room
         };
         let mut left = share;
         // Once it is released, another replica may have the slot of a permit that is adopted later.
@@ -551,9 +552,10 @@ impl Queue {
         let poll_at = at.sent + ctx.jittered(interval) - round_trip;
         waiters.poll_at = Some(poll_at.max(ctx.now + pause));
         // Grants of a fair limit do not follow tickets, so the head of the queue does not show who has left it.
-        let next = match self.limit.is_fair() {
-            true => waiters.poll_at,
-            false => Some(ctx.now + ctx.settings.waiter_ttl),
+        let next = if self.limit.is_fair() {
+            waiters.poll_at
+        } else {
+            Some(ctx.now + ctx.settings.waiter_ttl)
         };
         waiters.roll_call_at = waiters.roll_call_at.or(next);
     }
@@ -564,10 +566,13 @@ impl Queue {
     /// Another replica's exchange has promoted a waiter.
     pub fn on_wake(&mut self, ctx: &mut Context, seq: Seq, wake: &Wake) {
         let seen = match self.entries.get(&seq).map(Entry::state) {
-            Some(State::Waiting(Line::InStore { ticket, seen })) => match self.limit.is_fair() {
-                true => Some(*seen),
-                false => Some(self.snapshot.seen_waiting(*ticket, *seen)),
-            },
+            Some(State::Waiting(Line::InStore { ticket, seen })) => {
+                if self.limit.is_fair() {
+                    Some(*seen)
+                } else {
+                    Some(self.snapshot.seen_waiting(*ticket, *seen))
+                }
+            }
             Some(State::Sent { at, .. }) => Some(StoreMoment {
                 store_us: 0,
                 sent: *at,

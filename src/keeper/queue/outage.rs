@@ -47,9 +47,10 @@ impl Queue {
         self.lists |= batch.lists;
         for mut release in pending.releases.drain(..) {
             release.set_repeated();
-            match retry {
-                true => self.outbox().release.push(release),
-                false => self.repeat_release(ctx, release, pause),
+            if retry {
+                self.outbox().release.push(release)
+            } else {
+                self.repeat_release(ctx, release, pause)
             }
         }
         for seq in &batch.adopt {
@@ -315,9 +316,10 @@ impl Queue {
     }
 
     fn leave_store_alone(&mut self, ctx: &mut Context, seq: Seq, refused: bool) {
-        match refused {
-            true => self.refuse(ctx, seq, AcquireErrorKind::Misconfigured),
-            false => self.park(ctx, seq),
+        if refused {
+            self.refuse(ctx, seq, AcquireErrorKind::Misconfigured)
+        } else {
+            self.park(ctx, seq)
         }
     }
 

@@ -181,9 +181,10 @@ impl Queue {
     /// A ledger has refused the slot, and so the request.
     pub fn refuse(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
         if let Some(entry) = self.entries.get(&seq) {
-            let decision = match entry.is_shadow() {
-                true => Decision::Bypassed(kind),
-                false => Decision::Refused(kind),
+            let decision = if entry.is_shadow() {
+                Decision::Bypassed(kind)
+            } else {
+                Decision::Refused(kind)
             };
             report(ctx, entry, decision);
         }
@@ -561,17 +562,21 @@ fn count(ctx: &mut Context, held: &mut HeldUnits, limit_id: LimitId, entry: &Ent
         State::Held(hold) => {
             let units = weight_of(entry.lease.seq());
             let in_store = if hold.in_store { units } else { 0 };
-            match is_in {
-                true => (held.all, held.in_store) = (held.all + units, held.in_store + in_store),
-                false => (held.all, held.in_store) = (held.all - units, held.in_store - in_store),
+            if is_in {
+                held.all += units;
+                held.in_store += in_store;
+            } else {
+                held.all -= units;
+                held.in_store -= in_store;
             }
             (&mut ctx.counts.held, Measure::Held, units)
         }
         _ => (&mut ctx.counts.waiting, Measure::Waiting, 1),
     };
-    match is_in {
-        true => *count += 1,
-        false => *count -= 1,
+    if is_in {
+        *count += 1
+    } else {
+        *count -= 1
     }
     let sign = if is_in { 1.0 } else { -1.0 };
     ctx.measure(limit_id, measure(sign * f64::from(units)));

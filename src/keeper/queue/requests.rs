@@ -112,9 +112,10 @@ impl Queue {
     fn renew_due(&mut self, ctx: &mut Context) -> usize {
         let Scan { from, mut next } = self.scan.take().map_or_else(Scan::default, |scan| *scan);
         // More permits than fit into an exchange gain nothing by being renewed with others.
-        let soon = match self.entries.len() <= MAX_SCANNED {
-            true => ctx.now + ctx.settings.lease / TOGETHER,
-            false => ctx.now,
+        let soon = if self.entries.len() <= MAX_SCANNED {
+            ctx.now + ctx.settings.lease / TOGETHER
+        } else {
+            ctx.now
         };
         // Most permits that were promoted just now end before their renewal.
         let is_due = |entry: &Entry, at: Instant| {
@@ -198,9 +199,10 @@ impl Queue {
             return;
         }
         for seq in self.those(Entry::is_undecided) {
-            match is_enforced {
-                true => self.refuse(ctx, seq, self.full_kind(ctx)),
-                false => self.bypass(ctx, seq, AcquireErrorKind::Full),
+            if is_enforced {
+                self.refuse(ctx, seq, self.full_kind(ctx))
+            } else {
+                self.bypass(ctx, seq, AcquireErrorKind::Full)
             }
         }
     }

@@ -194,9 +194,10 @@ impl Accounts {
         let state = self.all.entry(account).or_default();
         state.reported += u64::from(sum);
         let most = state.permit.as_ref().map_or(0, Permit::most_reported);
-        match state.reported <= most {
-            true => Ok(()),
-            false => Err(format!("{account:?} reports too much: {state:?}")),
+        if state.reported <= most {
+            Ok(())
+        } else {
+            Err(format!("{account:?} reports too much: {state:?}"))
         }
     }
 

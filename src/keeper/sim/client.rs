@@ -131,9 +131,10 @@ impl World {
             _ => self.millis(1_000..ms(LONGEST_WAIT)),
         };
         let key = Key::from(self.rng.u64(0..self.keys).to_be_bytes());
-        let max = match self.own {
-            true => self.rng.bool().then(|| self.rng.u32(0..=5)),
-            false => None,
+        let max = if self.own {
+            self.rng.bool().then(|| self.rng.u32(0..=5))
+        } else {
+            None
         };
         let cost = if self.own { self.rng.u32(0..5) } else { 1 };
         let value = max.map(|max: u32| LimitValue {
@@ -190,9 +191,10 @@ impl World {
 
     /// In a world with weights half of the permits have one unit, and some more than the limit.
     fn draw_weight(&mut self) -> u32 {
-        match self.weights {
-            true if self.rng.bool() => self.rng.u32(1..=10),
-            _ => 1,
+        if self.weights && self.rng.bool() {
+            self.rng.u32(1..=10)
+        } else {
+            1
         }
     }
 

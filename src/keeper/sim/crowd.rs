@@ -171,9 +171,10 @@ impl Crowd {
 
     /// The limit of a key: it admits all permits of the crowd, unless other clients hold slots.
     pub fn limit(&self) -> u32 {
-        match self.shape.hot {
-            true => self.shape.weight * 2_000,
-            false => self.shape.weight.max(2),
+        if self.shape.hot {
+            self.shape.weight * 2_000
+        } else {
+            self.shape.weight.max(2)
         }
     }
 
@@ -188,9 +189,10 @@ impl Crowd {
     /// Number of newcomers decided on in time if they ask together, with as much other work pending.
     fn carries(&self) -> usize {
         let ms = Duration::from_millis;
-        let (apart, least) = match self.shape.in_parts {
-            true => (Duration::from_micros(100), 8),
-            false => (Duration::from_micros(250), 2),
+        let (apart, least) = if self.shape.in_parts {
+            (Duration::from_micros(100), 8)
+        } else {
+            (Duration::from_micros(250), 2)
         };
         let fits = (self.way.as_micros() / apart.as_micros()) as usize;
         let most = fits.clamp(least, 64);
@@ -204,18 +206,19 @@ impl Crowd {
             window = (2 * window).min(most);
         }
         let exchanges = exchanges.min(self.runs_in(time.saturating_sub(2 * trip)) / 2);
-        match self.shape.in_parts {
-            // Each of the other kinds of work has its turn.
-            true => exchanges / 4,
-            false => exchanges * self.newcomers() / 2,
+        if self.shape.in_parts {
+            exchanges / 4
+        } else {
+            exchanges * self.newcomers() / 2
         }
     }
 
     /// Maximum number of newcomers in an exchange.
     fn newcomers(&self) -> usize {
-        match self.shape.in_parts {
-            true => 1,
-            false => (750 / self.shape.weight as usize).min(48),
+        if self.shape.in_parts {
+            1
+        } else {
+            (750 / self.shape.weight as usize).min(48)
         }
     }
 
@@ -235,9 +238,10 @@ impl Crowd {
 
     /// More requests than the store decides on in time.
     fn flood(&self) -> usize {
-        match self.run.is_zero() {
-            true => 8 * self.carries(),
-            false => 4 * self.runs_in(STORE_TIMEOUT) * self.newcomers(),
+        if self.run.is_zero() {
+            8 * self.carries()
+        } else {
+            4 * self.runs_in(STORE_TIMEOUT) * self.newcomers()
         }
     }
 }
@@ -268,9 +272,10 @@ impl World {
         let Some(crowd) = &self.crowd else { return };
         let (carries, flood) = (crowd.carries().max(1), crowd.flood());
         let is_flood = crowd.shape.floods && self.rng.u8(0..3) == 0;
-        let count = match is_flood {
-            true => (flood as f64 * (0.5 + self.rng.f64())) as usize,
-            false => (carries as f64 * self.rng.f64().sqrt()) as usize + 1,
+        let count = if is_flood {
+            (flood as f64 * (0.5 + self.rng.f64())) as usize
+        } else {
+            (carries as f64 * self.rng.f64().sqrt()) as usize + 1
         };
         self.note(|| format!("r{replica}: {count} of {carries} ask at once"));
         self.ask_together(replica, count, is_flood);
@@ -349,9 +354,10 @@ impl World {
 
     /// Demands on unique keys, or on one key with enough slots.
     fn draw_crowd(&mut self, count: usize) -> Vec<Demand> {
-        let wait = match self.rng.bool() {
-            true => Duration::ZERO,
-            false => self.millis(1_000..10_000),
+        let wait = if self.rng.bool() {
+            Duration::ZERO
+        } else {
+            self.millis(1_000..10_000)
         };
         let with_rate = self.rng.u8(0..4) == 0;
         let Some(crowd) = &mut self.crowd else {
@@ -430,10 +436,7 @@ impl World {
         let way = crowd.way + Duration::from_millis(5);
         // Newcomers of a key wait until all its holders are introduced, however many there are.
         let is_hot = crowd.shape.hot;
-        let introduction = match is_hot {
-            true => 3 * STORE_TIMEOUT,
-            false => way,
-        };
+        let introduction = if is_hot { 3 * STORE_TIMEOUT } else { way };
         crowd.taken_until = crowd.taken_until.max(self.now + introduction);
         let status = self.replicas[replica].core.status();
         crowd.introduced += (status.held + status.waiting) as u32;
@@ -536,9 +539,10 @@ impl World {
         if self.replicas[replica].closing.is_some() {
             return;
         }
-        let time = match is_graceful {
-            true => Duration::from_secs(10),
-            false => self.millis(0..1_000),
+        let time = if is_graceful {
+            Duration::from_secs(10)
+        } else {
+            self.millis(0..1_000)
         };
         self.note(|| format!("r{replica} is shut down, graceful: {is_graceful}"));
         let now = self.local();
@@ -567,9 +571,10 @@ impl World {
             return false;
         };
         let core = &mut self.replicas[replica].core;
-        let mut until = match closing.is_store_asked {
-            false => closing.shutdown.grace_lasts_until(core),
-            true => closing.shutdown.store_has_until(core, now),
+        let mut until = if !closing.is_store_asked {
+            closing.shutdown.grace_lasts_until(core)
+        } else {
+            closing.shutdown.store_has_until(core, now)
         };
         until = until.filter(|until| now < *until);
         core.set_alarm(until);

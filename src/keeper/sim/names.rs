@@ -66,10 +66,10 @@ impl World {
     fn check_strangers(&self) {
         let usual = 2 * STORE_TIMEOUT + POLL;
         for (id, since) in &self.strangers {
-            let time = match self.excuses.is_revived(*id) {
-                // Nothing renews it, except a late exchange.
-                true => usual + LATEST + self.longest_lease() + self.excuses.stepped_back,
-                false => usual,
+            let time = if self.excuses.is_revived(*id) {
+                usual + LATEST + self.longest_lease() + self.excuses.stepped_back
+            } else {
+                usual
             };
             if *since + time < self.now {
                 self.fail(&format!("G6: {id:?} is a ghost since {since:?}"));
@@ -88,9 +88,10 @@ impl World {
         let way = crowd.map_or(Duration::ZERO, |crowd| crowd.way + LEASE / 9);
         let round_trips = Duration::from_millis(25) + 3 * (self.faults.slow + way);
         // A waiter with a later ticket than the head's seems to be still queued: only a roll call can tell.
-        let asked = match self.excuses.stepped_back.is_zero() {
-            true => POLL + POLL / 10,
-            false => WAITER_TTL + POLL + POLL / 10,
+        let asked = if self.excuses.stepped_back.is_zero() {
+            POLL + POLL / 10
+        } else {
+            WAITER_TTL + POLL + POLL / 10
         };
         let late = |(_, since): &(_, &Duration)| **since + asked + round_trips < self.now;
         if let Some((id, since)) = self.ungreeted.iter().find(late) {

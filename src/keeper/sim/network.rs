@@ -86,9 +86,10 @@ impl World {
         let replica = &mut self.replicas[sent.replica];
         let line = replica.line(part);
         (line.connected, line.listens) = (true, listens);
-        match listens {
-            true => self.absent.remove(&(part, replica.id)),
-            false => self.absent.insert((part, replica.id)),
+        if listens {
+            self.absent.remove(&(part, replica.id))
+        } else {
+            self.absent.insert((part, replica.id))
         };
         self.deliver(sent.replica, Duration::ZERO, Event::Connects(part));
         if listens {
@@ -157,9 +158,10 @@ impl World {
         }
         let copies = 1 + usize::from(self.chance(self.faults.doubled));
         for _ in 0..copies {
-            let delay = match self.chance(self.faults.late_wake) {
-                true => self.millis(10..4_000),
-                false => self.millis(0..2),
+            let delay = if self.chance(self.faults.late_wake) {
+                self.millis(10..4_000)
+            } else {
+                self.millis(0..2)
             };
             self.deliver(woken, delay, Event::Wakes(wake.clone()));
         }

@@ -70,9 +70,10 @@ impl Replica {
 impl World {
     pub fn new_replica(&mut self, life: u32) -> Replica {
         let id = ReplicaId::from_bits(self.rng.u128(..));
-        let values = match self.faults.disagree {
-            false => self.values,
-            true => Values::draw(&mut self.rng, true).times(self.scale()),
+        let values = if !self.faults.disagree {
+            self.values
+        } else {
+            Values::draw(&mut self.rng, true).times(self.scale())
         };
         let settings = Settings {
             replica: id,

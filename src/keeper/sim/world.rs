@@ -231,11 +231,12 @@ impl World {
             spends,
             pauses: matches!(kind, Kind::Ordinary | Kind::Cluster)
                 && fastrand::Rng::with_seed(seed ^ PAUSES).u8(0..4) == 0,
-            tenants: match kind != Kind::Crowd
+            tenants: if kind != Kind::Crowd
                 && fastrand::Rng::with_seed(seed ^ TENANTS).u8(0..4) == 0
             {
-                true => tenants::ordinary(),
-                false => Vec::new(),
+                tenants::ordinary()
+            } else {
+                Vec::new()
             },
             crowd: None,
             start: Instant::now(),
@@ -296,9 +297,10 @@ impl World {
         let crowd = Crowd::draw(self.seed, rng);
         self.ledgers = Ledgers::default();
         (self.weights, self.own, self.spends) = (false, false, crowd.has_streams());
-        self.parts = match crowd.is_in_parts() {
-            true => Parts::cluster_of(1),
-            false => Parts::WHOLE,
+        self.parts = if crowd.is_in_parts() {
+            Parts::cluster_of(1)
+        } else {
+            Parts::WHOLE
         };
         self.values.limit = crowd.limit();
         // Each exchange looks for idle slots of hundreds of keys.

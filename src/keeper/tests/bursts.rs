@@ -239,12 +239,11 @@ fn what_an_exchange_brings_too_late_is_released() {
             Some(AcquireErrorKind::Unavailable)
         );
         assert_eq!(world.ledger(), (1, 0));
-        match answered {
-            true => world.answer(0, &sent, reply),
-            false => {
-                world.fail(0, &sent, Failure::Cut);
-                world.reconnect(0);
-            }
+        if answered {
+            world.answer(0, &sent, reply)
+        } else {
+            world.fail(0, &sent, Failure::Cut);
+            world.reconnect(0);
         }
         world.settle();
         assert_eq!(world.ledger(), (0, 0));

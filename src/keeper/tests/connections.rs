@@ -107,9 +107,10 @@ fn a_limit_that_replicas_divide_connects_at_once() {
         }
         core.on_time(now);
         assert!(!core.may_send(now));
-        match is_update {
-            true => core.revise(&[&shared], now).expect("valid"),
-            false => drop(core.add(&shared).expect("valid")),
+        if is_update {
+            core.revise(&[&shared], now).expect("valid")
+        } else {
+            core.add(&shared).expect("valid");
         }
         core.on_time(now);
         let sent = core.next_exchange(now).expect("it connects");

@@ -102,9 +102,10 @@ impl Session for Conversation {
     ) -> BoxFuture<'static, Result<Reply, StoreError>> {
         let is_hello = exchange.is_hello();
         self.noted.lock().unwrap()[self.number].push(is_hello);
-        match is_hello {
-            true => ready(Ok(TIME)).boxed(),
-            false => pending().boxed(),
+        if is_hello {
+            ready(Ok(TIME)).boxed()
+        } else {
+            pending().boxed()
         }
     }
 
@@ -137,9 +138,10 @@ fn a_driver_with_a_new_session_begins_with_a_hello() {
             let is_sent = tokio::time::timeout(PATIENT, is_sent);
             is_sent.await.expect("the request is sent");
         });
-        let expected = match is_kept {
-            true => vec![vec![true, false]],
-            false => vec![vec![true], vec![true, false]],
+        let expected = if is_kept {
+            vec![vec![true, false]]
+        } else {
+            vec![vec![true], vec![true, false]]
         };
         assert_eq!(*store.0.lock().unwrap(), expected);
     }

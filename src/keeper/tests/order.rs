@@ -344,12 +344,11 @@ fn a_request_under_two_limits_is_overtaken_on_its_way_only() {
     for seed in 0..500 {
         let distant = run(seed);
         for (earlier, later, travels) in distant.overtakings() {
-            match travels {
-                true => on_way += 1,
-                false => {
-                    others += 1;
-                    first = first.or(Some((seed, earlier, later)));
-                }
+            if travels {
+                on_way += 1
+            } else {
+                others += 1;
+                first = first.or(Some((seed, earlier, later)));
             }
             refused += usize::from(distant.requests[earlier].refused.is_some());
         }

@@ -149,9 +149,10 @@ fn a_key_goes_over_its_limit_and_the_limit_over_plans() {
     for (count, key, max) in &mut taken {
         while *count < 9 {
             let lease = world.ask_as(key, *max);
-            match held(world.collect(0, &lease)) {
-                true => *count += 1,
-                false => break,
+            if held(world.collect(0, &lease)) {
+                *count += 1
+            } else {
+                break;
             }
         }
     }

@@ -265,9 +265,10 @@ fn a_waiter_that_is_asked_for_by_name_has_paid_no_more() {
         let left: Vec<_> = dues.left.iter().map(|left| left.seq).collect();
         let back: Vec<_> = dues.settled.iter().map(|report| report.us).collect();
         // It paid for a second with a share of 4, and has not held.
-        match is_granted {
-            true => assert_eq!((left, back), (vec![], vec![-SECOND_US / 4])),
-            false => assert_eq!((left, back), (vec![waiter.seq()], vec![])),
+        if is_granted {
+            assert_eq!((left, back), (vec![], vec![-SECOND_US / 4]))
+        } else {
+            assert_eq!((left, back), (vec![waiter.seq()], vec![]))
         }
     }
 }

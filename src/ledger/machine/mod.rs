@@ -155,9 +155,10 @@ impl Ledger {
         self.expire(call);
         let was_full = self.free(batch) == 0;
         // Most queues are empty.
-        let promoted = match self.queue.is_empty() {
-            true => Vec::new(),
-            false => self.promote(call, batch),
+        let promoted = if self.queue.is_empty() {
+            Vec::new()
+        } else {
+            self.promote(call, batch)
         };
         if was_full || self.blocked || weighs {
             self.bring_forward(call);

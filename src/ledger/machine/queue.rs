@@ -44,9 +44,10 @@ impl Ledger {
         let (mut promoted, mut last_passed) = (Vec::new(), None);
         let (mut in_lines, mut passed_in_lines) = (self.has_lines(batch), Passed::new());
         while self.free(batch) > 0 && self.passed < min(self.queue.len(), MAX_PASSED) {
-            let next = match in_lines {
-                true => self.next_in_line(&passed_in_lines),
-                false => Next::Nobody,
+            let next = if in_lines {
+                self.next_in_line(&passed_in_lines)
+            } else {
+                Next::Nobody
             };
             let in_line = match next {
                 Next::Waiter(waiter) => Some(waiter),

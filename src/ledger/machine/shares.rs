@@ -153,9 +153,10 @@ impl Shares {
     }
 
     fn order(&mut self, waits: bool) -> &mut BTreeSet<(u64, TenantId)> {
-        match waits {
-            true => &mut self.waiting,
-            false => &mut self.idle,
+        if waits {
+            &mut self.waiting
+        } else {
+            &mut self.idle
         }
     }
 

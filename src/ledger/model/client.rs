@@ -214,9 +214,10 @@ impl Client {
 
     pub(super) fn pass(&mut self, bounds: &Bounds) {
         let nearer = |until: &mut Steps| *until = (*until - 1).max(bounds.over());
-        self.last_seen = match self.last_seen < PROMPT + bounds.waiter_ttl {
-            true => self.last_seen + 1,
-            false => DEAD,
+        self.last_seen = if self.last_seen < PROMPT + bounds.waiter_ttl {
+            self.last_seen + 1
+        } else {
+            DEAD
         };
         if let Some(unanswered) = &mut self.unanswered {
             unanswered.age += 1;

@@ -219,9 +219,10 @@ impl<'a> FairCheck<'a> {
         let removed = removed.filter(|id| self.check.before.stands(*id)).count();
         let counts = removed >= message.settled.len() + message.left.len();
         let is_payer = self.check.before.tenant(id(&0)) == Some(tenant);
-        match counts && is_payer {
-            true => message.settled.len() as u64 * self.check.bounds.refund() as u64,
-            false => 0,
+        if counts && is_payer {
+            message.settled.len() as u64 * self.check.bounds.refund() as u64
+        } else {
+            0
         }
     }
 }

@@ -75,10 +75,7 @@ impl State {
         (0..bounds.clients).for_each(|client| state.crash(client));
         let paused = self.pause.map_or(0, |_| PAUSE + RAMP);
         // Payments are kept for longer than leases.
-        let kept = match bounds.is_fair() {
-            true => longest(bounds),
-            false => 0,
-        };
+        let kept = if bounds.is_fair() { longest(bounds) } else { 0 };
         (0..=(LEASE + paused).max(kept)).for_each(|_| state.pass(bounds));
         state.run(&Message::of_anybody(bounds), bounds);
         state.is_quiet() && state.heartbeats.is_empty() && state.shares.is_none()

@@ -151,9 +151,10 @@ fn run(rate: Rate, steps: Vec<Step>) {
                 };
                 let entry = books.entries[number];
                 // A charge that has not begun is refunded as a whole.
-                let cost = match entry.start > books.parts_at(books.now_us) {
-                    true => entry.cost,
-                    false => (entry.cost * part).div_ceil(100),
+                let cost = if entry.start > books.parts_at(books.now_us) {
+                    entry.cost
+                } else {
+                    (entry.cost * part).div_ceil(100)
                 };
                 refunded[number] = true;
                 books.refund(number, cost);

@@ -174,9 +174,10 @@ fn of_rights(check: Check, what: &str, lacks: &[Lack], otherwise: Health) -> Fin
     if lacks.is_empty() {
         return Finding::new(check, Health::Good, format!("the user may {what}"));
     }
-    let whose = match lacks.iter().all(|lack| lack.is_forbidden) {
-        true => "it lacks",
-        false => "the user or the server lacks",
+    let whose = if lacks.iter().all(|lack| lack.is_forbidden) {
+        "it lacks"
+    } else {
+        "the user or the server lacks"
     };
     let names = listed(lacks);
     let text = format!("the user may not {what}: {whose} {names}, or the keys or channels");

@@ -190,13 +190,14 @@ async fn round_trips(asking: &Asking<'_>) -> Result<[Finding; 2], StoreError> {
 
 fn of_latency(median: Duration, longest: Duration) -> Finding {
     let text = format!("a round trip takes {median:.1?}, at most {longest:.1?} of {ROUND_TRIPS}");
-    match median < SLOW {
-        true => Finding::new(Check::Latency, Health::Good, text),
-        false => Finding::new(
+    if median < SLOW {
+        Finding::new(Check::Latency, Health::Good, text)
+    } else {
+        Finding::new(
             Check::Latency,
             Health::Warning,
             format!("{text}: each request waits for one; keep the store near, or use Limit::reuse"),
-        ),
+        )
     }
 }
 
@@ -204,17 +205,18 @@ fn of_latency(median: Duration, longest: Duration) -> Finding {
 fn of_clock(offset_ms: i64) -> Finding {
     let off = Duration::from_millis(offset_ms.unsigned_abs());
     let way = if offset_ms < 0 { "behind" } else { "ahead" };
-    match offset_ms.unsigned_abs() < OFF_MS {
-        true => Finding::new(
+    if offset_ms.unsigned_abs() < OFF_MS {
+        Finding::new(
             Check::Clock,
             Health::Good,
             "within a second of this machine's",
-        ),
-        false => Finding::new(
+        )
+    } else {
+        Finding::new(
             Check::Clock,
             Health::Warning,
             format!("{off:?} {way} of this machine's: times in logs differ, leases do not"),
-        ),
+        )
     }
 }
 

@@ -188,9 +188,10 @@ impl Replica {
         let patience = self.patience;
         let wake = poll_fn(|cx| {
             self.take_events(cx);
-            match self.is_woken {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
+            if self.is_woken {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
             }
         });
         timeout(patience, wake).await.is_ok()

@@ -178,9 +178,10 @@ fn of_tls_setup(error: &(dyn Error + Send + Sync + 'static)) -> StoreError {
     let why = system.map_or(String::new(), |system| format!(": {system}"));
     let files = "the trusted certificates (`SSL_CERT_FILE`, `SSL_CERT_DIR`) cannot be read";
     let message = format!("TLS cannot be set up: {files}{why}");
-    match system.is_some_and(is_transient) {
-        true => StoreError::outage(message),
-        false => StoreError::misconfigured(message),
+    if system.is_some_and(is_transient) {
+        StoreError::outage(message)
+    } else {
+        StoreError::misconfigured(message)
     }
 }
 

@@ -282,9 +282,10 @@ impl Sentinels {
         let login = login(parameters)?;
         let sentinels = hosts.split(',').map(|host| {
             let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
-            let address = match has_port {
-                true => format!("{scheme}://{host}{fragment}"),
-                false => format!("{scheme}://{host}:{DEFAULT_PORT}{fragment}"),
+            let address = if has_port {
+                format!("{scheme}://{host}{fragment}")
+            } else {
+                format!("{scheme}://{host}:{DEFAULT_PORT}{fragment}")
             };
             let info = read(&address)?.set_redis_settings(login.clone());
             Client::open(socket::prepared(info)).map_err(|_| UNREADABLE)

@@ -543,9 +543,12 @@ impl Exchanger {
 
     async fn subscribed(&self, client: Client) -> Result<Link, Probed> {
         let link = self.open(client, true).await;
-        let link = link.map_err(|error| match store_error(&error).is_outage() {
-            true => Probed::Unknown,
-            false => Probed::Refused,
+        let link = link.map_err(|error| {
+            if store_error(&error).is_outage() {
+                Probed::Unknown
+            } else {
+                Probed::Refused
+            }
         })?;
         match link.ends_at_a_large_reply().await {
             Ok(false) => Ok(link),

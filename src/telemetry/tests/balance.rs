@@ -118,9 +118,10 @@ impl Scene {
         let semaphore = self.rng.choice(&self.semaphores).expect("some").clone();
         let (waits, weight) = (self.rng.bool(), self.rng.u32(1..3));
         self.requests.push(tokio::spawn(async move {
-            let acquired = match waits {
-                true => semaphore.acquire_many(weight).await,
-                false => semaphore.try_acquire().await,
+            let acquired = if waits {
+                semaphore.acquire_many(weight).await
+            } else {
+                semaphore.try_acquire().await
             };
             acquired.ok()
         }));

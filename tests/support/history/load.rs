@@ -134,9 +134,10 @@ impl Client {
             0 => Duration::from_micros(self.rng.u64(1..30_000)),
             _ => 30 * SECOND,
         };
-        let units = match semaphore.limit().name() == UNITS.name() {
-            true => self.rng.u32(1..=MOST_UNITS),
-            false => 1,
+        let units = if semaphore.limit().name() == UNITS.name() {
+            self.rng.u32(1..=MOST_UNITS)
+        } else {
+            1
         };
         let acquired = match self.rng.u32(0..10) {
             0 => timeout(patience, semaphore.try_acquire_many(units)).await,

@@ -62,12 +62,9 @@ pub(super) async fn wait(
                     asks = false;
                 }
             },
-            _ = looks.tick() => match asks {
-                true => progress.look(&acquire),
-                false => {
-                    acquire = slots.ask(until.saturating_duration_since(Instant::now()))?;
-                    asks = true;
-                }
+            _ = looks.tick() => if asks { progress.look(&acquire) } else {
+                acquire = slots.ask(until.saturating_duration_since(Instant::now()))?;
+                asks = true;
             },
         }
     };
@@ -106,9 +103,10 @@ impl Progress {
         if !self.is_due(&text) {
             return;
         }
-        match self.is_terminal {
-            true => redraw(&text),
-            false => note!("turnstile: {text}"),
+        if self.is_terminal {
+            redraw(&text)
+        } else {
+            note!("turnstile: {text}")
         }
         self.said = Some((text, Instant::now()));
     }

@@ -1,0 +1,328 @@
+//! Figures of the source that only go down: each has a bound, which is today's value.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use syn::{
+    Block, ImplItem, ImplItemFn, Item, ItemFn, ItemMod, UseTree, Visibility,
+    spanned::Spanned,
+    visit::{self, Visit},
+};
+
+use crate::source::{is_test, sources};
+
+/// Lines of a function, from its first to its last brace.
+const LONG: usize = 60;
+/// Lines of a function of the script.
+const LONG_IN_LUA: usize = 80;
+
+/// The figures, and their bounds.
+const BOUNDS: &[(&str, usize)] = &[
+    ("methods of `Core`", 246),
+    ("methods of `Queue`", 200),
+    ("methods of any other type of the keeper", 46),
+    ("files that touch `Queue::entries`", 9),
+    ("restricted items of the keeper", 183),
+    ("functions above 60 lines", 8),
+    ("functions of the script above 80 lines", 3),
+    ("names that several types have", 37),
+    ("public types", 105),
+    ("public methods and constants of `Limit`", 34),
+    (
+        "lines that name the feature `operate` outside its folders",
+        98,
+    ),
+    ("lines of admin", 1155),
+    ("lines of bin", 2259),
+    ("lines of config", 2717),
+    ("lines of keeper", 10_033),
+    ("lines of layer", 3859),
+    ("lines of leases", 1322),
+    ("lines of ledger", 3455),
+    ("lines of limit", 696),
+    ("lines of operable", 247),
+    ("lines of operate", 4953),
+    ("lines of overrides", 1355),
+    ("lines of store", 3548),
+    ("lines of telemetry", 1073),
+    // With its small folders.
+    ("lines of the root", 3424),
+    ("dependencies by default", 81),
+    ("dependencies with all features", 133),
+];
+
+#[test]
+fn figures_only_go_down() {
+    let figures = figures();
+    let mut above = Vec::new();
+    for (name, figure) in &figures {
+        let (_, bound) = BOUNDS
+            .iter()
+            .find(|(known, _)| known == name)
+            .unwrap_or_else(|| panic!("{name} ({figure}) has no bound"));
+        println!("{figure:6} of {bound:6}  {name}");
+        if figure > bound {
+            above.push(format!("{name}: {figure}, at most {bound}"));
+        }
+    }
+    assert_eq!(figures.len(), BOUNDS.len(), "a bound of nothing");
+    assert!(above.is_empty(), "{above:#?}");
+}
+
+fn figures() -> Vec<(String, usize)> {
+    let mut read = Read::default();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src");
+    let mut lines: BTreeMap<String, usize> = BTreeMap::new();
+    let all = sources();
+    let is_built = |name: &str| name.starts_with("bin/") || all.iter().any(|one| one.name == name);
+    let (mut operate, mut entries, mut lua) = (0, 0, 0);
+    for path in files(&root) {
+        let text = fs::read_to_string(&path).unwrap();
+        let name = path.strip_prefix(&root).unwrap().display().to_string();
+        if path.extension().is_some_and(|extension| extension == "lua") {
+            lua += long_in_lua(&text);
+            let (folder, _) = name.split_once('/').unwrap();
+            *lines.entry(folder.to_owned()).or_default() += code(&text, "--");
+            continue;
+        }
+        if !is_built(&name) || name.starts_with("guide/") {
+            continue;
+        }
+        let is_own = ["operate/", "admin/", "bin/"]
+            .iter()
+            .any(|own| name.starts_with(own));
+        let names_it = |line: &&str| line.contains(r#"feature = "operate""#);
+        operate += text.lines().filter(names_it).filter(|_| !is_own).count();
+        let file = syn::parse_file(&text).unwrap();
+        let (folder, _) = name.split_once('/').unwrap_or_default();
+        let is_bounded = BOUNDS
+            .iter()
+            .any(|(name, _)| *name == format!("lines of {folder}"));
+        read.folder = if is_bounded { folder } else { "the root" }.to_owned();
+        read.file = name.clone();
+        read.visit_file(&file);
+        entries += usize::from(name.starts_with("keeper/queue/") && text.contains("self.entries"));
+        let tests = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
+        *lines.entry(read.folder.clone()).or_default() += code(&text[..tests], "//");
+    }
+    let methods = |of: &str| read.methods.get(of).copied().unwrap_or_default();
+    let others = read
+        .methods
+        .iter()
+        .filter(|(of, _)| !["Core", "Queue"].contains(&of.as_str()));
+    let keeper = all
+        .iter()
+        .filter(|source| source.name.starts_with("keeper/"));
+    let mut figures = vec![
+        ("methods of `Core`".to_owned(), methods("Core")),
+        ("methods of `Queue`".to_owned(), methods("Queue")),
+        (
+            "methods of any other type of the keeper".to_owned(),
+            others.map(|(_, count)| *count).max().unwrap_or_default(),
+        ),
+        ("files that touch `Queue::entries`".to_owned(), entries),
+        (
+            "restricted items of the keeper".to_owned(),
+            keeper.map(|source| source.restricted).sum(),
+        ),
+        ("functions above 60 lines".to_owned(), read.long),
+        ("functions of the script above 80 lines".to_owned(), lua),
+        (
+            "names that several types have".to_owned(),
+            read.types.values().filter(|files| files.len() > 1).count(),
+        ),
+        ("public types".to_owned(), read.public.len()),
+        (
+            "public methods and constants of `Limit`".to_owned(),
+            read.of_limit,
+        ),
+        (
+            "lines that name the feature `operate` outside its folders".to_owned(),
+            operate,
+        ),
+        ("dependencies by default".to_owned(), dependencies(&[])),
+        (
+            "dependencies with all features".to_owned(),
+            dependencies(&["--all-features"]),
+        ),
+    ];
+    let lines = lines.into_iter();
+    figures.extend(lines.map(|(folder, lines)| (format!("lines of {folder}"), lines)));
+    figures
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let is_code = name.ends_with(".rs") || name.ends_with(".lua");
+        if path.is_dir() {
+            found.append(&mut files(&path));
+        } else if is_code {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// Lines that are neither blank nor comments.
+fn code(text: &str, comment: &str) -> usize {
+    let lines = text.lines().map(str::trim_start);
+    lines
+        .filter(|line| !line.is_empty() && !line.starts_with(comment))
+        .count()
+}
+
+/// Functions of this text that are too long: their ends are as far from the margin as their beginnings.
+fn long_in_lua(text: &str) -> usize {
+    let lines: Vec<&str> = text.lines().collect();
+    let begins = |line: &str| {
+        let line = line.trim_start();
+        line.starts_with("function ") || line.starts_with("local function ")
+    };
+    let mut long = 0;
+    for (number, line) in lines.iter().enumerate().filter(|(_, line)| begins(line)) {
+        let margin = line.len() - line.trim_start().len();
+        let end = format!("{}end", " ".repeat(margin));
+        let end = lines[number..].iter().position(|line| *line == end);
+        long += usize::from(end.expect("it ends") > LONG_IN_LUA);
+    }
+    long
+}
+
+/// Unique names of packages, without the library itself.
+fn dependencies(flags: &[&str]) -> usize {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
+    let listed = Command::new(env!("CARGO"))
+        .args([
+            "tree",
+            "--locked",
+            "--offline",
+            "--edges",
+            "normal",
+            "--prefix",
+            "none",
+        ])
+        .args(["--target", "x86_64-unknown-linux-gnu", "--manifest-path"])
+        .arg(manifest)
+        .args(flags)
+        .output()
+        .unwrap();
+    assert!(
+        listed.status.success(),
+        "{}",
+        String::from_utf8_lossy(&listed.stderr)
+    );
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let names: BTreeSet<_> = listed
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .collect();
+    names.len() - 1
+}
+
+#[derive(Default)]
+struct Read {
+    folder: String,
+    file: String,
+    /// Methods of the keeper's types, without those of traits.
+    methods: BTreeMap<String, usize>,
+    /// The files that define a type of this name.
+    types: BTreeMap<String, BTreeSet<String>>,
+    /// Re-exported by the root or by a public module.
+    public: BTreeSet<String>,
+    long: usize,
+    /// Public methods and constants of `Limit`.
+    of_limit: usize,
+}
+
+impl Read {
+    fn note_block(&mut self, block: &Block) {
+        let lines = block.span().end().line - block.span().start().line;
+        self.long += usize::from(lines > LONG);
+    }
+
+    fn export(&mut self, tree: &UseTree) {
+        match tree {
+            UseTree::Path(path) => self.export(&path.tree),
+            UseTree::Group(group) => group.items.iter().for_each(|tree| self.export(tree)),
+            UseTree::Name(name) if name.ident.to_string().starts_with(char::is_uppercase) => {
+                self.public.insert(name.ident.to_string());
+            }
+            _ => {}
+        }
+    }
+}
+
+impl<'a> Visit<'a> for Read {
+    fn visit_item(&mut self, item: &'a Item) {
+        let (attributes, name) = match item {
+            Item::Struct(item) => (&item.attrs, Some(&item.ident)),
+            Item::Enum(item) => (&item.attrs, Some(&item.ident)),
+            Item::Trait(item) => (&item.attrs, Some(&item.ident)),
+            Item::Impl(item) => (&item.attrs, None),
+            Item::Fn(item) => (&item.attrs, None),
+            Item::Use(item) => (&item.attrs, None),
+            _ => return visit::visit_item(self, item),
+        };
+        if is_test(attributes) {
+            return;
+        }
+        if let Some(name) = name {
+            let files = self.types.entry(name.to_string()).or_default();
+            files.insert(self.file.clone());
+        }
+        let is_face = ["lib.rs", "admin/mod.rs", "config/mod.rs", "layer/mod.rs"];
+        let is_face = is_face
+            .iter()
+            .chain(&["operate/mod.rs", "test_util/mod.rs"]);
+        if let Item::Use(item) = item
+            && matches!(item.vis, Visibility::Public(_))
+            && { is_face }.any(|face| *face == self.file)
+        {
+            self.export(&item.tree);
+        }
+        if let Item::Impl(block) = item
+            && block.trait_.is_none()
+            && let syn::Type::Path(of) = &*block.self_ty
+        {
+            let of = of.path.segments.last().unwrap().ident.to_string();
+            for item in &block.items {
+                let (is_method, visibility) = match item {
+                    ImplItem::Fn(item) if !is_test(&item.attrs) => (true, &item.vis),
+                    ImplItem::Const(item) => (false, &item.vis),
+                    _ => continue,
+                };
+                let is_public = matches!(visibility, Visibility::Public(_));
+                self.of_limit += usize::from(of == "Limit" && is_public);
+                if is_method && self.folder == "keeper" {
+                    *self.methods.entry(of.clone()).or_default() += 1;
+                }
+            }
+        }
+        visit::visit_item(self, item);
+    }
+
+    fn visit_item_mod(&mut self, item: &'a ItemMod) {
+        if !is_test(&item.attrs) {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_item_fn(&mut self, item: &'a ItemFn) {
+        self.note_block(&item.block);
+        visit::visit_item_fn(self, item);
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'a ImplItemFn) {
+        if !is_test(&item.attrs) {
+            self.note_block(&item.block);
+            visit::visit_impl_item_fn(self, item);
+        }
+    }
+}
