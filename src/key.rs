@@ -8,8 +8,8 @@ use std::{
     sync::Arc,
 };
 
+use hmac_sha256::Hash as Sha256;
 use http::HeaderValue;
-use sha2::{Digest, Sha256};
 
 /// Maximum length of a raw key, in bytes. Longer keys are kept as a digest, so that callers cannot fill the memory.
 const MAX_RAW_LEN: usize = 64;
@@ -64,14 +64,13 @@ impl Key {
 
     /// 128 bits of SHA-256 over the limit's name and the key.
     pub(crate) fn digest(&self, limit_name: &str) -> u128 {
-        let digest = Sha256::new()
-            .chain_update((limit_name.len() as u64).to_be_bytes())
-            .chain_update(limit_name)
-            .chain_update((self.bytes().len() as u64).to_be_bytes())
-            .chain_update(self.bytes())
-            .finalize();
-        let bits = digest[..16].iter();
-        bits.fold(0u128, |bits, byte| bits << 8 | u128::from(*byte))
+        let mut hash = Sha256::new();
+        for text in [limit_name.as_bytes(), self.bytes()] {
+            hash.update((text.len() as u64).to_be_bytes());
+            hash.update(text);
+        }
+        let bits = hash.finalize().into_iter().take(16);
+        bits.fold(0u128, |bits, byte| bits << 8 | u128::from(byte))
     }
 
     /// The key's text, with bytes that are not text escaped. For operators who may see keys.
@@ -135,8 +134,9 @@ impl From<&[u8]> for Key {
             Self(Raw::Long(raw.into()))
         } else {
             // Longer than any raw key, so the two kinds never meet.
-            let digest = format!("sha256:{:064x}", Sha256::digest(raw));
-            Self(Raw::Long(digest.as_bytes().into()))
+            let digest = Sha256::hash(raw).map(|byte| format!("{byte:02x}"));
+            let text = format!("sha256:{}", digest.concat());
+            Self(Raw::Long(text.as_bytes().into()))
         }
     }
 }

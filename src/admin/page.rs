@@ -4,8 +4,8 @@ use std::sync::LazyLock;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
+use hmac_sha256::Hash as Sha256;
 use http::HeaderValue;
-use sha2::{Digest, Sha256};
 
 macro_rules! script {
     () => {
@@ -43,14 +43,14 @@ static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     let policy = format!(
         "default-src 'none'; connect-src 'self'; img-src data:; script-src {}; style-src {}; base-uri 'none'; \
          form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'",
-        hash(script!()),
-        hash(style!())
+        hash(script!().as_bytes()),
+        hash(style!().as_bytes())
     );
     HeaderValue::try_from(policy).expect("ASCII")
 });
 
-fn hash(text: &str) -> String {
-    format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text)))
+fn hash(text: &[u8]) -> String {
+    format!("'sha256-{}'", STANDARD.encode(Sha256::hash(text)))
 }
 
 pub(super) fn page() -> Bytes {
