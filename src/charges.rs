@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::{
     error::{AcquireError, AcquireErrorKind},
-    keeper::{Demand, Leg, Request, Taken},
+    keeper::{Demand, Leg, PermitRequest, Taken},
     key::Key,
     leases::{Account, Fee, Settled},
     limit::Limit,
@@ -109,7 +109,7 @@ impl Budget {
         let asked = self.0.as_ref().and_then(|rate| {
             let keeper = rate.permit.upgrade()?.keeper.clone();
             let demand = Demand::One(leg(rate.fee(), cost));
-            Some(Box::new((Request::new(keeper, demand), rate.clone())))
+            Some(Box::new((PermitRequest::new(keeper, demand), rate.clone())))
         });
         Charging(asked.map_or(ChargeStage::Free, ChargeStage::Asked))
     }
@@ -242,7 +242,7 @@ pub struct Charging(ChargeStage);
 enum ChargeStage {
     /// There is nothing to charge.
     Free,
-    Asked(Box<(Request, PermitRate)>),
+    Asked(Box<(PermitRequest, PermitRate)>),
     Decided,
 }
 

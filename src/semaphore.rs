@@ -20,7 +20,7 @@ use futures_util::future::try_join_all;
 
 use crate::{
     error::{AcquireError, AcquireErrorKind, ConfigError, or_panic},
-    keeper::{BoundPool, Demand, KeeperHandle, Leg, Request},
+    keeper::{BoundPool, Demand, KeeperHandle, Leg, PermitRequest},
     key::Key,
     leases::Label,
     limit::{Limit, LimitId, LimitValue, Limits, check_together},
@@ -412,7 +412,7 @@ impl Semaphore {
     }
 
     fn ask(&self, waits: bool, weight: u32) -> Acquire {
-        Acquire(Stage::New(self.0.clone(), waits, weight))
+        Acquire(AcquireStage::New(self.0.clone(), waits, weight))
     }
 }
 
@@ -489,12 +489,12 @@ impl Bound {
 ///
 /// The future does nothing until it is polled.
 #[must_use = "futures do nothing unless polled"]
-pub struct Acquire(Stage);
+pub struct Acquire(AcquireStage);
 
-enum Stage {
+enum AcquireStage {
     /// Not polled yet: whether the request may queue, and its units.
     New(Arc<Inner>, bool, u32),
-    Requested(Request, Arc<Inner>),
+    Requested(PermitRequest, Arc<Inner>),
     /// An idle slot of this process was taken.
     Taken,
 }
@@ -521,8 +521,8 @@ impl Acquire {
 
     fn in_line(&self) -> Option<InLine> {
         match &self.0 {
-            Stage::New(..) | Stage::Taken => None,
-            Stage::Requested(request, _) => request.in_line(),
+            AcquireStage::New(..) | AcquireStage::Taken => None,
+            AcquireStage::Requested(request, _) => request.in_line(),
         }
     }
 }
@@ -533,11 +533,11 @@ impl Future for Acquire {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
             self.0 = match &mut self.0 {
-                Stage::Requested(request, semaphore) => {
+                AcquireStage::Requested(request, semaphore) => {
                     let answer = request.poll(cx).map_ok(Permit::new);
                     return answer.map_err(|error| semaphore.complete(error));
                 }
-                Stage::New(semaphore, waits, weight) => {
+                AcquireStage::New(semaphore, waits, weight) => {
                     let Inner { keeper, first, .. } = &**semaphore;
                     if *weight == 1
                         && let Some(pool) = &first.pool
@@ -545,14 +545,15 @@ impl Future for Acquire {
                     {
                         let permit = Permit::new(granted);
                         pool.record_take();
-                        self.0 = Stage::Taken;
+                        self.0 = AcquireStage::Taken;
                         return Poll::Ready(Ok(permit));
                     }
-                    let request = Request::new(keeper.clone(), semaphore.demand(*waits, *weight));
+                    let request =
+                        PermitRequest::new(keeper.clone(), semaphore.demand(*waits, *weight));
                     let request = request.labelled(semaphore.label.clone());
-                    Stage::Requested(request, semaphore.clone())
+                    AcquireStage::Requested(request, semaphore.clone())
                 }
-                Stage::Taken => panic!("`Acquire` polled after completion"),
+                AcquireStage::Taken => panic!("`Acquire` polled after completion"),
             };
         }
     }

@@ -64,11 +64,11 @@ struct Live {
 struct Changing {
     config: Config,
     /// Limits registered at the limiter, whether they are still in the configuration or not.
-    known: BTreeMap<String, Known>,
+    known: BTreeMap<String, KnownLimit>,
 }
 
 #[derive(Clone)]
-struct Known {
+struct KnownLimit {
     limit: Limit,
     values: Values,
 }
@@ -400,7 +400,7 @@ impl Changing {
 /// Gives all new limits and values to the limiter, all or nothing. The checked limits then refer to the limiter's.
 fn apply(
     limiter: &Limiter,
-    known: &mut BTreeMap<String, Known>,
+    known: &mut BTreeMap<String, KnownLimit>,
     checked: &mut Checked,
 ) -> Result<(), ConfigFileError> {
     let mut faults = Faults::default();
@@ -426,7 +426,7 @@ fn apply(
             .registered_at(limiter.keeper().replica());
         let values = checked.values.clone();
         let limit = checked.limit.clone();
-        known.insert(name.clone(), Known { limit, values });
+        known.insert(name.clone(), KnownLimit { limit, values });
     }
     Ok(())
 }

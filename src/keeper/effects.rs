@@ -14,7 +14,7 @@ use crate::{
     operable::Control,
     status::Usage,
     sync::{Confirmation, Inquiry, StoredWaker, assert_unlocked, shielded},
-    telemetry::{Cause, History, LimitMeter, Measure, Report, StoreMeter, StoreState},
+    telemetry::{Cause, History, LimitMeter, Measure, PermitReport, StoreMeter, StoreState},
 };
 
 /// What events of the log name: the limiter's namespace, and the address of its store.
@@ -77,7 +77,7 @@ pub(super) enum LogEvent {
     /// Something happened to permits, perhaps of many keys.
     Permits {
         limit: Arc<Limit>,
-        report: Report,
+        report: PermitReport,
     },
     /// An override has a value that the limit cannot take.
     OverrideMisfit {

@@ -48,5 +48,5 @@ pub(crate) use self::{
     demand::{Demand, Leg, Notes, Taken, Tenant},
     handle::{BoundPool, ConnectError, Granted, KeeperHandle},
     lock::Keeper,
-    request::Request,
+    request::PermitRequest,
 };

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// A request for a permit, behind the public future. Dropped before its answer, it is cancelled.
-pub(crate) struct Request {
+pub(crate) struct PermitRequest {
     handle: Arc<KeeperHandle>,
     /// The limit of its first leg.
     limit: LimitId,
@@ -37,7 +37,7 @@ enum RequestStage {
 /// A permit, if the request has been answered.
 type Collected = Result<Option<Taken>, AcquireError>;
 
-impl Request {
+impl PermitRequest {
     pub fn new(handle: Arc<KeeperHandle>, demand: Demand) -> Self {
         Self {
             handle,
@@ -153,7 +153,7 @@ impl Request {
     }
 }
 
-impl Drop for Request {
+impl Drop for PermitRequest {
     fn drop(&mut self) {
         if let RequestStage::Submitted(id) = self.stage {
             self.handle.cancel(id);
@@ -189,9 +189,9 @@ mod tests {
             builder.enable_all().build().expect("a runtime")
         });
         let entered = first.enter();
-        let holder = Request::new(keeper.clone(), patient()).ask();
+        let holder = PermitRequest::new(keeper.clone(), patient()).ask();
         assert!(matches!(holder, Ok(Some(_))));
-        let mut waiter = Request::new(keeper.clone(), patient());
+        let mut waiter = PermitRequest::new(keeper.clone(), patient());
         assert!(matches!(waiter.ask(), Ok(None)));
         drop(entered);
         let is_absent = || (keeper.keeper).with_driver(|_, driver, _| driver.is_absent());

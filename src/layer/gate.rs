@@ -32,7 +32,7 @@ use super::{
 use crate::limit::Limit;
 use crate::{
     error::AcquireError,
-    keeper::{Demand, KeeperHandle, Leg, Request as PermitRequest},
+    keeper::{Demand, KeeperHandle, Leg, PermitRequest},
     key::Key,
     leases::Label,
     limit::{LimitId, Mode},

@@ -20,5 +20,5 @@ pub(crate) use self::{
         Cursor, EntryLook, LOOK, LimitLook, PauseLook, QueueLook, RateLook, TenantLook, Visitor,
     },
     refusals::{MAX_REFUSALS, RefusalNote, Refusals},
-    standings::{Standing, Standings},
+    standings::{Standings, TenantStanding},
 };

@@ -18,7 +18,7 @@ use crate::{
 const MAX_STANDINGS: usize = 1_024;
 
 /// The last charge of a key.
-pub(crate) struct Standing {
+pub(crate) struct TenantStanding {
     pub limit: LimitId,
     pub key: Key,
     /// The key's own value of the limit, if its request had one.
@@ -32,7 +32,7 @@ pub(crate) struct Standing {
 /// A clock cache: once full, a new key replaces one that was not charged again during a whole turn of the hand.
 #[derive(Default)]
 pub(crate) struct Standings {
-    all: Vec<Standing>,
+    all: Vec<TenantStanding>,
     /// By [`LimitId`].
     places: Vec<HashMap<Key, usize>>,
     hand: usize,
@@ -49,7 +49,7 @@ impl Standings {
             return;
         }
         let (limit, key) = (fee.limit_id(), fee.key.clone());
-        let standing = Standing {
+        let standing = TenantStanding {
             limit,
             key: key.clone(),
             own_value: fee.own_value,
@@ -84,11 +84,11 @@ impl Standings {
     }
 
     /// The standings from this position on, in no particular order.
-    pub(crate) fn from(&self, place: usize) -> impl Iterator<Item = &Standing> {
+    pub(crate) fn from(&self, place: usize) -> impl Iterator<Item = &TenantStanding> {
         self.all.iter().skip(place)
     }
 
-    fn find(&mut self, fee: &Fee) -> Option<&mut Standing> {
+    fn find(&mut self, fee: &Fee) -> Option<&mut TenantStanding> {
         let place = self.places.get(fee.limit_id().0)?.get(&fee.key)?;
         self.all.get_mut(*place)
     }

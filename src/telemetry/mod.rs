@@ -39,7 +39,7 @@ mod unknown_rates;
 pub(crate) use self::{
     history::History,
     limit::{Adopted, Cost, LimitMeter, Measure},
-    reports::{CAUSES, Cause, Report, Reports, StoreNews, Topic},
+    reports::{CAUSES, Cause, PermitReport, Reports, StoreNews, Topic},
     store::{StoreMeter, StoreState},
     unknown_rates::UnknownRates,
 };

@@ -48,14 +48,14 @@ struct Concerned {
 
 /// One event of the log.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Report {
+pub(crate) struct PermitReport {
     pub(crate) limit: LimitId,
     pub(crate) topic: Topic,
     pub(crate) keys: usize,
     pub(crate) permits: u64,
 }
 
-impl Report {
+impl PermitReport {
     pub(crate) fn write(self, namespace: &str, limit: &Limit) {
         let (limit, keys, count) = (limit.name(), self.keys, self.permits);
         // Users search for these texts, so each is a literal.
@@ -128,15 +128,17 @@ impl Reports {
     }
 
     /// Takes all reports, to log them.
-    pub(crate) fn take(&mut self) -> impl Iterator<Item = Report> + use<> {
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = PermitReport> + use<> {
         self.due = None;
         let pending = std::mem::take(&mut self.pending).into_iter();
-        pending.map(|((limit, topic), Concerned { keys, permits })| Report {
-            limit,
-            topic,
-            keys: keys.len(),
-            permits,
-        })
+        pending.map(
+            |((limit, topic), Concerned { keys, permits })| PermitReport {
+                limit,
+                topic,
+                keys: keys.len(),
+                permits,
+            },
+        )
     }
 }
 

@@ -29,7 +29,7 @@ const BOUNDS: &[(&str, usize)] = &[
     ("restricted items of the keeper", 183),
     ("functions above 60 lines", 8),
     ("functions of the script above 80 lines", 3),
-    ("names that several types have", 37),
+    ("names that several types have", 29),
     ("public types", 105),
     ("public methods and constants of `Limit`", 34),
     (
@@ -39,7 +39,7 @@ const BOUNDS: &[(&str, usize)] = &[
     ("lines of admin", 1155),
     ("lines of bin", 2259),
     ("lines of config", 2717),
-    ("lines of keeper", 10_033),
+    ("lines of keeper", 10_036),
     ("lines of layer", 3859),
     ("lines of leases", 1322),
     ("lines of ledger", 3455),
@@ -48,9 +48,9 @@ const BOUNDS: &[(&str, usize)] = &[
     ("lines of operate", 4953),
     ("lines of overrides", 1355),
     ("lines of store", 3548),
-    ("lines of telemetry", 1073),
+    ("lines of telemetry", 1075),
     // With its small folders.
-    ("lines of the root", 3424),
+    ("lines of the root", 3425),
     ("dependencies by default", 75),
     ("dependencies with all features", 127),
 ];

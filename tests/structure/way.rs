@@ -20,8 +20,8 @@ const WAY: [(&str, &str); 8] = [
     (
         "1",
         "semaphore.rs Acquire::poll
-           keeper/request.rs Request::poll
-             keeper/request.rs Request::ask",
+           keeper/request.rs PermitRequest::poll
+             keeper/request.rs PermitRequest::ask",
     ),
     (
         "2",
@@ -101,8 +101,8 @@ const WAY: [(&str, &str); 8] = [
     ),
     (
         "8",
-        "keeper/request.rs Request::poll
-           keeper/request.rs Request::collect
+        "keeper/request.rs PermitRequest::poll
+           keeper/request.rs PermitRequest::collect
              keeper/core/requests.rs Core::collect
                keeper/core/requests.rs Core::collect_request
                  keeper/core/requests.rs Core::take
@@ -116,11 +116,11 @@ const WAY: [(&str, &str); 8] = [
 /// Calls from one step to the next.
 const BETWEEN: [[&str; 2]; 5] = [
     [
-        "keeper/request.rs Request::ask",
+        "keeper/request.rs PermitRequest::ask",
         "keeper/handle.rs KeeperHandle::try_act",
     ],
     [
-        "keeper/request.rs Request::ask",
+        "keeper/request.rs PermitRequest::ask",
         "keeper/core/requests.rs Core::submit",
     ],
     ["keeper/driver.rs drive", "keeper/driver.rs InFlight::send"],

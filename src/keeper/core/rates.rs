@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{Core, LocalClaim, Rates, Request, queues::Queues};
 #[cfg(feature = "operate")]
-use crate::operable::{RateLook, Standing};
+use crate::operable::{RateLook, TenantStanding};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     fallbacks::{Availability, FallbackInForce},
@@ -522,7 +522,7 @@ impl Core {
 #[cfg(feature = "operate")]
 impl Core {
     /// The current state of a key of a rate, by its latest charge here.
-    pub fn rate_look(&self, standing: &Standing, now: Instant) -> Option<RateLook> {
+    pub fn rate_look(&self, standing: &TenantStanding, now: Instant) -> Option<RateLook> {
         let limit = &self.ctx.limits[standing.limit.0];
         let (max, usual) = self.rate_of(limit, &standing.key, standing.own_value)?;
         let (rate, tat, now_us) = match standing.paid {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{
     Queue,
-    permit::entry::{Due, Entry, Line, Paid, State, cost_us},
+    permit::entry::{Due, Entry, Line, Payment, State, cost_us},
 };
 use crate::{
     keeper::context::Context,
@@ -39,7 +39,7 @@ impl Queue {
         let paying = self.entries.get_mut(&seq)?.paying_mut()?;
         let share = ctx.share_of(self.limit_id, paying.tenant, paying.share);
         let cost_us = cost_us(time, seq, share, max);
-        paying.paid = Paid::Ahead { cost_us };
+        paying.paid = Payment::Ahead { cost_us };
         paying.payer()
     }
 
@@ -54,8 +54,8 @@ impl Queue {
         let is_ahead = owed.as_ref().is_some_and(|report| report.us < 0);
         let paying = entry.paying_mut().filter(|_| !is_ahead)?;
         let others_wait = self.snapshot.waiting > 0;
-        if others_wait || paying.paid != Paid::Nothing {
-            paying.paid = Paid::Until(ctx.now);
+        if others_wait || paying.paid != Payment::Nothing {
+            paying.paid = Payment::Until(ctx.now);
         }
         owed.filter(|_| others_wait)
     }
@@ -69,9 +69,9 @@ impl Queue {
         let since = |at| cost_us(ctx.now.saturating_duration_since(at)) as i64;
         let us = match (entry.state(), paying.paid) {
             // Granted, and not used yet.
-            (State::Checking { .. }, Paid::Ahead { cost_us }) => -(cost_us as i64),
-            (State::Held(_), Paid::Since { at, cost_us }) => since(at) - cost_us as i64,
-            (State::Held(_), Paid::Until(until)) => since(until),
+            (State::Checking { .. }, Payment::Ahead { cost_us }) => -(cost_us as i64),
+            (State::Held(_), Payment::Since { at, cost_us }) => since(at) - cost_us as i64,
+            (State::Held(_), Payment::Until(until)) => since(until),
             _ => return None,
         };
         let held = match entry.state() {

@@ -106,13 +106,13 @@ pub(super) struct Queue {
     /// When the first held permit is due, or was before it ended: most permits end before that, and clear no timer.
     renew_at: Option<Instant>,
     /// The scan for permits that are due, between two of its parts.
-    scan: Option<Box<Scan>>,
+    scan: Option<Box<RenewalScan>>,
     /// Idle slots, if the limit reuses them.
     pooled: Option<Box<Pooled>>,
     /// The ledger in this process has run: whether idle slots may stay must be checked.
     recheck_right: bool,
     /// A pause of the key, until its ramp is over. Boxed, since it is rare.
-    pause: Option<Box<Pause>>,
+    pause: Option<Box<KeyPause>>,
     /// Newcomers are held back until the store has confirmed all holders: see [`introduce`](Self::introduce). May stay
     /// set after that, until [`after_change`](Self::after_change).
     introducing: bool,
@@ -168,7 +168,7 @@ struct Snapshot {
 /// decides by its own clock; this is for the ledger in this process, for refusals, and to send the pause once more if it
 /// may be lost.
 #[derive(Clone, Copy)]
-struct Pause {
+struct KeyPause {
     end: Instant,
     /// When it started here, or when the exchange was sent that last set or reported it: answers to earlier exchanges do
     /// not contradict it.
@@ -204,7 +204,7 @@ struct Waiters {
 
 /// A scan for permits that are due, which goes on at [`Queue::renew_at`].
 #[derive(Default)]
-struct Scan {
+struct RenewalScan {
     from: Seq,
     /// When the first of the entries before `from` is due.
     next: Option<Instant>,
@@ -312,7 +312,7 @@ impl Snapshot {
     }
 }
 
-impl Pause {
+impl KeyPause {
     /// Time since its end, in ms.
     fn elapsed_ms(&self, now: Instant) -> u64 {
         let elapsed = now.saturating_duration_since(self.end);
@@ -440,7 +440,7 @@ impl Queue {
     }
 
     /// A pause, or its ramp, that no operator has ended.
-    fn running_pause(&self) -> Option<&Pause> {
+    fn running_pause(&self) -> Option<&KeyPause> {
         self.pause.as_deref().filter(|pause| !pause.resumed)
     }
 
@@ -452,7 +452,7 @@ impl Queue {
 
     /// The part of a limit that a pause and its ramp leave.
     fn in_force(&self, max: u32, now: Instant) -> u32 {
-        let ramp = |pause: &Pause| ramped(max, 0, pause.elapsed_ms(now));
+        let ramp = |pause: &KeyPause| ramped(max, 0, pause.elapsed_ms(now));
         self.running_pause().map_or(max, ramp)
     }
 
@@ -478,7 +478,7 @@ impl Queue {
         pause.unsent = false;
     }
 
-    /// Sends a pause, or the end of one, once more. `asks`: see [`Pause::asks`].
+    /// Sends a pause, or the end of one, once more. `asks`: see [`KeyPause::asks`].
     fn send_pause_again(&mut self, asks: bool) {
         if let Some(pause) = self.pause.as_mut().filter(|pause| !pause.unsent) {
             (pause.unsent, pause.asks) = (true, asks);

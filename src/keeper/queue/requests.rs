@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    LegState, Queue, RAMP, Scan, Snapshot,
+    LegState, Queue, RAMP, RenewalScan, Snapshot,
     permit::entry::{Entry, Line, State},
 };
 use crate::{
@@ -110,7 +110,10 @@ impl Queue {
     /// Passes the next entries: renews the permits that are due or will be soon, or ends them if they have expired. Then
     /// sets the time for the rest, or for the first permit that will be due. Returns the number of entries passed.
     fn renew_due(&mut self, ctx: &mut Context) -> usize {
-        let Scan { from, mut next } = self.scan.take().map_or_else(Scan::default, |scan| *scan);
+        let RenewalScan { from, mut next } = self
+            .scan
+            .take()
+            .map_or_else(RenewalScan::default, |scan| *scan);
         // More permits than fit into an exchange gain nothing by being renewed with others.
         let soon = if self.entries.len() <= MAX_SCANNED {
             ctx.now + ctx.settings.lease / TOGETHER
@@ -143,7 +146,7 @@ impl Queue {
         self.renew_at = earliest(self.renew_at, next);
         if let Some(from) = rest {
             let next = self.renew_at.replace(ctx.now + PAUSE);
-            self.scan = Some(Box::new(Scan { from, next }));
+            self.scan = Some(Box::new(RenewalScan { from, next }));
         }
         passed
     }

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Outbox, Pause, Queue, RAMP, Release,
+    KeyPause, Outbox, Queue, RAMP, Release,
     permit::entry::{Entry, State},
 };
 use crate::{
@@ -150,7 +150,7 @@ impl Queue {
         let end = ctx.now + length;
         // An operator has ended a pause, and the store does not know yet: after a new pause from here, the store would
         // keep the ended one. A call that the upstream refuses later starts the next pause.
-        let is_unsent_end = |pause: &Pause| pause.resumed && pause.unsent;
+        let is_unsent_end = |pause: &KeyPause| pause.resumed && pause.unsent;
         let is_ending = self.pause.as_deref().is_some_and(is_unsent_end);
         if length.is_zero()
             || is_ending && ctx.asks_store(self.part)
@@ -163,7 +163,7 @@ impl Queue {
             ctx.measure(self.limit_id, Measure::Paused(length));
             ctx.report(self.limit_id, Topic::Paused, self.id, 1);
         }
-        self.pause = Some(Box::new(Pause {
+        self.pause = Some(Box::new(KeyPause {
             end,
             since: ctx.now,
             own: true,
@@ -218,7 +218,7 @@ impl Queue {
                 // The store may have lost a longer one, which is on its way there again.
                 let longer = known.filter(|pause| unsent && pause.end > end);
                 let end = longer.map_or(end, |pause| pause.end);
-                self.pause = Some(Box::new(Pause {
+                self.pause = Some(Box::new(KeyPause {
                     end,
                     since: at.sent,
                     own,

@@ -17,7 +17,7 @@ use tokio::time::sleep;
 use super::*;
 use crate::{
     home::Home,
-    keeper::{Granted, Keeper, KeeperHandle, Request},
+    keeper::{Granted, Keeper, KeeperHandle, PermitRequest},
     ledger::Exchange,
     limit::Mode,
     part::Part,
@@ -104,7 +104,7 @@ fn leg(limit: usize, wait: Duration) -> Leg {
 /// Submits a request in the background.
 fn ask(keeper: &Arc<KeeperHandle>, limits: &[usize], wait: Duration) -> BoxFuture<'static, Answer> {
     let legs = limits.iter().map(|limit| leg(*limit, wait)).collect();
-    let mut request = Request::new(keeper.clone(), Demand::All(legs)).with_quotas();
+    let mut request = PermitRequest::new(keeper.clone(), Demand::All(legs)).with_quotas();
     poll_fn(move |cx| request.poll(cx)).boxed()
 }
 

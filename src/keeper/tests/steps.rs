@@ -8,7 +8,7 @@ use tokio::{task::yield_now, time::advance};
 use super::*;
 use crate::{
     home::Home,
-    keeper::{Keeper, KeeperHandle, Request, queue::LOOKS},
+    keeper::{Keeper, KeeperHandle, PermitRequest, queue::LOOKS},
 };
 
 const COUNT: usize = 2_500;
@@ -182,7 +182,7 @@ async fn the_driver_goes_on_at_once_and_lets_others_run() {
     let limit = ONE.max_waiters(COUNT as u32);
     keeper.register(&limit).expect("valid");
     let ask = || {
-        let mut request = Request::new(keeper.clone(), Demand::One(leg(0, SECOND)));
+        let mut request = PermitRequest::new(keeper.clone(), Demand::One(leg(0, SECOND)));
         poll_fn(move |cx| request.poll(cx)).boxed()
     };
     let _holder = ask().await;

@@ -21,12 +21,12 @@ use super::locked::locked;
 #[derive(Default)]
 pub(super) struct Lookups {
     /// Those that are not over, by host and port.
-    open: Mutex<HashMap<(String, u16), Lookup>>,
+    open: Mutex<HashMap<(String, u16), OpenLookup>>,
     /// Addresses that were connected to, one after the other, since a server did any work.
     tried: Mutex<HashSet<SocketAddr>>,
 }
 
-struct Lookup {
+struct OpenLookup {
     task: AbortHandle,
     addresses: Shared<BoxFuture<'static, Result<Vec<SocketAddr>, Arc<io::Error>>>>,
 }
@@ -59,7 +59,7 @@ impl Lookups {
             lookups.retain(|_, lookup| !lookup.task.is_finished());
             let lookup = lookups
                 .entry(server)
-                .or_insert_with(|| Lookup::begin(resolve));
+                .or_insert_with(|| OpenLookup::begin(resolve));
             lookup.addresses.clone()
         };
         let addresses = addresses.await;
@@ -90,7 +90,7 @@ impl Lookups {
     }
 }
 
-impl Lookup {
+impl OpenLookup {
     fn begin(resolve: impl FnOnce() -> io::Result<Vec<SocketAddr>> + Send + 'static) -> Self {
         let resolved = spawn_blocking(resolve);
         let task = resolved.abort_handle();

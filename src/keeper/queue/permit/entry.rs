@@ -140,11 +140,11 @@ pub(in crate::keeper::queue) struct Paying {
     pub name: Key,
     /// As its request says.
     pub share: u32,
-    pub paid: Paid,
+    pub paid: Payment,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::keeper::queue) enum Paid {
+pub(in crate::keeper::queue) enum Payment {
     /// Not held yet, or never held while others waited.
     Nothing,
     /// Asking: a grant costs this if the request has to wait.
@@ -166,7 +166,7 @@ impl Paying {
             tenant: TenantId::of(&name),
             name,
             share: tenant.map_or(1, |tenant| tenant.share),
-            paid: Paid::Nothing,
+            paid: Payment::Nothing,
         }
     }
 
@@ -182,11 +182,11 @@ impl Paying {
     /// The payer in a ledger's line, if it may be in one.
     pub fn payer(&self) -> Option<Payer> {
         match self.paid {
-            Paid::Ahead { cost_us } => Some(Payer {
+            Payment::Ahead { cost_us } => Some(Payer {
                 tenant: self.tenant,
                 cost_us,
             }),
-            Paid::Nothing | Paid::Since { .. } | Paid::Until(_) => None,
+            Payment::Nothing | Payment::Since { .. } | Payment::Until(_) => None,
         }
     }
 }
@@ -267,16 +267,16 @@ impl Entry {
     /// A slot is granted: to a waiter, which has paid in advance, or at once.
     pub fn begin_paying(&mut self, now: Instant) {
         if let Some(paying) = self.paying_mut()
-            && let Paid::Ahead { cost_us } = paying.paid
+            && let Payment::Ahead { cost_us } = paying.paid
         {
-            paying.paid = Paid::Since { at: now, cost_us };
+            paying.paid = Payment::Since { at: now, cost_us };
         }
     }
 
     /// Nothing was paid in advance: the slot was free, or the request asks anew.
     pub fn owes_nothing(&mut self) {
         if let Some(paying) = self.paying_mut() {
-            paying.paid = Paid::Nothing;
+            paying.paid = Payment::Nothing;
         }
     }
 
@@ -287,7 +287,7 @@ impl Entry {
         }) = self.state
             && let Some(paying) = self.paying_mut()
         {
-            paying.paid = Paid::Until(now);
+            paying.paid = Payment::Until(now);
         }
     }
 
