@@ -26,7 +26,7 @@ pub struct Answers<T> {
     /// Labels of replicas that did not answer in time. Replicas that hold slots but are not on the roster (not
     /// operable, or the store has lost the roster) are listed by id where they matter: by
     /// [`drained`](super::Operator::drained) and for a [revocation](super::Order::Revoke). So are keys of a large store
-    /// that were not looked at for such holders.
+    /// that were not looked at for such holders. A replica that answers in the format of another version is named as such.
     pub missing: Vec<String>,
     /// Labels of replicas that refused to answer because they are asked too often.
     pub busy: Vec<String>,

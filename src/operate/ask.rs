@@ -2,6 +2,7 @@
 
 use std::{collections::HashSet, time::Duration};
 
+use serde_json::Value;
 use tokio::{
     sync::{Mutex, mpsc},
     time::{Instant, timeout_at},
@@ -85,7 +86,7 @@ impl Remote {
         let since = Instant::now();
         let mut until = since + PATIENCE + jitter;
         let mut awaited: HashSet<&str> = roster.iter().map(|member| &*member.id).collect();
-        let mut answers: Vec<Answer> = Vec::new();
+        let (mut answers, mut others): (Vec<Answer>, HashSet<&str>) = Default::default();
         // If the roster is empty, the store may have lost it: wait for all answers.
         while !awaited.is_empty() || roster.is_empty() {
             let is_silent = |id: &&str| asking.silent.contains(*id);
@@ -97,11 +98,14 @@ impl Remote {
             let Ok(Some(message)) = timeout_at(until, asking.answers.recv()).await else {
                 break;
             };
-            let Ok(answer) = serde_json::from_slice::<Answer>(&message) else {
+            let answer = serde_json::from_slice::<Answer>(&message).ok();
+            let Some(answer) = answer.filter(|answer| answer.v == VERSION) else {
+                let other = serde_json::from_slice::<Value>(&message).unwrap_or_default();
+                let replica = other["replica"].as_str().filter(|_| other["v"] != VERSION);
+                others.extend(replica.and_then(|id| awaited.take(id)));
                 continue;
             };
-            let is_known = answers.iter().any(|known| known.replica == answer.replica);
-            if answer.v != VERSION || is_known {
+            if answers.iter().any(|known| known.replica == answer.replica) {
                 continue;
             }
             if answer.number != number {
@@ -113,9 +117,15 @@ impl Remote {
             answers.push(answer);
         }
         asking.silent = awaited.iter().map(|id| (*id).to_owned()).collect();
-        let missing = roster.iter().filter(|member| awaited.contains(&*member.id));
-        let missing = missing.map(|member| member.label.clone()).collect();
-        Ok(Collected { answers, missing })
+        let missing = roster.iter().filter_map(|member| match &*member.id {
+            id if awaited.contains(id) => Some(member.label.clone()),
+            id if others.contains(id) => Some(format!("{} (of another version)", member.label)),
+            _ => None,
+        });
+        Ok(Collected {
+            missing: missing.collect(),
+            answers,
+        })
     }
 
     /// The state of a key's ledger in the store.

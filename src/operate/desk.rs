@@ -18,7 +18,7 @@ use super::{
     changes::Revocation,
     revoke::revoke,
     walk::{self, KeySum, LimitCount, SeenPermit, Which},
-    wire::{Answer, Applied, Body, Of, Question, ResumeOrder, RevokeOrder, RevokedHere, VERSION},
+    wire::{Answer, Applied, Body, Of, Question, RevokedHere, SignedOrder, VERSION},
 };
 use crate::{
     keeper::KeeperHandle, key::Key, leases::Label, operable::MAX_REFUSALS, overrides::KeyDigest,
@@ -182,8 +182,12 @@ impl Desk {
         Some((seen.into_iter().map(row).collect(), left_out))
     }
 
-    async fn revoke(&self, keeper: &KeeperHandle, order: &RevokeOrder) -> Vec<PermitRow> {
-        let (which, only) = match &order.whose {
+    async fn revoke(
+        &self,
+        keeper: &KeeperHandle,
+        order: &SignedOrder<Revocation>,
+    ) -> Vec<PermitRow> {
+        let (which, only) = match &order.of {
             Revocation::Permit(id) => (Which::All, Some(*id)),
             Revocation::Key { limit, key } => match keeper.limit_id(limit) {
                 Some(number) => {
@@ -200,7 +204,7 @@ impl Desk {
             tracing::warn!(
                 replica = self.label,
                 permits = revoked.len(),
-                whose = ?order.whose,
+                whose = ?order.of,
                 author = order.author,
                 reason = order.reason,
                 "an operator has revoked permits"
@@ -285,9 +289,9 @@ impl Desk {
     async fn resume(
         &self,
         keeper: &KeeperHandle,
-        order: &ResumeOrder,
+        order: &SignedOrder<Of>,
     ) -> Option<(Vec<KeyRow>, u64)> {
-        let ResumeOrder { of, author, reason } = order;
+        let SignedOrder { of, author, reason } = order;
         let limit = keeper.limit_id(&of.limit)?;
         let mut paused = walk::paused_keys(keeper, &Which::new(limit, of)).await;
         // Some may have ended meanwhile.

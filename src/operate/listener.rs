@@ -16,6 +16,7 @@ use std::{
 };
 
 use futures_util::future::{BoxFuture, FutureExt};
+use serde_json::Value;
 use tokio::{
     runtime::Handle,
     sync::{Mutex, Notify, mpsc},
@@ -273,7 +274,7 @@ impl Shared {
     /// Whether an operator who asks for overrides has seen a different record: either side is behind, or the store has
     /// lost its data.
     fn has_read_another(&self, ask: &Question) -> bool {
-        matches!(ask, Question::Overrides(seen) if seen.token != self.desk.applied().token)
+        matches!(ask, Question::Overrides(seen) if *seen != self.desk.applied().token)
     }
 
     /// Parses and answers a message, unless it fails a check.
@@ -285,10 +286,13 @@ impl Shared {
         if !state.read.take() {
             return Ok(());
         }
-        let Ok(message) = serde_json::from_slice::<Message>(message) else {
+        let Ok(mut message) = serde_json::from_slice::<Message<Value>>(message) else {
             return Ok(());
         };
-        if message.v != VERSION || !ReplicaId::is_text(&message.from) {
+        let question = serde_json::from_value::<Question>(message.ask.take()).ok();
+        let question = question.filter(|_| message.v == VERSION);
+        let is_unreadable = question.is_none() && message.v == VERSION;
+        if is_unreadable || !ReplicaId::is_text(&message.from) {
             return Ok(());
         }
         if !state.counts(&message) {
@@ -303,20 +307,22 @@ impl Shared {
         if !state.is_new(&message) {
             return Ok(());
         }
-        if message.ask == Question::ReadAgain {
+        if question == Some(Question::ReadAgain) {
             self.read_record().await;
             return Ok(());
         }
         if message.replicas < state.members {
             state.join_soon();
         }
-        let answer = if state.answered.take() {
-            if self.has_read_another(&message.ask) {
-                self.read_record().await;
+        let answer = match question {
+            Some(question) if state.answered.take() => {
+                if self.has_read_another(&question) {
+                    self.read_record().await;
+                }
+                self.desk.answer(message.number, &question).await
             }
-            self.desk.answer(message.number, &message.ask).await
-        } else {
-            Some(self.desk.busy(message.number))
+            // Also to an operator of another version.
+            _ => Some(self.desk.busy(message.number)),
         };
         let Some(answer) = answer.and_then(|answer| serde_json::to_vec(&answer).ok()) else {
             return Ok(());
@@ -392,7 +398,7 @@ impl Listening {
     }
 
     /// Whether a message is valid now, by the store's clock.
-    fn counts(&self, message: &Message) -> bool {
+    fn counts<Q>(&self, message: &Message<Q>) -> bool {
         self.clock.is_some_and(|(read_ms, at)| {
             let now_ms = read_ms.saturating_add(at.elapsed().as_millis() as u64);
             (now_ms..now_ms.saturating_add(MAX_VALID_MS)).contains(&message.not_after_ms)
@@ -416,7 +422,7 @@ impl Listening {
         may
     }
 
-    fn is_new(&mut self, message: &Message) -> bool {
+    fn is_new<Q>(&mut self, message: &Message<Q>) -> bool {
         let id = (message.from.clone(), message.number);
         if self.known.contains(&id) {
             return false;

@@ -18,7 +18,7 @@ use super::{
     merge::Collected,
     operator::{Operator, not_fair, too_often, unknown},
     steer::conflict,
-    wire::{Answer, Of, Question, ResumeOrder, RevokeOrder},
+    wire::{Answer, Of, Question, SignedOrder},
 };
 use crate::{
     limit::{Limit, LimitValue, MAX_LIMIT, Mode},
@@ -328,13 +328,8 @@ impl Operator {
 
     async fn revoke(&self, whose: &Revocation, by: &By) -> Result<Revoked, OperateError> {
         whose.check()?;
-        let (author, reason) = by.texts();
-        let order = RevokeOrder {
-            whose: whose.clone(),
-            author: author.to_owned(),
-            reason: reason.to_owned(),
-        };
-        let mut collected = self.ask(Question::Revoke(order)).await?;
+        let order = Question::Revoke(ordered(whose.clone(), by));
+        let mut collected = self.ask(order).await?;
         let is_nothing = collected.clone().rows::<PermitRow>("").rows.is_empty();
         if collected.missing.is_empty() && is_nothing {
             self.miss_holders(&mut collected).await?;
@@ -362,13 +357,8 @@ impl Operator {
             return Err(OperateError::value("a tenant has no pause"));
         }
         let Target { limit, key, .. } = target.clone();
-        let (author, reason) = by.texts();
-        let order = ResumeOrder {
-            of: Of { limit, key },
-            author: author.to_owned(),
-            reason: reason.to_owned(),
-        };
-        let mut collected = self.ask(Question::Resume(order)).await?;
+        let order = Question::Resume(ordered(Of { limit, key }, by));
+        let mut collected = self.ask(order).await?;
         let mut answers = collected.clone().rows::<KeyRow>(&target.limit);
         if answers.rows.is_empty() && answers.missing.is_empty() {
             self.miss_late(&mut collected).await?;
@@ -490,5 +480,14 @@ mod millis {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
         u64::deserialize(from).map(Duration::from_millis)
+    }
+}
+
+fn ordered<T>(of: T, by: &By) -> SignedOrder<T> {
+    let (author, reason) = by.texts();
+    SignedOrder {
+        of,
+        author: author.to_owned(),
+        reason: reason.to_owned(),
     }
 }

@@ -15,7 +15,7 @@ use super::{
     error::{OperateError, OperateErrorKind},
     merge::Collected,
     operator::{Access, Operator, gone},
-    wire::{Question, Seen},
+    wire::Question,
 };
 use crate::{
     keeper::KeeperHandle,
@@ -47,9 +47,7 @@ impl Operator {
         if self.is_here() {
             return Ok(record.into());
         }
-        let question = Question::Overrides(Seen {
-            token: token.clone(),
-        });
+        let question = Question::Overrides(token.clone());
         let (unrecorded, agree) = match self.ask(question).await {
             Ok(collected) => collected.overrides(token.as_deref()),
             Err(error) if error.kind() == OperateErrorKind::Unavailable => return Err(error),

@@ -8,17 +8,17 @@ use super::{
 };
 use crate::overrides::KeyDigest;
 
-/// Format of messages. A replica ignores other formats.
+/// Format of messages. To a question in another format a replica answers that it is busy, in its own: the operator then
+/// names it as one of another version.
 pub(super) const VERSION: u32 = 1;
 
 /// Maximum size of a question, in bytes.
 #[cfg(feature = "redis")]
 pub(super) const MAX_QUESTION: usize = 4 * 1_024;
 
-/// A message on the control channel.
+/// A message on the control channel. The fields before the last two are the same in all formats.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Message {
+pub(super) struct Message<Q = Question> {
     /// The format.
     pub v: u32,
     /// The operator's id, which is the last part of its answer channel's name.
@@ -28,10 +28,12 @@ pub(super) struct Message {
     /// Until when the message is valid, in milliseconds on the store's clock.
     pub not_after_ms: u64,
     /// Number of replicas on the roster.
+    #[serde(default)]
     pub replicas: u32,
     /// Number of those that have answered lately or are new. Replicas spread their answers over time accordingly.
+    #[serde(default)]
     pub expected: u32,
-    pub ask: Question,
+    pub ask: Q,
 }
 
 /// The question or order of a message.
@@ -46,12 +48,13 @@ pub(super) enum Question {
     Refusals(Of),
     /// Tenants of a fair limit.
     Tenants(Of),
-    /// Overrides that a replica has in force but that are not recorded.
-    Overrides(Seen),
+    /// Overrides that a replica has in force but that are not recorded. With the token of the latest change that the operator
+    /// has seen in the record: a replica that has seen another reads it again before it answers.
+    Overrides(Option<String>),
     /// Revoke permits.
-    Revoke(RevokeOrder),
+    Revoke(SignedOrder<Revocation>),
     /// End pauses.
-    Resume(ResumeOrder),
+    Resume(SignedOrder<Of>),
     /// The operators' record has changed.
     ReadAgain,
 }
@@ -65,33 +68,16 @@ pub(super) struct Of {
     pub key: Option<KeyDigest>,
 }
 
-/// The record of overrides seen by an operator, identified by the token of its latest change. A replica that has seen a
-/// different record reads it again before it answers.
+/// An order to revoke permits, or to end the pauses of keys. Replicas that carry it out log the author and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Seen {
-    pub token: Option<String>,
-}
-
-/// An order to revoke permits. Replicas that carry it out log the author and the reason.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RevokeOrder {
-    pub whose: Revocation,
+pub(super) struct SignedOrder<T> {
+    pub of: T,
     pub author: String,
     pub reason: String,
 }
 
-/// An order to end the pauses of keys, carried out like an order to revoke permits.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ResumeOrder {
-    pub of: Of,
-    pub author: String,
-    pub reason: String,
-}
-
-/// A replica's answer.
+/// A replica's answer. `v` and `replica` are the same in all formats.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Answer {
     pub v: u32,

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 use tower_turnstile::{
     Limit,
-    operate::{Answers, KeyDigest, PermitRow},
+    operate::{Answers, KeyDigest, Operator, PermitRow, ReplicaRow},
 };
 
 use crate::{
     scene::{
         CHAT, GUARD, HOUR, Patient, again_while, await_replicas, builder, replica, replicas, soon,
-        steady, until,
+        steady, strangers, until,
     },
     support::{log::log, queue::wait_in_line, redis_server::RedisServer},
 };
@@ -79,7 +79,6 @@ async fn messages_that_no_operator_sends_are_ignored() {
         "{".to_owned(),
         deep,
         "\u{0}\u{1b}[2J".to_owned(),
-        with("v", json!(2)),
         with("from", json!("")),
         with("from", json!("../../../turnstile")),
         with("from", json!("AAAAAAAAAAAAAAA*")),
@@ -88,7 +87,6 @@ async fn messages_that_no_operator_sends_are_ignored() {
         with("ask", json!("drop-everything")),
         with("ask", json!({"permits": {"limit": 1}})),
         with("ask", json!({"permits": {"limit": "chat", "key": "0"}})),
-        with("extra", json!(1)),
         with("not_after_ms", json!(0)),
         with("not_after_ms", json!(u64::MAX)),
         with("not_after_ms", json!(later_ms(&server) + 120_000)),
@@ -104,6 +102,49 @@ async fn messages_that_no_operator_sends_are_ignored() {
     let answer: Value = serde_json::from_slice(answer.get_payload_bytes()).unwrap();
     assert_eq!(answer["number"], 1);
     await_replicas(&operator, 1).await;
+}
+
+/// A replica answers in its own format, whatever else there may be in another one.
+#[tokio::test]
+async fn an_operator_of_another_version_gets_an_answer() {
+    let server = RedisServer::start();
+    let (_limiters, _operator) = replicas(&server, 1).await;
+    let mut ear = ear(&server).await;
+    let mut other = question(1, later_ms(&server));
+    (other["v"], other["ask"]) = (json!(2), json!({ "news": [1] }));
+    publish(&server, &other);
+    let answer = soon(ear.on_message().next()).await.unwrap();
+    let answer: Value = serde_json::from_slice(answer.get_payload_bytes()).unwrap();
+    assert_eq!((&answer["v"], &answer["number"]), (&json!(1), &json!(1)));
+}
+
+/// Its answer is not read, but it is there, and no stranger.
+#[tokio::test]
+async fn a_replica_of_another_version_is_named() {
+    let server = RedisServer::start();
+    let _replicas = replicas(&server, 1).await;
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    strangers(&server, 1);
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut questions = client.get_async_pubsub().await.unwrap();
+    questions.subscribe(CONTROL).await.unwrap();
+    let answering = async {
+        let mut questions = questions.on_message();
+        while let Some(question) = questions.next().await {
+            let question: Value = serde_json::from_slice(question.get_payload_bytes()).unwrap();
+            let channel = format!("turnstile:answer:{}", question["from"].as_str().unwrap());
+            let answer = json!({ "v": 2, "replica": "0000000000000001", "news": [1] });
+            server.cli(&["PUBLISH", &channel, &answer.to_string()]);
+        }
+    };
+    let is_late = |answers: &Answers<ReplicaRow>| {
+        answers.answered != 1 || answers.missing != ["stranger-1 (of another version)"]
+    };
+    let ask = async || operator.replicas().await.expect("it is up");
+    tokio::select! {
+        _ = again_while(is_late, ask) => {}
+        () = answering => unreachable!("the server goes on"),
+    }
 }
 
 /// A recorded message cannot be replayed: neither at once, nor after it has expired.

@@ -29,7 +29,7 @@ const BOUNDS: &[(&str, usize)] = &[
     ("restricted items of the keeper", 183),
     ("functions above 60 lines", 8),
     ("functions of the script above 80 lines", 3),
-    ("names that several types have", 29),
+    ("names that several types have", 28),
     ("public types", 105),
     ("public methods and constants of `Limit`", 34),
     (
@@ -45,7 +45,7 @@ const BOUNDS: &[(&str, usize)] = &[
     ("lines of ledger", 3455),
     ("lines of limit", 696),
     ("lines of operable", 247),
-    ("lines of operate", 4953),
+    ("lines of operate", 4957),
     ("lines of overrides", 1355),
     ("lines of store", 3548),
     ("lines of telemetry", 1075),
