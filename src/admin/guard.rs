@@ -86,7 +86,7 @@ impl Origins {
             return Err(Problem::new(
                 StatusCode::MISDIRECTED_REQUEST,
                 Reason::WrongHost,
-                format!("`{host}` is no host of this page: the application names its origin"),
+                format!("`{host}` is not a host of this page: the application names its origin"),
             ));
         }
         let site = one(head, &FETCH_SITE)?;

@@ -36,7 +36,7 @@ impl CostConfig {
         if let Self::Header(name) = self
             && HeaderName::try_from(name).is_err()
         {
-            faults.add(format!("{path}.header"), "is no name of a header");
+            faults.add(format!("{path}.header"), "is not a header name");
         }
     }
 

@@ -58,7 +58,7 @@ pub(super) async fn read_file(path: &Path) -> io::Result<String> {
 fn look_at(path: &Path) -> io::Result<Look> {
     // Opening a pipe could block for ever.
     if !fs::metadata(path)?.is_file() {
-        return Err(invalid("is no regular file, which could be read twice"));
+        return Err(invalid("is not a regular file, which could be read twice"));
     }
     let mut file = File::open(path)?;
     let before = version(&file.metadata()?);
@@ -210,11 +210,11 @@ mod tests {
     async fn what_is_no_file_is_refused() {
         let folder = TempDir::new().unwrap();
         let fault = async |path: &Path| read_file(path).await.unwrap_err().to_string();
-        assert!(fault(folder.path()).await.contains("no regular file"));
+        assert!(fault(folder.path()).await.contains("not a regular file"));
         assert!(
             fault(Path::new("/dev/zero"))
                 .await
-                .contains("no regular file")
+                .contains("not a regular file")
         );
         assert!(
             fault(&folder.path().join("none"))

@@ -37,7 +37,7 @@ impl HeaderKey {
                 Self::Header(_) => "header",
                 Self::Bearer(_) => "bearer",
             };
-            faults.add(format!("{path}.{field}"), "is no name of a header");
+            faults.add(format!("{path}.{field}"), "is not a header name");
         }
     }
 

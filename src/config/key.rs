@@ -88,7 +88,7 @@ impl KeyConfig {
     pub(super) fn check(&self, path: &str, faults: &mut Faults) {
         match self {
             Self::Header(name) if HeaderName::try_from(name).is_err() => {
-                faults.add(format!("{path}.header"), "is no name of a header");
+                faults.add(format!("{path}.header"), "is not a header name");
             }
             Self::Bearer(name) => HeaderKey::Bearer(name.clone()).check(path, faults),
             Self::AnyOf(headers) => {

@@ -195,7 +195,7 @@ fn parse(text: &str) -> Result<(Option<Method>, &str), String> {
         Some(_) => return Err("does not begin with a method, such as `GET`".to_owned()),
     };
     if path != "*" && !path.starts_with('/') || path.contains(char::is_whitespace) {
-        return Err("is no pattern, such as `/chat`, `GET /chat/{id}` or `*`".to_owned());
+        return Err("is not a pattern, such as `/chat`, `GET /chat/{id}` or `*`".to_owned());
     }
     if path.contains("//") || path.split('/').any(|segment| matches!(segment, "." | "..")) {
         return Err("has an empty segment, `.` or `..`".to_owned());
@@ -453,11 +453,11 @@ mod tests {
     #[test]
     fn a_bad_pattern_is_named() {
         for (pattern, message) in [
-            ("", "is no pattern"),
-            ("chat", "is no pattern"),
-            ("GET", "is no pattern"),
-            ("GET  /a", "is no pattern"),
-            ("GET chat", "is no pattern"),
+            ("", "is not a pattern"),
+            ("chat", "is not a pattern"),
+            ("GET", "is not a pattern"),
+            ("GET  /a", "is not a pattern"),
+            ("GET chat", "is not a pattern"),
             ("get /a", "does not begin with a method"),
             ("G(T /a", "does not begin with a method"),
             (" /a", "does not begin with a method"),

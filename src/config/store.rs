@@ -88,7 +88,7 @@ impl StoreConfig {
         if let StoreUrl::Env(name) = &self.url
             && (name.is_empty() || name.contains(['=', '\0']))
         {
-            faults.add("store.url.env", "is no name of an environment variable");
+            faults.add("store.url.env", "is not the name of a variable");
         }
         if let StoreUrl::Plain(url) = &self.url {
             faults.take("store.url", check_url(url));

@@ -278,7 +278,7 @@ impl LimitLayer {
 #[track_caller]
 fn refusing(status: StatusCode) -> StatusCode {
     let refuses = status.is_client_error() || status.is_server_error();
-    assert!(refuses, "{status} is no status for a refusal");
+    assert!(refuses, "{status} is not a status for a refusal");
     status
 }
 

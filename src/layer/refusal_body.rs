@@ -21,7 +21,7 @@ use crate::error::BoxError;
 /// `Response`. The trait cannot be implemented outside this crate. `M` distinguishes bodies from plain data, and is
 /// inferred.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no response that a refusal can be",
+    message = "`{Self}` is not a response that a refusal can be",
     label = "not a response whose body is text, `Bytes`, or an `http_body::Body` of `Bytes`",
     note = "return an `http::Response`: of axum's types, by `.into_response()`"
 )]

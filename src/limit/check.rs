@@ -58,7 +58,7 @@ impl Limit {
             // A value of 0 refuses every request of a key. A rate cannot be 0.
             None if burst.is_none() && (is_in_range || max == 0) => return Ok(()),
             None if burst.is_none() => format!("value of {max}: it must be 0 to {MAX_LIMIT}"),
-            None => "burst, and the limit is no rate".to_owned(),
+            None => "burst, but the limit is not a rate".to_owned(),
             Some(rate) if is_in_range && rate.is_exact() => return Ok(()),
             Some(_) => {
                 let what = match burst.filter(|_| is_in_range) {

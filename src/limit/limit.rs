@@ -284,7 +284,7 @@ impl Limit {
         let name = &self.name;
         if self.refill.is_none() {
             return Err(ConfigError::value(format!(
-                "limit `{name}` has a unit, and is no rate"
+                "limit `{name}` has a unit, but is not a rate"
             )));
         }
         if Unit::new(unit).is_none() {

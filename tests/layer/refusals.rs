@@ -247,7 +247,7 @@ async fn statuses_can_be_set() {
 }
 
 #[test]
-#[should_panic(expected = "200 OK is no status for a refusal")]
+#[should_panic(expected = "200 OK is not a status for a refusal")]
 fn a_status_that_refuses_nothing_panics() {
     let _ = Limiter::in_memory()
         .layer(ONE)

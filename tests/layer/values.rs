@@ -171,7 +171,11 @@ fn values_out_of_range_are_errors() {
             value(u32::MAX),
             "value of 4294967295: it must be 0 to",
         ),
-        (&ONE, value(5).burst(1), "burst, and the limit is no rate"),
+        (
+            &ONE,
+            value(5).burst(1),
+            "burst, but the limit is not a rate",
+        ),
     ] {
         let scope = limit.clone().by_header("x-key");
         let scope = scope.values([("gold", 3.into()), ("secret", value)]);

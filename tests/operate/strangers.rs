@@ -101,7 +101,7 @@ async fn the_cause_is_the_same_wherever_it_is_said() {
             Kind::Refused,
             "answers `HELLO 3` without RESP3",
         ),
-        (other, Kind::Refused, "cannot be read: it may be no Redis"),
+        (other, Kind::Refused, "cannot be read: it may not be Redis"),
         (
             closing,
             Kind::End,

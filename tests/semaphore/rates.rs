@@ -590,7 +590,7 @@ fn a_unit_is_checked() {
     }
     let slots = Limit::concurrent("s", 1);
     let error = slots.clone().try_unit("tokens").unwrap_err().to_string();
-    assert_eq!(error, "limit `s` has a unit, and is no rate");
+    assert_eq!(error, "limit `s` has a unit, but is not a rate");
     assert!(std::panic::catch_unwind(|| slots.unit("tokens")).is_err());
 }
 

@@ -62,7 +62,7 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
         ErrorKind::AuthenticationFailed => (StoreErrorKind::Credentials, own_words(error)),
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => (
             StoreErrorKind::Misconfigured,
-            "the server's answer cannot be read: it may be no Redis".to_owned(),
+            "the server's answer cannot be read: it may not be Redis".to_owned(),
         ),
         _ => (StoreErrorKind::Misconfigured, own_words(error)),
     };
@@ -200,7 +200,7 @@ fn of_tls(error: &rustls::Error) -> String {
         }
         rustls::Error::AlertReceived(alert) => format!("received fatal alert: {alert:?}"),
         rustls::Error::InvalidMessage(_) => {
-            "the server does not answer in TLS: its URL begins with `redis://`, or it is no Redis"
+            "the server does not answer in TLS: its URL begins with `redis://`, or it is not Redis"
                 .to_owned()
         }
         other => format!("TLS failed: {}", variant(other)),

@@ -49,9 +49,9 @@ impl Stage {
             Self::Address => ": the host's name has no address yet",
             Self::Socket => ": there is no TCP connection, and a firewall may be in between",
             Self::Tls => {
-                " to the TLS handshake: the server may speak without TLS (`redis://`), or be no Redis"
+                " to the TLS handshake: the server may speak without TLS (`redis://`), or not be Redis"
             }
-            Self::Hello => " to `HELLO`: the server may expect TLS (`rediss://`), or be no Redis",
+            Self::Hello => " to `HELLO`: the server may expect TLS (`rediss://`), or not be Redis",
             Self::Subscription => " to `SUBSCRIBE`: a proxy may be in between",
         }
     }

@@ -404,7 +404,7 @@ pub(super) async fn check_primary(mut connection: MultiplexedConnection) -> Redi
     if role == "master" || role == "primary" {
         return Ok(());
     }
-    let fault = "the sentinels name a server that is no primary";
+    let fault = "the sentinels name a server that is not a primary";
     Err((ErrorKind::Io, fault).into())
 }
 

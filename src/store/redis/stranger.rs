@@ -100,18 +100,18 @@ fn is_end(error: &RedisError) -> bool {
 impl fmt::Display for Stranger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Http => "the server speaks HTTP: it is a web server, and no Redis",
+            Self::Http => "the server speaks HTTP: it is a web server, not Redis",
             Self::Tls => "the server speaks TLS: its URL begins with `rediss://`",
             Self::OldProtocol => {
-                "the server answers `HELLO 3` without RESP3: it is no Redis of 6.2 or later"
+                "the server answers `HELLO 3` without RESP3: it is not Redis 6.2 or later"
             }
             Self::Closed => {
                 "the server ended the connection instead of answering `HELLO`: it may expect TLS (`rediss://`), \
-                 or be a proxy whose server is down, or one without RESP3, or no Redis"
+                 or be a proxy whose server is down, or one without RESP3, or not Redis"
             }
             Self::ClosedTls => {
                 "the server ended the connection in the TLS handshake: it may speak without TLS (`redis://`), \
-                 or be no Redis"
+                 or not be Redis"
             }
         })
     }

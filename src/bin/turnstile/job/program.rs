@@ -58,7 +58,7 @@ fn look(candidate: &Path) -> io::Result<()> {
     if !fs::metadata(candidate)?.is_file() {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
-            "is no file",
+            "is not a file",
         ));
     }
     Ok(access(candidate, AccessFlags::X_OK)?)
