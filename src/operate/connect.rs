@@ -122,7 +122,7 @@ impl OperatorBuilder {
     /// Uses the given user's permissions, whether a service's or an operator's. It runs the services' script, in a cluster
     /// for each of its parts: two replicas acquire, hand over and release a slot, on a separate key that is removed
     /// afterwards, or expires soon if a step fails. Nothing else is changed. The check sends some eighty commands to the
-    /// store, scans up to 50,000 keys, and asks the replicas twice if permitted.
+    /// store, scans up to 50,000 keys, of which it looks at a hundred, and asks the replicas twice if permitted.
     ///
     /// Checks are independent: a command that the store refuses or does not answer becomes a finding.
     ///

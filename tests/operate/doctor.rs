@@ -399,6 +399,14 @@ async fn keys_without_an_end_are_not_this_crates() {
 }
 
 #[tokio::test]
+async fn a_key_that_cannot_be_read_is_named() {
+    let server = RedisServer::start();
+    let shares = "turnstile:{0}:shares";
+    server.cli(&["ZADD", shares, "-inf", "x"]);
+    finds(&server.url(), Check::Keys, Health::Fault, &[shares]).await;
+}
+
+#[tokio::test]
 async fn replicas_that_differ_or_do_not_answer() {
     let server = RedisServer::start();
     let (limiters, operator) = replicas(&server, 1).await;

@@ -45,7 +45,7 @@ const BOUNDS: &[(&str, usize)] = &[
     ("lines of ledger", 3455),
     ("lines of limit", 696),
     ("lines of operable", 247),
-    ("lines of operate", 4957),
+    ("lines of operate", 4970),
     ("lines of overrides", 1355),
     ("lines of store", 3548),
     ("lines of telemetry", 1075),

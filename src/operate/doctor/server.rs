@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{
     asking::{Asked, Asking, not_asked},
-    finding::{Check, Finding, Health},
+    finding::{Check, Finding, Health, abridged},
 };
 use crate::{
     operate::{names::Names, roster::to_ms},
@@ -243,8 +243,15 @@ pub(super) async fn keys(asking: &Asking<'_>, names: &Names) -> Result<Finding, 
             break;
         }
     }
-    let mut endless = 0;
+    let (mut endless, mut unreadable) = (0, Vec::new());
     for key in &looked_at {
+        // No permit, payment or pause has such a score: the requests of its key are refused.
+        for scores in [["-inf", "-1e300"], ["1e300", "inf"]] {
+            let mut count = cmd("ZCOUNT");
+            if let Ok(1..) = asking.ask::<u64>(count.arg(key).arg(&scores)).await? {
+                unreadable.push(String::from_utf8_lossy(key).into_owned());
+            }
+        }
         let mut pttl = cmd("PTTL");
         match asking.ask::<i64>(pttl.arg(key)).await? {
             Ok(rest_ms) => endless += usize::from(rest_ms == -1),
@@ -254,6 +261,13 @@ pub(super) async fn keys(asking: &Asking<'_>, names: &Names) -> Result<Finding, 
     let some = if is_whole { "" } else { " or more" };
     let text = format!("{keys}{some} at this node");
     Ok(match endless {
+        _ if !unreadable.is_empty() => {
+            let names = abridged(&unreadable);
+            let text = format!(
+                "{text}; delete {names}: requests are refused, as the scores cannot be read"
+            );
+            Finding::new(Check::Keys, Health::Fault, text)
+        }
         0 => Finding::new(Check::Keys, Health::Good, text),
         _ => {
             let of = looked_at.len();
