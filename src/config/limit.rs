@@ -170,7 +170,7 @@ impl LimitConfig {
             let field = self.faulty(name, max).unwrap_or(field);
             faults.take(&format!("{path}.{field}"), self.bare(name, max.into()))
         });
-        // The other settings are checked even if the amount has a fault, with one of its kind.
+        // The other settings are checked even if the amount has a fault: then with another amount of the same kind.
         let is_valid = valid.is_some();
         let bare = self.in_unit(&path, valid.unwrap_or(plain), faults);
 

@@ -42,8 +42,8 @@ pub(super) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, ConfigFileErro
     Err(ConfigFileError::in_text(text, errors, without_values))
 }
 
-/// Removes the entry whose name, value or item is at this span, and adds the spans of all that had it. Returns whether there
-/// is such an entry.
+/// Removes the entry whose name, value or item is at this span, and adds the spans of all tables and arrays around the
+/// entry. Returns whether there is such an entry.
 fn remove(
     span: &Range<usize>,
     within: &mut Spanned<DeValue>,

@@ -32,7 +32,7 @@ macro_rules! visit_scalars {
     )+};
 }
 
-/// What messages call the expected value.
+/// Names of the expected value in messages.
 pub(super) const WORD_OR_TABLE: &str = "a string or a table";
 pub(super) const NUMBER_OR_TABLE: &str = "a number or a table";
 

@@ -497,7 +497,7 @@ impl Core {
         self.follow_decisions();
     }
 
-    /// Refuses all requests from now on, also those that wait, and loses all slots. Returns the number of requests that
+    /// Refuses waiting requests, and all others from now on, and loses all slots. Returns the number of requests that
     /// waited.
     pub fn end_grace(&mut self, now: Instant) -> usize {
         (self.ctx.now, self.closed) = (now, true);
