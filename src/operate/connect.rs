@@ -133,7 +133,8 @@ impl OperatorBuilder {
         let target = StoreTarget::open(url)?;
         let (names, _) = self.names(&target)?;
         let control = ControlConnection::new(&target, self.store_timeout, Inbox::new(1, 0).0);
-        let findings = doctor::store(&control, target.clone(), &names, self.store_timeout).await;
+        let findings =
+            doctor::store(&control, (url, target.clone()), &names, self.store_timeout).await;
         let mut findings = findings.map_err(not_connected)?;
         match self.on_target(target).await {
             Ok(operator) => findings.extend(doctor::replicas(&operator).await),

@@ -362,7 +362,7 @@ async fn a_user_without_the_key_of_the_generation_is_found() {
     let url = user_without(&server, "old", &keys);
     let (check, words) = (Check::ServiceRights, ["it lacks the generation's key"]);
     let findings = finds(&url, check, Health::Fault, &words).await;
-    assert_eq!(of(&findings, Check::Service).health, Health::Good);
+    assert_eq!(of(&findings, Check::Service).health, Health::Fault);
 }
 
 #[cfg(feature = "cluster")]

@@ -12,7 +12,6 @@ mod service;
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
-use futures_util::future::join_all;
 use tokio::time::sleep;
 
 pub use self::finding::{Check, Finding, Health};
@@ -40,7 +39,7 @@ const SECOND_LOOK: Duration = Duration::from_secs(1);
 /// Fails without a connection to the store.
 pub(super) async fn store(
     control: &ControlConnection,
-    target: StoreTarget,
+    (url, target): (&str, StoreTarget),
     names: &Names,
     patience: Duration,
 ) -> Result<Vec<Finding>, StoreError> {
@@ -49,8 +48,7 @@ pub(super) async fn store(
     let generation = target.layout();
     let generation = generation.generation_key(Part::default(), names.namespace());
     let rights = rights::looks(&asking, names, &generation).await?;
-    let parts = target.parts().into_iter();
-    let served = join_all(parts.map(|(_, part)| service::serve(part, names, patience))).await;
+    let served = service::serve(url, target, names, patience).await;
     findings.push(service::of_service(&served, rights.is_an_operators));
     findings.extend(rights.findings);
     findings.push(server::keys(&asking, names).await?);

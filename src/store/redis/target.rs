@@ -167,12 +167,6 @@ impl StoreTarget {
         }
     }
 
-    /// Whether the target holds the ledger with this digest.
-    #[cfg(feature = "operate")]
-    pub(crate) fn has_key(&self, digest: u128) -> bool {
-        self.part().is_none_or(|part| part == Part::of(digest))
-    }
-
     /// The database number.
     pub(crate) fn db(&self) -> i64 {
         match self {
