@@ -5,7 +5,16 @@ use std::{fs, path::Path};
 #[cfg(feature = "config")]
 use tower_turnstile::config::Config;
 
-const DOCS: &str = "https://docs.rs/tower-turnstile/latest/tower_turnstile/";
+/// A guide: its folder, and the address of its crate's documentation.
+struct Guide {
+    folder: &'static str,
+    docs: &'static str,
+}
+
+const GUIDES: &[Guide] = &[Guide {
+    folder: "../src/guide",
+    docs: "https://docs.rs/tower-turnstile/latest/tower_turnstile/",
+}];
 const MODULE: &str = "crate::guide::";
 
 /// Labels and targets of `links.md`.
@@ -20,7 +29,7 @@ fn links(folder: &Path) -> Vec<(String, String)> {
 }
 
 /// The target of a link in the repository: another page, or an item on docs.rs.
-fn in_the_repository(target: &str) -> String {
+fn in_the_repository(docs: &str, target: &str) -> String {
     match target.strip_prefix(MODULE) {
         Some(page) => match page.split_once('#') {
             Some((page, section)) => format!("{page}.md#{section}"),
@@ -28,14 +37,20 @@ fn in_the_repository(target: &str) -> String {
         },
         None => {
             let item = target.trim_start_matches("crate::");
-            format!("{DOCS}?search={item}&go_to_first=true")
+            format!("{docs}?search={item}&go_to_first=true")
         }
     }
 }
 
 #[test]
 fn each_page_ends_with_the_links_that_it_uses() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/guide");
+    let pages: usize = GUIDES.iter().map(check_links).sum();
+    assert!(pages > 10, "{pages}");
+}
+
+/// Returns the number of pages.
+fn check_links(guide: &Guide) -> usize {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(guide.folder);
     let links = links(&folder);
     let mut pages = 0;
     for entry in fs::read_dir(&folder).unwrap() {
@@ -54,7 +69,7 @@ fn each_page_ends_with_the_links_that_it_uses() {
             .iter()
             .filter(|(label, _)| body.contains(&format!("[{label}]")));
         let expected: Vec<_> = used
-            .map(|(label, target)| format!("[{label}]: {}", in_the_repository(target)))
+            .map(|(label, target)| format!("[{label}]: {}", in_the_repository(guide.docs, target)))
             .collect();
         assert_eq!(
             found,
@@ -73,7 +88,7 @@ fn each_page_ends_with_the_links_that_it_uses() {
             assert!(section.is_empty() || is_there, "{name}: {target}");
         }
     }
-    assert!(pages > 10, "{pages}");
+    pages
 }
 
 /// The file shown in the guide is valid.

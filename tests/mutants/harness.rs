@@ -1,8 +1,27 @@
 //! Tests as named by `cargo test` and its harness.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use serde::Deserialize;
+
+/// A package with mutants or with tests that catch them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Package {
+    pub(crate) name: &'static str,
+    /// What mutants change, and where its unit tests are.
+    pub(crate) source: &'static str,
+    /// Its integration tests: a file or a folder for each binary.
+    pub(crate) tests: &'static str,
+}
+
+pub(crate) const PACKAGES: &[Package] = &[Package {
+    name: "tests",
+    source: "src/",
+    tests: "tests/",
+}];
 
 /// Some tests of one binary: `--lib <filter>...` or `--test <binary> <filter>...`.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
@@ -49,22 +68,39 @@ impl Binary {
         }
     }
 
+    /// Its package, for a mutant of this file: unit tests are beside what they test.
+    pub(crate) fn package(&self, root: &Path, file: &str) -> Option<&'static Package> {
+        PACKAGES.iter().find(|package| match self {
+            Self::Lib => file.starts_with(package.source),
+            Self::Test(_) => self.source(root, package).exists(),
+        })
+    }
+
     /// The paths of all functions in its sources, in the notation of the test harness. Functions added by macros and
     /// `#[path]` are missing.
-    pub(crate) fn functions(&self, root: &Path) -> Vec<String> {
+    pub(crate) fn functions(&self, root: &Path, package: &Package) -> Vec<String> {
         let mut known = Vec::new();
+        let source = self.source(root, package);
+        if source.is_dir() {
+            read_folder(&source, "", &mut known);
+        } else {
+            read_file(&source, "", &mut known);
+        }
+        known
+    }
+
+    fn source(&self, root: &Path, package: &Package) -> PathBuf {
         match self {
-            Self::Lib => read_folder(&root.join("src"), "", &mut known),
+            Self::Lib => root.join(package.source),
             Self::Test(name) => {
-                let path = root.join("tests").join(name);
-                if path.is_dir() {
-                    read_folder(&path, "", &mut known);
+                let folder = root.join(package.tests).join(name);
+                if folder.is_dir() {
+                    folder
                 } else {
-                    read_file(&path.with_extension("rs"), "", &mut known);
+                    folder.with_extension("rs")
                 }
             }
         }
-        known
     }
 }
 

@@ -44,8 +44,14 @@ fn every_mutant_names_tests_that_exist() {
     let mut functions = BTreeMap::new();
     check(|mutant| {
         let Tests { binary, filters } = &mutant.caught_by;
-        let of_binary = || binary.functions(root());
-        let known = functions.entry(binary.clone()).or_insert_with(of_binary);
+        let package = match mutant.package(root()) {
+            Ok(package) => package,
+            Err(error) => return Some(error),
+        };
+        let of_binary = || binary.functions(root(), package);
+        let known = functions
+            .entry((package, binary.clone()))
+            .or_insert_with(of_binary);
         let is_gone = |filter: &&String| !known.iter().any(|test| test.contains(*filter));
         let gone = filters.iter().find(is_gone)?;
         let binary = binary.arguments().join(" ");

@@ -24,7 +24,7 @@ use tokio::{
 };
 
 use crate::{
-    harness::Binary,
+    harness::{Binary, Package},
     select::{git, select},
     table::Mutant,
 };
@@ -39,8 +39,8 @@ const MIN_LIMIT: Duration = Duration::from_secs(30);
 /// How long other tests may still fail after the first failure.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// A test binary, and the compiler flags for its build.
-type Suite<'a> = (Option<&'a str>, &'a Binary);
+/// A test binary, its package, and the compiler flags for its build.
+type Suite<'a> = (Option<&'a str>, &'a Package, &'a Binary);
 
 /// Runs the [selected](select) mutants.
 ///
@@ -105,7 +105,7 @@ impl Runner {
     async fn run(&self, mutants: &[Mutant]) -> usize {
         let mut suites: BTreeMap<Suite<'_>, Vec<&str>> = BTreeMap::new();
         for mutant in mutants {
-            let filters = suites.entry(suite_of(mutant)).or_default();
+            let filters = suites.entry(self.suite_of(mutant)).or_default();
             filters.extend(filters_of(mutant));
         }
         let mut limits = BTreeMap::new();
@@ -117,7 +117,8 @@ impl Runner {
         let mut caught = 0;
         for mutant in mutants {
             let begin = Instant::now();
-            let verdict = self.try_one(mutant, limits[&suite_of(mutant)]).await;
+            let limit = limits[&self.suite_of(mutant)];
+            let verdict = self.try_one(mutant, limit).await;
             caught += usize::from(verdict.is_ok());
             let verdict = verdict.unwrap_or_else(|fault| format!("!! {fault}"));
             let breaks: Vec<_> = mutant.breaks.iter().map(|one| format!("{one:?}")).collect();
@@ -133,7 +134,7 @@ impl Runner {
 
     /// Checks that the tests pass on the unchanged source. Returns the time they took.
     async fn check_unbroken(&self, suite: Suite<'_>, filters: &[&str]) -> Duration {
-        let name = suite.1.arguments().join(" ");
+        let name = suite.2.arguments().join(" ");
         if let Err(fault) = self.build(suite).await {
             panic!("unbroken, {name} {fault}");
         }
@@ -167,7 +168,7 @@ impl Runner {
     }
 
     async fn judge(&self, mutant: &Mutant, limit: Duration) -> Result<String, String> {
-        let suite = suite_of(mutant);
+        let suite = self.suite_of(mutant);
         self.build(suite).await?;
         let outcome = self.test(suite, &filters_of(mutant), limit).await;
         match (&outcome.failed[..], outcome.end) {
@@ -253,10 +254,11 @@ impl Runner {
         outcome
     }
 
-    fn cargo(&self, (flags, binary): Suite<'_>) -> Command {
+    fn cargo(&self, (flags, package, binary): Suite<'_>) -> Command {
         let mut command = Command::new(env!("CARGO"));
         command
-            .args(["test", "--locked", "--package", "tests", "--all-features"])
+            .args(["test", "--locked", "--all-features", "--package"])
+            .arg(package.name)
             .args(binary.arguments())
             .current_dir(&self.tree)
             .env("CARGO_TARGET_DIR", &self.build)
@@ -271,10 +273,13 @@ impl Runner {
         }
         command
     }
-}
 
-fn suite_of(mutant: &Mutant) -> Suite<'_> {
-    (mutant.rustflags.as_deref(), &mutant.caught_by.binary)
+    fn suite_of<'a>(&self, mutant: &'a Mutant) -> Suite<'a> {
+        let package = mutant.package(&self.tree);
+        let package = package.unwrap_or_else(|fault| panic!("{}: {fault}", mutant.name));
+        let flags = mutant.rustflags.as_deref();
+        (flags, package, &mutant.caught_by.binary)
+    }
 }
 
 fn filters_of(mutant: &Mutant) -> Vec<&str> {

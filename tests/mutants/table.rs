@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, ops::Range, path::Path};
 
 use serde::Deserialize;
 
-use crate::harness::Tests;
+use crate::harness::{PACKAGES, Package, Tests};
 
 pub(crate) fn parse(table: &str) -> Result<Vec<Mutant>, toml::de::Error> {
     #[derive(Deserialize)]
@@ -65,13 +65,24 @@ impl Guarantee {
 }
 
 impl Mutant {
+    /// The package of the tests that must catch it.
+    pub(crate) fn package(&self, root: &Path) -> Result<&'static Package, String> {
+        let Tests { binary, .. } = &self.caught_by;
+        let file = self.edit.first().map_or("", |edit| &edit.file);
+        let package = binary.package(root, file);
+        package.ok_or_else(|| format!("there is no {}", binary.arguments().join(" ")))
+    }
+
     /// Returns the new contents of the files that the mutant changes below `root`.
     pub(crate) fn apply(&self, root: &Path) -> Result<BTreeMap<&str, String>, String> {
         let mut changed = BTreeMap::new();
         for edit in &self.edit {
             let file = edit.file.as_str();
-            if !file.starts_with("src/") {
-                return Err(format!("{file} is not below src/"));
+            if !PACKAGES
+                .iter()
+                .any(|package| file.starts_with(package.source))
+            {
+                return Err(format!("{file} is in no source folder"));
             }
             let source = match changed.remove(file) {
                 Some(source) => source,

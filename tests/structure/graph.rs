@@ -5,7 +5,7 @@ use std::{
     sync::LazyLock,
 };
 
-use crate::source::{Module, Source, sources};
+use crate::source::{Module, SOURCES, Source, sources};
 
 /// Methods of the standard library with the names of some of our own methods.
 const OF_STD: [&str; 21] = [
@@ -14,7 +14,7 @@ const OF_STD: [&str; 21] = [
     "take",
 ];
 
-/// The crate and its dependencies.
+/// A crate and the dependencies of its files.
 pub(crate) struct Crate {
     pub(crate) sources: Vec<Source>,
     by_module: BTreeMap<Module, usize>,
@@ -24,17 +24,27 @@ pub(crate) struct Crate {
 pub(crate) type Graph = BTreeMap<usize, BTreeSet<usize>>;
 
 impl Crate {
-    /// Parses the source once for all tests.
+    /// The library.
     pub(crate) fn read() -> &'static Self {
-        static READ: LazyLock<Crate> = LazyLock::new(|| {
-            let sources = sources();
-            let by_module = sources.iter().enumerate();
-            let by_module = by_module
-                .map(|(number, source)| (source.module.clone(), number))
-                .collect();
-            Crate { sources, by_module }
+        &Self::read_all()[0]
+    }
+
+    /// The crates of [`SOURCES`], parsed once for all tests.
+    pub(crate) fn read_all() -> &'static [Self] {
+        static READ: LazyLock<Vec<Crate>> = LazyLock::new(|| {
+            let each = SOURCES.iter();
+            each.map(|(folder, first)| Crate::of(sources(folder, first)))
+                .collect()
         });
         &READ
+    }
+
+    fn of(sources: Vec<Source>) -> Self {
+        let by_module = sources.iter().enumerate();
+        let by_module = by_module
+            .map(|(number, source)| (source.module.clone(), number))
+            .collect();
+        Self { sources, by_module }
     }
 
     /// The file that defines the target of a path, as seen from a module.

@@ -1,15 +1,18 @@
-//! Compares the manifests of the library and of the tests.
+//! Compares the manifests of the packages.
 
 use std::{fs, path::Path};
+
+use crate::source::{SOURCES, repository};
+
+fn manifest(folder: &Path) -> toml::Table {
+    let text = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+    text.parse().unwrap()
+}
 
 /// Both compile the same source.
 #[test]
 fn the_tests_have_the_features_and_dependencies_of_the_library() {
-    let [library, tests] = ["../Cargo.toml", "Cargo.toml"].map(|file| {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
-        let text = fs::read_to_string(path).unwrap();
-        text.parse::<toml::Table>().unwrap()
-    });
+    let [library, tests] = ["", "tests"].map(|folder| manifest(&repository().join(folder)));
     for table in ["features", "dependencies", "target"] {
         assert_eq!(tests[table], library[table], "[{table}]");
     }
@@ -19,50 +22,54 @@ fn the_tests_have_the_features_and_dependencies_of_the_library() {
 /// as `fuzzing` is set for all crates by users of this one, who do not have the files.
 #[test]
 fn unpublished_files_are_in_no_build_of_a_user() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
-    let manifest: toml::Table = manifest.parse().unwrap();
-    let patterns = manifest["package"]["include"].as_array().unwrap().iter();
-    let left_out = patterns.filter_map(|pattern| pattern.as_str().unwrap().strip_prefix("!/src/"));
     let mut checked = 0;
-    for path in left_out {
-        let module = Path::new(path.trim_end_matches(".rs"));
-        let (parent, name) = (module.parent().unwrap(), module.file_name().unwrap());
-        let folder = root.join("src").join(parent);
-        let candidates = if parent.as_os_str().is_empty() {
-            [folder.join("lib.rs"), folder.join("main.rs")]
-        } else {
-            [folder.join("mod.rs"), folder.with_extension("rs")]
-        };
-        let file = candidates.iter().find(|file| file.is_file()).unwrap();
-        let source = syn::parse_file(&fs::read_to_string(file).unwrap()).unwrap();
-        let declared = source.items.iter().find_map(|item| match item {
-            syn::Item::Mod(item) if item.ident == name.to_str().unwrap() => Some(item),
-            _ => None,
-        });
-        let declared = declared.unwrap_or_else(|| panic!("`{path}` is declared nowhere"));
-        let mut conditions = declared.attrs.iter().filter_map(|attribute| {
-            let is_cfg = attribute.path().is_ident("cfg");
-            is_cfg.then(|| attribute.meta.require_list().unwrap().tokens.to_string())
-        });
-        let is_own = |condition: String| {
-            let condition = condition.replace(r#"feature = "redis" ,"#, "");
-            let words = condition.split(|char: char| !char.is_alphanumeric() && char != '_');
-            let mut words = words.filter(|word| !["", "all", "any"].contains(word));
-            words.all(|word| ["test", "turnstile_fuzzing", "turnstile_loom"].contains(&word))
-        };
-        assert!(conditions.any(is_own), "`{path}`");
-        checked += 1;
+    for (source, _) in SOURCES {
+        let source = repository().join(source);
+        let manifest = manifest(source.parent().unwrap());
+        let patterns = manifest["package"]["include"].as_array().unwrap().iter();
+        let patterns = patterns.map(|pattern| pattern.as_str().unwrap());
+        for path in patterns.filter_map(|pattern| pattern.strip_prefix("!/src/")) {
+            check_unpublished(&source, path);
+            checked += 1;
+        }
     }
     assert!(checked > 5, "the reader finds too few");
+}
+
+fn check_unpublished(source: &Path, path: &str) {
+    let module = Path::new(path.trim_end_matches(".rs"));
+    let (parent, name) = (module.parent().unwrap(), module.file_name().unwrap());
+    let folder = source.join(parent);
+    let candidates = if parent.as_os_str().is_empty() {
+        [folder.join("lib.rs"), folder.join("main.rs")]
+    } else {
+        [folder.join("mod.rs"), folder.with_extension("rs")]
+    };
+    let file = candidates.iter().find(|file| file.is_file()).unwrap();
+    let source = syn::parse_file(&fs::read_to_string(file).unwrap()).unwrap();
+    let declared = source.items.iter().find_map(|item| match item {
+        syn::Item::Mod(item) if item.ident == name.to_str().unwrap() => Some(item),
+        _ => None,
+    });
+    let declared = declared.unwrap_or_else(|| panic!("`{path}` is declared nowhere"));
+    let mut conditions = declared.attrs.iter().filter_map(|attribute| {
+        let is_cfg = attribute.path().is_ident("cfg");
+        is_cfg.then(|| attribute.meta.require_list().unwrap().tokens.to_string())
+    });
+    let is_own = |condition: String| {
+        let condition = condition.replace(r#"feature = "redis" ,"#, "");
+        let words = condition.split(|char: char| !char.is_alphanumeric() && char != '_');
+        let mut words = words.filter(|word| !["", "all", "any"].contains(word));
+        words.all(|word| ["test", "turnstile_fuzzing", "turnstile_loom"].contains(&word))
+    };
+    assert!(conditions.any(is_own), "`{path}`");
 }
 
 /// A test that the manifest does not name would never run.
 #[test]
 fn every_test_is_in_the_manifest() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
-    let manifest: toml::Table = manifest.parse().unwrap();
+    let manifest = manifest(folder);
     let entries = manifest["test"].as_array().unwrap().iter();
     let named: Vec<_> = entries.map(|test| test["path"].as_str().unwrap()).collect();
     for entry in fs::read_dir(folder).unwrap() {

@@ -1,11 +1,13 @@
 //! Compares the map, ARCHITECTURE.md, with the source.
 
-use std::{fs, path::Path};
+use std::fs;
+
+use crate::source::{SOURCES, repository};
 
 /// ARCHITECTURE.md names only existing files, folders, functions and types: `keeper/core/exchange.rs` (`send`).
 #[test]
 fn the_map_names_what_there_is() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = repository();
     let map = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
     // Without the picture.
     let map: String = map.split("```").step_by(2).collect();
@@ -19,8 +21,9 @@ fn the_map_names_what_there_is() {
                 _ => is_within && !part.contains(')'),
             };
         } else if part.contains('/') || part.ends_with(".rs") {
-            let found = [root.join("src").join(part), root.join(part)];
-            let found = found.iter().find(|path| path.exists());
+            let folders = SOURCES.iter().map(|(folder, _)| root.join(folder));
+            let paths = folders.chain([root.into()]).map(|base| base.join(part));
+            let found = { paths }.find(|path| path.exists());
             let path = found.unwrap_or_else(|| panic!("there is no `{part}`"));
             file = part;
             text = if path.is_file() {
@@ -44,8 +47,7 @@ const MOST_ROWS: usize = 40;
 
 #[test]
 fn a_change_goes_to_two_files_at_most() {
-    let map = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../ARCHITECTURE.md"));
-    let map = map.unwrap();
+    let map = fs::read_to_string(repository().join("ARCHITECTURE.md")).unwrap();
     let (_, table) = map.split_once("## Where a change goes").unwrap();
     let (table, _) = table.split_once("\n## ").unwrap();
     let rows = table

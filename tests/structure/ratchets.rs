@@ -13,7 +13,7 @@ use syn::{
     visit::{self, Visit},
 };
 
-use crate::source::{is_test, sources};
+use crate::source::{SOURCES, is_test, repository, sources};
 
 /// Lines of a function, from its first to its last brace.
 const LONG: usize = 60;
@@ -75,9 +75,9 @@ fn figures_only_go_down() {
 
 fn figures() -> Vec<(String, usize)> {
     let mut read = Read::default();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src");
+    let root = repository().join("src");
     let mut lines: BTreeMap<String, usize> = BTreeMap::new();
-    let all = sources();
+    let all = sources("src", "lib.rs");
     let is_built = |name: &str| name.starts_with("bin/") || all.iter().any(|one| one.name == name);
     let (mut operate, mut entries, mut lua) = (0, 0, 0);
     for path in files(&root) {
@@ -106,8 +106,17 @@ fn figures() -> Vec<(String, usize)> {
         read.file = name.clone();
         read.visit_file(&file);
         entries += usize::from(name.starts_with("keeper/queue/") && text.contains("self.entries"));
-        let tests = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
-        *lines.entry(read.folder.clone()).or_default() += code(&text[..tests], "//");
+        *lines.entry(read.folder.clone()).or_default() += code_of(&path);
+    }
+    for (folder, first) in &SOURCES[1..] {
+        let (package, _) = folder.split_once('/').unwrap();
+        for source in sources(folder, first) {
+            let path = repository().join(folder).join(&source.name);
+            *lines.entry(package.to_owned()).or_default() += code_of(&path);
+            (read.folder, read.file) = (package.to_owned(), format!("{folder}/{}", source.name));
+            read.package = package.to_owned();
+            read.visit_file(&syn::parse_file(&fs::read_to_string(&path).unwrap()).unwrap());
+        }
     }
     let methods = |of: &str| read.methods.get(of).copied().unwrap_or_default();
     let others = read
@@ -170,6 +179,13 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// Lines of a file without its tests.
+fn code_of(path: &Path) -> usize {
+    let text = fs::read_to_string(path).unwrap();
+    let tests = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
+    code(&text[..tests], "//")
+}
+
 /// Lines that are neither blank nor comments.
 fn code(text: &str, comment: &str) -> usize {
     let lines = text.lines().map(str::trim_start);
@@ -228,12 +244,14 @@ fn dependencies(flags: &[&str]) -> usize {
 
 #[derive(Default)]
 struct Read {
+    /// Empty for the library.
+    package: String,
     folder: String,
     file: String,
     /// Methods of the keeper's types, without those of traits.
     methods: BTreeMap<String, usize>,
-    /// The files that define a type of this name.
-    types: BTreeMap<String, BTreeSet<String>>,
+    /// The files of a package that define a type of this name.
+    types: BTreeMap<(String, String), BTreeSet<String>>,
     /// Re-exported by the root or by a public module.
     public: BTreeSet<String>,
     long: usize,
@@ -274,7 +292,8 @@ impl<'a> Visit<'a> for Read {
             return;
         }
         if let Some(name) = name {
-            let files = self.types.entry(name.to_string()).or_default();
+            let name = (self.package.clone(), name.to_string());
+            let files = self.types.entry(name).or_default();
             files.insert(self.file.clone());
         }
         let is_face = ["lib.rs", "admin/mod.rs", "config/mod.rs", "layer/mod.rs"];

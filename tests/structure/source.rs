@@ -1,4 +1,4 @@
-//! The files of the library, and what each defines, imports, calls and exposes.
+//! The files of each package, and what each defines, imports, calls and exposes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,13 +12,20 @@ use syn::{
     visit::{self, Visit},
 };
 
+/// Folders of source, and the root of each: the library is first.
+pub(crate) const SOURCES: &[(&str, &str)] = &[("src", "lib.rs")];
+
+pub(crate) fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
 /// A path of modules from the root of the crate.
 pub(crate) type Module = Vec<String>;
 
-/// A file of the library, excluding tests.
+/// A file of a package, excluding tests.
 #[derive(Default)]
 pub(crate) struct Source {
-    /// Path below `src/`.
+    /// Path below its folder of source.
     pub(crate) name: String,
     pub(crate) module: Module,
     /// Items defined and modules declared.
@@ -55,11 +62,11 @@ pub(crate) fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// All files of the crate without its tests, from `lib.rs` on.
-pub(crate) fn sources() -> Vec<Source> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src");
+/// All files of a crate without its tests, from this one on.
+pub(crate) fn sources(folder: &str, first: &str) -> Vec<Source> {
+    let root = repository().join(folder);
     let mut sources = Vec::new();
-    let mut open = vec![(root.join("lib.rs"), root.clone(), Module::new())];
+    let mut open = vec![(root.join(first), root.clone(), Module::new())];
     while let Some((path, folder, module)) = open.pop() {
         let text = fs::read_to_string(&path).unwrap();
         let file = syn::parse_file(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"));

@@ -11,6 +11,8 @@ use syn::{
     visit::{self, Visit},
 };
 
+use crate::source::{SOURCES, repository};
+
 /// Spellings of an elapsed time before a bound.
 const ELAPSED: [&str; 3] = ["elapsed () < ", "elapsed () <= ", "took < "];
 
@@ -70,16 +72,22 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn no_test_judges_by_the_slowness_of_the_machine() {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = repository();
     let mut found = Vec::new();
-    let stopwatch = tests.join("support/stopwatch.rs");
-    for path in files(tests).into_iter().filter(|path| *path != stopwatch) {
+    let stopwatch = root.join("tests/support/stopwatch.rs");
+    // Those of the library are in a package of their own.
+    let of_package = |(source, _): &(&str, _)| root.join(source).with_file_name("tests");
+    let all = SOURCES
+        .iter()
+        .map(of_package)
+        .flat_map(|tests| files(&tests));
+    for path in { all }.filter(|path| *path != stopwatch) {
         let Ok(file) = syn::parse_file(&fs::read_to_string(&path).unwrap()) else {
             continue;
         };
         let mut verdicts = Verdicts::default();
         verdicts.visit_file(&file);
-        let name = path.strip_prefix(tests).unwrap().display().to_string();
+        let name = path.strip_prefix(root).unwrap().display().to_string();
         found.extend(verdicts.0.iter().map(|bound| format!("{name}: {bound}")));
     }
     assert!(found.is_empty(), "{found:#?}");
