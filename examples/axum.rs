@@ -155,7 +155,7 @@ async fn run(options: Options, more: Router<Demo>) -> Result<(), String> {
         None => scope,
     };
     let layer = limiter
-        .try_layer(scope)
+        .layer(scope)
         .map_err(|error| format!("--max-wait, --max-waiters, --fair-by: {error}"))?
         .on_lost(options.on_lost())
         // A stream that is cut ends with an error: its client does not take it for complete.
@@ -369,9 +369,10 @@ async fn turns(
     let key = headers.get("x-api-key").map_or(Key::SHARED, Key::from);
     let turns = demo.limiter.semaphore(&demo.limit, key);
     let turns = match demo.fair_by.and_then(|header| headers.get(header)) {
-        Some(tenant) => turns.tenant(tenant),
+        Some(tenant) => turns.and_then(|turns| turns.tenant(tenant)),
         None => turns,
     };
+    let turns = turns.expect("the layer has this limit, and the same tenants");
     let work = Duration::from_millis(ask.ms);
     // Most messages have one frame, of which the header says any length.
     let upgrade = upgrade

@@ -92,7 +92,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limits: BTreeMap<_, _> = limits.collect();
     for limit in limits.values() {
         // A wait that is too long fails here, and not with the first client.
-        limiter.try_semaphore(limit, "a key")?;
+        limiter.semaphore(limit, "a key")?;
     }
     let holds = Arc::new(Holds {
         limits,
@@ -159,7 +159,10 @@ async fn hold(
             format!("there is no limit {limit}\n"),
         ));
     };
-    let semaphore = holds.limiter.semaphore(limit, caller.key);
+    let semaphore = holds
+        .limiter
+        .semaphore(limit, caller.key)
+        .expect("`main` has checked it");
     let asks = Client::Asks(semaphore.acquire(), None);
     let events = stream::unfold(asks, async |client| {
         let (event, next) = client.next().await?;

@@ -43,7 +43,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 async fn main() -> Result<(), BoxError> {
     let limiter = Limiter::in_memory(); // or Limiter::connect("redis://127.0.0.1").await?
     let service = ServiceBuilder::new()
-        .layer(limiter.layer(&COUNTS))
+        .layer(limiter.layer(&COUNTS)?)
         .service_fn(count);
     let service = TowerToHyperService::new(service);
 

@@ -18,7 +18,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .nth(1)
         .unwrap_or_else(|| "memory:".to_owned());
     let limiter = Limiter::connect(&store).await?;
-    let result = run(limiter.semaphore(&REPORTS, "acme")).await;
+    let result = run(limiter.semaphore(&REPORTS, "acme")?).await;
     // Before the process ends, after an error too: unreleased slots stay taken until their leases end.
     limiter.shutdown(Duration::from_secs(5)).await;
     result

@@ -1,4 +1,4 @@
-//! A stream or body that holds a permit until it ends.
+//! A stream that holds a permit until it ends.
 //!
 //! Tests: `tests/layer/clients.rs`.
 
@@ -8,13 +8,12 @@ use std::{
 };
 
 use futures_util::Stream;
-use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use crate::permit::Permit;
 
 pin_project! {
-    /// A stream or HTTP body that holds a [`Permit`] until it ends or is dropped.
+    /// A stream that holds a [`Permit`] until it ends or is dropped.
     ///
     /// Created by [`Permit::attach`].
     #[derive(Debug)]
@@ -27,11 +26,12 @@ pin_project! {
 }
 
 impl Permit {
-    /// Holds the permit until this stream or HTTP body ends or is dropped.
+    /// Holds the permit until this stream ends or is dropped.
     ///
     /// For clients that limit their calls to a peer: acquire a permit before sending the request, and the slot is held
     /// until the last byte of the response has been read. Unlike with a layer around the client, a refusal is an
-    /// [`AcquireError`], not a response that looks like the peer's. See [Clients](crate::guide::clients).
+    /// [`AcquireError`], not a response that looks like the peer's. [`attach_body`](Self::attach_body) takes an HTTP body. See
+    /// [Clients](crate::guide::clients).
     ///
     /// ```
     /// use futures_util::{StreamExt, stream};
@@ -42,7 +42,7 @@ impl Permit {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let limiter = Limiter::in_memory();
-    /// let permit = limiter.semaphore(PARTNER, "partner").acquire().await?;
+    /// let permit = limiter.semaphore(PARTNER, "partner")?.acquire().await?;
     /// // With reqwest: `client.get(url).send().await?.bytes_stream()`
     /// let chunks = stream::iter(["a", "b"]);
     /// let mut chunks = permit.attach(chunks);
@@ -83,32 +83,6 @@ impl<S: Stream> Stream for Attached<S> {
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        self.inner.size_hint()
-    }
-}
-
-impl<B: Body> Body for Attached<B> {
-    type Data = B::Data;
-    type Error = B::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        let mut this = self.project();
-        let frame = ready!(this.inner.as_mut().poll_frame(cx));
-        // A reader that knows the length does not poll for the end.
-        if !matches!(frame, Some(Ok(_))) || this.inner.is_end_stream() {
-            *this.permit = None;
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
         self.inner.size_hint()
     }
 }

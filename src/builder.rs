@@ -8,10 +8,6 @@ use std::{fmt, time::Duration};
 
 use tokio::runtime::Handle;
 
-#[cfg(feature = "operate")]
-use crate::operate::Identity;
-#[cfg(all(feature = "operate", feature = "redis"))]
-use crate::operate::listen;
 #[cfg(feature = "redis")]
 use crate::store::redis::{RedisStore, StoreTarget};
 use crate::{
@@ -20,6 +16,7 @@ use crate::{
     keeper::{Keeper, KeeperHandle, Settings},
     ledger::{MAX_LEASE_MS, ReplicaId},
     limiter::Limiter,
+    operable::Identity,
     part::Parts,
 };
 #[cfg(any(feature = "redis", feature = "test-util"))]
@@ -56,7 +53,6 @@ pub struct LimiterBuilder {
     waiter_ttl: Duration,
     place: HomeChoice,
     requires_store: bool,
-    #[cfg(feature = "operate")]
     pub(crate) identity: Identity,
 }
 
@@ -70,7 +66,6 @@ impl Default for LimiterBuilder {
             waiter_ttl: Duration::from_secs(5),
             place: HomeChoice::default(),
             requires_store: false,
-            #[cfg(feature = "operate")]
             identity: Identity::default(),
         }
     }
@@ -210,38 +205,6 @@ impl LimiterBuilder {
         self
     }
 
-    /// Lets [operators](crate::operate) see this replica's permits and waiting requests. Default: off.
-    ///
-    /// The limiter then has one more connection to its store, with a separate task that answers operators' queries. No
-    /// request waits for this task. The store's user needs further rights: see [Running Redis](crate::guide::redis).
-    /// Without these rights the limiter works as before, and logs one warning. The limiter's layers watch each response, as
-    /// with [`OnLost::Abort`](crate::OnLost::Abort), so that an operator can revoke its permit. In memory,
-    /// [`Limiter::operator`] works without this setting.
-    #[cfg(feature = "operate")]
-    pub fn operable(mut self) -> Self {
-        self.identity.operable = true;
-        self
-    }
-
-    /// Sets the label of this replica in the views for operators. Default: the host's name.
-    ///
-    /// A label has 1 to 64 characters, none of them a control character.
-    #[cfg(feature = "operate")]
-    pub fn replica_label(mut self, label: impl Into<String>) -> Self {
-        self.identity.label = Some(label.into());
-        self
-    }
-
-    /// Shows operators the keys of callers. Default: their digests only.
-    ///
-    /// Keys are often credentials, such as API keys, and answers to operators pass through the store. Show keys only if
-    /// they are names. A key of more than 64 bytes is still shown as a digest.
-    #[cfg(feature = "operate")]
-    pub fn show_keys(mut self) -> Self {
-        self.identity.shows_keys = true;
-        self
-    }
-
     /// Creates a limiter without a store: see [`Limiter::in_memory`].
     ///
     /// # Errors
@@ -251,9 +214,7 @@ impl LimiterBuilder {
         let settings = self.settings(Parts::WHOLE)?;
         let keeper = Keeper::new(settings, None, self.home()?);
         let limiter = Limiter::new(KeeperHandle::new(keeper));
-        #[cfg(feature = "operate")]
-        let limiter = limiter.identified(self.identity);
-        Ok(limiter)
+        Ok(limiter.identified(self.identity))
     }
 
     /// Makes connecting fail if the store cannot be reached, with [`ConfigErrorKind::Unreachable`]. Default: a warning is
@@ -347,24 +308,16 @@ impl LimiterBuilder {
     #[cfg(feature = "redis")]
     async fn on_target(self, target: StoreTarget) -> Result<Limiter, ConfigError> {
         let home = self.home()?;
-        #[cfg(feature = "operate")]
-        let operators = self.identity.operable.then(|| target.clone());
         let settings = self.settings(target.layout())?;
-        let store = RedisStore::new(target, &settings.namespace, settings.replica);
-        #[cfg(feature = "operate")]
+        let store = RedisStore::new(target.clone(), &settings.namespace, settings.replica);
         let runtime = home.runtime();
-        let greeted = self.greeted(settings, Arc::new(store), home);
-        #[cfg_attr(not(feature = "operate"), allow(unused_variables))]
-        let (limiter, is_reached) = greeted.await?;
+        let (limiter, is_reached) = self.greeted(settings, Arc::new(store), home).await?;
+        let limiter = limiter.identified(self.identity);
         #[cfg(feature = "operate")]
-        let limiter = {
-            let limiter = limiter.identified(self.identity);
-            if let Some(target) = operators {
-                let store = (&target, self.store_timeout);
-                listen(&limiter, store, &self.namespace, runtime, is_reached).await;
-            }
-            limiter
-        };
+        if limiter.is_operable() {
+            let store = (&target, self.store_timeout);
+            crate::operate::listen(&limiter, store, &self.namespace, runtime, is_reached).await;
+        }
         Ok(limiter)
     }
 
@@ -427,7 +380,6 @@ impl LimiterBuilder {
             );
             faults.push(("waiter_ttl", fault));
         }
-        #[cfg(feature = "operate")]
         faults.extend(self.identity.fault().map(|fault| ("replica_label", fault)));
         if !is_namespace(namespace) {
             let fault = format!(

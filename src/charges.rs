@@ -45,7 +45,7 @@ use crate::{
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let permit = Limiter::in_memory().semaphore(&TOKENS, "acme").acquire().await?;
+/// let permit = Limiter::in_memory().semaphore(&TOKENS, "acme")?.acquire().await?;
 /// let budget = permit.budget(&TOKENS)?;
 /// budget.charge(1_500).await?; // the prompt
 /// budget.spend(300); // while the answer comes
@@ -105,7 +105,10 @@ impl Budget {
     /// # Cancel safety
     ///
     /// Cancel safe: dropping the future refunds the charge, if it was made.
-    pub fn charge(&self, cost: u32) -> Charging {
+    pub fn charge(
+        &self,
+        cost: u32,
+    ) -> impl Future<Output = Result<u32, AcquireError>> + Send + Unpin + use<> {
         let asked = self.0.as_ref().and_then(|rate| {
             let keeper = rate.permit.upgrade()?.keeper.clone();
             let demand = Demand::One(leg(rate.fee(), cost));
@@ -234,10 +237,7 @@ pub(crate) fn unknown_rate(unknown: &UnknownRates, limit: &str) -> AcquireError 
 }
 
 /// Future returned by [`Budget::charge`].
-///
-/// The future does nothing until it is polled.
-#[must_use = "futures do nothing unless polled"]
-pub struct Charging(ChargeStage);
+struct Charging(ChargeStage);
 
 enum ChargeStage {
     /// There is nothing to charge.
@@ -274,12 +274,6 @@ impl Future for Charging {
         };
         self.0 = ChargeStage::Decided;
         Poll::Ready(charged)
-    }
-}
-
-impl fmt::Debug for Charging {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Charging").finish_non_exhaustive()
     }
 }
 

@@ -80,15 +80,6 @@ impl fmt::Display for ConfigError {
 
 impl Error for ConfigError {}
 
-/// For the panicking twins of fallible setters: the panic names the caller's line.
-#[track_caller]
-pub(crate) fn or_panic<T>(result: Result<T, ConfigError>) -> T {
-    match result {
-        Ok(value) => value,
-        Err(error) => panic!("{error}"),
-    }
-}
-
 /// Error of a request that got no permit.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AcquireError {

@@ -98,7 +98,7 @@ pub fn replies(bytes: &[u8]) {
 
 /// The store may hold any data under the names of operators and replicas, and any client that may publish can ask and
 /// answer.
-#[cfg(all(feature = "operate", feature = "redis"))]
+#[cfg(feature = "operate")]
 pub fn operators(bytes: &[u8]) {
     crate::operate::hostile::read(bytes);
 }

@@ -74,7 +74,6 @@ impl Key {
     }
 
     /// The key's text, with bytes that are not text escaped. For operators who may see keys.
-    #[cfg(feature = "operate")]
     pub(crate) fn shown(&self) -> String {
         match str::from_utf8(self.bytes()) {
             Ok(text) => text.to_owned(),

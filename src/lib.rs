@@ -22,7 +22,7 @@
 //! let limiter = Limiter::connect("redis://127.0.0.1").await?; // or Limiter::in_memory()
 //! let app: Router = Router::new()
 //!     .route("/chat", post(chat))
-//!     .route_layer(limiter.layer(CHAT.by_header("x-api-key")));
+//!     .route_layer(limiter.layer(CHAT.by_header("x-api-key"))?);
 //! # Ok(())
 //! # }
 //! ```
@@ -40,7 +40,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let limiter = Limiter::in_memory();
-//! let permit = limiter.semaphore(&NIGHTLY, "report").acquire().await?;
+//! let permit = limiter.semaphore(&NIGHTLY, "report")?.acquire().await?;
 //! tokio::select! {
 //!     () = write_report() => {}
 //!     _ = permit.lost() => {} // another process may write it now: better to stop
@@ -145,7 +145,7 @@
 //! | [`fair`](Limit::fair) | limit, of slots | off: first come, first served | needs a wait; excludes `reuse` |
 //! | key | scope | [`Key::SHARED`] | [`by_header`](Limit::by_header), [`by_client_address`](Limit::by_client_address), [`by_key`](Limit::by_key), [`by_key_async`](Limit::by_key_async) |
 //! | [`values`](Scope::values) | scope | the limit's own | 0 refuses every request; for a rate at least 1, with its own [burst](LimitValue) or the limit's |
-//! | tenant | scope, of a fair limit | none: all requests are one tenant | [`fair_by_header`](Scope::fair_by_header), [`fair_by_str`](Scope::fair_by_str), [`fair_by_key`](Scope::fair_by_key) |
+//! | tenant | scope, of a fair limit | none: all requests are one tenant | [`fair_by_header`](Scope::fair_by_header), [`fair_by_key`](Scope::fair_by_key) |
 //! | [`shares`](Scope::shares) | scope, of a fair limit | 1 | 1 to 1,000 |
 //! | [`cost_by`](Scope::cost_by) | scope, of a rate | 1 | at most the burst, or [clamped](Scope::clamp_cost) to it |
 //! | scopes | policy | | 1 to 16, each limit once |
@@ -171,9 +171,7 @@
 //! | `cluster` | | Redis Cluster: `redis+cluster://`, with TLS `rediss+cluster://` |
 //! | `config` | | [limits from a TOML file](guide::config_file), with hot reload: the module `config` |
 //! | `metrics` | | [metrics](guide::metrics) through the facade of that name |
-//! | `operate` | | operators see the permits and waiters of all replicas, and change limits for a time: the module `operate` |
-//! | `admin` | | a page for operators and its JSON API, as a tower service: the module `admin` |
-//! | `cli` | | the command `turnstile`: see [Operating](guide::operating#the-command-line) |
+//! | `operate` | | [operators](guide::operating) see the permits and waiters of all replicas, and change limits for a time |
 //! | `axum` | | [`Slot`] as an extractor, [`Refusal`] as a response, and the matched path as a key |
 //! | `test-util` | | a store that a test can take down, slow down or empty: the module `test_util` |
 //!
@@ -182,11 +180,14 @@
 
 // docs.rs shows which feature each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// What operators see is collected always, and exported by the seam.
+#![cfg_attr(
+    not(feature = "operate"),
+    allow(dead_code, unreachable_pub, unused_imports, unused_variables)
+)]
 // Without a store, the part of the keeper that talks to the store is unused.
 #![cfg_attr(not(feature = "redis"), allow(dead_code, unused_imports))]
 
-#[cfg(feature = "admin")]
-pub mod admin;
 mod attached;
 mod builder;
 mod charges;
@@ -208,11 +209,9 @@ mod leases;
 mod ledger;
 mod limit;
 mod limiter;
-#[cfg_attr(not(feature = "operate"), allow(dead_code, unused_imports))]
 mod operable;
 #[cfg(feature = "operate")]
 pub mod operate;
-#[cfg_attr(not(feature = "operate"), allow(dead_code, unused_imports))]
 mod overrides;
 mod part;
 mod permit;
@@ -245,7 +244,7 @@ pub use limit::{Class, Fallback, Limit, LimitValue, Limits, Mode};
 
 // Permits.
 pub use attached::Attached;
-pub use charges::{Budget, Charging};
+pub use charges::Budget;
 pub use permit::Permit;
 pub use permit_id::{ParseIdError, PermitId};
 pub use semaphore::{Acquire, Semaphore};

@@ -4,12 +4,11 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-#[cfg(feature = "operate")]
-use crate::operate::Identity;
 use crate::{
     error::ConfigError,
     keeper::KeeperHandle,
     limit::Limit,
+    operable::Identity,
     status::{ShutdownReport, Status},
 };
 
@@ -40,7 +39,6 @@ use crate::{
 #[derive(Clone)]
 pub struct Limiter {
     keeper: Arc<KeeperHandle>,
-    #[cfg(feature = "operate")]
     identity: Identity,
 }
 
@@ -48,29 +46,22 @@ impl Limiter {
     pub(crate) fn new(keeper: Arc<KeeperHandle>) -> Self {
         Self {
             keeper,
-            #[cfg(feature = "operate")]
             identity: Identity::default(),
         }
     }
 
     /// Sets the identity that operators see.
-    #[cfg(feature = "operate")]
     pub(crate) fn identified(self, identity: Identity) -> Self {
         Self { identity, ..self }
     }
 
-    #[cfg(feature = "operate")]
     pub(crate) fn identity(&self) -> &Identity {
         &self.identity
     }
 
     /// Whether operators may ask this replica, and revoke its permits.
     pub(crate) fn is_operable(&self) -> bool {
-        #[cfg(feature = "operate")]
-        let is_operable = self.identity.operable;
-        #[cfg(not(feature = "operate"))]
-        let is_operable = false;
-        is_operable
+        self.identity.operable
     }
 
     /// Returns this process's permits and waiting requests, without a round trip.
@@ -132,13 +123,13 @@ impl Limiter {
     /// use tower_turnstile::{Limit, Limiter};
     ///
     /// let limiter = Limiter::in_memory();
-    /// let _layer = limiter.layer(Limit::concurrent("chat", 5));
+    /// let _layer = limiter.layer(Limit::concurrent("chat", 5))?;
     /// limiter.update(&Limit::concurrent("chat", 8))?;
     /// let chat = limiter.limit("chat").expect("the layer has it");
     /// assert_eq!(chat.max(), 8);
     ///
     /// limiter.update(&Limit::concurrent("chat", 9))?;
-    /// let semaphore = limiter.semaphore(&chat, "acme"); // under 9 permits
+    /// let semaphore = limiter.semaphore(&chat, "acme")?; // under 9 permits
     /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
     pub fn limit(&self, name: &str) -> Option<Limit> {

@@ -30,7 +30,6 @@ impl Part {
     }
 
     /// The part of a cluster with the ledger of this [digest](crate::key::Key::digest).
-    #[cfg_attr(not(any(feature = "operate", test)), allow(dead_code))]
     pub(crate) fn of(digest: u128) -> Self {
         Parts::CLUSTER.of(digest)
     }

@@ -105,7 +105,7 @@ impl Permit {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let jobs = Limiter::in_memory().semaphore(&JOBS, "acme");
+    /// let jobs = Limiter::in_memory().semaphore(&JOBS, "acme")?;
     /// let permit = jobs.acquire().await?;
     /// // ... the work ...
     /// permit.release().await?;
@@ -139,7 +139,7 @@ impl Permit {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let partner = Limiter::in_memory().semaphore(&PARTNER, "acme");
+    /// let partner = Limiter::in_memory().semaphore(&PARTNER, "acme")?;
     /// let permit = partner.acquire().await?;
     /// permit.pause(&PARTNER, Duration::from_secs(20))?;
     /// let error = partner.try_acquire().await.unwrap_err();

@@ -15,7 +15,7 @@ use crate::ledger::{ID_CHARS, MemberId};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let jobs = Limiter::in_memory().semaphore(Limit::concurrent("jobs", 5), "acme");
+/// let jobs = Limiter::in_memory().semaphore(Limit::concurrent("jobs", 5), "acme")?;
 /// let permit = jobs.acquire().await?;
 /// println!("job 17 runs as {}", permit.id().expect("it has a slot"));
 /// # Ok(())
@@ -33,13 +33,11 @@ impl PermitId {
         Self { member, tenure }
     }
 
-    #[cfg(feature = "operate")]
     pub(crate) fn tenure(&self) -> u64 {
         self.tenure
     }
 
     /// The permit's name in the store.
-    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
     pub(crate) fn member(&self) -> MemberId {
         self.member
     }
@@ -70,7 +68,7 @@ impl fmt::Display for ParseIdError {
 
 impl Error for ParseIdError {}
 
-/// Shows, writes and reads an id as its text, in `Debug` and with serde too.
+/// Shows an id as its text in `Debug` too.
 macro_rules! impl_text {
     ($id:ident) => {
         impl std::fmt::Debug for $id {
@@ -78,25 +76,9 @@ macro_rules! impl_text {
                 std::fmt::Display::fmt(self, f)
             }
         }
-
-        #[cfg(feature = "operate")]
-        impl serde::Serialize for $id {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-
-        #[cfg(feature = "operate")]
-        impl<'de> serde::Deserialize<'de> for $id {
-            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = String::deserialize(deserializer)?;
-                text.parse().map_err(serde::de::Error::custom)
-            }
-        }
     };
 }
 
-#[cfg(feature = "operate")]
 pub(crate) use impl_text;
 
 impl_text!(PermitId);

@@ -1,7 +1,7 @@
 //! The reason codes: every reason that users see by a code, each with its one spelling.
 //!
 //! Public kinds of errors, ends and verdicts take their codes from here, by [`impl_codes`]. Metric labels, log events, problem
-//! details, gRPC metadata, the admin API and the command line show these codes and no others.
+//! details and gRPC metadata show these codes and no others. What only operators meet has its codes in their package.
 //!
 //! Tests: `reason/tests.rs`, which also compares the table of `guide/metrics.md`.
 
@@ -12,7 +12,6 @@ macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $code:literal,)+) => {
         /// Why something was refused, has ended or has failed.
         // Not every feature has all of them.
-        #[cfg_attr(not(feature = "admin"), allow(dead_code))]
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Reason {
             $($(#[$doc])* $name,)+
@@ -41,6 +40,7 @@ reasons! {
     InvalidWeight = "invalid_weight",
     InvalidCost = "invalid_cost",
     UnknownRate = "unknown_rate",
+    UnknownLimit = "unknown_limit",
     NoKey = "no_key",
     AmbiguousPath = "ambiguous_path",
     BodyFailed = "body_failed",
@@ -58,40 +58,13 @@ reasons! {
     /// A permit was admitted by a fallback, and is new to the store.
     Fallback = "fallback",
 
-    // Verdicts.
-    Recovering = "recovering",
-    Admitted = "admitted",
-    Queued = "queued",
-    Delayed = "delayed",
-
-    // Configuration, and calls of operators.
+    // Configuration.
     Value = "value",
     ConflictingLimits = "conflicting_limits",
     Url = "url",
     Credentials = "credentials",
     Permission = "permission",
     Store = "store",
-    NoStore = "no_store",
-    UnknownLimit = "unknown_limit",
-    NoAnswer = "no_answer",
-    Busy = "busy",
-    /// Another operator has changed the same.
-    Conflict = "conflict",
-    TooManyOverrides = "too_many_overrides",
-    NotFound = "not_found",
-    NotFair = "not_fair",
-
-    // Requests of the admin API.
-    Malformed = "malformed",
-    TooLarge = "too_large",
-    ContentType = "content_type",
-    Method = "method",
-    NoSuchPath = "no_such_path",
-    ReadOnly = "read_only",
-    NoAuthor = "no_author",
-    NoHeader = "no_header",
-    CrossSite = "cross_site",
-    WrongHost = "wrong_host",
 }
 
 /// The limit of a configuration that refuses ambiguous paths: no request has a key for it.
@@ -112,8 +85,8 @@ macro_rules! impl_codes {
     ($kind:ident { $($variant:ident $(= $reason:ident)?),+ $(,)? }) => {
         impl $kind {
             /// All kinds, in the order of their numbers.
-            #[cfg_attr(not(test), allow(dead_code))]
-            pub(crate) const ALL: &[Self] = &[$(Self::$variant),+];
+            #[doc(hidden)]
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
 
             /// Returns the code of this reason, in snake case: the same in metrics, log events, problem details and the
             /// answers for operators.

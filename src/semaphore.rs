@@ -4,8 +4,6 @@
 
 mod tenant;
 
-#[cfg(feature = "operate")]
-use std::borrow::Cow;
 use std::{
     fmt,
     future::Future,
@@ -19,7 +17,7 @@ use std::{
 use futures_util::future::try_join_all;
 
 use crate::{
-    error::{AcquireError, AcquireErrorKind, ConfigError, or_panic},
+    error::{AcquireError, AcquireErrorKind, ConfigError},
     keeper::{BoundPool, Demand, KeeperHandle, Leg, PermitRequest},
     key::Key,
     leases::Label,
@@ -45,7 +43,7 @@ use crate::{
 /// const NIGHTLY: Limit = Limit::concurrent("nightly", 1).wait_up_to(Duration::from_secs(60));
 ///
 /// let limiter = Limiter::in_memory();
-/// let nightly = limiter.semaphore(&NIGHTLY, "report");
+/// let nightly = limiter.semaphore(&NIGHTLY, "report")?;
 /// let permit = nightly.acquire().await?;
 /// assert!(nightly.try_acquire().await.is_err());
 /// drop(permit);
@@ -91,25 +89,15 @@ impl Limiter {
     /// const JOBS: Limit = Limit::concurrent("jobs", 5);
     /// const STARTS: Limit = Limit::rate("job-starts", 60, Duration::from_secs(60));
     ///
-    /// let jobs = Limiter::in_memory().semaphore([JOBS, STARTS], "acme");
+    /// let jobs = Limiter::in_memory().semaphore([JOBS, STARTS], "acme")?;
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
-    ///
-    /// # Panics
-    ///
-    /// If a value of a limit is out of range, if this limiter has another limit of the same name with different values, or
-    /// if the list is empty, has more than [`Policy::MAX_SCOPES`](crate::Policy::MAX_SCOPES) limits, or has a limit twice.
-    /// [`Limiter::try_semaphore`] returns these faults as errors.
-    #[track_caller]
-    pub fn semaphore(&self, limits: impl Into<Limits>, key: impl Into<Key>) -> Semaphore {
-        or_panic(self.try_semaphore(limits, key))
-    }
-
-    /// Fallible version of [`semaphore`](Self::semaphore), for limits from a configuration.
     ///
     /// # Errors
     ///
-    /// If [`semaphore`](Self::semaphore) would panic.
-    pub fn try_semaphore(
+    /// If a value of a limit is out of range, if this limiter has another limit of the same name with different values, or
+    /// if the list is empty, has more than [`Policy::MAX_SCOPES`](crate::Policy::MAX_SCOPES) limits, or has a limit twice.
+    pub fn semaphore(
         &self,
         limits: impl Into<Limits>,
         key: impl Into<Key>,
@@ -138,25 +126,14 @@ impl Semaphore {
     /// # use tower_turnstile::{Limit, Limiter};
     /// const JOBS: Limit = Limit::concurrent("jobs", 5);
     ///
-    /// let gold = Limiter::in_memory().semaphore(&JOBS, "acme").value(20);
+    /// let gold = Limiter::in_memory().semaphore(&JOBS, "acme")?.value(20)?;
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
-    ///
-    /// # Panics
-    ///
-    /// If the value is out of range, such as 0 for a rate, or has a burst although the limit is not a rate.
-    /// [`try_value`](Self::try_value) returns these faults as errors.
-    #[must_use]
-    #[track_caller]
-    pub fn value(self, value: impl Into<LimitValue>) -> Self {
-        or_panic(self.try_value(value))
-    }
-
-    /// Fallible version of [`value`](Self::value).
     ///
     /// # Errors
     ///
     /// If the value is out of range, such as 0 for a rate, or has a burst although the limit is not a rate.
-    pub fn try_value(mut self, value: impl Into<LimitValue>) -> Result<Self, ConfigError> {
+    pub fn value(mut self, value: impl Into<LimitValue>) -> Result<Self, ConfigError> {
         let value = value.into();
         let Inner { first, others, .. } = Arc::make_mut(&mut self.0);
         let bound = others.last_mut().unwrap_or(first);
@@ -165,22 +142,9 @@ impl Semaphore {
         Ok(self)
     }
 
-    /// Labels the semaphore's permits and queued requests for [operators](crate::operate). Default: no label.
-    ///
-    /// The label describes the work, such as the name of the job: do not put secrets into it. Labels are truncated to 128
-    /// bytes.
-    ///
-    /// ```
-    /// # use tower_turnstile::{Limit, Limiter};
-    /// const JOBS: Limit = Limit::concurrent("jobs", 5);
-    ///
-    /// let jobs = Limiter::in_memory().semaphore(&JOBS, "acme").label("nightly report");
-    /// ```
-    #[cfg(feature = "operate")]
-    #[must_use]
-    pub fn label(mut self, label: impl Into<Cow<'static, str>>) -> Self {
+    pub(crate) fn labelled(mut self, label: Label) -> Self {
         let inner = Arc::make_mut(&mut self.0);
-        inner.label = label.into().into();
+        inner.label = label;
         // An idle slot acquired without the keeper would get no label.
         inner.first.pool = None;
         self
@@ -201,34 +165,18 @@ impl Semaphore {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let limiter = Limiter::in_memory();
-    /// let jobs = limiter.semaphore([TENANT, STARTS], "acme").and(ALL, Key::SHARED);
+    /// let jobs = limiter.semaphore([TENANT, STARTS], "acme")?.and(ALL, Key::SHARED)?;
     /// let permit = jobs.acquire().await?;
     /// # drop(permit);
     /// # Ok(())
     /// # }
     /// ```
     ///
-    /// # Panics
-    ///
-    /// As [`Limiter::semaphore`] does, and if there are more than [`Policy::MAX_SCOPES`](crate::Policy::MAX_SCOPES) limits in total, or one
-    /// of them twice.
-    #[must_use]
-    #[track_caller]
-    pub fn and(self, limits: impl Into<Limits>, key: impl Into<Key>) -> Self {
-        or_panic(self.try_and(limits, key))
-    }
-
-    /// Fallible version of [`and`](Self::and), for limits from a configuration.
-    ///
     /// # Errors
     ///
-    /// The errors of [`Limiter::try_semaphore`], and an error if there are more than [`Policy::MAX_SCOPES`](crate::Policy::MAX_SCOPES)
+    /// The errors of [`Limiter::semaphore`], and an error if there are more than [`Policy::MAX_SCOPES`](crate::Policy::MAX_SCOPES)
     /// limits in total, or one of them twice.
-    pub fn try_and(
-        self,
-        limits: impl Into<Limits>,
-        key: impl Into<Key>,
-    ) -> Result<Self, ConfigError> {
+    pub fn and(self, limits: impl Into<Limits>, key: impl Into<Key>) -> Result<Self, ConfigError> {
         let (limits, key) = (limits.into().0, key.into());
         if limits.is_empty() {
             check_together([])?;
@@ -294,7 +242,7 @@ impl Semaphore {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let gpu = Limiter::in_memory().semaphore(&GPU, "a");
+    /// let gpu = Limiter::in_memory().semaphore(&GPU, "a")?;
     /// let permit = gpu.acquire_many(3).await?;
     /// assert_eq!(permit.weight(), 3);
     /// assert_eq!(gpu.usage().await?.in_use, 3);
@@ -367,7 +315,7 @@ impl Semaphore {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let jobs = Limiter::in_memory().semaphore(TENANT, "acme").and(ALL, Key::SHARED);
+    /// let jobs = Limiter::in_memory().semaphore(TENANT, "acme")?.and(ALL, Key::SHARED)?;
     /// let permit = jobs.acquire().await?;
     /// for (limit, usage) in jobs.usages().await? {
     ///     println!("{}: {} of {} in use", limit.name(), usage.in_use, usage.max);

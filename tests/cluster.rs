@@ -145,6 +145,7 @@ fn ledgers_are_spread_over_the_nodes() {
             held.push(
                 limiter
                     .semaphore(&limit, key)
+                    .unwrap()
                     .acquire()
                     .await
                     .expect("free"),
@@ -170,7 +171,13 @@ fn slots_that_move_under_load_are_followed() {
         let cluster = RedisCluster::start(3, 0);
         let (one, other) = (replica(&cluster).await, replica(&cluster).await);
         let hot = Limit::concurrent("hot", 3).wait_up_to(GUARD);
-        let load = Load::start(&[one.semaphore(&hot, "a"), other.semaphore(&hot, "a")], 20);
+        let load = Load::start(
+            &[
+                one.semaphore(&hot, "a").unwrap(),
+                other.semaphore(&hot, "a").unwrap(),
+            ],
+            20,
+        );
         load.goes_on().await;
         let slot = *ledgers(&cluster)
             .keys()
@@ -182,6 +189,7 @@ fn slots_that_move_under_load_are_followed() {
         for key in 0..100u64 {
             held.push(
                 one.semaphore(&neighbour, key)
+                    .unwrap()
                     .acquire()
                     .await
                     .expect("free"),
@@ -208,10 +216,15 @@ fn a_waiter_whose_subscription_is_at_another_node_gets_no_message() {
         let cluster = RedisCluster::start(3, 0);
         let (one, other) = (replica(&cluster).await, replica(&cluster).await);
         let hot = Limit::concurrent("hot", 1).wait_up_to(GUARD);
-        let held = other.semaphore(&hot, "a").acquire().await.expect("free");
-        let waits = one.semaphore(&hot, "a");
+        let held = other
+            .semaphore(&hot, "a")
+            .unwrap()
+            .acquire()
+            .await
+            .expect("free");
+        let waits = one.semaphore(&hot, "a").unwrap();
         let waiting = tokio::spawn(async move { waits.acquire().await });
-        let looks = other.semaphore(&hot, "a");
+        let looks = other.semaphore(&hot, "a").unwrap();
         while looks.usage().await.expect("up").waiting == 0 {
             tokio::task::yield_now().await;
         }
@@ -232,7 +245,7 @@ fn holders_are_at_the_next_node_before_newcomers() {
     alone(async {
         let cluster = RedisCluster::start(3, 0);
         let limiter = replica(&cluster).await;
-        let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "a");
+        let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "a").unwrap();
         let held = semaphore.acquire().await.expect("free");
         let (slot, keys) = ledgers(&cluster).pop_first().expect("it is there");
         let from = cluster.owner(slot);
@@ -298,7 +311,7 @@ fn requests_find_their_way_while_a_slot_moves() {
         let cluster = RedisCluster::start(3, 0);
         let limiter = replica(&cluster).await;
         let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
-        let semaphore = limiter.semaphore(&limit, "a");
+        let semaphore = limiter.semaphore(&limit, "a").unwrap();
         let (slot, from, to) = way(&cluster, &semaphore).await;
         let (from_id, to_id) = (id(from), id(to));
         let set = |node: &RedisServer, state: &[&str]| {
@@ -328,7 +341,7 @@ fn waiters_keep_their_order_while_their_slot_moves() {
         let cluster = RedisCluster::start(3, 0);
         let (one, other) = (replica(&cluster).await, replica(&cluster).await);
         let limit = Limit::concurrent("a", 1).wait_up_to(GUARD);
-        let [one, other] = [one, other].map(|limiter| limiter.semaphore(&limit, "a"));
+        let [one, other] = [one, other].map(|limiter| limiter.semaphore(&limit, "a").unwrap());
         let (slot, from, to) = way(&cluster, &one).await;
         let (from_id, to_id) = (id(from), id(to));
         to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
@@ -351,7 +364,7 @@ fn a_silent_node_that_keys_are_moving_to_is_connected_to_anew() {
         let cluster = RedisCluster::start(3, 0);
         let limiter = noticing(&cluster.url()).await;
         let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
-        let semaphore = limiter.semaphore(&limit, "a");
+        let semaphore = limiter.semaphore(&limit, "a").unwrap();
         let (slot, from, to) = way(&cluster, &semaphore).await;
         let (from_id, to_id) = (id(from), id(to));
         to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
@@ -388,7 +401,7 @@ fn a_node_that_is_gone_concerns_its_parts_only() {
         let limiter = noticing(&cluster.url()).await;
         let limit = Limit::concurrent("part", 1).fallback(Fallback::Reject);
         let semaphores: Vec<_> = (0..48u64)
-            .map(|key| limiter.semaphore(&limit, key))
+            .map(|key| limiter.semaphore(&limit, key).unwrap())
             .collect();
         join_all(semaphores.iter().map(until_granted)).await;
         cluster.primaries[2].pause();
@@ -427,12 +440,12 @@ fn a_failover_is_survived_without_a_restart() {
         let hot = Limit::concurrent("hot", 2)
             .wait_up_to(GUARD)
             .fallback(Fallback::Reject);
-        let (slot, ..) = way(&cluster, &one.semaphore(&hot, "a")).await;
+        let (slot, ..) = way(&cluster, &one.semaphore(&hot, "a").unwrap()).await;
         let owner = cluster.owner(slot.parse().expect("a number"));
         let mut held = Vec::new();
         // The keys of the same node.
         for key in 0..30u64 {
-            let kept = other.semaphore(Limit::concurrent("kept", 5), key);
+            let kept = other.semaphore(Limit::concurrent("kept", 5), key).unwrap();
             let before = cluster.primaries[owner].key_count();
             let permit = kept.acquire().await.expect("free");
             if cluster.primaries[owner].key_count() > before {
@@ -440,7 +453,13 @@ fn a_failover_is_survived_without_a_restart() {
             }
         }
         assert!(held.len() >= 3, "{} keys", held.len());
-        let load = Load::start(&[one.semaphore(&hot, "a"), other.semaphore(&hot, "a")], 10);
+        let load = Load::start(
+            &[
+                one.semaphore(&hot, "a").unwrap(),
+                other.semaphore(&hot, "a").unwrap(),
+            ],
+            10,
+        );
         load.goes_on().await;
         cluster.primaries[owner].stop();
         let before = deadlines(&held);
@@ -466,7 +485,7 @@ fn a_node_that_is_gone_costs_the_others_few_connections() {
         let mut cluster = RedisCluster::start(3, 0);
         let limiter = replica(&cluster).await;
         let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
-        let semaphore = limiter.semaphore(&limit, "a");
+        let semaphore = limiter.semaphore(&limit, "a").unwrap();
         let (slot, ..) = way(&cluster, &semaphore).await;
         let owner = cluster.owner(slot.parse().expect("a number"));
         cluster.primaries[owner].stop();
@@ -505,7 +524,7 @@ fn a_shutdown_reports_what_a_silent_node_may_still_count() {
         let limiter = noticing(&cluster.url()).await;
         let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
         let acquire = async |key| {
-            let semaphore = limiter.semaphore(&limit, key);
+            let semaphore = limiter.semaphore(&limit, key).unwrap();
             loop {
                 if let Ok(permit) = semaphore.acquire().await {
                     break permit;
@@ -520,7 +539,7 @@ fn a_shutdown_reports_what_a_silent_node_may_still_count() {
         let mut shutdown = tokio_test::task::spawn(limiter.shutdown(10 * GUARD));
         tokio_test::assert_pending!(shutdown.poll());
         for key in 0..KEYS {
-            let late = limiter.semaphore(&limit, format!("late {key}"));
+            let late = limiter.semaphore(&limit, format!("late {key}")).unwrap();
             let refused = late.try_acquire().await.expect_err("all parts are closed");
             assert_eq!(refused.kind(), AcquireErrorKind::ShutDown);
         }
@@ -550,7 +569,7 @@ fn a_url_may_name_dead_nodes_and_a_password() {
         let limiter = noticing(&format!("redis+cluster://shop:canary@{nodes}")).await;
         let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
         let semaphores: Vec<_> = (0..40u64)
-            .map(|key| limiter.semaphore(&limit, key))
+            .map(|key| limiter.semaphore(&limit, key).unwrap())
             .collect();
         join_all(semaphores.iter().map(until_granted)).await;
         let url = cluster.url().replace("://", "://shop:wrong@");

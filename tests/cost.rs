@@ -115,7 +115,7 @@ fn a_permit_in_memory_is_one_allocation() {
     let runtime = runtime();
     for keys in [1, 32] {
         let limiter = Limiter::in_memory();
-        let semaphores = (0..keys).map(|key| limiter.semaphore(&MANY, key));
+        let semaphores = (0..keys).map(|key| limiter.semaphore(&MANY, key).unwrap());
         let semaphores: Vec<Semaphore> = semaphores.collect();
         let one = allocations_of_one(|count| {
             runtime.block_on(async {
@@ -133,7 +133,7 @@ fn a_reused_permit_is_no_allocation() {
     const REUSED: Limit = Limit::concurrent("reused", 64).reuse();
     let _alone = alone();
     let runtime = runtime();
-    let semaphore = Limiter::in_memory().semaphore(&REUSED, "k");
+    let semaphore = Limiter::in_memory().semaphore(&REUSED, "k").unwrap();
     let one = allocations_of_one(|count| runtime.block_on(pairs(&semaphore, count)));
     assert_eq!(one.round(), 0.0);
 }
@@ -145,7 +145,10 @@ fn a_permit_of_a_store_allocates_no_more_than_before() {
     let _alone = alone();
     let runtime = runtime();
     let server = RedisServer::start();
-    let semaphore = runtime.block_on(connect(&server)).semaphore(&MANY, "k");
+    let semaphore = runtime
+        .block_on(connect(&server))
+        .semaphore(&MANY, "k")
+        .unwrap();
     let one = allocations_of_one(|count| runtime.block_on(pairs(&semaphore, count)));
     assert!(one <= MOST, "{one} allocations, not {MOST}");
 }
@@ -227,7 +230,7 @@ fn a_permit_is_two_short_exchanges() {
     let _alone = alone();
     let server = RedisServer::start();
     runtime().block_on(async {
-        let semaphore = connect(&server).await.semaphore(&MANY, "k");
+        let semaphore = connect(&server).await.semaphore(&MANY, "k").unwrap();
         let admission = [
             ("evalsha", 1),
             ("time", 1),
@@ -256,8 +259,8 @@ fn an_admission_under_three_limits_is_one_exchange() {
         let limiter = connect(&server).await;
         let [caller, all] = ["caller", "all"].map(|name| Limit::concurrent(name, 100));
         let opens = Limit::rate("opens", 1_000, Duration::from_secs(86_400));
-        let jobs = limiter.semaphore([&caller, &opens], "a");
-        let jobs = jobs.and(&all, Key::SHARED);
+        let jobs = limiter.semaphore([&caller, &opens], "a").unwrap();
+        let jobs = jobs.and(&all, Key::SHARED).unwrap();
         let admission = [
             ("evalsha", 1),
             ("time", 1),
@@ -289,7 +292,7 @@ fn reused_permits_cost_the_store_nothing_by_themselves() {
     let _alone = alone();
     let server = RedisServer::start();
     runtime().block_on(async {
-        let semaphore = connect(&server).await.semaphore(&REUSED, "k");
+        let semaphore = connect(&server).await.semaphore(&REUSED, "k").unwrap();
         drop(hold(&semaphore, 64).await);
         server.cli(&["CONFIG", "RESETSTAT"]);
         let start = Instant::now();
@@ -327,7 +330,7 @@ fn a_hundred_permits_are_renewed_in_one_exchange() {
             .lease(9 * second)
             .store_timeout(2 * second);
         let limiter = builder.connect(&server.url()).await.expect("up");
-        let held = hold(&limiter.semaphore(&MANY, "k"), 100).await;
+        let held = hold(&limiter.semaphore(&MANY, "k").unwrap(), 100).await;
         let last = held.last().expect("some are held");
         // A machine that stalls may cause more exchanges, but not each time.
         for is_last in [false, false, true] {
@@ -361,7 +364,7 @@ fn keys_take_no_memory_when_they_are_left() {
     let server = RedisServer::start();
     runtime().block_on(async {
         let limiter = connect(&server).await;
-        let semaphores = (0..KEYS).map(|key| limiter.semaphore(&MANY, key as u64));
+        let semaphores = (0..KEYS).map(|key| limiter.semaphore(&MANY, key as u64).unwrap());
         let semaphores: Vec<Semaphore> = semaphores.collect();
         for (of_each, most) in MOST_HELD {
             let mut held = Vec::with_capacity(of_each * KEYS);
@@ -392,10 +395,10 @@ fn waiting_is_a_poll_for_all() {
     let _alone = alone();
     let server = RedisServer::start();
     runtime().block_on(async {
-        let holder = hold(&connect(&server).await.semaphore(&ONE, "k"), 1).await;
+        let holder = hold(&connect(&server).await.semaphore(&ONE, "k").unwrap(), 1).await;
         let builder = lasting().poll_interval(POLL);
         let limiter = builder.connect(&server.url()).await.expect("up");
-        let semaphore = limiter.semaphore(&ONE, "k");
+        let semaphore = limiter.semaphore(&ONE, "k").unwrap();
         let waiters: Vec<_> = (0..100)
             .map(|_| tokio::spawn(semaphore.acquire()))
             .collect();

@@ -40,7 +40,7 @@ async fn hold(server: &RedisServer, options: &[&str]) -> (Replica, Semaphore) {
     let limiter = Limiter::builder().lease(4 * GUARD).store_timeout(GUARD);
     let limiter = limiter.connect(server.url()).await.expect("it is up");
     let gpu = Limit::concurrent("gpu", 1).wait_up_to(GUARD);
-    (replica, limiter.semaphore(gpu, "acme"))
+    (replica, limiter.semaphore(gpu, "acme").unwrap())
 }
 
 /// A client whose environment contains only the usual program folders.

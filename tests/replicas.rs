@@ -446,17 +446,6 @@ async fn whole_after_sigterm(mut replica: Replica, path: &str, events: usize) {
     assert_eq!(soon(replica.terminated()).await, Some(0));
 }
 
-/// The page ends with the service.
-#[cfg(feature = "admin")]
-#[test]
-fn the_example_with_a_page_ends_by_sigterm() {
-    alone(async {
-        let options = ["--listen", "127.0.0.1:0", "--page-port", "0"];
-        let mut replica = Replica::launch(command("admin", &options)).await;
-        assert_eq!(replica.terminate().await, Some(0));
-    });
-}
-
 /// A bad option causes one clear line that names it, and exit code 2.
 #[test]
 fn bad_options_are_refused_in_one_line() {

@@ -153,7 +153,10 @@ async fn under_load(strike: impl FnOnce(&mut Watched)) -> (Watched, Limiter) {
     let mut watched = block_in_place(Watched::start);
     let limit = Limit::concurrent("load", 6).wait_up_to(GUARD);
     let (a, b) = (replica(&watched.url()).await, replica(&watched.url()).await);
-    let (here, there) = (a.semaphore(&limit, "key"), b.semaphore(&limit, "key"));
+    let (here, there) = (
+        a.semaphore(&limit, "key").unwrap(),
+        b.semaphore(&limit, "key").unwrap(),
+    );
     let held = [
         here.acquire().await.expect("free"),
         there.acquire().await.expect("free"),
@@ -169,7 +172,7 @@ async fn under_load(strike: impl FnOnce(&mut Watched)) -> (Watched, Limiter) {
     assert!(peak <= 14, "G8: an overshoot of {peak}");
     block_in_place(|| watched.until_replaced(0));
     for (limiter, key) in [(&a, "a"), (&b, "b")] {
-        drop(granted(&limiter.semaphore(strict(1), key)).await);
+        drop(granted(&limiter.semaphore(strict(1), key).unwrap()).await);
     }
     gauge.until_capped().await;
     for permit in &held {
@@ -196,7 +199,7 @@ fn a_killed_primary_is_replaced_without_a_restart() {
 fn a_silent_primary_is_replaced_and_does_no_harm_when_it_is_back() {
     alone(async {
         let (watched, limiter) = under_load(|watched| watched.servers[0].pause()).await;
-        let semaphore = limiter.semaphore(strict(1), "key");
+        let semaphore = limiter.semaphore(strict(1), "key").unwrap();
         let _held = granted(&semaphore).await;
         for sentinel in &watched.sentinels {
             // Otherwise they leave it alone for eight seconds.
@@ -227,7 +230,7 @@ fn a_replaced_primary_that_is_well_is_left_at_once() {
         let new = block_in_place(|| watched.primary()).expect("one is named");
         let keys = |server| watched.answer(server, &["KEYS", "turnstile:*"]);
         let before = keys(new);
-        let _held = granted(&limiter.semaphore(strict(1), "where")).await;
+        let _held = granted(&limiter.semaphore(strict(1), "where").unwrap()).await;
         let (in_new, in_old) = (keys(new), keys(0));
         let key = in_new.lines().find(|key| !before.contains(key));
         let key = key.expect("the permit is in the new one");
@@ -247,7 +250,7 @@ fn holders_are_at_the_next_primary_before_newcomers() {
     alone(async {
         let watched = block_in_place(Watched::start);
         let limiter = replica(&watched.url()).await;
-        let semaphore = limiter.semaphore(strict(1), "key");
+        let semaphore = limiter.semaphore(strict(1), "key").unwrap();
         let held = granted(&semaphore).await;
         block_in_place(|| {
             watched.until_copied();
@@ -282,7 +285,7 @@ fn bad_sentinels_cost_no_time() {
         let patient = || builder().store_timeout(2 * GUARD);
         for bad in [dead, silent_port, stale] {
             let limiter = patient().connect(&url(&[bad, bad, bad, good])).await;
-            let semaphore = limiter.expect("a URL").semaphore(strict(1), "key");
+            let semaphore = limiter.expect("a URL").semaphore(strict(1), "key").unwrap();
             drop(soon(semaphore.acquire()).await.expect("at once"));
             until("it listens", || watched.sentinels[2].listeners() == 1);
             drop(semaphore);
@@ -303,11 +306,11 @@ fn bad_sentinels_cost_no_time() {
             let channels = watched.servers[0].cli(&["PUBSUB", "CHANNELS"]);
             channels.contains("turnstile:wake:all")
         });
-        let permit = limiter.semaphore(strict(1), "key").acquire().await;
+        let permit = limiter.semaphore(strict(1), "key").unwrap().acquire().await;
         drop(permit.expect("a free slot"));
         // Only the stale sentinel: an outage, since the sentinel may update its knowledge.
         let limiter = replica(&url(&[stale])).await;
-        let error = limiter.semaphore(strict(1), "key").acquire().await;
+        let error = limiter.semaphore(strict(1), "key").unwrap().acquire().await;
         let error = error.expect_err("no primary");
         assert_eq!(error.kind(), AcquireErrorKind::Unavailable, "{error}");
     });
@@ -335,7 +338,7 @@ fn a_distant_service_is_reached() {
         let (_server, [to_sentinel, _to_server]) = distant(SECOND * 7 / 20, SECOND * 7 / 40);
         let limiter = replica(&url(&[to_sentinel.port()])).await;
         assert!(!limiter.status().store_up);
-        let semaphore = limiter.semaphore(strict(1), "key");
+        let semaphore = limiter.semaphore(strict(1), "key").unwrap();
         drop(granted(&semaphore).await);
         until_in_use(&semaphore, 0).await;
     });
@@ -402,7 +405,7 @@ fn a_wrong_configuration_is_no_outage() {
         }
         // The same with the right credentials: the minimum permissions of the sentinels' user.
         let limiter = replica(&with("turnstile:right@", &format!("{as_user}right"))).await;
-        let semaphore = limiter.semaphore(strict(1), "key");
+        let semaphore = limiter.semaphore(strict(1), "key").unwrap();
         let permit = granted(&semaphore).await;
         // A password that is changed while the service runs.
         for server in &watched.servers {
@@ -439,10 +442,12 @@ fn sentinels_that_are_down_at_the_start_are_waited_for() {
             sentinel.stop();
         }
         let limiter = replica(&watched.url()).await;
-        let semaphore = limiter.semaphore(strict(1), "key");
+        let semaphore = limiter.semaphore(strict(1), "key").unwrap();
         let error = semaphore.acquire().await.expect_err("no sentinel");
         assert_eq!(error.kind(), AcquireErrorKind::Unavailable, "{error}");
-        let local = limiter.semaphore(Limit::concurrent("local", 1), "key");
+        let local = limiter
+            .semaphore(Limit::concurrent("local", 1), "key")
+            .unwrap();
         drop(local.acquire().await.expect("its policy lets it in"));
         until("a warning", || log().since(&mut seen).contains("WARN"));
         block_in_place(|| watched.sentinels[1].restart());
@@ -457,7 +462,10 @@ fn writes_that_a_failover_loses_are_adopted() {
         let mut watched = block_in_place(Watched::start);
         let limit = strict(2);
         let (a, b) = (replica(&watched.url()).await, replica(&watched.url()).await);
-        let (here, there) = (a.semaphore(&limit, "key"), b.semaphore(&limit, "key"));
+        let (here, there) = (
+            a.semaphore(&limit, "key").unwrap(),
+            b.semaphore(&limit, "key").unwrap(),
+        );
         // Connected, so that it reconnects only when necessary.
         until_in_use(&there, 0).await;
         let kept = granted(&here).await;

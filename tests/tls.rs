@@ -139,7 +139,7 @@ fn install_provider() {
 /// Checks that slots come from the store.
 async fn serves(limiter: &Limiter) {
     let limit = Limit::concurrent("strict", 1).fallback(Fallback::Reject);
-    let permit = limiter.semaphore(&limit, "key").acquire().await;
+    let permit = limiter.semaphore(&limit, "key").unwrap().acquire().await;
     drop(permit.expect("the store is up"));
 }
 
@@ -226,7 +226,7 @@ async fn a_wrong_certificate_later_on_does_not_open_the_gate() {
     let limiter = secured.connect(&secured.authority, None).await;
     let limiter = limiter.expect("it is trusted");
     let limit = Limit::concurrent("a", 1).fallback(Fallback::Allow);
-    let semaphore = limiter.semaphore(&limit, "key");
+    let semaphore = limiter.semaphore(&limit, "key").unwrap();
     drop(semaphore.acquire().await.expect("up"));
     let other = Authority::new("wrong").sign(&["127.0.0.1"]);
     fs::write(secured.file("leaf.pem"), other.client_cert).expect("written");
@@ -390,6 +390,11 @@ async fn unread_certificates_are_told() {
 #[cfg(feature = "operate")]
 #[tokio::test]
 async fn operators_ask_over_tls() {
+    use tower_turnstile::{
+        operate::Target,
+        operate::seam::{Answer, Body, ControlConnection, Message, Names, Question, StoreTarget},
+    };
+
     install_provider();
     let secured = Secured::start(&["127.0.0.1"], "no");
     let client = secured.client(&secured.authority, None);
@@ -397,22 +402,39 @@ async fn operators_ask_over_tls() {
     let limiter = limiter.expect("it is up");
     let held = limiter
         .semaphore(Limit::concurrent("one", 1), "key")
+        .unwrap()
         .acquire();
     let held = held.await.expect("a free slot");
-    let operator = tower_turnstile::operate::Operator::builder()
-        .store_timeout(Duration::from_secs(5))
-        .connect_client(client)
-        .await
-        .expect("it is up");
+    let (target, patience) = (StoreTarget::from(client), Duration::from_secs(5));
+    let (names, from) = Names::of_service("turnstile", patience, &target).expect("in range");
+    let (control, mut answers) = ControlConnection::with_inbox(&target, patience, 16, Answer::MAX);
+    let channel = names.answer_channel(&from);
+    control.subscribe(&channel).await.expect("it is up");
+    // The replica may not listen yet.
     soon(async {
-        loop {
-            if let Ok(permits) = operator.permits("one", None).await
-                && let [row] = &permits.rows[..]
-            {
-                assert_eq!(Some(row.id), held.id());
+        for number in 1.. {
+            let question = Message {
+                v: Message::VERSION,
+                from: from.clone(),
+                number,
+                not_after_ms: control.time_ms().await.expect("it is up") + 5_000,
+                replicas: 1,
+                expected: 1,
+                ask: Question::Permits(Target::limit("one")),
+            };
+            let question = serde_json::to_vec(&question).expect("texts and numbers");
+            let channel = names.control_channel();
+            let published = control.publish(&channel, &question).await;
+            published.expect("it is up");
+            let Ok(answer) = tokio::time::timeout(Duration::from_millis(50), answers.recv()).await
+            else {
+                continue;
+            };
+            let answer: Answer = serde_json::from_slice(&answer.expect("an inbox")).unwrap();
+            if let Body::Permits(rows) = answer.body {
+                assert_eq!(Some(rows[0].id), held.id());
                 break;
             }
-            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     })
     .await;

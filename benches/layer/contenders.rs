@@ -95,7 +95,7 @@ impl Contender {
             #[cfg(feature = "operate")]
             Self::Operable => {
                 let limiter = Limiter::builder().operable().in_memory();
-                let layer = limiter.expect("the defaults").layer(ALL);
+                let layer = limiter.expect("the defaults").layer(ALL).unwrap();
                 requests(layer.layer(handler), count).await;
             }
         }
@@ -103,7 +103,7 @@ impl Contender {
 }
 
 fn layer(policy: impl Into<Policy>) -> LimitLayer {
-    Limiter::in_memory().layer(policy)
+    Limiter::in_memory().layer(policy).unwrap()
 }
 
 fn handler(_: Request<Empty<Bytes>>) -> Ready<Result<Response<Full<Bytes>>, Infallible>> {

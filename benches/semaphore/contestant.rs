@@ -49,13 +49,14 @@ pub(crate) enum Held<'a> {
 pub(crate) async fn all(server: &RedisServer, work: &Work) -> Vec<(&'static str, Contestant)> {
     let semaphores = |limiter: &Limiter, limit: &Limit| {
         let keys = 0..work.keys as u64;
-        keys.map(|key| limiter.semaphore(limit, key)).collect()
+        keys.map(|key| limiter.semaphore(limit, key).unwrap())
+            .collect()
     };
     let of_a_tenant = |limiter: &Limiter| {
         let semaphores: Vec<Semaphore> = semaphores(limiter, &FAIR);
         let semaphores = semaphores.into_iter();
         semaphores
-            .map(|semaphore| semaphore.tenant("acme"))
+            .map(|semaphore| semaphore.tenant("acme").unwrap())
             .collect()
     };
     let settings = Limiter::builder().lease(LEASE).store_timeout(STORE_TIMEOUT);
@@ -170,7 +171,7 @@ impl Contestant {
     /// Waits until the last release is done.
     pub(crate) async fn settle(&self) {
         if let Self::Ours(limiter, _) = self {
-            let last = limiter.semaphore(Limit::concurrent("last", 1), "");
+            let last = limiter.semaphore(Limit::concurrent("last", 1), "").unwrap();
             last.usage().await.expect("the store answers");
         }
     }

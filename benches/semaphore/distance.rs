@@ -231,7 +231,7 @@ async fn run(server: &RedisServer, url: &str, load: Load, trip: Duration) -> Row
         sleep(LOOK_INTERVAL).await;
     }
     let semaphores: Arc<[_]> = semaphores
-        .map(|key| limiter.semaphore(&limit, key))
+        .map(|key| limiter.semaphore(&limit, key).unwrap())
         .collect();
     let begin = Instant::now() + load.warm_up;
     let end = begin + load.measured;
@@ -351,6 +351,7 @@ fn shutdowns(server: &RedisServer, distant: &DistantServer, url: &str, runtime: 
                 permits.push(
                     limiter
                         .semaphore(&limit, key)
+                        .unwrap()
                         .acquire()
                         .await
                         .expect("free"),

@@ -72,7 +72,7 @@ pub(crate) async fn replicas_of(
     let mut replicas = Vec::new();
     for _ in 0..count {
         let limiter = Limiter::connect(&server.url()).await.expect("up");
-        replicas.push(limiter.semaphore(limit, "handoff"));
+        replicas.push(limiter.semaphore(limit, "handoff").unwrap());
     }
     replicas
 }

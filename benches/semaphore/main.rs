@@ -9,7 +9,6 @@
 //! cargo bench -p tests --bench semaphore -- growth    # the cost as holders, waiters, replicas and keys grow: about a minute
 //! cargo bench -p tests --bench semaphore -- distance  # what a round trip of 1 to 100 ms allows, by 1,000 tasks: about two minutes
 //! cargo bench -p tests --bench semaphore -- distance 200 # the same by 200 tasks
-//! cargo bench -p tests --features admin --bench semaphore -- operated # what operators take from requests: about a minute
 //! ```
 //!
 //! All contenders run in this process, on one runtime, against one redis-server that the bench starts. The contenders
@@ -28,8 +27,6 @@ mod distance;
 mod distant;
 mod growth;
 mod handoff;
-#[cfg(feature = "admin")]
-mod operated;
 // Tests of failovers use the rest of the module.
 #[allow(dead_code)]
 #[path = "../../tests/support/redis_cluster.rs"]
@@ -113,10 +110,6 @@ fn main() {
     if arguments.iter().any(|argument| argument == "sharing") {
         return sharing::report(&server, &runtime, rounds, slice);
     }
-    #[cfg(feature = "admin")]
-    if arguments.iter().any(|argument| argument == "operated") {
-        return operated::report(&server, &runtime, rounds, 10 * slice);
-    }
     if arguments.iter().any(|argument| argument == "growth") {
         return growth::report(&server, &runtime, rounds, 100_000);
     }
@@ -142,8 +135,6 @@ fn main() {
     handoff::report(&server, &runtime, rounds, slice);
     sharing::report(&server, &runtime, rounds, slice);
     if !benching {
-        #[cfg(feature = "admin")]
-        operated::report(&server, &runtime, rounds, slice);
         growth::report(&server, &runtime, rounds, 10);
         distance::try_out(&runtime);
     }

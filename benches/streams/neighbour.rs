@@ -43,9 +43,9 @@ impl Neighbour {
         let limiter = limiter.expect("up");
         let own = Limit::concurrent("own", 1).by_header(HEADER);
         let layers = [
-            (limiter.layer(own), "neighbour".to_owned()),
+            (limiter.layer(own).unwrap(), "neighbour".to_owned()),
             (
-                limiter.layer(plan.layout.limit(plan.streams)),
+                limiter.layer(plan.layout.limit(plan.streams)).unwrap(),
                 plan.layout.key(0),
             ),
         ];

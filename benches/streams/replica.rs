@@ -125,6 +125,7 @@ pub(crate) fn run(arguments: &[String]) {
     let (idle_tasks, resident, allocated) = (tasks(), resident_bytes(), allocated_bytes());
     let service = limiter
         .layer(layout.limit(streams))
+        .unwrap()
         .layer(service_fn(endless));
     let held = runtime.block_on(open_all(service, keys()));
     let allocated = (allocated_bytes() - allocated) / each;

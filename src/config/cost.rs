@@ -13,8 +13,7 @@ use crate::layer::Scope;
 
 /// The cost of a request at a rate: `cost = 0`, or `cost = { header = "x-prompt-tokens" }`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CostConfig {
+pub(super) enum CostConfig {
     /// One cost for all requests.
     Fixed(u32),
     /// The number in this request header; 1 without the header. A value that is not a number counts as the largest cost:

@@ -20,17 +20,16 @@ use crate::{key::Key, layer::Scope, ranges::MAX_SHARE};
 ///
 /// See [`Limit::fair`](crate::Limit::fair).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct FairConfig {
+pub(super) struct FairConfig {
     /// Selects the requests of one tenant, in the form of a [key](super::LimitConfig::key): headers, or the client's
     /// address.
     ///
     /// `None` (`fair = true`): all requests are one tenant, and semaphores in code may name others.
-    pub by: Option<KeyConfig>,
+    pub(super) by: Option<KeyConfig>,
     /// Shares for the tenants of a plan, by the plan's name. See [`Scope::shares`](crate::Scope::shares). Default: 1.
-    pub plans: BTreeMap<String, u32>,
+    pub(super) plans: BTreeMap<String, u32>,
     /// Shares for single tenants, which take precedence over plans.
-    pub shares: BTreeMap<CallerKey, u32>,
+    pub(super) shares: BTreeMap<CallerKey, u32>,
 }
 
 impl FairConfig {

@@ -5,19 +5,25 @@
 use std::fmt;
 
 use http::{HeaderMap, HeaderName, request::Parts};
-use serde::{Deserialize, Deserializer};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, Unexpected},
+};
 
+#[cfg(test)]
+use super::schema;
 use super::{
     error::Faults,
-    header_key::{self, HeaderKey, MAX_HEADERS},
+    header_key,
     word_or_table::{WORD_OR_TABLE, secret, word_or_table},
 };
-#[cfg(test)]
-use super::{header_key::HeaderTable, schema};
 use crate::{
     key::Key,
     layer::{ClientAddress, IPV6_PREFIX},
 };
+
+/// Maximum number of headers in one `any_of`.
+const MAX_HEADERS: usize = 8;
 
 /// Selects the requests that a limit counts together. Default: all of them.
 ///
@@ -25,8 +31,7 @@ use crate::{
 /// `{ any_of = [{ bearer = "authorization" }, { header = "x-api-key" }] }`, `"client-address"` or
 /// `{ client-address = { proxies = 1, header = "x-forwarded-for" } }`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum KeyConfig {
+pub(super) enum KeyConfig {
     /// All requests share the limit.
     #[default]
     Shared,
@@ -43,7 +48,7 @@ pub enum KeyConfig {
     /// The same text in another header is the same caller. Headers that are empty or have another form are skipped. If a
     /// header is repeated, its first value counts. A client can send several of these headers, so authentication has to
     /// check them in the same order. Requests without a key are refused by default, as with [`Bearer`](Self::Bearer).
-    AnyOf(Vec<HeaderKey>),
+    AnyOf(Vec<Self>),
     /// Each client address.
     ClientAddress(AddressConfig),
 }
@@ -53,26 +58,24 @@ pub enum KeyConfig {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[cfg_attr(test, schemars(extend("oneOf" = schema::proxies_and_header())))]
 #[serde(default, deny_unknown_fields)]
-#[non_exhaustive]
-pub struct AddressConfig {
+pub(super) struct AddressConfig {
     /// Number of your own proxies in front of the service. Default: 0.
     ///
     /// With 0 the peer's address is used, which the server provides as [`PeerAddress`](crate::PeerAddress).
     #[cfg_attr(test, schemars(range(max = crate::layer::ClientAddress::MAX_PROXIES)))]
-    pub proxies: u8,
+    pub(super) proxies: u8,
     /// The header that all these proxies write. There is no default.
-    pub header: Option<AddressHeader>,
+    pub(super) header: Option<AddressHeader>,
     /// Length of the IPv6 prefix of a client. See [`ClientAddress::ipv6_prefix`]. Default: 64 bits.
     #[cfg_attr(test, schemars(range(min = 1, max = 128)))]
-    pub ipv6_prefix: u8,
+    pub(super) ipv6_prefix: u8,
 }
 
 /// Header in which proxies forward a client's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum AddressHeader {
+pub(super) enum AddressHeader {
     /// `X-Forwarded-For`.
     XForwardedFor,
     /// `Forwarded` (RFC 7239).
@@ -84,13 +87,17 @@ pub enum AddressHeader {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct CallerKey(String);
 
+fn check_name(name: &str, path: String, faults: &mut Faults) {
+    if HeaderName::try_from(name).is_err() {
+        faults.add(path, "is not a header name");
+    }
+}
+
 impl KeyConfig {
     pub(super) fn check(&self, path: &str, faults: &mut Faults) {
         match self {
-            Self::Header(name) if HeaderName::try_from(name).is_err() => {
-                faults.add(format!("{path}.header"), "is not a header name");
-            }
-            Self::Bearer(name) => HeaderKey::Bearer(name.clone()).check(path, faults),
+            Self::Header(name) => check_name(name, format!("{path}.header"), faults),
+            Self::Bearer(name) => check_name(name, format!("{path}.bearer"), faults),
             Self::AnyOf(headers) => {
                 let path = format!("{path}.any_of");
                 if !(1..=MAX_HEADERS).contains(&headers.len()) {
@@ -103,13 +110,30 @@ impl KeyConfig {
             Self::ClientAddress(address) => {
                 address.check(&format!("{path}.client-address"), faults)
             }
-            Self::Shared | Self::Route | Self::Header(_) => {}
+            Self::Shared | Self::Route => {}
         }
     }
 
     /// Default of [`LimitConfig::require_key`](super::LimitConfig::require_key).
     pub(super) fn is_required_by_default(&self) -> bool {
         matches!(self, Self::Bearer(_) | Self::AnyOf(_))
+    }
+}
+
+/// Where a key comes from, for people.
+impl fmt::Display for KeyConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shared => f.write_str("(all callers)"),
+            Self::Route => f.write_str("route"),
+            Self::Header(name) => f.write_str(name),
+            Self::Bearer(name) => write!(f, "{name} (bearer)"),
+            Self::AnyOf(headers) => {
+                let headers: Vec<_> = headers.iter().map(Self::to_string).collect();
+                f.write_str(&headers.join(" or "))
+            }
+            Self::ClientAddress(_) => f.write_str("client address"),
+        }
     }
 }
 
@@ -146,7 +170,7 @@ impl KeyConfig {
         match self {
             Self::Header(name) => header_key::value(name, headers),
             Self::Bearer(name) => header_key::token(name, headers),
-            Self::AnyOf(keys) => header_key::find(keys, headers),
+            Self::AnyOf(keys) => keys.iter().find_map(|key| key.in_headers(headers)),
             Self::Shared | Self::Route | Self::ClientAddress(_) => None,
         }
     }
@@ -258,10 +282,12 @@ impl<'de> Deserialize<'de> for KeyConfig {
             },
             |table: KeyTable| {
                 let address = table.client_address.map(Self::ClientAddress);
+                let keys = |keys: Vec<HeaderKey>| keys.into_iter().map(|key| key.0).collect();
+                let any_of = table.any_of.map(keys);
                 let kinds = [
                     table.header.map(Self::Header),
                     table.bearer.map(Self::Bearer),
-                    table.any_of.map(Self::AnyOf),
+                    any_of.map(Self::AnyOf),
                     address,
                 ];
                 let mut kinds = kinds.into_iter().flatten();
@@ -271,5 +297,38 @@ impl<'de> Deserialize<'de> for KeyConfig {
                 }
             },
         )
+    }
+}
+
+/// A request header that names the caller, as an element of [`KeyConfig::AnyOf`].
+struct HeaderKey(KeyConfig);
+
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(extend("minProperties" = 1, "maxProperties" = 1)))]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table with `header` or with `bearer`"
+)]
+struct HeaderTable {
+    /// The value of this request header.
+    #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")))]
+    header: Option<String>,
+    /// The token in this request header, which has the form `Bearer <token>`.
+    #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")))]
+    bearer: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for HeaderKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let table = HeaderTable::deserialize(deserializer)?;
+        match (table.header, table.bearer) {
+            (Some(name), None) => Ok(Self(KeyConfig::Header(name))),
+            (None, Some(name)) => Ok(Self(KeyConfig::Bearer(name))),
+            _ => Err(D::Error::invalid_value(
+                Unexpected::Map,
+                &"either `header` or `bearer`",
+            )),
+        }
     }
 }

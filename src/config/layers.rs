@@ -51,7 +51,7 @@ impl RouteLayers {
                 .iter()
                 .filter_map(|name| Some(checked.limits.get(name)?.scope(route)))
                 .collect();
-            let layer = (!scopes.is_empty()).then(|| limiter.try_layer(scopes));
+            let layer = (!scopes.is_empty()).then(|| limiter.layer(scopes));
             let layer = layer.and_then(|layer| faults.take(&format!("routes[{index}]"), layer));
             gates.push(layer.map(|layer| route.set(layer).declaring(&declared).into_gate()));
         }
@@ -141,5 +141,5 @@ impl RouteLayers {
 /// A layer that refuses all requests, without asking the store: none has a key.
 fn closed(limiter: &Limiter) -> Result<LimitLayer, ConfigError> {
     let nothing = Limit::concurrent(AMBIGUOUS_PATH, 1).by_key(|_| None::<Key>);
-    limiter.try_layer(nothing.require_key())
+    limiter.layer(nothing.require_key())
 }

@@ -65,14 +65,14 @@ pub struct LimitConfig {
     ///
     /// Default: 1.
     #[cfg_attr(test, schemars(with = "schema::WordOrTable<schema::Cost, CostTable>"))]
-    pub cost: Option<CostConfig>,
+    pub(super) cost: Option<CostConfig>,
     /// Whether a cost above the burst counts as the burst. See [`Scope::clamp_cost`](crate::Scope::clamp_cost).
     ///
     /// Default: no, a request with such a cost is refused.
     pub clamp_cost: bool,
     /// Selects the requests that the limit counts together. Default: all of them.
     #[cfg_attr(test, schemars(with = "schema::WordOrTable<KeyWord, KeyTable>"))]
-    pub key: KeyConfig,
+    pub(super) key: KeyConfig,
     /// Whether a request without a key is refused. See [`Scope::require_key`](crate::Scope::require_key).
     ///
     /// Default: a request without a `bearer` or `any_of` key is refused. With other keys, requests without a key share one.
@@ -98,14 +98,14 @@ pub struct LimitConfig {
     /// See [`Limit::fair`]. Default: no, first come, first served.
     #[serde(deserialize_with = "fair")]
     #[cfg_attr(test, schemars(with = "schema::BoolOrTable<FairTable>"))]
-    pub fair: Option<FairConfig>,
+    pub(super) fair: Option<FairConfig>,
     /// Whether a request without a tenant is refused. See [`Scope::require_tenant`](crate::Scope::require_tenant).
     ///
     /// Default: no, all requests without a tenant are one tenant.
     pub require_tenant: bool,
     /// Judgement of responses: `"overload"` pauses the limit for the key of a request, in all replicas, if its response says
     /// that the service is overloaded, and for how long. See [`Scope::outcome_by`](crate::Scope::outcome_by). Default: none.
-    pub outcome: Option<OutcomeConfig>,
+    pub(super) outcome: Option<OutcomeConfig>,
     /// Longest pause, at most 1 hour. See [`Scope::pause_at_most`](crate::Scope::pause_at_most). Default: 60 seconds.
     #[serde(with = "humantime_serde")]
     #[cfg_attr(test, schemars(with = "schema::Time"))]
@@ -143,15 +143,14 @@ pub struct LimitConfig {
         test,
         schemars(with = "BTreeMap<String, schema::WordOrTable<schema::Value, ValueTable>>")
     )]
-    pub overrides: BTreeMap<CallerKey, LimitValue>,
+    pub(super) overrides: BTreeMap<CallerKey, LimitValue>,
 }
 
 /// A judgement of responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum OutcomeConfig {
+pub(super) enum OutcomeConfig {
     /// See [`overload`](crate::layer::overload).
     Overload,
 }
@@ -224,6 +223,17 @@ impl LimitConfig {
         self.require_key.unwrap_or(default)
     }
 
+    /// Returns where a request's key comes from, for people: `x-api-key`, `authorization (bearer)`.
+    pub fn key_source(&self) -> String {
+        self.key.to_string()
+    }
+
+    /// Returns where a request's tenant comes from, for people. `None`: the limit is not fair.
+    pub fn tenant_source(&self) -> Option<String> {
+        let by = self.fair.as_ref()?.by.as_ref();
+        Some(by.map_or("(tenants in code)".to_owned(), KeyConfig::to_string))
+    }
+
     fn check_outcome(&self, path: &str, faults: &mut Faults) {
         if self.outcome.is_some() && self.rate.is_some() {
             faults.add(
@@ -246,7 +256,7 @@ impl LimitConfig {
         // A unit without a rate is already a fault.
         match self.unit.as_deref().filter(|_| limit.period().is_some()) {
             Some(unit) => {
-                let counted = limit.clone().try_unit(unit);
+                let counted = limit.clone().in_unit(unit);
                 faults
                     .take(&format!("{path}.unit"), counted)
                     .unwrap_or(limit)

@@ -141,7 +141,7 @@ impl LiveConfig {
     /// Otherwise like [`limit`](Self::limit).
     ///
     /// ```
-    /// # fn main() -> Result<(), tower_turnstile::config::ConfigFileError> {
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use tower_turnstile::{Limiter, config::{Config, LiveConfig}};
     ///
     /// let config = Config::from_toml(
@@ -153,7 +153,7 @@ impl LiveConfig {
     /// )?;
     /// let live = LiveConfig::new(&config, &Limiter::in_memory())?;
     /// let limits = live.limits(["jobs", "job-starts"]).expect("both are in the file");
-    /// let jobs = live.limiter().semaphore(limits, "acme");
+    /// let jobs = live.limiter().semaphore(limits, "acme")?;
     /// # Ok(())
     /// # }
     /// ```
@@ -202,9 +202,9 @@ impl LiveConfig {
         let (key, value) = self.0.layers.load().caller(limit.name(), caller)?;
         let path = format!("limits.{}", limit.name());
         let fault = |error: ConfigError| ConfigFileError::of(&path, error.to_string());
-        let semaphore = self.0.limiter.try_semaphore(limit, key).map_err(fault)?;
+        let semaphore = self.0.limiter.semaphore(limit, key).map_err(fault)?;
         match value {
-            Some(value) => semaphore.try_value(value).map_err(fault),
+            Some(value) => semaphore.value(value).map_err(fault),
             None => Ok(semaphore),
         }
     }
@@ -244,8 +244,8 @@ impl LiveConfig {
         let (tenant, share) = self.0.layers.load().tenant(limit.name(), tenant)?;
         let semaphore = self.semaphore(limit, caller)?;
         let semaphore = semaphore
-            .try_tenant(tenant)
-            .and_then(|semaphore| semaphore.try_share(share));
+            .tenant(tenant)
+            .and_then(|semaphore| semaphore.share(share));
         let path = format!("limits.{}.fair", limit.name());
         semaphore.map_err(|error| ConfigFileError::of(&path, error.to_string()))
     }

@@ -8,8 +8,8 @@ use super::{
     check::Checked,
     error::ConfigFileError,
     file::{check_last_line, check_last_value, read_file},
-    parse::parse,
     sections::Config,
+    toml_faults::parse,
 };
 
 impl Config {

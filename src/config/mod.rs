@@ -1,6 +1,6 @@
 //! Limits, routes and the store from a file, reloaded while the service runs.
 //!
-//! A [`Config`] is plain data, from TOML ([`Config::from_file`]), another format of serde, or code. A
+//! A [`Config`] is plain data, from TOML ([`Config::from_file`]) or another format of serde; code can change its settings. A
 //! [`LimitLayer`](crate::LimitLayer) made from a configuration matches the route of each request itself, so it works in
 //! front of any service, with or without a router. A [`LiveConfig`] can be reloaded while the service runs.
 //!
@@ -187,11 +187,12 @@
 
 // | module | contents |
 // | --- | --- |
-// | `sections` | the sections as plain data: `store`, `limit`, `key`, `header_key`, `fair`, `plan`, `route` |
+// | `sections` | the sections as plain data: `store`, `limit`, `key`, `fair`, `plan`, `route` |
+// | `header_key` | keys in request headers |
 // | `word_or_table` | a word, number or boolean, or else a table; secrets, in serde |
 // | `optional` | optional fields as settings |
 // | `error` | faults, with their locations |
-// | `load`, `parse`, `file` | reads and checks a configuration; finds all faults of a text; reads a file that may be written meanwhile |
+// | `load`, `toml_faults`, `file` | reads and checks a configuration; finds all faults of a text; reads a file that may be written meanwhile |
 // | `schema` | tests: generates `schema.json` from the sections' types |
 // | `check` | all checks, and the resulting limits |
 // | `routes`, `paths` | the route of a request; the canonical form of a path |
@@ -211,7 +212,6 @@ mod limit;
 mod live;
 mod load;
 mod optional;
-mod parse;
 mod paths;
 mod plan;
 mod preview;
@@ -221,18 +221,15 @@ mod routes;
 mod schema;
 mod sections;
 mod store;
+mod toml_faults;
 mod value;
 mod word_or_table;
 
 pub use self::{
-    cost::CostConfig,
     error::{ConfigFileError, Fault},
-    fair::FairConfig,
-    header_key::HeaderKey,
-    key::{AddressConfig, AddressHeader, CallerKey, KeyConfig},
-    limit::{LimitConfig, OutcomeConfig},
+    key::CallerKey,
+    limit::LimitConfig,
     live::LiveConfig,
-    plan::PlanConfig,
     preview::{LimitPreview, RequestPreview},
     route::RouteConfig,
     sections::Config,

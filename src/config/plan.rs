@@ -16,10 +16,9 @@ use crate::key::Key;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
-pub struct PlanConfig {
+pub(super) struct PlanConfig {
     /// Keys of its callers.
-    pub keys: Vec<CallerKey>,
+    pub(super) keys: Vec<CallerKey>,
 }
 
 /// Checks that no caller is in two plans, since neither would take precedence.

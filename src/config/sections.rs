@@ -22,7 +22,7 @@ pub struct Config {
     #[cfg_attr(test, schemars(extend("propertyNames" = schema::name())))]
     pub limits: BTreeMap<String, LimitConfig>,
     /// Groups of callers, by their names.
-    pub plans: BTreeMap<String, PlanConfig>,
+    pub(super) plans: BTreeMap<String, PlanConfig>,
     /// Routes: patterns of requests, and their limits.
     pub routes: Vec<RouteConfig>,
     /// States that no route has a limit. Default: `false`.
@@ -44,4 +44,12 @@ impl Config {
     /// faults that need the whole file, such as unknown names of limits in routes. TOML plugins read the path of a schema
     /// from the first line of a file: `#:schema ./turnstile.schema.json`.
     pub const SCHEMA: &str = include_str!("schema.json");
+
+    /// Returns the number of callers with a value of their own under this limit, by their plan or an override.
+    pub fn own_values(&self, limit: &str) -> usize {
+        let callers = |plan: &String| self.plans.get(plan).map_or(0, |plan| plan.keys.len());
+        self.limits.get(limit).map_or(0, |limit| {
+            limit.overrides.len() + limit.plans.keys().map(callers).sum::<usize>()
+        })
+    }
 }

@@ -16,6 +16,7 @@ use super::{
 use crate::{
     builder::{LimiterBuilder, check_url, shown_namespace},
     limiter::Limiter,
+    operable::{Identity, SEEN},
 };
 
 /// The store, and the settings of the [`Limiter`]. Missing fields have the defaults of [`LimiterBuilder`].
@@ -99,7 +100,7 @@ impl StoreConfig {
             ("show_keys", self.show_keys),
         ];
         for (setting, is_set) in settings {
-            if is_set && cfg!(not(feature = "operate")) {
+            if is_set && !SEEN {
                 let fault = "needs the feature `operate` of tower-turnstile";
                 faults.add(format!("store.{setting}"), fault);
             }
@@ -117,17 +118,11 @@ impl StoreConfig {
         builder = if_set(builder, self.store_timeout, LimiterBuilder::store_timeout);
         builder = if_set(builder, self.poll_interval, LimiterBuilder::poll_interval);
         builder = if_set(builder, self.waiter_ttl, LimiterBuilder::waiter_ttl);
-        #[cfg(feature = "operate")]
-        {
-            if self.operable {
-                builder = builder.operable();
-            }
-            let label = self.replica_label.as_deref();
-            builder = if_set(builder, label, LimiterBuilder::replica_label);
-            if self.show_keys {
-                builder = builder.show_keys();
-            }
-        }
+        builder.identity = Identity {
+            operable: self.operable,
+            label: self.replica_label.clone(),
+            shows_keys: self.show_keys,
+        };
         builder
     }
 }

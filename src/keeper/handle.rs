@@ -24,7 +24,6 @@ use crate::{
     sync::{Confirmation, Inquiry},
     telemetry::{Cost, LimitMeter, UnknownRates},
 };
-#[cfg(feature = "operate")]
 use crate::{
     ledger::TenantId,
     operable::{ControlTask, Cursor, LimitLook, RefusalNote, Visitor},
@@ -36,7 +35,6 @@ pub(crate) struct KeeperHandle {
     pub(super) keeper: Arc<Keeper>,
     pub unknown_rates: Arc<UnknownRates>,
     /// The overrides of operators, if no store records them.
-    #[cfg(feature = "operate")]
     record: Option<LocalRecord>,
 }
 
@@ -57,7 +55,6 @@ pub(crate) enum ConnectError {
 impl KeeperHandle {
     pub fn new(keeper: Arc<Keeper>) -> Arc<Self> {
         Arc::new(Self {
-            #[cfg(feature = "operate")]
             record: keeper.store.is_none().then(LocalRecord::new),
             unknown_rates: Arc::new(UnknownRates::new(&keeper.namespace)),
             keeper,
@@ -141,7 +138,6 @@ impl KeeperHandle {
     }
 
     /// Ends the pause of a key, for which each replica that remembers it is to be asked. Returns whether this one does.
-    #[cfg(feature = "operate")]
     pub fn resume(&self, limit: LimitId, key: &Key) -> bool {
         self.act(|core, now| core.resume(limit, key, now))
     }
@@ -298,13 +294,11 @@ impl KeeperHandle {
     }
 
     /// The record of overrides in a process without a store.
-    #[cfg(feature = "operate")]
     pub fn local_record(&self) -> Option<&LocalRecord> {
         self.record.as_ref()
     }
 
     /// Replaces the overrides in force.
-    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
     pub fn steer(&self, overrides: InForce) {
         let overrides = Arc::new(overrides);
         // Without a runtime nothing ends them in time; the next step does.
@@ -349,14 +343,12 @@ impl KeeperHandle {
     }
 
     /// Starts listening to operators, for as long as the limiter or a permit exists.
-    #[cfg(feature = "operate")]
     pub fn set_control_task(&self, task: &Arc<dyn ControlTask>) {
         self.keeper.control.set(task.clone());
     }
 }
 
 /// The view of operators.
-#[cfg(feature = "operate")]
 impl KeeperHandle {
     /// The lengths of a lease and of the heartbeat of a waiter.
     pub fn lease_and_waiter_ttl(&self) -> (Duration, Duration) {

@@ -24,7 +24,7 @@ use crate::{error::AcquireError, limit::Limit};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let export = Limiter::in_memory().semaphore(&EXPORT, "acme");
+/// let export = Limiter::in_memory().semaphore(&EXPORT, "acme")?;
 /// let _permit = export.acquire().await?;
 /// let error = export.acquire().await.unwrap_err();
 /// let response = Refusal::from(&error).to_response(); // or `to_grpc_response`

@@ -2,7 +2,7 @@
 //!
 //! Tests: `tests/layer/axum.rs`, `acquire_errors.rs`.
 
-use std::{convert::Infallible, error::Error, fmt};
+use std::convert::Infallible;
 
 use axum::{
     body::Body,
@@ -14,10 +14,12 @@ use http::{StatusCode, request::Parts};
 use super::{refusal::Refusal, scope::Scope, slot::Slot};
 use crate::{
     error::AcquireError,
+    key::Key,
     limit::{Class, Limit},
 };
 
-/// Extracts the slot of the request. `Option<Slot>` is for routes that may have no layer.
+/// Extracts the slot of the request. On a route without a [`LimitLayer`](super::LimitLayer) the request is answered with 500.
+/// `Option<Slot>` is for routes that may have no layer.
 ///
 /// ```
 /// use axum::http::StatusCode;
@@ -33,10 +35,13 @@ use crate::{
 /// # let _: axum::Router = axum::Router::new().route("/", axum::routing::get(report));
 /// ```
 impl<S: Send + Sync> FromRequestParts<S> for Slot {
-    type Rejection = NoSlot;
+    type Rejection = StatusCode;
 
-    async fn from_request_parts(head: &mut Parts, _: &S) -> Result<Self, NoSlot> {
-        head.extensions.get::<Self>().cloned().ok_or(NoSlot(()))
+    async fn from_request_parts(head: &mut Parts, _: &S) -> Result<Self, StatusCode> {
+        head.extensions.get::<Self>().cloned().ok_or_else(|| {
+            tracing::error!("a handler extracts a slot on a route without a limit layer");
+            StatusCode::INTERNAL_SERVER_ERROR
+        })
     }
 }
 
@@ -45,25 +50,6 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for Slot {
 
     async fn from_request_parts(head: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
         Ok(head.extensions.get::<Self>().cloned())
-    }
-}
-
-/// Rejection of a [`Slot`] on a route without a [`LimitLayer`](super::LimitLayer): 500.
-#[derive(Clone, Debug)]
-pub struct NoSlot(());
-
-impl fmt::Display for NoSlot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the route has no `LimitLayer`, so its requests have no `Slot`")
-    }
-}
-
-impl Error for NoSlot {}
-
-impl IntoResponse for NoSlot {
-    fn into_response(self) -> Response {
-        tracing::error!("a handler extracts a slot on a route without a limit layer");
-        StatusCode::INTERNAL_SERVER_ERROR.into_response()
     }
 }
 
@@ -88,7 +74,8 @@ impl IntoResponse for Refusal {
 /// const EXPORT: Limit = Limit::concurrent("export", 1);
 ///
 /// async fn export(State(limiter): State<Limiter>) -> Result<&'static str, AcquireError> {
-///     let _permit = limiter.semaphore(&EXPORT, "acme").acquire().await?;
+///     let export = limiter.semaphore(&EXPORT, "acme").expect("one limit of this name");
+///     let _permit = export.acquire().await?;
 ///     Ok("a long report")
 /// }
 ///
@@ -117,10 +104,11 @@ impl Limit {
     ///
     /// let app: Router = Router::new()
     ///     .route("/users/{id}", get(async || "a user"))
-    ///     .route_layer(Limiter::in_memory().layer(EACH.by_matched_path()));
+    ///     .route_layer(Limiter::in_memory().layer(EACH.by_matched_path())?);
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
     pub fn by_matched_path(self) -> Scope {
         self.or_class(Class::Route)
-            .by_str(|head| Some(head.extensions.get::<MatchedPath>()?.as_str()))
+            .by_key(|head| Some(Key::from(head.extensions.get::<MatchedPath>()?.as_str())))
     }
 }

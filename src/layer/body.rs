@@ -14,7 +14,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use pin_project_lite::pin_project;
 
-use super::{form::Form, grpc, guard::SlotGuard, refusal_body::RefusalBody, revocable::Revocable};
+use super::{form::Form, grpc, guard::SlotGuard, refusal_body::RefusalBody, tied::Tied};
 use crate::{
     error::{BoxError, LostErrorKind},
     permit::Share,
@@ -47,8 +47,8 @@ pin_project! {
             share: Option<Share>,
         },
         /// The service's body, which ends with its slot.
-        Revocable { body: Revocable<B>, form: Form },
-        /// The body of a `Revocable` that has released its slot.
+        Tied { body: Tied<B>, form: Form },
+        /// The body of a `Tied` that has released its slot.
         Freed { body: Pin<Box<B>> },
         /// The body of a refusal, or no body after an abort.
         Refusal {
@@ -95,11 +95,11 @@ impl<B: Body + Send + 'static> ResponseBody<B> {
         let source = match guard {
             _ if body.is_end_stream() => Source::Plain { body, share: None },
             SlotGuard::Plain(share) => Source::Plain { body, share },
-            SlotGuard::Revocable(tie) => {
+            SlotGuard::Tied(tie) => {
                 tie.begin_unread();
-                let body = Revocable::new(body, tie);
+                let body = Tied::new(body, tie);
                 body.watch();
-                Source::Revocable { body, form }
+                Source::Tied { body, form }
             }
         };
         Self { source }
@@ -127,7 +127,7 @@ where
                 }
                 frame
             }
-            SourceProj::Revocable { body, form } => {
+            SourceProj::Tied { body, form } => {
                 let polled = body.poll(cx, |mut body, cx| {
                     let polled = body.as_mut().poll_frame(cx);
                     polled.map(|frame| (is_last(&frame, &*body), frame))
@@ -162,7 +162,7 @@ where
         match &self.source {
             Source::Plain { body, .. } => body.is_end_stream(),
             // A body that was dropped with its slot has yet to return its error.
-            Source::Revocable { body, .. } => body.peek(B::is_end_stream).unwrap_or(false),
+            Source::Tied { body, .. } => body.peek(B::is_end_stream).unwrap_or(false),
             Source::Freed { body } => body.is_end_stream(),
             Source::Refusal { body } => body.is_end_stream(),
         }
@@ -171,7 +171,7 @@ where
     fn size_hint(&self) -> SizeHint {
         match &self.source {
             Source::Plain { body, .. } => body.size_hint(),
-            Source::Revocable { body, .. } => body.peek(B::size_hint).unwrap_or_default(),
+            Source::Tied { body, .. } => body.peek(B::size_hint).unwrap_or_default(),
             Source::Freed { body } => body.size_hint(),
             Source::Refusal { body } => body.size_hint(),
         }

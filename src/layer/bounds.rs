@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::layer::LimitLayer;
-use crate::error::{ConfigError, or_panic};
+use crate::error::ConfigError;
 
 /// Shortest bound: the resolution of timers.
 const SHORTEST: Duration = Duration::from_millis(1);
@@ -39,7 +39,7 @@ impl LimitLayer {
     /// If the bound is shorter than 1 ms or longer than [`LimitLayer::MAX_HOLD`] (30 days).
     #[track_caller]
     pub fn max_hold(self, max_hold: Duration) -> Self {
-        or_panic(check_bound("max_hold", max_hold));
+        assert_bound("max_hold", max_hold);
         self.edit(move |gate| gate.edit_terms(|terms| terms.bounds.max_hold = Some(max_hold)))
     }
 
@@ -58,8 +58,15 @@ impl LimitLayer {
     /// If the bound is shorter than 1 ms or longer than [`LimitLayer::MAX_HOLD`] (30 days).
     #[track_caller]
     pub fn idle(self, idle: Duration) -> Self {
-        or_panic(check_bound("idle", idle));
+        assert_bound("idle", idle);
         self.edit(move |gate| gate.edit_terms(|terms| terms.bounds.idle = Some(idle)))
+    }
+}
+
+#[track_caller]
+fn assert_bound(name: &str, bound: Duration) {
+    if let Err(error) = check_bound(name, bound) {
+        panic!("{error}");
     }
 }
 

@@ -7,68 +7,13 @@ use std::sync::Arc;
 use http::{HeaderName, request::Parts};
 
 use super::{scope::Scope, tenants::Source};
-use crate::{key::Key, limit::Limit};
-
-/// Fair shares among tenants, which are found in the request head.
-impl Limit {
-    /// Shares the slots fairly among the tenants that a request header names.
-    ///
-    /// All requests share one key. Otherwise like [`Scope::fair_by_header`], which shares the slots within each key.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_turnstile::{Limit, Limiter};
-    ///
-    /// const GPU: Limit = Limit::concurrent("gpu", 8).wait_up_to(Duration::from_secs(60));
-    /// let layer = Limiter::in_memory().layer(GPU.fair_by_header("x-tenant").shares([("acme", 3)]));
-    /// ```
-    ///
-    /// # Panics
-    ///
-    /// If the name is not a valid header name. A [`HeaderName`] always is.
-    #[track_caller]
-    pub fn fair_by_header(self, name: impl TryInto<HeaderName>) -> Scope {
-        Scope::from(self).fair_by_header(name)
-    }
-
-    /// Shares the slots fairly among tenants; a closure borrows the tenant from the request head.
-    ///
-    /// All requests share one key. Otherwise like [`Scope::fair_by_str`], which shares the slots within each key.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_turnstile::Limit;
-    ///
-    /// /// Inserted by the authentication middleware.
-    /// #[derive(Clone)]
-    /// struct Account(String);
-    ///
-    /// const GPU: Limit = Limit::concurrent("gpu", 8).wait_up_to(Duration::from_secs(60));
-    /// let gpu = GPU.fair_by_str(|head| Some(&head.extensions.get::<Account>()?.0));
-    /// ```
-    pub fn fair_by_str(
-        self,
-        find: impl Fn(&Parts) -> Option<&str> + Send + Sync + 'static,
-    ) -> Scope {
-        Scope::from(self).fair_by_str(find)
-    }
-
-    /// Shares the slots fairly among tenants; a closure finds the tenant in the request head.
-    ///
-    /// All requests share one key. Otherwise like [`Scope::fair_by_key`], which shares the slots within each key.
-    pub fn fair_by_key<K: Into<Key>>(
-        self,
-        find: impl Fn(&Parts) -> Option<K> + Send + Sync + 'static,
-    ) -> Scope {
-        Scope::from(self).fair_by_key(find)
-    }
-}
+use crate::key::Key;
 
 /// Fair shares among tenants, which are found in the request head.
 impl Scope {
     /// Shares the slots of each key fairly among the tenants that a request header names.
     ///
-    /// Makes the limit [fair](Limit::fair). Requests without the header, or with an empty one, are one tenant with a share
+    /// Makes the limit [fair](crate::Limit::fair). Requests without the header, or with an empty one, are one tenant with a share
     /// of 1, unless [`require_tenant`](Self::require_tenant) refuses them. If the header is repeated, its first value
     /// counts. Callers choose their headers, and a caller with a new tenant for each request would be ahead of everybody:
     /// put the layer behind authentication. [Tenants](crate::guide::tenants) has more.
@@ -79,7 +24,8 @@ impl Scope {
     ///
     /// // Each region has 8 slots, which its customers share.
     /// const GPU: Limit = Limit::concurrent("gpu", 8).wait_up_to(Duration::from_secs(60));
-    /// let layer = Limiter::in_memory().layer(GPU.by_header("x-region").fair_by_header("x-customer"));
+    /// let layer = Limiter::in_memory().layer(GPU.by_header("x-region").fair_by_header("x-customer"))?;
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
     ///
     /// # Panics
@@ -96,21 +42,24 @@ impl Scope {
         self.fair_by(Source::Header(name))
     }
 
-    /// Shares the slots of each key fairly among tenants; a closure borrows the tenant from the request head.
-    ///
-    /// Makes the limit [fair](Limit::fair). If the closure returns `None` or an empty text, the request has no tenant. All
-    /// requests without a tenant are one tenant with a share of 1, unless [`require_tenant`](Self::require_tenant) refuses
-    /// them.
-    pub fn fair_by_str(
-        self,
-        find: impl Fn(&Parts) -> Option<&str> + Send + Sync + 'static,
-    ) -> Self {
-        self.fair_by_key(move |head| find(head).map(Key::from))
-    }
-
     /// Shares the slots of each key fairly among tenants; a closure finds the tenant in the request head.
     ///
-    /// For a tenant of another type than text, such as a number. Otherwise like [`fair_by_str`](Self::fair_by_str).
+    /// Makes the limit [fair](crate::Limit::fair). If the closure returns `None` or an empty text, the request has no tenant. All
+    /// requests without a tenant are one tenant with a share of 1, unless [`require_tenant`](Self::require_tenant) refuses
+    /// them.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_turnstile::{Key, Limit, Scope};
+    ///
+    /// /// Inserted by the authentication middleware.
+    /// #[derive(Clone)]
+    /// struct Account(String);
+    ///
+    /// // All requests share one key.
+    /// const GPU: Limit = Limit::concurrent("gpu", 8).wait_up_to(Duration::from_secs(60));
+    /// let gpu = Scope::from(GPU).fair_by_key(|head| Some(Key::from(&head.extensions.get::<Account>()?.0)));
+    /// ```
     pub fn fair_by_key<K: Into<Key>>(
         self,
         find: impl Fn(&Parts) -> Option<K> + Send + Sync + 'static,
@@ -119,7 +68,7 @@ impl Scope {
         self.fair_by(Source::Head(Arc::new(find)))
     }
 
-    /// Sets the shares of some tenants, from 1 to 1,000 ([`Limit::MAX_SHARE`]), from a table. Default: 1.
+    /// Sets the shares of some tenants, from 1 to 1,000 ([`Limit::MAX_SHARE`](crate::Limit::MAX_SHARE)), from a table. Default: 1.
     ///
     /// While two tenants wait, their slot-seconds are in proportion to their shares. A share is not a reserve: it keeps no
     /// slot free. The table takes precedence over [`shares_by`](Self::shares_by). A share out of range is an error when the
@@ -127,10 +76,10 @@ impl Scope {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_turnstile::Limit;
+    /// use tower_turnstile::{Limit, Scope};
     ///
     /// const GPU: Limit = Limit::concurrent("gpu", 8).wait_up_to(Duration::from_secs(60));
-    /// let gpu = GPU.fair_by_header("x-tenant").shares([("acme", 3), ("internal", 10)]);
+    /// let gpu = Scope::from(GPU).fair_by_header("x-tenant").shares([("acme", 3), ("internal", 10)]);
     /// ```
     pub fn shares<K: Into<Key>>(mut self, table: impl IntoIterator<Item = (K, u32)>) -> Self {
         let table = table.into_iter().map(|(key, share)| (key.into(), share));
@@ -140,13 +89,13 @@ impl Scope {
 
     /// Sets the share of a request's tenant, by a closure. `None`: a share of 1.
     ///
-    /// A share below 1 counts as 1, and one above 1,000 ([`Limit::MAX_SHARE`]) as 1,000. All requests of a tenant should
+    /// A share below 1 counts as 1, and one above 1,000 ([`Limit::MAX_SHARE`](crate::Limit::MAX_SHARE)) as 1,000. All requests of a tenant should
     /// find the same share; while they differ, each grant is paid for by the share of its own request. The closure is not
     /// called for requests without a tenant.
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_turnstile::Limit;
+    /// use tower_turnstile::{Limit, Scope};
     ///
     /// /// Inserted by the layer that verifies the API key.
     /// #[derive(Clone)]
@@ -155,7 +104,7 @@ impl Scope {
     /// }
     ///
     /// const GPU: Limit = Limit::concurrent("gpu", 8).wait_up_to(Duration::from_secs(60));
-    /// let gpu = GPU
+    /// let gpu = Scope::from(GPU)
     ///     .fair_by_header("x-tenant")
     ///     .shares_by(|head, _tenant| Some(head.extensions.get::<Plan>()?.share));
     /// ```
@@ -176,10 +125,10 @@ impl Scope {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_turnstile::Limit;
+    /// use tower_turnstile::{Limit, Scope};
     ///
     /// const GPU: Limit = Limit::concurrent("gpu", 8).wait_up_to(Duration::from_secs(60));
-    /// let gpu = GPU.fair_by_header("x-tenant").require_tenant();
+    /// let gpu = Scope::from(GPU).fair_by_header("x-tenant").require_tenant();
     /// ```
     pub fn require_tenant(mut self) -> Self {
         self.tenants.is_required = true;
@@ -211,7 +160,7 @@ mod tests {
     use crate::{
         keeper::{Leg, Tenant},
         layer::values::Lookup,
-        limit::LimitId,
+        limit::{Limit, LimitId},
     };
 
     const GPU: Limit = Limit::concurrent("gpu", 1).wait_up_to(Duration::from_secs(1));
@@ -263,7 +212,7 @@ mod tests {
 
     #[test]
     fn the_first_value_of_a_header_counts() {
-        let scope = GPU.fair_by_header("X-Tenant");
+        let scope = Scope::from(GPU).fair_by_header("X-Tenant");
         for (values, expected) in [
             (&[&b"acme"[..]][..], of("acme", 1)),
             (&[b"acme", b"other"], of("acme", 1)),
@@ -278,20 +227,20 @@ mod tests {
 
     #[test]
     fn a_closure_finds_a_text_or_any_key() {
-        let path = GPU.fair_by_str(|head| head.uri.query());
+        let path = Scope::from(GPU).fair_by_key(|head| head.uri.query().map(Key::from));
         assert_eq!(tenant(&path, by(&[])), of("query", 1));
-        let nobody = GPU.fair_by_str(|_| None);
+        let nobody = Scope::from(GPU).fair_by_key(|_| None::<Key>);
         assert_eq!(tenant(&nobody, by(&[])), none());
-        let empty = GPU.fair_by_str(|_| Some(""));
+        let empty = Scope::from(GPU).fair_by_key(|_| Some(""));
         assert_eq!(tenant(&empty.shares([("acme", 3)]), by(&[])), none());
-        let number = GPU.fair_by_key(|head| Some(head.uri.path().len()));
+        let number = Scope::from(GPU).fair_by_key(|head| Some(head.uri.path().len()));
         assert_eq!(tenant(&number, by(&[])), of(5, 1));
     }
 
     #[test]
     fn each_key_has_tenants() {
         let scopes = [
-            GPU.by_str(|head| head.uri.query()),
+            GPU.by_key(|head| head.uri.query().map(Key::from)),
             GPU.by_key_async(|_| ready(Some("query"))),
         ];
         for scope in scopes {
@@ -305,7 +254,9 @@ mod tests {
     fn a_share_is_in_the_table_or_found_by_the_closure() {
         let asked = Arc::new(AtomicU32::new(0));
         let count = asked.clone();
-        let scope = GPU.fair_by_header("x-tenant").shares([("acme", 3)]);
+        let scope = Scope::from(GPU)
+            .fair_by_header("x-tenant")
+            .shares([("acme", 3)]);
         let scope = scope.shares_by(move |head, tenant| {
             count.fetch_add(1, Ordering::SeqCst);
             (*tenant == Key::from("gold")).then(|| head.uri.path().len() as u32)
@@ -327,7 +278,7 @@ mod tests {
             (1_001, 1_000),
             (u32::MAX, 1_000),
         ] {
-            let scope = GPU.fair_by_header("x-tenant");
+            let scope = Scope::from(GPU).fair_by_header("x-tenant");
             let scope = scope.shares_by(move |_, _| Some(found));
             assert_eq!(tenant(&scope, by(&[b"acme"])), of("acme", share));
             assert_eq!(tenant(&scope, by(&[b""])), none());

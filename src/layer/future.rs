@@ -21,7 +21,7 @@ use super::{
     gate::{Admission, Gate, Refused},
     guard::SlotGuard,
     refusal::Refusal,
-    revocable::Revocable,
+    tied::Tied,
 };
 use crate::{
     permit::{Permit, Share},
@@ -62,8 +62,8 @@ pin_project! {
             quotas: Vec<Quota>,
         },
         // Running, and may still be refused.
-        Revocable {
-            future: Revocable<S::Future>,
+        Tied {
+            future: Tied<S::Future>,
             quotas: Vec<Quota>,
             form: Form,
             head: Option<Box<Parts>>,
@@ -157,7 +157,7 @@ where
                 let guard = SlotGuard::Plain(share.take());
                 result.map(|response| gate.hand_over(guard, quotas, response, Form::Http))
             }
-            PhaseProj::Revocable {
+            PhaseProj::Tied {
                 future,
                 quotas,
                 form,
@@ -170,7 +170,7 @@ where
                 };
                 match result {
                     Ok(result) => result.map(|(tie, response)| {
-                        gate.hand_over(SlotGuard::Revocable(tie), quotas, response, *form)
+                        gate.hand_over(SlotGuard::Tied(tie), quotas, response, *form)
                     }),
                     Err(kind) => {
                         let refusal = gate.refusal(kind.into());
@@ -205,12 +205,12 @@ where
                 share,
                 quotas,
             },
-            SlotGuard::Revocable(tie) => {
+            SlotGuard::Tied(tie) => {
                 let form = Form::of(&head);
                 let kept_head = gate.head_for_refusals(&head);
                 let future = service.call(Request::from_parts(head, body));
-                Self::Revocable {
-                    future: Revocable::new(future, tie),
+                Self::Tied {
+                    future: Tied::new(future, tie),
                     quotas,
                     form,
                     head: kept_head,

@@ -292,7 +292,7 @@ impl Gate {
             share.bound(self.terms.bounds);
         }
         let guard = if self.terms.may_end_early() {
-            SlotGuard::Revocable(Tie {
+            SlotGuard::Tied(Tie {
                 share,
                 terms: self.terms.clone(),
                 ended: None,

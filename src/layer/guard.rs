@@ -14,7 +14,7 @@ pub(super) enum SlotGuard {
     /// For a response that does not end with its slot. `None`: no limit applies, or the slot was released.
     Plain(Option<Share>),
     /// For a response that ends with its slot.
-    Revocable(Tie),
+    Tied(Tie),
 }
 
 /// The tie between a response and its slot.
@@ -46,7 +46,7 @@ impl SlotGuard {
     pub(super) fn share(&self) -> Option<&Share> {
         match self {
             Self::Plain(share) => share.as_ref(),
-            Self::Revocable(tie) => Some(&tie.share),
+            Self::Tied(tie) => Some(&tie.share),
         }
     }
 }

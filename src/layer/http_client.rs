@@ -30,11 +30,12 @@ use tower_service::Service;
 ///     client: PartnerClient,
 /// }
 ///
-/// let layer = Limiter::in_memory().layer(Limit::concurrent("partner", 20));
+/// let layer = Limiter::in_memory().layer(Limit::concurrent("partner", 20))?;
 /// let partner = Partner {
 ///     client: layer.layer(HttpClient::new(reqwest::Client::new())),
 /// };
 /// # drop(partner.client);
+/// # Ok::<(), tower_turnstile::ConfigError>(())
 /// ```
 pub struct HttpClient<C, Q, B> {
     client: C,

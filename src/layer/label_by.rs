@@ -1,6 +1,6 @@
 //! The setting that labels permits.
 //!
-//! Tests: `tests/operate/labels.rs`.
+//! Tests: `operators/tests/operate/labels.rs`.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -19,8 +19,9 @@ impl LimitLayer {
     /// use tower_turnstile::{Limit, Limiter};
     ///
     /// let layer = Limiter::in_memory()
-    ///     .layer(Limit::concurrent("chat", 5))
+    ///     .layer(Limit::concurrent("chat", 5))?
     ///     .label_by(|head| if head.uri.path().starts_with("/v1/") { "v1" } else { "v2" });
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
     pub fn label_by<L: Into<Cow<'static, str>>>(
         self,

@@ -1,8 +1,7 @@
 //! The labels of requests, for operators.
 //!
-//! Tests: `tests/operate/labels.rs`.
+//! Tests: `operators/tests/operate/labels.rs`.
 
-#[cfg(feature = "operate")]
 use std::{borrow::Cow, sync::Arc};
 
 use http::request::Parts;
@@ -12,14 +11,11 @@ use crate::leases::Label;
 /// The rule that labels the permits of a layer. Default: method and matched route.
 #[derive(Clone, Default)]
 pub(super) struct Labels {
-    #[cfg(feature = "operate")]
     pub(super) by: Option<Arc<LabelOf>>,
 }
 
-#[cfg(feature = "operate")]
 pub(super) type LabelOf = dyn Fn(&Parts) -> Cow<'static, str> + Send + Sync;
 
-#[cfg(feature = "operate")]
 impl Labels {
     pub(super) fn of(&self, head: &Parts) -> Label {
         if let Some(by) = &self.by {
@@ -30,12 +26,5 @@ impl Labels {
             return Label::of_route(&head.method, route);
         }
         Label::of_method(&head.method)
-    }
-}
-
-#[cfg(not(feature = "operate"))]
-impl Labels {
-    pub(super) fn of(&self, _: &Parts) -> Label {
-        Label::default()
     }
 }

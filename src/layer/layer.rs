@@ -21,10 +21,7 @@ use super::{
     service::Limited,
     slot::DeclaredLimits,
 };
-use crate::{
-    error::{ConfigError, or_panic},
-    limiter::Limiter,
-};
+use crate::{error::ConfigError, limiter::Limiter};
 
 /// Layer that applies limits to a service. Created by [`Limiter::layer`].
 ///
@@ -52,22 +49,11 @@ impl Limiter {
     ///
     /// The policy is a [`Limit`](crate::Limit), a [`Scope`], or a list or tuple of them: see [`Policy`].
     ///
-    /// # Panics
+    /// # Errors
     ///
     /// If a value of a limit is out of range, if this limiter has another limit of the same name with different values, or
     /// if the policy is empty, has more than [`Policy::MAX_SCOPES`](crate::Policy::MAX_SCOPES) scopes, or has a limit twice.
-    /// [`Limiter::try_layer`] returns these faults as errors.
-    #[track_caller]
-    pub fn layer(&self, policy: impl Into<Policy>) -> LimitLayer {
-        or_panic(self.try_layer(policy))
-    }
-
-    /// Fallible version of [`layer`](Self::layer), for limits from a configuration.
-    ///
-    /// # Errors
-    ///
-    /// If [`layer`](Self::layer) would panic.
-    pub fn try_layer(&self, policy: impl Into<Policy>) -> Result<LimitLayer, ConfigError> {
+    pub fn layer(&self, policy: impl Into<Policy>) -> Result<LimitLayer, ConfigError> {
         let policy = policy.into();
         policy.validate()?;
         let register = |scope: Scope| {
@@ -169,7 +155,8 @@ impl LimitLayer {
     /// const CHAT: Limit = Limit::concurrent("chat", 5);
     ///
     /// let limiter = Limiter::in_memory();
-    /// let layer = limiter.layer(CHAT.by_header("x-api-key")).at_shutdown(OnLost::Abort);
+    /// let layer = limiter.layer(CHAT.by_header("x-api-key"))?.at_shutdown(OnLost::Abort);
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
     pub fn at_shutdown(self, at_shutdown: OnLost) -> Self {
         self.edit(move |gate| gate.edit_terms(|terms| terms.at_shutdown = Some(at_shutdown)))
@@ -227,12 +214,13 @@ impl LimitLayer {
     /// use tower_turnstile::{Limit, Limiter};
     ///
     /// let layer = Limiter::in_memory()
-    ///     .layer(Limit::concurrent("chat", 5).by_header("x-api-key"))
+    ///     .layer(Limit::concurrent("chat", 5).by_header("x-api-key"))?
     ///     .refuse_with(|refusal, head| {
     ///         let mut response = Response::new(format!("{} is busy, come back later", head.uri.path()));
     ///         *response.status_mut() = refusal.status();
     ///         response
     ///     });
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
     pub fn refuse_with<R: RefusalResponse<M>, M>(
         self,

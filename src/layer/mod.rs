@@ -19,7 +19,8 @@
 //! let limiter = Limiter::in_memory();
 //! let app: Router = Router::new()
 //!     .route("/chat", post(chat))
-//!     .route_layer(limiter.layer(CHAT.by_header("x-api-key")));
+//!     .route_layer(limiter.layer(CHAT.by_header("x-api-key"))?);
+//! # Ok::<(), tower_turnstile::ConfigError>(())
 //! ```
 //!
 //! An example with other settings: a key from the path, responses that end when their slot is lost, and refusals in plain
@@ -42,7 +43,7 @@
 //! let one_export_per_tenant = Limit::concurrent("export", 1).by_header("x-tenant");
 //! let limiter = Limiter::in_memory();
 //! let layer = limiter
-//!     .layer(one_export_per_tenant)
+//!     .layer(one_export_per_tenant)?
 //!     .on_lost(OnLost::Abort)
 //!     .refuse_with(|refusal, _head| {
 //!         let mut response = Response::new("one export at a time, please");
@@ -83,7 +84,7 @@
 // | `read_ahead` | the layer that reads the bodies of waiting requests |
 // | `gate`, `gates` | the settings that apply to a request, and the choice between several |
 // | `service`, `future` | a turn in the queue, then the wrapped service |
-// | `revocable` | drops the service's future or body when its slot ends |
+// | `tied` | drops the service's future or body when its slot ends |
 // | `guard` | keeps the slot between the future and the body; the terms on which the slot ends the response |
 // | `bounds` | settings for responses that never end |
 // | `body` | ends the slot with the response, and the response after its slot |
@@ -127,19 +128,17 @@ mod problem;
 mod read_ahead;
 mod refusal;
 mod refusal_body;
-mod revocable;
 mod scope;
 mod service;
 mod slot;
 mod tenants;
+mod tied;
 mod values;
 mod values_by;
 
 #[cfg(feature = "config")]
 pub(crate) use address::IPV6_PREFIX;
 pub use address::{ClientAddress, PeerAddress};
-#[cfg(feature = "axum")]
-pub use axum::NoSlot;
 pub use body::{LostError, ResponseBody};
 pub use future::ResponseFuture;
 pub use http_client::{HttpClient, HttpClientFuture};

@@ -17,7 +17,7 @@ use crate::permit::Permit;
 impl Permit {
     /// Holds the permit until this HTTP body ends, fails or is dropped, and may end the body when the permit is lost.
     ///
-    /// Like [`attach`](Self::attach), with a choice for a permit that is lost before the body ends. With [`OnLost::Abort`]
+    /// Like [`attach`](Self::attach) for streams, with a choice for a permit that is lost before the body ends. With [`OnLost::Abort`]
     /// the body, and with it the call to the peer, is then dropped at once, whether or not the body is being read, since
     /// another request may have the slot. The reader gets a [`LostError`](super::LostError). With [`OnLost::Continue`] the
     /// body continues over the limit.
@@ -30,7 +30,7 @@ impl Permit {
     /// const PARTNER: Limit = Limit::concurrent("partner", 20);
     ///
     /// # async fn example(limiter: Limiter) -> Result<(), Box<dyn std::error::Error>> {
-    /// let permit = limiter.semaphore(&PARTNER, "partner").acquire().await?;
+    /// let permit = limiter.semaphore(&PARTNER, "partner")?.acquire().await?;
     /// let response = reqwest::get("http://partner.example/").await?;
     /// let response = http::Response::from(response)
     ///     .map(|body| permit.attach_body(body, OnLost::Abort))
@@ -48,7 +48,7 @@ impl Permit {
     {
         let (share, _) = self.into_share();
         let guard = match on_lost {
-            OnLost::Abort => SlotGuard::Revocable(Tie {
+            OnLost::Abort => SlotGuard::Tied(Tie {
                 terms: Arc::new(Terms {
                     on_lost,
                     meter: share.meter(),

@@ -29,7 +29,8 @@ use crate::{
 ///     EACH.by_header("x-api-key").values([("gold", 20)]),
 ///     OPENS.by_header("x-api-key"),
 ///     ALL,
-/// ));
+/// ))?;
+/// # Ok::<(), tower_turnstile::ConfigError>(())
 /// ```
 ///
 /// The order of the list does not matter. Slots are acquired in the order of the limits' [classes](crate::Class), narrow

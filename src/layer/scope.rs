@@ -23,7 +23,7 @@ use super::{
     values::{Lookup, Values},
 };
 use crate::{
-    error::{ConfigError, or_panic},
+    error::ConfigError,
     keeper::Leg,
     key::Key,
     limit::{Limit, LimitId},
@@ -32,8 +32,9 @@ use crate::{
 /// A [`Limit`] with the rules that find the [`Key`], value and cost of a request.
 ///
 /// Create a scope from a limit, with [`Limit::by_header`], [`Limit::by_client_address`], [`Limit::by_key`],
-/// [`Limit::by_str`] or [`Limit::by_key_async`]. A limit alone is also a scope, in which all requests share one key. With
-/// [`fair_by_header`](Self::fair_by_header) and its kin, the slots of a key are shared fairly among tenants.
+/// or [`Limit::by_key_async`]. A limit alone is also a scope (`Scope::from(limit)`), in which all requests share one key. With
+/// [`fair_by_header`](Self::fair_by_header) or [`fair_by_key`](Self::fair_by_key), the slots of a key are shared fairly among
+/// tenants.
 /// Several scopes make a [`Policy`](super::Policy). See [Keys and policies](crate::guide::keys).
 #[derive(Clone)]
 #[must_use = "a scope does nothing until it is put into a layer"]
@@ -81,7 +82,8 @@ impl Limit {
     /// use tower_turnstile::{Limit, Limiter};
     ///
     /// const CHAT: Limit = Limit::concurrent("chat", 5);
-    /// let layer = Limiter::in_memory().layer(CHAT.by_header("x-api-key"));
+    /// let layer = Limiter::in_memory().layer(CHAT.by_header("x-api-key"))?;
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
     ///
     /// # Panics
@@ -106,7 +108,7 @@ impl Limit {
     ///
     /// A path can be written in several ways (`/%61cme` is `/acme`): take keys from verified values. The key may have any type
     /// that converts into a [`Key`]: a `String`, a number, an address, 16 bytes. A closure that returns a reference does not
-    /// compile ("lifetime may not live long enough"): use [`by_str`](Self::by_str) for a `&str`, and clone other values.
+    /// compile ("lifetime may not live long enough"): return `Key::from(text)` for a `&str`, and clone other values.
     ///
     /// To limit by an id that the authentication has put into the extensions:
     ///
@@ -125,10 +127,10 @@ impl Limit {
     ///
     /// ```
     /// use axum::extract::MatchedPath;
-    /// use tower_turnstile::Limit;
+    /// use tower_turnstile::{Key, Limit};
     ///
     /// let per_route = Limit::concurrent("per-route", 100)
-    ///     .by_key(|head| Some(head.extensions.get::<MatchedPath>()?.as_str().to_owned()));
+    ///     .by_key(|head| Some(Key::from(head.extensions.get::<MatchedPath>()?.as_str())));
     /// ```
     ///
     /// To limit by the client's address, use [`by_client_address`](Self::by_client_address): behind a proxy the peer is the
@@ -139,24 +141,6 @@ impl Limit {
     ) -> Scope {
         let find = move |head: &Parts| find(head).map(Into::into);
         Scope::new(self, KeySource::Head(Arc::new(find)))
-    }
-
-    /// Limits each string separately; a closure borrows the string from the request head.
-    ///
-    /// Otherwise like [`by_key`](Self::by_key).
-    ///
-    /// ```
-    /// use tower_turnstile::Limit;
-    ///
-    /// #[derive(Clone)]
-    /// struct Tenant(String);
-    ///
-    /// let per_tenant = Limit::concurrent("per-tenant", 20)
-    ///     .by_str(|head| Some(&head.extensions.get::<Tenant>()?.0))
-    ///     .require_key();
-    /// ```
-    pub fn by_str(self, find: impl Fn(&Parts) -> Option<&str> + Send + Sync + 'static) -> Scope {
-        self.by_key(move |head| find(head).map(Key::from))
     }
 
     /// Limits each key separately; a future looks the key up, such as a tenant in a database.
@@ -193,29 +177,14 @@ impl Limit {
     /// use tower_turnstile::{ClientAddress, Limit, Limiter};
     ///
     /// const SEARCH: Limit = Limit::concurrent("search", 5);
-    /// let layer = Limiter::in_memory().layer(SEARCH.by_client_address(ClientAddress::forwarded_for(1)));
+    /// let layer = Limiter::in_memory().layer(SEARCH.by_client_address(ClientAddress::forwarded_for(1)))?;
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
     ///
-    /// # Panics
-    ///
-    /// If a value of the address is out of range. [`Limit::try_by_client_address`] returns the fault as an error.
-    #[track_caller]
+    /// More than 32 proxies ([`ClientAddress::MAX_PROXIES`]), or an IPv6 prefix that is not 1 to 128 bits long, are an error
+    /// when the layer is created.
     pub fn by_client_address(self, address: ClientAddress) -> Scope {
-        or_panic(self.try_by_client_address(address))
-    }
-
-    /// Fallible version of [`by_client_address`](Self::by_client_address), for values from a configuration.
-    ///
-    /// # Errors
-    ///
-    /// If there are more than 32 proxies ([`ClientAddress::MAX_PROXIES`]), or an IPv6 prefix is not 1 to 128
-    /// bits long.
-    pub fn try_by_client_address(self, address: ClientAddress) -> Result<Scope, ConfigError> {
-        address.check()?;
-        Ok(Scope::new(
-            self,
-            KeySource::Address(address, Arc::default()),
-        ))
+        Scope::new(self, KeySource::Address(address, Arc::default()))
     }
 }
 
@@ -247,14 +216,14 @@ impl Scope {
     /// [`Mode::Shadow`] or [`Mode::Off`] refuses no request.
     ///
     /// ```
-    /// use tower_turnstile::Limit;
+    /// use tower_turnstile::{Key, Limit};
     ///
     /// /// Inserted by the authentication middleware.
     /// #[derive(Clone)]
     /// struct Tenant(String);
     ///
     /// let chats = Limit::concurrent("chats", 5)
-    ///     .by_str(|head| Some(&head.extensions.get::<Tenant>()?.0))
+    ///     .by_key(|head| Some(Key::from(&head.extensions.get::<Tenant>()?.0)))
     ///     .require_key();
     /// ```
     ///
@@ -335,7 +304,8 @@ impl Scope {
     /// use tower_turnstile::{Limit, Limiter, layer};
     ///
     /// const PARTNER: Limit = Limit::concurrent("partner", 200);
-    /// let layer = Limiter::in_memory().layer(PARTNER.by_header("x-account").outcome_by(layer::overload));
+    /// let layer = Limiter::in_memory().layer(PARTNER.by_header("x-account").outcome_by(layer::overload))?;
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
     pub fn outcome_by(
         mut self,
@@ -380,6 +350,9 @@ impl Scope {
     /// Checks the values that the setters cannot refuse.
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         check_pause(self.pause_at_most)?;
+        if let KeySource::Address(address, _) = &self.keys {
+            address.check()?;
+        }
         if self.judges() && self.limit.period().is_some() {
             return Err(ConfigError::value(format!(
                 "limit `{}` is a rate, which has no slots to be paused",

@@ -29,8 +29,9 @@ use super::{
 /// use tower_turnstile::{Limit, Limiter};
 ///
 /// let text = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new("no body")));
-/// let mut limited = Limiter::in_memory().layer(Limit::concurrent("chat", 5)).layer(text);
+/// let mut limited = Limiter::in_memory().layer(Limit::concurrent("chat", 5))?.layer(text);
 /// let _ = limited.call(Request::new(())); // `&str` cannot be the response body of a limited service
+/// # Ok::<(), tower_turnstile::ConfigError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Limited<S> {

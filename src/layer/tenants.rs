@@ -39,8 +39,8 @@ impl Tenants {
         let fault = |message| Err(ConfigError::value(message));
         if self.source.is_none() && has_settings {
             return fault(format!(
-                "limit `{name}` has shares, or requires a tenant, and no request has one: set `fair_by_header`, \
-                 `fair_by_str` or `fair_by_key`"
+                "limit `{name}` has shares, or requires a tenant, and no request has one: set `fair_by_header` \
+                 or `fair_by_key`"
             ));
         }
         for (tenant, &share) in self.table.iter().flat_map(|table| table.iter()) {

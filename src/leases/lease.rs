@@ -99,7 +99,6 @@ pub(crate) struct Lease {
     /// Whether its limit is in shadow mode for the request. A limit that only observes ends no permit.
     is_shadow: bool,
     /// The tenure of the permit revoked by an operator, plus one; 0: none.
-    #[cfg(feature = "operate")]
     revoked: AtomicU64,
     watchers: Notify,
     label: LabelSlot,
@@ -123,7 +122,6 @@ impl Lease {
             tenure_us: AtomicU64::new(NO_TENURE),
             reusable: AtomicBool::new(false),
             is_shadow: false,
-            #[cfg(feature = "operate")]
             revoked: AtomicU64::new(0),
             watchers: Notify::new(),
             label: LabelSlot::new(),
@@ -273,7 +271,6 @@ impl Lease {
 
     /// Revokes the permit of this tenure. Its lease is still renewed until its owners are gone, so a revoked permit
     /// never continues without a slot. The caller must [wake](Self::wake_watchers) the watchers afterwards.
-    #[cfg(feature = "operate")]
     pub(crate) fn revoke(&self, tenure: u64) {
         // A late order for an earlier permit must not undo an order for a later one.
         let next = tenure + 1;
@@ -283,11 +280,7 @@ impl Lease {
 
     /// Whether the current permit is revoked.
     pub(super) fn is_revoked(&self) -> bool {
-        #[cfg(feature = "operate")]
-        let is_revoked = self.revoked.load(Ordering::Acquire) == self.owners.tenure() + 1;
-        #[cfg(not(feature = "operate"))]
-        let is_revoked = false;
-        is_revoked
+        self.revoked.load(Ordering::Acquire) == self.owners.tenure() + 1
     }
 
     /// Makes all watchers check the lease. Must not be called under a lock: it wakes tasks.
@@ -365,7 +358,6 @@ impl Lease {
 
     /// When the current permit got the lease. `None`: the lease is idle in the pool, or its request has not collected
     /// it. If read after the tenure's number, the time belongs to this tenure or a later one.
-    #[cfg(feature = "operate")]
     pub(crate) fn tenure_since(&self) -> Option<Instant> {
         match self.tenure_us.load(Ordering::Relaxed) {
             NO_TENURE => None,

@@ -15,10 +15,7 @@
 mod account;
 mod bounded;
 mod clock;
-#[cfg(feature = "operate")]
-mod label;
-#[cfg(not(feature = "operate"))]
-#[path = "no_label.rs"]
+#[cfg_attr(not(feature = "operate"), path = "no_label.rs")]
 mod label;
 mod lease;
 #[cfg(all(test, turnstile_loom))]

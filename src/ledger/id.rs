@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use super::layout::{REPLICA_CHARS, SEQ_CHARS};
 use crate::{key::Key, ranges::MAX_WEIGHT};
 
 /// Names a replica's permit: the low bits are its number, below 2^54 and never reused, and the six bits above are its
@@ -49,10 +50,7 @@ pub(crate) struct TenantId(u64);
 
 /// Six bits per character, in ASCII order.
 const ALPHABET: &[u8; 64] = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
-pub(crate) const REPLICA_CHARS: usize = 16;
-pub(crate) const SEQ_CHARS: usize = 10;
 pub(crate) const TENANT_CHARS: usize = 8;
-pub(crate) const ID_CHARS: usize = REPLICA_CHARS + SEQ_CHARS;
 
 /// The suffixes that turn a holder's name, its first member, into its further members: one for each unit.
 #[cfg(any(test, feature = "redis"))]
@@ -72,7 +70,6 @@ impl ReplicaId {
     }
 
     /// Whether this is the text of a replica's id.
-    #[cfg(feature = "operate")]
     pub(crate) fn is_text(text: &str) -> bool {
         text.len() == REPLICA_CHARS && digits(text.as_bytes()).is_some()
     }
@@ -106,7 +103,6 @@ impl TenantId {
     }
 
     /// Parses the output of [`text`](Self::text).
-    #[cfg(feature = "operate")]
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let is_whole = text.len() == TENANT_CHARS;
         digits(text)

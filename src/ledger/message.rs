@@ -3,7 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
-    id::{ID_CHARS, ReplicaId, Seq, TenantId, weight_of},
+    id::{ReplicaId, Seq, TenantId, weight_of},
+    layout::ID_CHARS,
     rate::{Charged, Rate, Tat},
 };
 

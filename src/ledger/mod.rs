@@ -43,6 +43,7 @@
 //! Tests are in `tests/`: the rules one by one, on both sides. `model/` explores them exhaustively.
 
 mod id;
+pub mod layout;
 #[cfg(any(test, feature = "test-util"))]
 mod ledgers;
 mod machine;
@@ -56,13 +57,12 @@ pub(crate) mod script;
 #[cfg(test)]
 mod tests;
 
-#[cfg(all(feature = "operate", feature = "redis"))]
-pub(crate) use id::REPLICA_CHARS;
 #[cfg(test)]
 pub(crate) use id::number_of;
-pub(crate) use id::{ID_CHARS, MemberId, ReplicaId, Seq, TenantId, weighing, weight_of};
+pub(crate) use id::{MemberId, ReplicaId, Seq, TenantId, weighing, weight_of};
 #[cfg(feature = "redis")]
-pub(crate) use id::{SEQ_CHARS, more_members, parse_seq, seq_text};
+pub(crate) use id::{more_members, parse_seq, seq_text};
+pub(crate) use layout::{ID_CHARS, SEQ_CHARS};
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use ledgers::{Audience, Ledgers};
 #[cfg(any(test, feature = "redis"))]

@@ -3,10 +3,10 @@
 use std::cmp::{max, min};
 
 /// Time after a pause in which the limit rises from 0 to its value.
-pub(crate) const RAMP_MS: u64 = 5_000;
+pub const RAMP_MS: u64 = 5_000;
 
 /// The limit in force during a pause and its ramp.
-pub(crate) fn ramped(limit: u32, end_ms: u64, now_ms: u64) -> u32 {
+pub fn ramped(limit: u32, end_ms: u64, now_ms: u64) -> u32 {
     let elapsed_ms = min(now_ms.saturating_sub(end_ms), RAMP_MS);
     (u64::from(limit) * elapsed_ms).div_ceil(RAMP_MS) as u32
 }

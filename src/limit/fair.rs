@@ -20,20 +20,21 @@ impl Limit {
     /// Only the order of waiting requests changes, so the limit needs a [wait](Self::wait_up_to). While nobody waits, a
     /// request gets a free slot at once, whatever its tenant has used. No slot is kept free for a tenant.
     ///
-    /// The layer finds a request's tenant by [`fair_by_header`](Self::fair_by_header), [`fair_by_str`](Self::fair_by_str)
-    /// or [`fair_by_key`](Self::fair_by_key), which imply this setting; a semaphore has one tenant,
+    /// The layer finds a request's tenant by [`Scope::fair_by_header`](crate::Scope::fair_by_header) or
+    /// [`Scope::fair_by_key`](crate::Scope::fair_by_key), which imply this setting; a semaphore has one tenant,
     /// [`Semaphore::tenant`](crate::Semaphore::tenant). All requests without a tenant are one tenant.
     /// [Tenants](crate::guide::tenants) explains the rule and its limits.
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_turnstile::{Key, Limit, Limiter};
+    /// use tower_turnstile::{Key, Limit, Limiter, Scope};
     ///
     /// const GPU: Limit = Limit::concurrent("gpu", 8).wait_up_to(Duration::from_secs(60)).fair();
     ///
     /// let limiter = Limiter::in_memory();
-    /// let layer = limiter.layer(GPU.fair_by_header("x-tenant"));
-    /// let nightly = limiter.semaphore(&GPU, Key::SHARED).tenant("acme");
+    /// let layer = limiter.layer(Scope::from(GPU).fair_by_header("x-tenant"))?;
+    /// let nightly = limiter.semaphore(&GPU, Key::SHARED)?.tenant("acme")?;
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
     ///
     /// A fair limit without a wait, or with [`reuse`](Self::reuse), is an error when a layer or semaphore is created. The

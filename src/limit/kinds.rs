@@ -28,11 +28,10 @@ pub enum Class {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
     any(feature = "config", feature = "operate"),
-    derive(serde::Deserialize),
+    derive(serde::Deserialize, serde::Serialize),
     cfg_attr(test, derive(schemars::JsonSchema)),
     serde(rename_all = "kebab-case")
 )]
-#[cfg_attr(feature = "operate", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum Mode {
     /// The limit is enforced.

@@ -14,7 +14,7 @@ use crate::{
     ledger::{Rate, ReplicaId},
     ranges::{MAX_LIMIT, MAX_NAME_LEN, MAX_PAUSE, MAX_PERIOD, MAX_WAIT, MAX_WAITERS},
     status::Quota,
-    unit::{MAX_UNIT_LEN, Unit},
+    unit::Unit,
 };
 
 /// Limits the permits of a key, at once or per period, across all replicas.
@@ -253,8 +253,6 @@ impl Limit {
     /// const TOKENS: Limit = Limit::rate("tokens", 60_000, Duration::from_secs(60)).unit("tokens");
     /// ```
     ///
-    /// For a unit that is a `String`, use [`Limit::try_unit`].
-    ///
     /// # Panics
     ///
     /// If the limit is not a rate, or the unit is empty, too long or has other characters. In a `const` or `static` the
@@ -275,23 +273,16 @@ impl Limit {
         self.changed()
     }
 
-    /// Fallible version of [`unit`](Self::unit), for units from a configuration.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the limit is not a rate, or the unit is empty, too long or has other characters.
-    pub fn try_unit(self, unit: &str) -> Result<Self, ConfigError> {
-        let name = &self.name;
-        if self.refill.is_none() {
-            return Err(ConfigError::value(format!(
-                "limit `{name}` has a unit, but is not a rate"
-            )));
-        }
+    /// The rate with a unit from a configuration file.
+    #[cfg(feature = "config")]
+    pub(crate) fn in_unit(self, unit: &str) -> Result<Self, ConfigError> {
         if Unit::new(unit).is_none() {
             // The invalid unit may be long, so the error does not repeat it.
             return Err(ConfigError::value(format!(
-                "the unit of rate `{name}` must have 1 to {MAX_UNIT_LEN} characters: \
-                 a letter, then letters, digits, `-`, `_` and `.`"
+                "the unit of rate `{}` must have 1 to {} characters: \
+                 a letter, then letters, digits, `-`, `_` and `.`",
+                self.name,
+                crate::unit::MAX_UNIT_LEN
             )));
         }
         Ok(self.unit(unit))
@@ -330,7 +321,7 @@ impl Limit {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let limiter = Limiter::in_memory();
-    /// let semaphore = limiter.semaphore(&SEARCH, "acme");
+    /// let semaphore = limiter.semaphore(&SEARCH, "acme")?;
     /// for _ in 0..1_000 {
     ///     let permit = semaphore.acquire().await?; // the same slot from the second one on
     ///     drop(permit);

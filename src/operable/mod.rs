@@ -3,6 +3,7 @@
 //! | file | content |
 //! | --- | --- |
 //! | `control` | the task that listens to operators |
+//! | `identity` | how operators see a replica |
 //! | `look` | a bounded look at queues and permits under the keeper's lock |
 //! | `standings` | the state of rate keys |
 //! | `refusals` | the last refusals of each limit |
@@ -10,12 +11,14 @@
 //! Without the feature `operate` nobody looks: nothing is kept, and no task is set.
 
 mod control;
+mod identity;
 mod look;
 mod refusals;
 mod standings;
 
 pub(crate) use self::{
     control::{Control, ControlTask},
+    identity::{Identity, MAX_LABEL, SEEN},
     look::{
         Cursor, EntryLook, LOOK, LimitLook, PauseLook, QueueLook, RateLook, TenantLook, Visitor,
     },

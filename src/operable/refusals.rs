@@ -4,6 +4,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
+use super::identity::SEEN;
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
@@ -40,7 +41,7 @@ impl Refusals {
         at: Instant,
         about: impl FnOnce() -> (Option<&'a Key>, Option<&'a Lease>),
     ) {
-        if !cfg!(feature = "operate") {
+        if !SEEN {
             return;
         }
         let (key, lease) = about();

@@ -7,6 +7,7 @@ use std::{collections::HashMap, mem};
 
 use tokio::time::Instant;
 
+use super::identity::SEEN;
 use crate::{
     key::Key,
     leases::{Fee, Paid},
@@ -41,7 +42,7 @@ pub(crate) struct Standings {
 impl Standings {
     /// Records the charge of a key.
     pub(crate) fn note(&mut self, fee: &Fee, paid: Paid, at: Instant) {
-        if !cfg!(feature = "operate") || matches!(paid, Paid::Not | Paid::Free) {
+        if !SEEN || matches!(paid, Paid::Not | Paid::Free) {
             return;
         }
         if let Some(known) = self.find(fee) {

@@ -2,55 +2,57 @@
 
 use std::{
     cmp::Reverse,
+    fmt,
     sync::{Arc, Weak},
 };
 
 use serde::Serialize;
 use tokio::time::Instant;
 
-#[cfg(feature = "redis")]
-use super::follow::Follower;
+use super::follow::{Applied, Follower};
 use super::{
-    answer::{
+    revoke::revoke,
+    rows::{
         BudgetRow, KeyRow, LimitRow, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
         TenantRow,
     },
-    changes::Revocation,
-    revoke::revoke,
     walk::{self, KeySum, LimitCount, SeenPermit, Which},
-    wire::{Answer, Applied, Body, Of, Question, RevokedHere, SignedOrder, VERSION},
+    wire::{Answer, Body, Message, Question, Revocation},
 };
 use crate::{
-    keeper::KeeperHandle, key::Key, leases::Label, operable::MAX_REFUSALS, overrides::KeyDigest,
+    keeper::KeeperHandle,
+    key::Key,
+    leases::Label,
+    limiter::Limiter,
+    operable::MAX_REFUSALS,
+    overrides::{Change, Changed, KeyDigest, Logged, Record, Target},
 };
 
-/// Maximum size of an answer, in bytes.
-pub(super) const MAX_ANSWER: usize = 16 * 1_024;
 /// Maximum size of an answer without its rows, in bytes: labels may be escaped.
 const HEADER: usize = 1_024;
 
 /// Answers for one process.
-pub(super) struct Desk {
+pub struct Desk {
     pub(super) keeper: Weak<KeeperHandle>,
     replica: String,
     label: String,
     shows_keys: bool,
     since: Instant,
     /// The record of overrides, as last read by this process.
-    #[cfg(feature = "redis")]
-    pub(super) record: Option<Follower>,
+    pub(super) follower: Option<Follower>,
 }
 
 impl Desk {
-    pub(super) fn new(keeper: &Arc<KeeperHandle>, label: String, shows_keys: bool) -> Self {
+    /// Answers for a limiter, until it is gone.
+    pub fn of(limiter: &Limiter) -> Self {
+        let (keeper, identity) = (limiter.keeper(), limiter.identity());
         Self {
             replica: keeper.replica().text(),
             keeper: Arc::downgrade(keeper),
-            label,
-            shows_keys,
+            label: identity.label(),
+            shows_keys: identity.shows_keys,
             since: Instant::now(),
-            #[cfg(feature = "redis")]
-            record: None,
+            follower: None,
         }
     }
 
@@ -63,7 +65,7 @@ impl Desk {
     }
 
     /// `None` if the limiter is gone or the question has no answer here.
-    pub(super) async fn answer(&self, number: u64, question: &Question) -> Option<Answer> {
+    pub async fn answer(&self, number: u64, question: &Question) -> Option<Answer> {
         let keeper = self.keeper.upgrade()?;
         let (body, left_out) = match question {
             Question::Replicas => (Body::Replicas(vec![self.itself(&keeper)]), 0),
@@ -75,17 +77,20 @@ impl Desk {
             Question::Tenants(of) => fitting(Body::Tenants, self.tenants(&keeper, of).await),
             Question::Overrides(_) => {
                 let Applied { token, unrecorded } = self.applied();
-                let applied = |unrecorded| Body::Overrides(Applied { token, unrecorded });
+                let applied = |unrecorded| Body::Overrides { token, unrecorded };
                 fitting(applied, Some((unrecorded, 0)))
             }
-            Question::Revoke(order) => {
-                let permits = self.revoke(&keeper, order).await;
+            Question::Revoke { of, author, reason } => {
+                let permits = self.revoke(&keeper, of, (author, reason)).await;
                 let runs = |row: &&PermitRow| row.state == PermitState::Held;
                 let running = permits.iter().filter(runs).count() as u64;
-                let revoked = |permits| Body::Revoked(RevokedHere { running, permits });
+                let revoked = |permits| Body::Revoked { running, permits };
                 fitting(revoked, Some((permits, 0)))
             }
-            Question::Resume(order) => fitting(Body::Keys, self.resume(&keeper, order).await),
+            Question::Resume { of, author, reason } => {
+                let keys = self.resume(&keeper, of, (author, reason)).await;
+                fitting(Body::Keys, keys)
+            }
             Question::ReadAgain => return None,
         };
         Some(Answer {
@@ -94,11 +99,40 @@ impl Desk {
         })
     }
 
+    /// Whether the limiter is gone.
+    pub fn is_gone(&self) -> bool {
+        self.keeper.strong_count() == 0
+    }
+
+    /// The record of overrides of a limiter without a store. `None` if the store has it.
+    pub fn record(&self) -> Option<Record> {
+        Some(self.keeper.upgrade()?.local_record()?.read())
+    }
+
+    /// The log of changes of a limiter without a store, newest first.
+    pub fn log(&self) -> Option<Vec<Logged>> {
+        Some(self.keeper.upgrade()?.local_record()?.log())
+    }
+
+    /// Changes the record of a limiter without a store.
+    pub fn change(&self, change: &Change) -> Option<Changed> {
+        let keeper = self.keeper.upgrade()?;
+        let local = keeper.local_record()?;
+        let changed = local.change(change);
+        // Of simultaneous changes, the last one recorded must also be applied last.
+        loop {
+            let record = local.read();
+            keeper.steer(record.in_force(Instant::now()));
+            if local.read().token() == record.token() {
+                return Some(changed);
+            }
+        }
+    }
+
     /// The overrides in force in this process; none if no store records them for it.
     pub(super) fn applied(&self) -> Applied {
-        #[cfg(feature = "redis")]
-        if let Some(record) = &self.record {
-            return record.applied();
+        if let Some(follower) = &self.follower {
+            return follower.applied();
         }
         Applied::default()
     }
@@ -110,7 +144,7 @@ impl Desk {
 
     fn with(&self, number: u64, body: Body) -> Answer {
         Answer {
-            v: VERSION,
+            v: Message::VERSION,
             number,
             replica: self.replica.clone(),
             label: self.label.clone(),
@@ -165,8 +199,8 @@ impl Desk {
     }
 
     /// `None` if the limit is unknown, as in the following functions.
-    async fn permits(&self, keeper: &KeeperHandle, of: &Of) -> Option<(Vec<PermitRow>, u64)> {
-        let which = Which::new(keeper.limit_id(&of.limit)?, of);
+    async fn permits(&self, keeper: &KeeperHandle, of: &Target) -> Option<(Vec<PermitRow>, u64)> {
+        let which = Which::new(keeper.limit_id(&of.limit)?, &of.limit, of.key);
         let (seen, left_out) = walk::permits(keeper, &which).await;
         let row = |seen: SeenPermit| {
             let state = if seen.entry.waits {
@@ -185,15 +219,13 @@ impl Desk {
     async fn revoke(
         &self,
         keeper: &KeeperHandle,
-        order: &SignedOrder<Revocation>,
+        of: &Revocation,
+        (author, reason): (&str, &str),
     ) -> Vec<PermitRow> {
-        let (which, only) = match &order.of {
+        let (which, only) = match of {
             Revocation::Permit(id) => (Which::All, Some(*id)),
             Revocation::Key { limit, key } => match keeper.limit_id(limit) {
-                Some(number) => {
-                    let (limit, key) = (limit.clone(), Some(*key));
-                    (Which::new(number, &Of { limit, key }), None)
-                }
+                Some(number) => (Which::new(number, limit, Some(*key)), None),
                 None => return Vec::new(),
             },
             Revocation::Replica(id) if *id == self.replica => (Which::All, None),
@@ -204,9 +236,9 @@ impl Desk {
             tracing::warn!(
                 replica = self.label,
                 permits = revoked.len(),
-                whose = ?order.of,
-                author = order.author,
-                reason = order.reason,
+                whose = ?of,
+                author,
+                reason,
                 "an operator has revoked permits"
             );
         }
@@ -222,16 +254,17 @@ impl Desk {
         rows.collect()
     }
 
-    async fn keys(&self, keeper: &KeeperHandle, of: &Of) -> Option<(Vec<KeyRow>, u64)> {
-        let which = Which::new(keeper.limit_id(&of.limit)?, of);
+    async fn keys(&self, keeper: &KeeperHandle, of: &Target) -> Option<(Vec<KeyRow>, u64)> {
+        let which = Which::new(keeper.limit_id(&of.limit)?, &of.limit, of.key);
         let (seen, left_out) = walk::keys(keeper, &which).await;
         Some((self.key_rows(of, seen), left_out))
     }
 
-    async fn tenants(&self, keeper: &KeeperHandle, of: &Of) -> Option<(Vec<TenantRow>, u64)> {
+    async fn tenants(&self, keeper: &KeeperHandle, of: &Target) -> Option<(Vec<TenantRow>, u64)> {
         let limit = keeper.limit_id(&of.limit)?;
         let mut key = None;
-        let (seen, left_out) = walk::tenants(keeper, &Which::new(limit, of), &mut key).await;
+        let (seen, left_out) =
+            walk::tenants(keeper, &Which::new(limit, &of.limit, of.key), &mut key).await;
         let ids: Vec<_> = seen.iter().map(|sum| sum.id).collect();
         let behind_us = match &key {
             Some(key) => keeper.behind_us(limit, key, &ids),
@@ -254,7 +287,7 @@ impl Desk {
         Some((rows.collect(), left_out))
     }
 
-    fn key_rows(&self, of: &Of, seen: Vec<KeySum>) -> Vec<KeyRow> {
+    fn key_rows(&self, of: &Target, seen: Vec<KeySum>) -> Vec<KeyRow> {
         let now = Instant::now();
         let rows = seen.into_iter().map(|sum| KeyRow {
             limit: String::new(),
@@ -289,11 +322,11 @@ impl Desk {
     async fn resume(
         &self,
         keeper: &KeeperHandle,
-        order: &SignedOrder<Of>,
+        of: &Target,
+        (author, reason): (&str, &str),
     ) -> Option<(Vec<KeyRow>, u64)> {
-        let SignedOrder { of, author, reason } = order;
         let limit = keeper.limit_id(&of.limit)?;
-        let mut paused = walk::paused_keys(keeper, &Which::new(limit, of)).await;
+        let mut paused = walk::paused_keys(keeper, &Which::new(limit, &of.limit, of.key)).await;
         // Some may have ended meanwhile.
         paused.retain(|sum| keeper.resume(limit, &sum.key));
         if !paused.is_empty() {
@@ -310,7 +343,7 @@ impl Desk {
     }
 
     /// Newest first.
-    fn refusals(&self, keeper: &KeeperHandle, of: &Of) -> Option<(Vec<RefusalRow>, u64)> {
+    fn refusals(&self, keeper: &KeeperHandle, of: &Target) -> Option<(Vec<RefusalRow>, u64)> {
         let now = Instant::now();
         let mut notes = keeper.refusals(keeper.limit_id(&of.limit)?);
         notes.sort_by_key(|note| Reverse(note.at));
@@ -336,8 +369,14 @@ impl Desk {
     }
 }
 
+impl fmt::Debug for Desk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Desk").finish_non_exhaustive()
+    }
+}
+
 /// An unknown limit is not known to be unfair.
-fn is_fair(keeper: &KeeperHandle, of: &Of) -> bool {
+fn is_fair(keeper: &KeeperHandle, of: &Target) -> bool {
     let limit = keeper.updated(&of.limit);
     limit.is_none_or(|limit| limit.is_fair())
 }
@@ -403,8 +442,8 @@ fn fitting<T: Serialize>(
     let mut bytes = HEADER;
     let fits = rows.iter().take_while(|row| {
         // Includes its comma.
-        bytes += serde_json::to_vec(row).map_or(MAX_ANSWER, |text| text.len() + 1);
-        bytes <= MAX_ANSWER
+        bytes += serde_json::to_vec(row).map_or(Answer::MAX, |text| text.len() + 1);
+        bytes <= Answer::MAX
     });
     let fits = fits.count();
     let dropped = (rows.len() - fits) as u64;

@@ -4,10 +4,11 @@
 //! by a rate. The next checks are the format, the operator's name (which becomes part of a channel's name), the
 //! message's validity in store time, and repetition.
 //!
-//! Tests: `tests/operate/`.
+//! Tests: `operators/tests/operate/`.
 
 use std::{
     collections::VecDeque,
+    mem,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -25,11 +26,11 @@ use tokio::{
 };
 
 use super::{
-    desk::{Desk, MAX_ANSWER},
+    desk::Desk,
     follow::Follower,
     names::Names,
     roster,
-    wire::{MAX_QUESTION, Message, Question, VERSION},
+    wire::{Answer, Message, Question},
 };
 use crate::{
     ledger::ReplicaId,
@@ -37,10 +38,7 @@ use crate::{
     operable::ControlTask,
     store::{
         StoreError,
-        redis::{
-            StoreTarget,
-            control::{ControlConnection, Inbox},
-        },
+        redis::{StoreTarget, control::ControlConnection},
     },
 };
 
@@ -95,18 +93,17 @@ pub(crate) async fn listen(
     runtime: Option<Handle>,
     is_reached: bool,
 ) {
-    let (inbox, questions) = Inbox::new(MAX_QUESTIONS, MAX_QUESTION);
-    let control = ControlConnection::new(target, patience, inbox);
-    let names = Names::new(namespace, target.db());
-    let identity = limiter.identity();
-    let mut desk = Desk::new(limiter.keeper(), identity.label(), identity.shows_keys);
+    let (control, questions) =
+        ControlConnection::with_inbox(target, patience, MAX_QUESTIONS, Message::MAX);
+    let names = Names::new(namespace, target);
+    let mut desk = Desk::of(limiter);
     let follower = Follower::new(desk.label());
     if is_reached {
         follower
             .read_again(limiter.keeper(), &control, &names)
             .await;
     }
-    desk.record = Some(follower);
+    desk.follower = Some(follower);
     let listener = Listener(Arc::new(Shared {
         control,
         names,
@@ -266,7 +263,7 @@ impl Shared {
     }
 
     async fn read_record(&self) {
-        if let (Some(record), Some(keeper)) = (&self.desk.record, self.desk.keeper.upgrade()) {
+        if let (Some(record), Some(keeper)) = (&self.desk.follower, self.desk.keeper.upgrade()) {
             record.read_again(&keeper, &self.control, &self.names).await;
         }
     }
@@ -286,25 +283,13 @@ impl Shared {
         if !state.read.take() {
             return Ok(());
         }
-        let Ok(mut message) = serde_json::from_slice::<Message<Value>>(message) else {
+        let Some((message, question)) = readable(message) else {
             return Ok(());
         };
-        let question = serde_json::from_value::<Question>(message.ask.take()).ok();
-        let question = question.filter(|_| message.v == VERSION);
-        let is_unreadable = question.is_none() && message.v == VERSION;
-        if is_unreadable || !ReplicaId::is_text(&message.from) {
-            return Ok(());
-        }
-        if !state.counts(&message) {
-            if !state.may_look_at_clock() {
-                return Ok(());
-            }
+        if !state.counts(&message) && state.may_look_at_clock() {
             self.join_roster(state).await?;
-            if !state.counts(&message) {
-                return Ok(());
-            }
         }
-        if !state.is_new(&message) {
+        if !state.counts(&message) || !state.is_new(&message) {
             return Ok(());
         }
         if question == Some(Question::ReadAgain) {
@@ -321,13 +306,22 @@ impl Shared {
                 }
                 self.desk.answer(message.number, &question).await
             }
-            // Also to an operator of another version.
-            _ => Some(self.desk.busy(message.number)),
+            question => {
+                let is_news = question.is_none() && !mem::replace(&mut state.met_other, true);
+                if is_news {
+                    let replica = self.desk.label();
+                    tracing::info!(
+                        replica,
+                        "an operator of another version cannot ask this replica"
+                    );
+                }
+                Some(self.desk.busy(message.number))
+            }
         };
         let Some(answer) = answer.and_then(|answer| serde_json::to_vec(&answer).ok()) else {
             return Ok(());
         };
-        debug_assert!(answer.len() <= MAX_ANSWER);
+        debug_assert!(answer.len() <= Answer::MAX);
         let channel = self.names.answer_channel(&message.from);
         if message.expected <= 1 {
             return self.send(&channel, &answer).await;
@@ -364,6 +358,16 @@ impl Shared {
     }
 }
 
+/// Parses a message. Without a question, it has another format; but changes of the record reach all versions.
+fn readable(message: &[u8]) -> Option<(Message<Value>, Option<Question>)> {
+    let mut message: Message<Value> = serde_json::from_slice(message).ok()?;
+    let question = serde_json::from_value::<Question>(message.ask.take()).ok();
+    let question =
+        question.filter(|ask| message.v == Message::VERSION || *ask == Question::ReadAgain);
+    let is_readable = question.is_some() || message.v != Message::VERSION;
+    (is_readable && ReplicaId::is_text(&message.from)).then_some((message, question))
+}
+
 /// State of a listener between messages.
 struct Listening {
     /// The store's time in milliseconds, and when it was read.
@@ -377,6 +381,8 @@ struct Listening {
     read: Budget,
     answered: Budget,
     known: VecDeque<(String, u64)>,
+    /// Whether an operator of another version has asked.
+    met_other: bool,
     /// Answers that are about to be sent.
     answers: JoinSet<Result<(), StoreError>>,
 }
@@ -393,6 +399,7 @@ impl Listening {
             read: Budget::new(MAX_READ, now),
             answered: Budget::new(MAX_ANSWERED, now),
             known: VecDeque::new(),
+            met_other: false,
             answers: JoinSet::new(),
         }
     }
@@ -471,7 +478,7 @@ mod tests {
 
     fn message(number: u64, not_after_ms: u64) -> Message {
         Message {
-            v: VERSION,
+            v: Message::VERSION,
             from: "-".repeat(16),
             number,
             not_after_ms,

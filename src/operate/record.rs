@@ -1,27 +1,21 @@
 //! The record of overrides in the store: read by replicas and operators, changed by operators.
 //!
-//! Tests: `follow.rs`, `tests/operate/`, by theme.
+//! Tests: `follow.rs`, `operators/tests/operate/`, by theme.
 
 use std::collections::BTreeMap;
 
 use redis::cmd;
+use serde_json::json;
 use tokio::{join, time::Instant};
 
-use super::{
-    names::Names,
-    roster::to_ms,
-    wire::{Message, Question, VERSION},
-};
+use super::names::Names;
 use crate::{
     ledger::ReplicaId,
     overrides::{
         Change, Changed, Logged, MAX_ENTRIES, MAX_LOGGED, RECORD_LUA, Record, arguments, logged,
         reply,
     },
-    store::{
-        StoreError,
-        redis::control::{ControlConnection, unreadable},
-    },
+    store::{StoreError, redis::control::ControlConnection},
 };
 
 /// Fields of the record per reply: all of them, unless the server has a sparse table.
@@ -45,9 +39,8 @@ pub(super) async fn read(
         let _ = page(control, names, "0").await?;
     }
     let since = Instant::now();
-    let time = cmd("TIME");
-    let (time, first) = join!(control.run(&time), page(control, names, "0"));
-    let now_ms = to_ms(time?);
+    let (now_ms, first) = join!(control.time_ms(), page(control, names, "0"));
+    let now_ms = now_ms?;
     let (mut cursor, page_fields) = first?;
     let mut fields = BTreeMap::from_iter(page_fields);
     while cursor != "0" && fields.len() <= MAX_ENTRIES + 1 {
@@ -73,45 +66,62 @@ async fn page(
     control.run(&scan).await
 }
 
-/// Makes a change, and notifies the replicas.
-pub(super) async fn change(
-    control: &ControlConnection,
-    names: &Names,
-    change: &Change,
-) -> Result<Changed, StoreError> {
-    let channel = names.control_channel();
-    let mut eval = cmd("EVAL");
-    eval.arg(RECORD_LUA)
-        .arg(2)
-        .arg(names.record())
-        .arg(names.log());
-    eval.arg(arguments(change, &channel, &read_again()));
-    let words: Vec<String> = control.run(&eval).await?;
-    reply(&words).ok_or_else(unreadable)
+impl Record {
+    /// Reads the record.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does not answer or refuses, or if the record is none.
+    pub async fn of_store(control: &ControlConnection, names: &Names) -> Result<Self, StoreError> {
+        Ok(read(control, names).await?.record)
+    }
 }
 
-/// The notification of a change, from an operator who asks nothing else. The script sets its expiry.
+impl Change {
+    /// Makes the change, and notifies the replicas.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does not answer or refuses.
+    pub async fn make(
+        &self,
+        control: &ControlConnection,
+        names: &Names,
+    ) -> Result<Changed, StoreError> {
+        let channel = names.control_channel();
+        let mut eval = cmd("EVAL");
+        eval.arg(RECORD_LUA)
+            .arg(2)
+            .arg(names.record())
+            .arg(names.log());
+        eval.arg(arguments(self, &channel, &read_again()));
+        let words: Vec<String> = control.run(&eval).await?;
+        reply(&words).ok_or_else(StoreError::unreadable)
+    }
+}
+
+/// The notification of a change, from an operator who asks nothing else. The script sets its expiry. Replicas of all versions
+/// follow it, so its format stays the first.
 fn read_again() -> String {
-    let from = ReplicaId::from_bits(u128::from(fastrand::u64(..)));
-    let message = Message {
-        v: VERSION,
-        from: from.text(),
-        number: 1,
-        not_after_ms: 0,
-        replicas: 0,
-        expected: 0,
-        ask: Question::ReadAgain,
-    };
-    serde_json::to_string(&message).expect("texts and numbers")
+    let from = ReplicaId::from_bits(u128::from(fastrand::u64(..))).text();
+    let ask = "read-again";
+    json!({ "v": 1, "from": from, "number": 1, "not_after_ms": 0, "replicas": 0, "ask": ask })
+        .to_string()
 }
 
-/// The latest changes, newest first. Unreadable entries are skipped.
-pub(super) async fn log(
-    control: &ControlConnection,
-    names: &Names,
-) -> Result<Vec<Logged>, StoreError> {
-    let mut range = cmd("LRANGE");
-    range.arg(names.log()).arg(0).arg(MAX_LOGGED - 1);
-    let entries: Vec<Vec<u8>> = control.run(&range).await?;
-    Ok(entries.iter().filter_map(|entry| logged(entry)).collect())
+impl Logged {
+    /// The latest changes, newest first. Unreadable entries are skipped.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does not answer or refuses.
+    pub async fn of_store(
+        control: &ControlConnection,
+        names: &Names,
+    ) -> Result<Vec<Self>, StoreError> {
+        let mut range = cmd("LRANGE");
+        range.arg(names.log()).arg(0).arg(MAX_LOGGED - 1);
+        let entries: Vec<Vec<u8>> = control.run(&range).await?;
+        Ok(entries.iter().filter_map(|entry| logged(entry)).collect())
+    }
 }

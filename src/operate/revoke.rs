@@ -4,14 +4,14 @@
 //! A permit's response ends with an error; a task with a permit is notified. The slot is released once they are gone,
 //! so a revoked permit never runs beside its successor.
 //!
-//! Tests: `tests/operate/revoking.rs`.
+//! Tests: `operators/tests/operate/revoking.rs`.
 
 use std::{collections::HashSet, time::Duration};
 
 use tokio::time::{sleep, timeout};
 
 use super::{
-    answer::PermitState,
+    rows::PermitState,
     walk::{SeenPermit, Which, walk},
 };
 use crate::{keeper::KeeperHandle, permit_id::PermitId};

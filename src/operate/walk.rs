@@ -3,13 +3,12 @@
 //! A walk consists of looks at 256 queues and entries, each 4 to 20 microseconds under the lock, and yields in between,
 //! so that requests can proceed. A look only copies; everything else happens without the lock.
 //!
-//! Tests: below; `tests/operate/questions.rs`.
+//! Tests: below; `operators/tests/operate/questions.rs`.
 
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use tokio::{task::yield_now, time::Instant};
 
-use super::wire::Of;
 use crate::{
     keeper::KeeperHandle,
     key::Key,
@@ -80,11 +79,11 @@ struct Look<'a> {
 }
 
 impl Which {
-    pub(super) fn new(limit: LimitId, of: &Of) -> Self {
+    pub(super) fn new(limit: LimitId, name: &str, key: Option<KeyDigest>) -> Self {
         Self::Of {
             limit,
-            name: of.limit.clone(),
-            key: of.key.map(|key| (key, key.to_string())),
+            name: name.to_owned(),
+            key: key.map(|key| (key, key.to_string())),
         }
     }
 
@@ -459,7 +458,7 @@ mod tests {
     async fn held(limiter: &Limiter, keys: u64) -> Vec<Permit> {
         let mut held = Vec::new();
         for number in 0..PERMITS {
-            let semaphore = limiter.semaphore(&MANY, number % keys);
+            let semaphore = limiter.semaphore(&MANY, number % keys).unwrap();
             held.push(semaphore.acquire().await.expect("a free slot"));
         }
         held
@@ -523,8 +522,7 @@ mod tests {
         for keys in [1, PERMITS] {
             let limiter = Limiter::in_memory();
             let _held = held(&limiter, keys).await;
-            let (limit, key) = ("many".to_owned(), None);
-            let one = Which::new(limit_id(&limiter), &Of { limit, key });
+            let one = Which::new(limit_id(&limiter), "many", None);
             for (name, which) in [("all limits", &Which::All), ("one limit", &one)] {
                 let time = (0..9).map(|_| look_time(&limiter, which)).min();
                 let time = time.expect("some");

@@ -1,24 +1,18 @@
 //! Questions and answers on the wire: JSON, parsed only after a check of its size.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
-use super::{
-    answer::{KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow, TenantRow},
-    changes::Revocation,
+use super::rows::{KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow, TenantRow};
+use crate::{
+    overrides::{KeyDigest, Target},
+    permit_id::PermitId,
 };
-use crate::overrides::KeyDigest;
-
-/// Format of messages. To a question in another format a replica answers that it is busy, in its own: the operator then
-/// names it as one of another version.
-pub(super) const VERSION: u32 = 1;
-
-/// Maximum size of a question, in bytes.
-#[cfg(feature = "redis")]
-pub(super) const MAX_QUESTION: usize = 4 * 1_024;
 
 /// A message on the control channel. The fields before the last two are the same in all formats.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Message<Q = Question> {
+pub struct Message<Q = Question> {
     /// The format.
     pub v: u32,
     /// The operator's id, which is the last part of its answer channel's name.
@@ -36,50 +30,76 @@ pub(super) struct Message<Q = Question> {
     pub ask: Q,
 }
 
+impl Message {
+    /// The format: see `formats.rs` of the operators' tests. To a question in another format a replica answers that it is busy, in its own: the operator then names
+    /// it as one of another version.
+    pub const VERSION: u32 = 2;
+    /// Maximum size, in bytes.
+    pub const MAX: usize = 4 * 1_024;
+}
+
 /// The question or order of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub(super) enum Question {
+pub enum Question {
     Replicas,
     /// All limits, or the limit of this name.
     Limits(Option<String>),
-    Permits(Of),
-    Keys(Of),
-    Refusals(Of),
+    Permits(Target),
+    Keys(Target),
+    Refusals(Target),
     /// Tenants of a fair limit.
-    Tenants(Of),
+    Tenants(Target),
     /// Overrides that a replica has in force but that are not recorded. With the token of the latest change that the operator
     /// has seen in the record: a replica that has seen another reads it again before it answers.
     Overrides(Option<String>),
     /// Revoke permits.
-    Revoke(SignedOrder<Revocation>),
+    Revoke {
+        of: Revocation,
+        author: String,
+        reason: String,
+    },
     /// End pauses.
-    Resume(SignedOrder<Of>),
+    Resume {
+        of: Target,
+        author: String,
+        reason: String,
+    },
     /// The operators' record has changed.
     ReadAgain,
 }
 
-/// A limit and optionally one key.
+/// Permits to revoke.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Of {
-    pub limit: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<KeyDigest>,
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Revocation {
+    /// One permit, with its slots of all limits.
+    Permit(PermitId),
+    /// All permits of a caller under a limit.
+    Key {
+        /// The limit's name.
+        limit: String,
+        /// The caller.
+        key: KeyDigest,
+    },
+    /// All permits of a replica, by its id.
+    Replica(String),
 }
 
-/// An order to revoke permits, or to end the pauses of keys. Replicas that carry it out log the author and the reason.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct SignedOrder<T> {
-    pub of: T,
-    pub author: String,
-    pub reason: String,
+impl fmt::Display for Revocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Permit(id) => write!(f, "permit {id}"),
+            Self::Key { limit, key } => Target::digest(limit, *key).fmt(f),
+            Self::Replica(id) => write!(f, "replica {id}"),
+        }
+    }
 }
 
 /// A replica's answer. `v` and `replica` are the same in all formats.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Answer {
+pub struct Answer {
     pub v: u32,
     pub number: u64,
     pub replica: String,
@@ -89,9 +109,15 @@ pub(super) struct Answer {
     pub body: Body,
 }
 
+impl Answer {
+    /// Maximum size, in bytes.
+    pub const MAX: usize = 16 * 1_024;
+}
+
+/// What a replica answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Body {
+pub enum Body {
     /// The replica is asked too often.
     Busy,
     /// The replica does not have a limit of this name.
@@ -101,28 +127,19 @@ pub(super) enum Body {
     Replicas(Vec<ReplicaRow>),
     Limits(Vec<LimitRow>),
     Permits(Vec<PermitRow>),
-    Revoked(RevokedHere),
+    /// The permits that a replica has revoked, running ones first, and how many of all these are still held.
+    Revoked {
+        running: u64,
+        permits: Vec<PermitRow>,
+    },
     Keys(Vec<KeyRow>),
     Refusals(Vec<RefusalRow>),
     Tenants(Vec<TenantRow>),
-    Overrides(Applied),
-}
-
-/// The permits that a replica has revoked, running ones first.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct RevokedHere {
-    /// Number of permits that are still held, among all revoked ones.
-    pub running: u64,
-    pub permits: Vec<PermitRow>,
-}
-
-/// The overrides of a replica.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Applied {
-    /// The token of the record in force.
-    pub token: Option<String>,
-    /// Fields and texts in force but not recorded.
-    pub unrecorded: Vec<[String; 2]>,
+    /// The token of the record in force, and fields and texts in force but not recorded.
+    Overrides {
+        token: Option<String>,
+        unrecorded: Vec<[String; 2]>,
+    },
 }
 
 fn is_zero(number: &u64) -> bool {

@@ -8,48 +8,13 @@
 //! | file | content |
 //! | --- | --- |
 //! | `in_force` | overrides as applied by this process |
-//! | `setting` | an override as seen by operators |
-//! | `digest` | how operators name a key or a tenant |
-//! | `entry` | an override as a field of the record |
-//! | `record` | the whole record, as read by replicas |
-//! | `change` | a change of the record, and its result |
-//! | `script` | changes in Redis: `record.lua` |
-//! | `memory` | changes in this process: the same steps |
+//! | `recorded` | overrides as recorded by operators; `no_record` replaces it without the feature `operate` |
 
-#[cfg(feature = "operate")]
-mod change;
-#[cfg(feature = "operate")]
-mod digest;
-#[cfg(feature = "operate")]
-mod entry;
 mod in_force;
-#[cfg(feature = "operate")]
-mod memory;
-#[cfg(feature = "operate")]
-mod record;
-#[cfg(all(feature = "operate", feature = "redis"))]
-mod script;
-#[cfg(feature = "operate")]
-mod setting;
-#[cfg(all(test, feature = "operate", feature = "redis"))]
-mod tests;
+#[cfg_attr(not(feature = "operate"), path = "no_record.rs")]
+mod recorded;
 
 #[cfg(test)]
 pub(crate) use self::in_force::Decision;
 pub(crate) use self::in_force::{InForce, Steered};
-#[cfg(all(feature = "operate", feature = "redis"))]
-pub(crate) use self::script::{RECORD_LUA, arguments, logged, reply};
-#[cfg(feature = "operate")]
-pub use self::{
-    change::What,
-    digest::{KeyDigest, TenantDigest},
-    setting::{Override, Setting, Target},
-};
-#[cfg(feature = "operate")]
-pub(crate) use self::{
-    change::{Change, ChangeNote, Changed, Logged, MAX_LOGGED},
-    entry::MAX_LENGTH_MS,
-    memory::LocalRecord,
-    record::{MAX_ENTRIES, Outlasting, Record},
-    setting::{MAX_AUTHOR, MAX_REASON, Token},
-};
+pub use self::recorded::*;

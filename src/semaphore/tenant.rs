@@ -5,11 +5,7 @@
 use std::sync::Arc;
 
 use super::{Bound, Semaphore};
-use crate::{
-    error::{ConfigError, or_panic},
-    keeper::Tenant,
-    key::Key,
-};
+use crate::{error::ConfigError, keeper::Tenant, key::Key};
 
 /// Tenants of fair limits.
 impl Semaphore {
@@ -24,24 +20,14 @@ impl Semaphore {
     ///
     /// const JOBS: Limit = Limit::concurrent("jobs", 4).wait_up_to(Duration::from_secs(60)).fair();
     ///
-    /// let acme = Limiter::in_memory().semaphore(&JOBS, Key::SHARED).tenant("acme").share(3);
+    /// let acme = Limiter::in_memory().semaphore(&JOBS, Key::SHARED)?.tenant("acme")?.share(3)?;
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
-    ///
-    /// # Panics
-    ///
-    /// If the limit is not fair. [`try_tenant`](Self::try_tenant) returns this fault as an error.
-    #[must_use]
-    #[track_caller]
-    pub fn tenant(self, tenant: impl Into<Key>) -> Self {
-        or_panic(self.try_tenant(tenant))
-    }
-
-    /// Fallible version of [`tenant`](Self::tenant).
     ///
     /// # Errors
     ///
     /// If the limit is not fair.
-    pub fn try_tenant(mut self, tenant: impl Into<Key>) -> Result<Self, ConfigError> {
+    pub fn tenant(mut self, tenant: impl Into<Key>) -> Result<Self, ConfigError> {
         self.fair_bound()?.tenant = tenant.into();
         Ok(self)
     }
@@ -52,22 +38,10 @@ impl Semaphore {
     /// All users of the tenant should set the same share. See [`Scope::shares`](crate::Scope::shares). Requests without a
     /// tenant keep a share of 1.
     ///
-    /// # Panics
-    ///
-    /// If the limit is not fair, or the share is out of range. [`try_share`](Self::try_share) returns these faults as
-    /// errors.
-    #[must_use]
-    #[track_caller]
-    pub fn share(self, share: u32) -> Self {
-        or_panic(self.try_share(share))
-    }
-
-    /// Fallible version of [`share`](Self::share).
-    ///
     /// # Errors
     ///
     /// If the limit is not fair, or the share is out of range.
-    pub fn try_share(mut self, share: u32) -> Result<Self, ConfigError> {
+    pub fn share(mut self, share: u32) -> Result<Self, ConfigError> {
         let bound = self.fair_bound()?;
         bound.limit.check_share(share)?;
         bound.share = share;
@@ -126,17 +100,23 @@ mod tests {
     #[test]
     fn a_request_has_its_tenant_and_share_in_any_order() {
         let limiter = Limiter::in_memory();
-        let jobs = || limiter.semaphore(&JOBS, "key");
+        let jobs = || limiter.semaphore(&JOBS, "key").unwrap();
         assert_eq!(payers(&jobs()), [of(Key::SHARED, 1)]);
-        assert_eq!(payers(&jobs().tenant("acme")), [of("acme", 1)]);
-        assert_eq!(payers(&jobs().tenant("acme").share(3)), [of("acme", 3)]);
+        assert_eq!(payers(&jobs().tenant("acme").unwrap()), [of("acme", 1)]);
         assert_eq!(
-            payers(&jobs().share(1_000).tenant("acme")),
+            payers(&jobs().tenant("acme").unwrap().share(3).unwrap()),
+            [of("acme", 3)]
+        );
+        assert_eq!(
+            payers(&jobs().share(1_000).unwrap().tenant("acme").unwrap()),
             [of("acme", 1_000)]
         );
         // Requests without a tenant are one tenant, which has one share.
-        assert_eq!(payers(&jobs().share(3)), [of(Key::SHARED, 1)]);
-        assert_eq!(payers(&jobs().tenant("").share(3)), [of(Key::SHARED, 1)]);
+        assert_eq!(payers(&jobs().share(3).unwrap()), [of(Key::SHARED, 1)]);
+        assert_eq!(
+            payers(&jobs().tenant("").unwrap().share(3).unwrap()),
+            [of(Key::SHARED, 1)]
+        );
     }
 
     #[test]
@@ -148,14 +128,20 @@ mod tests {
             .fair();
         let both = limiter
             .semaphore(&each, "key")
+            .unwrap()
             .and(&JOBS, Key::SHARED)
-            .tenant("acme");
+            .unwrap()
+            .tenant("acme")
+            .unwrap();
         assert_eq!(payers(&both), [None, of("acme", 1)]);
         let three = both
             .clone()
             .and(&more, Key::SHARED)
+            .unwrap()
             .tenant("other")
-            .share(2);
+            .unwrap()
+            .share(2)
+            .unwrap();
         assert_eq!(payers(&three), [None, of("acme", 1), of("other", 2)]);
         assert_eq!(payers(&both), [None, of("acme", 1)]);
     }

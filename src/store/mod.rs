@@ -119,14 +119,13 @@ pub(crate) enum Event {
 /// Time between two counts of the replicas on a connection.
 pub(crate) const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// When a session counts the replicas again, once it has connected.
+/// When a session counts the replicas again.
 #[derive(Default)]
 pub(crate) struct CountTimer(Option<Pin<Box<Sleep>>>);
 
 impl CountTimer {
-    /// There is a new connection, on which the replicas were just counted.
-    pub(crate) fn start(&mut self) {
-        self.0 = Some(Box::pin(sleep(COUNT_INTERVAL)));
+    pub(crate) fn start(&mut self, pause: Duration) {
+        self.0 = Some(Box::pin(sleep(pause)));
     }
 
     /// Whether a count is due. Cheaper than [`poll_due`](Self::poll_due), and registers no task.
@@ -134,7 +133,7 @@ impl CountTimer {
         self.0.as_ref().is_some_and(|timer| timer.is_elapsed())
     }
 
-    /// Ready once for each interval.
+    /// Ready once for each interval, from the start on.
     pub(crate) fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(timer) = &mut self.0 else {
             return Poll::Pending;
@@ -142,7 +141,7 @@ impl CountTimer {
         // A task out of budget would not be registered.
         let mut poll = || pin!(unconstrained(timer.as_mut())).poll(cx);
         ready!(poll());
-        self.start();
+        self.start(COUNT_INTERVAL);
         let _is_pending = self.poll_due(cx);
         Poll::Ready(())
     }
@@ -150,7 +149,7 @@ impl CountTimer {
 
 /// Why an exchange or a ledger has no reply.
 #[derive(Clone, Debug)]
-pub(crate) struct StoreError {
+pub struct StoreError {
     pub(crate) kind: StoreErrorKind,
     /// In our own words, without passwords, keys or any text from a server.
     pub(crate) message: String,
@@ -193,8 +192,23 @@ impl StoreError {
         self
     }
 
-    pub(crate) fn is_outage(&self) -> bool {
+    /// Whether the store is down, slow, or cannot do its work now.
+    pub fn is_outage(&self) -> bool {
         self.kind == StoreErrorKind::Outage
+    }
+
+    /// Whether the store refuses the user, or what the user has asked for.
+    pub fn is_forbidden(&self) -> bool {
+        matches!(
+            self.kind,
+            StoreErrorKind::Credentials | StoreErrorKind::Permission
+        )
+    }
+
+    /// The store's answer to an operator is not what the command returns.
+    #[cfg(feature = "redis")]
+    pub fn unreadable() -> Self {
+        Self::misconfigured("the store's answer to an operator cannot be read")
     }
 
     /// What decides on the requests of a failed batch.

@@ -166,8 +166,7 @@ impl StoreError {
     }
 
     /// Whether the server does not know the command, or forbids it, its key or its channel.
-    #[cfg(all(feature = "operate", feature = "redis"))]
-    pub(crate) fn lacks_command(&self) -> bool {
+    pub fn lacks_command(&self) -> bool {
         let is_unknown = || self.message.contains(UNKNOWN_COMMAND);
         self.kind == Permission || is_unknown()
     }

@@ -21,6 +21,7 @@ use super::{
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     limit::{Limit, Mode},
+    operable::SEEN,
     reason::Reason,
     sync::{assert_unlocked, shielded},
 };
@@ -179,7 +180,7 @@ impl LimitMeter {
             Mode::Shadow => (&self.shadow_refusals, true),
             Mode::Off => return,
         };
-        let (has_slots, is_operable) = (!is_rate, cfg!(feature = "operate"));
+        let (has_slots, is_operable) = (!is_rate, SEEN);
         let queues = waits && has_slots && !in_shadow;
         let may_be_unavailable = has_store && limit.may_be_unavailable();
         for (series, can_occur) in [

@@ -14,21 +14,21 @@
 //! | `facade` | the handles; `noop` replaces it without the feature |
 //! | `tests` | with `balance`: each admitted permit ends once, and is counted once |
 //! | `reports` | gathers simultaneous events into one event of the log |
-//! | `history` | exchanges and permits, event by event at TRACE, for tests; `no_history` replaces it without `test-util` |
+//! | `exchange_log` | exchanges and permits, event by event at TRACE, for tests; `no_exchange_log` replaces it without `test-util` |
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 mod catalog;
+#[cfg(feature = "test-util")]
+mod exchange_log;
+#[cfg(not(feature = "test-util"))]
+#[path = "no_exchange_log.rs"]
+mod exchange_log;
 #[cfg(feature = "metrics")]
 mod facade;
 #[cfg(not(feature = "metrics"))]
 #[path = "noop.rs"]
 mod facade;
-#[cfg(feature = "test-util")]
-mod history;
-#[cfg(not(feature = "test-util"))]
-#[path = "no_history.rs"]
-mod history;
 mod limit;
 mod reports;
 mod store;
@@ -37,7 +37,7 @@ mod tests;
 mod unknown_rates;
 
 pub(crate) use self::{
-    history::History,
+    exchange_log::History,
     limit::{Adopted, Cost, LimitMeter, Measure},
     reports::{CAUSES, Cause, PermitReport, Reports, StoreNews, Topic},
     store::{StoreMeter, StoreState},

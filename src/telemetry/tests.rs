@@ -18,6 +18,7 @@ use super::{
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     limit::{Fallback, Limit, Mode},
+    operable::SEEN,
     store::Failure,
 };
 
@@ -259,7 +260,7 @@ fn a_limit_has_the_series_that_can_occur() {
         "refusals_total shut_down",
         "wait_seconds",
     ];
-    let of_operators = cfg!(feature = "operate").then_some("limit_overridden");
+    let of_operators = SEEN.then_some("limit_overridden");
     let of_slots = [
         "held",
         "hold_seconds",
@@ -317,7 +318,7 @@ fn a_limit_has_the_series_that_can_occur() {
         meters.chat.expect(&limit, has_store);
         let mut expected = expected.concat();
         expected.extend(of_all.into_iter().chain(of_operators));
-        let revocable = limit.period().is_none() && cfg!(feature = "operate");
+        let revocable = limit.period().is_none() && SEEN;
         expected.extend(revocable.then_some("revoked_total"));
         expected.sort_unstable();
         assert_eq!(series(&snapshotter), expected, "{limit:?}, {has_store}");

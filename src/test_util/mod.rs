@@ -15,11 +15,11 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let store = TestStore::new();
 //! let limiter = Limiter::builder().connect_to(&store).await?;
-//! let chat = limiter.semaphore(&CHAT, "acme");
+//! let chat = limiter.semaphore(&CHAT, "acme")?;
 //! let other_replica = Limiter::builder().connect_to(&store).await?;
 //!
 //! let _first = chat.acquire().await?;
-//! let second = other_replica.semaphore(&CHAT, "acme").acquire().await?;
+//! let second = other_replica.semaphore(&CHAT, "acme")?.acquire().await?;
 //! assert!(chat.acquire().await.is_err()); // both slots are in use, one by each replica
 //! second.release().await?;
 //!
@@ -129,14 +129,12 @@ impl LimiterBuilder {
         let (home, settings) = (self.home()?, self.settings(Parts::WHOLE)?);
         let replica = Replica::new(store.0.clone(), settings.replica);
         let (limiter, _) = self.greeted(settings, Arc::new(replica), home).await?;
-        #[cfg(feature = "operate")]
-        let limiter = limiter.identified(self.identity);
-        Ok(limiter)
+        Ok(limiter.identified(self.identity))
     }
 
     /// Like [`connect_to`](Self::connect_to), in parts, like a cluster.
     #[cfg(test)]
-    #[cfg_attr(not(all(feature = "metrics", feature = "operate")), allow(dead_code))]
+    #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     pub(crate) async fn connect_parts_to(self, store: &TestStore) -> Result<Limiter, ConfigError> {
         let (home, settings) = (self.home()?, self.settings(Parts::CLUSTER)?);
         let replica = Replica::new(store.0.clone(), settings.replica);

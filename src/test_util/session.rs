@@ -14,7 +14,7 @@ use super::server::{Client, ConnectionId, Inbox, Server};
 use crate::{
     ledger::{Exchange, ReplicaId, Reply},
     part::Part,
-    store::{CountTimer, Event, Session, Store, StoreError},
+    store::{COUNT_INTERVAL, CountTimer, Event, Session, Store, StoreError},
 };
 
 /// A limiter's path to its store.
@@ -86,7 +86,7 @@ impl TestSession {
         self.events.push_back(Event::Connected);
         self.events
             .push_back(Event::Counted(server.count(self.part)));
-        self.count_timer.start();
+        self.count_timer.start(COUNT_INTERVAL);
         Some(connection)
     }
 }

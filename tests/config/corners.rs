@@ -142,7 +142,8 @@ async fn a_change_that_fails_admits_no_request() {
     assert_pending!(second.poll());
     let _theirs = live
         .limiter()
-        .semaphore(Limit::concurrent("b", 1), Key::SHARED);
+        .semaphore(Limit::concurrent("b", 1), Key::SHARED)
+        .unwrap();
     let text = "
         limits = { a = { concurrent = 2, wait = '10s' }, b.concurrent = 2 }
         routes = [{ match = ['/'], limits = ['a', 'b'] }]
@@ -158,7 +159,7 @@ async fn a_limit_taken_before_a_reload_serves_after_it() {
     let live = live(&config(text));
     let limit = live.limit("a").unwrap();
     live.reload(&config(&text.replace('1', "2"))).unwrap();
-    live.limiter().try_semaphore(&limit, "tenant").unwrap();
+    live.limiter().semaphore(&limit, "tenant").unwrap();
 }
 
 #[test]

@@ -135,8 +135,8 @@ fn no_part_of_a_file_with_a_last_line_is_taken_for_all_of_it() {
             include_str!("../../examples/config.toml").to_owned(),
         ),
         (
-            "llm_gateway.toml",
-            include_str!("../../examples/llm_gateway.toml").to_owned(),
+            "gateway.toml",
+            include_str!("../../gateway/gateway.toml").to_owned(),
         ),
         ("tables", guarded(TABLES)),
         ("backwards", guarded(BACKWARDS)),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_turnstile::{
     Fallback, Mode, OnLost, ReleaseAt,
-    config::{AddressConfig, AddressHeader, Config, HeaderKey, KeyConfig, StoreUrl},
+    config::{Config, StoreUrl},
 };
 
 const ROUTE: &str = "routes = [{ match = ['*'], limits = ['a'] }]";
@@ -23,21 +23,20 @@ fn the_example_reads_as_it_says() {
     let config = Config::from_toml(include_str!("../../examples/config.toml")).unwrap();
     assert_eq!(config.store.url, StoreUrl::from("memory:"));
     assert_eq!(config.store.store_timeout, Some(Duration::from_millis(500)));
-    assert_eq!(config.plans["gold"].keys.len(), 2);
 
     let key = &config.limits["chat-key"];
     assert_eq!(key.concurrent, Some(5));
-    assert_eq!(key.key, KeyConfig::Header("x-api-key".to_owned()));
+    assert_eq!(key.key_source(), "x-api-key");
     assert_eq!(key.wait, Some(Duration::from_secs(2)));
     assert_eq!(key.plans["gold"], 20.into());
-    assert_eq!(key.overrides[&"alice".into()], 8.into());
+    assert_eq!(config.own_values("chat-key"), 3);
     assert_eq!(key.fallback, Some(Fallback::Share));
     assert_eq!(key.fallback_for, Some(Duration::from_secs(300)));
     let opens = &config.limits["chat-opens"];
     assert_eq!(opens.per, Some(Duration::from_secs(60)));
     assert_eq!((opens.rate, opens.burst), (Some(40), Some(20)));
     let rest = &config.limits["rest"];
-    assert_eq!(rest.key, KeyConfig::ClientAddress(AddressConfig::default()));
+    assert_eq!(rest.key_source(), "client address");
 
     let chat = &config.routes[0];
     assert_eq!(chat.matches[0], "POST /v1/chat");
@@ -53,7 +52,7 @@ fn missing_field_has_its_default() {
     let text = "limits.a.concurrent = 1\nroutes = [{ match = ['/'], limits = ['a'] }]";
     let config = Config::from_toml(text).unwrap();
     let limit = &config.limits["a"];
-    assert_eq!(limit.key, KeyConfig::Shared);
+    assert_eq!(limit.key_source(), "(all callers)");
     assert_eq!((limit.mode, limit.fallback), (Mode::Enforce, None));
     let route = &config.routes[0];
     assert_eq!(
@@ -71,29 +70,29 @@ fn missing_field_has_its_default() {
 fn words_and_tables_read_alike() {
     let key = |text: &str| {
         let text = format!("limits.a = {{ concurrent = 1, key = {text} }}\n{ROUTE}");
-        Config::from_toml(&text).unwrap().limits["a"].key.clone()
+        Config::from_toml(&text).unwrap().limits["a"].clone()
     };
-    let forwarded =
-        key("{ client-address = { proxies = 2, header = 'x-forwarded-for', ipv6_prefix = 48 } }");
-    let KeyConfig::ClientAddress(address) = forwarded else {
-        panic!("{forwarded:?}");
-    };
-    assert_eq!(address.header, Some(AddressHeader::XForwardedFor));
-    assert_eq!((address.proxies, address.ipv6_prefix), (2, 48));
     assert_eq!(key("'client-address'"), key("{ client-address = {} }"));
-    assert_eq!(
-        key("{ bearer = 'authorization' }"),
-        KeyConfig::Bearer("authorization".to_owned())
-    );
-    assert_eq!(
-        key("{ any_of = [{ bearer = 'authorization' }, { header = 'x-api-key' }] }"),
-        KeyConfig::AnyOf(vec![
-            HeaderKey::Bearer("authorization".to_owned()),
-            HeaderKey::Header("x-api-key".to_owned()),
-        ])
-    );
-    assert_eq!(key("'shared'"), KeyConfig::Shared);
-    assert_eq!(key("'route'"), KeyConfig::Route);
+    let forwarded = |rest: &str| key(&format!("{{ client-address = {{ proxies = 2, {rest} }} }}"));
+    let narrow = forwarded("header = 'x-forwarded-for', ipv6_prefix = 48");
+    assert_ne!(narrow, forwarded("header = 'x-forwarded-for'"));
+    assert_ne!(narrow, forwarded("header = 'forwarded', ipv6_prefix = 48"));
+    for (text, source) in [
+        ("'shared'", "(all callers)"),
+        ("'route'", "route"),
+        ("{ header = 'x-api-key' }", "x-api-key"),
+        ("{ bearer = 'authorization' }", "authorization (bearer)"),
+        (
+            "{ any_of = [{ bearer = 'authorization' }, { header = 'x-api-key' }] }",
+            "authorization (bearer) or x-api-key",
+        ),
+        (
+            "{ client-address = { proxies = 2, header = 'x-forwarded-for', ipv6_prefix = 48 } }",
+            "client address",
+        ),
+    ] {
+        assert_eq!(key(text).key_source(), source);
+    }
 
     let policy = |text: &str| {
         let text = format!("limits.a = {{ concurrent = 1, fallback = {text} }}\n{ROUTE}");

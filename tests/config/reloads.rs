@@ -117,7 +117,7 @@ async fn a_limit_that_grows_does_not_let_in_waiters_of_a_key_that_gets_less() {
     assert_eq!(held(live.limiter()), 2);
     // After a reload that fails, its old value is in force.
     let shares_its_name = Limit::concurrent("b", 1);
-    live.limiter().semaphore(&shares_its_name, "");
+    live.limiter().semaphore(&shares_its_name, "").unwrap();
     let other = format!("{}limits.b = {{ rate = 1, per = '1s' }}", of_b());
     live.reload(&config(&other)).unwrap_err();
     assert_pending!(third.poll());
@@ -289,7 +289,8 @@ async fn a_change_that_fails_half_way_is_taken_back() {
     let _first = send(&service, get("/")).await;
     let _theirs = live
         .limiter()
-        .semaphore(Limit::concurrent("b", 1), Key::SHARED);
+        .semaphore(Limit::concurrent("b", 1), Key::SHARED)
+        .unwrap();
     let text = "
         limits = { a = { concurrent = 2, wait = '10s' }, b.concurrent = 2 }
         routes = [{ match = ['/'], limits = ['a', 'b'] }]
@@ -333,6 +334,7 @@ async fn the_named_limit_serves_without_http() {
     let permit = live
         .limiter()
         .semaphore(live.limit("a").unwrap(), Key::SHARED)
+        .unwrap()
         .acquire()
         .await;
     let service = serving(&live);
@@ -350,8 +352,8 @@ async fn a_limit_that_was_taken_stays_valid_over_reloads() {
     assert_eq!(taken.max(), 2);
     live.reload(&of(3)).unwrap();
     let limiter = live.limiter();
-    let semaphore = limiter.try_semaphore(&taken, Key::SHARED).unwrap();
-    let layer = limiter.try_layer(taken.wait_up_to(SECOND)).unwrap();
+    let semaphore = limiter.semaphore(&taken, Key::SHARED).unwrap();
+    let layer = limiter.layer(taken.wait_up_to(SECOND)).unwrap();
     // Both semaphores follow the latest values.
     let mut held = Vec::new();
     for _ in 0..3 {
@@ -361,7 +363,7 @@ async fn a_limit_that_was_taken_stays_valid_over_reloads() {
     assert!(service.oneshot(get("/")).now_or_never().is_none());
     // A semaphore's limit is valid for another semaphore, too.
     live.reload(&of(4)).unwrap();
-    limiter.try_semaphore(semaphore.limit(), "other").unwrap();
+    limiter.semaphore(semaphore.limit(), "other").unwrap();
 }
 
 /// A handler takes a limit and registers it, as shown in the guide, at any moment of a reload.
@@ -373,8 +375,8 @@ fn limits_are_taken_and_registered_while_reloads_run() {
     let register = || {
         while !ended.load(Relaxed) {
             let limit = live.limit("a").unwrap();
-            let semaphore = live.limiter().try_semaphore(&limit, Key::SHARED);
-            let layer = live.limiter().try_layer(limit);
+            let semaphore = live.limiter().semaphore(&limit, Key::SHARED);
+            let layer = live.limiter().layer(limit);
             semaphore.map(drop).and(layer.map(drop)).unwrap();
             calls.fetch_add(1, Relaxed);
         }
@@ -403,7 +405,12 @@ async fn a_reload_leaves_the_programs_own_values_alone() {
     ";
     let live = live(&config(text));
     let limit = live.limit("a").unwrap().wait_up_to(SECOND);
-    let semaphore = live.limiter().semaphore(limit, "k").value(2);
+    let semaphore = live
+        .limiter()
+        .semaphore(limit, "k")
+        .unwrap()
+        .value(2)
+        .unwrap();
     let (one, _two) = (semaphore.acquire().await, semaphore.acquire().await);
     let mut third = task::spawn(semaphore.acquire());
     assert_pending!(third.poll());
@@ -467,16 +474,16 @@ fn a_limit_that_code_has_changed_is_compared() {
         limit.clone().reuse(),
         limit.clone().class(Class::Tenant),
     ] {
-        let error = live.limiter().try_semaphore(changed, "k").unwrap_err();
+        let error = live.limiter().semaphore(changed, "k").unwrap_err();
         assert_eq!(error.kind(), ConfigErrorKind::Conflict);
     }
     let other = Limiter::in_memory();
-    let _theirs = other.semaphore(Limit::concurrent("a", 5), "k");
-    let error = other.try_semaphore(&limit, "k").unwrap_err();
+    let _theirs = other.semaphore(Limit::concurrent("a", 5), "k").unwrap();
+    let error = other.semaphore(&limit, "k").unwrap_err();
     assert_eq!(error.kind(), ConfigErrorKind::Conflict);
     let error = live
         .limiter()
-        .try_semaphore(limit.wait_up_to(Limit::MAX_WAIT + SECOND), "k")
+        .semaphore(limit.wait_up_to(Limit::MAX_WAIT + SECOND), "k")
         .unwrap_err();
     assert_eq!(error.kind(), ConfigErrorKind::Value);
 }

@@ -501,7 +501,9 @@ async fn what_the_program_sets_goes_before_the_file() {
 #[test]
 fn a_limit_that_the_program_knows_otherwise_is_a_fault() {
     let limiter = Limiter::in_memory();
-    let _layer = limiter.layer(tower_turnstile::Limit::concurrent("a", 2));
+    let _layer = limiter
+        .layer(tower_turnstile::Limit::concurrent("a", 2))
+        .unwrap();
     let text = "limits.a.concurrent = 1\nroutes = [{ match = ['/'], limits = ['a'] }]";
     let config = Config::from_toml(text).unwrap();
     let error = LimitLayer::from_config(&config, &limiter).unwrap_err();

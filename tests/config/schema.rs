@@ -36,13 +36,10 @@ impl Schema {
 }
 
 fn examples() -> Vec<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
-    let files = fs::read_dir(folder)
-        .expect("a folder")
-        .map(|file| file.expect("a file").path());
-    let files = files.filter(|path| path.extension().is_some_and(|end| end == "toml"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let files = ["examples/config.toml", "gateway/gateway.toml"].iter();
     files
-        .map(|path| fs::read_to_string(path).expect("a file"))
+        .map(|file| fs::read_to_string(root.join(file)).expect("a file"))
         .collect()
 }
 
@@ -61,7 +58,6 @@ fn block(page: &str) -> &str {
 fn schema_accepts_the_example_files() {
     let schema = Schema::new();
     let mut texts = examples();
-    assert!(texts.len() >= 2, "config.toml, llm_gateway.toml");
     texts.push(block(include_str!("../../src/guide/config_file.md")).to_owned());
     texts.extend([TABLES, BACKWARDS, INLINE].map(str::to_owned));
     for text in texts {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use http::{Request, StatusCode};
 use tower::Layer;
 use tower_turnstile::{
-    AcquireErrorKind, Key, Limit, Limiter, PeerAddress, Refusal, RefusalKind,
-    config::{Config, FairConfig, HeaderKey, KeyConfig, LiveConfig},
+    AcquireErrorKind, Key, Limit, Limiter, PeerAddress, Refusal, RefusalKind, Scope,
+    config::{Config, LiveConfig},
 };
 
 use crate::support::{Script, get, send, serve};
@@ -22,9 +22,10 @@ fn config(fields: &str) -> Config {
     Config::from_toml(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-fn fair(value: &str) -> Option<FairConfig> {
+/// The source of tenants.
+fn fair(value: &str) -> Option<String> {
     let config = config(&format!("fair = {value}"));
-    config.limits["gpu"].fair.clone()
+    config.limits["gpu"].tenant_source()
 }
 
 fn live(config: &Config) -> LiveConfig {
@@ -54,18 +55,13 @@ fn tenant(config: &Config, headers: &[(&str, &str)]) -> (String, Option<u32>) {
 #[test]
 fn a_word_and_a_table_read_as_they_say() {
     assert_eq!(fair("false"), None);
-    assert_eq!(fair("true"), Some(FairConfig::default()));
-    let table =
-        fair("{ by = { header = 'x-tenant' }, shares = { acme = 3 }, plans = { gold = 1_000 } }");
-    let table = table.expect("fair");
-    assert_eq!(table.by, Some(KeyConfig::Header("x-tenant".to_owned())));
-    assert_eq!(table.shares[&"acme".into()], 3);
-    assert_eq!(table.plans["gold"], 1_000);
-    let bearer = fair("{ by = { any_of = [{ bearer = 'authorization' }] } }").expect("fair");
-    let bearer_only = HeaderKey::Bearer("authorization".to_owned());
-    assert_eq!(bearer.by, Some(KeyConfig::AnyOf(vec![bearer_only])));
+    assert_eq!(fair("true").as_deref(), Some("(tenants in code)"));
+    let table = "{ by = { header = 'x-tenant' }, shares = { acme = 3 }, plans = { gold = 1_000 } }";
+    assert_eq!(fair(table).as_deref(), Some("x-tenant"));
+    let bearer = fair("{ by = { any_of = [{ bearer = 'authorization' }] } }");
+    assert_eq!(bearer.as_deref(), Some("authorization (bearer)"));
     let limit = &config("require_key = false").limits["gpu"];
-    assert_eq!((&limit.fair, limit.require_tenant), (&None, false));
+    assert_eq!((limit.tenant_source(), limit.require_tenant), (None, false));
 }
 
 #[test]
@@ -154,12 +150,23 @@ async fn a_job_has_a_tenant_and_its_share() {
     let hasty = gpu.clone().wait_up_to(Duration::ZERO);
     let job = live.tenant_semaphore(&hasty, "", "acme").unwrap();
     let _permit = job.acquire().await.unwrap();
-    let again = live.semaphore(&hasty, "").unwrap().tenant("own").share(5);
+    let again = live
+        .semaphore(&hasty, "")
+        .unwrap()
+        .tenant("own")
+        .unwrap()
+        .share(5)
+        .unwrap();
     let error = again.acquire().await.unwrap_err();
     assert_eq!(error.kind(), AcquireErrorKind::Full);
     let in_code = live
         .limiter()
-        .layer(hasty.fair_by_header("x-other").shares([("a", 2)]));
+        .layer(
+            Scope::from(hasty)
+                .fair_by_header("x-other")
+                .shares([("a", 2)]),
+        )
+        .unwrap();
     let refused = send(&in_code.layer(serve(Script::of([]))), get("/")).await;
     let refusal = refused.extensions().get::<Refusal>().expect("a refusal");
     assert_eq!(refusal.kind(), RefusalKind::Full);
@@ -223,8 +230,9 @@ async fn a_reload_changes_tenants_and_shares() {
     // A limit in code of the same name follows.
     let semaphore = live
         .limiter()
-        .semaphore(live.limit("gpu").unwrap(), Key::SHARED);
-    drop(semaphore.tenant("acme").acquire().await.unwrap());
+        .semaphore(live.limit("gpu").unwrap(), Key::SHARED)
+        .unwrap();
+    drop(semaphore.tenant("acme").unwrap().acquire().await.unwrap());
 }
 
 #[test]

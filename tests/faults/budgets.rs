@@ -106,7 +106,7 @@ impl Replica {
 
     /// Waits until the replica works again, and all earlier faults are over.
     async fn until_well(&self) {
-        let slots = self.limiter.semaphore(slots(), "another");
+        let slots = self.limiter.semaphore(slots(), "another").unwrap();
         soon(async {
             while slots.usage().await.is_err() || !self.limiter.status().store_up {
                 sleep(Duration::from_millis(5)).await;
@@ -146,7 +146,7 @@ fn service(limiter: &Limiter, tokens: &Limit) -> Service {
             Ok(Response::new(Empty::<Bytes>::new()))
         }
     });
-    let layer = limiter.layer((slots().by_header("x-key"), by_key));
+    let layer = limiter.layer((slots().by_header("x-key"), by_key)).unwrap();
     BoxCloneSyncService::new(layer.layer(handler).map_response(drop))
 }
 

@@ -28,7 +28,9 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
     let giver = steady_semaphore(&server.url(), &strict(1)).await;
     let builder = steady().poll_interval(POLL);
     let limiter = builder.connect(&server.url()).await.expect("it is up");
-    let waits = limiter.semaphore(strict(1).max_waiters(10_000), "key");
+    let waits = limiter
+        .semaphore(strict(1).max_waiters(10_000), "key")
+        .unwrap();
 
     // By a wake-up, or by a poll.
     let handoff = async || {
@@ -80,7 +82,7 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
     waiting.shutdown().await;
     until_empty(&server).await;
     handoff().await;
-    // A limiter that starts now has to probe first.
+    // A limiter that starts now learns that its connections end.
     let newcomer = steady_semaphore(&server.url(), &strict(1)).await;
     until_granted(&newcomer).await;
     until_empty(&server).await;

@@ -103,7 +103,9 @@ async fn a_replica_that_stops_while_it_waits_delays_the_others_once() {
     let builder = Limiter::builder().lease(LONG).waiter_ttl(LONG);
     let limiter = builder.connect(&server.url()).await.expect("it is up");
     let limit = Limit::concurrent(LIMIT, 1).wait_up_to(GUARD);
-    let other = limiter.semaphore(limit.fallback(Fallback::Reject), KEY);
+    let other = limiter
+        .semaphore(limit.fallback(Fallback::Reject), KEY)
+        .unwrap();
     let held = granted(&other).await;
     let mut frozen = Running::start(&Work {
         store: &server.url(),

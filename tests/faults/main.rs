@@ -12,7 +12,7 @@
 //! # Every fault and its tests
 //!
 //! A test without a file is here. `K` is `src/keeper/tests`, `S` is `src/store/redis/tests.rs`, `L` is `tests/layer`,
-//! `R` is `tests/replicas.rs`, `M` is `tests/semaphore`, `G` is `tests/gateway/failures.rs`.
+//! `R` is `tests/replicas.rs`, `M` is `tests/semaphore`, `G` is `gateway/tests/gateway/failures.rs`.
 //!
 //! | fault | guarantee | tests |
 //! | --- | --- | --- |
@@ -38,7 +38,7 @@
 //! | a partition | G1, G2, G5 | `outages::a_partition_gives_no_slot_twice` |
 //! | an outage, a partition, replicas that come and go under `Fallback::Share` | G1, bounded | `shares` |
 //! | an overloaded upstream that says when to come back | G3 | `upstream`, K `pauses.rs`, L `pauses.rs` |
-//! | subscriber killed, messages lost | G4 | `queue::killed_subscribers_keep_nobody_waiting`, `queue::a_wake_up_lost_with_its_connection_is_asked_for`, `queue::without_wake_ups_the_queue_moves_by_polls` |
+//! | connections killed, messages lost | G4 | `queue::killed_connections_keep_nobody_waiting`, `queue::a_wake_up_lost_with_its_connection_is_asked_for`, `queue::without_wake_ups_the_queue_moves_by_polls` |
 //! | head of the queue crashed or cancelled | G4 | `queue::a_head_that_is_cut_off_is_passed_over`, R `timed::dead_waiters_are_passed_over`, M `a_cancelled_head_makes_way` |
 //! | drop outside a runtime, after it, while panicking | G5 | `ends::permits_and_requests_dropped_after_their_runtime_are_back_within_the_lease`, `ends::a_permit_dropped_by_a_panic_outside_a_runtime_is_back_at_once`, M `dropping_a_permit_outside_a_runtime_is_fine`, L `panic_in_handler_releases` |
 //! | client disconnect, reset, HEAD, 204, 304, trailers, empty body | G5, G9 | L `servers.rs`, L `releases.rs`, G `clients_that_leave_in_the_middle_give_back_their_slots` |

@@ -34,13 +34,13 @@ async fn replica(url: &str) -> Limiter {
 async fn is_decided_by_policy(fault: &str, limiter: &Limiter) {
     println!("{fault}");
     for _ in 0..2 {
-        let kind = refused(&limiter.semaphore(strict(1), "key")).await;
+        let kind = refused(&limiter.semaphore(strict(1), "key").unwrap()).await;
         assert_eq!(kind, AcquireErrorKind::Unavailable, "{fault}");
     }
-    let open = limiter.semaphore(&OPEN, "key");
+    let open = limiter.semaphore(&OPEN, "key").unwrap();
     let permits = [soon(open.acquire()).await, soon(open.acquire()).await];
     assert!(permits.iter().all(Result::is_ok), "G8: {fault}");
-    let local = limiter.semaphore(&LOCAL, "key");
+    let local = limiter.semaphore(&LOCAL, "key").unwrap();
     let permits = [soon(local.acquire()).await, soon(local.acquire()).await];
     assert!(permits.iter().all(Result::is_ok), "G8: {fault}");
     let third = soon(local.try_acquire()).await.expect_err("G1");
@@ -49,7 +49,7 @@ async fn is_decided_by_policy(fault: &str, limiter: &Limiter) {
 
 /// Waits for full recovery.
 async fn recovers(limiter: &Limiter, server: &RedisServer) {
-    until_granted(&limiter.semaphore(strict(1), "key")).await;
+    until_granted(&limiter.semaphore(strict(1), "key").unwrap()).await;
     until_empty(server).await;
 }
 
@@ -104,7 +104,7 @@ async fn a_half_open_connection_is_left_for_a_new_one() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
     let limiter = replica(&proxy.url()).await;
-    let one = limiter.semaphore(strict(1), "key");
+    let one = limiter.semaphore(strict(1), "key").unwrap();
     for _ in 0..3 {
         recovers(&limiter, &server).await;
         // Nothing is in flight, so the connection stays.
@@ -153,7 +153,10 @@ async fn holders_survive_a_short_outage() {
     let proxy = FaultProxy::start(server.port());
     // Long enough for a late renewal, an outage and a probe.
     let limiter = quick().lease(3 * LEASE).connect(&proxy.url()).await;
-    let one = limiter.expect("it is up").semaphore(strict(1), "key");
+    let one = limiter
+        .expect("it is up")
+        .semaphore(strict(1), "key")
+        .unwrap();
     let survived = async {
         loop {
             let permit = granted(&one).await;

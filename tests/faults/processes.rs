@@ -155,7 +155,7 @@ fn process() {
         for (number, key) in keys.into_iter().enumerate() {
             let slots = Slots {
                 number,
-                semaphore: limiter.semaphore(&limit, key),
+                semaphore: limiter.semaphore(&limit, key).unwrap(),
                 tell: tell.clone(),
             };
             for _ in 0..streams {

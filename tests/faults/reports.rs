@@ -45,7 +45,7 @@ async fn limiter(builder: LimiterBuilder, server: &RedisServer, namespace: &str)
 
 /// Sends a request, as a service does throughout; the fallback admits it.
 async fn ask(limiter: &Limiter) {
-    drop(soon(limiter.semaphore(local("asked"), "key").acquire()).await);
+    drop(soon(limiter.semaphore(local("asked"), "key").unwrap().acquire()).await);
     sleep(Duration::from_millis(5)).await;
 }
 
@@ -162,7 +162,12 @@ async fn a_state_in_which_some_commands_work_is_reported_once() {
 
 /// Acquires one permit of each key.
 async fn fill(limiter: &Limiter, limit: &Limit, keys: std::ops::Range<usize>) -> Vec<Permit> {
-    let acquire = |key| limiter.semaphore(limit, format!("key-{key}")).acquire();
+    let acquire = |key| {
+        limiter
+            .semaphore(limit, format!("key-{key}"))
+            .unwrap()
+            .acquire()
+    };
     let acquired = soon(join_all(keys.map(acquire))).await.into_iter();
     acquired.map(|permit| permit.expect("free")).collect()
 }

@@ -46,7 +46,7 @@ async fn an_acquire_abandoned_in_flight_leaves_no_ghost() {
             steady().store_timeout(STORE_TIMEOUT)
         };
         let limiter = limiter.connect(&server.url()).await.expect("it is up");
-        let one = limiter.semaphore(strict(1), "key");
+        let one = limiter.semaphore(strict(1), "key").unwrap();
         drop(granted(&one).await);
         until_empty(&server).await;
         until_usage(&one, |in_use, waiting| (in_use, waiting) == (0, 0)).await;
@@ -110,7 +110,7 @@ async fn a_renewal_that_arrives_after_the_release_revives_nothing() {
     // Renewals soon, and a lease that outlasts a stall of the machine.
     let soon_due = quick().lease(3 * LEASE).store_timeout(3 * LEASE / 4);
     let one = soon_due.connect(&proxy.url()).await.expect("it is up");
-    let one = one.semaphore(strict(1), "key");
+    let one = one.semaphore(strict(1), "key").unwrap();
     let other = steady_semaphore(&server.url(), &strict(1)).await;
     let permit = granted(&one).await;
 
@@ -171,7 +171,7 @@ async fn lost_replies_cost_neither_the_cap_nor_a_slot() {
     // Ghosts would stay for long.
     let lossy = steady().store_timeout(STORE_TIMEOUT);
     let lossy = lossy.connect(&proxy.url()).await.expect("it is up");
-    let lossy = lossy.semaphore(strict(CAP), "key");
+    let lossy = lossy.semaphore(strict(CAP), "key").unwrap();
     let sound = steady_semaphore(&server.url(), &strict(CAP)).await;
     let hold = Duration::from_millis(5);
     let loads = [holders.load(&lossy, 8, hold), holders.load(&sound, 4, hold)];
@@ -202,11 +202,14 @@ async fn a_late_wake_up_is_not_used() {
     let holders = Holders::count(1);
     let proxy = FaultProxy::start(server.port());
     let giver = quick().lease(LONG).connect(&server.url()).await;
-    let giver = giver.expect("it is up").semaphore(strict(1), "key");
+    let giver = giver
+        .expect("it is up")
+        .semaphore(strict(1), "key")
+        .unwrap();
     // While the wake-up is held back, it must not poll, or it would notice the grant.
     let rarely = steady().poll_interval(LONG).waiter_ttl(3 * LONG);
     let late = rarely.connect(&proxy.url()).await.expect("it is up");
-    let late = late.semaphore(strict(1), "key");
+    let late = late.semaphore(strict(1), "key").unwrap();
     let other = steady_semaphore(&server.url(), &strict(1)).await;
 
     let held = holders.enter(granted(&giver).await);
@@ -280,7 +283,7 @@ mod timed {
         // More would take further round trips on a real network, whose connections start slowly.
         let sent = proxy.seen().received(Way::Requests);
         assert!(sent < 10 * 1_460, "{sent} bytes");
-        let permit = soon(limiter.semaphore(strict(1), "key").acquire()).await;
+        let permit = soon(limiter.semaphore(strict(1), "key").unwrap().acquire()).await;
         drop(permit.expect("free"));
     }
 }

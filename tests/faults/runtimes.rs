@@ -58,8 +58,10 @@ fn until_subscribers(server: &RedisServer, count: usize) {
 
 /// The only slot is taken by another replica and then freed: the store reports both at once.
 fn is_served(limiter: &Limiter, serving: &Runtime, server: &RedisServer) {
-    let other = connect(serving, builder(), server).semaphore(&LIMIT, "key");
-    let semaphore = limiter.semaphore(&LIMIT, "key");
+    let other = connect(serving, builder(), server)
+        .semaphore(&LIMIT, "key")
+        .unwrap();
+    let semaphore = limiter.semaphore(&LIMIT, "key").unwrap();
     serving.block_on(async {
         let held = soon(other.acquire()).await.expect("free");
         let refused = soon(semaphore.acquire()).await;
@@ -127,7 +129,7 @@ fn a_runtime_that_was_dropped_is_no_outage() {
 fn each_runtime_in_turn_has_a_connection_and_takes_it_with_it() {
     let server = RedisServer::start();
     let limiter = connect(&current_thread(), builder(), &server);
-    let semaphore = limiter.semaphore(&LIMIT, "key");
+    let semaphore = limiter.semaphore(&LIMIT, "key").unwrap();
     for _ in 0..3 {
         let runtime = multi_thread();
         runtime.block_on(async {
@@ -153,7 +155,7 @@ fn what_connects_serves() {
     for runtime in [current_thread(), multi_thread()] {
         let before = accepted().expect("a count");
         let limiter = connect(&runtime, builder(), &server);
-        let semaphore = limiter.semaphore(&LIMIT, "key");
+        let semaphore = limiter.semaphore(&LIMIT, "key").unwrap();
         for _ in 0..3 {
             let permit = runtime.block_on(semaphore.acquire()).expect("free");
             assert_eq!(subscribers(&server), 1);

@@ -61,12 +61,12 @@ pub(crate) fn strict(max: u32) -> Limit {
 }
 
 pub(crate) async fn semaphore(url: &str, limit: &Limit) -> Semaphore {
-    replica(url).await.semaphore(limit, "key")
+    replica(url).await.semaphore(limit, "key").unwrap()
 }
 
 pub(crate) async fn steady_semaphore(url: &str, limit: &Limit) -> Semaphore {
     let limiter = steady().connect(url).await.expect("its settings are right");
-    limiter.semaphore(limit, "key")
+    limiter.semaphore(limit, "key").unwrap()
 }
 
 /// Polls a request once, so that it is in flight.

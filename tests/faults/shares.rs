@@ -89,14 +89,16 @@ impl Fleet {
     /// Each replica acquires and releases a permit.
     async fn pass_through_all(&self) {
         for replica in &self.replicas {
-            let semaphore = replica.semaphore(&self.limit, "key");
+            let semaphore = replica.semaphore(&self.limit, "key").unwrap();
             let permit = soon(semaphore.acquire()).await.expect("free");
             soon(permit.release()).await.expect("the store is up");
         }
     }
 
     fn add_load(&mut self, replica: usize) {
-        let semaphore = self.replicas[replica].semaphore(&self.limit, "key");
+        let semaphore = self.replicas[replica]
+            .semaphore(&self.limit, "key")
+            .unwrap();
         // Different times mix the queue, which would else be one block for each replica.
         let hold = |number| HOLD + Duration::from_millis(3) * number;
         let clients = (0..CLIENTS).map(|number| self.holders.load(&semaphore, 1, hold(number)));
@@ -296,7 +298,7 @@ async fn an_idle_replica_is_connected_again_after_a_restart() {
     let mut server = RedisServer::start();
     let limiter = connect(&server.url()).await;
     let shared = Limit::concurrent("shared", CAP).fallback(Fallback::Share);
-    let permit = soon(limiter.semaphore(&shared, "key").acquire()).await;
+    let permit = soon(limiter.semaphore(&shared, "key").unwrap().acquire()).await;
     soon(permit.expect("free").release())
         .await
         .expect("the store is up");

@@ -24,7 +24,10 @@ const SHORT: Duration = Duration::from_millis(50);
 /// Of a replica whose requests wait for the return of lost permits, for twice its store timeout, and are refused in a stall.
 pub(crate) async fn newcomers(url: &str) -> Semaphore {
     let limiter = quick().lease(LONG).waiter_ttl(LONG).connect(url).await;
-    limiter.expect("it is up").semaphore(strict(CAP), "key")
+    limiter
+        .expect("it is up")
+        .semaphore(strict(CAP), "key")
+        .unwrap()
 }
 
 pub(crate) async fn fill(
@@ -186,7 +189,9 @@ async fn without_memory_short_leases_are_renewed() {
     let lease = Duration::from_millis(450);
     let builder = quick().lease(lease).store_timeout(lease / 4);
     let limiter = builder.connect(&server.url()).await.expect("up");
-    let semaphore = limiter.semaphore(Limit::concurrent("local", 3), "key");
+    let semaphore = limiter
+        .semaphore(Limit::concurrent("local", 3), "key")
+        .unwrap();
     // Once more if the machine has stood still for a lease.
     let is_renewed = async || {
         server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
@@ -219,7 +224,9 @@ async fn without_memory_the_store_is_reported_once_and_asked_rarely() {
     let namespace = "without-memory";
     let limiter = steady().namespace(namespace).connect(&server.url()).await;
     let limiter = limiter.expect("up");
-    let semaphore = limiter.semaphore(Limit::concurrent("local", 3), "key");
+    let semaphore = limiter
+        .semaphore(Limit::concurrent("local", 3), "key")
+        .unwrap();
     let holder = semaphore.acquire().await.expect("free");
     server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
     let before = scripts(&server);

@@ -74,10 +74,12 @@ fn process() {
         let slots = if kind == "loops" { SLOTS } else { WIDE };
         let limit = Limit::concurrent("partner", slots).fallback(Fallback::Reject);
         let scope = Scope::from(limit.wait_up_to(GUARD).max_waiters(100_000));
-        let layer = limiter.layer(match &*kind {
-            "heedless" => scope,
-            _ => scope.outcome_by(overload),
-        });
+        let layer = limiter
+            .layer(match &*kind {
+                "heedless" => scope,
+                _ => scope.outcome_by(overload),
+            })
+            .unwrap();
         let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
         let client = layer.layer(service_fn(move |mut request: Request<Empty<Bytes>>| {
             let slot = request.extensions().get::<Slot>().expect("a slot");

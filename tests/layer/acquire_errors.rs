@@ -45,14 +45,14 @@ async fn an_error_is_refused_as_the_layer_would() {
         let limiter = Limiter::in_memory();
         let is_shared = status == StatusCode::SERVICE_UNAVAILABLE;
         let (key, layer) = if is_shared {
-            (Key::SHARED, limiter.layer(limit.clone()))
+            (Key::SHARED, limiter.layer(limit.clone()).unwrap())
         } else {
             (
                 Key::from("me"),
-                limiter.layer(limit.clone().by_key(|_| Some("me"))),
+                limiter.layer(limit.clone().by_key(|_| Some("me"))).unwrap(),
             )
         };
-        let semaphore = limiter.semaphore(&limit, key);
+        let semaphore = limiter.semaphore(&limit, key).unwrap();
         let _permit = semaphore.acquire().await.unwrap();
         let (refusal, expected) = by_layer(layer).await;
         let found = by_hand(&semaphore).await;
@@ -69,9 +69,13 @@ async fn an_error_is_refused_as_the_layer_would() {
 async fn each_of_several_limits_is_shared_or_the_callers_own() {
     const ALL: Limit = Limit::concurrent("all", 1);
     let limiter = Limiter::in_memory();
-    let all = limiter.semaphore(&ALL, Key::SHARED);
-    let own = limiter.semaphore(&ONE, "me");
-    let both = limiter.semaphore(&ONE, "me").and(&ALL, Key::SHARED);
+    let all = limiter.semaphore(&ALL, Key::SHARED).unwrap();
+    let own = limiter.semaphore(&ONE, "me").unwrap();
+    let both = limiter
+        .semaphore(&ONE, "me")
+        .unwrap()
+        .and(&ALL, Key::SHARED)
+        .unwrap();
     for (taken, name, status) in [
         (&all, "all", StatusCode::SERVICE_UNAVAILABLE),
         (&own, "one", StatusCode::TOO_MANY_REQUESTS),
@@ -86,9 +90,9 @@ async fn each_of_several_limits_is_shared_or_the_callers_own() {
 #[tokio::test]
 async fn an_error_without_a_limit_at_fault_is_503() {
     let limiter = Limiter::in_memory();
-    let semaphore = limiter.semaphore(&ONE, "me");
+    let semaphore = limiter.semaphore(&ONE, "me").unwrap();
     // The key has no slots at all.
-    let none = by_hand(&semaphore.clone().value(0)).await;
+    let none = by_hand(&semaphore.clone().value(0).unwrap()).await;
     assert_eq!(
         (none.status(), none.max()),
         (StatusCode::TOO_MANY_REQUESTS, 0)
@@ -105,8 +109,13 @@ async fn an_error_without_a_limit_at_fault_is_503() {
 async fn an_error_of_a_request_that_could_never_be_admitted_is_400() {
     const OPENS: Limit = Limit::rate("opens", 5, Duration::from_secs(3_600));
     let limiter = Limiter::in_memory();
-    let heavy = limiter.semaphore(&ONE, "me").acquire_many(2).await;
-    let costly = limiter.semaphore(&OPENS, "me").acquire().await.unwrap();
+    let heavy = limiter.semaphore(&ONE, "me").unwrap().acquire_many(2).await;
+    let costly = limiter
+        .semaphore(&OPENS, "me")
+        .unwrap()
+        .acquire()
+        .await
+        .unwrap();
     let costly = costly.budget(&OPENS).unwrap().charge(6).await;
     for (error, kind) in [
         (heavy.unwrap_err(), RefusalKind::InvalidWeight),
@@ -132,7 +141,7 @@ async fn an_axum_handler_returns_the_error() {
         Ok("served")
     }
 
-    let semaphore = Limiter::in_memory().semaphore(&ONE, "me");
+    let semaphore = Limiter::in_memory().semaphore(&ONE, "me").unwrap();
     let app = Router::new()
         .route("/", get(handler))
         .with_state(semaphore.clone());

@@ -27,7 +27,7 @@ async fn a_handler_extracts_its_slot() {
     };
     let app: Router = Router::new()
         .route("/", get(holds))
-        .layer(limiter.layer(ONE));
+        .layer(limiter.layer(ONE).unwrap());
     let response = app.oneshot(asking("/")).await.unwrap();
     assert_eq!(held(&limiter), 1);
     assert_eq!(text(response).await, "true false");
@@ -45,7 +45,7 @@ async fn a_route_without_the_layer_has_no_slot() {
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
     let response = app.clone().oneshot(asking("/may")).await.unwrap();
     assert_eq!(text(response).await, "false");
-    let limited = app.layer(Limiter::in_memory().layer(ONE));
+    let limited = app.layer(Limiter::in_memory().layer(ONE).unwrap());
     let response = limited.oneshot(asking("/may")).await.unwrap();
     assert_eq!(text(response).await, "true");
 }
@@ -56,6 +56,7 @@ async fn a_refusal_is_a_response() {
     let _permit = take(&limiter).await;
     let layer = limiter
         .layer(ONE)
+        .unwrap()
         .refuse_with(|refusal, _| refusal.clone().into_response());
     let app: Router = Router::new()
         .route("/", get(async || "served"))
@@ -80,7 +81,7 @@ async fn routes_are_counted_apart() {
     let app: Router = Router::new()
         .route("/users/{id}", get(async || "a user"))
         .route("/posts/{id}", get(async || "a post"))
-        .layer(limiter.layer(scope));
+        .layer(limiter.layer(scope).unwrap());
     let first = app.clone().oneshot(asking("/users/1")).await.unwrap();
     for (path, expected) in [
         ("/users/2", StatusCode::TOO_MANY_REQUESTS),

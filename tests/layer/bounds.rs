@@ -37,7 +37,7 @@ const MAX: Duration = Duration::from_secs(60);
 async fn a_slot_in_shadow_mode_ends_without_its_response() {
     let second = Duration::from_secs(1);
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(ONE.mode(Mode::Shadow));
+    let layer = limiter.layer(ONE.mode(Mode::Shadow)).unwrap();
     for layer in [layer.clone().max_hold(second), layer.idle(second)] {
         let (feed, service) = fed();
         let body = send(&layer.layer(service), get("/")).await.into_body();
@@ -50,7 +50,10 @@ async fn a_slot_in_shadow_mode_ends_without_its_response() {
         assert_eq!(whole, "late");
     }
     // Such a response ends with a shutdown.
-    let shadow = limiter.layer(ONE.mode(Mode::Shadow)).max_hold(second);
+    let shadow = limiter
+        .layer(ONE.mode(Mode::Shadow))
+        .unwrap()
+        .max_hold(second);
     let (_feed, service) = fed();
     let service = shadow.on_lost(OnLost::Abort).layer(service);
     let body = send(&service, get("/")).await.into_body();
@@ -63,7 +66,7 @@ async fn a_slot_in_shadow_mode_ends_without_its_response() {
 async fn admitted(limiter: &Limiter) -> (Permit, Duration) {
     let patient = ONE.wait_up_to(2 * MAX);
     let started = Instant::now();
-    let acquire = limiter.semaphore(&patient, Key::SHARED);
+    let acquire = limiter.semaphore(&patient, Key::SHARED).unwrap();
     let permit = timeout(2 * MAX, acquire.acquire()).await.expect("in time");
     (permit.expect("the slot comes free"), started.elapsed())
 }
@@ -114,6 +117,7 @@ async fn unread_head_makes_room() {
     let limiter = Limiter::in_memory();
     let service = limiter
         .layer(ONE)
+        .unwrap()
         .idle(IDLE)
         .layer(serve(Script::of(["a"])));
     let mut response = send(&service, get("/")).await;
@@ -128,7 +132,7 @@ async fn unread_head_makes_room() {
 async fn unread_frame_makes_room() {
     let limiter = Limiter::in_memory();
     let frames = Script::of(["a", "b", "c", "d"]);
-    let service = limiter.layer(ONE).idle(IDLE).layer(serve(frames));
+    let service = limiter.layer(ONE).unwrap().idle(IDLE).layer(serve(frames));
     let mut response = send(&service, get("/")).await;
     for _ in 0..3 {
         sleep(IDLE - Duration::from_millis(10)).await;
@@ -145,7 +149,7 @@ async fn unread_frame_makes_room() {
 async fn body_that_waits_is_not_idle() {
     let limiter = Limiter::in_memory();
     let (feed, service) = fed();
-    let service = limiter.layer(ONE).idle(IDLE).layer(service);
+    let service = limiter.layer(ONE).unwrap().idle(IDLE).layer(service);
     let mut response = send(&service, get("/")).await;
     let mut reading = task::spawn(response.frame());
     assert_pending!(reading.poll());
@@ -164,7 +168,7 @@ async fn body_that_waits_is_not_idle() {
 async fn service_that_does_not_answer_is_not_idle() {
     let limiter = Limiter::in_memory();
     let hangs = service_fn(|_| pending::<Result<Response<Full<Bytes>>, Infallible>>());
-    let service = limiter.layer(ONE).idle(IDLE).layer(hangs);
+    let service = limiter.layer(ONE).unwrap().idle(IDLE).layer(hangs);
     let mut call = task::spawn(service.oneshot(get("/")));
     assert_pending!(call.poll());
     sleep(20 * IDLE).await;
@@ -175,7 +179,7 @@ async fn service_that_does_not_answer_is_not_idle() {
 #[tokio::test(start_paused = true)]
 async fn max_hold_wakes_a_body_that_waits() {
     let limiter = Limiter::in_memory();
-    let service = limiter.layer(ONE).max_hold(MAX);
+    let service = limiter.layer(ONE).unwrap().max_hold(MAX);
     let service = service.layer(serve(Script::of(["a"]).then_waits()));
     let mut response = send(&service, get("/")).await;
     response.frame().await.unwrap().unwrap();
@@ -192,7 +196,7 @@ async fn max_hold_wakes_a_body_that_waits() {
 async fn max_hold_ends_a_stream_that_flows() {
     let limiter = Limiter::in_memory();
     let (feed, service) = fed();
-    let layer = limiter.layer(ONE).max_hold(MAX).idle(IDLE);
+    let layer = limiter.layer(ONE).unwrap().max_hold(MAX).idle(IDLE);
     let mut response = send(&layer.layer(service), get("/")).await;
     for _ in 0..9 {
         feed.send(frame()).unwrap();
@@ -212,7 +216,7 @@ async fn the_nearer_bound_counts() {
         (MAX, short, LostErrorKind::Idle),
     ] {
         let limiter = Limiter::in_memory();
-        let layer = limiter.layer(ONE).max_hold(max_hold).idle(idle);
+        let layer = limiter.layer(ONE).unwrap().max_hold(max_hold).idle(idle);
         let mut response = send(&layer.layer(serve(Script::of(["a"]))), get("/")).await;
         let (_permit, waited) = admitted(&limiter).await;
         assert_at(waited, short);
@@ -234,6 +238,7 @@ async fn max_hold_before_the_head_refuses() {
     });
     let layer = limiter
         .layer(ONE)
+        .unwrap()
         .max_hold(MAX)
         .refuse_with(|refusal, head| {
             let mut response = Response::new(head.uri.path().to_owned());
@@ -268,7 +273,11 @@ fn holds(
 #[tokio::test(start_paused = true)]
 async fn max_hold_ends_a_hold() {
     let limiter = Limiter::in_memory();
-    let service = limiter.layer(ONE).max_hold(MAX).layer(holds("all"));
+    let service = limiter
+        .layer(ONE)
+        .unwrap()
+        .max_hold(MAX)
+        .layer(holds("all"));
     let (parts, body) = send(&service, get("/")).await.into_parts();
     drop(body);
     let hold = parts.extensions.get::<Arc<Hold>>();
@@ -290,7 +299,11 @@ async fn hold_without_a_response_is_not_idle() {
         ("all", false, ReleaseAt::Head),
     ] {
         let limiter = Limiter::in_memory();
-        let layer = limiter.layer(ONE).idle(IDLE).release_at(release_at);
+        let layer = limiter
+            .layer(ONE)
+            .unwrap()
+            .idle(IDLE)
+            .release_at(release_at);
         let service = layer.layer(holds(text));
         let (parts, mut body) = send(&service, get("/")).await.into_parts();
         if is_read {
@@ -308,7 +321,7 @@ async fn hold_without_a_response_is_not_idle() {
 #[tokio::test(start_paused = true)]
 async fn lost_slot_that_goes_on_still_has_its_bounds() {
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(ONE).max_hold(MAX);
+    let layer = limiter.layer(ONE).unwrap().max_hold(MAX);
     let service = layer.layer(serve(Script::of(["a"]).then_waits()));
     let mut response = send(&service, get("/")).await;
     let started = Instant::now();
@@ -322,7 +335,7 @@ async fn lost_slot_that_goes_on_still_has_its_bounds() {
 #[tokio::test(start_paused = true)]
 async fn slot_that_was_given_back_has_no_bounds() {
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(ONE).max_hold(MAX).idle(IDLE);
+    let layer = limiter.layer(ONE).unwrap().max_hold(MAX).idle(IDLE);
     let frames = Script::of(["a", "b"]);
     let service = layer.release_at(ReleaseAt::Head).layer(serve(frames));
     let mut response = send(&service, get("/")).await;
@@ -340,7 +353,7 @@ fn bounds_out_of_range_are_refused() {
     type Setter = fn(LimitLayer, Duration) -> LimitLayer;
     for setter in [LimitLayer::max_hold as Setter, LimitLayer::idle] {
         let set = |bound| {
-            let layer = limiter.layer(ONE);
+            let layer = limiter.layer(ONE).unwrap();
             std::panic::catch_unwind(AssertUnwindSafe(|| setter(layer, bound))).is_ok()
         };
         let (shortest, tick) = (Duration::from_millis(1), Duration::from_nanos(1));
@@ -358,7 +371,7 @@ async fn client_that_stops_reading_makes_room() {
         let frame = || Ok::<_, BoxError>(Frame::data(vec![0; 65_536].into()));
         Ok(Response::new(StreamBody::new(stream::repeat_with(frame))))
     });
-    let layer = limiter.layer(ONE.wait_up_to(6 * GUARD)).idle(idle);
+    let layer = limiter.layer(ONE.wait_up_to(6 * GUARD)).unwrap().idle(idle);
     let address = server(layer, flood).await;
     let (mut one, mut two) = (http1(address).await, http2(address).await);
     let mut unread = Vec::new();

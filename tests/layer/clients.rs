@@ -27,7 +27,7 @@ use tonic::{Code, client::Grpc, transport::Endpoint};
 use tonic_types::StatusExt;
 use tower::{Layer, Service, ServiceExt};
 use tower_turnstile::{
-    Limiter, Refusal, RefusalKind, Scope,
+    Limiter, OnLost, Refusal, RefusalKind, Scope,
     layer::{HttpClient, Limited, ResponseBody, overload},
 };
 
@@ -104,7 +104,7 @@ where
 async fn hyper_util_client() {
     let (limiter, peer) = (Limiter::in_memory(), peer().await);
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
-    let client = limiter.layer(ONE).layer(client);
+    let client = limiter.layer(ONE).unwrap().layer(client);
     caps_calls(limiter, client, |path| {
         let request = Request::get(format!("http://{peer}{path}"));
         request.body(Empty::new()).unwrap()
@@ -117,7 +117,7 @@ type ReqwestService = HttpClient<reqwest::Client, reqwest::Request, reqwest::Bod
 #[tokio::test]
 async fn reqwest_client() {
     let (limiter, peer) = (Limiter::in_memory(), peer().await);
-    let client: Limited<ReqwestService> = limiter.layer(ONE).layer(reqwest_service());
+    let client: Limited<ReqwestService> = limiter.layer(ONE).unwrap().layer(reqwest_service());
     caps_calls(limiter, client, |path| {
         let request = Request::get(format!("http://{peer}{path}"));
         request.body(reqwest::Body::default()).unwrap()
@@ -129,9 +129,10 @@ async fn reqwest_client() {
 #[tokio::test]
 async fn a_call_has_a_tenant() {
     let (limiter, peer) = (Limiter::in_memory(), peer().await);
-    let fair = ONE.wait_up_to(GUARD).fair_by_header("x-tenant");
+    let fair = Scope::from(ONE.wait_up_to(GUARD)).fair_by_header("x-tenant");
     let client = limiter
         .layer(fair.require_tenant())
+        .unwrap()
         .layer(reqwest_service());
     let call = |tenant: &str| {
         let request = Request::get(format!("http://{peer}/short")).header("x-tenant", tenant);
@@ -148,7 +149,7 @@ async fn a_call_has_a_tenant() {
 #[tokio::test]
 async fn request_that_does_not_convert_fails() {
     let limiter = Limiter::in_memory();
-    let client = limiter.layer(ONE).layer(reqwest_service());
+    let client = limiter.layer(ONE).unwrap().layer(reqwest_service());
     let request = Request::get("/no/host").body(reqwest::Body::default());
     let error = client.oneshot(request.unwrap()).await.unwrap_err();
     assert!(error.is_builder(), "{error:?}");
@@ -163,7 +164,7 @@ fn reqwest_service() -> ReqwestService {
 #[tokio::test]
 async fn reqwest_response() {
     let (limiter, peer) = (Limiter::in_memory(), peer().await);
-    let client = limiter.layer(ONE).layer(reqwest_service());
+    let client = limiter.layer(ONE).unwrap().layer(reqwest_service());
     let get = async |path| {
         let request = Request::get(format!("http://{peer}{path}"));
         let request = request.body(reqwest::Body::default()).unwrap();
@@ -186,7 +187,7 @@ async fn tonic_channel() {
     let (limiter, peer) = (Limiter::in_memory(), peer().await);
     let endpoint = Endpoint::from_shared(format!("http://{peer}")).unwrap();
     let channel = endpoint.connect().await.unwrap();
-    let mut grpc = Grpc::new(limiter.layer(ONE).layer(channel));
+    let mut grpc = Grpc::new(limiter.layer(ONE).unwrap().layer(channel));
     let mut call = async || {
         grpc.ready().await.unwrap();
         let path = http::uri::PathAndQuery::from_static("/test.Test/Call");
@@ -252,7 +253,9 @@ where
 #[tokio::test]
 async fn an_overloaded_peer_pauses_a_hyper_util_client() {
     let (peer, calls) = overloaded_peer().await;
-    let layer = Limiter::in_memory().layer(Scope::from(ONE).outcome_by(overload));
+    let layer = Limiter::in_memory()
+        .layer(Scope::from(ONE).outcome_by(overload))
+        .unwrap();
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     pauses_after_a_refusal(layer.layer(client), || {
         let request = Request::get(format!("http://{peer}/"));
@@ -265,7 +268,9 @@ async fn an_overloaded_peer_pauses_a_hyper_util_client() {
 #[tokio::test]
 async fn an_overloaded_peer_pauses_a_reqwest_client() {
     let (peer, calls) = overloaded_peer().await;
-    let layer = Limiter::in_memory().layer(Scope::from(ONE).outcome_by(overload));
+    let layer = Limiter::in_memory()
+        .layer(Scope::from(ONE).outcome_by(overload))
+        .unwrap();
     pauses_after_a_refusal(layer.layer(reqwest_service()), || {
         let request = Request::get(format!("http://{peer}/"));
         request.body(reqwest::Body::default()).unwrap()
@@ -280,7 +285,9 @@ async fn an_overloaded_peer_pauses_a_tonic_channel() {
     let (peer, calls) = overloaded_peer().await;
     let endpoint = Endpoint::from_shared(format!("http://{peer}")).unwrap();
     let channel = endpoint.connect().await.unwrap();
-    let layer = Limiter::in_memory().layer(Scope::from(ONE).outcome_by(overload));
+    let layer = Limiter::in_memory()
+        .layer(Scope::from(ONE).outcome_by(overload))
+        .unwrap();
     let mut grpc = Grpc::new(layer.layer(channel));
     let mut call = async || {
         grpc.ready().await.unwrap();
@@ -305,6 +312,7 @@ async fn call_that_is_given_up_leaves_the_line() {
     let permit = take(&limiter).await;
     let client = limiter
         .layer(ONE.wait_up_to(GUARD))
+        .unwrap()
         .layer(reqwest_service());
     let request = || {
         let request = Request::get(format!("http://{peer}/short"));
@@ -352,7 +360,7 @@ async fn permit_goes_with_the_body() {
         (script.clone(), 2),
         (script.then_fails(), 2),
     ] {
-        let mut body = take(&limiter).await.attach(body);
+        let mut body = take(&limiter).await.attach_body(body, OnLost::Continue);
         for _ in 0..frames {
             body.frame().await.unwrap().unwrap();
             assert_eq!(held(&limiter), 1);

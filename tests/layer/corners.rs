@@ -31,6 +31,7 @@ async fn a_rate_that_was_given_back_does_not_put_the_retry_off() {
     let limiter = Limiter::in_memory();
     let layer = limiter
         .layer([ONE.into(), opens.by_header("x")])
+        .unwrap()
         .rate_limit_fields();
     let service = layer.layer(serve(Script::of([]).then_waits()));
     let first = send(&service, keyed("a")).await;
@@ -54,7 +55,9 @@ async fn a_key_without_slots_gets_none_when_the_store_is_down() {
     for policy in [Fallback::Local(3), Fallback::Local(5), Fallback::Allow] {
         let limiter = Limiter::connect("redis://127.0.0.1:1").await.unwrap();
         let limit = Limit::concurrent("five", 5).fallback(policy);
-        let layer = limiter.layer(limit.by_header("x").values([("banned", 0)]));
+        let layer = limiter
+            .layer(limit.by_header("x").values([("banned", 0)]))
+            .unwrap();
         let service = layer.layer(serve(Script::of([]).then_waits()));
         let status = send(&service, keyed("banned")).await.status();
         assert_eq!(status, StatusCode::TOO_MANY_REQUESTS, "{policy:?}");
@@ -65,7 +68,9 @@ async fn a_key_without_slots_gets_none_when_the_store_is_down() {
 async fn a_key_without_slots_does_not_wait() {
     let limiter = Limiter::in_memory();
     let limit = Limit::concurrent("five", 5).wait_up_to(HOUR);
-    let layer = limiter.layer(limit.by_header("x").values([("banned", 0)]));
+    let layer = limiter
+        .layer(limit.by_header("x").values([("banned", 0)]))
+        .unwrap();
     let mut service = layer.layer(serve(Script::of([]).then_waits()));
     let call = service.ready().await.unwrap().call(keyed("banned"));
     assert!(call.now_or_never().is_some(), "it waits for an hour");
@@ -74,9 +79,9 @@ async fn a_key_without_slots_does_not_wait() {
 #[tokio::test]
 async fn a_limit_that_was_updated_serves_as_before() {
     let limiter = Limiter::in_memory();
-    let _a = limiter.semaphore(&ONE, "a").acquire().await;
+    let _a = limiter.semaphore(&ONE, "a").unwrap().acquire().await;
     limiter.update(&Limit::concurrent("one", 2)).unwrap();
-    limiter.try_semaphore(&ONE, "b").unwrap();
+    limiter.semaphore(&ONE, "b").unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -94,7 +99,7 @@ async fn lookups_are_shared_whatever_their_answers_age() {
                     Some(100)
                 }
             });
-        let layer = Limiter::in_memory().layer(limit);
+        let layer = Limiter::in_memory().layer(limit).unwrap();
         let service = layer.layer(serve(Script::of([]).then_waits()));
         let responses = join_all((0..20).map(|_| send(&service, keyed("a")))).await;
         assert_eq!(responses.len(), 20);
@@ -116,7 +121,10 @@ async fn a_limit_that_is_off_looks_nothing_up() {
         [by_key, other.into()].into(),
     ] {
         let limiter = Limiter::in_memory();
-        let service = limiter.layer(policy).layer(serve(Script::of(["served"])));
+        let service = limiter
+            .layer(policy)
+            .unwrap()
+            .layer(serve(Script::of(["served"])));
         let call = || service.clone().oneshot(keyed("a")).now_or_never();
         assert!(call().is_none());
         limiter.update(&ONE.mode(Mode::Off)).unwrap();
@@ -135,7 +143,7 @@ async fn refused_by_two_rates(limiter: &Limiter, order: [usize; 2]) -> Duration 
         Limit::rate("long", 1, HOUR),
     ];
     let scopes = order.map(|index| rates[index].clone().by_header("x"));
-    let layer = limiter.layer(scopes).rate_limit_fields();
+    let layer = limiter.layer(scopes).unwrap().rate_limit_fields();
     let service = layer.layer(serve(Script::of([]).then_waits()));
     let key = format!("{order:?}");
     assert_eq!(send(&service, keyed(&key)).await.status(), StatusCode::OK);
@@ -170,7 +178,7 @@ async fn a_refusal_after_a_wait_tells_how_the_rate_stands_that_was_given_back() 
     for limiter in [Limiter::in_memory(), shared] {
         let opens = Limit::rate("opens", 3, HOUR);
         let one = ONE.wait_up_to(Duration::from_millis(50));
-        let layer = limiter.layer([one.into(), opens.by_header("x")]);
+        let layer = limiter.layer([one.into(), opens.by_header("x")]).unwrap();
         let layer = layer.rate_limit_fields();
         let service = layer.layer(serve(Script::of([]).then_waits()));
         let _held = send(&service, keyed("a")).await;
@@ -191,6 +199,7 @@ async fn a_rate_that_was_given_back_in_the_store_does_not_put_the_retry_off() {
     let one = ONE.wait_up_to(Duration::from_millis(200));
     let layer = limiter
         .layer([one.into(), opens.by_header("x")])
+        .unwrap()
         .rate_limit_fields();
     let service = layer.layer(serve(Script::of([]).then_waits()));
     let first = send(&service, keyed("a")).await;
@@ -219,7 +228,7 @@ async fn six_requests(capacity: usize, first_leaves: bool, first_panics: bool) -
                 Some(100)
             }
         });
-    let layer = Limiter::in_memory().layer(limit);
+    let layer = Limiter::in_memory().layer(limit).unwrap();
     let service = layer.layer(serve(Script::of([]).then_waits()));
     let call = |_| {
         let service = service.clone();
@@ -264,6 +273,7 @@ async fn a_slot_that_is_over_is_not_one_of_a_rate() {
     let opens = Limit::rate("opens", 10, HOUR);
     let layer = Limiter::in_memory()
         .layer([opens, ONE])
+        .unwrap()
         .max_hold(Duration::from_secs(1));
     let never = tower::service_fn(|_: Request<()>| {
         std::future::pending::<Result<http::Response<Script>, std::convert::Infallible>>()

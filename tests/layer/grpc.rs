@@ -52,7 +52,7 @@ fn retry(status: &Status) -> Duration {
 #[tokio::test]
 async fn full_is_resource_exhausted_until_the_stream_ends() {
     let limiter = Limiter::in_memory();
-    let mut client = health(limiter.layer(ONE)).await;
+    let mut client = health(limiter.layer(ONE).unwrap()).await;
     let stream = client.watch(HealthCheckRequest::default()).await.unwrap();
     for _ in 0..2 {
         let unary = check(&mut client).await.unwrap_err();
@@ -75,7 +75,7 @@ async fn full_is_resource_exhausted_until_the_stream_ends() {
 #[tokio::test]
 async fn shutdown_is_unavailable() {
     let limiter = Limiter::in_memory();
-    let mut client = health(limiter.layer(ONE.by_header("x-key"))).await;
+    let mut client = health(limiter.layer(ONE.by_header("x-key")).unwrap()).await;
     limiter.shutdown(Duration::ZERO).await;
     let status = check(&mut client).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
@@ -90,7 +90,11 @@ async fn loss_before_the_answer_is_unavailable() {
     let limiter = Limiter::in_memory();
     let silent =
         service_fn(|_: Request<tonic::body::Body>| async move { pending::<Served>().await });
-    let service = limiter.layer(ONE).on_lost(OnLost::Abort).layer(silent);
+    let service = limiter
+        .layer(ONE)
+        .unwrap()
+        .on_lost(OnLost::Abort)
+        .layer(silent);
     let mut client = HealthClient::new(service);
     let mut answer = task::spawn(client.check(HealthCheckRequest::default()));
     assert_pending!(answer.poll());
@@ -107,7 +111,7 @@ async fn a_layer_on_the_client_refuses_alike() {
     async fn unsent(_: Request<tonic::body::Body>) -> Served {
         panic!("the request is not sent")
     }
-    let mut client = HealthClient::new(limiter.layer(ONE).layer(service_fn(unsent)));
+    let mut client = HealthClient::new(limiter.layer(ONE).unwrap().layer(service_fn(unsent)));
     let _permit = take(&limiter).await;
     let status = client.check(HealthCheckRequest::default()).await;
     assert_eq!(status.unwrap_err().code(), Code::ResourceExhausted);
@@ -118,8 +122,8 @@ async fn a_hostile_name_comes_through() {
     let limiter = Limiter::in_memory();
     let name = "größe\r\n100%25\u{1}\u{1f600}";
     let hostile = Limit::try_concurrent(name, 1).unwrap();
-    let mut client = health(limiter.layer(&hostile).rate_limit_fields()).await;
-    let semaphore = limiter.semaphore(&hostile, Key::SHARED);
+    let mut client = health(limiter.layer(&hostile).unwrap().rate_limit_fields()).await;
+    let semaphore = limiter.semaphore(&hostile, Key::SHARED).unwrap();
     let _permit = semaphore.acquire().await.unwrap();
     let status = check(&mut client).await.unwrap_err();
     let message = format!("{name}: 1 of 1 slots in use");
@@ -135,6 +139,7 @@ async fn there_is_a_head_and_nothing_else() {
     let _permit = take(&limiter).await;
     let service = limiter
         .layer(ONE)
+        .unwrap()
         .layer(serve(Full::<Bytes>::from("served")));
     for content_type in ["application/grpc", "application/grpc+proto"] {
         let refused = send(&service, call(content_type)).await;
@@ -153,6 +158,7 @@ async fn grpc_web_gets_a_status_of_http() {
     let _permit = take(&limiter).await;
     let service = limiter
         .layer(ONE)
+        .unwrap()
         .layer(serve(Full::<Bytes>::from("served")));
     for content_type in ["application/grpc-web+proto", "application/grpc-web-text"] {
         let refused = send(&service, call(content_type)).await;
@@ -164,7 +170,7 @@ async fn grpc_web_gets_a_status_of_http() {
 #[tokio::test]
 async fn a_closure_builds_the_response_and_can_start_from_the_default() {
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(ONE).refuse_with(|refusal, _| {
+    let layer = limiter.layer(ONE).unwrap().refuse_with(|refusal, _| {
         let mut response = refusal.to_grpc_response();
         response.headers_mut().insert("x-busy", 1.into());
         response

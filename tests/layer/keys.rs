@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tonic::{Code, Status};
 use tower::Layer;
 use tower_turnstile::{
-    ClientAddress, Limit, Limiter, Mode, PeerAddress, Refusal, RefusalKind, Scope,
+    ClientAddress, Key, Limit, Limiter, Mode, PeerAddress, Refusal, RefusalKind, Scope,
 };
 
 use crate::{
@@ -39,7 +39,7 @@ fn from_peer() -> Request<()> {
 }
 
 fn by_tenant() -> Scope {
-    ONE.by_str(|head| Some(&head.extensions.get::<Tenant>()?.0))
+    ONE.by_key(|head| Some(Key::from(&head.extensions.get::<Tenant>()?.0)))
 }
 
 fn by_tenant_later() -> Scope {
@@ -69,7 +69,7 @@ async fn a_required_key_is_required() {
     for (scope, keyed, unkeyed) in rules() {
         let limiter = Limiter::in_memory();
         let rule = format!("{scope:?}");
-        let layer = limiter.layer(scope.require_key());
+        let layer = limiter.layer(scope.require_key()).unwrap();
         let service = layer.layer(serve(Script::of([]).then_waits()));
         for request in unkeyed {
             let response = send(&service, request).await;
@@ -89,7 +89,9 @@ async fn a_required_key_is_required() {
 
 #[tokio::test]
 async fn the_problem_is_the_request_and_not_a_quota() {
-    let layer = Limiter::in_memory().layer(by_tenant().require_key());
+    let layer = Limiter::in_memory()
+        .layer(by_tenant().require_key())
+        .unwrap();
     let service = layer.layer(serve(Script::of([])));
     let response = send(&service, get("/")).await;
     let media_type = response.headers()[header::CONTENT_TYPE].clone();
@@ -107,7 +109,9 @@ async fn the_problem_is_the_request_and_not_a_quota() {
 
 #[tokio::test]
 async fn a_grpc_client_is_told_that_its_request_is_invalid() {
-    let layer = Limiter::in_memory().layer(by_tenant().require_key());
+    let layer = Limiter::in_memory()
+        .layer(by_tenant().require_key())
+        .unwrap();
     let service = layer.layer(serve(Script::of([])));
     let request = Request::post("/").header("content-type", "application/grpc");
     let response = send(&service, request.body(()).unwrap()).await;
@@ -118,7 +122,9 @@ async fn a_grpc_client_is_told_that_its_request_is_invalid() {
 
 #[tokio::test]
 async fn the_hook_may_answer_otherwise() {
-    let layer = Limiter::in_memory().layer(by_tenant().require_key());
+    let layer = Limiter::in_memory()
+        .layer(by_tenant().require_key())
+        .unwrap();
     let layer = layer.refuse_with(|refusal, _| {
         let mut response = Response::new(Bytes::new());
         *response.status_mut() = match refusal.kind() {
@@ -140,6 +146,7 @@ async fn one_key_that_is_missing_is_enough() {
             let limiter = Limiter::in_memory();
             let service = limiter
                 .layer(scopes)
+                .unwrap()
                 .layer(serve(Script::of([]).then_waits()));
             for _ in 0..2 {
                 let response = send(&service, get("/")).await;
@@ -159,7 +166,7 @@ async fn a_limit_that_is_not_enforced_requires_nothing() {
         let limit = Limit::concurrent("tried", 1).mode(mode);
         let limiter = Limiter::in_memory();
         let scope = limit.clone().by_header("x-key").require_key();
-        let service = limiter.layer(scope).layer(serve(Script::of([])));
+        let service = limiter.layer(scope).unwrap().layer(serve(Script::of([])));
         assert_eq!(send(&service, get("/")).await.status(), StatusCode::OK);
         limiter.update(&limit.mode(Mode::Enforce)).unwrap();
         let response = send(&service, get("/")).await;
@@ -172,7 +179,9 @@ async fn a_limit_that_is_not_enforced_requires_nothing() {
 async fn a_client_without_an_address_is_reported_once() {
     let log = log();
     let limit = Limit::concurrent("logged-addressless", 1);
-    let layer = Limiter::in_memory().layer(limit.by_client_address(ClientAddress::peer()));
+    let layer = Limiter::in_memory()
+        .layer(limit.by_client_address(ClientAddress::peer()))
+        .unwrap();
     let service = layer.layer(serve(Script::of([])));
     for _ in 0..2 {
         assert_eq!(send(&service, get("/")).await.status(), StatusCode::OK);
@@ -188,7 +197,9 @@ async fn a_client_without_an_address_is_reported_once() {
 async fn a_request_without_a_key_is_in_the_log() {
     let log = log();
     let limit = Limit::concurrent("logged-unkeyed", 1);
-    let layer = Limiter::in_memory().layer(limit.by_key(|_| None::<String>));
+    let layer = Limiter::in_memory()
+        .layer(limit.by_key(|_| None::<String>))
+        .unwrap();
     let service = layer.layer(serve(Script::of([])));
     assert_eq!(send(&service, get("/")).await.status(), StatusCode::OK);
     let lines = log.lines_with("logged-unkeyed");

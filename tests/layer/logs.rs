@@ -16,7 +16,9 @@ use crate::{
 async fn refusal_is_logged_without_its_key() {
     let log = log();
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(Limit::concurrent("logged-refusal", 1).by_header("x-key"));
+    let layer = limiter
+        .layer(Limit::concurrent("logged-refusal", 1).by_header("x-key"))
+        .unwrap();
     let service = layer.layer(serve(Script::of([]).then_waits()));
     let request = || {
         let request = Request::get("/").header("x-key", "canary");
@@ -43,7 +45,7 @@ async fn aborted_response_is_a_warning() {
     let log = log();
     let limiter = Limiter::in_memory();
     let limit = Limit::concurrent("logged-abort", 1);
-    let layer = limiter.layer(limit).on_lost(OnLost::Abort);
+    let layer = limiter.layer(limit).unwrap().on_lost(OnLost::Abort);
     let service = layer.layer(serve(Script::of(["a"])));
     let response = send(&service, get("/")).await;
     limiter.shutdown(Duration::ZERO).await;
@@ -65,7 +67,9 @@ async fn aborted_response_is_a_warning() {
 async fn responses_that_are_aborted_together_are_one_warning() {
     let log = log();
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(Limit::concurrent("logged-aborts", 50));
+    let layer = limiter
+        .layer(Limit::concurrent("logged-aborts", 50))
+        .unwrap();
     let service = layer
         .on_lost(OnLost::Abort)
         .max_hold(Duration::from_secs(5))
@@ -108,7 +112,12 @@ async fn aborted_body_of_a_client_names_its_limit() {
     let log = log();
     for limits in [vec![&PARTNER], vec![&MODEL, &PARTNER]] {
         let limiter = Limiter::in_memory();
-        let permit = limiter.semaphore(limits, "acme").acquire().await.unwrap();
+        let permit = limiter
+            .semaphore(limits, "acme")
+            .unwrap()
+            .acquire()
+            .await
+            .unwrap();
         let body = permit.attach_body(Script::of([]).then_waits(), OnLost::Abort);
         limiter.shutdown(Duration::ZERO).await;
         body.collect().await.unwrap_err();
@@ -125,7 +134,7 @@ async fn shadow_logs_what_it_would_have_refused() {
     let log = log();
     let limiter = Limiter::in_memory();
     let shadow = Limit::concurrent("logged-shadow", 1).mode(Mode::Shadow);
-    let layer = limiter.layer([shadow.by_header("x-key")]);
+    let layer = limiter.layer([shadow.by_header("x-key")]).unwrap();
     let service = layer.layer(serve(Script::of([]).then_waits()));
     let request = || {
         let request = Request::get("/").header("x-key", "shadow-canary");

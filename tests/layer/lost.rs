@@ -36,7 +36,7 @@ async fn continue_goes_on_and_reports() {
         response.extensions_mut().insert(slot.expect("a slot"));
         Ok::<_, Infallible>(response)
     });
-    let service = limiter.layer(ONE).layer(echo);
+    let service = limiter.layer(ONE).unwrap().layer(echo);
     let mut response = send(&service, get("/")).await;
     let slot = response.extensions().get::<Slot>().unwrap().clone();
     response.body_mut().frame().await.unwrap().unwrap();
@@ -51,7 +51,7 @@ async fn continue_goes_on_and_reports() {
 #[tokio::test]
 async fn abort_takes_no_frame_after_the_loss() {
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(ONE).on_lost(OnLost::Abort);
+    let layer = limiter.layer(ONE).unwrap().on_lost(OnLost::Abort);
     let service = layer.layer(serve(Script::of(["a", "b"]).of_length(2)));
     let mut body = send(&service, get("/")).await.into_body();
     body.frame().await.unwrap().unwrap();
@@ -68,7 +68,7 @@ async fn abort_takes_no_frame_after_the_loss() {
 #[tokio::test]
 async fn abort_ends_a_grpc_call_with_a_status() {
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(ONE).on_lost(OnLost::Abort);
+    let layer = limiter.layer(ONE).unwrap().on_lost(OnLost::Abort);
     let service = layer.layer(serve(Script::of(["a"]).then_waits()));
     let mut call = get("/");
     let grpc = HeaderValue::from_static("application/grpc+proto");
@@ -96,7 +96,7 @@ async fn abort_ends_a_grpc_call_with_a_status() {
 #[tokio::test]
 async fn abort_wakes_a_body_that_waits() {
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(ONE).on_lost(OnLost::Abort);
+    let layer = limiter.layer(ONE).unwrap().on_lost(OnLost::Abort);
     let service = layer.layer(serve(Script::of([]).then_waits()));
     let mut body = send(&service, get("/")).await.into_body();
     let mut frame = task::spawn(body.frame());
@@ -110,7 +110,7 @@ async fn abort_wakes_a_body_that_waits() {
 #[tokio::test]
 async fn abort_leaves_a_body_alone_that_has_released() {
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(ONE).on_lost(OnLost::Abort);
+    let layer = limiter.layer(ONE).unwrap().on_lost(OnLost::Abort);
     let service = layer.layer(serve(Full::from("all")));
     let mut body = send(&service, get("/")).await.into_body();
     body.frame().await.unwrap().unwrap();
@@ -140,6 +140,7 @@ async fn abort_drops_the_handler_and_refuses() {
     });
     let layer = limiter
         .layer(ONE)
+        .unwrap()
         .on_lost(OnLost::Abort)
         .refuse_with(|refusal, head| {
             let mut response = Response::new(head.uri.path().to_owned());
@@ -165,13 +166,16 @@ async fn abort_drops_the_handler_and_refuses() {
 async fn continue_lets_the_handler_finish() {
     let limiter = Limiter::in_memory();
     let losing = limiter.clone();
-    let service = limiter.layer(ONE).layer(service_fn(move |_: Request<()>| {
-        let limiter = losing.clone();
-        async move {
-            lose_all(&limiter).await;
-            Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("done")))
-        }
-    }));
+    let service = limiter
+        .layer(ONE)
+        .unwrap()
+        .layer(service_fn(move |_: Request<()>| {
+            let limiter = losing.clone();
+            async move {
+                lose_all(&limiter).await;
+                Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("done")))
+            }
+        }));
     let response = send(&service, get("/")).await;
     assert_eq!(response.collect().await.unwrap().to_bytes(), "done");
 }
@@ -194,7 +198,7 @@ async fn a_shutdown_does_as_a_loss_unless_it_is_said() {
         (Abort, Some(Continue), false),
     ] {
         let limiter = Limiter::in_memory();
-        let layer = limiter.layer(ONE).on_lost(on_lost);
+        let layer = limiter.layer(ONE).unwrap().on_lost(on_lost);
         let layer = match at_shutdown {
             Some(at_shutdown) => layer.at_shutdown(at_shutdown),
             None => layer,
@@ -215,7 +219,9 @@ async fn a_shutdown_does_as_a_loss_unless_it_is_said() {
 async fn an_outage_cuts_no_stream_that_a_shutdown_ends() {
     let store = TestStore::new();
     let limiter = Limiter::builder().connect_to(&store).await.unwrap();
-    let layer = limiter.layer([ONE, tower_turnstile::Limit::concurrent("two", 2)]);
+    let layer = limiter
+        .layer([ONE, tower_turnstile::Limit::concurrent("two", 2)])
+        .unwrap();
     let layer = layer.at_shutdown(OnLost::Abort);
     let echo = service_fn(|request: Request<()>| async move {
         let mut response = Response::new(Script::of(["a"]).then_waits());

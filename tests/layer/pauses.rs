@@ -59,7 +59,10 @@ fn refused<B>(response: &Response<B>) -> Option<(RefusalKind, u64)> {
 #[tokio::test(start_paused = true)]
 async fn a_response_pauses_its_key() {
     let limiter = Limiter::in_memory();
-    let service = limiter.layer(by_account()).layer(overloaded(429, "20"));
+    let service = limiter
+        .layer(by_account())
+        .unwrap()
+        .layer(overloaded(429, "20"));
     assert_eq!(refused(&send(&service, of("acme")).await), None);
     let response = send(&service, of("acme")).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -76,7 +79,7 @@ async fn a_response_pauses_its_key() {
 async fn a_waiting_request_is_served_after_the_pause() {
     let limiter = Limiter::in_memory();
     let patient = PARTNER.wait_up_to(60 * SECOND).by_header("x-account");
-    let service = limiter.layer(patient.outcome_by(overload));
+    let service = limiter.layer(patient.outcome_by(overload)).unwrap();
     let (busy, idle) = (overloaded(503, "20"), overloaded(200, ""));
     send(&service.layer(busy), of("acme")).await;
     let (start, service) = (Instant::now(), service.layer(idle));
@@ -99,7 +102,9 @@ async fn a_waiting_request_is_served_after_the_pause() {
 #[tokio::test(start_paused = true)]
 async fn a_pause_is_bounded() {
     let limiter = Limiter::in_memory();
-    let service = limiter.layer(by_account().pause_at_most(5 * SECOND));
+    let service = limiter
+        .layer(by_account().pause_at_most(5 * SECOND))
+        .unwrap();
     let service = service.layer(overloaded(429, "31536000"));
     send(&service, of("acme")).await;
     let (_, seconds) = refused(&send(&service, of("acme")).await).expect("a refusal");
@@ -111,9 +116,13 @@ async fn a_pause_is_bounded() {
 async fn refusals_are_not_judged() {
     let limiter = Limiter::in_memory();
     let inner = Limit::concurrent("inner", 1);
-    let permit = limiter.semaphore(&inner, Key::SHARED).acquire().await;
-    let inside = limiter.layer(&inner).layer(overloaded(200, ""));
-    let service = limiter.layer(by_account()).layer(inside);
+    let permit = limiter
+        .semaphore(&inner, Key::SHARED)
+        .unwrap()
+        .acquire()
+        .await;
+    let inside = limiter.layer(&inner).unwrap().layer(overloaded(200, ""));
+    let service = limiter.layer(by_account()).unwrap().layer(inside);
     for _ in 0..2 {
         let response = send(&service, of("acme")).await;
         assert_eq!(refused(&response).expect("a refusal").0, RefusalKind::Full);
@@ -128,7 +137,7 @@ async fn a_closure_judges_as_it_likes() {
         Some(_) => Outcome::Pause(9 * SECOND),
         None => Outcome::Other,
     });
-    let service = limiter.layer(scope);
+    let service = limiter.layer(scope).unwrap();
     let busy = service_fn(async |_: Request<()>| {
         let response = Response::builder().header("x-overload", "1");
         Ok::<_, Infallible>(response.body(String::new()).expect("valid"))
@@ -157,13 +166,17 @@ async fn handlers_and_permits_pause_too() {
         hold.pause(&PARTNER, 20 * SECOND).expect("it has a slot");
         Ok::<_, Infallible>(Response::new(String::new()))
     });
-    send(&limiter.layer(&PARTNER).layer(service), get("/")).await;
-    let shared = limiter.semaphore(&PARTNER, Key::SHARED);
+    send(&limiter.layer(&PARTNER).unwrap().layer(service), get("/")).await;
+    let shared = limiter.semaphore(&PARTNER, Key::SHARED).unwrap();
     let error = shared.acquire().await.expect_err("paused");
     assert_eq!(error.kind(), AcquireErrorKind::Paused);
     assert!(error.retry_after() <= Some(20 * SECOND) && error.retry_after() > Some(19 * SECOND));
 
-    let acme = limiter.semaphore(&PARTNER, "acme").and(&rate, "acme");
+    let acme = limiter
+        .semaphore(&PARTNER, "acme")
+        .unwrap()
+        .and(&rate, "acme")
+        .unwrap();
     let permit = acme.acquire().await.expect("another key");
     for unknown in [permit.pause(&rate, SECOND), acme.pause("another", SECOND)] {
         let error = unknown.expect_err("it has no such slots");
@@ -184,7 +197,9 @@ async fn a_limit_that_does_not_apply_is_paused_in_vain() {
     let limiter = Limiter::in_memory();
     let off = Limit::concurrent("off", 1).mode(Mode::Off);
     let shadow = Limit::concurrent("shadow", 1).mode(Mode::Shadow);
-    let semaphore = limiter.semaphore([off.clone(), shadow.clone()], Key::SHARED);
+    let semaphore = limiter
+        .semaphore([off.clone(), shadow.clone()], Key::SHARED)
+        .unwrap();
     let _first = semaphore.acquire().await.expect("admitted");
     let second = semaphore.acquire().await.expect("not enforced");
     for limit in [&off, &shadow] {
@@ -204,7 +219,7 @@ async fn a_limit_that_does_not_apply_is_paused_in_vain() {
         slot.pause("partners", SECOND).expect_err("a typo");
         Ok::<_, Infallible>(Response::new(String::new()))
     });
-    let response = send(&limiter.layer(keyless).layer(service), get("/")).await;
+    let response = send(&limiter.layer(keyless).unwrap().layer(service), get("/")).await;
     assert_eq!(response.status(), StatusCode::OK);
 }
 
@@ -212,7 +227,7 @@ async fn a_limit_that_does_not_apply_is_paused_in_vain() {
 #[tokio::test(start_paused = true)]
 async fn the_retry_after_a_pause_is_exact() {
     let limiter = Limiter::in_memory();
-    let slow = limiter.semaphore(&PARTNER, Key::SHARED);
+    let slow = limiter.semaphore(&PARTNER, Key::SHARED).unwrap();
     for _ in 0..10 {
         let permit = slow.acquire().await.expect("a free slot");
         tokio::time::sleep(600 * SECOND).await;
@@ -220,7 +235,7 @@ async fn the_retry_after_a_pause_is_exact() {
     }
     slow.pause(&PARTNER, Duration::from_millis(7_001))
         .expect("it has slots");
-    let layer = limiter.layer(&PARTNER).rate_limit_fields();
+    let layer = limiter.layer(&PARTNER).unwrap().rate_limit_fields();
     let response = send(&layer.layer(overloaded(200, "")), get("/")).await;
     assert_eq!(refused(&response), Some((RefusalKind::Paused, 8)));
     let field = response.headers()["ratelimit"].to_str().expect("text");
@@ -231,7 +246,7 @@ async fn the_retry_after_a_pause_is_exact() {
 fn what_cannot_be_paused_is_an_error() {
     let limiter = Limiter::in_memory();
     let fault = |scope: Scope| {
-        let layer: Result<LimitLayer, _> = limiter.try_layer(scope);
+        let layer: Result<LimitLayer, _> = limiter.layer(scope);
         layer.expect_err("a fault")
     };
     let rate = Limit::rate("opens", 60, 60 * SECOND);
@@ -276,6 +291,7 @@ async fn all_replicas_keep_a_pause() {
         on_redis(&server)
             .await
             .layer(Scope::from(&limit).outcome_by(overload))
+            .unwrap()
             .layer(upstream.clone())
     });
     let replicas = join_all(replicas).await;

@@ -42,7 +42,7 @@ fn refusal<B>(response: &Response<B>) -> Refusal {
 #[tokio::test(start_paused = true)]
 async fn refusal_is_that_of_the_limit_that_refused() {
     let limiter = Limiter::in_memory();
-    let service = limiter.layer(policy()).layer(serve(endless()));
+    let service = limiter.layer(policy()).unwrap().layer(serve(endless()));
     let first = send(&service, with_key("a")).await;
     assert_eq!(first.status(), StatusCode::OK);
 
@@ -80,12 +80,12 @@ async fn refusal_is_that_of_the_limit_that_refused() {
 async fn refusal_by_any_takes_nothing() {
     for key in ["a", "used up"] {
         let limiter = Limiter::in_memory();
-        let used_up = limiter.semaphore(&OPENS, "used up");
+        let used_up = limiter.semaphore(&OPENS, "used up").unwrap();
         for _ in 0..3 {
             drop(used_up.acquire().await.unwrap());
         }
-        let service = limiter.layer(policy()).layer(serve(endless()));
-        let all = limiter.semaphore(&GLOBAL, Key::SHARED);
+        let service = limiter.layer(policy()).unwrap().layer(serve(endless()));
+        let all = limiter.semaphore(&GLOBAL, Key::SHARED).unwrap();
         let taken = match key {
             "a" => vec![all.acquire().await.unwrap(), all.acquire().await.unwrap()],
             _ => Vec::new(),
@@ -95,7 +95,7 @@ async fn refusal_by_any_takes_nothing() {
             assert_eq!(held(&limiter), taken.len());
         }
         drop(taken);
-        let fresh = limiter.semaphore(&OPENS, "a");
+        let fresh = limiter.semaphore(&OPENS, "a").unwrap();
         for _ in 0..3 {
             drop(fresh.try_acquire().await.expect("not charged"));
         }
@@ -118,7 +118,7 @@ async fn request_takes_nothing_before_all_keys_are_known() {
     });
     let [each, global] = scopes;
     let third = Limit::concurrent("third", 1);
-    let layer = limiter.layer([each, third.into(), global]);
+    let layer = limiter.layer([each, third.into(), global]).unwrap();
     let mut service = layer.layer(serve(endless()));
     let mut call = task::spawn(service.ready().await.unwrap().call(get("/")));
     for sender in senders {
@@ -140,12 +140,18 @@ async fn scope_without_a_key_is_left_out() {
     let keyed = |limit: Limit, key: &'static str| {
         limit.by_key(move |head| head.uri.path().contains(key).then_some("key"))
     };
-    let layer = limiter.layer([keyed(EACH, "each"), keyed(GLOBAL, "global")]);
+    let layer = limiter
+        .layer([keyed(EACH, "each"), keyed(GLOBAL, "global")])
+        .unwrap();
     let service = layer.layer(service_fn(|request: Request<()>| async move {
         assert!(request.extensions().get::<Slot>().is_some());
         Ok::<_, Infallible>(Response::new(endless()))
     }));
-    let both = limiter.semaphore(&EACH, "key").and(&GLOBAL, "key");
+    let both = limiter
+        .semaphore(&EACH, "key")
+        .unwrap()
+        .and(&GLOBAL, "key")
+        .unwrap();
     for (path, in_use) in [
         ("/", [0, 0]),
         ("/each", [1, 0]),
@@ -223,7 +229,7 @@ async fn admitted_responses_tell_how_the_limits_stand() {
         looks_on.into(),
         GLOBAL.into(),
     ];
-    let layer = limiter.layer(scopes).rate_limit_fields();
+    let layer = limiter.layer(scopes).unwrap().rate_limit_fields();
     let service = layer.layer(serve(endless()));
     let first = send(&service, with_key("gold")).await;
     assert_eq!(
@@ -268,13 +274,24 @@ async fn admitted_responses_tell_how_the_limits_stand() {
 #[tokio::test(start_paused = true)]
 async fn a_refusal_after_a_wait_leaves_out_the_slots_of_its_request() {
     let limiter = Limiter::in_memory();
-    let other = limiter.semaphore(&EACH, "other").acquire().await.unwrap();
+    let other = limiter
+        .semaphore(&EACH, "other")
+        .unwrap()
+        .acquire()
+        .await
+        .unwrap();
     sleep(Duration::from_secs(60)).await;
     drop(other);
     let all = Limit::concurrent("all", 1);
-    let _taken = limiter.semaphore(&all, Key::SHARED).acquire().await;
+    let _taken = limiter
+        .semaphore(&all, Key::SHARED)
+        .unwrap()
+        .acquire()
+        .await;
     let patient = all.wait_up_to(Duration::from_millis(50));
-    let layer = limiter.layer([EACH.by_header("x-key"), patient.into()]);
+    let layer = limiter
+        .layer([EACH.by_header("x-key"), patient.into()])
+        .unwrap();
     let service = layer.rate_limit_fields().layer(serve(endless()));
     let refused = send(&service, with_key("a")).await;
     assert_eq!(refusal(&refused).kind(), RefusalKind::TimedOut);
@@ -288,6 +305,7 @@ async fn limit_without_keys_has_fields_too() {
     let limiter = Limiter::in_memory();
     let service = limiter
         .layer(GLOBAL)
+        .unwrap()
         .rate_limit_fields()
         .layer(serve(endless()));
     let response = send(&service, get("/")).await;
@@ -300,6 +318,7 @@ async fn shadow_in_a_policy_lets_pass_what_the_others_admit() {
     let shadow = EACH.mode(Mode::Shadow).by_header("x-key");
     let service = limiter
         .layer([shadow, GLOBAL.into()])
+        .unwrap()
         .layer(serve(endless()));
     let first = send(&service, with_key("a")).await;
     assert_eq!(held(&limiter), 2);
@@ -316,14 +335,17 @@ async fn shadow_in_a_policy_lets_pass_what_the_others_admit() {
 #[tokio::test]
 async fn all_slots_return_with_the_end_of_the_body() {
     let limiter = Limiter::in_memory();
-    let service = limiter.layer(policy()).layer(serve(Script::of(["a"])));
+    let service = limiter
+        .layer(policy())
+        .unwrap()
+        .layer(serve(Script::of(["a"])));
     let mut body = send(&service, with_key("a")).await.into_body();
     body.frame().await.unwrap().unwrap();
     assert_eq!(held(&limiter), 2);
     assert!(body.frame().await.is_none());
     assert_eq!(held(&limiter), 0);
 
-    let layer = limiter.layer(policy()).release_at(ReleaseAt::Head);
+    let layer = limiter.layer(policy()).unwrap().release_at(ReleaseAt::Head);
     let response = send(&layer.layer(serve(endless())), with_key("b")).await;
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(held(&limiter), 0);
@@ -333,7 +355,9 @@ async fn all_slots_return_with_the_end_of_the_body() {
 async fn request_that_is_dropped_in_the_queue_releases_what_it_has() {
     let limiter = Limiter::in_memory();
     let patient = GLOBAL.wait_up_to(GUARD);
-    let layer = limiter.layer([EACH.by_header("x-key"), patient.clone().into()]);
+    let layer = limiter
+        .layer([EACH.by_header("x-key"), patient.clone().into()])
+        .unwrap();
     let service = layer.layer(serve(endless()));
     let mut responses = Vec::new();
     for key in ["a", "b"] {
@@ -366,7 +390,7 @@ fn shows_slot()
 #[tokio::test]
 async fn hold_keeps_all_slots() {
     let limiter = Limiter::in_memory();
-    let service = limiter.layer(policy()).layer(shows_slot());
+    let service = limiter.layer(policy()).unwrap().layer(shows_slot());
     let response = send(&service, with_key("a")).await;
     let slot = response.extensions().get::<Slot>().unwrap().clone();
     let hold = slot.hold().unwrap();
@@ -382,7 +406,11 @@ async fn hold_keeps_all_slots() {
 #[tokio::test]
 async fn slot_and_hold_see_the_loss_of_any() {
     let limiter = Limiter::in_memory();
-    let response = send(&limiter.layer(policy()).layer(shows_slot()), with_key("a")).await;
+    let response = send(
+        &limiter.layer(policy()).unwrap().layer(shows_slot()),
+        with_key("a"),
+    )
+    .await;
     let slot = response.extensions().get::<Slot>().unwrap().clone();
     let hold = slot.hold().unwrap();
     let (mut slot_lost, mut hold_lost) = (task::spawn(slot.lost()), task::spawn(hold.lost()));
@@ -399,7 +427,7 @@ async fn slot_and_hold_see_the_loss_of_any() {
 #[tokio::test]
 async fn slot_under_rates_only_is_never_lost() {
     let limiter = Limiter::in_memory();
-    let response = send(&limiter.layer(OPENS).layer(shows_slot()), get("/")).await;
+    let response = send(&limiter.layer(OPENS).unwrap().layer(shows_slot()), get("/")).await;
     let slot = response.extensions().get::<Slot>().unwrap().clone();
     let hold = slot.hold().unwrap();
     drop(response);
@@ -414,7 +442,7 @@ async fn slot_under_rates_only_is_never_lost() {
 #[tokio::test]
 async fn abort_wakes_and_ends_what_is_under_several_limits() {
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(policy()).on_lost(OnLost::Abort);
+    let layer = limiter.layer(policy()).unwrap().on_lost(OnLost::Abort);
     let mut body = send(&layer.layer(serve(endless())), with_key("a"))
         .await
         .into_body();

@@ -43,7 +43,10 @@ pub(crate) async fn busy() -> (Limiter, Permit, ReadAheadLayer) {
     let limiter = Limiter::in_memory();
     let permit = take(&limiter).await;
     // Nobody leaves because the wait is over.
-    let layer = limiter.layer(ONE.wait_up_to(6 * GUARD)).read_ahead();
+    let layer = limiter
+        .layer(ONE.wait_up_to(6 * GUARD))
+        .unwrap()
+        .read_ahead();
     (limiter, permit, layer)
 }
 
@@ -178,7 +181,7 @@ async fn http1_client_with_more_than_is_read_ahead_is_not_noticed() {
 async fn http1_client_with_a_body_is_not_noticed_without_read_ahead() {
     let (limiter, permit, _) = busy().await;
     let (service, calls) = reader();
-    let address = server(limiter.layer(ONE.wait_up_to(6 * GUARD)), service).await;
+    let address = server(limiter.layer(ONE.wait_up_to(6 * GUARD)).unwrap(), service).await;
     keeps_its_position(&limiter, permit, address, calls, 64 * KIB, 64 * KIB).await;
 }
 
@@ -203,7 +206,7 @@ async fn keeps_its_position(
 #[tokio::test]
 async fn http2_client_that_leaves_is_noticed_in_any_case() {
     let (limiter, _permit, ahead) = busy().await;
-    let plain = limiter.layer(ONE.wait_up_to(6 * GUARD));
+    let plain = limiter.layer(ONE.wait_up_to(6 * GUARD)).unwrap();
     let ((with, _), (without, _)) = (reader(), reader());
     for address in [server(ahead, with).await, server(plain, without).await] {
         for length in [100, 64 * KIB, 1024 * KIB] {
@@ -322,7 +325,7 @@ async fn http1_client_that_sends_its_body_first_sees_the_refusal() {
     let patient = ONE.wait_up_to(Duration::from_millis(50));
     for (limit, clients) in [(ONE, 50), (patient, 3)] {
         let (service, mut calls) = reader();
-        let address = server(limiter.layer(limit).read_ahead(), service).await;
+        let address = server(limiter.layer(limit).unwrap().read_ahead(), service).await;
         for raw in [with_length(1024 * KIB), chunked(1000 * KIB)] {
             let client = move || {
                 // The layer reads for a second, and the machine may have stood still for as long.
@@ -344,7 +347,7 @@ async fn refusal_waits_for_a_body_that_may_be_sent_soon() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
     let (service, _calls) = reader();
-    let service = limiter.layer(ONE).read_ahead().layer(service);
+    let service = limiter.layer(ONE).unwrap().read_ahead().layer(service);
     let delay = async |request: Request<Script>| {
         let asked = Instant::now();
         let response = service.clone().oneshot(request).await.unwrap();
@@ -377,7 +380,7 @@ async fn refusal_does_not_wait_for_a_body_without_end() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
     let (service, _calls) = reader();
-    let service = limiter.layer(ONE).read_ahead().layer(service);
+    let service = limiter.layer(ONE).unwrap().read_ahead().layer(service);
     let frames = Arc::new(AtomicUsize::new(0));
     let count = frames.clone();
     let frame = move || {
@@ -398,7 +401,7 @@ async fn whole_upload_arrives_after_a_wait() {
     let app: Router = Router::new()
         .route("/", post(async |body: Bytes| body))
         .layer(axum::extract::DefaultBodyLimit::disable())
-        .layer(limiter.layer(ONE.wait_up_to(GUARD)).read_ahead());
+        .layer(limiter.layer(ONE.wait_up_to(GUARD)).unwrap().read_ahead());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(axum::serve(listener, app).into_future());

@@ -44,7 +44,7 @@ async fn problem(answer: Answer) -> serde_json::Value {
 async fn a_callers_own_limit_is_429() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
-    let answer = answer(limiter.layer(ONE.by_header("x-key"))).await;
+    let answer = answer(limiter.layer(ONE.by_header("x-key")).unwrap()).await;
     assert_eq!(answer.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(kind(&answer), RefusalKind::Full);
     let problem = problem(answer).await;
@@ -61,7 +61,7 @@ async fn a_callers_own_limit_is_429() {
 async fn a_shared_limit_is_503() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
-    let answer = answer(limiter.layer(ONE)).await;
+    let answer = answer(limiter.layer(ONE).unwrap()).await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     let kind = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
     assert_eq!(problem(answer).await["type"], kind);
@@ -70,7 +70,7 @@ async fn a_shared_limit_is_503() {
 #[tokio::test]
 async fn shutdown_is_503_even_for_a_callers_own_limit() {
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(ONE.by_header("x-key"));
+    let layer = limiter.layer(ONE.by_header("x-key")).unwrap();
     limiter.shutdown(Duration::ZERO).await;
     let answer = answer(layer).await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -82,7 +82,7 @@ async fn shutdown_is_503_even_for_a_callers_own_limit() {
 async fn shutdown_refuses_waiters() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
-    let layer = limiter.layer(ONE.wait_up_to(GUARD));
+    let layer = limiter.layer(ONE.wait_up_to(GUARD)).unwrap();
     let mut waiting = task::spawn(layer.layer(serve(Full::from("served"))).oneshot(get("/")));
     assert_pending!(waiting.poll());
     limiter.shutdown(Duration::ZERO).await;
@@ -95,14 +95,14 @@ async fn shutdown_refuses_waiters() {
 async fn a_shutdown_lets_a_waiter_through_all_layers() {
     let limiter = Limiter::in_memory();
     let permit = take(&limiter).await;
-    let inner = limiter.layer(Limit::concurrent("inner", 1));
-    let both = (limiter.layer(ONE.wait_up_to(GUARD)), inner);
+    let inner = limiter.layer(Limit::concurrent("inner", 1)).unwrap();
+    let both = (limiter.layer(ONE.wait_up_to(GUARD)).unwrap(), inner);
     let mut waiting = task::spawn(both.layer(serve(Full::from("served"))).oneshot(get("/")));
     assert_pending!(waiting.poll());
     let mut shutdown = task::spawn(limiter.shutdown(GUARD));
     assert_pending!(shutdown.poll());
     assert_eq!(
-        kind(&answer(limiter.layer(ONE)).await),
+        kind(&answer(limiter.layer(ONE).unwrap()).await),
         RefusalKind::ShutDown
     );
     drop(permit);
@@ -118,7 +118,12 @@ async fn only_a_limit_that_was_reached_delays_the_retry() {
     sleep(Duration::from_secs(60)).await;
     drop(permit);
     let _permit = take(&limiter).await;
-    let served = |limit: Limit| limiter.layer(limit).layer(serve(Full::from("served")));
+    let served = |limit: Limit| {
+        limiter
+            .layer(limit)
+            .unwrap()
+            .layer(serve(Full::from("served")))
+    };
     let full = send(&served(ONE), get("/")).await;
     let refusal = full.extensions().get::<Refusal>().unwrap();
     assert!(refusal.retry_after() >= Some(Duration::from_secs(60)));
@@ -138,7 +143,9 @@ async fn a_waiter_that_timed_out_is_not_told_to_wait_for_itself() {
     sleep(Duration::from_secs(60)).await;
     drop(permit);
     let _permit = take(&limiter).await;
-    let layer = limiter.layer(ONE.wait_up_to(Duration::from_millis(50)));
+    let layer = limiter
+        .layer(ONE.wait_up_to(Duration::from_millis(50)))
+        .unwrap();
     let answer = answer(layer).await;
     assert_eq!(kind(&answer), RefusalKind::TimedOut);
     let refusal = answer.extensions().get::<Refusal>().unwrap();
@@ -153,9 +160,10 @@ async fn a_head_request_is_refused_without_content() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
     for layer in [
-        limiter.layer(ONE),
+        limiter.layer(ONE).unwrap(),
         limiter
             .layer(ONE)
+            .unwrap()
             .refuse_with(|refusal, _| Response::new(refusal.to_string())),
     ] {
         let service = layer.layer(serve(Full::from("served")));
@@ -175,7 +183,7 @@ async fn a_head_request_is_refused_without_content() {
 async fn a_refusal_has_the_rate_in_force() {
     let limiter = Limiter::in_memory();
     let minute = Duration::from_secs(60);
-    let layer = limiter.layer(Limit::rate("opens", 1, minute));
+    let layer = limiter.layer(Limit::rate("opens", 1, minute)).unwrap();
     let hour = Limit::rate("opens", 2, 60 * minute).unit("pages");
     limiter.update(&hour).unwrap();
     let service = layer.layer(serve(Full::from("served")));
@@ -198,7 +206,12 @@ async fn a_timed_out_wait_is_reported() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
     let wait = Duration::from_millis(1_500);
-    let answer = answer(limiter.layer(ONE.wait_up_to(wait).by_header("x-key"))).await;
+    let answer = answer(
+        limiter
+            .layer(ONE.wait_up_to(wait).by_header("x-key"))
+            .unwrap(),
+    )
+    .await;
     assert_eq!(answer.status(), StatusCode::TOO_MANY_REQUESTS);
     let refusal = answer.extensions().get::<Refusal>().unwrap();
     assert_eq!(refusal.kind(), RefusalKind::TimedOut);
@@ -218,11 +231,11 @@ async fn a_full_queue_is_reported() {
     let short = Limit::concurrent("short", 1)
         .wait_up_to(GUARD)
         .max_waiters(1);
-    let semaphore = limiter.semaphore(&short, Key::SHARED);
+    let semaphore = limiter.semaphore(&short, Key::SHARED).unwrap();
     let _permit = semaphore.acquire().await.unwrap();
     let mut waiting = task::spawn(semaphore.acquire());
     assert_pending!(waiting.poll());
-    let answer = answer(limiter.layer(short)).await;
+    let answer = answer(limiter.layer(short).unwrap()).await;
     assert_eq!(kind(&answer), RefusalKind::QueueFull);
     assert_eq!(answer.extensions().get::<Refusal>().unwrap().waiting(), 1);
     problem(answer).await;
@@ -234,6 +247,7 @@ async fn statuses_can_be_set() {
     let permit = take(&limiter).await;
     let layer = limiter
         .layer(ONE)
+        .unwrap()
         .limited_status(StatusCode::TOO_MANY_REQUESTS)
         .unavailable_status(StatusCode::BAD_GATEWAY);
     let full = answer(layer.clone()).await;
@@ -251,6 +265,7 @@ async fn statuses_can_be_set() {
 fn a_status_that_refuses_nothing_panics() {
     let _ = Limiter::in_memory()
         .layer(ONE)
+        .unwrap()
         .limited_status(StatusCode::OK);
 }
 
@@ -258,7 +273,7 @@ fn a_status_that_refuses_nothing_panics() {
 async fn a_closure_builds_the_response() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
-    let layer = limiter.layer(ONE).refuse_with(|refusal, head| {
+    let layer = limiter.layer(ONE).unwrap().refuse_with(|refusal, head| {
         let mut response = refusal
             .to_response()
             .map(|_| format!("{} is busy", head.uri));
@@ -286,6 +301,7 @@ async fn a_closure_returns_any_response() {
     let busy = |status: StatusCode| (status, axum::Json(json!({ "error": "busy" })));
     let layer = limiter
         .layer(ONE.by_header("x-key"))
+        .unwrap()
         .rate_limit_fields()
         .refuse_with(move |refusal, _| busy(refusal.status()).into_response());
     let answer = answer(layer).await;
@@ -309,9 +325,14 @@ async fn a_refusal_has_a_code_and_a_text() {
     let _permit = take(&limiter).await;
     let describe = |refusal: &Refusal| format!("{} ({refusal})", refusal.kind().as_str());
     for (layer, expected) in [
-        (limiter.layer(ONE), "full (one: 1 of 1 slots in use)"),
         (
-            limiter.layer(ONE.by_str(|_| None).require_key()),
+            limiter.layer(ONE).unwrap(),
+            "full (one: 1 of 1 slots in use)",
+        ),
+        (
+            limiter
+                .layer(ONE.by_key(|_| None::<Key>).require_key())
+                .unwrap(),
             "no_key (one: the request has no key for this limit)",
         ),
     ] {
@@ -326,7 +347,10 @@ async fn retry_after_of_a_closure_stays() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
     let with = |name: &'static str, value: &'static str| {
-        let layer = limiter.layer(ONE.by_header("x-key")).rate_limit_fields();
+        let layer = limiter
+            .layer(ONE.by_header("x-key"))
+            .unwrap()
+            .rate_limit_fields();
         layer.refuse_with(move |refusal, _| {
             let response = Response::builder().status(refusal.status());
             response.header(name, value).body("").unwrap()
@@ -337,7 +361,7 @@ async fn retry_after_of_a_closure_stays() {
     assert_eq!(values, ["7"]);
     assert!(answered.body().is_end_stream());
     // A gRPC status has its own field for the retry.
-    let layer = limiter.layer(ONE);
+    let layer = limiter.layer(ONE).unwrap();
     let layer = layer.refuse_with(|refusal, _| refusal.to_grpc_response());
     assert!(!answer(layer).await.headers().contains_key("retry-after"));
 }
@@ -348,11 +372,12 @@ async fn a_stream_may_refuse_too() {
     let _permit = take(&limiter).await;
     let layer = limiter
         .layer(ONE)
+        .unwrap()
         .refuse_with(|_, _| Response::new(Script::of(["a", "b"]).trailers("x", "y")));
     let body = answer(layer).await.into_body().collect().await.unwrap();
     assert_eq!(body.trailers().unwrap()["x"], "y");
     assert_eq!(body.to_bytes(), "ab");
-    let layer = limiter.layer(ONE);
+    let layer = limiter.layer(ONE).unwrap();
     let layer = layer.refuse_with(|_, _| Response::new(Script::of(["a"]).then_fails()));
     let failed = answer(layer).await.into_body().collect().await;
     assert_eq!(failed.unwrap_err().to_string(), "the script fails");
@@ -364,10 +389,11 @@ async fn a_hostile_name_stays_json() {
     let hostile = Limit::try_concurrent("a\"b\\c\n\u{1}ü", 1).unwrap();
     let _permit = limiter
         .semaphore(&hostile, Key::SHARED)
+        .unwrap()
         .acquire()
         .await
         .unwrap();
-    let problem = problem(answer(limiter.layer(&hostile)).await).await;
+    let problem = problem(answer(limiter.layer(&hostile).unwrap()).await).await;
     // The same form as in `RateLimit`.
     let name = "a\"b\\c%0A%01%C3%BC";
     assert_eq!(problem["violated-policies"][0], name);
@@ -377,5 +403,5 @@ async fn a_hostile_name_stays_json() {
 fn a_limit_out_of_range_is_an_error() {
     let limiter = Limiter::in_memory();
     let endless = ONE.wait_up_to(Duration::MAX);
-    assert!(limiter.try_layer(endless).is_err());
+    assert!(limiter.layer(endless).is_err());
 }

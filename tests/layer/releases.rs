@@ -15,7 +15,10 @@ use crate::support::{GUARD, ONE, Script, freed, get, held, send, serve, take};
 #[tokio::test]
 async fn body_end_releases() {
     let limiter = Limiter::in_memory();
-    let service = limiter.layer(ONE).layer(serve(Script::of(["a", "b"])));
+    let service = limiter
+        .layer(ONE)
+        .unwrap()
+        .layer(serve(Script::of(["a", "b"])));
     let mut body = send(&service, get("/")).await.into_body();
     for _ in 0..2 {
         body.frame().await.unwrap().unwrap();
@@ -29,7 +32,7 @@ async fn body_end_releases() {
 async fn trailers_release_when_they_end_the_body() {
     let limiter = Limiter::in_memory();
     let script = Script::of(["a"]).trailers("x-sum", "1").tells_end();
-    let service = limiter.layer(ONE).layer(serve(script));
+    let service = limiter.layer(ONE).unwrap().layer(serve(script));
     let mut body = send(&service, get("/")).await.into_body();
     body.frame().await.unwrap().unwrap();
     assert_eq!(held(&limiter), 1);
@@ -40,7 +43,7 @@ async fn trailers_release_when_they_end_the_body() {
 #[tokio::test]
 async fn last_frame_releases_when_it_is_announced() {
     let limiter = Limiter::in_memory();
-    let service = limiter.layer(ONE).layer(serve(Full::from("all")));
+    let service = limiter.layer(ONE).unwrap().layer(serve(Full::from("all")));
     let mut body = send(&service, get("/")).await.into_body();
     assert_eq!(held(&limiter), 1);
     body.frame().await.unwrap().unwrap();
@@ -52,6 +55,7 @@ async fn error_releases() {
     let limiter = Limiter::in_memory();
     let service = limiter
         .layer(ONE)
+        .unwrap()
         .layer(serve(Script::of(["a"]).then_fails()));
     let mut body = send(&service, get("/")).await.into_body();
     body.frame().await.unwrap().unwrap();
@@ -65,6 +69,7 @@ async fn drop_releases() {
     let limiter = Limiter::in_memory();
     let service = limiter
         .layer(ONE)
+        .unwrap()
         .layer(serve(Script::of(["a"]).then_waits()));
     let mut response = send(&service, get("/")).await;
     response.body_mut().frame().await.unwrap().unwrap();
@@ -76,7 +81,10 @@ async fn drop_releases() {
 #[tokio::test]
 async fn body_that_has_ended_at_construction_releases() {
     let limiter = Limiter::in_memory();
-    let service = limiter.layer(ONE).layer(serve(Empty::<Bytes>::new()));
+    let service = limiter
+        .layer(ONE)
+        .unwrap()
+        .layer(serve(Empty::<Bytes>::new()));
     let response = send(&service, get("/")).await;
     assert_eq!(held(&limiter), 0);
     drop(response);
@@ -85,7 +93,7 @@ async fn body_that_has_ended_at_construction_releases() {
 #[tokio::test]
 async fn end_releases_once() {
     let limiter = Limiter::in_memory();
-    let service = limiter.layer(ONE).layer(serve(Script::of(["a"])));
+    let service = limiter.layer(ONE).unwrap().layer(serve(Script::of(["a"])));
     let mut ended = send(&service, get("/")).await.into_body();
     while ended.frame().await.is_some() {}
     let second = send(&service, get("/")).await;
@@ -100,7 +108,7 @@ async fn end_releases_once() {
 #[tokio::test]
 async fn response_head_releases_if_so_set() {
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(ONE).release_at(ReleaseAt::Head);
+    let layer = limiter.layer(ONE).unwrap().release_at(ReleaseAt::Head);
     let service = layer.layer(serve(Script::of(["a"]).then_waits()));
     let mut response = send(&service, get("/")).await;
     assert_eq!(held(&limiter), 0);
@@ -112,7 +120,7 @@ async fn response_head_releases_if_so_set() {
 async fn service_error_releases() {
     let limiter = Limiter::in_memory();
     let fails = service_fn(|_: Request<()>| async move { Err::<Response<Full<Bytes>>, _>("no") });
-    let service = limiter.layer(ONE).layer(fails);
+    let service = limiter.layer(ONE).unwrap().layer(fails);
     let mut call = pin!(service.oneshot(get("/")));
     assert_eq!(call.as_mut().await.unwrap_err(), "no");
     assert_eq!(held(&limiter), 0);
@@ -124,7 +132,7 @@ async fn panic_in_handler_releases() {
     async fn panics(_: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
         panic!("a handler's bug")
     }
-    let service = limiter.layer(ONE).layer(service_fn(panics));
+    let service = limiter.layer(ONE).unwrap().layer(service_fn(panics));
     let call = AssertUnwindSafe(service.oneshot(get("/"))).catch_unwind();
     assert!(call.await.is_err());
     assert_eq!(held(&limiter), 0);
@@ -138,7 +146,7 @@ async fn panic_in_call_releases() {
             panic!("a service's bug")
         },
     );
-    let service = limiter.layer(ONE).layer(panics);
+    let service = limiter.layer(ONE).unwrap().layer(panics);
     let call = AssertUnwindSafe(service.oneshot(get("/"))).catch_unwind();
     assert!(call.await.is_err());
     assert_eq!(held(&limiter), 0);
@@ -147,7 +155,10 @@ async fn panic_in_call_releases() {
 #[tokio::test]
 async fn cancelled_before_it_is_polled_takes_nothing() {
     let limiter = Limiter::in_memory();
-    let mut service = limiter.layer(ONE).layer(serve(Full::<Bytes>::default()));
+    let mut service = limiter
+        .layer(ONE)
+        .unwrap()
+        .layer(serve(Full::<Bytes>::default()));
     drop(service.ready().await.unwrap().call(get("/")));
     assert_eq!(limiter.status().held + limiter.status().waiting, 0);
 }
@@ -156,7 +167,7 @@ async fn cancelled_before_it_is_polled_takes_nothing() {
 async fn cancelled_while_waiting_leaves_the_line() {
     let limiter = Limiter::in_memory();
     let permit = take(&limiter).await;
-    let layer = limiter.layer(ONE.wait_up_to(GUARD));
+    let layer = limiter.layer(ONE.wait_up_to(GUARD)).unwrap();
     let mut waiting = task::spawn(
         layer
             .layer(serve(Full::<Bytes>::default()))
@@ -174,7 +185,7 @@ async fn cancelled_while_waiting_leaves_the_line() {
 async fn cancelled_when_just_granted_releases() {
     let limiter = Limiter::in_memory();
     let permit = take(&limiter).await;
-    let layer = limiter.layer(ONE.wait_up_to(GUARD));
+    let layer = limiter.layer(ONE.wait_up_to(GUARD)).unwrap();
     let mut waiting = task::spawn(
         layer
             .layer(serve(Full::<Bytes>::default()))
@@ -194,7 +205,7 @@ async fn cancelled_while_the_handler_runs_releases() {
     let hangs = service_fn(|_: Request<()>| {
         std::future::pending::<Result<Response<Full<Bytes>>, Infallible>>()
     });
-    let mut running = task::spawn(limiter.layer(ONE).layer(hangs).oneshot(get("/")));
+    let mut running = task::spawn(limiter.layer(ONE).unwrap().layer(hangs).oneshot(get("/")));
     assert_pending!(running.poll());
     assert_eq!(held(&limiter), 1);
     drop(running);
@@ -206,6 +217,7 @@ async fn drop_outside_a_runtime_releases() {
     let limiter = Limiter::in_memory();
     let service = limiter
         .layer(ONE)
+        .unwrap()
         .layer(serve(Script::of(["a"]).then_waits()));
     let response = send(&service, get("/")).await;
     let dropped = std::thread::spawn(move || drop(response)).join();

@@ -211,7 +211,7 @@ async fn nothing_is_read_ahead_before_a_wait() {
         service_fn(
             |_: Request<_>| async move { Ok::<_, Infallible>(Response::new(String::new())) },
         );
-    let service = limiter.layer(ONE).read_ahead().layer(deaf);
+    let service = limiter.layer(ONE).unwrap().read_ahead().layer(deaf);
     let (upload, taken) = Upload::of(["a"]);
     let mut call = task::spawn(service.oneshot(Request::new(upload)));
     assert_ready!(call.poll()).unwrap();
@@ -241,7 +241,7 @@ fn without_a_runtime_it_reads_at_once() {
     let limiter = Limiter::builder().runtime(runtime.handle().clone());
     let limiter = limiter.in_memory().unwrap();
     let _permit = runtime.block_on(take(&limiter));
-    let layer = limiter.layer(ONE.wait_up_to(GUARD)).read_ahead();
+    let layer = limiter.layer(ONE.wait_up_to(GUARD)).unwrap().read_ahead();
     let (upload, taken) = Upload::of(["a"]);
     let service = layer.layer(service_fn(replay));
     let mut call = task::spawn(service.oneshot(Request::new(upload)));
@@ -252,11 +252,15 @@ fn without_a_runtime_it_reads_at_once() {
 #[test]
 fn bounds_that_make_no_sense_are_refused() {
     for bytes in [0, ReadAheadLayer::MAX + 1] {
-        let layer = || Limiter::in_memory().layer(ONE).read_ahead();
+        let layer = || Limiter::in_memory().layer(ONE).unwrap().read_ahead();
         let built = catch_unwind(|| layer().up_to(bytes));
         assert!(built.is_err(), "{bytes}");
     }
     for bytes in [1, ReadAheadLayer::DEFAULT, ReadAheadLayer::MAX] {
-        let _ = Limiter::in_memory().layer(ONE).read_ahead().up_to(bytes);
+        let _ = Limiter::in_memory()
+            .layer(ONE)
+            .unwrap()
+            .read_ahead()
+            .up_to(bytes);
     }
 }

@@ -61,9 +61,12 @@ async fn unread_body_is_dropped() {
             let counted = gauge.clone();
             let script = Script::of(["a", "b"]).of_length(2);
             let service = serve_watched(script, move || counted.enter());
-            let mut body = send(&setting(limiter.layer(ONE)).layer(service), get("/"))
-                .await
-                .into_body();
+            let mut body = send(
+                &setting(limiter.layer(ONE).unwrap()).layer(service),
+                get("/"),
+            )
+            .await
+            .into_body();
             for _ in 0..frames_read {
                 body.frame().await.unwrap().unwrap();
             }
@@ -97,7 +100,7 @@ async fn call_that_nobody_polls_is_dropped() {
                 pending::<Result<Response<Full<Bytes>>, Infallible>>().await
             }
         });
-        let service = setting(limiter.layer(ONE)).layer(hangs.clone());
+        let service = setting(limiter.layer(ONE).unwrap()).layer(hangs.clone());
         let mut call = task::spawn(service.oneshot(get("/")));
         assert_pending!(call.poll());
         assert_eq!(gauge.open(), 1);
@@ -121,8 +124,9 @@ async fn inner_slot_is_given_back() {
     let service = serve_watched(Script::of(["a"]), move || counted.enter());
     let service = outer
         .layer(ONE)
+        .unwrap()
         .max_hold(BOUND)
-        .layer(inner.layer(ONE).layer(service));
+        .layer(inner.layer(ONE).unwrap().layer(service));
     let _response = send(&service, get("/")).await;
     assert_eq!(held(&inner), 1);
     gauge.until(0).await;
@@ -137,6 +141,7 @@ async fn waiters_start_when_the_work_has_ended() {
     let service = serve_watched(Script::of(["a"]), move || counted.enter());
     let service = limiter
         .layer(ONE.wait_up_to(100 * BOUND))
+        .unwrap()
         .max_hold(BOUND)
         .layer(service);
     let calls = (0..20).map(|_| send(&service, get("/")));
@@ -185,7 +190,7 @@ async fn body_may_end_its_own_slot() {
             };
             std::future::ready(Ok::<_, Infallible>(Response::new(body)))
         });
-        let layer = limiter.layer(ONE).on_lost(OnLost::Abort);
+        let layer = limiter.layer(ONE).unwrap().on_lost(OnLost::Abort);
         let mut body = send(&layer.layer(service), get("/")).await.into_body();
         if has_frame {
             let frame = soon(body.frame()).await.unwrap().unwrap();
@@ -249,7 +254,7 @@ async fn slot_that_ends_while_a_body_is_polled() {
         let body = body.lock().unwrap().take().expect("one response");
         std::future::ready(Ok::<_, Infallible>(Response::new(body)))
     });
-    let layer = limiter.layer(ONE).on_lost(OnLost::Abort);
+    let layer = limiter.layer(ONE).unwrap().on_lost(OnLost::Abort);
     let mut body = send(&layer.layer(service), get("/")).await.into_body();
     let reader = thread::spawn(move || {
         let frame = body.frame().now_or_never().expect("it does not wait");
@@ -281,7 +286,7 @@ async fn slot_that_ends_while_a_call_is_polled() {
             Ok::<_, Infallible>(Response::new(Watched { body, end }))
         }
     });
-    let layer = limiter.layer(ONE).on_lost(OnLost::Abort);
+    let layer = limiter.layer(ONE).unwrap().on_lost(OnLost::Abort);
     let call = layer.layer(service).oneshot(get("/"));
     let caller = thread::spawn(move || call.now_or_never().expect("it does not wait"));
     soon(enters).await.unwrap();
@@ -307,7 +312,7 @@ async fn reader_and_end_in_a_race() {
             let end = counted.enter();
             std::future::ready(Ok::<_, Infallible>(Response::new(Watched { body, end })))
         });
-        let layer = limiter.layer(ONE).on_lost(OnLost::Abort);
+        let layer = limiter.layer(ONE).unwrap().on_lost(OnLost::Abort);
         let mut body = send(&layer.layer(endless), get("/")).await.into_body();
         let (started, reading) = oneshot::channel();
         let reader = tokio::spawn(async move {
@@ -356,7 +361,7 @@ const TWO: tower_turnstile::Limit = tower_turnstile::Limit::concurrent("two", 2)
 #[tokio::test(start_paused = true)]
 async fn drop_may_panic() {
     let (limiter, gauge) = (Limiter::in_memory(), Gauge::default());
-    let layer = limiter.layer(TWO).max_hold(BOUND);
+    let layer = limiter.layer(TWO).unwrap().max_hold(BOUND);
     let _first = with_drop(layer.clone(), || panic!("a body's bug")).await;
     let counted = gauge.clone();
     let service = serve_watched(Script::of(["a"]), move || counted.enter());
@@ -386,7 +391,7 @@ fn drop_may_block() {
     let limiter = limiter.in_memory().unwrap();
     let (let_go, blocked) = mpsc::channel::<()>();
     runtime.block_on(async {
-        let layer = limiter.layer(TWO).max_hold(bound);
+        let layer = limiter.layer(TWO).unwrap().max_hold(bound);
         let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
         let blocked = Arc::new(Mutex::new(blocked));
         let _first = with_drop(layer.clone(), move || {
@@ -411,26 +416,30 @@ async fn drop_may_call_the_limiter() {
     let limiter = Limiter::in_memory();
     let (held_in_drop, mut dropped) = tokio::sync::mpsc::unbounded_channel();
     let asked = limiter.clone();
-    let semaphore = limiter.semaphore(&TWO, "another");
+    let semaphore = limiter.semaphore(&TWO, "another").unwrap();
     let other = Arc::new(Mutex::new(Some(semaphore.acquire().await.unwrap())));
-    let service = limiter.layer(ONE).max_hold(BOUND).layer(service_fn({
-        move |request: Request<()>| {
-            let slot = request.extensions().get::<Slot>().expect("a slot");
-            // Dropped while the body is being dropped.
-            let hold: Option<Hold> = slot.hold();
-            let (asked, other) = (asked.clone(), other.clone());
-            let held_in_drop = held_in_drop.clone();
-            let end = OnDrop(move || {
-                drop(other.lock().unwrap().take());
-                held_in_drop.send(asked.status().held).unwrap();
-            });
-            let body = Watched {
-                body: Script::of(["a"]),
-                end: (end, hold),
-            };
-            std::future::ready(Ok::<_, Infallible>(Response::new(body)))
-        }
-    }));
+    let service = limiter
+        .layer(ONE)
+        .unwrap()
+        .max_hold(BOUND)
+        .layer(service_fn({
+            move |request: Request<()>| {
+                let slot = request.extensions().get::<Slot>().expect("a slot");
+                // Dropped while the body is being dropped.
+                let hold: Option<Hold> = slot.hold();
+                let (asked, other) = (asked.clone(), other.clone());
+                let held_in_drop = held_in_drop.clone();
+                let end = OnDrop(move || {
+                    drop(other.lock().unwrap().take());
+                    held_in_drop.send(asked.status().held).unwrap();
+                });
+                let body = Watched {
+                    body: Script::of(["a"]),
+                    end: (end, hold),
+                };
+                std::future::ready(Ok::<_, Infallible>(Response::new(body)))
+            }
+        }));
     let _response = send(&service, get("/")).await;
     assert_eq!(soon(dropped.recv()).await, Some(0));
     drop(take(&limiter).await);
@@ -449,7 +458,10 @@ fn response_outside_a_runtime_is_dropped() {
     let gauge = Gauge::default();
     let counted = gauge.clone();
     let service = serve_watched(Script::of(["a"]), move || counted.enter());
-    let layer = limiter.layer(ONE).max_hold(Duration::from_millis(50));
+    let layer = limiter
+        .layer(ONE)
+        .unwrap()
+        .max_hold(Duration::from_millis(50));
     let mut call = task::spawn(layer.layer(service).oneshot(get("/")));
     let mut response = assert_ready!(call.poll()).unwrap();
     own.block_on(gauge.until(0));
@@ -463,7 +475,7 @@ async fn lost_slot_that_goes_on_is_revoked_at_its_bound() {
     let (limiter, gauge) = (Limiter::in_memory(), Gauge::default());
     let counted = gauge.clone();
     let service = serve_watched(Script::of(["a"]), move || counted.enter());
-    let layer = limiter.layer(ONE).max_hold(BOUND);
+    let layer = limiter.layer(ONE).unwrap().max_hold(BOUND);
     let mut response = send(&layer.layer(service), get("/")).await;
     limiter.shutdown(Duration::ZERO).await;
     tokio::task::yield_now().await;
@@ -484,7 +496,10 @@ fn end_of_the_drivers_runtime_is_survived() {
     let (limiter, gauge) = (Limiter::in_memory(), Gauge::default());
     let counted = gauge.clone();
     let service = serve_watched(Script::of(["a"]), move || counted.enter());
-    let layer = limiter.layer(TWO).max_hold(Duration::from_millis(50));
+    let layer = limiter
+        .layer(TWO)
+        .unwrap()
+        .max_hold(Duration::from_millis(50));
     let service = layer.layer(service);
     let _unread = first.block_on(send(&service, get("/")));
     let _unread_too = second.block_on(send(&service, get("/")));
@@ -499,7 +514,7 @@ async fn body_that_has_ended_is_left_alone() {
     let counted = gauge.clone();
     let script = Script::of(["a"]).tells_end();
     let service = serve_watched(script, move || counted.enter());
-    let layer = limiter.layer(ONE).on_lost(OnLost::Abort);
+    let layer = limiter.layer(ONE).unwrap().on_lost(OnLost::Abort);
     let mut body: ResponseBody<_> = send(&layer.layer(service), get("/")).await.into_body();
     body.frame().await.unwrap().unwrap();
     limiter.shutdown(Duration::ZERO).await;
@@ -519,7 +534,7 @@ async fn slot_is_given_back_after_its_work() {
         let watched = limiter.clone();
         let on_drop = move || seen.send(held(&watched)).unwrap();
         // A body.
-        let response = with_drop(setting(limiter.layer(ONE)), on_drop.clone()).await;
+        let response = with_drop(setting(limiter.layer(ONE).unwrap()), on_drop.clone()).await;
         drop(response);
         assert_eq!(held_at_drop.recv(), Ok(1));
         assert_eq!(held(&limiter), 0);
@@ -531,7 +546,11 @@ async fn slot_is_given_back_after_its_work() {
                 pending::<Result<Response<Full<Bytes>>, Infallible>>().await
             }
         });
-        let mut call = task::spawn(setting(limiter.layer(ONE)).layer(service).oneshot(get("/")));
+        let mut call = task::spawn(
+            setting(limiter.layer(ONE).unwrap())
+                .layer(service)
+                .oneshot(get("/")),
+        );
         assert_pending!(call.poll());
         drop(call);
         assert_eq!(held_at_drop.recv(), Ok(1));

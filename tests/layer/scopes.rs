@@ -13,7 +13,7 @@ async fn admitted<const N: usize>(
     scope: impl Into<Policy>,
     requests: [Request<()>; N],
 ) -> [bool; N] {
-    let layer = Limiter::in_memory().layer(scope);
+    let layer = Limiter::in_memory().layer(scope).unwrap();
     let service = layer.layer(serve(Script::of([]).then_waits()));
     let mut responses = Vec::new();
     for request in requests {
@@ -93,10 +93,12 @@ async fn request_takes_no_slot_before_its_key_is_known() {
     let limiter = Limiter::in_memory();
     let (sender, receiver) = oneshot::channel::<&str>();
     let receiver = std::sync::Mutex::new(Some(receiver));
-    let layer = limiter.layer(ONE.by_key_async(move |_| {
-        let receiver = receiver.lock().unwrap().take().unwrap();
-        async { receiver.await.ok() }
-    }));
+    let layer = limiter
+        .layer(ONE.by_key_async(move |_| {
+            let receiver = receiver.lock().unwrap().take().unwrap();
+            async { receiver.await.ok() }
+        }))
+        .unwrap();
     let mut service = layer.layer(serve(Script::of([]).then_waits()));
     let mut call = task::spawn(service.ready().await.unwrap().call(get("/")));
     assert_pending!(call.poll());
@@ -117,6 +119,7 @@ async fn lists_are_taken_as_they_are() {
         let scopes = format!("{policy:?}").matches("Scope {").count();
         let service = limiter
             .layer(policy)
+            .unwrap()
             .layer(serve(Script::of([]).then_waits()));
         let response = send(&service, with_key(b"a")).await;
         assert_eq!(response.status(), StatusCode::OK);
@@ -137,6 +140,6 @@ async fn lists_are_taken_as_they_are() {
     let names = ["a", "b", "c", "d", "e", "f"];
     let [a, b, c, d, e, f] = names.map(|name| Limit::concurrent(name, 1));
     assert_eq!(scopes_of((a, b, c, d, e, f, two, &three).into()).await, 8);
-    let none = limiter.try_layer(Vec::<Limit>::new()).unwrap_err();
+    let none = limiter.layer(Vec::<Limit>::new()).unwrap_err();
     assert!(none.to_string().contains("not 0"), "{none}");
 }

@@ -74,7 +74,7 @@ fn endless() -> Script {
 #[tokio::test]
 async fn http1_client_that_leaves_mid_stream_releases() {
     let limiter = Limiter::in_memory();
-    let address = server(limiter.layer(ONE), serve(endless())).await;
+    let address = server(limiter.layer(ONE).unwrap(), serve(endless())).await;
     let mut client = http1(address).await;
     let mut response = client.send_request(request(Method::GET)).await.unwrap();
     response.frame().await.unwrap().unwrap();
@@ -87,7 +87,11 @@ async fn http1_client_that_leaves_mid_stream_releases() {
 async fn http1_client_that_leaves_while_waiting_gives_up_its_place() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
-    let address = server(limiter.layer(ONE.wait_up_to(6 * GUARD)), serve(endless())).await;
+    let address = server(
+        limiter.layer(ONE.wait_up_to(6 * GUARD)).unwrap(),
+        serve(endless()),
+    )
+    .await;
     let mut client = TcpStream::connect(address).await.unwrap();
     client
         .write_all(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n")
@@ -101,7 +105,7 @@ async fn http1_client_that_leaves_while_waiting_gives_up_its_place() {
 #[tokio::test]
 async fn http2_reset_mid_stream_releases() {
     let limiter = Limiter::in_memory();
-    let address = server(limiter.layer(ONE), serve(endless())).await;
+    let address = server(limiter.layer(ONE).unwrap(), serve(endless())).await;
     let mut client = http2(address).await;
     let mut response = client.send_request(request(Method::GET)).await.unwrap();
     response.frame().await.unwrap().unwrap();
@@ -115,7 +119,11 @@ async fn http2_reset_mid_stream_releases() {
 async fn http2_reset_while_waiting_gives_up_its_place() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
-    let address = server(limiter.layer(ONE.wait_up_to(6 * GUARD)), serve(endless())).await;
+    let address = server(
+        limiter.layer(ONE.wait_up_to(6 * GUARD)).unwrap(),
+        serve(endless()),
+    )
+    .await;
     let mut client = http2(address).await;
     let call = tokio::spawn(client.send_request(request(Method::GET)));
     soon(until(|| limiter.status().waiting == 1)).await;
@@ -127,7 +135,7 @@ async fn http2_reset_while_waiting_gives_up_its_place() {
 #[tokio::test]
 async fn http2_connection_that_breaks_releases() {
     let limiter = Limiter::in_memory();
-    let address = server(limiter.layer(ONE), serve(endless())).await;
+    let address = server(limiter.layer(ONE).unwrap(), serve(endless())).await;
     let clients = tokio::runtime::Runtime::new().unwrap();
     let response = clients.spawn(async move {
         let mut client = http2(address).await;
@@ -142,7 +150,7 @@ async fn http2_connection_that_breaks_releases() {
 #[tokio::test]
 async fn head_request_releases() {
     let limiter = Limiter::in_memory();
-    let address = server(limiter.layer(ONE), serve(endless())).await;
+    let address = server(limiter.layer(ONE).unwrap(), serve(endless())).await;
     let (mut one, mut two) = (http1(address).await, http2(address).await);
     for _ in 0..2 {
         let response = one.send_request(request(Method::HEAD)).await.unwrap();
@@ -164,7 +172,7 @@ async fn no_content_and_not_modified_release() {
             *response.status_mut() = status;
             std::future::ready(Ok(response))
         });
-        let address = server(limiter.layer(ONE), service).await;
+        let address = server(limiter.layer(ONE).unwrap(), service).await;
         let mut client = http1(address).await;
         let response = client.send_request(request(Method::GET)).await.unwrap();
         assert_eq!(response.status(), status);
@@ -178,7 +186,7 @@ async fn no_content_and_not_modified_release() {
 async fn content_length_reached_releases() {
     let limiter = Limiter::in_memory();
     let script = Script::of(["1234"]).then_waits().of_length(4);
-    let address = server(limiter.layer(ONE), serve(script)).await;
+    let address = server(limiter.layer(ONE).unwrap(), serve(script)).await;
     let mut client = http1(address).await;
     for _ in 0..2 {
         let response = client.send_request(request(Method::GET)).await.unwrap();
@@ -192,7 +200,7 @@ async fn content_length_reached_releases() {
 async fn whole_body_with_trailers_releases() {
     let limiter = Limiter::in_memory();
     let script = Script::of(["a", "b"]).trailers("x-sum", "2");
-    let address = server(limiter.layer(ONE), serve(script)).await;
+    let address = server(limiter.layer(ONE).unwrap(), serve(script)).await;
     let mut client = http2(address).await;
     let response = client.send_request(request(Method::GET)).await.unwrap();
     let collected = response.collect().await.unwrap();
@@ -204,7 +212,7 @@ async fn whole_body_with_trailers_releases() {
 async fn lost_slot_breaks_the_response_off() {
     for http2_too in [false, true] {
         let limiter = Limiter::in_memory();
-        let layer = limiter.layer(ONE).on_lost(OnLost::Abort);
+        let layer = limiter.layer(ONE).unwrap().on_lost(OnLost::Abort);
         let address = server(layer, serve(endless())).await;
         let sent = request(Method::GET);
         let mut response = if http2_too {
@@ -222,7 +230,7 @@ async fn lost_slot_breaks_the_response_off() {
 async fn refusal_is_a_whole_response() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
-    let address = server(limiter.layer(ONE), serve(Full::from("served"))).await;
+    let address = server(limiter.layer(ONE).unwrap(), serve(Full::from("served"))).await;
     let mut client = http1(address).await;
     for _ in 0..2 {
         let response = client.send_request(request(Method::GET)).await.unwrap();
@@ -273,7 +281,7 @@ async fn upgraded(address: SocketAddr) -> TcpStream {
 async fn upgrade_with_hold_keeps_its_slot_until_it_closes() {
     let limiter = Limiter::in_memory();
     let service = service_fn(|request| async move { Ok(echo(request, true).await) });
-    let address = server(limiter.layer(ONE), service).await;
+    let address = server(limiter.layer(ONE).unwrap(), service).await;
     let stream = upgraded(address).await;
     assert_eq!(held(&limiter), 1);
     drop(stream);
@@ -284,7 +292,7 @@ async fn upgrade_with_hold_keeps_its_slot_until_it_closes() {
 async fn upgrade_without_hold_releases_at_its_head() {
     let limiter = Limiter::in_memory();
     let service = service_fn(|request| async move { Ok(echo(request, false).await) });
-    let address = server(limiter.layer(ONE), service).await;
+    let address = server(limiter.layer(ONE).unwrap(), service).await;
     let _stream = upgraded(address).await;
     freed(&limiter).await;
 }

@@ -37,7 +37,7 @@ fn slot(response: &Response<impl Sized>) -> Slot {
 #[tokio::test]
 async fn slot_does_not_own() {
     let limiter = Limiter::in_memory();
-    let response = send(&limiter.layer(ONE).layer(shows_slot()), get("/")).await;
+    let response = send(&limiter.layer(ONE).unwrap().layer(shows_slot()), get("/")).await;
     let slot = slot(&response);
     let watch = slot.clone();
     let mut lost = task::spawn(watch.lost());
@@ -52,7 +52,7 @@ async fn slot_does_not_own() {
 #[tokio::test]
 async fn hold_outlives_the_response() {
     let limiter = Limiter::in_memory();
-    let service = limiter.layer(ONE).layer(shows_slot());
+    let service = limiter.layer(ONE).unwrap().layer(shows_slot());
     let response = send(&service, get("/")).await;
     let (first, second) = (
         slot(&response).hold().unwrap(),
@@ -70,7 +70,7 @@ async fn hold_outlives_the_response() {
 #[tokio::test]
 async fn hold_that_ends_first_leaves_the_slot_to_the_response() {
     let limiter = Limiter::in_memory();
-    let response = send(&limiter.layer(ONE).layer(shows_slot()), get("/")).await;
+    let response = send(&limiter.layer(ONE).unwrap().layer(shows_slot()), get("/")).await;
     drop(slot(&response).hold());
     assert_eq!(held(&limiter), 1);
     drop(response);
@@ -80,7 +80,7 @@ async fn hold_that_ends_first_leaves_the_slot_to_the_response() {
 #[tokio::test]
 async fn hold_outlives_a_release_at_the_head() {
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(ONE).release_at(ReleaseAt::Head);
+    let layer = limiter.layer(ONE).unwrap().release_at(ReleaseAt::Head);
     let holds = service_fn(|request: Request<()>| async move {
         let mut response = Response::new(Full::<Bytes>::default());
         let hold = request.extensions().get::<Slot>().and_then(Slot::hold);
@@ -98,7 +98,7 @@ async fn hold_outlives_a_release_at_the_head() {
 #[tokio::test]
 async fn hold_sees_a_loss() {
     let limiter = Limiter::in_memory();
-    let response = send(&limiter.layer(ONE).layer(shows_slot()), get("/")).await;
+    let response = send(&limiter.layer(ONE).unwrap().layer(shows_slot()), get("/")).await;
     let hold = slot(&response).hold().unwrap();
     drop(response);
     assert!(!hold.is_lost());
@@ -116,7 +116,8 @@ async fn slot_under_two_layers_represents_both() {
     let limiter = Limiter::in_memory();
     let service = limiter
         .layer(TWO)
-        .layer(limiter.layer(ONE).layer(shows_slot()));
+        .unwrap()
+        .layer(limiter.layer(ONE).unwrap().layer(shows_slot()));
     let response = send(&service, get("/")).await;
     let hold = slot(&response).hold().unwrap();
     drop(response);
@@ -133,10 +134,10 @@ fn unlimited(limiter: &Limiter) -> [LimitLayer; 4] {
     let later = ONE.by_key_async(|_| std::future::ready(None::<Key>));
     let off = Limit::concurrent("off", 1).mode(Mode::Off);
     [
-        limiter.layer(nobody()),
-        limiter.layer(later),
-        limiter.layer([nobody(), off.clone().into()]),
-        limiter.layer(off),
+        limiter.layer(nobody()).unwrap(),
+        limiter.layer(later).unwrap(),
+        limiter.layer([nobody(), off.clone().into()]).unwrap(),
+        limiter.layer(off).unwrap(),
     ]
 }
 
@@ -161,7 +162,7 @@ async fn slot_of_an_unlimited_request_holds_nothing() {
 async fn slot_of_an_unlimited_request_is_that_of_the_layer_around() {
     let (outer, inner) = (Limiter::in_memory(), Limiter::in_memory());
     for layer in unlimited(&inner) {
-        let service = outer.layer(ONE).layer(layer.layer(shows_slot()));
+        let service = outer.layer(ONE).unwrap().layer(layer.layer(shows_slot()));
         let response = send(&service, get("/")).await;
         let slot = slot(&response);
         let hold = slot.hold().expect("in progress");
@@ -179,8 +180,9 @@ async fn hold_keeps_what_an_outer_layer_has_not_released() {
     let limiter = Limiter::in_memory();
     let outer = limiter
         .layer(Limit::concurrent("outer", 1))
+        .unwrap()
         .release_at(ReleaseAt::Head);
-    let service = outer.layer(limiter.layer(ONE).layer(shows_slot()));
+    let service = outer.layer(limiter.layer(ONE).unwrap().layer(shows_slot()));
     let response = send(&service, get("/")).await;
     assert_eq!(held(&limiter), 1);
     let slot = slot(&response);
@@ -196,7 +198,7 @@ async fn hold_keeps_what_an_outer_layer_has_not_released() {
 async fn unlimited_layer_around_changes_no_slot() {
     let (outer, inner) = (Limiter::in_memory(), Limiter::in_memory());
     for layer in unlimited(&outer) {
-        let service = layer.layer(inner.layer(ONE).layer(shows_slot()));
+        let service = layer.layer(inner.layer(ONE).unwrap().layer(shows_slot()));
         let response = send(&service, get("/")).await;
         let hold = slot(&response).hold().expect("in progress");
         drop(response);
@@ -261,10 +263,12 @@ async fn a_rate_that_the_layer_has_is_known_without_a_key_too() {
     let by_header = || TOKENS.by_key(|head| head.headers.get("x-key").map(Key::from));
     let with_key = || Request::get("/").header("x-key", "a").body(()).unwrap();
     let layers = [
-        limiter.layer(by_header()),
-        limiter.layer([ONE.into(), by_header()]),
+        limiter.layer(by_header()).unwrap(),
+        limiter.layer([ONE.into(), by_header()]).unwrap(),
         // A layer without a rate around a layer with one, and vice versa.
-        limiter.layer([Scope::from(Limit::concurrent("many", 9)), by_header()]),
+        limiter
+            .layer([Scope::from(Limit::concurrent("many", 9)), by_header()])
+            .unwrap(),
     ];
     for (number, layer) in layers.iter().enumerate() {
         for (request, expected) in [(with_key(), Some(99)), (get("/"), None)] {
@@ -285,9 +289,9 @@ async fn rates_of_all_layers_are_known() {
     let limiter = Limiter::in_memory();
     let rate = |name: &'static str| {
         let limit = Limit::rate(name, 100, Duration::from_secs(3_600));
-        limiter.layer(limit.by_key(|_| None::<u64>))
+        limiter.layer(limit.by_key(|_| None::<u64>)).unwrap()
     };
-    let one = limiter.layer(ONE);
+    let one = limiter.layer(ONE).unwrap();
     for layers in [
         [&one, &rate("outer"), &rate("inner")],
         [&rate("outer"), &one, &rate("inner")],
@@ -308,13 +312,15 @@ async fn rates_of_all_layers_are_known() {
 async fn a_rate_that_is_off_is_known() {
     let limiter = Limiter::in_memory();
     let off = Limit::rate("off", 1, Duration::from_secs(60)).mode(Mode::Off);
-    let layer = limiter.layer([Scope::from(&off), ONE.into()]);
+    let layer = limiter.layer([Scope::from(&off), ONE.into()]).unwrap();
     let response = send(&layer.layer(shows_slot()), get("/")).await;
     assert_eq!(charged(&slot(&response), "off").await, Ok(()));
     // Also without a layer, and after the limit was turned on again.
     let semaphores = [
-        limiter.semaphore(&off, "a"),
-        limiter.semaphore([&off, &Limit::concurrent("slots", 1)], "a"),
+        limiter.semaphore(&off, "a").unwrap(),
+        limiter
+            .semaphore([&off, &Limit::concurrent("slots", 1)], "a")
+            .unwrap(),
     ];
     let mut permits = Vec::new();
     for semaphore in &semaphores {
@@ -332,7 +338,7 @@ async fn a_rate_that_is_off_is_known() {
 #[tokio::test]
 async fn the_refusal_of_an_unknown_rate_is_a_server_error() {
     let limiter = Limiter::in_memory();
-    let response = send(&limiter.layer(ONE).layer(shows_slot()), get("/")).await;
+    let response = send(&limiter.layer(ONE).unwrap().layer(shows_slot()), get("/")).await;
     for name in ["tokns", "", &"\u{20ac}".repeat(100)] {
         let error = slot(&response).budget(name).unwrap_err();
         assert!(name.starts_with(error.limit_name()) && error.limit_name().len() <= 128);
@@ -360,7 +366,7 @@ async fn the_refusal_of_an_unknown_rate_is_a_server_error() {
 async fn an_unknown_rate_is_warned_of_once() {
     let log = log();
     let limiter = Limiter::in_memory();
-    let response = send(&limiter.layer(ONE).layer(shows_slot()), get("/")).await;
+    let response = send(&limiter.layer(ONE).unwrap().layer(shows_slot()), get("/")).await;
     let slot = slot(&response);
     for _ in 0..3 {
         slot.budget("logged-typo").unwrap_err();
@@ -384,7 +390,11 @@ async fn an_unknown_rate_is_warned_of_once() {
     // A known rate of the layer is not worth an event.
     let rate = Limit::rate("logged-known", 1, Duration::from_secs(60));
     let without_key = rate.by_key(|_| None::<u64>);
-    let response = send(&limiter.layer(without_key).layer(shows_slot()), get("/")).await;
+    let response = send(
+        &limiter.layer(without_key).unwrap().layer(shows_slot()),
+        get("/"),
+    )
+    .await;
     let known = response.extensions().get::<Slot>().unwrap();
     known.budget("logged-known").unwrap().spend(1);
     let lines = log.lines_with("logged-known");

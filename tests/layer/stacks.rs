@@ -22,7 +22,7 @@ use tonic::{
     transport::{Channel, Endpoint, Server, server::TcpIncoming},
 };
 use tower::{ServiceBuilder, ServiceExt};
-use tower_turnstile::{LimitLayer, Limiter, Refusal, Slot};
+use tower_turnstile::{Key, LimitLayer, Limiter, Refusal, Slot};
 
 use crate::support::{ONE, freed, held, take};
 
@@ -45,8 +45,8 @@ async fn axum_layer_and_route_layer() {
     let apps = [
         limited
             .clone()
-            .route_layer(limiter.layer(per_route.clone())),
-        limited.layer(limiter.layer(per_route)),
+            .route_layer(limiter.layer(per_route.clone()).unwrap()),
+        limited.layer(limiter.layer(per_route).unwrap()),
     ];
     for app in apps {
         let first = app.clone().oneshot(request("/events/1")).await.unwrap();
@@ -64,7 +64,7 @@ async fn axum_limit_is_shared_by_its_routes_and_clones() {
     let app: Router = Router::new()
         .route("/a", get(async || "a"))
         .route("/b", get(async || "b"))
-        .route_layer(limiter.layer(ONE))
+        .route_layer(limiter.layer(ONE).unwrap())
         .route("/free", get(async || "free"));
     let a = app.clone().oneshot(request("/a")).await.unwrap();
     let b = app.clone().oneshot(request("/b")).await.unwrap();
@@ -86,7 +86,7 @@ async fn hyper_util_client() {
 
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     let client = ServiceBuilder::new()
-        .layer(limiter.layer(ONE))
+        .layer(limiter.layer(ONE).unwrap())
         .service(client);
     let request = || {
         Request::get(format!("http://{address}/"))
@@ -145,7 +145,7 @@ fn grpc_layer(limiter: &Limiter) -> LimitLayer {
     let status = |refusal: &Refusal, _: &_| {
         Status::resource_exhausted(refusal.limit_name()).into_http::<Bytes>()
     };
-    limiter.layer(ONE).refuse_with(status)
+    limiter.layer(ONE).unwrap().refuse_with(status)
 }
 
 /// A gRPC server without services: an admitted call is unimplemented.
@@ -280,9 +280,12 @@ mod tower_http_layers {
     async fn around_a_router() {
         let limiter = Limiter::in_memory();
         let layers = [
-            limiter.layer(ONE),
-            limiter.layer(ONE).on_lost(OnLost::Abort),
-            limiter.layer(ONE).max_hold(Duration::from_secs(60)),
+            limiter.layer(ONE).unwrap(),
+            limiter.layer(ONE).unwrap().on_lost(OnLost::Abort),
+            limiter
+                .layer(ONE)
+                .unwrap()
+                .max_hold(Duration::from_secs(60)),
         ];
         for layer in layers {
             let outside = ServiceBuilder::new()
@@ -321,7 +324,7 @@ mod tower_http_layers {
         let app = app()
             .layer(CatchPanicLayer::new())
             .layer(timeout())
-            .layer(limiter.layer(ONE))
+            .layer(limiter.layer(ONE).unwrap())
             .layer(CompressionLayer::new())
             .layer(cors())
             .layer(TraceLayer::new_for_http());
@@ -329,7 +332,7 @@ mod tower_http_layers {
         let routes = self::app()
             .route_layer(CatchPanicLayer::new())
             .route_layer(timeout())
-            .route_layer(limiter.layer(ONE))
+            .route_layer(limiter.layer(ONE).unwrap())
             .layer(cors())
             .layer(TraceLayer::new_for_http());
         check(routes, &limiter, false).await;
@@ -337,7 +340,7 @@ mod tower_http_layers {
             ServiceBuilder::new()
                 .layer(TraceLayer::new_for_http())
                 .layer(cors())
-                .layer(limiter.layer(ONE))
+                .layer(limiter.layer(ONE).unwrap())
                 .layer(timeout())
                 .layer(CatchPanicLayer::new()),
         );
@@ -351,7 +354,7 @@ mod tower_http_layers {
         for is_limited in [true, false] {
             // Both alternatives need the same body type.
             let boxed = MapResponseBodyLayer::new(Body::new);
-            let limit = is_limited.then(|| (boxed, limiter.layer(ONE)));
+            let limit = is_limited.then(|| (boxed, limiter.layer(ONE).unwrap()));
             let app = Router::new()
                 .route("/", get(async || "served"))
                 .layer(option_layer(limit));
@@ -367,7 +370,7 @@ mod tower_http_layers {
         let limiter = Limiter::in_memory();
         for is_limited in [true, false] {
             let boxed = MapResponseBodyLayer::new(Body::new);
-            let limit = is_limited.then(|| (boxed, limiter.layer(ONE)));
+            let limit = is_limited.then(|| (boxed, limiter.layer(ONE).unwrap()));
             let app = app()
                 .layer(CatchPanicLayer::new())
                 .layer(timeout())
@@ -401,10 +404,10 @@ mod tower_http_layers {
         }
 
         let limiter = Limiter::in_memory();
-        let each = ONE.by_str(|head| Some(&head.extensions.get::<Tenant>()?.0));
+        let each = ONE.by_key(|head| Some(Key::from(&head.extensions.get::<Tenant>()?.0)));
         let routes = app()
             .route_layer(timeout())
-            .route_layer(limiter.layer(each.require_key()))
+            .route_layer(limiter.layer(each.require_key()).unwrap())
             .route_layer(from_fn(authenticate))
             .layer(cors())
             .layer(TraceLayer::new_for_http());
@@ -438,7 +441,7 @@ mod tower_http_layers {
             .layer(TraceLayer::new_for_http())
             .layer(cors())
             .layer(timeout())
-            .layer(limiter.layer(ONE.wait_up_to(GUARD)))
+            .layer(limiter.layer(ONE.wait_up_to(GUARD)).unwrap())
             .layer(CatchPanicLayer::new())
             .service(app());
         check_served(&stack, &limiter, false).await;

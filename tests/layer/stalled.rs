@@ -118,7 +118,7 @@ async fn no_more_calls_are_open_than_the_limit_allows() {
     for version in VERSIONS {
         for bound in BOUNDS {
             let (limiter, gauge) = (Limiter::in_memory(), Gauge::default());
-            let address = server(bound(limiter.layer(EIGHT)), flood(&gauge)).await;
+            let address = server(bound(limiter.layer(EIGHT).unwrap()), flood(&gauge)).await;
             let mut unread = Vec::new();
             for _ in 0..3 {
                 unread.append(&mut open(version, address, 8).await);
@@ -141,7 +141,7 @@ async fn clients_let_go_of_calls_that_are_not_read() {
             .http2_only(matches!(version, Version::Http2))
             .build_http::<Empty<Bytes>>();
         let limiter = Limiter::in_memory();
-        let client = limiter.layer(ONE).idle(BOUND).layer(client);
+        let client = limiter.layer(ONE).unwrap().idle(BOUND).layer(client);
         let get = Request::get(format!("http://{peer}/")).body(Empty::new());
         let response = soon(client.oneshot(get.unwrap())).await.unwrap();
         assert_eq!(gauge.most(), 1, "{version:?}");
@@ -169,7 +169,11 @@ async fn clients_let_go_of_calls_that_are_not_polled() {
             .http2_only(matches!(version, Version::Http2))
             .build_http::<Empty<Bytes>>();
         let limiter = Limiter::in_memory();
-        let client = limiter.layer(ONE).on_lost(OnLost::Abort).layer(client);
+        let client = limiter
+            .layer(ONE)
+            .unwrap()
+            .on_lost(OnLost::Abort)
+            .layer(client);
         let get = Request::get(format!("http://{peer}/")).body(Empty::new());
         let mut call = task::spawn(client.oneshot(get.unwrap()));
         // A separate task opens the connection once it is requested.
@@ -215,14 +219,14 @@ mod lost {
             let gauge = Gauge::default();
             // In an outage there may be more work than slots.
             let eight = EIGHT.fallback(Fallback::Reject);
-            let layer = limiter.layer(&eight).on_lost(OnLost::Abort);
+            let layer = limiter.layer(&eight).unwrap().on_lost(OnLost::Abort);
             let address = server(layer, flood(&gauge)).await;
             let unread = open(version, address, 8).await;
 
             proxy.half_open(true);
             let mut taken = Vec::new();
             while taken.len() < 8 {
-                let permit = soon(other.semaphore(&eight, Key::SHARED).acquire()).await;
+                let permit = soon(other.semaphore(&eight, Key::SHARED).unwrap().acquire()).await;
                 taken.push(permit.expect("a slot comes free"));
                 assert!(gauge.open() + taken.len() <= 8, "G1");
             }

@@ -30,7 +30,7 @@ fn names(headers: &HeaderMap, field: &str) -> Vec<String> {
 async fn a_refusal_tells_what_is_used_up() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
-    let head = head(limiter.layer(ONE).rate_limit_fields()).await;
+    let head = head(limiter.layer(ONE).unwrap().rate_limit_fields()).await;
     let policy = r#""one";q=1;qu="concurrent-requests""#;
     assert_eq!(head["ratelimit-policy"], policy);
     assert_eq!(head["ratelimit"], r#""one";r=0"#);
@@ -41,7 +41,7 @@ async fn a_refusal_tells_what_is_used_up() {
 async fn no_fields_unless_they_are_enabled() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
-    let head = head(limiter.layer(ONE)).await;
+    let head = head(limiter.layer(ONE).unwrap()).await;
     assert!(!head.contains_key("ratelimit-policy"));
     assert!(!head.contains_key("ratelimit"));
 }
@@ -49,7 +49,7 @@ async fn no_fields_unless_they_are_enabled() {
 #[tokio::test]
 async fn a_limit_that_is_not_at_fault_has_no_field() {
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(ONE).rate_limit_fields();
+    let layer = limiter.layer(ONE).unwrap().rate_limit_fields();
     limiter.shutdown(std::time::Duration::ZERO).await;
     let head = head(layer).await;
     assert!(head.contains_key("retry-after"));
@@ -60,7 +60,7 @@ async fn a_limit_that_is_not_at_fault_has_no_field() {
 async fn fields_of_a_closure_stay() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
-    let layer = limiter.layer(ONE).rate_limit_fields();
+    let layer = limiter.layer(ONE).unwrap().rate_limit_fields();
     let layer = layer.refuse_with(|refusal, _| {
         let mut response = refusal.to_response();
         let daily = HeaderValue::from_static(r#""daily";r=9;t=3600"#);
@@ -76,7 +76,7 @@ async fn fields_of_a_closure_stay() {
 async fn an_item_of_a_closure_for_the_same_limit_stays() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
-    let layer = limiter.layer(ONE).rate_limit_fields();
+    let layer = limiter.layer(ONE).unwrap().rate_limit_fields();
     let layer = layer.refuse_with(|refusal, _| {
         let mut response = refusal.to_response();
         let own = HeaderValue::from_static(r#""one";r=0;t=60"#);

@@ -131,6 +131,7 @@ pub(crate) fn held(limiter: &Limiter) -> usize {
 pub(crate) async fn take(limiter: &Limiter) -> Permit {
     limiter
         .semaphore(&ONE, Key::SHARED)
+        .unwrap()
         .acquire()
         .await
         .unwrap()
@@ -139,7 +140,11 @@ pub(crate) async fn take(limiter: &Limiter) -> Permit {
 /// Waits until the only slot is free.
 pub(crate) async fn freed(limiter: &Limiter) {
     let patient = ONE.wait_up_to(GUARD);
-    let permit = limiter.semaphore(&patient, Key::SHARED).acquire().await;
+    let permit = limiter
+        .semaphore(&patient, Key::SHARED)
+        .unwrap()
+        .acquire()
+        .await;
     drop(permit.expect("the slot comes free"));
 }
 

@@ -24,14 +24,14 @@ use crate::support::{ONE, Script, get, held, send, serve};
 /// A layer whose responses are left alone, and those that may end them.
 fn layers() -> [LimitLayer; 5] {
     const HOUR: Duration = Duration::from_secs(3_600);
-    let layer = || Limiter::in_memory().layer(ONE);
+    let layer = || Limiter::in_memory().layer(ONE).unwrap();
     let operable = Limiter::builder().operable().in_memory();
     [
         layer(),
         layer().on_lost(OnLost::Abort),
         layer().max_hold(HOUR),
         layer().idle(HOUR),
-        operable.expect("valid").layer(ONE),
+        operable.expect("valid").layer(ONE).unwrap(),
     ]
 }
 
@@ -102,7 +102,7 @@ async fn frames_after_the_announced_end_pass() {
 
     let limiter = Limiter::in_memory();
     let hasty = Hasty(Script::of(["a"]).trailers("x-sum", "1"));
-    let mut body = send(&limiter.layer(ONE).layer(serve(hasty)), get("/"))
+    let mut body = send(&limiter.layer(ONE).unwrap().layer(serve(hasty)), get("/"))
         .await
         .into_body();
     assert_eq!(held(&limiter), 0);
@@ -136,6 +136,7 @@ async fn head_and_extensions_pass() {
             .unwrap();
         let response = limiter
             .layer(scope)
+            .unwrap()
             .layer(echo)
             .oneshot(request)
             .await
@@ -187,7 +188,10 @@ impl Service<Request<()>> for Fussy {
 
 #[tokio::test]
 async fn the_readied_service_is_called() {
-    let mut service = Limiter::in_memory().layer(ONE).layer(Fussy::default());
+    let mut service = Limiter::in_memory()
+        .layer(ONE)
+        .unwrap()
+        .layer(Fussy::default());
     for _ in 0..3 {
         service.ready().await.unwrap().call(get("/")).await.unwrap();
     }
@@ -230,14 +234,14 @@ async fn a_service_that_is_not_ready_is_waited_for() {
         check(busy.clone(), layer.layer(busy)).await;
     }
     let busy = Busy::default();
-    let layer = Limiter::in_memory().layer(ONE).read_ahead();
+    let layer = Limiter::in_memory().layer(ONE).unwrap().read_ahead();
     check(busy.clone(), layer.layer(busy)).await;
 }
 
 #[tokio::test]
 async fn readiness_takes_no_slot() {
     let limiter = Limiter::in_memory();
-    let mut service = limiter.layer(ONE).layer(Fussy::default());
+    let mut service = limiter.layer(ONE).unwrap().layer(Fussy::default());
     service.ready().await.unwrap();
     assert_eq!(held(&limiter), 0);
 }
@@ -261,6 +265,6 @@ async fn readiness_error_is_the_services_own() {
         }
     }
 
-    let mut service = Limiter::in_memory().layer(ONE).layer(Broken);
+    let mut service = Limiter::in_memory().layer(ONE).unwrap().layer(Broken);
     assert_eq!(service.ready().await.err(), Some(NotReady));
 }

@@ -34,7 +34,10 @@ fn endless() -> Script {
 
 /// How many of ten requests with this key are admitted at once, and the limit's value reported to the others.
 async fn admitted(policy: impl Into<Policy>, request: impl Fn() -> Request<()>) -> (usize, u32) {
-    let service = Limiter::in_memory().layer(policy).layer(serve(endless()));
+    let service = Limiter::in_memory()
+        .layer(policy)
+        .unwrap()
+        .layer(serve(endless()));
     let (mut responses, mut max) = (Vec::new(), 0);
     for _ in 0..10 {
         let response = send(&service, request()).await;
@@ -179,8 +182,8 @@ fn values_out_of_range_are_errors() {
     ] {
         let scope = limit.clone().by_header("x-key");
         let scope = scope.values([("gold", 3.into()), ("secret", value)]);
-        let semaphore = limiter.semaphore(limit, "secret").try_value(value);
-        let errors = [limiter.try_layer(scope).err(), semaphore.err()];
+        let semaphore = limiter.semaphore(limit, "secret").unwrap().value(value);
+        let errors = [limiter.layer(scope).err(), semaphore.err()];
         for error in errors {
             assert_eq!(error.is_none(), fault.is_empty(), "{value:?}: {error:?}");
             if let Some(error) = error {
@@ -201,7 +204,7 @@ async fn zero_refuses_even_requests_that_would_wait() {
     let limiter = Limiter::in_memory();
     let patient = ONE.wait_up_to(Duration::from_millis(20));
     let scope = patient.by_header("x-key").values([("none", 0)]);
-    let service = limiter.layer(scope).layer(serve(endless()));
+    let service = limiter.layer(scope).unwrap().layer(serve(endless()));
     let response = soon(send(&service, with_key("none"))).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!((held(&limiter), limiter.status().waiting), (0, 0));
@@ -214,7 +217,7 @@ async fn value_that_is_raised_by_a_request_admits_waiters() {
     let latest = value.clone();
     let scope = ONE.wait_up_to(GUARD).by_header("x-key");
     let scope = scope.values_by(move |_, _| Some(latest.load(Ordering::SeqCst)));
-    let service = limiter.layer(scope).layer(serve(endless()));
+    let service = limiter.layer(scope).unwrap().layer(serve(endless()));
     let first = send(&service, with_key("a")).await;
     let mut waiting = task::spawn(service.clone().oneshot(with_key("a")));
     assert_pending!(waiting.poll());
@@ -273,7 +276,10 @@ impl Plans {
 async fn lookup_is_made_once_for_all_requests_that_wait_for_it() {
     let limiter = Limiter::in_memory();
     let plans = Plans::new(0);
-    let service = limiter.layer(plans.scope(10)).layer(serve(endless()));
+    let service = limiter
+        .layer(plans.scope(10))
+        .unwrap()
+        .layer(serve(endless()));
     let request = |key| task::spawn(service.clone().oneshot(with_key(key)));
     let mut calls = ["a", "a", "a", "b"].map(request);
     for call in &mut calls {
@@ -299,6 +305,7 @@ async fn lookup_goes_on_without_its_requests() {
     let plans = Plans::new(0);
     let service = Limiter::in_memory()
         .layer(plans.scope(10))
+        .unwrap()
         .layer(serve(Full::<Bytes>::default()));
     let request = || task::spawn(service.clone().oneshot(with_key("a")));
     let mut first = request();
@@ -323,6 +330,7 @@ async fn lookup_of_a_request_that_is_not_polled_serves_others() {
     let plans = Plans::new(0);
     let service = Limiter::in_memory()
         .layer(plans.scope(10))
+        .unwrap()
         .layer(serve(endless()));
     let mut first = task::spawn(service.clone().oneshot(with_key("a")));
     assert_pending!(first.poll());
@@ -343,6 +351,7 @@ async fn request_that_leaves_the_lookup_of_another_leaves_no_task() {
     let plans = Plans::new(0);
     let service = Limiter::in_memory()
         .layer(plans.scope(10))
+        .unwrap()
         .layer(serve(endless()));
     let request = || task::spawn(service.clone().oneshot(with_key("a")));
     let mut first = request();
@@ -363,7 +372,7 @@ async fn request_that_leaves_the_lookup_of_another_leaves_no_task() {
 #[tokio::test(start_paused = true)]
 async fn answer_is_kept_for_its_time() {
     let plans = Plans::new(10);
-    let layer = Limiter::in_memory().layer(plans.scope(10));
+    let layer = Limiter::in_memory().layer(plans.scope(10)).unwrap();
     let service = layer.layer(serve(Full::<Bytes>::default()));
     let ask = async || drop::<Response<_>>(send(&service, with_key("a")).await);
     for _ in 0..5 {
@@ -383,7 +392,7 @@ async fn answer_is_kept_for_its_time() {
 #[tokio::test]
 async fn kept_answers_are_bounded() {
     let plans = Plans::new(10_000);
-    let layer = Limiter::in_memory().layer(plans.scope(10));
+    let layer = Limiter::in_memory().layer(plans.scope(10)).unwrap();
     let service = layer.layer(serve(Full::<Bytes>::default()));
     for _ in 0..2 {
         for number in 0..1_000 {
@@ -414,7 +423,10 @@ async fn lookup_that_never_returns_is_dropped() {
                     Some(2)
                 }
             });
-        let service = Limiter::in_memory().layer(scope).layer(serve(endless()));
+        let service = Limiter::in_memory()
+            .layer(scope)
+            .unwrap()
+            .layer(serve(endless()));
         let mut first = task::spawn(service.clone().oneshot(with_key("gold")));
         assert_pending!(first.poll());
         until(|| lookups.load(Ordering::Relaxed) == 1).await;

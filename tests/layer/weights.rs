@@ -12,7 +12,9 @@ const TEN: Limit = Limit::concurrent("ten", 10);
 
 /// The weight is in a header.
 fn weighed(limiter: &Limiter) -> LimitLayer {
-    limiter.layer(Scope::from(TEN).weight_by_header("x-weight"))
+    limiter
+        .layer(Scope::from(TEN).weight_by_header("x-weight"))
+        .unwrap()
 }
 
 fn of_weight(weight: u32) -> Request<()> {
@@ -24,7 +26,7 @@ fn of_weight(weight: u32) -> Request<()> {
 async fn a_request_takes_as_many_units_as_it_weighs() {
     let limiter = Limiter::in_memory();
     let service = weighed(&limiter).layer(serve(Script::of([]).then_waits()));
-    let semaphore = limiter.semaphore(&TEN, Key::SHARED);
+    let semaphore = limiter.semaphore(&TEN, Key::SHARED).unwrap();
     let in_use = async || semaphore.usage().await.unwrap().in_use;
     let heavy = send(&service, of_weight(7)).await;
     let light = send(&service, get("/")).await;
@@ -73,7 +75,7 @@ async fn a_header_that_is_no_weight_is_refused() {
         let refusal = refused.extensions().get::<Refusal>().unwrap();
         assert_eq!(refusal.kind(), RefusalKind::InvalidWeight, "{weight:?}");
     }
-    let semaphore = limiter.semaphore(&TEN, Key::SHARED);
+    let semaphore = limiter.semaphore(&TEN, Key::SHARED).unwrap();
     assert_eq!(semaphore.usage().await.unwrap().in_use, 0);
     let heaviest = send(&service, of_weight(10)).await;
     assert_eq!(heaviest.status(), StatusCode::OK);
@@ -109,7 +111,7 @@ async fn a_handler_sees_the_weight_of_its_slot() {
 async fn a_refusal_names_the_weight() {
     let limiter = Limiter::in_memory();
     let service = weighed(&limiter).layer(serve(Full::from("served")));
-    let semaphore = limiter.semaphore(&TEN, Key::SHARED);
+    let semaphore = limiter.semaphore(&TEN, Key::SHARED).unwrap();
     let _held = semaphore.acquire_many(6).await.unwrap();
     let answer = send(&service, of_weight(5)).await;
     let body = answer.into_body().collect().await.unwrap().to_bytes();

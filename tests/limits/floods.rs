@@ -93,7 +93,7 @@ async fn serve(limiter: &Limiter) -> SocketAddr {
     let service = service_fn(move |_: Request<hyper::body::Incoming>| async move {
         Ok::<_, Infallible>(Response::new(StreamBody::new(endless())))
     });
-    let service = TowerToHyperService::new(limiter.layer(FLOOD).layer(service));
+    let service = TowerToHyperService::new(limiter.layer(FLOOD).unwrap().layer(service));
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let mut builder = http2::Builder::new(TokioExecutor::new());

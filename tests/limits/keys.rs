@@ -59,7 +59,7 @@ async fn many_keys(limiter: &Limiter, server: Option<&RedisServer>, keys: u64) {
 async fn take_each(limiter: &Limiter, server: Option<&RedisServer>, keys: std::ops::Range<u64>) {
     for first in keys.step_by(AT_ONCE as usize) {
         let take = async |key: u64| {
-            let semaphore = limiter.semaphore(&EACH, key);
+            let semaphore = limiter.semaphore(&EACH, key).unwrap();
             semaphore.try_acquire().await.unwrap()
         };
         let permits = join_all((first..first + AT_ONCE).map(take)).await;
@@ -78,8 +78,12 @@ fn hostile_keys_have_one_slot_each() {
         let server = RedisServer::start();
         let limiter = connect(&server).await;
         let raw = |head: &http::request::Parts| head.extensions.get::<Vec<u8>>().cloned();
-        let by_key = limiter.layer(Limit::concurrent("by key", 1).by_key(raw));
-        let by_header = limiter.layer(Limit::concurrent("by header", 1).by_header("x-api-key"));
+        let by_key = limiter
+            .layer(Limit::concurrent("by key", 1).by_key(raw))
+            .unwrap();
+        let by_header = limiter
+            .layer(Limit::concurrent("by header", 1).by_header("x-api-key"))
+            .unwrap();
         let service = service_fn(|_: Request<()>| async move {
             Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("hello")))
         });

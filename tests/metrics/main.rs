@@ -83,7 +83,7 @@ async fn requests_are_counted_from_the_queue_to_the_release() {
     let (recorded, _guard) = recorder();
     let limiter = Limiter::in_memory();
     let patient = ONE.wait_up_to(Duration::from_secs(60)).max_waiters(1);
-    let one = limiter.semaphore(&patient, "key");
+    let one = limiter.semaphore(&patient, "key").unwrap();
     let held = one.acquire().await.expect("free");
     let mut waiter = tokio_test::task::spawn(one.acquire());
     tokio_test::assert_pending!(waiter.poll());
@@ -129,7 +129,7 @@ async fn the_value_of_a_fallback_is_that_in_force() {
     let limit = Limit::concurrent("ten", 10)
         .fallback(Fallback::Share)
         .fallback_for(Duration::from_secs(30));
-    let ten = limiter.semaphore(&limit, "key");
+    let ten = limiter.semaphore(&limit, "key").unwrap();
     drop(ten.acquire().await.unwrap());
     let fallback = of("fallback_limit", "ten", None);
     assert_eq!(value(&recorded, &fallback), 0.0, "not counted yet");
@@ -150,11 +150,21 @@ async fn costs_of_a_rate_are_counted_by_kind() {
     const TOKENS: Limit = Limit::rate("tokens", 100, Duration::from_secs(86_400)).burst(50);
     let (recorded, _guard) = recorder();
     let limiter = Limiter::in_memory();
-    let permit = limiter.semaphore(&TOKENS, "a").acquire().await.unwrap();
+    let permit = limiter
+        .semaphore(&TOKENS, "a")
+        .unwrap()
+        .acquire()
+        .await
+        .unwrap();
     permit.budget(&TOKENS).unwrap().charge(40).await.unwrap();
     permit.budget(&TOKENS).unwrap().spend(20);
     permit.budget(&TOKENS).unwrap().settle(70);
-    let other = limiter.semaphore(&TOKENS, "b").acquire().await.unwrap();
+    let other = limiter
+        .semaphore(&TOKENS, "b")
+        .unwrap()
+        .acquire()
+        .await
+        .unwrap();
     other.budget(&TOKENS).unwrap().spend(5);
     other.budget(&TOKENS).unwrap().settle(2);
     for (kind, cost) in [
@@ -183,10 +193,15 @@ async fn tenants_of_fair_limits_are_counted() {
     let tenants = of("fair_tenants", "gpu", None);
     let count = || value(&recorded, &tenants);
     let [acme, globex] = ["acme", "globex"].map(|name| {
-        let gpu = limiter.semaphore(GPU, "a");
-        gpu.tenant(name)
+        let gpu = limiter.semaphore(GPU, "a").unwrap();
+        gpu.tenant(name).unwrap()
     });
-    let _one = limiter.semaphore(&ONE, "a").acquire().await.unwrap();
+    let _one = limiter
+        .semaphore(&ONE, "a")
+        .unwrap()
+        .acquire()
+        .await
+        .unwrap();
     let other = of("fair_tenants", "one", None);
     assert!(!recorded.render().contains(&other), "it is not fair");
     assert_eq!(count(), 0.0);
@@ -196,14 +211,23 @@ async fn tenants_of_fair_limits_are_counted() {
     let second = wait_in_line(&globex).await;
     assert_eq!(count(), 2.0);
     // Under another key, and for nobody in particular.
-    let anywhere = limiter.semaphore(GPU, "b").acquire().await.unwrap();
+    let anywhere = limiter
+        .semaphore(GPU, "b")
+        .unwrap()
+        .acquire()
+        .await
+        .unwrap();
     assert_eq!(count(), 3.0);
     drop((anywhere, waiter));
     assert_eq!(count(), 2.0);
     drop(held);
     let held = second.await.unwrap();
     assert_eq!(count(), 1.0);
-    let again = limiter.semaphore(GPU, "b").tenant("globex");
+    let again = limiter
+        .semaphore(GPU, "b")
+        .unwrap()
+        .tenant("globex")
+        .unwrap();
     let again = again.acquire().await.unwrap();
     assert_eq!(count(), 1.0, "one tenant under two keys");
     drop((held, again));
@@ -217,9 +241,14 @@ async fn budgets_at_unknown_rates_are_counted() {
     let (recorded, _guard) = recorder();
     let limiter = Limiter::in_memory();
     let unknown = r#"turnstile_unknown_rate_total{namespace="turnstile"}"#;
-    let _slots = limiter.semaphore(&ONE, "a");
+    let _slots = limiter.semaphore(&ONE, "a").unwrap();
     assert!(!recorded.render().contains(unknown), "there is no rate");
-    let permit = limiter.semaphore(&TOKENS, "a").acquire().await.unwrap();
+    let permit = limiter
+        .semaphore(&TOKENS, "a")
+        .unwrap()
+        .acquire()
+        .await
+        .unwrap();
     assert_eq!(value(&recorded, unknown), 0.0);
     permit.budget(&TOKENS).unwrap().charge(1).await.unwrap();
     assert_eq!(value(&recorded, unknown), 0.0);
@@ -260,7 +289,7 @@ async fn requests_without_a_key_are_counted() {
         of("unkeyed_total", "open", None),
         of("refusals_total", "strict", Some("no_key")),
     );
-    let (open, strict) = (limiter.layer(open), limiter.layer(strict));
+    let (open, strict) = (limiter.layer(open).unwrap(), limiter.layer(strict).unwrap());
     assert_eq!(
         (value(&recorded, &passed), value(&recorded, &refused)),
         (0.0, 0.0)
@@ -272,7 +301,7 @@ async fn requests_without_a_key_are_counted() {
         (1.0, 1.0)
     );
     // If no request can lack a key, the series does not exist.
-    drop(limiter.layer(ONE));
+    drop(limiter.layer(ONE).unwrap());
     assert!(
         !recorded
             .render()
@@ -285,7 +314,7 @@ async fn requests_without_a_key_are_counted() {
 async fn series_begin_when_they_can_occur() {
     let (recorded, _guard) = recorder();
     let limiter = Limiter::in_memory();
-    let layer = limiter.layer(ONE);
+    let layer = limiter.layer(ONE).unwrap();
     // All series except histograms, which have many lines.
     let series = || {
         let text = recorded.render();
@@ -331,9 +360,9 @@ async fn the_value_in_force_is_seen() {
     let limiter = Limiter::in_memory();
     let max = || value(&recorded, &of("limit_max", "one", None));
     // By a layer, without any request.
-    let layer = limiter.layer(ONE);
+    let layer = limiter.layer(ONE).unwrap();
     assert_eq!(max(), 1.0);
-    let one = limiter.semaphore(&ONE, "key");
+    let one = limiter.semaphore(&ONE, "key").unwrap();
     assert_eq!(max(), 1.0);
     limiter
         .update(&Limit::concurrent("one", 4))
@@ -341,31 +370,26 @@ async fn the_value_in_force_is_seen() {
     assert_eq!(max(), 4.0);
     #[cfg(feature = "operate")]
     {
-        use tower_turnstile::operate::{By, Order, Target};
+        use tower_turnstile::{
+            operate::seam::{Change, Desk, Signed},
+            operate::{Setting, Target},
+        };
         let overridden = || value(&recorded, &of("limit_overridden", "one", None));
         assert_eq!(overridden(), 0.0);
-        let (operator, minute) = (limiter.operator(), Duration::from_secs(60));
-        let by = By::new("ada", "a test").expect("short");
-        let set = Order::Set {
-            target: Target::limit("one"),
-            value: 9,
-            burst: None,
-            length: minute,
-            seen: None,
+        let (desk, minute) = (Desk::of(&limiter), Duration::from_secs(60));
+        let set = |setting| {
+            let signed = Signed::new("set", "ada".into(), "a test".into()).expect("randomness");
+            let record = desk.record().expect("in memory");
+            let change = Change::set(&record, &Target::limit("one"), setting, 60_000, signed);
+            desk.change(&change.expect("a limit's"));
         };
-        operator.order(&set, &by).await.expect("in range");
+        set(Setting::Value(9.into()));
         assert_eq!((max(), overridden()), (9.0, 1.0));
         // The override ends on its own.
         sleep(2 * minute).await;
         assert_eq!((max(), overridden()), (4.0, 0.0));
-        let pause = Order::Pause {
-            limit: "one".into(),
-            length: minute,
-            seen: None,
-        };
-        operator.order(&pause, &by).await.expect("in range");
+        set(Setting::Pause);
         assert_eq!((max(), overridden()), (4.0, 1.0));
-        drop(operator);
     }
     drop((limiter, layer, one));
     assert_eq!(max(), 0.0);
@@ -406,9 +430,11 @@ async fn every_limit_of_a_request_is_counted() {
     let limiter = Limiter::in_memory();
     let rate = Limit::rate("rate", 1, Duration::from_secs(3_600));
     let watched = Limit::concurrent("watched", 1).mode(Mode::Shadow);
-    let all = limiter.semaphore(Limit::concurrent("wide", 2), "key");
-    let all = all.and(&rate, "key").and(&watched, "key");
-    let shadow = limiter.semaphore(&watched, "key");
+    let all = limiter
+        .semaphore(Limit::concurrent("wide", 2), "key")
+        .unwrap();
+    let all = all.and(&rate, "key").unwrap().and(&watched, "key").unwrap();
+    let shadow = limiter.semaphore(&watched, "key").unwrap();
     let held = shadow.acquire().await.expect("free");
     let both = all.acquire().await.expect("free");
     assert!(all.acquire().await.is_err());
@@ -435,6 +461,7 @@ async fn permits_that_are_lost_are_counted() {
     let limiter = Limiter::in_memory();
     let held = limiter
         .semaphore(&ONE, "key")
+        .unwrap()
         .acquire()
         .await
         .expect("free");
@@ -442,7 +469,14 @@ async fn permits_that_are_lost_are_counted() {
     assert!(held.is_lost());
     assert_eq!(value(&recorded, &of("lost_total", "one", None)), 1.0);
     assert_eq!(value(&recorded, &of("held", "one", None)), 0.0);
-    assert!(limiter.semaphore(&ONE, "key").acquire().await.is_err());
+    assert!(
+        limiter
+            .semaphore(&ONE, "key")
+            .unwrap()
+            .acquire()
+            .await
+            .is_err()
+    );
     assert_eq!(
         value(&recorded, &of("refusals_total", "one", Some("shut_down"))),
         1.0
@@ -454,7 +488,7 @@ async fn slots_that_are_taken_back_are_counted() {
     let (recorded, _guard) = recorder();
     let limiter = Limiter::in_memory();
     let second = Duration::from_secs(1);
-    let mut unread = response(limiter.layer(ONE).idle(second)).await;
+    let mut unread = response(limiter.layer(ONE).unwrap().idle(second)).await;
     sleep(2 * second).await;
     let expired = r#"turnstile_expired_total{namespace="turnstile",limit="one",bound="idle"}"#;
     let aborted = r#"turnstile_aborted_total{namespace="turnstile",limit="one",reason="idle"}"#;
@@ -474,7 +508,7 @@ async fn slots_that_are_taken_back_are_counted() {
 async fn responses_whose_slot_is_lost_are_counted() {
     let (recorded, _guard) = recorder();
     let limiter = Limiter::in_memory();
-    let mut lost = response(limiter.layer(ONE).on_lost(OnLost::Abort)).await;
+    let mut lost = response(limiter.layer(ONE).unwrap().on_lost(OnLost::Abort)).await;
     limiter.shutdown(Duration::ZERO).await;
     assert!(lost.frame().await.expect("no end").is_err());
     let aborted =
@@ -483,7 +517,7 @@ async fn responses_whose_slot_is_lost_are_counted() {
 
     // The same applies to bodies of clients that acquire permits directly.
     let limiter = Limiter::in_memory();
-    let permit = limiter.semaphore(&ONE, "key").acquire().await;
+    let permit = limiter.semaphore(&ONE, "key").unwrap().acquire().await;
     let body = permit
         .expect("free")
         .attach_body(Full::<Bytes>::from("unread"), OnLost::Abort);
@@ -500,6 +534,7 @@ async fn exchanges_are_counted_and_timed() {
     drop(
         limiter
             .semaphore(&ONE, "key")
+            .unwrap()
             .acquire()
             .await
             .expect("free"),
@@ -545,7 +580,7 @@ async fn permits_that_the_store_has_lost_are_counted() {
     let (recorded, _guard) = recorder();
     let store = TestStore::new();
     let limiter = Limiter::builder().connect_to(&store).await.unwrap();
-    let held = limiter.semaphore(&ONE, "key").acquire().await;
+    let held = limiter.semaphore(&ONE, "key").unwrap().acquire().await;
     store.forget();
     let adopted = of("adopted_total", "one", Some("lost"));
     let entered = of("adopted_total", "one", Some("fallback"));
@@ -564,7 +599,7 @@ async fn newcomers_that_wait_for_permits_to_return_are_seen() {
         let store = TestStore::new();
         let limiter = Limiter::builder().connect_to(&store).await.unwrap();
         let limit = Limit::concurrent("two", 2).fallback(fallback);
-        let semaphore = limiter.semaphore(&limit, "key");
+        let semaphore = limiter.semaphore(&limit, "key").unwrap();
         let _held = semaphore.acquire().await.expect("free");
         store.forget();
         let recovering = r#"turnstile_recovering{namespace="turnstile"}"#;
@@ -657,7 +692,9 @@ fn acquire_now(semaphore: &Semaphore) -> Result<Permit, AcquireError> {
 #[test]
 fn a_recorder_may_use_reused_slots() {
     let on_held = OnHeld::default();
-    let (_limiter, semaphore) = recorded(&on_held, |limiter| limiter.semaphore(ONE.reuse(), "a"));
+    let (_limiter, semaphore) = recorded(&on_held, |limiter| {
+        limiter.semaphore(ONE.reuse(), "a").unwrap()
+    });
     drop(acquire_now(&semaphore).expect("free"));
     let (tell, called) = mpsc::channel();
     let inner = semaphore.clone();
@@ -676,12 +713,16 @@ fn a_recorder_may_use_reused_slots() {
 fn a_recorder_that_panics_strands_no_slot() {
     type Make = fn(&Limiter) -> Semaphore;
     let kinds: [(Make, usize); 3] = [
-        (|limiter| limiter.semaphore(ONE, "a"), 1),
-        (|limiter| limiter.semaphore(ONE.reuse(), "a"), 1),
+        (|limiter| limiter.semaphore(ONE, "a").unwrap(), 1),
+        (|limiter| limiter.semaphore(ONE.reuse(), "a").unwrap(), 1),
         (
             |limiter| {
                 let other = Limit::concurrent("other", 1);
-                limiter.semaphore(ONE, "a").and(other, "a")
+                limiter
+                    .semaphore(ONE, "a")
+                    .unwrap()
+                    .and(other, "a")
+                    .unwrap()
             },
             2,
         ),
@@ -780,7 +821,7 @@ async fn a_recorder_that_always_panics_costs_no_request() {
     let _guard = metrics::set_default_local_recorder(&recorder);
     let redis = RedisServer::start();
     let limiter = on_redis(&redis).await;
-    let semaphore = limiter.semaphore(&ONE, "key");
+    let semaphore = limiter.semaphore(&ONE, "key").unwrap();
     recorder.0.store(true, Ordering::Relaxed);
     for _ in 0..3 {
         let permit = semaphore.acquire().await.expect("free");
@@ -799,6 +840,7 @@ async fn permits_whose_responses_see_the_loss_first_are_counted() {
     let limiter = limiter.expect("valid settings");
     let layer = limiter
         .layer(Limit::concurrent("one", 8))
+        .unwrap()
         .on_lost(OnLost::Abort);
     let mut responses = Vec::new();
     for _ in 0..8 {

@@ -17,11 +17,23 @@ pub(crate) struct Package {
     pub(crate) tests: &'static str,
 }
 
-pub(crate) const PACKAGES: &[Package] = &[Package {
-    name: "tests",
-    source: "src/",
-    tests: "tests/",
-}];
+pub(crate) const PACKAGES: &[Package] = &[
+    Package {
+        name: "tests",
+        source: "src/",
+        tests: "tests/",
+    },
+    Package {
+        name: "tower-turnstile-gateway",
+        source: "gateway/src/",
+        tests: "gateway/tests/",
+    },
+    Package {
+        name: "tower-turnstile-operate",
+        source: "operators/src/",
+        tests: "operators/tests/",
+    },
+];
 
 /// Some tests of one binary: `--lib <filter>...` or `--test <binary> <filter>...`.
 #[derive(Clone, Debug, Deserialize, PartialEq)]

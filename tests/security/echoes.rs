@@ -156,8 +156,12 @@ async fn meet(output: &mut Output, url: &str, store_timeout: Duration) -> Option
     };
     let one = Limit::concurrent("echoed", 1).fallback(Fallback::Reject);
     let rate = Limit::rate("echoed-rate", 1, Duration::from_secs(60)).fallback(Fallback::Reject);
-    let both = limiter.semaphore(&one, CANARY).and(&rate, CANARY);
-    for semaphore in [limiter.semaphore(&one, CANARY), both] {
+    let both = limiter
+        .semaphore(&one, CANARY)
+        .unwrap()
+        .and(&rate, CANARY)
+        .unwrap();
+    for semaphore in [limiter.semaphore(&one, CANARY).unwrap(), both] {
         if let Err(error) = semaphore.try_acquire().await {
             output.error(&error);
         }

@@ -143,7 +143,10 @@ async fn silent<Q>(_: Request<Q>) -> Answer<Full<Bytes>> {
 async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_type: &str) {
     let own = |limit: Limit| limit.by_header("authorization").values([(TOKEN, 1)]);
     for limit in [FULL, LINE, RATE] {
-        let layer = limiter.layer(own(limit.clone())).rate_limit_fields();
+        let layer = limiter
+            .layer(own(limit.clone()))
+            .unwrap()
+            .rate_limit_fields();
         scene.output.debug(&own(limit.clone()));
         scene.output.debug(&layer);
         let service = layer.layer(service_fn(done));
@@ -158,15 +161,19 @@ async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_t
         scene.output.debug(&limiter.status());
 
         // The first response still has the slot.
-        let semaphore = limiter.semaphore(&limit, TOKEN);
+        let semaphore = limiter.semaphore(&limit, TOKEN).unwrap();
         scene.output.debug(&semaphore);
         let waits = semaphore.acquire();
         let (_, ()) = join(waits, scene.acquire(&semaphore)).await;
         scene.acquire(&semaphore).await;
         scene.output.debug(&semaphore.usage().await);
-        scene
-            .output
-            .debug(&limiter.semaphore(&limit, TOKEN).and(&CLOSED, "canary"));
+        scene.output.debug(
+            &limiter
+                .semaphore(&limit, TOKEN)
+                .unwrap()
+                .and(&CLOSED, "canary")
+                .unwrap(),
+        );
         scene.read(first).await;
     }
     // A request without a key, whatever else it has.
@@ -174,7 +181,7 @@ async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_t
         .by_header("x-key")
         .require_key();
     scene.output.debug(&keyed);
-    let keyed = limiter.layer(keyed).layer(service_fn(done));
+    let keyed = limiter.layer(keyed).unwrap().layer(service_fn(done));
     let response = scene.send(keyed, request(content_type)).await;
     scene.read(response).await;
     // By other keys, which must not be shown either.
@@ -186,7 +193,7 @@ async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_t
         let scope = Limit::concurrent("address", 1).by_client_address(address.clone());
         scene.output.debug(&address);
         scene.output.debug(&scope);
-        let response = limiter.layer(scope).layer(service_fn(done));
+        let response = limiter.layer(scope).unwrap().layer(service_fn(done));
         let response = scene.send(response, request(content_type)).await;
         scene.read(response).await;
     }
@@ -197,6 +204,7 @@ async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_t
     let other = Limiter::in_memory();
     let service = other
         .layer([scope, shadow.by_header("cookie")])
+        .unwrap()
         .layer(service_fn(done));
     let first = scene.send(service.clone(), request(content_type)).await;
     let second = scene.send(service, request(content_type)).await;
@@ -208,7 +216,7 @@ async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_t
 async fn ends(scene: &mut Scene, content_type: &str) {
     let limiter = Limiter::in_memory();
     let one = Limit::concurrent("one", 100).by_header("authorization");
-    let layer = limiter.layer(one).on_lost(OnLost::Abort);
+    let layer = limiter.layer(one).unwrap().on_lost(OnLost::Abort);
     let bounded = layer.clone().max_hold(SHORT);
     let response = scene
         .send(bounded.layer(service_fn(silent)), request(content_type))
@@ -248,16 +256,19 @@ async fn ends(scene: &mut Scene, content_type: &str) {
         .send(layer.layer(service_fn(done)), request(content_type))
         .await;
     scene.read(late).await;
-    scene.acquire(&limiter.semaphore(&FULL, TOKEN)).await;
+    scene
+        .acquire(&limiter.semaphore(&FULL, TOKEN).unwrap())
+        .await;
 }
 
 /// A request whose body fails while the request waits.
 async fn a_body_that_fails(scene: &mut Scene) {
     let limiter = Limiter::in_memory();
     let patient = Limit::concurrent("patient", 1).wait_up_to(LONG);
-    let _held = limiter.semaphore(&patient, TOKEN).acquire().await;
+    let _held = limiter.semaphore(&patient, TOKEN).unwrap().acquire().await;
     let layer = limiter
         .layer(patient.by_header("authorization"))
+        .unwrap()
         .read_ahead();
     scene.output.debug(&layer);
     let fails = stream::iter([
@@ -294,13 +305,13 @@ async fn stores(scene: &mut Scene) {
     user(&["-eval", "-evalsha"]);
     for limiter in [down, refusing] {
         for content_type in ["text/plain", "application/grpc"] {
-            let layer = limiter.layer(CLOSED.by_header("authorization"));
+            let layer = limiter.layer(CLOSED.by_header("authorization")).unwrap();
             let response = scene
                 .send(layer.layer(service_fn(done)), request(content_type))
                 .await;
             scene.read(response).await;
         }
-        let semaphore = limiter.semaphore(&CLOSED, TOKEN);
+        let semaphore = limiter.semaphore(&CLOSED, TOKEN).unwrap();
         scene.acquire(&semaphore).await;
         if let Err(error) = semaphore.usage().await {
             scene.output.error(&error);
@@ -326,14 +337,14 @@ fn configurations(scene: &mut Scene) {
     let limiter = Limiter::in_memory();
     scene.output.debug(&Key::from(TOKEN));
     scene.output.debug(&Key::from_parts([TOKEN, "canary"]));
-    let _layer = limiter.layer(FULL.by_header("authorization"));
+    let _layer = limiter.layer(FULL.by_header("authorization")).unwrap();
     let other = Limit::concurrent("full", 2);
-    scene.config(limiter.try_semaphore(&other, TOKEN));
+    scene.config(limiter.semaphore(&other, TOKEN));
     let none = other
         .by_header("authorization")
         .values([(TOKEN, 2_000_000)]);
     scene.output.debug(&none);
-    scene.config(Limiter::in_memory().try_layer(none));
+    scene.config(Limiter::in_memory().layer(none));
     scene.config(Limit::try_concurrent("none", 0));
     let builder = Limiter::builder().namespace("redis://:canary@host");
     scene.config(builder.in_memory());
@@ -350,7 +361,7 @@ fn no_error_and_no_type_shows_a_secret() {
     let _recorder = metrics::set_default_local_recorder(&recorder);
     let mut scene = Scene::default();
     configurations(&mut scene);
-    let nobody = Limiter::in_memory().semaphore(&LINE, TOKEN);
+    let nobody = Limiter::in_memory().semaphore(&LINE, TOKEN).unwrap();
     // The slot is taken, and no runtime could continue a wait.
     let _held = nobody.acquire().now_or_never();
     let outside = scene.acquire(&nobody).now_or_never();

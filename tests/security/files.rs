@@ -3,7 +3,7 @@
 use proptest::{prelude::*, sample::select, test_runner::TestRunner};
 use tower_turnstile::{
     Limiter,
-    config::{Config, LimitConfig, LiveConfig, PlanConfig, StoreConfig, StoreUrl},
+    config::{Config, LimitConfig, LiveConfig, StoreConfig, StoreUrl},
 };
 
 use crate::output::{CANARY, Output};
@@ -245,10 +245,10 @@ fn other_formats_do_not_quote_secrets_either() {
         "[\"canary\"]",
         "{\"canary\": 1}",
     ] {
-        let plan = format!("{{\"keys\": [{value}]}}");
+        let plan = format!("{{\"plans\": {{\"gold\": {{\"keys\": [{value}]}}}}}}");
         let url = format!("{{\"url\": {value}}}");
         let variable = format!("{{\"url\": {{\"env\": {value}}}}}");
-        if let Err(error) = serde_json::from_str::<PlanConfig>(&plan) {
+        if let Err(error) = serde_json::from_str::<Config>(&plan) {
             output.text(error.to_string());
             read += 1;
         }

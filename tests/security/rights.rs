@@ -105,11 +105,11 @@ async fn live(
     // Renewed every four seconds.
     let one = connect(url, namespace, poll, Duration::from_secs(12)).await?;
     let other = connect(url, namespace, poll, PATIENT).await?;
-    let held = one.semaphore(&ONE, "key").acquire().await?;
+    let held = one.semaphore(&ONE, "key").unwrap().acquire().await?;
     let key = server.keys(&format!("{namespace}:*"));
 
     // Whatever is forbidden, nobody else may get the slot.
-    let semaphore = other.semaphore(&ONE, "key");
+    let semaphore = other.semaphore(&ONE, "key").unwrap();
     match semaphore.try_acquire().await {
         Ok(_) => panic!("the gate is open"),
         Err(error) if error.kind() == AcquireErrorKind::Full => {}
@@ -146,12 +146,15 @@ async fn live(
 
     let several = one
         .semaphore(&ONE, "key")
+        .unwrap()
         .and(&ALL, "key")
-        .and(&RATE, "key");
+        .unwrap()
+        .and(&RATE, "key")
+        .unwrap();
     drop(several.acquire().await?);
     until(namespace, || server.key_count() == 0).await?;
     flood(&one, server, namespace).await?;
-    let _held = other.semaphore(&ALL, "key").acquire().await?;
+    let _held = other.semaphore(&ALL, "key").unwrap().acquire().await?;
     assert_eq!(other.shutdown(Duration::ZERO).await.lost, 1);
     one.shutdown(GUARD).await;
     until(namespace, || server.key_count() == 0).await?;
@@ -163,7 +166,11 @@ async fn live(
 
 /// One tenant of a fair limit fills the queue, as far as it may.
 async fn flood(limiter: &Limiter, server: &RedisServer, namespace: &str) -> Result<(), Noticed> {
-    let fair = limiter.semaphore(&FAIR, "fair").tenant("acme");
+    let fair = limiter
+        .semaphore(&FAIR, "fair")
+        .unwrap()
+        .tenant("acme")
+        .unwrap();
     let held = fair.acquire().await?;
     let key = server.keys(&format!("{namespace}:*}}"));
     let waiting: Vec<_> = (0..4).map(|_| tokio::spawn(fair.acquire())).collect();

@@ -23,7 +23,9 @@ pub(crate) fn request() -> Request<()> {
 
 /// Two requests of one caller under a limit of one, and all their output.
 pub(crate) async fn serve_two(output: &mut Output, limiter: &Limiter, limit: Limit) {
-    let layer = limiter.layer(limit.clone().by_header("authorization"));
+    let layer = limiter
+        .layer(limit.clone().by_header("authorization"))
+        .unwrap();
     output.debug(&layer);
     output.debug(&limit.by_header("authorization").values([(TOKEN, 1)]));
     let service = layer.layer(service_fn(|_: Request<()>| async move {
@@ -38,7 +40,7 @@ pub(crate) async fn serve_two(output: &mut Output, limiter: &Limiter, limit: Lim
 
 async fn ask(output: &mut Output, limiter: &Limiter, limit: &Limit, key: &str) {
     output.debug(limiter);
-    let semaphore = limiter.semaphore(limit, key);
+    let semaphore = limiter.semaphore(limit, key).unwrap();
     output.debug(&semaphore);
     let acquire = semaphore.try_acquire();
     output.debug(&acquire);

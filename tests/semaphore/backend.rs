@@ -140,7 +140,7 @@ impl Backend {
     }
 
     pub(crate) async fn semaphore(&self, limit: &Limit) -> Semaphore {
-        self.replica().await.semaphore(limit, "key")
+        self.replica().await.semaphore(limit, "key").unwrap()
     }
 
     /// Whether replicas share a store.

@@ -126,7 +126,12 @@ async fn run(way: Way, length: Duration) -> Run {
     for _ in 0..3 {
         let limiter = Limiter::builder().connect_to(&store).await;
         let limiter = limiter.expect("settings in range");
-        replicas.push(limiter.layer(policy.clone()).layer(handler.clone()));
+        replicas.push(
+            limiter
+                .layer(policy.clone())
+                .unwrap()
+                .layer(handler.clone()),
+        );
     }
     let (mut rng, mut streams, mut at) = (Rng::with_seed(7), JoinSet::new(), began);
     while at < began + length {

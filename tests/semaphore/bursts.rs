@@ -16,7 +16,11 @@ conformance! {
 }
 
 fn tokens(limiter: &Limiter, value: LimitValue) -> Semaphore {
-    limiter.semaphore(&DAILY, "a").value(value)
+    limiter
+        .semaphore(&DAILY, "a")
+        .unwrap()
+        .value(value)
+        .unwrap()
 }
 
 /// The remaining budget after one more request, apart from units drained meanwhile.
@@ -50,6 +54,7 @@ async fn use_of_a_key_stays_when_its_value_and_burst_change(backend: Backend) {
     let limiter = backend.replica().await;
     let used = limiter
         .semaphore(&DAILY, "a")
+        .unwrap()
         .acquire()
         .await
         .expect("whole");
@@ -87,7 +92,12 @@ async fn use_of_a_key_stays_when_its_value_and_burst_change(backend: Backend) {
 /// As during a rollout: each replica declares a different burst, in turn.
 async fn use_of_a_key_stays_while_replicas_disagree_on_its_burst(backend: Backend) {
     let [one, other] = [backend.replica().await, backend.replica().await];
-    let used = one.semaphore(&DAILY, "a").acquire().await.expect("whole");
+    let used = one
+        .semaphore(&DAILY, "a")
+        .unwrap()
+        .acquire()
+        .await
+        .expect("whole");
     used.budget("daily")
         .unwrap()
         .charge(94_999)

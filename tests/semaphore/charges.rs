@@ -90,7 +90,7 @@ async fn until_reported(backend: &Backend, act: impl FnOnce()) {
 
 async fn a_charge_is_decided_like_a_newcomer(backend: Backend) {
     let limiter = backend.replica().await;
-    let tokens = limiter.semaphore(&TOKENS, "a");
+    let tokens = limiter.semaphore(&TOKENS, "a").unwrap();
     let permit = tokens.acquire().await.expect("within the burst");
     let charged = budget(&permit).charge(40).await;
     assert_eq!(charged.expect("within the burst"), 40);
@@ -114,7 +114,10 @@ async fn a_charge_is_decided_like_a_newcomer(backend: Backend) {
     // Refusals cost nothing, and dropping a permit refunds nothing.
     drop(permit);
     assert_eq!(standing(&tokens).await, 9);
-    assert_eq!(standing(&limiter.semaphore(&TOKENS, "b")).await, 50);
+    assert_eq!(
+        standing(&limiter.semaphore(&TOKENS, "b").unwrap()).await,
+        50
+    );
 }
 
 async fn a_charge_waits_for_its_time(backend: Backend) {
@@ -124,6 +127,7 @@ async fn a_charge_waits_for_its_time(backend: Backend) {
         .wait_up_to(GUARD);
     let permit = limiter
         .semaphore(&quick, "a")
+        .unwrap()
         .acquire()
         .await
         .expect("free");
@@ -141,7 +145,7 @@ async fn a_dear_charge_waits_for_its_time(backend: Backend) {
     let minute = Duration::from_secs(60);
     let tokens = Limit::rate("dear", 1_000_000, minute).burst(100_000);
     let tokens = tokens.wait_up_to(GUARD);
-    let permit = limiter.semaphore(&tokens, "a").acquire().await;
+    let permit = limiter.semaphore(&tokens, "a").unwrap().acquire().await;
     let permit = permit.expect("free");
     let budget = permit.budget(&tokens).unwrap();
     let began = Instant::now();
@@ -153,7 +157,7 @@ async fn a_dear_charge_waits_for_its_time(backend: Backend) {
 async fn a_charge_that_is_given_up_is_refunded(backend: Backend) {
     let limiter = backend.replica().await;
     let patient = TOKENS.wait_up_to(DAY);
-    let tokens = limiter.semaphore(&patient, "a");
+    let tokens = limiter.semaphore(&patient, "a").unwrap();
     let permit = tokens.acquire().await.expect("within the burst");
     budget(&permit).charge(45).await.expect("within the burst");
     let mut waiting = budget(&permit).charge(10);
@@ -165,7 +169,7 @@ async fn a_charge_that_is_given_up_is_refunded(backend: Backend) {
 
 async fn spending_may_run_into_debt(backend: Backend) {
     let limiter = backend.replica().await;
-    let tokens = limiter.semaphore(&TOKENS, "a");
+    let tokens = limiter.semaphore(&TOKENS, "a").unwrap();
     let permit = tokens.acquire().await.expect("within the burst");
     for _ in 0..80 {
         budget(&permit).spend(1);
@@ -176,7 +180,7 @@ async fn spending_may_run_into_debt(backend: Backend) {
 
 async fn spending_is_reported_while_the_permit_is_held(backend: Backend) {
     let limiter = backend.replica().await;
-    let tokens = limiter.semaphore(&TOKENS, "a");
+    let tokens = limiter.semaphore(&TOKENS, "a").unwrap();
     let permit = tokens.acquire().await.expect("within the burst");
     budget(&permit).spend(30);
     assert_eq!(budget(&permit).remaining(), Some(19));
@@ -189,7 +193,7 @@ async fn spending_is_reported_while_the_permit_is_held(backend: Backend) {
 
 async fn a_settlement_makes_up_the_difference(backend: Backend) {
     let limiter = backend.replica().await;
-    let tokens = limiter.semaphore(&TOKENS, "a");
+    let tokens = limiter.semaphore(&TOKENS, "a").unwrap();
     let permit = tokens.acquire().await.expect("within the burst");
     budget(&permit).charge(10).await.expect("within the burst");
     budget(&permit).spend(5);
@@ -202,7 +206,7 @@ async fn a_settlement_makes_up_the_difference(backend: Backend) {
 
 async fn a_settlement_returns_what_was_too_much(backend: Backend) {
     let limiter = backend.replica().await;
-    let tokens = limiter.semaphore(&TOKENS, "a");
+    let tokens = limiter.semaphore(&TOKENS, "a").unwrap();
     let permit = tokens.acquire().await.expect("within the burst");
     budget(&permit).charge(25).await.expect("within the burst");
     budget(&permit).spend(10);
@@ -217,7 +221,7 @@ async fn a_settlement_returns_what_was_too_much(backend: Backend) {
 /// More charges than are remembered.
 async fn a_prompt_is_returned_after_many_tokens(backend: Backend) {
     let limiter = backend.replica().await;
-    let tokens = limiter.semaphore(&TOKENS, "a");
+    let tokens = limiter.semaphore(&TOKENS, "a").unwrap();
     let permit = tokens.acquire().await.expect("within the burst");
     budget(&permit).charge(15).await.expect("within the burst");
     for _ in 0..33 {
@@ -232,7 +236,7 @@ async fn a_prompt_is_returned_after_many_tokens(backend: Backend) {
 async fn a_settlement_returns_all_of_it_though_others_were_charged_since(backend: Backend) {
     let limiter = backend.replica().await;
     let daily = Limit::rate("daily", 25_000, DAY);
-    let tokens = limiter.semaphore(&daily, "a");
+    let tokens = limiter.semaphore(&daily, "a").unwrap();
     let permit = tokens.acquire().await.expect("within the burst");
     for _ in 0..2 {
         let charged = permit.budget(&daily).unwrap().charge(10_000).await;
@@ -256,10 +260,10 @@ async fn waiters_that_leave_in_any_order_are_all_refunded(backend: Backend) {
     let starts = Limit::rate("starts", 1_000, DAY);
     let slots = Limit::concurrent("slots", 1).wait_up_to(GUARD);
     let (starts, slots) = (
-        limiter.semaphore(&starts, "a"),
-        limiter.semaphore(&slots, Key::SHARED),
+        limiter.semaphore(&starts, "a").unwrap(),
+        limiter.semaphore(&slots, Key::SHARED).unwrap(),
     );
-    let both = starts.clone().and(slots.limit(), Key::SHARED);
+    let both = starts.clone().and(slots.limit(), Key::SHARED).unwrap();
     let _holder = both.acquire().await.expect("free");
     let waiters = (0..100).map(|_| tokio::spawn(both.acquire()));
     let mut waiters: Vec<_> = waiters.collect();
@@ -278,7 +282,7 @@ async fn waiters_that_leave_in_any_order_are_all_refunded(backend: Backend) {
 /// For a permit without a slot.
 async fn a_shutdown_waits_for_a_settlement(backend: Backend) {
     let limiter = backend.replica().await;
-    let tokens = limiter.semaphore(&TOKENS, "a");
+    let tokens = limiter.semaphore(&TOKENS, "a").unwrap();
     let permit = tokens.acquire().await.expect("within the burst");
     budget(&permit).spend(5);
     let mut shutdown = tokio_test::task::spawn(limiter.shutdown(GUARD));
@@ -288,7 +292,7 @@ async fn a_shutdown_waits_for_a_settlement(backend: Backend) {
     tokio_test::assert_pending!(shutdown.poll());
     drop(permit);
     soon(shutdown).await;
-    let other = backend.replica().await.semaphore(&TOKENS, "a");
+    let other = backend.replica().await.semaphore(&TOKENS, "a").unwrap();
     if backend.is_shared() {
         assert_eq!(standing(&other).await, 20);
     }
@@ -296,7 +300,7 @@ async fn a_shutdown_waits_for_a_settlement(backend: Backend) {
 
 async fn only_the_first_settlement_counts(backend: Backend) {
     let limiter = backend.replica().await;
-    let tokens = limiter.semaphore(&TOKENS, "a");
+    let tokens = limiter.semaphore(&TOKENS, "a").unwrap();
     let permit = tokens.acquire().await.expect("within the burst");
     budget(&permit).settle(7);
     budget(&permit).settle(40);
@@ -308,7 +312,7 @@ async fn only_the_first_settlement_counts(backend: Backend) {
 
 async fn what_is_charged_after_the_settlement_is_refunded(backend: Backend) {
     let limiter = backend.replica().await;
-    let tokens = limiter.semaphore(&TOKENS, "a");
+    let tokens = limiter.semaphore(&TOKENS, "a").unwrap();
     let permit = tokens.acquire().await.expect("within the burst");
     budget(&permit).settle(1);
     budget(&permit).charge(30).await.expect("within the burst");
@@ -319,7 +323,7 @@ async fn what_is_charged_after_the_settlement_is_refunded(backend: Backend) {
 
 async fn without_a_settlement_what_was_spent_stands(backend: Backend) {
     let limiter = backend.replica().await;
-    let tokens = limiter.semaphore(&TOKENS, "a");
+    let tokens = limiter.semaphore(&TOKENS, "a").unwrap();
     let permit = tokens.acquire().await.expect("within the burst");
     budget(&permit).charge(3).await.expect("within the burst");
     budget(&permit).spend(4);
@@ -330,7 +334,7 @@ async fn without_a_settlement_what_was_spent_stands(backend: Backend) {
 /// The debt is reported in parts that drain in a day each.
 async fn more_than_the_burst_is_charged_in_full(backend: Backend) {
     let limiter = backend.replica().await;
-    let tokens = limiter.semaphore(&TOKENS, "a");
+    let tokens = limiter.semaphore(&TOKENS, "a").unwrap();
     let permit = tokens.acquire().await.expect("within the burst");
     budget(&permit).spend(149);
     until_reported(&backend, || drop(permit)).await;
@@ -344,8 +348,11 @@ async fn a_rate_that_is_not_of_the_permit_is_an_error(backend: Backend) {
     let limiter = backend.replica().await;
     let slots = Limit::concurrent("slots", 5);
     let other = Limit::rate("other", 1, Duration::from_secs(60));
-    let _known = limiter.semaphore(&other, "a");
-    let permit = limiter.semaphore([TOKENS, slots.clone()], "a").acquire();
+    let _known = limiter.semaphore(&other, "a").unwrap();
+    let permit = limiter
+        .semaphore([TOKENS, slots.clone()], "a")
+        .unwrap()
+        .acquire();
     let permit = permit.await.expect("within the burst");
     let long = "x".repeat(1_000);
     for name in ["tokns", "other", "slots", "Tokens", "tokens ", "", &long] {
@@ -355,12 +362,15 @@ async fn a_rate_that_is_not_of_the_permit_is_an_error(backend: Backend) {
         assert_eq!(error.retry_after(), None);
     }
     // A permit of a single slot can do this too.
-    let plain = limiter.semaphore(&slots, "a").acquire().await;
+    let plain = limiter.semaphore(&slots, "a").unwrap().acquire().await;
     let error = plain.expect("a slot").budget(&TOKENS);
     let error = error.expect_err("not its rate");
     assert_eq!(error.limit_name(), "tokens");
     drop(permit);
-    assert_eq!(standing(&limiter.semaphore(&TOKENS, "a")).await, 49);
+    assert_eq!(
+        standing(&limiter.semaphore(&TOKENS, "a").unwrap()).await,
+        49
+    );
 }
 
 /// The handler charges the prompt and spends; a task that outlives the response settles through its hold.
@@ -382,7 +392,11 @@ async fn a_request_settles_by_its_slot(backend: Backend) {
     });
     let slots = Limit::concurrent("slots", 5);
     let policy = [Scope::from(TOKENS).cost_by(|_| 0), slots.into()];
-    let service = limiter.layer(policy).rate_limit_fields().layer(serve);
+    let service = limiter
+        .layer(policy)
+        .unwrap()
+        .rate_limit_fields()
+        .layer(serve);
     let response = service.oneshot(Request::new(())).await.expect("in time");
     // The fields include the handler's charges.
     let field = response.headers()["ratelimit"].to_str().expect("text");
@@ -393,7 +407,7 @@ async fn a_request_settles_by_its_slot(backend: Backend) {
     hold.budget(&TOKENS).unwrap().spend(2);
     hold.budget(&TOKENS).unwrap().settle(22);
     drop(hold);
-    let tokens = limiter.semaphore(&TOKENS, Key::SHARED);
+    let tokens = limiter.semaphore(&TOKENS, Key::SHARED).unwrap();
     until_standing(&tokens, 28).await;
     // The slot is released, so these calls do nothing.
     let budget = slot.budget(&TOKENS).expect("its rate");
@@ -407,7 +421,9 @@ async fn a_request_settles_by_its_slot(backend: Backend) {
 #[tokio::test]
 #[should_panic(expected = "`Charging` polled after completion")]
 async fn a_refused_charge_stays_refused() {
-    let tokens = Limiter::in_memory().semaphore(&TOKENS, Key::SHARED);
+    let tokens = Limiter::in_memory()
+        .semaphore(&TOKENS, Key::SHARED)
+        .unwrap();
     let permit = tokens.acquire().await.expect("within the burst");
     let mut charge = budget(&permit).charge(50);
     let refused = (&mut charge).await.expect_err("49 are left");
@@ -431,14 +447,18 @@ async fn a_refused_charge_is_in_the_fields(backend: Backend) {
     });
     for cost in [0, 1] {
         let key = format!("costs-{cost}");
-        let tokens = limiter.semaphore(&TOKENS, key.as_str());
+        let tokens = limiter.semaphore(&TOKENS, key.as_str()).unwrap();
         let other = tokens.acquire().await.expect("within the burst");
         budget(&other).charge(39).await.expect("within the burst");
         let slots = Limit::concurrent("slots", 5);
         let own = key.clone();
         let scope = TOKENS.by_key(move |_| Some(own.clone()));
         let policy = [scope.cost_by(move |_| cost), slots.into()];
-        let service = limiter.layer(policy).rate_limit_fields().layer(serve);
+        let service = limiter
+            .layer(policy)
+            .unwrap()
+            .rate_limit_fields()
+            .layer(serve);
         let response = service.oneshot(Request::new(())).await.expect("in time");
         let field = |name| response.headers()[name].to_str().expect("text");
         let seconds: u64 = field("x-seconds").parse().expect("a number");
@@ -461,16 +481,21 @@ async fn a_cost_above_the_burst_is_refused_at_the_door() {
     });
     let service = limiter
         .layer(Scope::from(TOKENS).cost_by(|_| 51))
+        .unwrap()
         .layer(serve);
     let response = service.oneshot(Request::new(())).await.expect("infallible");
     assert_eq!(response.status(), 400);
     assert!(!response.headers().contains_key("retry-after"));
     let service = limiter
         .layer(Scope::from(TOKENS).cost_by(|_| 51).clamp_cost())
+        .unwrap()
         .layer(serve);
     let response = service.oneshot(Request::new(())).await.expect("infallible");
     assert_eq!(response.status(), 200);
-    assert_eq!(standing(&limiter.semaphore(&TOKENS, Key::SHARED)).await, 0);
+    assert_eq!(
+        standing(&limiter.semaphore(&TOKENS, Key::SHARED).unwrap()).await,
+        0
+    );
 }
 
 /// During an outage the fallback is charged, and earlier charges of the store are not refunded.
@@ -478,7 +503,7 @@ async fn a_cost_above_the_burst_is_refused_at_the_door() {
 async fn an_outage_is_charged_to_the_fallback() {
     let mut server = RedisServer::start();
     let limiter = connect(&server).await;
-    let tokens = limiter.semaphore(&TOKENS, "a");
+    let tokens = limiter.semaphore(&TOKENS, "a").unwrap();
     let permit = tokens.acquire().await.expect("within the burst");
     budget(&permit).charge(20).await.expect("within the burst");
     server.stop();

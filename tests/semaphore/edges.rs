@@ -39,9 +39,11 @@ async fn admitted_in_an_outage(count: usize, cost: u32, fallback: Fallback) -> u
     let store = TestStore::new();
     let limit = Limit::rate("tokens", 100, SECOND).fallback(fallback);
     let replicas = replicas(&store, count).await;
-    let layers = replicas
-        .iter()
-        .map(|limiter| limiter.layer(limit.clone().by_header("x-key").cost_by(move |_| cost)));
+    let layers = replicas.iter().map(|limiter| {
+        limiter
+            .layer(limit.clone().by_header("x-key").cost_by(move |_| cost))
+            .unwrap()
+    });
     let layers: Vec<_> = layers.collect();
     // They count each other meanwhile.
     for _ in 0..25 {
@@ -98,10 +100,12 @@ async fn the_smaller_of_two_shared_limits_is_acquired_first() {
         for limiter in [Limiter::in_memory(), stored] {
             let both = limiter
                 .semaphore(&all, Key::SHARED)
-                .and(&batch, Key::SHARED);
+                .unwrap()
+                .and(&batch, Key::SHARED)
+                .unwrap();
             let held: Vec<_> = (0..12).map(|_| tokio::spawn(both.acquire())).collect();
             sleep(SECOND).await;
-            let interactive = limiter.semaphore(&all, Key::SHARED);
+            let interactive = limiter.semaphore(&all, Key::SHARED).unwrap();
             let slots = [
                 interactive.try_acquire().await,
                 interactive.try_acquire().await,
@@ -121,7 +125,7 @@ async fn a_heavy_permit_waits_for_the_ramp() {
     let store = TestStore::new();
     let stored = replicas(&store, 1).await.remove(0);
     for limiter in [Limiter::in_memory(), stored] {
-        let semaphore = limiter.semaphore(&limit, Key::SHARED);
+        let semaphore = limiter.semaphore(&limit, Key::SHARED).unwrap();
         drop(semaphore.acquire().await.expect("free"));
         for weight in [1, 3, 4, 8] {
             semaphore
@@ -154,7 +158,7 @@ async fn an_outage_at_any_second_leaves_each_replica_its_share() {
         let replicas = replicas(&store, 5).await;
         let semaphores = replicas
             .iter()
-            .map(|limiter| limiter.semaphore(&limit, "key"));
+            .map(|limiter| limiter.semaphore(&limit, "key").unwrap());
         let semaphores: Vec<_> = semaphores.collect();
         for semaphore in &semaphores {
             drop(semaphore.acquire().await.expect("free"));
@@ -178,7 +182,7 @@ async fn a_loss_is_found_once() {
     for waiters in [1, 2, 5] {
         let store = TestStore::new();
         let limiter = replicas(&store, 1).await.remove(0);
-        let semaphore = limiter.semaphore(&limit, "key");
+        let semaphore = limiter.semaphore(&limit, "key").unwrap();
         semaphore
             .pause("slots", 30 * SECOND)
             .expect("a concurrency limit");
@@ -206,7 +210,7 @@ async fn nobody_is_admitted_in_a_pause_that_the_store_has_lost() {
     for (holders, waiters) in [(0, 0), (0, 1), (1, 0), (1, 3)] {
         let store = TestStore::new();
         let limiter = replicas(&store, 1).await.remove(0);
-        let semaphore = limiter.semaphore(&limit, "key");
+        let semaphore = limiter.semaphore(&limit, "key").unwrap();
         let mut held = Vec::new();
         for _ in 0..holders {
             held.push(semaphore.acquire().await.expect("free"));
@@ -239,7 +243,9 @@ async fn a_rolling_deploy_refuses_nobody() {
             for turn in 0..6 {
                 let semaphore = {
                     let open = open.lock().expect("no panic");
-                    open[(number + turn) % open.len()].semaphore(&limit, "key")
+                    open[(number + turn) % open.len()]
+                        .semaphore(&limit, "key")
+                        .unwrap()
                 };
                 let answer = semaphore.acquire().await;
                 answers.push(answer.as_ref().err().map(|error| error.kind()));

@@ -50,7 +50,7 @@ fn update(limiter: &Limiter, limit: &Limit) {
 
 async fn a_raised_limit_admits_waiters_at_once(backend: Backend) {
     let limiter = backend.replica_that_rarely_asks().await;
-    let live = limiter.semaphore(&LIVE, "a");
+    let live = limiter.semaphore(&LIVE, "a").unwrap();
     let _holder = live.acquire().await.expect("free");
     let mut waiters = Vec::new();
     for place in 1..=4 {
@@ -81,7 +81,7 @@ async fn a_raised_limit_admits_those_of_replicas_that_are_told_later(backend: Ba
     ];
     let live = replicas
         .each_ref()
-        .map(|limiter| limiter.semaphore(&LIVE, "a"));
+        .map(|limiter| limiter.semaphore(&LIVE, "a").unwrap());
     let _holder = live[0].acquire().await.expect("free");
     let first = queue(&live[0], 1).await;
     let second = queue(&live[1], 2).await;
@@ -100,7 +100,7 @@ async fn a_raised_limit_admits_those_of_replicas_that_are_told_later(backend: Ba
 async fn a_raised_limit_admits_thousands_at_once(backend: Backend) {
     const WAITERS: u32 = 2_500;
     let limiter = backend.replica_that_rarely_asks().await;
-    let live = limiter.semaphore(LIVE.max_waiters(WAITERS), "a");
+    let live = limiter.semaphore(LIVE.max_waiters(WAITERS), "a").unwrap();
     let _holder = live.acquire().await.expect("free");
     let mut waiters = JoinSet::new();
     for _ in 0..WAITERS {
@@ -114,7 +114,7 @@ async fn a_raised_limit_admits_thousands_at_once(backend: Backend) {
 
 async fn a_lowered_limit_takes_nothing_away(backend: Backend) {
     let limiter = backend.replica().await;
-    let live = limiter.semaphore(with(3), "a");
+    let live = limiter.semaphore(with(3), "a").unwrap();
     let mut permits = Vec::new();
     for _ in 0..3 {
         permits.push(live.acquire().await.expect("free"));
@@ -137,7 +137,7 @@ async fn a_lowered_limit_takes_nothing_away(backend: Backend) {
 async fn the_queue_may_become_longer(backend: Backend) {
     let limiter = backend.replica().await;
     let short = with(1).max_waiters(1);
-    let live = limiter.semaphore(short.wait_up_to(GUARD), "a");
+    let live = limiter.semaphore(short.wait_up_to(GUARD), "a").unwrap();
     let _holder = live.acquire().await.expect("free");
     let _first = queue(&live, 1).await;
     let error = live.acquire().await.expect_err("no room");
@@ -153,20 +153,21 @@ async fn the_queue_may_become_longer(backend: Backend) {
 
 async fn a_rate_may_become_faster(backend: Backend) {
     let limiter = backend.replica().await;
-    let slow = limiter.semaphore(&SLOW, "a");
+    let slow = limiter.semaphore(&SLOW, "a").unwrap();
     drop(slow.acquire().await.expect("in time"));
     let error = slow.acquire().await.expect_err("used up");
     assert!(error.retry_after() > Some(SPACING / 2));
     let quick = Limit::rate("slow", 1_000, Duration::from_secs(1)).burst(1_000);
     update(&limiter, &quick);
     // The earlier charge is now one of 1,000, which drains within a millisecond.
-    let quick = limiter.semaphore(quick, "a");
+    let quick = limiter.semaphore(quick, "a").unwrap();
     let permit = quick.try_acquire().await.expect("999 are left");
     let left = permit.budget(quick.limit()).unwrap().remaining();
     assert!((998..=1_000).contains(&left.expect("charged")), "{left:?}");
     drop(
         limiter
             .semaphore(quick.limit(), "b")
+            .unwrap()
             .acquire()
             .await
             .expect("in time"),
@@ -181,7 +182,7 @@ async fn use_of_a_rate_stays_when_it_changes(backend: Backend) {
     };
     let limiter = backend.replica().await;
     update(&limiter, &daily(100_000));
-    let tokens = limiter.semaphore(daily(100_000), "a");
+    let tokens = limiter.semaphore(daily(100_000), "a").unwrap();
     let used = tokens.acquire().await.expect("within the burst");
     used.budget("daily")
         .unwrap()
@@ -203,7 +204,7 @@ async fn use_of_a_rate_stays_when_it_changes(backend: Backend) {
 
 async fn a_shadow_admits_and_takes_no_slot_that_is_not_free(backend: Backend) {
     let limiter = backend.replica().await;
-    let live = limiter.semaphore(LIVE.mode(Mode::Shadow), "a");
+    let live = limiter.semaphore(LIVE.mode(Mode::Shadow), "a").unwrap();
     let first = live.acquire().await.expect("free");
     assert_eq!(usage(&live).await, (1, 0));
     let mut others = Vec::new();
@@ -215,7 +216,7 @@ async fn a_shadow_admits_and_takes_no_slot_that_is_not_free(backend: Backend) {
     assert_eq!(usage(&live).await, (1, 0));
     // Holders keep their slots when the limit is enforced.
     update(&limiter, &with(1));
-    let enforced = limiter.semaphore(&LIVE, "a");
+    let enforced = limiter.semaphore(&LIVE, "a").unwrap();
     let error = enforced.try_acquire().await.expect_err("taken");
     assert_eq!(error.kind(), AcquireErrorKind::Full);
     let waiter = queue(&enforced, 1).await;
@@ -229,10 +230,10 @@ async fn a_shadow_of_one_limit_leaves_the_others_enforced(backend: Backend) {
     let shadow = LIVE.mode(Mode::Shadow);
     let one = Limit::concurrent("one", 1);
     let (live_alone, one_alone) = (
-        limiter.semaphore(&shadow, "a"),
-        limiter.semaphore(&one, Key::SHARED),
+        limiter.semaphore(&shadow, "a").unwrap(),
+        limiter.semaphore(&one, Key::SHARED).unwrap(),
     );
-    let jobs = live_alone.clone().and(&one, Key::SHARED);
+    let jobs = live_alone.clone().and(&one, Key::SHARED).unwrap();
     let taken = live_alone.acquire().await.expect("free");
     let permit = jobs.acquire().await.expect("it only looks on");
     assert_eq!(
@@ -256,13 +257,14 @@ async fn a_shadow_of_one_limit_leaves_the_others_enforced(backend: Backend) {
 async fn a_shadow_rate_charges_only_what_it_would_allow(backend: Backend) {
     let limiter = backend.replica().await;
     let shadow = SLOW.mode(Mode::Shadow).wait_up_to(DAY);
-    let semaphore = limiter.semaphore(&shadow, "a");
+    let semaphore = limiter.semaphore(&shadow, "a").unwrap();
     for _ in 0..5 {
         drop(semaphore.acquire().await.expect("it only looks on"));
     }
     update(&limiter, &SLOW);
     let error = limiter
         .semaphore(&SLOW, "a")
+        .unwrap()
         .acquire()
         .await
         .expect_err("used up");
@@ -274,9 +276,9 @@ async fn a_shadow_rate_charges_only_what_it_would_allow(backend: Backend) {
 
 async fn a_limit_that_is_off_is_not_asked(backend: Backend) {
     let limiter = backend.replica().await;
-    let live = limiter.semaphore(LIVE.mode(Mode::Off), "a");
+    let live = limiter.semaphore(LIVE.mode(Mode::Off), "a").unwrap();
     let slow = SLOW.mode(Mode::Off);
-    let jobs = live.clone().and(&slow, "a");
+    let jobs = live.clone().and(&slow, "a").unwrap();
     let mut permits = Vec::new();
     for _ in 0..3 {
         permits.push(live.acquire().await.expect("it is off"));
@@ -285,7 +287,7 @@ async fn a_limit_that_is_off_is_not_asked(backend: Backend) {
     assert_eq!(usage(&live).await, (0, 0));
     assert_eq!(backend.contents(), Vec::<String>::new());
     update(&limiter, &with(1));
-    let enforced = limiter.semaphore(&LIVE, "a");
+    let enforced = limiter.semaphore(&LIVE, "a").unwrap();
     let _held = enforced.try_acquire().await.expect("nobody has a slot");
     enforced.try_acquire().await.expect_err("taken");
     drop(permits);
@@ -294,7 +296,7 @@ async fn a_limit_that_is_off_is_not_asked(backend: Backend) {
 
 async fn let_waiters_go(backend: Backend, mode: Mode) {
     let limiter = backend.replica().await;
-    let live = limiter.semaphore(&LIVE, "a");
+    let live = limiter.semaphore(&LIVE, "a").unwrap();
     let holder = live.acquire().await.expect("free");
     let mut waiters = Vec::new();
     for place in 1..=3 {
@@ -325,10 +327,15 @@ async fn waiters_of_several_limits_wait_for_those_that_are_left(backend: Backend
     let limiter = backend.replica().await;
     let wide = Limit::concurrent("wide", 1).wait_up_to(GUARD);
     let (live, wide_alone) = (
-        limiter.semaphore(&LIVE, "a"),
-        limiter.semaphore(&wide, Key::SHARED),
+        limiter.semaphore(&LIVE, "a").unwrap(),
+        limiter.semaphore(&wide, Key::SHARED).unwrap(),
     );
-    let jobs = live.clone().and(&wide, Key::SHARED).and(&ALL, Key::SHARED);
+    let jobs = live
+        .clone()
+        .and(&wide, Key::SHARED)
+        .unwrap()
+        .and(&ALL, Key::SHARED)
+        .unwrap();
     let (_narrow, holder) = (
         live.acquire().await.expect("free"),
         wide_alone.acquire().await.expect("free"),
@@ -342,7 +349,7 @@ async fn waiters_of_several_limits_wait_for_those_that_are_left(backend: Backend
     assert_eq!(usage(&wide_alone).await, (1, 0));
     drop(permit);
     until_free(&wide_alone).await;
-    until_free(&limiter.semaphore(&ALL, Key::SHARED)).await;
+    until_free(&limiter.semaphore(&ALL, Key::SHARED).unwrap()).await;
 }
 
 /// Polls a request until it waits for its start at a rate.
@@ -364,7 +371,7 @@ async fn until_refused(semaphore: &Semaphore, until: impl Fn(Option<Duration>) -
 
 async fn a_permit_that_a_shadow_lets_go_is_charged_what_it_spends(backend: Backend) {
     let limiter = backend.replica().await;
-    let slow = limiter.semaphore(SLOW.wait_up_to(DAY), "a");
+    let slow = limiter.semaphore(SLOW.wait_up_to(DAY), "a").unwrap();
     drop(slow.acquire().await.expect("in time"));
     let waiter = until_asleep(&limiter, slow.acquire()).await;
     update(&limiter, &SLOW.mode(Mode::Shadow));
@@ -377,12 +384,12 @@ async fn a_permit_that_a_shadow_lets_go_is_charged_what_it_spends(backend: Backe
 
 async fn waiters_for_their_time_go_on_when_the_rate_is_not_enforced(backend: Backend) {
     let limiter = backend.replica().await;
-    let slow = limiter.semaphore(SLOW.wait_up_to(DAY), "a");
+    let slow = limiter.semaphore(SLOW.wait_up_to(DAY), "a").unwrap();
     // This rate is always enforced, and admits one request per 100 ms.
     let other = Limit::rate("other", 10, Duration::from_secs(1))
         .burst(1)
         .wait_up_to(GUARD);
-    let jobs = slow.clone().and(&other, "a");
+    let jobs = slow.clone().and(&other, "a").unwrap();
     let began = Instant::now();
     drop(jobs.acquire().await.expect("in time"));
     for (number, mode) in [(1, Mode::Off), (2, Mode::Shadow)] {
@@ -401,7 +408,10 @@ async fn waiters_for_their_time_go_on_when_the_rate_is_not_enforced(backend: Bac
 
 async fn what_cannot_change_is_refused_and_nothing_is_changed(backend: Backend) {
     let limiter = backend.replica().await;
-    let (live, slow) = (limiter.semaphore(&LIVE, "a"), limiter.semaphore(&SLOW, "a"));
+    let (live, slow) = (
+        limiter.semaphore(&LIVE, "a").unwrap(),
+        limiter.semaphore(&SLOW, "a").unwrap(),
+    );
     let second = Duration::from_secs(1);
     let conflicts = [
         Limit::rate("live", 100, second),
@@ -425,7 +435,7 @@ async fn what_cannot_change_is_refused_and_nothing_is_changed(backend: Backend) 
     assert!(error.retry_after() > Some(SPACING / 2));
     // An unknown limit becomes known.
     update(&limiter, &Limit::concurrent("new", 2));
-    let conflict = limiter.try_semaphore(Limit::concurrent("new", 3), "a");
+    let conflict = limiter.semaphore(Limit::concurrent("new", 3), "a");
     assert_eq!(
         conflict.expect_err("it is 2").kind(),
         ConfigErrorKind::Conflict
@@ -441,9 +451,9 @@ async fn a_returned_limit_names_the_latest_values(backend: Backend) {
     assert_eq!(returned.max(), 2);
     update(&limiter, &with(3));
     // Its values are neither the first nor the latest ones.
-    let error = limiter.try_semaphore(with(2), "a").expect_err("another");
+    let error = limiter.semaphore(with(2), "a").expect_err("another");
     assert_eq!(error.kind(), ConfigErrorKind::Conflict);
-    let live = limiter.try_semaphore(returned, "a").expect("the same");
+    let live = limiter.semaphore(returned, "a").expect("the same");
     let mut held = Vec::new();
     for _ in 0..3 {
         held.push(live.try_acquire().await.expect("free"));

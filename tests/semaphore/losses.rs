@@ -45,15 +45,18 @@ async fn a_poll_sees_the_loss_while_the_driver_stands_still() {
     let builder = Limiter::builder().lease(2 * LEASE);
     let limiter = builder.connect_to(&TestStore::new()).await;
     let limiter = limiter.expect("settings in range");
-    let permit = limiter.semaphore(&MANY, "key").acquire().await;
+    let permit = limiter.semaphore(&MANY, "key").unwrap().acquire().await;
     let permit = permit.expect("a free slot");
-    let service = limiter.layer(MANY).layer(service_fn(|request| async move {
-        let request: Request<()> = request;
-        let slot = request.extensions().get::<Slot>().cloned();
-        let mut response = Response::new(Full::<bytes::Bytes>::from("it is not read"));
-        response.extensions_mut().insert(slot.expect("a slot"));
-        Ok::<_, Infallible>(response)
-    }));
+    let service = limiter
+        .layer(MANY)
+        .unwrap()
+        .layer(service_fn(|request| async move {
+            let request: Request<()> = request;
+            let slot = request.extensions().get::<Slot>().cloned();
+            let mut response = Response::new(Full::<bytes::Bytes>::from("it is not read"));
+            response.extensions_mut().insert(slot.expect("a slot"));
+            Ok::<_, Infallible>(response)
+        }));
     let response = service.oneshot(Request::new(())).await;
     let mut response = response.expect("infallible");
     let slot = response.extensions_mut().remove::<Slot>().expect("a slot");
@@ -110,7 +113,11 @@ fn wakes(limiter: &Limiter, permit: Permit, end: impl FnOnce() + Send + 'static)
 #[test]
 fn a_waker_of_a_loss_may_call_the_limiter() {
     let limiter = ManuallyDrop::new(Limiter::in_memory());
-    let acquired = limiter.semaphore(&MANY, "key").acquire().now_or_never();
+    let acquired = limiter
+        .semaphore(&MANY, "key")
+        .unwrap()
+        .acquire()
+        .now_or_never();
     let permit = acquired.expect("it is in memory").expect("a free slot");
     let closing = Limiter::clone(&limiter);
     let shut_down = move || {
@@ -128,7 +135,7 @@ fn a_waker_at_the_end_of_a_runtime_may_call_the_limiter() {
     let limiter = lasting().runtime(drivers.handle().clone());
     let (limiter, permit) = runtime.block_on(async {
         let limiter = limiter.connect(&server.url()).await.expect("it is up");
-        let permit = limiter.semaphore(&MANY, "key").acquire().await;
+        let permit = limiter.semaphore(&MANY, "key").unwrap().acquire().await;
         (ManuallyDrop::new(limiter), permit.expect("a free slot"))
     });
     let end = || drivers.shutdown_timeout(Duration::from_secs(1));
@@ -150,7 +157,7 @@ fn process() {
     current_thread().block_on(async {
         let builder = Limiter::builder().lease(LEASE).store_timeout(LEASE / 4);
         let limiter = builder.connect(&url).await.expect("it is up");
-        let semaphore = limiter.semaphore(&MANY, "key");
+        let semaphore = limiter.semaphore(&MANY, "key").unwrap();
         let permits = join_all((0..JOBS).map(|_| semaphore.acquire())).await;
         let begun = Arc::new(Semaphore::new(0));
         let mut jobs = Vec::new();

@@ -107,9 +107,9 @@ async fn waiters_are_served_in_order_across_replicas(backend: Backend) {
 async fn a_question_admits_nobody_above_the_keys_own_value(backend: Backend) {
     let limit = Limit::concurrent("a", 100).wait_up_to(GUARD);
     let [one, other, third] = [
-        backend.semaphore(&limit).await.value(1),
-        backend.semaphore(&limit).await.value(1),
-        backend.semaphore(&limit).await.value(1),
+        backend.semaphore(&limit).await.value(1).unwrap(),
+        backend.semaphore(&limit).await.value(1).unwrap(),
+        backend.semaphore(&limit).await.value(1).unwrap(),
     ];
     let held = one.acquire().await.expect("free");
     let waiters = [queue(&other, 1).await, queue(&other, 2).await];
@@ -221,7 +221,7 @@ async fn a_grant_that_nobody_takes_returns(backend: Backend) {
 
 async fn an_unpolled_request_costs_nothing(backend: Backend) {
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key").unwrap();
     let request = semaphore.acquire();
     assert_eq!(request.position(), None);
     assert_eq!((limiter.status().held, limiter.status().waiting), (0, 0));
@@ -238,6 +238,7 @@ async fn keys_do_not_share_slots(backend: Backend) {
             permits.push(
                 limiter
                     .semaphore(&limit, key)
+                    .unwrap()
                     .try_acquire()
                     .await
                     .expect("a slot of its own"),
@@ -248,6 +249,7 @@ async fn keys_do_not_share_slots(backend: Backend) {
     assert_eq!(limiter.status().held, 3);
     limiter
         .semaphore(&limit, "a")
+        .unwrap()
         .try_acquire()
         .await
         .expect_err("taken");
@@ -258,23 +260,27 @@ async fn limits_do_not_share_slots(backend: Backend) {
     let limiter = backend.replica().await;
     let _one = limiter
         .semaphore(Limit::concurrent("a", 1), "key")
+        .unwrap()
         .try_acquire()
         .await
         .expect("free");
     let _other = limiter
         .semaphore(Limit::concurrent("b", 1), "key")
+        .unwrap()
         .try_acquire()
         .await
         .expect("free");
     let conflict = limiter
-        .try_semaphore(Limit::concurrent("a", 2), "key")
+        .semaphore(Limit::concurrent("a", 2), "key")
         .expect_err("there is another `a`");
     assert_eq!(conflict.kind(), ConfigErrorKind::Conflict);
 }
 
 async fn shutdown_refuses_waiters_and_takes_back_permits(backend: Backend) {
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(Limit::concurrent("a", 1).wait_up_to(GUARD), "key");
+    let semaphore = limiter
+        .semaphore(Limit::concurrent("a", 1).wait_up_to(GUARD), "key")
+        .unwrap();
     let holder = semaphore.acquire().await.expect("free");
     let mut waiter = semaphore.acquire();
     start(&mut waiter);
@@ -301,7 +307,9 @@ async fn shutdown_refuses_waiters_and_takes_back_permits(backend: Backend) {
 /// G4: who waits when a shutdown begins is served in turn.
 async fn shutdown_waits_for_holders_and_waiters(backend: Backend) {
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(Limit::concurrent("a", 1).wait_up_to(GUARD), "key");
+    let semaphore = limiter
+        .semaphore(Limit::concurrent("a", 1).wait_up_to(GUARD), "key")
+        .unwrap();
     let holder = semaphore.acquire().await.expect("free");
     let mut waiter = semaphore.acquire();
     start(&mut waiter);
@@ -347,7 +355,7 @@ async fn hostile_keys_work(backend: Backend) {
     let limit = Limit::concurrent("a", 1);
     let long = "x".repeat(1 << 16);
     for key in ["}", "{", "{}", "x}{y", "a\0b", "a\r\nb", "*", &long] {
-        let semaphore = limiter.semaphore(&limit, key);
+        let semaphore = limiter.semaphore(&limit, key).unwrap();
         let permit = semaphore.try_acquire().await.expect("free");
         semaphore.try_acquire().await.expect_err("taken");
         drop(permit);
@@ -366,7 +374,10 @@ fn a_static_limiter_serves_one_runtime_after_another() {
     let server = RedisServer::start();
     let limit = Limit::concurrent("a", 1).wait_up_to(GUARD);
     let first = current_thread();
-    let semaphore = first.block_on(connect(&server)).semaphore(&limit, "key");
+    let semaphore = first
+        .block_on(connect(&server))
+        .semaphore(&limit, "key")
+        .unwrap();
     let kept = first.block_on(semaphore.acquire()).expect("free");
     drop(first);
     // Dropped between two runtimes: released by the second one.
@@ -383,7 +394,10 @@ fn waiters_of_another_runtime_survive_the_one_with_the_task() {
     let server = RedisServer::start();
     let limit = Limit::concurrent("a", 1).wait_up_to(GUARD);
     let (first, second) = (multi_thread(1), multi_thread(1));
-    let semaphore = first.block_on(connect(&server)).semaphore(&limit, "key");
+    let semaphore = first
+        .block_on(connect(&server))
+        .semaphore(&limit, "key")
+        .unwrap();
     let holder = first.block_on(semaphore.acquire()).expect("free");
     let waiter = second.spawn(semaphore.acquire());
     first.block_on(until_waiting(&semaphore, 1));
@@ -403,7 +417,7 @@ fn a_question_does_not_outlive_the_runtime_with_the_task() {
     let server = RedisServer::start();
     let (first, second) = (current_thread(), current_thread());
     let limiter = first.block_on(connect(&server));
-    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key").unwrap();
     drop(first.block_on(semaphore.acquire()).expect("free"));
     let ask = || semaphore.usage();
     let mut unsent = Box::pin(ask());
@@ -422,7 +436,10 @@ fn a_runtime_that_ends_at_once_leaves_the_limiter_usable() {
     let server = RedisServer::start();
     let limit = Limit::concurrent("a", 1).wait_up_to(GUARD);
     let first = current_thread();
-    let semaphore = first.block_on(connect(&server)).semaphore(&limit, "key");
+    let semaphore = first
+        .block_on(connect(&server))
+        .semaphore(&limit, "key")
+        .unwrap();
     first.block_on(async { start(&mut semaphore.acquire()) });
     drop(first);
     let second = current_thread();
@@ -440,7 +457,7 @@ fn a_runtime_that_is_gone_is_an_error() {
     current_thread().block_on(async {
         let limiter = lasting().runtime(handle).connect(&server.url()).await;
         let limiter = limiter.expect("up");
-        let semaphore = limiter.semaphore(Limit::concurrent("a", 3), "key");
+        let semaphore = limiter.semaphore(Limit::concurrent("a", 3), "key").unwrap();
         let error = semaphore.acquire().now_or_never().expect("at once");
         let error = error.expect_err("gone");
         assert_eq!(
@@ -456,7 +473,7 @@ fn a_shutdown_on_another_runtime_gives_everything_back() {
     let server = RedisServer::start();
     let (first, second) = (current_thread(), current_thread());
     let limiter = first.block_on(connect(&server));
-    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key").unwrap();
     let permit = first.block_on(semaphore.acquire()).expect("free");
     drop(first);
     drop(permit);
@@ -473,7 +490,7 @@ fn a_loss_is_told_on_another_runtime() {
     let lease = Duration::from_millis(400);
     let builder = Limiter::builder().lease(lease).store_timeout(lease / 4);
     let limiter = first.block_on(builder.connect(&server.url())).expect("up");
-    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key").unwrap();
     let permit = first.block_on(semaphore.acquire()).expect("free");
     // A permit of the fallback has no lease to lose.
     first.block_on(until_in_store(&permit));
@@ -531,7 +548,7 @@ async fn an_error_names_its_limit_and_its_numbers() {
     let limit = Limit::concurrent("chat", 2)
         .wait_up_to(short)
         .max_waiters(1);
-    let semaphore = limiter.semaphore(&limit, "key");
+    let semaphore = limiter.semaphore(&limit, "key").unwrap();
     let _permits = [semaphore.acquire().await, semaphore.acquire().await];
     let error = semaphore.try_acquire().await.expect_err("full").to_string();
     assert_eq!(error, "limit `chat` is full: 2 of 2 slots in use");
@@ -548,9 +565,7 @@ async fn an_error_names_its_limit_and_its_numbers() {
     let other = Limit::concurrent("chat", 3)
         .wait_up_to(short)
         .max_waiters(1);
-    let error = limiter
-        .try_semaphore(&other, "key")
-        .expect_err("a conflict");
+    let error = limiter.semaphore(&other, "key").expect_err("a conflict");
     assert_eq!(error.kind(), ConfigErrorKind::Conflict);
     let text = error.to_string();
     assert!(
@@ -563,7 +578,7 @@ async fn an_error_names_its_limit_and_its_numbers() {
 fn without_a_runtime_there_is_an_error_and_no_panic() {
     let server = RedisServer::start();
     let limiter = current_thread().block_on(connect(&server));
-    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key").unwrap();
     let polled = pin!(semaphore.acquire()).poll(&mut Context::from_waker(Waker::noop()));
     let Poll::Ready(Err(error)) = polled else {
         panic!("{polled:?}")
@@ -582,16 +597,16 @@ async fn bad_values_are_refused_with_a_reason() {
     let limiter = Limiter::in_memory();
     value(
         limiter
-            .try_semaphore(Limit::concurrent("a", 1).max_waiters(u32::MAX), "k")
+            .semaphore(Limit::concurrent("a", 1).max_waiters(u32::MAX), "k")
             .expect_err("too many"),
     );
     value(
         limiter
-            .try_semaphore(Limit::concurrent("a", 1).wait_up_to(Duration::MAX), "k")
+            .semaphore(Limit::concurrent("a", 1).wait_up_to(Duration::MAX), "k")
             .expect_err("too long"),
     );
     let nothing = Limit::concurrent("a", 1).fallback(Fallback::Local(0));
-    value(limiter.try_semaphore(&nothing, "k").expect_err("0"));
+    value(limiter.semaphore(&nothing, "k").expect_err("0"));
     let second = Duration::from_secs(1);
     value(
         Limiter::builder()
@@ -649,7 +664,7 @@ async fn a_socket_file_leads_to_the_store() {
     let server = RedisServer::start_with(&["--unixsocket", path]);
     let limiter = lasting().connect(&format!("unix://{path}")).await;
     let limiter = limiter.expect("it is up");
-    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key").unwrap();
     let permit = semaphore.acquire().await.expect("free");
     assert_eq!(server.key_count(), 1);
     permit.release().await.expect("up");

@@ -60,8 +60,11 @@ async fn all_slots_of_a_permit_are_released(backend: Backend) {
         let [a, b, c] = &limits;
         limiter
             .semaphore(a, "key")
+            .unwrap()
             .and(b, "key")
+            .unwrap()
             .and(c, Key::SHARED)
+            .unwrap()
     };
     let (here, there) = (both(&here), both(&there));
     for _ in 0..5 {
@@ -85,7 +88,7 @@ async fn a_release_that_is_not_awaited_to_the_end_releases(backend: Backend) {
 
 async fn a_lost_permit_has_nothing_to_release(backend: Backend) {
     let limiter = backend.replica().await;
-    let permit = acquired(&limiter.semaphore(&ONE, "key")).await;
+    let permit = acquired(&limiter.semaphore(&ONE, "key").unwrap()).await;
     assert_eq!(limiter.shutdown(Duration::ZERO).await.lost, 1);
     let released = permit.release().now_or_never().expect("at once");
     released.expect("nothing to confirm");
@@ -102,7 +105,7 @@ fn a_process_that_ends_after_a_release_leaves_nothing() {
     for _ in 0..5 {
         current_thread().block_on(async {
             let limiter = connect(&server).await;
-            let permit = limiter.semaphore(&ONE, "key").try_acquire().await;
+            let permit = limiter.semaphore(&ONE, "key").unwrap().try_acquire().await;
             let permit = permit.expect("the process before has released it");
             permit.release().await.expect("confirmed");
         });
@@ -114,7 +117,9 @@ async fn a_store_that_does_not_answer_is_not_waited_for() {
     let server = RedisServer::start();
     let builder = lasting().store_timeout(Duration::from_millis(300));
     let limiter = builder.connect(&server.url()).await.expect("up");
-    let semaphore = limiter.semaphore(Limit::concurrent("two", 2), "key");
+    let semaphore = limiter
+        .semaphore(Limit::concurrent("two", 2), "key")
+        .unwrap();
     let (one, other) = (acquired(&semaphore).await, acquired(&semaphore).await);
     until_in_store(&one).await;
     until_in_store(&other).await;
@@ -152,7 +157,7 @@ fn without_a_runtime_a_release_is_not_confirmed() {
     let server = RedisServer::start();
     let runtime = current_thread();
     let limiter = runtime.block_on(connect(&server));
-    let permit = runtime.block_on(limiter.semaphore(&ONE, "key").acquire());
+    let permit = runtime.block_on(limiter.semaphore(&ONE, "key").unwrap().acquire());
     drop(runtime);
     let Poll::Ready(released) = poll_once(permit.expect("free").release()) else {
         panic!("there is nobody to wait for");
@@ -168,7 +173,7 @@ fn run(server: &RedisServer, namespace: &str, end: impl AsyncFnOnce(Limiter, Per
     runtime.block_on(async {
         let builder = lasting().namespace(namespace);
         let limiter = builder.connect(&server.url()).await.expect("up");
-        let permit = acquired(&limiter.semaphore(&ONE, "key")).await;
+        let permit = acquired(&limiter.semaphore(&ONE, "key").unwrap()).await;
         end(limiter, permit).await;
     });
 }

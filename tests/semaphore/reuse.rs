@@ -51,7 +51,7 @@ fn at_once(semaphore: &Semaphore) -> Option<Permit> {
 #[tokio::test]
 #[should_panic(expected = "`Acquire` polled after completion")]
 async fn an_idle_slot_is_taken_once() {
-    let semaphore = Limiter::in_memory().semaphore(&FEW, Key::SHARED);
+    let semaphore = Limiter::in_memory().semaphore(&FEW, Key::SHARED).unwrap();
     keep(&semaphore).await;
     let mut acquire = semaphore.acquire();
     let _permit = (&mut acquire)
@@ -97,7 +97,7 @@ async fn a_slot_is_used_again_at_once(backend: Backend) {
 
 async fn a_kept_slot_returns_by_itself(backend: Backend) {
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(&ONE, "key");
+    let semaphore = limiter.semaphore(&ONE, "key").unwrap();
     keep(&semaphore).await;
     assert_eq!(limiter.status().held, 0);
     until_free(&semaphore).await;
@@ -181,7 +181,7 @@ async fn waiters_of_one_process_are_served_in_order(backend: Backend) {
 
 async fn a_lowered_limit_is_reached(backend: Backend) {
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(&FEW, "key");
+    let semaphore = limiter.semaphore(&FEW, "key").unwrap();
     keep(&semaphore).await;
     let mut all = Vec::new();
     for _ in 0..3 {
@@ -205,8 +205,8 @@ async fn a_lowered_limit_is_reached(backend: Backend) {
 /// A request carries its own value, so with a different value it does not take a kept slot without asking.
 async fn a_lowered_value_is_reached(backend: Backend) {
     let limiter = backend.replica().await;
-    let few = limiter.semaphore(&FEW, "key");
-    let (two, one) = (few.clone().value(2), few.value(1));
+    let few = limiter.semaphore(&FEW, "key").unwrap();
+    let (two, one) = (few.clone().value(2).unwrap(), few.value(1).unwrap());
     let permit = two.acquire().await.expect("free");
     keep(&two).await;
     let error = one.try_acquire().await.expect_err("one is in use");
@@ -216,7 +216,7 @@ async fn a_lowered_value_is_reached(backend: Backend) {
 
 async fn nothing_is_kept_for_a_limit_that_is_not_enforced(backend: Backend) {
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(&ONE, "key");
+    let semaphore = limiter.semaphore(&ONE, "key").unwrap();
     for mode in [Mode::Shadow, Mode::Off] {
         keep(&semaphore).await;
         limiter.update(&ONE.mode(mode)).expect("it may become that");
@@ -229,7 +229,7 @@ async fn nothing_is_kept_for_a_limit_that_is_not_enforced(backend: Backend) {
 
 async fn nothing_is_kept_after_a_shutdown(backend: Backend) {
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(&ONE, "key");
+    let semaphore = limiter.semaphore(&ONE, "key").unwrap();
     keep(&semaphore).await;
     let held = semaphore.acquire().await.expect("free");
     let shutdown = limiter.shutdown(GUARD);
@@ -256,8 +256,8 @@ async fn nothing_is_kept_for_nobody(backend: Backend) {
 async fn several_limits_take_what_is_kept(backend: Backend) {
     const WIDE: Limit = Limit::concurrent("wide", 2).wait_up_to(GUARD).reuse();
     let limiter = backend.replica().await;
-    let one = limiter.semaphore(&ONE, "key");
-    let both = one.clone().and(&WIDE, Key::SHARED);
+    let one = limiter.semaphore(&ONE, "key").unwrap();
+    let both = one.clone().and(&WIDE, Key::SHARED).unwrap();
     for _ in 0..5 {
         keep(&one).await;
         let permit = soon(both.acquire()).await.expect("both");
@@ -270,9 +270,9 @@ async fn several_limits_take_what_is_kept(backend: Backend) {
 async fn several_limits_are_not_refused_for_an_idle_slot(backend: Backend) {
     const WIDE: Limit = Limit::concurrent("wide", 1).wait_up_to(GUARD).reuse();
     let limiter = backend.replica().await;
-    let one = limiter.semaphore(&ONE, "key");
-    let wide = limiter.semaphore(&WIDE, Key::SHARED);
-    let both = one.clone().and(&WIDE, Key::SHARED);
+    let one = limiter.semaphore(&ONE, "key").unwrap();
+    let wide = limiter.semaphore(&WIDE, Key::SHARED).unwrap();
+    let both = one.clone().and(&WIDE, Key::SHARED).unwrap();
     for idle in [&[&one][..], &[&wide], &[&one, &wide]] {
         for _ in 0..10 {
             for semaphore in idle {
@@ -289,8 +289,8 @@ async fn several_limits_are_not_refused_for_an_idle_slot(backend: Backend) {
 
 async fn several_limits_get_their_share_beside_single_requests(backend: Backend) {
     let limiter = backend.replica().await;
-    let one = limiter.semaphore(&ONE, "key");
-    let both = one.clone().and(&FEW, "key");
+    let one = limiter.semaphore(&ONE, "key").unwrap();
+    let both = one.clone().and(&FEW, "key").unwrap();
     // This task holds the slot for a small part of the time.
     let busy = tokio::spawn(async move {
         loop {
@@ -316,7 +316,9 @@ async fn several_limits_get_their_share_beside_single_requests(backend: Backend)
 fn a_slot_that_changes_hands_is_counted_once() {
     const THREADS: usize = 4_000;
     let limiter = Limiter::in_memory();
-    let semaphore = limiter.semaphore(Limit::concurrent("two", 2).reuse(), "key");
+    let semaphore = limiter
+        .semaphore(Limit::concurrent("two", 2).reuse(), "key")
+        .unwrap();
     let counts = || {
         let usage = semaphore.usage().now_or_never();
         let usage = usage.expect("it is in memory").expect("it is in memory");
@@ -353,8 +355,8 @@ fn a_rate_has_nothing_to_reuse() {
 #[tokio::test]
 async fn one_limit_is_reused_or_not() {
     let limiter = Limiter::in_memory();
-    let _reused = limiter.semaphore(&ONE, "key");
-    let error = limiter.try_semaphore(Limit::concurrent("one", 1), "key");
+    let _reused = limiter.semaphore(&ONE, "key").unwrap();
+    let error = limiter.semaphore(Limit::concurrent("one", 1), "key");
     assert_eq!(
         error.expect_err("they differ").kind(),
         ConfigErrorKind::Conflict

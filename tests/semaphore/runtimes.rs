@@ -72,12 +72,12 @@ fn on_an_undriven_runtime(
 ) -> (Runtime, Limiter, Permit) {
     let undriven = current_thread();
     let limiter = on(&undriven, connected).unwrap();
-    let permit = on(&undriven, decision(limiter.semaphore(&ONE, "key"))).unwrap();
+    let permit = on(&undriven, decision(limiter.semaphore(&ONE, "key").unwrap())).unwrap();
     (undriven, limiter, permit)
 }
 
 fn waiting(limiter: &Limiter) -> Semaphore {
-    limiter.semaphore(ONE.wait_up_to(GUARD), "key")
+    limiter.semaphore(ONE.wait_up_to(GUARD), "key").unwrap()
 }
 
 /// The store's decision. A request may be refused without the store while the machine stalls, and is repeated.
@@ -121,7 +121,7 @@ fn a_runtime_that_nobody_drives_does_not_hold_up_others() {
         let other = multi_thread(1);
         // The driver then stays where it has moved, whatever happens to the runtime.
         for runtime in [&other, &undriven] {
-            let refused = on(runtime, decision(limiter.semaphore(&ONE, "key")));
+            let refused = on(runtime, decision(limiter.semaphore(&ONE, "key").unwrap()));
             assert_eq!(refused.unwrap_err(), AcquireErrorKind::Full);
             assert!(limiter.status().store_up);
         }
@@ -199,7 +199,9 @@ fn a_handler_that_blocks_after_giving_its_slot_back_costs_no_lease() {
     let store = TestStore::new();
     let runtime = multi_thread(2);
     let limiter = on(&runtime, builder().lease(LEASE).connect_to(&store)).unwrap();
-    let semaphore = limiter.semaphore(Limit::concurrent("two", 2), "key");
+    let semaphore = limiter
+        .semaphore(Limit::concurrent("two", 2), "key")
+        .unwrap();
     let held = on(&runtime, semaphore.acquire()).unwrap();
     let other = on(&runtime, semaphore.acquire()).unwrap();
     let (end, ended) = mpsc::channel::<()>();
@@ -245,7 +247,7 @@ fn an_outage_is_over_for_a_task_that_is_not_driven() {
     let limiter = on(&undriven, builder().connect_to(&store)).unwrap();
     store.come_back();
     let other = current_thread();
-    let _permit = on(&other, decision(limiter.semaphore(&ONE, "key"))).unwrap();
+    let _permit = on(&other, decision(limiter.semaphore(&ONE, "key").unwrap())).unwrap();
     assert!(limiter.status().store_up);
 }
 
@@ -279,7 +281,7 @@ fn a_shutdown_ends_on_a_runtime_without_timers() {
     thread::spawn(move || {
         let bare = Builder::new_current_thread().build().unwrap();
         let limiter = Limiter::in_memory();
-        let permit = bare.block_on(limiter.semaphore(&ONE, "key").acquire());
+        let permit = bare.block_on(limiter.semaphore(&ONE, "key").unwrap().acquire());
         let report = bare.block_on(limiter.shutdown(Duration::from_millis(100)));
         drop(permit);
         tell.send(report.lost).unwrap();
@@ -315,7 +317,7 @@ fn a_thread_of_its_own_depends_on_nobody() {
 fn runtimes_that_end_with_an_exchange_under_way_are_no_outage() {
     let server = RedisServer::start();
     let limiter = on(&current_thread(), connect(&server));
-    let semaphore = limiter.semaphore(&ONE, "key");
+    let semaphore = limiter.semaphore(&ONE, "key").unwrap();
     drop(on(&current_thread(), semaphore.acquire()).unwrap());
     for _ in 0..8 {
         let runtime = multi_thread(1);
@@ -344,7 +346,9 @@ fn a_static_limiter_serves_many_short_runtimes() {
     let builder = lasting().store_timeout(GUARD / 6);
     let connect = || on(&current_thread(), builder.connect(server.url())).unwrap();
     let limiter = LIMITER.get_or_init(connect);
-    let semaphore = limiter.semaphore(Limit::concurrent("many", 4), "key");
+    let semaphore = limiter
+        .semaphore(Limit::concurrent("many", 4), "key")
+        .unwrap();
     for round in 0..200 {
         let runtime = current_thread();
         match round % 3 {
@@ -406,7 +410,7 @@ fn a_runtime_that_lacks_something_serves_requests() {
         assert_eq!(panics(), before + 1);
 
         let limiter = on(&current_thread(), connect(&server));
-        let semaphore = limiter.semaphore(&ONE, "key");
+        let semaphore = limiter.semaphore(&ONE, "key").unwrap();
         let before = panics();
         for _ in 0..3 {
             drop(runtime.block_on(waiting(&limiter).acquire()).unwrap());
@@ -417,7 +421,9 @@ fn a_runtime_that_lacks_something_serves_requests() {
     }
     for runtime in [&no_timer, &bare] {
         let memory = Limiter::in_memory();
-        let memory = memory.semaphore(ONE.wait_up_to(Duration::from_millis(20)), "key");
+        let memory = memory
+            .semaphore(ONE.wait_up_to(Duration::from_millis(20)), "key")
+            .unwrap();
         let held = on(&current_thread(), memory.acquire()).unwrap();
         let before = panics();
         for _ in 0..3 {
@@ -435,7 +441,9 @@ fn a_runtime_that_lacks_something_serves_requests() {
 fn a_wait_ends_in_time_although_nobody_drives_the_runtime_with_the_task() {
     let memory = Limiter::in_memory();
     let undriven = current_thread();
-    let short = memory.semaphore(ONE.wait_up_to(Duration::from_millis(50)), "key");
+    let short = memory
+        .semaphore(ONE.wait_up_to(Duration::from_millis(50)), "key")
+        .unwrap();
     let held = on(&undriven, short.acquire()).unwrap();
     assert!(on(&undriven, short.acquire()).is_err());
     let error = on(&current_thread(), short.acquire()).unwrap_err();
@@ -468,7 +476,7 @@ impl First {
         let builder = lasting().store_timeout(GUARD / 10);
         let builder = builder.namespace(format!("cell-{cell}"));
         let limiter = on(first, builder.connect(url)).unwrap();
-        let semaphore = limiter.semaphore(&ONE, "first");
+        let semaphore = limiter.semaphore(&ONE, "first").unwrap();
         drop(on(first, decision(semaphore.clone())).unwrap());
         if self == Self::EndedInTheMiddle {
             first.block_on(async { start(&mut semaphore.acquire()) });
@@ -493,19 +501,20 @@ const ENTRIES: [(&str, Entry); 8] = [
         async move { outcome(waiting(&limiter).acquire().await) }.boxed_local()
     }),
     ("try_acquire", |limiter| {
-        async move { outcome(limiter.semaphore(&ONE, "key").try_acquire().await) }.boxed_local()
+        async move { outcome(limiter.semaphore(&ONE, "key").unwrap().try_acquire().await) }
+            .boxed_local()
     }),
     ("acquire several", |limiter| {
         let rate = Limit::rate("rate", 9, Duration::from_secs(1));
-        let both = waiting(&limiter).and(&rate, "key");
+        let both = waiting(&limiter).and(&rate, "key").unwrap();
         async move { outcome(both.acquire().await) }.boxed_local()
     }),
     ("usage", |limiter| {
-        async move { outcome(limiter.semaphore(&ONE, "key").usage().await) }.boxed_local()
+        async move { outcome(limiter.semaphore(&ONE, "key").unwrap().usage().await) }.boxed_local()
     }),
     ("call", |limiter| {
         let serve = |_| ready(Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new())));
-        let service = limiter.layer(ONE).layer(service_fn(serve));
+        let service = limiter.layer(ONE).unwrap().layer(service_fn(serve));
         async move {
             let response = service.oneshot(Request::new(())).await.unwrap();
             let status = response.status();

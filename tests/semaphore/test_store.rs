@@ -37,7 +37,7 @@ async fn replica(store: &TestStore) -> Limiter {
 }
 
 async fn semaphore(store: &TestStore, limit: &Limit) -> Semaphore {
-    replica(store).await.semaphore(limit, "key")
+    replica(store).await.semaphore(limit, "key").unwrap()
 }
 
 async fn kind(semaphore: &Semaphore) -> AcquireErrorKind {
@@ -122,7 +122,7 @@ async fn limits_fall_back_while_the_store_is_down() {
     let limiter = replica(&store).await;
     let on = |name, fallback| {
         let limit = Limit::concurrent(name, 1).fallback(fallback);
-        limiter.semaphore(&limit, "key")
+        limiter.semaphore(&limit, "key").unwrap()
     };
     let reject = on("reject", Fallback::Reject);
     let (local, allow) = (
@@ -146,10 +146,12 @@ async fn limits_fall_back_while_the_store_is_down() {
     assert!(reject.try_acquire().await.is_ok());
     // Permits admitted meanwhile count.
     let other = replica(&store).await;
-    let local_there = other.semaphore(
-        Limit::concurrent("local", 1).fallback(Fallback::Local(2)),
-        "key",
-    );
+    let local_there = other
+        .semaphore(
+            Limit::concurrent("local", 1).fallback(Fallback::Local(2)),
+            "key",
+        )
+        .unwrap();
     assert_eq!(kind(&local_there).await, AcquireErrorKind::Full);
     drop(during);
     until_free(&local_there).await;
@@ -162,7 +164,7 @@ async fn a_limiter_starts_while_the_store_is_down() {
     store.go_down();
     let limiter = replica(&store).await;
     assert!(!limiter.status().store_up);
-    let strict = limiter.semaphore(&STRICT, "key");
+    let strict = limiter.semaphore(&STRICT, "key").unwrap();
     assert_eq!(kind(&strict).await, AcquireErrorKind::Unavailable);
     store.come_back();
     until_up(&limiter).await;
@@ -203,7 +205,7 @@ async fn a_store_that_is_too_slow_is_given_up() {
     let store = TestStore::new();
     let limiter = replica(&store).await;
     let (here, there) = (
-        limiter.semaphore(&STRICT, "key"),
+        limiter.semaphore(&STRICT, "key").unwrap(),
         semaphore(&store, &STRICT).await,
     );
     store.respond_after(STORE_TIMEOUT * 3 / 2);
@@ -222,7 +224,7 @@ async fn a_store_that_is_too_slow_is_given_up() {
 async fn what_is_under_way_is_lost_when_the_store_goes_down() {
     let store = TestStore::new();
     let limiter = replica(&store).await;
-    let here = limiter.semaphore(&STRICT, "key");
+    let here = limiter.semaphore(&STRICT, "key").unwrap();
     store.respond_after(STORE_TIMEOUT / 2);
     for passed in [STORE_TIMEOUT / 8, STORE_TIMEOUT * 3 / 8] {
         let asked = tokio::spawn(here.acquire());
@@ -242,7 +244,7 @@ async fn a_short_outage_costs_no_slot_and_no_place() {
     let store = TestStore::new();
     let limiter = replica(&store).await;
     let (here, there) = (
-        limiter.semaphore(&ONE, "key"),
+        limiter.semaphore(&ONE, "key").unwrap(),
         semaphore(&store, &ONE).await,
     );
     let permit = here.acquire().await.expect("free");
@@ -264,7 +266,7 @@ async fn a_short_outage_costs_no_slot_and_no_place() {
 async fn a_permit_is_lost_when_the_outage_outlasts_its_lease() {
     let store = TestStore::new();
     let here = connect(Limiter::builder().lease(LEASE), &store).await;
-    let here = here.semaphore(&STRICT, "key");
+    let here = here.semaphore(&STRICT, "key").unwrap();
     let permit = here.acquire().await.expect("free");
     let deadline = permit.deadline().expect("it has a lease");
     store.go_down();
@@ -348,7 +350,7 @@ const GRACE: Duration = Duration::from_secs(60);
 
 /// Permits of one replica for distinct keys.
 async fn permits(limiter: &Limiter, keys: u64) -> Vec<Permit> {
-    let acquire = |key| limiter.semaphore(&FLOOD, key).acquire();
+    let acquire = |key| limiter.semaphore(&FLOOD, key).unwrap().acquire();
     let permits = join_all((0..keys).map(acquire)).await.into_iter();
     permits.map(|permit| permit.expect("free")).collect()
 }
@@ -375,7 +377,7 @@ async fn taken(store: &TestStore, keys: u64) -> usize {
     store.respond_after(Duration::ZERO);
     let other = replica(store).await;
     let usage = |key| {
-        let semaphore = other.semaphore(&FLOOD, key);
+        let semaphore = other.semaphore(&FLOOD, key).unwrap();
         async move { semaphore.usage().await.expect("the store is up").in_use as usize }
     };
     join_all((0..keys).map(usage)).await.into_iter().sum()
@@ -410,15 +412,13 @@ async fn the_later_of_two_shutdowns_counts() {
 #[cfg(feature = "operate")]
 #[tokio::test]
 async fn a_replica_has_its_label() {
+    use tower_turnstile::operate::seam::{Desk, Question};
+
     let store = TestStore::new();
     let builder = Limiter::builder().operable().replica_label("r1");
     let limiter = connect(builder, &store).await;
-    let replicas = limiter
-        .operator()
-        .replicas()
-        .await
-        .expect("in this process");
-    assert_eq!(replicas.rows[0].label, "r1");
+    let answer = Desk::of(&limiter).answer(0, &Question::Replicas).await;
+    assert_eq!(answer.expect("the limiter exists").label, "r1");
 }
 
 /// G5: however many releases are pending, a shutdown leaves none of them to the end of its lease.
@@ -519,7 +519,7 @@ async fn a_shutdown_waits_for_earlier_releases() {
     let store = TestStore::new();
     let limiter = replica(&store).await;
     let holder = semaphore(&store, &ONE).await.acquire().await.expect("free");
-    let one = limiter.semaphore(ONE.wait_up_to(2 * GRACE), "key");
+    let one = limiter.semaphore(ONE.wait_up_to(2 * GRACE), "key").unwrap();
     let mut waiter = one.acquire();
     start(&mut waiter);
     until_waiting(&one, 1).await;

@@ -45,21 +45,21 @@ conformance! {
 }
 
 fn caller(limiter: &Limiter, key: &str) -> Semaphore {
-    limiter.semaphore(&PATIENT_CALLER, key)
+    limiter.semaphore(&PATIENT_CALLER, key).unwrap()
 }
 
 fn all(limiter: &Limiter) -> Semaphore {
-    limiter.semaphore(&PATIENT_ALL, Key::SHARED)
+    limiter.semaphore(&PATIENT_ALL, Key::SHARED).unwrap()
 }
 
 /// Under the caller's limit and the limit of all callers.
 fn both(limiter: &Limiter, key: &str) -> Semaphore {
-    caller(limiter, key).and(&PATIENT_ALL, Key::SHARED)
+    caller(limiter, key).and(&PATIENT_ALL, Key::SHARED).unwrap()
 }
 
 async fn a_permit_holds_a_slot_of_each_limit(backend: Backend) {
     let (one, other) = (backend.replica().await, backend.replica().await);
-    let jobs = both(&one, "a").and(&OPENS, "a");
+    let jobs = both(&one, "a").and(&OPENS, "a").unwrap();
     let permit = jobs.acquire().await.expect("free");
     for scope in [caller(&other, "a"), all(&other)] {
         assert_eq!(usage(&scope).await, (1, 0));
@@ -81,7 +81,7 @@ async fn a_refusal_by_any_leaves_nothing_in_the_others(backend: Backend) {
     let scopes = [(&CALLER, "a"), (&ALL, ""), (&OPENS, "a")];
     for used_up in 0..3 {
         let (limit, key) = scopes[used_up];
-        let alone = limiter.semaphore(limit, key);
+        let alone = limiter.semaphore(limit, key).unwrap();
         let mut taken = Vec::new();
         for _ in 0..limit.max() {
             taken.push(alone.try_acquire().await.expect("free"));
@@ -89,8 +89,12 @@ async fn a_refusal_by_any_leaves_nothing_in_the_others(backend: Backend) {
         let before = backend.contents();
         for first in 0..3 {
             let [one, two, three] = [0, 1, 2].map(|number| scopes[(first + number) % 3]);
-            let jobs = limiter.semaphore(one.0, one.1);
-            let jobs = jobs.and(two.0, two.1).and(three.0, three.1);
+            let jobs = limiter.semaphore(one.0, one.1).unwrap();
+            let jobs = jobs
+                .and(two.0, two.1)
+                .unwrap()
+                .and(three.0, three.1)
+                .unwrap();
             let error = jobs.acquire().await.expect_err("one is used up");
             assert!(error.is_limited());
             assert_eq!(error.limit_name(), limit.name());
@@ -101,11 +105,14 @@ async fn a_refusal_by_any_leaves_nothing_in_the_others(backend: Backend) {
         until_same(&before, || backend.contents()).await;
         for (limit, key) in [(&CALLER, "a"), (&ALL, "")] {
             let held = u32::from(limit.name() == scopes[used_up].0.name());
-            assert_eq!(usage(&limiter.semaphore(limit, key)).await, (held, 0));
+            assert_eq!(
+                usage(&limiter.semaphore(limit, key).unwrap()).await,
+                (held, 0)
+            );
         }
         drop(taken);
         for (limit, key) in [(&CALLER, "a"), (&ALL, "")] {
-            until_free(&limiter.semaphore(limit, key)).await;
+            until_free(&limiter.semaphore(limit, key).unwrap()).await;
         }
         if limit.period().is_none() {
             assert_eq!(backend.contents(), Vec::<String>::new());
@@ -153,7 +160,7 @@ async fn a_wait_that_ends_gives_all_back(backend: Backend) {
     let limiter = backend.replica().await;
     let short = ALL.wait_up_to(Duration::from_millis(50));
     let holder = all(&limiter).acquire().await.expect("free");
-    let jobs = caller(&limiter, "b").and(&short, Key::SHARED);
+    let jobs = caller(&limiter, "b").and(&short, Key::SHARED).unwrap();
     let error = jobs.acquire().await.expect_err("taken for longer");
     assert_eq!(error.kind(), AcquireErrorKind::TimedOut);
     assert!(error.waited() >= Duration::from_millis(50));
@@ -202,16 +209,18 @@ async fn a_grant_that_nobody_takes_returns_all(backend: Backend) {
 async fn an_error_names_the_limit_that_refused(backend: Backend) {
     let limiter = backend.replica().await;
     let wide = Limit::concurrent("wide", 3).wait_up_to(Duration::from_millis(30));
-    let alone = limiter.semaphore(&wide, Key::SHARED);
+    let alone = limiter.semaphore(&wide, Key::SHARED).unwrap();
     drop(alone.acquire().await.expect("free"));
     until_free(&alone).await;
     let mut held = Vec::new();
     for _ in 0..3 {
         held.push(alone.acquire().await.expect("free"));
     }
-    let jobs = caller(&limiter, "a").and(&wide, Key::SHARED);
+    let jobs = caller(&limiter, "a").and(&wide, Key::SHARED).unwrap();
     let _first = queue_under(
-        &limiter.semaphore(wide.clone().wait_up_to(GUARD), Key::SHARED),
+        &limiter
+            .semaphore(wide.clone().wait_up_to(GUARD), Key::SHARED)
+            .unwrap(),
         &alone,
         1,
     )
@@ -248,18 +257,20 @@ async fn an_error_names_the_limit_that_refused(backend: Backend) {
 async fn a_caller_who_waits_for_its_own_slot_holds_no_shared_one(backend: Backend) {
     let (one, other) = (backend.replica().await, backend.replica().await);
     let shared = Limit::concurrent("two", 2).wait_up_to(GUARD);
-    let shared_alone = one.semaphore(&shared, Key::SHARED);
+    let shared_alone = one.semaphore(&shared, Key::SHARED).unwrap();
     let jobs = [
-        caller(&other, "a").and(&shared, Key::SHARED),
+        caller(&other, "a").and(&shared, Key::SHARED).unwrap(),
         other
             .semaphore(&shared, Key::SHARED)
-            .and(&PATIENT_CALLER, "a"),
+            .unwrap()
+            .and(&PATIENT_CALLER, "a")
+            .unwrap(),
     ];
     for jobs in jobs {
         let holder = jobs.acquire().await.expect("free");
         let waiter = queue_under(&jobs, &caller(&one, "a"), 1).await;
         assert_eq!(usage(&shared_alone).await, (1, 0));
-        let stranger = caller(&one, "b").and(&shared, Key::SHARED);
+        let stranger = caller(&one, "b").and(&shared, Key::SHARED).unwrap();
         let stranger = stranger.try_acquire().await.expect("not in their way");
         drop((holder, stranger));
         drop(soon(waiter).await.expect("no panic"));
@@ -317,10 +328,13 @@ async fn policies_in_opposite_order_do_not_wait_for_each_other(backend: Backend)
     let mut tasks = Vec::new();
     for _ in 0..2 {
         let limiter = backend.replica().await;
-        let (x_alone, y_alone) = (limiter.semaphore(&x, "k"), limiter.semaphore(&y, "k"));
+        let (x_alone, y_alone) = (
+            limiter.semaphore(&x, "k").unwrap(),
+            limiter.semaphore(&y, "k").unwrap(),
+        );
         let kinds = [
-            (x_alone.clone().and(&y, "k"), [1, 1]),
-            (y_alone.clone().and(&x, "k"), [1, 1]),
+            (x_alone.clone().and(&y, "k").unwrap(), [1, 1]),
+            (y_alone.clone().and(&x, "k").unwrap(), [1, 1]),
             (x_alone, [1, 0]),
             (y_alone, [0, 1]),
         ];
@@ -341,7 +355,8 @@ async fn policies_in_opposite_order_do_not_wait_for_each_other(backend: Backend)
     }
     drop(sender);
     let watcher = backend.replica().await;
-    let watched = [(&x, 2), (&y, 3)].map(|(limit, max)| (watcher.semaphore(limit, "k"), max));
+    let watched =
+        [(&x, 2), (&y, 3)].map(|(limit, max)| (watcher.semaphore(limit, "k").unwrap(), max));
     let watch = async {
         loop {
             for (semaphore, max) in &watched {
@@ -463,11 +478,16 @@ async fn a_class_says_which_slot_comes_first() {
         .class(Class::Tenant)
         .wait_up_to(GUARD);
     let (route_alone, tenant_alone) = (
-        limiter.semaphore(&route, "r"),
-        limiter.semaphore(&tenant, "t"),
+        limiter.semaphore(&route, "r").unwrap(),
+        limiter.semaphore(&tenant, "t").unwrap(),
     );
     let held = tenant_alone.acquire().await.expect("free");
-    let waiter = queue_under(&route_alone.clone().and(&tenant, "t"), &tenant_alone, 1).await;
+    let waiter = queue_under(
+        &route_alone.clone().and(&tenant, "t").unwrap(),
+        &tenant_alone,
+        1,
+    )
+    .await;
     assert_eq!(usage(&route_alone).await, (0, 0));
     let route_held = queue(&route_alone, 0).await.await.expect("free");
     drop(held);
@@ -489,13 +509,13 @@ async fn limits_that_do_not_go_together_are_refused_with_a_reason() {
     let limits: Vec<Limit> = limits.collect();
     let most = limits[1..Policy::MAX_SCOPES]
         .iter()
-        .fold(limiter.semaphore(&limits[0], "k"), |all, limit| {
-            all.and(limit, "k")
+        .fold(limiter.semaphore(&limits[0], "k").unwrap(), |all, limit| {
+            all.and(limit, "k").unwrap()
         });
     drop(most.acquire().await.expect("16 are fine"));
 
-    let twice = caller(&limiter, "a").try_and(&PATIENT_CALLER, "b");
-    let too_many = most.try_and(&limits[Policy::MAX_SCOPES], "k");
+    let twice = caller(&limiter, "a").and(&PATIENT_CALLER, "b");
+    let too_many = most.and(&limits[Policy::MAX_SCOPES], "k");
     for (error, words) in [
         (twice.err(), "`caller` is listed twice"),
         (too_many.err(), "not 17"),
@@ -514,13 +534,13 @@ async fn limits_that_do_not_go_together_are_refused_with_a_reason() {
         (limits.iter().collect::<Vec<_>>().into(), "not 17"),
     ];
     for (policy, words) in policies {
-        let error = limiter.try_layer(policy).expect_err("refused");
+        let error = limiter.layer(policy).expect_err("refused");
         assert_eq!(error.kind(), ConfigErrorKind::Value);
         assert!(error.to_string().contains(words), "{error}");
     }
     let other = Limit::concurrent("caller", 7);
     let conflict = all(&limiter)
-        .try_and(&other, "a")
+        .and(&other, "a")
         .expect_err("there is another one");
     assert_eq!(conflict.kind(), ConfigErrorKind::Conflict);
 }
@@ -530,28 +550,36 @@ async fn lists_have_one_key(backend: Backend) {
     let [a, b, c] = &limits;
     let limiter = backend.replica().await;
     let lists = [
-        limiter.semaphore(&limits[..], "key"),
-        limiter.semaphore(limits.clone(), "key"),
-        limiter.semaphore([a, b, c], "key"),
-        limiter.semaphore(vec![a, b, c], "key"),
-        limiter.semaphore(a, "key").and([b, c], "key"),
-        limiter.semaphore([a, b], "key").and(c.clone(), "key"),
+        limiter.semaphore(&limits[..], "key").unwrap(),
+        limiter.semaphore(limits.clone(), "key").unwrap(),
+        limiter.semaphore([a, b, c], "key").unwrap(),
+        limiter.semaphore(vec![a, b, c], "key").unwrap(),
+        limiter
+            .semaphore(a, "key")
+            .unwrap()
+            .and([b, c], "key")
+            .unwrap(),
+        limiter
+            .semaphore([a, b], "key")
+            .unwrap()
+            .and(c.clone(), "key")
+            .unwrap(),
     ];
     for semaphore in lists {
         let permit = semaphore.try_acquire().await.expect("free");
         for limit in &limits {
-            let other = limiter.semaphore(limit, "key");
+            let other = limiter.semaphore(limit, "key").unwrap();
             let error = other.try_acquire().await.expect_err("taken");
             assert_eq!(error.limit_name(), limit.name());
         }
         permit.release().await.expect("confirmed");
     }
     for limits in [vec![], vec![a.clone(), a.clone()]] {
-        limiter.try_semaphore(limits, "key").expect_err("no list");
+        limiter.semaphore(limits, "key").expect_err("no list");
     }
-    let semaphore = limiter.semaphore(a, "key");
+    let semaphore = limiter.semaphore(a, "key").unwrap();
     semaphore
-        .try_and(Vec::<Limit>::new(), "key")
+        .and(Vec::<Limit>::new(), "key")
         .expect_err("no list");
 }
 
@@ -561,8 +589,8 @@ async fn each_limit_has_its_usage(backend: Backend) {
     let starts = Limit::rate("starts", 100, Duration::from_secs(1));
     let all = Limit::concurrent("all", 5);
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore([&own, &starts], "key");
-    let semaphore = semaphore.and(&all, Key::SHARED);
+    let semaphore = limiter.semaphore([&own, &starts], "key").unwrap();
+    let semaphore = semaphore.and(&all, Key::SHARED).unwrap();
     let usages = async || {
         let usages = semaphore.usages().await.expect("up");
         let each = usages.into_iter();
@@ -580,7 +608,11 @@ async fn each_limit_has_its_usage(backend: Backend) {
     let waiter = queue(&semaphore, 1).await;
     assert_eq!(usages().await, expect((1, 1, 1), (1, 0, 5)));
     // A rate has no slots, also if it is the first.
-    let usage = limiter.semaphore([&starts, &own], "key").usage().await;
+    let usage = limiter
+        .semaphore([&starts, &own], "key")
+        .unwrap()
+        .usage()
+        .await;
     let usage = usage.expect("up");
     assert_eq!((usage.in_use, usage.waiting, usage.max), (1, 1, 1));
     permit.release().await.expect("confirmed");
@@ -598,7 +630,11 @@ async fn a_status_counts_each_slot(backend: Backend) {
     let limits = ["a", "b", "c"].map(|name| Limit::concurrent(name, 3));
     let rate = Limit::rate("rate", 10, Duration::from_secs(1));
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(limits, "key").and(&rate, "key");
+    let semaphore = limiter
+        .semaphore(limits, "key")
+        .unwrap()
+        .and(&rate, "key")
+        .unwrap();
     let held = || limiter.status().held;
     let mut permits = Vec::new();
     for count in 1..=3 {

@@ -37,7 +37,7 @@ fn refusal(error: &AcquireError) -> (AcquireErrorKind, u32, u32) {
 
 async fn a_permit_counts_as_many_units_as_it_weighs(backend: Backend) {
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(&TEN, "key");
+    let semaphore = limiter.semaphore(&TEN, "key").unwrap();
     let heavy = semaphore.acquire_many(7).await.expect("free");
     let light = semaphore.acquire().await.expect("free");
     assert_eq!((heavy.weight(), light.weight()), (7, 1));
@@ -59,7 +59,7 @@ async fn a_permit_counts_as_many_units_as_it_weighs(backend: Backend) {
 
 async fn a_weight_that_no_permit_can_have_is_refused_at_once(backend: Backend) {
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(&TEN, "key");
+    let semaphore = limiter.semaphore(&TEN, "key").unwrap();
     for (weight, words) in [
         (0, "a permit of limit `ten` weighs 1 to 64 units, not 0"),
         (11, "a permit of 11 units is heavier than limit `ten` of 10"),
@@ -81,7 +81,7 @@ async fn a_weight_that_no_permit_can_have_is_refused_at_once(backend: Backend) {
     }
     assert_eq!(usage(&semaphore).await, (0, 0));
     // A key without slots is full for every weight.
-    let none = semaphore.clone().value(0);
+    let none = semaphore.clone().value(0).unwrap();
     let error = none.acquire_many(2).await.expect_err("no slots");
     assert_eq!(refusal(&error), (AcquireErrorKind::Full, 2, 0));
     // A limit without enforcement refuses nothing.
@@ -194,7 +194,7 @@ async fn the_cap_holds_under_load(backend: Backend) {
 
 async fn a_limit_that_is_lowered_lets_a_heavy_waiter_in_alone(backend: Backend) {
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(&TEN, "key");
+    let semaphore = limiter.semaphore(&TEN, "key").unwrap();
     let holder = semaphore.acquire_many(4).await.expect("free");
     let heavy = queue(&semaphore, 8, 1).await;
     let light = queue(&semaphore, 1, 2).await;
@@ -215,10 +215,10 @@ async fn several_limits_are_taken_whole_or_not_at_all(backend: Backend) {
     const FIVE: Limit = Limit::concurrent("five", 5).wait_up_to(GUARD);
     let limiter = backend.replica().await;
     let (ten, five) = (
-        limiter.semaphore(&TEN, Key::SHARED),
-        limiter.semaphore(&FIVE, "key"),
+        limiter.semaphore(&TEN, Key::SHARED).unwrap(),
+        limiter.semaphore(&FIVE, "key").unwrap(),
     );
-    let both = five.clone().and(&TEN, Key::SHARED);
+    let both = five.clone().and(&TEN, Key::SHARED).unwrap();
     let error = both.acquire_many(6).await.expect_err("too heavy for one");
     assert_eq!(refusal(&error), (AcquireErrorKind::InvalidWeight, 6, 5));
     let others = ten.acquire_many(7).await.expect("free");
@@ -265,7 +265,7 @@ async fn renewals_keep_all_units() {
 #[tokio::test]
 async fn lost_data_is_restored_whole() {
     let server = RedisServer::start();
-    let semaphore = connect(&server).await.semaphore(&TEN, "key");
+    let semaphore = connect(&server).await.semaphore(&TEN, "key").unwrap();
     let permit = semaphore.acquire_many(7).await.expect("free");
     server.cli(&["FLUSHALL"]);
     until(&semaphore, |in_use, _| in_use == 7).await;
@@ -292,7 +292,7 @@ fn process() {
             .store_timeout(LEASE / 4)
             .poll_interval(LEASE / 10);
         let limiter = builder.connect(&url).await.expect("it is up");
-        let semaphore = limiter.semaphore(&TEN, "key");
+        let semaphore = limiter.semaphore(&TEN, "key").unwrap();
         loop {
             // A machine that stalls may take the slots away.
             let holder = semaphore.acquire_many(7).await.expect("free");
@@ -325,7 +325,7 @@ async fn units_of_a_killed_process_come_back_together() {
         .stdout(Stdio::null())
         .spawn();
     let process = Process(process.expect("it runs"));
-    let semaphore = connect(&server).await.semaphore(&TEN, "key");
+    let semaphore = connect(&server).await.semaphore(&TEN, "key").unwrap();
     until(&semaphore, |in_use, waiting| (in_use, waiting) == (7, 1)).await;
     let waiter = queue(&semaphore, 9, 2).await;
     drop(process);

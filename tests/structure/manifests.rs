@@ -1,6 +1,6 @@
 //! Compares the manifests of the packages.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 use crate::source::{SOURCES, repository};
 
@@ -9,11 +9,58 @@ fn manifest(folder: &Path) -> toml::Table {
     text.parse().unwrap()
 }
 
+/// Packages with their features, as `cargo tree` lists them.
+pub(crate) fn tree(flags: &[&str]) -> BTreeSet<String> {
+    let listed = Command::new(env!("CARGO"))
+        .args([
+            "tree",
+            "--locked",
+            "--offline",
+            "--prefix",
+            "none",
+            "--no-dedupe",
+        ])
+        .args([
+            "--format",
+            "{p} {f}",
+            "--target",
+            "x86_64-unknown-linux-gnu",
+        ])
+        .args(flags)
+        .current_dir(repository())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&listed.stderr);
+    assert!(listed.status.success(), "{errors}");
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    listed.lines().map(ToOwned::to_owned).collect()
+}
+
+/// Packages that `.ci/suite` also builds by themselves.
+const BUILT_ALONE: &[&[&str]] = &[&["tests"], &["tests", "tower-turnstile-operate"]];
+
+/// A dependency with other features would be compiled twice, and so would all that depend on it.
+#[test]
+fn a_package_alone_has_the_features_of_all_together() {
+    let all_features = ["--all-features", "--edges", "normal,build,dev"];
+    let together = tree(&[&all_features[..], &["--workspace"]].concat());
+    for packages in BUILT_ALONE {
+        let selected = packages.iter().flat_map(|package| ["--package", package]);
+        let selected: Vec<_> = all_features.into_iter().chain(selected).collect();
+        let alone = tree(&selected);
+        let others: Vec<_> = alone.difference(&together).collect();
+        assert!(
+            others.is_empty(),
+            "{packages:?} should want the features that others want: {others:#?}"
+        );
+    }
+}
+
 /// Both compile the same source.
 #[test]
 fn the_tests_have_the_features_and_dependencies_of_the_library() {
     let [library, tests] = ["", "tests"].map(|folder| manifest(&repository().join(folder)));
-    for table in ["features", "dependencies", "target"] {
+    for table in ["features", "dependencies"] {
         assert_eq!(tests[table], library[table], "[{table}]");
     }
 }
@@ -78,5 +125,25 @@ fn every_test_is_in_the_manifest() {
         let main = if is_test { path } else { path.join("main.rs") };
         let path = main.strip_prefix(folder).unwrap().to_str().unwrap();
         assert!(!main.is_file() || named.contains(&path), "{path}");
+    }
+}
+
+/// A package that is published has the licence in it, and no tests.
+#[test]
+fn every_published_package_is_whole() {
+    let licence = fs::read_to_string(repository().join("LICENSE")).unwrap();
+    for (source, _) in SOURCES {
+        let folder = repository().join(source);
+        let folder = folder.parent().unwrap();
+        let manifest = manifest(folder);
+        let include = manifest["package"]["include"].as_array().unwrap();
+        let included = |path: &str| include.iter().any(|one| one.as_str() == Some(path));
+        for path in ["/LICENSE", "/README.md", "/src"] {
+            assert!(included(path), "{source}: {path}");
+        }
+        assert!(!included("/tests"), "{source}");
+        let own = fs::read_to_string(folder.join("LICENSE")).unwrap();
+        assert_eq!(own, licence, "{source}");
+        assert!(folder.join("README.md").is_file(), "{source}");
     }
 }

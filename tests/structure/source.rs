@@ -13,7 +13,11 @@ use syn::{
 };
 
 /// Folders of source, and the root of each: the library is first.
-pub(crate) const SOURCES: &[(&str, &str)] = &[("src", "lib.rs")];
+pub(crate) const SOURCES: &[(&str, &str)] = &[
+    ("src", "lib.rs"),
+    ("gateway/src", "main.rs"),
+    ("operators/src", "lib.rs"),
+];
 
 pub(crate) fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()

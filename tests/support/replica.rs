@@ -1,4 +1,4 @@
-//! A replica: an example, mostly `axum`, in a separate process.
+//! A replica: an example, mostly `axum`, or another program of this repository, in a separate process.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -26,13 +26,9 @@ use tokio::{
 
 use super::redis_server::until_stopped;
 
-/// The example `axum`, with metrics if the library has them.
-#[allow(dead_code, reason = "some tests start other examples only")]
-pub(crate) const SERVER: &str = if cfg!(feature = "metrics") {
-    "metrics"
-} else {
-    "axum"
-};
+/// The example `axum`, with metrics.
+#[allow(dead_code, reason = "some tests start other programs only")]
+pub(crate) const SERVER: &str = "example-metrics";
 
 /// A running server. Killed when dropped.
 pub(crate) struct Replica {
@@ -208,27 +204,24 @@ impl Drop for Replica {
     }
 }
 
-/// Runs an example with options that it refuses. Returns its exit code and output.
-pub(crate) fn run_to_end(example: &str, options: &[&str]) -> (Option<i32>, String) {
-    let output = command(example, options)
-        .output()
-        .expect("the example runs");
+/// Runs a program with options that it refuses. Returns its exit code and output.
+pub(crate) fn run_to_end(program: &str, options: &[&str]) -> (Option<i32>, String) {
+    let output = command(program, options).output().expect("it runs");
     (
         output.status.code(),
         String::from_utf8_lossy(&output.stderr).into_owned(),
     )
 }
 
-/// The examples are next to the folder of the tests.
-pub(crate) fn command(example: &str, options: &[&str]) -> Command {
-    let mut path: PathBuf = std::env::current_exe().expect("a path");
-    path.pop();
-    path.set_file_name("examples");
-    let path = path.join(example);
-    assert!(
-        path.exists(),
-        "the example `{example}` is not there: `cargo build --workspace --all-features --examples` builds it"
-    );
+/// A program of any package, or an example of the library: both are next to the folder of the tests.
+pub(crate) fn command(program: &str, options: &[&str]) -> Command {
+    let test: PathBuf = std::env::current_exe().expect("a path");
+    let folder = test.ancestors().nth(2).expect("a folder");
+    let mut paths = [folder.join(program), folder.join("examples").join(program)].into_iter();
+    let path = paths.find(|path| path.exists());
+    let path = path.unwrap_or_else(|| {
+        panic!("`{program}` is not there: `cargo build --workspace --all-features --examples --bins` builds it")
+    });
     let mut command = Command::new(path);
     command
         .args(options)

@@ -12,6 +12,7 @@ use std::{
 
 use http_body_util::BodyExt;
 use tokio::{sync::watch, task::JoinHandle};
+use tower_turnstile::redis;
 
 use super::{redis_server::RedisServer, replica::Request, soon};
 

@@ -16,7 +16,6 @@ use crate::{
     overrides::InForce,
     telemetry::{LimitMeter, Measure},
 };
-#[cfg(feature = "operate")]
 use crate::{
     ledger::TenantId,
     operable::{Cursor, LOOK, LimitLook, RefusalNote, Visitor},
@@ -81,7 +80,6 @@ impl Core {
     }
 
     /// Whether newcomers under strict limits wait because permits return to the store.
-    #[cfg(feature = "operate")]
     pub fn is_recovering(&self) -> bool {
         self.ctx.is_recovering()
     }
@@ -342,7 +340,6 @@ impl Core {
     }
 
     /// Ends the pause of a key. Returns whether this process remembers one.
-    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
     pub fn resume(&mut self, limit: LimitId, key: &Key, now: Instant) -> bool {
         self.ctx.now = now;
         let Some(queue) = self.queues.of_key(limit, key) else {
@@ -365,8 +362,7 @@ impl Core {
 /// The view of operators, a few rows at a time, since each look is a step under the lock.
 ///
 /// A complete walk takes many looks, and requests proceed in between: entries that come or go meanwhile may be missed.
-/// Tests: `tests/operate/`, `src/operate/desk.rs`.
-#[cfg(feature = "operate")]
+/// Tests: `operators/tests/operate/`, `src/operate/desk.rs`.
 impl Core {
     /// Shows a few queues and entries to a visitor. Returns the start of the next look, or `None` at the end.
     pub fn look(&self, from: Cursor, visitor: &mut impl Visitor) -> Option<Cursor> {

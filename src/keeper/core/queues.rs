@@ -285,7 +285,6 @@ impl Queues {
     }
 
     /// All ids are below this bound.
-    #[cfg(feature = "operate")]
     pub fn id_bound(&self) -> QueueId {
         QueueId::of_index(self.members.capacity())
     }

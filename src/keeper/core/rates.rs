@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{Core, LocalClaim, Rates, Request, queues::Queues};
-#[cfg(feature = "operate")]
 use crate::operable::{RateLook, TenantStanding};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
@@ -519,7 +518,6 @@ impl Core {
 }
 
 /// The view of operators.
-#[cfg(feature = "operate")]
 impl Core {
     /// The current state of a key of a rate, by its latest charge here.
     pub fn rate_look(&self, standing: &TenantStanding, now: Instant) -> Option<RateLook> {

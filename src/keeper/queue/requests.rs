@@ -23,7 +23,6 @@ use crate::{
     status::{InLine, Quota, Usage},
     sync::Inquiry,
 };
-#[cfg(feature = "operate")]
 use crate::{
     ledger::TenantId,
     operable::{EntryLook, PauseLook, QueueLook},
@@ -376,7 +375,6 @@ impl Queue {
 }
 
 /// The view of operators.
-#[cfg(feature = "operate")]
 impl Queue {
     pub fn look(&self, ctx: &Context) -> QueueLook<'_> {
         let pause = self.running_pause().map(|pause| PauseLook {

@@ -178,7 +178,6 @@ impl Queue {
 
     /// Ends a pause, and its ramp, by an operator's order. Every replica that remembers the pause tells the store: any of
     /// them may have sent it once more in the meantime. Returns whether there was one.
-    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
     pub fn resume(&mut self, ctx: &mut Context) -> bool {
         let Some(mut pause) = self.pause.take_if(|pause| !pause.resumed) else {
             return false;

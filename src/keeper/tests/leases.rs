@@ -225,7 +225,6 @@ async fn a_slot_in_shadow_mode_ends_its_permit_only_by_order() {
     }
     let lease = shadow(2);
     let leases = Leases::many(vec![lease.clone()]);
-    #[cfg(feature = "operate")]
     {
         let lease = shadow(3);
         lease.revoke(lease.owners().tenure());

@@ -54,7 +54,8 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 ///
 /// // Behind a load balancer and a proxy of your own.
 /// let per_client = Limit::concurrent("per-client", 10).by_client_address(ClientAddress::forwarded_for(2));
-/// let layer = Limiter::in_memory().layer(per_client);
+/// let layer = Limiter::in_memory().layer(per_client)?;
+/// # Ok::<(), tower_turnstile::ConfigError>(())
 /// ```
 #[derive(Clone)]
 #[must_use = "it does nothing until it is used in a scope"]
@@ -158,9 +159,10 @@ impl ClientAddress {
     /// let per_client = Limit::concurrent("per-client", 10).by_client_address(peer);
     /// let app = Router::new()
     ///     .route("/", get(async || "hello"))
-    ///     .layer(Limiter::in_memory().layer(per_client))
+    ///     .layer(Limiter::in_memory().layer(per_client)?)
     ///     .into_make_service_with_connect_info::<SocketAddr>();
     /// # let _ = app;
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
     pub fn peer_by(
         mut self,

@@ -69,7 +69,8 @@ impl LimitLayer {
     /// let limiter = Limiter::in_memory();
     /// let app: Router = Router::new()
     ///     .route("/chat", post(async |prompt: String| prompt))
-    ///     .route_layer(limiter.layer(CHAT.clone().by_header("x-api-key")).read_ahead());
+    ///     .route_layer(limiter.layer(CHAT.clone().by_header("x-api-key"))?.read_ahead());
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
     ///
     /// [`RefusalKind::BodyFailed`]: crate::RefusalKind::BodyFailed

@@ -103,7 +103,6 @@ fn a_watcher_is_woken_again() {
 }
 
 /// Without the wake-up it would wait for ever, which loom reports as an error.
-#[cfg(feature = "operate")]
 #[test]
 fn a_watcher_sees_a_revocation() {
     explore("lease: watcher and revocation", |clock| {

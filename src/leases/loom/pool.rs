@@ -266,7 +266,6 @@ fn a_slot_goes_back_when_all_owners_are_gone() {
 }
 
 /// An order to revoke a permit arrives as its slot goes to the next one, which is unaffected.
-#[cfg(feature = "operate")]
 #[test]
 fn a_revocation_is_of_one_permit() {
     explore("pool: revocation of an earlier permit", |clock| {
@@ -291,7 +290,6 @@ fn a_revocation_is_of_one_permit() {
 
 /// An operator targets the permit that has the slot, which is freed meanwhile: the permit that takes it later is
 /// unaffected.
-#[cfg(feature = "operate")]
 #[test]
 fn an_order_is_for_the_permit_that_was_seen() {
     explore("pool: a look, and a revocation of what it saw", |clock| {

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 #[cfg(test)]
 use super::{Heartbeat, Pause, shares::SharesState};
 use super::{Ledger, Waiter};
-use crate::ledger::MemberId;
+use crate::ledger::{MemberId, ReplicaId};
 #[cfg(test)]
-use crate::ledger::{RAMP_MS, ReplicaId, id::more_members};
+use crate::ledger::{RAMP_MS, id::more_members};
 
 impl Ledger {
     /// Whether each permit has one place, the unit count matches the holders, and each line its tenant.

@@ -5,10 +5,11 @@
 //! slot), and a task of the current runtime drives it. After an error the connection is dropped, and the next command
 //! reconnects. A command on another runtime also reconnects if the connection's runtime has ended or is stalled.
 //!
-//! Tests: below; in a cluster: `tests/operate/stores.rs`.
+//! Tests: below; in a cluster: `operators/tests/operate/stores.rs`.
 
 use std::{
     collections::BTreeSet,
+    fmt,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -28,10 +29,9 @@ use tokio::{
 };
 
 use super::{
-    error::{is_cut, store_error},
+    error::{is_cut, no_answer, store_error},
     locked::locked,
     lookup::Lookups,
-    opening::{Opening, Stage},
     socket,
     target::{Dialer, StoreTarget},
 };
@@ -43,7 +43,7 @@ const MAX_ATTEMPTS: usize = 8;
 const DRIVEN_WITHIN: Duration = Duration::from_millis(100);
 
 /// Sends commands and receives messages of channels.
-pub(crate) struct ControlConnection {
+pub struct ControlConnection {
     dialer: Dialer,
     /// Time limit of a command, including connecting.
     patience: Duration,
@@ -55,12 +55,11 @@ pub(crate) struct ControlConnection {
     inbox: Inbox,
     ended: Arc<Notify>,
     lookups: Lookups,
-    opening: Opening,
 }
 
 /// Buffer for messages. A message that does not fit is dropped unread.
 #[derive(Clone)]
-pub(crate) struct Inbox {
+struct Inbox {
     messages: mpsc::Sender<Vec<u8>>,
     max_bytes: usize,
 }
@@ -87,8 +86,7 @@ impl ControlLink {
 }
 
 impl Inbox {
-    /// Holds up to `capacity` messages of up to `max_bytes` each.
-    pub(crate) fn new(capacity: usize, max_bytes: usize) -> (Self, mpsc::Receiver<Vec<u8>>) {
+    fn new(capacity: usize, max_bytes: usize) -> (Self, mpsc::Receiver<Vec<u8>>) {
         let (messages, received) = mpsc::channel(capacity);
         let inbox = Self {
             messages,
@@ -108,9 +106,22 @@ impl Inbox {
 }
 
 impl ControlConnection {
-    /// Creates a connection that is not open yet. In a cluster `target` is any part.
-    pub(crate) fn new(target: &StoreTarget, patience: Duration, inbox: Inbox) -> Self {
-        Self {
+    /// Creates a connection that is not open yet. In a cluster `target` is any part. `patience` is the time limit of a
+    /// command.
+    pub fn new(target: &StoreTarget, patience: Duration) -> Self {
+        Self::with_inbox(target, patience, 1, 0).0
+    }
+
+    /// Creates a connection that also receives messages: it keeps up to `capacity` of up to `max_bytes` each, and drops
+    /// the others.
+    pub fn with_inbox(
+        target: &StoreTarget,
+        patience: Duration,
+        capacity: usize,
+        max_bytes: usize,
+    ) -> (Self, mpsc::Receiver<Vec<u8>>) {
+        let (inbox, received) = Inbox::new(capacity, max_bytes);
+        let control = Self {
             dialer: target.dialer(),
             patience,
             connecting: tokio::sync::Mutex::default(),
@@ -119,33 +130,52 @@ impl ControlConnection {
             inbox,
             ended: Arc::default(),
             lookups: Lookups::default(),
-            opening: Opening::default(),
-        }
+        };
+        (control, received)
+    }
+
+    /// The time of the node that received the last command, in milliseconds since 1970.
+    ///
+    /// # Errors
+    ///
+    /// See [`run`](Self::run).
+    pub async fn time_ms(&self) -> Result<u64, StoreError> {
+        let (seconds, micros): (u64, u64) = self.run(&cmd("TIME")).await?;
+        Ok(seconds.saturating_mul(1_000).saturating_add(micros / 1_000))
     }
 
     /// Runs a command at its key's node. A failed command is not retried: it may have run.
     ///
+    /// # Errors
+    ///
+    /// Fails if the store does not answer in time or refuses, or if the answer cannot be read.
+    ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the command may still run.
-    pub(crate) async fn run<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
+    pub async fn run<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
         let value = self.in_time(self.run_at_its_node(command)).await?;
-        from_redis_value(value).map_err(|_| unreadable())
+        from_redis_value(value).map_err(|_| StoreError::unreadable())
     }
 
     /// Connects, unless a connection is open.
-    pub(crate) async fn connect_now(&self) -> Result<(), StoreError> {
+    ///
+    /// # Errors
+    ///
+    /// See [`run`](Self::run).
+    pub async fn connect_now(&self) -> Result<(), StoreError> {
         self.in_time(async { self.link().await.map(drop) }).await
     }
 
     /// Subscribes this connection and all later ones to a channel. After an error the channel is not subscribed.
-    pub(crate) async fn subscribe(&self, channel: &str) -> Result<(), StoreError> {
+    ///
+    /// # Errors
+    ///
+    /// See [`run`](Self::run).
+    pub async fn subscribe(&self, channel: &str) -> Result<(), StoreError> {
         let subscribe = async {
             let link = self.link().await?;
-            self.opening.at(Stage::Subscription);
-            let subscribed = link.connection.clone().subscribe(channel).await;
-            self.opening.at(Stage::Opened);
-            subscribed?;
+            link.connection.clone().subscribe(channel).await?;
             locked(&self.channels).insert(channel.to_owned());
             Ok(())
         };
@@ -153,14 +183,18 @@ impl ControlConnection {
     }
 
     /// Publishes a message to the subscribers at all nodes of a cluster.
-    pub(crate) async fn publish(&self, channel: &str, message: &[u8]) -> Result<(), StoreError> {
+    ///
+    /// # Errors
+    ///
+    /// See [`run`](Self::run).
+    pub async fn publish(&self, channel: &str, message: &[u8]) -> Result<(), StoreError> {
         let mut publish = cmd("PUBLISH");
         publish.arg(channel).arg(message);
         self.run(&publish).await
     }
 
     /// Whether a connection is open, as far as is known.
-    pub(crate) fn is_connected(&self) -> bool {
+    pub fn is_connected(&self) -> bool {
         self.current().is_some()
     }
 
@@ -184,9 +218,10 @@ impl ControlConnection {
             Ok(Ok(done)) => return Ok(done),
             Ok(Err(error)) => store_error(&error),
             Err(_) => {
+                let is_connected = self.is_connected();
                 // Do not reuse a connection that does not answer: it may be half open.
                 self.disconnect();
-                self.opening.no_answer(self.patience)
+                no_answer(self.patience, is_connected)
             }
         };
         Err(error.at(&self.dialer.address()))
@@ -250,10 +285,7 @@ impl ControlConnection {
         {
             return Ok(link);
         }
-        self.opening.at(Stage::Server);
-        let link = self.dialer.connect(|client| self.open(client)).await;
-        self.opening.at(Stage::Opened);
-        let link = link?;
+        let link = self.dialer.connect(|client| self.open(client)).await?;
         let old = locked(&self.current).replace(link.clone());
         drop(old);
         Ok(link)
@@ -277,14 +309,13 @@ impl ControlConnection {
             }
             Ok::<(), ()>(())
         });
-        let (connection, io) = socket::open(&client, config, &self.lookups, &self.opening).await?;
+        let (connection, io) = socket::open(&client, config, &self.lookups).await?;
         if let Some(io) = io {
             tokio::spawn(async move {
                 io.await;
                 end();
             });
         }
-        self.opening.at(Stage::Subscription);
         let channels = locked(&self.channels).clone();
         let subscribed = async {
             for channel in channels {
@@ -307,15 +338,18 @@ impl ControlConnection {
         locked(&self.current).take_if(is_it).is_some()
     }
 
-    pub(crate) fn disconnect(&self) {
+    /// Closes the connection. The next command opens another.
+    pub fn disconnect(&self) {
         let old = locked(&self.current).take();
         drop(old);
         self.dialer.disconnect();
     }
 }
 
-pub(crate) fn unreadable() -> StoreError {
-    StoreError::misconfigured("the store's answer to an operator cannot be read")
+impl fmt::Debug for ControlConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ControlConnection").finish_non_exhaustive()
+    }
 }
 
 #[cfg(test)]
@@ -330,8 +364,7 @@ mod tests {
         capacity: usize,
     ) -> (ControlConnection, mpsc::Receiver<Vec<u8>>) {
         let target = StoreTarget::open(&server.url()).expect("a URL");
-        let (inbox, received) = Inbox::new(capacity, 8);
-        (ControlConnection::new(&target, PATIENCE, inbox), received)
+        ControlConnection::with_inbox(&target, PATIENCE, capacity, 8)
     }
 
     async fn next(received: &mut mpsc::Receiver<Vec<u8>>) -> Vec<u8> {
@@ -349,7 +382,7 @@ mod tests {
         eval.arg(script).arg(1).arg("turnstile:control").arg("text");
         assert_eq!(control.run::<String>(&eval).await.unwrap(), "text");
         let error = control.run::<u64>(&eval).await.unwrap_err();
-        assert_eq!(error.message, unreadable().message);
+        assert_eq!(error.message, StoreError::unreadable().message);
         control.subscribe("turnstile:answer:1").await.unwrap();
         control
             .publish("turnstile:answer:1", b"hello")
@@ -411,9 +444,8 @@ mod tests {
     #[tokio::test]
     async fn a_silent_server_is_an_outage() {
         let server = RedisServer::start();
-        let (inbox, _received) = Inbox::new(1, 1);
         let target = StoreTarget::open(&server.url()).expect("a URL");
-        let control = ControlConnection::new(&target, Duration::from_millis(100), inbox);
+        let control = ControlConnection::new(&target, Duration::from_millis(100));
         control.run::<()>(&cmd("PING")).await.unwrap();
         server.pause();
         let error = control.run::<()>(&cmd("PING")).await.unwrap_err();

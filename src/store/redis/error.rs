@@ -3,7 +3,7 @@
 //! The text may quote an answer of the server, which may quote the password: see `server_error.rs`. Only texts from
 //! this crate, the `redis` crate itself and the operating system pass.
 
-use std::{error::Error, fmt, io, sync::Arc};
+use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
@@ -19,6 +19,9 @@ const EVICTING: [&str; 7] = [
     "volatile-random",
     "volatile-ttl",
 ];
+
+/// What may be wrong with a server that does not answer like Redis.
+const PERHAPS_TLS: &str = "it may expect TLS (`rediss://`) or none (`redis://`), or not be Redis";
 
 /// The permissions of a socket file do not let this process connect.
 #[derive(Debug)]
@@ -43,6 +46,32 @@ pub(super) fn of_socket_file(error: io::Error) -> io::Error {
     }
 }
 
+/// Names the likely causes, if the server has ended a new connection instead of answering `HELLO`.
+pub(super) fn at_hello(error: RedisError) -> RedisError {
+    let kinds = [
+        io::ErrorKind::BrokenPipe,
+        io::ErrorKind::ConnectionReset,
+        io::ErrorKind::UnexpectedEof,
+    ];
+    if !io_error(&error).is_some_and(|error| kinds.contains(&error.kind())) {
+        return error;
+    }
+    let message =
+        format!("the server ended the connection instead of answering `HELLO`: {PERHAPS_TLS}");
+    io::Error::new(io::ErrorKind::UnexpectedEof, message).into()
+}
+
+/// The error of a call without an answer within `patience`.
+pub(super) fn no_answer(patience: Duration, is_connected: bool) -> StoreError {
+    StoreError::outage(if is_connected {
+        format!("no answer within {patience:?}")
+    } else {
+        format!(
+            "no connection within {patience:?}: the server may be out of reach; else {PERHAPS_TLS}"
+        )
+    })
+}
+
 pub(super) fn store_error(error: &RedisError) -> StoreError {
     if is_truncated(error) {
         return StoreError::outage("the connection has ended in the middle of an answer");
@@ -62,7 +91,7 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
         ErrorKind::AuthenticationFailed => (StoreErrorKind::Credentials, own_words(error)),
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => (
             StoreErrorKind::Misconfigured,
-            "the server's answer cannot be read: it may not be Redis".to_owned(),
+            format!("the server's answer cannot be read: {PERHAPS_TLS}"),
         ),
         _ => (StoreErrorKind::Misconfigured, own_words(error)),
     };
@@ -124,7 +153,7 @@ fn own_words(error: &RedisError) -> String {
     words.unwrap_or_else(|| error.to_string())
 }
 
-pub(super) fn io_error(error: &RedisError) -> Option<&io::Error> {
+fn io_error(error: &RedisError) -> Option<&io::Error> {
     inner(error)?.downcast_ref()
 }
 

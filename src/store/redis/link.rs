@@ -7,17 +7,13 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
 
-use redis::{Client, RedisResult, aio::MultiplexedConnection, cmd};
+use redis::{Client, aio::MultiplexedConnection};
 
 use super::{
-    error::is_cut,
     events::Events,
     socket::{Io, address_of},
 };
-use crate::{ledger::Exchange, store::Event};
-
-/// Size of a probe in bytes: more than two replies.
-const ENOUGH: usize = 128 * 1_024;
+use crate::store::Event;
 
 /// A connection that its session has to poll, for as long as something uses it.
 pub(super) type Opened = (Weak<LinkState>, Io);
@@ -32,7 +28,6 @@ pub(super) struct Link {
 }
 
 pub(super) struct LinkState {
-    pub(super) is_subscribed: bool,
     /// The server counts our subscription, so a count of zero means that it has ended.
     pub(super) is_counted: AtomicBool,
     /// Number of connected replicas, as counted on the new connection; 0 if it is unknown.
@@ -45,16 +40,13 @@ pub(super) struct LinkState {
     lacks_script: AtomicBool,
     /// How often an exchange has sent the text of the script, since the server had lost it.
     resent: AtomicU32,
-    /// A hello was sent on it.
-    was_greeted: AtomicBool,
     /// The eviction policy that the server names, if it may evict permits; empty until the server has answered.
     pub(super) evicts: OnceLock<Option<&'static str>>,
 }
 
 impl LinkState {
-    pub(super) fn new(is_subscribed: bool) -> Self {
+    pub(super) fn new() -> Self {
         Self {
-            is_subscribed,
             is_counted: AtomicBool::new(false),
             replicas: AtomicU32::new(0),
             in_use: AtomicBool::new(false),
@@ -62,7 +54,6 @@ impl LinkState {
             was_called: AtomicBool::new(false),
             lacks_script: AtomicBool::new(false),
             resent: AtomicU32::new(0),
-            was_greeted: AtomicBool::new(false),
             evicts: OnceLock::new(),
         }
     }
@@ -90,14 +81,6 @@ impl Link {
 
     pub(super) fn is_alive(&self) -> bool {
         !self.state.ended.load(Relaxed)
-    }
-
-    /// Whether this exchange may use the connection: it is a hello or follows one.
-    pub(super) fn admits(&self, exchange: &Exchange) -> bool {
-        if exchange.is_hello() {
-            self.state.was_greeted.store(true, Relaxed);
-        }
-        self.state.was_greeted.load(Relaxed)
     }
 
     pub(super) fn is(&self, other: &Self) -> bool {
@@ -140,6 +123,7 @@ impl Link {
         self.state.is_counted.load(Relaxed)
     }
 
+    #[cfg(feature = "cluster")]
     pub(super) fn client(&self) -> &Client {
         &self.client
     }
@@ -147,17 +131,5 @@ impl Link {
     /// The address of its server.
     pub(super) fn address(&self) -> String {
         address_of(self.client.get_connection_info())
-    }
-
-    /// Whether the server ends the connection at a reply of a size that a subscriber must be able to receive.
-    pub(super) async fn ends_at_a_large_reply(&self) -> RedisResult<bool> {
-        let mut large = cmd("EVAL");
-        let script = "return string.rep('.', ARGV[1])";
-        large.arg(script).arg(0).arg(ENOUGH);
-        match large.query_async(&mut self.connection()).await {
-            Ok(()) => Ok(false),
-            Err(error) if is_cut(&error) => Ok(true),
-            Err(error) => Err(error),
-        }
     }
 }

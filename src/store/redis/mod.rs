@@ -3,7 +3,7 @@
 //! One connection carries a process's exchanges and its wake-ups. The connection speaks RESP3, and subscribes to the
 //! process's own channel and to the channel of all replicas before its first exchange. After an error the connection is
 //! dropped; the next exchange reconnects, to whichever server the name resolves to by then. Connections do not
-//! subscribe if the server's output buffer for subscribers is too small: see `subscription.rs`.
+//! subscribe for a while after two of them have ended within a minute: see `subscription.rs`.
 //!
 //! In a cluster each part has its own store: see `cluster.rs`.
 //!
@@ -17,7 +17,6 @@
 //! | `control` | a connection beside the exchanges: single commands, and messages to and from operators |
 //! | `codec` | exchanges, replies and wake-ups on the wire |
 //! | `lookup` | addresses of hosts |
-//! | `opening`, `stranger` | the stage of a new connection; how to recognize a server other than Redis |
 //! | `error`, `socket`, `known`, `locked` | errors, streams, names and facts about the server, locks |
 //!
 //! The permissions for the store's user are listed in `src/guide/redis.md`, which tests read. `script|load` is not
@@ -34,19 +33,17 @@ mod known;
 mod link;
 mod locked;
 mod lookup;
-mod opening;
 mod parameters;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 mod session;
 mod socket;
-mod stranger;
 mod subscription;
 mod target;
 
 use std::sync::{Arc, atomic::AtomicBool};
 
-pub(crate) use self::target::StoreTarget;
+pub use self::target::StoreTarget;
 use self::{known::Known, session::RedisSession, subscription::Subscription};
 use super::{Session, Store};
 use crate::{ledger::ReplicaId, part::Part};
@@ -65,7 +62,7 @@ struct PartStore {
 impl RedisStore {
     pub(crate) fn new(target: StoreTarget, namespace: &str, replica: ReplicaId) -> Self {
         let parts = target.parts().into_iter();
-        let part = |(part, target)| PartStore::new(part, target, namespace, replica);
+        let part = |target| PartStore::new(target, namespace, replica);
         Self {
             parts: parts.map(part).collect(),
         }
@@ -78,10 +75,12 @@ impl RedisStore {
 }
 
 impl PartStore {
-    fn new(part: Option<Part>, target: StoreTarget, namespace: &str, replica: ReplicaId) -> Self {
+    fn new(target: StoreTarget, namespace: &str, replica: ReplicaId) -> Self {
         // Each part has its own channel: a message reaches subscribers at all nodes of a cluster, and those of all databases
         // of a server.
-        let tag = part.map_or(String::new(), |part| format!("{}:", part.tag()));
+        let tag = target
+            .part()
+            .map_or(String::new(), |part| format!("{}:", part.tag()));
         let db = Some(target.db()).filter(|db| *db != 0);
         let db = db.map_or(String::new(), |db| format!("{db}:"));
         let wake_prefix = format!("{namespace}:wake:{db}{tag}");
@@ -89,7 +88,7 @@ impl PartStore {
             channel: wake_prefix.clone() + &replica.text(),
             channel_of_all: wake_prefix.clone() + "all",
             wake_prefix,
-            idle_key: part.map(|part| part.prefix(namespace)),
+            idle_key: target.part().map(|part| part.prefix(namespace)),
             policy_was_read: AtomicBool::new(false),
             subscription: Subscription::new(target.warned()),
         };

@@ -236,7 +236,6 @@ impl PrimaryDialer {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    #[cfg(feature = "operate")]
     pub(super) async fn switched(&self) {
         self.switched.notified().await;
     }

@@ -18,20 +18,18 @@ use tokio::time::{Instant, timeout};
 use super::cluster::PartDialer;
 use super::{
     codec::{decode, encode},
-    error::{evicting, is_cut, is_unknown_script, store_error},
+    error::{evicting, is_cut, is_unknown_script, no_answer, store_error},
     events::Events,
     known::Known,
     link::{Link, LinkState, Opened},
     locked::locked,
     lookup::Lookups,
-    opening::{Opening, Stage},
     socket,
-    subscription::{Approach, Probed},
     target::Dialer,
 };
 use crate::{
     ledger::{EXCHANGE_LUA, Exchange, HELLO_LUA, Reply},
-    store::{CountTimer, Event, Session, StoreError},
+    store::{COUNT_INTERVAL, CountTimer, Event, Session, StoreError},
 };
 
 static EXCHANGE: LazyLock<Script> = LazyLock::new(|| Script::new(EXCHANGE_LUA));
@@ -39,17 +37,15 @@ static HELLO: LazyLock<Script> = LazyLock::new(|| Script::new(HELLO_LUA));
 /// Maximum number of redirects of one exchange: a cluster in transition may need several.
 #[cfg(feature = "cluster")]
 const MAX_REDIRECTS: usize = 8;
-/// Time limit of a probe.
-const MAX_PROBE: Duration = Duration::from_secs(10);
+/// Time limit of a question beside the exchanges.
+const MAX_QUESTION: Duration = Duration::from_secs(10);
 
 pub(super) struct RedisSession {
     exchanger: Arc<Exchanger>,
     connections: Vec<Opened>,
-    /// A running probe of whether connections may subscribe.
-    probe: Option<BoxFuture<'static, ()>>,
     count_timer: CountTimer,
-    /// A running count of the replicas.
-    count: Option<BoxFuture<'static, ()>>,
+    /// A running count of the replicas, or the subscription after a pause.
+    question: Option<BoxFuture<'static, ()>>,
 }
 
 impl RedisSession {
@@ -57,30 +53,35 @@ impl RedisSession {
         Self {
             exchanger: Arc::new(Exchanger::new(known, dialer)),
             connections: Vec::new(),
-            probe: None,
             count_timer: CountTimer::default(),
-            count: None,
+            question: None,
         }
     }
 
-    fn probe(&self) -> Option<BoxFuture<'static, ()>> {
-        let plain = self.exchanger.probe_due(Instant::now())?;
-        let exchanger = self.exchanger.clone();
-        Some(async move { exchanger.probe_subscription(&plain).await }.boxed())
-    }
-
-    /// Counts the replicas now and then, beside the exchanges.
-    fn poll_count(&mut self, cx: &mut Context<'_>) {
-        if self.count_timer.is_due() && self.poll_count_timer().is_ready() {
-            let exchanger = self.exchanger.clone();
-            let counted = exchanger.current().filter(Link::listens);
-            self.count =
-                counted.map(|link| async move { exchanger.count_replicas(&link).await }.boxed());
-        }
-        if let Some(count) = &mut self.count
-            && count.poll_unpin(cx).is_ready()
+    /// Beside the exchanges, counts the replicas now and then, and subscribes once a pause without a subscription is over.
+    fn poll_question(&mut self, cx: &mut Context<'_>) {
+        if let Some(question) = &mut self.question
+            && question.poll_unpin(cx).is_ready()
         {
-            self.count = None;
+            self.question = None;
+        }
+        if self.question.is_none()
+            && self.count_timer.is_due()
+            && self.poll_count_timer().is_ready()
+        {
+            let exchanger = self.exchanger.clone();
+            let resumes = exchanger.known.subscription.resumes(Instant::now());
+            self.question = exchanger.current().map(|link| {
+                let question = async move {
+                    if resumes {
+                        exchanger.subscribe_again(&link).await;
+                    } else if link.listens() {
+                        exchanger.count_replicas(&link).await;
+                    }
+                };
+                question.boxed()
+            });
+            self.poll_question(cx);
         }
     }
 
@@ -112,28 +113,21 @@ impl Session for RedisSession {
         &mut self,
         exchange: Arc<Exchange>,
     ) -> BoxFuture<'static, Result<Reply, StoreError>> {
-        if self.probe.is_none() {
-            self.probe = self.probe();
-        }
         let exchanger = self.exchanger.clone();
         async move { exchanger.exchange(&exchange).await }.boxed()
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
         self.exchanger.events.poller().register(cx.waker());
-        if let Some(probe) = &mut self.probe
-            && probe.poll_unpin(cx).is_ready()
-        {
-            self.probe = None;
-        }
-        self.poll_count(cx);
+        self.poll_question(cx);
         self.poll_connections(cx);
         let Some(event) = self.exchanger.events.next() else {
             return Poll::Pending;
         };
         match event {
             Event::Connected => {
-                self.count_timer.start();
+                let pause = self.exchanger.known.subscription.pause(Instant::now());
+                self.count_timer.start(pause.unwrap_or(COUNT_INTERVAL));
                 let _is_pending = self.poll_count_timer();
             }
             Event::Disconnected => self.exchanger.known.subscription.note_end(Instant::now()),
@@ -143,14 +137,15 @@ impl Session for RedisSession {
     }
 
     fn disconnect(&mut self) {
-        self.count = None;
+        self.question = None;
         self.exchanger.disconnect();
     }
 
     fn no_answer(&self, patience: Duration) -> StoreError {
-        let silence = self.exchanger.opening.no_answer(patience);
+        let current = self.exchanger.current();
+        let silence = no_answer(patience, current.is_some());
         let dialer = &self.exchanger.dialer;
-        match self.exchanger.current() {
+        match current {
             Some(link) => silence.at(&link.address()),
             None => {
                 let fault = dialer.fault().map(|fault| store_error(&fault));
@@ -172,7 +167,6 @@ struct Exchanger {
     current: Mutex<Option<Link>>,
     opened: Mutex<Vec<Opened>>,
     lookups: Lookups,
-    opening: Opening,
 }
 
 /// How a script is called.
@@ -324,7 +318,6 @@ impl Exchanger {
             current: Mutex::default(),
             opened: Mutex::default(),
             lookups: Lookups::default(),
-            opening: Opening::default(),
         }
     }
 
@@ -341,8 +334,7 @@ impl Exchanger {
     /// The connection for an exchange. A hello opens it if necessary, and is its first exchange.
     async fn link(&self, exchange: &Exchange) -> Result<Link, StoreError> {
         let _connecting = self.connecting.lock().await;
-        let current = self.current().filter(|link| self.is_usable(link));
-        if let Some(link) = current.filter(|link| link.admits(exchange)) {
+        if let Some(link) = self.current().filter(|_| !self.dialer.has_switched()) {
             return Ok(link);
         }
         if !exchange.is_hello() {
@@ -350,15 +342,9 @@ impl Exchanger {
         }
         let link = self.connect().await;
         let link = link.map_err(|error| store_error(&error).at(&self.dialer.address()))?;
-        link.admits(exchange);
         let old = locked(&self.current).replace(link.clone());
         drop(old);
         Ok(link)
-    }
-
-    fn is_usable(&self, link: &Link) -> bool {
-        let may_be_plain = || self.known.subscription.approach() == Approach::Plain;
-        (link.state.is_subscribed || may_be_plain()) && !self.dialer.has_switched()
     }
 
     /// Takes this connection out of use, and returns whether it was in use. Exchanges in flight may still be answered.
@@ -375,49 +361,24 @@ impl Exchanger {
 
     /// Connects without a time limit: the caller limits the whole exchange.
     async fn connect(&self) -> RedisResult<Link> {
-        let approach = self.known.subscription.approach();
-        let probing = (approach == Approach::Probe).then(|| self.known.subscription.probing());
-        self.opening.at(Stage::Server);
-        let link = self.dialer.connect(|client| async move {
-            let link = self.open_by(approach, client).await;
-            if link.is_err() {
-                self.opening.at(Stage::Server);
-            }
-            link
-        });
-        let link = link.await;
-        self.opening.at(Stage::Opened);
-        if let Some(probing) = probing {
-            probing.end();
-        }
-        let link = link?;
+        let subscribes = self.known.subscription.begins(Instant::now());
+        let link = self.dialer.connect(|client| self.open(client, subscribes));
+        let link = link.await?;
         self.use_from_now(&link);
         Ok(link)
-    }
-
-    async fn open_by(&self, approach: Approach, client: Client) -> RedisResult<Link> {
-        match approach {
-            Approach::Subscribe => self.open(client, true).await,
-            Approach::Probe => self.open_cautiously(client).await,
-            Approach::Plain => self.open(client, false).await,
-        }
     }
 
     /// Opens a connection and awaits the confirmation of its subscription, if any. Its end is not reported before its
     /// first use.
     async fn open(&self, client: Client, subscribes: bool) -> RedisResult<Link> {
-        let link = self.dial(client, subscribes).await;
-        let confirmed = match &link {
-            Ok(link) => self.confirm(link).await,
-            Err(_) => Ok(()),
-        };
-        self.opening.at(Stage::Opened);
-        confirmed.and(link)
+        let link = self.dial(client).await?;
+        self.confirm(&link, subscribes).await?;
+        Ok(link)
     }
 
     /// Opens a connection that the server has greeted.
-    async fn dial(&self, client: Client, subscribes: bool) -> RedisResult<Link> {
-        let state = Arc::new(LinkState::new(subscribes));
+    async fn dial(&self, client: Client) -> RedisResult<Link> {
+        let state = Arc::new(LinkState::new());
         // A strong reference here would keep the connection's state alive.
         let (events, weak) = (self.events.clone(), Arc::downgrade(&state));
         let known = self.known.clone();
@@ -428,7 +389,7 @@ impl Exchanger {
             }
             Ok::<(), ()>(())
         });
-        let (connection, io) = socket::open(&client, config, &self.lookups, &self.opening).await?;
+        let (connection, io) = socket::open(&client, config, &self.lookups).await?;
         if let Some(io) = io {
             locked(&self.opened).push((Arc::downgrade(&state), io));
             self.events.poller().wake();
@@ -438,26 +399,43 @@ impl Exchanger {
 
     /// Subscribes if required, checks the server, and asks the first connection's questions, in one round trip: a few round
     /// trips to a distant store may exceed an exchange's time limit.
-    async fn confirm(&self, link: &Link) -> RedisResult<()> {
+    async fn confirm(&self, link: &Link, subscribes: bool) -> RedisResult<()> {
         let check = self.dialer.check(link.connection());
-        let (subscribed, (), checked) =
-            join3(self.subscribe(link), self.read_policy(link), check).await;
+        let subscribed = async {
+            if subscribes {
+                self.subscribe(link).await?;
+            }
+            Ok(())
+        };
+        let (subscribed, (), checked) = join3(subscribed, self.read_policy(link), check).await;
         checked.and(subscribed)
     }
 
     async fn subscribe(&self, link: &Link) -> RedisResult<()> {
-        if link.state.is_subscribed {
-            self.opening.at(Stage::Subscription);
-            let mut subscriber = link.connection();
-            let channels = [&self.known.channel, &self.known.channel_of_all];
-            // In this order: the count has to include this subscription.
-            let subscription = subscriber.subscribe(&channels);
-            let ((), counted) = try_join(subscription, self.subscribers(link)).await?;
-            let [own, all] = counted.unwrap_or_default();
-            link.state.is_counted.store(own > 0, Relaxed);
-            link.state.replicas.store(all, Relaxed);
-        }
+        let mut subscriber = link.connection();
+        let channels = [&self.known.channel, &self.known.channel_of_all];
+        // In this order: the count has to include this subscription.
+        let subscription = subscriber.subscribe(&channels);
+        let ((), counted) = try_join(subscription, self.subscribers(link)).await?;
+        let [own, all] = counted.unwrap_or_default();
+        link.state.is_counted.store(own > 0, Relaxed);
+        link.state.replicas.store(all, Relaxed);
         Ok(())
+    }
+
+    /// Subscribes the connection in use. If the server refuses, the next connection reports the error.
+    async fn subscribe_again(&self, link: &Link) {
+        match timeout(MAX_QUESTION, self.subscribe(link)).await {
+            Ok(Ok(())) => {
+                // Wake-ups, in the pause.
+                self.events.push(Event::Missed);
+                self.report_count(link.state.replicas.load(Relaxed));
+            }
+            Ok(Err(error)) if !store_error(&error).is_outage() => {
+                self.forget(link);
+            }
+            _ => link.state.end(&self.events),
+        }
     }
 
     /// The numbers of subscribers, at this server, of this replica's channel and of the channel of all replicas: 0 if a
@@ -483,7 +461,7 @@ impl Exchanger {
     /// Reports the number of connected replicas, if the server sends it in time. A connection whose subscription has ended
     /// alone is over: wake-ups would be lost, and other replicas pass over the waiters of this one.
     async fn count_replicas(&self, link: &Link) {
-        if let Ok(Ok(Some([own, replicas]))) = timeout(MAX_PROBE, self.subscribers(link)).await {
+        if let Ok(Ok(Some([own, replicas]))) = timeout(MAX_QUESTION, self.subscribers(link)).await {
             if own == 0 && link.listens() {
                 link.state.end(&self.events);
             }
@@ -494,66 +472,6 @@ impl Exchanger {
     fn report_count(&self, replicas: u32) {
         if replicas > 0 {
             self.events.push(Event::Counted(replicas));
-        }
-    }
-
-    /// Opens a connection that passed the probe or has no subscription.
-    async fn open_cautiously(&self, client: Client) -> RedisResult<Link> {
-        let subscription = &self.known.subscription;
-        let link = self.dial(client.clone(), true).await?;
-        let (confirmed, ends) = join(self.confirm(&link), link.ends_at_a_large_reply()).await;
-        self.opening.at(Stage::Opened);
-        let (link, ends) = match confirmed {
-            // The end of the connection may have cost the confirmation too, so confirm and probe one after the other.
-            Err(error) if is_cut(&error) => {
-                let link = self.open(client.clone(), true).await?;
-                let ends = link.ends_at_a_large_reply().await;
-                (link, ends)
-            }
-            confirmed => (confirmed.map(|()| link)?, ends),
-        };
-        if !ends.unwrap_or(false) {
-            subscription.note(Probed::Passed, Instant::now());
-            return Ok(link);
-        }
-        let plain = self.open(client, false).await?;
-        subscription.note(Probed::Ended, Instant::now());
-        Ok(plain)
-    }
-
-    /// The connection without a subscription, if a probe is due.
-    fn probe_due(&self, now: Instant) -> Option<Link> {
-        let is_due = self.known.subscription.is_due(now);
-        is_due.then(|| self.current()).flatten()
-    }
-
-    /// Probes a subscription on another connection to the same server, while exchanges use the one without.
-    async fn probe_subscription(&self, plain: &Link) {
-        let probe = self.subscribed(plain.client().clone());
-        let probed = match timeout(MAX_PROBE, probe).await {
-            Ok(Ok(link)) => {
-                self.replace(plain, link);
-                Probed::Passed
-            }
-            Ok(Err(probed)) if plain.is_alive() => probed,
-            _ => Probed::Unknown,
-        };
-        self.known.subscription.note(probed, Instant::now());
-    }
-
-    async fn subscribed(&self, client: Client) -> Result<Link, Probed> {
-        let link = self.open(client, true).await;
-        let link = link.map_err(|error| {
-            if store_error(&error).is_outage() {
-                Probed::Unknown
-            } else {
-                Probed::Refused
-            }
-        })?;
-        match link.ends_at_a_large_reply().await {
-            Ok(false) => Ok(link),
-            Ok(true) => Err(Probed::Ended),
-            Err(_) => Err(Probed::Unknown),
         }
     }
 
@@ -572,14 +490,6 @@ impl Exchanger {
             let mut policies = policy.unwrap_or_default().into_iter();
             let evicts = policies.find_map(|(_, policy)| evicting(&policy));
             let _ = link.state.evicts.set(evicts);
-        }
-    }
-
-    /// Exchanges in flight on the old connection are still answered there.
-    fn replace(&self, old: &Link, new: Link) {
-        if self.forget(old) {
-            self.use_from_now(&new);
-            *locked(&self.current) = Some(new);
         }
     }
 
@@ -638,32 +548,6 @@ mod tests {
         poll_fn(step).await
     }
 
-    /// G1: the server's name may lead to another server by then.
-    #[tokio::test]
-    async fn a_connection_that_a_probe_has_made_begins_with_a_hello() {
-        let server = RedisServer::start();
-        let target = StoreTarget::open(&server.url()).unwrap();
-        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1))
-            .session(crate::part::Part::default());
-        let key = Arc::from("test:{a}");
-        let batch = [Batch {
-            key,
-            ..Batch::default()
-        }];
-        let run = async |session: &mut RedisSession, batches: &[Batch]| {
-            let reply = session.exchange(exchange(batches.to_vec()));
-            drive(session, reply).await.is_ok()
-        };
-        assert!(run(&mut session, &[]).await && run(&mut session, &batch).await);
-        let exchanger = session.exchanger.clone();
-        let old = exchanger.current().unwrap();
-        let opened = exchanger.open(old.client().clone(), true);
-        let new = drive(&mut session, opened).await.unwrap();
-        exchanger.replace(&old, new);
-        assert!(!run(&mut session, &batch).await);
-        assert!(run(&mut session, &[]).await && run(&mut session, &batch).await);
-    }
-
     /// G4: as a proxy may lose it. Wake-ups would not arrive any more.
     #[tokio::test]
     async fn a_connection_whose_subscription_has_ended_is_over() {
@@ -695,7 +579,7 @@ mod tests {
         let target = StoreTarget::open("redis://localhost").unwrap();
         let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1))
             .session(crate::part::Part::default());
-        let link = Arc::new(LinkState::new(true));
+        let link = Arc::new(LinkState::new());
         link.in_use.store(true, Relaxed);
         let io = future::ready(()).boxed();
         session.connections.push((Arc::downgrade(&link), io));

@@ -1,6 +1,6 @@
 //! Opens connections that are driven by the task that awaits them, and names the addresses of servers.
 //!
-//! Tests: `tests.rs`; with TLS: `tests/tls.rs`; servers other than Redis: `tests/operate/strangers.rs`.
+//! Tests: `tests.rs`; with TLS: `tests/tls.rs`; servers other than Redis: `operators/tests/operate/strangers.rs`.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -18,11 +18,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::{
-    lookup::Lookups,
-    opening::{Opening, Stage},
-    stranger::{Stranger, Watched},
-};
+use super::{error::at_hello, lookup::Lookups};
 
 /// Performs the I/O and completes requests while polled, until the connection ends.
 pub(super) type Io = BoxFuture<'static, ()>;
@@ -97,50 +93,37 @@ pub(super) async fn open(
     client: &Client,
     config: AsyncConnectionConfig,
     lookups: &Lookups,
-    opening: &Opening,
 ) -> RedisResult<(MultiplexedConnection, Option<Io>)> {
     let info = client.get_connection_info();
     match info.addr() {
         ConnectionAddr::Tcp(host, port) => {
-            opening.at(Stage::Address);
             let addresses = lookups.addresses(host, *port).await?;
-            opening.at(Stage::Socket);
             let connect = async |addresses| connect(addresses, info.tcp_settings()).await;
             let stream = lookups.connect(addresses, connect).await?;
-            greet(info, stream, config, opening).await
+            greet(info, stream, config).await
         }
         #[cfg(unix)]
         ConnectionAddr::Unix(path) => {
-            opening.at(Stage::Socket);
             let stream = tokio::net::UnixStream::connect(path).await;
             let stream = stream.map_err(super::error::of_socket_file)?;
-            greet(info, stream, config, opening).await
+            greet(info, stream, config).await
         }
-        _ => {
-            opening.at(Stage::Tls);
-            Ok((spawn(client, &config).await?, None))
-        }
+        _ => Ok((spawn(client, &config).await?, None)),
     }
 }
 
-/// Greets the server, and names the cause if its answer is not Redis's.
 async fn greet<S>(
     info: &ConnectionInfo,
     stream: S,
     config: AsyncConnectionConfig,
-    opening: &Opening,
 ) -> RedisResult<(MultiplexedConnection, Option<Io>)>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    opening.at(Stage::Hello);
-    let (stream, first) = Watched::new(stream);
     let redis = info.redis_settings();
     let greeted = MultiplexedConnection::new_with_config(redis, stream, config).await;
-    match Stranger::of(&first, greeted.as_ref().err()) {
-        Some(stranger) => Err(stranger.into()),
-        None => greeted.map(|(connection, io)| (connection, Some(io.boxed()))),
-    }
+    let (connection, io) = greeted.map_err(at_hello)?;
+    Ok((connection, Some(io.boxed())))
 }
 
 /// Opens a connection driven by a task of the current runtime, until its last user is gone.
@@ -152,10 +135,7 @@ pub(super) async fn spawn(
     let opened = client
         .get_multiplexed_async_connection_with_config(config)
         .await;
-    opened.map_err(|error| match Stranger::of_spawned(client, &error) {
-        Some(stranger) => stranger.into(),
-        None => error,
-    })
+    opened.map_err(at_hello)
 }
 
 /// Connects to whichever address of the host answers first.

@@ -2,14 +2,11 @@
 //!
 //! Exchanges and wake-ups share a connection. Redis ends a subscribed connection as soon as its pending output exceeds
 //! `client-output-buffer-limit pubsub`, and replies count too. If that limit is below the size of a reply, one
-//! connection after another would end without an error, and no exchange would complete. The setting may not be readable
-//! (`CONFIG GET`), but a probe shows its effect.
+//! connection after another would end without an error, and no exchange would complete.
 //!
-//! After two connections that ended within a minute, the next one is therefore probed with a large reply before its
-//! first use. If the reply arrives, the cause was different, such as a restart. If the server ends the connection but
-//! accepts one without a subscription, connections stop subscribing. They also stop if the probe takes longer than its
-//! exchange may, as at a distance. After a pause the subscription is probed again, on a separate connection, which has
-//! more time.
+//! The cause cannot be told from a flapping network. After two ends within a minute, connections therefore do without a
+//! subscription for a pause, in which waiters learn of their slots by polling. Then the connection in use subscribes
+//! again; if it ends within a minute, the next pause is twice as long.
 
 use std::{
     sync::{
@@ -23,12 +20,10 @@ use tokio::time::Instant;
 
 use super::locked::locked;
 
-/// Two connections that end within this time are suspicious.
+/// Two ends within this time begin a pause.
 const SUSPICIOUS: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Connections that must end at a large reply before a warning: a single one may be a coincidence.
-const CERTAIN: u32 = 2;
 
 pub(super) struct Subscription {
     health: Mutex<SubscriptionHealth>,
@@ -36,124 +31,67 @@ pub(super) struct Subscription {
     warned: Arc<AtomicBool>,
 }
 
-enum SubscriptionHealth {
-    Good {
-        /// When the last connection ended.
-        ended: Option<Instant>,
-    },
-    Suspected,
-    Suspended {
-        probe_at: Instant,
-        /// Pause after the next probe.
-        pause: Duration,
-        /// Connections that ended at a large reply.
-        ended: u32,
-    },
-}
-
-/// How a new connection treats wake-ups.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Approach {
-    Subscribe,
-    /// Subscribe, and probe before the first use.
-    Probe,
-    /// Do not subscribe.
-    Plain,
-}
-
-/// The outcome of a probe: a large reply on a connection with a subscription.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Probed {
-    /// The reply came.
-    Passed,
-    /// The server ended the connection.
-    Ended,
-    /// The server does not allow the subscription; the next connection will report the error.
-    Refused,
-    Unknown,
-}
-
-/// A probe before the first use of a connection. If it is dropped before its end, the outcome is unknown.
-pub(super) struct Probing<'a>(Option<&'a Subscription>);
-
-impl Probing<'_> {
-    pub(super) fn end(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Probing<'_> {
-    fn drop(&mut self) {
-        if let Some(subscription) = self.0 {
-            subscription.note(Probed::Unknown, Instant::now());
-        }
-    }
+#[derive(Default)]
+struct SubscriptionHealth {
+    /// When a connection has ended, or has subscribed after a pause.
+    since: Option<Instant>,
+    paused_until: Option<Instant>,
+    /// Length of the last pause.
+    pause: Duration,
 }
 
 impl Subscription {
     pub(super) fn new(warned: Arc<AtomicBool>) -> Self {
         Self {
-            health: Mutex::new(SubscriptionHealth::Good { ended: None }),
+            health: Mutex::default(),
             warned,
         }
     }
 
-    pub(super) fn approach(&self) -> Approach {
-        match *self.health() {
-            SubscriptionHealth::Good { .. } => Approach::Subscribe,
-            SubscriptionHealth::Suspected => Approach::Probe,
-            SubscriptionHealth::Suspended { .. } => Approach::Plain,
+    /// Whether a new connection subscribes. Ends a pause that is over.
+    pub(super) fn begins(&self, now: Instant) -> bool {
+        self.resumes(now) || self.health().paused_until.is_none()
+    }
+
+    /// The rest of a pause.
+    pub(super) fn pause(&self, now: Instant) -> Option<Duration> {
+        let until = self.health().paused_until;
+        until.map(|until| until.saturating_duration_since(now))
+    }
+
+    /// Whether a pause is over, so that the connection in use subscribes. True once for each pause.
+    pub(super) fn resumes(&self, now: Instant) -> bool {
+        let mut health = self.health();
+        let is_over = health.paused_until.take_if(|until| *until <= now).is_some();
+        if is_over {
+            health.since = Some(now);
         }
-    }
-
-    pub(super) fn probing(&self) -> Probing<'_> {
-        Probing(Some(self))
-    }
-
-    /// Whether another probe is due.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
-        matches!(*self.health(), SubscriptionHealth::Suspended { probe_at, .. } if probe_at <= now)
+        is_over
     }
 
     /// Notes that a connection has ended on its own.
     pub(super) fn note_end(&self, now: Instant) {
         let mut health = self.health();
-        if let SubscriptionHealth::Good { ended } = &mut *health {
-            *health = match *ended {
-                Some(at) if now < at + SUSPICIOUS => SubscriptionHealth::Suspected,
-                _ => SubscriptionHealth::Good { ended: Some(now) },
-            };
+        // Otherwise it had no subscription.
+        if health.paused_until.is_some() {
+            return;
         }
-    }
-
-    pub(super) fn note(&self, probed: Probed, now: Instant) {
-        let mut health = self.health();
-        let (pause, ended) = match *health {
-            SubscriptionHealth::Suspended { pause, ended, .. } => (pause, ended),
-            _ => (FIRST_PAUSE, 0),
-        };
-        let ended = ended + u32::from(probed == Probed::Ended);
-        *health = match probed {
-            Probed::Passed | Probed::Refused => SubscriptionHealth::Good { ended: None },
-            Probed::Ended | Probed::Unknown => SubscriptionHealth::Suspended {
-                probe_at: now + pause,
-                pause: (2 * pause).min(LONGEST_PAUSE),
-                ended,
-            },
-        };
+        let since = health.since.replace(now);
+        if since.is_none_or(|since| since + SUSPICIOUS <= now) {
+            health.pause = Duration::ZERO;
+            return;
+        }
+        health.pause = (2 * health.pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+        health.paused_until = Some(now + health.pause);
+        // The first pause may be due to a restart.
+        let warns = health.pause > FIRST_PAUSE && !self.warned.swap(true, Relaxed);
         drop(health);
-        match probed {
-            Probed::Ended if ended >= CERTAIN && !self.warned.swap(true, Relaxed) => {
-                tracing::warn!(
-                    "the store ends connections that subscribe to wake-ups: its \
-                     client-output-buffer-limit pubsub is too small; until it is raised, waiters \
-                     learn of their slots by polling"
-                );
-            }
-            Probed::Passed if self.warned.swap(false, Relaxed) => {
-                tracing::info!("the store sends wake-ups again");
-            }
-            _ => {}
+        if warns {
+            tracing::warn!(
+                "connections to the store end again and again after they subscribe to wake-ups: its \
+                 client-output-buffer-limit pubsub may be too small; meanwhile waiters learn of \
+                 their slots by polling"
+            );
         }
     }
 
@@ -166,15 +104,10 @@ impl Subscription {
 mod tests {
     use super::*;
 
+    const MOMENT: Duration = Duration::from_millis(1);
+
     fn subscription() -> (Subscription, Instant) {
         (Subscription::new(Arc::default()), Instant::now())
-    }
-
-    fn suspended() -> (Subscription, Instant) {
-        let (subscription, now) = subscription();
-        subscription.note(Probed::Ended, now);
-        assert!(subscription.approach() == Approach::Plain);
-        (subscription, now)
     }
 
     #[test]
@@ -182,74 +115,45 @@ mod tests {
         let (subscription, start) = subscription();
         for minute in 0..10 {
             subscription.note_end(start + SUSPICIOUS * minute);
-            assert!(subscription.approach() == Approach::Subscribe);
+            assert!(subscription.begins(start + SUSPICIOUS * minute));
         }
-        subscription.note_end(start + SUSPICIOUS * 9 + SUSPICIOUS / 2);
-        assert!(subscription.approach() == Approach::Probe);
-        // The connection passed the probe, so the count starts anew.
-        subscription.note(Probed::Passed, start);
-        assert!(subscription.approach() == Approach::Subscribe);
-        subscription.note_end(start);
-        assert!(subscription.approach() == Approach::Subscribe);
-        subscription.note_end(start);
-        assert!(subscription.approach() == Approach::Probe);
+        let now = start + SUSPICIOUS * 10 - MOMENT;
+        subscription.note_end(now);
+        assert!(!subscription.begins(now));
     }
 
     #[test]
-    fn probes_back_off() {
-        let (subscription, mut now) = suspended();
-        for (number, pause) in [
+    fn pauses_grow_until_a_subscription_lasts() {
+        let (subscription, mut now) = subscription();
+        subscription.note_end(now);
+        for pause in [
             250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000,
-        ]
-        .into_iter()
-        .enumerate()
-        {
-            let pause = Duration::from_millis(pause);
-            assert!(!subscription.is_due(now + pause - Duration::from_millis(1)));
-            now += pause;
-            assert!(subscription.is_due(now));
-            // The end of a connection without a subscription changes nothing.
-            subscription.note_end(now);
-            subscription.note([Probed::Ended, Probed::Unknown][number % 2], now);
-            assert!(subscription.approach() == Approach::Plain);
-        }
-        subscription.note(Probed::Passed, now);
-        assert!(subscription.approach() == Approach::Subscribe && !subscription.is_due(now));
-    }
-
-    /// A store so far away that no exchange has time for a probe.
-    #[test]
-    fn a_probe_that_does_not_end_is_repeated_beside_the_exchanges() {
-        let (subscription, now) = subscription();
-        for _ in 0..2 {
-            subscription.note_end(now);
-        }
-        subscription.probing().end();
-        assert!(subscription.approach() == Approach::Probe);
-        drop(subscription.probing());
-        assert!(subscription.approach() == Approach::Plain);
-        assert!(subscription.is_due(Instant::now() + FIRST_PAUSE));
-    }
-
-    #[test]
-    fn a_forbidden_subscription_is_left_to_the_next_connection_to_report() {
-        let (subscription, now) = suspended();
-        subscription.note(Probed::Refused, now);
-        assert!(subscription.approach() == Approach::Subscribe);
-    }
-
-    #[test]
-    fn one_ended_connection_logs_no_warning() {
-        let (subscription, now) = subscription();
-        for (probed, warned) in [
-            (Probed::Ended, false),
-            (Probed::Unknown, false),
-            (Probed::Ended, true),
-            (Probed::Unknown, true),
-            (Probed::Passed, false),
         ] {
-            subscription.note(probed, now);
+            now += SUSPICIOUS - MOMENT;
+            subscription.note_end(now);
+            now += Duration::from_millis(pause);
+            // The end of a connection without a subscription changes nothing.
+            subscription.note_end(now - MOMENT);
+            assert!(!subscription.begins(now - MOMENT) && !subscription.resumes(now - MOMENT));
+            assert!(subscription.resumes(now));
+            assert!(!subscription.resumes(now) && subscription.begins(now));
+        }
+        for _ in 0..2 {
+            now += SUSPICIOUS;
+            subscription.note_end(now);
+            assert!(subscription.begins(now));
+        }
+        subscription.note_end(now);
+        assert!(!subscription.begins(now) && subscription.begins(now + FIRST_PAUSE));
+    }
+
+    #[test]
+    fn a_pause_is_warned_of_if_another_follows() {
+        let (subscription, now) = subscription();
+        for warned in [false, false, true] {
+            subscription.note_end(now);
             assert_eq!(subscription.warned.load(Relaxed), warned);
+            subscription.resumes(now + FIRST_PAUSE);
         }
     }
 }

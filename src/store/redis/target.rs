@@ -2,10 +2,10 @@
 //!
 //! Tests: `tests.rs`.
 
-#[cfg(feature = "operate")]
 use std::future::pending;
 use std::{
     borrow::Cow,
+    fmt,
     sync::{Arc, atomic::AtomicBool},
 };
 
@@ -23,7 +23,10 @@ use crate::{
 
 /// Where the store is, read from its URL. Cheap to clone.
 #[derive(Clone)]
-pub(crate) enum StoreTarget {
+pub struct StoreTarget(Place);
+
+#[derive(Clone)]
+enum Place {
     /// One server, by name.
     Server(Arc<Client>),
     /// The primary named by sentinels.
@@ -45,7 +48,7 @@ pub(super) enum Dialer {
 
 impl StoreTarget {
     /// Parses the URL of a store. The error does not repeat the URL, which may contain a password.
-    pub(crate) fn open(url: &str) -> Result<Self, ConfigError> {
+    pub fn open(url: &str) -> Result<Self, ConfigError> {
         let (scheme, rest) = url.split_once("://").unwrap_or_default();
         let (server, way) = scheme.split_once('+').unwrap_or((scheme, ""));
         let target = match (server, way) {
@@ -89,29 +92,29 @@ impl StoreTarget {
             let settings = info.redis_settings().clone().set_db(db);
             info.clone().set_redis_settings(settings)
         };
-        match self {
-            Self::Server(client) => {
+        match self.0 {
+            Place::Server(client) => {
                 let client = Client::open(with_db(client.get_connection_info()));
                 let client = client.map_err(|_| "the store's URL cannot be read")?;
-                Ok(Self::Server(Arc::new(client)))
+                Ok(Self(Place::Server(Arc::new(client))))
             }
             #[cfg(feature = "sentinel")]
-            Self::Sentinel(mut sentinels) => {
+            Place::Sentinel(mut sentinels) => {
                 if let Some(only) = Arc::get_mut(&mut sentinels) {
                     only.server = with_db(&only.server);
                 }
-                Ok(Self::Sentinel(sentinels))
+                Ok(Self(Place::Sentinel(sentinels)))
             }
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) if db == 0 => Ok(Self::Cluster(cluster)),
+            Place::Cluster(cluster) if db == 0 => Ok(Self(Place::Cluster(cluster))),
             #[cfg(feature = "cluster")]
-            Self::Cluster(_) => Err("a cluster has no databases to choose from"),
+            Place::Cluster(_) => Err("a cluster has no databases to choose from"),
         }
     }
 
     #[cfg(feature = "sentinel")]
     fn sentinel(scheme: &str, rest: &str) -> Result<Self, &'static str> {
-        Sentinels::open(scheme, rest).map(|sentinels| Self::Sentinel(Arc::new(sentinels)))
+        Sentinels::open(scheme, rest).map(|sentinels| Self(Place::Sentinel(Arc::new(sentinels))))
     }
 
     #[cfg(not(feature = "sentinel"))]
@@ -121,7 +124,7 @@ impl StoreTarget {
 
     #[cfg(feature = "cluster")]
     fn cluster(scheme: &str, rest: &str) -> Result<Self, &'static str> {
-        Cluster::open(scheme, rest).map(Self::Cluster)
+        Cluster::open(scheme, rest).map(|cluster| Self(Place::Cluster(cluster)))
     }
 
     #[cfg(not(feature = "cluster"))]
@@ -130,14 +133,14 @@ impl StoreTarget {
     }
 
     /// The parts of a cluster; any other store is one whole.
-    pub(crate) fn parts(self) -> Vec<(Option<Part>, Self)> {
-        match self {
+    pub fn parts(self) -> Vec<Self> {
+        match self.0 {
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => {
-                let of = |part| Self::Cluster(cluster.for_part(part));
-                Part::all().map(|part| (Some(part), of(part))).collect()
+            Place::Cluster(cluster) => {
+                let of = |part| Self(Place::Cluster(cluster.for_part(part)));
+                Part::all().map(of).collect()
             }
-            whole => vec![(None, whole)],
+            _ => vec![self],
         }
     }
 
@@ -151,54 +154,60 @@ impl StoreTarget {
 
     /// The cluster part of this target.
     pub(crate) fn part(&self) -> Option<Part> {
-        match self {
+        match &self.0 {
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => Some(cluster.part()),
+            Place::Cluster(cluster) => Some(cluster.part()),
             _ => None,
         }
     }
 
     /// Whether a warning of small output buffers was logged; shared by all parts of a cluster.
     pub(super) fn warned(&self) -> Arc<AtomicBool> {
-        match self {
+        match &self.0 {
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => cluster.warned(),
+            Place::Cluster(cluster) => cluster.warned(),
             _ => Arc::default(),
         }
     }
 
     /// The database number.
     pub(crate) fn db(&self) -> i64 {
-        match self {
-            Self::Server(client) => client.get_connection_info().redis_settings().db(),
+        match &self.0 {
+            Place::Server(client) => client.get_connection_info().redis_settings().db(),
             #[cfg(feature = "sentinel")]
-            Self::Sentinel(sentinels) => sentinels.db(),
+            Place::Sentinel(sentinels) => sentinels.db(),
             #[cfg(feature = "cluster")]
-            Self::Cluster(_) => 0,
+            Place::Cluster(_) => 0,
         }
     }
 
     /// Where the store is: a server, or all sentinels or nodes of the URL. Without a user and a password.
     pub(crate) fn address(&self) -> String {
-        match self {
-            Self::Server(client) => socket::address_of(client.get_connection_info()),
+        match &self.0 {
+            Place::Server(client) => socket::address_of(client.get_connection_info()),
             #[cfg(feature = "sentinel")]
-            Self::Sentinel(sentinels) => sentinels.address(),
+            Place::Sentinel(sentinels) => sentinels.address(),
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => cluster.address(),
+            Place::Cluster(cluster) => cluster.address(),
         }
     }
 
     pub(super) fn dialer(&self) -> Dialer {
-        match self {
-            Self::Server(client) => Dialer::Server(client.clone()),
+        match &self.0 {
+            Place::Server(client) => Dialer::Server(client.clone()),
             #[cfg(feature = "sentinel")]
-            Self::Sentinel(sentinels) => {
+            Place::Sentinel(sentinels) => {
                 Dialer::Sentinel(Box::new(PrimaryDialer::new(sentinels.clone())))
             }
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => Dialer::Cluster(Box::new(cluster.dialer())),
+            Place::Cluster(cluster) => Dialer::Cluster(Box::new(cluster.dialer())),
         }
+    }
+}
+
+impl fmt::Debug for StoreTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StoreTarget").field(&self.address()).finish()
     }
 }
 
@@ -287,7 +296,6 @@ impl Dialer {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    #[cfg(feature = "operate")]
     pub(super) async fn switched(&self) {
         match self {
             #[cfg(feature = "sentinel")]
@@ -311,7 +319,9 @@ impl Dialer {
 impl From<Client> for StoreTarget {
     fn from(client: Client) -> Self {
         let info = socket::prepared(client.get_connection_info().clone());
-        Self::Server(Arc::new(Client::open(info).unwrap_or(client)))
+        Self(Place::Server(Arc::new(
+            Client::open(info).unwrap_or(client),
+        )))
     }
 }
 
@@ -352,7 +362,7 @@ mod tests {
             "redis+sentinel://user:12/34@one/main",
             "redis+cluster://user:p@12/canary@one",
         ] {
-            let fault = StoreTarget::open(url).err().expect(url).to_string();
+            let fault = StoreTarget::open(url).expect_err(url).to_string();
             assert!(fault.contains("not percent-encoded"), "{url}: {fault}");
         }
         let spaced = "redis+sentinel://one/main?sentinel_password=a@b";

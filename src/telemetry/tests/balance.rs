@@ -67,18 +67,22 @@ impl Scene {
         let mut semaphores = Vec::new();
         for key in ["a", "b", "c"] {
             for limit in [&PLAIN, &REUSED, &WIDE] {
-                semaphores.push(limiter.semaphore(limit, key));
+                semaphores.push(limiter.semaphore(limit, key).unwrap());
             }
-            let all = limiter.semaphore(&PLAIN, key).and(&WIDE, "all");
-            semaphores.push(all.and(&WATCHED, key));
+            let all = limiter
+                .semaphore(&PLAIN, key)
+                .unwrap()
+                .and(&WIDE, "all")
+                .unwrap();
+            semaphores.push(all.and(&WATCHED, key).unwrap());
         }
         let bounds = [(3, 1), (30, 2), (30, 30)];
         let layers = bounds.map(|(max_hold, idle)| {
-            let layer = limiter.layer(&REUSED).on_lost(OnLost::Abort);
+            let layer = limiter.layer(&REUSED).unwrap().on_lost(OnLost::Abort);
             let layer = layer.max_hold(Duration::from_secs(max_hold));
             layer.idle(Duration::from_secs(idle))
         });
-        let plain = limiter.layer([PLAIN, WIDE]).on_lost(OnLost::Abort);
+        let plain = limiter.layer([PLAIN, WIDE]).unwrap().on_lost(OnLost::Abort);
         Self {
             limiter,
             store,

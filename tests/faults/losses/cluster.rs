@@ -52,7 +52,7 @@ struct Outcome {
 
 /// The node and the hash slot of a key's ledger.
 async fn home(cluster: &RedisCluster, limiter: &Limiter, key: &str) -> (usize, u16) {
-    let semaphore = limiter.semaphore(&ALL, key);
+    let semaphore = limiter.semaphore(&ALL, key).unwrap();
     let permit = semaphore.acquire().await.expect("free");
     let mut nodes = cluster.primaries.iter().enumerate();
     let found = nodes.find_map(|(number, node)| {
@@ -275,11 +275,11 @@ async fn a_node_that_loses_its_data_keeps_the_cap_and_disturbs_no_other() {
     let one = steady().connect(cluster.url()).await.expect("it is up");
     let other = steady().connect(cluster.url()).await.expect("it is up");
     let ((node, _), elsewhere) = homes(&cluster, &one).await;
-    let elsewhere = other.semaphore(&ALL, elsewhere);
+    let elsewhere = other.semaphore(&ALL, elsewhere).unwrap();
     let goes_on = async || drop(elsewhere.try_acquire().await.expect("undisturbed"));
     let holders = Holders::count(CAP);
-    let held = fill(&holders, &one.semaphore(&ALL, KEY), CAP).await;
-    let waiter = wait(&other.semaphore(&ALL, KEY)).await;
+    let held = fill(&holders, &one.semaphore(&ALL, KEY).unwrap(), CAP).await;
+    let waiter = wait(&other.semaphore(&ALL, KEY).unwrap()).await;
     goes_on().await;
 
     cluster.primaries[node].cli(&["FLUSHALL"]);
@@ -312,7 +312,7 @@ async fn a_copy_of_a_node_that_lacks_the_last_grants_gets_them_back() {
     let mut cluster = block_in_place(|| RedisCluster::start(2, 1));
     let limiter = steady().connect(cluster.url()).await.expect("it is up");
     let (node, _) = home(&cluster, &limiter, KEY).await;
-    let semaphore = limiter.semaphore(&ALL, KEY);
+    let semaphore = limiter.semaphore(&ALL, KEY).unwrap();
     let (old, new) = (&mut cluster.primaries[node], &cluster.replicas[node]);
     let holders = Holders::count(CAP);
     let mut held = fill(&holders, &semaphore, CAP / 2).await;

@@ -1,4 +1,4 @@
-//! The events written by `src/telemetry/history.rs`.
+//! The events written by `src/telemetry/exchange_log.rs`.
 
 use std::{fs, path::Path};
 

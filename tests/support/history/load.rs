@@ -68,9 +68,9 @@ pub(super) async fn run(limiter: &Limiter, orders: &Orders, over: watch::Receive
     for number in 0..orders.clients {
         let mut client = Client {
             rng: fastrand::Rng::with_seed(orders.seed ^ (number as u64) << 32),
-            hot: limiter.semaphore(&HOT, Key::SHARED),
-            units: limiter.semaphore(&UNITS, Key::SHARED),
-            short: limiter.semaphore(&SHORT, Key::SHARED),
+            hot: limiter.semaphore(&HOT, Key::SHARED).unwrap(),
+            units: limiter.semaphore(&UNITS, Key::SHARED).unwrap(),
+            short: limiter.semaphore(&SHORT, Key::SHARED).unwrap(),
             limiter: limiter.clone(),
             long_holds: orders.long_holds,
             lease: Duration::from_millis(orders.lease_ms),
@@ -116,12 +116,12 @@ impl Client {
             }
             4..7 => {
                 let caller = format!("caller {}", self.rng.u32(0..3));
-                let each = self.limiter.semaphore(&EACH, caller);
-                self.hold(each.and(&ALL, Key::SHARED)).await;
+                let each = self.limiter.semaphore(&EACH, caller).unwrap();
+                self.hold(each.and(&ALL, Key::SHARED).unwrap()).await;
             }
             7 => {
-                let opens = self.limiter.semaphore(&OPENS, Key::SHARED);
-                self.hold(opens.and(&ALL, Key::SHARED)).await;
+                let opens = self.limiter.semaphore(&OPENS, Key::SHARED).unwrap();
+                self.hold(opens.and(&ALL, Key::SHARED).unwrap()).await;
             }
             _ => self.stream().await,
         }
@@ -178,7 +178,7 @@ impl Client {
             let frames = stream::iter((0..frames).map(frame));
             Ok::<_, Infallible>(Response::new(StreamBody::new(frames)))
         });
-        let mut service = self.limiter.layer(STREAMS.clone()).layer(service);
+        let mut service = self.limiter.layer(STREAMS.clone()).unwrap().layer(service);
         let ready = service.ready().await.expect("infallible");
         let mut response = ready.call(Request::new(())).await.expect("infallible");
         for _ in 0..self.rng.u32(0..8) {

@@ -1,7 +1,7 @@
 //! Checks the messages between several processes and their store against the guarantees.
 //!
 //! Each process writes its history to a file: its messages to the store, the answers, and its decisions
-//! (`src/telemetry/history.rs`). [`check`] merges the histories by the store's time and searches for violations:
+//! (`src/telemetry/exchange_log.rs`). [`check`] merges the histories by the store's time and searches for violations:
 //!
 //! | file | content |
 //! | --- | --- |

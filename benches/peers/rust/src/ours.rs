@@ -25,12 +25,14 @@ pub(crate) fn limit(limit: u32, reuse: bool, strict: bool) -> Limit {
 
 pub(crate) fn semaphores(limiter: &Limiter, limit: &Limit, keys: usize) -> Vec<Semaphore> {
     let keys = 0..keys as u64;
-    keys.map(|key| limiter.semaphore(limit, key)).collect()
+    let of = |key| limiter.semaphore(limit, key).expect("a valid limit");
+    keys.map(of).collect()
 }
 
 /// One key, with a tenant in place of each key of the others.
 pub(crate) fn tenants(limiter: &Limiter, limit: &Limit, tenants: usize) -> Vec<Semaphore> {
     let tenants = 0..tenants as u64;
-    let of = |tenant| limiter.semaphore(limit, 0).tenant(tenant);
+    let shared = limiter.semaphore(limit, 0).expect("a valid limit");
+    let of = |tenant| shared.clone().tenant(tenant).expect("a fair limit");
     tenants.map(of).collect()
 }

@@ -27,7 +27,7 @@ impl Rate {
             "tower-turnstile" => {
                 let limiter = ours::connect(url, 30 * SECOND).await;
                 let rate = tower_turnstile::Limit::rate("rate", count, SECOND).burst(count / 10);
-                let semaphore = limiter.semaphore(&rate, 0);
+                let semaphore = limiter.semaphore(&rate, 0).expect("a valid rate");
                 Self::Ours(limiter, semaphore)
             }
             "governor" => {

@@ -7,7 +7,7 @@ use tower::{ServiceBuilder, limit::GlobalConcurrencyLimitLayer};
 use tower_governor::{
     GovernorLayer, governor::GovernorConfigBuilder, key_extractor::GlobalKeyExtractor,
 };
-use tower_turnstile::{Limit, Limiter};
+use tower_turnstile::{Limit, LimitLayer, Limiter};
 
 /// More than the load has in progress.
 const LIMIT: u32 = 10_000;
@@ -26,15 +26,19 @@ pub(crate) async fn serve(kind: &str, url: &str) {
             let config = config.per_nanosecond(1_000).burst_size(1_000_000).finish();
             app.layer(GovernorLayer::new(Arc::new(config.expect("above zero"))))
         }
-        "memory" => app.layer(Limiter::in_memory().layer(SLOTS)),
-        "redis" => app.layer(connect(url).await.layer(SLOTS)),
-        "reuse" => app.layer(connect(url).await.layer(SLOTS.reuse())),
+        "memory" => app.layer(limited(&Limiter::in_memory(), SLOTS)),
+        "redis" => app.layer(limited(&connect(url).await, SLOTS)),
+        "reuse" => app.layer(limited(&connect(url).await, SLOTS.reuse())),
         _ => panic!("no such kind: {kind}"),
     };
     let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
     let listener = listener.expect("a free port");
     println!("{}", listener.local_addr().expect("an address").port());
     axum::serve(listener, app).await.expect("no end");
+}
+
+fn limited(limiter: &Limiter, limit: Limit) -> LimitLayer {
+    limiter.layer(limit).expect("a valid limit")
 }
 
 async fn connect(url: &str) -> Limiter {

@@ -15,7 +15,6 @@ use std::{num::NonZero, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-#[cfg(feature = "operate")]
 use crate::operable::TenantLook;
 use crate::{
     keeper::demand::{RequestId, Tenant},
@@ -136,7 +135,6 @@ pub(in crate::keeper::queue) struct InStore {
 pub(in crate::keeper::queue) struct Paying {
     pub tenant: TenantId,
     /// Empty: no tenant of its own.
-    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
     pub name: Key,
     /// As its request says.
     pub share: u32,
@@ -170,7 +168,6 @@ impl Paying {
         }
     }
 
-    #[cfg(feature = "operate")]
     pub fn look(&self) -> TenantLook<'_> {
         TenantLook {
             id: self.tenant,
@@ -394,7 +391,6 @@ impl Entry {
 
     /// Whether it waits, and since when, or since when it is held. `None`: neither, such as an idle slot in the pool,
     /// or a leg whose turn has not come.
-    #[cfg(feature = "operate")]
     pub fn waits_since(&self) -> Option<(bool, Instant)> {
         match self.state {
             State::Held(hold) => {

@@ -1,0 +1,306 @@
+//! Commands that change something, and commands that show changes.
+
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+use tower_turnstile_operate::{
+    Answers, By, Edited, LimitRow, LogEntry, OperateError, OperateErrorKind, Operator, Order,
+    Outcome, Override, Overrides, Revoked, Setting, Target, What,
+};
+
+use crate::{
+    args::{Args, ChangeCommand, Signature},
+    code,
+    output::{self, Column, Row},
+    run::{CommandError, show as show_answers},
+    text::{date, duration, escaped},
+};
+
+pub(crate) async fn run(
+    args: &Args,
+    operator: &Operator,
+    change: &ChangeCommand,
+) -> Result<ExitCode, CommandError> {
+    let Signature { author, reason } = change.signature();
+    let by = By::new(author, reason)?;
+    let order = order(operator, change).await?;
+    let outcome = operator.order(&order, &by).await.inspect_err(|error| {
+        if error.kind() == OperateErrorKind::Unavailable {
+            note!(
+                "the order may have been carried out: see `turnstile overrides` and `turnstile log`"
+            );
+        }
+    })?;
+    let code = match outcome {
+        Outcome::Revoked(outcome) => revoked(args, &outcome),
+        Outcome::Resumed(answers) => show_answers(args, &answers),
+        outcome => report(args, &outcome),
+    };
+    if let ChangeCommand::Pause {
+        limit, wait: true, ..
+    } = change
+    {
+        drain(operator, limit).await?;
+    }
+    Ok(code)
+}
+
+/// The order, for the state that is printed here.
+async fn order(operator: &Operator, change: &ChangeCommand) -> Result<Order, CommandError> {
+    Ok(match change {
+        ChangeCommand::Set {
+            limit,
+            value,
+            share,
+            tenant,
+            burst,
+            caller,
+            term,
+        } => match (share, tenant.digest()) {
+            (Some(share), Some(tenant)) => Order::Share {
+                limit: limit.clone(),
+                tenant,
+                share: *share,
+                length: term.length,
+                seen: seen(operator, &Target::tenant(limit, tenant)).await?,
+            },
+            _ => {
+                let target = caller.target(limit);
+                Order::Set {
+                    seen: seen(operator, &target).await?,
+                    target,
+                    value: value.expect("the arguments are checked"),
+                    burst: *burst,
+                    length: term.length,
+                }
+            }
+        },
+        ChangeCommand::Mode { limit, mode, term } => Order::Mode {
+            limit: limit.clone(),
+            mode: (*mode).into(),
+            length: term.length,
+            seen: seen(operator, &Target::limit(limit)).await?,
+        },
+        ChangeCommand::Pause { limit, term, .. } => Order::Pause {
+            limit: limit.clone(),
+            length: term.length,
+            seen: seen(operator, &Target::limit(limit)).await?,
+        },
+        ChangeCommand::Unset {
+            limit,
+            caller,
+            tenant,
+            ..
+        } => {
+            let target = match tenant.digest() {
+                Some(tenant) => Target::tenant(limit, tenant),
+                None => caller.target(limit),
+            };
+            Order::Unset {
+                seen: seen(operator, &target).await?,
+                target,
+            }
+        }
+        ChangeCommand::Revoke { whose, caller, .. } => {
+            Order::Revoke(whose.revocation(caller).ok_or_else(|| {
+                let message = "--limit goes with --key or --digest, and only these do";
+                CommandError::new(code::WRONG_CALL, message.to_owned())
+            })?)
+        }
+        ChangeCommand::Resume { limit, caller, .. } => Order::Resume {
+            target: caller.target(limit),
+        },
+    })
+}
+
+/// Succeeds if all permits have ended.
+fn revoked(args: &Args, outcome: &Revoked) -> ExitCode {
+    let code = show_answers(args, &outcome.permits);
+    match outcome.running {
+        0 => code,
+        running => {
+            note!("{running} still run: they are told, and keep their slots until they stop");
+            ExitCode::from(code::PARTIAL)
+        }
+    }
+}
+
+/// Reports the progress whenever it changes.
+async fn drain(operator: &Operator, limit: &str) -> Result<(), CommandError> {
+    let mut last = None;
+    let progress = |held, answers: &Answers<LimitRow>| {
+        let now = (held, answers.answered, answers.replicas);
+        if last.replace(now) != Some(now) {
+            let (held, answered, replicas) = now;
+            note!("waiting: {held} slots held; {answered} of {replicas} replicas answered");
+            output::unanswered(answers);
+        }
+    };
+    operator.drained(limit, progress).await.map_err(undrained)?;
+    note!("nobody holds a slot");
+    Ok(())
+}
+
+/// The pause is recorded by now, so no code may say that nothing was changed.
+fn undrained(error: OperateError) -> CommandError {
+    let kind = error.kind();
+    let error = CommandError::from(error);
+    match kind {
+        // The pause has ended, or the store does not answer.
+        OperateErrorKind::NotFound | OperateErrorKind::Unavailable => error,
+        _ => CommandError::new(code::PARTIAL, error.message),
+    }
+}
+
+/// Reads the overrides, and prints the state before the change.
+async fn seen(operator: &Operator, target: &Target) -> Result<Option<Vec<String>>, CommandError> {
+    let seen = operator.overrides().await?;
+    for one in seen.of(target) {
+        let text = format!("before: {target} is {}, by {}", one.setting, one.author);
+        note!("{}", escaped(&text));
+    }
+    Ok(Some(seen.tokens(target)))
+}
+
+fn report(args: &Args, outcome: &Outcome) -> ExitCode {
+    if args.json {
+        output::json(std::slice::from_ref(outcome));
+    }
+    match outcome {
+        Outcome::Done { replicas } => {
+            note!("done on {replicas} of {replicas}");
+            ExitCode::SUCCESS
+        }
+        Outcome::Unused { replicas } => {
+            note!(
+                "done on {replicas} of {replicas}, and none has such a limit yet: is its name right?"
+            );
+            ExitCode::from(code::PARTIAL)
+        }
+        Outcome::Recorded {
+            confirmed,
+            of,
+            missing,
+        } => {
+            let missing: Vec<_> = missing.iter().map(|label| escaped(label)).collect();
+            match &missing[..] {
+                [] => note!("recorded, {confirmed} of {of} have confirmed it"),
+                _ => {
+                    let missing = missing.join(", ");
+                    note!("recorded, {confirmed} of {of} have confirmed it; not yet: {missing}");
+                }
+            }
+            ExitCode::from(code::PARTIAL)
+        }
+        _ => ExitCode::from(code::PARTIAL),
+    }
+}
+
+/// An override, and the time at which it was read.
+struct OverrideRow(Override, u64);
+
+impl Row for OverrideRow {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("LIMIT", |row| row.0.target.limit.clone()),
+        ("KEY", |row| {
+            let key = row.0.target.key.map(|key| key.to_string());
+            key.unwrap_or_default()
+        }),
+        ("TENANT", |row| {
+            let tenant = row.0.target.tenant.map(|tenant| tenant.to_string());
+            tenant.unwrap_or_default()
+        }),
+        ("SETTING", |row| row.0.setting.to_string()),
+        ("ENDS IN", |row| {
+            duration(row.0.until_ms.saturating_sub(row.1))
+        }),
+        ("AUTHOR", |row| row.0.author.clone()),
+        ("REASON", |row| row.0.reason.clone()),
+        ("", |row| {
+            if row.0.recorded { "" } else { NOT_RECORDED }.to_owned()
+        }),
+    ];
+}
+
+/// The store has lost the override, and replicas may not restore it.
+const NOT_RECORDED: &str = "in force, not recorded";
+
+pub(crate) fn show(args: &Args, overrides: &Overrides) {
+    if args.json {
+        return output::json(overrides.all());
+    }
+    let row = |one: &Override| OverrideRow(one.clone(), overrides.read_at_ms());
+    output::table(&overrides.all().iter().map(row).collect::<Vec<_>>());
+    if overrides.ignored() > 0 {
+        note!("{} entries cannot be read", overrides.ignored());
+    }
+}
+
+/// A changed override, or `None` for revoked permits and resumed keys.
+struct LogRow {
+    entry: LogEntry,
+    edited: Option<Edited>,
+}
+
+impl Row for LogRow {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("AT", |row| date(row.entry.at_ms)),
+        ("AUTHOR", |row| row.entry.author.clone()),
+        ("CHANGE", |row| match &row.edited {
+            Some(edited) => edit_text(edited),
+            None => subject_text(&row.entry),
+        }),
+        ("REASON", |row| row.entry.reason.clone()),
+    ];
+}
+
+/// One object for each changed override, and for each order to revoke permits or to end pauses.
+pub(crate) fn show_log(args: &Args, log: &[LogEntry]) {
+    let edits = log.iter().flat_map(|entry| {
+        let ordered = entry.subject.iter().map(move |_| (entry, None));
+        let edits = entry.edits.iter().map(move |edited| (entry, Some(edited)));
+        ordered.chain(edits)
+    });
+    if args.json {
+        let flat: Vec<Value> = edits.map(|(entry, edited)| flat(entry, edited)).collect();
+        return output::json(&flat);
+    }
+    let row = |(entry, edited): (&LogEntry, Option<&Edited>)| LogRow {
+        entry: entry.clone(),
+        edited: edited.cloned(),
+    };
+    output::table(&edits.map(row).collect::<Vec<_>>());
+}
+
+fn flat(entry: &LogEntry, edited: Option<&Edited>) -> Value {
+    let text = |setting: Option<Setting>| setting.map(|setting| setting.to_string());
+    json!({
+        "at_ms": entry.at_ms,
+        "what": entry.what,
+        "limit": edited.map(|edited| &edited.target.limit),
+        "key": edited.and_then(|edited| edited.target.key),
+        "tenant": edited.and_then(|edited| edited.target.tenant),
+        "before": edited.and_then(|edited| text(edited.before)),
+        "after": edited.and_then(|edited| text(edited.after)),
+        "subject": entry.subject,
+        "author": entry.author,
+        "reason": entry.reason,
+    })
+}
+
+fn subject_text(entry: &LogEntry) -> String {
+    let verb = match entry.what {
+        What::Resumed => "resumed",
+        _ => "revoked",
+    };
+    format!("{verb} {}", entry.subject.as_deref().unwrap_or_default())
+}
+
+fn edit_text(edited: &Edited) -> String {
+    let text = |setting: Option<Setting>| match setting {
+        Some(setting) => setting.to_string(),
+        None => "as declared".to_owned(),
+    };
+    let (before, after) = (text(edited.before), text(edited.after));
+    format!("{}: {before} -> {after}", edited.target)
+}

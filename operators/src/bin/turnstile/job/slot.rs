@@ -1,0 +1,151 @@
+//! The limit of the command, from the arguments or a file.
+
+use std::{env, path::Path, time::Duration};
+
+use tower_turnstile::{
+    Acquire, AcquireError, AcquireErrorKind, ConfigError, Limit, Limiter,
+    config::{Config, ConfigFileError, LiveConfig, StoreUrl},
+};
+use tower_turnstile_operate::Operator;
+
+use super::args::RunArgs;
+use crate::{args::Args, code, run::CommandError};
+
+/// The limit and its store.
+pub(super) struct SlotSource<'a> {
+    job: &'a RunArgs,
+    limit: Limit,
+    /// Maximum wait for a slot.
+    pub(super) wait: Duration,
+    pub(super) limiter: Limiter,
+    url: String,
+    /// The file with the limit, unless the arguments declare it.
+    live: Option<LiveConfig>,
+}
+
+impl<'a> SlotSource<'a> {
+    pub(super) async fn connect(args: &Args, job: &'a RunArgs) -> Result<Self, CommandError> {
+        match (&job.source.config, job.source.concurrent) {
+            (Some(path), _) => Self::of_file(args, job, path).await,
+            (None, slots) => Self::of_arguments(args, job, slots.unwrap_or_default()).await,
+        }
+    }
+
+    async fn of_arguments(args: &Args, job: &'a RunArgs, slots: u32) -> Result<Self, CommandError> {
+        let limit = Limit::try_concurrent(job.limit.clone(), slots)?;
+        let limit = limit.fallback(job.fallback.into());
+        let builder = Limiter::builder().namespace(&args.namespace).operable();
+        let url = args.store()?;
+        let limiter = builder.connect(url).await.map_err(unusable)?;
+        let limit = match job.tenant {
+            // A fair limit is declared with a wait. The wait of this command, which may be none, is set by `ask`.
+            Some(_) => {
+                let declared = limit.wait_up_to(Limit::MAX_WAIT).fair();
+                let semaphore = limiter.semaphore(declared, &*job.key)?;
+                semaphore.limit().clone()
+            }
+            None => limit,
+        };
+        Ok(Self {
+            job,
+            limit,
+            wait: job.wait.unwrap_or(Limit::MAX_WAIT),
+            limiter,
+            url: url.to_owned(),
+            live: None,
+        })
+    }
+
+    /// The limit, the caller's value and the store are the same as in services with this file. The fallback is the
+    /// command's own.
+    async fn of_file(args: &Args, job: &'a RunArgs, path: &Path) -> Result<Self, CommandError> {
+        let fault = |error: ConfigFileError| faulty(path, &error);
+        let mut config = Config::from_file(path).await.map_err(fault)?;
+        // As without a file: operators see each command, and can revoke its slot.
+        config.store.operable = true;
+        if config.store.url == StoreUrl::default() {
+            config.store.url = args.store()?.into();
+            let namespace = &mut config.store.namespace;
+            namespace.get_or_insert_with(|| args.namespace.clone());
+        }
+        let Some(declared) = config.limits.get_mut(&job.limit) else {
+            let message = format!("{}: there is no limit `{}`", path.display(), job.limit);
+            return Err(CommandError::new(code::CONFIG, message));
+        };
+        declared.fallback = Some(job.fallback.into());
+        let wait = job.wait.or(declared.wait).unwrap_or_default();
+        let live = LiveConfig::connect(&config).await.map_err(fault)?;
+        let limit = live.limit(&job.limit).expect("it is in the file");
+        let limiter = live.limiter().clone();
+        let url = match config.store.url {
+            StoreUrl::Plain(url) => url,
+            StoreUrl::Env(name) => env::var(name).unwrap_or_default(),
+            _ => String::new(),
+        };
+        Ok(Self {
+            job,
+            limit,
+            wait,
+            limiter,
+            url,
+            live: Some(live),
+        })
+    }
+
+    /// Requests a slot, and waits up to this long.
+    pub(super) fn ask(&self, wait: Duration) -> Result<Acquire, CommandError> {
+        let (limit, key) = (self.limit.clone().wait_up_to(wait), &*self.job.key);
+        let semaphore = match (&self.live, &self.job.tenant) {
+            (Some(live), Some(tenant)) => live.tenant_semaphore(&limit, key, tenant),
+            (Some(live), None) => live.semaphore(&limit, key),
+            (None, tenant) => {
+                let semaphore = self.limiter.semaphore(limit, key)?;
+                Ok(match tenant {
+                    Some(tenant) => semaphore.tenant(&**tenant)?,
+                    None => semaphore,
+                })
+            }
+        };
+        let semaphore =
+            semaphore.map_err(|error| CommandError::new(code::CONFIG, error.to_string()))?;
+        let semaphore = match self.job.share {
+            Some(share) => semaphore.share(share)?,
+            None => semaphore,
+        };
+        let semaphore = semaphore.label(self.job.label());
+        Ok(semaphore.acquire_many(self.job.weight))
+    }
+}
+
+impl SlotSource<'_> {
+    /// The error of a command without a slot. If the store is at fault, with its address and the cause.
+    pub(super) async fn refusal(&self, error: &AcquireError) -> CommandError {
+        let (code, of_store) = match error.kind() {
+            AcquireErrorKind::InvalidWeight => (code::WRONG_CALL, false),
+            AcquireErrorKind::Misconfigured => (code::CONFIG, true),
+            kind => (code::NO_SLOT, kind == AcquireErrorKind::Unavailable),
+        };
+        let mut message = error.to_string();
+        if of_store && let Err(cause) = Operator::connect(&self.url).await {
+            message += &format!(": {cause}");
+        }
+        CommandError::new(code, message)
+    }
+}
+
+/// The store refuses, so no command would ever get a slot.
+fn unusable(error: ConfigError) -> CommandError {
+    let mut error = CommandError::from(error);
+    if error.code != code::WRONG_CALL {
+        error.code = code::CONFIG;
+    }
+    error
+}
+
+fn faulty(path: &Path, error: &ConfigFileError) -> CommandError {
+    let faults = error.faults().iter();
+    let lines: Vec<_> = faults
+        .map(|fault| format!("{}: {fault}", path.display()))
+        .collect();
+    CommandError::new(code::CONFIG, lines.join("; "))
+}

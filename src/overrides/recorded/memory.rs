@@ -1,0 +1,107 @@
+//! The overrides of a limiter without a store.
+//!
+//! Tests: `tests.rs`, which compares it with `record.lua`.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::SystemTime,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    change::{Change, Changed, Logged, MAX_LOGGED},
+    entry::{Entries, Entry},
+    record::{MAX_OVERRIDES, Record},
+    setting::Token,
+};
+
+/// The record of a process without a store.
+#[derive(Debug)]
+pub(crate) struct LocalRecord {
+    kept: Mutex<Kept>,
+    /// Time of creation, in ms since 1970. Its value only matters for display: ends are counted from it.
+    made_ms: u64,
+    made: Instant,
+}
+
+/// The overrides in force, and the latest changes, newest first.
+#[derive(Debug, Default)]
+struct Kept {
+    token: Option<Token>,
+    entries: Entries,
+    log: VecDeque<Logged>,
+}
+
+impl LocalRecord {
+    pub(crate) fn new() -> Self {
+        let since = SystemTime::UNIX_EPOCH.elapsed();
+        Self {
+            kept: Mutex::default(),
+            made_ms: since.map_or(0, |since| since.as_millis() as u64),
+            made: Instant::now(),
+        }
+    }
+
+    pub(crate) fn read(&self) -> Record {
+        let (now_ms, kept) = (self.now_ms(), self.lock());
+        Record::of(kept.token.clone(), kept.entries.clone(), now_ms)
+    }
+
+    /// The latest changes, newest first.
+    pub(crate) fn log(&self) -> Vec<Logged> {
+        self.lock().log.iter().cloned().collect()
+    }
+
+    pub(crate) fn change(&self, change: &Change) -> Changed {
+        let (now_ms, mut kept) = (self.now_ms(), self.lock());
+        kept.entries.retain(|_, entry| entry.is_in_force(now_ms));
+        let (mut entries, mut edits) = (kept.entries.clone(), Vec::new());
+        for edit in &change.edits {
+            let was = entries.remove(&edit.field);
+            let before = was.as_ref().map_or("", |was| &was.text).to_owned();
+            if was.as_ref().map(|was| &was.one.token) != edit.seen.as_ref() {
+                let field = edit.field.clone();
+                return Changed::Meanwhile {
+                    field,
+                    text: before,
+                };
+            }
+            let to = edit.to.as_ref().map(|new| new.text(now_ms, &change.token));
+            let after = to.unwrap_or_default();
+            if let Ok(entry) = Entry::read(edit.field.as_bytes(), after.as_bytes()) {
+                entries.insert(edit.field.clone(), entry);
+            }
+            if after != before {
+                edits.push([edit.field.clone(), before, after]);
+            }
+        }
+        if edits.is_empty() && !change.is_noted() {
+            return Changed::Same;
+        }
+        if entries.len() > MAX_OVERRIDES {
+            return Changed::Full;
+        }
+        if !change.edits.is_empty() {
+            kept.token = Some(change.token.clone());
+        }
+        kept.entries = entries;
+        kept.log.push_front(Logged {
+            at_ms: now_ms,
+            token: change.token.clone(),
+            note: change.note.clone(),
+            edits,
+        });
+        kept.log.truncate(MAX_LOGGED);
+        Changed::Done
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.made_ms + self.made.elapsed().as_millis() as u64
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
