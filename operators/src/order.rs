@@ -179,9 +179,8 @@ impl Operator {
                 length,
                 seen,
             } => {
-                let mut new = LimitValue::new(*value);
-                new.burst = *burst;
-                let value = new;
+                let mut value = LimitValue::new(*value);
+                value.burst = *burst;
                 if !target.may_have(Setting::Value(value)) {
                     return Err(out_of_range(target, value));
                 }

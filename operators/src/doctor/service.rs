@@ -106,19 +106,17 @@ async fn steps(
     let kept = |error: ReleaseError| ("release a slot", error.to_string());
     let of =
         |limiter: &Limiter, limit: &Limit| limiter.semaphore(limit, key.clone()).expect("in range");
-    drop(
-        of(first, &RATE)
-            .acquire()
-            .await
-            .map_err(refused("charge a rate"))?,
-    );
+    let charged = of(first, &RATE).acquire().await;
+    drop(charged.map_err(refused("charge a rate"))?);
     let held = of(first, &SLOT).acquire().await;
     let held = held.map_err(refused("acquire a slot"))?;
     let queues = SLOT.wait_up_to(2 * patience);
     let mut waiter = of(second, &queues).acquire();
     while waiter.position().is_none_or(|place| place == 0) {
-        if let Ok(Err(error)) = timeout(LOOK, &mut waiter).await {
-            return Err(refused("queue for a slot")(error));
+        if let Ok(outcome) = timeout(LOOK, &mut waiter).await {
+            let admitted = |_| "the store has lost its data: it has admitted two".to_owned();
+            let text = outcome.map_or_else(|error| error.to_string(), admitted);
+            return Err(("queue for a slot", text));
         }
     }
     held.release().await.map_err(kept)?;
