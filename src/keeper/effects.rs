@@ -4,6 +4,8 @@
 //! The state machine cannot call them. It holds [`StoredWaker`]s, [`Inquiry`]s and [`Confirmation`]s, which it can only
 //! pass on, and returns effects; [`Effects::run`] is called without the lock.
 
+#[cfg(test)]
+use std::fmt;
 use std::{mem, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
@@ -203,6 +205,31 @@ impl Effect {
             Self::Log(event) => event.write(names),
             Self::Record(event) => History::write(event),
         }
+    }
+}
+
+/// What it does and to whom, as far as that can be told: for a digest of a run.
+#[cfg(test)]
+impl fmt::Debug for Effects {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for effect in &self.0 {
+            match effect {
+                Effect::Wake(_) => write!(formatter, "wake"),
+                Effect::Drop(_) => write!(formatter, "drop"),
+                Effect::Tell(lease) => write!(formatter, "tell {}", lease.seq()),
+                Effect::Answer(_, usage) => write!(formatter, "answer {usage:?}"),
+                Effect::Dismiss(_) => write!(formatter, "dismiss"),
+                Effect::DataLost => write!(formatter, "data lost"),
+                Effect::Confirm(_) => write!(formatter, "confirm"),
+                Effect::GiveUpOn(_) => write!(formatter, "give up"),
+                Effect::Measure(_, measure) => write!(formatter, "{measure:?}"),
+                Effect::MeasureStore(state) => write!(formatter, "{state:?}"),
+                Effect::Log(event) => write!(formatter, "{event:?}"),
+                Effect::Record(event) => write!(formatter, "{event}"),
+            }?;
+            writeln!(formatter)?;
+        }
+        Ok(())
     }
 }
 

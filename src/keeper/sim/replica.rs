@@ -1,6 +1,11 @@
 //! A replica: a real keeper, and the work of its driver.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write as _},
+    hash::{DefaultHasher, Hasher as _},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -19,8 +24,10 @@ use crate::{
     },
     ledger::{MemberId, ReplicaId},
     limit::{Limit, Mode},
+    operable::Control,
     part::Part,
     store::{Event as StoreEvent, ExchangeError, Failure},
+    telemetry::StoreMeter,
 };
 
 pub(super) struct Replica {
@@ -261,14 +268,16 @@ impl World {
             self.replicas[replica].core.on_time(now);
             while self.goes_on_closing(replica) {}
             while let Some(outgoing) = self.replicas[replica].core.next_exchange(now) {
+                self.digest(&(outgoing.id, &outgoing.exchange, outgoing.timeout));
                 self.send(replica, outgoing);
             }
-            let core = &mut self.replicas[replica].core;
-            core.run_effects();
-            if core.may_send(now) {
+            let effects = self.replicas[replica].core.take_effects();
+            self.digest(&effects);
+            effects.run(("sim", ""), &StoreMeter::noop(), &Control::default());
+            if self.replicas[replica].core.may_send(now) {
                 self.fail("the driver is told to send, and gets nothing");
             }
-            let lost = core.lost();
+            let lost = self.replicas[replica].core.lost();
             let told = std::mem::replace(&mut self.replicas[replica].told_lost, lost);
             if told < lost {
                 self.note(|| format!("r{replica} has lost {lost}"));
@@ -299,6 +308,20 @@ impl World {
         while let Some(other) = self.touched.pop_first() {
             self.pump(other);
         }
+    }
+
+    /// What a keeper sends and does: a change that is to change nothing leaves the digest as it was.
+    fn digest(&mut self, of: &impl fmt::Debug) {
+        struct Hashed(DefaultHasher);
+        impl fmt::Write for Hashed {
+            fn write_str(&mut self, text: &str) -> fmt::Result {
+                self.0.write(text.as_bytes());
+                Ok(())
+            }
+        }
+        let mut hashed = Hashed(DefaultHasher::new());
+        write!(hashed, "{} {:?} {of:?}", self.totals.digest, self.now).expect("it can be hashed");
+        self.totals.digest = hashed.0.finish();
     }
 
     fn ticks_later(&self, replica: usize) -> bool {

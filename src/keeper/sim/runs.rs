@@ -144,7 +144,12 @@ fn run_all(kind: Kind, seeds: &Range<u64>, budget: Duration) {
     report(kind, &all);
     let worlds = all.len();
     let a_minute = worlds as f64 / took.as_secs_f64() * 60.0;
-    println!("{kind:?}: {worlds} worlds in {took:.0?}, {a_minute:.0} a minute");
+    let digest = all
+        .values()
+        .fold(0, |sum: u64, totals| sum.rotate_left(1) ^ totals.digest);
+    println!(
+        "{kind:?}: {worlds} worlds in {took:.0?}, {a_minute:.0} a minute; digest {digest:016x}"
+    );
 }
 
 /// Prints the events, and the overshoot of limits by excuse, for each mix of faults.
@@ -170,6 +175,7 @@ fn report(kind: Kind, all: &BTreeMap<u64, Totals>) {
             sum.over.peak = sum.over.peak.max(totals.over.peak);
             sum.over.longest = sum.over.longest.max(totals.over.longest);
             sum.unfair = sum.unfair.max(totals.unfair);
+            sum.digest = sum.digest.rotate_left(1) ^ totals.digest;
         }
         if worlds > 0 {
             println!("{mix}: {worlds} worlds, {sum:?}");

@@ -146,6 +146,8 @@ pub(super) struct Totals {
     /// How far two tenants were apart, at most, as a part of what they may be.
     pub unfair: f64,
     pub over: Overshoot,
+    /// Of all exchanges and effects.
+    pub digest: u64,
 }
 
 impl Values {
