@@ -181,9 +181,9 @@ impl Runner {
     }
 
     /// Writes these files, and returns their previous contents.
-    fn replace<'a>(&self, files: BTreeMap<&'a str, String>) -> BTreeMap<&'a str, String> {
+    fn replace(&self, files: BTreeMap<String, String>) -> BTreeMap<String, String> {
         let replace = |(file, source)| {
-            let path = self.tree.join(file);
+            let path = self.tree.join(&file);
             let before = fs::read_to_string(&path).expect("a file is read");
             fs::write(path, source).expect("a file is written");
             (file, before)

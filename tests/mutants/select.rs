@@ -17,8 +17,10 @@ pub(crate) fn select(root: &Path, mut all: Vec<Mutant>) -> Vec<Mutant> {
             let table = git(root, &["show", &table]).unwrap_or_default();
             let before = parse(&table).unwrap_or_default();
             all.retain(|mutant| {
-                let is_changed = |file: &str| files.lines().any(|changed| changed == file);
-                let is_touched = mutant.edit.iter().any(|edit| is_changed(&edit.file));
+                let is_changed = |file: &String| files.lines().any(|changed| changed == file);
+                // What cannot be applied is reported when it runs.
+                let files = mutant.apply(root).unwrap_or_default();
+                let is_touched = files.is_empty() || files.keys().any(is_changed);
                 is_touched || !before.contains(mutant)
             });
         }

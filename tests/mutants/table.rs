@@ -1,10 +1,13 @@
 //! The entries of `table.toml`, and how they are applied.
 
-use std::{collections::BTreeMap, fs, ops::Range, path::Path};
+use std::{collections::BTreeMap, ops::Range, path::Path};
 
 use serde::Deserialize;
 
-use crate::harness::{PACKAGES, Package, Tests};
+use crate::{
+    harness::{PACKAGES, Package, Tests},
+    product, text,
+};
 
 pub(crate) fn parse(table: &str) -> Result<Vec<Mutant>, toml::de::Error> {
     #[derive(Deserialize)]
@@ -41,11 +44,14 @@ pub(crate) enum Guarantee {
     G9,
 }
 
-/// The replacement of one place in a file.
+/// The replacement of one place.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Edit {
+    /// A file, or a folder that contains it.
     pub(crate) file: String,
+    /// The beginning of an item.
+    pub(crate) within: Option<String>,
     pub(crate) text: String,
     pub(crate) replacement: String,
 }
@@ -74,8 +80,8 @@ impl Mutant {
     }
 
     /// Returns the new contents of the files that the mutant changes below `root`.
-    pub(crate) fn apply(&self, root: &Path) -> Result<BTreeMap<&str, String>, String> {
-        let mut changed = BTreeMap::new();
+    pub(crate) fn apply(&self, root: &Path) -> Result<BTreeMap<String, String>, String> {
+        let mut changed: BTreeMap<String, String> = BTreeMap::new();
         for edit in &self.edit {
             let file = edit.file.as_str();
             if !PACKAGES
@@ -84,58 +90,69 @@ impl Mutant {
             {
                 return Err(format!("{file} is in no source folder"));
             }
-            let source = match changed.remove(file) {
-                Some(source) => source,
-                None => fs::read_to_string(root.join(file))
-                    .map_err(|error| format!("{file}: {error}"))?,
-            };
-            changed.insert(file, edit.apply(&source)?);
+            let mut sources = product::read(root, file)?;
+            for (file, source) in &mut sources {
+                if let Some(new) = changed.get(file) {
+                    source.clone_from(new);
+                }
+            }
+            changed.extend([edit.apply(&sources)?]);
         }
         Ok(changed)
     }
 }
 
 impl Edit {
-    pub(crate) fn apply(&self, source: &str) -> Result<String, String> {
-        let Self {
-            file,
-            text,
-            replacement,
-        } = self;
-        let words: Vec<_> = text.split_whitespace().collect();
-        if words.is_empty() {
-            return Err(format!("{file}: the text is empty"));
+    /// Returns the only file of these that contains the text, and its new content.
+    pub(crate) fn apply(
+        &self,
+        sources: &BTreeMap<String, String>,
+    ) -> Result<(String, String), String> {
+        let fault = |fault: String| format!("{}: {fault}", self.file);
+        let text = text::words(&self.text);
+        if text.is_empty() {
+            return Err(fault("the text is empty".to_owned()));
         }
-        if words.iter().copied().eq(replacement.split_whitespace()) {
-            return Err(format!("{file}: the replacement changes nothing"));
+        if text::are_equal(&text, &text::words(&self.replacement)) {
+            return Err(fault("the replacement changes nothing".to_owned()));
         }
-        match &find(source, &words)[..] {
-            [place] => Ok([&source[..place.start], replacement, &source[place.end..]].concat()),
-            places => Err(format!(
-                "{file}: not once but {} times: {}",
-                places.len(),
-                words.join(" ")
-            )),
+        let mut found = Vec::new();
+        for (file, source) in sources {
+            let product = &source[..product::end(source)];
+            if !text
+                .iter()
+                .all(|word| word.text.len() == 1 || product.contains(word.text))
+            {
+                continue;
+            }
+            let places = text::find(&text::words(product), &text);
+            let items = self.within.as_ref().map(|head| text::items(product, head));
+            for place in places {
+                let at = text::range(&place);
+                let is_inside = |item: &Range<usize>| item.start <= at.start && at.end <= item.end;
+                if items
+                    .as_ref()
+                    .is_none_or(|items| items.iter().any(is_inside))
+                {
+                    let replacement = text::with_receivers_of(&place, &self.replacement);
+                    let new = [&source[..at.start], &replacement, &source[at.end..]].concat();
+                    found.push((file, new));
+                }
+            }
+        }
+        match found.pop() {
+            Some((file, new)) if found.is_empty() => Ok((file.clone(), new)),
+            last => {
+                let files: Vec<_> = found
+                    .into_iter()
+                    .chain(last)
+                    .map(|(file, ..)| file)
+                    .collect();
+                let (times, text) = (files.len(), &self.text);
+                Err(fault(format!(
+                    "not once but {times} times, in {files:?}: {text}"
+                )))
+            }
         }
     }
-}
-
-/// The places of these consecutive words, with any white space in between.
-fn find(source: &str, words: &[&str]) -> Vec<Range<usize>> {
-    let end_of = |start: usize| {
-        let mut at = start + words[0].len();
-        for word in &words[1..] {
-            let rest = source[at..].trim_start();
-            let gap = source.len() - at - rest.len();
-            if gap == 0 || !rest.starts_with(word) {
-                return None;
-            }
-            at += gap + word.len();
-        }
-        Some(at)
-    };
-    let starts = source.match_indices(words[0]).map(|(start, _)| start);
-    starts
-        .filter_map(|start| Some(start..end_of(start)?))
-        .collect()
 }
