@@ -315,107 +315,93 @@ impl fmt::Debug for AcquireError {
 
 impl fmt::Display for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use AcquireErrorKind as Kind;
         let AcquireErrorDetails {
-            limit_name,
+            limit_name: name,
             max,
             unit,
             ..
         } = &*self.details;
         match self.kind {
-            AcquireErrorKind::Full => {
-                write!(f, "limit `{limit_name}` is full: ")?;
-                self.write_use(f)
+            Kind::Full | Kind::QueueFull | Kind::TimedOut => self.write_full(f),
+            Kind::TooSoon => {
+                write!(f, "rate `{name}` of {max} {unit} ")?;
+                self.write_rest_of_rate(f)
             }
-            AcquireErrorKind::QueueFull => {
-                write!(f, "the queue of limit `{limit_name}` is full: ")?;
-                self.write_use(f)
-            }
-            AcquireErrorKind::TimedOut => {
-                let waited = self.details.waited;
-                write!(
+            Kind::InvalidWeight => match self.details.weight {
+                weight @ 1..=MAX_WEIGHT => write!(
                     f,
-                    "limit `{limit_name}` had no free slot within {waited:?}: "
-                )?;
-                self.write_use(f)
-            }
-            AcquireErrorKind::TooSoon => {
-                write!(f, "rate `{limit_name}` of {max} {unit} ")?;
-                let quotas = self.details.quotas.iter();
-                let mut left = quotas.map(|quota| quota.remaining);
-                match left.next().filter(|left| *left > 0) {
-                    Some(left) => write!(f, "has {left} left, fewer than the request costs")?,
-                    None => write!(f, "is used up")?,
-                }
-                match self.details.retry_after {
-                    Some(time) => write!(f, ": it has more in {time:?}"),
-                    None => Ok(()),
-                }
-            }
-            AcquireErrorKind::InvalidWeight => {
-                let weight = self.details.weight;
-                if (1..=MAX_WEIGHT).contains(&weight) {
-                    write!(
-                        f,
-                        "a permit of {weight} units is heavier than limit `{limit_name}` of {max}"
-                    )
-                } else {
-                    write!(
-                        f,
-                        "a permit of limit `{limit_name}` weighs 1 to {MAX_WEIGHT} units, not {weight}"
-                    )
-                }
-            }
-            AcquireErrorKind::InvalidCost => {
+                    "a permit of {weight} units is heavier than limit `{name}` of {max}"
+                ),
+                weight => write!(
+                    f,
+                    "a permit of limit `{name}` weighs 1 to {MAX_WEIGHT} units, not {weight}"
+                ),
+            },
+            Kind::InvalidCost => {
                 let cost = self.details.cost;
                 write!(
                     f,
-                    "a cost of {cost} {unit} is above the burst of {max} of rate `{limit_name}`"
+                    "a cost of {cost} {unit} is above the burst of {max} of rate `{name}`"
                 )
             }
-            AcquireErrorKind::UnknownRate => write!(
+            Kind::UnknownRate => write!(
                 f,
-                "`{limit_name}` is not among the rates of the permit: check the name, and the limits of the request"
+                "`{name}` is not among the rates of the permit: check the name, and the limits of the request"
             ),
-            AcquireErrorKind::UnknownLimit => write!(
+            Kind::UnknownLimit => write!(
                 f,
-                "`{limit_name}` is not among the limits with slots of the permit: check the name, and the limits of the request"
+                "`{name}` is not among the limits with slots of the permit: check the name, and the limits of the request"
             ),
-            AcquireErrorKind::Unavailable => {
-                write!(f, "the store of limit `{limit_name}` is unavailable")
-            }
-            AcquireErrorKind::Misconfigured => {
+            Kind::Unavailable => write!(f, "the store of limit `{name}` is unavailable"),
+            Kind::Misconfigured => {
                 write!(
                     f,
-                    "the store of limit `{limit_name}` is misconfigured: see the log"
+                    "the store of limit `{name}` is misconfigured: see the log"
                 )
             }
-            AcquireErrorKind::ShutDown => {
-                write!(f, "the limiter of limit `{limit_name}` is shutting down")
+            Kind::ShutDown => write!(f, "the limiter of limit `{name}` is shutting down"),
+            Kind::Paused => {
+                write!(f, "limit `{name}` is paused")?;
+                let left = self.details.retry_after;
+                left.map_or(Ok(()), |left| write!(f, " for another {left:?}"))
             }
-            AcquireErrorKind::Paused => {
-                write!(f, "limit `{limit_name}` is paused")?;
-                match self.details.retry_after {
-                    Some(time) => write!(f, " for another {time:?}"),
-                    None => Ok(()),
-                }
-            }
-            AcquireErrorKind::NoRuntime => write!(
+            Kind::NoRuntime => write!(
                 f,
-                "no Tokio runtime with timers and IO to run the limiter of limit `{limit_name}` on"
+                "no Tokio runtime with timers and IO to run the limiter of limit `{name}` on"
             ),
         }
     }
 }
 
 impl AcquireError {
+    fn write_rest_of_rate(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let quota = self.details.quotas.first();
+        match quota.map(|quota| quota.remaining).filter(|left| *left > 0) {
+            Some(left) => write!(f, "has {left} left, fewer than the request costs")?,
+            None => f.write_str("is used up")?,
+        }
+        let more = self.details.retry_after;
+        more.map_or(Ok(()), |time| write!(f, ": it has more in {time:?}"))
+    }
+
     /// Writes the known numbers of slots in use and of waiting requests.
-    fn write_use(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_full(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let AcquireErrorDetails {
+            limit_name: name,
             max,
             in_use,
             waiting,
+            waited,
             ..
         } = &*self.details;
+        match self.kind {
+            AcquireErrorKind::QueueFull => write!(f, "the queue of limit `{name}` is full: ")?,
+            AcquireErrorKind::TimedOut => {
+                write!(f, "limit `{name}` had no free slot within {waited:?}: ")?;
+            }
+            _ => write!(f, "limit `{name}` is full: ")?,
+        }
         match self.details.weight {
             // While the store is down, or before it has answered, we only know that no slot is free.
             1 => write!(f, "{} of {max} slots in use", in_use.max(max))?,

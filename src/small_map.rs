@@ -82,10 +82,6 @@ impl<K: Ord, V> SmallMap<K, V> {
         }
     }
 
-    pub(crate) fn contains_key(&self, key: &K) -> bool {
-        self.get(key).is_some()
-    }
-
     pub(crate) fn first_key(&self) -> Option<&K> {
         match self {
             Self::Few(few) => few.first().map(|(key, _)| key),
@@ -179,7 +175,7 @@ mod tests {
             for key in (0..most).rev() {
                 assert_eq!(map.values().count(), key + 1);
                 assert_eq!(map.remove(&key), Some(key));
-                assert!(map.remove(&key).is_none() && !map.contains_key(&key));
+                assert!(map.remove(&key).is_none() && map.get(&key).is_none());
             }
             assert!(map.is_empty() && map.first_key().is_none() && map.last_key().is_none());
             assert!(map.are_few());

@@ -37,10 +37,10 @@ pub(super) struct Remote {
     pub(super) scanner: Scanner,
     /// The last part of its answer channel's name.
     id: String,
-    asking: Mutex<Asking>,
+    asking: Mutex<Questions>,
 }
 
-struct Asking {
+struct Questions {
     answers: mpsc::Receiver<Vec<u8>>,
     last_number: u64,
     /// Replicas that did not answer the last question.
@@ -57,7 +57,7 @@ impl Remote {
         answers: mpsc::Receiver<Vec<u8>>,
     ) -> Result<Self, StoreError> {
         control.subscribe(&names.answer_channel(&id)).await?;
-        let asking = Asking {
+        let asking = Questions {
             answers,
             last_number: 0,
             silent: HashSet::new(),
@@ -161,7 +161,7 @@ impl Remote {
     /// Publishes a question. Returns its number, how many replicas may answer, and those that should receive it.
     async fn publish(
         &self,
-        asking: &mut Asking,
+        asking: &mut Questions,
         question: Question,
     ) -> Result<(u64, u32, Vec<RosterMember>), StoreError> {
         // The roster comes first: in a cluster its key leads the connection to the node with the subscription.

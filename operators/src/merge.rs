@@ -75,7 +75,7 @@ impl Collected {
     }
 
     /// The rows of all replicas. `limit`: the limit that was asked for, which rows do not repeat.
-    pub(super) fn rows<T: Row>(self, limit: &str) -> Answers<T> {
+    pub(super) fn rows<T: MergedRow>(self, limit: &str) -> Answers<T> {
         let (head, mut rows, mut lists) = (self.head(), Vec::new(), 0);
         for answer in self.answers {
             let Some(list) = T::of(answer.body) else {
@@ -135,7 +135,7 @@ impl Collected {
 }
 
 /// A kind of row: how the rows of several replicas become one list.
-pub(super) trait Row: Sized {
+pub(super) trait MergedRow: Sized {
     /// `None` if the answer has another kind.
     fn of(body: Body) -> Option<Vec<Self>>;
 
@@ -160,7 +160,7 @@ macro_rules! rows_of {
     };
 }
 
-impl Row for ReplicaRow {
+impl MergedRow for ReplicaRow {
     rows_of!(Replicas);
 
     fn merge(mut rows: Vec<Self>) -> Vec<Self> {
@@ -169,7 +169,7 @@ impl Row for ReplicaRow {
     }
 }
 
-impl Row for LimitRow {
+impl MergedRow for LimitRow {
     rows_of!(Limits);
 
     fn merge(rows: Vec<Self>) -> Vec<Self> {
@@ -177,7 +177,7 @@ impl Row for LimitRow {
     }
 }
 
-impl Row for PermitRow {
+impl MergedRow for PermitRow {
     fn of(body: Body) -> Option<Vec<Self>> {
         match body {
             Body::Permits(rows) => Some(rows),
@@ -202,7 +202,7 @@ impl Row for PermitRow {
     }
 }
 
-impl Row for KeyRow {
+impl MergedRow for KeyRow {
     rows_of!(Keys);
 
     fn place(&mut self, limit: &str, _: &str, _: &str) {
@@ -223,7 +223,7 @@ impl Row for KeyRow {
     }
 }
 
-impl Row for TenantRow {
+impl MergedRow for TenantRow {
     rows_of!(Tenants);
 
     fn place(&mut self, limit: &str, _: &str, _: &str) {
@@ -243,7 +243,7 @@ impl Row for TenantRow {
     }
 }
 
-impl Row for RefusalRow {
+impl MergedRow for RefusalRow {
     rows_of!(Refusals);
 
     fn place(&mut self, limit: &str, replica: &str, label: &str) {

@@ -7,7 +7,7 @@ use super::{
     KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow, TenantRow,
     answer::Answers,
     error::{OperateError, OperateErrorKind},
-    merge::{Collected, Row},
+    merge::{Collected, MergedRow},
 };
 use tower_turnstile::{
     Key, Limiter,
@@ -159,7 +159,7 @@ impl Operator {
         self.ask_of(limit, None, question).await
     }
 
-    async fn rows_of<T: Row>(
+    async fn rows_of<T: MergedRow>(
         &self,
         limit: &str,
         key: Option<KeyDigest>,

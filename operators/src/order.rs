@@ -171,7 +171,7 @@ impl Operator {
     ///
     /// If the future is dropped, the order may still be carried out.
     pub async fn order(&self, order: &Order, by: &By) -> Result<Outcome, OperateError> {
-        let (target, setting, length, seen) = match order {
+        match order {
             Order::Set {
                 target,
                 value,
@@ -181,10 +181,11 @@ impl Operator {
             } => {
                 let mut value = LimitValue::new(*value);
                 value.burst = *burst;
-                if !target.may_have(Setting::Value(value)) {
+                let setting = Setting::Value(value);
+                if !target.may_have(setting) {
                     return Err(out_of_range(target, value));
                 }
-                (target.clone(), Setting::Value(value), length, seen)
+                self.set(target, setting, *length, seen, by).await
             }
             Order::Share {
                 limit,
@@ -193,40 +194,55 @@ impl Operator {
                 length,
                 seen,
             } => {
-                let target = Target::tenant(limit, *tenant);
+                let (target, setting) = (Target::tenant(limit, *tenant), Setting::Share(*share));
                 check_share(&target, *tenant, *share)?;
-                (target, Setting::Share(*share), length, seen)
+                self.set(&target, setting, *length, seen, by).await
             }
             Order::Mode {
                 limit,
                 mode,
                 length,
                 seen,
-            } => (Target::limit(limit), Setting::Mode(*mode), length, seen),
+            } => {
+                let (target, setting) = (Target::limit(limit), Setting::Mode(*mode));
+                self.set(&target, setting, *length, seen, by).await
+            }
             Order::Pause {
                 limit,
                 length,
                 seen,
-            } => (Target::limit(limit), Setting::Pause, length, seen),
+            } => {
+                let target = Target::limit(limit);
+                self.set(&target, Setting::Pause, *length, seen, by).await
+            }
             Order::Unset { target, seen } => {
                 let seen = self.seen(target, seen).await?;
                 let change = Change::unset(seen.record(), target, by.signed(What::Unset)?);
-                return self.make(&change).await;
+                self.make(&change).await
             }
-            Order::Revoke(whose) => return self.revoke(whose, by).await.map(Outcome::Revoked),
-            Order::Resume { target } => {
-                return self.resume(target, by).await.map(Outcome::Resumed);
-            }
-        };
-        if !(MIN_LENGTH..=Override::MAX_LENGTH).contains(length) {
+            Order::Revoke(whose) => self.revoke(whose, by).await.map(Outcome::Revoked),
+            Order::Resume { target } => self.resume(target, by).await.map(Outcome::Resumed),
+        }
+    }
+
+    /// Sets an override.
+    async fn set(
+        &self,
+        target: &Target,
+        setting: Setting,
+        length: Duration,
+        seen: &Option<Vec<String>>,
+        by: &By,
+    ) -> Result<Outcome, OperateError> {
+        if !(MIN_LENGTH..=Override::MAX_LENGTH).contains(&length) {
             let fault = "an override lasts for 1 second to 7 days";
             return Err(OperateError::value(fault));
         }
-        check(&target)?;
+        check(target)?;
         let is_known = self.check_fits(&target.limit, setting).await?;
-        let (length_ms, seen) = (length.as_millis() as u64, self.seen(&target, seen).await?);
+        let (length_ms, seen) = (length.as_millis() as u64, self.seen(target, seen).await?);
         let signed = by.signed(What::Set)?;
-        let change = Change::set(seen.record(), &target, setting, length_ms, signed);
+        let change = Change::set(seen.record(), target, setting, length_ms, signed);
         let fault = "a key has a value only, and a tenant a share only";
         let change = change.ok_or_else(|| OperateError::value(fault))?;
         let outcome = self.make(&change).await?;
@@ -362,20 +378,16 @@ impl Operator {
                 let text = match &target.key {
                     Some(_) => target.to_string(),
                     // Replicas may have left out the same keys.
-                    None => format!(
-                        "{}{} {} of {target}",
-                        if answers.left_out > 0 {
+                    None => {
+                        let number = answers.rows.len();
+                        let least = if answers.left_out > 0 {
                             "at least "
                         } else {
                             ""
-                        },
-                        answers.rows.len(),
-                        if answers.rows.len() == 1 {
-                            "key"
-                        } else {
-                            "keys"
-                        }
-                    ),
+                        };
+                        let keys = if number == 1 { "key" } else { "keys" };
+                        format!("{least}{number} {keys} of {target}")
+                    }
                 };
                 self.note(What::Resumed, by, text).await;
                 Ok(answers)

@@ -20,7 +20,7 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// One read of a file, with its version before and after.
 #[derive(PartialEq, Eq)]
-struct Look {
+struct FileRead {
     before: Version,
     bytes: Vec<u8>,
     after: Version,
@@ -55,7 +55,7 @@ pub(super) async fn read_file(path: &Path) -> io::Result<String> {
     ))
 }
 
-fn look_at(path: &Path) -> io::Result<Look> {
+fn look_at(path: &Path) -> io::Result<FileRead> {
     // Opening a pipe could block for ever.
     if !fs::metadata(path)?.is_file() {
         return Err(invalid("is not a regular file, which could be read twice"));
@@ -67,7 +67,7 @@ fn look_at(path: &Path) -> io::Result<Look> {
     if bytes.len() as u64 > MAX_BYTES {
         return Err(invalid("is larger than 1 MiB"));
     }
-    Ok(Look {
+    Ok(FileRead {
         before,
         bytes,
         after: version(&file.metadata()?),

@@ -13,19 +13,20 @@ use tokio::time::Instant;
 use super::{
     demand::RequestId,
     effects::{Effect, Effects, LogEvent},
+    ending::Ending,
+    registry::Registry,
 };
 use crate::{
-    error::{AcquireErrorKind, LostErrorKind},
-    fallbacks::{Availability, FallbackInForce, Fallbacks, Strict},
+    error::{AcquireError, AcquireErrorKind, LostErrorKind},
+    fallbacks::{Availability, FallbackInForce, Strict},
     key::Key,
     leases::{Lease, QueueId},
     ledger::{Batch, Exchange, ReplicaId, Seq, TenantId, weighing},
-    limit::{Fallback, Limit, LimitId, LimitValue, MAX_LIMIT, Mode},
-    overrides::InForce,
+    limit::{Limit, LimitId, LimitValue, Mode},
     part::{Part, Parts},
     returns::Returns,
     sync::{Confirmations, Inquiry},
-    telemetry::{Cause, History, LimitMeter, Measure, Reports, StoreNews, StoreState, Topic},
+    telemetry::{Cause, Cost, History, Measure, Reports, StoreNews, StoreState, Topic},
 };
 
 /// Moments per lease at which renewals are sent. More moments mean fewer renewals per exchange; fewer moments mean more
@@ -114,19 +115,14 @@ pub(super) struct Context {
     pub settings: Settings,
     /// Whether there is a store that other replicas share.
     pub shared: bool,
-    /// The limits in force, including overrides; indexed by [`LimitId`].
-    pub limits: Vec<Arc<Limit>>,
-    /// Overrides set by operators.
-    pub overrides: Arc<InForce>,
+    pub registry: Registry,
     /// The time of the latest step.
     pub now: Instant,
-    fallbacks: Fallbacks,
     /// Permits return to a store that has lost them, or was down, before newcomers under strict limits are admitted.
     pub returns: Returns<QueueId>,
     /// The latest answer of [`is_recovering`](Self::is_recovering) that was measured.
     was_recovering: bool,
-    /// The limiter is shut down or dropped: slots no longer go to a pool.
-    pub ending: bool,
+    pub ending: Ending,
     /// A driver has taken a step since the last one was gone.
     pub driven: bool,
     pub effects: Effects,
@@ -148,20 +144,8 @@ pub(super) struct Context {
     epoch: Instant,
     pub rng: fastrand::Rng,
     last_seq: Seq,
-    /// Indexed by [`LimitId`].
-    meters: Vec<Arc<LimitMeter>>,
     history: History,
     news: StoreNews,
-    /// Indexed by [`LimitId`].
-    holds: Vec<Option<MeanHold>>,
-}
-
-/// Recent mean hold time of a limit's permits. Without weights, both fields are equal.
-#[derive(Clone, Copy, Debug)]
-struct MeanHold {
-    seconds: f64,
-    /// Held time multiplied by the weight of the permit.
-    unit_seconds: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -178,13 +162,11 @@ impl Context {
         let replica = settings.replica;
         Self {
             shared,
-            limits: Vec::new(),
-            overrides: Arc::default(),
+            registry: Registry::new(replica, settings.parts, shared, now),
             now,
-            fallbacks: Fallbacks::new(settings.parts, now),
             returns: Returns::new(settings.parts, settings.store_timeout),
             was_recovering: false,
-            ending: false,
+            ending: Ending::default(),
             driven: false,
             effects: Effects::default(),
             counts: Counts::default(),
@@ -209,10 +191,8 @@ impl Context {
             epoch: now,
             rng: fastrand::Rng::with_seed(settings.seed),
             last_seq: 0,
-            meters: Vec::new(),
             history: History::new(replica, now),
             news: StoreNews::default(),
-            holds: Vec::new(),
             settings,
         }
     }
@@ -223,7 +203,7 @@ impl Context {
     }
 
     pub fn availability(&self, part: Part) -> Availability {
-        self.fallbacks.availability(part)
+        self.registry.fallbacks.availability(part)
     }
 
     /// Whether there is a store, and this part of it decides on requests.
@@ -231,36 +211,19 @@ impl Context {
         self.shared && self.availability(part) == Availability::Up
     }
 
-    pub fn set_availability(&mut self, part: Part, availability: Availability) {
-        (self.fallbacks).set_availability(part, availability, &self.limits, self.now);
-    }
-
-    /// Whether fallbacks decide on any requests now.
-    pub fn falls_back(&self) -> bool {
-        self.fallbacks.decide()
-    }
-
     /// The fallback in force of a key in this part. `own`: the key's value, if it differs from the limit's.
     pub fn fallback(&self, limit: LimitId, part: Part, own: Option<LimitValue>) -> FallbackInForce {
-        let of = (limit, &*self.limits[limit.0]);
-        self.fallbacks.of(of, part, own, self.now)
+        self.registry.fallback(limit, part, own, self.now)
     }
 
     /// Whether the fallback of a key in this part refuses requests rather than exceed the key's limit.
     pub fn strict(&self, limit: LimitId, part: Part, own: Option<LimitValue>) -> Option<Strict> {
-        let of = &self.limits[limit.0];
-        let max = own.map_or(of.max(), |own| own.max);
-        let strict = self.fallback(limit, part, own).strict(max);
-        // A replica that does not know how many there are admits nobody, but the others divide the limit.
-        match of.current_fallback() {
-            Fallback::Share => strict.and(Some(Strict::Divides)),
-            _ => strict,
-        }
+        self.registry.strict(limit, part, own, self.now)
     }
 
     /// Whether any limit is strict in this part.
     pub fn has_strict_limits(&self, part: Part) -> bool {
-        let mut ids = (0..self.limits.len()).map(LimitId);
+        let mut ids = self.registry.ids();
         ids.any(|id| self.strict(id, part, None).is_some())
     }
 
@@ -270,7 +233,7 @@ impl Context {
         // The store never learns of requests that the fallback of a rate admits, so rates do not wait.
         let has_slots = |limit: &Limit| limit.to_rate(limit.max()).is_none();
         let waits = |part: Part| {
-            let mut ids = self.limits.iter().enumerate();
+            let mut ids = self.registry.limits().iter().enumerate();
             ids.any(|(id, limit)| {
                 let strict = || self.strict(LimitId(id), part, None);
                 is_enforced(limit)
@@ -293,44 +256,23 @@ impl Context {
         }
     }
 
-    /// The lowest value that this process enforces by itself in any part: 0 if it refuses, and without a store.
-    pub fn lowest_fallback(&self, limit: LimitId) -> u32 {
-        let value = |part| match self.fallback(limit, part, None) {
-            FallbackInForce::Local(value) => value.max,
-            FallbackInForce::Allow => MAX_LIMIT,
-            FallbackInForce::Reject => 0,
-        };
-        let parts = self.settings.parts.all().filter(|_| self.shared);
-        parts.map(value).min().unwrap_or(0)
+    /// Measures a limit in force after a change.
+    pub fn measure_limit(&mut self, id: LimitId) {
+        let is_gone = self.ending.is_orphaned();
+        let changes = self.registry.measure(id, is_gone, self.now);
+        changes.for_each(|one| self.measure(id, one));
     }
 
-    /// The store has counted the replicas. `is_settled`: all of them, as far as known.
-    pub fn note_replicas(&mut self, part: Part, replicas: u32, is_settled: bool) {
-        self.fallbacks.note_replicas(part, replicas, is_settled);
+    pub fn measure_limits(&mut self) {
+        self.registry.ids().for_each(|id| self.measure_limit(id));
     }
 
-    /// When a fallback has next spent its budget.
-    pub fn fallback_ends_at(&self) -> Option<Instant> {
-        self.fallbacks.next_end()
-    }
-
-    /// Budgets of fallbacks were changed, or the earliest end was reached.
-    pub fn follow_budgets(&mut self) {
-        self.fallbacks.find_next_end(&self.limits, self.now);
-    }
-
-    /// Registers a limit and returns its id.
-    pub fn add_limit(&mut self, limit: Arc<Limit>, meter: Arc<LimitMeter>) -> LimitId {
-        self.limits.push(limit);
-        self.fallbacks.add_limit();
-        self.follow_budgets();
-        self.meters.push(meter);
-        self.holds.push(None);
-        LimitId(self.meters.len() - 1)
-    }
-
-    pub fn meter(&self, limit: LimitId) -> &Arc<LimitMeter> {
-        &self.meters[limit.0]
+    /// Logs that overrides do not fit a limit with these values.
+    pub fn log_misfit(&mut self, updated: &Limit) {
+        if let Err(error) = self.registry.overrides().misfit(updated) {
+            let error = error.to_string();
+            self.log(LogEvent::OverrideMisfit { error });
+        }
     }
 
     /// A fresh name for a permit of this weight.
@@ -399,14 +341,37 @@ impl Context {
     #[inline]
     pub fn measure(&mut self, limit: LimitId, measure: Measure) {
         if cfg!(feature = "metrics") {
-            let meter = self.meters[limit.0].clone();
+            let meter = self.registry.meter(limit).clone();
             self.effects.push(Effect::Measure(meter, measure));
+        }
+    }
+
+    /// Advances the request together with those on which queues have decided.
+    pub fn note_changed(&mut self, request: RequestId) {
+        self.decided.push(Decided {
+            request,
+            // Of no entry.
+            seq: 0,
+            decision: Decision::Changed,
+        });
+    }
+
+    /// Counts a refusal that answers a request.
+    pub fn note_refusal(&mut self, error: &AcquireError) {
+        if let Some(limit) = self.registry.id_of(error.limit_name()) {
+            self.measure(limit, Measure::Refused(error.kind()));
         }
     }
 
     /// Counts a request admitted by this limit.
     pub fn note_admission(&mut self, limit: LimitId, waited: Duration) {
         self.measure(limit, Measure::Admitted(waited));
+    }
+
+    pub fn note_cost(&mut self, limit: LimitId, kind: Cost, cost: u64) {
+        if cost > 0 {
+            self.measure(limit, Measure::Cost(kind, cost));
+        }
     }
 
     /// Counts a request that goes on although this limit would have refused it.
@@ -425,40 +390,6 @@ impl Context {
         if let Some(topic) = Topic::of_end(reason) {
             self.report(limit, topic, lease.queue, 1);
         }
-    }
-
-    /// Updates the mean hold time of a limit. Recent permits weigh more.
-    pub fn note_hold(&mut self, limit: LimitId, held: Duration, weight: u32) {
-        let seconds = held.as_secs_f64();
-        let unit_seconds = seconds * f64::from(weight);
-        let hold = match self.holds[limit.0] {
-            None => MeanHold {
-                seconds,
-                unit_seconds,
-            },
-            Some(mean) => MeanHold {
-                seconds: mean.seconds * 0.9 + seconds * 0.1,
-                unit_seconds: mean.unit_seconds * 0.9 + unit_seconds * 0.1,
-            },
-        };
-        self.holds[limit.0] = Some(hold);
-    }
-
-    /// The recent mean hold of a limit's permits.
-    pub fn mean_hold(&self, limit: LimitId) -> Option<Duration> {
-        self.holds[limit.0].map(|hold| Duration::from_secs_f64(hold.seconds))
-    }
-
-    /// The share of a tenant: that of its request, unless an operator has changed it.
-    pub fn share_of(&self, limit: LimitId, tenant: TenantId, own: u32) -> u32 {
-        let name = self.limits[limit.0].name();
-        self.overrides.share_of(name, tenant).unwrap_or(own)
-    }
-
-    /// Estimated unit-seconds of `waiting` waiters, then of a newcomer of this weight, by recent means of holds and weights.
-    pub fn unit_seconds(&self, limit: LimitId, waiting: u32, weight: u32) -> Option<f64> {
-        let hold = self.holds[limit.0]?;
-        Some(f64::from(waiting) * hold.unit_seconds + f64::from(weight) * hold.seconds)
     }
 
     /// Writes an event of the history, if there is a subscriber for it.
@@ -500,7 +431,7 @@ impl Context {
     /// Logs all pending reports.
     pub fn log_reports(&mut self) {
         for report in self.reports.take() {
-            let limit = self.limits[report.limit.0].clone();
+            let limit = self.registry.limit(report.limit).clone();
             self.log(LogEvent::Permits { limit, report });
         }
     }

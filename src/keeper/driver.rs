@@ -28,6 +28,7 @@ use tokio::{
     time::{Instant, Sleep, sleep, timeout},
 };
 
+use self::log::{DriverLog, News};
 use super::{
     context::STOOD_STILL,
     core::{Core, ExchangeId, Outgoing},
@@ -44,6 +45,8 @@ use crate::{
     sync::{AtomicWaker, shielded},
     telemetry::{History, StoreMeter},
 };
+
+mod log;
 
 /// Checks without a waiting request after which a watchdog rests or ends, so that not every request starts one.
 const IDLE_CHECKS: u32 = 16;
@@ -113,7 +116,7 @@ impl Keeper {
         if kept.is_none() {
             self.with(|core, _| core.leave_connections());
         }
-        let parts = self.peek(|core| core.settings().parts);
+        let parts = self.peek(|core| core.context().settings.parts);
         let first = kept.unwrap_or_else(|| store.open(Part::default()));
         let others = parts.all().skip(1).map(|part| store.open(part));
         iter::once(first).chain(others).collect()
@@ -175,10 +178,14 @@ impl Keeper {
         let mut in_flight = InFlight::new(vec![store.open(part)], self.store_meter.clone());
         let wanted = History::is_wanted();
         self.with(|core, _| core.set_history_wanted(wanted));
-        in_flight.send(self.with(|core, now| core.hello(part, now)));
+        let hello = self.with(|core, now| core.hello(part, now));
+        self.driver_log().sent(&hello);
+        in_flight.send(hello);
         let (id, outcome) = loop {
-            match in_flight.next(None).await {
-                News::Over(id, outcome) => break (id, outcome),
+            let news = in_flight.next(None).await;
+            self.driver_log().heard(&news);
+            match news {
+                News::Over(id, _, outcome) => break (id, outcome),
                 // The hello fails with its connection.
                 News::Event(_, Event::Disconnected) => {}
                 News::Event(part, event) => self.with(|core, now| core.on_event(part, &event, now)),
@@ -213,6 +220,12 @@ impl Keeper {
         Ok(unreached)
     }
 
+    fn driver_log(&self) -> DriverLog<'_> {
+        DriverLog {
+            namespace: &self.namespace,
+        }
+    }
+
     /// Keeps a session for the driver, if the driver is likely to run on the same runtime.
     fn keep_for_driver(&self, session: Option<Box<dyn Session>>) {
         let here = Handle::try_current().ok();
@@ -239,20 +252,26 @@ async fn drive(
 ) {
     // The runtime may have no timers: the driver, and not its caller, finds out.
     let mut in_flight = InFlight::new(sessions, keeper.store_meter.clone());
+    let log = keeper.driver_log();
     // For the task that started this driver.
     let mut watched = false;
     let next_step = || {
         // Asked without the lock: a subscriber is foreign code.
         let wanted = History::is_wanted();
+        let is_logged = DriverLog::is_wanted();
         keeper.with_driver(|core, driver, now| {
             core.set_history_wanted(wanted);
-            driver.next_step(core, generation, now)
+            let (exchanges, until) = driver.next_step(core, generation, now)?;
+            let timer = until.filter(|_| is_logged);
+            Some((exchanges, until, timer.and_then(|at| core.timer_at(at))))
         })
     };
-    while let Some((exchanges, until)) = next_step() {
-        exchanges
-            .into_iter()
-            .for_each(|outgoing| in_flight.send(outgoing));
+    while let Some((exchanges, until, timer)) = next_step() {
+        for outgoing in exchanges {
+            log.sent(&outgoing);
+            in_flight.send(outgoing);
+        }
+        log.sleeps(until, timer);
         if !std::mem::replace(&mut watched, true) {
             keeper.watch_driver();
         }
@@ -264,6 +283,7 @@ async fn drive(
             () = work.notified() => continue,
             () = yield_now(), if has_more => continue,
         };
+        log.heard(&news);
         let silent = keeper.with_driver(|core, driver, now| {
             // A dismissed driver has only outdated knowledge.
             if !driver.is_present(generation) {
@@ -272,8 +292,8 @@ async fn drive(
             driver.goes_on(now);
             match news {
                 News::Event(part, event) => core.on_event(part, &event, now),
-                News::Over(id, Ok(reply)) => core.on_reply(id, reply, now),
-                News::Over(id, Err(error)) => {
+                News::Over(id, _, Ok(reply)) => core.on_reply(id, reply, now),
+                News::Over(id, _, Err(error)) => {
                     let is_in_use = core.on_failure(id, &error, now);
                     return (is_in_use && error.failure == Failure::TimedOut).then_some(id.part);
                 }
@@ -283,10 +303,11 @@ async fn drive(
             None
         });
         if let Some(part) = silent {
-            // The connection may be half open.
+            log.gives_up(part);
             in_flight.disconnect(part);
         }
     }
+    log.ends();
 }
 
 /// Dropped with the driver, even one that was never polled: the keeper then has no driver.
@@ -319,7 +340,8 @@ async fn watch_over(mut watch: WatchGuard) {
 }
 
 async fn check_until_idle(keeper: &Arc<Keeper>) {
-    let (interval, rest) = keeper.peek(|core| (check_interval(core), core.settings().lease / 8));
+    let (interval, rest) =
+        keeper.peek(|core| (check_interval(core), core.context().settings.lease / 8));
     let mut idle = 0;
     // A thread of its own always runs.
     while idle < IDLE_CHECKS && !keeper.home.has_thread() {
@@ -361,14 +383,6 @@ impl Drop for WatchGuard {
     fn drop(&mut self) {
         (self.keeper).with_driver(|_, driver, _| driver.unwatch(self.runtime, self.has_panicked));
     }
-}
-
-/// A store event, an outcome, or a timer.
-enum News {
-    Event(Part, Event),
-    Over(ExchangeId, Result<Reply, ExchangeError>),
-    /// The deadline has passed, or an exchange was given more time.
-    Due,
 }
 
 /// The exchanges in flight, and the one timer of a driver.
@@ -584,7 +598,7 @@ impl Lane {
         let failure = outcome.as_ref().err().map(|error| error.failure);
         // A recorder runs foreign code.
         shielded(|| meter.exchanged(failure, sent.at.elapsed()));
-        News::Over(sent.id, outcome)
+        News::Over(sent.id, sent.at.elapsed(), outcome)
     }
 }
 

@@ -4,8 +4,6 @@
 //! The state machine cannot call them. It holds [`StoredWaker`]s, [`Inquiry`]s and [`Confirmation`]s, which it can only
 //! pass on, and returns effects; [`Effects::run`] is called without the lock.
 
-#[cfg(test)]
-use std::fmt;
 use std::{mem, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
@@ -114,31 +112,6 @@ impl Effects {
         }
     }
 
-    /// The log events, for tests.
-    #[cfg(test)]
-    pub fn logged(&self) -> impl Iterator<Item = &LogEvent> {
-        self.0.iter().filter_map(|effect| match effect {
-            Effect::Log(event) => Some(event),
-            _ => None,
-        })
-    }
-
-    /// The number of permits whose end is counted, for tests.
-    #[cfg(all(test, feature = "metrics"))]
-    pub fn ends(&self) -> usize {
-        let is_end = |effect: &&Effect| matches!(effect, Effect::Measure(_, Measure::Ended(..)));
-        self.0.iter().filter(is_end).count()
-    }
-
-    /// Whether newcomers wait for permits to return, if that was measured, for tests.
-    #[cfg(test)]
-    pub fn recovering(&self) -> Option<bool> {
-        self.0.iter().rev().find_map(|effect| match effect {
-            Effect::MeasureStore(StoreState::Recovering(waits)) => Some(*waits),
-            _ => None,
-        })
-    }
-
     pub fn confirm(&mut self, confirmation: Option<Confirmation>) {
         if let Some(confirmation) = confirmation {
             self.push(Effect::Confirm(confirmation));
@@ -205,31 +178,6 @@ impl Effect {
             Self::Log(event) => event.write(names),
             Self::Record(event) => History::write(event),
         }
-    }
-}
-
-/// What it does and to whom, as far as that can be told: for a digest of a run.
-#[cfg(test)]
-impl fmt::Debug for Effects {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for effect in &self.0 {
-            match effect {
-                Effect::Wake(_) => write!(formatter, "wake"),
-                Effect::Drop(_) => write!(formatter, "drop"),
-                Effect::Tell(lease) => write!(formatter, "tell {}", lease.seq()),
-                Effect::Answer(_, usage) => write!(formatter, "answer {usage:?}"),
-                Effect::Dismiss(_) => write!(formatter, "dismiss"),
-                Effect::DataLost => write!(formatter, "data lost"),
-                Effect::Confirm(_) => write!(formatter, "confirm"),
-                Effect::GiveUpOn(_) => write!(formatter, "give up"),
-                Effect::Measure(_, measure) => write!(formatter, "{measure:?}"),
-                Effect::MeasureStore(state) => write!(formatter, "{state:?}"),
-                Effect::Log(event) => write!(formatter, "{event:?}"),
-                Effect::Record(event) => write!(formatter, "{event}"),
-            }?;
-            writeln!(formatter)?;
-        }
-        Ok(())
     }
 }
 
@@ -321,6 +269,56 @@ mod tests {
     };
 
     use super::*;
+
+    impl Effects {
+        /// The log events.
+        pub fn logged(&self) -> impl Iterator<Item = &LogEvent> {
+            self.0.iter().filter_map(|effect| match effect {
+                Effect::Log(event) => Some(event),
+                _ => None,
+            })
+        }
+
+        /// The number of permits whose end is counted.
+        #[cfg(feature = "metrics")]
+        pub fn ends(&self) -> usize {
+            let is_end =
+                |effect: &&Effect| matches!(effect, Effect::Measure(_, Measure::Ended(..)));
+            self.0.iter().filter(is_end).count()
+        }
+
+        /// Whether newcomers wait for permits to return, if that was measured.
+        pub fn recovering(&self) -> Option<bool> {
+            self.0.iter().rev().find_map(|effect| match effect {
+                Effect::MeasureStore(StoreState::Recovering(waits)) => Some(*waits),
+                _ => None,
+            })
+        }
+    }
+
+    /// What it does and to whom, as far as that can be told: for a digest of a run.
+    impl std::fmt::Debug for Effects {
+        fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            for effect in &self.0 {
+                match effect {
+                    Effect::Wake(_) => write!(formatter, "wake"),
+                    Effect::Drop(_) => write!(formatter, "drop"),
+                    Effect::Tell(lease) => write!(formatter, "tell {}", lease.seq()),
+                    Effect::Answer(_, usage) => write!(formatter, "answer {usage:?}"),
+                    Effect::Dismiss(_) => write!(formatter, "dismiss"),
+                    Effect::DataLost => write!(formatter, "data lost"),
+                    Effect::Confirm(_) => write!(formatter, "confirm"),
+                    Effect::GiveUpOn(_) => write!(formatter, "give up"),
+                    Effect::Measure(_, measure) => write!(formatter, "{measure:?}"),
+                    Effect::MeasureStore(state) => write!(formatter, "{state:?}"),
+                    Effect::Log(event) => write!(formatter, "{event:?}"),
+                    Effect::Record(event) => write!(formatter, "{event}"),
+                }?;
+                writeln!(formatter)?;
+            }
+            Ok(())
+        }
+    }
 
     /// Counts its wake-ups, and panics if `panics` is set.
     struct Counting {

@@ -87,7 +87,7 @@ impl KeeperHandle {
     fn give_back(&self, step: impl FnOnce(&mut Core, Instant)) {
         let is_untold = self.keeper.with_driver(|core, driver, now| {
             step(core, now);
-            driver.is_absent() && core.is_shared()
+            driver.is_absent() && core.context().shared
         });
         if is_untold {
             let _ = self.keeper.start_driver();
@@ -155,7 +155,8 @@ impl KeeperHandle {
     ) -> (R, Result<(), AcquireErrorKind>) {
         let (result, is_rare) = self.keeper.with_driver(|core, driver, now| {
             let result = step(core, now);
-            (result, driver.is_needed(core) || core.falls_back())
+            let falls_back = core.context().registry.fallbacks.decide();
+            (result, driver.is_needed(core) || falls_back)
         });
         let started = if is_rare {
             self.see_to_driver()
@@ -201,7 +202,7 @@ impl KeeperHandle {
     }
 
     fn unconfirmed(&self, limit: &Limit) -> ReleaseError {
-        let lease = self.keeper.peek(|core| core.settings().lease);
+        let lease = self.keeper.peek(|core| core.context().settings.lease);
         ReleaseError::new(limit.name().to_owned(), lease)
     }
 
@@ -239,7 +240,10 @@ impl KeeperHandle {
     /// Whether [`register`](Self::register) would accept the limit.
     #[cfg(feature = "config")]
     pub fn check(&self, limit: &Limit) -> Result<(), ConfigError> {
-        self.keeper.peek(|core| core.check(limit)).map(drop)
+        (self
+            .keeper
+            .peek(|core| core.context().registry.check(limit)))
+        .map(drop)
     }
 
     /// Checks and registers a limit. Returns its id, and its meter, which never changes.
@@ -274,22 +278,28 @@ impl KeeperHandle {
 
     /// The meter of a limit, created if necessary: without a lock, since a recorder is foreign code.
     fn meter_for(&self, limit: &Limit) -> Arc<LimitMeter> {
-        let known = self.keeper.peek(|core| core.meter_of(limit.name()));
+        let known = self.keeper.peek(|core| {
+            let registry = &core.context().registry;
+            Some(registry.meter(registry.id_of(limit.name())?).clone())
+        });
         known.unwrap_or_else(|| Arc::new(LimitMeter::new(&self.keeper.namespace, limit.name())))
     }
 
     /// The limit of this name with its latest values, without overrides.
     pub fn updated(&self, limit_name: &str) -> Option<Limit> {
-        self.keeper.peek(|core| core.updated(limit_name))
+        self.keeper.peek(|core| {
+            let registry = &core.context().registry;
+            Some(Limit::clone(registry.updated(registry.id_of(limit_name)?)))
+        })
     }
 
     pub fn mode_of(&self, limit: LimitId) -> Mode {
-        self.keeper.peek(|core| core.mode_of(limit))
+        (self.keeper).peek(|core| core.context().registry.limit(limit).current_mode())
     }
 
     /// Whether an operator has paused the limit.
     pub fn is_paused(&self, limit: LimitId) -> bool {
-        let until = self.keeper.peek(|core| core.paused_until(limit));
+        let until = (self.keeper).peek(|core| core.context().registry.paused_until(limit));
         until.is_some_and(|until| until > Instant::now())
     }
 
@@ -353,18 +363,18 @@ impl KeeperHandle {
     /// The lengths of a lease and of the heartbeat of a waiter.
     pub fn lease_and_waiter_ttl(&self) -> (Duration, Duration) {
         self.keeper.peek(|core| {
-            let settings = core.settings();
+            let settings = &core.context().settings;
             (settings.lease, settings.waiter_ttl)
         })
     }
 
     /// Whether newcomers under strict limits wait because permits return to the store.
     pub fn is_recovering(&self) -> bool {
-        self.keeper.peek(Core::is_recovering)
+        self.keeper.peek(|core| core.context().is_recovering())
     }
 
-    pub fn limit_id(&self, limit_name: &str) -> Option<LimitId> {
-        self.keeper.peek(|core| core.limit_id(limit_name))
+    pub fn limit_of(&self, limit_name: &str) -> Option<LimitId> {
+        (self.keeper).peek(|core| core.context().registry.id_of(limit_name))
     }
 
     /// All limits, by id.
@@ -379,7 +389,7 @@ impl KeeperHandle {
 
     /// The overrides in force.
     pub fn overrides(&self) -> Arc<InForce> {
-        self.keeper.peek(Core::overrides)
+        (self.keeper).peek(|core| core.context().registry.overrides().clone())
     }
 
     /// How far tenants of a key are behind. See [`Core::behind_us`].

@@ -121,7 +121,7 @@ impl Keeper {
         let (marker, mut locked) = self.lock();
         let Locked { core, driver } = &mut *locked;
         let result = step(core, driver, now);
-        let (effects, is_ending) = (core.take_effects(), core.is_ending());
+        let (effects, is_ending) = (core.take_effects(), core.context().ending.has_begun());
         let nudge = driver.nudge(core, now);
         drop((marker, locked));
         self.after_step(effects, is_ending, nudge);
@@ -196,7 +196,7 @@ pub(super) struct Start {
 /// Interval between a watchdog's checks.
 pub(super) fn check_interval(core: &Core) -> Duration {
     // The resolution of Tokio's timers.
-    (core.settings().store_timeout / 8).max(Duration::from_millis(1))
+    (core.context().settings.store_timeout / 8).max(Duration::from_millis(1))
 }
 
 /// Where a driver panicked.
@@ -235,7 +235,7 @@ impl DriverState {
                 earliest(until, core.answer_due(since))
             }
         };
-        due.is_some_and(|due| now >= due + core.settings().store_timeout / 2)
+        due.is_some_and(|due| now >= due + core.context().settings.store_timeout / 2)
     }
 
     /// Whether this generation is the current one.
@@ -250,7 +250,7 @@ impl DriverState {
 
     /// Whether a driver has to be started.
     pub fn is_needed(&self, core: &Core) -> bool {
-        self.is_absent() && (core.is_shared() || core.next_due().is_some())
+        self.is_absent() && (core.context().shared || core.next_due().is_some())
     }
 
     /// Wakes a parked driver that has to run earlier than planned.
@@ -380,7 +380,7 @@ impl DriverState {
     /// Checks that the driver runs while requests wait, permits need it to renew their leases, or it has something to send.
     pub fn check_driver(&mut self, core: &Core, now: Instant) -> WatchdogFinding {
         let (has_requests, is_late) = (core.has_requests(), self.is_late(core, now));
-        if !has_requests && (!core.is_shared() || core.holds_nothing() && !is_late) {
+        if !has_requests && (!core.context().shared || core.holds_nothing() && !is_late) {
             return WatchdogFinding::Idle;
         }
         if self.is_absent() {

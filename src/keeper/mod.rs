@@ -11,11 +11,13 @@
 //! | `request` | a request for a permit, as a future |
 //! | `handle` | the interface to limiters, semaphores, permits and operators |
 //! | `shutdown` | how long a shutdown waits for requests and permits, and for the store to confirm releases |
-//! | `driver` | the task, where it is started, its exchanges in flight, and the watchdogs that check that it runs |
+//! | `driver` | the task, where it is started, its exchanges in flight, its log at TRACE, and the watchdogs that check that it runs |
 //! | `lock` | a keeper: its core behind a lock, decisions about the driver, and the effects of a step |
 //! | `core` | the state machine: many queues, one connection for each part of the store |
 //! | `queue` | this process's view of one ledger, with its permits and requests |
 //! | `context` | state that all queues share: settings, the limits in force, the time, timers, counts, effects |
+//! | `registry` | the limits as registered, updated and in force, with overrides and fallbacks |
+//! | `ending` | a shutdown, or the end of the limiter, as the core sees it |
 //! | `effects` | work that a step leaves until the lock is free |
 //! | `demand` | demands of requests, and their results |
 //! | `sim`, `tests`, each `audit` | tests: the simulation; single guarantees; whether counts and lists agree. `driver` has its own |
@@ -33,9 +35,11 @@ mod core;
 mod demand;
 mod driver;
 mod effects;
+mod ending;
 mod handle;
 mod lock;
 mod queue;
+mod registry;
 mod request;
 mod shutdown;
 #[cfg(test)]

@@ -34,7 +34,7 @@ impl Shutdown {
 
     /// Deadline for requests to be served and permits to be released; `None`: none is left.
     pub fn grace_lasts_until(&self, core: &Core) -> Option<Instant> {
-        let until = core.grace_ends_at();
+        let until = core.context().ending.grace_ends_at();
         until.filter(|_| !core.is_served())
     }
 
@@ -49,22 +49,23 @@ impl Shutdown {
         if core.is_quiet() {
             return None;
         }
-        let store_timeout = core.settings().store_timeout;
+        let store_timeout = core.context().settings.store_timeout;
         let confirmed = core.confirmed();
         let stalls_at = match self.progress {
             Some((before, stalls_at)) if before == confirmed => stalls_at,
             _ => now + STALL_TIMEOUTS * store_timeout,
         };
         self.progress = Some((confirmed, stalls_at));
-        let grace_ended_at = core.grace_ends_at().unwrap_or(now);
+        let grace_ended_at = core.context().ending.grace_ends_at().unwrap_or(now);
         Some(stalls_at.min(grace_ended_at + store_timeout))
     }
 
     /// The fate of the permits, once the store's time is over too.
     pub fn report(self, core: &Core) -> ShutdownReport {
         let unconfirmed: HashSet<Seq> = core.unconfirmed().collect();
+        let ending = &core.context().ending;
         let (lost, others): (Vec<Seq>, Vec<Seq>) =
-            self.held.into_iter().partition(|name| core.has_lost(*name));
+            { self.held.into_iter() }.partition(|name| ending.has_lost(*name));
         let released = others.iter().filter(|name| !unconfirmed.contains(name));
         ShutdownReport {
             refused: self.refused,
@@ -97,15 +98,17 @@ async fn wait_until(
     let Some(first) = keeper.peek(|core| until(core, Instant::now())) else {
         return;
     };
-    let earliest = |core: &Core, at: Instant| core.alarm().map_or(at, |alarm| alarm.min(at));
-    keeper.with(|core, _| core.set_alarm(Some(earliest(core, first))));
+    keeper.with(|core, _| {
+        let alarm = core.context().ending.alarm();
+        core.set_alarm(Some(alarm.map_or(first, |alarm| alarm.min(first))));
+    });
     keeper.watch_driver();
     loop {
         // The driver may end meanwhile, with its runtime. Only if it did: a start is a step, and wakes all waiting calls.
-        let is_driven = keeper.peek(Core::is_driven) || keeper.start_driver().is_ok();
+        let is_driven = keeper.peek(|core| core.context().driven) || keeper.start_driver().is_ok();
         let changed = keeper.changed.notified();
         let now = Instant::now();
-        let (until, alarm) = keeper.peek(|core| (until(core, now), core.alarm()));
+        let (until, alarm) = keeper.peek(|core| (until(core, now), core.context().ending.alarm()));
         let Some(until) = until.filter(|until| is_driven && now < *until) else {
             break;
         };

@@ -11,7 +11,7 @@ use axum::{
 };
 use http::{StatusCode, request::Parts};
 
-use super::{refusal::Refusal, scope::Scope, slot::Slot};
+use super::{keys::Scope, refusal::Refusal, slot::Slot};
 use crate::{
     error::AcquireError,
     key::Key,

@@ -14,7 +14,10 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use pin_project_lite::pin_project;
 
-use super::{form::Form, grpc, guard::SlotGuard, refusal_body::RefusalBody, tied::Tied};
+use super::{
+    refusal::{Form, RefusalBody, grpc},
+    response::{SlotGuard, Tied},
+};
 use crate::{
     error::{BoxError, LostErrorKind},
     permit::Share,

@@ -17,11 +17,9 @@ use tower_service::Service;
 
 use super::{
     body::ResponseBody,
-    form::Form,
-    gate::{Admission, Gate, Refused},
-    guard::SlotGuard,
-    refusal::Refusal,
-    tied::Tied,
+    gates::{Admission, Gate, Refused},
+    refusal::{Form, Refusal},
+    response::{SlotGuard, Tied},
 };
 use crate::{
     permit::{Permit, Share},

@@ -10,14 +10,10 @@ use tower_layer::Layer;
 #[cfg(feature = "config")]
 use super::gates::Routing;
 use super::{
-    gate::{Gate, GateScope, Refuse},
-    gates::Gates,
-    labels::Labels,
-    options::{OnLost, ReleaseAt},
-    policy::Policy,
-    refusal::Refusal,
-    refusal_body::RefusalResponse,
-    scope::Scope,
+    gates::{Gate, GateScope, Gates, Labels, Refuse},
+    keys::{Policy, Scope},
+    refusal::{Refusal, RefusalResponse},
+    response::{OnLost, ReleaseAt},
     service::Limited,
     slot::DeclaredLimits,
 };

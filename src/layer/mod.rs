@@ -75,88 +75,48 @@
 
 // | module | contents |
 // | --- | --- |
-// | `policy`, `scope` | limits, and the sources of a request's keys |
-// | `values`, `values_by` | a limit's value for a single key, and its settings |
-// | `tenants`, `fair_by` | a request's tenant under a fair limit, and its settings |
-// | `number` | a cost or weight in a header |
-// | `address` | a client's address as a key |
-// | `layer`, `options` | settings |
-// | `read_ahead` | the layer that reads the bodies of waiting requests |
-// | `gate`, `gates` | the settings that apply to a request, and the choice between several |
+// | `layer` | the layer and its settings |
 // | `service`, `future` | a turn in the queue, then the wrapped service |
-// | `tied` | drops the service's future or body when its slot ends |
-// | `guard` | keeps the slot between the future and the body; the terms on which the slot ends the response |
-// | `bounds` | settings for responses that never end |
 // | `body` | ends the slot with the response, and the response after its slot |
-// | `axum` | the slot as an extractor, and the route as a key |
-// | `permit_body` | a body that holds a permit, without a layer |
-// | `http_client` | a client with its own request and response types, as a service |
-// | `outcome` | the load of an upstream, judged by its responses |
-// | `slot` | the slot as the handler sees it |
+// | `keys` | which limits apply to a request: keys, tenants, values, costs and weights |
+// | `gates` | a layer's settings, applied to a request |
+// | `response` | when a slot ends, and what then becomes of the response |
 // | `refusal` | the response to a request without a slot |
-// | `acquire_error` | the refusal of a handler that acquires its own permits |
-// | `form` | what a request can be answered with: HEAD has no content, gRPC has a status of its own |
-// | `problem`, `grpc`, `refusal_body` | the formats of a refusal |
-// | `fields` | the state of the limits, in the response head |
+// | `slot` | the slot as the handler sees it |
+// | `axum` | the slot as an extractor, and the route as a key |
+// | `read_ahead` | the layer that reads the bodies of waiting requests |
+// | `http_client` | a client with its own request and response types, as a service |
 
-mod acquire_error;
-mod address;
 #[cfg(feature = "axum")]
 mod axum;
 mod body;
-mod bounds;
-mod fair_by;
-mod fields;
-mod form;
 mod future;
-mod gate;
 mod gates;
-mod grpc;
-mod guard;
 mod http_client;
-#[cfg(feature = "operate")]
-mod label_by;
-mod labels;
+mod keys;
 #[allow(clippy::module_inception)]
 mod layer;
-mod number;
-mod options;
-mod outcome;
-mod permit_body;
-mod policy;
-mod problem;
 mod read_ahead;
 mod refusal;
-mod refusal_body;
-mod scope;
+mod response;
 mod service;
 mod slot;
-mod tenants;
-mod tied;
-mod values;
-mod values_by;
 
-#[cfg(feature = "config")]
-pub(crate) use address::IPV6_PREFIX;
-pub use address::{ClientAddress, PeerAddress};
 pub use body::{LostError, ResponseBody};
 pub use future::ResponseFuture;
 pub use http_client::{HttpClient, HttpClientFuture};
+#[cfg(feature = "config")]
+pub(crate) use keys::IPV6_PREFIX;
+pub use keys::{ClientAddress, PeerAddress, Policy, Scope};
 pub use layer::LimitLayer;
-pub use options::{OnLost, ReleaseAt};
-pub use outcome::{Outcome, overload};
-pub use policy::Policy;
 pub use read_ahead::{ReadAhead, ReadAheadBody, ReadAheadFuture, ReadAheadLayer};
-pub use refusal::{Refusal, RefusalKind};
-pub use refusal_body::RefusalResponse;
-pub use scope::Scope;
+pub use refusal::{Refusal, RefusalKind, RefusalResponse};
+pub use response::{OnLost, Outcome, ReleaseAt, overload};
 pub use service::Limited;
 pub use slot::{Hold, Slot};
 #[cfg(feature = "config")]
 pub(crate) use {
-    bounds::check_bound,
-    gate::Gate,
-    gates::{GateEdit, Routing},
-    outcome::check_pause,
+    gates::{Gate, GateEdit, Routing},
+    response::{check_bound, check_pause},
     slot::DeclaredLimits,
 };

@@ -98,18 +98,18 @@ impl Limit {
 
     /// The wait of a limit that a limiter has returned was checked before: one use of it need not wait.
     pub(super) fn check_fairness(&self) -> Result<(), ConfigError> {
-        let fault = match self.fair {
-            false => return Ok(()),
-            true if self.refill.is_some() => "a rate has no slots to be shared among tenants",
-            true if self.reuse => "a reused slot would pass over the other tenants",
-            true if self.wait.is_zero() && !self.is_registered() => {
-                "set a wait, since tenants share by the order in which their requests wait"
-            }
-            true => return Ok(()),
+        let fault = if !self.fair {
+            return Ok(());
+        } else if self.refill.is_some() {
+            "a rate has no slots to be shared among tenants"
+        } else if self.reuse {
+            "a reused slot would pass over the other tenants"
+        } else if self.wait.is_zero() && !self.is_registered() {
+            "set a wait, since tenants share by the order in which their requests wait"
+        } else {
+            return Ok(());
         };
-        let name = &self.name;
-        Err(ConfigError::value(format!(
-            "limit `{name}` is fair: {fault}"
-        )))
+        let fault = format!("limit `{}` is fair: {fault}", self.name);
+        Err(ConfigError::value(fault))
     }
 }

@@ -200,7 +200,7 @@ impl Desk {
 
     /// `None` if the limit is unknown, as in the following functions.
     async fn permits(&self, keeper: &KeeperHandle, of: &Target) -> Option<(Vec<PermitRow>, u64)> {
-        let which = Which::new(keeper.limit_id(&of.limit)?, &of.limit, of.key);
+        let which = Which::new(keeper.limit_of(&of.limit)?, &of.limit, of.key);
         let (seen, left_out) = walk::permits(keeper, &which).await;
         let row = |seen: SeenPermit| {
             let state = if seen.entry.waits {
@@ -224,7 +224,7 @@ impl Desk {
     ) -> Vec<PermitRow> {
         let (which, only) = match of {
             Revocation::Permit(id) => (Which::All, Some(*id)),
-            Revocation::Key { limit, key } => match keeper.limit_id(limit) {
+            Revocation::Key { limit, key } => match keeper.limit_of(limit) {
                 Some(number) => (Which::new(number, limit, Some(*key)), None),
                 None => return Vec::new(),
             },
@@ -255,13 +255,13 @@ impl Desk {
     }
 
     async fn keys(&self, keeper: &KeeperHandle, of: &Target) -> Option<(Vec<KeyRow>, u64)> {
-        let which = Which::new(keeper.limit_id(&of.limit)?, &of.limit, of.key);
+        let which = Which::new(keeper.limit_of(&of.limit)?, &of.limit, of.key);
         let (seen, left_out) = walk::keys(keeper, &which).await;
         Some((self.key_rows(of, seen), left_out))
     }
 
     async fn tenants(&self, keeper: &KeeperHandle, of: &Target) -> Option<(Vec<TenantRow>, u64)> {
-        let limit = keeper.limit_id(&of.limit)?;
+        let limit = keeper.limit_of(&of.limit)?;
         let mut key = None;
         let (seen, left_out) =
             walk::tenants(keeper, &Which::new(limit, &of.limit, of.key), &mut key).await;
@@ -325,7 +325,7 @@ impl Desk {
         of: &Target,
         (author, reason): (&str, &str),
     ) -> Option<(Vec<KeyRow>, u64)> {
-        let limit = keeper.limit_id(&of.limit)?;
+        let limit = keeper.limit_of(&of.limit)?;
         let mut paused = walk::paused_keys(keeper, &Which::new(limit, &of.limit, of.key)).await;
         // Some may have ended meanwhile.
         paused.retain(|sum| keeper.resume(limit, &sum.key));
@@ -345,7 +345,7 @@ impl Desk {
     /// Newest first.
     fn refusals(&self, keeper: &KeeperHandle, of: &Target) -> Option<(Vec<RefusalRow>, u64)> {
         let now = Instant::now();
-        let mut notes = keeper.refusals(keeper.limit_id(&of.limit)?);
+        let mut notes = keeper.refusals(keeper.limit_of(&of.limit)?);
         notes.sort_by_key(|note| Reverse(note.at));
         let rows = notes.into_iter().map(|note| {
             let key = note.key.as_ref();

@@ -378,8 +378,8 @@ struct Listening {
     joined_at: Instant,
     members: u32,
     join_at: Instant,
-    read: Budget,
-    answered: Budget,
+    read: Allowance,
+    answered: Allowance,
     known: VecDeque<(String, u64)>,
     /// Whether an operator of another version has asked.
     met_other: bool,
@@ -396,8 +396,8 @@ impl Listening {
             joined_at: now,
             members: 0,
             join_at: now,
-            read: Budget::new(MAX_READ, now),
-            answered: Budget::new(MAX_ANSWERED, now),
+            read: Allowance::new(MAX_READ, now),
+            answered: Allowance::new(MAX_ANSWERED, now),
             known: VecDeque::new(),
             met_other: false,
             answers: JoinSet::new(),
@@ -443,13 +443,13 @@ impl Listening {
 }
 
 /// A rate per second, which is also the burst.
-struct Budget {
+struct Allowance {
     rate: f64,
     left: f64,
     at: Instant,
 }
 
-impl Budget {
+impl Allowance {
     fn new(rate: f64, at: Instant) -> Self {
         Self {
             rate,
@@ -490,7 +490,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_budget_is_a_rate() {
-        let mut budget = Budget::new(20.0, Instant::now());
+        let mut budget = Allowance::new(20.0, Instant::now());
         assert_eq!((0..100).filter(|_| budget.take()).count(), 20);
         advance(Duration::from_millis(100)).await;
         assert_eq!((0..100).filter(|_| budget.take()).count(), 2);

@@ -534,6 +534,6 @@ mod tests {
 
     fn limit_id(limiter: &Limiter) -> LimitId {
         let keeper = limiter.keeper();
-        keeper.limit_id("many").expect("it is in use")
+        keeper.limit_of("many").expect("it is in use")
     }
 }

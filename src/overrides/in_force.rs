@@ -47,7 +47,7 @@ impl<T: PartialEq> PartialEq for Until<T> {
 
 /// An operator's decision about a limit or a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Decision {
+pub(crate) enum SettingInForce {
     /// The limit's value, for all keys without an override of their own.
     Value(LimitValue),
     /// The value of the key with this digest.
@@ -104,16 +104,16 @@ impl InForce {
     }
 
     /// Adds a decision that holds until `end`.
-    pub(crate) fn add(&mut self, limit_name: &str, decision: Decision, end: Instant) {
+    pub(crate) fn add(&mut self, limit_name: &str, decision: SettingInForce, end: Instant) {
         let of_limit = self.by_limit.entry(limit_name.to_owned()).or_default();
         match decision {
-            Decision::Value(what) => of_limit.value = Some(Until { what, end }),
-            Decision::Mode(what) => of_limit.mode = Some(Until { what, end }),
-            Decision::Pause => of_limit.pause = Some(Until { what: (), end }),
-            Decision::KeyValue(digest, what) => {
+            SettingInForce::Value(what) => of_limit.value = Some(Until { what, end }),
+            SettingInForce::Mode(what) => of_limit.mode = Some(Until { what, end }),
+            SettingInForce::Pause => of_limit.pause = Some(Until { what: (), end }),
+            SettingInForce::KeyValue(digest, what) => {
                 of_limit.keys.insert(digest, Until { what, end });
             }
-            Decision::Share(tenant, what) => {
+            SettingInForce::Share(tenant, what) => {
                 of_limit.shares.insert(tenant, Until { what, end });
             }
         }

@@ -15,6 +15,6 @@ mod in_force;
 mod recorded;
 
 #[cfg(test)]
-pub(crate) use self::in_force::Decision;
+pub(crate) use self::in_force::SettingInForce;
 pub(crate) use self::in_force::{InForce, Steered};
 pub use self::recorded::*;

@@ -1,4 +1,4 @@
-//! Each code on each surface that shows it. Problem details and gRPC: `layer/refusal.rs`; metrics: `telemetry/tests.rs`; the
+//! Each code on each surface that shows it. Problem details and gRPC: `layer/refusal/`; metrics: `telemetry/tests.rs`; the
 //! operators' package has tests of its own.
 
 use std::collections::BTreeSet;

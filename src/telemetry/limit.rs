@@ -337,13 +337,13 @@ fn move_by(gauge: &Gauge, change: f64) {
 struct Family(Box<[Series<Counter>]>);
 
 /// A kind of events, which numbers the codes of its family.
-trait Kind {
+trait Numbered {
     fn number(self) -> usize;
 }
 
-macro_rules! impl_kind {
+macro_rules! impl_numbered {
     ($($kind:ident),*) => {
-        $(impl Kind for $kind {
+        $(impl Numbered for $kind {
             fn number(self) -> usize {
                 self as usize
             }
@@ -351,7 +351,7 @@ macro_rules! impl_kind {
     };
 }
 
-impl_kind!(AcquireErrorKind, LostErrorKind, Adopted, Cost);
+impl_numbered!(AcquireErrorKind, LostErrorKind, Adopted, Cost);
 
 impl Family {
     /// The codes are in the order of the kinds.
@@ -364,7 +364,7 @@ impl Family {
         Self(codes.into_iter().map(series).collect())
     }
 
-    fn of(&self, kind: impl Kind) -> &Series<Counter> {
+    fn of(&self, kind: impl Numbered) -> &Series<Counter> {
         &self.0[kind.number()]
     }
 }

@@ -10,6 +10,7 @@ use std::{collections::BTreeMap, ops::Range};
 /// `self.0.end` and `end`.
 const RECEIVERS: &[&str] = &[
     "self",
+    "accounting",
     "charging",
     "connection",
     "core",
@@ -29,10 +30,13 @@ const RECEIVERS: &[&str] = &[
     "presence",
     "queue",
     "registry",
+    "releases",
     "renewals",
     "request",
     "requests",
     "shutdown",
+    "snapshot",
+    "terms",
     "unsent",
     "waiters",
 ];

@@ -430,7 +430,9 @@ async fn a_store_that_has_lost_its_data_is_told_who_holds_and_who_waits() {
     for kind in ["normal", "pubsub"] {
         server.cli(&["CLIENT", "KILL", "TYPE", kind]);
     }
-    // Holders hold again, and waiters wait.
+    // The holders hold again, and the waiter waits. But if its replica is back first, by the 100 ms after which it asks for
+    // its waiters, the waiter gets the slot of the missing holder: after a loss only strict limits wait for holders.
+    let narrow = [(1, 0), (1, 0)];
     let scopes = [caller(&limiter, "a"), caller(&limiter, "b"), all(&limiter)];
     soon(async {
         loop {
@@ -439,7 +441,7 @@ async fn a_store_that_has_lost_its_data_is_told_who_holds_and_who_waits() {
                 let usage = scope.usage().await;
                 now.extend(usage.map(|usage| (usage.in_use, usage.waiting)));
             }
-            if now == [(1, 0), (1, 0), (1, 1)] {
+            if now.starts_with(&narrow) && matches!(now[2..], [(1, 1) | (2, 0)]) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -8,10 +8,10 @@ use std::{
 use crate::source::{Module, SOURCES, Source, sources};
 
 /// Methods of the standard library with the names of some of our own methods.
-const OF_STD: [&str; 21] = [
+const OF_STD: [&str; 22] = [
     "clone", "collect", "contains", "count", "default", "drop", "end", "find", "first", "get",
-    "insert", "is_empty", "is_none", "len", "new", "next", "poll", "push", "remove", "sleep",
-    "take",
+    "insert", "is_empty", "is_none", "len", "max", "new", "next", "poll", "push", "remove",
+    "sleep", "take",
 ];
 
 /// A crate and the dependencies of its files.

@@ -4,6 +4,7 @@
 //! The way of a permit in ARCHITECTURE.md must match the source, and its map must name existing items. `cargo test
 //! -p tests --test structure -- --nocapture` prints figures, which only go down.
 
+mod fields;
 mod graph;
 mod manifests;
 mod map;

@@ -206,7 +206,7 @@ fn subject(query: &str) -> Result<(Subject, usize), Problem> {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let value = value.replace('+', " ");
         let value = percent_decode_str(&value).decode_utf8();
-        let value = value.map_err(|_| Problem::malformed(format!("`{name}` is no UTF-8")))?;
+        let value = value.map_err(|_| Problem::malformed(format!("`{name}` is not UTF-8")))?;
         match name {
             "limit" => limit = Some(value.into_owned()),
             "key" => {

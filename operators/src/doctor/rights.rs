@@ -30,17 +30,17 @@ struct Lack {
 }
 
 /// A command that changes nothing while its key is missing, with the name of its permission.
-fn trial(name: &'static str, arguments: &[&str]) -> (&'static str, Cmd) {
+type Trial = (&'static str, Cmd);
+
+fn trial(name: &'static str, arguments: &[&str]) -> Trial {
     let mut command = cmd(name);
     command.arg(arguments);
     (name, command)
 }
 
-pub(super) async fn looks(asking: &Asking<'_>, names: &Names) -> Result<Rights, StoreError> {
-    let key = &*format!("{}:doctor", names.roster());
-    let wake = &*format!("{}:wake:doctor", names.namespace());
-    let (record, log) = (&*names.record(), &*names.log());
-    let service = [
+/// Commands of a service.
+fn of_services(key: &str, wake: &str, names: &Names) -> [Trial; 21] {
+    [
         trial("ZADD", &[key, "XX", "0", "x"]),
         trial("ZREM", &[key, "x"]),
         trial("ZRANGE", &[key, "0", "0"]),
@@ -65,16 +65,25 @@ pub(super) async fn looks(asking: &Asking<'_>, names: &Names) -> Result<Rights, 
         ),
         trial("PUBSUB", &["NUMSUB"]),
         trial("PUBLISH", &[wake, ""]),
-    ];
-    let of_operator = [
+    ]
+}
+
+/// Commands of an operator who asks replicas.
+fn of_operators(key: &str, names: &Names) -> [Trial; 5] {
+    [
         trial("ZRANGE", &[key, "0", "0"]),
         trial("ZCOUNT", &[key, "0", "0"]),
         trial("ZMSCORE", &[key, "x"]),
         trial("TIME", &[]),
         // Replicas ignore an empty message.
         trial("PUBLISH", &[&names.control_channel(), ""]),
-    ];
-    let changing = [
+    ]
+}
+
+/// Commands of an operator who changes limits.
+fn of_changes(names: &Names) -> [Trial; 8] {
+    let (record, log) = (&*names.record(), &*names.log());
+    [
         trial("EVAL", &[RETURN_1, "0"]),
         trial("HSCAN", &[record, "0"]),
         trial("HGETALL", &[record]),
@@ -83,10 +92,15 @@ pub(super) async fn looks(asking: &Asking<'_>, names: &Names) -> Result<Rights, 
         trial("LLEN", &[log]),
         trial("LRANGE", &[log, "0", "0"]),
         trial("LTRIM", &[log, "0", "-1"]),
-    ];
-    let mut service_lacks = lacking(asking, &service).await?;
-    let mut operator_lacks = lacking(asking, &of_operator).await?;
-    let changing_lacks = lacking(asking, &changing).await?;
+    ]
+}
+
+pub(super) async fn looks(asking: &Asking<'_>, names: &Names) -> Result<Rights, StoreError> {
+    let key = &*format!("{}:doctor", names.roster());
+    let wake = &*format!("{}:wake:doctor", names.namespace());
+    let mut service_lacks = lacking(asking, &of_services(key, wake, names)).await?;
+    let mut operator_lacks = lacking(asking, &of_operators(key, names)).await?;
+    let changing_lacks = lacking(asking, &of_changes(names)).await?;
     service_lacks.extend(lacks_channel(asking, wake).await?);
     operator_lacks.extend(lacks_channel(asking, &names.answer_channel("doctor")).await?);
     let forbids = |name: &&str| {
@@ -134,10 +148,7 @@ const RETURN_1: &str = "return 1";
 const RETURN_1_SHA1: &str = "e0e1f9fabfc9d4800c877a703b823ac0578ff8db";
 
 /// Returns the commands that the user cannot run.
-async fn lacking(
-    asking: &Asking<'_>,
-    commands: &[(&'static str, Cmd)],
-) -> Result<Vec<Lack>, StoreError> {
+async fn lacking(asking: &Asking<'_>, commands: &[Trial]) -> Result<Vec<Lack>, StoreError> {
     let mut lacking = Vec::new();
     for (name, command) in commands {
         // Any other error proves that the command is permitted: for example, a user without EVAL gets NOSCRIPT for

@@ -9,38 +9,27 @@
 
 use std::{mem, time::Duration};
 
-use smallvec::SmallVec;
-use tokio::time::Instant;
-
-use super::{Asking, Core, ExchangeId, Legs, Next, Request, SlotLeg, Stage, queues::SMALL_ROOM};
+use super::{
+    Core, ExchangeId, Legs, Next, Progress, SlotLeg, Stage, accounting::fee_of, queues::SMALL_ROOM,
+};
 use crate::{
     error::AcquireErrorKind,
     keeper::{
         context::{Decided, Decision},
         demand::{Leg, Notes, RequestId},
-        queue::{LegState, Newcomer, Requester},
+        queue::{Newcomer, Requester},
     },
     leases::{Label, Lease},
     ledger::Seq,
     limit::{MAX_WEIGHT, Mode},
 };
-
-/// How far a request has come.
-pub(super) enum Progress {
-    Complete,
-    /// The next leg's turn begins.
-    Turn,
-    /// The store, or a queue, decides next. Contains the deadline of the wait, if the request waits in a queue.
-    Waits(Option<Instant>),
-    /// This leg cannot be kept: it was lost, or an earlier one was.
-    Stray(usize),
-}
+use smallvec::SmallVec;
 
 impl Core {
     /// Submits a request for one slot of an enforced limit. The request exists until it is collected or dropped.
     #[inline]
     pub(super) fn submit_slot(&mut self, leg: &Leg, label: &Label) -> RequestId {
-        let id = self.next_request();
+        let id = self.requests.next_id();
         let queue = self.queues.find_or_make(&mut self.ctx, leg.limit, &leg.key);
         let requester = Requester {
             id,
@@ -50,9 +39,9 @@ impl Core {
         // Listed again when the entry advances.
         let of_key = self.queues.without_listing(queue);
         of_key.set_own_value(&mut self.ctx, leg.value);
-        let wait = longest_wait(leg, of_key.max());
-        let is_too_heavy = of_key.is_too_heavy(leg.weight);
-        let part = of_key.part();
+        let wait = longest_wait(leg, of_key.terms().max());
+        let is_too_heavy = of_key.terms().is_too_heavy(leg.weight);
+        let part = of_key.terms().part;
         let idle = match leg.weight {
             1 => of_key.take_idle(&mut self.ctx, !wait.is_zero(), requester),
             _ => None,
@@ -73,7 +62,7 @@ impl Core {
         lease.set_label(label.clone());
         let (seq, mut legs) = (lease.seq(), Legs::new());
         legs.push(SlotLeg { lease, wait });
-        self.insert_request(id, Request::new(id, legs, true, None, self.ctx.now));
+        self.requests.insert(id, legs, true, None, self.ctx.now);
         match is_reused {
             _ if is_too_heavy => self.refuse_leg(id, seq, AcquireErrorKind::InvalidWeight),
             true => self.grant(id),
@@ -86,24 +75,24 @@ impl Core {
 
     /// Submits a request for several slots or charges.
     pub(super) fn submit_all(&mut self, legs: &[Leg], label: &Label) -> RequestId {
-        let id = self.next_request();
+        let id = self.requests.next_id();
         let mut ordered: SmallVec<[_; 4]> = SmallVec::new();
         let (mut notes, mut refusal) = (Notes::default(), None);
         for leg in legs {
-            let limit = self.ctx.limits[leg.limit.0].clone();
+            let limit = self.ctx.registry.limit(leg.limit).clone();
             let mode = limit.current_mode();
             if mode == Mode::Off || leg.exempt {
                 notes.exempt.push(limit);
                 continue;
             }
             let shadow = mode == Mode::Shadow;
-            if let Some(fee) = self.fee(id.number.get(), leg, shadow) {
+            if let Some(fee) = fee_of(&self.ctx, id.number.get(), leg, shadow) {
                 refusal = refusal.or(fee.too_dear(leg.cost));
                 notes.fees.push(fee);
                 continue;
             }
             // Narrow before wide, the same in all replicas: for equal classes by value, without overrides, and by name.
-            let max = self.updated[leg.limit.0].max();
+            let max = self.ctx.registry.updated(leg.limit).max();
             let order = (limit.class_of(&leg.key), max, limit);
             let queue = self.queues.find_or_make(&mut self.ctx, leg.limit, &leg.key);
             let requester = Requester {
@@ -118,10 +107,10 @@ impl Core {
                 let wait = if shadow {
                     Duration::ZERO
                 } else {
-                    longest_wait(leg, queue.max())
+                    longest_wait(leg, queue.terms().max())
                 };
                 let lease = queue.enter(ctx, wait, weight, requester, leg.tenant.as_ref());
-                if queue.is_too_heavy(weight) {
+                if queue.terms().is_too_heavy(weight) {
                     queue.refuse(ctx, lease.seq(), AcquireErrorKind::InvalidWeight);
                 }
                 SlotLeg { lease, wait }
@@ -136,7 +125,7 @@ impl Core {
         );
         let legs = ordered.into_iter().map(|(_, leg)| leg).collect();
         let notes = (!notes.fees.is_empty() || !notes.exempt.is_empty()).then(|| Box::new(notes));
-        self.insert_request(id, Request::new(id, legs, false, notes, self.ctx.now));
+        self.requests.insert(id, legs, false, notes, self.ctx.now);
         if let Some(error) = refusal {
             self.refuse_request(id, error);
         }
@@ -174,29 +163,24 @@ impl Core {
 
     /// `is_last`: the last decision on this request.
     fn follow(&mut self, decided: Decided, is_last: bool) {
-        let Decided {
-            request: id,
-            seq,
-            decision,
-        } = decided;
-        let Some(request) = self.request_mut(id) else {
+        let (id, seq) = (decided.request, decided.seq);
+        let Some(request) = self.requests.get(id) else {
             return;
         };
         // If a slot was lost, the next one to ask for may be in another part of the store.
-        if let Stage::Listed | Stage::Unsent = request.stage {
-            let was_unsent = matches!(request.stage, Stage::Unsent);
-            request.stage = Stage::Open;
-            if !request.plain {
+        if let stage @ (Stage::Listed | Stage::Unsent) = request.stage() {
+            let (was_unsent, plain) = (matches!(stage, Stage::Unsent), request.plain);
+            self.requests.open(id);
+            if !plain {
                 self.unlist(id);
             }
             if was_unsent {
-                for link in &mut self.links {
-                    link.unsent.remove(&id);
-                    link.held_back.remove(&id);
+                for link in self.links.iter_mut() {
+                    link.unsent.forget(id);
                 }
             }
         }
-        match decision {
+        match decided.decision {
             Decision::Refused(kind) => self.refuse_leg(id, seq, kind),
             Decision::Bypassed(kind) => self.bypass_leg(id, seq, kind),
             Decision::Changed => {}
@@ -208,19 +192,21 @@ impl Core {
 
     /// Advances a request as far as possible without an answer of the store.
     pub(super) fn advance(&mut self, id: RequestId) {
-        while let Some(request) = self.request(id)
-            && let Stage::Open = request.stage
+        while let Some(request) = self.requests.get(id)
+            && let Stage::Open = request.stage()
         {
-            let (plain, progress) = (request.plain, self.progress(request));
-            let part = self.part_of(request);
+            let (plain, owes) = (request.plain, request.owes());
+            let progress = request.progress(&self.queues, self.ctx.now);
+            let part = request.part(&self.queues, &self.ctx);
+            let waits_until = match progress {
+                Progress::Waits(until) => until,
+                _ => None,
+            };
+            self.requests.wait(id, waits_until);
             match progress {
-                Progress::Waits(until) => self.set_wait(id, until),
-                _ => self.set_wait(id, None),
-            }
-            match progress {
-                Progress::Waits(_) => return self.stop_asking(id),
+                Progress::Waits(_) => return self.requests.stop_asking(id),
                 Progress::Stray(leg) => self.park_leg(id, leg),
-                Progress::Complete if !self.owes(id) => return self.grant(id),
+                Progress::Complete if !owes => return self.grant(id),
                 Progress::Complete | Progress::Turn if self.ctx.asks_store(part) => {
                     return self.ask_store(id);
                 }
@@ -232,74 +218,24 @@ impl Core {
         }
     }
 
-    pub(super) fn progress(&self, request: &Request) -> Progress {
-        let mut is_complete = true;
-        for (number, leg) in request.legs.iter().enumerate() {
-            let queue = &self.queues[leg.lease.queue];
-            let Some(state) = queue.leg_state(leg.lease.seq(), self.ctx.now) else {
-                continue;
-            };
-            match state {
-                LegState::Held { over, busy } if !is_complete || over => {
-                    // First the exchange that may enter the leg into the store again has to be answered.
-                    return if busy {
-                        Progress::Waits(self.wait_of(request))
-                    } else {
-                        Progress::Stray(number)
-                    };
-                }
-                LegState::Held { .. } => {}
-                LegState::Idle => is_complete = false,
-                LegState::Waiting(_) | LegState::Asked => {
-                    return Progress::Waits(self.wait_of(request));
-                }
-            }
-        }
-        if is_complete {
-            Progress::Complete
-        } else {
-            Progress::Turn
-        }
-    }
-
     fn grant(&mut self, id: RequestId) {
-        self.stop_asking(id);
-        if let Some(request) = self.request_mut(id) {
-            request.stage = Stage::Granted;
-            let waker = request.waker.take();
-            self.ctx.effects.wake(waker);
-        }
-    }
-
-    /// Deadline of the request's wait in its current queue.
-    fn wait_of(&self, request: &Request) -> Option<Instant> {
-        let waiting = self.waiting_leg(request);
-        waiting.map(|(leg, since)| since + leg.wait)
-    }
-
-    /// The leg that waits in a queue, and since when.
-    fn waiting_leg<'a>(&self, request: &'a Request) -> Option<(&'a SlotLeg, Instant)> {
-        request.legs.iter().find_map(|leg| {
-            let queue = &self.queues[leg.lease.queue];
-            match queue.leg_state(leg.lease.seq(), self.ctx.now) {
-                Some(LegState::Waiting(since)) => Some((leg, since)),
-                _ => None,
-            }
-        })
+        let waker = self.requests.grant(id);
+        self.ctx.effects.wake(waker);
     }
 
     /// Continues unsent requests from the current state of their legs.
     pub(super) fn reopen_all(&mut self, requests: impl IntoIterator<Item = RequestId>) {
         for id in requests {
-            let part = self.request(id).map(|request| self.part_of(request));
+            let request = self.requests.get(id);
+            let part = request.map(|request| request.part(&self.queues, &self.ctx));
             if part.is_some_and(|part| !self.ctx.asks_store(part)) {
-                self.stop_asking(id);
+                self.requests.stop_asking(id);
             }
-            if let Some(request) = self.request_mut(id)
-                && let Stage::Unsent | Stage::Sent(_) = request.stage
+            if let Some(request) = self.requests.get(id)
+                && let Stage::Unsent | Stage::Sent(_) = request.stage()
             {
-                request.stage = Stage::Open;
-                self.note_changed(id);
+                self.requests.open(id);
+                self.ctx.note_changed(id);
             }
         }
     }
@@ -312,7 +248,7 @@ impl Core {
         requests: impl IntoIterator<Item = RequestId>,
     ) {
         for id in requests {
-            if self.is_sent_in(id, exchange) {
+            if self.requests.is_sent_in(id, exchange) {
                 self.reopen_all([id]);
             }
         }
@@ -320,76 +256,58 @@ impl Core {
 
     /// Asks the store: for a single slot through its queue, for anything else with a claim.
     fn ask_store(&mut self, id: RequestId) {
-        let (now, timeout) = (self.ctx.now, self.ctx.settings.store_timeout);
-        let Some(request) = self.request(id) else {
+        let now = self.ctx.now;
+        let until = now + self.ctx.settings.store_timeout;
+        let Some(request) = self.requests.get(id) else {
             return;
         };
-        let part = self.part_of(request);
+        let part = request.part(&self.queues, &self.ctx);
         let is_shadow = |lease: &Lease| self.queues[lease.queue].is_shadow(lease.seq());
-        let listed = match self.next_for(request) {
+        let listed = match request.next(&self.queues, &self.ctx) {
             _ if request.plain => Some(0),
             // In shadow mode a request does not queue.
             Next::Slot(number) if !is_shadow(&request.legs[number].lease) => Some(number),
             _ => None,
         };
         let listed = listed.map(|number| request.legs[number].lease.clone());
-        let Some(request) = self.request_mut(id) else {
-            return;
+        let Some(lease) = listed else {
+            self.requests.ask(id, Stage::Unsent, now, until);
+            return self.links[part].unsent.add(id);
         };
-        let begins = request.asking.is_none();
-        let asking = *request.asking.get_or_insert(Asking {
-            since: now,
-            until: now + timeout,
-        });
-        request.stage = match listed {
-            Some(_) => Stage::Listed,
-            None => Stage::Unsent,
+        let newcomer = Newcomer {
+            seq: lease.seq(),
+            since: self.requests.ask(id, Stage::Listed, now, until),
+            number: id.number,
         };
-        if begins {
-            self.asking.insert((asking.until, id));
-        }
-        match listed {
-            Some(lease) => {
-                let newcomer = Newcomer {
-                    seq: lease.seq(),
-                    since: asking.since,
-                    number: id.number,
-                };
-                self.change(lease.queue, |queue, ctx| {
-                    queue.ask_store(ctx, newcomer);
-                });
-            }
-            None => drop(self.link(part).unsent.insert(id)),
-        }
+        self.change(lease.queue, |queue, ctx| queue.ask_store(ctx, newcomer));
     }
 
     /// Removes the slot that the request is asking for from its queue's outbox, if it was not sent: another slot, which
     /// the request lost meanwhile, may have to be asked for first.
     fn unlist(&mut self, id: RequestId) {
-        let Some(request) = self.request(id) else {
+        let Some(request) = self.requests.get(id) else {
             return;
         };
-        let (Some(asking), legs) = (request.asking, request.legs.clone()) else {
+        let (Some(since), legs) = (request.asks_since(), request.legs.clone()) else {
             return;
         };
         for SlotLeg { lease, .. } in legs {
             let newcomer = Newcomer {
                 seq: lease.seq(),
-                since: asking.since,
+                since,
                 number: id.number,
             };
-            self.change(lease.queue, |queue, _| queue.unlist(newcomer));
+            self.change(lease.queue, |queue, _| queue.outbox.unask(newcomer));
         }
     }
 
     /// Refuses the first request whose wait in a queue is over.
     pub(super) fn time_out(&mut self) -> bool {
-        let first = self.waits.first();
-        let Some(&(_, id)) = first.filter(|(at, _)| *at <= self.ctx.now) else {
+        let Some(id) = self.requests.end_wait(self.ctx.now) else {
             return false;
         };
-        self.set_wait(id, None);
-        let leg = self.request(id).and_then(|one| self.waiting_leg(one));
+        let request = self.requests.get(id);
+        let leg = request.and_then(|one| one.waiting_leg(&self.queues, self.ctx.now));
         if let Some(seq) = leg.map(|(leg, _)| leg.lease.seq()) {
             self.refuse_leg(id, seq, AcquireErrorKind::TimedOut);
         }
@@ -397,14 +315,15 @@ impl Core {
     }
 
     fn park_leg(&mut self, id: RequestId, leg: usize) {
-        let leg = self.request(id).and_then(|one| one.legs.get(leg).cloned());
+        let request = self.requests.get(id);
+        let leg = request.and_then(|one| one.legs.get(leg).cloned());
         if let Some(SlotLeg { lease, .. }) = leg {
             self.change(lease.queue, |queue, ctx| queue.park_slot(ctx, lease.seq()));
         }
     }
 
     fn bypass_leg(&mut self, id: RequestId, seq: Seq, kind: AcquireErrorKind) {
-        let Some(request) = self.request_mut(id) else {
+        let Some(request) = self.requests.get_mut(id) else {
             return;
         };
         let mut legs = request.legs.iter();
@@ -412,15 +331,11 @@ impl Core {
             return;
         };
         let lease = request.legs.remove(leg).lease;
-        let limit = self.queues[lease.queue].limit().clone();
-        let notes = self
-            .request_mut(id)
-            .map(|one| one.notes.get_or_insert_default());
-        notes
-            .into_iter()
-            .for_each(|notes| notes.bypassed.push((limit.clone(), kind)));
+        let limit = self.queues[lease.queue].terms().limit().clone();
+        let notes = request.notes.get_or_insert_default();
+        notes.bypassed.push((limit, kind));
         self.change(lease.queue, |queue, ctx| {
-            ctx.note_bypass(queue.limit_id(), kind);
+            ctx.note_bypass(queue.terms().limit_id, kind);
             queue.release_slot(ctx, lease.seq());
         });
     }

@@ -1,9 +1,6 @@
 //! For tests: checks that the core's records are consistent, and reads for the simulation.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use tokio::time::Instant;
 
@@ -45,11 +42,11 @@ pub(in crate::keeper) struct LedgerHere {
 
 /// The name of a queue's ledger; without a store, a unique label.
 fn label_of(queue: &Queue) -> String {
-    if !queue.ledger_name().is_empty() {
-        queue.ledger_name().to_string()
+    if !queue.terms().ledger.is_empty() {
+        queue.terms().ledger.to_string()
     } else {
-        let limit = queue.limit().name();
-        format!("{limit} {:x}", queue.key().digest(limit))
+        let limit = queue.terms().limit().name();
+        format!("{limit} {:x}", queue.terms().key.digest(limit))
     }
 }
 
@@ -67,7 +64,7 @@ pub(in crate::keeper) struct WaitingRequest {
 impl Core {
     /// Whether each part of the store has answered a hello.
     pub fn has_connected(&self) -> bool {
-        self.links.iter().all(|link| link.clock.is_some())
+        self.links.iter().all(|link| link.connection.has_clock())
     }
 
     /// Returns the first contradiction. To be called between steps.
@@ -78,14 +75,13 @@ impl Core {
             self.ctx.decided
         );
         let mut books = Books::default();
-        for (slot, request) in &self.requests {
-            let id = request.id(slot as u32);
+        for (id, request) in self.requests.iter() {
             let legs = request.legs.iter();
             books
                 .requests_of_legs
                 .extend(legs.map(|leg| (leg.lease.seq(), id)));
-            if let Stage::Listed = request.stage {
-                let next = self.next_for(request);
+            if let Stage::Listed = request.stage() {
+                let next = request.next(&self.queues, &self.ctx);
                 books
                     .listed
                     .extend(next.legs_in(request).map(|leg| leg.lease.seq()));
@@ -111,17 +107,17 @@ impl Core {
             let asks = exchange.claims.iter().flat_map(|claim| &claim.asks);
             books.entering.extend(asks.map(|ask| ask.seq));
         }
-        for link in &self.links {
+        for link in self.links.iter() {
             ensure!(
                 link.breaker.availability() == self.ctx.availability(link.part),
                 "breaker and context differ"
             );
-            let holds = |queue: &Queue| queue.part() == link.part && queue.holds_in_store();
-            let connects = link.clock.is_some()
-                || link.connection.is_wanted
-                || link.connection.reconnect_at.is_some()
+            let holds = |queue: &Queue| queue.terms().part == link.part && queue.holds_in_store();
+            let connects = link.connection.has_clock()
+                || link.connection.is_wanted()
+                || link.connection.next_due().is_some()
                 || link.is_connecting()
-                || self.has_work(link);
+                || link.has_work(self.to_send());
             ensure!(
                 !self.ctx.shared || !link.is_up() || connects || !self.queues.iter().any(holds),
                 "holders have no connection, and nobody makes one"
@@ -149,27 +145,11 @@ impl Core {
     }
 
     fn audit_requests(&self) -> Result<(), String> {
-        let (mut sleepers, mut asking) = (BTreeSet::new(), BTreeSet::new());
-        let mut waits = BTreeSet::new();
-        for (slot, request) in &self.requests {
-            let id = request.id(slot as u32);
-            asking.extend(request.asking.map(|asking| (asking.until, id)));
-            waits.extend(request.waits_until.map(|until| (until, id)));
-            if let Stage::Sleeping(until) = request.stage {
-                sleepers.insert((until, id));
-            }
+        for (id, request) in self.requests.iter() {
             self.audit_request(id, request)
                 .map_err(|why| format!("request {}: {why}", id.number))?;
         }
-        ensure!(
-            asking == self.asking,
-            "{:?} ask, not {asking:?}",
-            self.asking
-        );
-        ensure!(waits == self.waits, "{:?} wait, not {waits:?}", self.waits);
-        let listed: BTreeSet<_> = self.sleepers.keys().copied().collect();
-        ensure!(sleepers == listed, "sleepers {listed:?}, not {sleepers:?}");
-        Ok(())
+        self.requests.audit()
     }
 
     fn audit_request(&self, id: RequestId, request: &Request) -> Result<(), String> {
@@ -197,39 +177,27 @@ impl Core {
             let mut sent = self.links.iter().flat_map(|link| &link.in_flight);
             sent.any(|sent| sent.id == exchange && sent.claims.contains(&Asker::Request(id)))
         };
-        let asks = matches!(
-            request.stage,
-            Stage::Listed | Stage::Unsent | Stage::Sent(_)
-        );
-        let is_open = matches!(request.stage, Stage::Open);
-        let part = self.part_of(request);
+        let part = request.part(&self.queues, &self.ctx);
         let is_in_parts = self.ctx.settings.parts.is_cluster();
-        ensure!(
-            is_open || request.waits_until.is_none(),
-            "waits no more, and may time out"
-        );
-        ensure!(asks || request.asking.is_none(), "asks no more");
-        match &request.stage {
+        match request.stage() {
             Stage::Listed => {
                 ensure!(
                     request.plain || is_in_parts,
                     "sent by a queue, among others"
                 );
-                ensure!(request.asking.is_some(), "asks for ever");
                 ensure!(
                     in_flight == 1 || self.ctx.asks_store(part),
                     "to be sent to a store that is not asked"
                 );
             }
             Stage::Unsent => {
-                ensure!(request.asking.is_some(), "to be sent, and has no deadline");
-                let link = &self.links[part.number()];
-                let mut legs = self.next_for(request).legs_in(request);
+                let link = &self.links[part];
+                let mut legs = request.next(&self.queues, &self.ctx).legs_in(request);
                 let waits = legs.any(|leg| self.queues[leg.lease.queue].is_introducing());
-                let is_held_back = link.held_back.contains(&id);
+                let (is_listed, is_held_back) = link.unsent.state_of(id);
                 ensure!(
-                    link.unsent.contains(&id)
-                        || is_held_back && (waits || link.has_unsent(self.ctx.introduced)),
+                    is_listed
+                        || is_held_back && (waits || link.unsent.has_any(self.ctx.introduced)),
                     "to be sent, and nobody will"
                 );
                 ensure!(
@@ -239,15 +207,15 @@ impl Core {
             }
             Stage::Sent(exchange) => ensure!(is_in(*exchange), "sent, and not in flight"),
             Stage::Sleeping(_) => {}
-            Stage::Granted => ensure!(!self.owes(id), "granted, and owes"),
+            Stage::Granted => ensure!(!request.owes(), "granted, and owes"),
             Stage::Refused(_) => ensure!(request.legs.is_empty(), "refused, and has legs"),
             Stage::Open => {
                 ensure!(undecided > 0 || busy, "waits for nothing");
                 ensure!(in_queues <= 1, "waits in {in_queues} queues");
+                let until = self.requests.waits_until(id);
                 ensure!(
-                    request.waits_until == waits_until,
-                    "waits until {:?}, not {waits_until:?}",
-                    request.waits_until
+                    until == waits_until,
+                    "waits until {until:?}, not {waits_until:?}"
                 );
             }
         }
@@ -256,18 +224,19 @@ impl Core {
 
     /// Lists the remains of requests and permits.
     pub fn leftovers(&self) -> Vec<&'static str> {
+        let [asking, waits, sleepers] = self.requests.deadlines();
         let any = |which: &dyn Fn(&Link) -> bool| self.links.iter().any(which);
         let parts = [
             ("queues", !self.queues.is_empty()),
             ("requests", !self.requests.is_empty()),
-            ("unsent", any(&|link| !link.unsent.is_empty())),
-            ("held back", any(&|link| !link.held_back.is_empty())),
-            ("sleepers", !self.sleepers.is_empty()),
+            ("unsent", any(&|link| link.unsent.count() > 0)),
+            ("held back", any(&|link| link.unsent.holds_back())),
+            ("asking", asking > 0),
+            ("waits", waits > 0),
+            ("sleepers", sleepers > 0),
             ("refunds", any(&|link| !link.refunds.is_empty())),
-            ("accounts", !self.accounts.is_empty()),
+            ("accounts", !self.accounting.accounts.is_empty()),
             ("in flight", any(&|link| !link.in_flight.is_empty())),
-            ("asking", !self.asking.is_empty()),
-            ("waits", !self.waits.is_empty()),
             ("due", self.queues.next_due().is_some()),
             ("ready", any(&|link| self.queues.ready_count(link.part) > 0)),
         ];
@@ -301,10 +270,11 @@ impl Core {
 
     /// Whether a request, or the account of its permit, still exists.
     pub fn is_paying(&self, request: u64) -> bool {
-        let limits = (0..self.ctx.limits.len()).map(LimitId);
-        let mut accounts = limits.filter_map(|limit| self.accounts.get(AccountId(request, limit)));
+        let limits = self.ctx.registry.ids();
+        let mut accounts =
+            limits.filter_map(|limit| self.accounting.accounts.get(AccountId(request, limit)));
         let mut requests = self.requests.iter();
-        requests.any(|(_, one)| one.number.get() == request) || accounts.next().is_some()
+        requests.any(|(id, _)| id.number.get() == request) || accounts.next().is_some()
     }
 
     pub fn submit_unlabelled(
@@ -333,7 +303,7 @@ impl Core {
     /// Takes a slot from the pool, as a request does.
     pub fn take_idle(&mut self, index: usize) -> Option<Arc<Lease>> {
         let requester = Requester {
-            id: self.next_request(),
+            id: self.requests.next_id(),
             plain: true,
             shadow: false,
         };
@@ -343,14 +313,14 @@ impl Core {
 
     /// The slot of a request for a single slot, while held.
     pub fn lease_of(&self, id: RequestId) -> Option<Arc<Lease>> {
-        match &self.request(id)?.legs[..] {
+        match &self.requests.get(id)?.legs[..] {
             [leg] => Some(leg.lease.clone()),
             _ => None,
         }
     }
 
     pub fn has_request(&self, id: RequestId) -> bool {
-        self.request(id).is_some()
+        self.requests.get(id).is_some()
     }
 
     /// A lease without an owner.
@@ -360,16 +330,16 @@ impl Core {
 
     /// The names of a request's slots, in order of acquisition.
     pub fn names_of(&self, id: RequestId) -> Vec<Seq> {
-        let legs = self.request(id).into_iter();
+        let legs = self.requests.get(id).into_iter();
         let legs = legs.flat_map(|request| &request.legs);
         legs.map(|leg| leg.lease.seq()).collect()
     }
 
     /// The limits of a request's slots, in order of acquisition.
     pub fn limits_of(&self, id: RequestId) -> Vec<LimitId> {
-        let legs = self.request(id).into_iter();
+        let legs = self.requests.get(id).into_iter();
         let legs = legs.flat_map(|request| &request.legs);
-        legs.map(|leg| self.queues[leg.lease.queue].limit_id())
+        legs.map(|leg| self.queues[leg.lease.queue].terms().limit_id)
             .collect()
     }
 
@@ -426,7 +396,7 @@ impl Core {
     }
 
     pub fn waiting_requests(&self, replica: ReplicaId) -> impl Iterator<Item = WaitingRequest> {
-        self.requests.iter().filter_map(move |(_, request)| {
+        self.requests.iter().filter_map(move |(id, request)| {
             let (mut waits, mut holds) = (None, Vec::new());
             for leg in &request.legs {
                 let (queue, seq) = (&self.queues[leg.lease.queue], leg.lease.seq());
@@ -437,9 +407,9 @@ impl Core {
                 }
             }
             waits.map(|queue| WaitingRequest {
-                id: request.number.get(),
+                id: id.number.get(),
                 waits_for: label_of(queue),
-                limit: queue.max(),
+                limit: queue.terms().max(),
                 holds,
             })
         })
@@ -463,8 +433,8 @@ impl Core {
 
     /// The fee of a leg, if its limit is a rate whose mode is not off.
     pub fn fee_of(&self, leg: &Leg) -> Option<Fee> {
-        let is_off = self.ctx.limits[leg.limit.0].current_mode() == Mode::Off;
-        self.fee(0, leg, false).filter(|_| !is_off)
+        let is_off = self.ctx.registry.limit(leg.limit).current_mode() == Mode::Off;
+        super::accounting::fee_of(&self.ctx, 0, leg, false).filter(|_| !is_off)
     }
 
     /// Idle slots that have not expired, by ledger.
@@ -472,7 +442,7 @@ impl Core {
         let queues = self.queues.iter();
         queues.filter_map(move |queue| {
             let idle = queue.idle_seqs(now)?;
-            Some((queue.ledger_name().to_string(), idle))
+            Some((queue.terms().ledger.to_string(), idle))
         })
     }
 

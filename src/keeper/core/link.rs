@@ -1,18 +1,16 @@
 //! A link: the connection to the store, or to one part of a cluster, with its exchanges in flight, the number that may
 //! be in flight, the work that only it can do, and the generation of the data there. What is sent is in `exchange`;
 //! failures and events are in `store`.
-//!
-//! The data have a generation, which ends with them, and which this process asks for now and then. After a loss permits
-//! return first, and newcomers under strict limits wait meanwhile: a process without permits would otherwise be granted
-//! slots of an empty store whose holders have not returned yet. The data themselves do not show that they are new. But a
-//! process that was connected less than a lease ago remembers their generation. A new process remembers none, so it finds no
-//! loss and does not wait.
 
-use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
+use std::{
+    ops::{Deref, DerefMut, Index, IndexMut},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
-use super::breaker::Breaker;
+use super::{breaker::Breaker, connection::Connection, unsent::Unsent};
 use crate::{
     fallbacks::Availability,
     keeper::{context::Settings, demand::RequestId, queue::PendingBatch},
@@ -33,8 +31,6 @@ const SLACK: Duration = Duration::from_millis(5);
 const QUERY_INTERVAL: Duration = Duration::from_millis(100);
 /// Queries in a lease, otherwise: a generation counts as known for a lease.
 const QUERIES_PER_LEASE: u32 = 6;
-/// Exchanges that fail within this time count as exchanges of one connection.
-const SAME_CUT: Duration = Duration::from_millis(50);
 /// How late the runtime's timers may wake the driver: they tick once a millisecond.
 const TICKS: Duration = Duration::from_millis(3);
 
@@ -45,21 +41,8 @@ pub(super) struct Link {
     pub window: Window,
     /// The kind of work that goes first in the next exchange about one key.
     pub next_kind: usize,
-    /// Requests to send, except those sent by their queues.
-    pub unsent: BTreeSet<RequestId>,
-    /// Requests that met a queue which is being introduced: see [`Queue::introduce`]. Retried when an introduction is over.
-    ///
-    /// [`Queue::introduce`]: crate::keeper::queue::Queue::introduce
-    pub held_back: BTreeSet<RequestId>,
-    /// Number of introductions that were over when they were last retried.
-    introduced: u64,
+    pub unsent: Unsent,
     pub refunds: Vec<Refund>,
-    /// Since when each exchange has left work for the next one.
-    pub behind_since: Option<Instant>,
-    /// When a failed exchange last made all queues ask for their waiters.
-    rolled_at: Option<Instant>,
-    /// The moment of the latest reply on this connection. `None`: the next exchange has to be a hello.
-    pub clock: Option<StoreMoment>,
     pub generation_key: Arc<str>,
     /// The generation by the latest answer, and when its query was sent.
     generation: Option<(u64, Instant)>,
@@ -107,18 +90,6 @@ pub(super) enum Asker {
     Account(AccountId),
 }
 
-/// The connection, as far as the store reports it.
-#[derive(Default)]
-pub(super) struct Connection {
-    pub made: Option<Instant>,
-    /// When to reconnect after the connection has ended.
-    pub reconnect_at: Option<Instant>,
-    /// A connection is wanted now.
-    pub is_wanted: bool,
-    /// The last exchange drafted for an earlier connection.
-    pub begins_after: u64,
-}
-
 impl Asker {
     pub fn request(self) -> Option<RequestId> {
         match self {
@@ -128,33 +99,47 @@ impl Asker {
     }
 }
 
-impl Connection {
-    /// Whether the exchange was drafted for this connection, or establishes it.
-    pub fn has(&self, id: ExchangeId) -> bool {
-        id.number > self.begins_after
+/// One, or one for each part of a cluster, indexed by part.
+pub(super) struct Links(pub Box<[Link]>);
+
+impl Deref for Links {
+    type Target = [Link];
+
+    fn deref(&self) -> &[Link] {
+        &self.0
+    }
+}
+
+impl DerefMut for Links {
+    fn deref_mut(&mut self) -> &mut [Link] {
+        &mut self.0
+    }
+}
+
+impl Index<Part> for [Link] {
+    type Output = Link;
+
+    fn index(&self, part: Part) -> &Link {
+        &self[part.number()]
+    }
+}
+
+impl IndexMut<Part> for [Link] {
+    fn index_mut(&mut self, part: Part) -> &mut Link {
+        &mut self[part.number()]
     }
 }
 
 impl Link {
     pub fn new(part: Part, settings: &Settings, now: Instant) -> Self {
         let generation_key = settings.parts.generation_key(part, &settings.namespace);
-        let bounds = if !settings.parts.is_cluster() {
-            WINDOW
-        } else {
-            WINDOW_OF_ONE_KEY
-        };
         Self {
             part,
             in_flight: Vec::new(),
-            window: Window::new(bounds, now),
+            window: Window::new(settings.parts.is_cluster(), now),
             next_kind: 0,
-            unsent: BTreeSet::new(),
-            held_back: BTreeSet::new(),
-            introduced: 0,
+            unsent: Unsent::default(),
             refunds: Vec::new(),
-            behind_since: None,
-            rolled_at: None,
-            clock: None,
             generation_key: generation_key.into(),
             generation: None,
             queried: None,
@@ -163,32 +148,10 @@ impl Link {
         }
     }
 
-    /// Whether all queues ask for their waiters after this failure: once for exchanges that were in flight together, since
-    /// there may be many queues.
-    pub fn begins_roll_call(&mut self, now: Instant) -> bool {
-        let is_due = self.rolled_at.is_none_or(|at| now >= at + SAME_CUT);
-        if is_due {
-            self.rolled_at = Some(now);
-        }
-        is_due
-    }
-
-    /// Whether there are requests to send that no introduction is known to hold back.
-    pub fn has_unsent(&self, introduced: u64) -> bool {
-        !self.unsent.is_empty() || introduced != self.introduced && !self.held_back.is_empty()
-    }
-
-    /// Retries the requests that were held back, if an introduction has ended since the last time.
-    pub fn retry_held_back(&mut self, introduced: u64) {
-        if mem::replace(&mut self.introduced, introduced) != introduced {
-            self.unsent.append(&mut self.held_back);
-        }
-    }
-
     /// Whether a hello is on its way. Exchanges in flight on a connection that has ended do not delay it.
     pub fn is_connecting(&self) -> bool {
         let mut in_flight = self.in_flight.iter();
-        self.clock.is_none() && in_flight.any(|sent| self.connection.has(sent.id))
+        !self.connection.has_clock() && in_flight.any(|sent| self.connection.has(sent.id.number))
     }
 
     pub fn is_up(&self) -> bool {
@@ -198,17 +161,15 @@ impl Link {
     /// The longest time until this keeper calls again about a queue with waiters, unless it has stopped: a poll, its way
     /// to the store, and the work before it.
     pub fn responds_within(&self, settings: &Settings, now: Instant) -> Duration {
-        let behind = self
-            .behind_since
-            .map_or(Duration::ZERO, |since| now - since);
-        settings.poll_interval + settings.store_timeout + behind.min(settings.waiter_ttl)
+        let behind = self.connection.behind_for(now).min(settings.waiter_ttl);
+        settings.poll_interval + settings.store_timeout + behind
     }
 
     /// The query of an exchange without work. While the connection is in use, the query must not open another one:
     /// newcomers sent after the query would reach the next server before the holders.
     pub fn query(&mut self, settings: &Settings, now: Instant) -> GenerationQuery {
         self.queried = Some(now);
-        let may_connect = self.clock.is_none() || !self.is_up();
+        let may_connect = !self.connection.has_clock() || !self.is_up();
         GenerationQuery {
             key: self.generation_key.clone(),
             known: self.generation_at(now, settings),
@@ -244,7 +205,7 @@ impl Link {
 
     /// The store has answered a query on this connection; with `None` it cannot keep a generation now, which proves
     /// nothing. Returns whether it has lost the data that this process knew.
-    pub fn on_generation(
+    pub fn compare_generation(
         &mut self,
         at: StoreMoment,
         answer: Option<Generation>,
@@ -281,7 +242,7 @@ impl Link {
 }
 
 /// Bounds of exchanges in flight: two while the store is near, and at most 4,096 ledgers at a distance.
-pub(super) const WINDOW: WindowBounds = WindowBounds {
+const WINDOW: WindowBounds = WindowBounds {
     least: 2,
     most: 64,
     apart: Duration::from_micros(250),
@@ -289,7 +250,7 @@ pub(super) const WINDOW: WindowBounds = WindowBounds {
     most_partial: 16,
 };
 /// In a cluster, each exchange is about one ledger or one rate, and is full if another ledger or rate waits.
-pub(super) const WINDOW_OF_ONE_KEY: WindowBounds = WindowBounds {
+const WINDOW_OF_ONE_KEY: WindowBounds = WindowBounds {
     least: 8,
     most: 64,
     apart: Duration::from_micros(100),
@@ -297,15 +258,15 @@ pub(super) const WINDOW_OF_ONE_KEY: WindowBounds = WindowBounds {
     most_partial: 64,
 };
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WindowBounds {
-    pub least: usize,
-    pub most: usize,
+struct WindowBounds {
+    least: usize,
+    most: usize,
     /// Time between two exchanges that fill the window: about the time the store needs for a full one.
-    pub apart: Duration,
+    apart: Duration,
     /// Time between exchanges with room left, which had better wait for more work if the store is near; and the maximum
     /// number of such exchanges.
-    pub apart_partial: Duration,
-    pub most_partial: usize,
+    apart_partial: Duration,
+    most_partial: usize,
 }
 
 /// How many exchanges may be in flight.
@@ -331,7 +292,13 @@ pub(super) struct Window {
 }
 
 impl Window {
-    pub fn new(bounds: WindowBounds, now: Instant) -> Self {
+    /// `is_cluster`: an exchange is about one key.
+    pub fn new(is_cluster: bool, now: Instant) -> Self {
+        let bounds = if is_cluster {
+            WINDOW_OF_ONE_KEY
+        } else {
+            WINDOW
+        };
         Self {
             bounds,
             size: bounds.least,
@@ -439,7 +406,7 @@ mod tests {
     impl Scene {
         fn new() -> Self {
             let now = Instant::now();
-            let window = Window::new(WINDOW, now);
+            let window = Window::new(false, now);
             Self { window, now }
         }
 

@@ -4,20 +4,116 @@
 //! A request for one slot asks the ledger of its queue. Any other request is a claim on ledgers and rates of this
 //! process: all or nothing, by the same steps as a claim in the store.
 
-use std::mem;
+use std::{mem, time::Duration};
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
-use super::{Asking, Core, Legs, Next, SlotLeg, Stage, rates::harsher};
+use super::{
+    Core, Legs, LocalClaim, Next, SlotLeg, Stage,
+    accounting::{Accounting, is_enforced, rate_here, too_soon},
+    queues::Queues,
+};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     fallbacks::{Availability, FallbackInForce},
-    keeper::{context::STOOD_STILL, demand::RequestId, queue::Decider},
-    leases::{Fee, Paid},
-    ledger::{Charge, Charged, Standing, Tat},
+    keeper::{context::Context, demand::RequestId, queue::Decider},
+    key::Key,
+    leases::{Fee, Paid, QueueId},
+    ledger::{
+        Batch, Call, Charge, Charged, ClaimAsk, ClaimedLedger, Payer, RateState, Seq, Standing,
+        Stock, Tat, Want,
+    },
     limit::LimitId,
     telemetry::Measure,
 };
+
+/// The ledgers and rates of this process.
+struct Here<'a> {
+    queues: &'a mut Queues,
+    accounting: &'a mut Accounting,
+    now_us: u64,
+    asked: &'a [QueueId],
+    batches: &'a [Batch],
+    /// In this process no waiter is dead, so sweeping a queue changes nothing.
+    swept: bool,
+    charged: &'a [(LimitId, Key)],
+}
+
+impl Stock for Here<'_> {
+    fn ledger(&mut self, batch: usize) -> ClaimedLedger<'_> {
+        ClaimedLedger {
+            ledger: self.queues.without_listing(self.asked[batch]).ledger_here(),
+            batch: &self.batches[batch],
+            swept: &mut self.swept,
+        }
+    }
+
+    fn rate(&mut self, index: usize, _: &Charge) -> Option<&mut RateState> {
+        self.accounting.rate(&self.charged[index])
+    }
+
+    fn set_rate(&mut self, index: usize, _: &Charge, state: RateState) {
+        let key = self.charged[index].clone();
+        self.accounting.set_rate(key, state, self.now_us);
+    }
+}
+
+impl LocalClaim {
+    fn clear(&mut self) {
+        self.waived.clear();
+        self.claim.charges.clear();
+        self.claim.asks.clear();
+        self.rates.clear();
+        self.leg_of_ask.clear();
+        self.queues.clear();
+    }
+
+    fn add_charge(&mut self, fee: &Fee, charge: Charge) {
+        self.claim.charges.push(charge);
+        self.rates.push((fee.limit_id(), fee.key.clone()));
+    }
+
+    /// The batch of the next ask, for this queue and this leg.
+    fn next_batch(&mut self, queue: QueueId, leg: usize) -> &mut Batch {
+        self.queues.push(queue);
+        self.leg_of_ask.push(leg);
+        if self.batches.len() < self.queues.len() {
+            self.batches.push(Batch::default());
+        }
+        &mut self.batches[self.queues.len() - 1]
+    }
+
+    fn ask(&mut self, seq: Seq, want: Want, payer: Option<Payer>) {
+        let batch = self.claim.asks.len();
+        self.claim.asks.push(ClaimAsk {
+            batch,
+            seq,
+            want,
+            payer,
+        });
+    }
+
+    /// Runs the claim. The queues have to be listed again afterwards.
+    fn run(&mut self, ctx: &mut Context, queues: &mut Queues, accounting: &mut Accounting) {
+        let now_us = ctx.local_us();
+        let mut call = Call::new(&ctx.scratch, 0);
+        let mut here = Here {
+            queues,
+            accounting,
+            now_us,
+            asked: &self.queues,
+            batches: &self.batches,
+            swept: false,
+            charged: &self.rates,
+        };
+        (self.claim).run(&mut call, now_us, &mut here, &mut self.reply);
+        for (queue, batch) in self.queues.iter().zip(&self.batches) {
+            let queue = queues.without_listing(*queue);
+            queue.after_claim(ctx, &mut call, batch);
+        }
+    }
+}
 
 /// A leg that a request does not have yet, and the decision on it.
 struct DecidedLeg {
@@ -29,7 +125,8 @@ struct DecidedLeg {
 impl Core {
     /// Asks this process for the slot of a request for a single slot. Returns whether it was granted at once.
     pub(super) fn begin_slot(&mut self, id: RequestId) -> bool {
-        let leg = self.request(id).and_then(|one| one.legs.first().cloned());
+        let request = self.requests.get(id);
+        let leg = request.and_then(|one| one.legs.first().cloned());
         let Some(SlotLeg { lease, wait }) = leg else {
             return false;
         };
@@ -45,10 +142,13 @@ impl Core {
 
     /// Advances a request as far as this process allows. Returns whether the request now has all that it wants.
     pub(super) fn decide_here(&mut self, id: RequestId) -> bool {
-        let Some(request) = self.request(id) else {
+        let Some(request) = self.requests.get(id) else {
             return false;
         };
-        let (next, part) = (self.next_for(request), self.part_of(request));
+        let (next, part) = (
+            request.next(&self.queues, &self.ctx),
+            request.part(&self.queues, &self.ctx),
+        );
         let Some(legs) = self.claim_here(id, next, self.ctx.availability(part)) else {
             return false;
         };
@@ -56,47 +156,37 @@ impl Core {
         if has_all {
             self.ctx.decided.retain(|decided| decided.request != id)
         } else {
-            self.note_changed(id)
+            self.ctx.note_changed(id)
         }
         has_all
     }
 
     /// Lets the first request whose time to ask the store is up fall back.
     pub(super) fn end_asking(&mut self) -> bool {
-        let now = self.ctx.now;
-        let Some(due) = self.next_end_of_asking().filter(|due| *due <= now) else {
-            return false;
-        };
-        // This process stood still: answers that arrived meanwhile are read first, but only once.
-        let rested = self
-            .patient_until
-            .is_none_or(|until| now > until + self.ctx.settings.store_timeout);
-        if now > due + STOOD_STILL && rested && !self.ctx.is_behind {
-            self.patient_until = Some(now + STOOD_STILL);
-            return false;
+        let (now, is_behind) = (self.ctx.now, self.ctx.is_behind);
+        let timeout = self.ctx.settings.store_timeout;
+        let ended = self.requests.end_asking(now, timeout, is_behind);
+        if let Some((id, since)) = ended {
+            self.decide_alone(id, since);
         }
-        if let Some((_, id)) = self.asking.pop_first() {
-            self.decide_alone(id);
-        }
-        true
+        ended.is_some()
     }
 
     /// A request has asked the store for as long as it may, mostly because others were ahead in this process: it falls
     /// back, alone. If no slot is free here, it keeps asking until its wait is over.
-    fn decide_alone(&mut self, id: RequestId) {
-        let asking = self.request_mut(id).and_then(|one| one.asking.take());
-        let (Some(Asking { since, .. }), Some(request)) = (asking, self.request(id)) else {
+    fn decide_alone(&mut self, id: RequestId, since: Instant) {
+        let Some(request) = self.requests.get(id) else {
             return;
         };
-        let asks = matches!(
-            request.stage,
-            Stage::Listed | Stage::Unsent | Stage::Sent(_)
-        );
+        let asks = request.stage().asks();
         debug_assert!(asks, "has a deadline, and asks nobody");
-        let (next, part) = (self.next_for(request), self.part_of(request));
+        let (next, part) = (
+            request.next(&self.queues, &self.ctx),
+            request.part(&self.queues, &self.ctx),
+        );
         if !self.ctx.asks_store(part) {
             self.leave_exchange_of(id);
-            return self.note_changed(id);
+            return self.ctx.note_changed(id);
         }
         let Some(legs) = self.claim_here(id, next, Availability::Down) else {
             return;
@@ -108,7 +198,7 @@ impl Core {
         if let Some(SlotLeg { lease, wait }) = legs.iter().find(is_full).map(|one| &one.leg) {
             let queue = &self.queues[lease.queue];
             return match queue.may_ask_until(&self.ctx, lease.seq(), *wait) {
-                Some(until) => self.go_on_asking(id, Asking { since, until }),
+                Some(until) => self.requests.keep_asking(id, since, until),
                 None if wait.is_zero() => {
                     let kind = queue.full_kind(&self.ctx);
                     self.refuse_leg(id, lease.seq(), kind)
@@ -118,7 +208,7 @@ impl Core {
         }
         self.leave_exchange_of(id);
         self.settle_here(id, next, legs);
-        self.note_changed(id);
+        self.ctx.note_changed(id);
     }
 
     /// Decides on the next slots and charges of a request, by the limits' fallbacks at this availability. `None`: a limit refuses
@@ -134,7 +224,7 @@ impl Core {
             self.refuse_request(id, error);
             return None;
         }
-        let request = self.request(id);
+        let request = self.requests.get(id);
         let legs: Legs = request.map_or_else(Legs::new, |one| next.legs_in(one).cloned().collect());
         let mut refusals = legs.iter().filter_map(|leg| {
             let queue = &self.queues[leg.lease.queue];
@@ -173,7 +263,7 @@ impl Core {
                 answer,
             });
         }
-        self.run_local_claim();
+        (self.local).run(&mut self.ctx, &mut self.queues, &mut self.accounting);
         for (leg, standing) in self
             .local
             .leg_of_ask
@@ -195,11 +285,11 @@ impl Core {
         let mut refusal = None;
         for (number, fee) in self.pending_fees(id, next) {
             let usual = (fee.max, fee.charge.rate);
-            match self.rate_here(&fee, usual, availability) {
+            match rate_here(&self.ctx, &fee, usual, availability) {
                 Ok(Some(rate)) => {
                     let cost = fee.charge.cost.min(rate.most_charged());
                     let charge = fee.charge.clone();
-                    self.local.charge(
+                    self.local.add_charge(
                         &fee,
                         Charge {
                             rate,
@@ -209,8 +299,8 @@ impl Core {
                     );
                 }
                 Ok(None) => self.local.waived.push((number, None)),
-                Err(kind) if self.is_enforced(&fee) => {
-                    let error = self.refusal(fee.limit_id(), kind);
+                Err(kind) if is_enforced(&self.ctx, &fee) => {
+                    let error = self.ctx.registry.limit(fee.limit_id()).acquire_error(kind);
                     refusal = Some(harsher(refusal, error));
                 }
                 Err(kind) => self.local.waived.push((number, Some(kind))),
@@ -253,35 +343,26 @@ impl Core {
             self.charged(id, next, &charged, self.ctx.local_us(), Paid::Here);
         }
         self.local.reply.charged = charged;
-        self.request(id)
-            .is_some_and(|one| matches!(one.stage, Stage::Open))
+        let request = self.requests.get(id);
+        request.is_some_and(|one| matches!(one.stage(), Stage::Open))
     }
 }
 
 /// Steps of requests.
 impl Core {
-    /// Keeps asking the store, until the end of `asking`.
-    fn go_on_asking(&mut self, id: RequestId, asking: Asking) {
-        if let Some(request) = self.request_mut(id) {
-            request.asking = Some(asking);
-            self.asking.insert((asking.until, id));
-        }
-    }
-
     /// Withdraws a request from the store: it continues without the exchange it is in, whose results are released.
     fn leave_exchange_of(&mut self, id: RequestId) {
-        self.stop_asking(id);
-        let Some(request) = self.request(id) else {
+        self.requests.stop_asking(id);
+        let Some(request) = self.requests.get(id) else {
             return;
         };
-        let part = self.part_of(request);
-        let link = self.link(part);
-        link.unsent.remove(&id);
-        link.held_back.remove(&id);
-        let Some(request) = self.request_mut(id) else {
+        let part = request.part(&self.queues, &self.ctx);
+        self.links[part].unsent.forget(id);
+        self.requests.open(id);
+        let Some(request) = self.requests.get_mut(id) else {
             return;
         };
-        (request.stage, request.ticket) = (Stage::Open, None);
+        request.ticket = None;
         for SlotLeg { lease, .. } in request.legs.clone() {
             self.change(lease.queue, |queue, ctx| {
                 queue.leave_exchange(ctx, lease.seq())
@@ -292,6 +373,30 @@ impl Core {
 
 /// Requests that rates refuse, or hold back.
 impl Core {
+    /// A fee was charged; the rate lets the request continue after `rest_us`.
+    fn pay(&mut self, id: RequestId, number: usize, paid: Paid, rest_us: u64) {
+        let begins = self.ctx.now + Duration::from_micros(rest_us);
+        let Some(request) = self.requests.get_mut(id) else {
+            return;
+        };
+        let fee = &mut request.fees_mut()[number];
+        (fee.paid, fee.begins) = (paid, begins);
+        let fee = fee.clone();
+        self.accounting.standings.note(&fee, paid, self.ctx.now);
+    }
+
+    /// The rate is not enforced: the request continues.
+    fn bypass_fee(&mut self, id: RequestId, number: usize, kind: AcquireErrorKind) {
+        let request = self.requests.get_mut(id);
+        if let Some(notes) = request.and_then(|request| request.notes.as_mut()) {
+            let fee = &mut notes.fees[number];
+            fee.paid = Paid::Free;
+            let (limit, id) = (fee.limit.clone(), fee.limit_id());
+            notes.bypassed.push((limit, kind));
+            self.ctx.note_bypass(id, kind);
+        }
+    }
+
     /// The rates have charged, or refused to charge, the fees of a request, at this time by their clock.
     pub(super) fn charged(
         &mut self,
@@ -310,11 +415,11 @@ impl Core {
                     self.pay(id, number, paid(tat), rest_us);
                 }
                 Charged::TooSoon { start_us } => {
-                    if !self.is_enforced(fee) {
+                    if !is_enforced(&self.ctx, fee) {
                         self.bypass_fee(id, number, AcquireErrorKind::TooSoon);
                     } else {
                         let rest_us = start_us.saturating_sub(now_us);
-                        refusal = Some(harsher(refusal, self.too_soon(fee, rest_us)));
+                        refusal = Some(harsher(refusal, too_soon(fee, rest_us)));
                     }
                 }
                 Charged::Not => {}
@@ -331,33 +436,29 @@ impl Core {
 
     /// Holds a request back until all its rates let it continue.
     fn sleep(&mut self, id: RequestId) {
-        if self.owes(id) {
-            return;
-        }
         let now = self.ctx.now;
-        let Some(request) = self.request_mut(id) else {
+        let Some(request) = self.requests.get(id).filter(|one| !one.owes()) else {
             return;
         };
         let last = request.fees().iter().max_by_key(|fee| fee.begins);
         let ahead = last.filter(|fee| fee.begins > now);
         if let Some((begins, limit)) = ahead.map(|fee| (fee.begins, fee.limit_id())) {
-            request.stage = Stage::Sleeping(begins);
+            self.requests.sleep(id, begins, limit);
             self.ctx.measure(limit, Measure::Waiting(1.0));
-            self.sleepers.insert((begins, id), limit);
         }
     }
 
     /// A rate that delays a request may have been disabled since the request was sent.
     fn wake_bypassed(&mut self, id: RequestId) {
-        let Some(request) = self.request(id) else {
+        let Some(request) = self.requests.get(id) else {
             return;
         };
-        if let Stage::Sleeping(_) = request.stage {
+        if let Stage::Sleeping(_) = request.stage() {
             let ahead = request
                 .fees()
                 .iter()
                 .filter(|fee| fee.begins > self.ctx.now);
-            let bypassed = ahead.filter(|fee| !self.is_enforced(fee));
+            let bypassed = ahead.filter(|fee| !is_enforced(&self.ctx, fee));
             let limits: Vec<_> = bypassed.map(Fee::limit_id).collect();
             for limit in limits {
                 self.release_sleepers(limit);
@@ -368,12 +469,12 @@ impl Core {
     /// The store cannot charge the request.
     pub(super) fn refuse_unpaid(&mut self, id: RequestId) {
         let kind = AcquireErrorKind::Misconfigured;
-        let Some(request) = self.request(id) else {
+        let Some(request) = self.requests.get(id) else {
             return;
         };
-        let fees = self.pending_fees(id, self.next_for(request));
-        if let Some((_, fee)) = fees.iter().find(|(_, fee)| self.is_enforced(fee)) {
-            let error = self.refusal(fee.limit_id(), kind);
+        let fees = self.pending_fees(id, request.next(&self.queues, &self.ctx));
+        if let Some((_, fee)) = fees.iter().find(|(_, fee)| is_enforced(&self.ctx, fee)) {
+            let error = self.ctx.registry.limit(fee.limit_id()).acquire_error(kind);
             return self.refuse_request(id, error);
         }
         for (number, _) in fees {
@@ -383,7 +484,7 @@ impl Core {
 
     /// The charges that a request asks for next, with their numbers.
     fn pending_fees(&self, id: RequestId, next: Next) -> SmallVec<[(usize, Fee); 2]> {
-        let request = self.request(id);
+        let request = self.requests.get(id);
         let fees = request.into_iter().flat_map(|one| next.fees_in(one));
         fees.map(|(number, fee)| (number, fee.clone())).collect()
     }
@@ -394,9 +495,9 @@ impl Core {
         let waits = |fee: &&mut Fee| fee.limit_id() == limit && fee.begins > now;
         let mut released = Vec::new();
         // Newest first: a rate with a small burst can only undo its latest reserved start.
-        for (at, id) in self.sleepers.keys().rev().copied().collect::<Vec<_>>() {
-            let bypassed = self.ctx.limits[limit.0].clone();
-            let Some(request) = self.request_mut(id) else {
+        for (id, _) in self.requests.sleepers().rev().collect::<Vec<_>>() {
+            let bypassed = self.ctx.registry.limit(limit).clone();
+            let Some(request) = self.requests.get_mut(id) else {
                 continue;
             };
             let Some(fee) = request.fees_mut().iter_mut().find(waits) else {
@@ -407,15 +508,14 @@ impl Core {
             let kind = AcquireErrorKind::TooSoon;
             let notes = request.notes.get_or_insert_default();
             notes.bypassed.push((bypassed, kind));
-            request.stage = Stage::Open;
             self.ctx.note_bypass(limit, kind);
-            self.end_sleep(at, id);
-            self.refund(&charged);
+            self.end_sleep(id);
+            self.accounting.refund(&charged, &self.ctx, &mut self.links);
             released.push(id);
         }
         for id in released.into_iter().rev() {
             self.sleep(id);
-            self.note_changed(id);
+            self.ctx.note_changed(id);
         }
     }
 
@@ -425,15 +525,16 @@ impl Core {
             let fallback = || self.ctx.fallback(fee.limit_id(), fee.part, None);
             matches!(fee.paid, Paid::Here(_)) && fallback() == FallbackInForce::Reject
         };
-        let ids = self.sleepers.keys().rev().map(|(_, id)| *id);
-        let over = ids.filter_map(|id| {
-            let fee = self.request(id)?.fees().iter().find(is_over)?;
+        let sleepers = self.requests.sleepers().rev();
+        let over = sleepers.filter_map(|(id, _)| {
+            let fee = self.requests.get(id)?.fees().iter().find(is_over)?;
             Some((id, fee.limit_id()))
         });
         for (id, limit) in over.collect::<Vec<_>>() {
-            let mut error = self.refusal(limit, AcquireErrorKind::Unavailable);
-            if let Some(request) = self.request(id) {
-                error.details.waited = self.waited(request);
+            let kind = AcquireErrorKind::Unavailable;
+            let mut error = self.ctx.registry.limit(limit).acquire_error(kind);
+            if let Some(request) = self.requests.get(id) {
+                error.details.waited = request.waited(self.ctx.now);
             }
             self.refuse_request(id, error);
         }
@@ -441,15 +542,25 @@ impl Core {
 
     /// Continues the first request whose sleep is over.
     pub(super) fn wake_sleeper(&mut self) -> bool {
-        let first = self.sleepers.first_key_value();
-        let Some((&(at, id), _)) = first.filter(|((at, _), _)| *at <= self.ctx.now) else {
+        let Some((id, limit)) = self.requests.end_sleep(self.ctx.now) else {
             return false;
         };
-        self.end_sleep(at, id);
-        if let Some(request) = self.request_mut(id) {
-            request.stage = Stage::Open;
-            self.note_changed(id);
-        }
+        self.ctx.measure(limit, Measure::Waiting(-1.0));
+        self.ctx.note_changed(id);
         true
     }
+}
+
+/// The refusal that lasts longer, with the quotas of both.
+fn harsher(one: Option<AcquireError>, other: AcquireError) -> AcquireError {
+    let Some(one) = one else {
+        return other;
+    };
+    let (mut harsher, milder) = if other.retry_after() > one.retry_after() {
+        (other, one)
+    } else {
+        (one, other)
+    };
+    harsher.details.quotas.extend(milder.details.quotas);
+    harsher
 }

@@ -130,7 +130,7 @@ impl Queues {
 
     fn make(&mut self, ctx: &mut Context, limit: LimitId, key: &Key) -> QueueId {
         let id = QueueId::of_index(self.members.vacant_key());
-        let rules = ctx.limits[limit.0].clone();
+        let rules = ctx.registry.limit(limit).clone();
         let ledger: Arc<str> = if ctx.shared {
             ctx.settings.ledger_name(key, rules.name()).into()
         } else {
@@ -138,14 +138,14 @@ impl Queues {
         };
         let part = ctx.settings.part_of(key, rules.name());
         let mut queue = Queue::new(id, (limit, key.clone()), (part, ledger), rules, ctx);
-        if !ctx.overrides.is_empty() {
-            let steered = ctx.overrides.for_key(queue.limit(), key);
-            queue.change_limit(ctx, queue.limit().clone(), steered);
+        if !ctx.registry.overrides().is_empty() {
+            let steered = ctx.registry.overrides().for_key(queue.terms().limit(), key);
+            queue.change_limit(ctx, queue.terms().limit().clone(), steered);
         }
         queue.start(ctx);
-        self.by_key[queue.limit_id().0].insert(queue.key().clone(), id);
-        if !queue.ledger_name().is_empty() {
-            self.by_ledger.insert(queue.ledger_name().clone(), id);
+        self.by_key[queue.terms().limit_id.0].insert(queue.terms().key.clone(), id);
+        if !queue.terms().ledger.is_empty() {
+            self.by_ledger.insert(queue.terms().ledger.clone(), id);
         }
         self.members.insert(Box::new(ListedQueue {
             queue,
@@ -233,9 +233,9 @@ impl Queues {
     fn drop_queue(&mut self, ctx: &mut Context, id: QueueId) {
         self.members[id.index()].queue.empty_pool(ctx);
         let queue = self.members.remove(id.index()).queue;
-        self.by_key[queue.limit_id().0].remove(queue.key());
-        if !queue.ledger_name().is_empty() {
-            self.by_ledger.remove(queue.ledger_name());
+        self.by_key[queue.terms().limit_id.0].remove(&queue.terms().key);
+        if !queue.terms().ledger.is_empty() {
+            self.by_ledger.remove(&queue.terms().ledger);
             leave_room(&mut self.by_ledger);
         }
     }
@@ -276,12 +276,12 @@ impl Queues {
     }
 
     pub fn ids(&self) -> Vec<QueueId> {
-        self.iter().map(Queue::id).collect()
+        self.iter().map(|queue| queue.terms().id).collect()
     }
 
     pub fn ids_of(&self, part: Part) -> Vec<QueueId> {
-        let those = self.iter().filter(|queue| queue.part() == part);
-        those.map(Queue::id).collect()
+        let those = self.iter().filter(|queue| queue.terms().part == part);
+        those.map(|queue| queue.terms().id).collect()
     }
 
     /// All ids are below this bound.
@@ -319,7 +319,7 @@ impl Queues {
     }
 
     fn join_row(&mut self, id: QueueId, turn: Turn) {
-        let part = self[id].part();
+        let part = self[id].terms().part;
         let ready = &mut self.ready[part.number()][turn as usize];
         let last = ready.last.replace(id);
         ready.count += 1;
@@ -338,7 +338,7 @@ impl Queues {
         let Some(turn) = member.turn.take() else {
             return;
         };
-        let part = member.queue.part();
+        let part = member.queue.terms().part;
         let ready = &mut self.ready[part.number()][turn as usize];
         ready.count -= 1;
         match before.id() {
@@ -425,14 +425,14 @@ impl Queues {
         let (mut turns, mut due) = (rows.collect::<Vec<_>>(), BTreeSet::new());
         for (id, member) in &mut self.members {
             let (id, queue) = (QueueId::of_index(id), &mut member.queue);
-            let at = format!("queue {} ({})", id.0, queue.limit().name());
+            let at = format!("queue {} ({})", id.0, queue.terms().limit().name());
             ensure!(
-                self.by_key[queue.limit_id().0].get(queue.key()) == Some(id),
+                self.by_key[queue.terms().limit_id.0].get(&queue.terms().key) == Some(id),
                 "{at}: lost its key"
             );
             ensure!(
-                queue.ledger_name().is_empty()
-                    || self.by_ledger.get(queue.ledger_name()) == Some(&id),
+                queue.terms().ledger.is_empty()
+                    || self.by_ledger.get(&queue.terms().ledger) == Some(&id),
                 "{at}: lost its ledger"
             );
             let idle = member.turn.is_none() && queue.is_idle(ctx);
@@ -452,7 +452,7 @@ impl Queues {
                 member.due
             );
             if let Some(turn) = member.turn {
-                turns[queue.part().number()][turn as usize].insert(id);
+                turns[queue.terms().part.number()][turn as usize].insert(id);
             }
             due.extend(member.due.map(|at| (at, id)));
         }

@@ -4,11 +4,10 @@ use std::{mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Core, Request, SlotLeg, Stage};
+use super::{Complaints, Core, SlotLeg, accounting::Level};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
-    keeper::{demand::RequestId, effects::LogEvent},
-    leases::Fee,
+    keeper::{context::Context, demand::RequestId, effects::LogEvent},
     ledger::Seq,
     limit::{Limit, LimitId},
     status::Quota,
@@ -18,79 +17,84 @@ use crate::{
 /// Time without a refused request after which unusable keys of a limit are news again.
 const COMPLAINT_PAUSE: Duration = Duration::from_secs(60);
 
+impl Complaints {
+    /// Reports that requests of a key are refused because the key cannot be used: once while this lasts, for all keys of
+    /// its limit. Outages are reported elsewhere.
+    pub fn report(
+        &mut self,
+        limit: &Arc<Limit>,
+        key: &Arc<str>,
+        error: &StoreError,
+        ctx: &mut Context,
+    ) {
+        let is_due = |at| ctx.now >= at + COMPLAINT_PAUSE;
+        if !error.is_outage()
+            && let Some(id) = ctx.registry.id_of(limit.name())
+            && self.0.insert(id, ctx.now).is_none_or(is_due)
+        {
+            let (limit, key, error) = (limit.clone(), key.clone(), error.message.clone());
+            ctx.log(LogEvent::LedgerUnusable { limit, key, error });
+        }
+    }
+}
+
 impl Core {
     pub(super) fn refuse_leg(&mut self, id: RequestId, seq: Seq, kind: AcquireErrorKind) {
-        let Some(request) = self.request(id) else {
+        let Some(request) = self.requests.get(id) else {
             return;
         };
         if let Some(leg) = request.legs.iter().find(|leg| leg.lease.seq() == seq) {
-            let error = self.leg_error(request, leg, kind);
+            let error = request.error_at(leg, kind, &self.queues, &self.ctx);
             self.refuse_request(id, error);
         }
     }
 
     /// Refuses a request: releases its slots and refunds its charges.
     pub(super) fn refuse_request(&mut self, id: RequestId, mut error: AcquireError) {
-        let Some(request) = self.request(id).filter(|request| !request.is_refused()) else {
+        let request = self.requests.get(id);
+        let Some(request) = request.filter(|request| !request.is_refused()) else {
             return;
         };
+        let (queues, ctx, links) = (&self.queues, &self.ctx, &self.links);
         let refused = error.details.limit_name.clone();
         // As they will be once the request has released its slots and places, and its charges are refunded.
-        let legs = request.legs.iter();
-        let slots = legs.filter_map(|leg| self.quota_of_leg(leg, Some(leg.lease.seq())));
-        let rates = request
-            .fees()
+        let slots = request
+            .legs
             .iter()
-            .filter_map(|fee| self.quota_without(fee));
-        let others = slots.chain(rates);
-        let others = others.filter(|quota| quota.limit_name != refused);
-        error.details.quotas.extend(others.collect::<Vec<_>>());
-        self.keep_refusal(id, &error);
-        self.let_go(id);
-        if let Some(request) = self.request_mut(id) {
-            request.stage = Stage::Refused(error);
-            let waker = request.waker.take();
-            self.ctx.effects.wake(waker);
-        }
-    }
-
-    /// Records the refusal of a request that still has its legs and fees.
-    fn keep_refusal(&mut self, id: RequestId, error: &AcquireError) {
-        let Some(limit) = self.limit_id(error.limit_name()) else {
-            return;
-        };
-        let (queues, requests) = (&self.queues, &self.requests);
-        let about = || {
-            let Some(request) = requests.get(id.slot as usize) else {
-                return (None, None);
+            .filter_map(|SlotLeg { lease, .. }| queues[lease.queue].quota(ctx, Some(lease.seq())));
+        let rates = request.fees().iter();
+        let rates = rates.filter_map(|fee| Some(Level::of(fee, ctx, links)?.quota_without(fee)));
+        let others = slots
+            .chain(rates)
+            .filter(|quota| quota.limit_name != refused);
+        error.details.quotas.extend(others);
+        if let Some(limit) = ctx.registry.id_of(error.limit_name()) {
+            let about = || {
+                let of_legs = request.legs.iter().map(|leg| &queues[leg.lease.queue]);
+                let mut keys = of_legs.filter(|queue| queue.terms().limit_id == limit);
+                let mut fees = request.fees().iter().filter(|fee| fee.limit_id() == limit);
+                let key = keys.next().map(|queue| &queue.terms().key);
+                let key = key.or_else(|| fees.next().map(|fee| &fee.key));
+                (key, request.legs.first().map(|leg| &*leg.lease))
             };
-            let queues = request.legs.iter().map(|leg| &queues[leg.lease.queue]);
-            let mut keys = queues.filter(|queue| queue.limit_id() == limit);
-            let mut fees = request.fees().iter().filter(|fee| fee.limit_id() == limit);
-            let key = keys.next().map(|queue| queue.key());
-            let key = key.or_else(|| fees.next().map(|fee| &fee.key));
-            (key, request.legs.first().map(|leg| &*leg.lease))
-        };
-        self.refusals.keep(limit, error, self.ctx.now, about);
+            self.refusals.keep(limit, &error, ctx.now, about);
+        }
+        self.let_go(id);
+        let waker = self.requests.refuse(id, error);
+        self.ctx.effects.wake(waker);
     }
 
     /// Releases the slots of a request, and removes it from all lists.
     fn let_go(&mut self, id: RequestId) {
-        self.stop_asking(id);
-        self.set_wait(id, None);
-        let Some(request) = self.request_mut(id) else {
+        self.requests.stop_asking(id);
+        self.requests.wait(id, None);
+        let Some(request) = self.requests.get_mut(id) else {
             return;
-        };
-        let sleeps = match request.stage {
-            Stage::Sleeping(until) => Some(until),
-            _ => None,
         };
         let legs = mem::take(&mut request.legs);
         let notes = request.notes.as_mut();
         let fees = notes.map_or_else(Vec::new, |notes| mem::take(&mut notes.fees));
-        sleeps
-            .into_iter()
-            .for_each(|until| self.end_sleep(until, id));
+        self.end_sleep(id);
         let now = self.ctx.now;
         for SlotLeg { lease, .. } in legs {
             // The slot may have come from the pool.
@@ -101,23 +105,24 @@ impl Core {
             });
         }
         for fee in fees {
-            self.refund(&fee);
+            (self.accounting).refund(&fee, &self.ctx, &mut self.links);
         }
     }
 
     pub(super) fn drop_request(&mut self, id: RequestId) {
         self.let_go(id);
-        if let Some(request) = self.remove_request(id) {
-            self.ctx.effects.drop_waker(request.waker);
-        }
+        let request = self.requests.remove(id);
+        let waker = request.and_then(|mut request| request.take_waker());
+        self.ctx.effects.drop_waker(waker);
     }
 
     /// Refuses all requests not yet collected. Returns their number.
     pub(super) fn refuse_all(&mut self, kind: AcquireErrorKind) -> usize {
-        let ids = self.requests_that(|request| !request.is_refused());
+        let ids = self.requests.those(|request| !request.is_refused());
         // Newest first, so that the times that rates have reserved can be undone.
         for id in ids.iter().rev() {
-            if let Some(error) = self.request(*id).map(|one| self.request_error(one, kind)) {
+            let request = self.requests.get(*id);
+            if let Some(error) = request.map(|one| one.error(kind, &self.queues, &self.ctx)) {
                 self.refuse_request(*id, error);
             }
         }
@@ -126,86 +131,38 @@ impl Core {
 
     /// Refuses all requests, not yet collected, with a leg under this limit, which an operator has paused.
     pub(super) fn pause_requests(&mut self, limit: LimitId, until: Instant) {
-        let of_limit = |leg: &SlotLeg| self.queues[leg.lease.queue].limit_id() == limit;
-        let ids = self.requests_that(|request| {
+        let of_limit = |leg: &SlotLeg| self.queues[leg.lease.queue].terms().limit_id == limit;
+        let ids = self.requests.those(|request| {
             let mut fees = request.fees().iter();
             let concerned =
                 request.legs.iter().any(of_limit) || fees.any(|fee| fee.limit_id() == limit);
             concerned && !request.is_refused()
         });
         for id in ids.iter().rev() {
-            let mut error = self.paused_error(limit, until);
-            if let Some(request) = self.request(*id) {
-                error.details.waited = self.waited(request);
+            let mut error = self.ctx.registry.paused_error(limit, until, self.ctx.now);
+            if let Some(request) = self.requests.get(*id) {
+                error.details.waited = request.waited(self.ctx.now);
                 let mut legs = request.legs.iter();
-                let leg = legs.find(|leg| self.queues[leg.lease.queue].limit_id() == limit);
-                let in_line = leg.and_then(|leg| self.in_line_of(&leg.lease));
+                let leg = legs.find(|leg| self.queues[leg.lease.queue].terms().limit_id == limit);
+                let in_line = leg.and_then(|leg| leg.in_line(&self.queues));
                 error.details.place = in_line.map(|in_line| in_line.position);
             }
             self.refuse_request(*id, error);
         }
     }
-
-    /// Time waited so far.
-    pub(super) fn waited(&self, request: &Request) -> Duration {
-        match self.ctx.now {
-            // Most requests are granted at once. A difference of times takes longer than a comparison.
-            now if now == request.asked => Duration::ZERO,
-            now => now.saturating_duration_since(request.asked),
-        }
-    }
 }
 
-/// Contents of refusals.
 impl Core {
     /// The known states of a request's limits.
     pub(super) fn quotas(&self, id: RequestId) -> Vec<Quota> {
-        let Some(request) = self.request(id) else {
+        let Some(request) = self.requests.get(id) else {
             return Vec::new();
         };
-        let legs = request.legs.iter();
-        let slots = legs.filter_map(|leg| self.quota_of_leg(leg, None));
-        let rates = request.fees().iter().filter_map(|fee| self.quota_of(fee));
+        let legs = request.legs.iter().map(|leg| &self.queues[leg.lease.queue]);
+        let slots = legs.filter_map(|queue| queue.quota(&self.ctx, None));
+        let rates = request.fees().iter();
+        let rates =
+            rates.filter_map(|fee| Some(Level::of(fee, &self.ctx, &self.links)?.quota(fee)));
         slots.chain(rates).collect()
-    }
-
-    fn quota_of_leg(&self, leg: &SlotLeg, without: Option<Seq>) -> Option<Quota> {
-        self.queues[leg.lease.queue].quota(&self.ctx, without)
-    }
-
-    /// A refusal without a responsible limit. It names the limit being waited for, or else the first.
-    fn request_error(&self, request: &Request, kind: AcquireErrorKind) -> AcquireError {
-        let mut legs = request.legs.iter();
-        let waits = |leg: &SlotLeg| self.in_line_of(&leg.lease).is_some();
-        if let Some(leg) = legs.find(|leg| waits(leg)) {
-            return self.leg_error(request, leg, kind);
-        }
-        let first = request.legs.first();
-        let first = first.map(|leg| self.queues[leg.lease.queue].limit_id());
-        let limit = first
-            .or(request.fees().first().map(Fee::limit_id))
-            .unwrap_or(LimitId(0));
-        let mut error = self.refusal(limit, kind);
-        error.details.waited = self.waited(request);
-        error
-    }
-
-    fn leg_error(&self, request: &Request, leg: &SlotLeg, kind: AcquireErrorKind) -> AcquireError {
-        let queue = &self.queues[leg.lease.queue];
-        queue.error(&self.ctx, leg.lease.seq(), kind, self.waited(request))
-    }
-
-    /// Reports that requests of a key are refused because the key cannot be used: once while this lasts, for all keys
-    /// of its limit. Outages are reported elsewhere.
-    pub(super) fn complain(&mut self, limit: &Arc<Limit>, key: &Arc<str>, error: &StoreError) {
-        let now = self.ctx.now;
-        let is_due = |at| now >= at + COMPLAINT_PAUSE;
-        let Some(id) = self.limit_id(limit.name()).filter(|_| !error.is_outage()) else {
-            return;
-        };
-        if self.complained.insert(id, now).is_none_or(is_due) {
-            let (limit, key, error) = (limit.clone(), key.clone(), error.message.clone());
-            self.ctx.log(LogEvent::LedgerUnusable { limit, key, error });
-        }
     }
 }

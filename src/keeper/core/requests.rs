@@ -1,600 +1,660 @@
-//! Requests and permits: submitted, collected, cancelled, released; timers; the shutdown.
+//! Requests: the stage of each, its deadlines, and the task to wake for its answer.
+//!
+//! A request is *open* while its legs decide on the next step, and otherwise in one stage until something happens: an
+//! answer of the store, a decision of a queue, or the end of a time. Three times can end a stage, and each has an index
+//! that mirrors the requests: a rate lets a *sleeping* request continue; a wait in a queue is over; and a request that
+//! *asks* the store has waited long enough for its answer.
 
-use std::{sync::Arc, task::Waker};
-
-use tokio::time::Instant;
-
-use super::{Core, SlotLeg, Stage, acquire::Progress, link::Link};
-use crate::{
-    error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
-    keeper::{
-        context::{Context, earliest},
-        demand::{Demand, Leg, RequestId, Taken},
-        effects::{Effect, LogEvent},
-        queue::Queue,
-    },
-    key::Key,
-    leases::{Bounds, Label, Lease, Leases, Pool, QueueId},
-    ledger::Seq,
-    limit::{Limit, LimitId, LimitValue, MAX_WEIGHT, Mode},
-    status::{InLine, Quota, Status},
-    sync::{Confirmation, Inquiry, StoredWaker},
-    telemetry::{LimitMeter, Measure},
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    num::NonZeroU64,
+    sync::Arc,
+    task::Waker,
+    time::Duration,
 };
 
-/// Units of due work in one step, which take about a millisecond: timers, and entries that queues look at for them.
-const MAX_DUE: usize = 1_000;
+use slab::Slab;
+use smallvec::SmallVec;
+use tokio::time::Instant;
 
-impl Core {
-    /// Submits a request for a permit with this label. The request exists until [`collect`](Self::collect) returns an
-    /// answer, or [`cancel`](Self::cancel) removes it.
-    pub fn submit(
-        &mut self,
-        demand: &Demand,
-        label: &Label,
-        now: Instant,
-    ) -> Result<RequestId, AcquireError> {
-        self.ctx.now = now;
-        let submitted = self.try_submit(demand, label);
-        submitted.inspect_err(|error| self.note_refusal(error))
+use super::{ExchangeId, queues::SMALL_ROOM};
+use crate::{
+    error::AcquireError,
+    keeper::{
+        context::STOOD_STILL,
+        demand::{Notes, RequestId},
+    },
+    leases::{Fee, Lease, Paid},
+    limit::LimitId,
+    sync::StoredWaker,
+};
+
+#[derive(Default)]
+pub(super) struct Requests {
+    slab: Slab<Request>,
+    last: u64,
+    /// When requests fall back if the store has not answered.
+    asking: BTreeSet<(Instant, RequestId)>,
+    /// Deadlines of waits in queues.
+    waits: BTreeSet<(Instant, RequestId)>,
+    /// Requests held back by a rate, with their wake-up time and the limit.
+    sleepers: BTreeMap<(Instant, RequestId), LimitId>,
+    /// Unanswered requests do not fall back before this time: answers may lie unread.
+    patient_until: Option<Instant>,
+}
+
+/// A request for slots and charges, all or nothing.
+pub(super) struct Request {
+    number: NonZeroU64,
+    /// In order of acquisition.
+    pub legs: Legs,
+    /// A request for a single slot, which its queue sends.
+    pub plain: bool,
+    /// Includes its charges.
+    pub notes: Option<Box<Notes>>,
+    pub asked: Instant,
+    /// The request's first ticket from the store, under any of its limits.
+    pub ticket: Option<i64>,
+    stage: Stage,
+    /// Set while the request asks the store.
+    asking: Option<Asking>,
+    /// Deadline of its wait, while it queues.
+    waits_until: Option<Instant>,
+    waker: Option<StoredWaker>,
+}
+
+/// Most requests have one or two.
+pub(super) type Legs = SmallVec<[SlotLeg; 2]>;
+
+/// A slot wanted by a request.
+#[derive(Clone)]
+pub(super) struct SlotLeg {
+    pub lease: Arc<Lease>,
+    /// Maximum wait, from the beginning of its turn.
+    pub wait: Duration,
+}
+
+/// When a request began to ask the store, and when it stops.
+#[derive(Clone, Copy)]
+struct Asking {
+    since: Instant,
+    until: Instant,
+}
+
+pub(super) enum Stage {
+    /// The legs decide on the next step.
+    Open,
+    /// A slot that it asks for is in the outbox of its queue, or was sent from there.
+    Listed,
+    /// To be sent in a claim.
+    Unsent,
+    /// Sent in this exchange.
+    Sent(ExchangeId),
+    /// Held back by a rate until then.
+    Sleeping(Instant),
+    Granted,
+    Refused(AcquireError),
+}
+
+impl Stage {
+    pub fn asks(&self) -> bool {
+        matches!(self, Self::Listed | Self::Unsent | Self::Sent(_))
+    }
+}
+
+impl Request {
+    pub fn stage(&self) -> &Stage {
+        &self.stage
     }
 
-    #[inline]
-    fn try_submit(&mut self, demand: &Demand, label: &Label) -> Result<RequestId, AcquireError> {
-        let is_newcomer = || !demand.legs().iter().any(|leg| leg.admitted);
-        if self.closed || self.ctx.ending && is_newcomer() {
-            return Err(self.refusal(demand.first_limit(), AcquireErrorKind::ShutDown));
-        }
-        if let Some(error) = self.pause_of(demand) {
-            return Err(error);
-        }
-        self.check_weights(demand.legs())?;
-        let request = match demand {
-            Demand::One(leg) if self.ctx.limits[leg.limit.0].is_plain() && !leg.exempt => {
-                self.submit_slot(leg, label)
-            }
-            demand => self.submit_all(demand.legs(), label),
-        };
-        self.follow_decisions();
-        Ok(request)
+    pub fn is_refused(&self) -> bool {
+        matches!(self.stage, Stage::Refused(_))
     }
 
-    /// Counts and returns the refusal of a request that is not, or no longer, submitted.
-    pub fn refuse(&mut self, limit: LimitId, kind: AcquireErrorKind) -> AcquireError {
-        let error = self.refusal(limit, kind);
-        self.note_refusal(&error);
-        error
-    }
-
-    /// Counts a refusal that answers a request.
-    fn note_refusal(&mut self, error: &AcquireError) {
-        if let Some(limit) = self.limit_id(error.limit_name()) {
-            self.ctx.measure(limit, Measure::Refused(error.kind()));
+    /// Its refusal, once it is removed.
+    pub fn into_refusal(self) -> Option<AcquireError> {
+        match self.stage {
+            Stage::Refused(error) => Some(error),
+            _ => None,
         }
     }
 
-    /// Refuses weights that no permit can have, under enforced limits.
-    #[inline]
-    fn check_weights(&self, legs: &[Leg]) -> Result<(), AcquireError> {
-        let enforced = |leg: &Leg| self.ctx.limits[leg.limit.0].current_mode() == Mode::Enforce;
-        let is_invalid = |leg: &&Leg| !(1..=MAX_WEIGHT).contains(&leg.weight) && enforced(leg);
-        let Some(leg) = legs.iter().find(is_invalid) else {
-            return Ok(());
-        };
-        let details = AcquireErrorDetails {
-            weight: leg.weight,
-            ..self.ctx.limits[leg.limit.0].error_details()
-        };
-        let kind = AcquireErrorKind::InvalidWeight;
-        Err(AcquireError::new(kind, details))
+    /// When it began to ask the store, if it still does.
+    pub fn asks_since(&self) -> Option<Instant> {
+        Some(self.asking?.since)
     }
 
-    /// The answer to a request, if there is one; with quotas if `wants_quotas`. A refused request is then gone; a
-    /// granted one is the permit's to release.
-    pub fn collect(
-        &mut self,
-        id: RequestId,
-        wants_quotas: bool,
-        now: Instant,
-    ) -> Option<Result<Taken, AcquireError>> {
-        self.ctx.now = now;
-        // A request is gone once collected.
-        let quotas = wants_quotas.then(|| self.quotas(id));
-        let mut answer = self.collect_request(id);
-        self.follow_decisions();
-        match (&mut answer, quotas) {
-            (Some(Ok(taken)), Some(quotas)) => taken.notes.get_or_insert_default().quotas = quotas,
-            (Some(Err(error)), _) => self.note_refusal(error),
-            _ => {}
-        }
-        answer
+    pub fn fees(&self) -> &[Fee] {
+        self.notes.as_ref().map_or(&[], |notes| &notes.fees)
     }
 
-    /// The answer, if there is one. A refused request is then gone; the slots of a granted one belong to the permit.
-    fn collect_request(&mut self, id: RequestId) -> Option<Result<Taken, AcquireError>> {
-        match self.request(id)?.stage {
-            Stage::Granted => {}
-            Stage::Refused(_) => {
-                let Stage::Refused(error) = self.remove_request(id)?.stage else {
-                    return None;
-                };
-                return Some(Err(error));
-            }
-            _ => return None,
-        }
-        if let Some(taken) = self.take(id) {
-            return Some(Ok(taken));
-        }
-        // Not collected in time: a slot was lost.
-        self.request_mut(id)?.stage = Stage::Open;
-        self.advance(id);
-        self.follow_decisions();
-        self.collect_request(id)
+    pub fn fees_mut(&mut self) -> &mut [Fee] {
+        self.notes.as_mut().map_or(&mut [], |notes| &mut notes.fees)
     }
 
-    /// Turns a granted request into a permit, if none of its slots was lost.
-    #[inline]
-    fn take(&mut self, id: RequestId) -> Option<Taken> {
-        let request = self.request(id)?;
-        let waited = self.waited(request);
-        if request.plain
-            && let [leg] = &request.legs[..]
-        {
-            let lease = leg.lease.clone();
-            // Does not affect the queue's listing.
-            let queue = self.queues.without_listing(lease.queue);
-            let taken = queue.take(&mut self.ctx, &lease, waited)?;
-            let request = self.remove_request(id)?;
-            self.ctx.effects.drop_waker(request.waker);
-            return Some(taken);
+    /// Whether it has pending charges.
+    pub fn owes(&self) -> bool {
+        self.fees().iter().any(|fee| fee.paid == Paid::Not)
+    }
+
+    /// Time waited so far.
+    pub fn waited(&self, now: Instant) -> Duration {
+        // Most requests are granted at once. A difference of times takes longer than a comparison.
+        if now == self.asked {
+            Duration::ZERO
+        } else {
+            now.saturating_duration_since(self.asked)
         }
-        if !matches!(self.progress(request), Progress::Complete) {
-            return None;
-        }
-        let request = self.remove_request(id)?;
-        self.ctx.effects.drop_waker(request.waker);
-        let notes = request.notes;
-        let fees = notes.as_ref().map_or(&[][..], |notes| &notes.fees);
-        fees.iter().for_each(|fee| self.note_charge(fee, waited));
-        let mut place = 0;
-        for SlotLeg { lease, .. } in &request.legs {
-            let queue = self.queues.without_listing(lease.queue);
-            self.ctx.note_admission(queue.limit_id(), waited);
-            place = place.max(queue.take_as_leg(&mut self.ctx, lease));
-        }
-        let leases = request.legs.into_iter().map(|leg| leg.lease);
-        Some(Taken {
-            leases: Leases::many(leases.collect()),
-            waited,
-            place,
-            notes,
-        })
     }
 
     /// Whether this task is woken when the request is answered.
-    pub fn is_watched_by(&self, id: RequestId, waker: &Waker) -> bool {
-        let stored = self.request(id).and_then(|request| request.waker.as_ref());
+    pub fn is_watched_by(&self, waker: &Waker) -> bool {
+        let stored = self.waker.as_ref();
         stored.is_some_and(|stored| stored.will_wake(waker))
     }
 
-    /// As [`collect`](Self::collect). If there is no answer yet, this task will be woken for it, in place of any other.
-    pub fn collect_or_watch(
+    /// Wakes this task in place of any other, which is returned.
+    pub fn watch(&mut self, waker: StoredWaker) -> Option<StoredWaker> {
+        self.waker.replace(waker)
+    }
+
+    pub fn take_waker(&mut self) -> Option<StoredWaker> {
+        self.waker.take()
+    }
+}
+
+/// Storage.
+impl Requests {
+    /// The id of the next request, to be [inserted](Self::insert) before another one.
+    pub fn next_id(&mut self) -> RequestId {
+        self.last += 1;
+        RequestId {
+            number: NonZeroU64::new(self.last).expect("counted from 1"),
+            slot: self.slab.vacant_key() as u32,
+        }
+    }
+
+    /// Stores an open request under its id.
+    pub fn insert(
         &mut self,
         id: RequestId,
-        wants_quotas: bool,
-        waker: StoredWaker,
-        now: Instant,
-    ) -> Option<Result<Taken, AcquireError>> {
-        let answer = self.collect(id, wants_quotas, now);
-        let unused = match self.request_mut(id) {
-            Some(request) if answer.is_none() => request.waker.replace(waker),
-            _ => Some(waker),
-        };
-        self.ctx.effects.drop_waker(unused);
-        answer
-    }
-
-    /// The place of a request in its queue.
-    pub fn in_line(&self, id: RequestId) -> Option<InLine> {
-        let mut legs = self.request(id)?.legs.iter();
-        legs.find_map(|leg| self.in_line_of(&leg.lease))
-    }
-
-    pub fn cancel(&mut self, id: RequestId, now: Instant) {
-        self.ctx.now = now;
-        self.drop_request(id);
-        self.follow_decisions();
-    }
-
-    /// Releases the slots of a permit. The slots of a permit that may have several bypass the pool, which serves only
-    /// requests for a single slot.
-    pub fn release(&mut self, leases: &Leases, now: Instant) {
-        let has_one = matches!(leases, Leases::One(_));
-        let leases = leases.all().iter();
-        leases.for_each(|lease| self.release_to(lease, has_one, now));
-    }
-
-    fn release_to(&mut self, lease: &Arc<Lease>, may_pool: bool, now: Instant) {
-        self.ctx.now = now;
-        self.bounded.forget(lease.seq());
-        if !self.queues.has(lease.queue) {
-            return lease.release_at(now);
-        }
-        self.change(lease.queue, |queue, ctx| {
-            if !(may_pool && queue.keep_released(ctx, lease)) {
-                lease.release_at(now);
-                queue.release_slot(ctx, lease.seq());
-            }
-        });
-        self.follow_decisions();
-    }
-
-    /// Releases a slot for a task that waits until the store has confirmed the release. The slot bypasses the pool, or
-    /// nothing would be released. Returns the limit, unless there is nothing to wait for: the slot was lost, or only
-    /// this process knows of it.
-    pub fn release_confirmed(
-        &mut self,
-        lease: &Arc<Lease>,
-        confirmation: Confirmation,
-        now: Instant,
-    ) -> Option<Arc<Limit>> {
-        let seq = lease.seq();
-        self.release_to(lease, false, now);
-        let queue = self.queues.get(lease.queue);
-        let releasing = queue.filter(|queue| queue.is_releasing(seq));
-        let part = releasing.map(Queue::part);
-        let limit = releasing.map(|queue| queue.limit().clone());
-        match part.filter(|part| self.ctx.asks_store(*part)) {
-            Some(part) => {
-                let until = now + self.ctx.settings.store_timeout;
-                let confirmations = &mut self.ctx.confirmations;
-                confirmations.insert(seq, part, until, confirmation);
-            }
-            None => self.ctx.effects.push(Effect::GiveUpOn(confirmation)),
-        }
-        limit
-    }
-
-    /// Without a driver no release is confirmed.
-    pub fn end_confirmations(&mut self) {
-        self.ctx.end_confirmations(None);
-    }
-
-    /// Releases a slot that was never used.
-    fn cancel_taken(&mut self, lease: &Arc<Lease>, now: Instant) {
-        self.ctx.now = now;
-        self.bounded.forget(lease.seq());
-        lease.release_at(now);
-        if self.queues.has(lease.queue) {
-            self.change(lease.queue, |queue, ctx| {
-                queue.cancel_slot(ctx, lease.seq());
-            });
-        }
-        self.follow_decisions();
-    }
-
-    /// Releases the slots of a request that was granted here, and refunds its charges. Returns the state of its rates
-    /// afterwards.
-    pub fn cancel_granted(&mut self, taken: Taken, now: Instant) -> Vec<Quota> {
-        let leases = taken.leases.all().iter();
-        leases.for_each(|lease| self.cancel_taken(lease, now));
-        self.ctx.now = now;
-        let fees = taken.notes.map(|notes| notes.fees);
-        // Newest charge first: a rate can only undo its latest charge.
-        let fees = fees.into_iter().flatten().rev();
-        fees.filter_map(|fee| {
-            let quota = self.quota_without(&fee);
-            self.refund(&fee);
-            quota
-        })
-        .collect()
-    }
-
-    /// Bounds a permit that was collected. The bounds end when it is [released](Self::release).
-    pub fn bound(&mut self, lease: &Arc<Lease>, bounds: Bounds, now: Instant) {
-        // The keeper has to see the permit's end.
-        lease.set_reusable(false);
-        self.bounded.bound(lease, bounds, now);
-    }
-
-    /// The meter of a lease's limit. `None`: no longer held.
-    pub fn meter_of_lease(&self, lease: &Lease) -> Option<Arc<LimitMeter>> {
-        let queue = self.queues.get(lease.queue);
-        // The queue of a lost lease may be gone, and its id reused.
-        let queue = queue.filter(|queue| queue.contains(lease.seq()))?;
-        Some(self.ctx.meter(queue.limit_id()).clone())
-    }
-
-    /// Asks for the total usage of a key with this value of its own, over all replicas. The question grants free slots, up to
-    /// the value.
-    pub fn inquire(
-        &mut self,
-        limit: LimitId,
-        (key, own_value): (&Key, Option<LimitValue>),
-        inquiry: Inquiry,
+        legs: Legs,
+        plain: bool,
+        notes: Option<Box<Notes>>,
         now: Instant,
     ) {
-        self.ctx.now = now;
-        let queue = self.queues.find_or_make(&mut self.ctx, limit, key);
-        self.change(queue, |queue, ctx| {
-            queue.learn_own_value(ctx, own_value);
-            queue.inquire(ctx, inquiry);
+        let slot = self.slab.insert(Request {
+            number: id.number,
+            legs,
+            plain,
+            notes,
+            asked: now,
+            ticket: None,
+            stage: Stage::Open,
+            asking: None,
+            waits_until: None,
+            waker: None,
         });
-        self.follow_decisions();
+        debug_assert_eq!(slot, id.slot as usize);
     }
 
-    /// The pool of a key, if its limit reuses slots. The queue stays until it is [unbound](Self::unbind).
-    pub fn bind(
-        &mut self,
-        limit: LimitId,
-        key: &Key,
-        now: Instant,
-    ) -> Option<(QueueId, Arc<Pool>)> {
-        self.ctx.now = now;
-        if !self.ctx.limits[limit.0].is_reused() {
-            return None;
+    #[inline]
+    pub fn get(&self, id: RequestId) -> Option<&Request> {
+        let request = self.slab.get(id.slot as usize);
+        request.filter(|request| request.number == id.number)
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Request> {
+        let request = self.slab.get_mut(id.slot as usize);
+        request.filter(|request| request.number == id.number)
+    }
+
+    /// Inlined, since a call copies the request twice.
+    #[inline(always)]
+    pub fn remove(&mut self, id: RequestId) -> Option<Request> {
+        self.get(id)?;
+        let request = self.slab.remove(id.slot as usize);
+        if self.slab.is_empty() && self.slab.capacity() > SMALL_ROOM {
+            self.slab = Slab::new();
         }
-        let id = self.queues.find_or_make(&mut self.ctx, limit, key);
-        let bind =
-            |queue: &mut Queue, _: &mut Context| queue.pool().inspect(|pool| pool.bind()).cloned();
-        let pool = self.change(id, bind)?;
-        Some((id, pool))
+        Some(request)
     }
 
-    pub fn unbind(&mut self, queue: QueueId, pool: &Pool) {
-        self.change(queue, |_, _| pool.unbind());
+    pub fn is_empty(&self) -> bool {
+        self.slab.is_empty()
     }
 
-    pub fn status(&self) -> Status {
-        // There may be very many queues.
-        let reuses = self.ctx.limits.iter().any(|limit| limit.is_reused());
-        let queues = self.queues.iter().filter(|_| reuses);
-        let idle: usize = queues.map(Queue::idle).sum();
-        Status {
-            // A slot lost while idle is noticed later.
-            held: self.ctx.counts.held.saturating_sub(idle),
-            waiting: self.ctx.counts.waiting + self.sleepers.len(),
-            store_up: self.links.iter().all(|link| link.breaker.is_well()),
-        }
+    pub fn iter(&self) -> impl Iterator<Item = (RequestId, &Request)> {
+        self.slab.iter().map(|(slot, request)| {
+            let (number, slot) = (request.number, slot as u32);
+            (RequestId { number, slot }, request)
+        })
+    }
+
+    /// Requests that match, in order of arrival.
+    pub fn those(&self, which: impl Fn(&Request) -> bool) -> Vec<RequestId> {
+        let those = self.iter().filter(|(_, request)| which(request));
+        let mut ids: Vec<_> = those.map(|(id, _)| id).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// All of them, for a change that leaves their stages alone.
+    pub fn each(&mut self) -> impl Iterator<Item = &mut Request> {
+        self.slab.iter_mut().map(|(_, request)| request)
     }
 }
 
-/// Timers. A single sleep of the driver serves all of them.
-impl Core {
-    /// When to call [`on_time`](Self::on_time) next.
+/// Stages.
+impl Requests {
+    /// The legs decide again.
+    pub fn open(&mut self, id: RequestId) {
+        if let Some(request) = self.get_mut(id) {
+            debug_assert!(!matches!(request.stage, Stage::Sleeping(_)), "wake it");
+            request.stage = Stage::Open;
+        }
+    }
+
+    /// The request asks the store, in this stage. Returns since when: one that has asked before keeps its time.
+    pub fn ask(&mut self, id: RequestId, stage: Stage, now: Instant, until: Instant) -> Instant {
+        let Some(request) = self.get_mut(id) else {
+            return now;
+        };
+        request.stage = stage;
+        if let Some(asking) = request.asking {
+            return asking.since;
+        }
+        self.keep_asking(id, now, until);
+        now
+    }
+
+    /// The request is in a claim of this exchange.
+    pub fn send(&mut self, id: RequestId, exchange: ExchangeId) {
+        if let Some(request) = self.get_mut(id) {
+            request.stage = Stage::Sent(exchange);
+        }
+    }
+
+    /// Whether an exchange contains this request.
+    pub fn is_sent_in(&self, id: RequestId, exchange: ExchangeId) -> bool {
+        let request = self.get(id);
+        request.is_some_and(|one| matches!(one.stage, Stage::Sent(sent) if sent == exchange))
+    }
+
+    /// A rate of this limit holds the request back.
+    pub fn sleep(&mut self, id: RequestId, until: Instant, limit: LimitId) {
+        if let Some(request) = self.get_mut(id) {
+            request.stage = Stage::Sleeping(until);
+            self.sleepers.insert((until, id), limit);
+        }
+    }
+
+    /// A sleeping request is open again. Returns the limit that held it back.
+    pub fn wake(&mut self, id: RequestId) -> Option<LimitId> {
+        let request = self.get_mut(id)?;
+        let Stage::Sleeping(until) = request.stage else {
+            return None;
+        };
+        request.stage = Stage::Open;
+        self.sleepers.remove(&(until, id))
+    }
+
+    /// Returns the task to wake.
+    pub fn grant(&mut self, id: RequestId) -> Option<StoredWaker> {
+        self.stop_asking(id);
+        let request = self.get_mut(id)?;
+        request.stage = Stage::Granted;
+        request.waker.take()
+    }
+
+    /// The request, which has no deadline any more, is refused. Returns the task to wake.
+    pub fn refuse(&mut self, id: RequestId, error: AcquireError) -> Option<StoredWaker> {
+        let request = self.get_mut(id)?;
+        request.stage = Stage::Refused(error);
+        request.waker.take()
+    }
+}
+
+/// Times.
+impl Requests {
+    /// The request no longer asks the store, or has been answered.
+    pub fn stop_asking(&mut self, id: RequestId) {
+        // Usually empty, as in memory.
+        if self.asking.is_empty() {
+            return;
+        }
+        let request = self.get_mut(id);
+        if let Some(asking) = request.and_then(|request| request.asking.take()) {
+            self.asking.remove(&(asking.until, id));
+        }
+    }
+
+    /// The request, whose time to ask was over, keeps asking.
+    pub fn keep_asking(&mut self, id: RequestId, since: Instant, until: Instant) {
+        if let Some(request) = self.get_mut(id) {
+            request.asking = Some(Asking { since, until });
+            self.asking.insert((until, id));
+        }
+    }
+
+    /// Sets the deadline of the wait in a queue.
+    pub fn wait(&mut self, id: RequestId, until: Option<Instant>) {
+        if until.is_none() && self.waits.is_empty() {
+            return;
+        }
+        let Some(request) = self.get_mut(id) else {
+            return;
+        };
+        let before = mem::replace(&mut request.waits_until, until);
+        if before != until {
+            if let Some(before) = before {
+                self.waits.remove(&(before, id));
+            }
+            self.waits.extend(until.map(|until| (until, id)));
+        }
+    }
+
     pub fn next_due(&self) -> Option<Instant> {
         let due = [
-            self.queues.next_due(),
             self.waits.first().map(|(at, _)| *at),
             self.sleepers.first_key_value().map(|((at, _), _)| *at),
-            self.bounded.next_due(),
-            self.accounts.next_due(),
-            self.ctx.overrides.next_end(),
-            self.ctx.reports.next_due(),
-            self.alarm,
-        ];
-        let due = due.into_iter().flatten().min();
-        if !self.ctx.shared {
-            return due;
-        }
-        let of_store = [
             self.next_end_of_asking(),
-            self.ctx.confirmations.next_due(),
-            self.ctx.fallback_ends_at(),
-            self.ctx.returns.next_end(),
         ];
-        let due = of_store.into_iter().fold(due, earliest);
-        let links = self.links.iter().map(|link| self.next_due_on(link));
-        links.fold(due, earliest)
+        due.into_iter().flatten().min()
     }
 
-    /// Timers of a link: probes, pacing, reconnection.
-    fn next_due_on(&self, link: &Link) -> Option<Instant> {
-        let probe = link.breaker.probe_at();
-        let due = [
-            link.breaker.ends_at(),
-            probe.filter(|_| link.in_flight.is_empty()),
-            self.paced_until(link),
-            link.connection.reconnect_at,
-        ];
-        due.into_iter().fold(None, earliest)
+    /// When the next request falls back for want of an answer of the store.
+    fn next_end_of_asking(&self) -> Option<Instant> {
+        let first = self.asking.first().map(|(at, _)| *at)?;
+        Some(self.patient_until.map_or(first, |until| first.max(until)))
     }
 
-    /// Does what is due. Returns whether it may be too much for one step: then [`next_due`](Self::next_due) has still
-    /// passed, and the next step continues.
-    pub fn on_time(&mut self, now: Instant) -> bool {
-        (self.ctx.now, self.ctx.driven) = (now, true);
-        self.alarm.take_if(|at| *at <= now);
-        self.end_trouble();
-        self.end_overrides();
-        self.end_fallbacks();
-        self.check_returns();
-        self.reconnect();
-        let mut left = MAX_DUE;
-        while left > 0
-            && let Some(units) = self.follow_timer()
-        {
-            left = left.saturating_sub(units);
-        }
-        self.follow_decisions();
-        if self.ctx.reports.next_due().is_some_and(|due| due <= now) {
-            self.ctx.log_reports();
-        }
-        self.ctx.is_behind = left == 0;
-        left == 0
+    /// The first request whose wait in a queue is over: it waits no more.
+    pub fn end_wait(&mut self, now: Instant) -> Option<RequestId> {
+        let (_, id) = *self.waits.first().filter(|(at, _)| *at <= now)?;
+        self.wait(id, None);
+        Some(id)
     }
 
-    /// Does the next work that is due, and returns its units.
-    fn follow_timer(&mut self) -> Option<usize> {
-        let now = self.ctx.now;
-        if let Some(overdue) = self.ctx.confirmations.take_overdue(now) {
-            self.ctx.effects.push(Effect::GiveUpOn(overdue));
-            return Some(1);
+    /// The first request whose time to ask the store is up, and since when it has asked. `is_behind`: the last step has
+    /// left due work to this one.
+    pub fn end_asking(
+        &mut self,
+        now: Instant,
+        store_timeout: Duration,
+        is_behind: bool,
+    ) -> Option<(RequestId, Instant)> {
+        let due = self.next_end_of_asking().filter(|due| *due <= now)?;
+        // This process stood still: answers that arrived meanwhile are read first, but only once.
+        let rested = self
+            .patient_until
+            .is_none_or(|until| now > until + store_timeout);
+        if now > due + STOOD_STILL && rested && !is_behind {
+            self.patient_until = Some(now + STOOD_STILL);
+            return None;
         }
-        if self.wake_sleeper() || self.accounts.on_time(now) {
-            return Some(1);
-        }
-        if self.time_out() || self.end_asking() || self.end_bounded() {
-            // A request that has waited long enough releases its slots to others before their waits end.
-            self.follow_decisions();
-            return Some(1);
-        }
-        let queue = self.queues.overdue(now)?;
-        Some(self.change(queue, |queue, ctx| queue.on_time(ctx)))
+        let (_, id) = self.asking.pop_first()?;
+        let asking = self.get_mut(id)?.asking.take()?;
+        Some((id, asking.since))
     }
 
-    /// A connection has ended, and no exchange has reconnected since. Waiters and holders need a connection, and so does the
-    /// count of the replicas, which divide a limit among themselves: a hello establishes it.
-    fn reconnect(&mut self) {
-        let now = self.ctx.now;
-        let limits = &self.ctx.limits;
-        let counts = || limits.iter().any(|limit| limit.is_divided());
-        for link in &mut self.links {
-            let is_due = |at: &mut Instant| *at <= now;
-            let is_due = link.connection.reconnect_at.take_if(is_due).is_some();
-            let has_queues = || self.queues.iter().any(|queue| queue.part() == link.part);
-            if is_due && link.is_up() && (counts() || has_queues()) {
-                link.connection.is_wanted = true;
+    /// Wakes the first request whose sleep is over. Returns the limit that held it back.
+    pub fn end_sleep(&mut self, now: Instant) -> Option<(RequestId, LimitId)> {
+        let (&(at, id), _) = self.sleepers.first_key_value()?;
+        if at > now {
+            return None;
+        }
+        Some((id, self.wake(id)?))
+    }
+
+    /// Requests held back by rates, in the order in which they will continue.
+    pub fn sleepers(&self) -> impl DoubleEndedIterator<Item = (RequestId, LimitId)> {
+        let sleepers = self.sleepers.iter();
+        sleepers.map(|((_, id), limit)| (*id, *limit))
+    }
+
+    pub fn count_sleepers(&self) -> usize {
+        self.sleepers.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{error::AcquireErrorKind, keeper::queue::audit::ensure, limit::Limit, part::Part};
+
+    /// For the core's audit.
+    impl Requests {
+        pub fn len(&self) -> usize {
+            self.slab.len()
+        }
+
+        /// The deadlines that are left: to ask, to wait, to sleep.
+        pub fn deadlines(&self) -> [usize; 3] {
+            [self.asking.len(), self.waits.len(), self.sleepers.len()]
+        }
+
+        /// Deadline of a wait in a queue.
+        pub fn waits_until(&self, id: RequestId) -> Option<Instant> {
+            self.get(id)?.waits_until
+        }
+
+        /// Each time is in its index, and belongs to the stage of its request.
+        pub fn audit(&self) -> Result<(), String> {
+            let (mut asking, mut waits) = (BTreeSet::new(), BTreeSet::new());
+            let mut sleepers = BTreeSet::new();
+            for (id, request) in self.iter() {
+                let stage = &request.stage;
+                asking.extend(request.asking.map(|asking| (asking.until, id)));
+                waits.extend(request.waits_until.map(|until| (until, id)));
+                if let Stage::Sleeping(until) = stage {
+                    sleepers.insert((*until, id));
+                }
+                ensure!(
+                    matches!(stage, Stage::Open) || request.waits_until.is_none(),
+                    "request {}: waits no more, and may time out",
+                    id.number
+                );
+                ensure!(
+                    stage.asks() || request.asking.is_none(),
+                    "request {}: asks no more",
+                    id.number
+                );
+                ensure!(
+                    !matches!(stage, Stage::Listed | Stage::Unsent) || request.asking.is_some(),
+                    "request {}: asks for ever",
+                    id.number
+                );
+            }
+            ensure!(
+                asking == self.asking,
+                "{:?} ask, not {asking:?}",
+                self.asking
+            );
+            ensure!(waits == self.waits, "{:?} wait, not {waits:?}", self.waits);
+            let listed: BTreeSet<_> = self.sleepers.keys().copied().collect();
+            ensure!(sleepers == listed, "sleepers {listed:?}, not {sleepers:?}");
+            Ok(())
+        }
+    }
+
+    const LIMIT: LimitId = LimitId(3);
+    const TIMEOUT: Duration = Duration::from_millis(500);
+
+    struct Scene {
+        requests: Requests,
+        now: Instant,
+    }
+
+    impl Scene {
+        /// With this many open requests.
+        fn new(count: usize) -> (Self, Vec<RequestId>) {
+            let (mut requests, now) = (Requests::default(), Instant::now());
+            let ids = (0..count).map(|_| {
+                let id = requests.next_id();
+                requests.insert(id, Legs::new(), false, None, now);
+                id
+            });
+            let ids = ids.collect();
+            (Self { requests, now }, ids)
+        }
+
+        fn after(&self, ms: u64) -> Instant {
+            self.now + Duration::from_millis(ms)
+        }
+
+        fn list(&mut self, id: RequestId, ms: u64) -> Instant {
+            let now = self.after(ms);
+            self.requests.ask(id, Stage::Listed, now, now + TIMEOUT)
+        }
+
+        /// Ends the time of the first one that asks, which falls back.
+        fn falls_back(&mut self, ms: u64) -> Option<RequestId> {
+            let now = self.after(ms);
+            let (id, _) = self.requests.end_asking(now, TIMEOUT, false)?;
+            self.requests.open(id);
+            Some(id)
+        }
+    }
+
+    impl Drop for Scene {
+        fn drop(&mut self) {
+            if !std::thread::panicking() {
+                self.requests.audit().unwrap();
             }
         }
     }
 
-    /// Revokes the first permit to be checked, if it has reached a bound.
-    fn end_bounded(&mut self) -> bool {
-        let Some(checked) = self.bounded.check_next(self.ctx.now) else {
-            return false;
-        };
-        let Some((lease, kind)) = checked else {
-            return true;
-        };
-        let (seq, was_lost) = (lease.seq(), lease.is_over(self.ctx.now));
-        let queue = self.queues.get(lease.queue);
-        let is_held = queue.is_some_and(|queue| queue.contains(seq));
-        // If the slot was lost before, unnoticed, only the response remains to be ended.
-        if is_held && was_lost {
-            self.change(lease.queue, |queue, ctx| queue.lose(ctx, seq));
+    fn sent(number: u64) -> ExchangeId {
+        let part = Part::default();
+        ExchangeId { number, part }
+    }
+
+    #[test]
+    fn a_slot_is_used_again_and_an_old_id_finds_nothing() {
+        let (mut scene, ids) = Scene::new(2);
+        assert!(scene.requests.remove(ids[0]).is_some());
+        assert!(scene.requests.remove(ids[0]).is_none());
+        let id = scene.requests.next_id();
+        let (legs, now) = (Legs::new(), scene.now);
+        scene.requests.insert(id, legs, true, None, now);
+        assert_eq!(id.slot, ids[0].slot);
+        assert!(scene.requests.get(ids[0]).is_none() && scene.requests.get(id).is_some());
+        assert_eq!(scene.requests.those(|_| true), [ids[1], id]);
+    }
+
+    #[test]
+    fn a_request_asks_from_its_first_attempt_on() {
+        let (mut scene, ids) = Scene::new(1);
+        let begun = scene.now;
+        assert_eq!(scene.list(ids[0], 0), begun);
+        scene.requests.send(ids[0], sent(7));
+        assert!(scene.requests.is_sent_in(ids[0], sent(7)));
+        assert!(!scene.requests.is_sent_in(ids[0], sent(8)));
+        scene.requests.open(ids[0]);
+        let (now, until) = (scene.after(400), scene.after(900));
+        let since = scene.requests.ask(ids[0], Stage::Unsent, now, until);
+        assert_eq!(since, begun);
+        assert_eq!(scene.requests.next_due(), Some(begun + TIMEOUT));
+        assert_eq!(scene.falls_back(499), None);
+        assert_eq!(scene.falls_back(500), Some(ids[0]));
+        assert_eq!(scene.requests.next_due(), None);
+    }
+
+    #[test]
+    fn those_that_ask_fall_back_in_order_and_may_ask_on() {
+        let (mut scene, ids) = Scene::new(3);
+        for (id, at) in [(ids[2], 0), (ids[0], 10), (ids[1], 20)] {
+            scene.list(id, at);
         }
-        self.ctx.end_lease(&lease, kind);
-        if is_held && !was_lost {
-            self.change(lease.queue, |queue, ctx| queue.release_slot(ctx, seq));
+        let (now, until) = (scene.after(520), scene.after(515));
+        let ended = scene.requests.end_asking(now, TIMEOUT, false);
+        assert_eq!(ended, Some((ids[2], scene.now)));
+        scene.requests.keep_asking(ids[2], scene.now, until);
+        assert_eq!(scene.falls_back(520), Some(ids[0]));
+        assert_eq!(scene.falls_back(520), Some(ids[2]));
+        scene.requests.grant(ids[1]);
+        assert_eq!(scene.falls_back(520), None);
+    }
+
+    /// Answers that arrived meanwhile are read first, but only once in a timeout.
+    #[test]
+    fn a_process_that_stood_still_is_patient_once() {
+        let (mut scene, ids) = Scene::new(2);
+        let now = scene.now;
+        for id in &ids {
+            scene.list(*id, 0);
         }
-        true
-    }
-}
-
-/// Shutdown.
-impl Core {
-    /// Whether a driver has taken a step since the last one was gone.
-    pub fn is_driven(&self) -> bool {
-        self.ctx.driven
-    }
-
-    /// Refuses newcomers from now on. Waiting requests and permits have this much time: the latest call counts.
-    pub fn close(&mut self, grace_ends_at: Instant, now: Instant) {
-        (self.ctx.now, self.ctx.ending) = (now, true);
-        self.grace_ends_at = Some(grace_ends_at);
-        self.empty_pools();
-        self.follow_decisions();
+        assert_eq!(scene.falls_back(700), None);
+        assert_eq!(scene.requests.next_due(), Some(scene.after(800)));
+        assert_eq!(scene.falls_back(799), None);
+        assert_eq!(scene.falls_back(1_000), Some(ids[0]));
+        let at = scene.after(2_000);
+        let behind = scene.requests.end_asking(at, TIMEOUT, true);
+        scene.requests.open(ids[1]);
+        assert_eq!(
+            behind,
+            Some((ids[1], now)),
+            "it was busy and did not stand still"
+        );
     }
 
-    /// Refuses waiting requests, and all others from now on, and loses all slots. Returns the number of requests that
-    /// waited.
-    pub fn end_grace(&mut self, now: Instant) -> usize {
-        (self.ctx.now, self.closed) = (now, true);
-        let refused = self.refuse_all(AcquireErrorKind::ShutDown);
-        self.follow_decisions();
-        self.lose_all(now);
-        refused
+    #[test]
+    fn a_wait_is_over_once() {
+        let (mut scene, ids) = Scene::new(2);
+        let [first, second, third] = [10, 20, 30].map(|ms| scene.after(ms));
+        scene.requests.wait(ids[0], Some(first));
+        scene.requests.wait(ids[1], Some(second));
+        scene.requests.wait(ids[0], Some(third));
+        assert_eq!(scene.requests.next_due(), Some(second));
+        assert_eq!(scene.requests.end_wait(first), None);
+        assert_eq!(scene.requests.end_wait(third), Some(ids[1]));
+        assert_eq!(scene.requests.end_wait(third), Some(ids[0]));
+        assert_eq!(scene.requests.end_wait(third), None);
     }
 
-    /// Whether nothing is left to send to the store, or to expect from it, now or later. A store that is down is owed
-    /// only releases.
-    pub fn is_quiet(&self) -> bool {
-        // The queues of many keys are looked at only once all links are idle.
-        let is_idle =
-            |link: &Link| !link.is_up() || link.in_flight.is_empty() && !self.has_work(link);
-        self.links.iter().all(is_idle) && self.links.iter().all(|link| self.is_quiet_on(link))
-    }
-
-    fn is_quiet_on(&self, link: &Link) -> bool {
-        let queues = self.queues.iter();
-        let mut queues = queues.filter(|queue| queue.part() == link.part);
-        if !link.is_up() {
-            let mut in_flight = link.names_released();
-            return in_flight.next().is_none()
-                && queues.all(|queue| queue.names_in_store().next().is_none());
+    #[test]
+    fn sleepers_continue_in_order_of_their_times() {
+        let (mut scene, ids) = Scene::new(3);
+        for (id, at) in [(ids[0], 30), (ids[1], 10), (ids[2], 20)] {
+            let until = scene.after(at);
+            scene.requests.sleep(id, until, LIMIT);
         }
-        !queues.any(Queue::repeats_releases)
+        let sleepers: Vec<_> = scene.requests.sleepers().map(|(id, _)| id).collect();
+        assert_eq!(sleepers, [ids[1], ids[2], ids[0]]);
+        assert_eq!(scene.requests.end_sleep(scene.after(9)), None);
+        let now = scene.after(30);
+        assert_eq!(scene.requests.end_sleep(now), Some((ids[1], LIMIT)));
+        assert_eq!(scene.requests.wake(ids[2]), Some(LIMIT), "its rate is gone");
+        assert_eq!(scene.requests.wake(ids[2]), None);
+        assert_eq!(scene.requests.count_sleepers(), 1);
     }
 
-    /// Whether no request is left, and no permit has a slot or an unsettled account.
-    pub fn is_served(&self) -> bool {
-        self.requests.is_empty() && self.holds_nothing()
-    }
-
-    /// Whether no permit has a slot or an unsettled account.
-    pub fn holds_nothing(&self) -> bool {
-        self.ctx.counts.held == 0 && self.accounts.is_empty()
-    }
-
-    /// Until when requests and permits have time in a shutdown.
-    pub fn grace_ends_at(&self) -> Option<Instant> {
-        self.grace_ends_at
-    }
-
-    pub fn alarm(&self) -> Option<Instant> {
-        self.alarm
-    }
-
-    /// Whether a shutdown has lost this name.
-    pub fn has_lost(&self, name: Seq) -> bool {
-        self.lost_names.contains(&name)
-    }
-
-    /// Marks all held slots as lost, and releases them.
-    pub fn lose_all(&mut self, now: Instant) {
-        self.ctx.now = now;
-        self.accounts.report_all();
-        let held = self.held_by_permits();
-        self.lost_names.extend(held);
-        self.each_queue(|queue, ctx| queue.lose_all(ctx));
-        self.ctx.end_lost_leases();
-        self.follow_decisions();
-        self.ctx.log_reports();
-    }
-
-    /// The limiter was dropped: no more requests will come.
-    pub fn orphan(&mut self) {
-        self.ctx.ending = true;
-        self.queues.stop_caching(&mut self.ctx);
-        self.orphaned = true;
-        self.measure_limits();
-        self.empty_pools();
-        self.follow_decisions();
-        self.ctx.log_reports();
-    }
-
-    /// Reports slots that will never be released: the limiter was dropped without a shutdown, and there is no driver,
-    /// or may soon be none.
-    pub fn log_unreleased(&mut self) {
-        self.ctx.log_reports();
-        if !self.orphaned || self.grace_ends_at.is_some() || !self.ctx.shared {
-            return;
-        }
-        let count = self.queues.iter().map(Queue::unreleased).sum();
-        if count > 0 {
-            let lease = self.ctx.settings.lease;
-            self.ctx.log(LogEvent::Unreleased { count, lease });
-        }
-    }
-
-    /// Reports slots whose release was not confirmed by the end of a shutdown.
-    pub fn log_unconfirmed(&mut self, count: usize) {
-        let lease = self.ctx.settings.lease;
-        self.ctx.log(LogEvent::Unconfirmed { count, lease });
-    }
-
-    fn empty_pools(&mut self) {
-        self.each_queue(|queue, ctx| queue.empty_pool(ctx));
+    #[test]
+    fn an_answer_ends_the_stage_and_says_why() {
+        let (mut scene, ids) = Scene::new(2);
+        scene.requests.grant(ids[0]);
+        assert!(matches!(
+            scene.requests.get(ids[0]).unwrap().stage(),
+            Stage::Granted
+        ));
+        let error = Limit::concurrent("limit", 1).acquire_error(AcquireErrorKind::TimedOut);
+        scene.requests.refuse(ids[1], error);
+        let refused = scene.requests.remove(ids[1]).unwrap();
+        assert!(refused.is_refused());
+        assert_eq!(
+            refused.into_refusal().unwrap().kind(),
+            AcquireErrorKind::TimedOut
+        );
+        assert!(
+            scene
+                .requests
+                .remove(ids[0])
+                .unwrap()
+                .into_refusal()
+                .is_none()
+        );
     }
 }

@@ -5,37 +5,46 @@ use std::{mem, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Core, ExchangeId, Request, Stage,
+    Core, ExchangeId, Reach, Request, Stage,
     breaker::{Breaker, Transition, Work},
-    link::{Asker, Connection, PendingExchange},
+    link::{Asker, PendingExchange},
 };
 use crate::{
     fallbacks::Availability,
     keeper::{
         demand::RequestId,
         effects::{Effect, LogEvent},
-        queue::PendingBatch,
+        queue::{Doubt, PendingBatch},
     },
     leases::{Paid, ReportOutcome, StoreMoment},
-    ledger::{Batch, Charged, Claim, ClaimReply, Exchange, Generation, LedgerError, Wake},
+    ledger::{Batch, Charged, Claim, ClaimReply, Exchange, LedgerError, Refund, Wake},
     limit::Limit,
     part::Part,
-    store::{COUNT_INTERVAL, Event, ExchangeError, Failure, StoreError},
+    store::{Event, ExchangeError, Failure, StoreError},
     telemetry::{Cause, StoreState},
 };
 
-/// Pause between two connections, even to a server that ends every connection.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// Pause after a failed attempt to connect: a second failure at the same moment would prove nothing.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
-/// How much earlier than the interval a count may follow a connection: the connection is reported a moment later.
-const COUNT_SLACK: Duration = Duration::from_secs(1);
 /// Interval between reports that a store has never been reached.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
+impl Reach {
+    /// Whether to report, each minute, that the store was never reached.
+    fn reminds(&mut self, now: Instant) -> bool {
+        let is_due = |at: &mut Instant| now >= *at + REMINDER_INTERVAL;
+        let is_due = !self.reached && self.reported.take_if(is_due).is_some();
+        self.reported = self.reported.or(is_due.then_some(now));
+        is_due
+    }
+}
+
+/// A claim, with its answer.
 struct SentClaim<'a> {
-    exchange: ExchangeId,
+    part: Part,
     asker: Asker,
+    /// If it still waits for this answer.
+    request: Option<RequestId>,
     claim: &'a Claim,
     pending: &'a [PendingBatch],
 }
@@ -46,11 +55,11 @@ impl Core {
     /// connection.
     pub fn on_failure(&mut self, id: ExchangeId, error: &ExchangeError, now: Instant) -> bool {
         self.ctx.now = now;
-        let link = self.link(id.part);
+        let link = &mut self.links[id.part];
         let Some(sent) = link.take_sent(id) else {
             return false;
         };
-        let is_in_use = link.connection.has(id);
+        let is_in_use = link.connection.has(id.number);
         let failure = match error.failure {
             // Silence of a connection that has ended proves nothing about the store.
             Failure::TimedOut if !is_in_use => Failure::Cut,
@@ -58,12 +67,14 @@ impl Core {
         };
         // Whatever was wrong with the connection, it is not used again. Not every session reports its end.
         if is_in_use {
-            self.leave_connection(id.part);
+            link.connection.left(self.exchanges);
         }
-        self.unanswered(sent);
+        self.unanswered(sent, false);
         self.note_failure(failure, id, &error.error.message);
         if is_in_use {
-            self.reconnect_in(RETRY_PAUSE, id.part);
+            self.links[id.part]
+                .connection
+                .reconnect_in(RETRY_PAUSE, now);
         }
         self.follow_decisions();
         is_in_use
@@ -83,8 +94,8 @@ impl Core {
         }
         self.each_queue(|queue, ctx| queue.on_abandoned(ctx));
         self.ctx.end_confirmations(None);
-        for (_, request) in &mut self.requests {
-            self.ctx.effects.wake(request.waker.take());
+        for request in self.requests.each() {
+            self.ctx.effects.wake(request.take_waker());
         }
         self.follow_decisions();
     }
@@ -101,65 +112,54 @@ impl Core {
     fn fail_exchanges(&mut self) {
         for part in self.ctx.settings.parts.all() {
             // The next driver has its own connections.
-            self.leave_connection(part);
-            for sent in mem::take(&mut self.link(part).in_flight) {
-                self.unanswered(sent);
+            self.links[part].connection.left(self.exchanges);
+            for sent in mem::take(&mut self.links[part].in_flight) {
+                self.unanswered(sent, false);
             }
         }
     }
 
-    fn unanswered(&mut self, sent: PendingExchange) {
-        let not_after_us = sent.exchange.not_after_us;
-        self.repeat(sent, not_after_us);
-    }
-
-    /// An exchange may have run, or may run until `not_after_us`; with 0 it has certainly not run. Its work is repeated.
-    pub(super) fn repeat(&mut self, sent: PendingExchange, not_after_us: u64) {
-        let PendingExchange {
-            id,
-            exchange,
-            mut pending,
-            claims,
-            ..
-        } = sent;
-        let part = id.part;
-        self.ctx
-            .record(|history, now| history.failed(id.number, not_after_us == 0, now));
-        if not_after_us == 0 {
-            let link = self.link(part);
-            link.refunds.extend(exchange.refunds.iter().cloned());
+    /// Repeats the work of an exchange without an answer, or with one that it was too late (`is_late`): then it has certainly
+    /// not run.
+    pub(super) fn unanswered(&mut self, sent: PendingExchange, is_late: bool) {
+        let (id, part, exchange) = (sent.id, sent.id.part, sent.exchange);
+        let (mut pending, claims) = (sent.pending, sent.claims);
+        let not_after_us = if is_late { 0 } else { exchange.not_after_us };
+        let has_not_run = not_after_us == 0;
+        (self.ctx).record(|history, now| history.failed(id.number, has_not_run, now));
+        if has_not_run {
+            let refunds = &mut self.links[part].refunds;
+            refunds.extend(exchange.refunds.iter().cloned());
         }
         let availability = self.ctx.availability(part);
         for (pending, batch) in pending.iter_mut().zip(&exchange.batches) {
             let queue = self.queues.without_listing(pending.queue);
-            queue.on_failure(&mut self.ctx, batch, pending, not_after_us, availability);
+            queue.unanswered(&mut self.ctx, batch, pending, not_after_us, availability);
         }
         for ask in exchange.claims.iter().flat_map(|claim| &claim.asks) {
             let queue = self.queues.without_listing(pending[ask.batch].queue);
-            queue.on_ask_failure(&mut self.ctx, ask.seq, not_after_us, availability);
+            queue.ask_unanswered(&mut self.ctx, ask.seq, not_after_us, availability);
         }
-        let (now, is_up) = (self.ctx.now, availability == Availability::Up);
+        let is_up = availability == Availability::Up;
         for pending in &pending {
             self.change(pending.queue, |queue, ctx| {
                 queue.after_failure();
                 if is_up {
-                    queue.call_roll_soon(ctx);
+                    queue.call_roll(ctx, false);
                 }
             });
         }
-        let outcome = match not_after_us {
-            0 => ReportOutcome::Refused,
-            _ => ReportOutcome::Unknown,
+        let outcome = if has_not_run {
+            ReportOutcome::Refused
+        } else {
+            ReportOutcome::Unknown
         };
         for asker in &claims {
             if let Asker::Account(id) = *asker {
-                self.on_report(id, outcome);
+                (self.accounting).on_report(id, outcome, &mut self.ctx, &mut self.links);
             }
         }
         self.reopen_sent(id, claims.into_iter().filter_map(Asker::request));
-        if is_up && self.link(part).begins_roll_call(now) {
-            self.each_queue_of(part, |queue, ctx| queue.call_roll_soon(ctx));
-        }
     }
 }
 
@@ -170,7 +170,11 @@ impl Core {
         self.ctx.now = now;
         match event {
             Event::Connected => self.on_connected(part),
-            Event::Disconnected => self.on_disconnected(part),
+            // Perhaps the server has ended: holders may be forgotten, and waiters promoted without a wake-up.
+            Event::Disconnected => {
+                let connection = self.links[part].connection.left(self.exchanges);
+                connection.reconnect_soon(now);
+            }
             Event::Wake(wake) => self.on_wake(wake),
             Event::Missed => self.on_missed(part),
             Event::Lost(key) => self.on_lost(part, key),
@@ -179,71 +183,23 @@ impl Core {
         self.follow_decisions();
     }
 
-    /// Another replica has found that the store has lost permits of this ledger, or all data of this part.
-    fn on_lost(&mut self, part: Part, key: &str) {
-        let is_of_part = key == &*self.link(part).generation_key;
-        if is_of_part && (self.ctx.returns).has_just_begun(part, None, self.ctx.now) {
-            // The generation shows whether this is the same loss or another one.
-            let link = self.link(part);
-            link.forget_query();
-            link.connection.is_wanted = true;
-        } else if is_of_part {
-            self.begin_return(part, true, self.ctx.now + self.ctx.returns.length);
-        } else if let Some(queue) = self.queues.of_ledger(key) {
-            self.change(queue, |queue, ctx| queue.on_loss(ctx));
-        }
-    }
-
-    /// The store has answered a query. `is_lost`: it has lost the data that this process knew.
-    pub(super) fn on_generation(
-        &mut self,
-        part: Part,
-        answer: Option<Generation>,
-        is_lost: bool,
-        at: StoreMoment,
-    ) {
-        if self.ctx.returns.end(part, at.sent) {
-            self.each_queue_of(part, |queue, _| queue.go_on());
-        }
-        if is_lost {
-            self.ctx
-                .effects
-                .push(Effect::MeasureStore(StoreState::Lost));
-        }
-        let found_ms = answer.map_or(0, |answer| answer.found_ms);
-        let left = self.ctx.returns.left(found_ms, is_lost, at.store_us);
-        // A new connection introduces all queues anyway.
-        let is_new = self.link(part).connection.made >= Some(at.sent);
-        self.begin_return(part, is_lost && !is_new, self.ctx.now + left);
-    }
-
-    fn begin_return(&mut self, part: Part, introduces: bool, until: Instant) {
-        if until > self.ctx.now && self.ctx.returns.begin(part, until) {
-            self.ctx.log(LogEvent::DataLost);
-        }
-        if introduces && self.link(part).is_up() {
-            self.each_queue_of(part, |queue, ctx| queue.introduce(ctx));
-        }
-    }
-
     /// Wake-ups of any queue may have been missed: each queue asks for its waiters by name, and releases idle slots,
     /// since another replica may have recalled them. News of a loss of data may have been missed too.
     fn on_missed(&mut self, part: Part) {
-        self.link(part).forget_query();
+        self.links[part].forget_query();
         self.each_queue_of(part, |queue, ctx| {
             queue.on_recall(ctx, ctx.now);
-            queue.call_roll();
+            queue.call_roll(ctx, true);
         });
     }
 
-    /// The store has counted the replicas. On a new connection it may not see those that have yet to reconnect, nor may
-    /// they have counted this one.
+    /// The store has counted the replicas.
     fn on_counted(&mut self, part: Part, replicas: u32) {
-        let link = &self.links[part.number()];
-        let is_settled = |made| self.ctx.now + COUNT_SLACK >= made + COUNT_INTERVAL;
-        let is_settled = link.is_up() && link.connection.made.is_some_and(is_settled);
-        self.ctx.note_replicas(part, replicas, is_settled);
-        self.measure_limits();
+        let link = &self.links[part];
+        let is_settled = link.is_up() && link.connection.is_settled(self.ctx.now);
+        let fallbacks = &mut self.ctx.registry.fallbacks;
+        fallbacks.note_replicas(part, replicas, is_settled);
+        self.ctx.measure_limits();
     }
 
     /// Another replica's exchange has promoted waiters of this one, or recalls idle slots.
@@ -275,8 +231,12 @@ impl Core {
         match self.follow_breaker(id.part, failed, (Cause::of(failure), why)) {
             Transition::Opened { is_news: true } => self.reach.reported = Some(self.ctx.now),
             Transition::StaysOpen => {
-                self.each_queue_of(id.part, |queue, ctx| queue.forget_releases(ctx.now));
-                self.remind_of(why);
+                self.each_queue_of(id.part, |queue, ctx| queue.releases.forget(ctx.now));
+                // Its address may be wrong.
+                if self.reach.reminds(self.ctx.now) {
+                    let error = why.to_owned();
+                    self.ctx.log(LogEvent::StoreNeverReached { error });
+                }
             }
             _ => {}
         }
@@ -300,22 +260,10 @@ impl Core {
         }
     }
 
-    /// Reports every minute that the store was never reached: its address may be wrong.
-    fn remind_of(&mut self, why: &str) {
-        let now = self.ctx.now;
-        let is_due = |at| now >= at + REMINDER_INTERVAL;
-        if !self.reach.reached && self.reach.reported.is_some_and(is_due) {
-            self.reach.reported = Some(now);
-            self.ctx.log(LogEvent::StoreNeverReached {
-                error: why.to_owned(),
-            });
-        }
-    }
-
     /// Ends the trouble of a store that has worked for long enough.
     pub(super) fn end_trouble(&mut self) {
         for part in self.ctx.settings.parts.all() {
-            let ends_at = self.link(part).breaker.ends_at();
+            let ends_at = self.links[part].breaker.ends_at();
             if ends_at.is_some_and(|at| at <= self.ctx.now) {
                 let on_time = |breaker: &mut Breaker, now, _: &mut _| breaker.on_time(now);
                 self.follow_breaker(part, on_time, (Cause::Outage, ""));
@@ -330,11 +278,12 @@ impl Core {
         step: impl FnOnce(&mut Breaker, Instant, &mut fastrand::Rng) -> Transition,
         (cause, why): (Cause, &str),
     ) -> Transition {
-        let breaker = &mut self.links[part.number()].breaker;
+        let breaker = &mut self.links[part].breaker;
         let was_up = breaker.is_well();
         let change = step(breaker, self.ctx.now, &mut self.ctx.rng);
         let (availability, is_up) = (breaker.availability(), breaker.is_well());
-        self.ctx.set_availability(part, availability);
+        let registry = &mut self.ctx.registry;
+        registry.set_availability(part, availability, self.ctx.now);
         let refused = availability == Availability::Refused;
         let state = match change {
             Transition::Opened { is_news: true } => Some(StoreState::Down { was_up, refused }),
@@ -349,7 +298,7 @@ impl Core {
             Transition::Closed { .. } => {
                 // Replicas that are back early would be granted the slots that the others have released, before these
                 // others record the permits of their fallbacks. Only a newcomer shows whether a store has memory again.
-                if !self.link(part).breaker.is_full() {
+                if !self.links[part].breaker.is_full() {
                     self.ctx.returns.begin_after_outage(part, self.ctx.now);
                 }
                 self.each_queue_of(part, |queue, ctx| queue.rejoin_store(ctx));
@@ -358,7 +307,7 @@ impl Core {
         }
         if let Transition::Opened { .. } | Transition::Closed { .. } = change {
             // The time of a fallback may be over, or begins again.
-            self.measure_limits();
+            self.ctx.measure_limits();
         }
         match change {
             Transition::Opened { .. } | Transition::StaysOpen => {
@@ -373,81 +322,46 @@ impl Core {
     }
 
     fn leave_store(&mut self, part: Part) {
-        self.link(part).refunds.clear();
+        self.links[part].refunds.clear();
         self.ctx.end_confirmations(Some(part));
         // Requests in flight go on once their exchange is over, or when their time to ask is up.
         let is_here = |request: &Request| {
-            let is_sent = matches!(request.stage, Stage::Sent(_) | Stage::Listed);
-            !is_sent && self.part_of(request) == part
+            let is_sent = matches!(request.stage(), Stage::Sent(_) | Stage::Listed);
+            !is_sent && request.part(&self.queues, &self.ctx) == part
         };
-        for id in self.requests_that(is_here) {
-            self.stop_asking(id);
+        for id in self.requests.those(is_here) {
+            self.requests.stop_asking(id);
         }
         // In a cluster no request has one.
-        for (_, request) in &mut self.requests {
+        for request in self.requests.each() {
             request.ticket = None;
         }
         let availability = self.ctx.availability(part);
-        self.report_all_here(part);
+        (self.accounting).report_all_here(part, &mut self.ctx, &mut self.links);
         self.each_queue_of(part, |queue, ctx| queue.leave_store(ctx, availability));
-        let link = self.link(part);
-        link.unsent.append(&mut link.held_back);
-        let unsent = mem::take(&mut link.unsent);
+        let unsent = self.links[part].unsent.take_all();
         self.reopen_all(unsent);
     }
 
     /// A new connection, perhaps to a server with another clock, or without our data. Wake-ups may be lost.
     fn on_connected(&mut self, part: Part) {
         let now = self.ctx.now;
-        let link = self.link(part);
-        link.connection = Connection {
-            made: Some(now),
-            begins_after: link.connection.begins_after,
-            ..Connection::default()
-        };
-        link.clock = None;
-        link.behind_since = None;
+        let link = &mut self.links[part];
+        link.connection.made(now);
         link.breaker.connected();
         link.window.on_connected();
         if link.is_up() {
-            self.each_queue_of(part, |queue, ctx| queue.introduce(ctx));
+            let why = Doubt::Connected;
+            self.each_queue_of(part, |queue, ctx| queue.introduce(ctx, why));
         }
-    }
-
-    /// The connection has ended, or there was none. The next exchange reconnects, so it has to be a hello: newcomers
-    /// sent with it would reach the next server before the holders. The next server's clock may also differ.
-    fn leave_connection(&mut self, part: Part) {
-        let last = self.exchanges;
-        let link = self.link(part);
-        link.clock = None;
-        link.connection.begins_after = last;
     }
 
     /// No part of the store has a connection.
     pub fn leave_connections(&mut self) {
-        for part in self.ctx.settings.parts.all() {
-            self.leave_connection(part);
-            self.reconnect_in(Duration::ZERO, part);
+        for link in self.links.iter_mut() {
+            let connection = link.connection.left(self.exchanges);
+            connection.reconnect_in(Duration::ZERO, self.ctx.now);
         }
-    }
-
-    /// The connection has ended, perhaps because the server has: holders may be forgotten, and waiters promoted without
-    /// a wake-up.
-    fn on_disconnected(&mut self, part: Part) {
-        self.leave_connection(part);
-        let now = self.ctx.now;
-        let made = self.link(part).connection.made;
-        let soonest = made.map_or(now, |made| made + RECONNECT_PAUSE);
-        self.reconnect_in(soonest.saturating_duration_since(now), part);
-    }
-
-    /// Asks for a hello after this pause: holders without anything to send need a connection too. While the store is
-    /// down, probes reconnect.
-    fn reconnect_in(&mut self, pause: Duration, part: Part) {
-        let at = self.ctx.now + pause;
-        let connection = &mut self.link(part).connection;
-        let earlier = connection.reconnect_at.filter(|earlier| *earlier < at);
-        connection.reconnect_at = earlier.or(Some(at));
     }
 }
 
@@ -462,10 +376,10 @@ impl Core {
     ) -> Option<StoreError> {
         let error = StoreError::from(error);
         let queue = self.queues.without_listing(pending.queue);
-        let limit = queue.limit().clone();
+        let limit = queue.terms().limit().clone();
         pending.failed = true;
-        queue.on_failure(&mut self.ctx, batch, pending, 0, error.availability());
-        self.complain(&limit, &batch.key, &error);
+        queue.unanswered(&mut self.ctx, batch, pending, 0, error.availability());
+        (self.complaints).report(&limit, &batch.key, &error, &mut self.ctx);
         error.is_outage().then_some(error)
     }
 
@@ -478,64 +392,72 @@ impl Core {
         answers: Vec<Result<ClaimReply, LedgerError>>,
         at: StoreMoment,
     ) -> Option<StoreError> {
-        self.uncount_legs(exchange, pending, &answers);
-        let mut outage = None;
-        let refunds_before = self.link(id.part).refunds.len();
+        for pending in pending {
+            let queue = self.queues.without_listing(pending.queue);
+            queue.uncount_legs(pending);
+        }
+        let (part, mut outage) = (id.part, None);
+        let before = self.links[part].refunds.len();
         for ((&asker, claim), result) in askers.iter().zip(&exchange.claims).zip(answers) {
+            let request = asker.request();
             let sent = SentClaim {
-                exchange: id,
+                part,
                 asker,
+                request: request.filter(|request| self.requests.is_sent_in(*request, id)),
                 claim,
                 pending,
             };
-            let refunds_then = self.link(id.part).refunds.len();
+            let known = self.links[part].refunds.len();
             match result {
                 Ok(answer) => self.claim_answered(&sent, &answer, at),
                 Err(error) => {
                     let error = StoreError::from(&error);
                     if let Some(limit) = self.limit_of(&sent) {
-                        let key = claim.charges.first().map(|charge| &charge.key);
-                        self.complain(&limit, &key.cloned().unwrap_or_default(), &error);
+                        let key = claim.charges.first().map(|charge| charge.key.clone());
+                        let key = key.unwrap_or_default();
+                        (self.complaints).report(&limit, &key, &error, &mut self.ctx);
                     }
                     self.claim_unusable(&sent, error.availability());
                     outage = outage.or(error.is_outage().then_some(error));
                 }
             }
-            self.link(id.part).refunds[refunds_then..].reverse();
+            // Newest claim first: a rate with a small burst can only undo its latest reserved start.
+            let refunds = &mut self.links[part].refunds;
+            let new = refunds.len() - known;
+            refunds[before..].rotate_right(new);
         }
-        // Newest claim first, each in its own order: a rate with a small burst can only undo its latest reserved start.
-        self.link(id.part).refunds[refunds_before..].reverse();
         outage
     }
 
-    /// Restores the queues' snapshots to before the exchange's claims, whose standings follow one by one.
-    fn uncount_legs(
-        &mut self,
-        exchange: &Exchange,
-        pending: &[PendingBatch],
-        answers: &[Result<ClaimReply, LedgerError>],
-    ) {
-        for (claim, answer) in exchange.claims.iter().zip(answers) {
-            let standings = answer.iter().flat_map(|answer| &answer.standings);
-            for (ask, standing) in claim.asks.iter().zip(standings) {
-                let queue = self.queues.without_listing(pending[ask.batch].queue);
-                queue.uncount([standing]);
-            }
-        }
-    }
-
     fn claim_answered(&mut self, sent: &SentClaim<'_>, answer: &ClaimReply, at: StoreMoment) {
-        for (ask, standing) in sent.claim.asks.iter().zip(&answer.standings) {
+        let asks = sent.claim.asks.iter().zip(&answer.standings);
+        for (ask, standing) in asks {
             let queue = self.queues.without_listing(sent.pending[ask.batch].queue);
             queue.acquired(&mut self.ctx, ask.seq, *standing, at);
         }
-        if let Some(id) = self.request_of(sent) {
-            self.stop_asking(id);
-            if let Some(request) = self.request_mut(id) {
-                request.ticket = request.ticket.or(answer.ticket());
-            }
+        if let Asker::Account(id) = sent.asker {
+            let outcome = ReportOutcome::of(&answer.charged);
+            return (self.accounting).on_report(id, outcome, &mut self.ctx, &mut self.links);
         }
-        self.claim_charged(sent, &answer.charged, at.store_us);
+        if let Some(id) = sent.request {
+            self.requests.stop_asking(id);
+            if let Some(request) = self.requests.get_mut(id) {
+                request.ticket = request.ticket.or(answer.ticket());
+                let next = request.next(&self.queues, &self.ctx);
+                self.charged(id, next, &answer.charged, at.store_us, Paid::InStore);
+            }
+            return;
+        }
+        // It has gone on without this answer.
+        let charges = sent.claim.charges.iter().zip(&answer.charged);
+        let refunds = charges.filter_map(|(charge, charged)| match *charged {
+            Charged::Until { tat: charged, .. } => {
+                let (key, cost) = (charge.key.clone(), charge.cost);
+                Some(Refund { key, cost, charged })
+            }
+            _ => None,
+        });
+        self.links[sent.part].refunds.extend(refunds);
     }
 
     /// A ledger or a rate of the claim cannot be used.
@@ -552,12 +474,15 @@ impl Core {
                 Availability::Up
             };
             let queue = self.queues.without_listing(pending.queue);
-            queue.on_ask_failure(&mut self.ctx, ask.seq, 0, availability);
+            queue.ask_unanswered(&mut self.ctx, ask.seq, 0, availability);
         }
         match sent.asker {
-            Asker::Account(id) => self.on_report(id, ReportOutcome::Refused),
-            Asker::Request(_) if is_rate && availability == Availability::Refused => {
-                if let Some(id) = self.request_of(sent) {
+            Asker::Account(id) => {
+                let outcome = ReportOutcome::Refused;
+                (self.accounting).on_report(id, outcome, &mut self.ctx, &mut self.links)
+            }
+            _ if is_rate && availability == Availability::Refused => {
+                if let Some(id) = sent.request {
                     self.refuse_unpaid(id);
                 }
             }
@@ -565,36 +490,16 @@ impl Core {
         }
     }
 
-    /// The request, if it still waits for this answer.
-    fn request_of(&self, sent: &SentClaim<'_>) -> Option<RequestId> {
-        let request = sent.asker.request();
-        request.filter(|id| self.is_sent_in(*id, sent.exchange))
-    }
-
     /// The first limit of the claim.
     fn limit_of(&self, sent: &SentClaim<'_>) -> Option<Arc<Limit>> {
         if let Some(ask) = sent.claim.asks.first() {
             let queue = sent.pending[ask.batch].queue;
-            return Some(self.queues[queue].limit().clone());
+            return Some(self.queues[queue].terms().limit().clone());
         }
         let fee = match sent.asker {
-            Asker::Account(id) => self.accounts.get(id)?.fee(),
-            _ => self.request(sent.asker.request()?)?.fees().first()?,
+            Asker::Account(id) => self.accounting.accounts.get(id)?.fee(),
+            _ => self.requests.get(sent.asker.request()?)?.fees().first()?,
         };
         Some(fee.limit.clone())
-    }
-
-    /// The store has charged the claim, or has refused to.
-    fn claim_charged(&mut self, sent: &SentClaim<'_>, charged: &[Charged], now_us: u64) {
-        if let Asker::Account(id) = sent.asker {
-            return self.on_report(id, ReportOutcome::of(charged));
-        }
-        let Some(id) = self.request_of(sent) else {
-            return self.refund_unclaimed(sent.exchange.part, &sent.claim.charges, charged);
-        };
-        let Some(next) = self.request(id).map(|request| self.next_for(request)) else {
-            return;
-        };
-        self.charged(id, next, charged, now_us, Paid::InStore);
     }
 }

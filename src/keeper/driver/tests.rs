@@ -76,7 +76,7 @@ fn id(number: u64) -> ExchangeId {
 }
 
 fn is_answer(news: News, number: u64) -> bool {
-    matches!(news, News::Over(over, Ok(_)) if over == id(number))
+    matches!(news, News::Over(over, _, Ok(_)) if over == id(number))
 }
 
 fn outgoing(number: u64) -> Outgoing {
@@ -165,7 +165,7 @@ async fn one_without_an_answer_is_over_at_its_deadline() {
     advance(PATIENCE / 2).await;
     in_flight.send(outgoing(2));
     for (number, at) in [(1, PATIENCE), (2, PATIENCE * 3 / 2)] {
-        let News::Over(over, Err(error)) = in_flight.next(None).await else {
+        let News::Over(over, _, Err(error)) = in_flight.next(None).await else {
             panic!("it had no answer");
         };
         assert_eq!((over, start.elapsed()), (id(number), at));
@@ -207,6 +207,7 @@ async fn a_process_that_stood_still_does_not_blame_the_store() {
         over,
         News::Over(
             over,
+            _,
             Err(ExchangeError {
                 failure: Failure::TimedOut,
                 ..
@@ -255,14 +256,14 @@ async fn lanes_are_polled_when_they_are_woken_and_take_turns() {
         store.answer(0);
     }
     let mut over = Vec::new();
-    while let Some(News::Over(id, Ok(_))) = in_flight.next(None).now_or_never() {
+    while let Some(News::Over(id, _, Ok(_))) = in_flight.next(None).now_or_never() {
         over.push(id.number);
     }
     assert_eq!(over, [2, 1, 4, 3], "by turns");
     in_flight.send(sent(5, parts[1]));
     assert!(in_flight.next(None).now_or_never().is_none());
     let start = Instant::now();
-    let News::Over(over, Err(_)) = in_flight.next(None).await else {
+    let News::Over(over, _, Err(_)) = in_flight.next(None).await else {
         panic!("it had no answer");
     };
     assert_eq!((over.number, start.elapsed()), (5, PATIENCE));
@@ -290,7 +291,7 @@ async fn a_lane_woken_by_another_thread_is_polled() {
             timeout: Duration::from_secs(60),
             ..outgoing(number)
         });
-        let News::Over(over, Ok(_)) = in_flight.next(None).await else {
+        let News::Over(over, _, Ok(_)) = in_flight.next(None).await else {
             panic!("it has an answer");
         };
         assert_eq!(over.number, number);

@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use tokio::time::Instant;
 
 use super::{
-    HeldUnits, Outbox, PendingBatch, Queue, Release, Waiters,
-    permit::entry::{Entry, HeldSlot, Holder, InStore, Line, State},
+    PendingBatch, Queue, Release,
+    entries::entry::{Entry, HeldSlot, Holder, Line, State},
 };
 use crate::{
     fallbacks::Availability,
@@ -14,7 +14,7 @@ use crate::{
         context::{Context, Counts},
         demand::RequestId,
     },
-    ledger::{Ledger, Seq, TenantId, weight_of},
+    ledger::{Ledger, Seq, TenantId},
     limit::LimitId,
 };
 
@@ -46,63 +46,31 @@ pub(in crate::keeper) use ensure;
 impl Queue {
     /// Returns the first contradiction found. To be called between steps. `in_flight`: the batches of this queue.
     pub fn audit(&self, ctx: &Context, books: &mut Books, in_flight: u16) -> Result<(), String> {
-        let at = format!("queue {} ({})", self.id.0, self.limit.name());
+        let at = format!("queue {} ({})", self.terms.id.0, self.terms.limit().name());
         ensure!(
-            self.in_flight == in_flight,
+            self.outbox.batches_in_flight() == in_flight,
             "{at}: {} in flight, not {in_flight}",
-            self.in_flight
+            self.outbox.batches_in_flight()
         );
-        for (seq, entry) in self.entries.iter() {
+        for (seq, entry) in self.entries.all().iter() {
             let at = format!("{at}, entry {seq}");
             self.audit_entry(ctx, books, *seq, entry)
                 .map_err(|why| format!("{at}: {why}"))?;
         }
-        let none = Waiters::default();
-        let waiters = self.waiters.as_deref().unwrap_or(&none);
-        for (ticket, seq) in &waiters.by_ticket {
-            let state = self.entries.get(seq).map(Entry::state);
-            let same = matches!(
-                state,
-                Some(State::Waiting(Line::InStore { ticket: own, .. })) if own == ticket
-            );
-            ensure!(same, "{at}: {seq} queues and does not wait");
-        }
+        self.entries.audit().map_err(|why| format!("{at}: {why}"))?;
         ensure!(
-            !ctx.asks_store(self.part) || self.ledger_here.is_none(),
+            !ctx.asks_store(self.terms.part) || self.ledger_here.is_none(),
             "{at}: has a ledger of its own"
         );
-        let outbox = self.outbox.iter();
-        let asking = outbox.flat_map(|outbox| &outbox.acquire);
-        ensure!(
-            asking.map(|newcomer| newcomer.order()).is_sorted(),
-            "{at}: requests are out of turn"
-        );
-        ensure!(
-            self.scan.is_none() || self.renew_at.is_some(),
-            "{at}: its scan does not go on"
-        );
+        self.outbox.audit().map_err(|why| format!("{at}: {why}"))?;
         let has_work = self.has_work();
-        if ctx.asks_store(self.part) && self.has_waiters() {
-            let poll = self.waiters.as_ref().and_then(|waiters| waiters.poll_at);
-            let asked = poll.is_some() || self.in_flight > 0 || has_work;
+        if ctx.asks_store(self.terms.part) && self.has_waiters() {
+            let asked = self.polls.is_polling() || self.outbox.is_in_flight() || has_work;
             ensure!(asked, "{at}: waits, and never asks");
         }
         ensure!(
             !self.recheck_right || ctx.shared,
             "{at}: the right to keep slots was not seen to"
-        );
-        let in_store = |entry: &Entry| matches!(entry.state(), State::Held(hold) if hold.in_store);
-        let units = |held: Vec<Seq>| held.into_iter().map(weight_of).sum();
-        let held = HeldUnits {
-            in_store: units(self.those(in_store)),
-            all: units(self.those(Entry::is_held)),
-        };
-        ensure!(held == self.held, "{at}: counts {:?} as held", self.held);
-        let adopts = self.has_adoptions();
-        let is_unconfirmed = |entry: &Entry| entry.is_unconfirmed(adopts);
-        ensure!(
-            !self.introducing || !self.those(is_unconfirmed).is_empty(),
-            "{at}: its introduction is complete and was not ended"
         );
         self.audit_local(&at)?;
         self.audit_pool(&at)
@@ -110,7 +78,7 @@ impl Queue {
 
     /// Whether the store should count units of this process.
     pub fn holds_in_store(&self) -> bool {
-        self.held.in_store > 0
+        self.entries.held().in_store > 0
     }
 
     fn audit_entry(
@@ -120,24 +88,13 @@ impl Queue {
         seq: Seq,
         entry: &Entry,
     ) -> Result<(), String> {
-        let none = Outbox::default();
-        let outbox = self.outbox.as_deref().unwrap_or(&none);
-        let up = self.availability(ctx) == Availability::Up;
+        let up = self.terms.availability(ctx) == Availability::Up;
         ensure!(entry.lease.seq() == seq, "its lease has another name");
-        ensure!(entry.lease.queue == self.id, "in the wrong queue");
+        ensure!(entry.lease.queue == self.terms.id, "in the wrong queue");
         let (state, request) = (*entry.state(), entry.request());
-        let InStore {
-            present,
-            entering,
-            renewing,
-            renew_again,
-            introduced: _,
-            spare,
-            not_after_us,
-        } = entry.in_store;
-        ensure!(!renew_again || renewing, "renewed again after no renewal");
-        let is_leaving = matches!(state, State::Leaving);
-        ensure!(!spare || is_leaving, "spare, and somebody wants it");
+        let presence = &entry.presence;
+        presence.audit(entry.is_held(), matches!(state, State::Leaving))?;
+        let entering = presence.is_entering();
         let before = books.counts.held + books.counts.waiting;
         match state {
             State::Held(_) => books.counts.held += 1,
@@ -150,17 +107,21 @@ impl Queue {
         if let Some(paying) = entry.paying()
             && books.counts.held + books.counts.waiting > before
         {
-            let tenant = (self.limit_id, paying.tenant);
+            let tenant = (self.terms.limit_id, paying.tenant);
             *books.tenants.entry(tenant).or_default() += 1;
         }
         ensure!(
             entering == books.entering.contains(&seq),
             "entering {entering}"
         );
-        let asked = outbox.renew.contains(&seq) || books.renewing.contains(&seq);
+        let asked = self.outbox.is_renewed(seq) || books.renewing.contains(&seq);
         ensure!(
-            !renewing || asked,
+            !presence.is_renewing() || asked,
             "renewing, and no renewal is listed or in flight"
+        );
+        ensure!(
+            !presence.is_unconfirmed() || asked || entering || self.outbox.is_adopted(seq),
+            "nobody will confirm it"
         );
         ensure!(
             request.is_none_or(|request| books.requests_of_legs.get(&seq) == Some(&request)),
@@ -173,23 +134,25 @@ impl Queue {
         match state {
             State::Idle => {
                 let is_listed = books.listed.contains(&seq);
-                let mut acquire = outbox.acquire.iter();
-                let listed = acquire.any(|newcomer| newcomer.seq == seq);
+                let listed = self.outbox.is_asked(seq);
                 ensure!(!is_listed || listed && up, "wants to ask, and will not");
                 ensure!(is_listed || !listed, "asks out of turn");
-                ensure!(!entering && !present && not_after_us == 0, "asked before");
+                ensure!(presence.is_unasked(), "asked before");
             }
             State::Sent { .. } => ensure!(entering, "asks, and nobody was asked"),
             // If its renewal was lost, the exchange that acquires it is still unanswered.
-            State::Checking { .. } => ensure!(renewing || entering, "is checked by nobody"),
+            State::Checking { .. } => {
+                ensure!(presence.is_renewing() || entering, "is checked by nobody");
+            }
             State::Waiting(Line::Here) => {
                 ensure!(self.ledger_here.is_some(), "waits here, where no ledger is");
-                ensure!(!entering && !present, "waits here, and in the store");
+                ensure!(!presence.may_be_known(), "waits here, and in the store");
             }
-            State::Waiting(Line::InStore { ticket, .. }) => {
-                let listed = self.waiters().any(|waiter| *waiter == (ticket, seq));
-                ensure!(listed, "not among the waiters");
-                ensure!(present, "waits in a store that does not have it");
+            State::Waiting(Line::InStore { .. }) => {
+                ensure!(
+                    presence.is_present(),
+                    "waits in a store that does not have it"
+                );
             }
             State::Held(HeldSlot { due, holder, .. }) => {
                 let is_taken = !matches!(holder, Holder::Request | Holder::Reuser);
@@ -198,12 +161,7 @@ impl Queue {
                     "held for {holder:?}, and {request:?}"
                 );
                 if let Some(at) = due {
-                    let next = match &self.scan {
-                        Some(scan) if seq < scan.from => scan.next,
-                        Some(_) => Some(at),
-                        None => self.renew_at,
-                    };
-                    let is_timed = next.is_some_and(|next| next <= at);
+                    let is_timed = self.renewals.audit(seq, at);
                     ensure!(is_timed || entering, "nobody renews it at {at:?}");
                 }
             }
@@ -214,13 +172,13 @@ impl Queue {
 
     /// Idle slots are held, by the pool alone, and are renewed.
     fn audit_pool(&self, at: &str) -> Result<(), String> {
-        let Some(pooled) = &self.pooled else {
+        let Some(pool) = self.pool() else {
             return Ok(());
         };
-        let idle = pooled.pool.names();
+        let idle = pool.names();
         for seq in &idle {
             let held = |entry: &Entry| entry.holder() == Some(Holder::Permit);
-            let entry = self.entries.get(seq);
+            let entry = self.entries.get(*seq);
             ensure!(
                 entry.is_none_or(held),
                 "{at}: {seq} is idle and is not held"
@@ -228,7 +186,7 @@ impl Queue {
         }
         let names: BTreeSet<_> = idle.iter().collect();
         ensure!(names.len() == idle.len(), "{at}: idle twice: {idle:?}");
-        let tended = pooled.tend_at.is_some() || self.ledger_here.is_some();
+        let tended = self.kept.next_due().is_some() || self.ledger_here.is_some();
         ensure!(tended || idle.is_empty(), "{at}: keeps {idle:?} for ever");
         Ok(())
     }
@@ -240,8 +198,10 @@ impl Queue {
         };
         let holders: BTreeSet<Seq> = ledger.holders().map(|(id, _)| id.seq).collect();
         let waiters: BTreeSet<Seq> = ledger.waiters().map(|(_, id)| id.seq).collect();
-        let held: BTreeSet<Seq> = self.those(Entry::is_held).into_iter().collect();
-        let waiting = self.those(|entry| matches!(entry.state(), State::Waiting(Line::Here)));
+        let held: BTreeSet<Seq> = self.entries.those(Entry::is_held).into_iter().collect();
+        let waiting = self
+            .entries
+            .those(|entry| matches!(entry.state(), State::Waiting(Line::Here)));
         let waiting: BTreeSet<Seq> = waiting.into_iter().collect();
         let ghosts: Vec<_> = holders.difference(&held).copied().collect();
         ensure!(ghosts.is_empty(), "{at}: ghosts {ghosts:?} hold slots here");
@@ -257,21 +217,19 @@ impl Queue {
 
     /// A release to be sent.
     pub fn release_of(&self, seq: Seq) -> Option<Release> {
-        let outbox = self.outbox.as_ref()?;
-        let mut releases = outbox.release.iter().chain(&outbox.later);
-        releases.find(|release| release.seq == seq).cloned()
+        self.releases.release_of(seq)
     }
 
     /// Whether it waits in a queue, or was sent to one.
     pub fn waits_in_queue(&self, seq: Seq) -> bool {
         let waits = |entry: &Entry| matches!(entry.state(), State::Waiting(_) | State::Sent { .. });
-        self.entries.get(&seq).is_some_and(waits)
+        self.entries.get(seq).is_some_and(waits)
     }
 
     pub fn is_open(&self, seq: Seq) -> bool {
         self.entries
-            .get(&seq)
-            .is_some_and(|entry| entry.in_store.entering)
+            .get(seq)
+            .is_some_and(|entry| entry.presence.is_entering())
     }
 
     /// The ledger in this process.
@@ -285,7 +243,7 @@ impl Queue {
 
     pub fn idle_seqs(&self, now: Instant) -> Option<Vec<Seq>> {
         let lasts = |seq: &Seq| {
-            let entry = self.entries.get(seq);
+            let entry = self.entries.get(*seq);
             entry.is_some_and(|entry| !entry.lease.is_over(now))
         };
         let names = self.pool()?.names();

@@ -6,13 +6,11 @@ use std::time::Duration;
 
 use super::{
     Queue,
-    permit::entry::{Due, Entry, Line, Payment, State, cost_us},
+    entries::entry::{Due, Line, Payment, State, cost_us},
 };
 use crate::{
     keeper::context::Context,
     ledger::{Batch, Dues, Left, MemberId, Payer, Report, Seq, weight_of},
-    limit::LimitId,
-    telemetry::Measure,
 };
 
 /// Time paid in advance while no hold is known.
@@ -23,21 +21,28 @@ const PART_OF_LEASE: u32 = 3;
 impl Queue {
     /// The dues of a batch, if the limit is fair.
     pub(super) fn no_dues(&self) -> Option<Box<Dues>> {
-        self.limit.is_fair().then(Box::default)
+        self.terms.limit().is_fair().then(Box::default)
     }
 
     /// The payer of a newcomer, which pays for a usual hold in advance if it has to wait.
     #[inline]
     pub(super) fn payer(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
-        self.limit.is_fair().then(|| self.payer_if_fair(ctx, seq))?
+        self.terms
+            .limit()
+            .is_fair()
+            .then(|| self.payer_if_fair(ctx, seq))?
     }
 
     fn payer_if_fair(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
-        let time = ctx.mean_hold(self.limit_id).unwrap_or(FIRST_HOLD);
+        let time = ctx
+            .registry
+            .mean_hold(self.terms.limit_id)
+            .unwrap_or(FIRST_HOLD);
         let time = time.min(ctx.settings.lease / PART_OF_LEASE);
-        let max = self.max();
-        let paying = self.entries.get_mut(&seq)?.paying_mut()?;
-        let share = ctx.share_of(self.limit_id, paying.tenant, paying.share);
+        let max = self.terms.max();
+        let paying = self.entries.get_mut(seq)?.paying_mut()?;
+        let (tenant, own) = (paying.tenant, paying.share);
+        let share = ctx.registry.share_of(self.terms.limit_id, tenant, own);
         let cost_us = cost_us(time, seq, share, max);
         paying.paid = Payment::Ahead { cost_us };
         paying.payer()
@@ -47,13 +52,13 @@ impl Queue {
     /// nobody waited.
     pub(super) fn report_of(&mut self, ctx: &Context, seq: Seq) -> Option<Report> {
         let owed = self.owed(ctx, seq);
-        let entry = self.entries.get_mut(&seq)?;
+        let entry = self.entries.get_mut(seq)?;
         if !entry.is_held() {
             return None;
         }
         let is_ahead = owed.as_ref().is_some_and(|report| report.us < 0);
         let paying = entry.paying_mut().filter(|_| !is_ahead)?;
-        let others_wait = self.snapshot.waiting > 0;
+        let others_wait = self.snapshot.waiting() > 0;
         if others_wait || paying.paid != Payment::Nothing {
             paying.paid = Payment::Until(ctx.now);
         }
@@ -62,10 +67,11 @@ impl Queue {
 
     /// The debt of a held permit by now; negative if more was paid.
     fn owed(&self, ctx: &Context, seq: Seq) -> Option<Report> {
-        let entry = self.entries.get(&seq)?;
+        let entry = self.entries.get(seq)?;
         let paying = entry.paying()?;
-        let share = ctx.share_of(self.limit_id, paying.tenant, paying.share);
-        let cost_us = |time| cost_us(time, seq, share, self.max());
+        let (tenant, own) = (paying.tenant, paying.share);
+        let share = ctx.registry.share_of(self.terms.limit_id, tenant, own);
+        let cost_us = |time| cost_us(time, seq, share, self.terms.max());
         let since = |at| cost_us(ctx.now.saturating_duration_since(at)) as i64;
         let us = match (entry.state(), paying.paid) {
             // Granted, and not used yet.
@@ -90,11 +96,14 @@ impl Queue {
     /// unused time.
     #[inline]
     pub(super) fn due_of(&self, ctx: &Context, seq: Seq) -> Option<Due> {
-        self.limit.is_fair().then(|| self.due_if_fair(ctx, seq))?
+        self.terms
+            .limit()
+            .is_fair()
+            .then(|| self.due_if_fair(ctx, seq))?
     }
 
     fn due_if_fair(&self, ctx: &Context, seq: Seq) -> Option<Due> {
-        let entry = self.entries.get(&seq)?;
+        let entry = self.entries.get(seq)?;
         let payer = || entry.paying()?.payer();
         match *entry.state() {
             State::Waiting(Line::InStore { ticket, .. }) => Some(Due::Left {
@@ -116,43 +125,14 @@ impl Queue {
             }
             _ => {
                 let report = self.owed(ctx, seq)?;
-                (report.us < 0 || self.snapshot.waiting > 0).then_some(Due::Settled(report))
+                (report.us < 0 || self.snapshot.waiting() > 0).then_some(Due::Settled(report))
             }
         }
     }
 
     /// Held permits of the ledger in this process pay at these times.
     pub(super) fn pays_every(&self, ctx: &Context) -> Option<Duration> {
-        (self.limit.is_fair() && !ctx.shared).then(|| ctx.settings.lease / PART_OF_LEASE)
-    }
-}
-
-/// Counts the tenants with permits or waiting requests, for the metrics. `was_in`, `is_in`: whether the entry counts.
-pub(super) fn count_tenant(
-    ctx: &mut Context,
-    limit: LimitId,
-    entry: &Entry,
-    was_in: bool,
-    is_in: bool,
-) {
-    let Some(paying) = entry.paying().filter(|_| was_in != is_in) else {
-        return;
-    };
-    let id = (limit, paying.tenant);
-    let count = ctx.tenants.entry(id).or_default();
-    let before = *count;
-    *count = if is_in {
-        before + 1
-    } else {
-        before.saturating_sub(1)
-    };
-    match (before, *count) {
-        (0, 1) => ctx.measure(limit, Measure::Tenants(1.0)),
-        (_, 0) => {
-            ctx.tenants.remove(&id);
-            ctx.measure(limit, Measure::Tenants(-1.0));
-        }
-        _ => {}
+        (self.terms.limit().is_fair() && !ctx.shared).then(|| ctx.settings.lease / PART_OF_LEASE)
     }
 }
 

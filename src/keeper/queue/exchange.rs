@@ -1,18 +1,21 @@
 //! One queue's part in an exchange: its batch, and the answer. Also wake-ups, which are answers brought by another
 //! replica's exchange.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use super::{
-    Newcomer, Outbox, PendingBatch, Queue, Release, Snapshot,
+    Doubt, Newcomer, PendingBatch, Queue,
     dues::{add_due, add_report},
-    permit::entry::{Entry, HeldSlot, Line, State},
+    entries::entry::{Entry, HeldSlot, Line, State},
+    polls::{Polled, Polls},
+    releases::take_room,
+    snapshot::places_of,
 };
 use crate::{
     error::AcquireErrorKind,
     keeper::{context::Context, effects::Effect},
     leases::StoreMoment,
-    ledger::{Ask, Batch, BatchReply, Payer, SWEEP_BUDGET, Seq, Standing, Wake, Want, weight_of},
+    ledger::{Ask, Batch, BatchReply, Payer, SWEEP_BUDGET, Seq, Standing, Wake, Want},
 };
 
 /// Batches.
@@ -24,35 +27,38 @@ impl Queue {
         room: &mut usize,
     ) -> Option<(Batch, PendingBatch)> {
         let mut batch = Batch {
-            key: self.ledger.clone(),
-            limit: self.max_in_store(ctx),
-            max_waiters: self.limit.waiters(),
+            key: self.terms.ledger.clone(),
+            limit: self.terms.max_in_store(ctx),
+            max_waiters: self.terms.limit().waiters(),
             reuse: self.reuse(ctx),
             dues: self.no_dues(),
             ..Batch::default()
         };
         let mut pending = PendingBatch {
-            queue: self.id,
+            queue: self.terms.id,
             failed: false,
             releases: Vec::new(),
             inquiries: Vec::new(),
             tickets: Vec::new(),
             held: 0,
             waiting: 0,
+            queued: 0,
             nearest_ms: None,
             limit: batch.limit,
         };
-        let wanted = self.wants_batch;
+        let wanted = self.outbox.wants_batch();
         self.fill_batch(ctx, &mut batch, &mut pending, room);
         let empty = batch.release.is_empty()
             && batch.renew.is_empty()
             && batch.adopt.is_empty()
             && batch.acquire.is_empty();
         if empty && !wanted && pending.inquiries.is_empty() {
-            self.lists |= batch.lists;
+            if batch.lists {
+                self.outbox.ask_for_holders();
+            }
             return None;
         }
-        self.in_flight += 1;
+        self.outbox.sent();
         Some((batch, pending))
     }
 
@@ -65,16 +71,12 @@ impl Queue {
         pending: &mut PendingBatch,
         room: &mut usize,
     ) {
-        self.wants_batch = false;
-        batch.lists |= std::mem::take(&mut self.lists);
-        self.take_pause(ctx.now, batch);
-        self.end_introduction(ctx);
-        if !self.introducing
-            && let Some(outbox) = &self.outbox
-        {
-            let newcomers = outbox.acquire.iter().take(*room);
-            let units = newcomers.map(|one| weight_of(one.seq) as usize).sum();
-            self.make_room(ctx, units);
+        batch.lists |= self.outbox.begin();
+        if let Some(pause) = self.pause.take_to_send(ctx.now) {
+            (batch.pause_ms, batch.asks_pause) = (Some(pause.length_ms), pause.asks);
+        }
+        if !self.entries.is_introducing() {
+            self.make_room(ctx, self.outbox.units_of(*room));
         }
         let share = if self.has_newcomers() {
             room.div_ceil(2)
@@ -83,21 +85,23 @@ impl Queue {
         };
         let mut left = share;
         // Once it is released, another replica may have the slot of a permit that is adopted later.
-        if self.introducing {
+        if self.entries.is_introducing() {
             self.take_holders(ctx, batch, pending, &mut left);
         }
         self.take_releases(batch, pending, &mut left);
         self.take_holders(ctx, batch, pending, &mut left);
         *room -= share - left;
-        self.end_introduction(ctx);
-        if !self.introducing {
+        if !self.entries.is_introducing() {
             self.take_newcomers(ctx, batch, pending, room);
         }
-        self.shrink_outbox();
-        if !self.introducing {
-            pending.held = self.held.in_store;
-            let waiters = self.waiters.as_ref();
-            pending.waiting = waiters.map_or(0, |waiters| waiters.by_ticket.len() as u32);
+        // A queue with many entries will soon need it again.
+        if self.entries.all().are_few() {
+            self.outbox.shrink();
+            self.releases.shrink();
+        }
+        if !self.entries.is_introducing() {
+            pending.held = self.entries.held().in_store;
+            pending.waiting = self.entries.waiting() as u32;
         }
         batch.waits |= self.has_waiters() || batch.acquire.iter().any(|ask| ask.wait);
     }
@@ -105,24 +109,20 @@ impl Queue {
     /// Holders to renew or adopt, and inquiries.
     fn take_holders(
         &mut self,
-        ctx: &Context,
+        ctx: &mut Context,
         batch: &mut Batch,
         pending: &mut PendingBatch,
         room: &mut usize,
     ) {
-        let Some(outbox) = &mut self.outbox else {
-            return;
-        };
-        pending.inquiries.append(&mut outbox.inquiries);
+        pending.inquiries.append(&mut self.outbox.take_inquiries());
         while *room > 0
-            && let Some(outbox) = &mut self.outbox
-            && let Some(seq) = outbox.renew.pop_front()
+            && let Some(seq) = self.outbox.next_renewal()
         {
-            match self.entries.get_mut(&seq) {
+            match self.entries.get_mut(seq) {
                 None => {}
                 // The store never had it, so it need not be asked first.
                 Some(entry) if entry.is_held_here_only() => {
-                    (entry.in_store.renewing, entry.in_store.renew_again) = (false, false);
+                    entry.presence.renewal_over();
                     self.take_adoption(ctx, batch, room, seq);
                 }
                 Some(_) => {
@@ -133,21 +133,20 @@ impl Queue {
             }
         }
         while *room > 0
-            && let Some(outbox) = &mut self.outbox
-            && let Some(seq) = outbox.adopt.pop_front()
+            && let Some(seq) = self.outbox.next_adoption()
         {
             self.take_adoption(ctx, batch, room, seq);
         }
     }
 
-    fn take_adoption(&mut self, ctx: &Context, batch: &mut Batch, room: &mut usize, seq: Seq) {
-        match self.entries.get_mut(&seq) {
-            Some(entry) if entry.lease.is_over(ctx.now) => entry.in_store.introduced = false,
-            Some(entry) if entry.is_held() && !entry.in_store.entering => {
-                entry.in_store.entering = true;
+    fn take_adoption(&mut self, ctx: &mut Context, batch: &mut Batch, room: &mut usize, seq: Seq) {
+        match self.entries.get_mut(seq) {
+            Some(entry) if entry.lease.is_over(ctx.now) => self.entries.confirm(ctx, seq),
+            Some(entry) if entry.is_held() && !entry.presence.is_entering() => {
+                entry.presence.sent();
                 batch.adopt.push(seq);
                 let was_granted = entry.lease.deadline().is_some();
-                batch.tells |= was_granted && std::mem::take(&mut self.tells);
+                batch.tells |= was_granted && self.outbox.take_loss();
                 take_room(room, seq);
             }
             _ => {}
@@ -162,8 +161,7 @@ impl Queue {
         room: &mut usize,
     ) {
         while *room > 0
-            && let Some(outbox) = &mut self.outbox
-            && let Some(Newcomer { seq, .. }) = outbox.acquire.pop_front()
+            && let Some(Newcomer { seq, .. }) = self.outbox.next_newcomer()
         {
             if let Some((wait, ticket)) = self.send_listed(ctx, seq) {
                 let payer = self.payer(ctx, seq);
@@ -176,32 +174,19 @@ impl Queue {
         }
     }
 
-    /// Takes as many releases as there is room for. A repeated settlement is batched only with other repeated ones: the
-    /// store counts it if the exchange removes as many units as it is for, and others would make it count twice.
+    /// Takes as many releases as there is room for.
     pub fn take_releases(
         &mut self,
         batch: &mut Batch,
         pending: &mut PendingBatch,
         room: &mut usize,
     ) {
-        let Some(outbox) = &mut self.outbox else {
-            return;
-        };
-        let mut first = pending.releases.iter().chain(&outbox.release);
-        let repeats = first.next().is_some_and(Release::may_be_settled);
-        let mut count = 0;
-        while *room > 0
-            && let Some(release) = outbox.release.get(count)
-            && release.may_be_settled() == repeats
-        {
+        for release in self.releases.take(&mut pending.releases, room) {
             batch.release.push(release.seq);
             add_due(batch, release.seq, release.due.as_deref().copied());
-            take_room(room, release.seq);
-            count += 1;
         }
-        pending.releases.extend(outbox.release.drain(..count));
         // Idle slots may be released after the batch was made.
-        pending.held = pending.held.min(self.held.in_store);
+        pending.held = pending.held.min(self.entries.held().in_store);
     }
 
     /// Sends an entry with the others of its request. Returns its ask, and who pays. `has_room`: idle slots are released for it.
@@ -211,7 +196,7 @@ impl Queue {
         seq: Seq,
         has_room: bool,
     ) -> Option<(Want, Option<Payer>)> {
-        let entry = self.entries.get(&seq)?;
+        let entry = self.entries.get(seq)?;
         let want = match (entry.is_shadow(), entry.waits) {
             (true, _) => Want::IfFree,
             (false, false) => Want::Now,
@@ -220,23 +205,6 @@ impl Queue {
         self.send_leg(ctx, seq, has_room);
         Some((want, self.payer(ctx, seq)))
     }
-
-    /// Frees the outbox once it is empty. A queue with many entries will soon need it again.
-    fn shrink_outbox(&mut self) {
-        let idle = |outbox: &Outbox| {
-            !outbox.has_any_but_newcomers()
-                && outbox.acquire.is_empty()
-                && outbox.later_at.is_none()
-        };
-        if self.entries.are_few() && self.outbox.as_deref().is_some_and(idle) {
-            self.outbox = None;
-        }
-    }
-}
-
-/// The room of an exchange is counted in units. The last permit may exceed it.
-fn take_room(room: &mut usize, seq: Seq) {
-    *room = room.saturating_sub(weight_of(seq) as usize);
 }
 
 /// Answers.
@@ -250,51 +218,40 @@ impl Queue {
         answer: BatchReply,
         at: StoreMoment,
     ) {
-        let BatchReply {
-            in_use,
-            waiting,
-            head,
-            ..
-        } = answer;
-        self.remember_waiting(head);
-        let seen = self.snapshot.seen;
-        self.snapshot = Snapshot {
-            in_use,
-            waiting,
-            head,
-            seen: at,
-        };
+        self.remember_waiting(answer.head);
+        let seen = self.snapshot.seen();
+        self.snapshot.follow(&answer, at);
         pending.nearest_ms = answer.nearest_ms;
-        self.follow_pause_in_store(ctx, batch, answer.pause_end_ms, at);
+        let asks_again = (self.pause).follow(answer.pause_end_ms, batch.asks_pause, at, ctx.now);
+        self.outbox.want(asks_again);
         self.follow_right(ctx, batch, at);
-        for mut release in pending.releases.drain(..) {
-            if release.not_after_us >= at.store_us {
-                release.due = None;
-                let rest = Duration::from_micros(release.not_after_us - at.store_us);
-                self.repeat_release(ctx, release, rest + Duration::from_millis(1));
-            } else {
-                ctx.confirm(release.seq);
-            }
-        }
+        let soon = (ctx.now, ctx.settings.poll_interval);
+        let confirm = |seq| ctx.confirm(seq);
+        (self.releases).answered(&mut pending.releases, at.store_us, soon, confirm);
         for inquiry in pending.inquiries.drain(..) {
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
         }
-        let places = places_of(batch, &answer);
-        let mut is_lost = self.lacks_own(ctx, batch, pending, &answer, seen) && !self.introducing;
+        let places: Vec<_> = places_of(&batch.renew, &answer).collect();
+        let is_introducing = self.entries.is_introducing();
+        let mut is_lost = self.lacks_own(ctx, batch, pending, &answer, seen);
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
             is_lost |= self.renewed(ctx, *seq, standing, at);
         }
-        let finds_loss = is_lost && !self.introducing;
+        let finds_loss = is_lost && !is_introducing;
         if finds_loss {
             // Before this answer's newcomers, which have got the slots of the missing holders.
-            ctx.returns.begin_of_key(self.part, self.id, ctx.now);
+            ctx.returns
+                .begin_of_key(self.terms.part, self.terms.id, ctx.now);
         }
-        self.note_places(places);
+        for (seq, place) in places {
+            self.entries.tell_place(seq, place);
+        }
         self.report_adopted(ctx, batch, &answer.adopted);
         for (seq, standing) in batch.adopt.iter().zip(answer.adopted) {
             self.adopted(ctx, *seq, standing, at);
         }
-        self.uncount(&answer.acquired);
+        let queued = answer.acquired.iter().filter_map(Standing::ticket).count();
+        self.snapshot.uncount(queued as u32);
         for (ask, standing) in batch.acquire.iter().zip(answer.acquired) {
             self.acquired(ctx, ask.seq, standing, at);
         }
@@ -304,20 +261,20 @@ impl Queue {
         match answer.listed {
             Some(names) => self.release_ghosts(ctx, names),
             // Others took the time that an exchange has for such work.
-            None if batch.lists && in_use <= SWEEP_BUDGET => {
-                (self.lists, self.wants_batch) = (true, true);
+            None if batch.lists && answer.in_use <= SWEEP_BUDGET => {
+                self.outbox.ask_for_holders();
+                self.outbox.want(true);
             }
             None => {}
         }
         if finds_loss {
-            self.tells = true;
-            self.introduce(ctx);
+            self.introduce(ctx, Doubt::Missing);
         }
     }
 
     /// Releases permits that are in the store, but not in this process: it has released them, and the store has forgotten that.
     fn release_ghosts(&mut self, ctx: &Context, mut names: Vec<Seq>) {
-        names.retain(|seq| !self.entries.contains_key(seq));
+        names.retain(|seq| self.entries.get(*seq).is_none());
         if names.is_empty() {
             return;
         }
@@ -329,24 +286,13 @@ impl Queue {
         }
     }
 
-    fn note_places(&mut self, places: Vec<(Seq, u32)>) {
-        for (seq, place) in places {
-            if let Some(entry) = self.entries.get(&seq)
-                && let State::Waiting(_) = entry.state()
-                && let Some(waiters) = &mut self.waiters
-            {
-                waiters.places.insert(seq, place);
-            }
-        }
-    }
-
     /// The store holds a slot for this name `until_ms`, `counted` from that moment.
     fn granted(&mut self, ctx: &mut Context, seq: Seq, counted: StoreMoment, until_ms: u64) {
-        let Some(entry) = self.entries.get_mut(&seq) else {
+        let Some(entry) = self.entries.get_mut(seq) else {
             // Given up in the meantime, or entered by an exchange that ran late.
             return self.release_ghost(ctx, seq);
         };
-        entry.in_store.present = true;
+        entry.presence.granted();
         if let State::Leaving = entry.state() {
             return self.release_slot(ctx, seq);
         }
@@ -356,13 +302,17 @@ impl Queue {
         match entry.state() {
             State::Held(_) if !entry.lease.extend(until, now) => self.lose(ctx, seq),
             State::Held(_) => {
-                ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
+                ctx.record(|history, now| {
+                    history.held(&self.terms.ledger, seq, until, until_ms, now)
+                });
                 self.set_due(seq, renew_at);
             }
             // There must be time left to renew the lease.
             _ if until <= now + ctx.settings.store_timeout => self.check_grant(ctx, seq),
             _ => {
-                ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
+                ctx.record(|history, now| {
+                    history.held(&self.terms.ledger, seq, until, until_ms, now)
+                });
                 entry.lease.hold(Some(until));
                 self.hold(ctx, seq, Some(renew_at));
             }
@@ -377,10 +327,12 @@ impl Queue {
         standing: Standing,
         at: StoreMoment,
     ) -> bool {
-        if let Some(entry) = self.entries.get_mut(&seq) {
-            entry.in_store.renewing = false;
-            let again = std::mem::take(&mut entry.in_store.renew_again);
-            entry.in_store.introduced &= again || !matches!(standing, Standing::Held { .. });
+        if let Some(entry) = self.entries.get_mut(seq) {
+            let is_held = matches!(standing, Standing::Held { .. });
+            let (is_confirmed, again) = entry.presence.renewed(is_held);
+            if is_confirmed {
+                self.entries.confirm(ctx, seq);
+            }
             if again {
                 self.renew(seq);
             }
@@ -389,7 +341,7 @@ impl Queue {
             self.granted(ctx, seq, at, until_ms);
             return false;
         }
-        let Some(entry) = self.entries.get_mut(&seq) else {
+        let Some(entry) = self.entries.get_mut(seq) else {
             return false;
         };
         match (*entry.state(), standing) {
@@ -401,7 +353,7 @@ impl Queue {
             // The store has lost the permit, or has reverted to an older copy; or it never had it.
             (State::Held(_), _) => {
                 let is_lost = entry.lease.deadline().is_some() && !entry.lease.is_over(ctx.now);
-                self.outbox().adopt.push_back(seq);
+                self.outbox.adopt(seq);
                 return is_lost;
             }
             (State::Waiting(_) | State::Checking { .. }, Standing::Waiting { ticket }) => {
@@ -410,7 +362,7 @@ impl Queue {
             // The store has lost the waiter, which queues once more: in its place, if the slot came while this process
             // had stopped, otherwise at the end.
             (State::Waiting(_) | State::Checking { .. }, _) => {
-                entry.in_store.present = false;
+                entry.presence.lost();
                 self.park(ctx, seq);
             }
             _ => {}
@@ -419,13 +371,14 @@ impl Queue {
     }
 
     fn adopted(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: StoreMoment) {
-        let Some(entry) = self.entries.get_mut(&seq) else {
+        let Some(entry) = self.entries.get_mut(seq) else {
             return;
         };
-        entry.exchange_over(0);
-        let is_held = matches!(standing, Standing::Held { .. } | Standing::Adopted { .. });
-        entry.in_store.introduced &= !is_held || entry.in_store.renewing;
         let state = *entry.state();
+        let is_held = matches!(standing, Standing::Held { .. } | Standing::Adopted { .. });
+        if entry.presence.adopted(is_held) {
+            self.entries.confirm(ctx, seq);
+        }
         self.note_change(ctx, seq);
         match (standing, state) {
             (Standing::Held { until_ms } | Standing::Adopted { until_ms }, _) => {
@@ -434,27 +387,25 @@ impl Queue {
             (_, State::Leaving) => self.release_slot(ctx, seq),
             _ => {
                 self.renew_or_end(ctx, seq);
-                self.outbox().adopt.push_back(seq);
+                self.outbox.adopt(seq);
             }
         }
     }
 
-    /// The store's answer to an ask, which was [subtracted](Self::uncount) from the snapshot before.
+    /// The store's answer to an ask. If it waits, it was subtracted from the snapshot before, and is counted again here: its
+    /// place.
     pub fn acquired(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: StoreMoment) {
-        self.snapshot.waiting += u32::from(standing.ticket().is_some());
-        let has_lost_pause = self.pause.as_ref().is_some_and(|pause| pause.asks);
-        let is_returning =
-            self.is_returning(ctx) || has_lost_pause && self.pause_left(ctx.now).is_some();
-        let Some(entry) = self.entries.get_mut(&seq) else {
+        let is_returning = self.is_returning(ctx) || self.pause.is_lost(ctx.now);
+        let place = standing.ticket().map_or(0, |_| self.snapshot.join());
+        let Some(entry) = self.entries.get_mut(seq) else {
             return;
         };
-        entry.exchange_over(0);
-        entry.in_store.present |=
-            matches!(standing, Standing::Held { .. } | Standing::Waiting { .. });
+        let is_present = matches!(standing, Standing::Held { .. } | Standing::Waiting { .. });
+        entry.presence.answered(is_present);
         let State::Sent { .. } = entry.state() else {
             return match standing {
                 // After a loss, holders return first: see below.
-                Standing::Held { until_ms } if entry.in_store.spare && !is_returning => {
+                Standing::Held { until_ms } if entry.presence.is_spare() && !is_returning => {
                     self.keep_spare(ctx, seq, at, until_ms);
                 }
                 _ => self.answered_late(ctx, seq, standing),
@@ -468,7 +419,7 @@ impl Queue {
                 self.granted(ctx, seq, at, until_ms);
             }
             Standing::Waiting { ticket } => {
-                entry.place = self.snapshot.waiting;
+                entry.place = place;
                 entry.begin(ctx.now);
                 self.wait_in_store(ctx, seq, ticket, at);
             }
@@ -481,7 +432,7 @@ impl Queue {
 
     /// The answer came after the decision: the request was cancelled, or a wake-up came first.
     fn answered_late(&mut self, ctx: &mut Context, seq: Seq, standing: Standing) {
-        let entry = self.entries.get_mut(&seq);
+        let entry = self.entries.get_mut(seq);
         let Some(entry) = entry.filter(|entry| matches!(entry.state(), State::Leaving)) else {
             return self.renew_or_end(ctx, seq);
         };
@@ -491,73 +442,56 @@ impl Queue {
         self.release_slot(ctx, seq);
     }
 
-    /// Subtracts waiting asks from the snapshot. [`acquired`](Self::acquired) counts them again one by one: their places.
-    pub fn uncount<'a>(&mut self, standings: impl IntoIterator<Item = &'a Standing>) {
-        let queued = standings.into_iter().filter_map(Standing::ticket).count();
-        self.snapshot.waiting = self.snapshot.waiting.saturating_sub(queued as u32);
+    /// Subtracts the legs of claims that wait from the snapshot, before their answers follow.
+    pub fn uncount_legs(&mut self, pending: &PendingBatch) {
+        self.snapshot.uncount(pending.queued);
     }
 
     /// The waiters passed by a new head were still waiting when the old head was seen: records that.
     fn remember_waiting(&mut self, head: Option<i64>) {
-        if self.limit.is_fair() {
+        if self.terms.limit().is_fair() {
             // Grants do not follow tickets.
             return;
         }
-        for (_, seq) in self.waiters_before(head.unwrap_or(0)) {
-            self.saw_waiting(seq);
+        for seq in self.entries.before(head.unwrap_or(0)) {
+            self.entries.saw_waiting(seq, &self.snapshot);
         }
     }
 
     /// Called after an exchange's answers for this queue. Looks for waiters that have left the store's queue, and sets
     /// the timers of the others.
     pub fn after_answer(&mut self, ctx: &mut Context, pending: &PendingBatch, at: StoreMoment) {
-        self.in_flight -= 1;
+        self.outbox.over();
         // The limit rose, or permits had returned, while the exchange was in flight.
-        self.wants_batch |= self.has_waiters() && pending.limit < self.max_in_store(ctx);
-        let head = self.snapshot.head;
+        self.outbox
+            .want(self.has_waiters() && pending.limit < self.terms.max_in_store(ctx));
+        let head = self.snapshot.head();
         // Grants follow tickets: a waiter below the head has left, or was passed over while this process was
         // disconnected. Only the store knows which, but it need not be asked in each exchange.
-        let pause = ctx.settings.poll_interval / 10;
-        for (_, seq) in self.waiters_before(head.unwrap_or(0)) {
-            match self.entries.get(&seq).map(Entry::state) {
+        let pause = Polls::pause(ctx.settings.poll_interval);
+        for seq in self.entries.before(head.unwrap_or(0)) {
+            match self.entries.get(seq).map(Entry::state) {
                 Some(State::Waiting(Line::InStore { seen, .. })) if at.sent < seen.sent + pause => {
                 }
                 _ => self.renew(seq),
             }
         }
-        let rise = self.next_rise(self.max(), self.snapshot.in_use, ctx.now);
-        let Some(waiters) = &mut self.waiters else {
-            return;
+        let Some(first) = self.entries.first_ticket() else {
+            self.entries.shrink();
+            return self.polls.end();
         };
-        let Some((first, _)) = waiters.by_ticket.first() else {
-            self.waiters = None;
-            return;
+        let is_first = head == Some(first);
+        let is_fair = self.terms.limit().is_fair();
+        let polled = Polled {
+            at,
+            interval: ctx.settings.poll_interval,
+            jittered: ctx.jittered(ctx.settings.poll_interval),
+            is_first,
+            nearest_ms: pending.nearest_ms,
+            rise: (self.pause).next_rise(self.terms.max(), self.snapshot.in_use(), ctx.now),
+            roll_call_in: (!is_fair).then_some(ctx.settings.waiter_ttl),
         };
-        // Live replicas renew their leases long before they end, so a lease that does end belongs to a replica that has
-        // crashed. The replica at the head of the queue asks first; if that replica crashed, the others do.
-        let turn = if head == Some(*first) {
-            Duration::ZERO
-        } else {
-            ctx.settings.poll_interval / 10
-        };
-        let expiry = pending.nearest_ms.map(|nearest_ms| {
-            let rest = nearest_ms.saturating_sub(at.store_us / 1_000) + 1;
-            ctx.now + Duration::from_millis(rest)
-        });
-        waiters.next_slot_at = rise.or(expiry).map(|at| at + turn);
-        // Counted from the sending, so that a slow store does not make this process look as if it had stopped. Answered
-        // within an interval, so that a wake-up before that grants a lease with enough time left to be used at once.
-        let interval = ctx.settings.poll_interval;
-        let round_trip = (ctx.now - at.sent).min(interval / 4);
-        let poll_at = at.sent + ctx.jittered(interval) - round_trip;
-        waiters.poll_at = Some(poll_at.max(ctx.now + pause));
-        // Grants of a fair limit do not follow tickets, so the head of the queue does not show who has left it.
-        let next = if self.limit.is_fair() {
-            waiters.poll_at
-        } else {
-            Some(ctx.now + ctx.settings.waiter_ttl)
-        };
-        waiters.roll_call_at = waiters.roll_call_at.or(next);
+        self.polls.answered(ctx.now, &polled);
     }
 }
 
@@ -565,9 +499,9 @@ impl Queue {
 impl Queue {
     /// Another replica's exchange has promoted a waiter.
     pub fn on_wake(&mut self, ctx: &mut Context, seq: Seq, wake: &Wake) {
-        let seen = match self.entries.get(&seq).map(Entry::state) {
-            Some(State::Waiting(Line::InStore { ticket, seen })) => {
-                if self.limit.is_fair() {
+        let seen = match self.entries.get(seq).map(Entry::state) {
+            Some(State::Waiting(Line::InStore { ticket, seen, .. })) => {
+                if self.terms.limit().is_fair() {
                     Some(*seen)
                 } else {
                     Some(self.snapshot.seen_waiting(*ticket, *seen))
@@ -593,12 +527,4 @@ impl Queue {
             None => self.granted(ctx, seq, counted_from(ctx.now), wake.until_ms),
         }
     }
-}
-
-/// Waiters whose places were asked for: usually none.
-fn places_of(batch: &Batch, answer: &BatchReply) -> Vec<(Seq, u32)> {
-    let renewed = batch.renew.iter().zip(&answer.renewed);
-    let waiting = renewed.filter(|(_, standing)| standing.ticket().is_some());
-    let places = answer.places.iter().zip(waiting);
-    places.map(|(place, (seq, _))| (*seq, *place)).collect()
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Decider, Newcomer, Queue,
-    permit::entry::{Entry, State},
+    Decider, Queue,
+    entries::entry::{Entry, State},
 };
 use crate::{
     error::AcquireErrorKind,
@@ -38,8 +38,8 @@ impl Queue {
     fn ledger_of_holders(&self, ctx: &Context) -> Box<Ledger> {
         let batch = Batch {
             limit: self.local_max(ctx),
-            max_waiters: self.limit.waiters(),
-            adopt: self.those(Entry::is_held),
+            max_waiters: self.terms.limit().waiters(),
+            adopt: self.entries.those(Entry::is_held),
             ..Batch::default()
         };
         let mut ledger = Box::new(Ledger::default());
@@ -56,14 +56,14 @@ impl Queue {
             }
             Availability::Down => {}
         }
-        let in_force = self.fallback(ctx);
+        let in_force = self.terms.fallback(ctx);
         let is_local = matches!(in_force, FallbackInForce::Local(_));
         match in_force {
             _ if is_local && self.ledger_here.is_some() => Decider::Ledger,
             // In an outage too, a key without slots admits no request.
-            _ if self.max() == 0 => Decider::Fallback(Err(AcquireErrorKind::Full)),
+            _ if self.terms.max() == 0 => Decider::Fallback(Err(AcquireErrorKind::Full)),
             FallbackInForce::Reject => Decider::Fallback(Err(AcquireErrorKind::Unavailable)),
-            FallbackInForce::Allow if self.pause_left(ctx.now).is_some() => {
+            FallbackInForce::Allow if self.pause.left(ctx.now).is_some() => {
                 Decider::Fallback(Err(AcquireErrorKind::Paused))
             }
             FallbackInForce::Allow => Decider::Fallback(Ok(())),
@@ -73,26 +73,26 @@ impl Queue {
 
     /// Asks this process for the slot of a request for a single slot. Returns whether it was granted at once.
     pub fn ask_here(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> bool {
-        let answer = match self.decider(ctx, self.availability(ctx)) {
+        let answer = match self.decider(ctx, self.terms.availability(ctx)) {
             Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
             Decider::Ledger => {
                 let wait = self.prepare_ledger(ctx, seq, wait);
                 let payer = self.payer(ctx, seq);
                 let standing = self.run_here(ctx, Operation::Acquire(Ask { seq, wait, payer }));
                 // In a fair ledger, the turn of its tenant may come in the step in which it queues.
-                if payer.is_some() && self.entries.get(&seq).is_some_and(Entry::is_held) {
+                if payer.is_some() && self.entries.get(seq).is_some_and(Entry::is_held) {
                     return true;
                 }
                 Ok(standing.unwrap_or(Standing::Absent))
             }
         };
         self.on_answer_here(ctx, seq, wait, answer);
-        self.entries.get(&seq).is_some_and(Entry::is_held)
+        self.entries.get(seq).is_some_and(Entry::is_held)
     }
 
     /// Whether the request is in shadow mode, if it does not have this slot.
     pub fn asks_here(&self, seq: Seq) -> Option<bool> {
-        let entry = self.entries.get(&seq)?;
+        let entry = self.entries.get(seq)?;
         entry.is_undecided().then(|| entry.is_shadow())
     }
 
@@ -105,9 +105,10 @@ impl Queue {
         batch: &mut Batch,
     ) -> (Want, Option<Payer>) {
         let waits = self.prepare_ledger(ctx, seq, wait);
-        let is_shadow = self.entries.get(&seq).is_some_and(Entry::is_shadow);
-        (batch.limit, batch.max_waiters) = (self.limit_here(ctx, seq), self.limit.waiters());
-        batch.whole = self.local_max_without_pause(ctx);
+        let is_shadow = self.entries.get(seq).is_some_and(Entry::is_shadow);
+        (batch.limit, batch.max_waiters) =
+            (self.limit_here(ctx, seq), self.terms.limit().waiters());
+        batch.whole = self.terms.max_here(ctx);
         (batch.waits, batch.dues) = (waits, self.no_dues());
         let want = match waits {
             _ if is_shadow => Want::IfFree,
@@ -121,12 +122,12 @@ impl Queue {
     /// that is up, the ledger serves one claim only.
     fn prepare_ledger(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> bool {
         self.empty_pool(ctx);
-        if ctx.asks_store(self.part) {
+        if ctx.asks_store(self.terms.part) {
             self.ledger_here = Some(Box::default());
             return false;
         }
         self.keep_ledger(ctx);
-        let entry = self.entries.get(&seq);
+        let entry = self.entries.get(seq);
         entry.is_some_and(|entry| entry.may_wait(wait, ctx.now))
     }
 
@@ -134,12 +135,12 @@ impl Queue {
     /// requests may fall back in one step: the slots held count here.
     fn limit_here(&self, ctx: &Context, seq: Seq) -> u32 {
         let limit = self.local_max(ctx);
-        if !ctx.asks_store(self.part) {
+        if !ctx.asks_store(self.terms.part) {
             return limit;
         }
-        let free = limit.saturating_sub(self.held.all);
+        let free = limit.saturating_sub(self.entries.held().all);
         // An empty ledger admits a permit that is heavier than its limit.
-        let fits = self.held.all == 0 || weight_of(seq) <= free;
+        let fits = self.entries.held().all == 0 || weight_of(seq) <= free;
         if fits { free } else { 0 }
     }
 
@@ -150,7 +151,7 @@ impl Queue {
 
     /// A claim on the ledger in this process was decided on.
     pub fn after_claim(&mut self, ctx: &Context, call: &mut Call, batch: &Batch) {
-        if ctx.asks_store(self.part) {
+        if ctx.asks_store(self.terms.part) {
             self.ledger_here = None;
             return;
         }
@@ -167,7 +168,7 @@ impl Queue {
         wait: Duration,
         answer: Result<Standing, AcquireErrorKind>,
     ) {
-        let Some(entry) = self.entries.get_mut(&seq) else {
+        let Some(entry) = self.entries.get_mut(seq) else {
             return;
         };
         let has_waited = entry.waits && !entry.may_wait(wait, ctx.now);
@@ -176,14 +177,14 @@ impl Queue {
                 entry.owes_nothing();
                 self.admit(ctx, seq);
                 // The request has fallen back alone: the store, which is up, adopts the slot.
-                if ctx.asks_store(self.part) {
+                if ctx.asks_store(self.terms.part) {
                     self.renew(seq);
                     self.forget_fallen_back();
                 }
                 return;
             }
             Ok(Standing::Waiting { .. }) => {
-                entry.place = self.snapshot.waiting;
+                entry.place = self.snapshot.waiting();
                 entry.begin(ctx.now);
                 return self.wait_here(ctx, seq);
             }
@@ -199,27 +200,17 @@ impl Queue {
 
     /// Deadline until which a request without a slot here may keep asking the store.
     pub fn may_ask_until(&self, ctx: &Context, seq: Seq, wait: Duration) -> Option<Instant> {
-        let until = self.entries.get(&seq)?.asked + wait;
+        let until = self.entries.get(seq)?.asked + wait;
         (until > ctx.now).then_some(until)
     }
 
     /// Requests that fell back are no longer newcomers, or this queue would precede queues with real newcomers. The
     /// oldest are first in the list, and fall back first.
     pub fn forget_fallen_back(&mut self) {
-        let Some(outbox) = &mut self.outbox else {
-            return;
-        };
         let entries = &self.entries;
-        let is_unsent = |newcomer: &Newcomer| {
-            let entry = entries.get(&newcomer.seq);
+        self.outbox.forget_first(|seq| {
+            let entry = entries.get(seq);
             entry.is_some_and(|entry| matches!(entry.state(), State::Idle))
-        };
-        while outbox
-            .acquire
-            .front()
-            .is_some_and(|first| !is_unsent(first))
-        {
-            outbox.acquire.pop_front();
-        }
+        });
     }
 }

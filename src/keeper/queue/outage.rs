@@ -6,8 +6,8 @@
 //! adopted.
 
 use super::{
-    PendingBatch, Queue,
-    permit::entry::{Entry, Holder, Line, State},
+    Doubt, PendingBatch, Queue,
+    entries::entry::{Entry, Holder, Line, State},
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
@@ -23,7 +23,7 @@ use crate::{
 impl Queue {
     /// A batch failed or got no answer. It may have run, or may run until `not_after_us`; with 0 it has certainly
     /// admitted nothing.
-    pub fn on_failure(
+    pub fn unanswered(
         &mut self,
         ctx: &mut Context,
         batch: &Batch,
@@ -35,41 +35,42 @@ impl Queue {
         let pause = ctx.settings.poll_interval;
         if !retry {
             ctx.drop_inquiries(&mut pending.inquiries);
-        } else if !pending.inquiries.is_empty() {
+        } else {
             // Inquiries change nothing, so they can be retried.
-            self.outbox().inquiries.append(&mut pending.inquiries);
+            for inquiry in pending.inquiries.drain(..) {
+                self.outbox.inquire(inquiry);
+            }
         }
         self.empty_pool(ctx);
         if batch.pause_ms.is_some() {
-            self.send_pause_again(batch.asks_pause);
+            self.outbox.want(self.pause.send_again(batch.asks_pause));
         }
-        self.tells |= batch.tells;
-        self.lists |= batch.lists;
-        for mut release in pending.releases.drain(..) {
-            release.set_repeated();
-            if retry {
-                self.outbox().release.push(release)
-            } else {
-                self.repeat_release(ctx, release, pause)
-            }
+        if batch.tells {
+            self.outbox.tell_loss(true);
         }
+        if batch.lists {
+            self.outbox.ask_for_holders();
+        }
+        let again_at = (!retry).then(|| ctx.now + pause);
+        self.releases.unanswered(&mut pending.releases, again_at);
         for seq in &batch.adopt {
-            if let Some(entry) = self.entries.get_mut(seq) {
-                entry.exchange_over(not_after_us);
+            if let Some(entry) = self.entries.get_mut(*seq) {
+                entry.presence.unanswered(not_after_us);
             }
             self.note_change(ctx, *seq);
         }
         for seq in &batch.renew {
-            if let Some(entry) = self.entries.get_mut(seq) {
-                (entry.in_store.renewing, entry.in_store.renew_again) = (false, false);
+            if let Some(entry) = self.entries.get_mut(*seq) {
+                entry.presence.renewal_over();
             }
         }
         for seq in batch.renew.iter().chain(&batch.adopt) {
-            let Some(entry) = self.entries.get_mut(seq) else {
+            if !retry {
+                self.entries.confirm(ctx, *seq);
+            }
+            let Some(entry) = self.entries.get_mut(*seq) else {
                 continue;
             };
-            // If an adopted permit is being renewed, that renewal belongs to another exchange, or is yet to be sent.
-            entry.in_store.introduced &= retry;
             match entry.state() {
                 State::Leaving => self.release_slot(ctx, *seq),
                 State::Held(_) if retry => self.renew_or_end(ctx, *seq),
@@ -83,30 +84,28 @@ impl Queue {
             }
         }
         for Ask { seq, .. } in &batch.acquire {
-            self.on_ask_failure(ctx, *seq, not_after_us, availability);
+            self.ask_unanswered(ctx, *seq, not_after_us, availability);
         }
         if availability == Availability::Refused {
             self.leave_store(ctx, availability);
         }
-        if let Some(waiters) = &mut self.waiters
-            && !waiters.by_ticket.is_empty()
-        {
-            waiters.poll_at = Some(ctx.now + pause);
+        if self.has_waiters() {
+            self.polls.unanswered(ctx.now + pause);
         }
     }
 
     /// An entry got no answer, or its ledger cannot be used.
-    pub fn on_ask_failure(
+    pub fn ask_unanswered(
         &mut self,
         ctx: &mut Context,
         seq: Seq,
         not_after_us: u64,
         availability: Availability,
     ) {
-        let Some(entry) = self.entries.get_mut(&seq) else {
+        let Some(entry) = self.entries.get_mut(seq) else {
             return;
         };
-        entry.exchange_over(not_after_us);
+        entry.presence.unanswered(not_after_us);
         match entry.state() {
             State::Leaving => self.release_slot(ctx, seq),
             State::Sent { .. } | State::Checking { .. }
@@ -123,17 +122,15 @@ impl Queue {
 
     /// An exchange with a batch for this queue ended without an answer.
     pub fn after_failure(&mut self) {
-        self.in_flight -= 1;
+        self.outbox.over();
     }
 
     /// The driver has ended: watchers of leases are woken to notice, and inquiries are dismissed.
     pub fn on_abandoned(&mut self, ctx: &mut Context) {
-        for entry in self.entries.values() {
+        for entry in self.entries.all().values() {
             ctx.effects.push(Effect::Tell(entry.lease.clone()));
         }
-        if let Some(outbox) = &mut self.outbox {
-            ctx.drop_inquiries(&mut outbox.inquiries);
-        }
+        ctx.drop_inquiries(&mut self.outbox.take_inquiries());
     }
 }
 
@@ -141,7 +138,7 @@ impl Queue {
 impl Queue {
     /// A request continues without the exchange it is in. Slots that the exchange still acquires are released.
     pub fn leave_exchange(&mut self, ctx: &mut Context, seq: Seq) {
-        if let Some(State::Sent { .. }) = self.entries.get(&seq).map(Entry::state) {
+        if let Some(State::Sent { .. }) = self.entries.get(seq).map(Entry::state) {
             self.park(ctx, seq);
         }
     }
@@ -158,10 +155,10 @@ impl Queue {
     pub(super) fn renew_or_end(&mut self, ctx: &mut Context, seq: Seq) {
         // Its request may have left an exchange, and have waited for the end of it.
         self.note_change(ctx, seq);
-        let Some(entry) = self.entries.get(&seq) else {
+        let Some(entry) = self.entries.get(seq) else {
             return;
         };
-        let entering = entry.in_store.entering;
+        let entering = entry.presence.is_entering();
         match entry.holder() {
             // Nothing to do: the permit is gone, or its request still awaits an answer.
             None => return,
@@ -189,12 +186,12 @@ impl Queue {
     }
 
     fn lose_by(&mut self, ctx: &mut Context, seq: Seq, kind: LostErrorKind) {
-        let Some(entry) = self.entries.get(&seq) else {
+        let Some(entry) = self.entries.get(seq) else {
             return;
         };
         match entry.holder() {
             Some(Holder::Permit) => {
-                ctx.record(|history, now| history.lost(&self.ledger, seq, now));
+                ctx.record(|history, now| history.lost(&self.terms.ledger, seq, now));
                 let lease = entry.lease.clone();
                 ctx.end_lease(&lease, kind);
                 // Slots enter and leave the pool without the keeper's lock, but not once their lease has ended.
@@ -206,7 +203,7 @@ impl Queue {
                 }
                 self.release_slot(ctx, seq);
             }
-            Some(Holder::Request | Holder::Reuser) if !entry.in_store.entering => {
+            Some(Holder::Request | Holder::Reuser) if !entry.presence.is_entering() => {
                 self.park_slot(ctx, seq);
             }
             _ => {}
@@ -215,7 +212,7 @@ impl Queue {
 
     /// Loses all held slots, at a shutdown. Returns the number of slots that permits had.
     pub fn lose_all(&mut self, ctx: &mut Context) {
-        for seq in self.those(Entry::is_held) {
+        for seq in self.entries.those(Entry::is_held) {
             self.lose_by(ctx, seq, LostErrorKind::ShutDown);
         }
     }
@@ -236,14 +233,10 @@ impl Queue {
     ) -> bool {
         let settings = &ctx.settings;
         let is_late = ctx.now > seen.sent + settings.poll_interval + settings.store_timeout;
-        let mut are_there = !is_late;
-        if let Some(waiters) = &mut self.waiters {
-            if is_late {
-                waiters.late_at = Some(ctx.now);
-            }
-            let until = waiters.late_at.map(|at| at + settings.waiter_ttl);
-            are_there = until.is_none_or(|until| until < ctx.now);
+        if is_late {
+            self.polls.doubt(ctx.now);
         }
+        let are_there = !is_late && self.polls.are_in_place(ctx.now, settings.waiter_ttl);
         let asks = batch.acquire.iter().zip(&answer.acquired);
         let units = |(ask, standing): (&Ask, &Standing)| match standing {
             Standing::Held { .. } => weight_of(ask.seq),
@@ -261,7 +254,7 @@ impl Queue {
         let (mut lost, mut by_fallback) = (0, 0);
         for (seq, standing) in batch.adopt.iter().zip(standings) {
             let was_granted = |entry: &Entry| entry.lease.deadline().is_some();
-            match (standing, self.entries.get(seq)) {
+            match (standing, self.entries.get(*seq)) {
                 (Standing::Adopted { .. }, Some(entry)) if was_granted(entry) => lost += 1,
                 (Standing::Adopted { .. }, Some(_)) => by_fallback += 1,
                 _ => {}
@@ -272,18 +265,14 @@ impl Queue {
         }
         for (why, count) in [(Adopted::Lost, lost), (Adopted::Fallback, by_fallback)] {
             if count > 0 {
-                ctx.measure(self.limit_id, Measure::Adopted(why, count));
-                ctx.report(self.limit_id, Topic::Adopted(why), self.id, count);
+                ctx.measure(self.terms.limit_id, Measure::Adopted(why, count));
+                ctx.report(
+                    self.terms.limit_id,
+                    Topic::Adopted(why),
+                    self.terms.id,
+                    count,
+                );
             }
-        }
-    }
-
-    /// Another replica has found that the store has lost permits of this key: asks for all holders.
-    pub fn on_loss(&mut self, ctx: &mut Context) {
-        self.tells = false;
-        if !(ctx.returns).has_just_begun(self.part, Some(self.id), ctx.now) {
-            ctx.returns.begin_of_key(self.part, self.id, ctx.now);
-            self.introduce(ctx);
         }
     }
 }
@@ -293,24 +282,22 @@ impl Queue {
     /// Parks all entries that ask the store: the fallback decides on them, or the store's refusal applies.
     pub fn leave_store(&mut self, ctx: &mut Context, availability: Availability) {
         self.empty_pool(ctx);
-        self.forget_releases(ctx.now);
+        self.releases.forget(ctx.now);
         let refused = availability == Availability::Refused;
         if refused {
             self.ledger_here = None;
         }
-        for seq in self.those(|entry| match entry.state() {
+        for seq in self.entries.those(|entry| match entry.state() {
             State::Waiting(Line::Here) => refused,
             State::Waiting(Line::InStore { .. }) | State::Checking { .. } => true,
             _ => false,
         }) {
             self.leave_store_alone(ctx, seq, refused);
         }
-        if let Some(outbox) = &mut self.outbox {
-            ctx.drop_inquiries(&mut outbox.inquiries);
-            for newcomer in std::mem::take(&mut outbox.acquire) {
-                if let Some(State::Idle) = self.entries.get(&newcomer.seq).map(Entry::state) {
-                    self.leave_store_alone(ctx, newcomer.seq, refused);
-                }
+        ctx.drop_inquiries(&mut self.outbox.take_inquiries());
+        for newcomer in self.outbox.take_newcomers() {
+            if let Some(State::Idle) = self.entries.get(newcomer.seq).map(Entry::state) {
+                self.leave_store_alone(ctx, newcomer.seq, refused);
             }
         }
     }
@@ -326,15 +313,18 @@ impl Queue {
     /// Moves waiters back to the store.
     pub fn rejoin_store(&mut self, ctx: &mut Context) {
         self.ledger_here = None;
-        self.introduce(ctx);
-        self.repeat_releases();
-        for seq in self.those(|entry| matches!(entry.state(), State::Waiting(Line::Here))) {
+        self.introduce(ctx, Doubt::StoreBack);
+        self.releases.repeat_all();
+        for seq in self
+            .entries
+            .those(|entry| matches!(entry.state(), State::Waiting(Line::Here)))
+        {
             self.park(ctx, seq);
         }
-        if self.limit.is_fair() {
+        if self.terms.limit().is_fair() {
             // Permits admitted here have paid here only: the store must not refund that.
-            for seq in self.those(Entry::is_held) {
-                if let Some(entry) = self.entries.get_mut(&seq) {
+            for seq in self.entries.those(Entry::is_held) {
+                if let Some(entry) = self.entries.get_mut(seq) {
                     entry.pays_from(ctx.now);
                 }
             }

@@ -1,13 +1,15 @@
 //! Timers: renewals of held permits, polls, roll calls, repeated releases. The effects of a changed limit on waiting
 //! requests, and the views of requests, of the core and of operators.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZero, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    LegState, Queue, RAMP, RenewalScan, Snapshot,
-    permit::entry::{Entry, Line, State},
+    LegState, Queue,
+    entries::entry::{Entry, Line, State},
+    polls::PollDue,
+    renewals::Scan,
 };
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
@@ -34,22 +36,15 @@ use crate::{
 const TOGETHER: u32 = 2 * RENEWALS_PER_LEASE;
 /// Entries that a scan passes in one step: their renewals fill an exchange.
 const MAX_SCANNED: usize = 1_000;
-/// Time between two parts of a scan, in which the store can renew about as many.
-const PAUSE: Duration = Duration::from_millis(1);
 
 impl Queue {
-    /// Whether the limit would have to be raised for a permit of this weight. A limit of 0 is merely full.
-    pub fn is_too_heavy(&self, weight: u32) -> bool {
-        weight > 1 && (1..weight).contains(&self.max())
-    }
-
     /// Without a store, answers with the usage in this process. With a store that is up, asks the store.
     pub fn inquire(&mut self, ctx: &mut Context, inquiry: Inquiry) {
         if !ctx.shared {
             self.run_here(ctx, Operation::Nothing);
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
-        } else if self.availability(ctx) == Availability::Up {
-            self.outbox().inquiries.push(inquiry);
+        } else if self.terms.availability(ctx) == Availability::Up {
+            self.outbox.inquire(inquiry);
         } else {
             ctx.effects.push(Effect::Dismiss(inquiry));
         }
@@ -60,61 +55,53 @@ impl Queue {
 impl Queue {
     /// When to call [`on_time`](Self::on_time) next.
     pub fn next_due(&self) -> Option<Instant> {
-        let tend_at = self.pooled.as_ref().and_then(|pooled| pooled.tend_at);
-        let mut due = earliest(self.renew_at, tend_at);
-        due = earliest(due, self.pause.as_ref().map(|pause| pause.due));
-        if let Some(outbox) = &self.outbox {
-            due = earliest(due, outbox.later_at);
-        }
-        if let Some(waiters) = &self.waiters {
-            let timers = [waiters.poll_at, waiters.next_slot_at, waiters.roll_call_at];
-            due = timers.into_iter().fold(due, earliest);
-        }
+        let mut due = None;
+        self.each_timer(|_, at| due = earliest(due, at));
         due
+    }
+
+    /// The name of a timer that is due at this time.
+    pub fn timer_at(&self, due: Instant) -> Option<&'static str> {
+        let mut found = None;
+        self.each_timer(|name, at| found = found.or((at == Some(due)).then_some(name)));
+        found
+    }
+
+    /// Visits each timer by name.
+    fn each_timer(&self, mut see: impl FnMut(&'static str, Option<Instant>)) {
+        see("renewal", self.renewals.next_due());
+        see("pause", self.pause.next_due());
+        see("poll", self.polls.next_due());
+        see("idle slots", self.kept.next_due());
+        see("repeated release", self.releases.next_due());
     }
 
     /// Does everything that is due. Returns the units of work: this timer, and the entries that it looked at.
     pub fn on_time(&mut self, ctx: &mut Context) -> usize {
         let (now, mut units) = (ctx.now, 1);
-        let due = |timer: &mut Option<Instant>| timer.take_if(|at| *at <= now).is_some();
-        if due(&mut self.renew_at) {
-            units += self.renew_due(ctx);
+        if let Some(scan) = self.renewals.begin(now) {
+            units += self.renew_due(ctx, scan);
         }
-        if self.pause.as_ref().is_some_and(|pause| pause.due <= now) {
-            let over = self.pause.take_if(|pause| pause.end + RAMP <= now);
-            self.recheck_right |= over.is_some();
+        if self.pause.on_time(now) {
+            self.recheck_right |= !self.pause.is_any();
             self.run_here(ctx, Operation::Nothing);
         }
-        if let Some(waiters) = &mut self.waiters {
-            self.wants_batch |= due(&mut waiters.poll_at);
-            self.wants_batch |= due(&mut waiters.next_slot_at);
-            if due(&mut waiters.roll_call_at) {
-                units += self.entries.len();
-                self.call_roll();
-            }
+        let PollDue { asks, calls_roll } = self.polls.on_time(now);
+        self.outbox.want(asks);
+        if calls_roll {
+            units += self.entries.all().len();
+            self.call_roll(ctx, true);
         }
-        if let Some(pooled) = &mut self.pooled
-            && due(&mut pooled.tend_at)
-        {
-            self.tend_pool(ctx);
-        }
-        let outbox = self.outbox.as_mut();
-        if outbox.is_some_and(|outbox| due(&mut outbox.later_at)) {
-            self.forget_releases(ctx.now);
-            self.repeat_releases();
-        }
+        self.tend_pool(ctx);
+        self.releases.on_time(now);
         units
     }
 
     /// Passes the next entries: renews the permits that are due or will be soon, or ends them if they have expired. Then
     /// sets the time for the rest, or for the first permit that will be due. Returns the number of entries passed.
-    fn renew_due(&mut self, ctx: &mut Context) -> usize {
-        let RenewalScan { from, mut next } = self
-            .scan
-            .take()
-            .map_or_else(RenewalScan::default, |scan| *scan);
+    fn renew_due(&mut self, ctx: &mut Context, mut scan: Scan) -> usize {
         // More permits than fit into an exchange gain nothing by being renewed with others.
-        let soon = if self.entries.len() <= MAX_SCANNED {
+        let soon = if self.entries.all().len() <= MAX_SCANNED {
             ctx.now + ctx.settings.lease / TOGETHER
         } else {
             ctx.now
@@ -127,7 +114,7 @@ impl Queue {
             at <= if is_short { ctx.now } else { soon }
         };
         let (mut due, mut rest, mut passed) = (Vec::new(), None, 0);
-        for (seq, entry) in self.entries.since(from) {
+        for (seq, entry) in self.entries.all().since(scan.from()) {
             if passed == MAX_SCANNED {
                 rest = Some(*seq);
                 break;
@@ -135,18 +122,14 @@ impl Queue {
             passed += 1;
             match entry.state() {
                 State::Held(hold) if hold.due.is_some_and(|at| is_due(entry, at)) => due.push(*seq),
-                State::Held(hold) => next = earliest(next, hold.due),
+                State::Held(hold) => scan.skip(hold.due),
                 _ => {}
             }
         }
         for seq in due {
             self.renew_or_end(ctx, seq);
         }
-        self.renew_at = earliest(self.renew_at, next);
-        if let Some(from) = rest {
-            let next = self.renew_at.replace(ctx.now + PAUSE);
-            self.scan = Some(Box::new(RenewalScan { from, next }));
-        }
+        self.renewals.end(scan, rest, ctx.now);
         passed
     }
 }
@@ -155,17 +138,16 @@ impl Queue {
 impl Queue {
     /// Adopts the limit's value for this key from a request.
     pub fn set_own_value(&mut self, ctx: &mut Context, own_value: Option<LimitValue>) {
-        if own_value == self.own_value {
+        let before = self.terms.max();
+        if !self.terms.set_own_value(own_value) {
             return;
         }
-        let before = self.max();
-        self.own_value = own_value;
         if let Some(pool) = self.pool() {
             pool.follow_own_value(own_value);
         }
-        if self.max() > before {
+        if self.terms.max() > before {
             self.grow(ctx);
-        } else if self.max() < before {
+        } else if self.terms.max() < before {
             self.empty_pool(ctx);
             self.end_vain_waits(ctx);
         }
@@ -180,12 +162,9 @@ impl Queue {
 
     /// Adopts values of the limit, and operators' override for this key.
     pub fn change_limit(&mut self, ctx: &mut Context, limit: Arc<Limit>, steered: Steered) {
-        let before = self.steered.as_deref().copied().unwrap_or_default();
-        if limit == self.limit && steered == before {
+        if !self.terms.change(limit, steered) {
             return;
         }
-        self.limit = limit;
-        self.steered = steered.is_some().then(|| Box::new(steered));
         self.make_pool(ctx);
         self.empty_pool(ctx);
         self.follow_fallback(ctx);
@@ -196,11 +175,11 @@ impl Queue {
     /// Decides on waiting requests that would never get a slot. If the limit is no longer enforced, they proceed; if the key's
     /// value is now 0, they are refused.
     fn end_vain_waits(&mut self, ctx: &mut Context) {
-        let is_enforced = self.limit.current_mode() == Mode::Enforce;
-        if is_enforced && self.max() > 0 {
+        let is_enforced = self.terms.limit().current_mode() == Mode::Enforce;
+        if is_enforced && self.terms.max() > 0 {
             return;
         }
-        for seq in self.those(Entry::is_undecided) {
+        for seq in self.entries.those(Entry::is_undecided) {
             if is_enforced {
                 self.refuse(ctx, seq, self.full_kind(ctx))
             } else {
@@ -215,54 +194,46 @@ impl Queue {
         if !ctx.shared || self.ledger_here.is_none() {
             return;
         }
-        if let FallbackInForce::Local(_) = self.fallback(ctx) {
+        if let FallbackInForce::Local(_) = self.terms.fallback(ctx) {
             return;
         }
         self.ledger_here = None;
-        for seq in self.those(|entry| matches!(entry.state(), State::Waiting(Line::Here))) {
+        for seq in self
+            .entries
+            .those(|entry| matches!(entry.state(), State::Waiting(Line::Here)))
+        {
             self.park(ctx, seq);
         }
     }
 
     /// Grants slots of a raised limit to waiters.
     fn grow(&mut self, ctx: &mut Context) {
-        self.wants_batch |= self.has_waiters();
+        self.outbox.want(self.has_waiters());
         self.run_here(ctx, Operation::Nothing);
     }
 }
 
 /// Reads, for requests.
 impl Queue {
-    /// The place of a waiting request. Nobody joins in front of it, so the lowest known place is the latest.
+    /// The place of a waiting request.
     pub fn in_line(&self, seq: Seq) -> Option<InLine> {
-        let entry = self.entries.get(&seq)?;
-        let Snapshot { waiting, head, .. } = self.snapshot;
-        let waiters = self.waiters.as_ref();
-        let told = waiters.and_then(|waiters| waiters.places.get(&seq).copied());
-        let position = match *entry.state() {
-            State::Waiting(Line::InStore { ticket, .. })
-                if head.is_some_and(|head| ticket <= head) && !self.limit.is_fair() =>
-            {
-                1
-            }
-            State::Waiting(_) | State::Checking { .. } => {
-                let place = told.map_or(entry.place, |told| told.min(entry.place));
-                place.min(waiting.max(1))
-            }
+        let entry = self.entries.get(seq)?;
+        let (ticket, told) = match *entry.state() {
+            State::Waiting(Line::InStore { ticket, told, .. }) => (Some(ticket), told),
+            State::Waiting(Line::Here) | State::Checking { .. } => (None, None),
             _ => return None,
         };
-        Some(InLine {
-            position,
-            waiting: waiting.max(position),
-        })
+        let ticket = ticket.filter(|_| !self.terms.limit().is_fair());
+        let places = told.map(NonZero::get).into_iter().chain([entry.place]);
+        Some(self.snapshot.position(ticket, places))
     }
 
     pub fn leg_state(&self, seq: Seq, now: Instant) -> Option<LegState> {
-        let entry = self.entries.get(&seq)?;
+        let entry = self.entries.get(seq)?;
         Some(match *entry.state() {
             State::Held(_) => LegState::Held {
                 over: entry.lease.is_over(now),
-                busy: entry.in_store.entering,
+                busy: entry.presence.is_entering(),
             },
             State::Idle => LegState::Idle,
             State::Waiting(_) => LegState::Waiting(entry.asked),
@@ -273,20 +244,20 @@ impl Queue {
 
     /// Whether the limit is in shadow mode for the request of this entry.
     pub fn is_shadow(&self, seq: Seq) -> bool {
-        self.entries.get(&seq).is_some_and(Entry::is_shadow)
+        self.entries.get(seq).is_some_and(Entry::is_shadow)
     }
 
     pub fn request_of(&self, seq: Seq) -> Option<RequestId> {
-        self.entries.get(&seq)?.request()
+        self.entries.get(seq)?.request()
     }
 
     pub fn usage(&self) -> Usage {
         Usage {
             // Slots enter and leave the pool without a step of the ledger.
             in_use: (self.ledger_here.as_ref())
-                .map_or(self.snapshot.in_use, |ledger| self.used_of(ledger)),
-            waiting: self.snapshot.waiting,
-            max: self.max(),
+                .map_or(self.snapshot.in_use(), |ledger| self.used_of(ledger)),
+            waiting: self.snapshot.waiting(),
+            max: self.terms.max(),
         }
     }
 
@@ -297,7 +268,7 @@ impl Queue {
         kind: AcquireErrorKind,
         waited: Duration,
     ) -> AcquireError {
-        let place = self.entries.get(&seq).map(|entry| entry.place);
+        let place = self.entries.get(seq).map(|entry| entry.place);
         let (_, own_places) = self.counted(seq);
         let Usage {
             in_use,
@@ -311,12 +282,12 @@ impl Queue {
             weight: weight_of(seq),
             place: place.filter(|place| *place > 0),
             waited,
-            retry_after: match (kind, self.paused_until()) {
+            retry_after: match (kind, self.terms.paused_until()) {
                 (AcquireErrorKind::Paused, Some(until)) => {
                     Some(until.saturating_duration_since(ctx.now))
                 }
-                (AcquireErrorKind::Paused, None) => self.pause_left(ctx.now),
-                (AcquireErrorKind::Unavailable, _) => self.return_left(ctx),
+                (AcquireErrorKind::Paused, None) => self.pause.left(ctx.now),
+                (AcquireErrorKind::Unavailable, _) => self.terms.return_left(ctx),
                 (
                     AcquireErrorKind::Full
                     | AcquireErrorKind::QueueFull
@@ -324,12 +295,12 @@ impl Queue {
                     _,
                 ) => self
                     .next_free(ctx, waiting.saturating_sub(own_places), weight_of(seq))
-                    .max(self.return_left(ctx)),
+                    .max(self.terms.return_left(ctx)),
                 // Nothing is known of the end of an outage or of a shutdown.
                 _ => None,
             },
             quotas: self.quota(ctx, Some(seq)).into_iter().collect(),
-            ..self.limit.error_details()
+            ..self.terms.limit().error_details()
         };
         AcquireError::new(kind, details)
     }
@@ -337,28 +308,29 @@ impl Queue {
     /// The free slots of this key, and when the next one is expected, if the ledger's state is known. `without`: an entry
     /// whose request is refused, and which is about to be released.
     pub fn quota(&self, ctx: &Context, without: Option<Seq>) -> Option<Quota> {
-        let known = self.ledger_here.is_some() || self.snapshot.seen.store_us > 0;
+        let known = self.ledger_here.is_some() || self.snapshot.is_known();
         let (held, places) = without.map_or((0, 0), |seq| self.counted(seq));
-        let waiting = self.snapshot.waiting.saturating_sub(places);
-        let max = self.in_force(self.max_in_store(ctx), ctx.now);
+        let waiting = self.snapshot.waiting().saturating_sub(places);
+        let max = self.pause.in_force(self.terms.max_in_store(ctx), ctx.now);
         let free = max.saturating_sub(self.usage().in_use.saturating_sub(held));
         let remaining = if waiting > 0 { 0 } else { free };
         known.then(|| Quota {
             remaining,
             reset: (self
-                .pause_left(ctx.now)
+                .pause
+                .left(ctx.now)
                 .or_else(|| self.next_free(ctx, waiting, 1)))
             .filter(|_| remaining == 0),
-            ..self.limit.quota(self.max())
+            ..self.terms.limit().quota(self.terms.max())
         })
     }
 
     /// The units and the places in the queue that an entry has in the known state of the ledger.
     fn counted(&self, seq: Seq) -> (u32, u32) {
-        let Some(entry) = self.entries.get(&seq) else {
+        let Some(entry) = self.entries.get(seq) else {
             return (0, 0);
         };
-        let is_known = entry.in_store.present || self.ledger_here.is_some();
+        let is_known = entry.presence.is_present() || self.ledger_here.is_some();
         match entry.state() {
             State::Held(_) | State::Checking { .. } if is_known => (weight_of(seq), 0),
             State::Waiting(_) => (0, 1),
@@ -368,8 +340,10 @@ impl Queue {
 
     /// Estimated time until a newcomer of this weight is admitted behind this many waiters, by recent hold times.
     fn next_free(&self, ctx: &Context, waiting: u32, weight: u32) -> Option<Duration> {
-        let unit_seconds = ctx.unit_seconds(self.limit_id, waiting, weight)?;
-        let seconds = unit_seconds / f64::from(self.max().max(1));
+        let unit_seconds = ctx
+            .registry
+            .unit_seconds(self.terms.limit_id, waiting, weight)?;
+        let seconds = unit_seconds / f64::from(self.terms.max().max(1));
         Some(Duration::from_secs_f64(seconds.min(MAX_WAIT.as_secs_f64())))
     }
 }
@@ -377,17 +351,15 @@ impl Queue {
 /// The view of operators.
 impl Queue {
     pub fn look(&self, ctx: &Context) -> QueueLook<'_> {
-        let pause = self.running_pause().map(|pause| PauseLook {
-            end: pause.end,
-            own: pause.own,
-        });
+        let pause = self.pause.end().map(|(end, own)| PauseLook { end, own });
         QueueLook {
-            limit: self.limit_id,
-            key: &self.key,
-            ledger: &self.ledger,
-            max: self.max(),
+            limit: self.terms.limit_id,
+            key: &self.terms.key,
+            ledger: &self.terms.ledger,
+            max: self.terms.max(),
             pause,
-            recovering: self.is_returning(ctx) && self.limit.current_mode() == Mode::Enforce,
+            recovering: self.is_returning(ctx)
+                && self.terms.limit().current_mode() == Mode::Enforce,
         }
     }
 
@@ -407,7 +379,7 @@ impl Queue {
         left: &mut usize,
         mut visit: impl FnMut(EntryLook<'_>),
     ) -> Option<Seq> {
-        for (seq, entry) in self.entries.since(from) {
+        for (seq, entry) in self.entries.all().since(from) {
             if *left == 0 {
                 return Some(*seq);
             }

@@ -1,12 +1,12 @@
 //! When slots go to the pool of their queue, and when they leave it.
 
-use std::{collections::VecDeque, mem, sync::Arc};
+use std::{mem, sync::Arc};
 
 use tokio::time::Instant;
 
 use super::{
-    Pooled, Queue,
-    permit::entry::{Entry, Holder, Requester},
+    Queue,
+    entries::entry::{Entry, Holder, Requester},
 };
 use crate::{
     fallbacks::Availability,
@@ -20,16 +20,10 @@ use crate::{
 impl Queue {
     /// Creates a pool, if the limit reuses slots.
     pub(super) fn make_pool(&mut self, ctx: &Context) {
-        if self.limit.is_reused() && self.pooled.is_none() {
-            let pool = Pool::new(ctx.meter(self.limit_id).clone());
-            pool.follow_own_value(self.own_value);
-            self.pooled = Some(Box::new(Pooled {
-                pool: Arc::new(pool),
-                recalled: None,
-                tend_at: None,
-                asking: VecDeque::new(),
-                withholds: false,
-            }));
+        if self.terms.limit().is_reused() && self.kept.pool().is_none() {
+            let pool = Pool::new(ctx.registry.meter(self.terms.limit_id).clone());
+            pool.follow_own_value(self.terms.own_value());
+            self.kept.start(pool);
         }
     }
 
@@ -41,8 +35,8 @@ impl Queue {
         request: Requester,
     ) -> Option<Arc<Lease>> {
         let lease = self.pool()?.take(ctx.now)?;
-        ctx.measure(self.limit_id, Measure::Held(1.0));
-        let entry = self.entries.get_mut(&lease.seq())?;
+        ctx.measure(self.terms.limit_id, Measure::Held(1.0));
+        let entry = self.entries.get_mut(lease.seq())?;
         (entry.asked, entry.waits, entry.place) = (ctx.now, waits, 0);
         entry.ask_for(request);
         entry.hand_over(Holder::Reuser);
@@ -55,36 +49,36 @@ impl Queue {
             return false;
         }
         let may = |entry: &Entry| {
-            let is_counted = entry.in_store.present || !ctx.shared;
+            let is_counted = entry.presence.is_present() || !ctx.shared;
             // A slot with an exchange in flight could not be released at once when recalled.
-            let is_known = is_counted && !entry.in_store.entering;
+            let is_known = is_counted && !entry.presence.is_entering();
             let is_light = weight_of(lease.seq()) == 1;
             entry.holder() == Some(Holder::Permit) && is_known && is_light
         };
-        if !self.entries.get(&lease.seq()).is_some_and(may) {
+        if !self.entries.get(lease.seq()).is_some_and(may) {
             return false;
         }
         let ended = Measure::Ended(lease.end_reason(), lease.tenure_lasts(ctx.now));
         let is_kept = self.keep(ctx, lease);
         if is_kept {
-            ctx.measure(self.limit_id, ended);
+            ctx.measure(self.terms.limit_id, ended);
         }
         is_kept
     }
 
     /// Keeps an unused slot, if this process has the right to.
     fn keep(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> bool {
-        self.drop_answered();
-        let Some(pooled) = &self.pooled else {
+        let first = self.first_asking();
+        let Some(pool) = self.pool() else {
             return false;
         };
-        if let Some(&first) = pooled.asking.front() {
-            return pooled.pool.has_right(ctx.now) && self.hand_on(ctx, lease, first);
+        if let Some(first) = first {
+            return pool.has_right(ctx.now) && self.hand_on(ctx, lease, first);
         }
         lease.set_reusable(true);
-        let is_put = pooled.pool.put(lease, ctx.now).is_some();
+        let is_put = pool.put(lease, ctx.now).is_some();
         if is_put {
-            ctx.measure(self.limit_id, Measure::Held(-1.0));
+            ctx.measure(self.terms.limit_id, Measure::Held(-1.0));
         }
         is_put
     }
@@ -94,7 +88,7 @@ impl Queue {
     fn hand_on(&mut self, ctx: &mut Context, lease: &Arc<Lease>, first: Seq) -> bool {
         let (seq, now) = (lease.seq(), ctx.now);
         let pool = self.pool().cloned();
-        let Some(entry) = self.entries.get_mut(&first).filter(|_| !lease.is_over(now)) else {
+        let Some(entry) = self.entries.get_mut(first).filter(|_| !lease.is_over(now)) else {
             return false;
         };
         if !entry.is_plain() || weight_of(first) > 1 {
@@ -104,16 +98,16 @@ impl Queue {
             }
             return false;
         }
-        let spare = ctx.new_lease(self.id, 1, pool, false);
+        let spare = ctx.new_lease(self.terms.id, 1, pool, false);
         let unused = spare.seq();
         spare.rename(first);
         let request = mem::replace(&mut entry.lease, spare);
         let (asked, waits, requester) = (entry.asked, entry.waits, entry.requester());
-        entry.in_store.spare = entry.in_store.entering;
+        entry.presence.spare();
         self.cancel_slot(ctx, first);
         self.forget_first();
         request.succeed(lease, unused, now);
-        if let Some(entry) = self.entries.get_mut(&seq) {
+        if let Some(entry) = self.entries.get_mut(seq) {
             (entry.lease, entry.asked, entry.waits, entry.place) = (request, asked, waits, 0);
             entry.hand_over(Holder::Reuser);
             requester
@@ -133,21 +127,21 @@ impl Queue {
         until_ms: u64,
     ) {
         let until = at.deadline(until_ms, ctx.settings.lease);
-        if let Some(entry) = self.entries.get_mut(&seq) {
-            entry.in_store.spare = false;
+        if let Some(entry) = self.entries.get_mut(seq) {
+            entry.presence.keep();
             entry.lease.hold(Some(until));
         }
         let renew_at = ctx.renew_at(at.sent, until);
         if until <= ctx.now + ctx.settings.store_timeout || !self.keep_granted(ctx, seq, renew_at) {
             return self.cancel_slot(ctx, seq);
         }
-        ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
+        ctx.record(|history, now| history.held(&self.terms.ledger, seq, until, until_ms, now));
     }
 
     /// Keeps a granted slot that no request wants. Returns whether it may be kept.
     fn keep_granted(&mut self, ctx: &mut Context, seq: Seq, renew_at: Instant) -> bool {
         let may_keep = self.may_keep(ctx);
-        let Some(entry) = self.entries.get(&seq).filter(|_| may_keep) else {
+        let Some(entry) = self.entries.get(seq).filter(|_| may_keep) else {
             return false;
         };
         let lease = entry.lease.clone();
@@ -155,7 +149,7 @@ impl Queue {
         let is_kept = self.keep(ctx, &lease);
         // As if a permit had been dropped, unless another request has the slot. One that is not kept was never used.
         if is_kept
-            && let Some(entry) = self.entries.get_mut(&seq)
+            && let Some(entry) = self.entries.get_mut(seq)
             && entry.holder() == Some(Holder::Request)
         {
             entry.hand_over(Holder::Permit);
@@ -164,36 +158,25 @@ impl Queue {
     }
 
     fn forget_first(&mut self) {
-        if let Some(pooled) = &mut self.pooled {
-            pooled.asking.pop_front();
-        }
-        self.drop_answered();
+        self.kept.forget_first();
+        self.first_asking();
     }
 
-    /// Removes answered requests from the front of `asking`. Once that is empty, newcomers may use the pool.
-    fn drop_answered(&mut self) {
-        let Some(pooled) = &mut self.pooled else {
-            return;
-        };
-        let asks = |seq: &Seq| self.entries.get(seq).is_some_and(Entry::asks_store);
-        while pooled.asking.front().is_some_and(|seq| !asks(seq)) {
-            pooled.asking.pop_front();
-        }
-        if pooled.asking.is_empty() && pooled.withholds {
-            pooled.pool.restore();
-            pooled.withholds = false;
-        }
+    /// The first request on its way to the store.
+    fn first_asking(&mut self) -> Option<Seq> {
+        let asks = |seq| self.entries.get(seq).is_some_and(Entry::asks_store);
+        self.kept.first_asking(asks)
     }
 
     fn may_keep(&self, ctx: &Context) -> bool {
-        let enforced = self.limit.current_mode() == Mode::Enforce;
+        let enforced = self.terms.limit().current_mode() == Mode::Enforce;
         // A late answer may come while the store is down.
-        let up = self.availability(ctx) == Availability::Up;
-        self.limit.is_reused()
+        let up = self.terms.availability(ctx) == Availability::Up;
+        self.terms.limit().is_reused()
             && enforced
-            && !self.is_paused()
-            && self.pause.is_none()
-            && !ctx.ending
+            && self.terms.paused_until().is_none()
+            && !self.pause.is_any()
+            && !ctx.ending.has_begun()
             && up
     }
 
@@ -208,35 +191,37 @@ impl Queue {
 
     /// Follows an answer of the store, which grants the right to keep slots or recalls them.
     pub(super) fn follow_right(&mut self, ctx: &mut Context, batch: &Batch, at: StoreMoment) {
-        let Some(pooled) = &self.pooled else {
+        if self.pool().is_none() {
             return;
-        };
-        if self.snapshot.waiting > 0 || self.snapshot.in_use > self.max() || self.pause.is_some() {
+        }
+        if self.snapshot.waiting() > 0
+            || self.snapshot.in_use() > self.terms.max()
+            || self.pause.is_any()
+        {
             return self.on_recall(ctx, at.sent);
         }
-        let old = pooled.recalled.is_some_and(|recalled| at.sent <= recalled);
-        let given = batch.reuse == Reuse::Keep && (1..=batch.limit).contains(&self.snapshot.in_use);
-        if given
-            && !old
-            && self.may_keep(ctx)
-            && let Some(pooled) = &mut self.pooled
-        {
-            pooled.pool.open(at.sent + RIGHT.min(ctx.settings.lease));
-            pooled.tend_at = pooled.tend_at.or(Some(at.sent + RIGHT / 2));
+        let given =
+            batch.reuse == Reuse::Keep && (1..=batch.limit).contains(&self.snapshot.in_use());
+        if given && self.may_keep(ctx) {
+            let until = at.sent + RIGHT.min(ctx.settings.lease);
+            self.kept.open(at.sent, until);
         }
     }
 
     /// The ledger in this process grants the right while no request waits; with a store, newcomers may use the pool
     /// while no request is on its way there.
     pub(super) fn follow_ledger_here(&mut self, ctx: &mut Context) {
-        self.drop_answered();
-        if !std::mem::take(&mut self.recheck_right) || ctx.shared {
+        self.first_asking();
+        if !mem::take(&mut self.recheck_right) || ctx.shared {
             return;
         }
         let Some(pool) = self.pool() else {
             return;
         };
-        if self.snapshot.waiting > 0 || self.snapshot.in_use > self.max() || !self.may_keep(ctx) {
+        if self.snapshot.waiting() > 0
+            || self.snapshot.in_use() > self.terms.max()
+            || !self.may_keep(ctx)
+        {
             return self.empty_pool(ctx);
         }
         pool.open_here();
@@ -245,33 +230,22 @@ impl Queue {
     /// Idle slots are recalled: another replica wants them, or the answer to an exchange sent `at` that moment recalls
     /// them.
     pub fn on_recall(&mut self, ctx: &mut Context, at: Instant) {
-        if let Some(pooled) = &mut self.pooled {
-            pooled.recalled = pooled.recalled.max(Some(at));
-        }
+        self.kept.recall(at);
         self.empty_pool(ctx);
     }
 
     /// Releases idle slots. Slots in use are released when they come free.
     pub fn empty_pool(&mut self, ctx: &mut Context) {
-        let Some(pooled) = &mut self.pooled else {
-            return;
-        };
-        pooled.tend_at = None;
-        let idle = pooled.pool.close();
+        let idle = self.kept.close();
         self.release_idle(ctx, idle);
     }
 
     /// Releases slots that were not needed lately, and asks to extend the right if any were.
     pub(super) fn tend_pool(&mut self, ctx: &mut Context) {
-        let Some(pooled) = &mut self.pooled else {
-            return;
-        };
-        let idle = pooled.pool.tend(ctx.now);
-        if pooled.pool.is_open() {
-            pooled.tend_at = Some(ctx.now + RIGHT / 2);
-            self.wants_batch |= pooled.pool.wants_right(ctx.now);
+        if let Some((idle, wants_right)) = self.kept.on_time(ctx.now) {
+            self.outbox.want(wants_right);
+            self.release_idle(ctx, idle);
         }
-        self.release_idle(ctx, idle);
     }
 
     /// Called before requests for this many units go to the store because the pool did not serve them: no slot was
@@ -279,10 +253,10 @@ impl Queue {
     /// would refuse the requests or make them wait. All can be released at once: no request is sent while a slot is being
     /// adopted. Returns whether there were enough.
     pub fn make_room(&mut self, ctx: &mut Context, units: usize) -> bool {
-        let Some(pool) = self.pool() else {
+        if self.pool().is_none() {
             return false;
-        };
-        let idle = pool.withdraw(units, ctx.now);
+        }
+        let idle = self.kept.withdraw(units, ctx.now);
         let is_enough = idle.len() >= units;
         self.release_idle(ctx, idle);
         is_enough

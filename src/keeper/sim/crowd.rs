@@ -434,11 +434,13 @@ impl World {
         let Some(crowd) = &mut self.crowd else { return };
         // Time to notice, and for a hello; earlier requests have less time left.
         let way = crowd.way + Duration::from_millis(5);
-        // Newcomers of a key wait until all its holders are introduced, however many there are.
+        // Newcomers of a hot key wait until all its holders are introduced: a round trip for each 16 exchanges of 1,000 units.
         let is_hot = crowd.shape.hot;
-        let introduction = if is_hot { 3 * STORE_TIMEOUT } else { way };
-        crowd.taken_until = crowd.taken_until.max(self.now + introduction);
         let status = self.replicas[replica].core.status();
+        let units = crowd.shape.weight * status.held as u32;
+        let introduction = crowd.way.mul_f64(f64::from(units) / 16_000.0);
+        let busy = way + introduction.mul_f64(is_hot.into());
+        crowd.taken_until = crowd.taken_until.max(self.now + busy);
         crowd.introduced += (status.held + status.waiting) as u32;
         for client in self.clients.iter_mut().filter(|one| one.replica == replica) {
             if let Some(expected) = &mut client.expected {

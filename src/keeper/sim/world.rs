@@ -348,7 +348,7 @@ impl World {
     }
 
     pub fn ledger_name(&self, key: &Key, limit: &str) -> String {
-        let settings = self.replicas[0].core.settings();
+        let settings = &self.replicas[0].core.context().settings;
         settings.ledger_name(key, limit)
     }
 

@@ -1,4 +1,4 @@
-//! Permits that are held too long, or whose responses stay unread.
+//! Permits that are held too long, or whose responses stay unread; and the size of a queue.
 
 use super::*;
 
@@ -80,4 +80,11 @@ fn a_permit_that_was_lost_before_its_bound_counts_as_lost() {
         Some(LostErrorKind::HeldTooLong),
         "it is final"
     );
+}
+
+/// Most queues have neither a pause nor requests that wait, and a process may have a million of them.
+#[test]
+fn a_queue_stays_small() {
+    let size = size_of::<crate::keeper::queue::Queue>();
+    assert!(size <= 288, "{size}");
 }

@@ -1,15 +1,27 @@
 //! Time in this process: bursts of keys, a distant store, and recurring work beside newcomers.
 
 use super::*;
+use crate::ledger::Batch;
 
 /// A keeper and a store at a distance, in virtual time.
 struct Distance {
     world: World,
     round_trip: Duration,
-    /// With the times of their answers.
-    under_way: Vec<(Duration, Outgoing)>,
+    /// With the times of their ends.
+    under_way: Vec<(Duration, Outgoing, Fate)>,
+    is_connected: bool,
     /// Maximum in flight at a time.
     most: usize,
+}
+
+/// How an exchange ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Answered,
+    /// It reaches the store too late, which does nothing.
+    Late,
+    /// Without an answer. It may have run.
+    Cut,
 }
 
 impl Distance {
@@ -31,6 +43,7 @@ impl Distance {
             world,
             round_trip,
             under_way: Vec::new(),
+            is_connected: true,
             most: 0,
         }
     }
@@ -59,28 +72,61 @@ impl Distance {
             while let Some(outgoing) = self.world.keepers[0].next_exchange(now) {
                 let at = self.world.now + self.round_trip;
                 assert!(self.round_trip < outgoing.timeout, "it times out");
-                self.under_way.push((at, outgoing));
+                self.under_way.push((at, outgoing, Fate::Answered));
             }
             self.most = self.most.max(self.under_way.len());
             self.world.keepers[0].run_effects();
             let due = self.world.keepers[0].next_due();
             let due = due.map(|due| due.saturating_duration_since(self.world.start));
-            let answer = self.under_way.first().map(|(at, _)| *at);
-            let next = due.into_iter().chain(answer).min();
+            let end_of_first = self.under_way.iter().map(|(at, ..)| *at).min();
+            let next = due.into_iter().chain(end_of_first).min();
             let Some(next) = next.filter(|next| *next <= end) else {
                 self.world.now = end;
                 return;
             };
             self.world.now = self.world.now.max(next);
-            while self
-                .under_way
-                .first()
-                .is_some_and(|(at, _)| *at <= self.world.now)
-            {
-                let (_, outgoing) = self.under_way.remove(0);
+            let now = self.world.now;
+            let (over, under_way) = mem::take(&mut self.under_way)
+                .into_iter()
+                .partition(|(at, ..)| *at <= now);
+            self.under_way = under_way;
+            over.into_iter().for_each(|one| self.ends(one));
+        }
+    }
+
+    fn ends(&mut self, (_, outgoing, fate): (Duration, Outgoing, Fate)) {
+        let is_hello = outgoing.exchange.is_hello();
+        match fate {
+            Fate::Answered if is_hello && !self.is_connected => {
+                self.is_connected = true;
+                self.event(&Event::Connected);
                 self.world.complete(0, &outgoing);
             }
+            Fate::Answered => self.world.complete(0, &outgoing),
+            Fate::Late => {
+                let now_us = EPOCH_US + self.world.now.as_micros() as u64;
+                self.world.answer(0, &outgoing, Reply::late(now_us));
+            }
+            Fate::Cut => self.world.fail(0, &outgoing, Failure::Cut),
         }
+    }
+
+    fn event(&mut self, event: &Event) {
+        let now = self.world.local();
+        self.world.keepers[0].on_event(Part::default(), event, now);
+    }
+
+    /// The connection ends. This process learns at once, and of each exchange in flight within this time.
+    fn cut(&mut self, within: Duration, have_run: bool) {
+        self.is_connected = false;
+        let count = self.under_way.len() as u32;
+        for (number, (at, outgoing, fate)) in (1..).zip(&mut self.under_way) {
+            if have_run {
+                self.world.run(outgoing);
+            }
+            (*at, *fate) = (self.world.now + within * number / count, Fate::Cut);
+        }
+        self.event(&Event::Disconnected);
     }
 
     /// Numbers of admitted requests, and of refused or waiting ones.
@@ -262,11 +308,7 @@ fn holders_that_are_introduced_do_not_starve_newcomers() {
             .collect();
         scene.run(STORE_TIMEOUT);
         assert_eq!(scene.outcomes(&asked).0, holders);
-        for (_, outgoing) in std::mem::take(&mut scene.under_way) {
-            scene.world.fail(0, &outgoing, Failure::Cut);
-        }
-        let now = scene.world.local();
-        scene.world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
+        scene.cut(Duration::ZERO, false);
         // The hello has to reconnect.
         scene.run(ms(100));
         let mut newcomers = Vec::new();
@@ -342,5 +384,115 @@ fn newcomers_under_a_rate_do_not_wait_for_reports() {
         let newcomer = scene.ask(10_000 + round, &[0], PATIENT);
         scene.run(ms(250));
         assert_eq!(scene.outcomes(&[newcomer]), (1, 0), "round {round}");
+    }
+}
+
+/// One key with 500 holders, 100 ms away, and a newcomer every 10 ms. An exchange may take 500 ms.
+struct HotKey {
+    scene: Distance,
+    newcomers: Vec<Newcomer>,
+}
+
+struct Newcomer {
+    request: RequestId,
+    asked: Duration,
+    served: Option<Duration>,
+}
+
+impl HotKey {
+    const ROUND_TRIP: Duration = Duration::from_millis(100);
+    const INTERVAL: Duration = Duration::from_millis(10);
+
+    /// The holders are about to be confirmed: exchanges in flight renew all of them, and ask for newcomers.
+    fn new() -> Self {
+        const HOT: Limit = Limit::concurrent("a", 10_000).fallback(Fallback::Reject);
+        let mut scene = Distance::new(&[&HOT], Parts::WHOLE, Self::ROUND_TRIP);
+        let holders: Vec<_> = (0..500).map(|_| scene.ask(0, &[0], PATIENT)).collect();
+        scene.run(STORE_TIMEOUT);
+        assert_eq!(scene.outcomes(&holders), (500, 0));
+        scene.run(LEASE / 4);
+        let mut hot = Self {
+            scene,
+            newcomers: Vec::new(),
+        };
+        while hot.names_in_flight(|batch| batch.renew.len()) < 500 {
+            hot.run(Self::INTERVAL);
+        }
+        hot.run(Self::ROUND_TRIP / 2);
+        assert!(hot.names_in_flight(|batch| batch.renew.len()) >= 500);
+        assert!(hot.names_in_flight(|batch| batch.acquire.len()) >= 5);
+        hot
+    }
+
+    fn names_in_flight(&self, count: impl Fn(&Batch) -> usize) -> usize {
+        let in_flight = self.scene.under_way.iter();
+        let batches = in_flight.flat_map(|(_, outgoing, _)| &outgoing.exchange.batches);
+        batches.map(count).sum()
+    }
+
+    fn run(&mut self, time: Duration) {
+        let end = self.scene.world.now + time;
+        while self.scene.world.now < end {
+            self.newcomers.push(Newcomer {
+                request: self.scene.ask(0, &[0], Duration::ZERO),
+                asked: self.scene.world.now,
+                served: None,
+            });
+            self.look(Self::INTERVAL);
+        }
+    }
+
+    fn look(&mut self, time: Duration) {
+        self.scene.run(time);
+        for one in self.newcomers.iter_mut().filter(|one| one.served.is_none()) {
+            let (admitted, _) = self.scene.outcomes(&[one.request]);
+            one.served = (admitted > 0).then_some(self.scene.world.now);
+        }
+    }
+
+    /// The longest time from then, or from its question, until a newcomer was served. All of them were.
+    fn longest_since(&mut self, then: Duration) -> Duration {
+        while self.scene.world.now < then + 4 * STORE_TIMEOUT {
+            self.look(Self::INTERVAL);
+        }
+        assert_eq!(self.scene.world.keepers[0].lost(), 0);
+        let waits = self.newcomers.iter().map(|one| {
+            let served = one.served.expect("the store decides on it");
+            served.saturating_sub(one.asked.max(then))
+        });
+        waits.max().expect("some")
+    }
+}
+
+/// G4, G8: the holders of a hot key are introduced once after a cut, whether the exchanges in flight have run, and whenever
+/// these fail. Newcomers, which wait for that, are served within the hello and three round trips.
+#[test]
+fn newcomers_of_a_hot_key_are_served_soon_after_a_cut() {
+    let round_trip = HotKey::ROUND_TRIP;
+    for failing_for in [0, 1, 2, 3].map(|trips| trips * round_trip) {
+        for have_run in [false, true] {
+            let mut hot = HotKey::new();
+            let cut = hot.scene.world.now;
+            hot.scene.cut(failing_for, have_run);
+            hot.run(STORE_TIMEOUT);
+            assert!(hot.longest_since(cut) <= 4 * round_trip);
+        }
+    }
+}
+
+/// G4, G8: an exchange that came too late did nothing, so no holder is in doubt: newcomers ask again, and are served within
+/// a round trip of that answer.
+#[test]
+fn newcomers_of_a_hot_key_are_served_soon_after_a_late_answer() {
+    for count in [1, 5, usize::MAX] {
+        let mut hot = HotKey::new();
+        for (_, _, fate) in hot.scene.under_way.iter_mut().take(count) {
+            *fate = Fate::Late;
+        }
+        let ends = hot.scene.under_way.iter().take(count).map(|(at, ..)| *at);
+        let last = ends.max().expect("some");
+        hot.run(STORE_TIMEOUT);
+        // Exchanges are paced.
+        assert!(hot.longest_since(last) <= HotKey::ROUND_TRIP + HotKey::INTERVAL);
     }
 }

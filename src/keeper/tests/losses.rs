@@ -475,7 +475,10 @@ fn a_renewal_finds_the_loss_beside_holders_that_are_back() {
     for keeper in [0, 1, 1, 1] {
         world.stream(keeper);
     }
-    let ledger = world.keepers[0].settings().ledger_name(&Key::SHARED, "a");
+    let ledger = world.keepers[0]
+        .context()
+        .settings
+        .ledger_name(&Key::SHARED, "a");
     world.ledgers.lose_ledgers();
     let now = world.local();
     world.keepers[1].on_event(Part::default(), &Event::Lost(ledger), now);

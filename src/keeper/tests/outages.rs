@@ -400,7 +400,7 @@ fn newcomers_wait_after_an_outage_of_a_store_that_was_without_memory() {
     world.fail(0, &probe, Failure::TimedOut);
     world.pass(SECOND);
     world.recover(0);
-    assert!(world.keepers[0].is_recovering());
+    assert!(world.keepers[0].context().is_recovering());
 }
 
 /// Under rates, and under limits in shadow mode, nobody waits for permits to return.
@@ -420,7 +420,11 @@ fn a_replica_recovers_only_if_newcomers_wait() {
         world.keepers[0].fail(now);
         world.pass(Duration::from_millis(60));
         world.recover(0);
-        assert_eq!(world.keepers[0].is_recovering(), expected, "{limit:?}");
+        assert_eq!(
+            world.keepers[0].context().is_recovering(),
+            expected,
+            "{limit:?}"
+        );
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
     keeper::Tenant,
     ledger::TenantId,
     limit::Mode,
-    overrides::{Decision, InForce},
+    overrides::{InForce, SettingInForce},
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -18,11 +18,11 @@ const OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(60)).burst(1);
 
 impl World {
     /// Puts only these overrides in force, for an hour.
-    fn steer(&mut self, keeper: usize, decisions: &[(&str, Decision)]) {
+    fn steer(&mut self, keeper: usize, decisions: &[(&str, SettingInForce)]) {
         self.steer_for(keeper, decisions, HOUR);
     }
 
-    fn steer_for(&mut self, keeper: usize, decisions: &[(&str, Decision)], length: Duration) {
+    fn steer_for(&mut self, keeper: usize, decisions: &[(&str, SettingInForce)], length: Duration) {
         let (now, mut in_force) = (self.local(), InForce::default());
         for (limit, decision) in decisions {
             in_force.add(limit, *decision, now + length);
@@ -70,8 +70,8 @@ impl World {
     }
 }
 
-fn key_value(key: &Key, value: u32) -> Decision {
-    Decision::KeyValue(key.digest("a"), value.into())
+fn key_value(key: &Key, value: u32) -> SettingInForce {
+    SettingInForce::KeyValue(key.digest("a"), value.into())
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn a_raise_admits_waiters_with_one_exchange() {
     let holders = world.ask_all(5, PATIENT);
     let waiters = world.ask_all(40, PATIENT);
     assert_eq!((world.admitted(&holders), world.admitted(&waiters)), (5, 0));
-    world.steer(0, &[("a", Decision::Value(8.into()))]);
+    world.steer(0, &[("a", SettingInForce::Value(8.into()))]);
     let outgoing = world.send(0);
     world.complete(0, &outgoing);
     assert_eq!(world.admitted(&waiters), 3);
@@ -93,7 +93,7 @@ fn a_lowered_limit_takes_nothing_away_and_admits_nobody_above_it() {
     let holders = world.ask_all(5, PATIENT);
     assert_eq!(world.admitted(&holders), 5);
     let waiter = world.ask_all(1, PATIENT);
-    world.steer(0, &[("a", Decision::Value(2.into()))]);
+    world.steer(0, &[("a", SettingInForce::Value(2.into()))]);
     for lease in &holders[..3] {
         world.release(0, lease);
         world.settle();
@@ -108,7 +108,7 @@ fn a_lowered_limit_takes_nothing_away_and_admits_nobody_above_it() {
 #[test]
 fn at_the_end_the_declared_value_holds_again() {
     let mut world = World::new(1, &FIVE);
-    world.steer_for(0, &[("a", Decision::Value(1.into()))], SHORT);
+    world.steer_for(0, &[("a", SettingInForce::Value(1.into()))], SHORT);
     let asked = world.ask_all(6, PATIENT);
     assert_eq!(world.admitted(&asked), 1);
     world.pass(SHORT - Duration::from_millis(1));
@@ -123,7 +123,7 @@ fn at_the_end_the_declared_value_holds_again() {
 #[test]
 fn an_update_changes_what_is_declared_only() {
     let mut world = World::new(1, &FIVE);
-    world.steer_for(0, &[("a", Decision::Value(1.into()))], SHORT);
+    world.steer_for(0, &[("a", SettingInForce::Value(1.into()))], SHORT);
     let now = world.local();
     let other = Limit::concurrent("a", 7);
     world.keepers[0].revise(&[&other], now).expect("valid");
@@ -143,7 +143,10 @@ fn a_key_goes_over_its_limit_and_the_limit_over_plans() {
     let (gold, blocked) = (Key::from("gold"), Key::from(&b"\0\xff{}"[..]));
     world.steer(
         0,
-        &[("a", Decision::Value(2.into())), ("a", key_value(&gold, 3))],
+        &[
+            ("a", SettingInForce::Value(2.into())),
+            ("a", key_value(&gold, 3)),
+        ],
     );
     let mut taken = [(0, &gold, None), (0, &Key::SHARED, Some(20))];
     for (count, key, max) in &mut taken {
@@ -177,14 +180,14 @@ fn a_key_and_its_limit_change_together() {
     world.keepers[0] = Core::new(settings(0), false, now);
     world.keepers[0].add(&FIVE).expect("valid");
     let both = [
-        ("a", Decision::Value(50.into())),
+        ("a", SettingInForce::Value(50.into())),
         ("a", key_value(&Key::SHARED, 5)),
     ];
     let asked = world.ask_all(10, PATIENT);
     assert_eq!(world.admitted(&asked), 5);
     world.steer(0, &both);
     assert_eq!(world.admitted(&asked[5..]), 0);
-    world.steer(0, &[("a", Decision::Value(2.into()))]);
+    world.steer(0, &[("a", SettingInForce::Value(2.into()))]);
     assert_eq!(world.admitted(&asked[5..]), 0);
     world.steer(0, &[]);
     assert_eq!(world.admitted(&asked[5..]), 0);
@@ -200,7 +203,7 @@ fn a_pause_refuses_newcomers_and_waiters_until_its_end() {
         let holders = world.ask_all(5, PATIENT);
         assert_eq!(world.admitted(&holders), 5);
         let waiter = world.ask_all(1, PATIENT);
-        world.steer_for(0, &[("a", Decision::Pause)], LEASE);
+        world.steer_for(0, &[("a", SettingInForce::Pause)], LEASE);
         let error = world.collect(0, &waiter[0]).expect("an answer").err();
         let error = error.expect("refused");
         assert_eq!(error.kind(), AcquireErrorKind::Paused);
@@ -226,8 +229,8 @@ fn a_pause_refuses_newcomers_and_waiters_until_its_end() {
 fn a_pause_holds_in_an_outage_and_against_any_mode() {
     let mut world = World::new(1, &FIVE.fallback(Fallback::Allow));
     world.go_down();
-    let off = ("a", Decision::Mode(Mode::Off));
-    world.steer(0, &[("a", Decision::Pause), off]);
+    let off = ("a", SettingInForce::Mode(Mode::Off));
+    world.steer(0, &[("a", SettingInForce::Pause), off]);
     assert_eq!(world.submit_error().kind(), AcquireErrorKind::Paused);
 }
 
@@ -244,7 +247,7 @@ fn a_pause_refuses_claims_too() {
         panic!("refused")
     };
     world.settle();
-    world.steer(0, &[("b", Decision::Pause)]);
+    world.steer(0, &[("b", SettingInForce::Pause)]);
     let answer = world.keepers[0]
         .collect(request, false, now)
         .expect("an answer");
@@ -270,7 +273,7 @@ fn a_lowered_value_caps_the_fallback() {
         (FIVE.fallback(Fallback::Local(3)), 8, 3),
     ] {
         let mut world = World::new(1, &limit);
-        world.steer(0, &[("a", Decision::Value(value.into()))]);
+        world.steer(0, &[("a", SettingInForce::Value(value.into()))]);
         world.go_down();
         let asked: Vec<_> = (0..9).map(|_| world.ask(0, Duration::ZERO)).collect();
         assert_eq!(world.admitted(&asked), expected);
@@ -283,16 +286,20 @@ fn a_mode_lets_waiters_go_on_and_ends() {
         let mut world = World::new(1, &ONE);
         let _holder = world.grant(PATIENT);
         let waiter = world.ask_all(1, PATIENT);
-        world.steer_for(0, &[("a", Decision::Mode(mode))], LEASE);
+        let mode_of = |world: &World| {
+            let registry = &world.keepers[0].context().registry;
+            registry.limit(LimitId(0)).current_mode()
+        };
+        world.steer_for(0, &[("a", SettingInForce::Mode(mode))], LEASE);
         assert_eq!(world.admitted(&waiter), 1);
         world.settle();
-        assert_eq!(world.keepers[0].mode_of(LimitId(0)), mode);
+        assert_eq!(mode_of(&world), mode);
         world.pass(LEASE);
-        assert_eq!(world.keepers[0].mode_of(LimitId(0)), Mode::Enforce);
+        assert_eq!(mode_of(&world), Mode::Enforce);
     }
     // A limit in shadow mode is enforced for a time.
     let mut world = World::new(1, &ONE.mode(Mode::Shadow));
-    world.steer(0, &[("a", Decision::Mode(Mode::Enforce))]);
+    world.steer(0, &[("a", SettingInForce::Mode(Mode::Enforce))]);
     world.grant(Duration::ZERO);
     let refused = world.ask_all(1, Duration::ZERO);
     assert_eq!(world.admitted(&refused), 0);
@@ -316,17 +323,20 @@ fn a_rate_has_its_override_and_no_other() {
         answer.err().and_then(|error| error.retry_after())
     };
     let gold = Key::from("gold");
-    let of_gold = Decision::KeyValue(gold.digest("opens"), 240.into());
+    let of_gold = SettingInForce::KeyValue(gold.digest("opens"), 240.into());
     world.steer(
         0,
-        &[("opens", Decision::Value(120.into())), ("opens", of_gold)],
+        &[
+            ("opens", SettingInForce::Value(120.into())),
+            ("opens", of_gold),
+        ],
     );
     for (key, millis) in [(Key::SHARED, 500), (gold, 250)] {
         assert_eq!(ask(&mut world, &key), None);
         assert_eq!(ask(&mut world, &key), Some(Duration::from_millis(millis)));
     }
     // A rate of zero cannot exist: the declared one holds.
-    world.steer(0, &[("opens", Decision::Value(0.into()))]);
+    world.steer(0, &[("opens", SettingInForce::Value(0.into()))]);
     let other = Key::from("other");
     assert_eq!(ask(&mut world, &other), None);
     assert_eq!(ask(&mut world, &other), Some(Duration::from_secs(1)));
@@ -337,8 +347,8 @@ fn a_rate_has_its_override_and_no_other() {
 fn overrides_that_are_read_again_change_nothing() {
     let mut world = World::new(1, &FIVE.reuse());
     let decisions = [
-        ("a", Decision::Value(3.into())),
-        ("gone", Decision::Value(7.into())),
+        ("a", SettingInForce::Value(3.into())),
+        ("gone", SettingInForce::Value(7.into())),
     ];
     world.steer(0, &decisions);
     let holders = world.ask_all(3, PATIENT);
@@ -425,7 +435,7 @@ fn a_share_holds_for_those_who_wait() {
     let mut tenants = Tenants::new([("one", 1, 5), ("three", 3, 2)]);
     let share = |name, share| {
         let tenant = TenantId::of(&Key::from(name));
-        ("a", Decision::Share(tenant, share))
+        ("a", SettingInForce::Share(tenant, share))
     };
     let length = Duration::from_secs(300);
     let mut phase = || tenants.part_of_first(length.as_secs());

@@ -394,7 +394,7 @@ fn idle_slots_that_go_back_with_refused_claims_are_not_lost() {
         let refused = refused(world.keepers[0].collect(asked, false, now));
         assert_eq!(refused, Some(AcquireErrorKind::TooSoon));
     }
-    assert!(!world.keepers[0].is_recovering());
+    assert!(!world.keepers[0].context().is_recovering());
 }
 
 #[test]

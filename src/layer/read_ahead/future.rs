@@ -21,7 +21,7 @@ use tower_service::Service;
 use super::ReadAheadBody;
 use crate::layer::{
     RefusalKind, ResponseBody, ResponseFuture,
-    gate::{Gate, Refused},
+    gates::{Gate, Refused},
 };
 
 /// Wait before reading. Longer than an answer of a near store takes, so that requests that are admitted or refused at once

@@ -1,17 +1,11 @@
-//! The layer and its service: a limit around a service that takes the replayed body.
+//! The layer: a limit around a service that takes the replayed body.
 //!
 //! Tests: `tests/layer/read_ahead.rs`.
 
-use std::task::{Context, Poll};
-
-use bytes::Bytes;
-use http::{Request, Response, Version, header};
-use http_body::Body;
 use tower_layer::Layer;
-use tower_service::Service;
 
-use super::{ReadAheadBody, ReadAheadFuture};
-use crate::layer::{LimitLayer, Limited, ResponseBody};
+use super::ReadAhead;
+use crate::layer::LimitLayer;
 
 /// A [`LimitLayer`] that reads ahead in the bodies of waiting requests.
 ///
@@ -46,7 +40,7 @@ impl LimitLayer {
     ///
     /// Other effects:
     ///
-    /// - The service gets another type of body, [`ReadAheadBody`]. axum and other services that are generic over the body
+    /// - The service gets another type of body, [`ReadAheadBody`](super::ReadAheadBody). axum and other services that are generic over the body
     ///   accept this type. The request's body has to be [`Unpin`], like hyper's and axum's.
     /// - The data that was read ahead arrives as one frame.
     /// - A client that sent `Expect: 100-continue` gets `100 Continue` while it waits.
@@ -112,58 +106,6 @@ impl<S> Layer<S> for ReadAheadLayer {
     type Service = ReadAhead<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        ReadAhead {
-            limited: self.layer.layer(inner),
-            bound: self.bound,
-        }
-    }
-}
-
-/// A service whose requests are limited, and whose waiting requests read ahead.
-///
-/// Created by a [`ReadAheadLayer`].
-#[derive(Clone, Debug)]
-pub struct ReadAhead<S> {
-    limited: Limited<S>,
-    bound: usize,
-}
-
-impl<S> ReadAhead<S> {
-    /// Returns a reference to the inner service.
-    pub fn get_ref(&self) -> &S {
-        self.limited.get_ref()
-    }
-
-    /// Returns a mutable reference to the inner service. Calls on it are not limited.
-    pub fn get_mut(&mut self) -> &mut S {
-        self.limited.get_mut()
-    }
-
-    /// Returns the inner service, without the limit.
-    pub fn into_inner(self) -> S {
-        self.limited.into_inner()
-    }
-}
-
-impl<S, Q, R> Service<Request<Q>> for ReadAhead<S>
-where
-    S: Service<Request<ReadAheadBody<Q>>, Response = Response<R>, Future: Send + 'static> + Clone,
-    Q: Body<Data = Bytes> + Unpin,
-    R: Body + Send + 'static,
-{
-    type Response = Response<ResponseBody<R>>;
-    type Error = S::Error;
-    type Future = ReadAheadFuture<S, Q>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.limited.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Q>) -> Self::Future {
-        // Over HTTP/2 a refusal ends only its stream, and the client sees it.
-        let uploads =
-            request.version() < Version::HTTP_2 && !request.headers().contains_key(header::EXPECT);
-        let request = request.map(|body| ReadAheadBody::new(body, self.bound));
-        ReadAheadFuture::new(self.limited.call(request), uploads)
+        ReadAhead::new(self.layer.layer(inner), self.bound)
     }
 }

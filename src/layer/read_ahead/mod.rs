@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `layer` | the layer and its service: a limit around a service that takes the replayed body |
+//! | `layer`, `service` | a limit around a service that takes the replayed body |
 //! | `future` | the limit's future, and beside it the reader of the body |
 //! | `body` | keeps the data read ahead, and replays it |
 
@@ -10,7 +10,9 @@ mod body;
 mod future;
 #[allow(clippy::module_inception)]
 mod layer;
+mod service;
 
 pub use body::ReadAheadBody;
 pub use future::ReadAheadFuture;
-pub use layer::{ReadAhead, ReadAheadLayer};
+pub use layer::ReadAheadLayer;
+pub use service::ReadAhead;

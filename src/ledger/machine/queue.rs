@@ -4,7 +4,7 @@ use std::cmp::{max, min};
 
 use super::{
     Call, Heartbeat, Ledger, MAX_LEASE_MS, Place, Waiter,
-    shares::{InLine, Next, Passed},
+    shares::{InTurn, Lined, Passed},
 };
 use crate::ledger::{Ask, Batch, MAX_PLACES, MemberId, Promotion, ReplicaId, Standing};
 
@@ -18,7 +18,7 @@ pub(crate) const MAX_SEARCHED: usize = 64;
 
 /// Whether a replica's waiters can be granted slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Presence {
+enum Contact {
     Caller,
     Reachable,
     /// The replica has been silent for too long, or nobody receives its wake-ups: it has stopped, has lost its
@@ -42,63 +42,36 @@ impl Ledger {
     pub(super) fn promote(&mut self, call: &mut Call, batch: &Batch) -> Vec<Promotion> {
         let until_ms = call.promoted_end_ms();
         let (mut promoted, mut last_passed) = (Vec::new(), None);
-        let (mut in_lines, mut passed_in_lines) = (self.has_lines(batch), Passed::new());
-        while self.free(batch) > 0 && self.passed < min(self.queue.len(), MAX_PASSED) {
-            let next = if in_lines {
-                self.next_in_line(&passed_in_lines)
-            } else {
-                Next::Nobody
-            };
-            let in_line = match next {
-                Next::Waiter(waiter) => Some(waiter),
-                Next::Ended(_) if !call.may_spend() => break,
-                Next::Ended(tenant) => {
-                    call.spend(1);
-                    self.end_line(tenant);
-                    continue;
-                }
-                Next::Nobody => None,
-            };
-            if in_lines && in_line.is_none() {
-                // All other waiters in the lines were passed over, or have left.
-                (in_lines, self.passed, last_passed) = (false, 0, None);
-            }
-            let first = in_line.map(|waiter| waiter.id);
-            let Some(id) = first.or_else(|| self.first_behind(last_passed)) else {
-                break;
-            };
-            if !call.may_spend() {
-                break;
-            }
-            if let Some(waiter) = in_line
-                && !self.waits(waiter)
-            {
-                call.spend(1);
-                self.leave_line(waiter);
-                continue;
-            }
+        let mut passed_in_lines = self.has_lines(batch).then(Passed::new);
+        while self.free(batch) > 0
+            && self.passed < min(self.queue.len(), MAX_PASSED)
+            && let Some((id, in_line)) =
+                self.next_waiter(call, &mut passed_in_lines, &mut last_passed)
+        {
             match self.presence(call, id.replica) {
-                Presence::Dead => {
+                Contact::Dead => {
                     call.spend(1);
                     self.remove(id);
-                    in_line
-                        .into_iter()
-                        .for_each(|waiter| self.leave_line(waiter));
+                    if let Some(waiter) = in_line {
+                        self.leave_line(waiter);
+                    }
                 }
-                Presence::Unreachable => {
+                Contact::Unreachable => {
                     last_passed = self.pass_over(id);
-                    passed_in_lines.extend(in_line.map(|waiter| (waiter.tenant, waiter)));
+                    if let (Some(passed), Some(waiter)) = (&mut passed_in_lines, in_line) {
+                        passed.insert(waiter.tenant, waiter);
+                    }
                 }
-                Presence::Caller | Presence::Reachable if !self.fits(batch, id) => {
+                Contact::Caller | Contact::Reachable if !self.fits(batch, id) => {
                     self.blocked = true;
                     break;
                 }
-                Presence::Caller => {
+                Contact::Caller => {
                     self.grant(call, id, in_line, until_ms);
                     let seq = id.seq;
                     promoted.push(Promotion { seq, until_ms });
                 }
-                Presence::Reachable => {
+                Contact::Reachable => {
                     self.grant(call, id, in_line, until_ms);
                     call.wake(batch, id, until_ms);
                 }
@@ -107,9 +80,40 @@ impl Ledger {
         promoted
     }
 
-    fn grant(&mut self, call: &mut Call, id: MemberId, in_line: Option<InLine>, until_ms: u64) {
+    /// The waiter whose turn it is, with its place in a line. `None`: there is none, or the call may spend no more.
+    fn next_waiter(
+        &mut self,
+        call: &mut Call,
+        passed_in_lines: &mut Option<Passed>,
+        last_passed: &mut Option<i64>,
+    ) -> Option<(MemberId, Option<Lined>)> {
+        while let Some(passed) = passed_in_lines {
+            match self.next_in_line(passed) {
+                InTurn::Nobody => {
+                    // All other waiters in the lines were passed over, or have left.
+                    (*passed_in_lines, self.passed, *last_passed) = (None, 0, None);
+                }
+                _ if !call.may_spend() => return None,
+                InTurn::Ended(tenant) => {
+                    call.spend(1);
+                    self.end_line(tenant);
+                }
+                InTurn::Waiter(waiter) if !self.waits(waiter) => {
+                    call.spend(1);
+                    self.leave_line(waiter);
+                }
+                InTurn::Waiter(waiter) => return Some((waiter.id, Some(waiter))),
+            }
+        }
+        let id = self.first_behind(*last_passed)?;
+        call.may_spend().then_some((id, None))
+    }
+
+    fn grant(&mut self, call: &mut Call, id: MemberId, in_line: Option<Lined>, until_ms: u64) {
         call.spend(id.weight());
-        in_line.into_iter().for_each(|waiter| self.charge(waiter));
+        if let Some(waiter) = in_line {
+            self.charge(waiter);
+        }
         self.hold(id, until_ms);
     }
 
@@ -224,7 +228,7 @@ impl Ledger {
         let start = call.now_us % (self.queue.len() - window + 1) as u64;
         let waiters = self.queue.values().skip(start as usize).take(window);
         let ids = waiters.map(|waiter| waiter.id);
-        let is_dead = |id: &MemberId| self.presence(call, id.replica) == Presence::Dead;
+        let is_dead = |id: &MemberId| self.presence(call, id.replica) == Contact::Dead;
         let dead: Vec<_> = ids.filter(is_dead).collect();
         for &id in &dead {
             self.remove(id);
@@ -292,18 +296,18 @@ impl Ledger {
         }
     }
 
-    fn presence(&self, call: &Call, replica: ReplicaId) -> Presence {
+    fn presence(&self, call: &Call, replica: ReplicaId) -> Contact {
         if replica == call.replica {
-            return Presence::Caller;
+            return Contact::Caller;
         }
         match self.heartbeats.get(&replica) {
-            Some(heartbeat) if heartbeat.until_ms < call.oldest_heartbeat_ms() => Presence::Dead,
-            Some(heartbeat) if heartbeat.until_ms < call.now_ms => Presence::Unreachable,
+            Some(heartbeat) if heartbeat.until_ms < call.oldest_heartbeat_ms() => Contact::Dead,
+            Some(heartbeat) if heartbeat.until_ms < call.now_ms => Contact::Unreachable,
             Some(heartbeat) if heartbeat.listens && call.absent.contains(&replica) => {
-                Presence::Unreachable
+                Contact::Unreachable
             }
-            Some(_) => Presence::Reachable,
-            None => Presence::Dead,
+            Some(_) => Contact::Reachable,
+            None => Contact::Dead,
         }
     }
 }

@@ -36,19 +36,19 @@ pub(in crate::ledger) const CROWD: usize = 4;
 pub(super) struct Shares {
     /// Virtual time.
     pub(super) time_us: u64,
-    tenants: BTreeMap<TenantId, Tenant>,
+    tenants: BTreeMap<TenantId, TenantState>,
     /// Tenants with a line, by their payments.
     pub(super) waiting: BTreeSet<(u64, TenantId)>,
     /// The others, until virtual time has reached them.
     pub(super) idle: BTreeSet<(u64, TenantId)>,
     /// May contain permits that no longer wait: they are removed when their turn comes.
-    pub(super) lines: BTreeSet<InLine>,
+    pub(super) lines: BTreeSet<Lined>,
     /// In store milliseconds.
     pub(super) kept_until_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Tenant {
+struct TenantState {
     paid_us: u64,
     waits: bool,
     line: usize,
@@ -56,7 +56,7 @@ struct Tenant {
 
 /// A waiter in the line of its tenant. Lines are in order of tickets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct InLine {
+pub(super) struct Lined {
     pub(super) tenant: TenantId,
     pub(super) ticket: i64,
     pub(super) id: MemberId,
@@ -64,8 +64,8 @@ pub(super) struct InLine {
 }
 
 /// The next waiter to serve.
-pub(super) enum Next {
-    Waiter(InLine),
+pub(super) enum InTurn {
+    Waiter(Lined),
     /// The line of this tenant is empty, since its waiters have left.
     Ended(TenantId),
     /// No line has a waiter that was not passed over.
@@ -73,9 +73,9 @@ pub(super) enum Next {
 }
 
 /// The last waiter of each tenant that was passed over in a batch.
-pub(super) type Passed = BTreeMap<TenantId, InLine>;
+pub(super) type Passed = BTreeMap<TenantId, Lined>;
 
-impl InLine {
+impl Lined {
     pub(super) fn new(payer: Payer, ticket: i64, id: MemberId) -> Self {
         Self {
             tenant: payer.tenant,
@@ -99,7 +99,7 @@ impl Shares {
     /// As [`Ledger::settle`](super::Ledger::settle).
     pub(super) fn settle(&mut self, call: &Call, dues: &Dues, released: u32) {
         for &Left { payer, ticket, seq } in &dues.left {
-            self.leave(InLine::new(payer, ticket, call.own(seq)));
+            self.leave(Lined::new(payer, ticket, call.own(seq)));
         }
         let is_settled = released >= dues.settled_units + dues.left.len() as u32;
         let settled = dues.settled.iter().filter(|_| is_settled);
@@ -144,7 +144,7 @@ impl Shares {
         }
         let line = before.map_or(0, |before| before.line);
         self.order(waits).insert((paid_us, tenant));
-        let after = Tenant {
+        let after = TenantState {
             paid_us,
             waits,
             line,
@@ -160,7 +160,7 @@ impl Shares {
         }
     }
 
-    pub(super) fn join(&mut self, waiter: InLine) {
+    pub(super) fn join(&mut self, waiter: Lined) {
         let tenant = waiter.tenant;
         let known = self.tenants.get(&tenant).copied();
         if known.is_none_or(|one| !one.waits) {
@@ -184,7 +184,7 @@ impl Shares {
         }
     }
 
-    pub(super) fn leave(&mut self, waiter: InLine) {
+    pub(super) fn leave(&mut self, waiter: Lined) {
         if self.lines.remove(&waiter)
             && let Some(one) = self.tenants.get_mut(&waiter.tenant)
         {
@@ -193,20 +193,20 @@ impl Shares {
     }
 
     /// The next waiter to serve, behind any that were passed over.
-    pub(super) fn next(&self, passed: &Passed) -> Next {
+    pub(super) fn next(&self, passed: &Passed) -> InTurn {
         for &(_, tenant) in &self.waiting {
             let last = passed.get(&tenant);
             match self.first_behind(tenant, last) {
-                Some(next) => return Next::Waiter(next),
-                None if last.is_none() => return Next::Ended(tenant),
+                Some(next) => return InTurn::Waiter(next),
+                None if last.is_none() => return InTurn::Ended(tenant),
                 None => {}
             }
         }
-        Next::Nobody
+        InTurn::Nobody
     }
 
-    fn first_behind(&self, tenant: TenantId, last: Option<&InLine>) -> Option<InLine> {
-        let first = InLine {
+    fn first_behind(&self, tenant: TenantId, last: Option<&Lined>) -> Option<Lined> {
+        let first = Lined {
             tenant,
             ticket: i64::MIN,
             id: MemberId::FIRST,
@@ -227,12 +227,12 @@ impl Shares {
     /// tenants would starve the others, so virtual time moves a little with each grant. It stops at the payments of the
     /// tenant served: otherwise it would run away from tenants that keep waiting, since prepayments are later refunded
     /// in part.
-    pub(super) fn charge(&mut self, waiter: InLine, waiting: u64) {
-        let InLine {
+    pub(super) fn charge(&mut self, waiter: Lined, waiting: u64) {
+        let Lined {
             tenant, cost_us, ..
         } = waiter;
         self.leave(waiter);
-        let Some(&Tenant { paid_us, line, .. }) = self.tenants.get(&tenant) else {
+        let Some(&TenantState { paid_us, line, .. }) = self.tenants.get(&tenant) else {
             return;
         };
         self.time_us = max(self.time_us, paid_us);
@@ -250,7 +250,7 @@ impl Shares {
     /// Whether each tenant has one place in the order, a tenant with a line waits, and the lengths of the lines match.
     pub(super) fn is_sound(&self) -> bool {
         let lengths = |tenant| self.lines.iter().filter(move |one| one.tenant == tenant);
-        let has_place = |(&tenant, one): (&TenantId, &Tenant)| {
+        let has_place = |(&tenant, one): (&TenantId, &TenantState)| {
             let place = (one.paid_us, tenant);
             let length = lengths(tenant).count();
             self.waiting.contains(&place) == one.waits
@@ -285,7 +285,7 @@ impl SharesState {
     pub(super) fn of(shares: &Shares) -> Self {
         let tenants = shares.tenants.iter();
         let lines = shares.lines.iter().map(|waiter| {
-            let InLine {
+            let Lined {
                 tenant, cost_us, ..
             } = *waiter;
             (Payer { tenant, cost_us }, waiter.ticket, waiter.id)
@@ -310,7 +310,7 @@ impl SharesState {
             shares.insert(tenant, paid_us, waits);
         }
         for &(payer, ticket, id) in &self.lines {
-            shares.lines.insert(InLine::new(payer, ticket, id));
+            shares.lines.insert(Lined::new(payer, ticket, id));
             if let Some(one) = shares.tenants.get_mut(&payer.tenant) {
                 one.line += 1;
             }

@@ -4,7 +4,7 @@
 use super::queue::FIRST_TICKET;
 use super::{
     Call, Ledger, Place,
-    shares::{CROWD, InLine, Next, Passed},
+    shares::{CROWD, InTurn, Lined, Passed},
 };
 use crate::ledger::{Ask, Batch, MemberId, TenantId};
 
@@ -26,9 +26,9 @@ impl Ledger {
     }
 
     /// The first waiter of the tenant that has paid least, behind any that were passed over.
-    pub(super) fn next_in_line(&self, passed: &Passed) -> Next {
+    pub(super) fn next_in_line(&self, passed: &Passed) -> InTurn {
         let shares = self.shares.as_ref();
-        shares.map_or(Next::Nobody, |shares| shares.next(passed))
+        shares.map_or(InTurn::Nobody, |shares| shares.next(passed))
     }
 
     /// The line of a tenant is empty.
@@ -39,7 +39,7 @@ impl Ledger {
     }
 
     /// A waiter gets a slot.
-    pub(super) fn charge(&mut self, waiter: InLine) {
+    pub(super) fn charge(&mut self, waiter: Lined) {
         let waiting = self.queue.len() as u64;
         if let Some(shares) = &mut self.shares {
             shares.charge(waiter, waiting);
@@ -47,7 +47,7 @@ impl Ledger {
     }
 
     /// A waiter no longer waits.
-    pub(super) fn leave_line(&mut self, waiter: InLine) {
+    pub(super) fn leave_line(&mut self, waiter: Lined) {
         if let Some(shares) = &mut self.shares {
             shares.leave(waiter);
         }
@@ -57,7 +57,7 @@ impl Ledger {
     pub(super) fn line_up(&mut self, batch: &Batch, ask: Ask, ticket: i64, id: MemberId) {
         if batch.dues.is_some() {
             let shares = self.shares.get_or_insert_default();
-            shares.join(InLine::new(ask.payer.unwrap_or_default(), ticket, id));
+            shares.join(Lined::new(ask.payer.unwrap_or_default(), ticket, id));
         }
     }
 
@@ -100,7 +100,7 @@ impl Ledger {
     }
 
     /// Whether it still waits.
-    pub(super) fn waits(&self, waiter: InLine) -> bool {
+    pub(super) fn waits(&self, waiter: Lined) -> bool {
         let place = self.places.get(&waiter.id);
         matches!(place, Some(Place::Waits { .. }))
     }

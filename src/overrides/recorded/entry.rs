@@ -17,14 +17,14 @@ pub(super) const MAX_REST_MS: u64 = MAX_LENGTH_MS + 24 * 3_600_000;
 const MAX_TEXT: usize = 6 * (Override::MAX_AUTHOR + Override::MAX_REASON) + 256;
 
 /// Entries by the names of their fields.
-pub(crate) type Entries = BTreeMap<String, Entry>;
+pub(crate) type Entries = BTreeMap<String, RecordEntry>;
 
 /// A field of the record. `record.lua` describes its text.
 ///
 /// An entry outlives its override: as long as a disconnected replica may have the override in force, the record
 /// remembers its removal or replacement. So an override in force that the record lacks was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct RecordEntry {
     /// The text in the store.
     pub(crate) text: String,
     pub(crate) version: u64,
@@ -49,14 +49,14 @@ pub enum FieldFault {
 
 /// The JSON in a text.
 #[derive(Serialize, Deserialize)]
-struct Signed {
+struct EntryJson {
     #[serde(flatten)]
     setting: Setting,
     author: String,
     reason: String,
 }
 
-impl Entry {
+impl RecordEntry {
     /// Parses a field of the record.
     pub(crate) fn read(field: &[u8], text: &[u8]) -> Result<Self, FieldFault> {
         if text.len() > MAX_TEXT {
@@ -101,13 +101,13 @@ impl Override {
     /// Parses an override from a field of the record, whether or not it has ended.
     #[doc(hidden)]
     pub fn read(field: &[u8], text: &[u8]) -> Result<Self, FieldFault> {
-        Entry::read(field, text).map(|entry| entry.one)
+        RecordEntry::read(field, text).map(|entry| entry.one)
     }
 
     /// The part of the text after the token.
     pub(crate) fn json(setting: Setting, author: &str, reason: &str) -> String {
         let (author, reason) = (author.to_owned(), reason.to_owned());
-        let signed = Signed {
+        let signed = EntryJson {
             setting,
             author,
             reason,
@@ -116,17 +116,17 @@ impl Override {
     }
 }
 
-fn parse(target: Target, text: &str) -> Option<Entry> {
+fn parse(target: Target, text: &str) -> Option<RecordEntry> {
     let mut parts = text.splitn(6, ' ');
     let mut number = || parts.next()?.parse().ok();
     let (since_ms, until_ms, known_ms, version) = (number()?, number()?, number()?, number()?);
     let token = Token::try_from(parts.next()?.to_owned()).ok()?;
-    let Signed {
+    let EntryJson {
         setting,
         author,
         reason,
     } = serde_json::from_str(parts.next()?).ok()?;
-    Some(Entry {
+    Some(RecordEntry {
         text: text.to_owned(),
         version,
         known_ms,

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     change::{Change, Changed, Logged, MAX_LOGGED},
-    entry::{Entries, Entry},
+    entry::{Entries, RecordEntry},
     record::{MAX_OVERRIDES, Record},
     setting::Token,
 };
@@ -70,7 +70,7 @@ impl LocalRecord {
             }
             let to = edit.to.as_ref().map(|new| new.text(now_ms, &change.token));
             let after = to.unwrap_or_default();
-            if let Ok(entry) = Entry::read(edit.field.as_bytes(), after.as_bytes()) {
+            if let Ok(entry) = RecordEntry::read(edit.field.as_bytes(), after.as_bytes()) {
                 entries.insert(edit.field.clone(), entry);
             }
             if after != before {

@@ -10,10 +10,10 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    entry::{Entries, Entry, FieldFault},
+    entry::{Entries, FieldFault, RecordEntry},
     setting::{Override, Setting, Target, Token},
 };
-use crate::overrides::in_force::{Decision, InForce};
+use crate::overrides::in_force::{InForce, SettingInForce};
 
 /// Maximum number of overrides in force.
 pub(crate) const MAX_OVERRIDES: usize = 1_000;
@@ -60,7 +60,7 @@ impl Record {
                 record.token = token.and_then(|token| token.to_owned().try_into().ok());
                 continue;
             }
-            match Entry::read(field, text) {
+            match RecordEntry::read(field, text) {
                 Ok(entry) if !entry.is_plausible(now_ms) => record.faults.push(FieldFault::Range),
                 Ok(entry) if entry.is_known(now_ms) => {
                     let field = String::from_utf8_lossy(field).into_owned();
@@ -90,7 +90,7 @@ impl Record {
     /// Adopts newer fields and texts reported by a replica. Unreadable texts are skipped.
     pub fn take_told(&mut self, texts: &[[String; 2]]) {
         let read = |[field, text]: &[String; 2]| {
-            let entry = Entry::read(field.as_bytes(), text.as_bytes()).ok()?;
+            let entry = RecordEntry::read(field.as_bytes(), text.as_bytes()).ok()?;
             Some((field.clone(), entry))
         };
         self.take_newer_entries(&texts.iter().filter_map(read).collect());
@@ -134,7 +134,7 @@ impl Record {
         })
     }
 
-    fn in_force_entries(&self) -> impl Iterator<Item = (&String, &Entry)> {
+    fn in_force_entries(&self) -> impl Iterator<Item = (&String, &RecordEntry)> {
         let entries = self.entries.iter();
         entries.filter(|(_, entry)| entry.is_in_force(self.now_ms))
     }
@@ -143,7 +143,7 @@ impl Record {
     /// matter.
     pub(crate) fn in_force(&self, since: Instant) -> InForce {
         let mut in_force = InForce::default();
-        for (_, Entry { one, .. }) in self.in_force_entries() {
+        for (_, RecordEntry { one, .. }) in self.in_force_entries() {
             let rest = Duration::from_millis(one.until_ms.saturating_sub(self.now_ms));
             add(&mut in_force, one, since + rest);
         }
@@ -161,11 +161,11 @@ impl Record {
 fn add(in_force: &mut InForce, one: &Override, end: Instant) {
     let Target { key, tenant, .. } = one.target;
     let decision = match (one.setting, key, tenant) {
-        (Setting::Value(value), Some(key), _) => Decision::KeyValue(key.bits(), value),
-        (Setting::Value(value), None, _) => Decision::Value(value),
-        (Setting::Mode(mode), ..) => Decision::Mode(mode),
-        (Setting::Pause, ..) => Decision::Pause,
-        (Setting::Share(share), _, Some(tenant)) => Decision::Share(tenant.id(), share),
+        (Setting::Value(value), Some(key), _) => SettingInForce::KeyValue(key.bits(), value),
+        (Setting::Value(value), None, _) => SettingInForce::Value(value),
+        (Setting::Mode(mode), ..) => SettingInForce::Mode(mode),
+        (Setting::Pause, ..) => SettingInForce::Pause,
+        (Setting::Share(share), _, Some(tenant)) => SettingInForce::Share(tenant.id(), share),
         (Setting::Share(_), _, None) => return,
     };
     in_force.add(&one.target.limit, decision, end);

@@ -52,14 +52,14 @@ pub enum Setting {
 #[derive(Serialize, Deserialize)]
 struct Written {
     #[serde(flatten)]
-    kind: Kind,
+    kind: SettingKind,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     burst: Option<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "setting", content = "to", rename_all = "kebab-case")]
-enum Kind {
+enum SettingKind {
     Value(u32),
     Mode(Mode),
     Pause,
@@ -236,10 +236,10 @@ impl fmt::Display for Setting {
 impl From<Written> for Setting {
     fn from(Written { kind, burst }: Written) -> Self {
         match kind {
-            Kind::Value(max) => Self::Value(LimitValue { max, burst }),
-            Kind::Mode(mode) => Self::Mode(mode),
-            Kind::Pause => Self::Pause,
-            Kind::Share(share) => Self::Share(share),
+            SettingKind::Value(max) => Self::Value(LimitValue { max, burst }),
+            SettingKind::Mode(mode) => Self::Mode(mode),
+            SettingKind::Pause => Self::Pause,
+            SettingKind::Share(share) => Self::Share(share),
         }
     }
 }
@@ -247,10 +247,10 @@ impl From<Written> for Setting {
 impl From<Setting> for Written {
     fn from(setting: Setting) -> Self {
         let (kind, burst) = match setting {
-            Setting::Value(LimitValue { max, burst }) => (Kind::Value(max), burst),
-            Setting::Mode(mode) => (Kind::Mode(mode), None),
-            Setting::Pause => (Kind::Pause, None),
-            Setting::Share(share) => (Kind::Share(share), None),
+            Setting::Value(LimitValue { max, burst }) => (SettingKind::Value(max), burst),
+            Setting::Mode(mode) => (SettingKind::Mode(mode), None),
+            Setting::Pause => (SettingKind::Pause, None),
+            Setting::Share(share) => (SettingKind::Share(share), None),
         };
         Self { kind, burst }
     }

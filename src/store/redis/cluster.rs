@@ -38,7 +38,7 @@ pub(crate) struct Cluster {
 pub(super) struct PartDialer {
     nodes: Arc<Nodes>,
     /// Target of the next connection, if it is known.
-    to: Mutex<Option<Target>>,
+    to: Mutex<Option<NextNode>>,
     /// Where the next search starts.
     next: AtomicUsize,
     /// Node of the last attempt.
@@ -57,7 +57,7 @@ struct Nodes {
     warned: Arc<AtomicBool>,
 }
 
-struct Target {
+struct NextNode {
     node: Node,
     origin: Origin,
 }
@@ -201,10 +201,10 @@ impl PartDialer {
 
     fn next_node(&self) -> (Node, Option<Origin>) {
         let mut to = self.to();
-        if let Some(Target { node, origin }) = to.take() {
+        if let Some(NextNode { node, origin }) = to.take() {
             if origin == Origin::Redirect {
                 let (node, origin) = (node.clone(), Origin::TriedRedirect);
-                *to = Some(Target { node, origin });
+                *to = Some(NextNode { node, origin });
             }
             return (node, Some(origin));
         }
@@ -230,7 +230,7 @@ impl PartDialer {
                 Some(Origin::SilentConnection) => Origin::SilentConnection,
                 _ => Origin::LastConnection,
             };
-            *to = is_made.then_some(Target { node, origin });
+            *to = is_made.then_some(NextNode { node, origin });
         }
     }
 
@@ -260,7 +260,7 @@ impl PartDialer {
                 // Other commands on this connection are redirected too, but only the first one sets the target.
                 if forget() {
                     let origin = Origin::Redirect;
-                    *self.to() = Some(Target { node, origin });
+                    *self.to() = Some(NextNode { node, origin });
                 }
                 None
             }
@@ -338,7 +338,7 @@ impl PartDialer {
         }
     }
 
-    fn to(&self) -> MutexGuard<'_, Option<Target>> {
+    fn to(&self) -> MutexGuard<'_, Option<NextNode>> {
         locked(&self.to)
     }
 }
@@ -442,7 +442,7 @@ mod tests {
     fn redirect(dialer: &PartDialer) {
         let node = ("there".to_owned(), 1);
         let origin = Origin::Redirect;
-        *dialer.to() = Some(Target { node, origin });
+        *dialer.to() = Some(NextNode { node, origin });
     }
 
     /// An attempt that is dropped has run out of time, and may have led to a node that does not answer at all.

@@ -20,7 +20,7 @@ pub(super) type Opened = (Weak<LinkState>, Io);
 
 /// A connection that exchanges may use.
 #[derive(Clone)]
-pub(super) struct Link {
+pub(super) struct SessionLink {
     connection: MultiplexedConnection,
     /// Where the connection leads.
     client: Client,
@@ -66,7 +66,7 @@ impl LinkState {
     }
 }
 
-impl Link {
+impl SessionLink {
     pub(super) fn new(
         connection: MultiplexedConnection,
         client: Client,

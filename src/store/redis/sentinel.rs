@@ -357,10 +357,11 @@ impl Sentinels {
     fn precedes(&self, error: &RedisError, other: &RedisError) -> bool {
         let rank = |error: &RedisError| {
             let is_unknown = error.kind() == ErrorKind::MasterNameNotFoundBySentinel;
-            match store_error(error).is_outage() {
-                true => 1,
-                false if is_unknown && self.was_found.load(Relaxed) => 0,
-                false => 2,
+            let was_found = is_unknown && self.was_found.load(Relaxed);
+            match (store_error(error).is_outage(), was_found) {
+                (true, _) => 1,
+                (false, true) => 0,
+                (false, false) => 2,
             }
         };
         rank(error) >= rank(other)

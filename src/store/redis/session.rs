@@ -21,7 +21,7 @@ use super::{
     error::{evicting, is_cut, is_unknown_script, no_answer, store_error},
     events::Events,
     known::Known,
-    link::{Link, LinkState, Opened},
+    link::{LinkState, Opened, SessionLink},
     locked::locked,
     lookup::Lookups,
     socket,
@@ -164,7 +164,7 @@ struct Exchanger {
     events: Arc<Events>,
     /// Held while connecting, so that exchanges share one attempt and are sent in order.
     connecting: tokio::sync::Mutex<()>,
-    current: Mutex<Option<Link>>,
+    current: Mutex<Option<SessionLink>>,
     opened: Mutex<Vec<Opened>>,
     lookups: Lookups,
 }
@@ -226,7 +226,7 @@ impl Exchanger {
         Err(StoreError::outage(message).at(&self.dialer.address()))
     }
 
-    async fn run(&self, link: &Link, exchange: &Exchange) -> RedisResult<Value> {
+    async fn run(&self, link: &SessionLink, exchange: &Exchange) -> RedisResult<Value> {
         if link.take_first_call() {
             return self.run_first(link, exchange).await;
         }
@@ -250,7 +250,7 @@ impl Exchanger {
 
     /// Runs a hello, whose text is short. The same hello by the digest of the other script shows, without a further round
     /// trip, whether the server has the text from another replica.
-    async fn run_first(&self, link: &Link, hello: &Exchange) -> RedisResult<Value> {
+    async fn run_first(&self, link: &SessionLink, hello: &Exchange) -> RedisResult<Value> {
         let listens = link.listens();
         let command = self.encode(hello, Called::ByText, listens);
         let other = self.encode(hello, Called::AsExchange, listens);
@@ -266,7 +266,7 @@ impl Exchanger {
 
     fn read(
         &self,
-        link: &Link,
+        link: &SessionLink,
         exchange: &Exchange,
         outcome: RedisResult<Value>,
     ) -> Result<Reply, StoreError> {
@@ -327,12 +327,12 @@ impl Exchanger {
     }
 
     /// The latest connection, unless it has ended.
-    fn current(&self) -> Option<Link> {
-        locked(&self.current).clone().filter(Link::is_alive)
+    fn current(&self) -> Option<SessionLink> {
+        locked(&self.current).clone().filter(SessionLink::is_alive)
     }
 
     /// The connection for an exchange. A hello opens it if necessary, and is its first exchange.
-    async fn link(&self, exchange: &Exchange) -> Result<Link, StoreError> {
+    async fn link(&self, exchange: &Exchange) -> Result<SessionLink, StoreError> {
         let _connecting = self.connecting.lock().await;
         if let Some(link) = self.current().filter(|_| !self.dialer.has_switched()) {
             return Ok(link);
@@ -348,7 +348,7 @@ impl Exchanger {
     }
 
     /// Takes this connection out of use, and returns whether it was in use. Exchanges in flight may still be answered.
-    fn forget(&self, link: &Link) -> bool {
+    fn forget(&self, link: &SessionLink) -> bool {
         let old = locked(&self.current).take_if(|current| current.is(link));
         old.is_some()
     }
@@ -360,7 +360,7 @@ impl Exchanger {
     }
 
     /// Connects without a time limit: the caller limits the whole exchange.
-    async fn connect(&self) -> RedisResult<Link> {
+    async fn connect(&self) -> RedisResult<SessionLink> {
         let subscribes = self.known.subscription.begins(Instant::now());
         let link = self.dialer.connect(|client| self.open(client, subscribes));
         let link = link.await?;
@@ -370,14 +370,14 @@ impl Exchanger {
 
     /// Opens a connection and awaits the confirmation of its subscription, if any. Its end is not reported before its
     /// first use.
-    async fn open(&self, client: Client, subscribes: bool) -> RedisResult<Link> {
+    async fn open(&self, client: Client, subscribes: bool) -> RedisResult<SessionLink> {
         let link = self.dial(client).await?;
         self.confirm(&link, subscribes).await?;
         Ok(link)
     }
 
     /// Opens a connection that the server has greeted.
-    async fn dial(&self, client: Client) -> RedisResult<Link> {
+    async fn dial(&self, client: Client) -> RedisResult<SessionLink> {
         let state = Arc::new(LinkState::new());
         // A strong reference here would keep the connection's state alive.
         let (events, weak) = (self.events.clone(), Arc::downgrade(&state));
@@ -394,12 +394,12 @@ impl Exchanger {
             locked(&self.opened).push((Arc::downgrade(&state), io));
             self.events.poller().wake();
         }
-        Ok(Link::new(connection, client, state))
+        Ok(SessionLink::new(connection, client, state))
     }
 
     /// Subscribes if required, checks the server, and asks the first connection's questions, in one round trip: a few round
     /// trips to a distant store may exceed an exchange's time limit.
-    async fn confirm(&self, link: &Link, subscribes: bool) -> RedisResult<()> {
+    async fn confirm(&self, link: &SessionLink, subscribes: bool) -> RedisResult<()> {
         let check = self.dialer.check(link.connection());
         let subscribed = async {
             if subscribes {
@@ -411,7 +411,7 @@ impl Exchanger {
         checked.and(subscribed)
     }
 
-    async fn subscribe(&self, link: &Link) -> RedisResult<()> {
+    async fn subscribe(&self, link: &SessionLink) -> RedisResult<()> {
         let mut subscriber = link.connection();
         let channels = [&self.known.channel, &self.known.channel_of_all];
         // In this order: the count has to include this subscription.
@@ -424,7 +424,7 @@ impl Exchanger {
     }
 
     /// Subscribes the connection in use. If the server refuses, the next connection reports the error.
-    async fn subscribe_again(&self, link: &Link) {
+    async fn subscribe_again(&self, link: &SessionLink) {
         match timeout(MAX_QUESTION, self.subscribe(link)).await {
             Ok(Ok(())) => {
                 // Wake-ups, in the pause.
@@ -440,7 +440,7 @@ impl Exchanger {
 
     /// The numbers of subscribers, at this server, of this replica's channel and of the channel of all replicas: 0 if a
     /// proxy is in between, and `None` if the question is forbidden.
-    async fn subscribers(&self, link: &Link) -> RedisResult<Option<[u32; 2]>> {
+    async fn subscribers(&self, link: &SessionLink) -> RedisResult<Option<[u32; 2]>> {
         let channels = [&self.known.channel, &self.known.channel_of_all];
         let mut count = cmd("PUBSUB");
         count.arg("NUMSUB").arg(&channels);
@@ -460,7 +460,7 @@ impl Exchanger {
 
     /// Reports the number of connected replicas, if the server sends it in time. A connection whose subscription has ended
     /// alone is over: wake-ups would be lost, and other replicas pass over the waiters of this one.
-    async fn count_replicas(&self, link: &Link) {
+    async fn count_replicas(&self, link: &SessionLink) {
         if let Ok(Ok(Some([own, replicas]))) = timeout(MAX_QUESTION, self.subscribers(link)).await {
             if own == 0 && link.listens() {
                 link.state.end(&self.events);
@@ -478,7 +478,7 @@ impl Exchanger {
     /// Asks whether the store may evict permits, unless the answer is known from a connection that was used. Of several
     /// connections that are opened, such as one to a replaced primary, most are never used. The server may forbid the
     /// question.
-    async fn read_policy(&self, link: &Link) {
+    async fn read_policy(&self, link: &SessionLink) {
         if self.known.policy_was_read.load(Relaxed) {
             return;
         }
@@ -493,7 +493,7 @@ impl Exchanger {
         }
     }
 
-    fn use_from_now(&self, link: &Link) {
+    fn use_from_now(&self, link: &SessionLink) {
         link.state.in_use.store(true, Relaxed);
         self.events.push(Event::Connected);
         self.report_count(link.state.replicas.load(Relaxed));

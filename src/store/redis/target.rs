@@ -23,10 +23,10 @@ use crate::{
 
 /// Where the store is, read from its URL. Cheap to clone.
 #[derive(Clone)]
-pub struct StoreTarget(Place);
+pub struct StoreTarget(Location);
 
 #[derive(Clone)]
-enum Place {
+enum Location {
     /// One server, by name.
     Server(Arc<Client>),
     /// The primary named by sentinels.
@@ -93,28 +93,28 @@ impl StoreTarget {
             info.clone().set_redis_settings(settings)
         };
         match self.0 {
-            Place::Server(client) => {
+            Location::Server(client) => {
                 let client = Client::open(with_db(client.get_connection_info()));
                 let client = client.map_err(|_| "the store's URL cannot be read")?;
-                Ok(Self(Place::Server(Arc::new(client))))
+                Ok(Self(Location::Server(Arc::new(client))))
             }
             #[cfg(feature = "sentinel")]
-            Place::Sentinel(mut sentinels) => {
+            Location::Sentinel(mut sentinels) => {
                 if let Some(only) = Arc::get_mut(&mut sentinels) {
                     only.server = with_db(&only.server);
                 }
-                Ok(Self(Place::Sentinel(sentinels)))
+                Ok(Self(Location::Sentinel(sentinels)))
             }
             #[cfg(feature = "cluster")]
-            Place::Cluster(cluster) if db == 0 => Ok(Self(Place::Cluster(cluster))),
+            Location::Cluster(cluster) if db == 0 => Ok(Self(Location::Cluster(cluster))),
             #[cfg(feature = "cluster")]
-            Place::Cluster(_) => Err("a cluster has no databases to choose from"),
+            Location::Cluster(_) => Err("a cluster has no databases to choose from"),
         }
     }
 
     #[cfg(feature = "sentinel")]
     fn sentinel(scheme: &str, rest: &str) -> Result<Self, &'static str> {
-        Sentinels::open(scheme, rest).map(|sentinels| Self(Place::Sentinel(Arc::new(sentinels))))
+        Sentinels::open(scheme, rest).map(|sentinels| Self(Location::Sentinel(Arc::new(sentinels))))
     }
 
     #[cfg(not(feature = "sentinel"))]
@@ -124,7 +124,7 @@ impl StoreTarget {
 
     #[cfg(feature = "cluster")]
     fn cluster(scheme: &str, rest: &str) -> Result<Self, &'static str> {
-        Cluster::open(scheme, rest).map(|cluster| Self(Place::Cluster(cluster)))
+        Cluster::open(scheme, rest).map(|cluster| Self(Location::Cluster(cluster)))
     }
 
     #[cfg(not(feature = "cluster"))]
@@ -136,8 +136,8 @@ impl StoreTarget {
     pub fn parts(self) -> Vec<Self> {
         match self.0 {
             #[cfg(feature = "cluster")]
-            Place::Cluster(cluster) => {
-                let of = |part| Self(Place::Cluster(cluster.for_part(part)));
+            Location::Cluster(cluster) => {
+                let of = |part| Self(Location::Cluster(cluster.for_part(part)));
                 Part::all().map(of).collect()
             }
             _ => vec![self],
@@ -156,7 +156,7 @@ impl StoreTarget {
     pub(crate) fn part(&self) -> Option<Part> {
         match &self.0 {
             #[cfg(feature = "cluster")]
-            Place::Cluster(cluster) => Some(cluster.part()),
+            Location::Cluster(cluster) => Some(cluster.part()),
             _ => None,
         }
     }
@@ -165,7 +165,7 @@ impl StoreTarget {
     pub(super) fn warned(&self) -> Arc<AtomicBool> {
         match &self.0 {
             #[cfg(feature = "cluster")]
-            Place::Cluster(cluster) => cluster.warned(),
+            Location::Cluster(cluster) => cluster.warned(),
             _ => Arc::default(),
         }
     }
@@ -173,34 +173,34 @@ impl StoreTarget {
     /// The database number.
     pub(crate) fn db(&self) -> i64 {
         match &self.0 {
-            Place::Server(client) => client.get_connection_info().redis_settings().db(),
+            Location::Server(client) => client.get_connection_info().redis_settings().db(),
             #[cfg(feature = "sentinel")]
-            Place::Sentinel(sentinels) => sentinels.db(),
+            Location::Sentinel(sentinels) => sentinels.db(),
             #[cfg(feature = "cluster")]
-            Place::Cluster(_) => 0,
+            Location::Cluster(_) => 0,
         }
     }
 
     /// Where the store is: a server, or all sentinels or nodes of the URL. Without a user and a password.
     pub(crate) fn address(&self) -> String {
         match &self.0 {
-            Place::Server(client) => socket::address_of(client.get_connection_info()),
+            Location::Server(client) => socket::address_of(client.get_connection_info()),
             #[cfg(feature = "sentinel")]
-            Place::Sentinel(sentinels) => sentinels.address(),
+            Location::Sentinel(sentinels) => sentinels.address(),
             #[cfg(feature = "cluster")]
-            Place::Cluster(cluster) => cluster.address(),
+            Location::Cluster(cluster) => cluster.address(),
         }
     }
 
     pub(super) fn dialer(&self) -> Dialer {
         match &self.0 {
-            Place::Server(client) => Dialer::Server(client.clone()),
+            Location::Server(client) => Dialer::Server(client.clone()),
             #[cfg(feature = "sentinel")]
-            Place::Sentinel(sentinels) => {
+            Location::Sentinel(sentinels) => {
                 Dialer::Sentinel(Box::new(PrimaryDialer::new(sentinels.clone())))
             }
             #[cfg(feature = "cluster")]
-            Place::Cluster(cluster) => Dialer::Cluster(Box::new(cluster.dialer())),
+            Location::Cluster(cluster) => Dialer::Cluster(Box::new(cluster.dialer())),
         }
     }
 }
@@ -319,7 +319,7 @@ impl Dialer {
 impl From<Client> for StoreTarget {
     fn from(client: Client) -> Self {
         let info = socket::prepared(client.get_connection_info().clone());
-        Self(Place::Server(Arc::new(
+        Self(Location::Server(Arc::new(
             Client::open(info).unwrap_or(client),
         )))
     }

@@ -10,7 +10,7 @@ use tower_turnstile_operate::{KeyDigest, Revocation, Target, TenantDigest};
 
 #[cfg(unix)]
 use crate::job::RunArgs;
-use crate::{check::CheckArgs, code, run::CommandError, text::parse_duration};
+use crate::{check::CheckArgs, code, commands::CommandError, text::parse_duration};
 
 /// Shows who holds the slots of a service's limits and who waits, by asking its replicas; changes limits for a limited
 /// time; and runs commands under them.

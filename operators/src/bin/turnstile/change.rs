@@ -9,10 +9,10 @@ use tower_turnstile_operate::{
 };
 
 use crate::{
-    args::{Args, ChangeCommand, Signature},
+    args::{Args, Caller, ChangeCommand, Signature, Tenant},
     code,
+    commands::{CommandError, show as show_answers},
     output::{self, Column, Row},
-    run::{CommandError, show as show_answers},
     text::{date, duration, escaped},
 };
 
@@ -56,25 +56,26 @@ async fn order(operator: &Operator, change: &ChangeCommand) -> Result<Order, Com
             burst,
             caller,
             term,
-        } => match (share, tenant.digest()) {
-            (Some(share), Some(tenant)) => Order::Share {
-                limit: limit.clone(),
-                tenant,
-                share: *share,
-                length: term.length,
-                seen: seen(operator, &Target::tenant(limit, tenant)).await?,
-            },
-            _ => {
-                let target = caller.target(limit);
-                Order::Set {
-                    seen: seen(operator, &target).await?,
+        } => {
+            let target = target(limit, caller, tenant);
+            let (length, seen) = (term.length, seen(operator, &target).await?);
+            match (share, target.tenant) {
+                (Some(share), Some(tenant)) => Order::Share {
+                    limit: target.limit,
+                    tenant,
+                    share: *share,
+                    length,
+                    seen,
+                },
+                _ => Order::Set {
                     target,
                     value: value.expect("the arguments are checked"),
                     burst: *burst,
-                    length: term.length,
-                }
+                    length,
+                    seen,
+                },
             }
-        },
+        }
         ChangeCommand::Mode { limit, mode, term } => Order::Mode {
             limit: limit.clone(),
             mode: (*mode).into(),
@@ -92,25 +93,31 @@ async fn order(operator: &Operator, change: &ChangeCommand) -> Result<Order, Com
             tenant,
             ..
         } => {
-            let target = match tenant.digest() {
-                Some(tenant) => Target::tenant(limit, tenant),
-                None => caller.target(limit),
-            };
+            let target = target(limit, caller, tenant);
             Order::Unset {
                 seen: seen(operator, &target).await?,
                 target,
             }
         }
         ChangeCommand::Revoke { whose, caller, .. } => {
-            Order::Revoke(whose.revocation(caller).ok_or_else(|| {
-                let message = "--limit goes with --key or --digest, and only these do";
-                CommandError::new(code::WRONG_CALL, message.to_owned())
-            })?)
+            Order::Revoke(whose.revocation(caller).ok_or_else(not_a_caller)?)
         }
         ChangeCommand::Resume { limit, caller, .. } => Order::Resume {
             target: caller.target(limit),
         },
     })
+}
+
+fn not_a_caller() -> CommandError {
+    let message = "--limit goes with --key or --digest, and only these do";
+    CommandError::new(code::WRONG_CALL, message.to_owned())
+}
+
+fn target(limit: &str, caller: &Caller, tenant: &Tenant) -> Target {
+    match tenant.digest() {
+        Some(tenant) => Target::tenant(limit, tenant),
+        None => caller.target(limit),
+    }
 }
 
 /// Succeeds if all permits have ended.

@@ -17,8 +17,8 @@ use tower_turnstile_operate::KeyDigest;
 use crate::{
     args::Args,
     code,
+    commands::CommandError,
     output::{self, Column, Row},
-    run::CommandError,
     text::{duration, escaped},
 };
 

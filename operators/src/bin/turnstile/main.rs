@@ -13,10 +13,10 @@ mod change;
 mod check;
 #[cfg_attr(not(unix), allow(dead_code))]
 mod code;
+mod commands;
 #[cfg(unix)]
 mod job;
 mod output;
-mod run;
 mod table;
 mod text;
 
@@ -26,7 +26,7 @@ use clap::Parser;
 
 #[cfg(target_os = "linux")]
 use self::args::Command;
-use self::{args::Args, run::CommandError};
+use self::{args::Args, commands::CommandError};
 
 fn main() -> ExitCode {
     // A wrong call exits here, with code 2.
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         .build();
     end(match runtime {
         Ok(runtime) => {
-            let outcome = runtime.block_on(run::run(&args));
+            let outcome = runtime.block_on(commands::run(&args));
             // A lookup of a name may go on for a minute, and cannot be cancelled.
             runtime.shutdown_background();
             outcome

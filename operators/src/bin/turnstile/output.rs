@@ -220,14 +220,17 @@ fn waits_behind(permit: &PermitRow, tenants: &Answers<TenantRow>) -> Option<Stri
     let tenant = tenant_name(digest, permit.tenant_text.as_deref());
     let (id, tenant) = (permit.id, escaped(&tenant));
     let is_counted = |row: &TenantRow| row.tenant == digest && !row.partial;
-    let ahead = match tenants.are_all() && tenants.rows.iter().any(is_counted) {
-        true if ahead == 1 => "1 request".to_owned(),
-        true => format!("at most {ahead} requests"),
+    let are_all = tenants.are_all() && tenants.rows.iter().any(is_counted);
+    let (about, s) = match (are_all, ahead) {
+        (true, 1) => ("", ""),
+        (true, _) => ("at most ", "s"),
         // Other replicas may have more.
-        false if ahead == 1 => "about 1 request".to_owned(),
-        false => format!("about {ahead} requests"),
+        (false, 1) => ("about ", ""),
+        (false, _) => ("about ", "s"),
     };
-    Some(format!("{id} waits behind {ahead} of {tenant}"))
+    Some(format!(
+        "{id} waits behind {about}{ahead} request{s} of {tenant}"
+    ))
 }
 
 /// One flat object, with the rows of `permits` and `refusals`.

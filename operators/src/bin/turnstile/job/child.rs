@@ -20,7 +20,7 @@ use super::{
     program,
     signals::Signals,
 };
-use crate::{code, run::CommandError};
+use crate::{code, commands::CommandError};
 
 /// The environment variable with the permit's id for the command.
 const PERMIT: &str = "TURNSTILE_PERMIT";

@@ -15,7 +15,7 @@ use super::{
     child::{Ended, end_code},
     program,
 };
-use crate::{code, run::CommandError};
+use crate::{code, commands::CommandError};
 
 /// Starts the command through this binary.
 pub(super) fn command(command: &[OsString]) -> Command {

@@ -32,7 +32,7 @@ use self::{
     slot::SlotSource,
     wait::{Waited, wait},
 };
-use crate::{args::Args, code, run::CommandError};
+use crate::{args::Args, code, commands::CommandError};
 
 /// Waits for a slot, and runs the command while holding it. Returns the command's exit code.
 pub(crate) async fn run(args: &Args, job: &RunArgs) -> Result<ExitCode, CommandError> {

@@ -10,7 +10,7 @@ use std::{
 
 use nix::unistd::{AccessFlags, access};
 
-use crate::{code, run::CommandError};
+use crate::{code, commands::CommandError};
 
 /// The search path of `execvp` without the variable `PATH`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";

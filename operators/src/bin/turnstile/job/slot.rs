@@ -9,7 +9,7 @@ use tower_turnstile::{
 use tower_turnstile_operate::Operator;
 
 use super::args::RunArgs;
-use crate::{args::Args, code, run::CommandError};
+use crate::{args::Args, code, commands::CommandError};
 
 /// The limit and its store.
 pub(super) struct SlotSource<'a> {

@@ -13,7 +13,7 @@ use super::{
     signals::{Signals, ends},
     slot::SlotSource,
 };
-use crate::{run::CommandError, text::escaped};
+use crate::{commands::CommandError, text::escaped};
 
 /// How often the place is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

@@ -1,0 +1,493 @@
+//! Drafts: when a link may send an exchange, and what the exchange contains: the work of many queues, and claims, in one
+//! call (group commit).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    Core,
+    accounting::Accounting,
+    link::{Asker, ExchangeId, Link, Outgoing, PendingExchange},
+    queues::{Queues, Turn},
+    requests::{Legs, Request, Requests, SlotLeg, Stage},
+};
+use crate::{
+    keeper::{
+        context::{Context, earliest},
+        queue::{LegState, PendingBatch, Queue},
+    },
+    leases::{Lease, QueueId},
+    ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Want, weight_of},
+    part::Part,
+};
+
+/// Approximate limit of bytes in flight beyond the minimum of exchanges: a slow link must not take long to send them.
+const MAX_BYTES_IN_FLIGHT: usize = 1024 * 1024;
+/// Units of permits in one exchange: about two milliseconds of the store's time.
+const MAX_UNITS: usize = 1_000;
+// The last permit is sent whole, even if it exceeds the room; so is a claim, which starts with half of the room.
+const _: () = assert!(2 * MAX_UNITS <= MAX_PERMITS as usize);
+/// Refunds, and reports of spending, in one exchange: about a millisecond.
+pub(in crate::keeper) const MAX_REFUNDS: usize = 200;
+/// Ledgers in one exchange: about a millisecond.
+const MAX_BATCHES: usize = 64;
+/// Share of newcomers, in ledgers and in units. The rest is for releases, renewals, introductions and polls, so that
+/// neither kind of work delays the other, whatever the load. Each kind may use the share that the other leaves.
+const MAX_BATCHES_OF_NEWCOMERS: usize = MAX_BATCHES * 3 / 4;
+const UNITS_FOR_OTHERS: usize = MAX_UNITS / 4;
+
+/// Kinds of work; an exchange about one key carries a single kind.
+const KINDS: usize = 5;
+
+/// What links have to send, beside what is their own.
+#[derive(Clone, Copy)]
+pub(super) struct ToSend<'a> {
+    pub ctx: &'a Context,
+    pub queues: &'a Queues,
+    pub accounting: &'a Accounting,
+}
+
+/// An exchange in the making.
+pub(super) struct Draft<'a> {
+    ctx: &'a mut Context,
+    queues: &'a mut Queues,
+    requests: &'a mut Requests,
+    accounting: &'a mut Accounting,
+    link: &'a mut Link,
+    /// Number of exchanges sent so far.
+    exchanges: &'a mut u64,
+    id: ExchangeId,
+    batches: Batches,
+    /// Ordered by when each claim began to ask, then by its number.
+    claims: BTreeMap<(Instant, u64), (Asker, Claim)>,
+    refunds: Vec<Refund>,
+}
+
+/// The work of queues in an exchange.
+struct Batches {
+    drafted: Vec<Batch>,
+    pending: Vec<PendingBatch>,
+    /// Units left.
+    room: usize,
+}
+
+impl Link {
+    /// Whether an exchange may be sent now.
+    pub fn may_send(&self, all: ToSend<'_>, now: Instant) -> bool {
+        match self.breaker.probe_at() {
+            _ if !all.ctx.shared => false,
+            Some(probe_at) => self.in_flight.is_empty() && now >= probe_at,
+            None => {
+                let is_free = if self.connection.has_clock() {
+                    self.window_has_room(all, now)
+                } else {
+                    !self.is_connecting()
+                };
+                (self.has_work(all) || self.connection.is_wanted()) && is_free
+            }
+        }
+    }
+
+    pub fn has_work(&self, all: ToSend<'_>) -> bool {
+        all.queues.ready_count(self.part) > 0
+            || self.unsent.has_any(all.ctx.introduced)
+            || !self.refunds.is_empty()
+            || all.accounting.accounts.next_key(self.part).is_some()
+    }
+
+    fn window_has_room(&self, all: ToSend<'_>, now: Instant) -> bool {
+        let in_flight = self.in_flight.len();
+        let has_room = self
+            .window
+            .has_room(in_flight, now, || self.fills_an_exchange(all));
+        has_room
+            && (in_flight < self.window.least() || self.bytes_in_flight() < MAX_BYTES_IN_FLIGHT)
+    }
+
+    /// Its next timer: a probe, the end of a trouble, pacing, or reconnection.
+    pub fn next_due(&self, all: ToSend<'_>) -> Option<Instant> {
+        let paced = self.window.paced_until(self.in_flight.len());
+        let is_only_paced = |at: &Instant| {
+            let is_next = *at > all.ctx.now && self.is_up() && self.connection.has_clock();
+            is_next && self.has_work(all)
+        };
+        let probe = self.breaker.probe_at();
+        let due = [
+            self.breaker.ends_at(),
+            probe.filter(|_| self.in_flight.is_empty()),
+            paced.filter(is_only_paced),
+            self.connection.next_due(),
+        ];
+        due.into_iter().fold(None, earliest)
+    }
+
+    /// Whether the present work fills the next exchange.
+    fn fills_an_exchange(&self, all: ToSend<'_>) -> bool {
+        let mut names = 0;
+        let is_cluster = all.ctx.settings.parts.is_cluster();
+        let batches = if is_cluster { 2 } else { MAX_BATCHES };
+        all.queues.ready_count(self.part) >= batches
+            || self.unsent.count() >= MAX_BATCHES / 2
+            || self.refunds.len() >= MAX_REFUNDS
+            || all.queues.ready(self.part).any(|queue| {
+                names += queue.outbox.names() + queue.releases.count();
+                names >= MAX_UNITS
+            })
+    }
+}
+
+impl Batches {
+    /// The number of a queue's batch.
+    fn of(&self, queue: QueueId) -> Option<usize> {
+        let mut pending = self.pending.iter();
+        pending.position(|pending| pending.queue == queue)
+    }
+
+    /// Adds one batch with as much of a queue's work as fits.
+    fn add(&mut self, queue: &mut Queue, ctx: &mut Context) {
+        if let Some(number) = self.of(queue.terms().id) {
+            let (batch, pending) = (&mut self.drafted[number], &mut self.pending[number]);
+            queue.fill_batch(ctx, batch, pending, &mut self.room);
+        } else if let Some((batch, pending)) = queue.take_batch(ctx, &mut self.room) {
+            self.drafted.push(batch);
+            self.pending.push(pending);
+        }
+    }
+
+    /// Adds a leg that the request does not have yet, and a batch for its queue if necessary.
+    fn add_leg(&mut self, lease: &Lease, queue: &mut Queue, ctx: &mut Context) -> Option<ClaimAsk> {
+        let seq = lease.seq();
+        let Some(LegState::Idle) = queue.leg_state(seq, ctx.now) else {
+            return None;
+        };
+        let units = weight_of(seq) as usize;
+        let has_room = queue.make_room(ctx, units);
+        let batch = match self.of(lease.queue) {
+            Some(number) => {
+                let (batch, pending) = (&mut self.drafted[number], &mut self.pending[number]);
+                queue.take_releases(batch, pending, &mut self.room);
+                number
+            }
+            None => {
+                // Makes sure that there is a batch, even for this leg only.
+                queue.outbox.want(true);
+                self.add(queue, ctx);
+                self.drafted.len() - 1
+            }
+        };
+        let (want, payer) = queue.take_leg(ctx, seq, has_room)?;
+        self.drafted[batch].waits |= want == Want::Wait;
+        self.room = self.room.saturating_sub(units);
+        Some(ClaimAsk {
+            batch,
+            seq,
+            want,
+            payer,
+        })
+    }
+}
+
+impl Core {
+    /// An exchange on the link to this part, without anything in it.
+    pub(super) fn draft(&mut self, part: Part, now: Instant) -> Draft<'_> {
+        self.ctx.now = now;
+        let number = self.exchanges + 1;
+        Draft {
+            ctx: &mut self.ctx,
+            queues: &mut self.queues,
+            requests: &mut self.requests,
+            accounting: &mut self.accounting,
+            link: &mut self.links[part],
+            exchanges: &mut self.exchanges,
+            id: ExchangeId { number, part },
+            batches: Batches {
+                drafted: Vec::new(),
+                pending: Vec::new(),
+                room: MAX_UNITS,
+            },
+            claims: BTreeMap::new(),
+            refunds: Vec::new(),
+        }
+    }
+}
+
+impl Draft<'_> {
+    /// Takes what there is to send, and sends it.
+    pub fn fill_and_send(mut self) -> Option<Outgoing> {
+        if self.link.breaker.is_on_trial() && self.link.connection.has_clock() {
+            // Without a pending batch: no queue sees its answer.
+            let trial = self.trial();
+            self.batches.drafted.push(trial);
+            return Some(self.send());
+        }
+        let is_ready = self.link.is_up() && self.link.connection.has_clock();
+        // Without the store's time, no acquire can be given an expiry; a store that is down gets only probes.
+        if is_ready && !self.asks_generation() {
+            self.fill();
+            let link = &self.link;
+            if self.is_empty() && link.in_flight.is_empty() && link.unsent.holds_back() {
+                // The outbox contained only holders that are gone. No answer will release these claims.
+                self.fill();
+            }
+            if self.is_empty() {
+                // Otherwise the driver would be woken for this link after each step, and never return to its runtime.
+                self.link.connection.unwant();
+                return None;
+            }
+            let is_behind = self.link.has_work(self.to_send());
+            self.link.connection.note_behind(is_behind, self.ctx.now);
+        }
+        Some(self.send())
+    }
+
+    fn to_send(&self) -> ToSend<'_> {
+        ToSend {
+            ctx: self.ctx,
+            queues: self.queues,
+            accounting: self.accounting,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.batches.drafted.is_empty() && self.claims.is_empty() && self.refunds.is_empty()
+    }
+
+    /// Whether the exchange only asks for the generation of the data.
+    fn asks_generation(&self) -> bool {
+        let (ctx, link, part) = (&*self.ctx, &*self.link, self.id.part);
+        let has_newcomers = || {
+            let has_any = self.queues.count_of(part, Turn::Newcomers) > 0
+                || link.unsent.has_any(ctx.introduced);
+            has_any && ctx.has_strict_limits(part)
+        };
+        let suspected = ctx.returns.suspected(part);
+        let is_due = link.should_query(suspected, &ctx.settings, ctx.now, has_newcomers);
+        is_due && (link.has_work(self.to_send()) || link.connection.is_wanted())
+    }
+
+    /// Work for a store that has answered a probe: a release, which it must write even at `maxmemory`. The name was
+    /// never issued and the ledger belongs to no limit, so the release changes nothing.
+    fn trial(&mut self) -> Batch {
+        Batch {
+            key: self.ctx.settings.unused_ledger(self.id.part).into(),
+            limit: 1,
+            release: vec![self.ctx.next_name(1)],
+            ..Batch::default()
+        }
+    }
+
+    fn fill(&mut self) {
+        // In their turn: later requests for a single slot do not go before them.
+        self.link.unsent.retry(self.ctx.introduced);
+        if self.ctx.settings.parts.is_cluster() {
+            self.fill_with_one_key()
+        } else {
+            self.fill_with_all()
+        }
+        self.keep_order_with_claims();
+    }
+
+    /// Takes all kinds of work that fit. Claims and newcomers get at most three quarters of the room if there is other
+    /// work.
+    fn fill_with_all(&mut self) {
+        self.take_claims(|draft| draft.batches.drafted.len() < MAX_BATCHES / 2);
+        self.batches.room = self.batches.room.saturating_sub(UNITS_FOR_OTHERS);
+        self.take_batches(Turn::Newcomers, MAX_BATCHES_OF_NEWCOMERS);
+        self.batches.room += UNITS_FOR_OTHERS;
+        self.take_batches(Turn::Others, MAX_BATCHES);
+        self.take_batches(Turn::Newcomers, MAX_BATCHES);
+        self.take_sums(None);
+        let count = self.link.refunds.len().min(MAX_REFUNDS);
+        self.refunds.extend(self.link.refunds.drain(..count));
+    }
+
+    /// Takes work about one key, be it a ledger or the state of a rate: in a cluster, keys migrate between nodes one by
+    /// one. Refunds and reports precede claims, which then see their effect. But while exchanges are in flight, the
+    /// kinds of work take turns, so that no kind waits until all work of another is done.
+    fn fill_with_one_key(&mut self) {
+        if self.link.in_flight.is_empty() {
+            self.link.next_kind = 0;
+        }
+        let next = self.link.next_kind;
+        for kind in (next..KINDS).chain(0..next) {
+            match kind {
+                0 => self.take_batches(Turn::Newcomers, 1),
+                1 => {
+                    if let Some(first) = self.link.refunds.first() {
+                        let key = first.key.clone();
+                        let same = self.link.refunds.extract_if(.., |one| one.key == key);
+                        self.refunds.extend(same.take(MAX_REFUNDS));
+                    }
+                }
+                2 => {
+                    let key = self.accounting.accounts.next_key(self.id.part).cloned();
+                    self.take_sums(key.as_ref());
+                }
+                3 => self.take_claims(|draft| draft.claims.is_empty()),
+                _ => self.take_batches(Turn::Others, 1),
+            }
+            if !self.is_empty() {
+                self.link.next_kind = (kind + 1) % KINDS;
+                break;
+            }
+        }
+    }
+
+    /// Takes reports of spending: all, or those for this key.
+    fn take_sums(&mut self, only: Option<&Arc<str>>) {
+        for _ in 0..MAX_REFUNDS {
+            let next = self.accounting.accounts.next_key(self.id.part);
+            if only.is_some_and(|only| next != Some(only)) {
+                break;
+            }
+            let registry = &self.ctx.registry;
+            let Some((id, charge)) = self.accounting.next_report(self.id.part, registry) else {
+                break;
+            };
+            let claim = Claim {
+                charges: vec![charge],
+                ..Claim::default()
+            };
+            let order = (self.ctx.now, self.requests.next_id().number.get());
+            self.claims.insert(order, (Asker::Account(id), claim));
+        }
+    }
+
+    /// Takes work of this kind from its queues, up to `most` batches in total.
+    fn take_batches(&mut self, turn: Turn, most: usize) {
+        for _ in 0..self.queues.count_of(self.id.part, turn) {
+            if self.batches.room == 0 || self.batches.drafted.len() >= most {
+                break;
+            }
+            let Some(queue) = self.queues.pop_ready(self.id.part, turn) else {
+                break;
+            };
+            let add = |queue: &mut Queue, ctx: &mut Context| self.batches.add(queue, ctx);
+            self.queues.change(self.ctx, queue, add);
+        }
+    }
+
+    /// Takes claims, into at most half of the room: queues have work too.
+    fn take_claims(&mut self, more: impl Fn(&Self) -> bool) {
+        while self.batches.room > MAX_UNITS / 2 && more(self) {
+            let Some(id) = self.link.unsent.take_first() else {
+                break;
+            };
+            // If the request lost a slot meanwhile, it may also be listed at another link, which sends it.
+            let is_unsent = |request: &&Request| {
+                matches!(request.stage(), Stage::Unsent)
+                    && request.part(self.queues, self.ctx) == self.id.part
+            };
+            let Some(request) = self.requests.get(id).filter(is_unsent) else {
+                continue;
+            };
+            let next = request.next(self.queues, self.ctx);
+            let legs: Legs = next.legs_in(request).cloned().collect();
+            let is_introducing = |leg: &SlotLeg| self.queues[leg.lease.queue].is_introducing();
+            if legs.iter().any(is_introducing) {
+                self.link.unsent.hold_back(id);
+                continue;
+            }
+            let since = request.asks_since().unwrap_or(self.ctx.now);
+            // A request that has queued before is ordered by its arrival.
+            let ticket = request.ticket;
+            let order = (ticket.map_or(since, |_| request.asked), id.number.get());
+            let charges = next.fees_in(request);
+            let charges: Vec<_> = charges.map(|(_, fee)| fee.charge.clone()).collect();
+            self.requests.send(id, self.id);
+            self.batches.room = self.batches.room.saturating_sub(charges.len());
+            let asks = legs.iter().filter_map(|SlotLeg { lease, .. }| {
+                let batches = &mut self.batches;
+                let add = |queue: &mut Queue, ctx: &mut Context| batches.add_leg(lease, queue, ctx);
+                self.queues.change(self.ctx, lease.queue, add)
+            });
+            let asks = asks.collect();
+            let claim = Claim {
+                charges,
+                asks,
+                ticket,
+            };
+            self.claims.insert(order, (Asker::Request(id), claim));
+        }
+    }
+
+    /// Turns requests sent by their queues into claims of one leg, if a claim asks for the same ledger or one of them
+    /// has lost its place: this keeps them in order with the claims, or with the waiters.
+    fn keep_order_with_claims(&mut self) {
+        let (drafted, pending) = (&mut self.batches.drafted, &self.batches.pending);
+        let claims = self.claims.values().flat_map(|(_, claim)| &claim.asks);
+        let claimed = claims.map(|ask| ask.batch);
+        let lost = (0..pending.len()).filter(|batch| pending[*batch].has_tickets());
+        let touched: BTreeSet<usize> = claimed.chain(lost).collect();
+        for batch in touched {
+            for Ask { seq, wait, payer } in mem::take(&mut drafted[batch].acquire) {
+                let want = if wait { Want::Wait } else { Want::Now };
+                let claim = Claim {
+                    asks: vec![ClaimAsk {
+                        batch,
+                        seq,
+                        want,
+                        payer,
+                    }],
+                    ticket: pending[batch].ticket_of(seq),
+                    ..Claim::default()
+                };
+                let id = self.queues[pending[batch].queue].request_of(seq);
+                let id = id.expect("it has a request");
+                let since = self.requests.get(id).and_then(Request::asks_since);
+                let order = (since.unwrap_or(self.ctx.now), id.number.get());
+                self.claims.insert(order, (Asker::Listed, claim));
+            }
+        }
+    }
+
+    /// Sends what was taken; an exchange without work asks for the time and the generation.
+    pub fn send(self) -> Outgoing {
+        let is_empty = self.is_empty();
+        let (asked_by, claims): (_, Vec<_>) = self.claims.into_values().unzip();
+        let (id, link) = (self.id, self.link);
+        let (settings, now) = (&self.ctx.settings, self.ctx.now);
+        // The store gets its full timeout, however long requests have waited here: they have deadlines of their own.
+        let timeout = settings.store_timeout;
+        let deadline = now + timeout;
+        let generation_query = is_empty.then(|| link.query(settings, now));
+        link.connection.sent();
+        let ms = |length: Duration| length.as_millis() as u64;
+        let exchange = Arc::new(Exchange {
+            replica: settings.replica,
+            lease_ms: ms(settings.lease),
+            respond_ms: ms(link.responds_within(settings, now)),
+            waiter_ttl_ms: ms(settings.waiter_ttl),
+            not_after_us: link.connection.store_us(deadline).unwrap_or(0),
+            batches: self.batches.drafted,
+            claims,
+            refunds: self.refunds,
+            generation_query,
+        });
+        // A session connects only for a hello.
+        debug_assert!(link.connection.has_clock() || exchange.is_hello());
+        *self.exchanges = id.number;
+        link.window.on_sent(now);
+        link.in_flight.push(PendingExchange {
+            id,
+            at: now,
+            deadline,
+            bytes: exchange.bytes(),
+            exchange: exchange.clone(),
+            pending: self.batches.pending,
+            claims: asked_by,
+        });
+        (self.ctx).record(|history, now| history.sent(id.number, &exchange, now));
+        Outgoing {
+            id,
+            exchange,
+            timeout,
+        }
+    }
+}

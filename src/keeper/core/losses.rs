@@ -1,0 +1,91 @@
+//! A loss of data: found by this process or told by another, waited for by newcomers while permits return, and over.
+//!
+//! The data have a generation, which ends with them, and which this process asks for now and then. After a loss permits
+//! return first, and newcomers under strict limits wait meanwhile: a process without permits would otherwise be granted
+//! slots of an empty store whose holders have not returned yet. The data themselves do not show that they are new. But a
+//! process that was connected less than a lease ago remembers their generation. A new process remembers none, so it finds no
+//! loss and does not wait.
+
+use tokio::time::Instant;
+
+use super::Core;
+use crate::{
+    keeper::{
+        effects::{Effect, LogEvent},
+        queue::Doubt,
+    },
+    leases::StoreMoment,
+    ledger::Generation,
+    part::Part,
+    telemetry::StoreState,
+};
+
+impl Core {
+    /// Another replica has found that the store has lost permits of this ledger, or all data of this part.
+    pub(super) fn on_lost(&mut self, part: Part, key: &str) {
+        let is_of_part = key == &*self.links[part].generation_key;
+        if is_of_part && (self.ctx.returns).has_just_begun(part, None, self.ctx.now) {
+            // The generation shows whether this is the same loss or another one.
+            let link = &mut self.links[part];
+            link.forget_query();
+            link.connection.want();
+        } else if is_of_part {
+            self.begin_return(part, true, self.ctx.now + self.ctx.returns.length);
+        } else if let Some(queue) = self.queues.of_ledger(key) {
+            self.change(queue, |queue, ctx| queue.introduce(ctx, Doubt::Told));
+        }
+    }
+
+    /// The store has answered a query. `is_lost`: it has lost the data that this process knew.
+    pub(super) fn on_generation(
+        &mut self,
+        part: Part,
+        answer: Option<Generation>,
+        is_lost: bool,
+        at: StoreMoment,
+    ) {
+        if self.ctx.returns.end(part, at.sent) {
+            self.each_queue_of(part, |queue, _| queue.go_on());
+        }
+        if is_lost {
+            let lost = Effect::MeasureStore(StoreState::Lost);
+            self.ctx.effects.push(lost);
+        }
+        let found_ms = answer.map_or(0, |answer| answer.found_ms);
+        let left = self.ctx.returns.left(found_ms, is_lost, at.store_us);
+        // A new connection introduces all queues anyway.
+        let is_new = self.links[part].connection.is_made_since(at.sent);
+        self.begin_return(part, is_lost && !is_new, self.ctx.now + left);
+    }
+
+    /// Permits return until then, before newcomers under strict limits are admitted. `introduces`: those of this process too.
+    fn begin_return(&mut self, part: Part, introduces: bool, until: Instant) {
+        if until > self.ctx.now && self.ctx.returns.begin(part, until) {
+            self.ctx.log(LogEvent::DataLost);
+        }
+        if introduces && self.links[part].is_up() {
+            let why = Doubt::Generation;
+            self.each_queue_of(part, |queue, ctx| queue.introduce(ctx, why));
+        }
+    }
+
+    /// The time for permits to return is over: newcomers go on, unless the store has lost its data again. With a store
+    /// that loses its data again and again, all newcomers would otherwise go on to an empty ledger.
+    pub(super) fn check_returns(&mut self) {
+        for part in self.ctx.settings.parts.all() {
+            if self.ctx.returns.is_over(part, self.ctx.now) {
+                let link = &mut self.links[part];
+                link.forget_query();
+                link.connection.want();
+            }
+            if self.ctx.returns.end_after_outage(part, self.ctx.now) {
+                self.each_queue_of(part, |queue, _| queue.go_on());
+            }
+        }
+        while let Some(queue) = self.ctx.returns.end_of_key(self.ctx.now) {
+            if self.queues.has(queue) {
+                self.change(queue, |queue, _| queue.go_on());
+            }
+        }
+    }
+}

@@ -1,0 +1,599 @@
+//! Requests and permits: submitted, collected, cancelled, released; timers; the shutdown.
+
+use std::{sync::Arc, task::Waker};
+
+use tokio::time::Instant;
+
+use super::{Core, Progress, SlotLeg, Stage, accounting::Level, link::Link};
+use crate::{
+    error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
+    keeper::{
+        context::{Context, earliest},
+        demand::{Demand, Leg, RequestId, Taken},
+        effects::{Effect, LogEvent},
+        queue::Queue,
+    },
+    key::Key,
+    leases::{Account, Bounds, Fee, Label, Lease, Leases, Pool, QueueId},
+    limit::{Limit, LimitId, LimitValue, MAX_WEIGHT, Mode},
+    status::{InLine, Quota, QuotaReader, Status},
+    sync::{Confirmation, Inquiry, StoredWaker},
+    telemetry::{Cost, LimitMeter},
+};
+
+/// Units of due work in one step, which take about a millisecond: timers, and entries that queues look at for them.
+const MAX_DUE: usize = 1_000;
+/// The timers of all queues, each of which has names of its own.
+const IN_QUEUE: &str = "queue";
+
+impl Core {
+    /// Submits a request for a permit with this label. The request exists until [`collect`](Self::collect) returns an
+    /// answer, or [`cancel`](Self::cancel) removes it.
+    pub fn submit(
+        &mut self,
+        demand: &Demand,
+        label: &Label,
+        now: Instant,
+    ) -> Result<RequestId, AcquireError> {
+        self.ctx.now = now;
+        let submitted = self.try_submit(demand, label);
+        submitted.inspect_err(|error| self.ctx.note_refusal(error))
+    }
+
+    #[inline]
+    fn try_submit(&mut self, demand: &Demand, label: &Label) -> Result<RequestId, AcquireError> {
+        let is_newcomer = || !demand.legs().iter().any(|leg| leg.admitted);
+        if self.ctx.ending.refuses(is_newcomer) {
+            let (limit, kind) = (demand.first_limit(), AcquireErrorKind::ShutDown);
+            return Err(self.ctx.registry.limit(limit).acquire_error(kind));
+        }
+        if let Some(error) = self.pause_of(demand) {
+            return Err(error);
+        }
+        self.check_weights(demand.legs())?;
+        let request = match demand {
+            Demand::One(leg) if self.ctx.registry.limit(leg.limit).is_plain() && !leg.exempt => {
+                self.submit_slot(leg, label)
+            }
+            demand => self.submit_all(demand.legs(), label),
+        };
+        self.follow_decisions();
+        Ok(request)
+    }
+
+    /// Counts and returns the refusal of a request that is not, or no longer, submitted.
+    pub fn refuse(&mut self, limit: LimitId, kind: AcquireErrorKind) -> AcquireError {
+        let error = self.ctx.registry.limit(limit).acquire_error(kind);
+        self.ctx.note_refusal(&error);
+        error
+    }
+
+    /// Refuses weights that no permit can have, under enforced limits.
+    #[inline]
+    fn check_weights(&self, legs: &[Leg]) -> Result<(), AcquireError> {
+        let enforced =
+            |leg: &Leg| self.ctx.registry.limit(leg.limit).current_mode() == Mode::Enforce;
+        let is_invalid = |leg: &&Leg| !(1..=MAX_WEIGHT).contains(&leg.weight) && enforced(leg);
+        let Some(leg) = legs.iter().find(is_invalid) else {
+            return Ok(());
+        };
+        let details = AcquireErrorDetails {
+            weight: leg.weight,
+            ..self.ctx.registry.limit(leg.limit).error_details()
+        };
+        let kind = AcquireErrorKind::InvalidWeight;
+        Err(AcquireError::new(kind, details))
+    }
+
+    /// The answer to a request, if there is one; with quotas if `wants_quotas`. A refused request is then gone; a
+    /// granted one is the permit's to release.
+    pub fn collect(
+        &mut self,
+        id: RequestId,
+        wants_quotas: bool,
+        now: Instant,
+    ) -> Option<Result<Taken, AcquireError>> {
+        self.ctx.now = now;
+        // A request is gone once collected.
+        let quotas = wants_quotas.then(|| self.quotas(id));
+        let mut answer = self.collect_request(id);
+        self.follow_decisions();
+        match (&mut answer, quotas) {
+            (Some(Ok(taken)), Some(quotas)) => taken.notes.get_or_insert_default().quotas = quotas,
+            (Some(Err(error)), _) => self.ctx.note_refusal(error),
+            _ => {}
+        }
+        answer
+    }
+
+    /// The answer, if there is one. A refused request is then gone; the slots of a granted one belong to the permit.
+    fn collect_request(&mut self, id: RequestId) -> Option<Result<Taken, AcquireError>> {
+        match self.requests.get(id)?.stage() {
+            Stage::Granted => {}
+            Stage::Refused(_) => return self.requests.remove(id)?.into_refusal().map(Err),
+            _ => return None,
+        }
+        if let Some(taken) = self.take(id) {
+            return Some(Ok(taken));
+        }
+        // Not collected in time: a slot was lost.
+        self.requests.open(id);
+        self.advance(id);
+        self.follow_decisions();
+        self.collect_request(id)
+    }
+
+    /// Turns a granted request into a permit, if none of its slots was lost.
+    #[inline]
+    fn take(&mut self, id: RequestId) -> Option<Taken> {
+        let request = self.requests.get(id)?;
+        let waited = request.waited(self.ctx.now);
+        if request.plain
+            && let [leg] = &request.legs[..]
+        {
+            let lease = leg.lease.clone();
+            // Does not affect the queue's listing.
+            let queue = self.queues.without_listing(lease.queue);
+            let taken = queue.take(&mut self.ctx, &lease, waited)?;
+            let waker = self.requests.remove(id)?.take_waker();
+            self.ctx.effects.drop_waker(waker);
+            return Some(taken);
+        }
+        if !matches!(
+            request.progress(&self.queues, self.ctx.now),
+            Progress::Complete
+        ) {
+            return None;
+        }
+        let mut request = self.requests.remove(id)?;
+        self.ctx.effects.drop_waker(request.take_waker());
+        let notes = request.notes;
+        let fees = notes.as_ref().map_or(&[][..], |notes| &notes.fees);
+        for fee in fees {
+            self.ctx.note_admission(fee.limit_id(), waited);
+            (self.ctx).note_cost(fee.limit_id(), Cost::Charged, fee.paid_cost().into());
+        }
+        let mut place = 0;
+        for SlotLeg { lease, .. } in &request.legs {
+            let queue = self.queues.without_listing(lease.queue);
+            self.ctx.note_admission(queue.terms().limit_id, waited);
+            place = place.max(queue.take_as_leg(&mut self.ctx, lease));
+        }
+        let leases = request.legs.into_iter().map(|leg| leg.lease);
+        Some(Taken {
+            leases: Leases::many(leases.collect()),
+            waited,
+            place,
+            notes,
+        })
+    }
+
+    /// Whether this task is woken when the request is answered.
+    pub fn is_watched_by(&self, id: RequestId, waker: &Waker) -> bool {
+        let request = self.requests.get(id);
+        request.is_some_and(|request| request.is_watched_by(waker))
+    }
+
+    /// As [`collect`](Self::collect). If there is no answer yet, this task will be woken for it, in place of any other.
+    pub fn collect_or_watch(
+        &mut self,
+        id: RequestId,
+        wants_quotas: bool,
+        waker: StoredWaker,
+        now: Instant,
+    ) -> Option<Result<Taken, AcquireError>> {
+        let answer = self.collect(id, wants_quotas, now);
+        let unused = match self.requests.get_mut(id) {
+            Some(request) if answer.is_none() => request.watch(waker),
+            _ => Some(waker),
+        };
+        self.ctx.effects.drop_waker(unused);
+        answer
+    }
+
+    /// The place of a request in its queue.
+    pub fn in_line(&self, id: RequestId) -> Option<InLine> {
+        let mut legs = self.requests.get(id)?.legs.iter();
+        legs.find_map(|leg| leg.in_line(&self.queues))
+    }
+
+    pub fn cancel(&mut self, id: RequestId, now: Instant) {
+        self.ctx.now = now;
+        self.drop_request(id);
+        self.follow_decisions();
+    }
+
+    /// Releases the slots of a permit. The slots of a permit that may have several bypass the pool, which serves only
+    /// requests for a single slot.
+    pub fn release(&mut self, leases: &Leases, now: Instant) {
+        let has_one = matches!(leases, Leases::One(_));
+        let leases = leases.all().iter();
+        leases.for_each(|lease| self.release_to(lease, has_one, now));
+    }
+
+    fn release_to(&mut self, lease: &Arc<Lease>, may_pool: bool, now: Instant) {
+        self.ctx.now = now;
+        self.bounded.forget(lease.seq());
+        if !self.queues.has(lease.queue) {
+            return lease.release_at(now);
+        }
+        self.change(lease.queue, |queue, ctx| {
+            if !(may_pool && queue.keep_released(ctx, lease)) {
+                lease.release_at(now);
+                queue.release_slot(ctx, lease.seq());
+            }
+        });
+        self.follow_decisions();
+    }
+
+    /// Releases a slot for a task that waits until the store has confirmed the release. The slot bypasses the pool, or
+    /// nothing would be released. Returns the limit, unless there is nothing to wait for: the slot was lost, or only
+    /// this process knows of it.
+    pub fn release_confirmed(
+        &mut self,
+        lease: &Arc<Lease>,
+        confirmation: Confirmation,
+        now: Instant,
+    ) -> Option<Arc<Limit>> {
+        let seq = lease.seq();
+        self.release_to(lease, false, now);
+        let queue = self.queues.get(lease.queue);
+        let releasing = queue.filter(|queue| queue.is_releasing(seq));
+        let part = releasing.map(|queue| queue.terms().part);
+        let limit = releasing.map(|queue| queue.terms().limit().clone());
+        match part.filter(|part| self.ctx.asks_store(*part)) {
+            Some(part) => {
+                let until = now + self.ctx.settings.store_timeout;
+                let confirmations = &mut self.ctx.confirmations;
+                confirmations.insert(seq, part, until, confirmation);
+            }
+            None => self.ctx.effects.push(Effect::GiveUpOn(confirmation)),
+        }
+        limit
+    }
+
+    /// Without a driver no release is confirmed.
+    pub fn end_confirmations(&mut self) {
+        self.ctx.end_confirmations(None);
+    }
+
+    /// Releases a slot that was never used.
+    fn cancel_taken(&mut self, lease: &Arc<Lease>, now: Instant) {
+        self.ctx.now = now;
+        self.bounded.forget(lease.seq());
+        lease.release_at(now);
+        if self.queues.has(lease.queue) {
+            self.change(lease.queue, |queue, ctx| {
+                queue.cancel_slot(ctx, lease.seq());
+            });
+        }
+        self.follow_decisions();
+    }
+
+    /// Releases the slots of a request that was granted here, and refunds its charges. Returns the state of its rates
+    /// afterwards.
+    pub fn cancel_granted(&mut self, taken: Taken, now: Instant) -> Vec<Quota> {
+        let leases = taken.leases.all().iter();
+        leases.for_each(|lease| self.cancel_taken(lease, now));
+        self.ctx.now = now;
+        let fees = taken.notes.map(|notes| notes.fees);
+        // Newest charge first: a rate can only undo its latest charge.
+        let fees = fees.into_iter().flatten().rev();
+        fees.filter_map(|fee| {
+            let level = Level::of(&fee, &self.ctx, &self.links);
+            (self.accounting).refund(&fee, &self.ctx, &mut self.links);
+            Some(level?.quota_without(&fee))
+        })
+        .collect()
+    }
+
+    /// Bounds a permit that was collected. The bounds end when it is [released](Self::release).
+    pub fn bound(&mut self, lease: &Arc<Lease>, bounds: Bounds, now: Instant) {
+        // The keeper has to see the permit's end.
+        lease.set_reusable(false);
+        self.bounded.bound(lease, bounds, now);
+    }
+
+    /// The meter of a lease's limit. `None`: no longer held.
+    pub fn meter_of_lease(&self, lease: &Lease) -> Option<Arc<LimitMeter>> {
+        let queue = self.queues.get(lease.queue);
+        // The queue of a lost lease may be gone, and its id reused.
+        let queue = queue.filter(|queue| queue.contains(lease.seq()))?;
+        Some(self.ctx.registry.meter(queue.terms().limit_id).clone())
+    }
+
+    /// Asks for the total usage of a key with this value of its own, over all replicas. The question grants free slots, up to
+    /// the value.
+    pub fn inquire(
+        &mut self,
+        limit: LimitId,
+        (key, own_value): (&Key, Option<LimitValue>),
+        inquiry: Inquiry,
+        now: Instant,
+    ) {
+        self.ctx.now = now;
+        let queue = self.queues.find_or_make(&mut self.ctx, limit, key);
+        self.change(queue, |queue, ctx| {
+            queue.learn_own_value(ctx, own_value);
+            queue.inquire(ctx, inquiry);
+        });
+        self.follow_decisions();
+    }
+
+    /// The pool of a key, if its limit reuses slots. The queue stays until it is [unbound](Self::unbind).
+    pub fn bind(
+        &mut self,
+        limit: LimitId,
+        key: &Key,
+        now: Instant,
+    ) -> Option<(QueueId, Arc<Pool>)> {
+        self.ctx.now = now;
+        if !self.ctx.registry.limit(limit).is_reused() {
+            return None;
+        }
+        let id = self.queues.find_or_make(&mut self.ctx, limit, key);
+        let bind =
+            |queue: &mut Queue, _: &mut Context| queue.pool().inspect(|pool| pool.bind()).cloned();
+        let pool = self.change(id, bind)?;
+        Some((id, pool))
+    }
+
+    pub fn unbind(&mut self, queue: QueueId, pool: &Pool) {
+        self.change(queue, |_, _| pool.unbind());
+    }
+
+    pub fn status(&self) -> Status {
+        // There may be very many queues.
+        let mut limits = self.ctx.registry.limits().iter();
+        let reuses = limits.any(|limit| limit.is_reused());
+        let queues = self.queues.iter().filter(|_| reuses);
+        let idle: usize = queues.map(Queue::idle).sum();
+        Status {
+            // A slot lost while idle is noticed later.
+            held: self.ctx.counts.held.saturating_sub(idle),
+            waiting: self.ctx.counts.waiting + self.requests.count_sleepers(),
+            store_up: self.links.iter().all(|link| link.breaker.is_well()),
+        }
+    }
+}
+
+/// Accounts.
+impl Core {
+    /// Changes the account of a permit: it spends, is charged, is settled or ends. `change` returns a cost to measure.
+    pub fn change_account(
+        &mut self,
+        fee: &Fee,
+        now: Instant,
+        change: impl FnOnce(&mut Account) -> Option<(Cost, u64)>,
+    ) {
+        self.ctx.now = now;
+        if let Some((kind, cost)) = change(self.accounting.accounts.account_of(fee)) {
+            self.ctx.note_cost(fee.limit_id(), kind, cost);
+        }
+        (self.accounting).follow(fee.id, &mut self.ctx, &mut self.links);
+    }
+
+    /// The state of a rate after this permit's latest charge, including its spending since.
+    pub fn account_quota(&mut self, fee: &Fee, reader: QuotaReader, now: Instant) -> Option<Quota> {
+        self.ctx.now = now;
+        (self.accounting).quota(fee, reader, &self.ctx, &self.links)
+    }
+}
+
+/// Timers. A single sleep of the driver serves all of them.
+impl Core {
+    /// When to call [`on_time`](Self::on_time) next.
+    pub fn next_due(&self) -> Option<Instant> {
+        let mut due = None;
+        self.each_timer(|_, at| due = earliest(due, at));
+        due
+    }
+
+    /// The name of a timer that is due at this time.
+    pub fn timer_at(&self, due: Instant) -> Option<&'static str> {
+        let mut found = None;
+        self.each_timer(|name, at| found = found.or((at == Some(due)).then_some(name)));
+        if let Some(IN_QUEUE) = found {
+            let queue = self.queues.overdue(due)?;
+            return self.queues[queue].timer_at(due);
+        }
+        found
+    }
+
+    /// Visits each timer by name.
+    fn each_timer(&self, mut see: impl FnMut(&'static str, Option<Instant>)) {
+        see(IN_QUEUE, self.queues.next_due());
+        see("request", self.requests.next_due());
+        see("bound", self.bounded.next_due());
+        see("spending", self.accounting.accounts.next_due());
+        see("override", self.ctx.registry.overrides().next_end());
+        see("log", self.ctx.reports.next_due());
+        see("shutdown", self.ctx.ending.alarm());
+        if !self.ctx.shared {
+            return;
+        }
+        see("confirmation", self.ctx.confirmations.next_due());
+        see("fallback", self.ctx.registry.fallbacks.next_end());
+        see("return", self.ctx.returns.next_end());
+        for link in self.links.iter() {
+            see("connection", link.next_due(self.to_send()));
+        }
+    }
+
+    /// Does what is due. Returns whether it may be too much for one step: then [`next_due`](Self::next_due) has still
+    /// passed, and the next step continues.
+    pub fn on_time(&mut self, now: Instant) -> bool {
+        (self.ctx.now, self.ctx.driven) = (now, true);
+        self.ctx.ending.on_time(now);
+        self.end_trouble();
+        self.end_terms();
+        self.check_returns();
+        self.reconnect();
+        let mut left = MAX_DUE;
+        while left > 0
+            && let Some(units) = self.follow_timer()
+        {
+            left = left.saturating_sub(units);
+        }
+        self.follow_decisions();
+        if self.ctx.reports.next_due().is_some_and(|due| due <= now) {
+            self.ctx.log_reports();
+        }
+        self.ctx.is_behind = left == 0;
+        left == 0
+    }
+
+    /// Does the next work that is due, and returns its units.
+    fn follow_timer(&mut self) -> Option<usize> {
+        let now = self.ctx.now;
+        if let Some(overdue) = self.ctx.confirmations.take_overdue(now) {
+            self.ctx.effects.push(Effect::GiveUpOn(overdue));
+            return Some(1);
+        }
+        if self.wake_sleeper() || self.accounting.accounts.on_time(now) {
+            return Some(1);
+        }
+        if self.time_out() || self.end_asking() || self.end_bounded() {
+            // A request that has waited long enough releases its slots to others before their waits end.
+            self.follow_decisions();
+            return Some(1);
+        }
+        let queue = self.queues.overdue(now)?;
+        Some(self.change(queue, |queue, ctx| queue.on_time(ctx)))
+    }
+
+    /// A connection has ended, and no exchange has reconnected since. Waiters and holders need a connection, and so does the
+    /// count of the replicas, which divide a limit among themselves: a hello establishes it.
+    fn reconnect(&mut self) {
+        let now = self.ctx.now;
+        let counts = || self.ctx.registry.has_divided();
+        for link in self.links.iter_mut() {
+            let is_due = link.connection.ends_pause(now);
+            let has_queues = || {
+                self.queues
+                    .iter()
+                    .any(|queue| queue.terms().part == link.part)
+            };
+            if is_due && link.is_up() && (counts() || has_queues()) {
+                link.connection.want();
+            }
+        }
+    }
+
+    /// Revokes the first permit to be checked, if it has reached a bound.
+    fn end_bounded(&mut self) -> bool {
+        let Some(checked) = self.bounded.check_next(self.ctx.now) else {
+            return false;
+        };
+        let Some((lease, kind)) = checked else {
+            return true;
+        };
+        let (seq, was_lost) = (lease.seq(), lease.is_over(self.ctx.now));
+        let queue = self.queues.get(lease.queue);
+        let is_held = queue.is_some_and(|queue| queue.contains(seq));
+        // If the slot was lost before, unnoticed, only the response remains to be ended.
+        if is_held && was_lost {
+            self.change(lease.queue, |queue, ctx| queue.lose(ctx, seq));
+        }
+        self.ctx.end_lease(&lease, kind);
+        if is_held && !was_lost {
+            self.change(lease.queue, |queue, ctx| queue.release_slot(ctx, seq));
+        }
+        true
+    }
+}
+
+/// Shutdown.
+impl Core {
+    /// Refuses newcomers from now on. Waiting requests and permits have this much time: the latest call counts.
+    pub fn close(&mut self, grace_ends_at: Instant, now: Instant) {
+        self.ctx.now = now;
+        self.ctx.ending.begin(grace_ends_at);
+        self.each_queue(|queue, ctx| queue.empty_pool(ctx));
+        self.follow_decisions();
+    }
+
+    /// Refuses waiting requests, and all others from now on, and loses all slots. Returns the number of requests that
+    /// waited.
+    pub fn end_grace(&mut self, now: Instant) -> usize {
+        self.ctx.now = now;
+        self.ctx.ending.end_grace();
+        let refused = self.refuse_all(AcquireErrorKind::ShutDown);
+        self.follow_decisions();
+        self.lose_all(now);
+        refused
+    }
+
+    /// Whether nothing is left to send to the store, or to expect from it, now or later. A store that is down is owed
+    /// only releases.
+    pub fn is_quiet(&self) -> bool {
+        let is_idle = |link: &Link| {
+            if link.is_up() {
+                link.in_flight.is_empty() && !link.has_work(self.to_send())
+            } else {
+                link.names_released().next().is_none()
+            }
+        };
+        let owes = |queue: &Queue| {
+            if self.links[queue.terms().part].is_up() {
+                queue.releases.repeats()
+            } else {
+                queue.names_in_store().next().is_some()
+            }
+        };
+        // The queues of many keys are looked at only once all links are idle.
+        self.links.iter().all(is_idle) && !self.queues.iter().any(owes)
+    }
+
+    /// Whether no request is left, and no permit has a slot or an unsettled account.
+    pub fn is_served(&self) -> bool {
+        self.requests.is_empty() && self.holds_nothing()
+    }
+
+    /// Whether no permit has a slot or an unsettled account.
+    pub fn holds_nothing(&self) -> bool {
+        self.ctx.counts.held == 0 && self.accounting.accounts.is_empty()
+    }
+
+    /// Marks all held slots as lost, and releases them.
+    pub fn lose_all(&mut self, now: Instant) {
+        self.ctx.now = now;
+        self.accounting.accounts.report_all();
+        let held = self.held_by_permits();
+        self.ctx.ending.lose(held);
+        self.each_queue(|queue, ctx| queue.lose_all(ctx));
+        self.ctx.end_lost_leases();
+        self.follow_decisions();
+        self.ctx.log_reports();
+    }
+
+    /// The limiter was dropped: no more requests will come.
+    pub fn orphan(&mut self) {
+        self.ctx.ending.orphan();
+        self.queues.stop_caching(&mut self.ctx);
+        self.ctx.measure_limits();
+        self.each_queue(|queue, ctx| queue.empty_pool(ctx));
+        self.follow_decisions();
+        self.ctx.log_reports();
+    }
+
+    /// Reports slots that will never be released: the limiter was dropped without a shutdown, and there is no driver,
+    /// or may soon be none.
+    pub fn log_unreleased(&mut self) {
+        self.ctx.log_reports();
+        if !self.ctx.ending.is_abrupt() || !self.ctx.shared {
+            return;
+        }
+        let count = self.queues.iter().map(Queue::unreleased).sum();
+        if count > 0 {
+            let lease = self.ctx.settings.lease;
+            self.ctx.log(LogEvent::Unreleased { count, lease });
+        }
+    }
+
+    /// Reports slots whose release was not confirmed by the end of a shutdown.
+    pub fn log_unconfirmed(&mut self, count: usize) {
+        let lease = self.ctx.settings.lease;
+        self.ctx.log(LogEvent::Unconfirmed { count, lease });
+    }
+}

@@ -1,0 +1,318 @@
+//! What a queue is to ask its ledger: holders to renew or to adopt, newcomers, and questions of users. Names are checked when they
+//! are sent, since an entry may be gone by then. What it is to release is in [`releases`](super::releases).
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    mem,
+    num::NonZeroU64,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    ledger::{Seq, weight_of},
+    sync::Inquiry,
+};
+
+#[derive(Default)]
+pub(in crate::keeper) struct Outbox {
+    /// Boxed, since most queues have nothing to send.
+    asks: Option<Box<Asks>>,
+    /// A batch should be sent, even an empty one.
+    wants_batch: bool,
+    /// The next batch asks for the holders of this process: the store may have forgotten releases.
+    asks_holders: bool,
+    /// The next batch that adopts a permit tells the other replicas, since this one has found the loss.
+    tells_loss: bool,
+    /// Number of exchanges in flight with a batch for this queue.
+    in_flight: u16,
+}
+
+#[derive(Default)]
+struct Asks {
+    renew: VecDeque<Seq>,
+    adopt: VecDeque<Seq>,
+    /// In the order in which they began to ask.
+    acquire: VecDeque<Newcomer>,
+    inquiries: Vec<Inquiry>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::keeper) struct Newcomer {
+    pub seq: Seq,
+    /// When it began to ask, and its number.
+    pub since: Instant,
+    pub number: NonZeroU64,
+}
+
+impl Newcomer {
+    /// A retried request goes before later ones.
+    pub fn order(&self) -> (Instant, NonZeroU64) {
+        (self.since, self.number)
+    }
+}
+
+impl Asks {
+    fn has_any_but_newcomers(&self) -> bool {
+        !self.renew.is_empty() || !self.adopt.is_empty() || !self.inquiries.is_empty()
+    }
+
+    fn is_empty(&self) -> bool {
+        !self.has_any_but_newcomers() && self.acquire.is_empty()
+    }
+}
+
+/// What is to be sent.
+impl Outbox {
+    fn asks(&mut self) -> &mut Asks {
+        self.asks.get_or_insert_default()
+    }
+
+    /// A batch is wanted, even an empty one, if it is.
+    pub fn want(&mut self, is_wanted: bool) {
+        self.wants_batch |= is_wanted;
+    }
+
+    pub fn ask_for_holders(&mut self) {
+        self.asks_holders = true;
+    }
+
+    /// This process has found a loss, or another has told it.
+    pub fn tell_loss(&mut self, is_ours: bool) {
+        self.tells_loss = is_ours;
+    }
+
+    pub fn inquire(&mut self, inquiry: Inquiry) {
+        self.asks().inquiries.push(inquiry);
+    }
+
+    pub fn renew(&mut self, seq: Seq) {
+        self.asks().renew.push_back(seq);
+    }
+
+    pub fn adopt(&mut self, seq: Seq) {
+        self.asks().adopt.push_back(seq);
+    }
+
+    /// Asks for a slot, ahead of later newcomers.
+    pub fn ask(&mut self, newcomer: Newcomer) {
+        let acquire = &mut self.asks().acquire;
+        let place = acquire.partition_point(|other| other.order() <= newcomer.order());
+        acquire.insert(place, newcomer);
+    }
+
+    /// Takes a newcomer back, if it was not sent.
+    pub fn unask(&mut self, newcomer: Newcomer) {
+        let Some(asks) = &mut self.asks else {
+            return;
+        };
+        let acquire = &mut asks.acquire;
+        let first = acquire.partition_point(|other| other.order() < newcomer.order());
+        let mut of_request =
+            (acquire.range(first..)).take_while(|other| other.order() == newcomer.order());
+        if let Some(number) = of_request.position(|other| other.seq == newcomer.seq) {
+            acquire.remove(first + number);
+        }
+    }
+
+    /// Drops the first newcomers that are sent no more.
+    pub fn forget_first(&mut self, mut is_unsent: impl FnMut(Seq) -> bool) {
+        if let Some(asks) = &mut self.asks {
+            while (asks.acquire.front()).is_some_and(|first| !is_unsent(first.seq)) {
+                asks.acquire.pop_front();
+            }
+        }
+    }
+
+    pub fn take_newcomers(&mut self) -> VecDeque<Newcomer> {
+        let asks = self.asks.as_mut();
+        asks.map_or(VecDeque::new(), |asks| mem::take(&mut asks.acquire))
+    }
+
+    pub fn take_inquiries(&mut self) -> Vec<Inquiry> {
+        let asks = self.asks.as_mut();
+        asks.map_or(Vec::new(), |asks| mem::take(&mut asks.inquiries))
+    }
+}
+
+/// Batches.
+impl Outbox {
+    /// Begins a batch. Returns whether it asks for the holders of this process.
+    pub fn begin(&mut self) -> bool {
+        self.wants_batch = false;
+        mem::take(&mut self.asks_holders)
+    }
+
+    /// A batch is sent.
+    pub fn sent(&mut self) {
+        self.in_flight += 1;
+    }
+
+    /// A batch was answered, or never will be.
+    pub fn over(&mut self) {
+        self.in_flight -= 1;
+    }
+
+    pub fn next_renewal(&mut self) -> Option<Seq> {
+        self.asks.as_mut()?.renew.pop_front()
+    }
+
+    pub fn next_adoption(&mut self) -> Option<Seq> {
+        self.asks.as_mut()?.adopt.pop_front()
+    }
+
+    pub fn next_newcomer(&mut self) -> Option<Newcomer> {
+        self.asks.as_mut()?.acquire.pop_front()
+    }
+
+    /// Whether a batch that adopts a permit tells the others: the first that does.
+    pub fn take_loss(&mut self) -> bool {
+        mem::take(&mut self.tells_loss)
+    }
+
+    /// The units of as many newcomers.
+    pub fn units_of(&self, newcomers: usize) -> usize {
+        let listed = self.asks.iter().flat_map(|asks| &asks.acquire);
+        let units = listed
+            .take(newcomers)
+            .map(|one| weight_of(one.seq) as usize);
+        units.sum()
+    }
+
+    /// Frees its memory once it is empty.
+    pub fn shrink(&mut self) {
+        self.asks.take_if(|asks| asks.is_empty());
+    }
+}
+
+/// What is left. `held_back`: whether newcomers wait for an introduction.
+impl Outbox {
+    pub fn has_inquiries(&self) -> bool {
+        (self.asks.as_ref()).is_some_and(|asks| !asks.inquiries.is_empty())
+    }
+
+    pub fn has_newcomers(&self, held_back: bool) -> bool {
+        !held_back && (self.asks.as_ref()).is_some_and(|asks| !asks.acquire.is_empty())
+    }
+
+    pub fn has_work(&self, held_back: bool) -> bool {
+        let asks = self.asks.as_deref();
+        let has_others = asks.is_some_and(Asks::has_any_but_newcomers);
+        self.wants_batch || has_others || self.has_newcomers(held_back)
+    }
+
+    pub fn wants_batch(&self) -> bool {
+        self.wants_batch
+    }
+
+    pub fn is_in_flight(&self) -> bool {
+        self.in_flight > 0
+    }
+
+    /// Number of names for a batch.
+    pub fn names(&self) -> usize {
+        self.asks.as_ref().map_or(0, |asks| {
+            asks.renew.len() + asks.adopt.len() + asks.acquire.len()
+        })
+    }
+
+    /// Holders to renew or adopt.
+    pub fn holders(&self) -> BTreeSet<Seq> {
+        let asks = self.asks.iter();
+        let listed = asks.flat_map(|asks| asks.renew.iter().chain(&asks.adopt));
+        listed.copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::time::Duration;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    impl Outbox {
+        pub fn batches_in_flight(&self) -> u16 {
+            self.in_flight
+        }
+
+        pub fn is_asked(&self, seq: Seq) -> bool {
+            let asks = self.asks.iter();
+            let mut asking = asks.flat_map(|asks| &asks.acquire);
+            asking.any(|newcomer| newcomer.seq == seq)
+        }
+
+        pub fn is_renewed(&self, seq: Seq) -> bool {
+            (self.asks.as_ref()).is_some_and(|asks| asks.renew.contains(&seq))
+        }
+
+        pub fn is_adopted(&self, seq: Seq) -> bool {
+            (self.asks.as_ref()).is_some_and(|asks| asks.adopt.contains(&seq))
+        }
+
+        pub fn audit(&self) -> Result<(), &'static str> {
+            let asks = self.asks.iter();
+            let asking = asks.flat_map(|asks| &asks.acquire);
+            let in_order = asking.map(Newcomer::order).is_sorted();
+            in_order.then_some(()).ok_or("requests are out of turn")
+        }
+    }
+
+    fn newcomer(seq: Seq, since: Instant, number: u64) -> Newcomer {
+        Newcomer {
+            seq,
+            since,
+            number: NonZeroU64::new(number).expect("from 1"),
+        }
+    }
+
+    /// A request that is retried began to ask earlier than those that came meanwhile.
+    #[test]
+    fn newcomers_ask_in_the_order_in_which_they_began() {
+        let (mut outbox, now) = (Outbox::default(), Instant::now());
+        for (seq, since, number) in [(3, 2, 3), (1, 0, 1), (2, 0, 2), (4, 2, 4)] {
+            outbox.ask(newcomer(seq, now + since * SECOND, number));
+        }
+        outbox.unask(newcomer(2, now, 2));
+        outbox.unask(newcomer(9, now, 9));
+        outbox.audit().expect("in order");
+        assert_eq!(outbox.units_of(2), 2);
+        let order = std::iter::from_fn(|| Some(outbox.next_newcomer()?.seq));
+        assert_eq!(order.collect::<Vec<_>>(), [1, 3, 4]);
+    }
+
+    #[test]
+    fn newcomers_that_are_held_back_are_no_work() {
+        let mut outbox = Outbox::default();
+        assert!(!outbox.has_work(false));
+        outbox.ask(newcomer(1, Instant::now(), 1));
+        assert!(outbox.has_work(false) && !outbox.has_work(true));
+        outbox.renew(2);
+        assert!(outbox.has_work(true));
+        assert_eq!((outbox.next_renewal(), outbox.names()), (Some(2), 1));
+        outbox.shrink();
+        outbox.forget_first(|seq| seq != 1);
+        outbox.want(false);
+        assert!(!outbox.has_work(false));
+        outbox.want(true);
+        assert!(outbox.has_work(true));
+        assert!(!outbox.begin() && !outbox.has_work(true));
+    }
+
+    #[test]
+    fn a_loss_is_told_and_holders_are_asked_for_once() {
+        let mut outbox = Outbox::default();
+        outbox.tell_loss(true);
+        outbox.ask_for_holders();
+        assert!(outbox.begin() && !outbox.begin());
+        assert!(outbox.take_loss() && !outbox.take_loss());
+        outbox.tell_loss(true);
+        outbox.tell_loss(false);
+        assert!(!outbox.take_loss(), "another replica has told it");
+        outbox.renew(1);
+        outbox.adopt(2);
+        assert_eq!(outbox.holders(), [1, 2].into());
+        assert_eq!(outbox.next_adoption(), Some(2));
+    }
+}

@@ -1,0 +1,273 @@
+//! What is known of a name in the store's ledger. Answers arrive late, out of order, or never, so this follows neither from the
+//! state of the entry nor from the last answer. It guarantees:
+//!
+//! - At most one exchange in flight may enter the name into the ledger.
+//! - A name that the store may know, or that an unanswered exchange may still enter, is released before it is forgotten.
+//! - A renewal that is asked for again is pending or in flight until then.
+
+/// The presence of one name.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::keeper::queue) struct Presence {
+    /// In the store's ledger, by the latest answer.
+    present: bool,
+    /// An exchange in flight enters it there.
+    entering: bool,
+    /// A renewal is pending or in flight.
+    renewing: bool,
+    /// Renew once more after the answer in flight, which may be from a previous store.
+    renew_again: bool,
+    /// Held when the latest introduction began, and neither confirmed by the store since then nor given up.
+    unconfirmed: bool,
+    /// Its request got another slot while an exchange was in flight: if the exchange acquires this slot, it goes to the
+    /// pool.
+    spare: bool,
+    /// Store time until which unanswered exchanges may enter it; otherwise 0.
+    not_after_us: u64,
+}
+
+impl Presence {
+    pub fn is_present(&self) -> bool {
+        self.present
+    }
+
+    /// Whether an exchange in flight may enter it.
+    pub fn is_entering(&self) -> bool {
+        self.entering
+    }
+
+    /// Whether the store may know it, apart from unanswered exchanges.
+    pub fn may_be_known(&self) -> bool {
+        self.present || self.entering
+    }
+
+    /// A renewal is to be listed, unless one is pending.
+    pub fn ask(&mut self) -> bool {
+        !std::mem::replace(&mut self.renewing, true)
+    }
+
+    /// A held name is to be confirmed by a store that may be another. `is_listed`: it is listed already. Otherwise an answer in
+    /// flight proves nothing, and another renewal follows it. Returns whether to list a renewal.
+    pub fn introduce(&mut self, is_listed: bool) -> bool {
+        self.unconfirmed = true;
+        self.renew_again |= self.renewing && !is_listed;
+        !is_listed && self.ask()
+    }
+
+    pub fn is_unconfirmed(&self) -> bool {
+        self.unconfirmed
+    }
+
+    /// The introduction need no longer wait for it. Returns whether it has.
+    pub fn confirm(&mut self) -> bool {
+        std::mem::take(&mut self.unconfirmed)
+    }
+
+    /// An exchange that enters it is sent.
+    pub fn sent(&mut self) {
+        self.entering = true;
+    }
+
+    /// A renewal is answered. Returns whether that confirms it, as the store has it, and whether to ask once more.
+    pub fn renewed(&mut self, is_held: bool) -> (bool, bool) {
+        let again = std::mem::take(&mut self.renew_again);
+        self.renewing = false;
+        (is_held && !again, again)
+    }
+
+    /// A renewal is not needed, or was not answered.
+    pub fn renewal_over(&mut self) {
+        (self.renewing, self.renew_again) = (false, false);
+    }
+
+    /// The exchange that adopts it is answered. Returns whether that confirms it: a renewal in flight will, otherwise.
+    pub fn adopted(&mut self, is_held: bool) -> bool {
+        self.answered(false);
+        is_held && !self.renewing
+    }
+
+    /// The exchange that enters it is answered.
+    pub fn answered(&mut self, is_present: bool) {
+        self.entering = false;
+        self.present |= is_present;
+    }
+
+    /// The exchange that enters it is over. It may have run, or may run until then.
+    pub fn unanswered(&mut self, not_after_us: u64) {
+        self.entering = false;
+        self.not_after_us = self.not_after_us.max(not_after_us);
+    }
+
+    /// The store has it.
+    pub fn granted(&mut self) {
+        self.present = true;
+    }
+
+    /// The store has lost it.
+    pub fn lost(&mut self) {
+        self.present = false;
+    }
+
+    /// Its user has gone. Returns the time until which it may still be entered, if it has to be released now. While an
+    /// exchange in flight may enter it, the end of that exchange decides.
+    pub fn leave(&mut self) -> Option<u64> {
+        if self.entering || !self.present && self.not_after_us == 0 {
+            return None;
+        }
+        self.present = false;
+        Some(std::mem::take(&mut self.not_after_us))
+    }
+
+    /// Its request got another slot: what an exchange in flight acquires is spare.
+    pub fn spare(&mut self) {
+        self.spare = self.entering;
+    }
+
+    pub fn is_spare(&self) -> bool {
+        self.spare
+    }
+
+    /// It is kept.
+    pub fn keep(&mut self) {
+        self.spare = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Presence {
+        /// `is_held`, `is_leaving`: the state of its entry.
+        pub fn audit(&self, is_held: bool, is_leaving: bool) -> Result<(), &'static str> {
+            let faults = [
+                (
+                    self.renew_again && !self.renewing,
+                    "renewed again after no renewal",
+                ),
+                (self.spare && !is_leaving, "spare, and somebody wants it"),
+                (
+                    self.unconfirmed && !is_held,
+                    "to be confirmed, and not held",
+                ),
+            ];
+            let found = faults.iter().find(|(is_fault, _)| *is_fault);
+            found.map_or(Ok(()), |(_, why)| Err(why))
+        }
+
+        pub fn is_renewing(&self) -> bool {
+            self.renewing
+        }
+
+        /// Whether no exchange has ever asked for it.
+        pub fn is_unasked(&self) -> bool {
+            !self.may_be_known() && self.not_after_us == 0
+        }
+    }
+
+    #[test]
+    fn a_name_that_was_never_sent_is_not_released() {
+        let mut name = Presence::default();
+        assert_eq!(name.leave(), None);
+        assert!(name.is_unasked());
+    }
+
+    #[test]
+    fn a_name_in_flight_is_released_by_the_end_of_its_exchange() {
+        for (ends, released) in [
+            (
+                Presence::answered as fn(&mut Presence, bool),
+                [None, Some(0)],
+            ),
+            (|name, _| name.unanswered(7), [Some(7), Some(7)]),
+            // It certainly did not run.
+            (|name, _| name.unanswered(0), [None, None]),
+        ] {
+            for (is_present, released) in [false, true].into_iter().zip(released) {
+                let mut name = Presence::default();
+                name.sent();
+                assert_eq!(name.leave(), None);
+                ends(&mut name, is_present);
+                assert_eq!(name.leave(), released);
+                assert_eq!(name.leave(), None, "released once");
+            }
+        }
+    }
+
+    /// An exchange of a former connection may run after the next one was answered.
+    #[test]
+    fn an_answer_does_not_end_the_time_of_an_unanswered_exchange() {
+        let mut name = Presence::default();
+        for not_after_us in [9, 7] {
+            name.sent();
+            name.unanswered(not_after_us);
+        }
+        name.sent();
+        name.answered(true);
+        assert_eq!(name.leave(), Some(9));
+    }
+
+    #[test]
+    fn what_the_store_has_lost_is_not_released() {
+        let mut name = Presence::default();
+        name.granted();
+        assert!(name.may_be_known());
+        name.lost();
+        assert_eq!(name.leave(), None);
+    }
+
+    #[test]
+    fn a_renewal_is_listed_once() {
+        let mut name = Presence::default();
+        assert!(name.ask());
+        assert!(!name.ask());
+        assert_eq!(name.renewed(true), (true, false));
+        assert!(name.ask());
+        name.renewal_over();
+        assert!(name.ask());
+    }
+
+    /// The answer in flight may be from a store that is gone.
+    #[test]
+    fn an_introduction_asks_again_after_an_answer_in_flight() {
+        let mut name = Presence::default();
+        name.ask();
+        assert!(!name.introduce(false), "it is in flight");
+        assert!(name.is_unconfirmed());
+        assert_eq!(name.renewed(true), (false, true));
+        assert!(name.ask());
+        assert_eq!(name.renewed(false), (false, false), "the store has lost it");
+        name.sent();
+        assert!(name.adopted(true));
+        assert!(name.confirm());
+        assert!(!name.confirm());
+        // Not yet sent: the next store answers.
+        name.ask();
+        assert!(!name.introduce(true));
+        assert_eq!(name.renewed(true), (true, false));
+        assert!(name.introduce(false), "to be listed");
+    }
+
+    /// The adoption was sent to the store that is gone.
+    #[test]
+    fn an_adoption_does_not_confirm_what_is_asked_for_again() {
+        let mut name = Presence::default();
+        name.sent();
+        assert!(name.introduce(false));
+        assert!(!name.adopted(true));
+        assert_eq!(name.renewed(true), (true, false));
+    }
+
+    #[test]
+    fn only_what_is_in_flight_is_spare() {
+        let mut name = Presence::default();
+        name.spare();
+        assert!(!name.is_spare());
+        name.sent();
+        name.spare();
+        assert!(name.is_spare());
+        name.answered(true);
+        name.keep();
+        assert!(!name.is_spare());
+        assert_eq!(name.leave(), Some(0));
+    }
+}

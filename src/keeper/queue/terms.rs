@@ -1,0 +1,147 @@
+//! What a queue is for: a key, its ledger, and the values of the limit in force there.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::{
+    error::AcquireErrorKind,
+    fallbacks::{Availability, FallbackInForce},
+    keeper::context::Context,
+    key::Key,
+    leases::QueueId,
+    limit::{Limit, LimitId, LimitValue},
+    overrides::Steered,
+    part::Part,
+};
+
+pub(in crate::keeper) struct KeyTerms {
+    pub id: QueueId,
+    pub limit_id: LimitId,
+    pub key: Key,
+    /// The part of the store with its ledger.
+    pub part: Part,
+    /// The name of its ledger in the store.
+    pub ledger: Arc<str>,
+    limit: Arc<Limit>,
+    /// The limit's value for this key, if the latest request brought one.
+    own_value: Option<LimitValue>,
+    /// Operators' override for this key. Boxed, since it is rare.
+    steered: Option<Box<Steered>>,
+}
+
+impl KeyTerms {
+    pub fn new(
+        id: QueueId,
+        (limit_id, key): (LimitId, Key),
+        (part, ledger): (Part, Arc<str>),
+        limit: Arc<Limit>,
+    ) -> Self {
+        Self {
+            id,
+            limit_id,
+            key,
+            part,
+            ledger,
+            limit,
+            own_value: None,
+            steered: None,
+        }
+    }
+
+    pub fn limit(&self) -> &Arc<Limit> {
+        &self.limit
+    }
+
+    pub fn own_value(&self) -> Option<LimitValue> {
+        self.own_value
+    }
+
+    pub fn max(&self) -> u32 {
+        self.value().map_or(self.limit.max(), |own| own.max)
+    }
+
+    /// The value of this key, if it differs from the limit's.
+    fn value(&self) -> Option<LimitValue> {
+        match &self.steered {
+            Some(steered) => steered.own_value(self.own_value),
+            None => self.own_value,
+        }
+    }
+
+    /// Whether the limit would have to be raised for a permit of this weight. A limit of 0 is merely full.
+    pub fn is_too_heavy(&self, weight: u32) -> bool {
+        weight > 1 && (1..weight).contains(&self.max())
+    }
+
+    /// Until when operators have paused the limit for this key.
+    pub fn paused_until(&self) -> Option<Instant> {
+        self.steered.as_ref()?.paused_until
+    }
+
+    /// Whether that changes anything.
+    pub fn set_own_value(&mut self, own_value: Option<LimitValue>) -> bool {
+        let is_new = own_value != self.own_value;
+        self.own_value = own_value;
+        is_new
+    }
+
+    /// Adopts values of the limit, and operators' override for this key. Returns whether that changes anything.
+    pub fn change(&mut self, limit: Arc<Limit>, steered: Steered) -> bool {
+        let before = self.steered.as_deref().copied().unwrap_or_default();
+        if limit == self.limit && steered == before {
+            return false;
+        }
+        self.limit = limit;
+        self.steered = steered.is_some().then(|| Box::new(steered));
+        true
+    }
+
+    /// Whether the store decides on its requests; without a store, the ledger in this process.
+    pub fn availability(&self, ctx: &Context) -> Availability {
+        ctx.availability(self.part)
+    }
+
+    /// The fallback in force.
+    pub fn fallback(&self, ctx: &Context) -> FallbackInForce {
+        ctx.fallback(self.limit_id, self.part, self.value())
+    }
+
+    /// How long newcomers wait because permits return to a store that has lost its data, or was down.
+    pub fn return_left(&self, ctx: &Context) -> Option<Duration> {
+        if !ctx.returns.is_any() || !ctx.asks_store(self.part) {
+            return None;
+        }
+        let strict = ctx.strict(self.limit_id, self.part, self.value())?;
+        (ctx.returns).wait(self.part, self.id, strict, ctx.now)
+    }
+
+    /// The limit by which the store decides on newcomers; holders return regardless of it.
+    pub fn max_in_store(&self, ctx: &Context) -> u32 {
+        match self.return_left(ctx) {
+            Some(_) => 0,
+            None => self.max(),
+        }
+    }
+
+    /// The limit by which this process decides, apart from a pause.
+    pub fn max_here(&self, ctx: &Context) -> u32 {
+        if !ctx.shared {
+            return self.max();
+        }
+        match self.fallback(ctx) {
+            FallbackInForce::Local(value) => value.max,
+            FallbackInForce::Allow => self.max(),
+            // Its time has just ended.
+            FallbackInForce::Reject => 0,
+        }
+    }
+
+    /// Why a request that does not wait is refused, unless the key is paused.
+    pub fn full_kind(&self, ctx: &Context) -> AcquireErrorKind {
+        match self.return_left(ctx) {
+            Some(_) => AcquireErrorKind::Unavailable,
+            None => AcquireErrorKind::Full,
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Which limits apply to a request: keys, tenants, values, costs and weights, found in the request head.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `policy` | the scopes that apply together |
+//! | `scope` | a limit, and the sources of a request's key, cost and weight |
+//! | `address` | a client's address as a key |
+//! | `number` | a cost or weight in a header |
+//! | `tenants`, `fair_by` | a request's tenant under a fair limit, and its settings |
+//! | `values`, `values_by` | a limit's value for a single key, and its settings |
+
+mod address;
+mod fair_by;
+mod number;
+mod policy;
+mod scope;
+mod tenants;
+mod values;
+mod values_by;
+
+#[cfg(feature = "config")]
+pub(crate) use address::IPV6_PREFIX;
+pub use address::{ClientAddress, PeerAddress};
+pub use policy::Policy;
+pub use scope::Scope;
+pub(super) use values::Lookup;

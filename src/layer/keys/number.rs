@@ -1,0 +1,91 @@
+//! Numbers in a request header.
+//!
+//! Tests: `tests/config/costs.rs`, `tests/layer/weights.rs`.
+
+use http::{HeaderMap, HeaderName, request::Parts};
+
+use super::scope::Scope;
+
+/// Costs and weights from a request header.
+impl Scope {
+    /// Sets the cost of a request at a rate to the number in a header. Without the header the cost is 1.
+    ///
+    /// The number must consist of digits. Any other value, such as `1.5`, `-1`, `1e9` or an empty value, a number beyond 32
+    /// bits, and a repeated header count as the largest cost: the request is refused with 400
+    /// ([`RefusalKind::InvalidCost`](crate::layer::RefusalKind::InvalidCost)), or costs the burst if
+    /// [`clamp_cost`](Self::clamp_cost) is set. So an invalid value never makes a request cheaper.
+    ///
+    /// A trusted proxy or layer in front of the limiter has to write the header, or callers choose their own cost.
+    /// Otherwise like [`cost_by`](Self::cost_by).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_turnstile::Limit;
+    ///
+    /// let tokens = Limit::rate("tokens", 60_000, Duration::from_secs(60))
+    ///     .by_header("x-api-key")
+    ///     .cost_by_header("x-prompt-tokens");
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the name is not a valid header name. A [`HeaderName`] always is.
+    #[track_caller]
+    pub fn cost_by_header(self, name: impl TryInto<HeaderName>) -> Self {
+        let cost = self.number_by("cost", name);
+        self.cost_by(cost)
+    }
+
+    /// Sets the weight of a request, in units of slots, to the number in a header. Without the header the weight is 1.
+    ///
+    /// Values are parsed as by [`cost_by_header`](Self::cost_by_header): a value that is not a number from 1 to 64 is
+    /// refused (400). Otherwise like [`weight_by`](Self::weight_by).
+    ///
+    /// # Panics
+    ///
+    /// If the name is not a valid header name. A [`HeaderName`] always is.
+    #[track_caller]
+    pub fn weight_by_header(self, name: impl TryInto<HeaderName>) -> Self {
+        let weight = self.number_by("weight", name);
+        self.weight_by(weight)
+    }
+
+    #[track_caller]
+    fn number_by(
+        &self,
+        what: &str,
+        name: impl TryInto<HeaderName>,
+    ) -> impl Fn(&Parts) -> u32 + Send + Sync + 'static {
+        let limit = self.limit().name();
+        let Ok(name) = name.try_into() else {
+            panic!("the header of the {what} under limit `{limit}` has an invalid name");
+        };
+        move |head: &Parts| number_in(&head.headers, &name).unwrap_or(1)
+    }
+}
+
+/// The number in a header. `None`: the request lacks the header.
+///
+/// A number that is too large, a value that is not a whole number, and a repeated header count as the largest number: as a
+/// small number, they would make the most expensive request the cheapest.
+fn number_in(headers: &HeaderMap, name: &HeaderName) -> Option<u32> {
+    let mut values = headers.get_all(name).iter();
+    let (first, second) = (values.next()?, values.next());
+    // A server in front may join the values of a repeated header by commas, which is not a number either.
+    let number = match second {
+        None => whole_number(first.as_bytes()),
+        Some(_) => None,
+    };
+    Some(number.unwrap_or(u32::MAX))
+}
+
+/// Accepts only digits, as in `Content-Length`, with white space around them. Numbers that do not fit become the largest.
+fn whole_number(value: &[u8]) -> Option<u32> {
+    let digits = value.trim_ascii();
+    let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+    let add = |number: u32, digit: &u8| {
+        let number = number.saturating_mul(10);
+        number.saturating_add(u32::from(digit - b'0'))
+    };
+    is_number.then(|| digits.iter().fold(0, add))
+}
