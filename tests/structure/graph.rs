@@ -8,9 +8,9 @@ use std::{
 use crate::source::{Module, SOURCES, Source, sources};
 
 /// Methods of the standard library with the names of some of our own methods.
-const OF_STD: [&str; 22] = [
-    "clone", "collect", "contains", "count", "default", "drop", "end", "find", "first", "get",
-    "insert", "is_empty", "is_none", "len", "max", "new", "next", "poll", "push", "remove",
+const OF_STD: [&str; 23] = [
+    "clone", "collect", "contains", "count", "default", "drop", "end", "entry", "find", "first",
+    "get", "insert", "is_empty", "is_none", "len", "max", "new", "next", "poll", "push", "remove",
     "sleep", "take",
 ];
 

@@ -17,7 +17,7 @@ use crate::{
     keeper::{
         context::{Decided, Decision},
         demand::{Leg, Notes, RequestId},
-        queue::{Newcomer, Requester},
+        queue::{Entry, Newcomer, Requester, Use},
     },
     leases::{Label, Lease},
     ledger::Seq,
@@ -262,7 +262,10 @@ impl Core {
             return;
         };
         let part = request.part(&self.queues, &self.ctx);
-        let is_shadow = |lease: &Lease| self.queues[lease.queue].is_shadow(lease.seq());
+        let is_shadow = |lease: &Lease| {
+            let entry = self.queues[lease.queue].entry(lease.seq());
+            entry.is_some_and(Entry::is_shadow)
+        };
         let listed = match request.next(&self.queues, &self.ctx) {
             _ if request.plain => Some(0),
             // In shadow mode a request does not queue.
@@ -336,7 +339,7 @@ impl Core {
         notes.bypassed.push((limit, kind));
         self.change(lease.queue, |queue, ctx| {
             ctx.note_bypass(queue.terms().limit_id, kind);
-            queue.release_slot(ctx, lease.seq());
+            queue.release(ctx, lease.seq(), Use::Held);
         });
     }
 }

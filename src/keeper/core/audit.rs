@@ -13,7 +13,7 @@ use crate::{
     keeper::{
         demand::{Demand, Leg, RequestId},
         queue::{
-            LegState, Queue, Release, Requester,
+            Entry, LegState, Queue, Release, Requester,
             audit::{Books, ensure},
         },
     },
@@ -160,10 +160,11 @@ impl Core {
                 return Err("its queue is gone".to_owned());
             };
             let seq = leg.lease.seq();
-            let Some(state) = queue.leg_state(seq, self.ctx.now) else {
+            let entry = queue.entry(seq);
+            let Some(state) = entry.and_then(|entry| entry.leg_state(self.ctx.now)) else {
                 return Err(format!("its leg {seq} is gone"));
             };
-            let of = queue.request_of(seq);
+            let of = entry.and_then(Entry::request);
             ensure!(of == Some(id), "a leg of {of:?}");
             if let LegState::Waiting(since) = state {
                 waits_until = Some(since + leg.wait);
@@ -297,7 +298,7 @@ impl Core {
     }
 
     pub fn idle_count(&self) -> usize {
-        self.queues.iter().map(Queue::idle).sum()
+        self.queues.iter().map(|queue| queue.kept.idle()).sum()
     }
 
     /// Takes a slot from the pool, as a request does.
@@ -376,7 +377,7 @@ impl Core {
     /// Whether an entry exists for a name that may be in this ledger.
     pub fn expects(&self, ledger: &str, seq: Seq) -> bool {
         let queue = self.queue_of(ledger);
-        queue.is_some_and(|queue| queue.contains(seq))
+        queue.is_some_and(|queue| queue.entry(seq).is_some())
     }
 
     fn queue_of(&self, ledger: &str) -> Option<&Queue> {
@@ -400,7 +401,10 @@ impl Core {
             let (mut waits, mut holds) = (None, Vec::new());
             for leg in &request.legs {
                 let (queue, seq) = (&self.queues[leg.lease.queue], leg.lease.seq());
-                match queue.leg_state(seq, self.ctx.now) {
+                match queue
+                    .entry(seq)
+                    .and_then(|entry| entry.leg_state(self.ctx.now))
+                {
                     Some(LegState::Held { .. }) => holds.push(MemberId { replica, seq }),
                     Some(LegState::Waiting(_)) => waits = Some(queue),
                     _ => {}

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     keeper::{
         context::{Context, earliest},
-        queue::{LegState, PendingBatch, Queue},
+        queue::{Entry, LegState, PendingBatch, Queue},
     },
     leases::{Lease, QueueId},
     ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Want, weight_of},
@@ -163,7 +163,8 @@ impl Batches {
     /// Adds a leg that the request does not have yet, and a batch for its queue if necessary.
     fn add_leg(&mut self, lease: &Lease, queue: &mut Queue, ctx: &mut Context) -> Option<ClaimAsk> {
         let seq = lease.seq();
-        let Some(LegState::Idle) = queue.leg_state(seq, ctx.now) else {
+        let Some(LegState::Idle) = queue.entry(seq).and_then(|entry| entry.leg_state(ctx.now))
+        else {
             return None;
         };
         let units = weight_of(seq) as usize;
@@ -438,7 +439,7 @@ impl Draft<'_> {
                     ticket: pending[batch].ticket_of(seq),
                     ..Claim::default()
                 };
-                let id = self.queues[pending[batch].queue].request_of(seq);
+                let id = (self.queues[pending[batch].queue].entry(seq)).and_then(Entry::request);
                 let id = id.expect("it has a request");
                 let since = self.requests.get(id).and_then(Request::asks_since);
                 let order = (since.unwrap_or(self.ctx.now), id.number.get());

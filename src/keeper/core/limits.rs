@@ -181,8 +181,9 @@ impl Core {
         self.ctx.now = now;
         let of_limit = |lease: &&Arc<Lease>| {
             let queue = self.queues.get(lease.queue);
-            queue
-                .is_some_and(|one| one.contains(lease.seq()) && one.terms().limit().name() == limit)
+            queue.is_some_and(|one| {
+                one.entry(lease.seq()).is_some() && one.terms().limit().name() == limit
+            })
         };
         let lease = leases.all().iter().find(of_limit);
         if let Some(lease) = lease {
@@ -206,7 +207,9 @@ impl Core {
 
     fn pause_queue(&mut self, queue: QueueId, own_value: Option<LimitValue>, length: Duration) {
         self.change(queue, |queue, ctx| {
-            queue.learn_own_value(ctx, own_value);
+            if own_value.is_some() {
+                queue.set_own_value(ctx, own_value);
+            }
             queue.pause(ctx, length);
         });
         self.follow_decisions();

@@ -17,7 +17,11 @@ use super::{
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     fallbacks::{Availability, FallbackInForce},
-    keeper::{context::Context, demand::RequestId, queue::Decider},
+    keeper::{
+        context::Context,
+        demand::RequestId,
+        queue::{Decider, Entry},
+    },
     key::Key,
     leases::{Fee, Paid, QueueId},
     ledger::{
@@ -43,7 +47,11 @@ struct Here<'a> {
 impl Stock for Here<'_> {
     fn ledger(&mut self, batch: usize) -> ClaimedLedger<'_> {
         ClaimedLedger {
-            ledger: self.queues.without_listing(self.asked[batch]).ledger_here(),
+            ledger: self
+                .queues
+                .without_listing(self.asked[batch])
+                .here
+                .get_mut(),
             batch: &self.batches[batch],
             swept: &mut self.swept,
         }
@@ -197,7 +205,8 @@ impl Core {
         let is_full = |one: &&DecidedLeg| one.answer == Ok(Standing::Full) && !one.is_shadow;
         if let Some(SlotLeg { lease, wait }) = legs.iter().find(is_full).map(|one| &one.leg) {
             let queue = &self.queues[lease.queue];
-            return match queue.may_ask_until(&self.ctx, lease.seq(), *wait) {
+            let until = queue.entry(lease.seq()).map(|entry| entry.asked + *wait);
+            return match until.filter(|until| *until > self.ctx.now) {
                 Some(until) => self.requests.keep_asking(id, since, until),
                 None if wait.is_zero() => {
                     let kind = queue.full_kind(&self.ctx);
@@ -228,10 +237,11 @@ impl Core {
         let legs: Legs = request.map_or_else(Legs::new, |one| next.legs_in(one).cloned().collect());
         let mut refusals = legs.iter().filter_map(|leg| {
             let queue = &self.queues[leg.lease.queue];
-            let asks = queue.asks_here(leg.lease.seq());
+            let seq = leg.lease.seq();
+            let asks = |entry: &Entry| entry.is_undecided() && !entry.is_shadow();
             match queue.decider(&self.ctx, availability) {
-                Decider::Fallback(Err(kind)) if asks == Some(false) => {
-                    Some((leg.lease.seq(), kind))
+                Decider::Fallback(Err(kind)) if queue.entry(seq).is_some_and(asks) => {
+                    Some((seq, kind))
                 }
                 _ => None,
             }
@@ -245,9 +255,10 @@ impl Core {
         for leg in legs {
             let (seq, queue) = (leg.lease.seq(), leg.lease.queue);
             let of_leg = self.queues.without_listing(queue);
-            let Some(is_shadow) = of_leg.asks_here(seq) else {
+            let Some(entry) = of_leg.entry(seq).filter(|entry| entry.is_undecided()) else {
                 continue;
             };
+            let is_shadow = entry.is_shadow();
             let answer = match of_leg.decider(&self.ctx, availability) {
                 Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
                 Decider::Ledger => {

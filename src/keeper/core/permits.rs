@@ -6,12 +6,12 @@ use tokio::time::Instant;
 
 use super::{Core, Progress, SlotLeg, Stage, accounting::Level, link::Link};
 use crate::{
-    error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
+    error::{AcquireError, AcquireErrorDetails, AcquireErrorKind, LostErrorKind},
     keeper::{
         context::{Context, earliest},
         demand::{Demand, Leg, RequestId, Taken},
         effects::{Effect, LogEvent},
-        queue::Queue,
+        queue::{Queue, Use},
     },
     key::Key,
     leases::{Account, Bounds, Fee, Label, Lease, Leases, Pool, QueueId},
@@ -220,7 +220,7 @@ impl Core {
         self.change(lease.queue, |queue, ctx| {
             if !(may_pool && queue.keep_released(ctx, lease)) {
                 lease.release_at(now);
-                queue.release_slot(ctx, lease.seq());
+                queue.release(ctx, lease.seq(), Use::Held);
             }
         });
         self.follow_decisions();
@@ -264,7 +264,7 @@ impl Core {
         lease.release_at(now);
         if self.queues.has(lease.queue) {
             self.change(lease.queue, |queue, ctx| {
-                queue.cancel_slot(ctx, lease.seq());
+                queue.release(ctx, lease.seq(), Use::Unused);
             });
         }
         self.follow_decisions();
@@ -298,7 +298,7 @@ impl Core {
     pub fn meter_of_lease(&self, lease: &Lease) -> Option<Arc<LimitMeter>> {
         let queue = self.queues.get(lease.queue);
         // The queue of a lost lease may be gone, and its id reused.
-        let queue = queue.filter(|queue| queue.contains(lease.seq()))?;
+        let queue = queue.filter(|queue| queue.entry(lease.seq()).is_some())?;
         Some(self.ctx.registry.meter(queue.terms().limit_id).clone())
     }
 
@@ -314,7 +314,9 @@ impl Core {
         self.ctx.now = now;
         let queue = self.queues.find_or_make(&mut self.ctx, limit, key);
         self.change(queue, |queue, ctx| {
-            queue.learn_own_value(ctx, own_value);
+            if own_value.is_some() {
+                queue.set_own_value(ctx, own_value);
+            }
             queue.inquire(ctx, inquiry);
         });
         self.follow_decisions();
@@ -347,7 +349,7 @@ impl Core {
         let mut limits = self.ctx.registry.limits().iter();
         let reuses = limits.any(|limit| limit.is_reused());
         let queues = self.queues.iter().filter(|_| reuses);
-        let idle: usize = queues.map(Queue::idle).sum();
+        let idle: usize = queues.map(|queue| queue.kept.idle()).sum();
         Status {
             // A slot lost while idle is noticed later.
             held: self.ctx.counts.held.saturating_sub(idle),
@@ -395,7 +397,7 @@ impl Core {
         self.each_timer(|name, at| found = found.or((at == Some(due)).then_some(name)));
         if let Some(IN_QUEUE) = found {
             let queue = self.queues.overdue(due)?;
-            return self.queues[queue].timer_at(due);
+            return self.queues[queue].next_due().map(|(_, name)| name);
         }
         found
     }
@@ -490,14 +492,16 @@ impl Core {
         };
         let (seq, was_lost) = (lease.seq(), lease.is_over(self.ctx.now));
         let queue = self.queues.get(lease.queue);
-        let is_held = queue.is_some_and(|queue| queue.contains(seq));
+        let is_held = queue.is_some_and(|queue| queue.entry(seq).is_some());
         // If the slot was lost before, unnoticed, only the response remains to be ended.
         if is_held && was_lost {
-            self.change(lease.queue, |queue, ctx| queue.lose(ctx, seq));
+            self.change(lease.queue, |queue, ctx| {
+                queue.lose(ctx, seq, LostErrorKind::Lost)
+            });
         }
         self.ctx.end_lease(&lease, kind);
         if is_held && !was_lost {
-            self.change(lease.queue, |queue, ctx| queue.release_slot(ctx, seq));
+            self.change(lease.queue, |queue, ctx| queue.release(ctx, seq, Use::Held));
         }
         true
     }

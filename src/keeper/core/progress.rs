@@ -178,6 +178,7 @@ impl SlotLeg {
     }
 
     fn state(&self, queues: &Queues, now: Instant) -> Option<LegState> {
-        queues[self.lease.queue].leg_state(self.lease.seq(), now)
+        let entry = queues[self.lease.queue].entry(self.lease.seq())?;
+        entry.leg_state(now)
     }
 }

@@ -194,7 +194,11 @@ impl Queues {
         }
         let member = &mut self.members[id.index()];
         let idle = member.turn.is_none() && member.queue.is_idle(ctx);
-        let due = if idle { None } else { member.queue.next_due() };
+        let due = if idle {
+            None
+        } else {
+            member.queue.next_due().map(|(at, _)| at)
+        };
         if due != member.due {
             if let Some(old) = member.due {
                 self.due.remove(&(old, id));
@@ -445,7 +449,11 @@ impl Queues {
                 member.turn == Some(Turn::Newcomers) || !queue.has_newcomers(),
                 "{at}: has newcomers and is listed with others"
             );
-            let next = if idle { None } else { queue.next_due() };
+            let next = if idle {
+                None
+            } else {
+                queue.next_due().map(|(at, _)| at)
+            };
             ensure!(
                 member.due == next,
                 "{at}: due {:?}, not {next:?}",

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{Complaints, Core, SlotLeg, accounting::Level};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
-    keeper::{context::Context, demand::RequestId, effects::LogEvent},
+    keeper::{context::Context, demand::RequestId, effects::LogEvent, queue::Use},
     ledger::Seq,
     limit::{Limit, LimitId},
     status::Quota,
@@ -100,7 +100,7 @@ impl Core {
             // The slot may have come from the pool.
             lease.release_at(now);
             self.change(lease.queue, |queue, ctx| {
-                queue.release_slot(ctx, lease.seq());
+                queue.release(ctx, lease.seq(), Use::Held);
                 queue.forget_fallen_back();
             });
         }

@@ -143,7 +143,7 @@ impl Core {
         let is_up = availability == Availability::Up;
         for pending in &pending {
             self.change(pending.queue, |queue, ctx| {
-                queue.after_failure();
+                queue.outbox.over();
                 if is_up {
                     queue.call_roll(ctx, false);
                 }
@@ -392,10 +392,6 @@ impl Core {
         answers: Vec<Result<ClaimReply, LedgerError>>,
         at: StoreMoment,
     ) -> Option<StoreError> {
-        for pending in pending {
-            let queue = self.queues.without_listing(pending.queue);
-            queue.uncount_legs(pending);
-        }
         let (part, mut outage) = (id.part, None);
         let before = self.links[part].refunds.len();
         for ((&asker, claim), result) in askers.iter().zip(&exchange.claims).zip(answers) {

@@ -59,17 +59,17 @@ impl Queue {
         }
         self.entries.audit().map_err(|why| format!("{at}: {why}"))?;
         ensure!(
-            !ctx.asks_store(self.terms.part) || self.ledger_here.is_none(),
+            !ctx.asks_store(self.terms.part) || self.here.get().is_none(),
             "{at}: has a ledger of its own"
         );
         self.outbox.audit().map_err(|why| format!("{at}: {why}"))?;
         let has_work = self.has_work();
-        if ctx.asks_store(self.terms.part) && self.has_waiters() {
+        if ctx.asks_store(self.terms.part) && self.entries.waiting() > 0 {
             let asked = self.polls.is_polling() || self.outbox.is_in_flight() || has_work;
             ensure!(asked, "{at}: waits, and never asks");
         }
         ensure!(
-            !self.recheck_right || ctx.shared,
+            !self.here.is_changed() || ctx.shared,
             "{at}: the right to keep slots was not seen to"
         );
         self.audit_local(&at)?;
@@ -114,13 +114,15 @@ impl Queue {
             entering == books.entering.contains(&seq),
             "entering {entering}"
         );
-        let asked = self.outbox.is_renewed(seq) || books.renewing.contains(&seq);
+        let asked = (self.outbox.is_extended(seq), books.renewing.contains(&seq));
+        let is_renewing = asked.0 || asked.1;
         ensure!(
-            !presence.is_renewing() || asked,
-            "renewing, and no renewal is listed or in flight"
+            presence.renewal() == asked,
+            "renewal {:?}, and {asked:?} listed and in flight",
+            presence.renewal()
         );
         ensure!(
-            !presence.is_unconfirmed() || asked || entering || self.outbox.is_adopted(seq),
+            !presence.is_unconfirmed() || is_renewing || entering,
             "nobody will confirm it"
         );
         ensure!(
@@ -142,10 +144,10 @@ impl Queue {
             State::Sent { .. } => ensure!(entering, "asks, and nobody was asked"),
             // If its renewal was lost, the exchange that acquires it is still unanswered.
             State::Checking { .. } => {
-                ensure!(presence.is_renewing() || entering, "is checked by nobody");
+                ensure!(is_renewing || entering, "is checked by nobody");
             }
             State::Waiting(Line::Here) => {
-                ensure!(self.ledger_here.is_some(), "waits here, where no ledger is");
+                ensure!(self.here.get().is_some(), "waits here, where no ledger is");
                 ensure!(!presence.may_be_known(), "waits here, and in the store");
             }
             State::Waiting(Line::InStore { .. }) => {
@@ -186,14 +188,14 @@ impl Queue {
         }
         let names: BTreeSet<_> = idle.iter().collect();
         ensure!(names.len() == idle.len(), "{at}: idle twice: {idle:?}");
-        let tended = self.kept.next_due().is_some() || self.ledger_here.is_some();
+        let tended = self.kept.next_due().is_some() || self.here.get().is_some();
         ensure!(tended || idle.is_empty(), "{at}: keeps {idle:?} for ever");
         Ok(())
     }
 
     /// The ledger in this process has exactly the holders and waiters that the queue has.
     fn audit_local(&self, at: &str) -> Result<(), String> {
-        let Some(ledger) = &self.ledger_here else {
+        let Some(ledger) = self.here.get() else {
             return Ok(());
         };
         let holders: BTreeSet<Seq> = ledger.holders().map(|(id, _)| id.seq).collect();
@@ -234,7 +236,7 @@ impl Queue {
 
     /// The ledger in this process.
     pub fn audited_ledger(&self) -> Option<&Ledger> {
-        self.ledger_here.as_deref()
+        self.here.get()
     }
 
     pub fn max_here(&self, ctx: &Context) -> u32 {

@@ -19,21 +19,11 @@ const FIRST_HOLD: Duration = Duration::from_secs(1);
 const PART_OF_LEASE: u32 = 3;
 
 impl Queue {
-    /// The dues of a batch, if the limit is fair.
-    pub(super) fn no_dues(&self) -> Option<Box<Dues>> {
-        self.terms.limit().is_fair().then(Box::default)
-    }
-
     /// The payer of a newcomer, which pays for a usual hold in advance if it has to wait.
-    #[inline]
     pub(super) fn payer(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
-        self.terms
-            .limit()
-            .is_fair()
-            .then(|| self.payer_if_fair(ctx, seq))?
-    }
-
-    fn payer_if_fair(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
+        if !self.terms.limit().is_fair() {
+            return None;
+        }
         let time = ctx
             .registry
             .mean_hold(self.terms.limit_id)
@@ -94,15 +84,10 @@ impl Queue {
 
     /// The due that a release settles. A waiter's place ends; a permit pays the rest if others wait, or gets a refund of
     /// unused time.
-    #[inline]
     pub(super) fn due_of(&self, ctx: &Context, seq: Seq) -> Option<Due> {
-        self.terms
-            .limit()
-            .is_fair()
-            .then(|| self.due_if_fair(ctx, seq))?
-    }
-
-    fn due_if_fair(&self, ctx: &Context, seq: Seq) -> Option<Due> {
+        if !self.terms.limit().is_fair() {
+            return None;
+        }
         let entry = self.entries.get(seq)?;
         let payer = || entry.paying()?.payer();
         match *entry.state() {
@@ -117,7 +102,7 @@ impl Queue {
             }),
             State::Waiting(Line::Here) => {
                 let replica = ctx.settings.replica;
-                let ledger = self.ledger_here.as_ref()?;
+                let ledger = self.here.get()?;
                 Some(Due::Left {
                     payer: payer()?,
                     ticket: ledger.standing(MemberId { replica, seq })?.ticket()?,

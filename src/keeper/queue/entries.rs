@@ -207,10 +207,10 @@ impl Entries {
     }
 
     /// A holder is to be confirmed by the store. Returns whether to ask for it.
-    pub fn introduce(&mut self, seq: Seq, is_listed: bool) -> bool {
+    pub fn introduce(&mut self, seq: Seq) -> bool {
         self.all.get_mut(&seq).is_some_and(|entry| {
             self.unconfirmed += u32::from(!entry.presence.is_unconfirmed());
-            entry.presence.introduce(is_listed)
+            entry.presence.introduce()
         })
     }
 
@@ -476,7 +476,7 @@ mod tests {
             scene.set(*seq, scene.held(true));
         }
         for seq in names.iter().chain(&names) {
-            scene.entries.introduce(*seq, false);
+            scene.entries.introduce(*seq);
         }
         let later = scene.enter(5, 1);
         scene.set(later, scene.held(true));

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Doubt, Newcomer, PendingBatch, Queue,
+    Doubt, Newcomer, PendingBatch, Queue, Use,
     dues::{add_due, add_report},
     entries::entry::{Entry, HeldSlot, Line, State},
     polls::{Polled, Polls},
@@ -12,8 +12,11 @@ use super::{
     snapshot::places_of,
 };
 use crate::{
-    error::AcquireErrorKind,
-    keeper::{context::Context, effects::Effect},
+    error::{AcquireErrorKind, LostErrorKind},
+    keeper::{
+        context::{Context, Decision},
+        effects::Effect,
+    },
     leases::StoreMoment,
     ledger::{Ask, Batch, BatchReply, Payer, SWEEP_BUDGET, Seq, Standing, Wake, Want},
 };
@@ -31,7 +34,7 @@ impl Queue {
             limit: self.terms.max_in_store(ctx),
             max_waiters: self.terms.limit().waiters(),
             reuse: self.reuse(ctx),
-            dues: self.no_dues(),
+            dues: self.terms.no_dues(),
             ..Batch::default()
         };
         let mut pending = PendingBatch {
@@ -103,7 +106,7 @@ impl Queue {
             pending.held = self.entries.held().in_store;
             pending.waiting = self.entries.waiting() as u32;
         }
-        batch.waits |= self.has_waiters() || batch.acquire.iter().any(|ask| ask.wait);
+        batch.waits |= self.entries.waiting() > 0 || batch.acquire.iter().any(|ask| ask.wait);
     }
 
     /// Holders to renew or adopt, and inquiries.
@@ -116,40 +119,27 @@ impl Queue {
     ) {
         pending.inquiries.append(&mut self.outbox.take_inquiries());
         while *room > 0
-            && let Some(seq) = self.outbox.next_renewal()
+            && let Some(seq) = self.outbox.next_extension()
         {
-            match self.entries.get_mut(seq) {
-                None => {}
-                // The store never had it, so it need not be asked first.
-                Some(entry) if entry.is_held_here_only() => {
-                    entry.presence.renewal_over();
-                    self.take_adoption(ctx, batch, room, seq);
-                }
-                Some(_) => {
-                    batch.renew.push(seq);
-                    take_room(room, seq);
-                    add_report(batch, self.report_of(ctx, seq));
-                }
-            }
-        }
-        while *room > 0
-            && let Some(seq) = self.outbox.next_adoption()
-        {
-            self.take_adoption(ctx, batch, room, seq);
-        }
-    }
-
-    fn take_adoption(&mut self, ctx: &mut Context, batch: &mut Batch, room: &mut usize, seq: Seq) {
-        match self.entries.get_mut(seq) {
-            Some(entry) if entry.lease.is_over(ctx.now) => self.entries.confirm(ctx, seq),
-            Some(entry) if entry.is_held() && !entry.presence.is_entering() => {
+            let Some(entry) = self.entries.get_mut(seq) else {
+                continue;
+            };
+            if !entry.is_to_restore() {
+                entry.presence.asked();
+                batch.renew.push(seq);
+                add_report(batch, self.report_of(ctx, seq));
+            } else if entry.lease.is_over(ctx.now) {
+                entry.presence.renewal_over();
+                self.entries.confirm(ctx, seq);
+                continue;
+            } else {
+                entry.presence.renewal_over();
                 entry.presence.sent();
                 batch.adopt.push(seq);
                 let was_granted = entry.lease.deadline().is_some();
                 batch.tells |= was_granted && self.outbox.take_loss();
-                take_room(room, seq);
             }
-            _ => {}
+            take_room(room, seq);
         }
     }
 
@@ -267,6 +257,8 @@ impl Queue {
             }
             None => {}
         }
+        // The legs of claims join when their answers follow.
+        self.snapshot.uncount(pending.queued);
         if finds_loss {
             self.introduce(ctx, Doubt::Missing);
         }
@@ -281,7 +273,7 @@ impl Queue {
         let released: BTreeSet<Seq> = self.names_in_store().collect();
         for seq in names {
             if !released.contains(&seq) {
-                self.release_ghost(ctx, seq);
+                self.push_release(ctx, seq, 0, None);
             }
         }
     }
@@ -290,17 +282,19 @@ impl Queue {
     fn granted(&mut self, ctx: &mut Context, seq: Seq, counted: StoreMoment, until_ms: u64) {
         let Some(entry) = self.entries.get_mut(seq) else {
             // Given up in the meantime, or entered by an exchange that ran late.
-            return self.release_ghost(ctx, seq);
+            return self.push_release(ctx, seq, 0, None);
         };
         entry.presence.granted();
         if let State::Leaving = entry.state() {
-            return self.release_slot(ctx, seq);
+            return self.release(ctx, seq, Use::Held);
         }
         let now = ctx.now;
         let until = counted.deadline(until_ms, ctx.settings.lease);
         let renew_at = ctx.renew_at(counted.sent, until);
         match entry.state() {
-            State::Held(_) if !entry.lease.extend(until, now) => self.lose(ctx, seq),
+            State::Held(_) if !entry.lease.extend(until, now) => {
+                self.lose(ctx, seq, LostErrorKind::Lost)
+            }
             State::Held(_) => {
                 ctx.record(|history, now| {
                     history.held(&self.terms.ledger, seq, until, until_ms, now)
@@ -350,14 +344,14 @@ impl Queue {
                 self.renew_or_end(ctx, seq)
             }
             (State::Checking { since }, _) if at.sent < since => self.renew(seq),
-            // The store has lost the permit, or has reverted to an older copy; or it never had it.
             (State::Held(_), _) => {
                 let is_lost = entry.lease.deadline().is_some() && !entry.lease.is_over(ctx.now);
-                self.outbox.adopt(seq);
+                entry.presence.missed();
+                self.renew(seq);
                 return is_lost;
             }
             (State::Waiting(_) | State::Checking { .. }, Standing::Waiting { ticket }) => {
-                self.wait_in_store(ctx, seq, ticket, at);
+                self.set(ctx, seq, State::waiting(ticket, at));
             }
             // The store has lost the waiter, which queues once more: in its place, if the slot came while this process
             // had stopped, otherwise at the end.
@@ -379,23 +373,20 @@ impl Queue {
         if entry.presence.adopted(is_held) {
             self.entries.confirm(ctx, seq);
         }
-        self.note_change(ctx, seq);
+        self.entries.report(ctx, seq, Decision::Changed);
         match (standing, state) {
             (Standing::Held { until_ms } | Standing::Adopted { until_ms }, _) => {
                 self.granted(ctx, seq, at, until_ms);
             }
-            (_, State::Leaving) => self.release_slot(ctx, seq),
-            _ => {
-                self.renew_or_end(ctx, seq);
-                self.outbox.adopt(seq);
-            }
+            (_, State::Leaving) => self.release(ctx, seq, Use::Held),
+            _ => self.renew_or_end(ctx, seq),
         }
     }
 
     /// The store's answer to an ask. If it waits, it was subtracted from the snapshot before, and is counted again here: its
     /// place.
     pub fn acquired(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: StoreMoment) {
-        let is_returning = self.is_returning(ctx) || self.pause.is_lost(ctx.now);
+        let is_returning = self.terms.is_returning(ctx) || self.pause.is_lost(ctx.now);
         let place = standing.ticket().map_or(0, |_| self.snapshot.join());
         let Some(entry) = self.entries.get_mut(seq) else {
             return;
@@ -421,12 +412,12 @@ impl Queue {
             Standing::Waiting { ticket } => {
                 entry.place = place;
                 entry.begin(ctx.now);
-                self.wait_in_store(ctx, seq, ticket, at);
+                self.set(ctx, seq, State::waiting(ticket, at));
             }
             Standing::Full => self.refuse(ctx, seq, self.full_kind(ctx)),
             Standing::QueueFull => self.refuse(ctx, seq, AcquireErrorKind::QueueFull),
             // Its turn has not come.
-            Standing::Absent | Standing::Adopted { .. } => self.park_unasked(ctx, seq),
+            Standing::Absent | Standing::Adopted { .. } => self.set(ctx, seq, State::Idle),
         }
     }
 
@@ -439,12 +430,7 @@ impl Queue {
         if let Standing::Waiting { ticket } = standing {
             entry.set_ticket(ticket);
         }
-        self.release_slot(ctx, seq);
-    }
-
-    /// Subtracts the legs of claims that wait from the snapshot, before their answers follow.
-    pub fn uncount_legs(&mut self, pending: &PendingBatch) {
-        self.snapshot.uncount(pending.queued);
+        self.release(ctx, seq, Use::Held);
     }
 
     /// The waiters passed by a new head were still waiting when the old head was seen: records that.
@@ -464,7 +450,7 @@ impl Queue {
         self.outbox.over();
         // The limit rose, or permits had returned, while the exchange was in flight.
         self.outbox
-            .want(self.has_waiters() && pending.limit < self.terms.max_in_store(ctx));
+            .want(self.entries.waiting() > 0 && pending.limit < self.terms.max_in_store(ctx));
         let head = self.snapshot.head();
         // Grants follow tickets: a waiter below the head has left, or was passed over while this process was
         // disconnected. Only the store knows which, but it need not be asked in each exchange.

@@ -12,7 +12,7 @@ use crate::{
 
 /// Boxed, since most limits reuse nothing.
 #[derive(Default)]
-pub(super) struct KeptSlots(Option<Box<Pooled>>);
+pub(in crate::keeper) struct KeptSlots(Option<Box<Pooled>>);
 
 struct Pooled {
     pool: Arc<Pool>,
@@ -40,6 +40,11 @@ impl KeptSlots {
 
     pub fn pool(&self) -> Option<&Arc<Pool>> {
         self.0.as_ref().map(|pooled| &pooled.pool)
+    }
+
+    /// Number of idle slots.
+    pub fn idle(&self) -> usize {
+        self.pool().map_or(0, |pool| pool.idle())
     }
 
     /// A slot that comes free goes to this request, until the store has answered it.

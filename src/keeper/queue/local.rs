@@ -3,17 +3,15 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
     Decider, Queue,
-    entries::entry::{Entry, State},
+    entries::entry::{Entry, Line, State},
 };
 use crate::{
     error::AcquireErrorKind,
     fallbacks::{Availability, FallbackInForce},
     keeper::context::Context,
-    ledger::{Ask, Batch, Call, Ledger, Operation, Payer, Seq, Standing, Want, weight_of},
+    ledger::{Ask, Batch, Call, Operation, Payer, Seq, Standing, Want, weight_of},
 };
 
 impl Queue {
@@ -25,26 +23,13 @@ impl Queue {
         self.make_pool(ctx);
     }
 
-    /// Starts a ledger in this process.
+    /// Starts a ledger in this process, with the slots already held.
     fn keep_ledger(&mut self, ctx: &mut Context) {
-        if self.ledger_here.is_none() {
-            self.ledger_here = Some(self.ledger_of_holders(ctx));
-            self.read_local();
-            self.recheck_right = true;
+        if self.here.get().is_none() {
+            let held = self.entries.those(Entry::is_held);
+            self.here.begin(held, &mut ctx.scratch);
+            self.read_here();
         }
-    }
-
-    /// A ledger that contains the slots already held.
-    fn ledger_of_holders(&self, ctx: &Context) -> Box<Ledger> {
-        let batch = Batch {
-            limit: self.local_max(ctx),
-            max_waiters: self.terms.limit().waiters(),
-            adopt: self.entries.those(Entry::is_held),
-            ..Batch::default()
-        };
-        let mut ledger = Box::new(Ledger::default());
-        ledger.run(&mut Call::new(&ctx.scratch, 0), &batch);
-        ledger
     }
 
     /// The decision on requests while the store does not decide.
@@ -59,7 +44,7 @@ impl Queue {
         let in_force = self.terms.fallback(ctx);
         let is_local = matches!(in_force, FallbackInForce::Local(_));
         match in_force {
-            _ if is_local && self.ledger_here.is_some() => Decider::Ledger,
+            _ if is_local && self.here.get().is_some() => Decider::Ledger,
             // In an outage too, a key without slots admits no request.
             _ if self.terms.max() == 0 => Decider::Fallback(Err(AcquireErrorKind::Full)),
             FallbackInForce::Reject => Decider::Fallback(Err(AcquireErrorKind::Unavailable)),
@@ -90,12 +75,6 @@ impl Queue {
         self.entries.get(seq).is_some_and(Entry::is_held)
     }
 
-    /// Whether the request is in shadow mode, if it does not have this slot.
-    pub fn asks_here(&self, seq: Seq) -> Option<bool> {
-        let entry = self.entries.get(seq)?;
-        entry.is_undecided().then(|| entry.is_shadow())
-    }
-
     /// Part of a claim on the ledger in this process: the ask, who pays, and its batch.
     pub fn draft_here(
         &mut self,
@@ -105,11 +84,19 @@ impl Queue {
         batch: &mut Batch,
     ) -> (Want, Option<Payer>) {
         let waits = self.prepare_ledger(ctx, seq, wait);
-        let is_shadow = self.entries.get(seq).is_some_and(Entry::is_shadow);
-        (batch.limit, batch.max_waiters) =
-            (self.limit_here(ctx, seq), self.terms.limit().waiters());
+        let is_shadow = self.entry(seq).is_some_and(Entry::is_shadow);
+        batch.limit = self.local_max(ctx);
+        if ctx.asks_store(self.terms.part) {
+            // This ledger serves one claim only and is empty, since many requests may fall back in one step: the slots held count
+            // here. An empty ledger admits a permit that is heavier than its limit.
+            let held = self.entries.held().all;
+            let free = batch.limit.saturating_sub(held);
+            let fits = held == 0 || weight_of(seq) <= free;
+            batch.limit = if fits { free } else { 0 };
+        }
+        batch.max_waiters = self.terms.limit().waiters();
         batch.whole = self.terms.max_here(ctx);
-        (batch.waits, batch.dues) = (waits, self.no_dues());
+        (batch.waits, batch.dues) = (waits, self.terms.no_dues());
         let want = match waits {
             _ if is_shadow => Want::IfFree,
             true => Want::Wait,
@@ -123,7 +110,7 @@ impl Queue {
     fn prepare_ledger(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> bool {
         self.empty_pool(ctx);
         if ctx.asks_store(self.terms.part) {
-            self.ledger_here = Some(Box::default());
+            self.here.begin(Vec::new(), &mut ctx.scratch);
             return false;
         }
         self.keep_ledger(ctx);
@@ -131,33 +118,14 @@ impl Queue {
         entry.is_some_and(|entry| entry.may_wait(wait, ctx.now))
     }
 
-    /// The limit of the ledger in this process, for a request. The ledger that serves one claim only is empty, since many
-    /// requests may fall back in one step: the slots held count here.
-    fn limit_here(&self, ctx: &Context, seq: Seq) -> u32 {
-        let limit = self.local_max(ctx);
-        if !ctx.asks_store(self.terms.part) {
-            return limit;
-        }
-        let free = limit.saturating_sub(self.entries.held().all);
-        // An empty ledger admits a permit that is heavier than its limit.
-        let fits = self.entries.held().all == 0 || weight_of(seq) <= free;
-        if fits { free } else { 0 }
-    }
-
-    /// The ledger in this process, which exists once a claim on it was drafted.
-    pub fn ledger_here(&mut self) -> &mut Ledger {
-        self.ledger_here.get_or_insert_default()
-    }
-
     /// A claim on the ledger in this process was decided on.
     pub fn after_claim(&mut self, ctx: &Context, call: &mut Call, batch: &Batch) {
         if ctx.asks_store(self.terms.part) {
-            self.ledger_here = None;
-            return;
+            return self.here.end();
         }
-        self.ledger_here().end(call, batch);
-        self.read_local();
-        self.recheck_right = true;
+        self.here.get_mut().end(call, batch);
+        self.here.note_change();
+        self.read_here();
     }
 
     /// The answer of this process to a request.
@@ -186,7 +154,7 @@ impl Queue {
             Ok(Standing::Waiting { .. }) => {
                 entry.place = self.snapshot.waiting();
                 entry.begin(ctx.now);
-                return self.wait_here(ctx, seq);
+                return self.set(ctx, seq, State::Waiting(Line::Here));
             }
             // The claim did not reach this ledger.
             Ok(Standing::Absent | Standing::Adopted { .. }) => return,
@@ -196,12 +164,6 @@ impl Queue {
             Err(kind) => kind,
         };
         self.refuse(ctx, seq, kind);
-    }
-
-    /// Deadline until which a request without a slot here may keep asking the store.
-    pub fn may_ask_until(&self, ctx: &Context, seq: Seq, wait: Duration) -> Option<Instant> {
-        let until = self.entries.get(seq)?.asked + wait;
-        (until > ctx.now).then_some(until)
     }
 
     /// Requests that fell back are no longer newcomers, or this queue would precede queues with real newcomers. The

@@ -5,10 +5,11 @@
 //! | `exchange` | batches, answers, wake-ups |
 //! | `requests` | timers, which renew held permits; effects of a changed limit on waiting requests; the view of requests and of operators |
 //! | `outage` | failures: exchanges without an answer, lost permits (also at a shutdown), the store down and back; retries |
-//! | `local` | the ledger in this process, and the fallback while the store is down |
+//! | `local` | requests that this process decides on: the fallback while the store is down, or without a store |
 //! | `work` | roll calls, introductions, pauses, releases until confirmed; whether anything is left to send |
 //! | `reuse` | slots that go to the pool and come back from it |
 //! | `kept` | the pool, its right, and the requests that come first |
+//! | `ledger_here` | the ledger in this process |
 //! | `key_pause` | the pause of a key: its end, its ramp, and what the store is told |
 //! | `polls`, `renewals` | when to ask about waiters; when to renew permits |
 //! | `presence` | what is known of a name in the store |
@@ -46,6 +47,7 @@ mod entries;
 mod exchange;
 mod kept;
 mod key_pause;
+mod ledger_here;
 mod local;
 mod outage;
 mod outbox;
@@ -62,8 +64,6 @@ mod work;
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
 use super::context::Context;
 use crate::{
     error::AcquireErrorKind,
@@ -75,16 +75,16 @@ use crate::{
     sync::Inquiry,
 };
 
-#[cfg(test)]
-pub use self::work::LOOKS;
-pub(super) use self::{entries::entry::Requester, outbox::Newcomer, releases::Release};
+pub(super) use self::{
+    entries::entry::{Entry, LegState, Requester, Use},
+    outbox::Newcomer,
+    releases::Release,
+};
 use self::{
-    entries::{
-        Entries,
-        entry::{Entry, Holder},
-    },
+    entries::{Entries, entry::Holder},
     kept::KeptSlots,
     key_pause::KeyPause,
+    ledger_here::LedgerHere,
     outbox::Outbox,
     polls::Polls,
     releases::Releases,
@@ -103,12 +103,10 @@ pub(super) struct Queue {
     polls: Polls,
     pub outbox: Outbox,
     pub releases: Releases,
-    /// The ledger in this process, which decides without a store.
-    ledger_here: Option<Box<Ledger>>,
+    /// Decides without a store.
+    pub here: LedgerHere,
     renewals: Renewals,
-    kept: KeptSlots,
-    /// The ledger in this process has run: whether idle slots may stay must be checked.
-    recheck_right: bool,
+    pub kept: KeptSlots,
     pause: KeyPause,
     snapshot: Snapshot,
 }
@@ -126,20 +124,6 @@ pub(in crate::keeper) enum Doubt {
     Missing,
     /// Another replica has found that.
     Told,
-}
-
-/// The state of a leg.
-pub(super) enum LegState {
-    /// `busy`: an exchange in flight may enter it into the ledger again.
-    Held {
-        over: bool,
-        busy: bool,
-    },
-    Idle,
-    /// In a ledger's queue, since then.
-    Waiting(Instant),
-    /// Unanswered, or being checked.
-    Asked,
 }
 
 /// The local decision on a request.
@@ -211,10 +195,9 @@ impl Queue {
             polls: Polls::default(),
             outbox: Outbox::default(),
             releases: Releases::default(),
-            ledger_here: None,
+            here: LedgerHere::default(),
             renewals: Renewals::default(),
             kept: KeptSlots::default(),
-            recheck_right: false,
             pause: KeyPause::default(),
             snapshot: Snapshot::new(ctx.now),
         }
@@ -222,10 +205,6 @@ impl Queue {
 
     pub fn terms(&self) -> &KeyTerms {
         &self.terms
-    }
-
-    fn is_returning(&self, ctx: &Context) -> bool {
-        self.terms.return_left(ctx).is_some()
     }
 
     /// Why a request that does not wait is refused.
@@ -236,13 +215,13 @@ impl Queue {
         }
     }
 
-    pub fn contains(&self, seq: Seq) -> bool {
-        self.entries.get(seq).is_some()
+    pub fn entry(&self, seq: Seq) -> Option<&Entry> {
+        self.entries.get(seq)
     }
 
     /// Whether the release of a name is pending or unconfirmed.
     pub fn is_releasing(&self, seq: Seq) -> bool {
-        self.contains(seq) || self.releases.is_next(seq)
+        self.entry(seq).is_some() || self.releases.is_next(seq)
     }
 
     /// Slots held by permits.
@@ -256,30 +235,23 @@ impl Queue {
         held.map(|(seq, _)| *seq)
     }
 
-    fn has_waiters(&self) -> bool {
-        self.entries.waiting() > 0
-    }
-
-    /// Slots of the ledger in this process that are in use, without those idle in the pool.
-    fn used_of(&self, ledger: &Ledger) -> u32 {
-        ledger.in_use().saturating_sub(self.idle() as u32)
+    /// Slots in use: by the ledger in this process, without those idle in the pool; otherwise as last seen.
+    fn in_use(&self) -> u32 {
+        let here = self.here.get();
+        let used = |ledger: &Ledger| ledger.in_use().saturating_sub(self.kept.idle() as u32);
+        here.map_or(self.snapshot.in_use(), used)
     }
 
     /// Updates the snapshot from the ledger in this process.
-    fn read_local(&mut self) {
-        if let Some(ledger) = &self.ledger_here {
-            let (in_use, waiting) = (self.used_of(ledger), ledger.waiting());
-            self.snapshot.follow_here(in_use, waiting);
+    fn read_here(&mut self) {
+        if let Some(ledger) = self.here.get() {
+            (self.snapshot).follow_here(self.in_use(), ledger.waiting());
         }
     }
 
-    /// Number of slots of the ledger in this process.
+    /// The limit of the ledger in this process.
     fn local_max(&self, ctx: &Context) -> u32 {
         self.pause.in_force(self.terms.max_here(ctx), ctx.now)
-    }
-
-    pub fn idle(&self) -> usize {
-        self.pool().map_or(0, |pool| pool.idle())
     }
 
     pub fn pool(&self) -> Option<&Arc<Pool>> {

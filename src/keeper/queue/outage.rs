@@ -6,15 +6,19 @@
 //! adopted.
 
 use super::{
-    Doubt, PendingBatch, Queue,
+    Doubt, PendingBatch, Queue, Use,
+    dues::add_report,
     entries::entry::{Entry, Holder, Line, State},
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     fallbacks::Availability,
-    keeper::{context::Context, effects::Effect},
+    keeper::{
+        context::{Context, Decision},
+        effects::Effect,
+    },
     leases::StoreMoment,
-    ledger::{Ask, Batch, BatchReply, Seq, Standing, weight_of},
+    ledger::{Ask, Batch, BatchReply, Operation, Seq, Standing, weight_of},
     telemetry::{Adopted, Measure, Topic},
 };
 
@@ -57,7 +61,7 @@ impl Queue {
             if let Some(entry) = self.entries.get_mut(*seq) {
                 entry.presence.unanswered(not_after_us);
             }
-            self.note_change(ctx, *seq);
+            self.entries.report(ctx, *seq, Decision::Changed);
         }
         for seq in &batch.renew {
             if let Some(entry) = self.entries.get_mut(*seq) {
@@ -72,7 +76,7 @@ impl Queue {
                 continue;
             };
             match entry.state() {
-                State::Leaving => self.release_slot(ctx, *seq),
+                State::Leaving => self.release(ctx, *seq, Use::Held),
                 State::Held(_) if retry => self.renew_or_end(ctx, *seq),
                 State::Held(_) => {
                     // No later than the lease's end, so that the holder is notified in time.
@@ -89,7 +93,7 @@ impl Queue {
         if availability == Availability::Refused {
             self.leave_store(ctx, availability);
         }
-        if self.has_waiters() {
+        if self.entries.waiting() > 0 {
             self.polls.unanswered(ctx.now + pause);
         }
     }
@@ -107,7 +111,7 @@ impl Queue {
         };
         entry.presence.unanswered(not_after_us);
         match entry.state() {
-            State::Leaving => self.release_slot(ctx, seq),
+            State::Leaving => self.release(ctx, seq, Use::Held),
             State::Sent { .. } | State::Checking { .. }
                 if availability == Availability::Refused =>
             {
@@ -118,11 +122,6 @@ impl Queue {
             State::Sent { .. } | State::Checking { .. } => self.park(ctx, seq),
             _ => self.renew_or_end(ctx, seq),
         }
-    }
-
-    /// An exchange with a batch for this queue ended without an answer.
-    pub fn after_failure(&mut self) {
-        self.outbox.over();
     }
 
     /// The driver has ended: watchers of leases are woken to notice, and inquiries are dismissed.
@@ -154,7 +153,7 @@ impl Queue {
     /// has expired.
     pub(super) fn renew_or_end(&mut self, ctx: &mut Context, seq: Seq) {
         // Its request may have left an exchange, and have waited for the end of it.
-        self.note_change(ctx, seq);
+        self.entries.report(ctx, seq, Decision::Changed);
         let Some(entry) = self.entries.get(seq) else {
             return;
         };
@@ -166,10 +165,15 @@ impl Queue {
             Some(_) => {}
         }
         if let Some(time) = self.pays_every(ctx) {
-            return self.pay_here(ctx, seq, time);
+            let report = self.report_of(ctx, seq);
+            if report.is_some() {
+                add_report(self.batch_here(ctx), report);
+                self.run_batch_here(ctx, Operation::Nothing);
+            }
+            return self.set_due(seq, ctx.now + time);
         }
         if entry.lease.is_over(ctx.now) {
-            return self.lose(ctx, seq);
+            return self.lose(ctx, seq, LostErrorKind::Lost);
         }
         // Without a deadline, it was admitted without the store, which is adopting it.
         let deadline = entry.lease.deadline();
@@ -181,11 +185,7 @@ impl Queue {
     }
 
     /// Ends a held slot that is lost. If no permit has it yet, its request goes on once the slot's fate is known.
-    pub fn lose(&mut self, ctx: &mut Context, seq: Seq) {
-        self.lose_by(ctx, seq, LostErrorKind::Lost);
-    }
-
-    fn lose_by(&mut self, ctx: &mut Context, seq: Seq, kind: LostErrorKind) {
+    pub fn lose(&mut self, ctx: &mut Context, seq: Seq, kind: LostErrorKind) {
         let Some(entry) = self.entries.get(seq) else {
             return;
         };
@@ -196,12 +196,12 @@ impl Queue {
                 ctx.end_lease(&lease, kind);
                 // Slots enter and leave the pool without the keeper's lock, but not once their lease has ended.
                 if self.pool().is_some_and(|pool| pool.remove(&lease)) {
-                    return self.release_idle_slot(ctx, seq);
+                    return self.release(ctx, seq, Use::Idle);
                 }
                 if kind == LostErrorKind::Lost {
                     ctx.note_lost_lease(&lease);
                 }
-                self.release_slot(ctx, seq);
+                self.release(ctx, seq, Use::Held);
             }
             Some(Holder::Request | Holder::Reuser) if !entry.presence.is_entering() => {
                 self.park_slot(ctx, seq);
@@ -213,7 +213,7 @@ impl Queue {
     /// Loses all held slots, at a shutdown. Returns the number of slots that permits had.
     pub fn lose_all(&mut self, ctx: &mut Context) {
         for seq in self.entries.those(Entry::is_held) {
-            self.lose_by(ctx, seq, LostErrorKind::ShutDown);
+            self.lose(ctx, seq, LostErrorKind::ShutDown);
         }
     }
 }
@@ -285,34 +285,29 @@ impl Queue {
         self.releases.forget(ctx.now);
         let refused = availability == Availability::Refused;
         if refused {
-            self.ledger_here = None;
+            self.here.end();
         }
-        for seq in self.entries.those(|entry| match entry.state() {
+        let mut leaving = self.entries.those(|entry| match entry.state() {
             State::Waiting(Line::Here) => refused,
             State::Waiting(Line::InStore { .. }) | State::Checking { .. } => true,
             _ => false,
-        }) {
-            self.leave_store_alone(ctx, seq, refused);
-        }
+        });
         ctx.drop_inquiries(&mut self.outbox.take_inquiries());
-        for newcomer in self.outbox.take_newcomers() {
-            if let Some(State::Idle) = self.entries.get(newcomer.seq).map(Entry::state) {
-                self.leave_store_alone(ctx, newcomer.seq, refused);
+        let is_idle = |entry: &Entry| matches!(entry.state(), State::Idle);
+        let newcomers = self.outbox.take_newcomers().into_iter().map(|one| one.seq);
+        leaving.extend(newcomers.filter(|seq| self.entry(*seq).is_some_and(is_idle)));
+        for seq in leaving {
+            if refused {
+                self.refuse(ctx, seq, AcquireErrorKind::Misconfigured)
+            } else {
+                self.park(ctx, seq)
             }
-        }
-    }
-
-    fn leave_store_alone(&mut self, ctx: &mut Context, seq: Seq, refused: bool) {
-        if refused {
-            self.refuse(ctx, seq, AcquireErrorKind::Misconfigured)
-        } else {
-            self.park(ctx, seq)
         }
     }
 
     /// Moves waiters back to the store.
     pub fn rejoin_store(&mut self, ctx: &mut Context) {
-        self.ledger_here = None;
+        self.here.end();
         self.introduce(ctx, Doubt::StoreBack);
         self.releases.repeat_all();
         for seq in self

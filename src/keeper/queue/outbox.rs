@@ -1,11 +1,7 @@
-//! What a queue is to ask its ledger: holders to renew or to adopt, newcomers, and questions of users. Names are checked when they
+//! What a queue is to ask its ledger: holders to renew or to restore, newcomers, and questions of users. Names are checked when they
 //! are sent, since an entry may be gone by then. What it is to release is in [`releases`](super::releases).
 
-use std::{
-    collections::{BTreeSet, VecDeque},
-    mem,
-    num::NonZeroU64,
-};
+use std::{collections::VecDeque, mem, num::NonZeroU64};
 
 use tokio::time::Instant;
 
@@ -30,8 +26,8 @@ pub(in crate::keeper) struct Outbox {
 
 #[derive(Default)]
 struct Asks {
-    renew: VecDeque<Seq>,
-    adopt: VecDeque<Seq>,
+    /// To be renewed or restored.
+    extend: VecDeque<Seq>,
     /// In the order in which they began to ask.
     acquire: VecDeque<Newcomer>,
     inquiries: Vec<Inquiry>,
@@ -54,7 +50,7 @@ impl Newcomer {
 
 impl Asks {
     fn has_any_but_newcomers(&self) -> bool {
-        !self.renew.is_empty() || !self.adopt.is_empty() || !self.inquiries.is_empty()
+        !self.extend.is_empty() || !self.inquiries.is_empty()
     }
 
     fn is_empty(&self) -> bool {
@@ -86,12 +82,8 @@ impl Outbox {
         self.asks().inquiries.push(inquiry);
     }
 
-    pub fn renew(&mut self, seq: Seq) {
-        self.asks().renew.push_back(seq);
-    }
-
-    pub fn adopt(&mut self, seq: Seq) {
-        self.asks().adopt.push_back(seq);
+    pub fn extend(&mut self, seq: Seq) {
+        self.asks().extend.push_back(seq);
     }
 
     /// Asks for a slot, ahead of later newcomers.
@@ -153,12 +145,8 @@ impl Outbox {
         self.in_flight -= 1;
     }
 
-    pub fn next_renewal(&mut self) -> Option<Seq> {
-        self.asks.as_mut()?.renew.pop_front()
-    }
-
-    pub fn next_adoption(&mut self) -> Option<Seq> {
-        self.asks.as_mut()?.adopt.pop_front()
+    pub fn next_extension(&mut self) -> Option<Seq> {
+        self.asks.as_mut()?.extend.pop_front()
     }
 
     pub fn next_newcomer(&mut self) -> Option<Newcomer> {
@@ -211,16 +199,7 @@ impl Outbox {
 
     /// Number of names for a batch.
     pub fn names(&self) -> usize {
-        self.asks.as_ref().map_or(0, |asks| {
-            asks.renew.len() + asks.adopt.len() + asks.acquire.len()
-        })
-    }
-
-    /// Holders to renew or adopt.
-    pub fn holders(&self) -> BTreeSet<Seq> {
-        let asks = self.asks.iter();
-        let listed = asks.flat_map(|asks| asks.renew.iter().chain(&asks.adopt));
-        listed.copied().collect()
+        (self.asks.as_ref()).map_or(0, |asks| asks.extend.len() + asks.acquire.len())
     }
 }
 
@@ -243,12 +222,8 @@ mod tests {
             asking.any(|newcomer| newcomer.seq == seq)
         }
 
-        pub fn is_renewed(&self, seq: Seq) -> bool {
-            (self.asks.as_ref()).is_some_and(|asks| asks.renew.contains(&seq))
-        }
-
-        pub fn is_adopted(&self, seq: Seq) -> bool {
-            (self.asks.as_ref()).is_some_and(|asks| asks.adopt.contains(&seq))
+        pub fn is_extended(&self, seq: Seq) -> bool {
+            (self.asks.as_ref()).is_some_and(|asks| asks.extend.contains(&seq))
         }
 
         pub fn audit(&self) -> Result<(), &'static str> {
@@ -288,9 +263,9 @@ mod tests {
         assert!(!outbox.has_work(false));
         outbox.ask(newcomer(1, Instant::now(), 1));
         assert!(outbox.has_work(false) && !outbox.has_work(true));
-        outbox.renew(2);
+        outbox.extend(2);
         assert!(outbox.has_work(true));
-        assert_eq!((outbox.next_renewal(), outbox.names()), (Some(2), 1));
+        assert_eq!((outbox.next_extension(), outbox.names()), (Some(2), 1));
         outbox.shrink();
         outbox.forget_first(|seq| seq != 1);
         outbox.want(false);
@@ -310,9 +285,5 @@ mod tests {
         outbox.tell_loss(true);
         outbox.tell_loss(false);
         assert!(!outbox.take_loss(), "another replica has told it");
-        outbox.renew(1);
-        outbox.adopt(2);
-        assert_eq!(outbox.holders(), [1, 2].into());
-        assert_eq!(outbox.next_adoption(), Some(2));
     }
 }

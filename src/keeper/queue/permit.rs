@@ -6,8 +6,8 @@ use std::{num::NonZero, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    FORGET_AFTER, Newcomer, Queue, Release,
-    dues::{add_due, add_report},
+    FORGET_AFTER, Newcomer, Queue, Release, Use,
+    dues::add_due,
     entries::entry::{Due, Entry, HeldSlot, Holder, Line, Paying, Requester, State},
 };
 use crate::{
@@ -16,19 +16,10 @@ use crate::{
         context::{Context, Decision},
         demand::{Taken, Tenant},
     },
-    leases::{Lease, Leases, StoreMoment, Tenure},
-    ledger::{Batch, Call, Dues, Operation, Seq, Standing, weight_of},
+    leases::{Lease, Leases, Tenure},
+    ledger::{Batch, Operation, Seq, Standing, weight_of},
     telemetry::Measure,
 };
-
-/// How the slot of a removed entry was used.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Use {
-    Held,
-    Unused,
-    /// Idle in the pool: no permit has it, and the end of the last one was counted.
-    Idle,
-}
 
 impl Queue {
     /// Creates an entry for a request. Its name is not sent until its turn begins.
@@ -53,7 +44,7 @@ impl Queue {
 
     /// Changes an entry's state, and when the queue looks after it next. Timers stay when a state ends: those of waiters until
     /// the next answer, that of held permits until it is due.
-    fn set(&mut self, ctx: &mut Context, seq: Seq, state: State) {
+    pub(super) fn set(&mut self, ctx: &mut Context, seq: Seq, state: State) {
         if self.entries.set(ctx, seq, state) {
             match state {
                 State::Waiting(Line::InStore { .. }) => self.polls.begin(),
@@ -94,27 +85,6 @@ impl Queue {
         }
     }
 
-    /// The store has enqueued the request, or confirms that it still waits.
-    pub(super) fn wait_in_store(
-        &mut self,
-        ctx: &mut Context,
-        seq: Seq,
-        ticket: i64,
-        seen: StoreMoment,
-    ) {
-        let line = Line::InStore {
-            ticket,
-            seen,
-            told: None,
-        };
-        self.set(ctx, seq, State::Waiting(line));
-    }
-
-    /// The ledger in this process has enqueued the request.
-    pub(super) fn wait_here(&mut self, ctx: &mut Context, seq: Seq) {
-        self.set(ctx, seq, State::Waiting(Line::Here));
-    }
-
     /// The store has granted the slot, with a lease that may be about to end.
     pub(super) fn check_grant(&mut self, ctx: &mut Context, seq: Seq) {
         let since = ctx.now;
@@ -146,27 +116,12 @@ impl Queue {
 
     /// A ledger has refused the slot, and so the request.
     pub fn refuse(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
-        let decision = if self.is_shadow(seq) {
+        let decision = if self.entry(seq).is_some_and(Entry::is_shadow) {
             Decision::Bypassed(kind)
         } else {
             Decision::Refused(kind)
         };
         self.entries.report(ctx, seq, decision);
-    }
-
-    /// The limit is no longer enforced: the request goes on without this slot.
-    pub(super) fn bypass(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
-        self.entries.report(ctx, seq, Decision::Bypassed(kind));
-    }
-
-    /// Reports a change to the request.
-    pub(super) fn note_change(&self, ctx: &mut Context, seq: Seq) {
-        self.entries.report(ctx, seq, Decision::Changed);
-    }
-
-    /// The store did not enter the name, and no longer can: the request asks again under the same name.
-    pub(super) fn park_unasked(&mut self, ctx: &mut Context, seq: Seq) {
-        self.set(ctx, seq, State::Idle);
     }
 
     /// Schedules the renewal, or the end, of a held permit.
@@ -204,22 +159,10 @@ impl Queue {
     }
 
     /// Drops an entry whose user has gone: now, or once the exchange that may enter it into the store is answered.
-    pub fn release_slot(&mut self, ctx: &mut Context, seq: Seq) {
-        self.leave(ctx, seq, Use::Held);
-    }
-
-    /// As [`release_slot`](Self::release_slot) for an unused slot, which does not count as a hold time.
-    pub fn cancel_slot(&mut self, ctx: &mut Context, seq: Seq) {
-        self.leave(ctx, seq, Use::Unused);
-    }
-
-    /// As [`release_slot`](Self::release_slot) for an idle slot that was taken out of the pool.
-    pub(super) fn release_idle_slot(&mut self, ctx: &mut Context, seq: Seq) {
-        ctx.measure(self.terms.limit_id, Measure::Held(1.0));
-        self.leave(ctx, seq, Use::Idle);
-    }
-
-    fn leave(&mut self, ctx: &mut Context, seq: Seq, use_of_slot: Use) {
+    pub fn release(&mut self, ctx: &mut Context, seq: Seq, use_of_slot: Use) {
+        if use_of_slot == Use::Idle {
+            ctx.measure(self.terms.limit_id, Measure::Held(1.0));
+        }
         let due = self.due_of(ctx, seq);
         let Some(entry) = self.entries.get_mut(seq) else {
             return;
@@ -252,24 +195,13 @@ impl Queue {
     }
 
     pub(super) fn release_here(&mut self, ctx: &mut Context, seq: Seq, due: Option<Due>) {
-        if self.ledger_here.is_some() {
+        if self.here.get().is_some() {
             add_due(self.batch_here(ctx), seq, due);
             self.run_batch_here(ctx, Operation::Release(seq));
         }
     }
 
-    /// A permit of the ledger in this process has been held for a while.
-    pub(super) fn pay_here(&mut self, ctx: &mut Context, seq: Seq, again_in: Duration) {
-        let report = self.report_of(ctx, seq);
-        if report.is_some() {
-            add_report(self.batch_here(ctx), report);
-            self.run_batch_here(ctx, Operation::Nothing);
-        }
-        self.set_due(seq, ctx.now + again_in);
-    }
-
-    /// Runs a step of the ledger in this process, if there is one, and admits the requests that it promotes. Its clock
-    /// stands still, so no lease ends there.
+    /// Runs a step of the ledger in this process, if there is one, and admits the requests that it promotes.
     pub(super) fn run_here(&mut self, ctx: &mut Context, operation: Operation) -> Option<Standing> {
         self.batch_here(ctx);
         self.run_batch_here(ctx, operation)
@@ -277,36 +209,25 @@ impl Queue {
 
     /// The batch of the next step. One is reused, since building and dropping one costs more than the step.
     #[inline]
-    fn batch_here<'a>(&self, ctx: &'a mut Context) -> &'a mut Batch {
+    pub(super) fn batch_here<'a>(&self, ctx: &'a mut Context) -> &'a mut Batch {
         let whole = self.terms.max_here(ctx);
         let limit = self.pause.in_force(whole, ctx.now);
         let batch = &mut ctx.scratch.batches[0];
         (batch.limit, batch.whole) = (limit, whole);
         batch.max_waiters = self.terms.limit().waiters();
         if batch.dues.is_some() != self.terms.limit().is_fair() {
-            batch.dues = self.no_dues();
+            batch.dues = self.terms.no_dues();
         }
         batch
     }
 
-    fn run_batch_here(&mut self, ctx: &mut Context, operation: Operation) -> Option<Standing> {
-        let ledger = self.ledger_here.as_mut()?;
-        let mut call = Call::new(&ctx.scratch, 0);
-        let batch = &mut ctx.scratch.batches[0];
-        batch.waits = matches!(operation, Operation::Acquire(ask) if ask.wait);
-        let (mut promoted, standing) = ledger.run_one(&mut call, batch, operation);
-        if let Some(dues) = &mut batch.dues {
-            **dues = Dues::default();
-        }
-        let batch = &ctx.scratch.batches[0];
-        // A call does no more than the store's script would. A raised limit may admit more.
-        while call.more {
-            call = Call::new(&ctx.scratch, 0);
-            let (others, _) = ledger.run_one(&mut call, batch, Operation::Nothing);
-            promoted.extend(others);
-        }
-        self.read_local();
-        self.recheck_right = true;
+    pub(super) fn run_batch_here(
+        &mut self,
+        ctx: &mut Context,
+        operation: Operation,
+    ) -> Option<Standing> {
+        let (promoted, standing) = self.here.run(&mut ctx.scratch, operation)?;
+        self.read_here();
         for promotion in promoted {
             self.admit(ctx, promotion.seq);
         }
@@ -375,16 +296,18 @@ impl Queue {
         if let Some(entry) = self.entries.get_mut(seq)
             && entry.presence.ask()
         {
-            self.outbox.renew(seq);
+            self.outbox.extend(seq);
         }
     }
 
-    /// Releases a name that no entry has.
-    pub(super) fn release_ghost(&mut self, ctx: &Context, seq: Seq) {
-        self.push_release(ctx, seq, 0, None);
-    }
-
-    fn push_release(&mut self, ctx: &Context, seq: Seq, not_after_us: u64, due: Option<Due>) {
+    /// Releases a name that an exchange may enter until then.
+    pub(super) fn push_release(
+        &mut self,
+        ctx: &Context,
+        seq: Seq,
+        not_after_us: u64,
+        due: Option<Due>,
+    ) {
         self.releases.push(Release {
             seq,
             not_after_us,

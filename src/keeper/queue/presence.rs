@@ -3,17 +3,18 @@
 //!
 //! - At most one exchange in flight may enter the name into the ledger.
 //! - A name that the store may know, or that an unanswered exchange may still enter, is released before it is forgotten.
-//! - A renewal that is asked for again is pending or in flight until then.
+//! - A renewal that is to be repeated is in flight until then.
+
+use std::mem;
 
 /// The presence of one name.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::keeper::queue) struct Presence {
+pub(in crate::keeper) struct Presence {
     /// In the store's ledger, by the latest answer.
     present: bool,
     /// An exchange in flight enters it there.
     entering: bool,
-    /// A renewal is pending or in flight.
-    renewing: bool,
+    renewal: Renewal,
     /// Renew once more after the answer in flight, which may be from a previous store.
     renew_again: bool,
     /// Held when the latest introduction began, and neither confirmed by the store since then nor given up.
@@ -21,8 +22,18 @@ pub(in crate::keeper::queue) struct Presence {
     /// Its request got another slot while an exchange was in flight: if the exchange acquires this slot, it goes to the
     /// pool.
     spare: bool,
+    /// By the latest answer the store lacks it, and it is held: it is restored in place of a renewal.
+    missing: bool,
     /// Store time until which unanswered exchanges may enter it; otherwise 0.
     not_after_us: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Renewal {
+    #[default]
+    None,
+    Listed,
+    InFlight,
 }
 
 impl Presence {
@@ -40,17 +51,26 @@ impl Presence {
         self.present || self.entering
     }
 
-    /// A renewal is to be listed, unless one is pending.
+    /// Returns whether to list a renewal: unless one is listed or in flight.
     pub fn ask(&mut self) -> bool {
-        !std::mem::replace(&mut self.renewing, true)
+        let is_new = self.renewal == Renewal::None;
+        if is_new {
+            self.renewal = Renewal::Listed;
+        }
+        is_new
     }
 
-    /// A held name is to be confirmed by a store that may be another. `is_listed`: it is listed already. Otherwise an answer in
-    /// flight proves nothing, and another renewal follows it. Returns whether to list a renewal.
-    pub fn introduce(&mut self, is_listed: bool) -> bool {
+    /// The listed renewal is sent.
+    pub fn asked(&mut self) {
+        self.renewal = Renewal::InFlight;
+    }
+
+    /// A held name is to be confirmed by a store that may be another: an answer in flight proves nothing, and another renewal
+    /// follows it. Returns whether to list a renewal.
+    pub fn introduce(&mut self) -> bool {
         self.unconfirmed = true;
-        self.renew_again |= self.renewing && !is_listed;
-        !is_listed && self.ask()
+        self.renew_again |= self.renewal == Renewal::InFlight;
+        self.ask()
     }
 
     pub fn is_unconfirmed(&self) -> bool {
@@ -59,30 +79,31 @@ impl Presence {
 
     /// The introduction need no longer wait for it. Returns whether it has.
     pub fn confirm(&mut self) -> bool {
-        std::mem::take(&mut self.unconfirmed)
+        mem::take(&mut self.unconfirmed)
     }
 
     /// An exchange that enters it is sent.
     pub fn sent(&mut self) {
-        self.entering = true;
+        (self.entering, self.missing) = (true, false);
     }
 
     /// A renewal is answered. Returns whether that confirms it, as the store has it, and whether to ask once more.
     pub fn renewed(&mut self, is_held: bool) -> (bool, bool) {
-        let again = std::mem::take(&mut self.renew_again);
-        self.renewing = false;
+        let again = mem::take(&mut self.renew_again);
+        self.renewal = Renewal::None;
         (is_held && !again, again)
     }
 
     /// A renewal is not needed, or was not answered.
     pub fn renewal_over(&mut self) {
-        (self.renewing, self.renew_again) = (false, false);
+        (self.renewal, self.renew_again) = (Renewal::None, false);
     }
 
     /// The exchange that adopts it is answered. Returns whether that confirms it: a renewal in flight will, otherwise.
     pub fn adopted(&mut self, is_held: bool) -> bool {
         self.answered(false);
-        is_held && !self.renewing
+        self.missing = !is_held;
+        is_held && self.renewal == Renewal::None
     }
 
     /// The exchange that enters it is answered.
@@ -99,7 +120,16 @@ impl Presence {
 
     /// The store has it.
     pub fn granted(&mut self) {
-        self.present = true;
+        (self.present, self.missing) = (true, false);
+    }
+
+    /// The store lacks it, or has reverted to an older copy; or it never had it.
+    pub fn missed(&mut self) {
+        self.missing = true;
+    }
+
+    pub fn is_missing(&self) -> bool {
+        self.missing
     }
 
     /// The store has lost it.
@@ -114,7 +144,7 @@ impl Presence {
             return None;
         }
         self.present = false;
-        Some(std::mem::take(&mut self.not_after_us))
+        Some(mem::take(&mut self.not_after_us))
     }
 
     /// Its request got another slot: what an exchange in flight acquires is spare.
@@ -141,8 +171,8 @@ mod tests {
         pub fn audit(&self, is_held: bool, is_leaving: bool) -> Result<(), &'static str> {
             let faults = [
                 (
-                    self.renew_again && !self.renewing,
-                    "renewed again after no renewal",
+                    self.renew_again && self.renewal != Renewal::InFlight,
+                    "renewed again, and nothing is in flight",
                 ),
                 (self.spare && !is_leaving, "spare, and somebody wants it"),
                 (
@@ -154,8 +184,10 @@ mod tests {
             found.map_or(Ok(()), |(_, why)| Err(why))
         }
 
-        pub fn is_renewing(&self) -> bool {
-            self.renewing
+        /// Whether a renewal is listed; whether it is in flight.
+        pub fn renewal(&self) -> (bool, bool) {
+            let is = |renewal| self.renewal == renewal;
+            (is(Renewal::Listed), is(Renewal::InFlight))
         }
 
         /// Whether no exchange has ever asked for it.
@@ -231,7 +263,8 @@ mod tests {
     fn an_introduction_asks_again_after_an_answer_in_flight() {
         let mut name = Presence::default();
         name.ask();
-        assert!(!name.introduce(false), "it is in flight");
+        name.asked();
+        assert!(!name.introduce(), "it is in flight");
         assert!(name.is_unconfirmed());
         assert_eq!(name.renewed(true), (false, true));
         assert!(name.ask());
@@ -242,9 +275,10 @@ mod tests {
         assert!(!name.confirm());
         // Not yet sent: the next store answers.
         name.ask();
-        assert!(!name.introduce(true));
+        assert!(!name.introduce(), "it is listed");
+        name.asked();
         assert_eq!(name.renewed(true), (true, false));
-        assert!(name.introduce(false), "to be listed");
+        assert!(name.introduce(), "to be listed");
     }
 
     /// The adoption was sent to the store that is gone.
@@ -252,9 +286,21 @@ mod tests {
     fn an_adoption_does_not_confirm_what_is_asked_for_again() {
         let mut name = Presence::default();
         name.sent();
-        assert!(name.introduce(false));
+        assert!(name.introduce());
         assert!(!name.adopted(true));
         assert_eq!(name.renewed(true), (true, false));
+    }
+
+    #[test]
+    fn what_is_missing_is_restored_once() {
+        let mut name = Presence::default();
+        name.missed();
+        assert!(name.is_missing());
+        name.sent();
+        assert!(!name.is_missing());
+        name.missed();
+        name.granted();
+        assert!(!name.is_missing(), "another answer shows it");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::{num::NonZero, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    LegState, Queue,
+    Queue,
     entries::entry::{Entry, Line, State},
     polls::PollDue,
     renewals::Scan,
@@ -15,8 +15,7 @@ use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     fallbacks::{Availability, FallbackInForce},
     keeper::{
-        context::{Context, RENEWALS_PER_LEASE, earliest},
-        demand::RequestId,
+        context::{Context, Decision, RENEWALS_PER_LEASE},
         effects::Effect,
     },
     ledger::{Operation, Seq, weight_of},
@@ -53,27 +52,19 @@ impl Queue {
 
 /// Timers.
 impl Queue {
-    /// When to call [`on_time`](Self::on_time) next.
-    pub fn next_due(&self) -> Option<Instant> {
-        let mut due = None;
-        self.each_timer(|_, at| due = earliest(due, at));
-        due
-    }
-
-    /// The name of a timer that is due at this time.
-    pub fn timer_at(&self, due: Instant) -> Option<&'static str> {
-        let mut found = None;
-        self.each_timer(|name, at| found = found.or((at == Some(due)).then_some(name)));
-        found
-    }
-
-    /// Visits each timer by name.
-    fn each_timer(&self, mut see: impl FnMut(&'static str, Option<Instant>)) {
-        see("renewal", self.renewals.next_due());
-        see("pause", self.pause.next_due());
-        see("poll", self.polls.next_due());
-        see("idle slots", self.kept.next_due());
-        see("repeated release", self.releases.next_due());
+    /// When to call [`on_time`](Self::on_time) next, and the name of that timer.
+    pub fn next_due(&self) -> Option<(Instant, &'static str)> {
+        let timers = [
+            (self.renewals.next_due(), "renewal"),
+            (self.pause.next_due(), "pause"),
+            (self.polls.next_due(), "poll"),
+            (self.kept.next_due(), "idle slots"),
+            (self.releases.next_due(), "repeated release"),
+        ];
+        let set = timers
+            .into_iter()
+            .filter_map(|(at, name)| Some((at?, name)));
+        set.min_by_key(|(at, _)| *at)
     }
 
     /// Does everything that is due. Returns the units of work: this timer, and the entries that it looked at.
@@ -83,7 +74,9 @@ impl Queue {
             units += self.renew_due(ctx, scan);
         }
         if self.pause.on_time(now) {
-            self.recheck_right |= !self.pause.is_any();
+            if !self.pause.is_any() {
+                self.here.note_change();
+            }
             self.run_here(ctx, Operation::Nothing);
         }
         let PollDue { asks, calls_roll } = self.polls.on_time(now);
@@ -92,7 +85,10 @@ impl Queue {
             units += self.entries.all().len();
             self.call_roll(ctx, true);
         }
-        self.tend_pool(ctx);
+        if let Some((idle, wants_right)) = self.kept.on_time(now) {
+            self.outbox.want(wants_right);
+            self.release_idle(ctx, idle);
+        }
         self.releases.on_time(now);
         units
     }
@@ -153,13 +149,6 @@ impl Queue {
         }
     }
 
-    /// Adopts the limit's value for this key from a caller without a request, who may not know it.
-    pub fn learn_own_value(&mut self, ctx: &mut Context, own_value: Option<LimitValue>) {
-        if own_value.is_some() {
-            self.set_own_value(ctx, own_value);
-        }
-    }
-
     /// Adopts values of the limit, and operators' override for this key.
     pub fn change_limit(&mut self, ctx: &mut Context, limit: Arc<Limit>, steered: Steered) {
         if !self.terms.change(limit, steered) {
@@ -183,7 +172,8 @@ impl Queue {
             if is_enforced {
                 self.refuse(ctx, seq, self.full_kind(ctx))
             } else {
-                self.bypass(ctx, seq, AcquireErrorKind::Full)
+                let decision = Decision::Bypassed(AcquireErrorKind::Full);
+                self.entries.report(ctx, seq, decision)
             }
         }
     }
@@ -191,13 +181,13 @@ impl Queue {
     /// The fallback may have changed during an outage, or its time may be over: it now decides on the requests that wait
     /// here.
     pub fn follow_fallback(&mut self, ctx: &mut Context) {
-        if !ctx.shared || self.ledger_here.is_none() {
+        if !ctx.shared || self.here.get().is_none() {
             return;
         }
         if let FallbackInForce::Local(_) = self.terms.fallback(ctx) {
             return;
         }
-        self.ledger_here = None;
+        self.here.end();
         for seq in self
             .entries
             .those(|entry| matches!(entry.state(), State::Waiting(Line::Here)))
@@ -208,7 +198,7 @@ impl Queue {
 
     /// Grants slots of a raised limit to waiters.
     fn grow(&mut self, ctx: &mut Context) {
-        self.outbox.want(self.has_waiters());
+        self.outbox.want(self.entries.waiting() > 0);
         self.run_here(ctx, Operation::Nothing);
     }
 }
@@ -228,34 +218,10 @@ impl Queue {
         Some(self.snapshot.position(ticket, places))
     }
 
-    pub fn leg_state(&self, seq: Seq, now: Instant) -> Option<LegState> {
-        let entry = self.entries.get(seq)?;
-        Some(match *entry.state() {
-            State::Held(_) => LegState::Held {
-                over: entry.lease.is_over(now),
-                busy: entry.presence.is_entering(),
-            },
-            State::Idle => LegState::Idle,
-            State::Waiting(_) => LegState::Waiting(entry.asked),
-            State::Sent { .. } | State::Checking { .. } => LegState::Asked,
-            State::Leaving => return None,
-        })
-    }
-
-    /// Whether the limit is in shadow mode for the request of this entry.
-    pub fn is_shadow(&self, seq: Seq) -> bool {
-        self.entries.get(seq).is_some_and(Entry::is_shadow)
-    }
-
-    pub fn request_of(&self, seq: Seq) -> Option<RequestId> {
-        self.entries.get(seq)?.request()
-    }
-
     pub fn usage(&self) -> Usage {
         Usage {
             // Slots enter and leave the pool without a step of the ledger.
-            in_use: (self.ledger_here.as_ref())
-                .map_or(self.snapshot.in_use(), |ledger| self.used_of(ledger)),
+            in_use: self.in_use(),
             waiting: self.snapshot.waiting(),
             max: self.terms.max(),
         }
@@ -308,7 +274,7 @@ impl Queue {
     /// The free slots of this key, and when the next one is expected, if the ledger's state is known. `without`: an entry
     /// whose request is refused, and which is about to be released.
     pub fn quota(&self, ctx: &Context, without: Option<Seq>) -> Option<Quota> {
-        let known = self.ledger_here.is_some() || self.snapshot.is_known();
+        let known = self.here.get().is_some() || self.snapshot.is_known();
         let (held, places) = without.map_or((0, 0), |seq| self.counted(seq));
         let waiting = self.snapshot.waiting().saturating_sub(places);
         let max = self.pause.in_force(self.terms.max_in_store(ctx), ctx.now);
@@ -330,7 +296,7 @@ impl Queue {
         let Some(entry) = self.entries.get(seq) else {
             return (0, 0);
         };
-        let is_known = entry.presence.is_present() || self.ledger_here.is_some();
+        let is_known = entry.presence.is_present() || self.here.get().is_some();
         match entry.state() {
             State::Held(_) | State::Checking { .. } if is_known => (weight_of(seq), 0),
             State::Waiting(_) => (0, 1),
@@ -358,14 +324,14 @@ impl Queue {
             ledger: &self.terms.ledger,
             max: self.terms.max(),
             pause,
-            recovering: self.is_returning(ctx)
+            recovering: self.terms.is_returning(ctx)
                 && self.terms.limit().current_mode() == Mode::Enforce,
         }
     }
 
     /// How far tenants are behind, by the ledger in this process.
     pub fn behind_us(&self, tenants: &[TenantId]) -> Vec<Option<u64>> {
-        let Some(ledger) = &self.ledger_here else {
+        let Some(ledger) = self.here.get() else {
             return Vec::new();
         };
         let behind = tenants.iter().map(|tenant| ledger.behind_us(*tenant));

@@ -5,12 +5,12 @@ use std::{mem, sync::Arc};
 use tokio::time::Instant;
 
 use super::{
-    Queue,
+    Queue, Use,
     entries::entry::{Entry, Holder, Requester},
 };
 use crate::{
     fallbacks::Availability,
-    keeper::context::Context,
+    keeper::context::{Context, Decision},
     leases::{Lease, Pool, RIGHT, StoreMoment},
     ledger::{Batch, Reuse, Seq, weight_of},
     limit::Mode,
@@ -104,7 +104,7 @@ impl Queue {
         let request = mem::replace(&mut entry.lease, spare);
         let (asked, waits, requester) = (entry.asked, entry.waits, entry.requester());
         entry.presence.spare();
-        self.cancel_slot(ctx, first);
+        self.release(ctx, first, Use::Unused);
         self.forget_first();
         request.succeed(lease, unused, now);
         if let Some(entry) = self.entries.get_mut(seq) {
@@ -114,7 +114,7 @@ impl Queue {
                 .into_iter()
                 .for_each(|requester| entry.ask_for(requester));
         }
-        self.note_change(ctx, seq);
+        self.entries.report(ctx, seq, Decision::Changed);
         true
     }
 
@@ -133,7 +133,7 @@ impl Queue {
         }
         let renew_at = ctx.renew_at(at.sent, until);
         if until <= ctx.now + ctx.settings.store_timeout || !self.keep_granted(ctx, seq, renew_at) {
-            return self.cancel_slot(ctx, seq);
+            return self.release(ctx, seq, Use::Unused);
         }
         ctx.record(|history, now| history.held(&self.terms.ledger, seq, until, until_ms, now));
     }
@@ -212,7 +212,7 @@ impl Queue {
     /// while no request is on its way there.
     pub(super) fn follow_ledger_here(&mut self, ctx: &mut Context) {
         self.first_asking();
-        if !mem::take(&mut self.recheck_right) || ctx.shared {
+        if !self.here.take_change() || ctx.shared {
             return;
         }
         let Some(pool) = self.pool() else {
@@ -240,14 +240,6 @@ impl Queue {
         self.release_idle(ctx, idle);
     }
 
-    /// Releases slots that were not needed lately, and asks to extend the right if any were.
-    pub(super) fn tend_pool(&mut self, ctx: &mut Context) {
-        if let Some((idle, wants_right)) = self.kept.on_time(ctx.now) {
-            self.outbox.want(wants_right);
-            self.release_idle(ctx, idle);
-        }
-    }
-
     /// Called before requests for this many units go to the store because the pool did not serve them: no slot was
     /// idle, or they need several slots at once. Slots idle by now are released in the same exchange, or the store
     /// would refuse the requests or make them wait. All can be released at once: no request is sent while a slot is being
@@ -262,9 +254,9 @@ impl Queue {
         is_enough
     }
 
-    fn release_idle(&mut self, ctx: &mut Context, idle: Vec<Arc<Lease>>) {
+    pub(super) fn release_idle(&mut self, ctx: &mut Context, idle: Vec<Arc<Lease>>) {
         for lease in idle {
-            self.release_idle_slot(ctx, lease.seq());
+            self.release(ctx, lease.seq(), Use::Idle);
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     keeper::context::Context,
     key::Key,
     leases::QueueId,
+    ledger::Dues,
     limit::{Limit, LimitId, LimitValue},
     overrides::Steered,
     part::Part,
@@ -114,6 +115,15 @@ impl KeyTerms {
         }
         let strict = ctx.strict(self.limit_id, self.part, self.value())?;
         (ctx.returns).wait(self.part, self.id, strict, ctx.now)
+    }
+
+    pub fn is_returning(&self, ctx: &Context) -> bool {
+        self.return_left(ctx).is_some()
+    }
+
+    /// The dues of a batch, if the limit is fair.
+    pub fn no_dues(&self) -> Option<Box<Dues>> {
+        self.limit.is_fair().then(Box::default)
     }
 
     /// The limit by which the store decides on newcomers; holders return regardless of it.

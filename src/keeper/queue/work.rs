@@ -17,12 +17,6 @@ use crate::{
 /// Time for holders to be restored in a store that has lost them, before waiters ask it for slots.
 const HOLDERS_FIRST: Duration = Duration::from_millis(100);
 
-#[cfg(test)]
-thread_local! {
-    /// How often an introduction was looked at.
-    pub static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-}
-
 /// Doubts about what the store knows. About the *names* of an exchange without an answer: they are asked for again, and nobody
 /// waits ([`unanswered`](Self::unanswered)). About *waiters*: they are asked for by name, and nobody waits. About *holders*:
 /// those of this moment are asked for, and newcomers wait until they are confirmed.
@@ -60,10 +54,9 @@ impl Queue {
             }
             Doubt::Connected | Doubt::StoreBack | Doubt::Generation => {}
         }
-        let listed = self.outbox.holders();
         for seq in self.entries.those(Entry::is_held) {
-            if self.entries.introduce(seq, listed.contains(&seq)) {
-                self.outbox.renew(seq);
+            if self.entries.introduce(seq) {
+                self.outbox.extend(seq);
             }
         }
         self.outbox.ask_for_holders();
@@ -75,22 +68,26 @@ impl Queue {
     /// Permits have returned: newcomers of this replica, or of others, are admitted.
     pub fn go_on(&mut self) {
         self.outbox
-            .want(self.has_waiters() || self.snapshot.waiting() > 0);
+            .want(self.entries.waiting() > 0 || self.snapshot.waiting() > 0);
     }
 
     /// Whether the queue holds newcomers back: the store has yet to confirm holders of the latest introduction. Later
     /// renewals and adoptions do not hold newcomers back: at a distance, some are always in flight.
     pub fn is_introducing(&self) -> bool {
-        #[cfg(test)]
-        LOOKS.set(LOOKS.get() + 1);
         self.entries.is_introducing()
     }
 
     /// Called after every change of the queue, before the core lists it: opens or closes the pool by the ledger in this
-    /// process.
+    /// process, and sets the time for the next slot of that ledger after a pause, or for the end of the ramp.
     pub fn after_change(&mut self, ctx: &mut Context) {
         self.follow_ledger_here(ctx);
-        self.plan_pause(ctx);
+        if self.pause.is_any() {
+            let ledger = self.here.get().filter(|ledger| ledger.waiting() > 0);
+            let whole = self.terms.max_here(ctx);
+            let rise =
+                ledger.and_then(|ledger| self.pause.next_rise(whole, ledger.in_use(), ctx.now));
+            self.pause.plan(rise);
+        }
     }
 }
 
@@ -115,21 +112,10 @@ impl Queue {
         let was_paused = self.pause.resume(ctx.now, ctx.shared);
         if was_paused {
             self.outbox.want(ctx.shared);
-            self.recheck_right = true;
+            self.here.note_change();
             self.run_here(ctx, Operation::Nothing);
         }
         was_paused
-    }
-
-    /// Sets the time for the next slot of the ledger in this process, or for the end of the ramp.
-    fn plan_pause(&mut self, ctx: &Context) {
-        if self.pause.is_any() {
-            let ledger = self.ledger_here.as_ref().filter(|here| here.waiting() > 0);
-            let whole = self.terms.max_here(ctx);
-            let rise =
-                ledger.and_then(|ledger| self.pause.next_rise(whole, ledger.in_use(), ctx.now));
-            self.pause.plan(rise);
-        }
     }
 }
 
@@ -161,23 +147,19 @@ impl Queue {
         self.releases.count() > 0 || self.outbox.has_work(self.entries.is_introducing())
     }
 
-    /// Whether it can be dropped: the store knows everything that it knows, and nothing is left to send.
+    /// Whether it can be dropped: nothing is left to send, and it has neither a pause nor a loss to remember, nor permits nor
+    /// requests, except idle slots of a ledger in this process.
     pub fn is_idle(&self, ctx: &Context) -> bool {
-        self.is_unused(ctx)
+        let has_entries = match self.pool() {
+            Some(pool) if pool.is_bound() => return false,
+            Some(pool) if self.here.get().is_some() => self.entries.all().len() != pool.idle(),
+            _ => !self.entries.all().is_empty(),
+        };
+        let remembers = self.pause.is_any() || ctx.returns.is_of_key(self.terms.id);
+        !has_entries
+            && (!remembers || ctx.ending.has_begun())
             && !self.outbox.is_in_flight()
             && !self.has_work()
             && !self.releases.repeats()
-    }
-
-    /// Whether it has neither a pause nor a loss to remember, nor permits nor requests, except idle slots of a ledger in
-    /// this process.
-    fn is_unused(&self, ctx: &Context) -> bool {
-        let remembers = self.pause.is_any() || ctx.returns.is_of_key(self.terms.id);
-        match self.pool() {
-            _ if remembers && !ctx.ending.has_begun() => false,
-            Some(pool) if pool.is_bound() => false,
-            Some(pool) if self.ledger_here.is_some() => self.entries.all().len() == pool.idle(),
-            _ => self.entries.all().is_empty(),
-        }
     }
 }

@@ -8,7 +8,7 @@ use tokio::{task::yield_now, time::advance};
 use super::*;
 use crate::{
     home::Home,
-    keeper::{Keeper, KeeperHandle, PermitRequest, queue::LOOKS},
+    keeper::{Keeper, KeeperHandle, PermitRequest},
 };
 
 const COUNT: usize = 2_500;
@@ -199,35 +199,6 @@ async fn the_driver_goes_on_at_once_and_lets_others_run() {
         seen.is_superset(&[0, COUNT - 2 * UNITS, COUNT - UNITS].into()),
         "{seen:?}"
     );
-}
-
-/// G7: the store is asked for the holders of a key after a new connection, and many claims wait for that.
-#[test]
-fn an_introduction_costs_time_in_proportion_to_holders_and_claims() {
-    let (holders, claims) = (6_000, 1_000);
-    let limits = ["a", "b"].map(|name| Limit::concurrent(name, 10_000));
-    let mut world = World::under(1, &[&limits[0], &limits[1]]);
-    world.hold_many(0, 0, holders);
-    let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
-    let before = LOOKS.get();
-    let asked = (0..claims).map(|_| {
-        let key = Key::from("key 0");
-        let leg = |limit| Leg {
-            key: key.clone(),
-            ..leg(limit, PATIENT)
-        };
-        let both = Demand::All(vec![leg(0), leg(1)]);
-        let asked = world.keepers[0].submit_unlabelled(&both, now);
-        asked.expect("open")
-    });
-    let asked: Vec<_> = asked.collect();
-    world.settle();
-    let looks = LOOKS.get() - before;
-    assert!(looks <= 5 * claims, "{looks}");
-    for asked in asked {
-        assert!(held(world.keepers[0].collect(asked, false, now)));
-    }
 }
 
 /// G4: two keys with more holders than one exchange lists, and a slot of each that was released after the copy that has

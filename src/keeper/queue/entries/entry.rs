@@ -26,8 +26,22 @@ use crate::{
     ledger::{Payer, Report, Seq, TenantId, weight_of},
 };
 
+/// The state of a leg.
+pub(in crate::keeper) enum LegState {
+    /// `busy`: an exchange in flight may enter it into the ledger again.
+    Held {
+        over: bool,
+        busy: bool,
+    },
+    Idle,
+    /// In a ledger's queue, since then.
+    Waiting(Instant),
+    /// Unanswered, or being checked.
+    Asked,
+}
+
 /// One permit of this process, or a request's part in this queue.
-pub(in crate::keeper::queue) struct Entry {
+pub(in crate::keeper) struct Entry {
     pub lease: Arc<Lease>,
     pub presence: Presence,
     /// When its turn began, which starts its wait.
@@ -61,7 +75,7 @@ pub(in crate::keeper) struct Requester {
 }
 
 #[derive(Clone, Copy)]
-pub(in crate::keeper::queue) enum State {
+pub(in crate::keeper) enum State {
     /// To be sent, or decided on here, at its request's command.
     Idle,
     /// Sent at `at`, and not answered.
@@ -79,9 +93,20 @@ pub(in crate::keeper::queue) enum State {
     Leaving,
 }
 
+impl State {
+    /// The store has enqueued the request, or confirms that it still waits.
+    pub fn waiting(ticket: i64, seen: StoreMoment) -> Self {
+        Self::Waiting(Line::InStore {
+            ticket,
+            seen,
+            told: None,
+        })
+    }
+}
+
 /// The queue in which an entry waits.
 #[derive(Clone, Copy)]
-pub(in crate::keeper::queue) enum Line {
+pub(in crate::keeper) enum Line {
     InStore {
         ticket: i64,
         seen: StoreMoment,
@@ -93,7 +118,7 @@ pub(in crate::keeper::queue) enum Line {
 }
 
 #[derive(Clone, Copy)]
-pub(in crate::keeper::queue) struct HeldSlot {
+pub(in crate::keeper) struct HeldSlot {
     /// When to renew it, or to find that it has expired. `None`: no renewal needed.
     pub due: Option<Instant>,
     /// When this process learned of the grant: answers to earlier exchanges do not contradict it.
@@ -105,7 +130,7 @@ pub(in crate::keeper::queue) struct HeldSlot {
 
 /// The holder of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::keeper::queue) enum Holder {
+pub(in crate::keeper) enum Holder {
     /// A request that has not collected it.
     Request,
     /// As `Request`, with a slot from the pool.
@@ -114,9 +139,19 @@ pub(in crate::keeper::queue) enum Holder {
     Permit,
 }
 
+/// How the slot of a released entry was used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::keeper) enum Use {
+    Held,
+    /// Not at all: it does not count as a hold time.
+    Unused,
+    /// Taken out of the pool: no permit has it, and the end of the last one was counted.
+    Idle,
+}
+
 /// The tenant that pays for an entry, and the time for which the hold is paid.
 #[derive(Clone, Debug)]
-pub(in crate::keeper::queue) struct Paying {
+pub(in crate::keeper) struct Paying {
     pub tenant: TenantId,
     /// Empty: no tenant of its own.
     pub name: Key,
@@ -126,7 +161,7 @@ pub(in crate::keeper::queue) struct Paying {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::keeper::queue) enum Payment {
+pub(in crate::keeper) enum Payment {
     /// Not held yet, or never held while others waited.
     Nothing,
     /// Asking: a grant costs this if the request has to wait.
@@ -175,7 +210,7 @@ impl Paying {
 /// The cost of a hold of this length, in us of the whole limit for a share of 1.
 ///
 /// Fractions of a us are rounded up for some names and down for others, so that the sum over many holds is right.
-pub(in crate::keeper::queue) fn cost_us(time: Duration, seq: Seq, share: u32, max: u32) -> u64 {
+pub(in crate::keeper) fn cost_us(time: Duration, seq: Seq, share: u32, max: u32) -> u64 {
     let whole = u64::from(share.max(1)) * u64::from(max.max(1));
     let unit_us = time.as_micros().min(1 << 50) as u64;
     // Multiples of the golden ratio are spread evenly (a Weyl sequence).
@@ -185,7 +220,7 @@ pub(in crate::keeper::queue) fn cost_us(time: Duration, seq: Seq, share: u32, ma
 
 /// The due that a release settles.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::keeper::queue) enum Due {
+pub(in crate::keeper) enum Due {
     /// A waiter leaves the line of its tenant.
     Left {
         payer: Payer,
@@ -219,6 +254,20 @@ impl Entry {
 
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// What its request, if there is one, sees of it.
+    pub fn leg_state(&self, now: Instant) -> Option<LegState> {
+        Some(match self.state {
+            State::Held(_) => LegState::Held {
+                over: self.lease.is_over(now),
+                busy: self.presence.is_entering(),
+            },
+            State::Idle => LegState::Idle,
+            State::Waiting(_) => LegState::Waiting(self.asked),
+            State::Sent { .. } | State::Checking { .. } => LegState::Asked,
+            State::Leaving => return None,
+        })
     }
 
     /// Ticket of the place in which the request was granted a slot. If that slot is lost, the request asks for this place.
@@ -280,9 +329,11 @@ impl Entry {
         matches!(self.state, State::Held(_))
     }
 
-    /// Whether this process has admitted it without the store, and no exchange in flight tells the store.
-    pub fn is_held_here_only(&self) -> bool {
-        self.is_held() && self.lease.deadline().is_none() && !self.presence.is_entering()
+    /// Whether it is restored in place of a renewal: the store has shown that it lacks it, or never had it, and no exchange in
+    /// flight enters it.
+    pub fn is_to_restore(&self) -> bool {
+        let is_missing = self.presence.is_missing() || self.lease.deadline().is_none();
+        self.is_held() && is_missing && !self.presence.is_entering()
     }
 
     pub fn holder(&self) -> Option<Holder> {
