@@ -23,7 +23,7 @@ use crate::{
 
 /// The number of a queue within its keeper. The number of a dropped queue is reused. No process has room for 2^32
 /// queues.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct QueueId(pub u32);
 
 impl QueueId {

@@ -39,15 +39,8 @@ impl Queue {
         };
         let mut pending = PendingBatch {
             queue: self.terms.id,
-            failed: false,
-            releases: Vec::new(),
-            inquiries: Vec::new(),
-            tickets: Vec::new(),
-            held: 0,
-            waiting: 0,
-            queued: 0,
-            nearest_ms: None,
             limit: batch.limit,
+            ..PendingBatch::default()
         };
         let wanted = self.outbox.wants_batch();
         self.fill_batch(ctx, &mut batch, &mut pending, room);

@@ -1,5 +1,5 @@
-//! The ledger in this process. In memory it decides on every request; with a store it is a fallback for outages. A
-//! request that the store cannot decide on goes to its limit's fallback here ([`decider`](Queue::decider)).
+//! What the ledger in this process decides: in memory every request, with a store those of outages. A request that the store
+//! cannot decide on goes to its limit's fallback here ([`decider`](Queue::decider)). Also pauses, which hold here too.
 
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use crate::{
     fallbacks::{Availability, FallbackInForce},
     keeper::context::Context,
     ledger::{Ask, Batch, Call, Operation, Payer, Seq, Standing, Want, weight_of},
+    telemetry::{Measure, Topic},
 };
 
 impl Queue {
@@ -174,5 +175,46 @@ impl Queue {
             let entry = entries.get(seq);
             entry.is_some_and(|entry| matches!(entry.state(), State::Idle))
         });
+    }
+}
+
+/// Pauses, which hold here too.
+impl Queue {
+    /// Starts a pause, unless the present one is longer.
+    pub fn pause(&mut self, ctx: &mut Context, length: Duration) {
+        let asks_store = ctx.asks_store(self.terms.part);
+        let Some(started) = self.pause.start(length, ctx.now, ctx.shared, asks_store) else {
+            return;
+        };
+        if started.is_new {
+            ctx.measure(self.terms.limit_id, Measure::Paused(started.length));
+            ctx.report(self.terms.limit_id, Topic::Paused, self.terms.id, 1);
+        }
+        self.outbox.want(ctx.shared);
+        self.empty_pool(ctx);
+    }
+
+    /// Ends a pause, and its ramp, by an operator's order. Returns whether there was one.
+    pub fn resume(&mut self, ctx: &mut Context) -> bool {
+        let was_paused = self.pause.resume(ctx.now, ctx.shared);
+        if was_paused {
+            self.outbox.want(ctx.shared);
+            self.here.note_change();
+            self.run_here(ctx, Operation::Nothing);
+        }
+        was_paused
+    }
+
+    /// Called after every change of the queue, before the core lists it: opens or closes the pool by the ledger in this
+    /// process, and sets the time for the next slot of that ledger after a pause, or for the end of the ramp.
+    pub fn after_change(&mut self, ctx: &mut Context) {
+        self.follow_ledger_here(ctx);
+        if self.pause.is_any() {
+            let ledger = self.here.get().filter(|ledger| ledger.waiting() > 0);
+            let whole = self.terms.max_here(ctx);
+            let rise =
+                ledger.and_then(|ledger| self.pause.next_rise(whole, ledger.in_use(), ctx.now));
+            self.pause.plan(rise);
+        }
     }
 }

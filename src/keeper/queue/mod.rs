@@ -4,9 +4,8 @@
 //! | --- | --- |
 //! | `exchange` | batches, answers, wake-ups |
 //! | `requests` | timers, which renew held permits; effects of a changed limit on waiting requests; the view of requests and of operators |
-//! | `outage` | failures: exchanges without an answer, lost permits (also at a shutdown), the store down and back; retries |
+//! | `outage` | failures: exchanges without an answer, lost permits (also at a shutdown), the store down and back; introductions and roll calls |
 //! | `local` | requests that this process decides on: the fallback while the store is down, or without a store |
-//! | `work` | roll calls, introductions, pauses, releases until confirmed; whether anything is left to send |
 //! | `reuse` | slots that go to the pool and come back from it |
 //! | `kept` | the pool, its right, and the requests that come first |
 //! | `ledger_here` | the ledger in this process |
@@ -60,7 +59,6 @@ mod requests;
 mod reuse;
 mod snapshot;
 mod terms;
-mod work;
 
 use std::sync::Arc;
 
@@ -134,6 +132,7 @@ pub(super) enum Decider {
 }
 
 /// The record of a batch until its answer.
+#[derive(Default)]
 pub(super) struct PendingBatch {
     pub queue: QueueId,
     /// The ledger cannot be used.
@@ -256,5 +255,53 @@ impl Queue {
 
     pub fn pool(&self) -> Option<&Arc<Pool>> {
         self.kept.pool()
+    }
+}
+
+/// Remaining work, which determines the queue's listing in the core.
+impl Queue {
+    /// Whether the queue holds newcomers back: the store has yet to confirm holders of the latest introduction. Later
+    /// renewals and adoptions do not hold newcomers back: at a distance, some are always in flight.
+    pub fn is_introducing(&self) -> bool {
+        self.entries.is_introducing()
+    }
+
+    /// Whether requests are ready to send and not held back.
+    pub fn has_newcomers(&self) -> bool {
+        self.outbox.has_newcomers(self.entries.is_introducing())
+    }
+
+    pub fn has_work(&self) -> bool {
+        self.releases.count() > 0 || self.outbox.has_work(self.entries.is_introducing())
+    }
+
+    /// Whether it can be dropped: nothing is left to send, and it has neither a pause nor a loss to remember, nor permits nor
+    /// requests, except idle slots of a ledger in this process.
+    pub fn is_idle(&self, ctx: &Context) -> bool {
+        let has_entries = match self.pool() {
+            Some(pool) if pool.is_bound() => return false,
+            Some(pool) if self.here.get().is_some() => self.entries.all().len() != pool.idle(),
+            _ => !self.entries.all().is_empty(),
+        };
+        let remembers = self.pause.is_any() || ctx.returns.is_of_key(self.terms.id);
+        !has_entries
+            && (!remembers || ctx.ending.has_begun())
+            && !self.outbox.is_in_flight()
+            && !self.has_work()
+            && !self.releases.repeats()
+    }
+
+    /// Number of slots that the store may still count once this process is gone.
+    pub fn unreleased(&self) -> usize {
+        let names = self.names_in_store();
+        names.map(|seq| weight_of(seq) as usize).sum()
+    }
+
+    /// Names that the store may know, except names with a release in flight. A name may occur twice.
+    pub fn names_in_store(&self) -> impl Iterator<Item = Seq> {
+        let entries = self.entries.all().values();
+        let known = entries.filter(|entry| entry.presence.may_be_known());
+        let known = known.map(|entry| entry.lease.seq());
+        known.chain(self.releases.names())
     }
 }

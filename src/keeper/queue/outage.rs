@@ -1,9 +1,11 @@
-//! Failures: an unanswered exchange, a lost permit or ledger, a store that is down. Affected requests are retried, refused, or
-//! decided on by the fallback.
+//! Failures, and what they leave in doubt: an unanswered exchange, a lost permit or ledger, a store that is down. Affected
+//! requests are retried, refused, or decided on by the fallback.
 //!
 //! While the store is down, only probes are sent to it. A limit's waiters follow its fallback; its holders keep their
 //! own deadlines. When the store is back, waiters queue there under new names, and permits admitted meanwhile are
 //! adopted.
+
+use std::time::Duration;
 
 use super::{
     Doubt, PendingBatch, Queue, Use,
@@ -24,6 +26,66 @@ use crate::{
 
 /// Failed exchanges. The availability decides on their requests: with `Up`, the connection failed and the store may be
 /// fine, so they retry.
+
+/// Time for holders to be restored in a store that has lost them, before waiters ask it for slots.
+const HOLDERS_FIRST: Duration = Duration::from_millis(100);
+
+/// Doubts about what the store knows. About the *names* of an exchange without an answer: they are asked for again, and nobody
+/// waits ([`unanswered`](Self::unanswered)). About *waiters*: they are asked for by name, and nobody waits. About *holders*:
+/// those of this moment are asked for, and newcomers wait until they are confirmed.
+impl Queue {
+    /// Asks for every waiter by name, since messages may be missing: at once, or soon. Soon, because holders of other replicas
+    /// get there first if the store has lost its data. Grants being checked are asked for at once.
+    pub fn call_roll(&mut self, ctx: &Context, at_once: bool) {
+        if !at_once {
+            let soon = HOLDERS_FIRST.min(ctx.settings.poll_interval);
+            self.polls.call_roll_by(ctx.now + soon);
+        }
+        for seq in self.entries.those(|entry| match entry.state() {
+            State::Waiting(_) => at_once,
+            State::Checking { .. } => true,
+            _ => false,
+        }) {
+            self.renew(seq);
+        }
+    }
+
+    /// Introduces the queue to the store: asks for all holders of this moment, and holds back newcomers until their
+    /// confirmation, however many exchanges that takes. If one of these is not answered, its names are asked for again; only
+    /// another introduction asks for more. Holders are adopted only if the store does not know them: a late `adopt` could
+    /// restore a permit that was released meanwhile. Waiters follow.
+    pub fn introduce(&mut self, ctx: &mut Context, why: Doubt) {
+        match why {
+            Doubt::Missing => self.outbox.tell_loss(true),
+            Doubt::Told => {
+                self.outbox.tell_loss(false);
+                if (ctx.returns).has_just_begun(self.terms.part, Some(self.terms.id), ctx.now) {
+                    return;
+                }
+                ctx.returns
+                    .begin_of_key(self.terms.part, self.terms.id, ctx.now);
+            }
+            Doubt::Connected | Doubt::StoreBack | Doubt::Generation => {}
+        }
+        for seq in self.entries.those(Entry::is_held) {
+            if self.entries.introduce(seq) {
+                self.outbox.extend(seq);
+            }
+        }
+        self.outbox.ask_for_holders();
+        self.polls.doubt(ctx.now);
+        self.outbox.want(self.pause.send_again(true));
+        self.call_roll(ctx, false);
+    }
+
+    /// Permits have returned: newcomers of this replica, or of others, are admitted.
+    pub fn go_on(&mut self) {
+        self.outbox
+            .want(self.entries.waiting() > 0 || self.snapshot.waiting() > 0);
+    }
+}
+
+/// Exchanges without an answer.
 impl Queue {
     /// A batch failed or got no answer. It may have run, or may run until `not_after_us`; with 0 it has certainly
     /// admitted nothing.
