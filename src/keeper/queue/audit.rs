@@ -240,7 +240,7 @@ impl Queue {
     }
 
     pub fn max_here(&self, ctx: &Context) -> u32 {
-        self.local_max(ctx)
+        self.limits_here(ctx).0
     }
 
     pub fn idle_seqs(&self, now: Instant) -> Option<Vec<Seq>> {

@@ -86,7 +86,7 @@ impl Queue {
     ) -> (Want, Option<Payer>) {
         let waits = self.prepare_ledger(ctx, seq, wait);
         let is_shadow = self.entry(seq).is_some_and(Entry::is_shadow);
-        batch.limit = self.local_max(ctx);
+        (batch.limit, batch.whole) = self.limits_here(ctx);
         if ctx.asks_store(self.terms.part) {
             // This ledger serves one claim only and is empty, since many requests may fall back in one step: the slots held count
             // here. An empty ledger admits a permit that is heavier than its limit.
@@ -96,7 +96,6 @@ impl Queue {
             batch.limit = if fits { free } else { 0 };
         }
         batch.max_waiters = self.terms.limit().waiters();
-        batch.whole = self.terms.max_here(ctx);
         (batch.waits, batch.dues) = (waits, self.terms.no_dues());
         let want = match waits {
             _ if is_shadow => Want::IfFree,

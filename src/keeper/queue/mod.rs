@@ -248,9 +248,10 @@ impl Queue {
         }
     }
 
-    /// The limit of the ledger in this process.
-    fn local_max(&self, ctx: &Context) -> u32 {
-        self.pause.in_force(self.terms.max_here(ctx), ctx.now)
+    /// The limit of the ledger in this process: in force, and apart from a pause.
+    fn limits_here(&self, ctx: &Context) -> (u32, u32) {
+        let whole = self.terms.max_here(ctx);
+        (self.pause.in_force(whole, ctx.now), whole)
     }
 
     pub fn pool(&self) -> Option<&Arc<Pool>> {

@@ -210,10 +210,9 @@ impl Queue {
     /// The batch of the next step. One is reused, since building and dropping one costs more than the step.
     #[inline]
     pub(super) fn batch_here<'a>(&self, ctx: &'a mut Context) -> &'a mut Batch {
-        let whole = self.terms.max_here(ctx);
-        let limit = self.pause.in_force(whole, ctx.now);
+        let limits = self.limits_here(ctx);
         let batch = &mut ctx.scratch.batches[0];
-        (batch.limit, batch.whole) = (limit, whole);
+        (batch.limit, batch.whole) = limits;
         batch.max_waiters = self.terms.limit().waiters();
         if batch.dues.is_some() != self.terms.limit().is_fair() {
             batch.dues = self.terms.no_dues();

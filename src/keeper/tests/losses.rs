@@ -81,6 +81,25 @@ fn waiters_that_are_gone_show_the_loss() {
     assert_eq!(world.ledger().0, 2);
 }
 
+/// G8: until the waiters were asked for by name, that they are missing is no other loss, and the return is not prolonged.
+#[test]
+fn waiters_that_are_gone_show_one_loss() {
+    let mut world = World::new(2, &TWO);
+    let _streams = [(); 2].map(|()| world.stream(1));
+    world.ask(0, PATIENT);
+    world.ask(0, PATIENT);
+    world.settle();
+    world.ledgers.clear();
+    for _ in 0..2 {
+        world.ask(0, PATIENT);
+        world.settle();
+        world.pass(Duration::from_millis(60));
+    }
+    world.pass(RETURN - Duration::from_millis(110));
+    world.settle();
+    assert_eq!(world.ledger().0, 2, "the return is over");
+}
+
 /// G1: each stream would return by itself, but only when it is due.
 #[test]
 fn a_renewal_finds_the_loss_and_newcomers_come_last() {
