@@ -1,7 +1,10 @@
 //! The ledger in this process: the steps of `script/`, over ordered maps instead of a sorted set.
 //!
-//! This file has the order of the steps, and `leases.rs`, `queue.rs` and `reuse.rs` the steps themselves. Most tests
-//! are in `ledger/tests/`, where each also runs the script.
+//! This file has the order of the steps, and the others the steps themselves: `leases.rs` (release, renewal, adoption, expiry),
+//! `queue.rs` (admission and promotion, in order of arrival or of shares), `pause.rs`, `reuse.rs` (the right to keep slots),
+//! `claims.rs`; of fair ledgers, `shares.rs` has what tenants have paid and who is next, and `tenants.rs` who belongs to whom and how
+//! long that is kept. `call.rs` is one call of the script: its time, and how much it may do. Most tests are in `ledger/tests/`, where
+//! each also runs the script.
 
 mod call;
 pub(super) mod claims;
