@@ -110,7 +110,8 @@ pub(crate) enum Event {
     Wake(Wake),
     /// Messages arrived faster than the driver took them, and some were dropped.
     Missed,
-    /// Another replica has found that the ledger with this key has lost permits.
+    /// Another replica has found that the ledger with this key has lost permits; or, with the key of a generation, that all data of
+    /// this part are lost.
     Lost(String),
     /// The number of replicas, including this one, that are connected to the server of the connection.
     Counted(u32),

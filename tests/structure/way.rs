@@ -81,7 +81,7 @@ const WAY: [(&str, &str); 8] = [
            keeper/core/exchange.rs Core::answered
              keeper/queue/exchange.rs Queue::on_answer
                keeper/queue/exchange.rs Queue::acquired
-                 keeper/queue/exchange.rs Queue::granted
+                 keeper/queue/exchange.rs Queue::held_until
                    keeper/queue/permit.rs Queue::hold
                      keeper/queue/permit.rs Queue::set
            keeper/core/acquire.rs Core::follow_decisions

@@ -4,7 +4,12 @@
 //! return first, and newcomers under strict limits wait meanwhile: a process without permits would otherwise be granted
 //! slots of an empty store whose holders have not returned yet. The data themselves do not show that they are new. But a
 //! process that was connected less than a lease ago remembers their generation. A new process remembers none, so it finds no
-//! loss and does not wait.
+//! loss, and waits only for the rest of one that another has just found.
+//!
+//! | word | who waits | how | until |
+//! | --- | --- | --- | --- |
+//! | a queue *introduces* its holders | its newcomers, under any limit | in the outbox | the store has confirmed the holders of that moment |
+//! | permits *return* (`returns.rs`) | newcomers under strict limits, in all replicas | batches carry a limit of 0 | a time, and then for all data a query that finds the same generation |
 
 use tokio::time::Instant;
 
@@ -64,7 +69,7 @@ impl Core {
             self.ctx.log(LogEvent::DataLost);
         }
         if introduces && self.links[part].is_up() {
-            let why = Doubt::Generation;
+            let why = Doubt::OfStore;
             self.each_queue_of(part, |queue, ctx| queue.introduce(ctx, why));
         }
     }

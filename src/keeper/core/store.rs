@@ -351,7 +351,7 @@ impl Core {
         link.breaker.connected();
         link.window.on_connected();
         if link.is_up() {
-            let why = Doubt::Connected;
+            let why = Doubt::OfStore;
             self.each_queue_of(part, |queue, ctx| queue.introduce(ctx, why));
         }
     }

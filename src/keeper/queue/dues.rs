@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     keeper::context::Context,
-    ledger::{Batch, Dues, Left, MemberId, Payer, Report, Seq, weight_of},
+    ledger::{Batch, Left, MemberId, Payer, Report, Seq, weight_of},
 };
 
 /// Time paid in advance while no hold is known.
@@ -20,7 +20,7 @@ const PART_OF_LEASE: u32 = 3;
 
 impl Queue {
     /// The payer of a newcomer, which pays for a usual hold in advance if it has to wait.
-    pub(super) fn payer(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
+    pub(super) fn prepay(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
         if !self.terms.limit().is_fair() {
             return None;
         }
@@ -40,7 +40,7 @@ impl Queue {
 
     /// A report of what a held permit owes by now, if others wait. It counts as paid from then on; so does a time in which
     /// nobody waited.
-    pub(super) fn report_of(&mut self, ctx: &Context, seq: Seq) -> Option<Report> {
+    pub(super) fn take_report(&mut self, ctx: &Context, seq: Seq) -> Option<Report> {
         let owed = self.owed(ctx, seq);
         let entry = self.entries.get_mut(seq)?;
         if !entry.is_held() {
@@ -129,17 +129,13 @@ pub(super) fn add_report(batch: &mut Batch, report: Option<Report>) {
 }
 
 /// Adds the due of a release to those of a batch.
-#[inline]
 pub(super) fn add_due(batch: &mut Batch, seq: Seq, due: Option<Due>) {
-    if let (Some(dues), Some(due)) = (&mut batch.dues, due) {
-        add_due_to(dues, seq, due);
-    }
-}
-
-fn add_due_to(dues: &mut Dues, seq: Seq, due: Due) {
+    let (Some(dues), Some(due)) = (&mut batch.dues, due) else {
+        return;
+    };
     match due {
         Due::Left { payer, ticket } => dues.left.push(Left { payer, ticket, seq }),
-        Due::Settled(report) | Due::Repeated(report) => {
+        Due::Settled(report) => {
             dues.settled_units += weight_of(seq);
             add(&mut dues.settled, report);
         }

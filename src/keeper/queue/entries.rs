@@ -156,7 +156,7 @@ impl Entries {
         entry.state = State::Idle;
         // A pending answer is about the old name, and proves nothing about this one.
         entry.presence = Presence::default();
-        entry.owes_nothing();
+        entry.has_not_prepaid();
         report(ctx, &entry, Decision::Changed);
         self.insert(ctx, entry);
     }
@@ -186,6 +186,19 @@ impl Entries {
             }
             _ => false,
         }
+    }
+
+    /// The store holds its slot, and the permit is to be renewed then. Returns whether it is held here.
+    pub fn extend(&mut self, seq: Seq, renew_at: Instant) -> bool {
+        let state = self.all.get_mut(&seq).map(|entry| &mut entry.state);
+        let Some(State::Held(hold)) = state else {
+            return false;
+        };
+        hold.due = Some(renew_at);
+        if !std::mem::replace(&mut hold.in_store, true) {
+            self.held.in_store += weight_of(seq);
+        }
+        true
     }
 
     /// The store had not granted the slot when the snapshot was taken.
@@ -441,6 +454,10 @@ mod tests {
             let held = scene.entries.held();
             assert_eq!((held.all, held.in_store), (3, units));
         }
+        assert!(scene.entries.extend(seq, at));
+        assert_eq!(scene.entries.held().in_store, 3, "the store has adopted it");
+        assert!(scene.entries.extend(seq, at));
+        assert_eq!(scene.entries.held().in_store, 3, "once");
         assert_eq!(scene.set(seq, State::Leaving), 0);
         assert_eq!(scene.counts(), (0, 0));
         assert!(scene.entries.remove(&mut scene.ctx, seq).is_some());

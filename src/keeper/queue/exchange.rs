@@ -80,7 +80,7 @@ impl Queue {
             *room
         };
         let mut left = share;
-        // Once it is released, another replica may have the slot of a permit that is adopted later.
+        // In an introduction holders go first: a release may free the slot of a permit that is restored only later.
         if self.entries.is_introducing() {
             self.take_holders(ctx, batch, pending, &mut left);
         }
@@ -120,7 +120,7 @@ impl Queue {
             if !entry.is_to_restore() {
                 entry.presence.asked();
                 batch.renew.push(seq);
-                add_report(batch, self.report_of(ctx, seq));
+                add_report(batch, self.take_report(ctx, seq));
             } else if entry.lease.is_over(ctx.now) {
                 entry.presence.renewal_over();
                 self.entries.confirm(ctx, seq);
@@ -147,7 +147,7 @@ impl Queue {
             && let Some(Newcomer { seq, .. }) = self.outbox.next_newcomer()
         {
             if let Some((wait, ticket)) = self.send_listed(ctx, seq) {
-                let payer = self.payer(ctx, seq);
+                let payer = self.prepay(ctx, seq);
                 pending
                     .tickets
                     .extend(ticket.map(|ticket| (seq, ticket.get())));
@@ -186,7 +186,7 @@ impl Queue {
             (false, true) => Want::Wait,
         };
         self.send_leg(ctx, seq, has_room);
-        Some((want, self.payer(ctx, seq)))
+        Some((want, self.prepay(ctx, seq)))
     }
 }
 
@@ -239,7 +239,7 @@ impl Queue {
             self.acquired(ctx, ask.seq, standing, at);
         }
         for promotion in answer.promoted {
-            self.granted(ctx, promotion.seq, at, promotion.until_ms);
+            self.held_until(ctx, promotion.seq, at, promotion.until_ms);
         }
         match answer.listed {
             Some(names) => self.release_ghosts(ctx, names),
@@ -272,12 +272,12 @@ impl Queue {
     }
 
     /// The store holds a slot for this name `until_ms`, `counted` from that moment.
-    fn granted(&mut self, ctx: &mut Context, seq: Seq, counted: StoreMoment, until_ms: u64) {
+    fn held_until(&mut self, ctx: &mut Context, seq: Seq, counted: StoreMoment, until_ms: u64) {
         let Some(entry) = self.entries.get_mut(seq) else {
             // Given up in the meantime, or entered by an exchange that ran late.
             return self.push_release(ctx, seq, 0, None);
         };
-        entry.presence.granted();
+        entry.presence.found();
         if let State::Leaving = entry.state() {
             return self.release(ctx, seq, Use::Held);
         }
@@ -292,7 +292,9 @@ impl Queue {
                 ctx.record(|history, now| {
                     history.held(&self.terms.ledger, seq, until, until_ms, now)
                 });
-                self.set_due(seq, renew_at);
+                if self.entries.extend(seq, renew_at) {
+                    self.renewals.note(renew_at);
+                }
             }
             // There must be time left to renew the lease.
             _ if until <= now + ctx.settings.store_timeout => self.check_grant(ctx, seq),
@@ -321,11 +323,11 @@ impl Queue {
                 self.entries.confirm(ctx, seq);
             }
             if again {
-                self.renew(seq);
+                self.ask_about(seq);
             }
         }
         if let Standing::Held { until_ms } = standing {
-            self.granted(ctx, seq, at, until_ms);
+            self.held_until(ctx, seq, at, until_ms);
             return false;
         }
         let Some(entry) = self.entries.get_mut(seq) else {
@@ -336,11 +338,11 @@ impl Queue {
             (State::Held(HeldSlot { since, .. }), _) if at.sent < since => {
                 self.renew_or_end(ctx, seq)
             }
-            (State::Checking { since }, _) if at.sent < since => self.renew(seq),
+            (State::Checking { since }, _) if at.sent < since => self.ask_about(seq),
             (State::Held(_), _) => {
                 let is_lost = entry.lease.deadline().is_some() && !entry.lease.is_over(ctx.now);
                 entry.presence.missed();
-                self.renew(seq);
+                self.ask_about(seq);
                 return is_lost;
             }
             (State::Waiting(_) | State::Checking { .. }, Standing::Waiting { ticket }) => {
@@ -369,7 +371,7 @@ impl Queue {
         self.entries.report(ctx, seq, Decision::Changed);
         match (standing, state) {
             (Standing::Held { until_ms } | Standing::Adopted { until_ms }, _) => {
-                self.granted(ctx, seq, at, until_ms);
+                self.held_until(ctx, seq, at, until_ms);
             }
             (_, State::Leaving) => self.release(ctx, seq, Use::Held),
             _ => self.renew_or_end(ctx, seq),
@@ -399,8 +401,8 @@ impl Queue {
             // Sent before the loss was known. The request asks again, behind the holders, or in the pause.
             Standing::Held { .. } if is_returning => self.park(ctx, seq),
             Standing::Held { until_ms } => {
-                entry.owes_nothing();
-                self.granted(ctx, seq, at, until_ms);
+                entry.has_not_prepaid();
+                self.held_until(ctx, seq, at, until_ms);
             }
             Standing::Waiting { ticket } => {
                 entry.place = place;
@@ -452,7 +454,7 @@ impl Queue {
             match self.entries.get(seq).map(Entry::state) {
                 Some(State::Waiting(Line::InStore { seen, .. })) if at.sent < seen.sent + pause => {
                 }
-                _ => self.renew(seq),
+                _ => self.ask_about(seq),
             }
         }
         let Some(first) = self.entries.first_ticket() else {
@@ -499,11 +501,11 @@ impl Queue {
         };
         match seen {
             Some(seen) if wake.granted_us >= seen.store_us => {
-                self.granted(ctx, seq, counted_from(seen.sent), wake.until_ms);
+                self.held_until(ctx, seq, counted_from(seen.sent), wake.until_ms);
             }
             // The grant is older than the last answer, so the store is asked.
-            Some(_) => self.renew(seq),
-            None => self.granted(ctx, seq, counted_from(ctx.now), wake.until_ms),
+            Some(_) => self.ask_about(seq),
+            None => self.held_until(ctx, seq, counted_from(ctx.now), wake.until_ms),
         }
     }
 }

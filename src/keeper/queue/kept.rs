@@ -48,7 +48,7 @@ impl KeptSlots {
     }
 
     /// A slot that comes free goes to this request, until the store has answered it.
-    pub fn ask(&mut self, seq: Seq) {
+    pub fn precede(&mut self, seq: Seq) {
         if let Some(pooled) = &mut self.0 {
             if !mem::replace(&mut pooled.withholds, true) {
                 pooled.pool.withhold();
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn without_a_pool_nothing_is_kept() {
         let (mut kept, now) = (KeptSlots::default(), Instant::now());
-        kept.ask(1);
+        kept.precede(1);
         kept.open(now, now + RIGHT);
         assert_eq!(kept.first_asking(|_| true), None);
         assert!(kept.pool().is_none() && kept.next_due().is_none());
@@ -178,7 +178,7 @@ mod tests {
         let (mut kept, now) = kept();
         kept.open(now, now + RIGHT);
         for seq in [1, 2, 3] {
-            kept.ask(seq);
+            kept.precede(seq);
         }
         assert_eq!(kept.first_asking(|seq| seq != 1), Some(2));
         kept.forget_first();

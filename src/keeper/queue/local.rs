@@ -42,10 +42,8 @@ impl Queue {
             }
             Availability::Down => {}
         }
-        let in_force = self.terms.fallback(ctx);
-        let is_local = matches!(in_force, FallbackInForce::Local(_));
-        match in_force {
-            _ if is_local && self.here.get().is_some() => Decider::Ledger,
+        match self.terms.fallback(ctx) {
+            FallbackInForce::Local(_) if self.here.get().is_some() => Decider::Ledger,
             // In an outage too, a key without slots admits no request.
             _ if self.terms.max() == 0 => Decider::Fallback(Err(AcquireErrorKind::Full)),
             FallbackInForce::Reject => Decider::Fallback(Err(AcquireErrorKind::Unavailable)),
@@ -63,7 +61,7 @@ impl Queue {
             Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
             Decider::Ledger => {
                 let wait = self.prepare_ledger(ctx, seq, wait);
-                let payer = self.payer(ctx, seq);
+                let payer = self.prepay(ctx, seq);
                 let standing = self.run_here(ctx, Operation::Acquire(Ask { seq, wait, payer }));
                 // In a fair ledger, the turn of its tenant may come in the step in which it queues.
                 if payer.is_some() && self.entries.get(seq).is_some_and(Entry::is_held) {
@@ -102,7 +100,7 @@ impl Queue {
             true => Want::Wait,
             false => Want::Now,
         };
-        (want, self.payer(ctx, seq))
+        (want, self.prepay(ctx, seq))
     }
 
     /// Prepares the ledger to grant slots as they come free. Returns whether the request may wait there: beside a store
@@ -142,11 +140,11 @@ impl Queue {
         let has_waited = entry.waits && !entry.may_wait(wait, ctx.now);
         let kind = match answer {
             Ok(Standing::Held { .. }) => {
-                entry.owes_nothing();
+                entry.has_not_prepaid();
                 self.admit(ctx, seq);
                 // The request has fallen back alone: the store, which is up, adopts the slot.
                 if ctx.asks_store(self.terms.part) {
-                    self.renew(seq);
+                    self.ask_about(seq);
                     self.forget_fallen_back();
                 }
                 return;

@@ -26,16 +26,15 @@
 //! An entry moves from the request to the release; `entries/entry.rs` has the table of its states:
 //!
 //! ```text
-//! Idle -> Sent -> Waiting -> Checking -> Held -> (gone)
-//!           \        \___________________/
-//!            \__________________________/
+//! Idle -> Sent -> Waiting -> Checking -> Held -> Leaving -> (gone)
 //! ```
 //!
 //! A queue reports its decisions on entries of requests ([`Decided`](super::context::Decided)). The core then advances the
 //! request: it asks for the entry, or gives it up.
 //!
-//! An entry only moves forward, with two exceptions. An entry being checked waits again if a newer answer shows it waiting.
-//! An entry whose exchange failed or came too late, that the store has lost, that was collected too late, or that an outage
+//! An entry may skip states (one that is granted at once is held after it is sent), and moves back in three cases. One that is
+//! checked waits again if a newer answer shows it waiting. One that its exchange left out, and can no longer enter, is idle under
+//! the same name. One whose exchange failed or came too late, that the store has lost, that was collected too late, or that an outage
 //! moves is idle again under a new name: a name of unknown fate is never reused, and stays on the release list until its fate
 //! is known.
 
@@ -112,12 +111,8 @@ pub(super) struct Queue {
 /// Why the store may not know the holders of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::keeper) enum Doubt {
-    /// A connection was made, perhaps to another store, or to one that has lost its data.
-    Connected,
-    /// The store was down, and permits were admitted without it.
-    StoreBack,
-    /// All of its data are lost, by the generation.
-    Generation,
+    /// A connection was made, perhaps to another store; the store was down; or it has lost all data, by the generation.
+    OfStore,
     /// An answer shows that it has lost permits of this key.
     Missing,
     /// Another replica has found that.

@@ -24,9 +24,6 @@ use crate::{
     telemetry::{Adopted, Measure, Topic},
 };
 
-/// Failed exchanges. The availability decides on their requests: with `Up`, the connection failed and the store may be
-/// fine, so they retry.
-
 /// Time for holders to be restored in a store that has lost them, before waiters ask it for slots.
 const HOLDERS_FIRST: Duration = Duration::from_millis(100);
 
@@ -46,7 +43,7 @@ impl Queue {
             State::Checking { .. } => true,
             _ => false,
         }) {
-            self.renew(seq);
+            self.ask_about(seq);
         }
     }
 
@@ -65,7 +62,7 @@ impl Queue {
                 ctx.returns
                     .begin_of_key(self.terms.part, self.terms.id, ctx.now);
             }
-            Doubt::Connected | Doubt::StoreBack | Doubt::Generation => {}
+            Doubt::OfStore => {}
         }
         for seq in self.entries.those(Entry::is_held) {
             if self.entries.introduce(seq) {
@@ -85,7 +82,8 @@ impl Queue {
     }
 }
 
-/// Exchanges without an answer.
+/// Failed exchanges. The availability decides on their requests: with `Up`, the connection failed and the store may be
+/// fine, so they retry.
 impl Queue {
     /// A batch failed or got no answer. It may have run, or may run until `not_after_us`; with 0 it has certainly
     /// admitted nothing.
@@ -227,7 +225,7 @@ impl Queue {
             Some(_) => {}
         }
         if let Some(time) = self.pays_every(ctx) {
-            let report = self.report_of(ctx, seq);
+            let report = self.take_report(ctx, seq);
             if report.is_some() {
                 add_report(self.batch_here(ctx), report);
                 self.run_batch_here(ctx, Operation::Nothing);
@@ -241,7 +239,7 @@ impl Queue {
         let deadline = entry.lease.deadline();
         let deadline = deadline.unwrap_or(ctx.now + ctx.settings.lease);
         if !entering {
-            self.renew(seq);
+            self.ask_about(seq);
         }
         self.set_due(seq, deadline);
     }
@@ -370,7 +368,7 @@ impl Queue {
     /// Moves waiters back to the store.
     pub fn rejoin_store(&mut self, ctx: &mut Context) {
         self.here.end();
-        self.introduce(ctx, Doubt::StoreBack);
+        self.introduce(ctx, Doubt::OfStore);
         self.releases.repeat_all();
         for seq in self
             .entries

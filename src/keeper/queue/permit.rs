@@ -78,7 +78,7 @@ impl Queue {
     pub(super) fn send_leg(&mut self, ctx: &mut Context, seq: Seq, has_room: bool) {
         self.set(ctx, seq, State::Sent { at: ctx.now });
         if !has_room {
-            self.kept.ask(seq);
+            self.kept.precede(seq);
         }
         if let Some(entry) = self.entries.get_mut(seq) {
             entry.presence.sent();
@@ -94,7 +94,7 @@ impl Queue {
             entry.set_ticket(ticket);
         }
         self.set(ctx, seq, State::Checking { since });
-        self.renew(seq);
+        self.ask_about(seq);
     }
 
     /// The store has granted the slot, or this process has; in the latter case nothing is `due`.
@@ -161,6 +161,7 @@ impl Queue {
     /// Drops an entry whose user has gone: now, or once the exchange that may enter it into the store is answered.
     pub fn release(&mut self, ctx: &mut Context, seq: Seq, use_of_slot: Use) {
         if use_of_slot == Use::Idle {
+            // The pool has taken it from the sum, and so does its removal.
             ctx.measure(self.terms.limit_id, Measure::Held(1.0));
         }
         let due = self.due_of(ctx, seq);
@@ -284,16 +285,16 @@ impl Queue {
         if let Some(entry) = self.entries.get_mut(newcomer.seq) {
             entry.begin(ctx.now);
             if entry.is_plain() {
-                self.kept.ask(newcomer.seq);
+                self.kept.precede(newcomer.seq);
             }
         }
         self.outbox.ask(newcomer);
     }
 
     /// Asks the store about an entry: a held one is renewed, and a waiting one gets its ticket.
-    pub(super) fn renew(&mut self, seq: Seq) {
+    pub(super) fn ask_about(&mut self, seq: Seq) {
         if let Some(entry) = self.entries.get_mut(seq)
-            && entry.presence.ask()
+            && entry.presence.list_renewal()
         {
             self.outbox.extend(seq);
         }
@@ -307,12 +308,8 @@ impl Queue {
         not_after_us: u64,
         due: Option<Due>,
     ) {
-        self.releases.push(Release {
-            seq,
-            not_after_us,
-            forget_at: ctx.now + FORGET_AFTER * ctx.settings.lease,
-            due: due.map(Box::new),
-        });
+        let forget_at = ctx.now + FORGET_AFTER * ctx.settings.lease;
+        (self.releases).push(Release::new(seq, not_after_us, forget_at, due));
     }
 
     /// Releases a name if the store may know it. If its exchange is in flight, the answer decides.

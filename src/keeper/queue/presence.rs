@@ -52,7 +52,7 @@ impl Presence {
     }
 
     /// Returns whether to list a renewal: unless one is listed or in flight.
-    pub fn ask(&mut self) -> bool {
+    pub fn list_renewal(&mut self) -> bool {
         let is_new = self.renewal == Renewal::None;
         if is_new {
             self.renewal = Renewal::Listed;
@@ -70,7 +70,7 @@ impl Presence {
     pub fn introduce(&mut self) -> bool {
         self.unconfirmed = true;
         self.renew_again |= self.renewal == Renewal::InFlight;
-        self.ask()
+        self.list_renewal()
     }
 
     pub fn is_unconfirmed(&self) -> bool {
@@ -119,7 +119,7 @@ impl Presence {
     }
 
     /// The store has it.
-    pub fn granted(&mut self) {
+    pub fn found(&mut self) {
         (self.present, self.missing) = (true, false);
     }
 
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn what_the_store_has_lost_is_not_released() {
         let mut name = Presence::default();
-        name.granted();
+        name.found();
         assert!(name.may_be_known());
         name.lost();
         assert_eq!(name.leave(), None);
@@ -250,31 +250,31 @@ mod tests {
     #[test]
     fn a_renewal_is_listed_once() {
         let mut name = Presence::default();
-        assert!(name.ask());
-        assert!(!name.ask());
+        assert!(name.list_renewal());
+        assert!(!name.list_renewal());
         assert_eq!(name.renewed(true), (true, false));
-        assert!(name.ask());
+        assert!(name.list_renewal());
         name.renewal_over();
-        assert!(name.ask());
+        assert!(name.list_renewal());
     }
 
     /// The answer in flight may be from a store that is gone.
     #[test]
     fn an_introduction_asks_again_after_an_answer_in_flight() {
         let mut name = Presence::default();
-        name.ask();
+        name.list_renewal();
         name.asked();
         assert!(!name.introduce(), "it is in flight");
         assert!(name.is_unconfirmed());
         assert_eq!(name.renewed(true), (false, true));
-        assert!(name.ask());
+        assert!(name.list_renewal());
         assert_eq!(name.renewed(false), (false, false), "the store has lost it");
         name.sent();
         assert!(name.adopted(true));
         assert!(name.confirm());
         assert!(!name.confirm());
         // Not yet sent: the next store answers.
-        name.ask();
+        name.list_renewal();
         assert!(!name.introduce(), "it is listed");
         name.asked();
         assert_eq!(name.renewed(true), (true, false));
@@ -299,7 +299,7 @@ mod tests {
         name.sent();
         assert!(!name.is_missing());
         name.missed();
-        name.granted();
+        name.found();
         assert!(!name.is_missing(), "another answer shows it");
     }
 

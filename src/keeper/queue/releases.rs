@@ -33,12 +33,24 @@ pub(in crate::keeper) struct Release {
     pub forget_at: Instant,
     /// What it settles in a fair ledger, until it is answered.
     pub(super) due: Option<Box<Due>>,
+    /// It was sent before, and not answered.
+    is_repeated: bool,
 }
 
 impl Release {
-    /// The store may have counted its settlement.
+    pub(super) fn new(seq: Seq, not_after_us: u64, forget_at: Instant, due: Option<Due>) -> Self {
+        Self {
+            seq,
+            not_after_us,
+            forget_at,
+            due: due.map(Box::new),
+            is_repeated: false,
+        }
+    }
+
+    /// The store may have counted its due.
     fn may_be_settled(&self) -> bool {
-        matches!(self.due.as_deref(), Some(Due::Repeated(_)))
+        self.is_repeated && self.due.is_some()
     }
 }
 
@@ -56,9 +68,9 @@ impl Releases {
         releases.push(release);
     }
 
-    /// Moves as many releases to a batch as there is room for. A repeated settlement is batched only with other repeated ones:
-    /// the store counts it if the exchange removes as many units as it is for, and others would make it count twice. Returns
-    /// the new ones.
+    /// Moves as many releases to a batch as there is room for. Repeated dues are batched only with other repeated ones: the store
+    /// counts the settlements of an exchange if it removes as many permits and waiters as they are for, so others would make a
+    /// repeated one count twice, and one whose name is gone would make others count not at all. Returns the new ones.
     pub fn take<'a>(&mut self, of_batch: &'a mut Vec<Release>, room: &mut usize) -> &'a [Release] {
         let before = of_batch.len();
         if let Some(lists) = &mut self.0 {
@@ -101,11 +113,7 @@ impl Releases {
     /// Releases were not acknowledged: they may have been counted. They are repeated at once, or then.
     pub fn unanswered(&mut self, releases: &mut Vec<Release>, again_at: Option<Instant>) {
         for mut release in releases.drain(..) {
-            if let Some(due) = &mut release.due
-                && let Due::Settled(report) = **due
-            {
-                **due = Due::Repeated(report);
-            }
+            release.is_repeated = true;
             match again_at {
                 None => self.lists().now.push(release),
                 Some(at) => self.repeat(release, at),
@@ -185,7 +193,7 @@ pub(super) fn take_room(room: &mut usize, seq: Seq) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::{Report, TenantId, weighing};
+    use crate::ledger::{Payer, Report, TenantId, weighing};
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -198,12 +206,7 @@ mod tests {
     }
 
     fn release(seq: Seq, not_after_us: u64, due: Option<Due>) -> Release {
-        Release {
-            seq,
-            not_after_us,
-            forget_at: Instant::now() + 100 * SECOND,
-            due: due.map(Box::new),
-        }
+        Release::new(seq, not_after_us, Instant::now() + 100 * SECOND, due)
     }
 
     fn settled() -> Option<Due> {
@@ -246,15 +249,23 @@ mod tests {
         assert_eq!(releases.next_due(), None);
     }
 
-    /// The store counts a settlement if the exchange removes as many units as it is for.
+    /// The store counts a settlement if the exchange removes as many permits and waiters as are named.
     #[test]
-    fn repeated_settlements_are_sent_alone() {
+    fn repeated_dues_are_sent_alone() {
         let (mut releases, now) = (Releases::default(), Instant::now());
-        let (mut failed, mut room) = (vec![release(1, 0, settled()), release(2, 0, None)], 9);
+        let payer = Payer {
+            tenant: TenantId::of(&crate::key::Key::SHARED),
+            cost_us: 1,
+        };
+        let left = Some(Due::Left { payer, ticket: 1 });
+        let failed = [(1, settled()), (4, left), (2, None)];
+        let mut failed: Vec<_> = (failed.into_iter())
+            .map(|(seq, due)| release(seq, 0, due))
+            .collect();
         releases.unanswered(&mut failed, None);
         releases.push(release(3, 0, settled()));
-        let mut sent = Vec::new();
-        assert_eq!(seqs(releases.take(&mut sent, &mut room)), [1]);
+        let (mut sent, mut room) = (Vec::new(), 9);
+        assert_eq!(seqs(releases.take(&mut sent, &mut room)), [1, 4]);
         assert!(releases.take(&mut sent, &mut room).is_empty());
         sent.clear();
         assert_eq!(seqs(releases.take(&mut sent, &mut room)), [2, 3]);

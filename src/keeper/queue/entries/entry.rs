@@ -124,7 +124,7 @@ pub(in crate::keeper) struct HeldSlot {
     /// When this process learned of the grant: answers to earlier exchanges do not contradict it.
     pub since: Instant,
     pub holder: Holder,
-    /// Granted by the store; otherwise admitted without it.
+    /// In the store, which has granted or adopted it; otherwise admitted without it.
     pub in_store: bool,
 }
 
@@ -227,8 +227,6 @@ pub(in crate::keeper) enum Due {
         ticket: i64,
     },
     Settled(Report),
-    /// The same, sent before: the store may have counted it.
-    Repeated(Report),
 }
 
 impl Entry {
@@ -304,7 +302,7 @@ impl Entry {
     }
 
     /// Nothing was paid in advance: the slot was free, or the request asks anew.
-    pub fn owes_nothing(&mut self) {
+    pub fn has_not_prepaid(&mut self) {
         if let Some(paying) = self.paying_mut() {
             paying.paid = Payment::Nothing;
         }
