@@ -3,8 +3,52 @@
 //! `header.lua` describes the format. The counts and codes below are those of its table. `ledger/tests/wire.rs`
 //! compares all constants that both sides share.
 
-/// The script's source, joined from its parts in the order in which they run.
-pub(crate) const EXCHANGE_LUA: &str = concat!(
+/// A text of Lua as it is sent.
+macro_rules! sent {
+    ($text:expr) => {{
+        const LENGTH: usize = bare::<{ $text.len() }>($text).1;
+        const BYTES: [u8; LENGTH] = *bare::<{ $text.len() }>($text).0.first_chunk().unwrap();
+        match str::from_utf8(&BYTES) {
+            Ok(text) => text,
+            Err(_) => unreachable!(),
+        }
+    }};
+}
+
+/// Lua without comments, blank lines and indentation, and its length. `--` begins a comment, except in a string; no string has
+/// an escaped quote or a line break.
+const fn bare<const N: usize>(text: &str) -> ([u8; N], usize) {
+    let (text, mut bare) = (text.as_bytes(), [0; N]);
+    let (mut length, mut at) = (0, 0);
+    let (mut is_string, mut is_comment, mut is_begun) = (false, false, false);
+    while at < text.len() {
+        let byte = text[at];
+        if byte == b'\n' {
+            // Blanks before a comment.
+            while length > 0 && bare[length - 1] == b' ' {
+                length -= 1;
+            }
+            if is_begun {
+                bare[length] = byte;
+                length += 1;
+            }
+            (is_comment, is_begun) = (false, false);
+        } else if !is_comment {
+            is_string ^= byte == b'\'';
+            is_comment = !is_string && byte == b'-' && text[at + 1] == b'-';
+            is_begun |= byte != b' ' && !is_comment;
+            if is_begun && !is_comment {
+                bare[length] = byte;
+                length += 1;
+            }
+        }
+        at += 1;
+    }
+    (bare, length)
+}
+
+/// The script, joined from its parts in the order in which they run. What is sent has no comments and no indentation.
+pub(crate) const EXCHANGE_LUA: &str = sent!(concat!(
     include_str!("header.lua"),
     include_str!("hello.lua"),
     include_str!("short_way.lua"),
@@ -15,11 +59,14 @@ pub(crate) const EXCHANGE_LUA: &str = concat!(
     include_str!("close.lua"),
     include_str!("steps.lua"),
     include_str!("claim_slots.lua"),
-);
+));
 
 /// The part of the script that answers a hello. The rest would not fit into the first flight of a new connection, so that
 /// a hello to a distant store would take two more round trips.
-pub(crate) const HELLO_LUA: &str = concat!(include_str!("header.lua"), include_str!("hello.lua"));
+pub(crate) const HELLO_LUA: &str = sent!(concat!(
+    include_str!("header.lua"),
+    include_str!("hello.lua")
+));
 
 // Sizes of the elements, in numbers or arguments.
 
@@ -54,3 +101,24 @@ pub(crate) const IF_FREE: usize = 2;
 pub(crate) const ABSENT: i64 = 0;
 pub(crate) const FULL: i64 = 1;
 pub(crate) const QUEUE_FULL: i64 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_and_indentation_stay_here() {
+        const SENT: &str =
+            sent!("-- a 'comment'\n\n  local a = '--' -- it's\n  if a - 1 then --\n\tb = '' end\n");
+        assert_eq!(SENT, "local a = '--'\nif a - 1 then\n\tb = '' end\n");
+        for line in EXCHANGE_LUA.lines() {
+            let is_bare = !line.is_empty() && line.trim() == line && !line.starts_with("--");
+            assert!(is_bare, "{line}");
+        }
+        println!(
+            "{} bytes are sent, {} for a hello",
+            EXCHANGE_LUA.len(),
+            HELLO_LUA.len()
+        );
+    }
+}

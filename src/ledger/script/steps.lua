@@ -17,6 +17,7 @@ local function run(ledger, early, size, removed, first, renews, adopts, acquires
   local PAYER_BYTES = 24
   local key, limit, heavy, reply = ledger.key, ledger.limit, ledger.heavy, ledger.reply
   local latest_end_ms = now_ms + MAX_LEASE_MS
+  -- Until they are counted: holders whose lease lasts beyond this second (`lasting`); `early` are all other holders, and waiters.
   local lasting, in_use, waiting, brief = ledger.in_use, ledger.in_use, 0, adopts + acquires == 0
   -- The queue comes first in the set, then the holders, nearest deadline first.
   if early > 0 then
@@ -27,7 +28,7 @@ local function run(ledger, early, size, removed, first, renews, adopts, acquires
   -- `pause`: the longest applies. An end too far ahead was set before the clock was stepped back. A pause that an
   -- operator has ended is marked by a half, and stays for as long as it was to last, for replicas that ask whether it goes
   -- on: they would repeat a pause that the store has lost.
-  if ledger.pause > 0 or in_use + waiting < size then
+  if ledger.pause > 0 or in_use + waiting < size then -- a member that neither holds nor waits may be a pause
     local PAUSE = '!'
     local before = tonumber(call('ZSCORE', key, PAUSE)) or 0
     local earliest, latest = ALIVE + now_ms + RAMP_MS, ALIVE + latest_end_ms + RAMP_MS
@@ -138,7 +139,10 @@ local function run(ledger, early, size, removed, first, renews, adopts, acquires
     promoted, until_text = {}, text_of(promoted_end_ms)
   end
   local fair = ledger.fair
-  local in_line, line, gone = fair, nil, fair and {} -- `line` is false once waiters are served in order of arrival
+  -- While `in_line`, the waiters of a fair ledger are served in the order of shares, each as the `entry` of its `line`. Once
+  -- nobody is left there, `line` is false, and the queue is passed once more in order of arrival: as many waiters as entries
+  -- do not prove that each has one.
+  local in_line, line, gone = fair, nil, fair and {}
   if ledger.owes then
     shares.settle(fair, removed, acquires, waiting > 0 and math.max(window, 0) or 0)
   end
@@ -373,8 +377,11 @@ for i = 1, ledger_count do
       shares = shares or functions_of_shares()
       ledger.fair = { -- preallocated
         lines = KEYS[i] .. ':lines', shares = KEYS[i] .. ':shares', text = has_text and ARGV[dues],
+        -- What each tenant has paid, and whose is to be written; the virtual time up to which those who do not wait are
+        -- forgotten; entries to be written to lines; whether payments begin anew.
         scores = {}, changed = {}, forgets = nil, entering = nil, began = nil,
-        -- Virtual time, the tenants that wait, and their lines, as far as they were read.
+        -- Virtual time; the tenants that wait, and their lines, as far as they were read: `rank` of them, the last with the
+        -- score `bound` and the name `bound_name`, or `all`.
         time = nil, waiting = {}, line_of = nil, rank = 0, all = false, bound = -1, bound_name = '',
       }
     end
