@@ -4,7 +4,7 @@
 
 use std::{borrow::Cow, error::Error, fmt, time::Duration};
 
-use crate::{ranges::MAX_WEIGHT, reason::impl_codes, status::Quota, unit::Unit};
+use crate::{ranges::MAX_WEIGHT, reason::kinds, status::Quota, unit::Unit};
 
 /// Error of a service or a body: any error that can be sent between threads.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -16,38 +16,27 @@ pub struct ConfigError {
     message: String,
 }
 
-/// Reason for a [`ConfigError`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ConfigErrorKind {
-    /// A value is out of range, or two values are inconsistent.
-    Value,
-    /// Two limits with the same name have different values.
-    Conflict,
-    /// The store's URL cannot be parsed, or its scheme is unknown.
-    Url,
-    /// The store refused the credentials.
-    Credentials,
-    /// The store's user may not use a required command, key or channel.
-    Permission,
-    /// The store answers but cannot be used: it is not Redis, too old, or configured differently.
-    Store,
-    /// The store cannot be reached, and [`require_store`](crate::LimiterBuilder::require_store) is set.
-    Unreachable,
-    /// There is no Tokio runtime with timers and IO, or no thread for the background task.
-    Runtime,
+kinds! {
+    /// Reason for a [`ConfigError`].
+    pub enum ConfigErrorKind {
+        /// A value is out of range, or two values are inconsistent.
+        Value = "value",
+        /// Two limits with the same name have different values.
+        Conflict = "conflicting_limits",
+        /// The store's URL cannot be parsed, or its scheme is unknown.
+        Url = "url",
+        /// The store refused the credentials.
+        Credentials = "credentials",
+        /// The store's user may not use a required command, key or channel.
+        Permission = "permission",
+        /// The store answers but cannot be used: it is not Redis, too old, or configured differently.
+        Store = "store",
+        /// The store cannot be reached, and [`require_store`](crate::LimiterBuilder::require_store) is set.
+        Unreachable = "unavailable",
+        /// There is no Tokio runtime with timers and IO, or no thread for the background task.
+        Runtime = "no_runtime",
+    }
 }
-
-impl_codes!(ConfigErrorKind {
-    Value,
-    Conflict = ConflictingLimits,
-    Url,
-    Credentials,
-    Permission,
-    Store,
-    Unreachable = Unavailable,
-    Runtime = NoRuntime,
-});
 
 impl ConfigError {
     pub(crate) fn new(kind: ConfigErrorKind, message: impl Into<String>) -> Self {
@@ -81,7 +70,7 @@ impl fmt::Display for ConfigError {
 impl Error for ConfigError {}
 
 /// Error of a request that got no permit.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcquireError {
     pub(crate) kind: AcquireErrorKind,
     /// Boxed, since the error determines the size of the result of each step of a request.
@@ -89,7 +78,7 @@ pub struct AcquireError {
 }
 
 /// The limit that refused, and its state.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AcquireErrorDetails {
     pub(crate) limit_name: Cow<'static, str>,
     /// Only for a rate.
@@ -110,45 +99,45 @@ pub(crate) struct AcquireErrorDetails {
     pub(crate) quotas: Vec<Quota>,
 }
 
-/// The reason of an [`AcquireError`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum AcquireErrorKind {
-    /// No slot is free, and the request does not wait; or the value of the key is 0, under which nobody waits.
-    Full,
-    /// All slots are in use, and the queue is full.
-    QueueFull,
-    /// No slot became free within the wait.
-    TimedOut,
-    /// The rate is used up, and the next permit would come after the wait.
-    TooSoon,
-    /// The request needs more units than the limit has, or its weight is not 1 to 64: the same request would be refused
-    /// again.
-    InvalidWeight,
-    /// The request costs more than the burst of the rate: the same request would be refused again.
-    InvalidCost,
-    /// A budget names a limit that is not a rate of its permit: a typo, or a limit that the request does not have.
-    ///
-    /// See [`Permit::budget`](crate::Permit::budget).
-    UnknownRate,
-    /// A pause names a limit that has no slots for its permit: a typo, a rate, or a limit that the request does not have.
-    ///
-    /// See [`Permit::pause`](crate::Permit::pause).
-    UnknownLimit,
-    /// The store is down or too slow, and no fallback admits the request. Or the store is back, permits are still being
-    /// entered into it, and the request does not wait.
-    Unavailable,
-    /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
-    Misconfigured,
-    /// The limiter is shutting down.
-    ShutDown,
-    /// An operator has paused this limit, or an overloaded upstream this key ([`Scope::outcome_by`](crate::Scope::outcome_by)):
-    /// no request is admitted for a time.
-    Paused,
-    /// There is no Tokio runtime for the background task, or one without timers or IO.
-    ///
-    /// See [`enable_all`](tokio::runtime::Builder::enable_all).
-    NoRuntime,
+kinds! {
+    /// The reason of an [`AcquireError`].
+    pub enum AcquireErrorKind {
+        /// No slot is free, and the request does not wait; or the value of the key is 0, under which nobody waits.
+        Full = "full",
+        /// All slots are in use, and the queue is full.
+        QueueFull = "queue_full",
+        /// No slot became free within the wait.
+        TimedOut = "timed_out",
+        /// The rate is used up, and the next permit would come after the wait.
+        TooSoon = "too_soon",
+        /// The request needs more units than the limit has, or its weight is not 1 to 64: the same request would be refused
+        /// again.
+        InvalidWeight = "invalid_weight",
+        /// The request costs more than the burst of the rate: the same request would be refused again.
+        InvalidCost = "invalid_cost",
+        /// A budget names a limit that is not a rate of its permit: a typo, or a limit that the request does not have.
+        ///
+        /// See [`Permit::budget`](crate::Permit::budget).
+        UnknownRate = "unknown_rate",
+        /// A pause names a limit that has no slots for its permit: a typo, a rate, or a limit that the request does not have.
+        ///
+        /// See [`Permit::pause`](crate::Permit::pause).
+        UnknownLimit = "unknown_limit",
+        /// The store is down or too slow, and no fallback admits the request. Or the store is back, permits are still being
+        /// entered into it, and the request does not wait.
+        Unavailable = "unavailable",
+        /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
+        Misconfigured = "misconfigured",
+        /// The limiter is shutting down.
+        ShutDown = "shut_down",
+        /// An operator has paused this limit, or an overloaded upstream this key ([`Scope::outcome_by`](crate::Scope::outcome_by)):
+        /// no request is admitted for a time.
+        Paused = "paused",
+        /// There is no Tokio runtime for the background task, or one without timers or IO.
+        ///
+        /// See [`enable_all`](tokio::runtime::Builder::enable_all).
+        NoRuntime = "no_runtime",
+    }
 }
 
 /// A release that the store has not confirmed in time. The limiter retries it in the background.
@@ -157,22 +146,6 @@ pub struct ReleaseError {
     limit_name: String,
     lease: Duration,
 }
-
-impl_codes!(AcquireErrorKind {
-    Full,
-    QueueFull,
-    TimedOut,
-    TooSoon,
-    InvalidWeight,
-    InvalidCost,
-    UnknownRate,
-    UnknownLimit,
-    Unavailable,
-    Misconfigured,
-    ShutDown,
-    Paused,
-    NoRuntime,
-});
 
 impl ReleaseError {
     pub(crate) fn new(limit_name: String, lease: Duration) -> Self {
@@ -198,29 +171,21 @@ impl fmt::Display for ReleaseError {
 
 impl Error for ReleaseError {}
 
-/// Reason why a slot ended before its response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LostErrorKind {
-    /// The lease was not renewed in time.
-    Lost,
-    /// The limiter was shut down, and its deadline has passed.
-    ShutDown,
-    /// The slot was held as long as [`LimitLayer::max_hold`](crate::LimitLayer::max_hold) allows.
-    HeldTooLong,
-    /// The response was unread for as long as [`LimitLayer::idle`](crate::LimitLayer::idle) allows.
-    Idle,
-    /// An operator has revoked the permit. The slot stays taken until the permit is dropped.
-    Revoked,
+kinds! {
+    /// Reason why a slot ended before its response.
+    pub enum LostErrorKind {
+        /// The lease was not renewed in time.
+        Lost = "lost",
+        /// The limiter was shut down, and its deadline has passed.
+        ShutDown = "shut_down",
+        /// The slot was held as long as [`LimitLayer::max_hold`](crate::LimitLayer::max_hold) allows.
+        HeldTooLong = "max_hold",
+        /// The response was unread for as long as [`LimitLayer::idle`](crate::LimitLayer::idle) allows.
+        Idle = "idle",
+        /// An operator has revoked the permit. The slot stays taken until the permit is dropped.
+        Revoked = "revoked",
+    }
 }
-
-impl_codes!(LostErrorKind {
-    Lost,
-    ShutDown,
-    HeldTooLong,
-    Idle,
-    Revoked
-});
 
 impl AcquireError {
     pub(crate) fn new(kind: AcquireErrorKind, details: AcquireErrorDetails) -> Self {
@@ -296,23 +261,6 @@ impl AcquireError {
 }
 
 /// Shows the values that its methods return: a `main` that fails with this error prints them.
-impl fmt::Debug for AcquireError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AcquireError")
-            .field("kind", &self.kind)
-            .field("limit_name", &self.details.limit_name)
-            .field("max", &self.details.max)
-            .field("weight", &self.details.weight)
-            .field("cost", &self.details.cost)
-            .field("in_use", &self.details.in_use)
-            .field("waiting", &self.details.waiting)
-            .field("position", &self.details.place)
-            .field("waited", &self.details.waited)
-            .field("retry_after", &self.details.retry_after)
-            .finish_non_exhaustive()
-    }
-}
-
 impl fmt::Display for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use AcquireErrorKind as Kind;
@@ -325,8 +273,10 @@ impl fmt::Display for AcquireError {
         match self.kind {
             Kind::Full | Kind::QueueFull | Kind::TimedOut => self.write_full(f),
             Kind::TooSoon => {
-                write!(f, "rate `{name}` of {max} {unit} ")?;
-                self.write_rest_of_rate(f)
+                let rest = self.details.rest_of_rate();
+                write!(f, "rate `{name}` of {max} {unit} {rest}")?;
+                let more = self.details.retry_after;
+                more.map_or(Ok(()), |time| write!(f, ": it has more in {time:?}"))
             }
             Kind::InvalidWeight => match self.details.weight {
                 weight @ 1..=MAX_WEIGHT => write!(
@@ -374,27 +324,32 @@ impl fmt::Display for AcquireError {
     }
 }
 
-impl AcquireError {
-    fn write_rest_of_rate(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let quota = self.details.quotas.first();
-        match quota.map(|quota| quota.remaining).filter(|left| *left > 0) {
-            Some(left) => write!(f, "has {left} left, fewer than the request costs")?,
-            None => f.write_str("is used up")?,
+impl AcquireErrorDetails {
+    /// The slots in use, for people.
+    pub(crate) fn slots(&self) -> String {
+        let (max, in_use) = (self.max, self.in_use);
+        match self.weight {
+            // While the store is down, or before it has answered, we only know that no slot is free.
+            1 => format!("{} of {max} slots in use", in_use.max(max)),
+            weight => format!("{weight} slots needed, {in_use} of {max} in use"),
         }
-        let more = self.details.retry_after;
-        more.map_or(Ok(()), |time| write!(f, ": it has more in {time:?}"))
     }
 
+    /// The part of a rate that is left, for people.
+    pub(crate) fn rest_of_rate(&self) -> String {
+        let mut quotas = self.quotas.iter();
+        let own = quotas.find(|quota| quota.limit_name == self.limit_name);
+        match own.map_or(0, |quota| quota.remaining) {
+            0 => "is used up".to_owned(),
+            left => format!("has {left} left, fewer than the request costs"),
+        }
+    }
+}
+
+impl AcquireError {
     /// Writes the known numbers of slots in use and of waiting requests.
     fn write_full(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AcquireErrorDetails {
-            limit_name: name,
-            max,
-            in_use,
-            waiting,
-            waited,
-            ..
-        } = &*self.details;
+        let (name, waited) = (&self.details.limit_name, self.details.waited);
         match self.kind {
             AcquireErrorKind::QueueFull => write!(f, "the queue of limit `{name}` is full: ")?,
             AcquireErrorKind::TimedOut => {
@@ -402,15 +357,11 @@ impl AcquireError {
             }
             _ => write!(f, "limit `{name}` is full: ")?,
         }
-        match self.details.weight {
-            // While the store is down, or before it has answered, we only know that no slot is free.
-            1 => write!(f, "{} of {max} slots in use", in_use.max(max))?,
-            weight => write!(f, "{weight} slots needed, {in_use} of {max} in use")?,
-        }
-        match waiting {
+        f.write_str(&self.details.slots())?;
+        match self.details.waiting {
             0 => Ok(()),
             1 => f.write_str(", 1 request waiting"),
-            _ => write!(f, ", {waiting} requests waiting"),
+            waiting => write!(f, ", {waiting} requests waiting"),
         }
     }
 }

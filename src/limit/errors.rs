@@ -1,11 +1,11 @@
-//! Errors of a limit, and the limit of an error.
+//! Errors of a limit.
 
 use std::{borrow::Cow, time::Duration};
 
-use super::limit::{Limit, Refill};
+use super::limit::Limit;
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
-    ranges::{MAX_LIMIT, MAX_NAME_LEN},
+    ranges::MAX_NAME_LEN,
 };
 
 impl Limit {
@@ -17,25 +17,6 @@ impl Limit {
         }
         let unknown = Self::new(Cow::Owned(name[..end].to_owned()), 0);
         unknown.acquire_error(kind)
-    }
-
-    /// The limit of an error, with default settings. The name may be any text, as for an unknown rate. The value is
-    /// clamped, since a key's value may be 0 but a limit's may not.
-    pub(crate) fn of_error(details: &AcquireErrorDetails) -> Self {
-        let max = details.max.clamp(1, MAX_LIMIT);
-        Self::new(details.limit_name.clone(), max).with_rate_of(details)
-    }
-
-    /// This limit with the rate of an error, which may have been updated since the limit was declared.
-    pub(crate) fn with_rate_of(mut self, details: &AcquireErrorDetails) -> Self {
-        let burst = self.refill.and_then(|refill| refill.burst);
-        let unit = details.unit;
-        self.refill = { details.period }.map(|period| Refill {
-            period,
-            burst,
-            unit,
-        });
-        self
     }
 
     /// An error with no details but the limit.

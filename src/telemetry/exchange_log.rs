@@ -16,16 +16,14 @@
 //!
 //! Tests: `tests/history/`.
 
-use std::{
-    cell::Cell,
-    fmt::{self, Write},
-};
+use std::cell::Cell;
 
+use serde_json::{Value, json};
 use tokio::time::Instant;
 use tracing::Level;
 
 use crate::ledger::{
-    BatchReply, Charged, ClaimReply, Exchange, Rate, ReplicaId, Reply, Seq, Standing, Tat, Wake,
+    BatchReply, Charged, ClaimReply, Exchange, LedgerError, ReplicaId, Reply, Seq, Standing, Wake,
 };
 
 const TARGET: &str = "tower_turnstile::history";
@@ -65,22 +63,20 @@ impl History {
 
     /// Before an exchange is sent.
     pub(crate) fn sent(&self, number: u64, exchange: &Exchange, now: Instant) -> Option<String> {
-        self.event("sent", now, |out| {
-            write!(out, r#","n":{number},{}"#, SentJson(exchange))
-        })
+        self.event("sent", now, || sent(number, exchange))
     }
 
     pub(crate) fn answered(&self, number: u64, reply: &Reply, now: Instant) -> Option<String> {
-        self.event("answered", now, |out| {
-            write!(out, r#","n":{number},{}"#, ReplyJson(reply))
-        })
+        self.event("answered", now, || answered(number, reply))
     }
 
     /// An exchange failed. Unless it came too late, it is unknown whether it ran or still will.
     pub(crate) fn failed(&self, number: u64, too_late: bool, now: Instant) -> Option<String> {
-        self.event("failed", now, |out| {
-            write!(out, r#","n":{number},"too_late":{too_late}"#)
-        })
+        self.event(
+            "failed",
+            now,
+            || json!({ "n": number, "too_late": too_late }),
+        )
     }
 
     pub(crate) fn woken(&self, wake: &Wake, now: Instant) -> Option<String> {
@@ -90,12 +86,11 @@ impl History {
             until_ms,
             seqs,
         } = wake;
-        self.event("woken", now, |out| {
-            write!(
-                out,
-                r#","key":"{key}","granted_us":{granted_us},"until_ms":{until_ms},"seqs":{seqs:?}"#
-            )
-        })
+        self.event(
+            "woken",
+            now,
+            || json!({ "key": key, "granted_us": granted_us, "until_ms": until_ms, "seqs": seqs }),
+        )
     }
 
     /// A permit counts as held until `until` on the local clock, and until `until_ms` on the store's.
@@ -107,13 +102,11 @@ impl History {
         until_ms: u64,
         now: Instant,
     ) -> Option<String> {
-        self.event("held", now, |out| {
-            let until_us = self.us(until);
-            write!(
-                out,
-                r#","key":"{key}","seq":{seq},"until_us":{until_us},"until_ms":{until_ms}"#
-            )
-        })
+        self.event(
+            "held",
+            now,
+            || json!({ "key": key, "seq": seq, "until_us": self.us(until), "until_ms": until_ms }),
+        )
     }
 
     /// A permit was admitted without the store.
@@ -137,36 +130,21 @@ impl History {
 
     #[inline]
     fn permit_event(&self, kind: &str, key: &str, seq: Seq, now: Instant) -> Option<String> {
-        self.event(kind, now, |out| {
-            write!(out, r#","key":"{key}","seq":{seq}"#)
-        })
+        self.event(kind, now, || json!({ "key": key, "seq": seq }))
     }
 
     #[inline]
-    fn event(
-        &self,
-        kind: &str,
-        now: Instant,
-        rest: impl FnOnce(&mut String) -> fmt::Result,
-    ) -> Option<String> {
-        self.on.then(|| self.format(kind, now, rest))
+    fn event(&self, kind: &str, now: Instant, event: impl FnOnce() -> Value) -> Option<String> {
+        self.on.then(|| self.format(kind, now, event()))
     }
 
     #[cold]
-    fn format(
-        &self,
-        kind: &str,
-        now: Instant,
-        rest: impl FnOnce(&mut String) -> fmt::Result,
-    ) -> String {
-        let (replica, at_us) = (self.replica.text(), self.us(now));
-        let order = self.count.replace(self.count.get() + 1);
-        let mut event =
-            format!(r#"{{"kind":"{kind}","replica":"{replica}","order":{order},"at_us":{at_us}"#);
-        // Writing to a `String` cannot fail.
-        let _ = rest(&mut event);
-        event.push('}');
-        event
+    fn format(&self, kind: &str, now: Instant, mut event: Value) -> String {
+        event["kind"] = kind.into();
+        event["replica"] = self.replica.text().to_string().into();
+        event["order"] = self.count.replace(self.count.get() + 1).into();
+        event["at_us"] = self.us(now).into();
+        event.to_string()
     }
 
     fn us(&self, at: Instant) -> u64 {
@@ -174,137 +152,77 @@ impl History {
     }
 }
 
-struct SentJson<'a>(&'a Exchange);
-
-impl fmt::Display for SentJson<'_> {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let exchange = self.0;
-        write!(
-            out,
-            r#""not_after_us":{},"lease_ms":{},"batches":"#,
-            exchange.not_after_us, exchange.lease_ms
-        )?;
-        list(out, &exchange.batches, |out, batch| {
-            let (key, limit, max_waiters) = (&batch.key, batch.limit, batch.max_waiters);
-            let (release, renew, adopt) = (&batch.release, &batch.renew, &batch.adopt);
-            let acquire: Vec<Seq> = batch.acquire.iter().map(|ask| ask.seq).collect();
-            write!(
-                out,
-                r#"{{"key":"{key}","limit":{limit},"max_waiters":{max_waiters},"release":{release:?},"renew":{renew:?},"adopt":{adopt:?},"acquire":{acquire:?}}}"#
-            )
-        })?;
-        out.write_str(r#","claims":"#)?;
-        list(out, &exchange.claims, |out, claim| {
-            out.write_str(r#"{"charges":"#)?;
-            list(out, &claim.charges, |out, charge| {
-                rate(out, &charge.key, charge.rate, charge.cost)?;
-                out.write_char('}')
-            })?;
-            out.write_str(r#","asks":"#)?;
-            list(out, &claim.asks, |out, ask| {
-                write!(out, "[{},{}]", ask.batch, ask.seq)
-            })?;
-            out.write_char('}')
-        })?;
-        out.write_str(r#","refunds":"#)?;
-        list(out, &exchange.refunds, |out, refund| {
-            let Tat {
-                us, rem, rate: at, ..
-            } = refund.charged;
-            rate(out, &refund.key, at, refund.cost)?;
-            write!(out, r#","tat":[{us},{rem}]}}"#)
+fn sent(number: u64, exchange: &Exchange) -> Value {
+    let batches = exchange.batches.iter().map(|batch| {
+        let acquire = batch.acquire.iter().map(|ask| ask.seq);
+        json!({
+            "key": &*batch.key, "limit": batch.limit, "max_waiters": batch.max_waiters, "release": batch.release,
+            "renew": batch.renew, "adopt": batch.adopt, "acquire": acquire.collect::<Vec<_>>(),
         })
-    }
+    });
+    let claims = exchange.claims.iter().map(|claim| {
+        let charges = claim.charges.iter().map(|charge| {
+            let rate = charge.rate;
+            json!({
+                "key": &*charge.key, "count": rate.count, "period_us": rate.period_us, "burst": rate.burst,
+                "cost": charge.cost,
+            })
+        });
+        let asks = claim.asks.iter().map(|ask| json!([ask.batch, ask.seq]));
+        json!({ "charges": charges.collect::<Value>(), "asks": asks.collect::<Value>() })
+    });
+    let refunds = exchange.refunds.iter().map(|refund| {
+        let tat = refund.charged;
+        json!({ "key": &*refund.key, "tat": [tat.us, tat.rem] })
+    });
+    json!({
+        "n": number, "not_after_us": exchange.not_after_us, "lease_ms": exchange.lease_ms,
+        "batches": batches.collect::<Value>(), "claims": claims.collect::<Value>(),
+        "refunds": refunds.collect::<Value>(),
+    })
 }
 
-struct ReplyJson<'a>(&'a Reply);
-
-impl fmt::Display for ReplyJson<'_> {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let reply = self.0;
-        write!(
-            out,
-            r#""store_us":{},"more":{},"batches":"#,
-            reply.now_us, reply.more
-        )?;
-        list(out, &reply.batches, |out, answer| match answer {
-            Ok(answer) => batch_answer(out, answer),
-            Err(_) => out.write_str("null"),
-        })?;
-        out.write_str(r#","claims":"#)?;
-        list(out, &reply.claims, |out, answer| match answer {
-            Ok(answer) => claim_answer(out, answer),
-            Err(_) => out.write_str("null"),
-        })
-    }
+fn answered(number: u64, reply: &Reply) -> Value {
+    json!({
+        "n": number, "store_us": reply.now_us, "more": reply.more,
+        "batches": answers(&reply.batches, batch_answer), "claims": answers(&reply.claims, claim_answer),
+    })
 }
 
-fn batch_answer(out: &mut fmt::Formatter<'_>, answer: &BatchReply) -> fmt::Result {
-    write!(
-        out,
-        r#"{{"in_use":{},"waiting":{},"head":{},"nearest_ms":{},"pause_end_ms":{}"#,
-        answer.in_use,
-        answer.waiting,
-        answer.head.unwrap_or(0),
-        answer.nearest_ms.unwrap_or(0),
-        answer.pause_end_ms.unwrap_or(0)
-    )?;
-    for (name, standings) in [
-        ("renewed", &answer.renewed),
-        ("adopted", &answer.adopted),
-        ("acquired", &answer.acquired),
-    ] {
-        write!(out, r#","{name}":"#)?;
-        list(out, standings, standing)?;
-    }
-    out.write_str(r#","promoted":"#)?;
-    list(out, &answer.promoted, |out, promotion| {
-        write!(out, "[{},{}]", promotion.seq, promotion.until_ms)
-    })?;
-    out.write_char('}')
+/// Those of ledgers with errors are null.
+fn answers<T>(answers: &[Result<T, LedgerError>], answer: fn(&T) -> Value) -> Value {
+    let answers = answers
+        .iter()
+        .map(|one| one.as_ref().map_or(Value::Null, answer));
+    answers.collect()
 }
 
-fn claim_answer(out: &mut fmt::Formatter<'_>, answer: &ClaimReply) -> fmt::Result {
-    out.write_str(r#"{"charged":"#)?;
-    list(out, &answer.charged, |out, charged| match charged {
-        Charged::Until { start_us, tat } => write!(out, "[{start_us},{},{}]", tat.us, tat.rem),
-        Charged::TooSoon { .. } | Charged::Not => out.write_str("null"),
-    })?;
-    out.write_str(r#","standings":"#)?;
-    list(out, &answer.standings, standing)?;
-    out.write_char('}')
+fn batch_answer(answer: &BatchReply) -> Value {
+    let promoted = answer.promoted.iter();
+    let promoted = promoted.map(|promotion| json!([promotion.seq, promotion.until_ms]));
+    json!({
+        "in_use": answer.in_use, "waiting": answer.waiting, "head": answer.head, "nearest_ms": answer.nearest_ms,
+        "pause_end_ms": answer.pause_end_ms, "renewed": standings(&answer.renewed),
+        "adopted": standings(&answer.adopted), "acquired": standings(&answer.acquired),
+        "promoted": promoted.collect::<Value>(),
+    })
 }
 
-fn rate(out: &mut fmt::Formatter<'_>, key: &str, rate: Rate, cost: u32) -> fmt::Result {
-    let Rate {
-        count,
-        period_us,
-        burst,
-    } = rate;
-    write!(
-        out,
-        r#"{{"key":"{key}","count":{count},"period_us":{period_us},"burst":{burst},"cost":{cost}"#
-    )
+fn claim_answer(answer: &ClaimReply) -> Value {
+    let charged = answer.charged.iter().map(|charged| match charged {
+        Charged::Until { start_us, tat } => json!([start_us, tat.us, tat.rem]),
+        Charged::TooSoon { .. } | Charged::Not => Value::Null,
+    });
+    json!({ "charged": charged.collect::<Value>(), "standings": standings(&answer.standings) })
 }
 
-fn standing(out: &mut fmt::Formatter<'_>, standing: &Standing) -> fmt::Result {
-    match standing {
-        Standing::Held { until_ms } => write!(out, r#"{{"held":{until_ms}}}"#),
-        Standing::Adopted { until_ms } => write!(out, r#"{{"adopted":{until_ms}}}"#),
-        Standing::Waiting { ticket } => write!(out, r#"{{"waiting":{ticket}}}"#),
-        Standing::Absent => out.write_str(r#""absent""#),
-        Standing::Full | Standing::QueueFull => out.write_str(r#""full""#),
-    }
-}
-
-fn list<T>(
-    out: &mut fmt::Formatter<'_>,
-    items: &[T],
-    mut write: impl FnMut(&mut fmt::Formatter<'_>, &T) -> fmt::Result,
-) -> fmt::Result {
-    for (place, item) in items.iter().enumerate() {
-        out.write_char(if place == 0 { '[' } else { ',' })?;
-        write(out, item)?;
-    }
-    out.write_str(if items.is_empty() { "[]" } else { "]" })
+fn standings(standings: &[Standing]) -> Value {
+    let standings = standings.iter().map(|standing| match standing {
+        Standing::Held { until_ms } => json!({ "held": until_ms }),
+        Standing::Adopted { until_ms } => json!({ "adopted": until_ms }),
+        Standing::Waiting { ticket } => json!({ "waiting": ticket }),
+        Standing::Absent => json!("absent"),
+        Standing::Full | Standing::QueueFull => json!("full"),
+    });
+    standings.collect()
 }

@@ -5,14 +5,7 @@
 //!
 //! Tests: `tests.rs`, `tests/metrics/main.rs`.
 
-use std::{
-    collections::BTreeMap,
-    mem,
-    sync::{Mutex, OnceLock, PoisonError},
-    time::Duration,
-};
-
-use tokio::time::Instant;
+use std::{sync::OnceLock, time::Duration};
 
 use super::{
     catalog,
@@ -22,7 +15,7 @@ use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     limit::{Limit, Mode},
     operable::SEEN,
-    reason::Reason,
+    reason::AMBIGUOUS_PATH,
     sync::{assert_unlocked, shielded},
 };
 
@@ -67,7 +60,7 @@ pub(crate) enum Adopted {
 }
 
 impl Adopted {
-    const CODES: [&str; 2] = [Reason::Lost.code(), Reason::Fallback.code()];
+    const CODES: [&str; 2] = [LostErrorKind::Lost.as_str(), "fallback"];
 }
 
 /// How a cost at a rate arose.
@@ -119,7 +112,6 @@ pub(crate) struct LimitMeter {
     shadow_refusals: Family,
     expired: Family,
     aborted: Family,
-    abort_log: AbortLog,
     costs: Family,
     pauses: Series<Counter>,
     pause_seconds: Series<Counter>,
@@ -132,6 +124,10 @@ impl LimitMeter {
     pub(crate) fn new(namespace: &str, limit: &str) -> Self {
         let refusals = AcquireErrorKind::ALL.iter().map(|kind| kind.as_str());
         let ends = LostErrorKind::ALL.iter().map(|kind| kind.as_str());
+        let without_key = match limit {
+            AMBIGUOUS_PATH => "ambiguous_path",
+            _ => "no_key",
+        };
         Self {
             labels: [("namespace", namespace), ("limit", limit)]
                 .map(|(name, value)| (name, value.to_owned())),
@@ -152,13 +148,12 @@ impl LimitMeter {
             shadow_refusals: Family::new(catalog::SHADOW_REFUSALS, "reason", refusals),
             expired: Family::new(catalog::EXPIRED, "bound", ends.clone()),
             aborted: Family::new(catalog::ABORTED, "reason", ends),
-            abort_log: AbortLog::default(),
             costs: Family::new(catalog::COST, "kind", Cost::CODES),
             pauses: Series::new(catalog::PAUSES, facade::counter),
             pause_seconds: Series::new(catalog::PAUSE_SECONDS, facade::counter),
             unkeyed: Series::new(catalog::UNKEYED, facade::counter),
             refused_unkeyed: Series::new(catalog::REFUSALS, facade::counter)
-                .labelled(("reason", Reason::without_key(limit).code())),
+                .labelled(("reason", without_key)),
         }
     }
 
@@ -313,11 +308,6 @@ impl LimitMeter {
         }
     }
 
-    /// Before a response is aborted with its slot. Returns the number of responses to log now, if an event is due.
-    pub(crate) fn abort_to_log(&self, kind: LostErrorKind) -> Option<u64> {
-        self.abort_log.add(kind, Instant::now())
-    }
-
     /// A response was aborted with its slot.
     pub(crate) fn aborted(&self, kind: LostErrorKind) {
         self.aborted.of(kind).of(&self.labels).increment(1);
@@ -366,28 +356,6 @@ impl Family {
 
     fn of(&self, kind: impl Numbered) -> &Series<Counter> {
         &self.0[kind.number()]
-    }
-}
-
-/// Minimum time between two log events of aborted responses.
-const ABORTS_GATHERED_FOR: Duration = Duration::from_secs(1);
-
-/// Aborted responses not logged yet, and the time of the last event, by kind. Code under its lock takes no other lock
-/// and calls nothing else.
-#[derive(Debug, Default)]
-struct AbortLog(Mutex<BTreeMap<&'static str, (u64, Option<Instant>)>>);
-
-impl AbortLog {
-    /// The first response of many is logged at once.
-    fn add(&self, kind: LostErrorKind, now: Instant) -> Option<u64> {
-        let mut kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (unlogged, last) = kinds.entry(kind.as_str()).or_default();
-        *unlogged += 1;
-        if last.is_some_and(|last| now < last + ABORTS_GATHERED_FOR) {
-            return None;
-        }
-        *last = Some(now);
-        Some(mem::take(unlogged))
     }
 }
 

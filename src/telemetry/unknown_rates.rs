@@ -2,7 +2,10 @@
 //!
 //! Tests: `tests/metrics/main.rs`, `tests/layer/slots.rs`.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use super::{
     catalog,
@@ -10,14 +13,11 @@ use super::{
 };
 use crate::sync::shielded;
 
-/// Number of names with one warning each. Later names are logged at debug level only.
-const MAX_WARNED: usize = 16;
-
-/// Counts and logs such budgets for one limiter. Names appear only in the log, because their number is unlimited.
+/// Counts and logs such budgets for one limiter: the first as a warning. Names appear only in the log, because their number is unlimited.
 pub(crate) struct UnknownRates {
     namespace: String,
     counter: OnceLock<Counter>,
-    warned: Mutex<Vec<String>>,
+    is_warned: AtomicBool,
 }
 
 impl UnknownRates {
@@ -25,7 +25,7 @@ impl UnknownRates {
         Self {
             namespace: namespace.to_owned(),
             counter: OnceLock::new(),
-            warned: Mutex::default(),
+            is_warned: AtomicBool::new(false),
         }
     }
 
@@ -46,7 +46,7 @@ impl UnknownRates {
             shielded(|| self.expect().increment(1));
         }
         let namespace = &*self.namespace;
-        if self.is_new(limit_name) {
+        if !self.is_warned.swap(true, Relaxed) {
             tracing::warn!(
                 namespace,
                 limit = limit_name,
@@ -59,14 +59,5 @@ impl UnknownRates {
                 "the request has no rate of this name"
             );
         }
-    }
-
-    fn is_new(&self, limit_name: &str) -> bool {
-        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new = warned.len() < MAX_WARNED && !warned.iter().any(|name| name == limit_name);
-        if is_new {
-            warned.push(limit_name.to_owned());
-        }
-        is_new
     }
 }

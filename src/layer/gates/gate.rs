@@ -370,16 +370,12 @@ impl Gate {
     }
 
     fn refusal_under(&self, scope: &Scope, kind: RefusalKind) -> Refusal {
-        let status = match kind {
-            RefusalKind::BodyFailed => StatusCode::BAD_REQUEST,
-            _ if kind.is_invalid() => StatusCode::BAD_REQUEST,
-            _ if kind.is_limited() => {
-                let default = RefusalKind::limited_status(scope.is_shared());
-                self.limited_status.unwrap_or(default)
-            }
-            _ => self.unavailable_status,
+        let status = match kind.status(scope.is_shared()) {
+            default if kind.is_limited() => self.limited_status.unwrap_or(default),
+            StatusCode::SERVICE_UNAVAILABLE => self.unavailable_status,
+            of_request => of_request,
         };
-        Refusal::new(scope.limit(), !scope.is_shared(), kind, status)
+        Refusal::new(scope.limit(), scope.is_shared(), kind, status)
     }
 
     pub(in crate::layer) fn refuse<B>(

@@ -4,93 +4,71 @@ use http::StatusCode;
 
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
-    reason::{Reason, impl_codes},
+    reason::{AMBIGUOUS_PATH, kinds},
 };
 
-/// The reason of a [`Refusal`](crate::layer::Refusal).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RefusalKind {
-    /// No slot is free, and the limit has no wait; or the value of the key is 0, under which nobody waits.
-    Full,
-    /// All slots are in use, and the queue is full.
-    QueueFull,
-    /// No slot became free within the wait.
-    TimedOut,
-    /// The rate is used up, and the next permit would come after the wait.
-    TooSoon,
-    /// The slot was lost before the service answered, and the call was cancelled.
-    ///
-    /// Only with [`OnLost::Abort`](crate::layer::OnLost::Abort).
-    Lost,
-    /// The service did not answer within [`LimitLayer::max_hold`](crate::layer::LimitLayer::max_hold).
-    ///
-    /// The call was cancelled.
-    HeldTooLong,
-    /// An operator revoked the permit before the service answered, and the call was cancelled.
-    Revoked,
-    /// The store is down or too slow, and no fallback admits the request. Or the store is back, permits are still being
-    /// entered into it, and the limit has no wait.
-    Unavailable,
-    /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
-    Misconfigured,
-    /// There is no Tokio runtime for the background task, or one without timers or IO.
-    NoRuntime,
-    /// The limiter is shutting down.
-    ShutDown,
-    /// An operator has paused this limit, or an overloaded upstream this key ([`Scope::outcome_by`](crate::Scope::outcome_by)):
-    /// no request is admitted for a time.
-    Paused,
-    /// The request needs more units than the limit has, or its weight is not 1 to 64. The status is 400.
-    ///
-    /// See [`Scope::weight_by`](crate::layer::Scope::weight_by).
-    InvalidWeight,
-    /// The request costs more than the burst of the rate. The status is 400.
-    ///
-    /// See [`Scope::cost_by`](crate::layer::Scope::cost_by).
-    InvalidCost,
-    /// The handler names a budget that the request does not have. The status is 500.
-    ///
-    /// Only in a [`Refusal`](crate::layer::Refusal) made from the error of [`Slot::budget`](crate::layer::Slot::budget).
-    UnknownRate,
-    /// The handler pauses a limit that the request does not have. The status is 500.
-    ///
-    /// Only in a [`Refusal`](crate::layer::Refusal) made from the error of [`Slot::pause`](crate::layer::Slot::pause).
-    UnknownLimit,
-    /// The request has no key, and [`Scope::require_key`](crate::layer::Scope::require_key) is set; or no tenant, and
-    /// [`Scope::require_tenant`](crate::layer::Scope::require_tenant) is set. The status is 400.
-    NoKey,
-    /// A [configuration](crate::config) cannot tell which route the [path](crate::config#ambiguous-paths) is on. The status
-    /// is 400.
-    AmbiguousPath,
-    /// The request's body failed while it waited. The status is 400.
-    ///
-    /// The client disconnected in the middle of the body, or sent invalid HTTP. Only with
-    /// [`LimitLayer::read_ahead`](crate::layer::LimitLayer::read_ahead).
-    BodyFailed,
+kinds! {
+    /// The reason of a [`Refusal`](crate::layer::Refusal).
+    pub enum RefusalKind {
+        /// No slot is free, and the limit has no wait; or the value of the key is 0, under which nobody waits.
+        Full = "full",
+        /// All slots are in use, and the queue is full.
+        QueueFull = "queue_full",
+        /// No slot became free within the wait.
+        TimedOut = "timed_out",
+        /// The rate is used up, and the next permit would come after the wait.
+        TooSoon = "too_soon",
+        /// The slot was lost before the service answered, and the call was cancelled.
+        ///
+        /// Only with [`OnLost::Abort`](crate::layer::OnLost::Abort).
+        Lost = "lost",
+        /// The service did not answer within [`LimitLayer::max_hold`](crate::layer::LimitLayer::max_hold).
+        ///
+        /// The call was cancelled.
+        HeldTooLong = "max_hold",
+        /// An operator revoked the permit before the service answered, and the call was cancelled.
+        Revoked = "revoked",
+        /// The store is down or too slow, and no fallback admits the request. Or the store is back, permits are still being
+        /// entered into it, and the limit has no wait.
+        Unavailable = "unavailable",
+        /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
+        Misconfigured = "misconfigured",
+        /// There is no Tokio runtime for the background task, or one without timers or IO.
+        NoRuntime = "no_runtime",
+        /// The limiter is shutting down.
+        ShutDown = "shut_down",
+        /// An operator has paused this limit, or an overloaded upstream this key ([`Scope::outcome_by`](crate::Scope::outcome_by)):
+        /// no request is admitted for a time.
+        Paused = "paused",
+        /// The request needs more units than the limit has, or its weight is not 1 to 64. The status is 400.
+        ///
+        /// See [`Scope::weight_by`](crate::layer::Scope::weight_by).
+        InvalidWeight = "invalid_weight",
+        /// The request costs more than the burst of the rate. The status is 400.
+        ///
+        /// See [`Scope::cost_by`](crate::layer::Scope::cost_by).
+        InvalidCost = "invalid_cost",
+        /// The handler names a budget that the request does not have. The status is 500.
+        ///
+        /// Only in a [`Refusal`](crate::layer::Refusal) made from the error of [`Slot::budget`](crate::layer::Slot::budget).
+        UnknownRate = "unknown_rate",
+        /// The handler pauses a limit that the request does not have. The status is 500.
+        ///
+        /// Only in a [`Refusal`](crate::layer::Refusal) made from the error of [`Slot::pause`](crate::layer::Slot::pause).
+        UnknownLimit = "unknown_limit",
+        /// The request has no key, and [`Scope::require_key`](crate::layer::Scope::require_key) is set; or no tenant, and
+        /// [`Scope::require_tenant`](crate::layer::Scope::require_tenant) is set. The status is 400.
+        NoKey = "no_key",
+        /// A [configuration](crate::config) cannot tell which route the [path](crate::config#ambiguous-paths) is on. The status
+        /// is 400.
+        AmbiguousPath = "ambiguous_path",
+        /// The request's body failed while it waited. The status is 400.
+        ///
+        /// The client disconnected in the middle of the body, or sent invalid HTTP. Only with
+        /// [`LimitLayer::read_ahead`](crate::layer::LimitLayer::read_ahead).
+        BodyFailed = "body_failed",
+    }
 }
-
-impl_codes!(RefusalKind {
-    Full,
-    QueueFull,
-    TimedOut,
-    TooSoon,
-    Lost,
-    HeldTooLong,
-    Revoked,
-    Unavailable,
-    Misconfigured,
-    NoRuntime,
-    ShutDown,
-    Paused,
-    InvalidWeight,
-    InvalidCost,
-    UnknownRate,
-    UnknownLimit,
-    NoKey,
-    AmbiguousPath,
-    BodyFailed,
-});
 
 impl RefusalKind {
     /// Returns whether a limit was reached. If not, the store or the limiter is unavailable, the limit is paused, or the
@@ -103,7 +81,7 @@ impl RefusalKind {
     }
 
     /// Whether the same request would be refused again: the status is 400.
-    pub(in crate::layer) fn is_invalid(self) -> bool {
+    pub(super) fn is_invalid(self) -> bool {
         matches!(
             self,
             Self::NoKey | Self::AmbiguousPath | Self::InvalidWeight | Self::InvalidCost
@@ -112,8 +90,8 @@ impl RefusalKind {
 
     /// The refusal of a request without a key under this limit.
     pub(in crate::layer) fn without_key(limit_name: &str) -> Self {
-        match Reason::without_key(limit_name) {
-            Reason::AmbiguousPath => Self::AmbiguousPath,
+        match limit_name {
+            AMBIGUOUS_PATH => Self::AmbiguousPath,
             _ => Self::NoKey,
         }
     }
@@ -128,12 +106,14 @@ impl RefusalKind {
         matches!(self, Self::UnknownRate | Self::UnknownLimit)
     }
 
-    /// The default status when a limit was reached, which depends on whether all callers share the limit.
-    pub(in crate::layer) fn limited_status(is_shared: bool) -> StatusCode {
-        if is_shared {
-            StatusCode::SERVICE_UNAVAILABLE
-        } else {
-            StatusCode::TOO_MANY_REQUESTS
+    /// The default status, which depends on whether all callers share the limit.
+    pub(in crate::layer) fn status(self, is_shared: bool) -> StatusCode {
+        match self {
+            Self::BodyFailed => StatusCode::BAD_REQUEST,
+            _ if self.is_invalid() => StatusCode::BAD_REQUEST,
+            _ if self.is_of_handler() => StatusCode::INTERNAL_SERVER_ERROR,
+            _ if self.is_limited() && !is_shared => StatusCode::TOO_MANY_REQUESTS,
+            _ => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }

@@ -3,12 +3,10 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `refusal`, `kind` | the numbers of a refusal, and its reason |
-//! | `acquire_error` | the refusal of a handler that acquires its own permits |
 //! | `form` | what a request can be answered with: HEAD has no content, gRPC has a status of its own |
 //! | `problem`, `grpc`, `body` | the formats of a refusal |
 //! | `fields` | the state of the limits, in the response head |
 
-mod acquire_error;
 mod body;
 pub(super) mod fields;
 mod form;

@@ -87,7 +87,7 @@ impl Display for Refusal {
 
 /// The problem details as a JSON object. None of the texts needs an escape.
 fn json(refusal: &Refusal) -> String {
-    let (kind, status, limit) = (refusal.kind(), refusal.status(), refusal.limit());
+    let (kind, status) = (refusal.kind(), refusal.status());
     // A fault of the request or its handler, to which neither type applies.
     let is_fault = kind.is_invalid() || kind.is_of_handler();
     let (problem, title) = if is_fault {
@@ -108,10 +108,10 @@ fn json(refusal: &Refusal) -> String {
         json.member("weight", refusal.weight());
     }
     if kind.is_limited() {
-        let name = quoted_name(limit.name());
+        let name = quoted_name(refusal.limit_name());
         json.member("violated-policies", format_args!("[{name}]"));
         json.member("limit", refusal.max());
-        if let Some((period, unit)) = limit.period().zip(limit.unit_of_rate()) {
+        if let Some((period, unit)) = refusal.period().zip(refusal.unit()) {
             json.member("period", period.as_secs_f64());
             json.text("unit", unit);
         } else {
@@ -156,32 +156,19 @@ impl Object {
 
 /// The detail for people: printable text without quotes or backslashes.
 pub(super) fn detail(refusal: &Refusal) -> String {
-    let (max, unit) = (refusal.max(), refusal.limit().counted());
-    // While the store is down, or before it has answered, we only know that no slot is free.
-    let slots = match refusal.weight() {
-        1 => format!("{} of {max} slots in use", refusal.in_use().max(max)),
-        weight => format!(
-            "{weight} slots needed, {} of {max} in use",
-            refusal.in_use()
-        ),
-    };
+    let details = &*refusal.details;
+    let (max, unit) = (details.max, details.unit);
     match refusal.kind() {
-        RefusalKind::Full => slots,
-        RefusalKind::QueueFull => format!("{slots}, and the queue is full"),
+        RefusalKind::Full => details.slots(),
+        RefusalKind::QueueFull => format!("{}, and the queue is full", details.slots()),
         RefusalKind::TimedOut => {
-            let waited = refusal.waited();
+            let (waited, slots) = (details.waited, details.slots());
             format!("no slot became free within {waited:.1?}: {slots}")
         }
         RefusalKind::TooSoon => {
-            let period = refusal.limit().period().unwrap_or_default();
-            let mut quotas = refusal.quotas().iter();
-            let own = quotas.find(|quota| *quota.limit_name == *refusal.limit_name());
-            match own.map_or(0, |quota| quota.remaining) {
-                0 => format!("the rate of {max} {unit} in {period:?} is used up"),
-                left => format!(
-                    "the rate of {max} {unit} in {period:?} has {left} left, fewer than the request costs"
-                ),
-            }
+            let period = details.period.unwrap_or_default();
+            let rest = details.rest_of_rate();
+            format!("the rate of {max} {unit} in {period:?} {rest}")
         }
         RefusalKind::Lost => "the slot was lost before the response was ready".into(),
         RefusalKind::HeldTooLong => "the response was not ready in time".into(),
@@ -205,7 +192,7 @@ pub(super) fn detail(refusal: &Refusal) -> String {
         // Only the log has the name.
         RefusalKind::UnknownRate => "the request cannot be charged".into(),
         RefusalKind::UnknownLimit => "the limit cannot be paused".into(),
-        RefusalKind::NoKey if refusal.limit().is_fair() => {
+        RefusalKind::NoKey if refusal.is_fair => {
             "the request has no key or no tenant for this limit".into()
         }
         RefusalKind::NoKey => "the request has no key for this limit".into(),

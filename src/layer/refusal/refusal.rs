@@ -5,7 +5,11 @@ use std::time::Duration;
 use http::StatusCode;
 
 use super::{fields, kind::RefusalKind};
-use crate::{error::AcquireError, limit::Limit, status::Quota};
+use crate::{
+    error::{AcquireError, AcquireErrorDetails},
+    limit::Limit,
+    status::Quota,
+};
 
 /// Time until a retry, if unknown. Never zero, which clients take for "at once".
 const RETRY_SOME_TIME: Duration = Duration::from_secs(1);
@@ -16,79 +20,96 @@ const RETRY_SOME_TIME: Duration = Duration::from_secs(1);
 /// distinguish a refusal from a response of the service.
 #[derive(Clone, Debug)]
 pub struct Refusal {
-    limit: Limit,
     kind: RefusalKind,
     status: StatusCode,
-    /// Whether the limit is the caller's own, so that other callers may still be admitted.
-    own: bool,
-    max: u32,
-    weight: u32,
-    in_use: u32,
-    waiting: u32,
-    position: Option<u32>,
-    waited: Duration,
+    pub(super) details: Box<AcquireErrorDetails>,
+    /// Whether the limit has tenants.
+    pub(super) is_fair: bool,
     /// Set even if a retry is pointless.
     pub(super) retry_after: Duration,
-    quotas: Vec<Quota>,
+}
+
+/// Converts into a refusal like a layer's, for handlers that acquire their own permits. The settings of layers do not
+/// apply.
+///
+/// The status is 429, or 503 if all callers share the limit ([`Key::SHARED`](crate::Key::SHARED)) or no limit was reached:
+/// the store is down, the limiter is shutting down. The status is 400 for a weight or a cost that could never be admitted,
+/// and 500 for a budget at a rate, or a pause of a limit, that the request does not have. With the feature `axum`, the error itself implements
+/// `IntoResponse`.
+///
+/// ```
+/// use http::StatusCode;
+/// use tower_turnstile::{Limit, Limiter, Refusal};
+///
+/// const EXPORT: Limit = Limit::concurrent("export", 1);
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let export = Limiter::in_memory().semaphore(&EXPORT, "acme")?;
+/// let _permit = export.acquire().await?;
+/// let error = export.acquire().await.unwrap_err();
+/// let response = Refusal::from(&error).to_response(); // or `to_grpc_response`
+/// assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+/// assert!(response.headers().contains_key("retry-after"));
+/// # Ok(())
+/// # }
+/// ```
+impl From<&AcquireError> for Refusal {
+    fn from(error: &AcquireError) -> Self {
+        let (kind, details) = (RefusalKind::from(error.kind()), error.details.clone());
+        let refusal = Self {
+            kind,
+            status: kind.status(details.is_shared),
+            details,
+            is_fair: false,
+            retry_after: RETRY_SOME_TIME,
+        };
+        refusal.because(error)
+    }
 }
 
 impl Refusal {
     /// A refusal with no numbers but the limit's.
     pub(in crate::layer) fn new(
         limit: &Limit,
-        has_keys: bool,
+        is_shared: bool,
         kind: RefusalKind,
         status: StatusCode,
     ) -> Self {
+        let details = AcquireErrorDetails {
+            is_shared,
+            ..limit.error_details()
+        };
         Self {
-            limit: limit.clone(),
             kind,
             status,
-            own: kind.is_limited() && has_keys,
-            max: limit.max(),
-            weight: 1,
-            in_use: 0,
-            waiting: 0,
-            position: None,
-            waited: Duration::ZERO,
+            details: Box::new(details),
+            is_fair: limit.is_fair(),
             retry_after: RETRY_SOME_TIME,
-            quotas: Vec::new(),
         }
     }
 
-    pub(in crate::layer) fn because(self, error: &AcquireError) -> Self {
-        let refusal = Self {
-            limit: self.limit.with_rate_of(&error.details),
-            max: error.max(),
-            weight: error.weight(),
-            in_use: error.in_use(),
-            waiting: error.waiting(),
-            position: error.position(),
-            waited: error.waited(),
-            retry_after: retry_after(self.kind, error.details.period, error.retry_after()),
-            ..self
-        };
-        refusal.with_quotas(error.details.quotas.clone())
-    }
-
-    /// If a limit was reached, delays the retry until none of the request's limits is used up, since an earlier retry would
-    /// be refused by the next limit.
-    fn with_quotas(mut self, quotas: Vec<Quota>) -> Self {
+    /// Takes the numbers of the error. If a limit was reached, the retry waits until none of the request's limits is used
+    /// up, since an earlier retry would be refused by the next limit.
+    pub(in crate::layer) fn because(mut self, error: &AcquireError) -> Self {
+        let is_shared = self.details.is_shared;
+        self.details.clone_from(&error.details);
+        self.details.is_shared = is_shared;
+        self.retry_after = retry_after(self.kind, error.details.period, error.retry_after());
         if self.kind.is_limited() || self.kind == RefusalKind::Paused {
-            let wait = fields::until_none_is_used_up(&quotas).unwrap_or_default();
+            let wait = fields::until_none_is_used_up(self.quotas()).unwrap_or_default();
             self.retry_after = self.retry_after.max(wait);
         }
-        self.quotas = quotas;
         self
     }
 
     pub(in crate::layer) fn quotas(&self) -> &[Quota] {
-        &self.quotas
+        &self.details.quotas
     }
 
-    /// Whether the caller's own limit was reached.
+    /// Whether the caller's own limit was reached, so that other callers may still be admitted.
     pub(super) fn is_own(&self) -> bool {
-        self.own
+        self.kind.is_limited() && !self.details.is_shared
     }
 
     /// Returns the reason.
@@ -96,19 +117,14 @@ impl Refusal {
         self.kind
     }
 
-    /// Returns the limit that refused.
-    pub fn limit(&self) -> &Limit {
-        &self.limit
-    }
-
     /// Returns the name of the limit that refused.
     pub fn limit_name(&self) -> &str {
-        self.limit.name()
+        &self.details.limit_name
     }
 
     /// Returns the limit's value for this key.
     pub fn max(&self) -> u32 {
-        self.max
+        self.details.max
     }
 
     /// Returns the status for this refusal, by the layer's settings.
@@ -118,34 +134,39 @@ impl Refusal {
 
     /// Returns the units of slots that the request would have taken. See [`Scope::weight_by`](crate::layer::Scope::weight_by).
     pub fn weight(&self) -> u32 {
-        self.weight
+        self.details.weight
     }
 
     /// Returns the slots in use for this limit and key, across all replicas, as last reported.
     pub fn in_use(&self) -> u32 {
-        self.in_use
+        self.details.in_use
     }
 
     /// Returns the number of queued requests for this limit and key, across all replicas, as last reported.
     ///
     /// The number may include the refused request, if it queued.
     pub fn waiting(&self) -> u32 {
-        self.waiting
+        self.details.waiting
     }
 
     /// Returns the last known queue position: 1 at the head. `None` if the request did not queue.
     pub fn position(&self) -> Option<u32> {
-        self.position
+        self.details.place
     }
 
     /// Returns the unit of the rate that refused, such as `requests`. `None` if the limit is not a rate.
     pub fn unit(&self) -> Option<&str> {
-        self.limit.unit_of_rate()
+        self.period().map(|_| self.details.unit.as_str())
+    }
+
+    /// Returns the period of the rate that refused. `None` if the limit is not a rate.
+    pub fn period(&self) -> Option<Duration> {
+        self.details.period
     }
 
     /// Returns the time that the request waited.
     pub fn waited(&self) -> Duration {
-        self.waited
+        self.details.waited
     }
 
     /// Returns the time after which the client should retry, never zero, or `None` if a retry is pointless:
@@ -189,7 +210,7 @@ mod tests {
     use tonic_types::StatusExt;
 
     use super::*;
-    use crate::error::{AcquireErrorDetails, AcquireErrorKind};
+    use crate::error::AcquireErrorKind;
 
     const CHAT: Limit = Limit::concurrent("chat", 5);
     const OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(90));
@@ -210,7 +231,7 @@ mod tests {
 
     fn refused(limit: &Limit, error: &AcquireError) -> Refusal {
         let kind = error.kind().into();
-        Refusal::new(limit, true, kind, StatusCode::TOO_MANY_REQUESTS).because(error)
+        Refusal::new(limit, false, kind, StatusCode::TOO_MANY_REQUESTS).because(error)
     }
 
     fn problem(refusal: &Refusal) -> Value {
@@ -225,7 +246,7 @@ mod tests {
     #[test]
     fn each_refusal_shows_its_code() {
         for &kind in RefusalKind::ALL {
-            let refusal = Refusal::new(&CHAT, true, kind, StatusCode::SERVICE_UNAVAILABLE);
+            let refusal = Refusal::new(&CHAT, false, kind, StatusCode::SERVICE_UNAVAILABLE);
             let grpc = refusal.to_grpc_response();
             let status = Status::from_header_map(grpc.headers()).unwrap();
             let code = status.metadata().get("turnstile-kind").unwrap();
@@ -362,13 +383,17 @@ mod tests {
     #[test]
     fn a_retry_meets_no_other_limit_that_is_used_up() {
         let hint = Some(Duration::from_secs(2));
-        let refusal = refusal(&OPENS, AcquireErrorKind::TooSoon, hint);
         let other = Quota {
             reset: Some(Duration::from_secs(9)),
             ..CHAT.quota(5)
         };
-        let refusal = refusal.with_quotas(vec![other]);
-        assert_eq!(seconds(&refusal), 9);
+        let details = AcquireErrorDetails {
+            retry_after: hint,
+            quotas: vec![other],
+            ..OPENS.error_details()
+        };
+        let error = AcquireError::new(AcquireErrorKind::TooSoon, details);
+        assert_eq!(seconds(&refused(&OPENS, &error)), 9);
     }
 
     #[test]

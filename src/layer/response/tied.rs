@@ -266,16 +266,12 @@ impl<T> Cell<T> {
         };
         drop(ended);
         let meter = self.terms.meter.as_ref();
-        // Thousands of responses may end at once.
-        if let Some(count) = meter.map_or(Some(1), |meter| meter.abort_to_log(kind)) {
-            tracing::warn!(
-                namespace = meter.map(|meter| meter.namespace()),
-                limit = meter.map(|meter| meter.limit_name()),
-                kind = kind.as_str(),
-                count,
-                "a slot has ended: its response is aborted"
-            );
-        }
+        tracing::debug!(
+            namespace = meter.map(|meter| meter.namespace()),
+            limit = meter.map(|meter| meter.limit_name()),
+            kind = kind.as_str(),
+            "a slot has ended: its response is aborted"
+        );
         if let Some(meter) = meter {
             meter.aborted(kind);
         }
