@@ -43,10 +43,10 @@ const MAX_NAMESPACE_LEN: usize = 64;
 /// | [`namespace`](Self::namespace) | `turnstile` | |
 /// | [`runtime`](Self::runtime), [`dedicated_thread`](Self::dedicated_thread) | the runtime that first uses the limiter | |
 /// | [`require_store`](Self::require_store) | a store that cannot be reached is a warning | |
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct LimiterBuilder {
-    namespace: String,
+    namespace: Namespace,
     lease: Duration,
     store_timeout: Duration,
     poll_interval: Duration,
@@ -59,7 +59,7 @@ pub struct LimiterBuilder {
 impl Default for LimiterBuilder {
     fn default() -> Self {
         Self {
-            namespace: "turnstile".to_owned(),
+            namespace: Namespace("turnstile".to_owned()),
             lease: Duration::from_secs(30),
             store_timeout: Duration::from_millis(500),
             poll_interval: Duration::from_secs(1),
@@ -71,27 +71,14 @@ impl Default for LimiterBuilder {
     }
 }
 
-impl fmt::Debug for LimiterBuilder {
+/// Prefix of the keys in the store. `Debug` hides an invalid one, which may be a URL in the wrong place.
+#[derive(Clone)]
+struct Namespace(String);
+
+impl fmt::Debug for Namespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            namespace,
-            lease,
-            store_timeout,
-            poll_interval,
-            waiter_ttl,
-            place,
-            requires_store,
-            ..
-        } = self;
-        f.debug_struct("LimiterBuilder")
-            .field("namespace", &shown_namespace(namespace))
-            .field("lease", lease)
-            .field("store_timeout", store_timeout)
-            .field("poll_interval", poll_interval)
-            .field("waiter_ttl", waiter_ttl)
-            .field("place", place)
-            .field("requires_store", requires_store)
-            .finish_non_exhaustive()
+        let shown = if is_namespace(&self.0) { &self.0 } else { ".." };
+        shown.fmt(f)
     }
 }
 
@@ -173,7 +160,7 @@ impl LimiterBuilder {
     /// All replicas of a service share a namespace; services that share a server each have their own. A namespace has 1 to
     /// 64 letters, digits, `-`, `_`, `.` or `:`.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.namespace = namespace.into();
+        self.namespace = Namespace(namespace.into());
         self
     }
 
@@ -316,7 +303,7 @@ impl LimiterBuilder {
         #[cfg(feature = "operate")]
         if limiter.is_operable() {
             let store = (&target, self.store_timeout);
-            crate::operate::listen(&limiter, store, &self.namespace, runtime, is_reached).await;
+            crate::operate::listen(&limiter, store, &self.namespace.0, runtime, is_reached).await;
         }
         Ok(limiter)
     }
@@ -381,7 +368,7 @@ impl LimiterBuilder {
             faults.push(("waiter_ttl", fault));
         }
         faults.extend(self.identity.fault().map(|fault| ("replica_label", fault)));
-        if !is_namespace(namespace) {
+        if !is_namespace(&namespace.0) {
             let fault = format!(
                 "namespace must be 1 to {MAX_NAMESPACE_LEN} letters, digits, `-`, `_`, `.` or `:`"
             );
@@ -407,7 +394,7 @@ impl LimiterBuilder {
             .fold(0u64, |bits, byte| bits << 8 | u64::from(*byte));
         Ok(Settings {
             replica: ReplicaId::from_bits(bits),
-            namespace: self.namespace.clone(),
+            namespace: self.namespace.0.clone(),
             parts,
             lease: self.lease,
             store_timeout: self.store_timeout,
@@ -421,11 +408,6 @@ impl LimiterBuilder {
 fn is_namespace(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
     (1..=MAX_NAMESPACE_LEN).contains(&text.len()) && text.bytes().all(allowed)
-}
-
-/// For `Debug`: an invalid namespace may be a URL in the wrong place.
-pub(crate) fn shown_namespace(text: &str) -> &str {
-    if is_namespace(text) { text } else { ".." }
 }
 
 /// Checks that a URL names a store. The error does not repeat the URL.

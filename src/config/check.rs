@@ -2,20 +2,16 @@
 //!
 //! Tests: `tests/config/faults.rs`, `cuts.rs`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{
     error::{ConfigFileError, Faults, unknown},
     key::{CallerKey, KeyConfig},
     limit::{LimitConfig, OutcomeConfig},
-    optional::if_set,
     plan::check_plans,
     route::RouteConfig,
     routes::Routes,
-    sections::Config,
+    sections::{Config, if_set},
 };
 use crate::{
     key::Key,
@@ -148,15 +144,7 @@ fn check_limit(
     }
     let checked = limit.limit(name, faults);
     limit.key.check(&format!("limits.{name}.key"), faults);
-    // Beside a faulty value of the limit, its callers' values are checked alone.
-    let alone = LimitConfig {
-        per: Some(Duration::from_secs(1)),
-        burst: None,
-        cost: None,
-        ..limit.clone()
-    };
-    let declared = checked.as_ref().map_or(&alone, |_| limit);
-    let values = declared.own_values(name, &config.plans, faults);
+    let values = limit.own_values(name, checked.as_ref(), &config.plans, faults);
     let shares = limit.fair.as_ref().map(|fair| {
         let path = format!("limits.{name}.fair");
         fair.own_shares(&path, &config.plans, faults)

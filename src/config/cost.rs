@@ -24,10 +24,7 @@ pub(super) enum CostConfig {
 }
 
 impl CostConfig {
-    pub(super) fn check(&self, path: &str, burst: Option<u32>, clamp: bool, faults: &mut Faults) {
-        let Some(burst) = burst else {
-            return faults.add(path, "belongs to a `rate`, and there is none");
-        };
+    pub(super) fn check(&self, path: &str, burst: u32, clamp: bool, faults: &mut Faults) {
         if self.is_above(burst) && !clamp {
             let message = format!("is more than the burst of {burst}: no request is admitted");
             faults.add(path, message);

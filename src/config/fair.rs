@@ -110,7 +110,10 @@ impl FairConfig {
 #[serde(deny_unknown_fields)]
 pub(super) struct FairTable {
     /// Selects the requests of one tenant, in the form of a key: headers, or the client's address.
-    #[cfg_attr(test, schemars(with = "schema::WordOrTable<TenantWord, KeyTable>"))]
+    #[cfg_attr(
+        test,
+        schemars(with = "schema::WordOrTable<schema::TenantWord, KeyTable>")
+    )]
     by: KeyConfig,
     /// Shares for the tenants of a plan, by the plan's name. Default: 1.
     #[serde(default)]
@@ -120,15 +123,6 @@ pub(super) struct FairTable {
     #[serde(default)]
     #[cfg_attr(test, schemars(with = "BTreeMap<String, schema::Share>"))]
     shares: BTreeMap<CallerKey, u32>,
-}
-
-#[cfg(test)]
-#[derive(schemars::JsonSchema)]
-#[schemars(rename_all = "kebab-case")]
-#[allow(dead_code, reason = "only its schema is used")]
-pub(super) enum TenantWord {
-    /// Each address of a peer.
-    ClientAddress,
 }
 
 /// Reads `true`, `false` or a table.

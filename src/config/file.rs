@@ -1,7 +1,7 @@
 //! Reads a file while another process may be writing it.
 
 use std::{
-    fs::{self, File, Metadata},
+    fs::{self, File},
     io::{self, Read},
     path::Path,
     sync::Arc,
@@ -18,20 +18,11 @@ const SETTLE: Duration = Duration::from_millis(100);
 const MAX_READS: usize = 20;
 const MAX_BYTES: u64 = 1 << 20;
 
-/// One read of a file, with its version before and after.
+/// One read of a file, and when it was modified.
 #[derive(PartialEq, Eq)]
 struct FileRead {
-    before: Version,
     bytes: Vec<u8>,
-    after: Version,
-}
-
-#[derive(PartialEq, Eq)]
-struct Version {
     modified: Option<SystemTime>,
-    /// Detects another file renamed to this path.
-    #[cfg(unix)]
-    inode: (u64, u64),
 }
 
 /// Returns the text of a file once two reads agree.
@@ -61,27 +52,13 @@ fn look_at(path: &Path) -> io::Result<FileRead> {
         return Err(invalid("is not a regular file, which could be read twice"));
     }
     let mut file = File::open(path)?;
-    let before = version(&file.metadata()?);
     let mut bytes = Vec::new();
     (&mut file).take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(invalid("is larger than 1 MiB"));
     }
-    Ok(FileRead {
-        before,
-        bytes,
-        after: version(&file.metadata()?),
-    })
-}
-
-fn version(metadata: &Metadata) -> Version {
-    #[cfg(unix)]
-    use std::os::unix::fs::MetadataExt;
-    Version {
-        modified: metadata.modified().ok(),
-        #[cfg(unix)]
-        inode: (metadata.dev(), metadata.ino()),
-    }
+    let modified = file.metadata()?.modified().ok();
+    Ok(FileRead { bytes, modified })
 }
 
 fn invalid(fault: &'static str) -> io::Error {

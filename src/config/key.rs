@@ -5,16 +5,12 @@
 use std::fmt;
 
 use http::{HeaderMap, HeaderName, request::Parts};
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error, Unexpected},
-};
+use serde::{Deserialize, Deserializer};
 
 #[cfg(test)]
 use super::schema;
 use super::{
     error::Faults,
-    header_key,
     word_or_table::{WORD_OR_TABLE, secret, word_or_table},
 };
 use crate::{
@@ -104,7 +100,11 @@ impl KeyConfig {
                     faults.add(&path, format!("it must be 1 to {MAX_HEADERS} headers"));
                 }
                 for (index, header) in headers.iter().enumerate() {
-                    header.check(&format!("{path}[{index}]"), faults);
+                    let path = format!("{path}[{index}]");
+                    match header {
+                        Self::Header(_) | Self::Bearer(_) => header.check(&path, faults),
+                        _ => faults.add(path, "must be `header` or `bearer`"),
+                    }
                 }
             }
             Self::ClientAddress(address) => {
@@ -168,8 +168,8 @@ impl KeyConfig {
 
     pub(super) fn in_headers<'a>(&self, headers: &'a HeaderMap) -> Option<&'a [u8]> {
         match self {
-            Self::Header(name) => header_key::value(name, headers),
-            Self::Bearer(name) => header_key::token(name, headers),
+            Self::Header(name) => value(name, headers),
+            Self::Bearer(name) => token(name, headers),
             Self::AnyOf(keys) => keys.iter().find_map(|key| key.in_headers(headers)),
             Self::Shared | Self::Route | Self::ClientAddress(_) => None,
         }
@@ -262,8 +262,8 @@ pub(super) struct KeyTable {
     bearer: Option<String>,
     /// Each key, taken from the first of these headers that has one.
     #[serde(rename = "any_of")]
-    #[cfg_attr(test, schemars(length(min = 1, max = MAX_HEADERS), with = "Option<Vec<HeaderTable>>"))]
-    any_of: Option<Vec<HeaderKey>>,
+    #[cfg_attr(test, schemars(length(min = 1, max = MAX_HEADERS), with = "Option<Vec<schema::HeaderTable>>"))]
+    any_of: Option<Vec<KeyConfig>>,
     /// Each client address, as forwarded by proxies.
     client_address: Option<AddressConfig>,
 }
@@ -281,14 +281,11 @@ impl<'de> Deserialize<'de> for KeyConfig {
                 })
             },
             |table: KeyTable| {
-                let address = table.client_address.map(Self::ClientAddress);
-                let keys = |keys: Vec<HeaderKey>| keys.into_iter().map(|key| key.0).collect();
-                let any_of = table.any_of.map(keys);
                 let kinds = [
                     table.header.map(Self::Header),
                     table.bearer.map(Self::Bearer),
-                    any_of.map(Self::AnyOf),
-                    address,
+                    table.any_of.map(Self::AnyOf),
+                    table.client_address.map(Self::ClientAddress),
                 ];
                 let mut kinds = kinds.into_iter().flatten();
                 match (kinds.next(), kinds.next()) {
@@ -300,35 +297,21 @@ impl<'de> Deserialize<'de> for KeyConfig {
     }
 }
 
-/// A request header that names the caller, as an element of [`KeyConfig::AnyOf`].
-struct HeaderKey(KeyConfig);
-
-#[derive(Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(extend("minProperties" = 1, "maxProperties" = 1)))]
-#[serde(
-    deny_unknown_fields,
-    expecting = "a table with `header` or with `bearer`"
-)]
-struct HeaderTable {
-    /// The value of this request header.
-    #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")))]
-    header: Option<String>,
-    /// The token in this request header, which has the form `Bearer <token>`.
-    #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")))]
-    bearer: Option<String>,
+/// Returns the value of a header. `None`: it is missing or empty.
+fn value<'a>(name: &str, headers: &'a HeaderMap) -> Option<&'a [u8]> {
+    let value = headers.get(name)?.as_bytes();
+    (!value.is_empty()).then_some(value)
 }
 
-impl<'de> Deserialize<'de> for HeaderKey {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let table = HeaderTable::deserialize(deserializer)?;
-        match (table.header, table.bearer) {
-            (Some(name), None) => Ok(Self(KeyConfig::Header(name))),
-            (None, Some(name)) => Ok(Self(KeyConfig::Bearer(name))),
-            _ => Err(D::Error::invalid_value(
-                Unexpected::Map,
-                &"either `header` or `bearer`",
-            )),
-        }
-    }
+/// Returns the token in a header. `None`: it is missing or empty, or the header has another form.
+fn token<'a>(name: &str, headers: &'a HeaderMap) -> Option<&'a [u8]> {
+    let token = bearer(headers.get(name)?.as_bytes())?;
+    (!token.is_empty()).then_some(token)
+}
+
+/// Returns the token. The scheme is case-insensitive (RFC 9110, 11.1).
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked("bearer".len())?;
+    let is_separated = token.first() == Some(&b' ');
+    (scheme.eq_ignore_ascii_case(b"bearer") && is_separated).then(|| token.trim_ascii())
 }

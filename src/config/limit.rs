@@ -14,8 +14,8 @@ use super::{
     error::Faults,
     fair::{FairConfig, fair},
     key::{CallerKey, KeyConfig},
-    plan::{Own, PlanConfig},
-    value::values,
+    plan::{Own, PlanConfig, values},
+    sections::if_set,
     word_or_table::{WORD_OR_TABLE, word_or_table},
 };
 #[cfg(test)]
@@ -23,17 +23,18 @@ use super::{
     cost::CostTable,
     fair::FairTable,
     key::{KeyTable, KeyWord},
+    plan::ValueTable,
     schema,
-    value::ValueTable,
 };
 #[cfg(test)]
 use crate::ranges::MAX_WAITERS;
 use crate::{
-    error::ConfigError,
     key::Key,
     layer::check_pause,
+    ledger::Rate,
     limit::{Class, Fallback, Limit, LimitValue, Mode},
     ranges::MAX_LIMIT,
+    unit::{MAX_UNIT_LEN, Unit},
 };
 
 /// A limit: its value, its key, and the treatment of excess requests. The name of its table is the limit's name.
@@ -156,65 +157,71 @@ pub(super) enum OutcomeConfig {
 }
 
 impl LimitConfig {
-    /// Returns the limit, and adds its faults.
+    /// Returns the limit, and adds its faults. `None`: its amount has a fault.
     pub(super) fn limit(&self, name: &str, faults: &mut Faults) -> Option<Limit> {
         let path = format!("limits.{name}");
-        let kind = match self.rate {
-            Some(_) => Limit::try_rate(name.to_owned(), MAX_LIMIT, Duration::from_secs(1)),
-            None => Limit::try_concurrent(name.to_owned(), 1),
-        };
-        let plain = faults.take(&path, kind)?;
         let amount = self.amount(&path, faults);
-        let valid = amount.and_then(|(field, max)| {
-            let field = self.faulty(name, max).unwrap_or(field);
-            faults.take(&format!("{path}.{field}"), self.bare(name, max.into()))
-        });
-        // The other settings are checked even if the amount has a fault: then with another amount of the same kind.
-        let is_valid = valid.is_some();
-        let bare = self.in_unit(&path, valid.unwrap_or(plain), faults);
-
-        let mut limit = bare.clone().mode(self.mode);
-        let by_key = (self.key == KeyConfig::Route).then_some(Class::Route);
-        if let Some(class) = self.class.or(by_key) {
-            limit = limit.class(class);
+        // The other settings are checked even if the amount has a fault.
+        let plain = self.plain(name, amount.map(|(_, max)| max), self.per);
+        let limit = self.set(plain);
+        let mut is_valid = amount.is_some();
+        for (setting, fault) in limit.faults() {
+            is_valid &= !matches!(setting, "name" | "max" | "period" | "burst");
+            let field = match (setting, amount) {
+                ("name", _) => {
+                    faults.add(&path, fault);
+                    continue;
+                }
+                ("max", Some((field, _))) => field,
+                ("period", _) => "per",
+                (setting, _) => setting,
+            };
+            faults.add(format!("{path}.{field}"), fault);
         }
-        if self.reuse && limit.period().is_some() {
-            faults.add(format!("{path}.reuse"), "a rate has no slots to be reused");
-        } else if self.reuse {
-            limit = limit.reuse();
-        }
-        limit = self.in_fairness(&path, limit, faults);
-        self.check_required_tenant(&path, faults);
-        self.check_outcome(&path, faults);
         let burst = limit.current_burst();
-        if let Some(cost) = &self.cost {
-            cost.check(&format!("{path}.cost"), burst, self.clamp_cost, faults);
-        }
-        if self.clamp_cost && burst.is_none() {
-            let message = "belongs to a `rate`, and there is none";
-            faults.add(format!("{path}.clamp_cost"), message);
-        }
-        if self.requires_key() && matches!(self.key, KeyConfig::Shared | KeyConfig::Route) {
-            let message = "is true, and no request lacks a key of this limit";
-            faults.add(format!("{path}.require_key"), message);
-        }
-        let mut set = |field: &str, change: &dyn Fn(Limit) -> Limit| {
-            faults.take(&format!("{path}.{field}"), change(bare.clone()).validate());
-            limit = change(limit.clone());
-        };
-        if let Some(wait) = self.wait {
-            set("wait", &|limit| limit.wait_up_to(wait));
-        }
-        if let Some(max_waiters) = self.max_waiters {
-            set("max_waiters", &|limit| limit.max_waiters(max_waiters));
-        }
-        if let Some(policy) = self.fallback {
-            set("fallback", &|limit| limit.fallback(policy));
-        }
-        if let Some(time) = self.fallback_for {
-            set("fallback_for", &|limit| limit.fallback_for(time));
-        }
+        // A faulty burst is not also a fault of the cost.
+        let burst = burst.map(|burst| if is_valid { burst } else { u32::MAX });
+        self.check_rate(&path, burst, faults);
+        self.check_slots(&path, faults);
         is_valid.then_some(limit)
+    }
+
+    /// The limit without other settings. Without an amount, it has the largest or the smallest of its kind.
+    fn plain(&self, name: &str, amount: Option<u32>, per: Option<Duration>) -> Limit {
+        let name = name.to_owned();
+        match self.rate {
+            Some(_) => {
+                let period = per.unwrap_or(Duration::from_secs(1));
+                Limit::unchecked(name, amount.unwrap_or(MAX_LIMIT), Some(period))
+            }
+            None => Limit::unchecked(name, amount.unwrap_or(1), None),
+        }
+    }
+
+    /// Returns the limit with the other settings, without those that its kind cannot have.
+    fn set(&self, limit: Limit) -> Limit {
+        let mut limit = limit.mode(self.mode);
+        let by_key = (self.key == KeyConfig::Route).then_some(Class::Route);
+        limit = if_set(limit, self.class.or(by_key), Limit::class);
+        limit = if_set(limit, self.wait, Limit::wait_up_to);
+        limit = if_set(limit, self.max_waiters, Limit::max_waiters);
+        limit = if_set(limit, self.fallback, Limit::fallback);
+        limit = if_set(limit, self.fallback_for, Limit::fallback_for);
+        if self.rate.is_some() {
+            limit = if_set(limit, self.burst, Limit::burst);
+            let unit = self
+                .unit
+                .as_deref()
+                .filter(|unit| Unit::new(unit).is_some());
+            if_set(limit, unit, Limit::unit)
+        } else {
+            limit = if self.reuse { limit.reuse() } else { limit };
+            if self.fairness_fault().is_none() && self.fair.is_some() {
+                limit.fair()
+            } else {
+                limit
+            }
+        }
     }
 
     /// Returns whether a request without a key is refused, by [`require_key`](Self::require_key) or by default.
@@ -234,76 +241,12 @@ impl LimitConfig {
         Some(by.map_or("(tenants in code)".to_owned(), KeyConfig::to_string))
     }
 
-    fn check_outcome(&self, path: &str, faults: &mut Faults) {
-        if self.outcome.is_some() && self.rate.is_some() {
-            faults.add(
-                format!("{path}.outcome"),
-                "a rate has no slots to be paused",
-            );
-        }
-        let path = format!("{path}.pause_at_most");
-        match self.pause_at_most {
-            Some(_) if self.outcome.is_none() => {
-                faults.add(path, "belongs to an `outcome`, and there is none");
-            }
-            Some(time) => drop(faults.take(&path, check_pause(time))),
-            None => {}
-        }
-    }
-
-    /// Returns the limit with its unit, if set.
-    fn in_unit(&self, path: &str, limit: Limit, faults: &mut Faults) -> Limit {
-        // A unit without a rate is already a fault.
-        match self.unit.as_deref().filter(|_| limit.period().is_some()) {
-            Some(unit) => {
-                let counted = limit.clone().in_unit(unit);
-                faults
-                    .take(&format!("{path}.unit"), counted)
-                    .unwrap_or(limit)
-            }
-            None => limit,
-        }
-    }
-
-    /// The field of a rate that is at fault, other than the count.
-    fn faulty(&self, name: &str, count: u32) -> Option<&'static str> {
-        let name = name.to_owned();
-        if let Some(period) = self.per
-            && Limit::try_rate(name.clone(), 1, period).is_err()
-        {
-            return Some("per");
-        }
-        let is_counted = Limit::try_concurrent(name, count).is_ok();
-        (is_counted && self.burst.is_some()).then_some("burst")
-    }
-
     /// The value, and its field.
     fn amount(&self, path: &str, faults: &mut Faults) -> Option<(&'static str, u32)> {
-        if self.rate.is_none() {
-            for (field, is_set) in [
-                ("per", self.per.is_some()),
-                ("burst", self.burst.is_some()),
-                ("unit", self.unit.is_some()),
-            ] {
-                if is_set {
-                    faults.add(
-                        format!("{path}.{field}"),
-                        "belongs to a `rate`, and there is none",
-                    );
-                }
-            }
-        } else if self.per.is_none() {
-            faults.add(
-                format!("{path}.per"),
-                "is missing: a rate is a count in a period",
-            );
-        }
         match (self.concurrent, self.rate) {
             (Some(_), Some(_)) => {
-                faults.add(
-                    path,
-                    "is either `concurrent` or a `rate`: two limits can do both",
-                );
+                let message = "is either `concurrent` or a `rate`: two limits can do both";
+                faults.add(path, message);
                 None
             }
             (None, None) => {
@@ -311,28 +254,96 @@ impl LimitConfig {
                 None
             }
             (Some(max), None) => Some(("concurrent", max)),
-            (None, Some(max)) => self.per.map(|_| ("rate", max)),
+            (None, Some(max)) => {
+                if self.per.is_none() {
+                    let message = "is missing: a rate is a count in a period";
+                    faults.add(format!("{path}.per"), message);
+                }
+                self.per.map(|_| ("rate", max))
+            }
         }
     }
 
-    fn bare(&self, name: &str, value: LimitValue) -> Result<Limit, ConfigError> {
-        let (name, max) = (name.to_owned(), value.max);
-        let limit = match (self.rate, self.per) {
-            (Some(_), Some(period)) => Limit::try_rate(name, max, period)?,
-            _ => Limit::try_concurrent(name, max)?,
-        };
-        let limit = match value.burst.or(self.burst) {
-            Some(burst) if limit.period().is_some() => limit.burst(burst),
-            _ => limit,
-        };
-        limit.validate()?;
-        Ok(limit)
+    /// Checks the settings of rates. No `burst`: the limit is not a rate.
+    fn check_rate(&self, path: &str, burst: Option<u32>, faults: &mut Faults) {
+        for (field, is_set) in [
+            ("per", self.per.is_some()),
+            ("burst", self.burst.is_some()),
+            ("unit", self.unit.is_some()),
+            ("cost", self.cost.is_some()),
+            ("clamp_cost", self.clamp_cost),
+        ] {
+            if is_set && burst.is_none() {
+                let message = "belongs to a `rate`, and there is none";
+                faults.add(format!("{path}.{field}"), message);
+            }
+        }
+        let Some(burst) = burst else { return };
+        let unit = self.unit.as_deref();
+        if unit.is_some_and(|unit| Unit::new(unit).is_none()) {
+            // The invalid unit may be long, so the error does not repeat it.
+            let message = format!(
+                "must have 1 to {MAX_UNIT_LEN} characters: a letter, then letters, digits, `-`, `_` and `.`"
+            );
+            faults.add(format!("{path}.unit"), message);
+        }
+        if let Some(cost) = &self.cost {
+            cost.check(&format!("{path}.cost"), burst, self.clamp_cost, faults);
+        }
     }
 
-    /// The callers' own values.
+    /// Checks the settings of slots, keys and tenants.
+    fn check_slots(&self, path: &str, faults: &mut Faults) {
+        let mut fault = |field: &str, message: &str| faults.add(format!("{path}.{field}"), message);
+        if self.rate.is_some() && self.reuse {
+            fault("reuse", "a rate has no slots to be reused");
+        }
+        if self.rate.is_some() && self.outcome.is_some() {
+            fault("outcome", "a rate has no slots to be paused");
+        }
+        if let Some(message) = self.fairness_fault() {
+            fault("fair", message);
+        }
+        let by = self.fair.as_ref().and_then(|fair| fair.by.as_ref());
+        if self.require_tenant && by.is_none() {
+            let message = "belongs to `fair` with `by`, and there is none";
+            fault("require_tenant", message);
+        }
+        if self.requires_key() && matches!(self.key, KeyConfig::Shared | KeyConfig::Route) {
+            let message = "is true, and no request lacks a key of this limit";
+            fault("require_key", message);
+        }
+        match self.pause_at_most {
+            Some(_) if self.outcome.is_none() => {
+                fault(
+                    "pause_at_most",
+                    "belongs to an `outcome`, and there is none",
+                );
+            }
+            Some(time) => drop(faults.take(&format!("{path}.pause_at_most"), check_pause(time))),
+            None => {}
+        }
+    }
+
+    /// Why the limit cannot be fair, although it is declared so.
+    fn fairness_fault(&self) -> Option<&'static str> {
+        self.fair.as_ref()?;
+        if self.rate.is_some() {
+            Some("a rate has no slots to be shared")
+        } else if self.reuse {
+            Some("excludes `reuse`, which passes over other tenants")
+        } else if self.wait.unwrap_or_default().is_zero() {
+            Some("needs a `wait`: tenants share by the order in which their requests wait")
+        } else {
+            None
+        }
+    }
+
+    /// The callers' own values. Beside a fault of the limit's amount, they are checked alone.
     pub(super) fn own_values(
         &self,
         name: &str,
+        limit: Option<&Limit>,
         plans: &BTreeMap<String, PlanConfig>,
         faults: &mut Faults,
     ) -> HashMap<Key, LimitValue> {
@@ -342,58 +353,24 @@ impl LimitConfig {
             field: "overrides",
             by_caller: &self.overrides,
         };
+        let cost = self
+            .cost
+            .as_ref()
+            .filter(|_| limit.is_some() && !self.clamp_cost);
+        let plain = self.plain(name, None, None);
+        let limit = limit.unwrap_or(&plain);
         let check = |path: &str, value: LimitValue, faults: &mut Faults| {
-            self.check_own(name, path, value, faults);
+            let is_valid = faults.take(path, limit.check_value(value)).is_some();
+            if is_valid
+                && let Some(Rate { burst, .. }) = limit.to_rate(value)
+                && cost.is_some_and(|cost| cost.is_above(burst))
+            {
+                let message =
+                    format!("has a burst of {burst}, and a request costs more: none is admitted");
+                faults.add(path, message);
+            }
         };
         own.resolve(plans, &self.key, check, faults)
-    }
-
-    /// Returns the limit, made fair if it is declared so.
-    fn in_fairness(&self, path: &str, limit: Limit, faults: &mut Faults) -> Limit {
-        let mut fault = |message| faults.add(format!("{path}.fair"), message);
-        match &self.fair {
-            None => return limit,
-            Some(_) if self.rate.is_some() => fault("a rate has no slots to be shared"),
-            Some(_) if self.reuse => fault("excludes `reuse`, which passes over other tenants"),
-            Some(_) if self.wait.unwrap_or_default().is_zero() => {
-                fault("needs a `wait`: tenants share by the order in which their requests wait");
-            }
-            Some(_) => return limit.fair(),
-        }
-        limit
-    }
-
-    fn check_required_tenant(&self, path: &str, faults: &mut Faults) {
-        let by = self.fair.as_ref().and_then(|fair| fair.by.as_ref());
-        if self.require_tenant && by.is_none() {
-            let message = "belongs to `fair` with `by`, and there is none";
-            faults.add(format!("{path}.require_tenant"), message);
-        }
-    }
-}
-
-/// A value for some callers.
-impl LimitConfig {
-    fn check_own(&self, name: &str, path: &str, value: LimitValue, faults: &mut Faults) {
-        if self.rate.is_none() && value.burst.is_some() {
-            return faults.add(
-                path,
-                "has a burst, which belongs to a `rate`, and there is none",
-            );
-        }
-        // A value of 0 refuses every request of a caller. A rate cannot be 0.
-        let least = u32::from(self.rate.is_none());
-        let max = value.max.max(least);
-        let limit = faults.take(path, self.bare(name, LimitValue { max, ..value }));
-        let burst = limit.and_then(|limit| limit.current_burst());
-        if let (Some(cost), Some(burst)) = (&self.cost, burst)
-            && cost.is_above(burst)
-            && !self.clamp_cost
-        {
-            let message =
-                format!("has a burst of {burst}, and a request costs more: none is admitted");
-            faults.add(path, message);
-        }
     }
 }
 

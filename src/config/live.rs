@@ -12,7 +12,7 @@ use arc_swap::ArcSwap;
 use http::Method;
 
 use super::{
-    check::Checked,
+    check::{Checked, CheckedLimit},
     error::{ConfigFileError, Faults},
     layers::RouteLayers,
     sections::Config,
@@ -67,7 +67,6 @@ struct Changing {
     known: BTreeMap<String, KnownLimit>,
 }
 
-#[derive(Clone)]
 struct KnownLimit {
     limit: Limit,
     values: Values,
@@ -95,8 +94,8 @@ impl LiveConfig {
     /// If the configuration has faults, or the limiter has a limit of the same name with different values.
     pub fn new(config: &Config, limiter: &Limiter) -> Result<Self, ConfigFileError> {
         let mut checked = Checked::new(config)?;
-        let mut known = BTreeMap::new();
-        apply(limiter, &mut known, &mut checked)?;
+        register(limiter, &BTreeMap::new(), &mut checked)?;
+        let known = known_limits(&checked);
         let layers = RouteLayers::new(config, checked, limiter, Vec::new())?;
         Ok(Self(Arc::new(Live {
             limiter: limiter.clone(),
@@ -307,48 +306,28 @@ impl Live {
         let mut checked = Checked::new(config)?;
         let mut changing = self.changing();
         changing.check(config, &checked, &self.limiter)?;
-        let before = changing.known.clone();
-        let values = checked.limits.iter().map(|(name, limit)| {
-            let before = before.get(name).map(|known| known.values.clone());
-            (
-                name.clone(),
-                before.unwrap_or_default(),
-                limit.values.clone(),
-            )
-        });
-        let values: Vec<_> = values.collect();
+        // A name that is new in this configuration may meanwhile be used in code, for another limit.
+        register(&self.limiter, &changing.known, &mut checked)?;
+        let known = known_limits(&checked);
+        let edits = self.layers.load().edits();
+        let layers = RouteLayers::new(config, checked, &self.limiter, edits)?;
         // Keys get values of their own before the limits change, and lose them afterwards: no key has a value in between that
         // neither configuration allows.
-        for (name, _, now) in &values {
-            self.give_values(name, now);
+        for (name, limit) in &known {
+            self.give_values(name, &limit.values);
         }
-        let edits = self.layers.load().edits();
-        let layers = apply(&self.limiter, &mut changing.known, &mut checked)
-            .and_then(|()| RouteLayers::new(config, checked, &self.limiter, edits));
-        match layers {
-            Ok(layers) => {
-                self.layers.store(Arc::new(layers));
-                changing.config = config.clone();
-                for (name, before, now) in &values {
-                    self.take_values(name, before, now);
-                }
-                Ok(())
-            }
-            Err(error) => {
-                for (name, before, _) in &values {
-                    self.give_values(name, before);
-                }
-                // A name that is new in this configuration is already used in code, for another limit.
-                for (name, known) in before {
-                    let _ = self.limiter.update(&known.limit);
-                    changing.known.insert(name, known);
-                }
-                for (name, before, now) in &values {
-                    self.take_values(name, now, before);
-                }
-                Err(error)
+        let old = { known.iter() }.filter(|(name, _)| changing.known.contains_key(*name));
+        let old: Vec<_> = old.map(|(_, known)| &known.limit).collect();
+        let updated = self.limiter.keeper().update(&old);
+        updated.expect("limits that may change were checked");
+        self.layers.store(Arc::new(layers));
+        changing.config = config.clone();
+        for (name, limit) in known {
+            if let Some(before) = changing.known.insert(name.clone(), limit) {
+                self.take_values(&name, &before.values, &changing.known[&name].values);
             }
         }
+        Ok(())
     }
 
     /// Gives keys values of their own.
@@ -397,38 +376,28 @@ impl Changing {
     }
 }
 
-/// Gives all new limits and values to the limiter, all or nothing. The checked limits then refer to the limiter's.
-fn apply(
+/// Registers the limits that are not known yet. All checked limits then refer to the limiter's.
+fn register(
     limiter: &Limiter,
-    known: &mut BTreeMap<String, KnownLimit>,
+    known: &BTreeMap<String, KnownLimit>,
     checked: &mut Checked,
 ) -> Result<(), ConfigFileError> {
     let mut faults = Faults::default();
-    let limits = checked
-        .limits
-        .iter()
-        .map(|(name, checked)| (name, &checked.limit));
-    let (old, new): (Vec<_>, Vec<_>) = limits
-        .clone()
-        .partition(|(name, _)| known.contains_key(*name));
-    for (name, limit) in new {
-        faults.take(&format!("limits.{name}"), limiter.keeper().register(limit));
+    for (name, CheckedLimit { limit, .. }) in &mut checked.limits {
+        if !known.contains_key(name) {
+            faults.take(&format!("limits.{name}"), limiter.keeper().register(limit));
+        }
+        *limit = limit.clone().registered_at(limiter.keeper().replica());
     }
-    let old: Vec<&Limit> = old.into_iter().map(|(_, limit)| limit).collect();
-    if faults.is_empty() {
-        faults.take("limits", limiter.keeper().update(&old));
-    }
-    faults.into_result()?;
-    for (name, checked) in &mut checked.limits {
-        checked.limit = checked
-            .limit
-            .clone()
-            .registered_at(limiter.keeper().replica());
-        let values = checked.values.clone();
-        let limit = checked.limit.clone();
-        known.insert(name.clone(), KnownLimit { limit, values });
-    }
-    Ok(())
+    faults.into_result()
+}
+
+fn known_limits(checked: &Checked) -> BTreeMap<String, KnownLimit> {
+    let known = checked.limits.iter().map(|(name, checked)| {
+        let (limit, values) = (checked.limit.clone(), checked.values.clone());
+        (name.clone(), KnownLimit { limit, values })
+    });
+    known.collect()
 }
 
 impl Routing for Live {

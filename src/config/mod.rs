@@ -187,12 +187,10 @@
 
 // | module | contents |
 // | --- | --- |
-// | `sections` | the sections as plain data: `store`, `limit`, `key`, `fair`, `plan`, `route` |
-// | `header_key` | keys in request headers |
+// | `sections` | the sections as plain data: `store`, `limit`, `key`, `fair`, `plan`, `route`; reads and checks them |
 // | `word_or_table` | a word, number or boolean, or else a table; secrets, in serde |
-// | `optional` | optional fields as settings |
 // | `error` | faults, with their locations |
-// | `load`, `toml_faults`, `file` | reads and checks a configuration; finds all faults of a text; reads a file that may be written meanwhile |
+// | `toml_faults`, `file` | finds all faults of a text; reads a file that may be written meanwhile |
 // | `schema` | tests: generates `schema.json` from the sections' types |
 // | `check` | all checks, and the resulting limits |
 // | `routes`, `paths` | the route of a request; the canonical form of a path |
@@ -205,13 +203,10 @@ mod cost;
 mod error;
 mod fair;
 mod file;
-mod header_key;
 mod key;
 mod layers;
 mod limit;
 mod live;
-mod load;
-mod optional;
 mod paths;
 mod plan;
 mod preview;
@@ -222,7 +217,6 @@ mod schema;
 mod sections;
 mod store;
 mod toml_faults;
-mod value;
 mod word_or_table;
 
 pub use self::{

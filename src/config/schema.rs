@@ -77,6 +77,28 @@ pub(super) struct Url(
 #[allow(dead_code, reason = "only its schema is used")]
 pub(super) struct Variable(#[schemars(regex(pattern = r"^[^=\x00]+$"))] String);
 
+/// The source of a tenant, beside headers.
+#[derive(JsonSchema)]
+#[schemars(rename_all = "kebab-case", rename = "TenantWord")]
+#[allow(dead_code, reason = "only its schema is used")]
+pub(super) enum TenantWord {
+    /// Each address of a peer.
+    ClientAddress,
+}
+
+/// A request header that has the key, as an element of `any_of`.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields, extend("minProperties" = 1, "maxProperties" = 1))]
+#[allow(dead_code, reason = "only its schema is used")]
+pub(super) struct HeaderTable {
+    /// The value of this request header.
+    #[schemars(regex(pattern = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"))]
+    header: Option<String>,
+    /// The token in this request header, which has the form `Bearer <token>`.
+    #[schemars(regex(pattern = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"))]
+    bearer: Option<String>,
+}
+
 /// The name of a limit.
 pub(super) fn name() -> Json {
     json!({ "minLength": 1, "maxLength": 128, "not": { "const": AMBIGUOUS_PATH } })

@@ -10,11 +10,11 @@ use serde::{Deserialize, Deserializer};
 use super::schema;
 use super::{
     error::{ConfigFileError, Faults, unknown},
-    optional::if_set,
+    sections::if_set,
     word_or_table::{WORD_OR_TABLE, secret, word_or_table},
 };
 use crate::{
-    builder::{LimiterBuilder, check_url, shown_namespace},
+    builder::{LimiterBuilder, check_url},
     limiter::Limiter,
     operable::{Identity, SEEN},
 };
@@ -150,30 +150,12 @@ impl StoreUrl {
     }
 }
 
-/// Hides an invalid namespace, which may be a URL in the wrong place.
+/// The builder hides an invalid namespace, which may be a URL in the wrong place.
 impl fmt::Debug for StoreConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            url,
-            namespace,
-            lease,
-            store_timeout,
-            poll_interval,
-            waiter_ttl,
-            operable,
-            replica_label,
-            show_keys,
-        } = self;
         f.debug_struct("StoreConfig")
-            .field("url", url)
-            .field("namespace", &namespace.as_deref().map(shown_namespace))
-            .field("lease", lease)
-            .field("store_timeout", store_timeout)
-            .field("poll_interval", poll_interval)
-            .field("waiter_ttl", waiter_ttl)
-            .field("operable", operable)
-            .field("replica_label", replica_label)
-            .field("show_keys", show_keys)
+            .field("url", &self.url)
+            .field("builder", &self.builder())
             .finish()
     }
 }

@@ -7,47 +7,88 @@ use std::{collections::BTreeSet, fmt, time::Duration};
 use super::{kinds::Fallback, limit::Limit, value::LimitValue};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
-    ranges::{MAX_LIMIT, MAX_SCOPES, MAX_WAIT, MAX_WAITERS},
+    ranges::{MAX_LIMIT, MAX_NAME_LEN, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS},
 };
 
 impl Limit {
     /// Checks the values that the `const` setters cannot refuse.
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
-        let name = &self.name;
-        if self.wait > MAX_WAIT {
-            return Err(ConfigError::value(format!(
-                "the wait of limit `{name}` is {:?}: it must be at most {MAX_WAIT:?}",
-                self.wait
-            )));
-        }
-        if self.max_waiters > MAX_WAITERS {
-            return Err(ConfigError::value(format!(
-                "max_waiters of limit `{name}` is {}: it must be at most {MAX_WAITERS}",
-                self.max_waiters
-            )));
-        }
-        if let Some(rate) = self.to_rate(self.max)
+        first(self.faults())
+    }
+
+    /// Checks the name and the amount alone.
+    pub(super) fn checked(self) -> Result<Self, ConfigError> {
+        first(self.faults_of_amount())?;
+        Ok(self)
+    }
+
+    /// All faults, each with the name of its setting.
+    pub(crate) fn faults(&self) -> Vec<(&'static str, String)> {
+        let (name, mut faults) = (&self.name, self.faults_of_amount());
+        if faults.is_empty()
+            && let Some(rate) = self.to_rate(self.max)
             && !rate.is_exact()
         {
-            return Err(ConfigError::value(format!(
+            let has_own = self.refill.is_some_and(|refill| refill.burst.is_some());
+            let fault = format!(
                 "rate `{name}` has a burst of {}: it must be 1 to {MAX_LIMIT}, and less than that with a long period",
                 rate.burst
-            )));
+            );
+            faults.push((if has_own { "burst" } else { "max" }, fault));
+        }
+        if self.wait > MAX_WAIT {
+            let wait = self.wait;
+            let fault =
+                format!("the wait of limit `{name}` is {wait:?}: it must be at most {MAX_WAIT:?}");
+            faults.push(("wait", fault));
+        }
+        if self.max_waiters > MAX_WAITERS {
+            let fault = format!(
+                "max_waiters of limit `{name}` is {}: it must be at most {MAX_WAITERS}",
+                self.max_waiters
+            );
+            faults.push(("max_waiters", fault));
+        }
+        if let Fallback::Local(n) = self.fallback
+            && n != self.max
+            && !(1..=MAX_LIMIT).contains(&n)
+        {
+            let fault =
+                format!("the local fallback of limit `{name}` is {n}: it must be 1 to {MAX_LIMIT}");
+            faults.push(("fallback", fault));
         }
         if let Some(time) = self.fallback_for
             && !(Duration::from_nanos(1)..=MAX_WAIT).contains(&time)
         {
-            return Err(ConfigError::value(format!(
+            let fault = format!(
                 "the fallback of limit `{name}` lasts for {time:?}: it must be above 0 and at most {MAX_WAIT:?}"
-            )));
+            );
+            faults.push(("fallback_for", fault));
         }
-        self.check_fairness()?;
-        match self.fallback {
-            Fallback::Local(n) if n == 0 || n > MAX_LIMIT => Err(ConfigError::value(format!(
-                "the local fallback of limit `{name}` is {n}: it must be 1 to {MAX_LIMIT}"
-            ))),
-            _ => Ok(()),
+        faults.extend(self.fairness_fault().map(|fault| ("fair", fault)));
+        faults
+    }
+
+    fn faults_of_amount(&self) -> Vec<(&'static str, String)> {
+        let (name, max, mut faults) = (&self.name, self.max, Vec::new());
+        if name.is_empty() || name.len() > MAX_NAME_LEN {
+            let length = name.len();
+            let fault = format!("the name of a limit has 1 to {MAX_NAME_LEN} bytes, not {length}");
+            faults.push(("name", fault));
         }
+        if !(1..=MAX_LIMIT).contains(&max) {
+            let fault = format!("limit `{name}` is {max}: it must be 1 to {MAX_LIMIT}");
+            faults.push(("max", fault));
+        }
+        if let Some(period) = self.period()
+            && !(Duration::from_millis(1)..=MAX_PERIOD).contains(&period)
+        {
+            let fault = format!(
+                "the period of rate `{name}` is {period:?}: it must be 1 ms to {MAX_PERIOD:?}"
+            );
+            faults.push(("period", fault));
+        }
+        faults
     }
 
     /// Whether a key may have this value in place of the limit's own.
@@ -139,4 +180,9 @@ pub(crate) fn check_together<'a>(
             "a request can be under 1 to {MAX_SCOPES} limits, not {count}"
         ))),
     }
+}
+
+fn first(faults: Vec<(&'static str, String)>) -> Result<(), ConfigError> {
+    let first = faults.into_iter().next();
+    first.map_or(Ok(()), |(_, fault)| Err(ConfigError::value(fault)))
 }

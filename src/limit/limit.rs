@@ -143,19 +143,7 @@ impl Limit {
         name: impl Into<Cow<'static, str>>,
         max: u32,
     ) -> Result<Self, ConfigError> {
-        let name = name.into();
-        if name.is_empty() || name.len() > MAX_NAME_LEN {
-            return Err(ConfigError::value(format!(
-                "the name of a limit has 1 to {MAX_NAME_LEN} bytes, not {}",
-                name.len()
-            )));
-        }
-        if max == 0 || max > MAX_LIMIT {
-            return Err(ConfigError::value(format!(
-                "limit `{name}` is {max}: it must be 1 to {MAX_LIMIT}"
-            )));
-        }
-        Ok(Self::new(name, max))
+        Self::unchecked(name, max, None).checked()
     }
 
     /// Allows `count` permits per `period` for each key, and a [burst](Self::burst) of `count` at once.
@@ -196,15 +184,18 @@ impl Limit {
         count: u32,
         period: Duration,
     ) -> Result<Self, ConfigError> {
-        let mut limit = Self::try_concurrent(name, count)?;
-        if period < Duration::from_millis(1) || period > MAX_PERIOD {
-            let name = limit.name;
-            return Err(ConfigError::value(format!(
-                "the period of rate `{name}` is {period:?}: it must be 1 ms to {MAX_PERIOD:?}"
-            )));
-        }
-        limit.refill = Some(Refill::new(period));
-        Ok(limit)
+        Self::unchecked(name, count, Some(period)).checked()
+    }
+
+    /// A limit whose values are not checked yet; with a period, a rate.
+    pub(crate) fn unchecked(
+        name: impl Into<Cow<'static, str>>,
+        max: u32,
+        period: Option<Duration>,
+    ) -> Self {
+        let mut limit = Self::new(name.into(), max);
+        limit.refill = period.map(Refill::new);
+        limit
     }
 
     pub(super) const fn new(name: Cow<'static, str>, max: u32) -> Self {
@@ -271,21 +262,6 @@ impl Limit {
             None => panic!("only a rate has a unit"),
         }
         self.changed()
-    }
-
-    /// The rate with a unit from a configuration file.
-    #[cfg(feature = "config")]
-    pub(crate) fn in_unit(self, unit: &str) -> Result<Self, ConfigError> {
-        if Unit::new(unit).is_none() {
-            // The invalid unit may be long, so the error does not repeat it.
-            return Err(ConfigError::value(format!(
-                "the unit of rate `{}` must have 1 to {} characters: \
-                 a letter, then letters, digits, `-`, `_` and `.`",
-                self.name,
-                crate::unit::MAX_UNIT_LEN
-            )));
-        }
-        Ok(self.unit(unit))
     }
 
     /// Sets how many callers share a key, which orders acquisition under several limits.

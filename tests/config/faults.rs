@@ -158,6 +158,7 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
             "limits.a.key.any_of[1].bearer",
             "not a header name",
         ),
+        (limit("concurrent = 1\nkey.any_of = ['shared']"), "limits.a.key.any_of[0]", "must be `header` or `bearer`"),
         (limit("concurrent = 1\nkey.client-address.proxies = 1"), "limits.a.key.client-address.header", "is missing"),
         (
             limit("concurrent = 1\nkey.client-address = { proxies = 33, header = 'forwarded' }"),
@@ -175,7 +176,7 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
             "is 0 or missing",
         ),
         (limit("concurrent = 1\noverrides = { x = 2 }"), "limits.a.overrides", "all requests share"),
-        (limit("concurrent = 1\nkey.header = 'x'\noverrides = { x = 1_000_001 }"), "limits.a.overrides", "is 1000001"),
+        (limit("concurrent = 1\nkey.header = 'x'\noverrides = { x = 1_000_001 }"), "limits.a.overrides", "a value of 1000001"),
         (limit("concurrent = 1\nkey = 'route'\noverrides = { x = 2 }"), "limits.a.overrides", "not the name of a route"),
         (
             limit("concurrent = 1\nkey = 'client-address'\noverrides = { x = 2 }"),
@@ -186,7 +187,7 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
         (
             "plans.p.keys = ['k']\nlimits.a = { rate = 1, per = '1s', key.header = 'x', plans = { p = 0 } }".to_owned(),
             "limits.a.plans.p",
-            "is 0",
+            "a value of 0",
         ),
         (
             "plans.p.keys = ['k']\nlimits.a = { rate = 1, per = '1s', key.header = 'x', plans = { p = { rate = 5, burst = 0 } } }".to_owned(),
@@ -196,12 +197,12 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
         (
             "plans.p.keys = ['k']\nlimits.a = { concurrent = 1, key.header = 'x', plans = { p = { rate = 5, burst = 2 } } }".to_owned(),
             "limits.a.plans.p",
-            "belongs to a `rate`",
+            "is not a rate",
         ),
         (
             limit("concurrent = 1\nkey.header = 'x'\noverrides = { k = { rate = 5, burst = 2 } }"),
             "limits.a.overrides",
-            "belongs to a `rate`",
+            "is not a rate",
         ),
         (
             limit("rate = 5\nper = '1s'\nkey.header = 'x'\ncost = 3\noverrides = { k = { rate = 5, burst = 2 } }"),

@@ -185,17 +185,17 @@ pub(super) const UNREADABLE: [(&str, usize, &str); 38] = [
     (
         "[limits.a]\nkey = { any_of = ['x-api-key'] }",
         2,
-        "expected a table with `header` or",
+        "unknown variant, expected one of `shared`, `route`",
     ),
     (
         "[limits.a]\nkey = { any_of = [{ cookie = 'a' }] }",
         2,
-        "unknown field, expected `header` or `bearer`",
+        "unknown field, expected one of `header`, `bearer`, `any_of`,",
     ),
     (
         "[limits.a]\nkey = { any_of = [{ header = 'a', bearer = 'b' }] }",
         2,
-        "either `header` or `bearer`",
+        "one of `header`, `bearer`, `any_of` and `client-address`",
     ),
     (
         "[limits.a]\nkey = { cookie = 'a' }",

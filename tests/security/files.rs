@@ -212,8 +212,10 @@ fn no_fault_of_a_configuration_quotes_it() {
             Err(error) => {
                 **bad += 1;
                 // A limit's value is not secret.
-                let output_of =
-                    |text: String| text.replace(&format!("is {NUMBER}: it must be"), "");
+                let output_of = |text: String| {
+                    let text = text.replace(&format!("is {NUMBER}: it must be"), "");
+                    text.replace(&format!("value of {NUMBER}: it must be"), "")
+                };
                 output.text(output_of(error.to_string()));
                 output.text(output_of(format!("{error:?} {error:#?}")));
             }
