@@ -7,7 +7,6 @@ mod tenant;
 use std::{
     fmt,
     future::Future,
-    iter,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -15,6 +14,7 @@ use std::{
 };
 
 use futures_util::future::try_join_all;
+use smallvec::SmallVec;
 
 use crate::{
     error::{AcquireError, AcquireErrorKind, ConfigError},
@@ -56,9 +56,8 @@ pub struct Semaphore(Arc<Inner>);
 #[derive(Clone)]
 struct Inner {
     keeper: Arc<KeeperHandle>,
-    first: Bound,
-    /// Acquired together with the first.
-    others: Vec<Bound>,
+    /// Acquired together; at least one.
+    bounds: SmallVec<[Bound; 1]>,
     /// The label of its permits, for operators.
     label: Label,
 }
@@ -102,18 +101,12 @@ impl Limiter {
         limits: impl Into<Limits>,
         key: impl Into<Key>,
     ) -> Result<Semaphore, ConfigError> {
-        let (limits, key) = (limits.into().0, key.into());
-        let Some((first, others)) = limits.split_first() else {
-            return Err(check_together([]).expect_err("there is none"));
-        };
         let semaphore = Semaphore(Arc::new(Inner {
             keeper: self.keeper().clone(),
-            first: Bound::new(self.keeper(), first, key.clone())?,
-            others: Vec::new(),
+            bounds: SmallVec::new(),
             label: Label::default(),
         }));
-        let mut others = others.iter();
-        others.try_fold(semaphore, |all, limit| all.with(limit, key.clone()))
+        semaphore.and(limits, key)
     }
 }
 
@@ -135,8 +128,7 @@ impl Semaphore {
     /// If the value is out of range, such as 0 for a rate, or has a burst although the limit is not a rate.
     pub fn value(mut self, value: impl Into<LimitValue>) -> Result<Self, ConfigError> {
         let value = value.into();
-        let Inner { first, others, .. } = Arc::make_mut(&mut self.0);
-        let bound = others.last_mut().unwrap_or(first);
+        let bound = self.last();
         bound.limit.check_value(value)?;
         bound.value = Some(value);
         Ok(self)
@@ -146,7 +138,7 @@ impl Semaphore {
         let inner = Arc::make_mut(&mut self.0);
         inner.label = label;
         // An idle slot acquired without the keeper would get no label.
-        inner.first.pool = None;
+        inner.bounds[0].pool = None;
         self
     }
 
@@ -176,22 +168,28 @@ impl Semaphore {
     ///
     /// The errors of [`Limiter::semaphore`], and an error if there are more than [`Policy::MAX_SCOPES`](crate::Policy::MAX_SCOPES)
     /// limits in total, or one of them twice.
-    pub fn and(self, limits: impl Into<Limits>, key: impl Into<Key>) -> Result<Self, ConfigError> {
+    pub fn and(
+        mut self,
+        limits: impl Into<Limits>,
+        key: impl Into<Key>,
+    ) -> Result<Self, ConfigError> {
         let (limits, key) = (limits.into().0, key.into());
-        if limits.is_empty() {
-            check_together([])?;
+        check_together(&limits)?;
+        let inner = Arc::make_mut(&mut self.0);
+        for limit in &limits {
+            let bound = Bound::new(&inner.keeper, limit, key.clone())?;
+            inner.bounds.push(bound);
         }
-        let mut limits = limits.iter();
-        limits.try_fold(self, |all, limit| all.with(limit, key.clone()))
+        check_together(inner.bounds.iter().map(|bound| &bound.limit))?;
+        if inner.bounds.len() > 1 {
+            inner.bounds.iter_mut().for_each(|bound| bound.pool = None);
+        }
+        Ok(self)
     }
 
-    fn with(mut self, limit: &Limit, key: Key) -> Result<Self, ConfigError> {
-        let inner = Arc::make_mut(&mut self.0);
-        let mut bound = Bound::new(&inner.keeper, limit, key)?;
-        check_together(inner.all().map(|bound| &bound.limit).chain([limit]))?;
-        (bound.pool, inner.first.pool) = (None, None);
-        inner.others.push(bound);
-        Ok(self)
+    fn last(&mut self) -> &mut Bound {
+        let bounds = &mut Arc::make_mut(&mut self.0).bounds;
+        bounds.last_mut().expect("at least one")
     }
 
     /// Acquires a permit, queueing for at most the limit's [`wait_up_to`](Limit::wait_up_to). Without this setting the wait
@@ -297,10 +295,8 @@ impl Semaphore {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn usage(&self) -> Result<Usage, AcquireError> {
-        let mut with_slots = self.0.all().filter(|bound| bound.limit.period().is_none());
-        self.0
-            .usage_of(with_slots.next().unwrap_or(&self.0.first))
-            .await
+        let first = self.0.with_slots().next();
+        self.0.usage_of(first.unwrap_or(&self.0.bounds[0])).await
     }
 
     /// Returns the slots in use and the waiters of all replicas, under each limit with slots, in order.
@@ -333,9 +329,8 @@ impl Semaphore {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn usages(&self) -> Result<Vec<(&Limit, Usage)>, AcquireError> {
-        let with_slots = self.0.all().filter(|bound| bound.limit.period().is_none());
-        let usages =
-            with_slots.map(async |bound| Ok((&bound.limit, self.0.usage_of(bound).await?)));
+        let usages = (self.0.with_slots())
+            .map(async |bound| Ok((&bound.limit, self.0.usage_of(bound).await?)));
         try_join_all(usages).await
     }
 
@@ -347,16 +342,15 @@ impl Semaphore {
     pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> Result<(), AcquireError> {
         let limit = limit.as_ref();
         let is_meant = |bound: &&Bound| bound.limit.name() == limit;
-        let mut with_slots = self.0.all().filter(|bound| bound.limit.period().is_none());
         let unknown = || Limit::unknown(limit, AcquireErrorKind::UnknownLimit);
-        let bound = with_slots.find(is_meant).ok_or_else(unknown)?;
+        let bound = self.0.with_slots().find(is_meant).ok_or_else(unknown)?;
         (self.0.keeper).pause_key(bound.number, (&bound.key, bound.value), time);
         Ok(())
     }
 
     /// Returns the limit with which the semaphore was created, or the first of several.
     pub fn limit(&self) -> &Limit {
-        &self.0.first.limit
+        &self.0.bounds[0].limit
     }
 
     fn ask(&self, waits: bool, weight: u32) -> Acquire {
@@ -373,14 +367,15 @@ impl fmt::Debug for Semaphore {
 }
 
 impl Inner {
-    fn all(&self) -> impl Iterator<Item = &Bound> {
-        iter::once(&self.first).chain(&self.others)
+    fn with_slots(&self) -> impl Iterator<Item = &Bound> {
+        let bounds = self.bounds.iter();
+        bounds.filter(|bound| bound.limit.period().is_none())
     }
 
     /// Adds whether all callers share the limit that refused.
     fn complete(&self, mut error: AcquireError) -> AcquireError {
-        let mut all = self.all();
-        let refused = all.find(|bound| bound.limit.name() == error.limit_name());
+        let mut bounds = self.bounds.iter();
+        let refused = bounds.find(|bound| bound.limit.name() == error.limit_name());
         error.details.is_shared = refused.is_some_and(|bound| bound.key == Key::SHARED);
         error
     }
@@ -408,9 +403,9 @@ impl Inner {
             exempt: false,
             admitted: false,
         };
-        match &self.others[..] {
-            [] => Demand::One(leg(&self.first)),
-            _ => Demand::All(self.all().map(leg).collect()),
+        match &self.bounds[..] {
+            [bound] => Demand::One(leg(bound)),
+            bounds => Demand::All(bounds.iter().map(leg).collect()),
         }
     }
 }
@@ -486,10 +481,10 @@ impl Future for Acquire {
                     return answer.map_err(|error| semaphore.complete(error));
                 }
                 AcquireStage::New(semaphore, waits, weight) => {
-                    let Inner { keeper, first, .. } = &**semaphore;
+                    let Inner { keeper, bounds, .. } = &**semaphore;
                     if *weight == 1
-                        && let Some(pool) = &first.pool
-                        && let Some(granted) = pool.take(keeper, first.value)
+                        && let Some(pool) = &bounds[0].pool
+                        && let Some(granted) = pool.take(keeper, bounds[0].value)
                     {
                         let permit = Permit::new(granted);
                         pool.record_take();

@@ -2,6 +2,8 @@
 //!
 //! Tests: `tests/layer/`, by theme.
 
+#[cfg(feature = "operate")]
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use http::{StatusCode, request::Parts};
@@ -251,6 +253,29 @@ impl LimitLayer {
     /// The fields disclose the capacity of the service. For limits that all callers share, you may not want this.
     pub fn rate_limit_fields(self) -> Self {
         self.edit(move |gate| gate.rate_limit_fields = true)
+    }
+
+    /// Sets the label of a request in the views for [operators](crate::operate).
+    ///
+    /// Default: the method, and with the feature `axum` the matched route, such as `POST /chats/{id}`. Return routes and
+    /// names of operations rather than paths, which may contain secrets. Labels are truncated to 128 bytes. A
+    /// `&'static str` costs no allocation.
+    ///
+    /// ```
+    /// use tower_turnstile::{Limit, Limiter};
+    ///
+    /// let layer = Limiter::in_memory()
+    ///     .layer(Limit::concurrent("chat", 5))?
+    ///     .label_by(|head| if head.uri.path().starts_with("/v1/") { "v1" } else { "v2" });
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
+    /// ```
+    #[cfg(feature = "operate")]
+    pub fn label_by<L: Into<Cow<'static, str>>>(
+        self,
+        label: impl Fn(&Parts) -> L + Send + Sync + 'static,
+    ) -> Self {
+        let labels = Labels::by(move |head| label(head).into());
+        self.edit(move |gate| gate.labels = labels.clone())
     }
 
     pub(super) fn edit(mut self, edit: impl Fn(&mut Gate) + Send + Sync + 'static) -> Self {

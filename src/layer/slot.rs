@@ -72,20 +72,10 @@ impl DeclaredLimits {
         Arc::new(Self { limits, unknown })
     }
 
-    fn has_rate(&self, name: &str) -> bool {
-        self.named(name).any(|limit| limit.period().is_some())
-    }
-
-    fn has_slots(&self, name: &str) -> bool {
-        self.named(name).any(|limit| limit.period().is_none())
-    }
-
-    fn named(&self, name: &str) -> impl Iterator<Item = &Limit> {
-        self.limits.iter().filter(move |limit| limit.name() == name)
-    }
-
-    fn is_empty(&self) -> bool {
-        self.limits.is_empty()
+    /// Whether there is a rate of this name, or a limit with slots.
+    fn has(&self, name: &str, is_rate: bool) -> bool {
+        let is_meant = |limit: &Limit| limit.name() == name && limit.period().is_some() == is_rate;
+        self.limits.iter().any(is_meant)
     }
 }
 
@@ -97,7 +87,7 @@ impl Slot {
         declared: &Arc<DeclaredLimits>,
         extensions: &mut Extensions,
     ) {
-        let adds_nothing = share.is_none() && declared.is_empty();
+        let adds_nothing = share.is_none() && declared.limits.is_empty();
         if adds_nothing && extensions.get::<Self>().is_some() {
             return;
         }
@@ -168,7 +158,7 @@ impl Slot {
     pub fn budget(&self, limit: impl AsRef<str>) -> Result<Budget, AcquireError> {
         let limit = limit.as_ref();
         let budget = self.shares().find_map(|share| share.budget(limit));
-        let is_declared = || self.layers().any(|slot| slot.declared.has_rate(limit));
+        let is_declared = || self.layers().any(|slot| slot.declared.has(limit, true));
         let idle = || is_declared().then_some(Budget::NONE);
         let unknown = || unknown_rate(&self.declared.unknown, limit);
         budget.or_else(idle).ok_or_else(unknown)
@@ -185,7 +175,7 @@ impl Slot {
     /// [`UnknownLimit`](AcquireErrorKind::UnknownLimit) if no layer of the request has a limit with slots of this name.
     pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> Result<(), AcquireError> {
         let limit = limit.as_ref();
-        if !self.layers().any(|slot| slot.declared.has_slots(limit)) {
+        if !self.layers().any(|slot| slot.declared.has(limit, false)) {
             return Err(Limit::unknown(limit, AcquireErrorKind::UnknownLimit));
         }
         let mut shares = self.shares().filter_map(WeakShare::upgrade);

@@ -1,5 +1,7 @@
 //! The limits of a semaphore for one key.
 
+use std::borrow::Borrow;
+
 use smallvec::{SmallVec, smallvec};
 
 use super::limit::Limit;
@@ -7,54 +9,36 @@ use super::limit::Limit;
 /// One limit or a list of limits, for [`Limiter::semaphore`](crate::Limiter::semaphore).
 ///
 /// Also accepted by [`Semaphore::and`](crate::Semaphore::and). Create it from a [`Limit`] or a `&Limit`, or from an
-/// array or a `Vec` of either, or a slice of limits.
+/// array, a slice or a `Vec` of either.
 #[derive(Clone, Debug)]
 pub struct Limits(pub(crate) SmallVec<[Limit; 1]>);
 
-impl From<Limit> for Limits {
-    fn from(limit: Limit) -> Self {
-        Self(smallvec![limit])
+impl<L: Borrow<Limit>> From<L> for Limits {
+    fn from(limit: L) -> Self {
+        Self(smallvec![limit.borrow().clone()])
     }
 }
 
-impl From<&Limit> for Limits {
-    fn from(limit: &Limit) -> Self {
-        limit.clone().into()
-    }
-}
-
-impl<const N: usize> From<[Limit; N]> for Limits {
-    fn from(limits: [Limit; N]) -> Self {
-        Self(limits.into_iter().collect())
-    }
-}
-
-impl<const N: usize> From<&[Limit; N]> for Limits {
-    fn from(limits: &[Limit; N]) -> Self {
+impl<L: Borrow<Limit>, const N: usize> From<[L; N]> for Limits {
+    fn from(limits: [L; N]) -> Self {
         limits[..].into()
     }
 }
 
-impl<const N: usize> From<[&Limit; N]> for Limits {
-    fn from(limits: [&Limit; N]) -> Self {
-        Self(limits.into_iter().cloned().collect())
+impl<L: Borrow<Limit>, const N: usize> From<&[L; N]> for Limits {
+    fn from(limits: &[L; N]) -> Self {
+        limits[..].into()
     }
 }
 
-impl From<Vec<Limit>> for Limits {
-    fn from(limits: Vec<Limit>) -> Self {
-        Self(limits.into())
+impl<L: Borrow<Limit>> From<Vec<L>> for Limits {
+    fn from(limits: Vec<L>) -> Self {
+        limits[..].into()
     }
 }
 
-impl From<Vec<&Limit>> for Limits {
-    fn from(limits: Vec<&Limit>) -> Self {
-        Self(limits.into_iter().cloned().collect())
-    }
-}
-
-impl From<&[Limit]> for Limits {
-    fn from(limits: &[Limit]) -> Self {
-        Self(limits.iter().cloned().collect())
+impl<L: Borrow<Limit>> From<&[L]> for Limits {
+    fn from(limits: &[L]) -> Self {
+        Self(limits.iter().map(|limit| limit.borrow().clone()).collect())
     }
 }

@@ -2,8 +2,6 @@
 //!
 //! Tests: `tests/semaphore/tenants.rs`.
 
-use std::sync::Arc;
-
 use super::{Bound, Semaphore};
 use crate::{error::ConfigError, keeper::Tenant, key::Key};
 
@@ -50,8 +48,7 @@ impl Semaphore {
 
     /// The last limit, if it is fair.
     fn fair_bound(&mut self) -> Result<&mut Bound, ConfigError> {
-        let inner = Arc::make_mut(&mut self.0);
-        let bound = inner.others.last_mut().unwrap_or(&mut inner.first);
+        let bound = self.last();
         if !bound.limit.is_fair() {
             return Err(ConfigError::value(format!(
                 "limit `{}` is not fair, so its requests have no tenant: set `fair`",

@@ -157,9 +157,8 @@ impl Gate {
     #[inline]
     fn admission_under_one(&self, leg: Option<Leg>, label: Label) -> Admission {
         match leg {
-            Some(leg) if self.refuses_without_tenant(0, &leg) => Admission::NoKey(0),
+            leg if self.refuses(0, leg.as_ref()) => Admission::NoKey(0),
             Some(leg) => self.ask_for(Demand::One(leg), label),
-            None if self.refuses_without_key(0) => Admission::NoKey(0),
             None => Admission::Unlimited,
         }
     }
@@ -168,14 +167,10 @@ impl Gate {
         let (mut legs, mut later) = (Vec::with_capacity(scopes.len()), Vec::new());
         for (index, scope) in scopes.iter().enumerate() {
             match scope.find(&self.keeper, head) {
-                Lookup::Now(Some(leg)) if self.refuses_without_tenant(index, &leg) => {
+                Lookup::Now(leg) if self.refuses(index, leg.as_ref()) => {
                     return Admission::NoKey(index);
                 }
-                Lookup::Now(Some(leg)) => legs.push(leg),
-                Lookup::Now(None) if self.refuses_without_key(index) => {
-                    return Admission::NoKey(index);
-                }
-                Lookup::Now(None) => {}
+                Lookup::Now(leg) => legs.extend(leg),
                 Lookup::Later(leg) => later.push(leg.map(move |leg| (index, leg))),
             }
         }
@@ -194,14 +189,10 @@ impl Gate {
         label: Label,
     ) -> Admission {
         for (index, leg) in found {
-            match leg {
-                Some(leg) if self.refuses_without_tenant(index, &leg) => {
-                    return Admission::NoKey(index);
-                }
-                Some(leg) => legs.push(leg),
-                None if self.refuses_without_key(index) => return Admission::NoKey(index),
-                None => {}
+            if self.refuses(index, leg.as_ref()) {
+                return Admission::NoKey(index);
             }
+            legs.extend(leg);
         }
         self.ask_for_all(legs, label)
     }
@@ -223,38 +214,29 @@ impl Gate {
         })
     }
 
-    /// Whether a request without a key for this scope is refused. If not, the request passes the limit, and is counted.
-    fn refuses_without_key(&self, index: usize) -> bool {
+    /// Whether a request is refused because it has no key for this scope (no leg), or no tenant. Without a key and not refused,
+    /// it passes the limit, and is counted. Without a tenant, it is one of the tenant of all such requests.
+    fn refuses(&self, index: usize, leg: Option<&Leg>) -> bool {
         let GateScope {
             limit,
             meter,
             scope,
         } = &self.scopes[index];
-        let refuses = scope.requires_key() && self.keeper.mode_of(*limit) == Mode::Enforce;
-        if !refuses {
+        let has_tenant = |leg: &Leg| leg.tenant.as_ref().is_some_and(|of| of.name != Key::SHARED);
+        let is_required = match leg {
+            Some(leg) => scope.requires_tenant() && !has_tenant(leg),
+            None => scope.requires_key(),
+        };
+        let refuses = is_required && self.keeper.mode_of(*limit) == Mode::Enforce;
+        if leg.is_none() && !refuses {
             tracing::debug!(
                 namespace = self.namespace(),
                 limit = scope.limit().name(),
                 "the request has no key: it is not limited"
             );
         }
-        meter.note_unkeyed(refuses);
-        refuses
-    }
-
-    /// Whether a request without a tenant is refused. If not, it is one of the tenant of all such requests.
-    fn refuses_without_tenant(&self, index: usize, leg: &Leg) -> bool {
-        let GateScope {
-            limit,
-            meter,
-            scope,
-        } = &self.scopes[index];
-        let tenant = leg.tenant.as_ref();
-        let refuses = scope.requires_tenant()
-            && tenant.is_none_or(|tenant| tenant.name == Key::SHARED)
-            && self.keeper.mode_of(*limit) == Mode::Enforce;
-        if refuses {
-            meter.note_unkeyed(true);
+        if leg.is_none() || refuses {
+            meter.note_unkeyed(refuses);
         }
         refuses
     }

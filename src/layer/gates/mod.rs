@@ -7,8 +7,6 @@
 //! | `labels`, `label_by` | the labels of permits, for operators |
 
 mod gate;
-#[cfg(feature = "operate")]
-mod label_by;
 mod labels;
 mod routing;
 

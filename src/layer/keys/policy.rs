@@ -2,12 +2,10 @@
 //!
 //! Tests: `tests/layer/policies.rs`, `values.rs`.
 
-use std::fmt;
-
 use super::scope::Scope;
 use crate::{
     error::ConfigError,
-    limit::{Limit, MAX_SCOPES, check_together},
+    limit::{MAX_SCOPES, check_together},
 };
 
 /// The scopes that apply to a request together, all or nothing.
@@ -37,7 +35,7 @@ use crate::{
 /// classes first. The order is the same for all policies and replicas, so no two requests wait for each other. A request
 /// that waits for one slot keeps the slots that it has. Rates are charged once, when the request arrives, and refunded if
 /// the request is refused later. A request waits in one queue at a time, and in each queue for as long as its limit allows.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a policy does nothing until it is put into a layer"]
 pub struct Policy(pub(in crate::layer) Vec<Scope>);
 
@@ -51,26 +49,8 @@ impl Policy {
     }
 }
 
-impl From<Limit> for Policy {
-    fn from(limit: Limit) -> Self {
-        Self(vec![limit.into()])
-    }
-}
-
-impl From<&Limit> for Policy {
-    fn from(limit: &Limit) -> Self {
-        Self(vec![limit.into()])
-    }
-}
-
-impl From<Scope> for Policy {
-    fn from(scope: Scope) -> Self {
-        Self(vec![scope])
-    }
-}
-
-impl From<&Scope> for Policy {
-    fn from(scope: &Scope) -> Self {
+impl<S: Into<Scope>> From<S> for Policy {
+    fn from(scope: S) -> Self {
         Self(vec![scope.into()])
     }
 }
@@ -107,9 +87,3 @@ from_tuples!(A B C D E);
 from_tuples!(A B C D E F);
 from_tuples!(A B C D E F G);
 from_tuples!(A B C D E F G H);
-
-impl fmt::Debug for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(&self.0).finish()
-    }
-}
