@@ -5,11 +5,10 @@
 
 use std::{
     fmt,
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll, ready},
+    future::{Future, poll_fn, ready},
 };
 
+use futures_util::future::Either;
 use tokio::time::Instant;
 
 use crate::{
@@ -112,9 +111,10 @@ impl Budget {
         let asked = self.0.as_ref().and_then(|rate| {
             let keeper = rate.permit.upgrade()?.keeper.clone();
             let demand = Demand::One(leg(rate.fee(), cost));
-            Some(Box::new((PermitRequest::new(keeper, demand), rate.clone())))
+            let request = PermitRequest::new(keeper, demand);
+            Some(Box::pin(charged(request, rate.clone())))
         });
-        Charging(asked.map_or(ChargeStage::Free, ChargeStage::Asked))
+        asked.map_or(Either::Left(ready(Ok(0))), Either::Right)
     }
 
     /// Adds to the permit's cost. Never waits, and is never refused.
@@ -236,44 +236,23 @@ pub(crate) fn unknown_rate(unknown: &UnknownRates, limit: &str) -> AcquireError 
     error
 }
 
-/// Future returned by [`Budget::charge`].
-struct Charging(ChargeStage);
-
-enum ChargeStage {
-    /// There is nothing to charge.
-    Free,
-    Asked(Box<(PermitRequest, PermitRate)>),
-    Decided,
-}
-
-impl Future for Charging {
-    type Output = Result<u32, AcquireError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let (request, rate) = match &mut self.0 {
-            ChargeStage::Free => return Poll::Ready(Ok(0)),
-            ChargeStage::Asked(asked) => &mut **asked,
-            ChargeStage::Decided => panic!("`Charging` polled after completion"),
-        };
-        let granted = ready!(request.poll(cx));
-        let share = rate.permit.upgrade();
-        let charged = match (granted, share) {
-            (Ok(granted), Some(share)) => Ok(rate.add_charges(&share, granted.taken)),
-            // The permit was released meanwhile.
-            (Ok(granted), None) => {
-                granted.keeper.cancel_granted(granted.taken);
-                Ok(0)
+/// The request's cost, once it is charged.
+async fn charged(mut request: PermitRequest, rate: PermitRate) -> Result<u32, AcquireError> {
+    let granted = poll_fn(|cx| request.poll(cx)).await;
+    match (granted, rate.permit.upgrade()) {
+        (Ok(granted), Some(share)) => Ok(rate.add_charges(&share, granted.taken)),
+        // The permit was released meanwhile.
+        (Ok(granted), None) => {
+            granted.keeper.cancel_granted(granted.taken);
+            Ok(0)
+        }
+        (Err(mut error), share) => {
+            error.details.is_shared = rate.fee().key == Key::SHARED;
+            if let Some(share) = share {
+                rate.note_refusal(&share, &error);
             }
-            (Err(mut error), share) => {
-                error.details.is_shared = rate.fee().key == Key::SHARED;
-                if let Some(share) = share {
-                    rate.note_refusal(&share, &error);
-                }
-                Err(error)
-            }
-        };
-        self.0 = ChargeStage::Decided;
-        Poll::Ready(charged)
+            Err(error)
+        }
     }
 }
 

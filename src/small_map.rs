@@ -83,17 +83,11 @@ impl<K: Ord, V> SmallMap<K, V> {
     }
 
     pub(crate) fn first_key(&self) -> Option<&K> {
-        match self {
-            Self::Few(few) => few.first().map(|(key, _)| key),
-            Self::Many(many) => many.first_key_value().map(|(key, _)| key),
-        }
+        self.iter().next().map(|(key, _)| key)
     }
 
     pub(crate) fn last_key(&self) -> Option<&K> {
-        match self {
-            Self::Few(few) => few.last().map(|(key, _)| key),
-            Self::Many(many) => many.last_key_value().map(|(key, _)| key),
-        }
+        self.iter().next_back().map(|(key, _)| key)
     }
 
     pub(crate) fn len(&self) -> usize {

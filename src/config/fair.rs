@@ -19,16 +19,25 @@ use crate::{key::Key, layer::Scope, ranges::MAX_SHARE};
 /// Fair shares among tenants: `fair = true`, or `fair = { by = { header = "x-tenant" }, shares = { acme = 3 } }`.
 ///
 /// See [`Limit::fair`](crate::Limit::fair).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
 pub(super) struct FairConfig {
-    /// Selects the requests of one tenant, in the form of a [key](super::LimitConfig::key): headers, or the client's
-    /// address.
-    ///
-    /// `None` (`fair = true`): all requests are one tenant, and semaphores in code may name others.
+    /// Selects the requests of one tenant, in the form of a key: headers, or the client's address.
+    // `None` (`fair = true`): all requests are one tenant, and semaphores in code may name others.
+    #[serde(deserialize_with = "source")]
+    #[cfg_attr(
+        test,
+        schemars(with = "schema::WordOrTable<schema::TenantWord, KeyTable>")
+    )]
     pub(super) by: Option<KeyConfig>,
-    /// Shares for the tenants of a plan, by the plan's name. See [`Scope::shares`](crate::Scope::shares). Default: 1.
+    /// Shares for the tenants of a plan, by the plan's name. Default: 1.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(with = "BTreeMap<String, schema::Share>"))]
     pub(super) plans: BTreeMap<String, u32>,
     /// Shares for single tenants, which take precedence over plans.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(with = "BTreeMap<String, schema::Share>"))]
     pub(super) shares: BTreeMap<CallerKey, u32>,
 }
 
@@ -105,24 +114,9 @@ impl FairConfig {
     }
 }
 
-#[derive(Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields)]
-pub(super) struct FairTable {
-    /// Selects the requests of one tenant, in the form of a key: headers, or the client's address.
-    #[cfg_attr(
-        test,
-        schemars(with = "schema::WordOrTable<schema::TenantWord, KeyTable>")
-    )]
-    by: KeyConfig,
-    /// Shares for the tenants of a plan, by the plan's name. Default: 1.
-    #[serde(default)]
-    #[cfg_attr(test, schemars(with = "BTreeMap<String, schema::Share>"))]
-    plans: BTreeMap<String, u32>,
-    /// Shares for single tenants, which take precedence over plans.
-    #[serde(default)]
-    #[cfg_attr(test, schemars(with = "BTreeMap<String, schema::Share>"))]
-    shares: BTreeMap<CallerKey, u32>,
+/// Reads the source of tenants, which a table must have.
+fn source<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<KeyConfig>, D::Error> {
+    KeyConfig::deserialize(deserializer).map(Some)
 }
 
 /// Reads `true`, `false` or a table.
@@ -133,12 +127,6 @@ pub(super) fn fair<'de, D: Deserializer<'de>>(
         deserializer,
         "a boolean or a table",
         |is_fair: bool| Ok(is_fair.then(FairConfig::default)),
-        |table: FairTable| {
-            Ok(Some(FairConfig {
-                by: Some(table.by),
-                plans: table.plans,
-                shares: table.shares,
-            }))
-        },
+        |table: FairConfig| Ok(Some(table)),
     )
 }

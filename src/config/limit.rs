@@ -21,7 +21,6 @@ use super::{
 #[cfg(test)]
 use super::{
     cost::CostTable,
-    fair::FairTable,
     key::{KeyTable, KeyWord},
     plan::ValueTable,
     schema,
@@ -98,7 +97,7 @@ pub struct LimitConfig {
     /// Fair shares among tenants: `true`, or `{ by = { header = "x-tenant" }, shares = { acme = 3 }, plans = { gold = 3 } }`.
     /// See [`Limit::fair`]. Default: no, first come, first served.
     #[serde(deserialize_with = "fair")]
-    #[cfg_attr(test, schemars(with = "schema::BoolOrTable<FairTable>"))]
+    #[cfg_attr(test, schemars(with = "schema::BoolOrTable<FairConfig>"))]
     pub(super) fair: Option<FairConfig>,
     /// Whether a request without a tenant is refused. See [`Scope::require_tenant`](crate::Scope::require_tenant).
     ///

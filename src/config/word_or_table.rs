@@ -8,23 +8,13 @@ use std::{fmt, marker::PhantomData};
 use serde::{
     Deserialize, Deserializer,
     de::{
-        Error, IntoDeserializer, MapAccess, Unexpected, Visitor,
+        Error, IgnoredAny, IntoDeserializer, MapAccess, Unexpected, Visitor,
         value::{MapAccessDeserializer, StrDeserializer},
     },
 };
 
 /// Passes values other than texts and tables to the visitor's method `scalar`, with names that quote nothing.
 macro_rules! visit_scalars {
-    () => {
-        visit_scalars! {
-            visit_bool: bool, "boolean";
-            visit_i64: i64, "integer";
-            visit_i128: i128, "integer";
-            visit_u64: u64, "integer";
-            visit_u128: u128, "integer";
-            visit_f64: f64, "floating point number";
-        }
-    };
     ($($visit:ident: $value:ty, $what:literal;)+) => {$(
         fn $visit<E: Error>(self, value: $value) -> Result<Self::Value, E> {
             self.scalar(IntoDeserializer::<E>::into_deserializer(value), $what)
@@ -38,30 +28,9 @@ pub(super) const NUMBER_OR_TABLE: &str = "a number or a table";
 
 /// Reads a text that may be a secret.
 pub(super) fn secret<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    // Not `deserialize_string`: the format might refuse another type itself, and quote the value.
-    deserializer.deserialize_any(Secret)
-}
-
-struct Secret;
-
-impl Visitor<'_> for Secret {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string, in quotes")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<String, E> {
-        Ok(text.to_owned())
-    }
-
-    visit_scalars!();
-}
-
-impl Secret {
-    fn scalar<D, E: Error>(self, _: D, what: &str) -> Result<String, E> {
-        Err(E::invalid_type(Unexpected::Other(what), &self))
-    }
+    // Not `String::deserialize`: the format might refuse another type itself, and quote the value.
+    const EXPECTED: &str = "a string, in quotes";
+    word_or_table(deserializer, EXPECTED, Ok, |_: IgnoredAny| Err(EXPECTED))
 }
 
 /// Reads a word, a number or a boolean as a `W`, or a table as a `T`, and converts it into the value.
@@ -117,7 +86,14 @@ where
         (self.table)(table).map_err(refuse)
     }
 
-    visit_scalars!();
+    visit_scalars! {
+        visit_bool: bool, "boolean";
+        visit_i64: i64, "integer";
+        visit_i128: i128, "integer";
+        visit_u64: u64, "integer";
+        visit_u128: u128, "integer";
+        visit_f64: f64, "floating point number";
+    }
 }
 
 impl<F: FnOnce(W) -> Result<O, &'static str>, G, W, T, O> WordOrTableVisitor<F, G, (W, T)> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use http::{HeaderName, request::Parts};
 
-use super::{scope::Scope, tenants::Source};
+use super::scope::{Scope, header_name};
 use crate::key::Key;
 
 /// Fair shares among tenants, which are found in the request head.
@@ -33,13 +33,8 @@ impl Scope {
     /// If the name is not a valid header name. A [`HeaderName`] always is.
     #[track_caller]
     pub fn fair_by_header(self, name: impl TryInto<HeaderName>) -> Self {
-        let Ok(name) = name.try_into() else {
-            panic!(
-                "the tenant of limit `{}` is not a valid header name",
-                self.limit().name()
-            );
-        };
-        self.fair_by(Source::Header(name))
+        let name = header_name(name, "tenant", self.limit());
+        self.fair_by_key(move |head| head.headers.get(&name).map(Key::from))
     }
 
     /// Shares the slots of each key fairly among tenants; a closure finds the tenant in the request head.
@@ -64,8 +59,9 @@ impl Scope {
         self,
         find: impl Fn(&Parts) -> Option<K> + Send + Sync + 'static,
     ) -> Self {
-        let find = move |head: &Parts| find(head).map(Into::into);
-        self.fair_by(Source::Head(Arc::new(find)))
+        let mut scope = self.made_fair();
+        scope.tenants.source = Some(Arc::new(move |head| find(head).map(Into::into)));
+        scope
     }
 
     /// Sets the shares of some tenants, from 1 to 1,000 ([`Limit::MAX_SHARE`](crate::Limit::MAX_SHARE)), from a table. Default: 1.
@@ -133,12 +129,6 @@ impl Scope {
     pub fn require_tenant(mut self) -> Self {
         self.tenants.is_required = true;
         self
-    }
-
-    fn fair_by(self, source: Source) -> Self {
-        let mut scope = self.made_fair();
-        scope.tenants.source = Some(source);
-        scope
     }
 }
 

@@ -4,7 +4,7 @@
 
 use http::{HeaderMap, HeaderName, request::Parts};
 
-use super::scope::Scope;
+use super::scope::{Scope, header_name};
 
 /// Costs and weights from a request header.
 impl Scope {
@@ -56,10 +56,7 @@ impl Scope {
         what: &str,
         name: impl TryInto<HeaderName>,
     ) -> impl Fn(&Parts) -> u32 + Send + Sync + 'static {
-        let limit = self.limit().name();
-        let Ok(name) = name.try_into() else {
-            panic!("the header of the {what} under limit `{limit}` has an invalid name");
-        };
+        let name = header_name(name, what, self.limit());
         move |head: &Parts| number_in(&head.headers, &name).unwrap_or(1)
     }
 }

@@ -93,12 +93,7 @@ impl Limit {
     /// If the name is not a valid header name. A [`HeaderName`] always is.
     #[track_caller]
     pub fn by_header(self, name: impl TryInto<HeaderName>) -> Scope {
-        let Ok(name) = name.try_into() else {
-            panic!(
-                "the key of limit `{}` is not a valid header name",
-                self.name()
-            );
-        };
+        let name = header_name(name, "key", &self);
         Scope::new(self, KeySource::Header(name))
     }
 
@@ -487,6 +482,18 @@ impl Scope {
         };
         Lookup::Later(find.boxed())
     }
+}
+
+/// # Panics
+///
+/// If the name is not a valid header name.
+#[track_caller]
+pub(super) fn header_name(name: impl TryInto<HeaderName>, what: &str, limit: &Limit) -> HeaderName {
+    let limit = limit.name();
+    let Ok(name) = name.try_into() else {
+        panic!("the {what} of limit `{limit}` is not a valid header name");
+    };
+    name
 }
 
 fn exempt(leg: Leg) -> Leg {

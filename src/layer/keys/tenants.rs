@@ -4,7 +4,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use http::{HeaderName, request::Parts};
+use http::request::Parts;
 
 use crate::{error::ConfigError, keeper::Tenant, key::Key, limit::Limit, ranges::MAX_SHARE};
 
@@ -15,17 +15,11 @@ const SHARE: u32 = 1;
 #[derive(Clone, Default)]
 pub(super) struct Tenants {
     /// `None`: all requests are one tenant.
-    pub(super) source: Option<Source>,
+    pub(super) source: Option<Arc<FindTenant>>,
     pub(super) table: Option<Arc<HashMap<Key, u32>>>,
     pub(super) by: Option<Arc<FindShare>>,
     /// Whether a request without a tenant is refused.
     pub(super) is_required: bool,
-}
-
-#[derive(Clone)]
-pub(super) enum Source {
-    Header(HeaderName),
-    Head(Arc<FindTenant>),
 }
 
 type FindTenant = dyn Fn(&Parts) -> Option<Key> + Send + Sync;
@@ -56,11 +50,7 @@ impl Tenants {
 
     #[inline(never)] // most limits are not fair
     pub(in crate::layer) fn find(&self, head: &Parts) -> Tenant {
-        let found = match &self.source {
-            None => None,
-            Some(Source::Header(header)) => head.headers.get(header).map(Key::from),
-            Some(Source::Head(find)) => find(head),
-        };
+        let found = self.source.as_ref().and_then(|find| find(head));
         // An empty header, or a closure's empty text, is no tenant.
         match found.filter(|name| *name != Key::SHARED) {
             Some(name) => Tenant {

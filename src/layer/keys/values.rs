@@ -32,18 +32,9 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Clone, Default)]
 pub(super) struct Values {
     pub(super) table: Option<Arc<HashMap<Key, LimitValue>>>,
-    pub(super) rule: Rule,
+    pub(super) rule: Option<Arc<ByLookup>>,
 }
 
-#[derive(Clone, Default)]
-pub(super) enum Rule {
-    #[default]
-    None,
-    Head(Arc<ByHead>),
-    Async(Arc<ByLookup>),
-}
-
-pub(super) type ByHead = dyn Fn(&Parts, &Key) -> Option<LimitValue> + Send + Sync;
 pub(super) type ByLookup = dyn Fn(&Parts, &Key) -> Lookup<LimitValue> + Send + Sync;
 
 /// The result of a lookup, or its future.
@@ -59,15 +50,14 @@ impl Values {
 
     /// Whether [`find`](Self::find) reads the head.
     pub(super) fn needs_head(&self) -> bool {
-        !matches!(self.rule, Rule::None)
+        self.rule.is_some()
     }
 
     pub(in crate::layer) fn find(&self, head: Option<&Parts>, key: &Key) -> Lookup<LimitValue> {
         let listed = self.table.as_ref().and_then(|table| table.get(key));
         match (&self.rule, listed, head) {
             (_, Some(value), _) => Lookup::Now(Some(*value)),
-            (Rule::Head(find), None, Some(head)) => Lookup::Now(find(head, key)),
-            (Rule::Async(find), None, Some(head)) => find(head, key),
+            (Some(find), None, Some(head)) => find(head, key),
             _ => Lookup::Now(None),
         }
     }

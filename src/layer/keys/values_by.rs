@@ -9,7 +9,7 @@ use http::request::Parts;
 
 use super::{
     scope::Scope,
-    values::{Lookup, Rule, ValueCache, fresh, kept},
+    values::{Lookup, ValueCache, fresh, kept},
 };
 use crate::{key::Key, limit::LimitValue};
 
@@ -66,8 +66,8 @@ impl Scope {
         mut self,
         find: impl Fn(&Parts, &Key) -> Option<V> + Send + Sync + 'static,
     ) -> Self {
-        let find = move |head: &Parts, key: &Key| find(head, key).map(Into::into);
-        self.values.rule = Rule::Head(Arc::new(find));
+        let find = move |head: &Parts, key: &Key| Lookup::Now(find(head, key).map(Into::into));
+        self.values.rule = Some(Arc::new(find));
         self
     }
 
@@ -113,7 +113,7 @@ impl Scope {
     {
         let answers = Arc::new(ValueCache::new(capacity));
         let find = Arc::new(find);
-        self.values.rule = Rule::Async(Arc::new(move |head, key| {
+        self.values.rule = Some(Arc::new(move |head, key| {
             if let Some(value) = fresh(&answers, ttl, key) {
                 return Lookup::Now(value);
             }

@@ -7,22 +7,31 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, header::FORWARDED};
 
 /// The longest entry of a list, in bytes. An address needs 48; the rest is for other parameters of `Forwarded`.
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const MAX_ENTRY: usize = 512;
 
 /// The separators of a header's entries: commas, in `Forwarded` only outside of quotes.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Syntax {
     Plain,
     Quoted,
 }
 
 impl Syntax {
+    /// The address in the n-th entry from the right.
+    pub(super) fn find(self, headers: &HeaderMap, n: u8) -> Option<IpAddr> {
+        match self {
+            Self::Plain => address(self.nth_back(headers, &X_FORWARDED_FOR, n)?),
+            Self::Quoted => address(node(self.nth_back(headers, &FORWARDED, n)?)?),
+        }
+    }
+
     /// The n-th entry from the right, across all lines of the header. `None` if there are fewer entries, or one is too
     /// long. Empty entries count: skipping one would go too far to the left.
-    pub(super) fn nth_back<'a>(
+    fn nth_back<'a>(
         self,
         headers: &'a HeaderMap,
         name: &HeaderName,
@@ -63,7 +72,7 @@ impl Syntax {
 }
 
 /// The value of `for` in an entry of `Forwarded`. `None` if the entry has no `for`, or several.
-pub(super) fn node(entry: &[u8]) -> Option<&[u8]> {
+fn node(entry: &[u8]) -> Option<&[u8]> {
     let (mut rest, mut found) = (Some(entry), None);
     while let Some(pairs) = rest {
         let semicolon = Syntax::Quoted.last(b';', pairs);
@@ -91,7 +100,7 @@ fn unquoted(value: &[u8]) -> Option<&[u8]> {
 }
 
 /// Parses an address, with or without a port, and IPv6 with or without brackets. Names are rejected.
-pub(super) fn address(entry: &[u8]) -> Option<IpAddr> {
+fn address(entry: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(entry).ok()?;
     if let Ok(address) = text.parse() {
         return Some(address);

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use http::{HeaderName, header, request::Parts};
+use http::request::Parts;
 
 use self::forwarded::Syntax;
 use crate::{
@@ -20,7 +20,6 @@ use crate::{
 
 /// Prefix length that one customer of a provider usually has, in bits.
 pub(crate) const IPV6_PREFIX: u8 = 64;
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// Finds the address of a request's client, for [`Limit::by_client_address`](crate::Limit::by_client_address).
 ///
@@ -60,15 +59,10 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 #[derive(Clone)]
 #[must_use = "it does nothing until it is used in a scope"]
 pub struct ClientAddress {
-    proxies: Proxies,
+    proxies: u8,
+    syntax: Syntax,
     ipv6_prefix: u8,
     peer: Option<Arc<FindPeer>>,
-}
-
-#[derive(Clone, Debug)]
-enum Proxies {
-    ForwardedFor(u8),
-    Forwarded(u8),
 }
 
 type FindPeer = dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync;
@@ -116,19 +110,20 @@ impl ClientAddress {
     ///
     /// At most 32 ([`MAX_PROXIES`](Self::MAX_PROXIES)); 0 is [`peer`](Self::peer).
     pub fn forwarded_for(proxies: u8) -> Self {
-        Self::behind(Proxies::ForwardedFor(proxies))
+        Self::behind(proxies, Syntax::Plain)
     }
 
     /// Uses `Forwarded` (RFC 7239), as written by this number of trusted proxies.
     ///
     /// At most 32 ([`MAX_PROXIES`](Self::MAX_PROXIES)); 0 is [`peer`](Self::peer).
     pub fn forwarded(proxies: u8) -> Self {
-        Self::behind(Proxies::Forwarded(proxies))
+        Self::behind(proxies, Syntax::Quoted)
     }
 
-    fn behind(proxies: Proxies) -> Self {
+    fn behind(proxies: u8, syntax: Syntax) -> Self {
         Self {
             proxies,
+            syntax,
             ipv6_prefix: IPV6_PREFIX,
             peer: None,
         }
@@ -186,15 +181,8 @@ impl ClientAddress {
     /// ```
     pub fn find(&self, head: &Parts) -> Option<IpAddr> {
         let address = match self.proxies {
-            Proxies::ForwardedFor(0) | Proxies::Forwarded(0) => self.find_peer(head)?,
-            Proxies::ForwardedFor(proxies) => {
-                let entry = Syntax::Plain.nth_back(&head.headers, &X_FORWARDED_FOR, proxies)?;
-                forwarded::address(entry)?
-            }
-            Proxies::Forwarded(proxies) => {
-                let entry = Syntax::Quoted.nth_back(&head.headers, &header::FORWARDED, proxies)?;
-                forwarded::address(forwarded::node(entry)?)?
-            }
+            0 => self.find_peer(head)?,
+            proxies => self.syntax.find(&head.headers, proxies)?,
         };
         Some(address.to_canonical())
     }
@@ -227,7 +215,7 @@ impl ClientAddress {
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        let (Proxies::ForwardedFor(proxies) | Proxies::Forwarded(proxies)) = self.proxies;
+        let proxies = self.proxies;
         let error = |message| Err(ConfigError::new(ConfigErrorKind::Value, message));
         let most = Self::MAX_PROXIES;
         if proxies > most {
@@ -249,6 +237,7 @@ impl fmt::Debug for ClientAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClientAddress")
             .field("proxies", &self.proxies)
+            .field("syntax", &self.syntax)
             .field("ipv6_prefix", &self.ipv6_prefix)
             .finish_non_exhaustive()
     }
