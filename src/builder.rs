@@ -378,20 +378,14 @@ impl LimiterBuilder {
     }
 
     pub(crate) fn settings(&self, parts: Parts) -> Result<Settings, ConfigError> {
-        let fail = |message: String| Err(ConfigError::value(message));
         if let Some((_, fault)) = self.faults().into_iter().next() {
-            return fail(fault);
+            return Err(ConfigError::value(fault));
         }
-        let mut random = [0; 20];
-        if let Err(error) = getrandom::fill(&mut random) {
-            return fail(format!("no randomness: {error}"));
-        }
-        let bits = random[..12]
-            .iter()
-            .fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
-        let seed = random[12..]
-            .iter()
-            .fold(0u64, |bits, byte| bits << 8 | u64::from(*byte));
+        let random = || {
+            getrandom::u64().map_err(|error| ConfigError::value(format!("no randomness: {error}")))
+        };
+        // 96 bits.
+        let bits = u128::from(random()?) << 32 | u128::from(random()? >> 32);
         Ok(Settings {
             replica: ReplicaId::from_bits(bits),
             namespace: self.namespace.0.clone(),
@@ -400,7 +394,7 @@ impl LimiterBuilder {
             store_timeout: self.store_timeout,
             poll_interval: self.poll_interval,
             waiter_ttl: self.waiter_ttl,
-            seed,
+            seed: random()?,
         })
     }
 }

@@ -13,8 +13,7 @@ use tower_turnstile::{
     Permit, PermitId, ReadAheadLayer, Refusal, RefusalKind, ReleaseAt, ReleaseError, Scope,
     Semaphore, ShutdownReport, Slot, Status, Usage,
     layer::{
-        HttpClient, HttpClientFuture, Limited, LostError, ReadAhead, ReadAheadBody,
-        ReadAheadFuture, ResponseBody, ResponseFuture,
+        Limited, LostError, ReadAhead, ReadAheadBody, ReadAheadFuture, ResponseBody, ResponseFuture,
     },
 };
 
@@ -90,11 +89,6 @@ assert_not_impl_any!(ResponseBody<Rc<()>>: Send, Sync);
 // Its bodies cannot be dropped by another thread when their slot ends.
 assert_impl_all!(Limited<Plain<()>>: tower::Service<Request<()>>);
 assert_not_impl_any!(Limited<Local>: tower::Service<Request<()>>);
-
-/// The types of a client do not matter.
-type Client = HttpClient<Plain<()>, Rc<()>, Rc<()>>;
-assert_impl_all!(Client: Send, Sync, Unpin, Clone, std::fmt::Debug);
-assert_impl_all!(HttpClientFuture<Ready<()>, Rc<()>>: Send, Sync, Unpin, std::fmt::Debug);
 
 assert_impl_all!(ReadAhead<Plain<()>>: Send, Sync, Unpin, Clone, std::fmt::Debug);
 assert_impl_all!(ReadAheadFuture<Plain<ReadAheadBody<()>>, ()>: Send, Unpin, std::fmt::Debug);

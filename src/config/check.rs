@@ -93,7 +93,10 @@ impl CheckedLimit {
         let scope = match &config.key {
             KeyConfig::Shared => limit.into(),
             KeyConfig::Header(name) => limit.by_header(name.as_str()),
-            KeyConfig::Route => Scope::with_key(limit, Key::from(route.key_name())),
+            KeyConfig::Route => {
+                let key = Key::from(route.key_name());
+                limit.by_key(move |_| Some(key.clone()))
+            }
             KeyConfig::ClientAddress(config) => limit.by_client_address(config.address()),
             key @ (KeyConfig::Bearer(_) | KeyConfig::AnyOf(_)) => {
                 // Requests without a key share one, as under `by_header`, unless they are refused.

@@ -85,14 +85,12 @@
 // | `slot` | the slot as the handler sees it |
 // | `axum` | the slot as an extractor, and the route as a key |
 // | `read_ahead` | the layer that reads the bodies of waiting requests |
-// | `http_client` | a client with its own request and response types, as a service |
 
 #[cfg(feature = "axum")]
 mod axum;
 mod body;
 mod future;
 mod gates;
-mod http_client;
 mod keys;
 #[allow(clippy::module_inception)]
 mod layer;
@@ -104,7 +102,6 @@ mod slot;
 
 pub use body::{LostError, ResponseBody};
 pub use future::ResponseFuture;
-pub use http_client::{HttpClient, HttpClientFuture};
 #[cfg(feature = "config")]
 pub(crate) use keys::IPV6_PREFIX;
 pub use keys::{ClientAddress, PeerAddress, Policy, Scope};

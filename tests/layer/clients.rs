@@ -18,17 +18,17 @@ use axum::{
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use http::{HeaderValue, Request, StatusCode, header};
+use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Empty, StreamBody};
 use hyper::body::Frame;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tokio::net::TcpListener;
 use tonic::{Code, client::Grpc, transport::Endpoint};
 use tonic_types::StatusExt;
-use tower::{Layer, Service, ServiceExt};
+use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_turnstile::{
     Limiter, OnLost, Refusal, RefusalKind, Scope,
-    layer::{HttpClient, Limited, ResponseBody, overload},
+    layer::{Limited, ResponseBody, overload},
 };
 
 use crate::{
@@ -112,7 +112,8 @@ async fn hyper_util_client() {
     .await;
 }
 
-type ReqwestService = HttpClient<reqwest::Client, reqwest::Request, reqwest::Body>;
+type ReqwestService =
+    BoxCloneSyncService<Request<reqwest::Body>, Response<reqwest::Body>, reqwest::Error>;
 
 #[tokio::test]
 async fn reqwest_client() {
@@ -157,7 +158,11 @@ async fn request_that_does_not_convert_fails() {
 }
 
 fn reqwest_service() -> ReqwestService {
-    HttpClient::new(reqwest::Client::new())
+    let client = reqwest::Client::new();
+    BoxCloneSyncService::new(service_fn(move |request: Request<reqwest::Body>| {
+        let client = client.clone();
+        async move { Ok(client.execute(request.try_into()?).await?.into()) }
+    }))
 }
 
 /// The limited response is converted back to reqwest's type, with its slot, and a refusal is still recognizable.

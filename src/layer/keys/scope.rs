@@ -57,8 +57,6 @@ pub struct Scope {
 #[derive(Clone)]
 enum KeySource {
     Shared,
-    #[cfg(feature = "config")]
-    One(Key),
     Header(HeaderName),
     /// And whether a client without an address was reported.
     Address(ClientAddress, Arc<AtomicBool>),
@@ -338,12 +336,6 @@ impl Scope {
         &self.limit
     }
 
-    /// A scope in which all requests have this key. Other scopes of the same limit have their own keys.
-    #[cfg(feature = "config")]
-    pub(crate) fn with_key(limit: Limit, key: Key) -> Self {
-        Self::new(limit, KeySource::One(key))
-    }
-
     /// Checks the values that the setters cannot refuse.
     pub(in crate::layer) fn validate(&self) -> Result<(), ConfigError> {
         check_pause(self.pause_at_most)?;
@@ -385,8 +377,6 @@ impl Scope {
     pub(in crate::layer) fn may_lack_key(&self) -> bool {
         match &self.keys {
             KeySource::Shared => false,
-            #[cfg(feature = "config")]
-            KeySource::One(_) => false,
             KeySource::Header(_) | KeySource::Address(..) => self.requires_key,
             KeySource::Head(_) | KeySource::Async(_) => true,
         }
@@ -419,8 +409,6 @@ impl Scope {
         };
         let key = match &self.keys {
             KeySource::Shared => Some(Key::SHARED),
-            #[cfg(feature = "config")]
-            KeySource::One(key) => Some(key.clone()),
             KeySource::Header(name) => {
                 let value = head.headers.get(name).filter(|value| !value.is_empty());
                 self.or_shared(value.map(Key::from))
@@ -527,8 +515,6 @@ impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys: &dyn fmt::Debug = match &self.keys {
             KeySource::Shared => &"shared",
-            #[cfg(feature = "config")]
-            KeySource::One(key) => key,
             KeySource::Header(name) => name,
             KeySource::Address(..) => &"by client address",
             KeySource::Head(_) => &"by key",
