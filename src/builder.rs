@@ -200,8 +200,7 @@ impl LimiterBuilder {
     pub fn in_memory(self) -> Result<Limiter, ConfigError> {
         let settings = self.settings(Parts::WHOLE)?;
         let keeper = Keeper::new(settings, None, self.home()?);
-        let limiter = Limiter::new(KeeperHandle::new(keeper));
-        Ok(limiter.identified(self.identity))
+        Ok(Limiter::new(KeeperHandle::new(keeper), self.identity))
     }
 
     /// Makes connecting fail if the store cannot be reached, with [`ConfigErrorKind::Unreachable`]. Default: a warning is
@@ -299,7 +298,6 @@ impl LimiterBuilder {
         let store = RedisStore::new(target.clone(), &settings.namespace, settings.replica);
         let runtime = home.runtime();
         let (limiter, is_reached) = self.greeted(settings, Arc::new(store), home).await?;
-        let limiter = limiter.identified(self.identity);
         #[cfg(feature = "operate")]
         if limiter.is_operable() {
             let store = (&target, self.store_timeout);
@@ -318,7 +316,7 @@ impl LimiterBuilder {
     ) -> Result<(Limiter, bool), ConfigError> {
         let keeper = Keeper::new(settings, Some(store), home);
         // Dropped with this future, or with an error, it ends the driver that looks out for the store.
-        let limiter = Limiter::new(KeeperHandle::new(keeper.clone()));
+        let limiter = Limiter::new(KeeperHandle::new(keeper.clone()), self.identity.clone());
         match keeper.greet().await.map_err(refused)? {
             Some(error) if self.requires_store => Err(ConfigError::unreachable(error)),
             unreached => Ok((limiter, unreached.is_none())),
@@ -334,41 +332,35 @@ impl LimiterBuilder {
 
     /// All faults of the settings, with the setting's name.
     pub(crate) fn faults(&self) -> Vec<(&'static str, String)> {
-        let Self {
-            namespace,
-            lease,
-            store_timeout,
-            poll_interval,
-            waiter_ttl,
-            ..
-        } = self;
         let mut faults = Vec::new();
         for (name, length) in [
-            ("lease", lease),
-            ("store_timeout", store_timeout),
-            ("poll_interval", poll_interval),
-            ("waiter_ttl", waiter_ttl),
+            ("lease", self.lease),
+            ("store_timeout", self.store_timeout),
+            ("poll_interval", self.poll_interval),
+            ("waiter_ttl", self.waiter_ttl),
         ] {
-            if *length < Duration::from_millis(1) || *length > MAX_LEASE {
+            if !(Duration::from_millis(1)..=MAX_LEASE).contains(&length) {
                 let fault = format!("{name} is {length:?}: it must be 1 ms to {MAX_LEASE:?}");
                 faults.push((name, fault));
             }
         }
         let in_range = faults.is_empty();
-        if in_range && *lease <= 3 * *store_timeout {
+        let (lease, store_timeout) = (self.lease, self.store_timeout);
+        if in_range && lease <= 3 * store_timeout {
             let fault = format!(
                 "lease is {lease:?}: it must be more than 3 x store_timeout ({store_timeout:?})"
             );
             faults.push(("lease", fault));
         }
-        if in_range && *waiter_ttl < 3 * *poll_interval {
+        let (waiter_ttl, poll_interval) = (self.waiter_ttl, self.poll_interval);
+        if in_range && waiter_ttl < 3 * poll_interval {
             let fault = format!(
                 "waiter_ttl is {waiter_ttl:?}: it must be at least 3 x poll_interval ({poll_interval:?})"
             );
             faults.push(("waiter_ttl", fault));
         }
         faults.extend(self.identity.fault().map(|fault| ("replica_label", fault)));
-        if !is_namespace(&namespace.0) {
+        if !is_namespace(&self.namespace.0) {
             let fault = format!(
                 "namespace must be 1 to {MAX_NAMESPACE_LEN} letters, digits, `-`, `_`, `.` or `:`"
             );

@@ -2,8 +2,7 @@
 
 use std::{
     borrow::Cow,
-    cmp, fmt,
-    hash::{Hash, Hasher},
+    fmt,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -30,10 +29,10 @@ const MAX_SHORT_LEN: usize = 22;
 /// let tenant_and_region = Key::from_parts(["acme", "eu"]);
 /// assert_ne!(tenant_and_region, Key::from_parts(["ac", "meeu"]));
 /// ```
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(Raw);
 
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Raw {
     Short { len: u8, bytes: [u8; MAX_SHORT_LEN] },
     Long(Arc<[u8]>),
@@ -86,32 +85,6 @@ impl Key {
             Raw::Short { len, bytes } => &bytes[..usize::from(*len)],
             Raw::Long(bytes) => bytes,
         }
-    }
-}
-
-impl PartialEq for Key {
-    fn eq(&self, other: &Self) -> bool {
-        self.bytes() == other.bytes()
-    }
-}
-
-impl Eq for Key {}
-
-impl PartialOrd for Key {
-    fn partial_cmp(&self, other: &Self) -> Option<cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Key {
-    fn cmp(&self, other: &Self) -> cmp::Ordering {
-        self.bytes().cmp(other.bytes())
-    }
-}
-
-impl Hash for Key {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.bytes().hash(state);
     }
 }
 

@@ -43,16 +43,8 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    pub(crate) fn new(keeper: Arc<KeeperHandle>) -> Self {
-        Self {
-            keeper,
-            identity: Identity::default(),
-        }
-    }
-
-    /// Sets the identity that operators see.
-    pub(crate) fn identified(self, identity: Identity) -> Self {
-        Self { identity, ..self }
+    pub(crate) fn new(keeper: Arc<KeeperHandle>, identity: Identity) -> Self {
+        Self { keeper, identity }
     }
 
     pub(crate) fn identity(&self) -> &Identity {

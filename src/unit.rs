@@ -43,10 +43,7 @@ impl Unit {
     }
 
     const fn of(text: &str) -> Self {
-        match Self::new(text) {
-            Some(unit) => unit,
-            None => panic!("it is one"),
-        }
+        Self::new(text).expect("it is one")
     }
 
     pub(crate) fn as_str(&self) -> &str {

@@ -167,25 +167,19 @@ fn check_names(config: &Config, faults: &mut Faults) {
         let path = format!("routes[{index}]");
         let mut seen = BTreeSet::new();
         for (number, name) in route.limits.iter().enumerate() {
+            let path = format!("{path}.limits[{number}]");
             if !config.limits.contains_key(name) {
                 let other = format!("there is no limit `{name}`");
-                let message = unknown("limit", name, config.limits.keys(), &other);
-                faults.add(format!("{path}.limits[{number}]"), message);
+                faults.add(path, unknown("limit", name, config.limits.keys(), &other));
             } else if !seen.insert(name) {
-                faults.add(
-                    format!("{path}.limits[{number}]"),
-                    format!("`{name}` is in the list already"),
-                );
+                faults.add(path, format!("`{name}` is in the list already"));
             }
         }
-        if seen.len() > MAX_SCOPES {
-            faults.add(
-                format!("{path}.limits"),
-                format!(
-                    "a request can be under at most {MAX_SCOPES} limits, not {}",
-                    seen.len()
-                ),
-            );
+        let count = seen.len();
+        if count > MAX_SCOPES {
+            let message =
+                format!("a request can be under at most {MAX_SCOPES} limits, not {count}");
+            faults.add(format!("{path}.limits"), message);
         }
         // Two routes without a name have the same pattern here, which is another fault.
         let (is_named, other) = (route.name.is_some(), routes.get(route.key_name()));
@@ -199,11 +193,11 @@ fn check_names(config: &Config, faults: &mut Faults) {
         if limit.key != KeyConfig::Route {
             continue;
         }
-        for route in limit.overrides.keys() {
-            if !routes.contains_key(route.as_str()) {
+        for route in limit.overrides.keys().map(CallerKey::as_str) {
+            if !routes.contains_key(route) {
                 // The name may be a caller's key in the wrong place.
                 let other = "has a key that is not the name of a route";
-                let message = unknown("route", route.as_str(), routes.keys(), other);
+                let message = unknown("route", route, routes.keys(), other);
                 faults.add(format!("limits.{name}.overrides"), message);
             }
         }
@@ -261,11 +255,8 @@ fn check_ends(config: &Config, limits: &BTreeMap<String, CheckedLimit>, faults: 
 /// The rest of a truncated file may parse, and limit less. So a file without limits, or a limit without a route, is a fault
 /// unless the file declares it.
 fn check_use(config: &Config, faults: &mut Faults) {
-    let used: BTreeSet<_> = config
-        .routes
-        .iter()
-        .flat_map(|route| &route.limits)
-        .collect();
+    let used = config.routes.iter().flat_map(|route| &route.limits);
+    let used: BTreeSet<_> = used.collect();
     match (used.is_empty(), config.unlimited) {
         (true, false) => {
             let message = "none has a limit, so the layer would let all requests pass: if that is intended, for example because \
@@ -276,15 +267,15 @@ fn check_use(config: &Config, faults: &mut Faults) {
         (true, true) | (false, false) => {}
     }
     for (name, limit) in &config.limits {
+        let path = format!("limits.{name}");
         match (used.contains(name), limit.unrouted) {
-            (false, false) => faults.add(
-                format!("limits.{name}"),
-                "no route has it: if it is for code, set `unrouted = true`",
-            ),
-            (true, true) => faults.add(
-                format!("limits.{name}.unrouted"),
-                "is true, and a route has it",
-            ),
+            (false, false) => {
+                faults.add(
+                    path,
+                    "no route has it: if it is for code, set `unrouted = true`",
+                );
+            }
+            (true, true) => faults.add(path + ".unrouted", "is true, and a route has it"),
             (true, false) | (false, true) => {}
         }
     }

@@ -2,11 +2,11 @@
 //!
 //! Tests: `tests/config/costs.rs`.
 
-use http::HeaderName;
 use serde::{Deserialize, Deserializer};
 
 use super::{
     error::Faults,
+    key::check_name,
     word_or_table::{NUMBER_OR_TABLE, word_or_table},
 };
 use crate::layer::Scope;
@@ -29,10 +29,8 @@ impl CostConfig {
             let message = format!("is more than the burst of {burst}: no request is admitted");
             faults.add(path, message);
         }
-        if let Self::Header(name) = self
-            && HeaderName::try_from(name).is_err()
-        {
-            faults.add(format!("{path}.header"), "is not a header name");
+        if let Self::Header(name) = self {
+            check_name(name, format!("{path}.header"), faults);
         }
     }
 

@@ -55,7 +55,7 @@ impl ConfigFileError {
     pub(super) fn of(path: &str, message: impl Into<String>) -> Self {
         let mut faults = Faults::default();
         faults.add(path, message);
-        faults.into()
+        Self { faults: faults.0 }
     }
 
     /// Returns the first line with a fault, from 1, of a text that does not parse.
@@ -141,13 +141,7 @@ impl Faults {
         if self.is_empty() {
             return Ok(());
         }
-        Err(self.into())
-    }
-}
-
-impl From<Faults> for ConfigFileError {
-    fn from(Faults(faults): Faults) -> Self {
-        Self { faults }
+        Err(ConfigFileError { faults: self.0 })
     }
 }
 

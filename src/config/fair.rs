@@ -50,6 +50,7 @@ impl FairConfig {
         faults: &mut Faults,
     ) -> HashMap<Key, u32> {
         match &self.by {
+            None => HashMap::new(),
             Some(KeyConfig::Shared | KeyConfig::Route) => {
                 let message = "must be a header, several headers, or the client's address";
                 faults.add(format!("{path}.by"), message);
@@ -58,12 +59,6 @@ impl FairConfig {
             Some(by) => {
                 by.check(&format!("{path}.by"), faults);
                 self.resolved(path, by, plans, faults)
-            }
-            None if self.plans.is_empty() && self.shares.is_empty() => HashMap::new(),
-            None => {
-                let message = "is missing: no request has a tenant with a share";
-                faults.add(format!("{path}.by"), message);
-                HashMap::new()
             }
         }
     }

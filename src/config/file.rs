@@ -143,26 +143,6 @@ mod tests {
         assert_eq!(text.unwrap(), "a whole file");
     }
 
-    /// The file was replaced and restored between two reads that agree.
-    #[cfg(unix)]
-    #[tokio::test(start_paused = true)]
-    async fn a_file_that_replaced_another_is_reread() {
-        let folder = TempDir::new().unwrap();
-        let path = file(&folder, "same");
-        let replace = async {
-            sleep(HALF).await;
-            let other = folder.path().join("other");
-            fs::write(&other, "same").unwrap();
-            fs::rename(other, &path).unwrap();
-        };
-        let began = tokio::time::Instant::now();
-        let (text, ()) = tokio::join!(read_file(&path), replace);
-        assert_eq!(
-            (text.unwrap().as_str(), began.elapsed()),
-            ("same", 2 * SETTLE)
-        );
-    }
-
     #[tokio::test(start_paused = true)]
     async fn a_file_that_never_settles_is_refused() {
         let folder = TempDir::new().unwrap();

@@ -11,12 +11,10 @@ use serde::{Deserialize, Deserializer};
 use super::schema;
 use super::{
     error::Faults,
+    sections::if_set,
     word_or_table::{WORD_OR_TABLE, secret, word_or_table},
 };
-use crate::{
-    key::Key,
-    layer::{ClientAddress, IPV6_PREFIX},
-};
+use crate::{key::Key, layer::ClientAddress};
 
 /// Maximum number of headers in one `any_of`.
 const MAX_HEADERS: usize = 8;
@@ -50,7 +48,7 @@ pub(super) enum KeyConfig {
 }
 
 /// The source of a client's address. See [`ClientAddress`].
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[cfg_attr(test, schemars(extend("oneOf" = schema::proxies_and_header())))]
 #[serde(default, deny_unknown_fields)]
@@ -64,7 +62,7 @@ pub(super) struct AddressConfig {
     pub(super) header: Option<AddressHeader>,
     /// Length of the IPv6 prefix of a client. See [`ClientAddress::ipv6_prefix`]. Default: 64 bits.
     #[cfg_attr(test, schemars(range(min = 1, max = 128)))]
-    pub(super) ipv6_prefix: u8,
+    pub(super) ipv6_prefix: Option<u8>,
 }
 
 /// Header in which proxies forward a client's address.
@@ -83,7 +81,7 @@ pub(super) enum AddressHeader {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct CallerKey(String);
 
-fn check_name(name: &str, path: String, faults: &mut Faults) {
+pub(super) fn check_name(name: &str, path: String, faults: &mut Faults) {
     if HeaderName::try_from(name).is_err() {
         faults.add(path, "is not a header name");
     }
@@ -183,7 +181,7 @@ impl AddressConfig {
             Some(AddressHeader::XForwardedFor) => ClientAddress::forwarded_for(self.proxies),
             None => ClientAddress::peer(),
         };
-        address.ipv6_prefix(self.ipv6_prefix)
+        if_set(address, self.ipv6_prefix, ClientAddress::ipv6_prefix)
     }
 
     fn check(&self, path: &str, faults: &mut Faults) {
@@ -199,16 +197,6 @@ impl AddressConfig {
             _ => {}
         }
         faults.take(path, self.address().check());
-    }
-}
-
-impl Default for AddressConfig {
-    fn default() -> Self {
-        Self {
-            proxies: 0,
-            header: None,
-            ipv6_prefix: IPV6_PREFIX,
-        }
     }
 }
 

@@ -31,7 +31,7 @@ pub(super) struct RouteLayers {
     /// For requests whose route cannot be determined.
     closed: Arc<Gate>,
     /// Settings made in code, which take precedence over the file.
-    edits: Vec<GateEdit>,
+    pub(super) edits: Vec<GateEdit>,
 }
 
 impl RouteLayers {
@@ -131,10 +131,6 @@ impl RouteLayers {
             Err(Ambiguous) => Some(&self.closed),
         };
         gate.unwrap_or(&self.open).clone()
-    }
-
-    pub(super) fn edits(&self) -> Vec<GateEdit> {
-        self.edits.clone()
     }
 }
 

@@ -268,7 +268,33 @@ impl LiveConfig {
     /// [`class`](super::LimitConfig::class), which also depends on whether its key is the route. After an error the old configuration stays in force. To change a
     /// fixed setting of a limit, give the limit a new name.
     pub fn reload(&self, config: &Config) -> Result<(), ConfigFileError> {
-        self.0.reload(config)
+        let live = &*self.0;
+        let mut checked = Checked::new(config)?;
+        let mut changing = live.changing();
+        changing.check(config, &checked, &live.limiter)?;
+        // A name that is new in this configuration may meanwhile be used in code, for another limit.
+        register(&live.limiter, &changing.known, &mut checked)?;
+        let known = known_limits(&checked);
+        let edits = live.layers.load().edits.clone();
+        let layers = RouteLayers::new(config, checked, &live.limiter, edits)?;
+        // Keys get values of their own before the limits change, and lose them afterwards: no key has a value in between that
+        // neither configuration allows.
+        for (name, limit) in &known {
+            live.give_values(name, &limit.values);
+        }
+        let old = { known.iter() }.filter(|(name, _)| changing.known.contains_key(*name));
+        let old: Vec<_> = old.map(|(_, known)| &known.limit).collect();
+        // `check` has refused what cannot change.
+        let updated = live.limiter.keeper().update(&old);
+        updated.map_err(|error| ConfigFileError::of("limits", error.to_string()))?;
+        live.layers.store(Arc::new(layers));
+        changing.config = config.clone();
+        for (name, limit) in known {
+            if let Some(before) = changing.known.insert(name.clone(), limit) {
+                live.take_values(&name, &before.values, &changing.known[&name].values);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -302,34 +328,6 @@ impl LimitLayer {
 }
 
 impl Live {
-    fn reload(&self, config: &Config) -> Result<(), ConfigFileError> {
-        let mut checked = Checked::new(config)?;
-        let mut changing = self.changing();
-        changing.check(config, &checked, &self.limiter)?;
-        // A name that is new in this configuration may meanwhile be used in code, for another limit.
-        register(&self.limiter, &changing.known, &mut checked)?;
-        let known = known_limits(&checked);
-        let edits = self.layers.load().edits();
-        let layers = RouteLayers::new(config, checked, &self.limiter, edits)?;
-        // Keys get values of their own before the limits change, and lose them afterwards: no key has a value in between that
-        // neither configuration allows.
-        for (name, limit) in &known {
-            self.give_values(name, &limit.values);
-        }
-        let old = { known.iter() }.filter(|(name, _)| changing.known.contains_key(*name));
-        let old: Vec<_> = old.map(|(_, known)| &known.limit).collect();
-        let updated = self.limiter.keeper().update(&old);
-        updated.expect("limits that may change were checked");
-        self.layers.store(Arc::new(layers));
-        changing.config = config.clone();
-        for (name, limit) in known {
-            if let Some(before) = changing.known.insert(name.clone(), limit) {
-                self.take_values(&name, &before.values, &changing.known[&name].values);
-            }
-        }
-        Ok(())
-    }
-
     /// Gives keys values of their own.
     fn give_values(&self, name: &str, values: &Values) {
         let values = values

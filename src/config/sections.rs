@@ -73,7 +73,7 @@ impl Config {
     /// Reads and parses a file. See [`from_toml`](Self::from_toml).
     ///
     /// An editor may be writing the file during the read. So the file is read again after a tenth of a second, until two
-    /// reads agree in bytes, modification time and (on Unix) inode. A write that pauses for longer is not noticed: see [a
+    /// reads agree in bytes and modification time. A write that pauses for longer is not noticed: see [a
     /// file that was cut short](super#a-file-that-was-cut-short).
     ///
     /// # Errors

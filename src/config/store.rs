@@ -80,9 +80,8 @@ impl StoreConfig {
         self.check(&mut faults);
         let url = self.url.read(&mut faults);
         faults.into_result()?;
-        let mut faults = Faults::default();
-        let limiter = faults.take("store", self.builder().connect(&url).await);
-        limiter.ok_or_else(|| faults.into())
+        let limiter = self.builder().connect(&url).await;
+        limiter.map_err(|error| ConfigFileError::of("store", error.to_string()))
     }
 
     pub(super) fn check(&self, faults: &mut Faults) {

@@ -205,7 +205,7 @@ where
             },
             SlotGuard::Tied(tie) => {
                 let form = Form::of(&head);
-                let kept_head = gate.head_for_refusals(&head);
+                let kept_head = gate.refuse.is_some().then(|| Box::new(head.clone()));
                 let future = service.call(Request::from_parts(head, body));
                 Self::Tied {
                     future: Tied::new(future, tie),

@@ -92,10 +92,12 @@ impl LimitLayer {
             rate_limit_fields: false,
             labels: Labels::default(),
         };
-        gate.name_first();
-        if limiter.is_operable() {
-            gate.edit_terms(|terms| terms.may_be_revoked = true);
-        }
+        let meter = gate.first().map(|first| first.meter.clone());
+        gate.edit_terms(|terms| {
+            // Aborted responses are reported for the first scope's limit.
+            terms.meter = meter;
+            terms.may_be_revoked = limiter.is_operable();
+        });
         Self {
             gates: Gates::One(Arc::new(gate)),
         }

@@ -102,8 +102,6 @@ mod slot;
 
 pub use body::{LostError, ResponseBody};
 pub use future::ResponseFuture;
-#[cfg(feature = "config")]
-pub(crate) use keys::IPV6_PREFIX;
 pub use keys::{ClientAddress, PeerAddress, Policy, Scope};
 pub use layer::LimitLayer;
 pub use read_ahead::{ReadAhead, ReadAheadBody, ReadAheadFuture, ReadAheadLayer};

@@ -226,10 +226,8 @@ impl Limit {
     #[must_use]
     #[track_caller]
     pub const fn burst(mut self, burst: u32) -> Self {
-        match &mut self.refill {
-            Some(refill) => refill.burst = Some(burst),
-            None => panic!("only a rate has a burst"),
-        }
+        let refill = self.refill.as_mut().expect("only a rate has a burst");
+        refill.burst = Some(burst);
         self.changed()
     }
 
@@ -251,16 +249,11 @@ impl Limit {
     #[must_use]
     #[track_caller]
     pub const fn unit(mut self, unit: &str) -> Self {
-        let unit = match Unit::new(unit) {
-            Some(unit) => unit,
-            None => panic!(
-                "a unit has 1 to 32 characters: a letter, then letters, digits, `-`, `_` and `.`"
-            ),
-        };
-        match &mut self.refill {
-            Some(refill) => refill.unit = unit,
-            None => panic!("only a rate has a unit"),
-        }
+        let unit = Unit::new(unit).expect(
+            "a unit has 1 to 32 characters: a letter, then letters, digits, `-`, `_` and `.`",
+        );
+        let refill = self.refill.as_mut().expect("only a rate has a unit");
+        refill.unit = unit;
         self.changed()
     }
 

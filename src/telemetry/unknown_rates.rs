@@ -13,7 +13,7 @@ use super::{
 };
 use crate::sync::shielded;
 
-/// Counts and logs such budgets for one limiter: the first as a warning. Names appear only in the log, because their number is unlimited.
+/// Counts such budgets for one limiter, and logs the first. Names appear only in the log, because their number is unlimited.
 pub(crate) struct UnknownRates {
     namespace: String,
     counter: OnceLock<Counter>,
@@ -45,18 +45,11 @@ impl UnknownRates {
         if cfg!(feature = "metrics") {
             shielded(|| self.expect().increment(1));
         }
-        let namespace = &*self.namespace;
         if !self.is_warned.swap(true, Relaxed) {
             tracing::warn!(
-                namespace,
+                namespace = self.namespace,
                 limit = limit_name,
                 "the request has no rate of this name: nothing is charged, and nothing is limited by it"
-            );
-        } else {
-            tracing::debug!(
-                namespace,
-                limit = limit_name,
-                "the request has no rate of this name"
             );
         }
     }

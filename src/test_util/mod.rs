@@ -129,7 +129,7 @@ impl LimiterBuilder {
         let (home, settings) = (self.home()?, self.settings(Parts::WHOLE)?);
         let replica = Replica::new(store.0.clone(), settings.replica);
         let (limiter, _) = self.greeted(settings, Arc::new(replica), home).await?;
-        Ok(limiter.identified(self.identity))
+        Ok(limiter)
     }
 
     /// Like [`connect_to`](Self::connect_to), in parts, like a cluster.

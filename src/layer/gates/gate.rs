@@ -91,7 +91,7 @@ impl Gate {
     }
 
     /// The scope to name if no limit is at fault: the first with slots, or else the first.
-    fn first(&self) -> Option<&GateScope> {
+    pub(in crate::layer) fn first(&self) -> Option<&GateScope> {
         let with_slots = self.scopes.iter().find(|scope| scope.has_slots());
         with_slots.or(self.scopes.first())
     }
@@ -99,13 +99,6 @@ impl Gate {
     fn first_scope(&self) -> &Scope {
         let first = self.first().expect("only a gate with limits refuses");
         &first.scope
-    }
-
-    /// Reports aborted responses for the first scope's limit.
-    pub(in crate::layer) fn name_first(&mut self) {
-        if let Some(meter) = self.first().map(|first| first.meter.clone()) {
-            Arc::make_mut(&mut self.terms).meter = Some(meter);
-        }
     }
 
     /// The limiter's namespace. `None`: the gate has no limits.
@@ -280,12 +273,6 @@ impl Gate {
             SlotGuard::Plain(Some(share))
         };
         (guard, quotas)
-    }
-
-    /// A copy of the head for a refusal after the service has taken the request.
-    pub(in crate::layer) fn head_for_refusals(&self, head: &Parts) -> Option<Box<Parts>> {
-        let is_needed = self.refuse.is_some();
-        is_needed.then(|| Box::new(head.clone()))
     }
 
     /// Moves the slot into the body, or releases it here.

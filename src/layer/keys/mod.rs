@@ -18,8 +18,6 @@ mod tenants;
 mod values;
 mod values_by;
 
-#[cfg(feature = "config")]
-pub(crate) use address::IPV6_PREFIX;
 pub use address::{ClientAddress, PeerAddress};
 pub use policy::Policy;
 pub use scope::Scope;

@@ -342,21 +342,20 @@ impl Scope {
         if let KeySource::Address(address, _) = &self.keys {
             address.check()?;
         }
-        if self.judges() && self.limit.period().is_some() {
-            return Err(ConfigError::value(format!(
-                "limit `{}` is a rate, which has no slots to be paused",
-                self.limit.name()
-            )));
-        }
-        if self.weight.is_some() && self.limit.period().is_some() {
-            return Err(ConfigError::value(format!(
-                "limit `{}` is a rate, which has no slots to be weighed: set a cost",
-                self.limit.name()
-            )));
+        for (is_set, what) in [
+            (self.judges(), "paused"),
+            (self.weight.is_some(), "weighed: set a cost"),
+        ] {
+            if is_set && self.limit.period().is_some() {
+                let name = self.limit.name();
+                return Err(ConfigError::value(format!(
+                    "limit `{name}` is a rate, which has no slots to be {what}"
+                )));
+            }
         }
         self.tenants.validate(&self.limit)?;
-        let mut values = self.values.listed();
-        values.try_for_each(|value| self.limit.check_value(value))
+        let mut values = self.values.table.iter().flat_map(|table| table.values());
+        values.try_for_each(|value| self.limit.check_value(*value))
     }
 
     pub(super) fn made_fair(mut self) -> Self {
@@ -395,6 +394,7 @@ impl Scope {
         is_off: impl Fn() -> bool,
         is_paused: impl Fn() -> bool,
     ) -> Lookup<Leg> {
+        let exempt = true;
         let leg = |key| Leg {
             limit: number,
             key,
@@ -426,7 +426,8 @@ impl Scope {
             }
             KeySource::Head(find) => find(head),
             KeySource::Async(_) if is_off() => {
-                return Lookup::Now(Some(exempt(leg(Key::SHARED))));
+                let leg = leg(Key::SHARED);
+                return Lookup::Now(Some(Leg { exempt, ..leg }));
             }
             KeySource::Async(find) => {
                 let is_paused = is_paused();
@@ -440,7 +441,7 @@ impl Scope {
         let leg = leg(key);
         match value {
             Lookup::Now(value) => Lookup::Now(Some(Leg { value, ..leg })),
-            Lookup::Later(_) if is_off() => Lookup::Now(Some(exempt(leg))),
+            Lookup::Later(_) if is_off() => Lookup::Now(Some(Leg { exempt, ..leg })),
             // Refused, whatever its value; if the pause ends meanwhile, the limit's own applies.
             Lookup::Later(_) if is_paused() => Lookup::Now(Some(leg)),
             Lookup::Later(value) => {
@@ -458,7 +459,7 @@ impl Scope {
     /// no value is looked up.
     fn find_later(&self, key: KeyFuture, leg: Leg, head: &Parts, is_paused: bool) -> Lookup<Leg> {
         let values = self.values.clone();
-        let head = values.needs_head().then(|| head.clone());
+        let head = values.rule.is_some().then(|| head.clone());
         let find = async move {
             let key = key.await?;
             let value = match values.find(head.as_ref(), &key) {
@@ -484,14 +485,6 @@ pub(super) fn header_name(name: impl TryInto<HeaderName>, what: &str, limit: &Li
     name
 }
 
-fn exempt(leg: Leg) -> Leg {
-    Leg {
-        exempt: true,
-        ..leg
-    }
-}
-
-/// One key for all requests.
 impl From<Limit> for Scope {
     fn from(limit: Limit) -> Self {
         Self::new(limit, KeySource::Shared)

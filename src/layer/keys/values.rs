@@ -44,15 +44,6 @@ pub(in crate::layer) enum Lookup<T> {
 }
 
 impl Values {
-    pub(super) fn listed(&self) -> impl Iterator<Item = LimitValue> {
-        self.table.iter().flat_map(|table| table.values().copied())
-    }
-
-    /// Whether [`find`](Self::find) reads the head.
-    pub(super) fn needs_head(&self) -> bool {
-        self.rule.is_some()
-    }
-
     pub(in crate::layer) fn find(&self, head: Option<&Parts>, key: &Key) -> Lookup<LimitValue> {
         let listed = self.table.as_ref().and_then(|table| table.get(key));
         match (&self.rule, listed, head) {

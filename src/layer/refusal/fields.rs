@@ -62,11 +62,11 @@ fn enforced(quotas: &[Quota]) -> impl Iterator<Item = &Quota> {
 
 fn policy_item(quota: &Quota) -> String {
     let (name, unit) = (quoted_name(&quota.limit_name), quota.unit);
-    let Some(period) = quota.period else {
-        return format!(r#"{name};q={};qu="{unit}""#, quota.max);
-    };
-    let (window, count) = (whole_seconds(period), quota_in_window(quota));
-    format!(r#"{name};q={count};w={window};qu="{unit}""#)
+    let window = quota
+        .period
+        .map(|period| format!(";w={}", whole_seconds(period)));
+    let (window, count) = (window.unwrap_or_default(), quota_in_window(quota));
+    format!(r#"{name};q={count}{window};qu="{unit}""#)
 }
 
 /// The limit's count, scaled to a window of whole seconds, rounded up.

@@ -57,17 +57,12 @@ impl Refusal {
     /// of the reason as `turnstile-kind`, such as `queue_full` ([`RefusalKind::as_str`]).
     pub fn to_grpc_response(&self) -> Response<Bytes> {
         // "Trailers-Only": the trailers are the head of a response without a body.
-        let (code, message) = if self.kind().is_limited() {
-            let message = format!("{}: {}", self.limit_name(), problem::detail(self));
-            (RESOURCE_EXHAUSTED, message)
-        } else if self.kind() == RefusalKind::BodyFailed {
-            (CANCELLED, problem::detail(self))
-        } else if self.kind().is_invalid() {
-            (INVALID_ARGUMENT, problem::detail(self))
-        } else if self.kind().is_of_handler() {
-            (INTERNAL, problem::detail(self))
-        } else {
-            (UNAVAILABLE, problem::detail(self))
+        let (code, message) = match self.kind() {
+            kind if kind.is_limited() => (RESOURCE_EXHAUSTED, self.to_string()),
+            RefusalKind::BodyFailed => (CANCELLED, problem::detail(self)),
+            kind if kind.is_invalid() => (INVALID_ARGUMENT, problem::detail(self)),
+            kind if kind.is_of_handler() => (INTERNAL, problem::detail(self)),
+            _ => (UNAVAILABLE, problem::detail(self)),
         };
         let details = BASE64_STANDARD_NO_PAD.encode(status(self, code, &message));
         let mut response = Response::new(Bytes::new());
@@ -103,43 +98,37 @@ pub(in crate::layer) fn trailers(kind: LostErrorKind, message: &str) -> HeaderMa
 
 /// `google.rpc.Status`.
 fn status(refusal: &Refusal, code: u8, message: &str) -> Vec<u8> {
-    let mut status = Proto::default();
-    status.number(1, code.into());
-    status.bytes(2, message.as_bytes());
+    let mut status = Proto::default()
+        .number(1, code.into())
+        .bytes(2, message.as_bytes());
     if refusal.kind().is_worth_a_retry() || refusal.kind() == RefusalKind::BodyFailed {
-        status.bytes(3, &any("google.rpc.RetryInfo", retry_info(refusal)));
+        status = status.bytes(3, &any("google.rpc.RetryInfo", retry_info(refusal)));
     }
     if refusal.kind().is_limited() {
-        status.bytes(3, &any("google.rpc.QuotaFailure", quota_failure(refusal)));
+        status = status.bytes(3, &any("google.rpc.QuotaFailure", quota_failure(refusal)));
     }
     status.0
 }
 
 fn retry_info(refusal: &Refusal) -> Proto {
-    let mut delay = Proto::default();
-    delay.number(1, refusal.retry_after.as_secs());
-    delay.number(2, refusal.retry_after.subsec_nanos().into());
-    let mut info = Proto::default();
-    info.bytes(1, &delay.0);
-    info
+    let delay = Proto::default()
+        .number(1, refusal.retry_after.as_secs())
+        .number(2, refusal.retry_after.subsec_nanos().into());
+    Proto::default().bytes(1, &delay.0)
 }
 
 fn quota_failure(refusal: &Refusal) -> Proto {
-    let subject = format!("limit:{}", refusal.limit_name());
-    let mut violation = Proto::default();
-    violation.bytes(1, subject.as_bytes());
-    violation.bytes(2, problem::detail(refusal).as_bytes());
-    let mut failure = Proto::default();
-    failure.bytes(1, &violation.0);
-    failure
+    let violation = Proto::default()
+        .bytes(1, format!("limit:{}", refusal.limit_name()).as_bytes())
+        .bytes(2, problem::detail(refusal).as_bytes());
+    Proto::default().bytes(1, &violation.0)
 }
 
 /// `google.protobuf.Any`.
 fn any(name: &str, message: Proto) -> Vec<u8> {
-    let mut any = Proto::default();
-    any.bytes(1, format!("type.googleapis.com/{name}").as_bytes());
-    any.bytes(2, &message.0);
-    any.0
+    let name = format!("type.googleapis.com/{name}");
+    let any = Proto::default().bytes(1, name.as_bytes());
+    any.bytes(2, &message.0).0
 }
 
 /// An encoder for a protocol buffers message with field numbers below 16.
@@ -147,19 +136,20 @@ fn any(name: &str, message: Proto) -> Vec<u8> {
 struct Proto(Vec<u8>);
 
 impl Proto {
-    fn number(&mut self, field: u8, value: u64) {
+    fn number(mut self, field: u8, value: u64) -> Self {
         self.0.push(field << 3);
         self.varint(value);
+        self
     }
 
     /// Writes bytes, a string or a message.
-    fn bytes(&mut self, field: u8, value: &[u8]) {
+    fn bytes(mut self, field: u8, value: &[u8]) -> Self {
         self.0.push(field << 3 | 2);
         self.varint(value.len() as u64);
         self.0.extend_from_slice(value);
+        self
     }
 
-    /// Writes seven bits per byte, lowest first. All bytes but the last have the high bit set.
     fn varint(&mut self, mut value: u64) {
         while value > 0x7f {
             self.0.push(value as u8 | 0x80);

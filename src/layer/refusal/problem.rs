@@ -57,9 +57,7 @@ impl Refusal {
         }
         response
     }
-}
 
-impl Refusal {
     /// Adds `Retry-After` to a refusal built by a closure, unless it has the field already, or its status is not an error.
     pub(in crate::layer) fn complete<B>(&self, mut response: Response<B>) -> Response<B> {
         let status = response.status();

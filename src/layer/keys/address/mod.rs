@@ -13,13 +13,10 @@ use std::{
 use http::request::Parts;
 
 use self::forwarded::Syntax;
-use crate::{
-    error::{ConfigError, ConfigErrorKind},
-    key::Key,
-};
+use crate::{error::ConfigError, key::Key};
 
 /// Prefix length that one customer of a provider usually has, in bits.
-pub(crate) const IPV6_PREFIX: u8 = 64;
+const IPV6_PREFIX: u8 = 64;
 
 /// Finds the address of a request's client, for [`Limit::by_client_address`](crate::Limit::by_client_address).
 ///
@@ -215,19 +212,16 @@ impl ClientAddress {
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        let proxies = self.proxies;
-        let error = |message| Err(ConfigError::new(ConfigErrorKind::Value, message));
-        let most = Self::MAX_PROXIES;
+        let (proxies, most, bits) = (self.proxies, Self::MAX_PROXIES, self.ipv6_prefix);
         if proxies > most {
-            return error(format!(
+            return Err(ConfigError::value(format!(
                 "{proxies} proxies are more than the {most} that can be counted"
-            ));
+            )));
         }
-        if !(1..=128).contains(&self.ipv6_prefix) {
-            let bits = self.ipv6_prefix;
-            return error(format!(
+        if !(1..=128).contains(&bits) {
+            return Err(ConfigError::value(format!(
                 "an IPv6 prefix of {bits} bits is not one of 1 to 128"
-            ));
+            )));
         }
         Ok(())
     }
