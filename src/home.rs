@@ -20,15 +20,11 @@ pub(crate) enum HomeChoice {
 impl HomeChoice {
     /// Starts the dedicated thread, if configured.
     pub(crate) fn open(&self) -> io::Result<Home> {
-        let home = Home {
-            given: match self {
-                Self::Runtime(handle) => Some(handle.clone()),
-                Self::Caller | Self::Thread => None,
-            },
-            thread: OnceLock::new(),
-        };
-        if let Self::Thread = self {
-            home.move_to_thread()?;
+        let mut home = Home::default();
+        match self {
+            Self::Caller => {}
+            Self::Runtime(handle) => home.given = Some(handle.clone()),
+            Self::Thread => drop(home.move_to_thread()?),
         }
         Ok(home)
     }

@@ -1,7 +1,6 @@
 //! Keys: the caller, tenant or route to which a limit applies.
 
 use std::{
-    borrow::Cow,
     fmt,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -143,12 +142,6 @@ impl From<&String> for Key {
     }
 }
 
-impl From<Cow<'_, str>> for Key {
-    fn from(raw: Cow<'_, str>) -> Self {
-        Self::from(raw.as_bytes())
-    }
-}
-
 impl From<&Key> for Key {
     fn from(key: &Key) -> Self {
         key.clone()
@@ -281,7 +274,6 @@ mod tests {
             Key::from(header),
             Key::from("acme".to_owned()),
             Key::from(&"acme".to_owned()),
-            Key::from(Cow::from("acme")),
             Key::from(b"acme"),
             Key::from(*b"acme"),
             Key::from(&text),

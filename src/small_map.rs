@@ -47,13 +47,7 @@ impl<K: Ord, V> SmallMap<K, V> {
         match self {
             Self::Few(few) => {
                 let place = place(few, key).ok()?;
-                // Usually this is the only entry.
-                let removed = if place + 1 == few.len() {
-                    few.pop()?
-                } else {
-                    few.remove(place)
-                };
-                Some(removed.1)
+                Some(few.remove(place).1)
             }
             Self::Many(many) => {
                 let value = many.remove(key);

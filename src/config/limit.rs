@@ -22,7 +22,6 @@ use super::{
 use super::{
     cost::CostTable,
     key::{KeyTable, KeyWord},
-    plan::ValueTable,
     schema,
 };
 #[cfg(test)]
@@ -130,19 +129,13 @@ pub struct LimitConfig {
     ///
     /// A number has the limit's [`burst`](Self::burst), or if the limit sets none, a burst equal to the number.
     #[serde(deserialize_with = "values")]
-    #[cfg_attr(
-        test,
-        schemars(with = "BTreeMap<String, schema::WordOrTable<schema::Value, ValueTable>>")
-    )]
+    #[cfg_attr(test, schemars(with = "schema::Values"))]
     pub plans: BTreeMap<String, LimitValue>,
     /// Values for single callers, which take precedence over plans. See [`Scope::values`](crate::Scope::values).
     ///
     /// A caller with a value of 0 is always refused; a rate cannot be 0.
     #[serde(deserialize_with = "values")]
-    #[cfg_attr(
-        test,
-        schemars(with = "BTreeMap<String, schema::WordOrTable<schema::Value, ValueTable>>")
-    )]
+    #[cfg_attr(test, schemars(with = "schema::Values"))]
     pub(super) overrides: BTreeMap<CallerKey, LimitValue>,
 }
 
@@ -177,9 +170,9 @@ impl LimitConfig {
             };
             faults.add(format!("{path}.{field}"), fault);
         }
-        let burst = limit.current_burst();
         // A faulty burst is not also a fault of the cost.
-        let burst = burst.map(|burst| if is_valid { burst } else { u32::MAX });
+        let rate = limit.to_rate(limit.max());
+        let burst = rate.map(|rate| if is_valid { rate.burst } else { u32::MAX });
         self.check_rate(&path, burst, faults);
         self.check_slots(&path, faults);
         is_valid.then_some(limit)

@@ -4,12 +4,12 @@
 //! [`Config::from_toml`](super::Config::from_toml) finds faults that no schema can state (an unknown limit, two routes with
 //! one pattern).
 
-use std::{env, fs, path::Path};
+use std::{collections::BTreeMap, env, fs, path::Path};
 
 use schemars::{JsonSchema, Schema, generate::SchemaSettings, transform::RecursiveTransform};
 use serde_json::{Value as Json, json};
 
-use super::Config;
+use super::{Config, plan::ValueTable};
 use crate::{
     ranges::{MAX_LIMIT, MAX_SHARE},
     reason::AMBIGUOUS_PATH,
@@ -47,6 +47,8 @@ const DURATION: &str = r"^(0|\s*(\d+(\.\d+)?\s*(nanos|nsec|ns|usec|us|µs|millis
 #[schemars(inline)]
 #[allow(dead_code, reason = "only its schema is used")]
 pub(super) struct Value(#[schemars(range(max = MAX_LIMIT))] u32);
+
+pub(super) type Values = BTreeMap<String, WordOrTable<Value, ValueTable>>;
 
 /// The cost of a request.
 #[derive(JsonSchema)]

@@ -11,7 +11,7 @@ use super::schema;
 use super::{
     check::Checked,
     error::ConfigFileError,
-    file::{check_last_line, check_last_value, read_file},
+    file::{check_last_line, read_file},
     limit::LimitConfig,
     plan::PlanConfig,
     route::RouteConfig,
@@ -66,7 +66,6 @@ impl Config {
             check_last_line(text, end)?;
         }
         config.validate()?;
-        check_last_value(text)?;
         Ok(config)
     }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 #[cfg(test)]
 use super::schema;
 use super::{
-    error::{ConfigFileError, Faults, unknown},
+    error::{ConfigFileError, Faults},
     sections::if_set,
     word_or_table::{WORD_OR_TABLE, secret, word_or_table},
 };
@@ -138,10 +138,7 @@ impl StoreUrl {
                 } else {
                     "that it names"
                 };
-                let other = format!("the environment variable {shown} is not set, or not UTF-8");
-                let others = env::vars_os().filter_map(|(other, _)| other.into_string().ok());
-                let others = others.filter(|other| other != name);
-                let fault = unknown("environment variable", name, others, &other);
+                let fault = format!("the environment variable {shown} is not set, or not UTF-8");
                 faults.add("store.url.env", fault);
                 String::new()
             }),

@@ -450,12 +450,6 @@ impl Limit {
         ))
     }
 
-    /// The burst, if the limit is a rate.
-    #[cfg(feature = "config")]
-    pub(crate) fn current_burst(&self) -> Option<u32> {
-        Some(self.to_rate(self.max)?.burst)
-    }
-
     pub(crate) fn is_reused(&self) -> bool {
         self.reuse
     }

@@ -256,12 +256,6 @@ impl LimitMeter {
         series.of(&self.labels).increment(1);
     }
 
-    /// A request has obtained its permit.
-    fn let_in(&self, waited: Duration) {
-        self.admitted.of(&self.labels).increment(1);
-        self.wait.of(&self.labels).record(waited);
-    }
-
     /// A recorder is foreign code: a panic in it stops here, since the slot in transit must still arrive.
     #[inline]
     pub(crate) fn note(&self, measure: Measure) {
@@ -279,7 +273,10 @@ impl LimitMeter {
             Measure::Held(change) => move_by(self.held.of(labels), change),
             Measure::Waiting(change) => move_by(self.waiting.of(labels), change),
             Measure::Tenants(change) => move_by(self.tenants.of(labels), change),
-            Measure::Admitted(waited) => self.let_in(waited),
+            Measure::Admitted(waited) => {
+                self.admitted.of(labels).increment(1);
+                self.wait.of(labels).record(waited);
+            }
             Measure::Refused(kind) => self.refusals.of(kind).of(labels).increment(1),
             Measure::RefusedInShadow(kind) => {
                 self.shadow_refusals.of(kind).of(labels).increment(1);

@@ -111,12 +111,8 @@ impl Gate {
     pub(in crate::layer) fn edit_terms(&mut self, edit: impl FnOnce(&mut Terms)) {
         let terms = Arc::make_mut(&mut self.terms);
         edit(terms);
-        let mut limits = self
-            .scopes
-            .iter()
-            .filter(|scope| scope.has_slots())
-            .peekable();
-        let Some(meter) = terms.meter.as_ref().filter(|_| limits.peek().is_some()) else {
+        let limits: Vec<_> = { self.scopes.iter() }.filter(|of| of.has_slots()).collect();
+        let Some(meter) = terms.meter.as_ref().filter(|_| !limits.is_empty()) else {
             return;
         };
         let ends: Vec<_> = terms.possible_ends().collect();
@@ -284,19 +280,17 @@ impl Gate {
         mut response: Response<B>,
         form: Form,
     ) -> Response<ResponseBody<B>> {
-        if self.rate_limit_fields
-            && let Some(share) = guard.share()
-        {
-            // The handler may have charged more.
-            for now in share.quotas() {
-                quotas.retain(|quota| quota.limit_name != now.limit_name);
-                quotas.push(now);
+        if let Some(share) = guard.share() {
+            if self.rate_limit_fields {
+                // The handler may have charged more.
+                for now in share.quotas() {
+                    quotas.retain(|quota| quota.limit_name != now.limit_name);
+                    quotas.push(now);
+                }
             }
-        }
-        if let Some(share) = guard.share()
-            && self.scopes.iter().any(|one| one.scope.judges())
-        {
-            response = self.judge(share, response);
+            if self.scopes.iter().any(|one| one.scope.judges()) {
+                response = self.judge(share, response);
+            }
         }
         self.append_fields(response.headers_mut(), quotas);
         if self.release_at == ReleaseAt::Head {

@@ -76,13 +76,8 @@ fn number_in(headers: &HeaderMap, name: &HeaderName) -> Option<u32> {
     Some(number.unwrap_or(u32::MAX))
 }
 
-/// Accepts only digits, as in `Content-Length`, with white space around them. Numbers that do not fit become the largest.
+/// Accepts only digits, as in `Content-Length`, with white space around them.
 fn whole_number(value: &[u8]) -> Option<u32> {
-    let digits = value.trim_ascii();
-    let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
-    let add = |number: u32, digit: &u8| {
-        let number = number.saturating_mul(10);
-        number.saturating_add(u32::from(digit - b'0'))
-    };
-    is_number.then(|| digits.iter().fold(0, add))
+    let text = str::from_utf8(value.trim_ascii()).ok()?;
+    text.parse().ok().filter(|_| !text.starts_with('+'))
 }

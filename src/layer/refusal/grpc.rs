@@ -28,15 +28,12 @@ const INTERNAL: u8 = 13;
 /// gRPC-Web is excluded. A browser shows a page the status in the head only if the server permits it, and a refusal without
 /// a visible status looks like success. gRPC-Web clients understand the HTTP status of a plain refusal.
 pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
-    let Some(content_type) = headers.get(header::CONTENT_TYPE) else {
-        return false;
-    };
-    let Some((media_type, rest)) = content_type.as_bytes().split_at_checked(MEDIA_TYPE.len())
-    else {
-        return false;
-    };
-    media_type.eq_ignore_ascii_case(MEDIA_TYPE.as_bytes())
-        && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
+    let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    let parts = content_type.and_then(|text| text.split_at_checked(MEDIA_TYPE.len()));
+    parts.is_some_and(|(media_type, rest)| {
+        media_type.eq_ignore_ascii_case(MEDIA_TYPE.as_bytes())
+            && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
+    })
 }
 
 impl Refusal {

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use http::{
-    HeaderMap, StatusCode,
+    HeaderMap, HeaderValue,
     header::{DATE, RETRY_AFTER},
     response::Parts,
 };
@@ -33,12 +33,10 @@ pub fn overload(head: &Parts) -> Outcome {
     const SITE_IS_OVERLOADED: u16 = 529;
     /// RESOURCE_EXHAUSTED, UNAVAILABLE.
     const GRPC_OVERLOADED: [&[u8]; 2] = [b"8", b"14"];
-    let refuses = matches!(
-        head.status,
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
-    ) || head.status.as_u16() == SITE_IS_OVERLOADED;
-    let grpc = head.headers.get("grpc-status").map(|code| code.as_bytes());
-    let refuses = refuses || grpc.is_some_and(|code| GRPC_OVERLOADED.contains(&code));
+    let status = head.status.as_u16();
+    let grpc = head.headers.get("grpc-status").map(HeaderValue::as_bytes);
+    let refuses = matches!(status, 429 | 503 | SITE_IS_OVERLOADED)
+        || grpc.is_some_and(|code| GRPC_OVERLOADED.contains(&code));
     let time = refuses.then(|| time_of(&head.headers)).flatten();
     match time.filter(|time| !time.is_zero()) {
         Some(time) => Outcome::Pause(time),
