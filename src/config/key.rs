@@ -293,13 +293,11 @@ fn value<'a>(name: &str, headers: &'a HeaderMap) -> Option<&'a [u8]> {
 
 /// Returns the token in a header. `None`: it is missing or empty, or the header has another form.
 fn token<'a>(name: &str, headers: &'a HeaderMap) -> Option<&'a [u8]> {
-    let token = bearer(headers.get(name)?.as_bytes())?;
+    let value = headers.get(name)?.as_bytes();
+    let (scheme, token) = value.split_at_checked("bearer ".len())?;
+    // The scheme is case-insensitive (RFC 9110, 11.1).
+    let token = scheme
+        .eq_ignore_ascii_case(b"bearer ")
+        .then(|| token.trim_ascii())?;
     (!token.is_empty()).then_some(token)
-}
-
-/// Returns the token. The scheme is case-insensitive (RFC 9110, 11.1).
-fn bearer(value: &[u8]) -> Option<&[u8]> {
-    let (scheme, token) = value.split_at_checked("bearer".len())?;
-    let is_separated = token.first() == Some(&b' ');
-    (scheme.eq_ignore_ascii_case(b"bearer") && is_separated).then(|| token.trim_ascii())
 }

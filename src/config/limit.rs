@@ -199,6 +199,9 @@ impl LimitConfig {
         limit = if_set(limit, self.max_waiters, Limit::max_waiters);
         limit = if_set(limit, self.fallback, Limit::fallback);
         limit = if_set(limit, self.fallback_for, Limit::fallback_for);
+        if self.fair.is_some() {
+            limit = limit.made_fair();
+        }
         if self.rate.is_some() {
             limit = if_set(limit, self.burst, Limit::burst);
             let unit = self
@@ -206,13 +209,10 @@ impl LimitConfig {
                 .as_deref()
                 .filter(|unit| Unit::new(unit).is_some());
             if_set(limit, unit, Limit::unit)
+        } else if self.reuse {
+            limit.reuse()
         } else {
-            limit = if self.reuse { limit.reuse() } else { limit };
-            if self.fairness_fault().is_none() && self.fair.is_some() {
-                limit.fair()
-            } else {
-                limit
-            }
+            limit
         }
     }
 
@@ -293,9 +293,6 @@ impl LimitConfig {
         if self.rate.is_some() && self.outcome.is_some() {
             fault("outcome", "a rate has no slots to be paused");
         }
-        if let Some(message) = self.fairness_fault() {
-            fault("fair", message);
-        }
         let by = self.fair.as_ref().and_then(|fair| fair.by.as_ref());
         if self.require_tenant && by.is_none() {
             let message = "belongs to `fair` with `by`, and there is none";
@@ -314,20 +311,6 @@ impl LimitConfig {
             }
             Some(time) => drop(faults.take(&format!("{path}.pause_at_most"), check_pause(time))),
             None => {}
-        }
-    }
-
-    /// Why the limit cannot be fair, although it is declared so.
-    fn fairness_fault(&self) -> Option<&'static str> {
-        self.fair.as_ref()?;
-        if self.rate.is_some() {
-            Some("a rate has no slots to be shared")
-        } else if self.reuse {
-            Some("excludes `reuse`, which passes over other tenants")
-        } else if self.wait.unwrap_or_default().is_zero() {
-            Some("needs a `wait`: tenants share by the order in which their requests wait")
-        } else {
-            None
         }
     }
 

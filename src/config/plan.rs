@@ -59,10 +59,10 @@ impl<V: Copy + PartialEq> Own<'_, V> {
         let path = format!("{}.plans", self.path);
         let mut groups = Vec::new();
         for (plan, value) in self.by_plan {
-            match plans.get_key_value(plan) {
-                Some((name, plan)) => {
-                    let callers = plan.keys.iter().collect();
-                    groups.push((format!("{path}.{name}"), callers, *value, true));
+            match plans.get(plan) {
+                Some(PlanConfig { keys }) => {
+                    let callers = keys.iter().collect();
+                    groups.push((format!("{path}.{plan}"), callers, *value, true));
                 }
                 // The name may be a caller's key in the wrong table.
                 None => {
@@ -79,14 +79,10 @@ impl<V: Copy + PartialEq> Own<'_, V> {
         for (path, callers, value, is_plan) in groups {
             check(&path, value, faults);
             let keys: Result<Vec<_>, _> = callers.iter().map(|caller| key.of(caller)).collect();
-            let keys = match keys {
-                Ok(keys) => keys,
-                Err(message) => {
-                    faults.add(path, message);
-                    continue;
-                }
-            };
-            for key in keys {
+            if let Err(message) = &keys {
+                faults.add(&path, *message);
+            }
+            for key in keys.into_iter().flatten() {
                 // Two addresses of one network, or one address written in two ways.
                 let differs = |(other, of_plan)| of_plan == is_plan && other != value;
                 if values.insert(key, (value, is_plan)).is_some_and(differs) {

@@ -84,7 +84,7 @@ fn schema_refuses_what_cannot_be_read() {
 const UNKNOWN_TO_IT: [(&str, &str); 33] = [
     ("limits.a.per", "1 ms to 86400s"),
     ("limits.a.cost", "more than the burst of 2"),
-    ("limits.a.fair", "needs a `wait`"),
+    ("limits.a.fair", "set a wait"),
     ("limits.a.fair.shares", "an empty tenant"),
     ("limits.a.fair.shares", "no IP address"),
     ("limits.a.fair.plans", "does not have"),

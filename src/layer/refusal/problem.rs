@@ -62,14 +62,9 @@ impl Refusal {
     pub(in crate::layer) fn complete<B>(&self, mut response: Response<B>) -> Response<B> {
         let status = response.status();
         let is_error = status.is_client_error() || status.is_server_error();
-        let is_known = response.headers().contains_key(header::RETRY_AFTER);
-        if is_error
-            && !is_known
-            && let Some(seconds) = self.retry_after_secs()
-        {
-            response
-                .headers_mut()
-                .insert(header::RETRY_AFTER, seconds.into());
+        if is_error && let Some(seconds) = self.retry_after_secs() {
+            let field = response.headers_mut().entry(header::RETRY_AFTER);
+            field.or_insert(seconds.into());
         }
         response
     }
