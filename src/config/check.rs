@@ -8,10 +8,11 @@ use super::{
     error::{ConfigFileError, Faults, unknown},
     key::{CallerKey, KeyConfig},
     limit::{LimitConfig, OutcomeConfig},
+    optional::if_set,
     plan::check_plans,
     route::RouteConfig,
     routes::Routes,
-    sections::{Config, if_set},
+    sections::Config,
 };
 use crate::{
     key::Key,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer};
 use super::schema;
 use super::{
     error::Faults,
-    sections::if_set,
+    optional::if_set,
     word_or_table::{WORD_OR_TABLE, secret, word_or_table},
 };
 use crate::{key::Key, layer::ClientAddress};

@@ -14,8 +14,8 @@ use super::{
     error::Faults,
     fair::{FairConfig, fair},
     key::{CallerKey, KeyConfig},
+    optional::if_set,
     plan::{Own, PlanConfig, values},
-    sections::if_set,
     word_or_table::{WORD_OR_TABLE, word_or_table},
 };
 #[cfg(test)]

@@ -173,9 +173,9 @@
 //! - if it changes while [`Config::from_file`] reads it, within a tenth of a second. This check does not catch a writer
 //!   that pauses for longer, or stops for good.
 //!
-//! Without `last_line`, lines at the end can be lost, and digits of a number there: routes whose limits other routes have too, settings of
-//! the last section, and a `[store]` at the end (without which a service starts with a store in memory; a reload
-//! refuses this change). To replace a file atomically, write another file beside it and rename it.
+//! Without `last_line`, lines at the end can be lost, and digits of a number there: routes whose limits other routes have
+//! too, settings of the last section, and a `[store]` at the end (without which a service starts with a store in memory; a
+//! reload refuses this change). To replace a file atomically, write another file beside it and rename it.
 //!
 //! # Reloading
 //!
@@ -186,10 +186,11 @@
 
 // | module | contents |
 // | --- | --- |
-// | `sections` | the sections as plain data: `store`, `limit`, `key`, `fair`, `plan`, `route`; reads and checks them |
+// | `sections` | the sections as plain data: `store`, `limit`, `key`, `fair`, `plan`, `route` |
 // | `word_or_table` | a word, number or boolean, or else a table; secrets, in serde |
+// | `optional` | optional fields as settings |
 // | `error` | faults, with their locations |
-// | `toml_faults`, `file` | finds all faults of a text; reads a file that may be written meanwhile |
+// | `load`, `toml_faults`, `file` | reads and checks a configuration; finds all faults of a text; reads a file that may be written meanwhile |
 // | `schema` | tests: generates `schema.json` from the sections' types |
 // | `check` | all checks, and the resulting limits |
 // | `routes`, `paths` | the route of a request; the canonical form of a path |
@@ -206,6 +207,8 @@ mod key;
 mod layers;
 mod limit;
 mod live;
+mod load;
+mod optional;
 mod paths;
 mod plan;
 mod preview;

@@ -121,35 +121,34 @@ impl Config {
         leg: Option<Leg>,
         head: &Parts,
     ) -> Option<LimitPreview> {
-        let Some(leg) = leg else {
-            return (limit.current_mode() == Mode::Enforce).then(|| LimitPreview {
-                key: Key::SHARED,
-                caller: None,
-                value: limit.max().into(),
-                weight: 1,
-                cost: 1,
-                tenant: None,
-                share: None,
-                refusal: Some(RefusalKind::NoKey),
-                limit,
-            });
+        let keyless = LimitPreview {
+            key: Key::SHARED,
+            caller: None,
+            value: limit.max().into(),
+            weight: 1,
+            cost: 1,
+            tenant: None,
+            share: None,
+            refusal: Some(RefusalKind::NoKey),
+            limit,
         };
-        let value = leg.value.unwrap_or(limit.max().into());
+        let is_enforced = keyless.limit.current_mode() == Mode::Enforce;
+        let Some(leg) = leg else {
+            return is_enforced.then_some(keyless);
+        };
+        let (limit, value) = (&keyless.limit, leg.value.unwrap_or(keyless.value));
         let burst = limit.to_rate(value).map(|rate| rate.burst);
         let (weight, cost) = match burst {
             None => (leg.weight, 1),
             Some(burst) if leg.clamps => (1, leg.cost.min(burst)),
             Some(_) => (1, leg.cost),
         };
-        let by = checked
-            .config
-            .fair
-            .as_ref()
-            .and_then(|fair| fair.by.as_ref());
+        let fair = checked.config.fair.as_ref();
+        let by = fair.and_then(|fair| fair.by.as_ref());
         let tenant = leg.tenant.as_ref();
         let named = tenant.and_then(|tenant| self.written(by?, &tenant.name, head));
         let refusal = match burst {
-            _ if limit.current_mode() != Mode::Enforce => None,
+            _ if !is_enforced => None,
             _ if checked.config.require_tenant && named.is_none() => Some(RefusalKind::NoKey),
             None if value.max == 0 => Some(RefusalKind::Full),
             None if weight > value.max => Some(RefusalKind::InvalidWeight),
@@ -165,7 +164,7 @@ impl Config {
             weight,
             cost,
             refusal,
-            limit,
+            ..keyless
         })
     }
 

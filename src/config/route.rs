@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 #[cfg(test)]
 use super::schema;
-use super::{error::Faults, sections::if_set};
+use super::{error::Faults, optional::if_set};
 use crate::{
     layer::{LimitLayer, OnLost, ReleaseAt, check_bound},
     ranges::MAX_WEIGHT,

@@ -2,9 +2,7 @@
 //!
 //! Tests: `tests/layer/`, by theme.
 
-#[cfg(feature = "operate")]
-use std::borrow::Cow;
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use http::{StatusCode, request::Parts};
 use tower_layer::Layer;

@@ -136,10 +136,9 @@ impl Limit {
         fn differs<T: PartialEq + fmt::Debug>(name: &str, one: T, other: T) -> Option<String> {
             (one != other).then(|| format!("{name} {one:?} and {other:?}"))
         }
-        let refill = |limit: &Self| limit.refill;
         let differences = [
             differs("value", self.max, other.max),
-            differs("refill", refill(self), refill(other)),
+            differs("refill", self.refill, other.refill),
             differs("max_waiters", self.max_waiters, other.max_waiters),
             differs("fallback", self.fallback, other.fallback),
             differs("fallback_for", self.fallback_for, other.fallback_for),
@@ -148,11 +147,8 @@ impl Limit {
             differs("reuse", self.reuse, other.reuse),
             differs("fair", self.fair, other.fair),
         ];
-        differences
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>()
-            .join(", ")
+        let differences: Vec<_> = differences.into_iter().flatten().collect();
+        differences.join(", ")
     }
 
     /// Whether both have the same ledgers. The wait may differ between uses of a limit.

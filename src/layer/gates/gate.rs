@@ -203,8 +203,8 @@ impl Gate {
         })
     }
 
-    /// Whether a request is refused because it has no key for this scope (no leg), or no tenant. Without a key and not refused,
-    /// it passes the limit, and is counted. Without a tenant, it is one of the tenant of all such requests.
+    /// Whether a request is refused because it has no key for this scope, and so no leg, or no tenant. A request without a key
+    /// that is not refused passes the limit, and is counted; those without a tenant are one tenant.
     fn refuses(&self, index: usize, leg: Option<&Leg>) -> bool {
         let GateScope {
             limit,
@@ -380,9 +380,6 @@ impl fmt::Debug for Gate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gate")
             .field("scopes", &self.scopes)
-            .field("on_lost", &self.terms.on_lost)
-            .field("release_at", &self.release_at)
-            .field("rate_limit_fields", &self.rate_limit_fields)
             .finish_non_exhaustive()
     }
 }

@@ -34,8 +34,8 @@ pub struct Refusal {
 ///
 /// The status is 429, or 503 if all callers share the limit ([`Key::SHARED`](crate::Key::SHARED)) or no limit was reached:
 /// the store is down, the limiter is shutting down. The status is 400 for a weight or a cost that could never be admitted,
-/// and 500 for a budget at a rate, or a pause of a limit, that the request does not have. With the feature `axum`, the error itself implements
-/// `IntoResponse`.
+/// and 500 for a budget at a rate, or a pause of a limit, that the request does not have. With the feature `axum`, the error
+/// itself implements `IntoResponse`.
 ///
 /// ```
 /// use http::StatusCode;
