@@ -59,7 +59,7 @@ async fn an_error_is_refused_as_the_layer_would() {
         assert_eq!(shown(&found.to_response()), shown(&expected));
         assert_eq!((found.status(), found.kind()), (status, refusal.kind()));
         assert_eq!(found.limit_name(), limit.name());
-        assert_eq!(found.limit().period(), limit.period());
+        assert_eq!(found.period(), limit.period());
         assert!(found.retry_after() > Some(Duration::ZERO));
     }
 }

@@ -18,7 +18,7 @@ use axum::{
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt, Empty, StreamBody};
 use hyper::body::Frame;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
@@ -113,7 +113,7 @@ async fn hyper_util_client() {
 }
 
 type ReqwestService =
-    BoxCloneSyncService<Request<reqwest::Body>, Response<reqwest::Body>, reqwest::Error>;
+    BoxCloneSyncService<Request<reqwest::Body>, http::Response<reqwest::Body>, reqwest::Error>;
 
 #[tokio::test]
 async fn reqwest_client() {

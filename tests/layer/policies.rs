@@ -170,9 +170,7 @@ async fn scope_without_a_key_is_left_out() {
     }
     let _taken = send(&service, get("/each")).await;
     assert_eq!(
-        refusal(&send(&service, get("/each/global")).await)
-            .limit()
-            .name(),
+        refusal(&send(&service, get("/each/global")).await).limit_name(),
         "each"
     );
     assert_eq!(
