@@ -296,10 +296,12 @@ mod tests {
         }
     }
 
-    /// What it does and to whom, as far as that can be told: for a digest of a run.
+    /// What it does and to whom, as far as that can be told, in the order of [`Effects::run`]: for a digest of a run.
     impl std::fmt::Debug for Effects {
         fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            for effect in &self.0 {
+            let mut effects: Vec<_> = self.0.iter().collect();
+            effects.sort_by_key(|effect| effect.rank());
+            for effect in effects {
                 match effect {
                     Effect::Wake(_) => write!(formatter, "wake"),
                     Effect::Drop(_) => write!(formatter, "drop"),
